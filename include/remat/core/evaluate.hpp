@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The judge: executes a schedule on paper. Shares no code with any solver.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
+
+namespace remat {
+
+/// What a schedule costs.
+struct evaluation {
+  bytes_t peak = 0;             ///< largest memory over all steps, held sources included
+  double seconds = 0;           ///< makespan over the compute stream and the two copy streams
+  std::size_t computed = 0;     ///< compute steps
+  std::size_t recomputed = 0;   ///< compute steps of an operation that had run before
+  std::vector<bytes_t> memory;  ///< bytes while step i runs (after it, for a drop)
+};
+
+/// Executes `s` step by step and measures it.
+///
+/// The device holds a set of values, at first the sources.
+/// - `compute o`: every input of `o` is on the device. Memory = bytes on the device + bytes of *all* outputs of `o`, also of
+///   those on the device already, + workspace. Afterwards every output is on the device (once).
+/// - `drop v`: `v` is on the device and not held; its bytes are free afterwards.
+/// - `offload v`: a copy to the host starts. It frees nothing: a later `drop v` waits for the copy to end.
+/// - `prefetch v`: a host copy of `v` exists or is under way and `v` is not on the device; its bytes count from here on.
+///
+/// Computes follow one another; so do copies in either direction, each lasting latency + bytes / rate. A copy starts no earlier
+/// than the computes before it in the list have ended; a compute waits for its prefetched inputs; a prefetch waits for its
+/// offload. At the end all targets are on the device.
+///
+/// @param p the problem
+/// @param s the schedule
+/// @return peak, time, counts and memory per step
+/// @throws bad_schedule at the first step that breaks a rule, or at the end if a target is missing
+/// Complexity: O(values + edges executed).
+/// @code
+/// auto e = remat::evaluate(p, plan.steps);
+/// std::cout << e.peak << " bytes, " << e.seconds << " s\n";
+/// @endcode
+inline evaluation evaluate(const problem& p, const schedule& s) {
+  const auto& values = p.values();
+  const auto& ops = p.operations();
+  const auto& copies = p.copies();
+  static constexpr const char* names[] = {"compute", "drop", "offload", "prefetch"};
+
+  evaluation e;
+  e.memory.reserve(s.steps.size());
+  std::vector<bool> on_device(values.size()), has_run(ops.size()), on_host(values.size());
+  std::vector<double> arrives(values.size(), 0), leaves(values.size(), 0), host_ready(values.size(), 0);
+  for (index_t v = 0; v < values.size(); ++v) on_device[v] = p.is_source(v);
+  bytes_t live = p.source_bytes();
+  double now = 0, to_host_free = 0, to_device_free = 0;
+  e.peak = live;
+
+  for (std::size_t at = 0; at < s.steps.size(); ++at) {
+    const auto [what, i] = s.steps[at];
+    auto fail = [&, w = what, who = i](const std::string& why) {
+      throw bad_schedule(
+          at, "step " + std::to_string(at) + " (" + names[static_cast<int>(w)] + " " + std::to_string(who) + "): " + why);
+    };
+    if (what == action::compute) {
+      if (i >= ops.size()) fail("no such operation");
+      const auto& op = ops[i];
+      if (has_run[i]) {
+        if (op.once) fail("a once-only operation is computed again");
+        ++e.recomputed;
+      }
+      has_run[i] = true;
+      ++e.computed;
+      bytes_t here = live + op.workspace;
+      for (auto v : op.inputs) {
+        if (!on_device[v]) fail("input " + std::to_string(v) + " is not on the device");
+        now = std::max(now, arrives[v]);
+      }
+      now += op.seconds;
+      for (auto v : op.outputs) {
+        here += values[v].bytes;
+        if (!on_device[v]) live += values[v].bytes;
+        on_device[v] = true;
+        arrives[v] = 0;
+      }
+      e.memory.push_back(here);
+      e.peak = std::max(e.peak, here);
+      continue;
+    }
+    if (i >= values.size()) fail("no such value");
+    if (what == action::prefetch) {
+      if (!on_host[i]) fail("no copy on the host");
+      if (on_device[i]) fail("the value is on the device");
+      to_device_free = std::max({now, to_device_free, host_ready[i]}) + copies->latency +
+                       static_cast<double>(values[i].bytes) / copies->to_device;
+      arrives[i] = to_device_free;
+      on_device[i] = true;
+      live += values[i].bytes;
+      e.peak = std::max(e.peak, live);
+    } else {
+      if (what == action::offload && !copies) fail("the problem allows no copies");
+      if (!on_device[i]) fail("the value is not on the device");
+      if (what == action::offload) {
+        to_host_free =
+            std::max({now, to_host_free, arrives[i]}) + copies->latency + static_cast<double>(values[i].bytes) / copies->to_host;
+        leaves[i] = host_ready[i] = to_host_free;
+        on_host[i] = true;
+      } else {
+        if (values[i].held) fail("a held value is dropped");
+        now = std::max({now, leaves[i], arrives[i]});
+        leaves[i] = arrives[i] = 0;
+        on_device[i] = false;
+        live -= values[i].bytes;
+      }
+    }
+    e.memory.push_back(live);
+  }
+  for (auto v : p.targets()) {
+    if (!on_device[v]) throw bad_schedule(s.steps.size(), "target " + std::to_string(v) + " is not on the device at the end");
+    now = std::max(now, arrives[v]);
+  }
+  e.seconds = now;
+  return e;
+}
+
+/// The schedule that executes every operation once, in the order of the problem, and drops values as early as possible.
+/// @return its steps; `evaluate(p, store_all_schedule(p))` has the peak that `N%` budgets refer to
+/// Complexity: O(values + edges).
+inline schedule store_all_schedule(const problem& p) {
+  std::vector<index_t> order(p.operations().size());
+  for (index_t o = 0; o < order.size(); ++o) order[o] = o;
+  return with_drops(p, order);
+}
+
+}  // namespace remat

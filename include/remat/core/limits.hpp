@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Limits of a search, progress reports and the monitor that solvers poll.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include <remat/core/problem.hpp>
+
+namespace remat {
+
+/// What a search may use.
+struct limits {
+  double seconds = 60;     ///< wall-clock time, s, >= 0; infinity for none
+  unsigned threads = 1;    ///< worker threads a component may start, >= 1
+  std::uint64_t seed = 0;  ///< of every random choice; equal seeds give equal results where no limit cuts a search off
+  double gap = 1e-4;       ///< relative gap (time - bound) / time below which a schedule counts as optimal, in [0, 1)
+
+  /// @throws bad_option naming the member that is out of range
+  void validate() const {
+    if (!(seconds >= 0)) throw bad_option("limits.seconds must be >= 0, got " + std::to_string(seconds));
+    if (threads < 1) throw bad_option("limits.threads must be >= 1, got 0");
+    if (!(gap >= 0 && gap < 1)) throw bad_option("limits.gap must be in [0, 1), got " + std::to_string(gap));
+  }
+};
+
+/// A snapshot of a search, given to observers.
+struct progress {
+  std::string stage;                                      ///< what the solver is doing, such as "block 3 of 8"
+  double elapsed = 0;                                     ///< s since the search began
+  double best = std::numeric_limits<double>::infinity();  ///< time of the best schedule so far, s; infinity before the first
+  double bound = 0;                                       ///< proven lower bound on the time, s
+};
+
+/// What an observer answers; an observer that returns nothing means `go_on`.
+enum class control { go_on, stop };
+
+/// Anything callable with a `progress`, returning nothing or a `control`.
+/// @code
+/// static_assert(remat::observer<decltype([](const remat::progress&) {})>);
+/// static_assert(!remat::observer<decltype([](int) {})>);
+/// @endcode
+template <class O>
+concept observer = std::invocable<O&, const progress&> &&(std::is_void_v<std::invoke_result_t<O&, const progress&>> ||
+                                                          std::same_as<std::invoke_result_t<O&, const progress&>, control>);
+
+/// What a solver polls and reports to while it works. One per call of `solve`; observers run on the thread that reports.
+class monitor {
+ public:
+  monitor() : monitor(remat::limits{}) {}
+  explicit monitor(const remat::limits& l, std::function<control(const progress&)> notify = {})
+      : limits_(l), notify_(std::move(notify)) {}
+
+  const remat::limits& limits() const { return limits_; }
+  double elapsed() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+  /// Seconds left, >= 0; infinity without a time limit.
+  double remaining() const { return std::max(0.0, limits_.seconds - elapsed()); }
+  /// True once time is up or an observer asked to stop. Solvers return their best schedule within a second of it.
+  bool stopped() const { return stopped_ || remaining() <= 0; }
+  /// True if an observer asked to stop.
+  bool stop_requested() const { return stopped_; }
+  /// Tells the observers; a solver calls it at each improvement and at most some ten times a second otherwise.
+  void report(progress p) {
+    p.elapsed = elapsed();
+    if (notify_ && notify_(p) == control::stop) stopped_ = true;
+  }
+
+ private:
+  remat::limits limits_;
+  std::function<control(const progress&)> notify_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  bool stopped_ = false;
+};
+
+}  // namespace remat

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The frozen, validated form of a rematerialization problem that every solver takes.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/core/error.hpp>
+
+namespace remat {
+
+/// Sizes in bytes. Signed, so that differences are safe; a problem never holds a number above `max_bytes`.
+using bytes_t = std::int64_t;
+
+/// Index of a value or of an operation.
+using index_t = std::uint32_t;
+
+/// "No such value / operation".
+inline constexpr index_t none = std::numeric_limits<index_t>::max();
+
+/// Largest size a problem accepts: integers up to 2^53 survive a trip through JSON and `double`.
+inline constexpr bytes_t max_bytes = bytes_t{1} << 53;
+
+/// A tensor, or any other thing that occupies memory.
+struct value {
+  std::string name;
+  bytes_t bytes = 0;
+  bool held = false;  ///< a source that is never dropped (parameter, input the caller keeps)
+};
+
+/// Something that takes values and yields values.
+struct operation {
+  std::string name;
+  std::vector<index_t> inputs;   ///< values read; no duplicates after validation
+  std::vector<index_t> outputs;  ///< values written, all of them at once
+  double seconds = 0;            ///< cost of one execution, s
+  bytes_t workspace = 0;         ///< bytes needed while it runs, besides inputs and outputs
+  bool once = false;             ///< may be computed once only
+  std::string kind = {};         ///< free text, such as the ATen operator
+};
+
+/// Copies between device and host, where the problem allows them.
+struct copy_rates {
+  double to_host = 0;    ///< bytes / s
+  double to_device = 0;  ///< bytes / s
+  double latency = 0;    ///< s per copy
+};
+
+/// A validated directed acyclic problem: values, operations in a topological order, targets.
+///
+/// The order of the operations, each executed once, is the *store-all* schedule. Immutable after construction, so it can be
+/// shared between threads.
+class problem {
+ public:
+  problem() = default;
+
+  /// @param name       label, copied into schedules
+  /// @param values     V values
+  /// @param operations E operations in topological order; duplicate inputs are merged
+  /// @param targets    values that must be on the device at the end; duplicates are merged
+  /// @param copies     rates of the copy streams, or nothing where no copies are allowed
+  /// @throws bad_problem for an index out of range, two producers of one value, an order that is not topological, a negative
+  ///         or non-finite number, a size above `max_bytes` (single or in total), a held value with a producer
+  /// Complexity: O(V + edges).
+  problem(std::string name, std::vector<value> values, std::vector<operation> operations, std::vector<index_t> targets,
+          std::optional<copy_rates> copies = std::nullopt)
+      : name_(std::move(name)),
+        values_(std::move(values)),
+        operations_(std::move(operations)),
+        targets_(std::move(targets)),
+        copies_(copies) {
+    validate();
+    index();
+  }
+
+  const std::string& name() const { return name_; }
+  const std::vector<value>& values() const { return values_; }
+  const std::vector<operation>& operations() const { return operations_; }
+  const std::vector<index_t>& targets() const { return targets_; }  ///< sorted, without duplicates
+  const std::optional<copy_rates>& copies() const { return copies_; }
+
+  /// The operation that yields `v`, or `none` if `v` is a source.
+  index_t producer(index_t v) const { return producer_[v]; }
+  /// The operations that read `v`, ascending.
+  std::span<const index_t> consumers(index_t v) const { return {consumers_.data() + first_[v], first_[v + 1] - first_[v]}; }
+  bool is_source(index_t v) const { return producer_[v] == none; }
+  bool is_target(index_t v) const { return target_[v]; }
+
+  /// Bytes of all sources: what is on the device before the first step.
+  bytes_t source_bytes() const { return source_bytes_; }
+  /// Bytes of the held sources: what is on the device at every step of every schedule.
+  bytes_t held_bytes() const { return held_bytes_; }
+  /// Sum of the costs of all operations, s: the time of the store-all schedule.
+  double total_seconds() const { return total_seconds_; }
+
+ private:
+  [[noreturn]] static void fail(const std::string& what) { throw bad_problem(what); }
+  static std::string at(const char* list, std::size_t i, const char* member) {
+    return std::string(list) + "[" + std::to_string(i) + "]" + (*member ? "." : "") + member;
+  }
+  static void check_bytes(bytes_t b, const std::string& where, bytes_t& sum) {
+    if (b < 0) fail(where + " is negative: " + std::to_string(b));
+    if (b > max_bytes || sum > max_bytes - b) fail(where + " makes sizes exceed 2^53 bytes: " + std::to_string(b));
+    sum += b;
+  }
+
+  void validate() {
+    const auto nv = values_.size();
+    if (nv >= none || operations_.size() >= none) fail("more than 2^32 - 2 values or operations");
+    bytes_t sum = 0, workspace = 0;
+    for (std::size_t i = 0; i < nv; ++i) check_bytes(values_[i].bytes, at("values", i, "bytes"), sum);
+    producer_.assign(nv, none);
+    for (std::size_t o = 0; o < operations_.size(); ++o)
+      for (auto v : operations_[o].outputs) {
+        if (v >= nv) fail(at("operations", o, "outputs") + ": no value " + std::to_string(v));
+        if (producer_[v] != none)
+          fail(at("operations", o, "outputs") + ": value " + std::to_string(v) + " is produced by operation " +
+               std::to_string(producer_[v]) + " already");
+        if (values_[v].held)
+          fail(at("values", v, "held") + ": a held value must be a source, but operation " + std::to_string(o) + " produces it");
+        producer_[v] = static_cast<index_t>(o);
+      }
+    for (std::size_t o = 0; o < operations_.size(); ++o) {
+      auto& op = operations_[o];
+      if (!std::isfinite(op.seconds) || op.seconds < 0)
+        fail(at("operations", o, "seconds") + " is not a finite number >= 0: " + std::to_string(op.seconds));
+      check_bytes(op.workspace, at("operations", o, "workspace"), workspace);
+      workspace = 0;
+      std::sort(op.inputs.begin(), op.inputs.end());
+      op.inputs.erase(std::unique(op.inputs.begin(), op.inputs.end()), op.inputs.end());
+      for (auto v : op.inputs) {
+        if (v >= nv) fail(at("operations", o, "inputs") + ": no value " + std::to_string(v));
+        if (producer_[v] != none && producer_[v] >= o)
+          fail(at("operations", o, "inputs") + ": value " + std::to_string(v) + " is produced by operation " +
+               std::to_string(producer_[v]) + ", which does not come before it; the order must be topological");
+      }
+    }
+    std::sort(targets_.begin(), targets_.end());
+    targets_.erase(std::unique(targets_.begin(), targets_.end()), targets_.end());
+    if (!targets_.empty() && targets_.back() >= nv) fail("targets: no value " + std::to_string(targets_.back()));
+    if (copies_) {
+      auto positive = [](double x) { return std::isfinite(x) && x > 0; };
+      if (!positive(copies_->to_host)) fail("offload.to_host is not a finite number > 0");
+      if (!positive(copies_->to_device)) fail("offload.to_device is not a finite number > 0");
+      if (!std::isfinite(copies_->latency) || copies_->latency < 0) fail("offload.latency is not a finite number >= 0");
+    }
+  }
+
+  void index() {
+    first_.assign(values_.size() + 1, 0);
+    for (const auto& op : operations_) {
+      total_seconds_ += op.seconds;
+      for (auto v : op.inputs) ++first_[v + 1];
+    }
+    if (!std::isfinite(total_seconds_)) fail("operations: the sum of seconds is not finite");
+    for (std::size_t v = 0; v < values_.size(); ++v) first_[v + 1] += first_[v];
+    consumers_.resize(first_.back());
+    auto next = first_;
+    for (std::size_t o = 0; o < operations_.size(); ++o)
+      for (auto v : operations_[o].inputs) consumers_[next[v]++] = static_cast<index_t>(o);
+    target_.assign(values_.size(), false);
+    for (auto v : targets_) target_[v] = true;
+    for (std::size_t v = 0; v < values_.size(); ++v)
+      if (producer_[v] == none) {
+        source_bytes_ += values_[v].bytes;
+        if (values_[v].held) held_bytes_ += values_[v].bytes;
+      }
+  }
+
+  std::string name_;
+  std::vector<value> values_;
+  std::vector<operation> operations_;
+  std::vector<index_t> targets_;
+  std::optional<copy_rates> copies_;
+  std::vector<index_t> producer_, consumers_;
+  std::vector<std::size_t> first_ = {0};
+  std::vector<bool> target_;
+  bytes_t source_bytes_ = 0, held_bytes_ = 0;
+  double total_seconds_ = 0;
+};
+
+}  // namespace remat

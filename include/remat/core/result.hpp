@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Outcomes of a search.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
+
+namespace remat {
+
+/// How a search ended.
+enum class status {
+  optimal,     ///< a schedule within `limits.gap` of a proven lower bound
+  feasible,    ///< a schedule within the budget
+  infeasible,  ///< proven: no schedule fits the budget
+  time_limit   ///< no schedule found within the limits (of time, or of what the method searches); nothing proven
+};
+
+/// The name of a status in the exchange format.
+inline constexpr std::string_view to_string(status s) {
+  constexpr std::string_view names[] = {"optimal", "feasible", "infeasible", "time_limit"};
+  return names[static_cast<int>(s)];
+}
+
+/// A schedule with what is known of it, or the reason why there is none.
+struct result {
+  remat::status status = remat::status::time_limit;
+  remat::schedule schedule;                ///< empty unless `found()`
+  bytes_t budget = 0;                      ///< what was asked for
+  bytes_t peak = 0;                        ///< of the schedule, from `evaluate`
+  double seconds = 0;                      ///< of the schedule, from `evaluate`
+  std::size_t recomputed = 0;              ///< computations beyond the first of each operation
+  double bound = 0;                        ///< proven lower bound on the time of every schedule within the budget, s
+  bytes_t budget_bound = 0;                ///< proven lower bound on every feasible budget
+  std::optional<bytes_t> smallest_budget;  ///< smallest budget for which a schedule is known, where the solver learnt one
+  std::string solver;                      ///< name of the method
+  double elapsed = 0;                      ///< wall-clock time of the search, s
+
+  bool found() const { return status == remat::status::optimal || status == remat::status::feasible; }
+  /// (seconds - bound) / seconds; 0 if both are 0, 1 if there is no schedule.
+  double gap() const {
+    if (!found()) return 1;
+    return seconds > bound ? (seconds - bound) / seconds : 0;
+  }
+};
+
+}  // namespace remat

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Schedules: what a solver returns and an executor runs.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include <remat/core/problem.hpp>
+
+namespace remat {
+
+/// What a step does; the meaning of each is that of `evaluate`.
+enum class action : std::uint8_t { compute, drop, offload, prefetch };
+
+/// One step of a schedule: an action on an operation (`compute`) or on a value (the others).
+struct step {
+  action what = action::compute;
+  index_t which = 0;
+  friend bool operator==(const step&, const step&) = default;
+};
+
+/// A list of steps, executed in order.
+struct schedule {
+  std::vector<step> steps;
+
+  void compute(index_t operation) { steps.push_back({action::compute, operation}); }
+  void drop(index_t value) { steps.push_back({action::drop, value}); }
+  friend bool operator==(const schedule&, const schedule&) = default;
+};
+
+/// The order in which a schedule computes operations, drops and copies left out.
+inline std::vector<index_t> compute_order(const schedule& s) {
+  std::vector<index_t> order;
+  for (const auto& x : s.steps)
+    if (x.what == action::compute) order.push_back(x.which);
+  return order;
+}
+
+/// Completes an order of computations with the drops that release every value as early as possible: right after its last use
+/// before it is computed again, or before the end if it is no target. No other drops give a smaller memory at any step.
+/// @param p     the problem
+/// @param order operations in the order of their execution, any number of times each
+/// @return a schedule that computes `order`; `evaluate` tells whether it is valid
+/// Complexity: O(values + edges executed).
+inline schedule with_drops(const problem& p, std::span<const index_t> order) {
+  const auto& ops = p.operations();
+  std::vector<std::vector<index_t>> dead(order.size());  // values to drop after each position
+  std::vector<bool> wanted(p.values().size(), false);    // scanning backwards: needed before its next computation?
+  for (auto v : p.targets()) wanted[v] = true;
+  for (std::size_t k = order.size(); k-- > 0;) {
+    const auto& op = ops[order[k]];
+    for (auto v : op.outputs) {
+      if (!wanted[v]) dead[k].push_back(v);
+      wanted[v] = false;
+    }
+    for (auto v : op.inputs) {
+      if (!wanted[v] && !p.values()[v].held) dead[k].push_back(v);
+      wanted[v] = true;
+    }
+  }
+  schedule s;
+  for (index_t v = 0; v < p.values().size(); ++v)  // sources nobody reads
+    if (p.is_source(v) && !p.values()[v].held && !wanted[v]) s.drop(v);
+  for (std::size_t k = 0; k < order.size(); ++k) {
+    s.compute(order[k]);
+    for (auto v : dead[k]) s.drop(v);
+  }
+  return s;
+}
+
+}  // namespace remat
