@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// A captured training step as straight-line code over storages: what capture yields, what is planned, what the executor runs.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/core/problem.hpp>
+
+namespace remat::torch {
+
+/// Where the storage of a value comes from.
+enum class role {
+  internal,    ///< written by a node
+  parameter,   ///< of the module, by position in `program::parameters`
+  buffer,      ///< of the module, or any other tensor found in it that requires no gradient
+  input,       ///< argument of forward, by position
+  constant,    ///< filled outside the dispatcher (`torch::tensor({..})`); the program owns it
+  output_grad  ///< gradient of a differentiable output, by position among `program::outputs`; "written" by the loss node
+};
+
+/// One version of one storage. An in-place write that somebody could still tell from a new tensor makes a new version.
+struct storage_value {
+  role from = role::internal;
+  std::size_t position = 0;  ///< see `role`; unused for internal values
+  bytes_t bytes = 0;         ///< of the storage, as allocated
+  std::string name;
+  at::Tensor tensor;  ///< parameter, buffer, constant: the tensor itself; undefined otherwise
+};
+
+/// A tensor: how a call sees a value.
+struct tensor_view {
+  index_t value = none;
+  std::vector<int64_t> sizes, strides;
+  int64_t offset = 0;  ///< in elements
+  at::ScalarType dtype = at::kFloat;
+  bool conj = false, neg = false;
+  bool whole = false;  ///< exactly the external tensor itself, flags such as `is_wrapped_number` included
+};
+
+/// Puts view `view` into argument (or result) `at`, element `element` of it if that is a list, -1 if it is a tensor.
+struct operand {
+  int at = 0, element = -1;
+  index_t view = none;
+};
+
+/// One call of an ATen operator below autograd.
+struct call {
+  c10::OperatorHandle op;
+  std::vector<c10::IValue> arguments;  ///< with undefined tensors where `operands` go; lists are copied before they are filled
+  std::vector<operand> operands, results;
+  bool grad_mode = false;           ///< `at::GradMode` during the call
+  std::vector<int> first_run_only;  ///< tensor arguments passed as undefined when the node is recomputed (running statistics)
+};
+
+/// The unit of planning: calls that run together, e.g. {empty, bernoulli_, div_}. Operation `i` of the problem is node `i`.
+struct node {
+  std::string name;                      ///< of the main operator, such as "aten::addmm"
+  std::vector<call> calls;               ///< empty for the loss node
+  std::vector<index_t> inputs, outputs;  ///< values; the problem's operation has the same lists
+  std::vector<std::pair<index_t, index_t>>
+      overwrites;          ///< {old version (an input), new version (an output)}: the calls write the
+                           ///< storage of `old` in place; where `old` lives on, a copy is made first
+  bool random = false;     ///< draws from the generator
+  index_t repeats = none;  ///< random: starts from the generator state of that earlier node
+  at::Tensor reseed;       ///< random: starts from this state, for every iteration alike
+  bool once = false;       ///< writes something that outlives the step, or reads what such a node wrote
+};
+
+/// A whole training step. First computations run in the order of the nodes: the forward, the loss node, the backward.
+struct program {
+  std::vector<storage_value> values;  ///< value `i` of the problem is value `i`
+  std::vector<tensor_view> views;
+  std::vector<node> nodes;
+  index_t loss = none;                   ///< the node between forward and backward: reads the outputs, "writes" their gradients
+  std::vector<at::Tensor> parameters;    ///< that require a gradient and got one
+  std::vector<index_t> parameter_grads;  ///< view per parameter, with the layout that `.grad` has in eager mode
+  std::vector<index_t> outputs;          ///< view per output of forward
+  std::vector<bool> differentiable;      ///< per output: gets an output_grad value
+  std::vector<index_t> output_grads;     ///< per output: view of its gradient, `none` if not differentiable
+  std::vector<index_t> input_grads;      ///< per input: view of its gradient, `none` if it requires none
+};
+
+}  // namespace remat::torch
