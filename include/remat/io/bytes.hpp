@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Sizes and budgets as text.
+#pragma once
+
+#include <array>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+#include <remat/core/error.hpp>
+#include <remat/core/evaluate.hpp>
+#include <remat/core/problem.hpp>
+
+namespace remat {
+
+/// Reads a size such as `1234`, `300MB` or `1.5 GiB`. Units: B, kB, MB, GB, TB (powers of 1000) and KiB, MiB, GiB, TiB (powers
+/// of 1024), in any case; no unit means bytes. A fraction of a byte is cut off.
+/// @param text the size
+/// @return bytes, from 0 to 2^53
+/// @throws bad_option naming the text, for anything else
+inline bytes_t parse_bytes(std::string_view text) {
+  auto fail = [&](const char* why) { throw bad_option("\"" + std::string(text) + "\" is not a size: " + why); };
+  struct unit {
+    std::string_view name;
+    double bytes;
+  };
+  static constexpr std::array<unit, 10> units = {{{"", 1},
+                                                  {"b", 1},
+                                                  {"kb", 1e3},
+                                                  {"mb", 1e6},
+                                                  {"gb", 1e9},
+                                                  {"tb", 1e12},
+                                                  {"kib", 0x1p10},
+                                                  {"mib", 0x1p20},
+                                                  {"gib", 0x1p30},
+                                                  {"tib", 0x1p40}}};
+  const char* const end = text.data() + text.size();
+  double number = 0;
+  auto [rest, failed] = std::from_chars(text.data(), end, number, std::chars_format::fixed);
+  if (failed != std::errc{} || !std::isfinite(number)) fail("no number");
+  if (std::signbit(number)) fail("negative");
+  while (rest != end && *rest == ' ') ++rest;
+  std::string name(rest, end);
+  for (auto& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  for (const auto& u : units)
+    if (name == u.name) {
+      if (number * u.bytes > static_cast<double>(max_bytes)) fail("beyond 2^53 bytes");
+      return static_cast<bytes_t>(number * u.bytes);
+    }
+  fail("unknown unit");
+  return 0;
+}
+
+/// Writes a size with a binary unit and up to three significant digits, such as `1.5 GiB`.
+inline std::string format_bytes(bytes_t bytes) {
+  static constexpr const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  double number = static_cast<double>(bytes);
+  int u = 0;
+  while (std::abs(number) >= 999.5 && u < 5) {
+    number /= 1024;
+    ++u;
+  }
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g %s", number, units[u]);
+  return text;
+}
+
+/// Reads a budget: a size as in `parse_bytes`, or `N%`.
+///
+/// `N%` is the held sources plus N % of what store-all needs beyond them: `60%` = held + 0.6 (store-all peak - held). 100% fits
+/// store-all exactly, 0% is never enough unless there is nothing to keep.
+/// @param text the budget
+/// @param p    the problem it is for
+/// @return bytes, held sources included
+/// @throws bad_option naming the text
+/// Complexity: O(values + edges) for a percentage.
+/// @code
+/// remat::solve(p, remat::parse_budget("60%", p), remat::rotor{});
+/// @endcode
+inline bytes_t parse_budget(std::string_view text, const problem& p) {
+  if (text.empty() || text.back() != '%') return parse_bytes(text);
+  const auto number = text.substr(0, text.size() - 1);
+  double percent = 0;
+  const auto [rest, failed] = std::from_chars(number.data(), number.data() + number.size(), percent, std::chars_format::fixed);
+  if (failed != std::errc{} || rest != number.data() + number.size() || !std::isfinite(percent) || std::signbit(percent))
+    throw bad_option("\"" + std::string(text) + "\" is not a budget: no percentage >= 0");
+  const auto beyond = static_cast<double>(evaluate(p, store_all_schedule(p)).peak - p.held_bytes());
+  const double budget = static_cast<double>(p.held_bytes()) + percent / 100 * beyond;
+  if (budget > static_cast<double>(max_bytes))
+    throw bad_option("\"" + std::string(text) + "\" is not a budget: beyond 2^53 bytes");
+  return static_cast<bytes_t>(budget);
+}
+
+}  // namespace remat

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Whole files in and out: bounded reading, atomic writing.
+#pragma once
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <istream>
+#include <random>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+#include <remat/core/error.hpp>
+
+namespace remat {
+
+/// Reads the rest of a stream.
+/// @param in        the stream
+/// @param limit largest accepted length
+/// @return the text
+/// @throws bad_document if the stream is broken or longer than `limit`
+inline std::string read_text(std::istream& in, std::size_t limit) {
+  std::string text;
+  char block[1 << 16];
+  while (in.read(block, sizeof block), in.gcount() > 0) {
+    text.append(block, static_cast<std::size_t>(in.gcount()));
+    if (text.size() > limit) throw bad_document("longer than the limit of " + std::to_string(limit) + " bytes");
+  }
+  if (in.bad() || !in.eof()) throw bad_document("cannot be read");
+  return text;
+}
+
+/// Reads a file.
+/// @throws bad_document naming the file, with the reason why it cannot be read
+inline std::string read_file(const std::filesystem::path& path, std::size_t limit) {
+  if (std::error_code ignored; std::filesystem::is_directory(path, ignored))
+    throw bad_document(path.string() + ": is a directory");
+  std::ifstream in(path, std::ios::binary);
+  if (!in) throw bad_document(path.string() + ": " + std::strerror(errno));
+  try {
+    return read_text(in, limit);
+  } catch (const bad_document& why) {
+    throw bad_document(path.string() + ": " + why.what());
+  }
+}
+
+/// Writes a file as a whole: readers see the old content or the new one, and a failure leaves the old one.
+///
+/// The text goes to a new file in the same directory, which then takes the place of `path`. What is not a regular file (a pipe, a
+/// terminal) is written to directly.
+/// @throws error naming the file, with the reason why it cannot be written
+inline void write_file(const std::filesystem::path& path, std::string_view text) {
+  namespace fs = std::filesystem;
+  auto fail = [&](const std::string& why) { throw error("cannot write " + path.string() + ": " + why); };
+  auto put = [&](const fs::path& to) {
+    std::ofstream out(to, std::ios::binary);
+    if (!out) return false;
+    out << text << std::flush;
+    return out.good();
+  };
+  std::error_code failed;
+  const bool exists = fs::exists(path, failed);
+  if (exists && fs::is_directory(path, failed)) fail("is a directory");
+  if (exists && !fs::is_regular_file(path, failed)) {
+    if (!put(path)) fail(std::strerror(errno));
+    return;
+  }
+  const fs::path target = exists ? fs::canonical(path, failed) : path;
+  if (failed && exists) fail(failed.message());
+  fs::path part = target;
+  part += "." + std::to_string(std::random_device{}()) + ".part";
+  if (!put(part)) {
+    const std::string why = std::strerror(errno);
+    fs::remove(part, failed);
+    fail(why);
+  }
+  fs::rename(part, target, failed);
+  if (failed) {
+    const std::string why = failed.message();
+    fs::remove(part, failed);
+    fail(why);
+  }
+}
+
+}  // namespace remat
