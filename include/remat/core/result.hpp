@@ -38,6 +38,8 @@ struct result {
   double bound = 0;                        ///< proven lower bound on the time of every schedule within the budget, s
   bytes_t budget_bound = 0;                ///< proven lower bound on every feasible budget
   std::optional<bytes_t> smallest_budget;  ///< smallest budget for which a schedule is known, where the solver learnt one
+  std::string scope;                       ///< a class of schedules that `scope_bound` speaks of, such as "staged schedules"; or empty
+  double scope_bound = 0;                  ///< proven lower bound on the time of those, s; infinity: none fits the budget
   std::string solver;                      ///< name of the method
   double elapsed = 0;                      ///< wall-clock time of the search, s
 
@@ -46,6 +48,11 @@ struct result {
   double gap() const {
     if (!found()) return 1;
     return seconds > bound ? (seconds - bound) / seconds : 0;
+  }
+  /// As `gap`, among the schedules of `scope`: a small one means "optimal among these", which `status` does not say.
+  double scope_gap() const {
+    if (!found()) return 1;
+    return seconds > scope_bound ? (seconds - scope_bound) / seconds : 0;
   }
 };
 

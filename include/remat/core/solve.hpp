@@ -84,7 +84,7 @@ result solve(const problem& p, bytes_t budget, const S& s, const limits& l = {},
   l.validate();
   auto notify = [&](const progress& now) {
     auto answer = control::go_on;
-    auto tell = [&](auto& o) {
+    [[maybe_unused]] auto tell = [&](auto& o) {
       if constexpr (std::is_void_v<std::invoke_result_t<decltype(o), const progress&>>)
         o(now);
       else if (o(now) == control::stop)
@@ -103,6 +103,7 @@ result solve(const problem& p, bytes_t budget, const S& s, const limits& l = {},
   r.solver = s.name();
   r.budget = budget;
   r.bound = std::max(r.bound, least.seconds);
+  if (!r.scope.empty()) r.scope_bound = std::max(r.scope_bound, r.bound);
   r.budget_bound = std::max(r.budget_bound, least.budget);
   if (r.found()) {
     try {

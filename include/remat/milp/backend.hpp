@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// What a MILP library must offer, and the only way the library calls one.
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include <remat/milp/model.hpp>
+
+namespace remat::milp {
+
+/// How a backend ended.
+enum class status {
+  optimal,     ///< `x` is within `options.gap` of `bound`
+  feasible,    ///< `x` satisfies the model; a limit or `poll` ended the search
+  infeasible,  ///< proven: the model has no solution
+  unbounded,   ///< proven: the objective has no lower bound
+  cutoff,      ///< proven: no solution has an objective below `options.cutoff`
+  limit,       ///< no solution when a limit or `poll` ended the search
+  failed       ///< numerical trouble: nothing is known
+};
+
+/// What a backend may use and should know.
+struct options {
+  double seconds = infinity;             ///< wall-clock time, s, >= 0
+  double gap = 1e-6;                     ///< relative gap (objective - bound) / |objective| at which to stop, in [0, 1)
+  double cutoff = infinity;              ///< solutions with an objective >= this are of no use
+  std::optional<Eigen::VectorXd> start;  ///< a solution to start from; ignored unless it satisfies the model
+  unsigned threads = 1;                  ///< >= 1
+  std::uint64_t seed = 0;
+  /// Called now and then, from any thread but never by two at once, with the best objective so far (infinity before the first)
+  /// and the bound; true asks the backend to stop.
+  std::function<bool(double best, double bound)> poll;
+
+  /// @throws bad_option naming the member that is out of range
+  void validate() const {
+    if (!(seconds >= 0)) throw bad_option("milp::options.seconds must be >= 0, got " + std::to_string(seconds));
+    if (!(gap >= 0 && gap < 1)) throw bad_option("milp::options.gap must be in [0, 1), got " + std::to_string(gap));
+    if (!(cutoff > -infinity)) throw bad_option("milp::options.cutoff must be a number, got " + std::to_string(cutoff));
+    if (threads < 1) throw bad_option("milp::options.threads must be >= 1, got 0");
+  }
+};
+
+/// What a backend found.
+struct solution {
+  milp::status status = milp::status::failed;
+  Eigen::VectorXd x;             ///< empty unless `found()`
+  double objective = infinity;   ///< of `x`
+  double bound = -infinity;      ///< proven lower bound on the objective of every solution
+
+  bool found() const { return status == milp::status::optimal || status == milp::status::feasible; }
+};
+
+/// A library that solves a valid `model` with at least one column. `solve` is const and may run in several threads at once.
+/// @code
+/// static_assert(remat::milp::backend<remat::highs::backend>);
+/// static_assert(!remat::milp::backend<int>);
+/// @endcode
+template <class B>
+concept backend = requires(const B& b, const model& m, const options& o) {
+  { b.name() } -> std::convertible_to<std::string>;
+  { b.solve(m, o) } -> std::same_as<solution>;
+};
+
+/// Solves `m` and re-checks the answer: `x` is rounded where it must be integer, must satisfy the model, and its objective is
+/// computed anew; otherwise the status is `failed`.
+/// @tparam B the backend
+/// @param b  the backend
+/// @param m  the model
+/// @param o  limits, cutoff and start
+/// @return the solution; `bound <= objective`, and the bound is infinity for `infeasible`
+/// @throws bad_problem, bad_option for a model or options out of range; what the backend throws
+/// Complexity: exponential in the number of integer columns.
+template <backend B>
+solution solve(const B& b, const model& m, const options& o = {}) {
+  m.validate();
+  o.validate();
+  solution s;
+  if (m.columns() == 0) {
+    s.status = violation(m, {}).empty() ? status::optimal : status::infeasible;
+    s.objective = s.bound = m.offset;
+  } else if (o.start && !violation(m, *o.start).empty()) {
+    auto without = o;
+    without.start.reset();
+    s = b.solve(m, without);
+  } else {
+    s = b.solve(m, o);
+  }
+  if (s.found()) {
+    if (s.x.size() == m.columns())
+      for (Eigen::Index j = 0; j < m.columns(); ++j)
+        if (m.integer[static_cast<std::size_t>(j)] && std::abs(s.x[j] - std::round(s.x[j])) < 1e-5) s.x[j] = std::round(s.x[j]);
+    if (!violation(m, s.x).empty()) return {};
+    s.objective = m.objective(s.x);
+    s.bound = std::min(s.bound, s.objective);
+  } else {
+    s.x.resize(0);
+    s.objective = infinity;
+    if (s.status == status::infeasible) s.bound = infinity;
+    if (s.status == status::cutoff) s.bound = o.cutoff;
+  }
+  return s;
+}
+
+}  // namespace remat::milp

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Mixed-integer linear programs: what solvers hand to a MILP backend.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <Eigen/SparseCore>
+
+#include <remat/core/error.hpp>
+
+namespace remat::milp {
+
+/// No bound.
+inline constexpr double infinity = std::numeric_limits<double>::infinity();
+
+/// minimise offset + cost' x  subject to  row_lower <= matrix x <= row_upper, lower <= x <= upper, x_j integer where asked.
+struct model {
+  Eigen::SparseMatrix<double> matrix;  ///< rows x columns, column-major, compressed
+  Eigen::VectorXd cost;                ///< per column
+  Eigen::VectorXd lower, upper;        ///< per column; +-infinity for none
+  Eigen::VectorXd row_lower, row_upper;
+  std::vector<bool> integer;  ///< per column
+  double offset = 0;          ///< constant of the objective
+
+  Eigen::Index columns() const { return cost.size(); }
+  Eigen::Index rows() const { return row_lower.size(); }
+  double objective(const Eigen::VectorXd& x) const { return offset + cost.dot(x); }
+
+  /// @throws bad_problem naming the column or row: sizes that differ, NaN, an infinite cost or coefficient, crossed bounds,
+  ///         a lower bound of +infinity or an upper bound of -infinity
+  /// Complexity: O(columns + rows + nonzeros).
+  void validate() const {
+    const auto fail = [](const std::string& what) { throw bad_problem("milp::model: " + what); };
+    if (lower.size() != columns() || upper.size() != columns() || static_cast<Eigen::Index>(integer.size()) != columns() ||
+        matrix.cols() != columns())
+      fail("cost, lower, upper, integer and matrix differ in their number of columns");
+    if (row_upper.size() != rows() || matrix.rows() != rows()) fail("row_lower, row_upper and matrix differ in their number of rows");
+    if (!matrix.isCompressed()) fail("matrix is not compressed");
+    if (!std::isfinite(offset)) fail("offset is not finite");
+    const auto crossed = [](double low, double up) { return !(low <= up) || low == infinity || up == -infinity; };
+    for (Eigen::Index j = 0; j < columns(); ++j) {
+      if (!std::isfinite(cost[j])) fail("cost[" + std::to_string(j) + "] is not finite");
+      if (crossed(lower[j], upper[j])) fail("bounds of column " + std::to_string(j) + " are crossed or not numbers");
+    }
+    for (Eigen::Index i = 0; i < rows(); ++i)
+      if (crossed(row_lower[i], row_upper[i])) fail("bounds of row " + std::to_string(i) + " are crossed or not numbers");
+    for (Eigen::Index k = 0; k < matrix.nonZeros(); ++k)
+      if (!std::isfinite(matrix.valuePtr()[k])) fail("a coefficient of the matrix is not finite");
+  }
+};
+
+/// Says how `x` breaks `m`; empty if it does not.
+/// @param m         the model
+/// @param x         a value per column
+/// @param tolerance how far a bound may be exceeded, relative to max(1, |bound|); distance to an integer, absolute
+/// @return the first broken bound, integrality or row, or an empty string
+/// Complexity: O(columns + rows + nonzeros).
+inline std::string violation(const model& m, const Eigen::VectorXd& x, double tolerance = 1e-5) {
+  if (x.size() != m.columns()) return "solution has " + std::to_string(x.size()) + " of " + std::to_string(m.columns()) + " values";
+  const auto outside = [&](double at, double low, double up) {
+    return !(at >= low - tolerance * std::max(1.0, std::abs(low))) || !(at <= up + tolerance * std::max(1.0, std::abs(up)));
+  };
+  for (Eigen::Index j = 0; j < m.columns(); ++j) {
+    const auto where = "column " + std::to_string(j) + " = " + std::to_string(x[j]);
+    if (!std::isfinite(x[j]) || outside(x[j], m.lower[j], m.upper[j])) return where + " is out of its bounds";
+    if (m.integer[static_cast<std::size_t>(j)] && std::abs(x[j] - std::round(x[j])) > tolerance) return where + " is not integer";
+  }
+  const Eigen::VectorXd activity = m.matrix * x;
+  for (Eigen::Index i = 0; i < m.rows(); ++i)
+    if (outside(activity[i], m.row_lower[i], m.row_upper[i]))
+      return "row " + std::to_string(i) + " = " + std::to_string(activity[i]) + " is out of its bounds";
+  return {};
+}
+
+/// A linear expression over the columns of a model under construction.
+struct expression {
+  std::vector<std::pair<int, double>> terms;  ///< column, coefficient; a column may occur several times
+  double constant = 0;
+
+  expression& add(const expression& other, double factor = 1) {
+    for (const auto& [column, coefficient] : other.terms) terms.emplace_back(column, factor * coefficient);
+    constant += factor * other.constant;
+    return *this;
+  }
+  friend expression operator+(expression a, const expression& b) { return std::move(a.add(b)); }
+  friend expression operator-(expression a, const expression& b) { return std::move(a.add(b, -1)); }
+  friend expression operator*(double factor, const expression& a) { return std::move(expression{}.add(a, factor)); }
+};
+
+/// Builds a model column by column and row by row.
+/// @code
+/// milp::builder b;
+/// auto x = b.binary(-3), y = b.column(-1, 0, 4);
+/// b.at_most(2.0 * x + y, 5);
+/// auto m = b.build();
+/// @endcode
+class builder {
+ public:
+  /// Adds a column. @return the expression that stands for it
+  expression column(double cost, double lower, double upper, bool integer = false) {
+    cost_.push_back(cost), lower_.push_back(lower), upper_.push_back(upper), integer_.push_back(integer);
+    return {{{static_cast<int>(cost_.size()) - 1, 1.0}}, 0};
+  }
+  /// Adds a column in {0, 1}.
+  expression binary(double cost) { return column(cost, 0, 1, true); }
+  /// Adds the row `lower <= e <= upper`.
+  void row(double lower, const expression& e, double upper) {
+    const auto i = static_cast<int>(row_lower_.size());
+    for (const auto& [j, coefficient] : e.terms) entries_.emplace_back(i, j, coefficient);
+    row_lower_.push_back(lower - e.constant);
+    row_upper_.push_back(upper - e.constant);
+  }
+  void at_most(const expression& e, double upper) { row(-infinity, e, upper); }
+  void at_least(const expression& e, double lower) { row(lower, e, infinity); }
+  void equal(const expression& e, double value) { row(value, e, value); }
+
+  int columns() const { return static_cast<int>(cost_.size()); }
+
+  /// @param offset constant of the objective
+  /// @return the model; coefficients of one column in one row are summed
+  /// @throws bad_problem as `model::validate`
+  /// Complexity: O(columns + rows + nonzeros).
+  model build(double offset = 0) const {
+    const auto vector = [](const std::vector<double>& v) {
+      return Eigen::VectorXd(Eigen::Map<const Eigen::VectorXd>(v.data(), static_cast<Eigen::Index>(v.size())));
+    };
+    model m;
+    m.matrix.resize(static_cast<Eigen::Index>(row_lower_.size()), static_cast<Eigen::Index>(cost_.size()));
+    m.matrix.setFromTriplets(entries_.begin(), entries_.end());
+    m.matrix.prune(0.0);
+    m.matrix.makeCompressed();
+    m.cost = vector(cost_), m.lower = vector(lower_), m.upper = vector(upper_);
+    m.row_lower = vector(row_lower_), m.row_upper = vector(row_upper_);
+    m.integer = integer_;
+    m.offset = offset;
+    m.validate();
+    return m;
+  }
+
+ private:
+  std::vector<Eigen::Triplet<double>> entries_;
+  std::vector<double> cost_, lower_, upper_, row_lower_, row_upper_;
+  std::vector<bool> integer_;
+};
+
+}  // namespace remat::milp

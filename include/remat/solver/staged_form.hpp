@@ -1,0 +1,418 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The strong alive-interval MILP of staged rematerialization schedules.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <remat/core/evaluate.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
+#include <remat/milp/model.hpp>
+
+namespace remat {
+
+/// The operations that some target depends on, ascending. No other operation is worth computing.
+/// Complexity: O(values + edges).
+inline std::vector<index_t> needed_operations(const problem& p) {
+  const auto& ops = p.operations();
+  std::vector<bool> needed(ops.size(), false);
+  for (auto v : p.targets())
+    if (!p.is_source(v)) needed[p.producer(v)] = true;
+  for (std::size_t o = ops.size(); o-- > 0;)
+    if (needed[o])
+      for (auto v : ops[o].inputs)
+        if (!p.is_source(v)) needed[p.producer(v)] = true;
+  std::vector<index_t> list;
+  for (index_t o = 0; o < ops.size(); ++o)
+    if (needed[o]) list.push_back(o);
+  return list;
+}
+
+/// Which staged schedules a `staged_form` admits.
+struct staging {
+  /// R1: operations from `turn` on are computed once.
+  bool backward_once = false;
+  /// R2: the operations before `turn` form one stage.
+  bool forward_in_one_stage = false;
+  /// R3: a value is recomputed only in a stage that uses it (or in the last one, if it is a target).
+  bool recompute_where_used = false;
+  /// First operation of the backward; nothing: the one at which the store-all schedule has its peak. Only R1 and R2 read it.
+  std::optional<index_t> turn = {};
+  /// Empty stages before every stage but the first; they enlarge the class of schedules.
+  unsigned extra_stages = 0;
+};
+
+/// The MILP whose solutions are the staged schedules of a problem within a budget.
+///
+/// The operations that targets depend on, in the order of the problem, are cut into blocks: single operations, unless R2 merges
+/// the forward. Stage s first recomputes any operations of earlier blocks, ascending, each at most once, and then computes its
+/// block. This restricts the order only; what is kept is free.
+///
+/// Columns, for stage s, operation i, value v:
+/// - R[s,i] in {0,1}: stage s recomputes i (constant 1 for its block);
+/// - S[s,v] in {0,1}: v is on the device when stage s starts;
+/// - L[s,v,q] in [0,1], continuous: v is still there after the first q of its users u_1 < .. < u_r in stage s. L[s,v,0] stands for
+///   R[s,producer] + S[s,v], L[s,v,r] for S[s+1,v]; constant 1 up to the last user in the block.
+///
+/// Rows:
+/// - R[s,i] + S[s,v] <= 1 for each output v of i: recomputing what is held is never useful;
+/// - R[s,u_q] <= L[s,v,q-1] and L[s,v,q] <= L[s,v,q-1];
+/// - no waste: S[s,v] <= sum_q R[s,u_q] + S[s+1,v]; R[s,i] <= the same, summed over the outputs of i;
+/// - memory at each step k: its outputs and workspace, if computed, and every L or S that holds there <= budget.
+///
+/// Columns that are constant in every solution are never made: R of an operation that nothing in this stage or later can need, S
+/// and L of a value that is not needed any more or cannot be rebuilt while it is needed. Non-held sources are values that cannot
+/// be rebuilt; held ones only lower the budget. Sizes are divided by their greatest common divisor, so rounding is exact.
+///
+/// References: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020 (stages, R, S);
+/// the interval columns replace its indicator of freed values.
+class staged_form {
+ public:
+  /// @param p      the problem; must outlive the form
+  /// @param budget bytes, >= what `bounds_without_search` gives
+  /// @param rules  the restrictions
+  /// @param stop   polled while the model is built, which takes long for thousands of operations; true leaves it incomplete
+  /// @throws bad_option if `rules.turn` is no operation
+  /// Complexity: O(stages (operations + edges)) columns and rows; time and memory rows also O(stages operations) entries each,
+  /// or O(1) where a running sum is shorter.
+  staged_form(const problem& p, bytes_t budget, const staging& rules, const std::function<bool()>& stop = {})
+      : p_(p), rules_(rules), needed_(needed_operations(p)) {
+    if (rules_.turn && *rules_.turn > p.operations().size())
+      throw bad_option("staging.turn must be an operation, got " + std::to_string(*rules_.turn));
+    index_values();
+    cut_stages();
+    scale(budget);
+    make_columns();
+    for (std::size_t s = 0; s < stages_.size(); ++s) {
+      if (stop && stop()) return;
+      make_rows(s);
+    }
+    complete_ = true;
+    model_ = builder_.build(base_seconds_ / second_);
+  }
+
+  /// False if `stop` ended the construction; `model` is empty then.
+  bool complete() const { return complete_; }
+  const milp::model& model() const { return model_; }
+  /// Seconds per unit of the objective.
+  double unit() const { return second_; }
+
+  /// The schedule behind a solution: keeps what S says, recomputes what that asks for.
+  /// Complexity: O(stages (operations + edges)).
+  schedule extract(const Eigen::VectorXd& x) const {
+    std::vector<index_t> order;
+    for (std::size_t s = 0; s < stages_.size(); ++s) {
+      const auto [first, last] = stages_[s];
+      std::vector<bool> run(last, false);
+      for (std::size_t i = last; i-- > 0;) {
+        bool wanted = i >= first;
+        for (auto v : at(i).outputs) {
+          if (wanted) break;
+          if (one(x, S(s, v))) continue;
+          wanted = one(x, S(s + 1, v));
+          for (auto j : uses_[v]) wanted = wanted || (j < last && run[j]);
+        }
+        run[i] = wanted;
+      }
+      for (std::size_t i = 0; i < last; ++i)
+        if (run[i]) order.push_back(needed_[i]);
+    }
+    return with_drops(p_, order);
+  }
+
+  /// The solution behind a schedule, or nothing if the schedule is not staged in the sense of the rules.
+  /// @param s a valid schedule without copies
+  std::optional<Eigen::VectorXd> encode(const schedule& s) const {
+    const auto order = compute_order(s);
+    Eigen::VectorXd x = Eigen::VectorXd::Zero(model_.columns());
+    std::vector<std::size_t> position(p_.operations().size(), needed_.size());
+    for (std::size_t i = 0; i < needed_.size(); ++i) position[needed_[i]] = i;
+    std::vector<std::size_t> starts;  // position in `order` of the first computation of each stage
+    std::size_t at = 0;
+    for (std::size_t stage = 0; stage < stages_.size(); ++stage) {
+      const auto [first, last] = stages_[stage];
+      starts.push_back(at);
+      if (first == last) continue;  // the next stage takes what an empty one could
+      for (std::size_t next = 0; next < last; ++next, ++at) {
+        if (at == order.size()) return std::nullopt;
+        const auto i = position[order[at]];
+        if (i < next || i >= last || !set(x, R_[stage][i], 1)) return std::nullopt;
+        next = i;
+      }
+    }
+    if (at != order.size()) return std::nullopt;
+    starts.push_back(at);
+    std::vector<bool> wanted(p_.values().size(), false);
+    for (auto v : p_.targets()) wanted[v] = true;
+    for (std::size_t stage = stages_.size(); stage-- > 0;) {
+      for (at = starts[stage + 1]; at-- > starts[stage];) {
+        for (auto v : p_.operations()[order[at]].outputs) wanted[v] = false;
+        for (auto v : p_.operations()[order[at]].inputs) wanted[v] = true;
+      }
+      for (index_t v = 0; v < p_.values().size(); ++v)
+        if (modelled_[v] && !set(x, S(stage, v), wanted[v])) return std::nullopt;
+    }
+    for (const auto& d : derived_) {
+      double value = d.largest ? 0 : d.parts.constant;
+      for (const auto& [j, factor] : d.parts.terms) value = d.largest ? std::max(value, x[j]) : value + factor * x[j];
+      x[d.column] = value;
+    }
+    return x;
+  }
+
+ private:
+  using expression = milp::expression;
+
+  /// A continuous column that follows from earlier ones: the largest of its parts, or their sum.
+  struct derived {
+    int column;
+    bool largest;
+    expression parts;
+  };
+
+  const operation& at(std::size_t i) const { return p_.operations()[needed_[i]]; }
+  const expression& S(std::size_t s, index_t v) const { return S_[s][v]; }
+  static bool constant(const expression& e) { return e.terms.empty(); }
+  static bool is_one(const expression& e) { return constant(e) && e.constant > 0.5; }
+  static bool is_zero(const expression& e) { return constant(e) && e.constant < 0.5; }
+  static bool one(const Eigen::VectorXd& x, const expression& e) {
+    return (constant(e) ? e.constant : x[e.terms.front().first]) > 0.5;
+  }
+  /// Gives a 0/1 quantity its value; false if it is the other constant.
+  static bool set(Eigen::VectorXd& x, const expression& e, bool value) {
+    if (constant(e)) return is_one(e) == value;
+    x[e.terms.front().first] = value;
+    return true;
+  }
+
+  void index_values() {
+    producer_.assign(p_.values().size(), none);
+    uses_.resize(p_.values().size());
+    modelled_.assign(p_.values().size(), false);
+    for (std::size_t i = 0; i < needed_.size(); ++i) {
+      for (auto v : at(i).outputs) producer_[v] = static_cast<index_t>(i), modelled_[v] = true;
+      for (auto v : at(i).inputs) uses_[v].push_back(i);
+      base_seconds_ += at(i).seconds;
+    }
+    for (index_t v = 0; v < p_.values().size(); ++v)
+      if (p_.is_source(v) && !p_.values()[v].held) {
+        if (p_.is_target(v))
+          always_there_ += p_.values()[v].bytes;
+        else
+          modelled_[v] = !uses_[v].empty();
+      }
+    always_there_ += p_.held_bytes();
+  }
+
+  void cut_stages() {
+    index_t turn = 0;
+    if (rules_.turn)
+      turn = *rules_.turn;
+    else if (rules_.backward_once || rules_.forward_in_one_stage)
+      turn = peak_operation();
+    const auto split =
+        static_cast<std::size_t>(std::lower_bound(needed_.begin(), needed_.end(), turn) - needed_.begin());
+    std::size_t next = 0;
+    if (rules_.forward_in_one_stage && split > 0) stages_.emplace_back(0, next = split);
+    for (; next < needed_.size(); ++next) {
+      if (!stages_.empty())
+        for (unsigned e = 0; e < rules_.extra_stages; ++e) stages_.emplace_back(next, next);
+      stages_.emplace_back(next, next + 1);
+    }
+    for (std::size_t i = 0; i < needed_.size(); ++i)
+      repeatable_.push_back(!at(i).once && !(rules_.backward_once && i >= split));
+  }
+
+  /// The operation at which the store-all schedule of the needed operations has its peak.
+  index_t peak_operation() const {
+    const auto s = with_drops(p_, needed_);
+    const auto e = evaluate(p_, s);
+    const auto at = std::max_element(e.memory.begin(), e.memory.end()) - e.memory.begin();
+    for (auto k = static_cast<std::size_t>(at); k < s.steps.size(); ++k)
+      if (s.steps[k].what == action::compute) return s.steps[k].which;
+    return 0;
+  }
+
+  void scale(bytes_t budget) {
+    bytes_t divisor = 0;
+    double largest = 0;
+    for (std::size_t i = 0; i < needed_.size(); ++i) {
+      divisor = std::gcd(divisor, at(i).workspace);
+      for (auto v : at(i).outputs) divisor = std::gcd(divisor, p_.values()[v].bytes);
+      for (auto v : at(i).inputs)
+        if (modelled_[v]) divisor = std::gcd(divisor, p_.values()[v].bytes);
+      largest = std::max(largest, at(i).seconds);
+    }
+    divisor = std::max<bytes_t>(divisor, 1);
+    const double room = static_cast<double>((budget - always_there_) / divisor);
+    const double unit = room > largest_room ? std::exp2(std::floor(std::log2(room / largest_room))) : 1;
+    byte_ = static_cast<double>(divisor) * unit;
+    room_ = room / unit;
+    if (largest > 0) second_ = largest / 1000;
+  }
+
+  double size(index_t v) const { return static_cast<double>(p_.values()[v].bytes) / byte_; }
+
+  void make_columns() {
+    const auto n = needed_.size();
+    R_.assign(stages_.size(), std::vector<expression>(n));
+    S_.assign(stages_.size() + 1, std::vector<expression>(p_.values().size()));
+    for (std::size_t s = 0; s <= stages_.size(); ++s) {
+      const auto first = s < stages_.size() ? stages_[s].first : n;
+      std::vector<bool> useful(n, false);  // may be recomputed in this stage or later, to some purpose
+      const auto needed_later = [&](index_t v) {
+        return p_.is_target(v) || std::any_of(uses_[v].begin(), uses_[v].end(), [&](auto j) { return j >= first || useful[j]; });
+      };
+      for (std::size_t i = first; i-- > 0;) {
+        const auto& outputs = at(i).outputs;
+        useful[i] = repeatable_[i] && std::any_of(outputs.begin(), outputs.end(), needed_later);
+      }
+      if (s < stages_.size())
+        for (std::size_t i = 0; i < stages_[s].second; ++i) {
+          if (i >= first)
+            R_[s][i].constant = 1;
+          else if (useful[i])
+            R_[s][i] = builder_.binary(at(i).seconds / second_);
+        }
+      for (index_t v = 0; v < p_.values().size(); ++v) {
+        const auto i = producer_[v];
+        if (!modelled_[v] || (i != none && i >= first)) continue;
+        const bool certain = p_.is_target(v) || (!uses_[v].empty() && uses_[v].back() >= first);
+        const bool lasting = i == none || !repeatable_[i];
+        if (s == stages_.size() ? p_.is_target(v) : certain && lasting)
+          S_[s][v].constant = 1;
+        else if (s < stages_.size() && needed_later(v))
+          S_[s][v] = builder_.binary(0);
+      }
+    }
+  }
+
+  void at_most(const expression& left, const expression& right) {
+    const auto e = left - right;
+    if (!constant(e) || e.constant > 1e-9) builder_.at_most(e, 0);
+  }
+
+  void make_rows(std::size_t s) {
+    const auto [first, last] = stages_[s];
+    const auto& R = R_[s];
+    std::vector<expression> live(p_.values().size());             // level of each value before the current step
+    std::vector<std::vector<expression>> levels(p_.values().size());  // before each user of the stage, and after the last
+    std::vector<std::vector<std::size_t>> users(p_.values().size());
+
+    std::vector<expression> purpose(last);  // of recomputing each operation
+    for (index_t v = 0; v < p_.values().size(); ++v) {
+      const auto i = producer_[v];
+      if (!modelled_[v] || (i != none && i >= last)) continue;
+      for (auto j : uses_[v])
+        if (j < last && !is_zero(R[j])) users[v].push_back(j);
+      const auto& after = S(s + 1, v);
+      const auto before = i == none ? S(s, v) : R[i] + S(s, v);
+      auto& level = levels[v];
+      level.push_back(before);
+      for (std::size_t q = 1; q < users[v].size(); ++q) {
+        derived d{0, true, after};
+        for (std::size_t later = q; later < users[v].size(); ++later) d.parts.add(R[users[v][later]]);
+        if (users[v].back() >= first || is_one(after)) {
+          level.push_back({{}, 1});
+          continue;
+        }
+        level.push_back(builder_.column(0, 0, 1));
+        d.column = builder_.columns() - 1;
+        derived_.push_back(std::move(d));
+      }
+      if (!users[v].empty()) level.push_back(after);
+      if (users[v].empty()) at_most(after, before);
+      for (std::size_t q = 0; q < users[v].size(); ++q) {
+        at_most(R[users[v][q]], level[q]);
+        at_most(level[q + 1], level[q]);
+      }
+      if (users[v].empty()) level.push_back(after);
+
+      expression use = after;
+      for (auto j : users[v]) use.add(R[j]);
+      if (i != none && !constant(R[i]) && !constant(S(s, v))) builder_.at_most(R[i] + S(s, v), 1);
+      if (!constant(S(s, v)) && use.constant < 1) at_most(S(s, v), use);
+      if (i != none) {
+        if (rules_.recompute_where_used && !(p_.is_target(v) && s + 1 == stages_.size())) use.add(after, -1);
+        purpose[i].add(use);
+      }
+      live[v] = i == none ? before : S(s, v);
+    }
+    for (std::size_t i = 0; i < last; ++i)
+      if (!constant(R[i]) && purpose[i].constant < 1) at_most(R[i], purpose[i]);
+    make_memory_rows(s, live, levels, users);
+  }
+
+  /// @param live   level of each value when the stage starts
+  /// @param levels of each value: before its first user, .., after its last
+  /// @param users  of each value in the stage
+  void make_memory_rows(std::size_t s, std::vector<expression>& live, const std::vector<std::vector<expression>>& levels,
+                        const std::vector<std::vector<std::size_t>>& users) {
+    expression row;  // what is live before the current step
+    std::vector<std::size_t> used(live.size(), 0);
+    for (index_t v = 0; v < live.size(); ++v)
+      if (modelled_[v] && !levels[v].empty()) row.add(live[v], size(v));
+    const auto change = [&](index_t v, const expression& level) {
+      row.add(live[v], -size(v)).add(level, size(v));
+      live[v] = level;
+    };
+    for (std::size_t k = 0; k < stages_[s].second; ++k) {
+      if (is_zero(R_[s][k])) continue;
+      for (auto v : at(k).outputs) change(v, levels[v].front());
+      compact(row);
+      if (row.terms.size() > longest_row) {
+        derived_.push_back({0, false, row});
+        auto sum = builder_.column(0, 0, milp::infinity);
+        derived_.back().column = builder_.columns() - 1;
+        builder_.equal(row - sum, 0);
+        row = std::move(sum);
+      }
+      builder_.at_most(row + static_cast<double>(at(k).workspace) / byte_ * R_[s][k], room_);
+      for (auto v : at(k).outputs)
+        if (users[v].empty()) change(v, levels[v].back());
+      for (auto v : at(k).inputs)
+        if (modelled_[v]) change(v, levels[v][++used[v]]);
+    }
+  }
+
+  /// Sums the terms of equal columns.
+  static void compact(expression& e) {
+    std::sort(e.terms.begin(), e.terms.end());
+    std::size_t kept = 0;
+    for (std::size_t t = 0; t < e.terms.size();) {
+      auto [column, sum] = e.terms[t];
+      for (++t; t < e.terms.size() && e.terms[t].first == column; ++t) sum += e.terms[t].second;
+      if (sum != 0) e.terms[kept++] = {column, sum};
+    }
+    e.terms.resize(kept);
+  }
+
+  static constexpr double largest_room = 1 << 20;  ///< rows keep one unit of memory well above the tolerances of a backend
+  static constexpr std::size_t longest_row = 100000;   ///< memory rows with more terms are split by a running sum
+
+  const problem& p_;
+  staging rules_;
+  std::vector<index_t> needed_;                             ///< operations that targets depend on
+  std::vector<bool> repeatable_;                            ///< per needed operation
+  std::vector<std::pair<std::size_t, std::size_t>> stages_;  ///< needed operations [first, last) of each block
+  std::vector<index_t> producer_;                           ///< of a value, among the needed operations
+  std::vector<std::vector<std::size_t>> uses_;              ///< of a value, among the needed operations
+  std::vector<bool> modelled_;                              ///< values that come and go
+  bytes_t always_there_ = 0;
+  double base_seconds_ = 0, second_ = 1, byte_ = 1, room_ = 0;
+  milp::builder builder_;
+  std::vector<std::vector<expression>> R_, S_;  ///< per stage: 0/1 columns or constants
+  std::vector<derived> derived_;
+  milp::model model_;
+  bool complete_ = false;
+};
+
+}  // namespace remat
