@@ -49,9 +49,9 @@ struct options {
 /// What a backend found.
 struct solution {
   milp::status status = milp::status::failed;
-  Eigen::VectorXd x;             ///< empty unless `found()`
-  double objective = infinity;   ///< of `x`
-  double bound = -infinity;      ///< proven lower bound on the objective of every solution
+  Eigen::VectorXd x;            ///< empty unless `found()`
+  double objective = infinity;  ///< of `x`
+  double bound = -infinity;     ///< proven lower bound on the objective of every solution
 
   bool found() const { return status == milp::status::optimal || status == milp::status::feasible; }
 };

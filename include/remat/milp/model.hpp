@@ -40,7 +40,8 @@ struct model {
     if (lower.size() != columns() || upper.size() != columns() || static_cast<Eigen::Index>(integer.size()) != columns() ||
         matrix.cols() != columns())
       fail("cost, lower, upper, integer and matrix differ in their number of columns");
-    if (row_upper.size() != rows() || matrix.rows() != rows()) fail("row_lower, row_upper and matrix differ in their number of rows");
+    if (row_upper.size() != rows() || matrix.rows() != rows())
+      fail("row_lower, row_upper and matrix differ in their number of rows");
     if (!matrix.isCompressed()) fail("matrix is not compressed");
     if (!std::isfinite(offset)) fail("offset is not finite");
     const auto crossed = [](double low, double up) { return !(low <= up) || low == infinity || up == -infinity; };
@@ -62,7 +63,8 @@ struct model {
 /// @return the first broken bound, integrality or row, or an empty string
 /// Complexity: O(columns + rows + nonzeros).
 inline std::string violation(const model& m, const Eigen::VectorXd& x, double tolerance = 1e-5) {
-  if (x.size() != m.columns()) return "solution has " + std::to_string(x.size()) + " of " + std::to_string(m.columns()) + " values";
+  if (x.size() != m.columns())
+    return "solution has " + std::to_string(x.size()) + " of " + std::to_string(m.columns()) + " values";
   const auto outside = [&](double at, double low, double up) {
     return !(at >= low - tolerance * std::max(1.0, std::abs(low))) || !(at <= up + tolerance * std::max(1.0, std::abs(up)));
   };

@@ -21,10 +21,10 @@ namespace remat {
 /// The fastest *staged* schedule, found and proven by a MILP backend on the model of `staged_form`.
 ///
 /// What is proven: `result.scope_bound` bounds the time of every schedule in `result.scope` (the staged ones, within the
-/// restrictions asked for), and `result.scope_gap()` says how far from it the schedule is. Staged schedules are a restriction: a few
-/// problems have a faster schedule outside, or only such ones. Hence the status is `optimal` only if a bound on *every* schedule is
-/// met (when nothing needs to be recomputed, say), otherwise `feasible`; and a problem without a staged schedule ends as
-/// `time_limit` with an infinite `scope_bound`, never as `infeasible`.
+/// restrictions asked for), and `result.scope_gap()` says how far from it the schedule is. Staged schedules are a restriction: a
+/// few problems have a faster schedule outside, or only such ones. Hence the status is `optimal` only if a bound on *every*
+/// schedule is met (when nothing needs to be recomputed, say), otherwise `feasible`; and a problem without a staged schedule ends
+/// as `time_limit` with an infinite `scope_bound`, never as `infeasible`.
 ///
 /// Copies to the host are not used.
 ///
@@ -33,8 +33,8 @@ namespace remat {
 /// Complexity: exponential; seconds for some 50 operations, and up to some hundred with `options::fast()`. Use `rotor` on chains,
 /// whose symmetry is the worst case of a MILP.
 ///
-/// Reference: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020; the model is the
-/// stronger one of `staged_form`.
+/// Reference: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020; the model is
+/// the stronger one of `staged_form`.
 /// @code
 /// remat::checkmate<remat::highs::backend> method({.rules = {.recompute_where_used = true}});
 /// auto r = remat::solve(p, budget, method, {.seconds = 10, .gap = 0.01});
@@ -44,7 +44,7 @@ template <milp::backend B>
 class checkmate {
  public:
   struct options {
-    staging rules = {};                   ///< restrictions; by default all staged schedules are searched
+    staging rules = {};                  ///< restrictions; by default all staged schedules are searched
     std::optional<schedule> start = {};  ///< a known schedule, used as a cutoff and, if staged, as the start of the search
 
     /// The restrictions R1-R3, for training graphs: rarely worse than none, and an order of magnitude faster.

@@ -59,12 +59,14 @@ struct staging {
 /// Columns, for stage s, operation i, value v:
 /// - R[s,i] in {0,1}: stage s recomputes i (constant 1 for its block);
 /// - S[s,v] in {0,1}: v is on the device when stage s starts;
-/// - L[s,v,q] in [0,1], continuous: v is still there after the first q of its users u_1 < .. < u_r in stage s. L[s,v,0] stands for
-///   R[s,producer] + S[s,v], L[s,v,r] for S[s+1,v]; constant 1 up to the last user in the block.
+/// - L[s,v,q] in [0,1], continuous: v is still there after the first q of its users u_1 < .. < u_r in stage s; constant 1 up to
+/// the
+///   last user in the block. L[s,v,r] stands for S[s+1,v], and L[s,v,0] for R[s,producer] + S[s,v] unless the producer has other
+///   outputs, for whose sake alone it may be recomputed.
 ///
 /// Rows:
 /// - R[s,i] + S[s,v] <= 1 for each output v of i: recomputing what is held is never useful;
-/// - R[s,u_q] <= L[s,v,q-1] and L[s,v,q] <= L[s,v,q-1];
+/// - L[s,v,0] <= R[s,producer] + S[s,v], R[s,u_q] <= L[s,v,q-1] and L[s,v,q] <= L[s,v,q-1];
 /// - no waste: S[s,v] <= sum_q R[s,u_q] + S[s+1,v]; R[s,i] <= the same, summed over the outputs of i;
 /// - memory at each step k: its outputs and workspace, if computed, and every L or S that holds there <= budget.
 ///
@@ -72,8 +74,8 @@ struct staging {
 /// and L of a value that is not needed any more or cannot be rebuilt while it is needed. Non-held sources are values that cannot
 /// be rebuilt; held ones only lower the budget. Sizes are divided by their greatest common divisor, so rounding is exact.
 ///
-/// References: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020 (stages, R, S);
-/// the interval columns replace its indicator of freed values.
+/// References: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020 (stages, R,
+/// S); the interval columns replace its indicator of freed values.
 class staged_form {
  public:
   /// @param p      the problem; must outlive the form
@@ -218,8 +220,7 @@ class staged_form {
       turn = *rules_.turn;
     else if (rules_.backward_once || rules_.forward_in_one_stage)
       turn = peak_operation();
-    const auto split =
-        static_cast<std::size_t>(std::lower_bound(needed_.begin(), needed_.end(), turn) - needed_.begin());
+    const auto split = static_cast<std::size_t>(std::lower_bound(needed_.begin(), needed_.end(), turn) - needed_.begin());
     std::size_t next = 0;
     if (rules_.forward_in_one_stage && split > 0) stages_.emplace_back(0, next = split);
     for (; next < needed_.size(); ++next) {
@@ -227,8 +228,7 @@ class staged_form {
         for (unsigned e = 0; e < rules_.extra_stages; ++e) stages_.emplace_back(next, next);
       stages_.emplace_back(next, next + 1);
     }
-    for (std::size_t i = 0; i < needed_.size(); ++i)
-      repeatable_.push_back(!at(i).once && !(rules_.backward_once && i >= split));
+    for (std::size_t i = 0; i < needed_.size(); ++i) repeatable_.push_back(!at(i).once && !(rules_.backward_once && i >= split));
   }
 
   /// The operation at which the store-all schedule of the needed operations has its peak.
@@ -296,14 +296,15 @@ class staged_form {
   }
 
   void at_most(const expression& left, const expression& right) {
-    const auto e = left - right;
+    auto e = left - right;
+    compact(e);
     if (!constant(e) || e.constant > 1e-9) builder_.at_most(e, 0);
   }
 
   void make_rows(std::size_t s) {
     const auto [first, last] = stages_[s];
     const auto& R = R_[s];
-    std::vector<expression> live(p_.values().size());             // level of each value before the current step
+    std::vector<expression> live(p_.values().size());                 // level of each value before the current step
     std::vector<std::vector<expression>> levels(p_.values().size());  // before each user of the stage, and after the last
     std::vector<std::vector<std::size_t>> users(p_.values().size());
 
@@ -316,8 +317,9 @@ class staged_form {
       const auto& after = S(s + 1, v);
       const auto before = i == none ? S(s, v) : R[i] + S(s, v);
       auto& level = levels[v];
-      level.push_back(before);
-      for (std::size_t q = 1; q < users[v].size(); ++q) {
+      const bool byproduct = i != none && !constant(R[i]) && at(i).outputs.size() > 1;  // may be recomputed without being used
+      if (!byproduct && !users[v].empty()) level.push_back(before);
+      for (std::size_t q = level.size(); q < users[v].size(); ++q) {
         derived d{0, true, after};
         for (std::size_t later = q; later < users[v].size(); ++later) d.parts.add(R[users[v][later]]);
         if (users[v].back() >= first || is_one(after)) {
@@ -328,13 +330,12 @@ class staged_form {
         d.column = builder_.columns() - 1;
         derived_.push_back(std::move(d));
       }
-      if (!users[v].empty()) level.push_back(after);
-      if (users[v].empty()) at_most(after, before);
+      level.push_back(after);
+      at_most(level.front(), before);
       for (std::size_t q = 0; q < users[v].size(); ++q) {
         at_most(R[users[v][q]], level[q]);
         at_most(level[q + 1], level[q]);
       }
-      if (users[v].empty()) level.push_back(after);
 
       expression use = after;
       for (auto j : users[v]) use.add(R[j]);
@@ -348,14 +349,12 @@ class staged_form {
     }
     for (std::size_t i = 0; i < last; ++i)
       if (!constant(R[i]) && purpose[i].constant < 1) at_most(R[i], purpose[i]);
-    make_memory_rows(s, live, levels, users);
+    make_memory_rows(s, live, levels);
   }
 
   /// @param live   level of each value when the stage starts
   /// @param levels of each value: before its first user, .., after its last
-  /// @param users  of each value in the stage
-  void make_memory_rows(std::size_t s, std::vector<expression>& live, const std::vector<std::vector<expression>>& levels,
-                        const std::vector<std::vector<std::size_t>>& users) {
+  void make_memory_rows(std::size_t s, std::vector<expression>& live, const std::vector<std::vector<expression>>& levels) {
     expression row;  // what is live before the current step
     std::vector<std::size_t> used(live.size(), 0);
     for (index_t v = 0; v < live.size(); ++v)
@@ -366,7 +365,7 @@ class staged_form {
     };
     for (std::size_t k = 0; k < stages_[s].second; ++k) {
       if (is_zero(R_[s][k])) continue;
-      for (auto v : at(k).outputs) change(v, levels[v].front());
+      for (auto v : at(k).outputs) change(v, R_[s][k] + S(s, v));
       compact(row);
       if (row.terms.size() > longest_row) {
         derived_.push_back({0, false, row});
@@ -376,8 +375,7 @@ class staged_form {
         row = std::move(sum);
       }
       builder_.at_most(row + static_cast<double>(at(k).workspace) / byte_ * R_[s][k], room_);
-      for (auto v : at(k).outputs)
-        if (users[v].empty()) change(v, levels[v].back());
+      for (auto v : at(k).outputs) change(v, levels[v].front());
       for (auto v : at(k).inputs)
         if (modelled_[v]) change(v, levels[v][++used[v]]);
     }
@@ -395,17 +393,17 @@ class staged_form {
     e.terms.resize(kept);
   }
 
-  static constexpr double largest_room = 1 << 20;  ///< rows keep one unit of memory well above the tolerances of a backend
-  static constexpr std::size_t longest_row = 100000;   ///< memory rows with more terms are split by a running sum
+  static constexpr double largest_room = 1 << 20;     ///< rows keep one unit of memory well above the tolerances of a backend
+  static constexpr std::size_t longest_row = 100000;  ///< memory rows with more terms are split by a running sum
 
   const problem& p_;
   staging rules_;
-  std::vector<index_t> needed_;                             ///< operations that targets depend on
-  std::vector<bool> repeatable_;                            ///< per needed operation
+  std::vector<index_t> needed_;                              ///< operations that targets depend on
+  std::vector<bool> repeatable_;                             ///< per needed operation
   std::vector<std::pair<std::size_t, std::size_t>> stages_;  ///< needed operations [first, last) of each block
-  std::vector<index_t> producer_;                           ///< of a value, among the needed operations
-  std::vector<std::vector<std::size_t>> uses_;              ///< of a value, among the needed operations
-  std::vector<bool> modelled_;                              ///< values that come and go
+  std::vector<index_t> producer_;                            ///< of a value, among the needed operations
+  std::vector<std::vector<std::size_t>> uses_;               ///< of a value, among the needed operations
+  std::vector<bool> modelled_;                               ///< values that come and go
   bytes_t always_there_ = 0;
   double base_seconds_ = 0, second_ = 1, byte_ = 1, room_ = 0;
   milp::builder builder_;

@@ -46,7 +46,8 @@ struct api {
                         double offset, const double* cost, const double* lower, const double* upper, const double* row_lower,
                         const double* row_upper, const highs_int* start, const highs_int* index, const double* value,
                         const highs_int* integrality);
-  highs_int (*set_solution)(void*, const double* columns, const double* rows, const double* column_duals, const double* row_duals);
+  highs_int (*set_solution)(void*, const double* columns, const double* rows, const double* column_duals,
+                            const double* row_duals);
   highs_int (*set_callback)(void*, callback_type, void*);
   highs_int (*start_callback)(void*, int type);
   const void* (*output_item)(const void* output, const char* name);
@@ -127,7 +128,8 @@ inline std::shared_ptr<const api> load(const std::string& asked) {
       tried += std::string("\n  ") + why.what();
     }
   throw not_available(
-      "HiGHS is not available; install it with 'pip install highspy', or set REMAT_HIGHS to the path of libhighs.so. Searched: the "
+      "HiGHS is not available; install it with 'pip install highspy', or set REMAT_HIGHS to the path of libhighs.so. Searched: "
+      "the "
       "system's libraries, $VIRTUAL_ENV, and .venv in the current folder, the program's folder and their parents. Tried:" +
       tried);
 }
