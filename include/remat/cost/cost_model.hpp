@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// What the library asks of a cost model.
+#pragma once
+
+#include <concepts>
+#include <ranges>
+
+#include <remat/core/problem.hpp>
+#include <remat/graph/dag.hpp>
+
+namespace remat {
+
+namespace detail {
+template <class T>
+concept size_or_sizes = std::convertible_to<T, bytes_t> || range_of<T, bytes_t>;
+}  // namespace detail
+
+/// The costs of the operations of a graph.
+///
+/// Required:
+///
+/// | expression     | gives                                                                                                 |
+/// |----------------|-------------------------------------------------------------------------------------------------------|
+/// | `c.seconds(v)` | time of one execution of `v`, s, finite, >= 0                                                         |
+/// | `c.bytes(v)`   | size of its result, bytes, >= 0; or a range of sizes, for an operation with several results           |
+///
+/// Read where they are there:
+///
+/// | expression       | gives                                                             | otherwise                          |
+/// |------------------|-------------------------------------------------------------------|------------------------------------|
+/// | `c.workspace(v)` | bytes needed while it runs                                        | 0                                  |
+/// | `c.once(v)`      | whether it may run once only                                      | false                              |
+/// | `c.held(v)`      | whether `v` is no operation but a source that is never dropped    | false                              |
+/// | `c.target(v)`    | whether its results must be there at the end                      | true if nothing reads `v`          |
+/// | `c.reads(u, v)`  | range of the numbers of the results of `u` that its reader `v` reads | all                             |
+/// | `c.name(v)`      | label, for messages too                                           | "vertex" and its index             |
+/// | `c.kind(v)`      | free text, such as the ATen operator                              | ""                                 |
+/// @code
+/// struct measured { double seconds(int v) const; std::int64_t bytes(int v) const; };
+/// struct timed { double seconds(int v) const; };
+/// static_assert(remat::cost_model<measured, network>);
+/// static_assert(!remat::cost_model<timed, network>);   // no bytes(v)
+/// @endcode
+template <class C, class G>
+concept cost_model = dag<G> && requires(const C& c, const vertex_t<G>& v) {
+  { c.seconds(v) } -> std::convertible_to<double>;
+  { c.bytes(v) } -> detail::size_or_sizes;
+};
+
+}  // namespace remat

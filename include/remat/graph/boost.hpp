@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Boost graphs as DAGs. Needs Boost.Graph; not part of the umbrella header.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <vector>
+
+#include <boost/graph/graph_traits.hpp>
+#include <boost/graph/properties.hpp>
+#include <boost/pending/property.hpp>
+
+#include <remat/graph/dag.hpp>
+
+namespace remat {
+
+namespace detail {
+
+/// `vertices(g)` of Boost, for where a member of that name hides it.
+template <class G>
+auto boost_vertices(const G& g) {
+  return vertices(g);
+}
+
+/// Whether `get(boost::vertex_index, g)` is there; asking it directly is a hard error in Boost where it is not.
+template <class G>
+concept numbers_vertices = std::integral<typename boost::graph_traits<G>::vertex_descriptor> ||
+    boost::lookup_one_property<typename boost::vertex_property_type<G>::type, boost::vertex_index_t>::found;
+
+}  // namespace detail
+
+/// A directed Boost graph that lists its vertices (VertexListGraph), lists the out-edges of each (IncidenceGraph; a
+/// BidirectionalGraph is one), and numbers them (`boost::vertex_index`): graphs with `boost::listS` vertices need such a
+/// property. An edge runs from an operation to one that reads its result.
+/// @code
+/// using graph = boost::adjacency_list<boost::vecS, boost::vecS, boost::directedS, op>;
+/// static_assert(remat::boost_graph<graph> && remat::dag<graph>);
+/// static_assert(!remat::boost_graph<boost::adjacency_list<boost::vecS, boost::vecS, boost::undirectedS>>);
+/// @endcode
+template <class G>
+concept boost_graph = requires {
+  requires std::derived_from<typename G::directed_category, boost::directed_tag>;
+}
+&&detail::numbers_vertices<G>&& requires(const G& g, const typename boost::graph_traits<G>::vertex_descriptor& v,
+                                         const typename boost::graph_traits<G>::edge_descriptor& e) {
+  vertices(g).first != vertices(g).second;
+  out_edges(v, g).first != out_edges(v, g).second;
+  { target(e, g) } -> std::convertible_to<typename boost::graph_traits<G>::vertex_descriptor>;
+};
+
+/// Every `boost_graph` is a `dag`. Costs come from property maps, see `table`.
+/// @code
+/// auto r = remat::solve(g, remat::table{remat::seconds_of(get(&op::seconds, g)), remat::bytes_of(get(&op::bytes, g))},
+///                       1 << 30, remat::rotor{});
+/// @endcode
+template <boost_graph G>
+struct dag_traits<G> {
+  using vertex = typename boost::graph_traits<G>::vertex_descriptor;
+
+  static std::vector<vertex> vertices(const G& g) {
+    const auto [first, last] = detail::boost_vertices(g);
+    return {first, last};
+  }
+  static std::vector<vertex> outputs(const G& g, const vertex& v) {
+    std::vector<vertex> readers;
+    for (auto [e, end] = out_edges(v, g); e != end; ++e) readers.push_back(target(*e, g));
+    return readers;
+  }
+  static std::size_t index(const G& g, const vertex& v) { return get(get(boost::vertex_index, g), v); }
+};
+
+}  // namespace remat

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The solvers of the command-line program, in one table.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include <remat/core/solve.hpp>
+
+namespace cli {
+
+/// What a solver is run on.
+struct request {
+  const remat::problem& problem;
+  remat::bytes_t budget;
+  remat::limits limits;
+  std::string backend;  ///< highs, glpk or auto
+  std::function<remat::control(const remat::progress&)> observer;
+
+  template <remat::solver S>
+  remat::result solve_with(const S& s) const {
+    return remat::solve(problem, budget, s, limits, observer);
+  }
+};
+
+/// A solver by name.
+struct method {
+  std::string_view name;
+  std::string_view summary;
+  remat::result (*run)(const request&);
+};
+
+inline constexpr std::array<method, 0> methods = {};
+
+/// @throws remat::bad_option naming what is there
+inline const method& find_method(std::string_view name) {
+  std::string known;
+  for (const auto& m : methods) {
+    if (m.name == name) return m;
+    known += (known.empty() ? "" : ", ") + std::string(m.name);
+  }
+  throw remat::bad_option("--solver: no solver \"" + std::string(name) + "\"; there are " + known);
+}
+
+}  // namespace cli
