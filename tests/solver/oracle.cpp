@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// The exhaustive oracle against closed forms.
+#define CATCH_CONFIG_MAIN
+#include <catch2/catch.hpp>
+
+#include <remat/core/evaluate.hpp>
+#include <remat/core/solve.hpp>
+#include <remat/testing/generators.hpp>
+#include <remat/testing/oracle.hpp>
+
+using namespace remat;
+using namespace remat::testing;
+
+namespace {
+
+/// A problem with one byte and one second per node, given by the operands of each; the last node is the target.
+problem pebbles(const std::vector<std::vector<index_t>>& operands) {
+  std::vector<value> values(operands.size(), value{"v", 1, false});
+  std::vector<operation> operations;
+  for (index_t i = 0; i < operands.size(); ++i) operations.push_back({"o", operands[i], {i}, 1});
+  return problem("pebbles", values, operations, {static_cast<index_t>(operands.size() - 1)});
+}
+
+/// Griewank and Walther: OPT(n, B) = n + 1 + t(n + 1, B - 2), t(l, s) = r l - C(s + r, s + 1), r least with C(s + r, s) >= l.
+double unit_chain_optimum(int n, int budget) {
+  const auto choose = [](int a, int b) {
+    double c = 1;
+    for (int i = 1; i <= b; ++i) c = c * (a - b + i) / i;
+    return c;
+  };
+  const int l = n + 1, s = budget - 2;
+  int r = 0;
+  while (choose(s + r, s) < l) ++r;
+  return n + 1 + r * l - choose(s + r, s + 1);
+}
+
+}  // namespace
+
+TEST_CASE("the unit training chain has the binomial optimum") {
+  CHECK(unit_chain_optimum(8, 4) == 26);
+  CHECK(unit_chain_optimum(6, 4) == 18);
+  for (int n = 1; n <= 7; ++n) {
+    const auto p = unit_training_chain(static_cast<std::size_t>(n));
+    CHECK_FALSE(exhaustive_optimum(p, 2));
+    for (int budget = 3; budget <= n + 3; ++budget) {
+      INFO("n " << n << ", budget " << budget);
+      const auto best = exhaustive_optimum(p, budget);
+      REQUIRE(best);
+      CHECK(*best == unit_chain_optimum(n, budget));
+    }
+  }
+}
+
+TEST_CASE("a pyramid of base w needs w + 1 pebbles") {
+  for (index_t w = 2; w <= 4; ++w) {
+    std::vector<std::vector<index_t>> operands(w);
+    index_t row = 0;
+    for (index_t width = w; width-- > 1; row += width + 1)
+      for (index_t i = 0; i < width; ++i) operands.push_back({row + i, row + i + 1});
+    const auto p = pebbles(operands);
+    CHECK_FALSE(exhaustive_optimum(p, w));
+    CHECK(exhaustive_optimum(p, w + 1) == w * (w + 1) / 2.0);
+  }
+}
+
+TEST_CASE("a complete binary tree of h levels needs h + 1 pebbles") {
+  for (int levels = 2; levels <= 4; ++levels) {
+    const index_t leaves = 1u << (levels - 1);
+    std::vector<std::vector<index_t>> operands(leaves);
+    for (index_t i = 0; operands.size() < 2 * leaves - 1; i += 2) operands.push_back({i, i + 1});
+    const auto p = pebbles(operands);
+    CHECK_FALSE(exhaustive_optimum(p, levels));
+    CHECK(exhaustive_optimum(p, levels + 1) == (1 << levels) - 1.0);
+  }
+}
+
+TEST_CASE("a value is rebuilt after one that comes later in the order") {
+  // Node 0 does not fit beside the operand and the result of node 2, and node 4 reads it again: 6 computations of 5 nodes.
+  const std::vector<value> values = {{"0", 4}, {"1", 4}, {"2", 4}, {"3", 2}, {"4", 3}, {"node 3 was computed", 0}};
+  const std::vector<operation> ops = {
+      {"0", {}, {0}, 1}, {"1", {0}, {1}, 1}, {"2", {1}, {2}, 1}, {"3", {0, 1}, {3, 5}, 1}, {"4", {2, 0}, {4}, 1}};
+  const problem p("p", values, ops, {4, 5});
+  CHECK_FALSE(exhaustive_optimum(p, 10));
+  CHECK(exhaustive_optimum(p, 11) == 6.0);
+  CHECK(exhaustive_optimum(p, 12) == 5.0);
+}
+
+TEST_CASE("the optimum lies between the trivial bounds and store-all") {
+  std::mt19937_64 g(1);
+  for (int round = 0; round < 300; ++round) {
+    const auto p = random_problem(g, {.operations = 6, .once = 20});
+    const auto all = evaluate(p, store_all_schedule(p));
+    const auto least = bounds_without_search(p);
+    const auto best = exhaustive_optimum(p, all.peak);
+    REQUIRE(best);
+    CHECK(*best <= all.seconds);
+    CHECK(*best == least.seconds);
+    CHECK_FALSE(exhaustive_optimum(p, least.budget - 1));
+    double before = *best;
+    for (auto budget = all.peak; budget >= least.budget; --budget) {
+      const auto now = exhaustive_optimum(p, budget);
+      if (!now) break;
+      CHECK(*now >= before);
+      before = *now;
+    }
+  }
+}
+
+TEST_CASE("too large a problem is refused") { CHECK_THROWS_AS(exhaustive_optimum(unit_training_chain(30), 9), bad_option); }
