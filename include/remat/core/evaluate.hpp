@@ -19,6 +19,7 @@ struct evaluation {
   std::size_t computed = 0;     ///< compute steps
   std::size_t recomputed = 0;   ///< compute steps of an operation that had run before
   std::vector<bytes_t> memory;  ///< bytes while step i runs (after it, for a drop)
+  std::vector<double> ends;     ///< time at which step i ends, for a copy at which it is asked for, s
 };
 
 /// Executes `s` step by step and measures it.
@@ -86,6 +87,7 @@ inline evaluation evaluate(const problem& p, const schedule& s) {
         arrives[v] = 0;
       }
       e.memory.push_back(here);
+      e.ends.push_back(now);
       e.peak = std::max(e.peak, here);
       continue;
     }
@@ -116,6 +118,7 @@ inline evaluation evaluate(const problem& p, const schedule& s) {
       }
     }
     e.memory.push_back(live);
+    e.ends.push_back(now);
   }
   for (auto v : p.targets()) {
     if (!on_device[v]) throw bad_schedule(s.steps.size(), "target " + std::to_string(v) + " is not on the device at the end");

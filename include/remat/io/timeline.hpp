@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Memory over time of a schedule, as text for a terminal and as SVG.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <remat/core/error.hpp>
+#include <remat/core/evaluate.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
+#include <remat/io/bytes.hpp>
+
+namespace remat {
+
+/// Memory over time: pieces of constant memory, in order, without gaps.
+struct memory_timeline {
+  struct piece {
+    double begin = 0, end = 0;  ///< s; equal for what takes no time
+    bytes_t bytes = 0;          ///< on the device, outputs and workspace included
+    bool recomputed = false;    ///< an operation that had run before
+  };
+  std::vector<piece> pieces;
+  double seconds = 0;  ///< makespan
+  bytes_t held = 0;    ///< bytes of the held sources
+  bytes_t peak = 0;
+};
+
+/// Follows a schedule.
+/// @param p the problem
+/// @param s a valid schedule of it
+/// @return a piece per compute step, and per wait for a copy
+/// @throws bad_schedule if `s` is not valid
+/// Complexity: O(values + edges executed).
+inline memory_timeline trace_memory(const problem& p, const schedule& s) {
+  const auto e = evaluate(p, s);
+  memory_timeline t{.pieces = {}, .seconds = e.seconds, .held = p.held_bytes(), .peak = e.peak};
+  std::vector<bool> has_run(p.operations().size(), false), on_device(p.values().size());
+  for (index_t v = 0; v < p.values().size(); ++v) on_device[v] = p.is_source(v);
+  bytes_t live = p.source_bytes();
+  double now = 0;
+  const auto wait_until = [&](double then) {
+    if (then <= now + 1e-9 * e.seconds) return;  // rounding is no wait
+    t.pieces.push_back({now, then, live, false});
+    now = then;
+  };
+  for (std::size_t at = 0; at < s.steps.size(); ++at) {
+    const auto& x = s.steps[at];
+    if (x.what == action::compute) {
+      const auto& op = p.operations()[x.which];
+      wait_until(e.ends[at] - op.seconds);
+      t.pieces.push_back({now, e.ends[at], e.memory[at], has_run[x.which]});
+      now = e.ends[at];
+      has_run[x.which] = true;
+      for (auto v : op.outputs) {
+        if (!on_device[v]) live += p.values()[v].bytes;
+        on_device[v] = true;
+      }
+    } else {
+      wait_until(e.ends[at]);
+      live = e.memory[at];
+      if (x.what == action::prefetch) t.pieces.push_back({now, now, live, false});
+      if (x.what != action::offload) on_device[x.which] = x.what == action::prefetch;
+    }
+  }
+  wait_until(e.seconds);
+  return t;
+}
+
+/// A line to draw over a timeline, such as measured memory.
+struct memory_series {
+  std::string label;
+  std::vector<std::pair<double, bytes_t>> points;  ///< time in s, ascending, and bytes from then on
+};
+
+/// A timeline as a line, to be drawn over another one.
+inline memory_series as_series(const memory_timeline& t, std::string label) {
+  memory_series s{std::move(label), {}};
+  for (const auto& x : t.pieces) s.points.emplace_back(x.begin, x.bytes);
+  if (!t.pieces.empty()) s.points.emplace_back(t.seconds, t.pieces.back().bytes);
+  return s;
+}
+
+/// What to draw besides the timeline.
+struct timeline_style {
+  std::string title;
+  std::optional<bytes_t> budget;        ///< drawn as a line
+  std::vector<memory_series> overlays;  ///< lines over the area, SVG only
+};
+
+namespace detail {
+
+inline std::string printed(const char* format, double number) {
+  char text[64];
+  std::snprintf(text, sizeof text, format, number);
+  return text;
+}
+
+/// A unit and how much of the base unit it is.
+struct scale {
+  const char* unit;
+  double factor;
+};
+
+inline scale bytes_scale(double largest) {
+  static constexpr std::array<scale, 5> all = {{{"TiB", 0x1p40}, {"GiB", 0x1p30}, {"MiB", 0x1p20}, {"KiB", 0x1p10}, {"B", 1}}};
+  return *std::find_if(all.begin(), all.end() - 1, [&](const scale& x) { return largest >= x.factor; });
+}
+
+inline scale seconds_scale(double largest) {
+  static constexpr std::array<scale, 4> all = {{{"s", 1}, {"ms", 1e-3}, {"µs", 1e-6}, {"ns", 1e-9}}};
+  return *std::find_if(all.begin(), all.end() - 1, [&](const scale& x) { return largest >= x.factor; });
+}
+
+/// The largest of 1, 2, 5 times a power of ten that gives at least `count` ticks up to `largest`.
+inline double tick_step(double largest, int count) {
+  const double power = std::pow(10, std::floor(std::log10(largest / count)));
+  const double rest = largest / count / power;
+  return power * (rest >= 5 ? 5 : rest >= 2 ? 2 : 1);
+}
+
+/// A timeline cut into columns of equal duration.
+struct column {
+  bytes_t bytes = 0;      ///< largest in the column
+  double recomputed = 0;  ///< share of the time spent on recomputation
+};
+
+inline std::vector<column> cut(const memory_timeline& t, std::size_t count, double span) {
+  std::vector<column> columns(count);
+  const double width = span / static_cast<double>(count);
+  for (const auto& x : t.pieces) {
+    const auto first = std::min(static_cast<std::size_t>(x.begin / width), count - 1);
+    for (auto c = first; c < count; ++c) {
+      const double begin = static_cast<double>(c) * width;
+      if (c > first && begin >= x.end) break;
+      columns[c].bytes = std::max(columns[c].bytes, x.bytes);
+      if (x.recomputed) columns[c].recomputed += std::max(0.0, std::min(x.end, begin + width) - std::max(x.begin, begin)) / width;
+    }
+  }
+  return columns;
+}
+
+inline std::string escaped(std::string_view text) {
+  std::string out;
+  for (char c : text) {
+    if (c == '&')
+      out += "&amp;";
+    else if (c == '<')
+      out += "&lt;";
+    else if (c == '>')
+      out += "&gt;";
+    else if (static_cast<unsigned char>(c) >= ' ')
+      out += c;
+  }
+  return out;
+}
+
+/// The time axis of a timeline whose operations all take no time: its pieces, a second each.
+inline memory_timeline with_duration(memory_timeline t) {
+  if (t.seconds > 0) return t;
+  for (std::size_t i = 0; i < t.pieces.size(); ++i) {
+    t.pieces[i].begin = static_cast<double>(i);
+    t.pieces[i].end = static_cast<double>(i + 1);
+  }
+  t.seconds = std::max<double>(1, static_cast<double>(t.pieces.size()));
+  return t;
+}
+
+}  // namespace detail
+
+/// Draws a timeline with block characters (UTF-8). The row below the axis shows the share of recomputation by shades.
+/// @param timeline memory over time
+/// @param style    title and budget
+/// @param width    characters per line, >= 40
+/// @param height   rows of the memory axis, >= 4
+/// @return lines of at most `width` characters, each ended
+/// @throws bad_option if `width` or `height` is out of range
+/// Complexity: O(pieces + width height).
+/// @code
+/// std::cout << remat::timeline_text(remat::trace_memory(p, r.schedule), {.title = p.name(), .budget = r.budget});
+/// @endcode
+inline std::string timeline_text(const memory_timeline& timeline, const timeline_style& style, int width = 80, int height = 12) {
+  if (width < 40) throw bad_option("timeline width must be >= 40, got " + std::to_string(width));
+  if (height < 4) throw bad_option("timeline height must be >= 4, got " + std::to_string(height));
+  static constexpr const char* eighths[] = {" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
+  const auto t = detail::with_duration(timeline);
+  const auto columns = detail::cut(t, static_cast<std::size_t>(width - 12), t.seconds);
+  const double top = std::max(1.0, static_cast<double>(std::max(t.peak, style.budget.value_or(0))));
+  const auto row_of = [&](double bytes) { return std::min(height - 1, static_cast<int>(bytes / top * height)); };
+  const auto padded = [](const std::string& label) {
+    return std::string(10 - std::min<std::size_t>(10, label.size()), ' ') + label;
+  };
+
+  std::string out;
+  if (!style.title.empty()) out += style.title.substr(0, static_cast<std::size_t>(width)) + "\n";
+  for (int row = height - 1; row >= 0; --row) {
+    const bool budget_row = style.budget && row == row_of(static_cast<double>(*style.budget));
+    std::string label;
+    if (budget_row)
+      label = format_bytes(*style.budget);
+    else if (row == height - 1 || row % 4 == 0)
+      label = row == 0 ? "0" : format_bytes(static_cast<bytes_t>(top * (row + 0.5) / height));
+    out += padded(label) + (label.empty() ? " │" : " ┤");
+    for (const auto& c : columns) {
+      const double filled = static_cast<double>(c.bytes) / top * height - row;
+      const int level = filled >= 1 ? 8 : filled <= 0 ? 0 : std::max(1, static_cast<int>(filled * 8));
+      out += level == 0 && budget_row ? "┄" : eighths[level];
+    }
+    out += "\n";
+  }
+  const auto unit = detail::seconds_scale(t.seconds);
+  const auto end = timeline.seconds > 0 ? detail::printed("%.3g ", t.seconds / unit.factor) + unit.unit
+                                        : std::to_string(t.pieces.size()) + " operations";
+  out += padded("") + " └";
+  for (std::size_t c = 0; c < columns.size(); ++c) out += "─";
+  out += "\n";
+  if (std::any_of(columns.begin(), columns.end(), [](const auto& c) { return c.recomputed > 0; })) {
+    out += padded("recomputed") + "  ";
+    for (const auto& c : columns)
+      out += c.recomputed <= 0 ? " " : c.recomputed < 1.0 / 3 ? "░" : c.recomputed < 2.0 / 3 ? "▒" : "▓";
+    out += "\n";
+  }
+  const auto shown = end.size() - (end.find("µ") != std::string::npos ? 1 : 0);
+  return out + padded("") + "  0" + std::string(columns.size() - 1 - std::min(columns.size() - 1, shown), ' ') + end + "\n";
+}
+
+/// Draws a timeline as a self-contained SVG picture: memory as an area, recomputation in another colour, held sources, the
+/// budget, the peak, and measured series as lines.
+/// @param timeline memory over time
+/// @param style    title, budget and lines
+/// @return the document
+/// Complexity: O(pieces + points of the overlays); at most some 1600 points per line are written.
+inline std::string timeline_svg(const memory_timeline& timeline, const timeline_style& style) {
+  static constexpr double left = 84, right = 944, top = 64, bottom = 368;
+  static constexpr std::array<const char*, 4> colours = {"#222222", "#2a9d5c", "#8e44ad", "#b8860b"};
+  const auto t = detail::with_duration(timeline);
+  double most = static_cast<double>(std::max({t.peak, style.budget.value_or(0), bytes_t{1}})), span = t.seconds;
+  for (const auto& s : style.overlays)
+    for (const auto& [at, bytes] : s.points) {
+      most = std::max(most, static_cast<double>(bytes));
+      span = std::max(span, at);
+    }
+  most *= 1.06;
+  const auto x_of = [&](double seconds) { return left + seconds / span * (right - left); };
+  const auto y_of = [&](double bytes) { return bottom - bytes / most * (bottom - top); };
+  const auto number = [](double v) { return detail::printed("%.4g", std::round(v * 10) / 10); };
+  const auto text = [&](double x, double y, const std::string& attributes, const std::string& content) {
+    return "<text x=\"" + number(x) + "\" y=\"" + number(y) + "\" " + attributes + ">" + detail::escaped(content) + "</text>\n";
+  };
+  const auto line = [&](double x1, double y1, double x2, double y2, const std::string& attributes) {
+    return "<line x1=\"" + number(x1) + "\" y1=\"" + number(y1) + "\" x2=\"" + number(x2) + "\" y2=\"" + number(y2) + "\" " +
+           attributes + "/>\n";
+  };
+
+  std::string out =
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 960 440\" width=\"960\" height=\"440\" "
+      "font-family=\"Helvetica, Arial, sans-serif\" font-size=\"12\" fill=\"#333333\">\n"
+      "<rect width=\"960\" height=\"440\" fill=\"#ffffff\"/>\n";
+  if (!style.title.empty()) out += text(left, 26, "font-size=\"16\" font-weight=\"bold\"", style.title);
+
+  // Grid and axes.
+  const auto memory = detail::bytes_scale(most);
+  const auto step = detail::tick_step(most / memory.factor, 4);
+  for (double tick = 0; tick * memory.factor <= most; tick += step) {
+    const double y = y_of(tick * memory.factor);
+    out += line(left, y, right, y, "stroke=\"#e6e6e6\"");
+    out += text(left - 8, y + 4, "text-anchor=\"end\"", detail::printed("%.4g ", tick) + memory.unit);
+  }
+  const auto time = timeline.seconds > 0 ? detail::seconds_scale(span) : detail::scale{"", 1};
+  const auto interval = detail::tick_step(span / time.factor, 6);
+  for (double tick = 0; tick * time.factor <= span * (1 + 1e-9); tick += interval) {
+    const double x = x_of(tick * time.factor);
+    out += line(x, bottom, x, bottom + 5, "stroke=\"#333333\"");
+    out += text(x, bottom + 19, "text-anchor=\"middle\"", detail::printed("%.4g", tick));
+  }
+  out += text((left + right) / 2, bottom + 38, "text-anchor=\"middle\"",
+              timeline.seconds > 0 ? std::string("time [") + time.unit + "]" : "operations");
+
+  // Area, by colour, as runs of columns of equal height.
+  const auto columns = detail::cut(t, 1600, span);
+  const auto filled = static_cast<std::size_t>(std::ceil(t.seconds / span * 1600 - 1e-9));
+  const auto column_x = [&](std::size_t c) { return x_of(std::min(t.seconds, static_cast<double>(c) / 1600 * span)); };
+  bool any_recomputed = false;
+  for (const bool recomputed : {false, true}) {
+    std::string path;
+    for (std::size_t c = 0; c < filled;) {
+      auto last = c;
+      const auto same = [&](std::size_t other) { return (columns[other].recomputed > 0.5) == recomputed; };
+      if (!same(c)) {
+        ++c;
+        continue;
+      }
+      path += "M" + number(column_x(c)) + " " + number(bottom);
+      while (last < filled && same(last)) {
+        const auto height = columns[last].bytes;
+        path += "V" + number(y_of(static_cast<double>(height)));
+        while (last < filled && same(last) && columns[last].bytes == height) ++last;
+        path += "H" + number(column_x(last));
+      }
+      path += "V" + number(bottom) + "Z";
+      c = last;
+    }
+    any_recomputed = any_recomputed || (recomputed && !path.empty());
+    if (!path.empty()) out += std::string("<path fill=\"") + (recomputed ? "#f28e2b" : "#4e79a7") + "\" d=\"" + path + "\"/>\n";
+  }
+  if (t.held > 0)
+    out += "<rect x=\"" + number(left) + "\" y=\"" + number(y_of(static_cast<double>(t.held))) + "\" width=\"" +
+           number(x_of(t.seconds) - left) + "\" height=\"" + number(bottom - y_of(static_cast<double>(t.held))) +
+           "\" fill=\"#1f3a5f\"/>\n";
+  out += line(left, bottom, right, bottom, "stroke=\"#333333\"") + line(left, top, left, bottom, "stroke=\"#333333\"");
+
+  for (std::size_t s = 0; s < style.overlays.size(); ++s) {
+    std::string path;
+    double last_x = -1;
+    bytes_t highest = 0;
+    for (const auto& [at, bytes] : style.overlays[s].points) {
+      const double x = std::round(x_of(at) * 2) / 2;
+      if (path.empty()) path = "M" + number(x) + " " + number(y_of(static_cast<double>(bytes)));
+      if (x > last_x) highest = bytes;
+      highest = std::max(highest, bytes);
+      if (x > last_x) path += "H" + number(x);
+      path += "V" + number(y_of(static_cast<double>(x > last_x ? bytes : highest)));
+      last_x = x;
+    }
+    out += "<path fill=\"none\" stroke-width=\"1.3\" stroke=\"" + std::string(colours[s % colours.size()]) + "\" d=\"" + path +
+           "\"/>\n";
+  }
+  if (style.budget) {
+    const double y = y_of(static_cast<double>(*style.budget));
+    out += line(left, y, right, y, "stroke=\"#d62728\" stroke-width=\"1.5\" stroke-dasharray=\"7 4\"");
+  }
+
+  // Legend.
+  double x = left;
+  const auto entry = [&](const std::string& mark, const std::string& label) {
+    out += "<g transform=\"translate(" + number(x) + " 42)\">" + mark + "</g>\n" + text(x + 22, 47, "", label);
+    x += 40 + 6.6 * static_cast<double>(label.size());
+  };
+  const auto box = [](const char* colour) {
+    return std::string("<rect y=\"-5\" width=\"16\" height=\"10\" fill=\"") + colour + "\"/>";
+  };
+  const auto dash = [](const std::string& attributes) {
+    return "<line x1=\"0\" y1=\"0\" x2=\"16\" y2=\"0\" stroke-width=\"2\" " + attributes + "/>";
+  };
+  entry(box("#4e79a7"), "memory, peak " + format_bytes(t.peak));
+  if (any_recomputed) entry(box("#f28e2b"), "while recomputing");
+  if (t.held > 0) entry(box("#1f3a5f"), "held " + format_bytes(t.held));
+  if (style.budget) entry(dash("stroke=\"#d62728\" stroke-dasharray=\"5 3\""), "budget " + format_bytes(*style.budget));
+  for (std::size_t s = 0; s < style.overlays.size(); ++s)
+    entry(dash(std::string("stroke=\"") + colours[s % colours.size()] + "\""), style.overlays[s].label);
+  return out + "</svg>\n";
+}
+
+}  // namespace remat
