@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// MILP backend on GLPK 5. GLPK is under the GPL, version 3: so is a program that links it; see NOTICE.md.
+#pragma once
+
+#include <glpk.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <csetjmp>
+#include <exception>
+#include <limits>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <remat/milp/backend.hpp>
+
+namespace remat::glpk {
+
+/// Solves MILPs with GLPK: dual simplex at the root, then branch and cut, on one thread whatever `threads` says; `seed` is not used.
+class backend {
+ public:
+  std::string name() const { return "glpk"; }
+
+  /// Solves `m`. Each call runs in a thread of its own with a GLPK environment of its own, which is freed at the end: GLPK objects
+  /// of the caller are not touched, and an internal error of GLPK ends in `milp::status::failed` instead of `abort`.
+  /// @param m a valid model
+  /// @param o limits, cutoff, start; `poll` is called from another thread while this one waits
+  /// @return status, solution and bound
+  /// @throws what `o.poll` throws
+  milp::solution solve(const milp::model& m, const milp::options& o) const {
+    run r(m, o);
+    std::thread worker([&] {
+      if (setjmp(r.on_error) == 0) {
+        glp_error_hook([](void* at) { std::longjmp(static_cast<run*>(at)->on_error, 1); }, &r);
+        r.search();
+      } else {
+        r.answer = {};
+      }
+      glp_free_env();
+    });
+    worker.join();
+    if (r.failure) std::rethrow_exception(r.failure);
+    return r.answer;
+  }
+
+ private:
+  using clock = std::chrono::steady_clock;
+
+  /// One call. Holds everything with a destructor, so that an error of GLPK may jump out of `search`.
+  struct run {
+    const milp::model& m;
+    const milp::options& o;
+    std::jmp_buf on_error;
+    milp::solution answer = {};
+    std::exception_ptr failure = {};
+    glp_prob* problem = nullptr;
+    std::vector<int> row, column;
+    std::vector<double> value, point;
+    clock::time_point began = clock::now(), polled = {};
+    double cutoff = milp::infinity;  ///< as given, or the objective of the start
+    double best = milp::infinity;
+    double bound = -milp::infinity;
+    bool stop = false, cut_off = false;
+
+    run(const milp::model& model, const milp::options& options) : m(model), o(options), cutoff(options.cutoff) {
+      const auto nonzeros = static_cast<std::size_t>(m.matrix.nonZeros());
+      row.reserve(nonzeros + 1), column.reserve(nonzeros + 1), value.reserve(nonzeros + 1);
+      row.push_back(0), column.push_back(0), value.push_back(0);  // GLPK counts from 1
+      for (int j = 0; j < m.matrix.outerSize(); ++j)
+        for (Eigen::SparseMatrix<double>::InnerIterator a(m.matrix, j); a; ++a)
+          if (a.value() != 0) row.push_back(static_cast<int>(a.row()) + 1), column.push_back(j + 1), value.push_back(a.value());
+      if (o.start) {
+        point.assign(1, 0);
+        point.insert(point.end(), o.start->data(), o.start->data() + o.start->size());
+      }
+    }
+
+    double seconds_left() const {
+      return o.seconds - std::chrono::duration<double>(clock::now() - began).count();
+    }
+    int milliseconds_left() const {
+      return static_cast<int>(std::clamp(1000 * seconds_left(), 0.0, static_cast<double>(std::numeric_limits<int>::max())));
+    }
+    /// Polls the caller, at most some twenty times a second.
+    void poll() {
+      if (stop || !o.poll || clock::now() - polled < std::chrono::milliseconds(50)) return;
+      polled = clock::now();
+      try {
+        stop = o.poll(best, bound);
+      } catch (...) {
+        failure = std::current_exception();
+        stop = true;
+      }
+    }
+
+    static int bounds_type(double low, double up) {
+      if (low == up) return GLP_FX;
+      if (low == -milp::infinity) return up == milp::infinity ? GLP_FR : GLP_UP;
+      return up == milp::infinity ? GLP_LO : GLP_DB;
+    }
+
+    /// False if an integer column has no integer within its bounds.
+    bool load() {
+      problem = glp_create_prob();
+      glp_set_obj_dir(problem, GLP_MIN);
+      glp_set_obj_coef(problem, 0, m.offset);
+      glp_add_cols(problem, static_cast<int>(m.columns()));
+      for (int j = 0; j < m.columns(); ++j) {
+        double low = m.lower[j], up = m.upper[j];
+        if (m.integer[static_cast<std::size_t>(j)]) {
+          low = std::ceil(low - 1e-9), up = std::floor(up + 1e-9);
+          if (low > up) return false;
+          glp_set_col_kind(problem, j + 1, GLP_IV);
+        }
+        glp_set_col_bnds(problem, j + 1, bounds_type(low, up), low, up);
+        glp_set_obj_coef(problem, j + 1, m.cost[j]);
+      }
+      if (m.rows() > 0) glp_add_rows(problem, static_cast<int>(m.rows()));
+      for (int i = 0; i < m.rows(); ++i)
+        glp_set_row_bnds(problem, i + 1, bounds_type(m.row_lower[i], m.row_upper[i]), m.row_lower[i], m.row_upper[i]);
+      glp_load_matrix(problem, static_cast<int>(value.size()) - 1, row.data(), column.data(), value.data());
+      return true;
+    }
+
+    void search() {
+      glp_term_out(GLP_OFF);
+      if (!load()) {
+        answer.status = milp::status::infeasible;
+        return;
+      }
+      const auto root = relax();
+      if (root != GLP_OPT) {
+        answer.status = root == GLP_NOFEAS  ? (o.cutoff < milp::infinity ? milp::status::cutoff : milp::status::infeasible)
+                        : root == GLP_UNBND ? milp::status::unbounded
+                        : root == GLP_UNDEF ? milp::status::limit
+                                            : milp::status::failed;
+        return;
+      }
+      bound = glp_get_obj_val(problem);
+      if (bound >= cutoff) {
+        answer.status = milp::status::cutoff;
+        return;
+      }
+      glp_iocp parameters;
+      glp_init_iocp(&parameters);
+      parameters.msg_lev = GLP_MSG_OFF;
+      parameters.br_tech = GLP_BR_DTH;
+      parameters.bt_tech = GLP_BT_BLB;
+      parameters.mir_cuts = parameters.cov_cuts = GLP_ON;  // at the root, where knapsack rows make them pay
+      parameters.mip_gap = o.gap;
+      parameters.tm_lim = milliseconds_left();
+      parameters.cb_func = [](glp_tree* tree, void* at) { static_cast<run*>(at)->watch(tree); };
+      parameters.cb_info = this;
+      const int code = glp_intopt(problem, &parameters);
+      finish(code);
+    }
+
+    /// Solves the LP relaxation in slices, so that `poll` is heard.
+    /// @return GLP_OPT, GLP_NOFEAS, GLP_UNBND; GLP_UNDEF at a limit; GLP_INFEAS for numerical trouble
+    int relax() {
+      glp_smcp parameters;
+      glp_init_smcp(&parameters);
+      parameters.msg_lev = GLP_MSG_OFF;
+      parameters.meth = GLP_DUALP;
+      glp_scale_prob(problem, GLP_SF_AUTO);
+      glp_adv_basis(problem, 0);
+      for (;;) {
+        parameters.tm_lim = std::min(milliseconds_left(), 200);
+        if (parameters.tm_lim == 0) return GLP_UNDEF;
+        const int code = glp_simplex(problem, &parameters);
+        poll();
+        if (stop) return GLP_UNDEF;
+        if (code == GLP_ETMLIM) continue;
+        const int ended = glp_get_status(problem);
+        return code == 0 && (ended == GLP_OPT || ended == GLP_NOFEAS || ended == GLP_UNBND) ? ended : GLP_INFEAS;
+      }
+    }
+
+    void watch(glp_tree* tree) {
+      if (const int node = glp_ios_best_node(tree)) bound = std::max(bound, glp_ios_node_bound(tree, node));
+      if (glp_ios_reason(tree) == GLP_IHEUR && !point.empty()) {
+        glp_ios_heur_sol(tree, point.data());
+        point.clear();
+      }
+      if (glp_mip_status(problem) == GLP_FEAS) best = glp_mip_obj_val(problem);
+      if (bound >= cutoff) cut_off = true;
+      poll();
+      if (stop || cut_off) glp_ios_terminate(tree);
+    }
+
+    void finish(int code) {
+      const int ended = glp_mip_status(problem);
+      if (ended == GLP_OPT || ended == GLP_FEAS) {
+        answer.x.resize(m.columns());
+        for (int j = 0; j < m.columns(); ++j) answer.x[j] = glp_mip_col_val(problem, j + 1);
+        const bool proven = (code == 0 && ended == GLP_OPT) || code == GLP_EMIPGAP;
+        answer.status = proven ? milp::status::optimal : milp::status::feasible;
+        answer.bound = code == 0 && ended == GLP_OPT ? glp_mip_obj_val(problem) : bound;
+      } else if (cut_off) {
+        answer.status = milp::status::cutoff;
+      } else if (code == 0 && ended == GLP_NOFEAS) {
+        answer.status = o.cutoff < milp::infinity ? milp::status::cutoff : milp::status::infeasible;
+      } else if (code == GLP_ETMLIM || code == GLP_ESTOP) {
+        answer.status = milp::status::limit;
+        answer.bound = bound;
+      }
+    }
+  };
+};
+
+static_assert(milp::backend<backend>);
+
+}  // namespace remat::glpk
