@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// The lower bound against exhaustive search and against known values on captured networks.
+#define CATCH_CONFIG_MAIN
+#include <catch2/catch.hpp>
+
+#include <cmath>
+#include <string>
+
+#include <remat/bound/min_cut.hpp>
+#include <remat/core/evaluate.hpp>
+#include <remat/io/json.hpp>
+#include <remat/testing/generators.hpp>
+#include <remat/testing/oracle.hpp>
+
+using namespace remat;
+using namespace remat::testing;
+
+namespace {
+
+struct tally {
+  int compared = 0, positive = 0;
+  double extra = 0, optimal_extra = 0;
+};
+
+/// Compares bound and optimum from the peak of store-all downwards until nothing fits.
+void compare(const problem& p, bytes_t step, tally& t) {
+  const auto all = evaluate(p, store_all_schedule(p));
+  for (auto budget = all.peak;; budget -= step) {
+    const auto bound = min_cut_bound(p, budget);
+    const auto best = exhaustive_optimum(p, budget);
+    INFO("budget " << budget);
+    if (!best) {
+      CHECK(min_cut_bound(p, all.peak).budget <= all.peak);
+      break;
+    }
+    REQUIRE(bound.budget <= budget);
+    REQUIRE(bound.seconds <= *best + 1e-9);
+    const auto least = bounds_without_search(p).seconds;
+    ++t.compared;
+    t.positive += bound.seconds > least;
+    t.extra += bound.seconds - least;
+    t.optimal_extra += *best - least;
+  }
+}
+
+}  // namespace
+
+TEST_CASE("the bound is never above the optimum of random problems") {
+  std::mt19937_64 g(7);
+  tally t;
+  for (int round = 0; round < 1000; ++round)
+    compare(random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 4, 7)), .once = round % 3 == 0 ? 25 : 0}), 2, t);
+  CHECK(t.compared > 2000);
+  CHECK(t.positive > 300);
+  CHECK(t.extra > 0.2 * t.optimal_extra);
+}
+
+TEST_CASE("the bound is never above the optimum of training chains") {
+  std::mt19937_64 g(8);
+  tally t;
+  for (int round = 0; round < 40; ++round) compare(random_training_chain(g, 3), 2, t);
+  for (std::size_t n = 2; n <= 6; ++n) compare(unit_training_chain(n), 1, t);
+  CHECK(t.positive > 100);
+  CHECK(t.extra > 0.4 * t.optimal_extra);
+}
+
+TEST_CASE("once-only operations force their values to be retained") {
+  // big -> (small) -> loss; the backward reads big again.
+  for (bool once : {false, true}) {
+    const problem p("p", {{"x", 1, true}, {"big", 10, false}, {"small", 1, false}, {"loss", 10, false}, {"out", 1, false}},
+                    {{"a", {0}, {1}, 5, 0, once}, {"b", {1}, {2}, 1}, {"c", {2}, {3}, 1}, {"d", {1, 3}, {4}, 1}}, {4});
+    const auto least = min_cut_bound(p, 23);
+    CHECK(least.budget == 22);  // held, big, loss, out
+    const auto tight = min_cut_bound(p, 22);
+    CHECK(tight.seconds <= *exhaustive_optimum(p, 22));
+  }
+}
+
+TEST_CASE("no bound beyond the trivial one where copies are allowed") {
+  const auto chain = unit_training_chain(6);
+  const problem p("p", chain.values(), chain.operations(), chain.targets(), copy_rates{1, 1, 0});
+  CHECK(min_cut_bound(chain, 5).seconds > 13);
+  CHECK(min_cut_bound(p, 5).seconds == 13);
+}
+
+TEST_CASE("captured networks") {
+  // Extra time in % of store-all at 0.8, 0.6, 0.5 and 0.4 of its peak above what is held.
+  struct row {
+    const char* name;
+    double extra[4];
+  };
+  for (const auto& r : {row{"llama-layers-24-d-1024", {2.00, 5.44, 8.32, 11.3}}, row{"gpt2-layers-12", {2.63, 5.92, 8.34, 12.6}},
+                        row{"gpt2-layers-2-seq-256", {3.05, 8.07, 13.7, 21.5}}, row{"resnet18", {.24, 2.92, 5.74, 8.73}},
+                        row{"unet-depth-4", {3.60, 8.97, 12.5, 16.3}}, row{"resnet50", {1.14, 3.96, 6.63, 10.5}},
+                        row{"mobilenet-v3-small", {1.37, 4.42, 6.48, 8.65}}}) {
+    const auto p = read_problem(std::string(REMAT_SOURCE_DIR) + "/bench/instances/" + r.name + ".json");
+    const auto all = evaluate(p, store_all_schedule(p));
+    const double fractions[] = {.8, .6, .5, .4};
+    for (int i = 0; i < 4; ++i) {
+      const auto budget = p.held_bytes() + static_cast<bytes_t>(fractions[i] * static_cast<double>(all.peak - p.held_bytes()));
+      const auto extra = 100 * (min_cut_bound(p, budget).seconds / all.seconds - 1);
+      INFO(r.name << " at " << fractions[i] << ": " << extra << " %, known " << r.extra[i] << " %");
+      CHECK(extra >= r.extra[i] - 0.06);
+    }
+  }
+}
+
+TEST_CASE("options out of range are refused") {
+  const auto p = unit_training_chain(3);
+  CHECK_THROWS_WITH(min_cut_bound(p, 5, {.moments = 0}), Catch::Contains("moments"));
+  CHECK_THROWS_WITH(min_cut_bound(p, 5, {.refined = 0}), Catch::Contains("refined"));
+}
