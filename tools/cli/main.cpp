@@ -38,12 +38,6 @@ struct arguments {
 
 std::atomic<bool> interrupted = false;
 
-std::string milliseconds(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.4g ms", seconds * 1e3);
-  return text;
-}
-
 std::string percent(double fraction) {
   char text[32];
   std::snprintf(text, sizeof text, "%.2f %%", fraction * 100);
@@ -56,8 +50,8 @@ class status_line {
   void show(const remat::progress& p) {
     if (!terminal_) return;
     std::string text = p.stage;
-    if (p.best < std::numeric_limits<double>::infinity()) text += ", best " + milliseconds(p.best);
-    if (p.bound > 0) text += ", bound " + milliseconds(p.bound);
+    if (p.best < std::numeric_limits<double>::infinity()) text += ", best " + remat::format_seconds(p.best);
+    if (p.bound > 0) text += ", bound " + remat::format_seconds(p.bound);
     std::fprintf(stderr, "\r\033[K%.1f s  %s", p.elapsed, text.c_str());
     shown_ = true;
   }
@@ -101,14 +95,16 @@ int solve(const arguments& a) {
     std::cout << out.dump(2) << "\n";
   } else {
     const auto exact = [](remat::bytes_t b) { return remat::format_bytes(b) + " (" + std::to_string(b) + " bytes)"; };
-    std::cout << p.name() << ": " << remat::to_string(r.status) << ", " << r.solver << ", " << milliseconds(r.elapsed) << "\n"
+    std::cout << p.name() << ": " << remat::to_string(r.status) << ", " << r.solver << ", " << remat::format_seconds(r.elapsed)
+              << "\n"
               << "  budget      " << exact(r.budget) << ", store-all needs " << exact(store_all.peak) << "\n";
     if (r.found()) {
       std::cout << "  peak        " << exact(r.peak) << "\n"
-                << "  time        " << milliseconds(r.seconds) << ", store-all takes " << milliseconds(store_all.seconds) << "\n"
+                << "  time        " << remat::format_seconds(r.seconds) << ", store-all takes "
+                << remat::format_seconds(store_all.seconds) << "\n"
                 << "  recomputed  " << r.recomputed << " computations beyond the first of " << p.operations().size()
                 << " operations\n"
-                << "  bound       " << milliseconds(r.bound) << ", gap " << percent(r.gap()) << "\n";
+                << "  bound       " << remat::format_seconds(r.bound) << ", gap " << percent(r.gap()) << "\n";
     } else {
       std::cout << "  no schedule fits below  " << exact(r.budget_bound) << "\n";
       if (r.smallest_budget) std::cout << "  a schedule is known for " << exact(*r.smallest_budget) << "\n";
@@ -134,7 +130,7 @@ int check(const arguments& a) {
   }
   json out = {{"valid", true}, {"peak", e.peak}, {"seconds", e.seconds}, {"recomputed", e.recomputed}};
   std::string text = "valid: peak " + remat::format_bytes(e.peak) + " (" + std::to_string(e.peak) + " bytes), " +
-                     milliseconds(e.seconds) + ", " + std::to_string(e.recomputed) + " recomputed";
+                     remat::format_seconds(e.seconds) + ", " + std::to_string(e.recomputed) + " recomputed";
   if (!a.budget.empty()) {
     const auto budget = remat::parse_budget(a.budget, p);
     out["budget"] = budget;
@@ -186,7 +182,8 @@ int info(const arguments& a) {
               << "  operations  " << p.operations().size() << " (" << once << " once only, " << uses << " inputs)\n"
               << "  copies      " << (p.copies() ? "allowed" : "not allowed") << "\n"
               << "  held        " << remat::format_bytes(p.held_bytes()) << "\n"
-              << "  store-all   " << remat::format_bytes(store_all.peak) << ", " << milliseconds(store_all.seconds) << "\n"
+              << "  store-all   " << remat::format_bytes(store_all.peak) << ", " << remat::format_seconds(store_all.seconds)
+              << "\n"
               << "  every budget is at least " << remat::format_bytes(least.budget) << " (" << least.budget << " bytes)\n";
   }
   return success;

@@ -9,6 +9,9 @@
 #include <string_view>
 
 #include <remat/core/solve.hpp>
+#include <remat/solver/checkmate.hpp>
+
+#include "backend.hpp"
 
 namespace cli {
 
@@ -33,7 +36,15 @@ struct method {
   remat::result (*run)(const request&);
 };
 
-inline constexpr std::array<method, 0> methods = {};
+inline constexpr std::array<method, 2> methods = {{
+    {"checkmate", "optimal staged schedules by a MILP",
+     [](const request& r) { return r.solve_with(remat::checkmate<any_backend>({}, make_backend(r.backend))); }},
+    {"checkmate-fast", "the same, forward in one stage and backward once",
+     [](const request& r) {
+       using checkmate = remat::checkmate<any_backend>;
+       return r.solve_with(checkmate(checkmate::options::fast(), make_backend(r.backend)));
+     }},
+}};
 
 /// @throws remat::bad_option naming what is there
 inline const method& find_method(std::string_view name) {

@@ -63,7 +63,7 @@ inline std::vector<std::size_t> topological_order(const std::vector<std::vector<
   return order;
 }
 
-/// A cycle, in the direction of the edges, of a graph whose topological order is incomplete. O(V + E).
+/// A cycle of a graph whose topological order is incomplete: in the direction of the edges, from its first vertex. O(V + E).
 inline std::vector<std::size_t> find_cycle(const std::vector<std::vector<std::size_t>>& inputs,
                                            const std::vector<std::size_t>& order) {
   std::vector<bool> ordered(inputs.size(), false);
@@ -78,6 +78,7 @@ inline std::vector<std::size_t> find_cycle(const std::vector<std::vector<std::si
   }
   path.erase(path.begin(), std::find(path.begin(), path.end(), v));
   std::reverse(path.begin(), path.end());
+  std::rotate(path.begin(), std::min_element(path.begin(), path.end()), path.end());
   return path;
 }
 

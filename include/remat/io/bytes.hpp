@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Sizes and budgets as text.
+/// Sizes, budgets and durations as text.
 #pragma once
 
 #include <array>
@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include <remat/core/error.hpp>
 #include <remat/core/evaluate.hpp>
@@ -67,6 +68,19 @@ inline std::string format_bytes(bytes_t bytes) {
   }
   char text[32];
   std::snprintf(text, sizeof text, "%.3g %s", number, units[u]);
+  return text;
+}
+
+/// Writes a duration with up to four significant digits, such as `2.056 ms`.
+inline std::string format_seconds(double seconds) {
+  static constexpr std::pair<double, const char*> units[] = {{1, "s"}, {1e-3, "ms"}, {1e-6, "µs"}};
+  char text[32];
+  for (const auto& [factor, unit] : units)
+    if (std::abs(seconds) >= 0.99995 * factor) {
+      std::snprintf(text, sizeof text, "%.4g %s", seconds / factor, unit);
+      return text;
+    }
+  std::snprintf(text, sizeof text, "%.4g %s", seconds * 1e9, seconds == 0 ? "s" : "ns");
   return text;
 }
 

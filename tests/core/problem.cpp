@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whatever is wrong with a problem is refused, and the message names the culprit.
+#define CATCH_CONFIG_MAIN
+#include <catch2/catch.hpp>
+
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <remat/core/problem.hpp>
+
+using remat::bad_problem;
+using remat::problem;
+
+namespace {
+
+/// x (held) -> a -> b, with c reading both.
+struct parts {
+  std::vector<remat::value> values = {{"x", 10, true}, {"a", 20}, {"b", 30}, {"c", 40}};
+  std::vector<remat::operation> operations = {{.name = "a", .inputs = {0}, .outputs = {1}, .seconds = 1},
+                                              {.name = "b", .inputs = {1}, .outputs = {2}, .seconds = 2, .workspace = 5},
+                                              {.name = "c", .inputs = {2, 1, 2}, .outputs = {3}, .seconds = 4}};
+  std::vector<remat::index_t> targets = {3, 3};
+  std::optional<remat::copy_rates> copies = std::nullopt;
+
+  problem build() const { return problem("small", values, operations, targets, copies); }
+};
+
+std::string refusal(const parts& x) {
+  try {
+    x.build();
+  } catch (const bad_problem& why) {
+    return why.what();
+  }
+  return "accepted";
+}
+
+}  // namespace
+
+TEST_CASE("a valid problem and what it derives") {
+  const auto p = parts{}.build();
+  CHECK(p.name() == "small");
+  CHECK(p.operations()[2].inputs == std::vector<remat::index_t>{1, 2});
+  CHECK(p.targets() == std::vector<remat::index_t>{3});
+  CHECK(p.producer(2) == 1);
+  CHECK(p.producer(0) == remat::none);
+  CHECK(p.is_source(0));
+  CHECK_FALSE(p.is_source(1));
+  CHECK(std::vector<remat::index_t>(p.consumers(1).begin(), p.consumers(1).end()) == std::vector<remat::index_t>{1, 2});
+  CHECK(p.consumers(3).empty());
+  CHECK(p.held_bytes() == 10);
+  CHECK(p.source_bytes() == 10);
+  CHECK(p.total_seconds() == 7);
+  CHECK(problem().values().empty());
+}
+
+TEST_CASE("costs out of range name the member") {
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (double seconds : {-1.0, std::nan(""), infinity, -infinity}) {
+    parts x;
+    x.operations[1].seconds = seconds;
+    CHECK_THAT(refusal(x), Catch::Contains("operations[1].seconds"));
+  }
+  parts x;
+  x.values[2].bytes = -1;
+  CHECK_THAT(refusal(x), Catch::Contains("values[2].bytes") && Catch::Contains("-1"));
+  x = {};
+  x.operations[0].workspace = -7;
+  CHECK_THAT(refusal(x), Catch::Contains("operations[0].workspace") && Catch::Contains("-7"));
+  x = {};
+  x.operations[0].seconds = x.operations[1].seconds = std::numeric_limits<double>::max();
+  CHECK_THAT(refusal(x), Catch::Contains("sum of seconds"));
+}
+
+TEST_CASE("sizes are limited one by one and in total") {
+  parts x;
+  x.values[3].bytes = remat::max_bytes - 60;
+  CHECK(refusal(x) == "accepted");
+  x.values[3].bytes += 1;
+  CHECK_THAT(refusal(x), Catch::Contains("values[3].bytes") && Catch::Contains("2^53"));
+  x.values[3].bytes = std::numeric_limits<remat::bytes_t>::max();
+  CHECK_THAT(refusal(x), Catch::Contains("values[3].bytes"));
+  x = {};
+  x.operations[2].workspace = remat::max_bytes + 1;
+  CHECK_THAT(refusal(x), Catch::Contains("operations[2].workspace"));
+}
+
+TEST_CASE("indices out of range, second producers and wrong orders name operation and value") {
+  parts x;
+  x.operations[1].inputs = {9};
+  CHECK_THAT(refusal(x), Catch::Contains("operations[1].inputs") && Catch::Contains("no value 9"));
+  x = {};
+  x.operations[2].outputs = {4};
+  CHECK_THAT(refusal(x), Catch::Contains("operations[2].outputs") && Catch::Contains("no value 4"));
+  x = {};
+  x.targets = {remat::none};
+  CHECK_THAT(refusal(x), Catch::Contains("targets"));
+  x = {};
+  x.operations[2].outputs = {1};
+  CHECK_THAT(refusal(x),
+             Catch::Contains("operations[2].outputs") && Catch::Contains("value 1") && Catch::Contains("operation 0"));
+  x = {};
+  x.operations[2].outputs = {3, 3};
+  CHECK_THAT(refusal(x), Catch::Contains("operations[2].outputs"));
+  x = {};
+  x.operations[0].inputs = {2};
+  CHECK_THAT(refusal(x), Catch::Contains("operations[0].inputs") && Catch::Contains("topological"));
+  x = {};
+  x.operations[1].inputs = {2};
+  CHECK_THAT(refusal(x), Catch::Contains("operations[1].inputs"));
+  x = {};
+  x.values[1].held = true;
+  CHECK_THAT(refusal(x), Catch::Contains("values[1].held"));
+}
+
+TEST_CASE("rates of copies name the member") {
+  const double infinity = std::numeric_limits<double>::infinity();
+  parts x;
+  for (double bad : {0.0, -1.0, infinity, std::nan("")}) {
+    x.copies = {.to_host = bad, .to_device = 1, .latency = 0};
+    CHECK_THAT(refusal(x), Catch::Contains("offload.to_host"));
+    x.copies = {.to_host = 1, .to_device = bad, .latency = 0};
+    CHECK_THAT(refusal(x), Catch::Contains("offload.to_device"));
+  }
+  for (double bad : {-1.0, infinity, std::nan("")}) {
+    x.copies = {.to_host = 1, .to_device = 1, .latency = bad};
+    CHECK_THAT(refusal(x), Catch::Contains("offload.latency"));
+  }
+}

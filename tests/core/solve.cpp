@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// What `solve` promises whatever the solver does: observers, limits, judgement of the schedule.
+#define CATCH_CONFIG_MAIN
+#include <catch2/catch.hpp>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <remat/core/solve.hpp>
+
+using remat::control;
+using remat::problem;
+using remat::progress;
+using remat::result;
+using remat::status;
+
+namespace {
+
+/// a -> b -> c, 10 bytes and 1 s each; store-all peaks at 20.
+problem chain() {
+  return problem("chain", {{"a", 10}, {"b", 10}, {"c", 10}},
+                 {{.name = "a", .inputs = {}, .outputs = {0}, .seconds = 1},
+                  {.name = "b", .inputs = {0}, .outputs = {1}, .seconds = 1},
+                  {.name = "c", .inputs = {1}, .outputs = {2}, .seconds = 1}},
+                 {2});
+}
+
+/// Reports `reports` times, as long as nobody stops it, and returns the result given.
+struct scripted {
+  int reports = 0;
+  result answer = {};
+  int* polls = nullptr;
+  std::string name() const { return "scripted"; }
+  result solve(const problem&, remat::bytes_t, remat::monitor& m) const {
+    for (int i = 0; i < reports && !m.stopped(); ++i) {
+      m.report({.stage = std::to_string(i), .best = 10.0 - i});
+      if (polls) ++*polls;
+    }
+    return answer;
+  }
+};
+
+result with(const problem& p, status s) {
+  result r;
+  r.status = s;
+  r.schedule = remat::store_all_schedule(p);
+  return r;
+}
+
+}  // namespace
+
+TEST_CASE("observers see every report, in the order given, and on time") {
+  std::string seen;
+  double last = 0;
+  remat::solve(
+      chain(), 100, scripted{.reports = 3}, {},
+      [&](const progress& p) {
+        seen += "a" + p.stage;
+        CHECK(p.elapsed >= last);
+        CHECK(p.best == 10.0 - std::stoi(p.stage));
+        last = p.elapsed;
+      },
+      [&](const progress& p) {
+        seen += "b" + p.stage;
+        return control::go_on;
+      });
+  CHECK(seen == "a0b0a1b1a2b2");
+}
+
+TEST_CASE("a stop by any observer ends the search; the others are told still") {
+  int polls = 0, told = 0;
+  const auto r = remat::solve(
+      chain(), 100, scripted{.reports = 10, .polls = &polls}, {},
+      [](const progress& p) { return p.stage == "2" ? control::stop : control::go_on; }, [&](const progress&) { ++told; });
+  CHECK(polls == 3);
+  CHECK(told == 3);
+  CHECK(r.status == status::time_limit);
+  CHECK_FALSE(r.found());
+}
+
+TEST_CASE("a time limit of zero lets a solver do nothing") {
+  int polls = 0;
+  remat::solve(chain(), 100, scripted{.reports = 10, .polls = &polls}, {.seconds = 0});
+  CHECK(polls == 0);
+}
+
+TEST_CASE("numbers of a result are those of evaluate") {
+  const auto p = chain();
+  auto answer = with(p, status::feasible);
+  answer.peak = 1;
+  answer.seconds = 0.5;
+  answer.recomputed = 9;
+  const auto r = remat::solve(p, 20, scripted{.answer = answer});
+  CHECK(r.peak == 20);
+  CHECK(r.seconds == 3);
+  CHECK(r.recomputed == 0);
+  CHECK(r.budget == 20);
+  CHECK(r.solver == "scripted");
+  CHECK(r.smallest_budget == 20);
+  CHECK(r.bound == 3);  // the sum of what is needed
+  CHECK(r.status == status::optimal);
+}
+
+TEST_CASE("solvers that break their contract are found out") {
+  const auto p = chain();
+  auto invalid = with(p, status::feasible);
+  invalid.schedule.steps.pop_back();
+  invalid.schedule.steps.erase(invalid.schedule.steps.begin());
+  CHECK_THROWS_AS(remat::solve(p, 100, scripted{.answer = invalid}), remat::broken_contract);
+  // Over the budget: the peak is 20 and the bound without search is 20, so spend more by keeping everything.
+  auto greedy = with(p, status::optimal);
+  greedy.schedule.steps = {{remat::action::compute, 0}, {remat::action::compute, 1}, {remat::action::compute, 2}};
+  CHECK_THROWS_WITH(remat::solve(p, 20, scripted{.answer = greedy}), Catch::Contains("30 bytes") && Catch::Contains("20"));
+}
+
+TEST_CASE("infeasible: proven without search, or by the solver") {
+  const auto p = chain();
+  int polls = 0;
+  auto r = remat::solve(p, 19, scripted{.reports = 1, .answer = with(p, status::feasible), .polls = &polls});
+  CHECK(r.status == status::infeasible);
+  CHECK(r.budget_bound == 20);
+  CHECK(r.schedule.steps.empty());
+  CHECK(r.gap() == 1);
+  CHECK(polls == 0);
+  r = remat::solve(p, 50, scripted{.answer = with(p, status::infeasible)});
+  CHECK(r.status == status::infeasible);
+  CHECK(r.budget_bound == 51);
+  CHECK(r.schedule.steps.empty());
+}
+
+TEST_CASE("options out of range are named") {
+  const auto p = chain();
+  const scripted s;
+  CHECK_THROWS_WITH(remat::solve(p, -1, s), Catch::Contains("budget") && Catch::Contains("-1"));
+  CHECK_THROWS_AS(remat::solve(p, -1, s), remat::bad_option);
+  CHECK_THROWS_WITH(remat::solve(p, 1, s, {.seconds = -1}), Catch::Contains("limits.seconds"));
+  CHECK_THROWS_WITH(remat::solve(p, 1, s, {.seconds = std::nan("")}), Catch::Contains("limits.seconds"));
+  CHECK_THROWS_WITH(remat::solve(p, 1, s, {.threads = 0}), Catch::Contains("limits.threads"));
+  CHECK_THROWS_WITH(remat::solve(p, 1, s, {.gap = 1}), Catch::Contains("limits.gap"));
+}
+
+TEST_CASE("solve is re-entrant: one problem and one solver in several threads") {
+  const auto p = chain();
+  const scripted s{.reports = 100, .answer = with(p, status::feasible)};
+  std::vector<result> results(4);
+  std::vector<int> events(4, 0);
+  std::vector<std::thread> threads;
+  for (std::size_t t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] { results[t] = remat::solve(p, 20, s, {}, [&](const progress&) { ++events[t]; }); });
+  for (auto& t : threads) t.join();
+  for (std::size_t t = 0; t < 4; ++t) {
+    CHECK(results[t].schedule == results[0].schedule);
+    CHECK(events[t] == 100);
+  }
+}

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+// From graphs and cost models to problems: archetypes, order, every error with its vertex, cost models.
+#define CATCH_CONFIG_MAIN
+#include <catch2/catch.hpp>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <remat/core/solve_graph.hpp>
+#include <remat/cost/roofline.hpp>
+#include <remat/cost/table.hpp>
+#include <remat/testing/archetypes.hpp>
+
+namespace {
+
+/// A graph given by the operands of each vertex; may be as wrong as a test wants.
+struct network {
+  std::vector<std::vector<int>> operands;
+  std::vector<int> ids = {};
+  explicit network(std::vector<std::vector<int>> o) : operands(std::move(o)) {
+    for (std::size_t i = 0; i < operands.size(); ++i) ids.push_back(static_cast<int>(i));
+  }
+};
+
+/// The same, by readers.
+struct by_readers {
+  std::vector<std::vector<int>> readers;
+  std::vector<int> ids;
+};
+
+}  // namespace
+
+template <>
+struct remat::dag_traits<network> {
+  using vertex = int;
+  static const auto& vertices(const network& n) { return n.ids; }
+  static auto inputs(const network& n, int v) {
+    return static_cast<std::size_t>(v) < n.operands.size() ? n.operands[static_cast<std::size_t>(v)] : std::vector<int>{};
+  }
+  static std::size_t index(const network&, int v) { return static_cast<std::size_t>(v); }
+};
+
+template <>
+struct remat::dag_traits<by_readers> {
+  using vertex = int;
+  static const auto& vertices(const by_readers& n) { return n.ids; }
+  static const auto& outputs(const by_readers& n, int v) { return n.readers[static_cast<std::size_t>(v)]; }
+  static std::size_t index(const by_readers&, int v) { return static_cast<std::size_t>(v); }
+};
+
+namespace {
+
+struct unit_costs {
+  double seconds(int) const { return 1; }
+  std::int64_t bytes(int) const { return 8; }
+};
+
+/// Everything a cost model may say; vertex 1 has two results.
+struct full_costs : unit_costs {
+  std::vector<std::int64_t> bytes(int v) const {
+    return v == 1 ? std::vector<std::int64_t>{3, 4} : std::vector<std::int64_t>{v + 10};
+  }
+  std::int64_t workspace(int v) const { return v == 2 ? 5 : 0; }
+  bool once(int v) const { return v == 3; }
+  bool held(int v) const { return v == 0; }
+  bool target(int v) const { return v == 2; }
+  std::string name(int v) const { return std::string(1, static_cast<char>('p' + v)); }
+  const char* kind(int v) const { return v == 1 ? "aten.split" : ""; }
+  std::vector<int> reads(int u, int v) const {
+    return u == 1 && v == 2 ? std::vector<int>{1} : u == 1 ? std::vector<int>{0, 1} : std::vector<int>{0};
+  }
+};
+
+struct no_bytes {
+  double seconds(int) const { return 1; }
+};
+
+static_assert(remat::dag<network> && remat::dag<by_readers>);
+static_assert(!remat::dag<std::vector<int>> && !remat::dag<int>);
+static_assert(remat::cost_model<unit_costs, network> && remat::cost_model<full_costs, network>);
+static_assert(!remat::cost_model<no_bytes, network> && !remat::cost_model<unit_costs, int>);
+static_assert(!remat::cost_model<remat::table<remat::seconds_of<std::vector<double>>>, network>);
+
+struct keep_all {
+  std::string name() const { return "keep all"; }
+  remat::result solve(const remat::problem& p, remat::bytes_t, remat::monitor& m) const {
+    m.report({.stage = "only"});
+    remat::result r;
+    r.status = remat::status::feasible;
+    r.schedule = remat::store_all_schedule(p);
+    return r;
+  }
+};
+
+template <class G, class C>
+std::string refusal(const G& g, const C& c) {
+  try {
+    remat::freeze(g, c);
+  } catch (const remat::bad_problem& why) {
+    return why.what();
+  }
+  return "accepted";
+}
+
+}  // namespace
+
+TEST_CASE("archetypes: nothing is asked for that the concepts do not name") {
+  const remat::testing::dag_archetype g;
+  const remat::testing::cost_model_archetype c;
+  const auto f = remat::freeze(g, c);
+  CHECK(f.problem.operations().size() == 3);
+  CHECK(f.problem.operations()[2].inputs == std::vector<remat::index_t>{1});
+  CHECK(f.operations.size() == 3);
+  const auto r = remat::solve(g, c, 100, remat::testing::solver_archetype{}, {}, remat::testing::observer_archetype{});
+  CHECK(r.status == remat::status::time_limit);
+}
+
+TEST_CASE("a vertex is an operation with one result, and sinks are targets") {
+  const auto f =
+      remat::freeze(network({{}, {0}, {0, 0}, {}}), unit_costs{}, {.name = "net", .copies = remat::copy_rates{1, 2, 3}});
+  const remat::problem& p = f;
+  CHECK(p.name() == "net");
+  CHECK(p.copies()->to_device == 2);
+  CHECK(p.operations().size() == 4);
+  CHECK(p.operations()[2].inputs == std::vector<remat::index_t>{0});
+  CHECK(p.operations()[2].name == "vertex 2");
+  CHECK(p.values()[2].name == "vertex 2");
+  CHECK(p.targets() == std::vector<remat::index_t>{1, 2, 3});
+  CHECK(f.operations == std::vector<int>{0, 1, 2, 3});
+}
+
+TEST_CASE("an order that is topological stays; another one is changed as little as needed") {
+  CHECK(remat::freeze(network({{}, {}, {0}, {1}, {2}}), unit_costs{}).operations == std::vector<int>{0, 1, 2, 3, 4});
+  CHECK(remat::freeze(network({{3}, {}, {}, {2}}), unit_costs{}).operations == std::vector<int>{1, 2, 3, 0});
+  CHECK(remat::freeze(by_readers{{{}, {0}, {1}}, {0, 1, 2}}, unit_costs{}).operations == std::vector<int>{2, 1, 0});
+}
+
+TEST_CASE("optional members of a cost model, and several results") {
+  const auto f = remat::freeze(network({{}, {0}, {1}, {1, 0}}), full_costs{});
+  const auto& p = f.problem;
+  REQUIRE(p.values().size() == 5);
+  CHECK(p.values()[0].held);
+  CHECK(p.values()[0].name == "p[0]");
+  CHECK(p.values()[2].name == "q[1]");
+  CHECK(p.values()[2].bytes == 4);
+  REQUIRE(p.operations().size() == 3);
+  CHECK(p.operations()[0].outputs == std::vector<remat::index_t>{1, 2});
+  CHECK(p.operations()[0].kind == "aten.split");
+  CHECK(p.operations()[1].inputs == std::vector<remat::index_t>{2});
+  CHECK(p.operations()[1].workspace == 5);
+  CHECK(p.operations()[2].inputs == std::vector<remat::index_t>{0, 1, 2});
+  CHECK(p.operations()[2].once);
+  CHECK(p.targets() == std::vector<remat::index_t>{3});
+  CHECK(f.values == std::vector<int>{0, 1, 1, 2, 3});
+  CHECK(f.operations == std::vector<int>{1, 2, 3});
+}
+
+TEST_CASE("a cycle is named by its vertices, in order") {
+  const network g({{}, {0, 3}, {1}, {2}, {3}});
+  CHECK_THROWS_AS(remat::freeze(g, unit_costs{}), remat::not_a_dag);
+  CHECK(refusal(g, unit_costs{}) == "the graph has a cycle: vertex 1 -> vertex 2 -> vertex 3 -> vertex 1");
+  remat::table named{remat::seconds_of([](int) { return 1; }), remat::bytes_of([](int) { return 1; }),
+                     remat::name_of(std::vector<std::string>{"in", "conv", "norm", "add", "out"})};
+  CHECK(refusal(g, named) == "the graph has a cycle: conv -> norm -> add -> conv");
+  CHECK(refusal(network(std::vector<std::vector<int>>{{0}}), unit_costs{}) == "the graph has a cycle: vertex 0 -> vertex 0");
+  CHECK(refusal(by_readers{{{1}, {0}}, {0, 1}}, unit_costs{}) == "the graph has a cycle: vertex 0 -> vertex 1 -> vertex 0");
+}
+
+TEST_CASE("vertices that are not the graph's are named with what refers to them") {
+  CHECK(refusal(network({{}, {7}}), unit_costs{}) == "vertex 1: an input with index 7 is not a vertex of the graph");
+  CHECK_THAT(refusal(network({{}, {-1}}), unit_costs{}), Catch::Contains("vertex 1: an input with index"));
+  CHECK(refusal(by_readers{{{2}, {}}, {0, 1}}, unit_costs{}) == "vertex 0: a reader with index 2 is not a vertex of the graph");
+  network twice({{}, {}});
+  twice.ids = {1, 1};
+  CHECK(refusal(twice, unit_costs{}) == "vertex 1: index 1 is that of vertex 1 too");
+  twice.ids = {0, 5};
+  CHECK(refusal(twice, unit_costs{}) == "vertex 5: index 5 is not below the number of vertices, 2");
+}
+
+TEST_CASE("costs out of range name the vertex") {
+  const network g({{}, {0}});
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (double bad : {-1.0, std::nan(""), infinity}) {
+    CHECK_THAT(refusal(g, remat::table{remat::seconds_of(std::vector<double>{1, bad}), remat::bytes_of(std::vector<int>{1, 1})}),
+               Catch::StartsWith("vertex 1: seconds"));
+    CHECK_THAT(
+        refusal(g, remat::table{remat::seconds_of(std::vector<double>{1, 1}), remat::bytes_of(std::vector<double>{bad, 1})}),
+        Catch::StartsWith("vertex 0: bytes"));
+    CHECK_THAT(refusal(g, remat::table{remat::seconds_of([](int) { return 0; }), remat::bytes_of([](int) { return 0; }),
+                                       remat::workspace_of(std::vector<double>{1, bad})}),
+               Catch::StartsWith("vertex 1: workspace"));
+  }
+  const auto sized = [](auto bytes) { return remat::table{remat::seconds_of([](int) { return 1; }), remat::bytes_of(bytes)}; };
+  CHECK(refusal(g, sized(std::vector<std::uint64_t>{1, ~std::uint64_t{0}})) ==
+        "vertex 1: bytes is beyond 2^53: 18446744073709551615");
+  CHECK(refusal(g, sized(std::vector<std::int64_t>{-4, 0})) == "vertex 0: bytes is negative: -4");
+  CHECK_THAT(refusal(g, sized([](int) { return remat::max_bytes; })), Catch::Contains("2^53"));
+  CHECK(refusal(g, sized(std::vector<int>{1})) == "bytes: no entry for vertex 1");
+}
+
+TEST_CASE("held vertices are sources; results that are read exist") {
+  const network g({{}, {0}});
+  const auto held = [](bool first, bool second) {
+    return remat::table{remat::seconds_of([](int) { return 1; }), remat::bytes_of([](int) { return 1; }),
+                        remat::held_of(std::map<int, bool>{{0, first}, {1, second}})};
+  };
+  CHECK(refusal(g, held(true, false)) == "accepted");
+  CHECK(refusal(g, held(true, true)) == "vertex 1: a held vertex is a source, but it has inputs");
+  struct reads_third : unit_costs {
+    std::vector<int> reads(int, int) const { return {2}; }
+  };
+  CHECK(refusal(g, reads_third{}) == "vertex 1: reads result 2 of vertex 0, which has 1");
+}
+
+TEST_CASE("solve for graphs gives the vertices of its steps, and passes observers on") {
+  int events = 0;
+  const auto r = remat::solve(network({{1}, {}}), unit_costs{}, 16, keep_all{}, {}, [&](const remat::progress&) { ++events; });
+  CHECK(events == 1);
+  CHECK(r.status == remat::status::optimal);
+  CHECK(r.peak == 16);
+  CHECK(r.operations == std::vector<int>{1, 0});
+}
+
+TEST_CASE("roofline") {
+  const remat::roofline device{.flops_per_second = 100, .bytes_per_second = 10, .overhead = 0.5};
+  CHECK(device.seconds(200, 10) == 2.5);  // bound by arithmetic
+  CHECK(device.seconds(100, 30) == 3.5);  // bound by memory
+  remat::table c{remat::roofline_of(device, std::vector<int>{0, 400}, [](int v) { return 10 * v; }),
+                 remat::bytes_of([](int) { return 1; })};
+  static_assert(remat::cost_model<decltype(c), network>);
+  const auto f = remat::freeze(network({{}, {0}}), c);
+  CHECK(f.problem.operations()[0].seconds == 0.5);
+  CHECK(f.problem.operations()[1].seconds == 4.5);
+  const auto column = [](int) { return 1; };
+  CHECK_THROWS_WITH((remat::roofline_of{remat::roofline{0, 1}, column, column}), Catch::Contains("flops_per_second"));
+  CHECK_THROWS_WITH((remat::roofline_of{remat::roofline{1, std::nan("")}, column, column}), Catch::Contains("bytes_per_second"));
+  CHECK_THROWS_WITH((remat::roofline_of{remat::roofline{1, 1, -1}, column, column}), Catch::Contains("overhead"));
+}
