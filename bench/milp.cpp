@@ -22,7 +22,8 @@ using namespace remat;
 namespace {
 
 /// `layers` blocks of attention (projection, scores) and MLP (wide, narrow) with residual connections, a loss, and for every node
-/// one that computes its gradient from those of its users, their inputs and their outputs: 8 layers + 1 operations of one value each.
+/// one that computes its gradient from those of its users, their inputs and their outputs: 8 layers + 1 operations of one value
+/// each.
 problem transformer(int layers) {
   std::mt19937 random(7);
   const auto uneven = [&](int x) { return x * 8 + static_cast<int>(random() % static_cast<unsigned>(3 * x + 2)); };
@@ -78,8 +79,11 @@ void row(const problem& p, double part, const char* rules, const staging& r, dou
   const auto budget = static_cast<bytes_t>(part * static_cast<double>(peak));
   const checkmate<B> method({.rules = r});
   const auto x = solve(p, budget, method, {.seconds = seconds, .gap = 1e-6});
-  std::printf("| %zu | %.2f | %s | %s | %.2f | %.0f | %.0f | %s |\n", p.operations().size(), part, x.solver.c_str(), rules, x.elapsed,
-              x.found() ? x.seconds : 0.0, x.scope_bound, !x.found() ? "nothing found" : x.scope_gap() <= 1e-6 ? "proven" : "limit");
+  std::printf("| %zu | %.2f | %s | %s | %.2f | %.0f | %.0f | %s |\n", p.operations().size(), part, x.solver.c_str(), rules,
+              x.elapsed, x.found() ? x.seconds : 0.0, x.scope_bound,
+              !x.found()              ? "nothing found"
+              : x.scope_gap() <= 1e-6 ? "proven"
+                                      : "limit");
   std::fflush(stdout);
 }
 
@@ -88,7 +92,8 @@ void row(const problem& p, double part, const char* rules, const staging& r, dou
 int main(int argc, char** argv) {
   const double seconds = argc > 1 ? std::atof(argv[1]) : 60;
   const int largest = argc > 2 ? std::atoi(argv[2]) : 161;
-  std::printf("| operations | budget / peak | solver | restrictions | s | schedule | bound | |\n|---|---|---|---|---|---|---|---|\n");
+  std::printf(
+      "| operations | budget / peak | solver | restrictions | s | schedule | bound | |\n|---|---|---|---|---|---|---|---|\n");
   for (int layers : {6, 10, 20}) {
     if (8 * layers + 1 > largest) break;
     const auto p = transformer(layers);

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -57,6 +59,9 @@ struct solution {
 };
 
 /// A library that solves a valid `model` with at least one column. `solve` is const and may run in several threads at once.
+///
+/// A backend may also have a member `static constexpr std::size_t longest_row`: rows with more entries slow it down, so models
+/// use running sums in their place.
 /// @code
 /// static_assert(remat::milp::backend<remat::highs::backend>);
 /// static_assert(!remat::milp::backend<int>);
@@ -66,6 +71,15 @@ concept backend = requires(const B& b, const model& m, const options& o) {
   { b.name() } -> std::convertible_to<std::string>;
   { b.solve(m, o) } -> std::same_as<solution>;
 };
+
+/// `B::longest_row`, or no limit.
+template <backend B>
+constexpr std::size_t longest_row() {
+  if constexpr (requires { B::longest_row; })
+    return B::longest_row;
+  else
+    return std::numeric_limits<std::size_t>::max();
+}
 
 /// Solves `m` and re-checks the answer: `x` is rounded where it must be integer, must satisfy the model, and its objective is
 /// computed anew; otherwise the status is `failed`.

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -46,9 +45,11 @@ class checkmate {
   struct options {
     staging rules = {};                  ///< restrictions; by default all staged schedules are searched
     std::optional<schedule> start = {};  ///< a known schedule, used as a cutoff and, if staged, as the start of the search
+    /// Where `rules` has no restriction: first solve with R1-R3, and start from the answer. Mostly halves the time.
+    bool restricted_first = true;
 
     /// The restrictions R1-R3, for training graphs: rarely worse than none, and an order of magnitude faster.
-    static options fast() { return {{true, true, true, {}, 0}, {}}; }
+    static options fast() { return {{true, true, true, {}, 0}, {}, false}; }
   };
 
   explicit checkmate(const options& o, B backend = B()) : options_(o), backend_(std::move(backend)) {}
@@ -58,53 +59,63 @@ class checkmate {
 
   /// @throws bad_option if `rules.turn` is no operation; what the backend throws
   result solve(const problem& p, bytes_t budget, monitor& m) const {
-    result best;
-    double best_seconds = std::numeric_limits<double>::infinity();
-    const auto offer = [&](const schedule& s) {
-      try {
-        const auto e = evaluate(p, s);
-        if (e.peak > budget || e.seconds >= best_seconds) return;
-        best_seconds = e.seconds;
-        best.schedule = s;
-        best.status = status::feasible;
-      } catch (const bad_schedule&) {  // an answer of the backend within its tolerances, but not a schedule
-      }
-    };
     const auto least = bounds_without_search(p);
+    result best;
     if (budget < least.budget) {
       best.status = status::infeasible;
       return best;
     }
-    offer(with_drops(p, needed_operations(p)));
-    if (options_.start) offer(*options_.start);
-    if (best_seconds * (1 - m.limits().gap) <= least.seconds) return best;
-    const staged_form form(p, budget, options_.rules, [&] { return m.stopped(); });
-    if (!form.complete()) return best;
-
-    milp::options o;
-    o.seconds = m.remaining();
-    o.gap = m.limits().gap;
-    o.threads = m.limits().threads;
-    o.seed = m.limits().seed;
-    if (best.found()) o.start = form.encode(best.schedule);
-    if (best.found() && !o.start) o.cutoff = best_seconds / form.unit() * (1 - o.gap);
-    o.poll = [&](double objective, double bound) {
-      m.report({.stage = "branch and bound, " + scope() + " need " + std::to_string(bound * form.unit()) + " s or more",
-                .best = std::min(best_seconds, objective * form.unit()),
-                .bound = least.seconds});
-      return m.stopped();
-    };
-    const auto s = milp::solve(backend_, form.model(), o);
-    best.scope = scope();
-    best.scope_bound = std::max(least.seconds, s.bound * form.unit());
-    if (s.found()) offer(form.extract(s.x));
+    offer(p, budget, with_drops(p, needed_operations(p)), best);
+    if (options_.start) offer(p, budget, *options_.start, best);
+    const auto& r = options_.rules;
+    if (options_.restricted_first && !r.backward_once && !r.forward_in_one_stage && !r.recompute_where_used)
+      search(p, budget, {true, true, true, r.turn, 0}, least.seconds, m, best);
+    search(p, budget, r, least.seconds, m, best);
     return best;
   }
 
  private:
+  /// Takes `s` for the result if it is valid, within the budget and faster.
+  static void offer(const problem& p, bytes_t budget, const schedule& s, result& best) {
+    try {
+      const auto e = evaluate(p, s);
+      if (e.peak > budget || (best.found() && e.seconds >= best.seconds)) return;
+      best.schedule = s;
+      best.seconds = e.seconds;
+      best.status = status::feasible;
+    } catch (const bad_schedule&) {  // within the tolerances of the backend, but not a schedule
+    }
+  }
+
+  /// Looks for a better schedule than `best` under `rules`.
+  /// @param least lower bound on the time of every schedule, s
+  void search(const problem& p, bytes_t budget, const staging& rules, double least, monitor& m, result& best) const {
+    const auto gap = m.limits().gap;
+    if (best.found() && best.seconds * (1 - gap) <= least) return;
+    const staged_form form(p, budget, rules, milp::longest_row<B>(), [&] { return m.stopped(); });
+    if (!form.complete()) return;
+    milp::options o;
+    o.seconds = m.remaining();
+    o.gap = gap;
+    o.threads = m.limits().threads;
+    o.seed = m.limits().seed;
+    if (best.found()) o.start = form.encode(best.schedule);
+    if (best.found() && !o.start) o.cutoff = best.seconds / form.unit() * (1 - gap);
+    const auto schedules = scope(rules);
+    o.poll = [&](double objective, double bound) {
+      m.report({.stage = schedules + ", bound " + std::to_string(bound * form.unit()) + " s",
+                .best = std::min(best.found() ? best.seconds : milp::infinity, objective * form.unit()),
+                .bound = least});
+      return m.stopped();
+    };
+    const auto s = milp::solve(backend_, form.model(), o);
+    best.scope = schedules;
+    best.scope_bound = std::max(least, s.bound * form.unit());
+    if (s.found()) offer(p, budget, form.extract(s.x), best);
+  }
+
   /// The schedules that are searched, in words.
-  std::string scope() const {
-    const auto& r = options_.rules;
+  static std::string scope(const staging& r) {
     std::string text = "staged schedules";
     if (r.extra_stages > 0) text += " with " + std::to_string(r.extra_stages) + " extra stages each";
     if (r.backward_once) text += ", backward computed once";

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <span>
@@ -70,9 +71,10 @@ struct staging {
 /// - no waste: S[s,v] <= sum_q R[s,u_q] + S[s+1,v]; R[s,i] <= the same, summed over the outputs of i;
 /// - memory at each step k: its outputs and workspace, if computed, and every L or S that holds there <= budget.
 ///
-/// Columns that are constant in every solution are never made: R of an operation that nothing in this stage or later can need, S
-/// and L of a value that is not needed any more or cannot be rebuilt while it is needed. Non-held sources are values that cannot
-/// be rebuilt; held ones only lower the budget. Sizes are divided by their greatest common divisor, so rounding is exact.
+/// Where the block uses v, S[s,v] is 1 - R[s,producer] and no column. Columns that are constant in every solution are not made
+/// either: R of an operation that nothing in this stage or later can need, S and L of a value that is not needed any more or
+/// cannot be rebuilt while it is needed. Non-held sources are values that cannot be rebuilt; held ones only lower the budget.
+/// Sizes are divided by their greatest common divisor, so rounding is exact.
 ///
 /// References: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020 (stages, R,
 /// S); the interval columns replace its indicator of freed values.
@@ -81,12 +83,13 @@ class staged_form {
   /// @param p      the problem; must outlive the form
   /// @param budget bytes, >= what `bounds_without_search` gives
   /// @param rules  the restrictions
+  /// @param longest_row memory rows with more entries are split by a running sum
   /// @param stop   polled while the model is built, which takes long for thousands of operations; true leaves it incomplete
   /// @throws bad_option if `rules.turn` is no operation
-  /// Complexity: O(stages (operations + edges)) columns and rows; time and memory rows also O(stages operations) entries each,
-  /// or O(1) where a running sum is shorter.
-  staged_form(const problem& p, bytes_t budget, const staging& rules, const std::function<bool()>& stop = {})
-      : p_(p), rules_(rules), needed_(needed_operations(p)) {
+  /// Complexity: O(stages (operations + edges)) columns and rows; memory rows have O(values) entries each, unless split.
+  staged_form(const problem& p, bytes_t budget, const staging& rules = {},
+              std::size_t longest_row = std::numeric_limits<std::size_t>::max(), const std::function<bool()>& stop = {})
+      : p_(p), rules_(rules), longest_row_(longest_row), needed_(needed_operations(p)) {
     if (rules_.turn && *rules_.turn > p.operations().size())
       throw bad_option("staging.turn must be an operation, got " + std::to_string(*rules_.turn));
     index_values();
@@ -163,9 +166,8 @@ class staged_form {
         if (modelled_[v] && !set(x, S(stage, v), wanted[v])) return std::nullopt;
     }
     for (const auto& d : derived_) {
-      double value = d.largest ? 0 : d.parts.constant;
-      for (const auto& [j, factor] : d.parts.terms) value = d.largest ? std::max(value, x[j]) : value + factor * x[j];
-      x[d.column] = value;
+      x[d.column] = 0;
+      for (const auto& part : d.parts) x[d.column] = std::max(x[d.column], value_of(x, part));
     }
     return x;
   }
@@ -173,11 +175,10 @@ class staged_form {
  private:
   using expression = milp::expression;
 
-  /// A continuous column that follows from earlier ones: the largest of its parts, or their sum.
+  /// A continuous column that follows from others: the largest of its parts.
   struct derived {
     int column;
-    bool largest;
-    expression parts;
+    std::vector<expression> parts;
   };
 
   const operation& at(std::size_t i) const { return p_.operations()[needed_[i]]; }
@@ -185,14 +186,16 @@ class staged_form {
   static bool constant(const expression& e) { return e.terms.empty(); }
   static bool is_one(const expression& e) { return constant(e) && e.constant > 0.5; }
   static bool is_zero(const expression& e) { return constant(e) && e.constant < 0.5; }
-  static bool one(const Eigen::VectorXd& x, const expression& e) {
-    return (constant(e) ? e.constant : x[e.terms.front().first]) > 0.5;
+  static double value_of(const Eigen::VectorXd& x, const expression& e) {
+    double sum = e.constant;
+    for (const auto& [column, factor] : e.terms) sum += factor * x[column];
+    return sum;
   }
-  /// Gives a 0/1 quantity its value; false if it is the other constant.
+  static bool one(const Eigen::VectorXd& x, const expression& e) { return value_of(x, e) > 0.5; }
+  /// Gives a 0/1 quantity its value; false if it is another quantity's complement, or a constant, of the other value.
   static bool set(Eigen::VectorXd& x, const expression& e, bool value) {
-    if (constant(e)) return is_one(e) == value;
-    x[e.terms.front().first] = value;
-    return true;
+    if (!constant(e) && e.constant == 0) x[e.terms.front().first] = value;
+    return one(x, e) == value;
   }
 
   void index_values() {
@@ -289,10 +292,18 @@ class staged_form {
         const bool lasting = i == none || !repeatable_[i];
         if (s == stages_.size() ? p_.is_target(v) : certain && lasting)
           S_[s][v].constant = 1;
+        else if (s < stages_.size() && used_in_block(s, v))
+          S_[s][v] = expression{{}, 1} - R_[s][i];
         else if (s < stages_.size() && needed_later(v))
           S_[s][v] = builder_.binary(0);
       }
     }
+  }
+
+  bool used_in_block(std::size_t s, index_t v) const {
+    const auto [first, last] = stages_[s];
+    const auto user = std::lower_bound(uses_[v].begin(), uses_[v].end(), first);
+    return user != uses_[v].end() && *user < last;
   }
 
   void at_most(const expression& left, const expression& right) {
@@ -308,7 +319,8 @@ class staged_form {
     std::vector<std::vector<expression>> levels(p_.values().size());  // before each user of the stage, and after the last
     std::vector<std::vector<std::size_t>> users(p_.values().size());
 
-    std::vector<expression> purpose(last);  // of recomputing each operation
+    std::vector<expression> purpose(last);   // of recomputing each operation
+    std::vector<bool> certain(last, false);  // is there one in any case?
     for (index_t v = 0; v < p_.values().size(); ++v) {
       const auto i = producer_[v];
       if (!modelled_[v] || (i != none && i >= last)) continue;
@@ -320,15 +332,13 @@ class staged_form {
       const bool byproduct = i != none && !constant(R[i]) && at(i).outputs.size() > 1;  // may be recomputed without being used
       if (!byproduct && !users[v].empty()) level.push_back(before);
       for (std::size_t q = level.size(); q < users[v].size(); ++q) {
-        derived d{0, true, after};
-        for (std::size_t later = q; later < users[v].size(); ++later) d.parts.add(R[users[v][later]]);
         if (users[v].back() >= first || is_one(after)) {
           level.push_back({{}, 1});
           continue;
         }
+        derived_.push_back({builder_.columns(), {after}});
+        for (std::size_t later = q; later < users[v].size(); ++later) derived_.back().parts.push_back(R[users[v][later]]);
         level.push_back(builder_.column(0, 0, 1));
-        d.column = builder_.columns() - 1;
-        derived_.push_back(std::move(d));
       }
       level.push_back(after);
       at_most(level.front(), before);
@@ -337,18 +347,21 @@ class staged_form {
         at_most(level[q + 1], level[q]);
       }
 
-      expression use = after;
+      if (i != none && !constant(R[i])) at_most(before, {{}, 1});
+      const bool block_use = !users[v].empty() && users[v].back() >= first;
+      expression use;
       for (auto j : users[v]) use.add(R[j]);
-      if (i != none && !constant(R[i]) && !constant(S(s, v))) builder_.at_most(R[i] + S(s, v), 1);
-      if (!constant(S(s, v)) && use.constant < 1) at_most(S(s, v), use);
+      if (!block_use && !is_one(after)) at_most(S(s, v), use + after);
       if (i != none) {
-        if (rules_.recompute_where_used && !(p_.is_target(v) && s + 1 == stages_.size())) use.add(after, -1);
+        const bool at_end = p_.is_target(v) && s + 1 == stages_.size();
+        if (!rules_.recompute_where_used || at_end) use.add(after);
         purpose[i].add(use);
+        certain[i] = certain[i] || block_use || at_end;
       }
       live[v] = i == none ? before : S(s, v);
     }
     for (std::size_t i = 0; i < last; ++i)
-      if (!constant(R[i]) && purpose[i].constant < 1) at_most(R[i], purpose[i]);
+      if (!constant(R[i]) && !certain[i]) at_most(R[i], purpose[i]);
     make_memory_rows(s, live, levels);
   }
 
@@ -367,10 +380,9 @@ class staged_form {
       if (is_zero(R_[s][k])) continue;
       for (auto v : at(k).outputs) change(v, R_[s][k] + S(s, v));
       compact(row);
-      if (row.terms.size() > longest_row) {
-        derived_.push_back({0, false, row});
+      if (row.terms.size() > longest_row_) {
+        derived_.push_back({builder_.columns(), {row}});
         auto sum = builder_.column(0, 0, milp::infinity);
-        derived_.back().column = builder_.columns() - 1;
         builder_.equal(row - sum, 0);
         row = std::move(sum);
       }
@@ -393,11 +405,11 @@ class staged_form {
     e.terms.resize(kept);
   }
 
-  static constexpr double largest_room = 1 << 20;     ///< rows keep one unit of memory well above the tolerances of a backend
-  static constexpr std::size_t longest_row = 100000;  ///< memory rows with more terms are split by a running sum
+  static constexpr double largest_room = 1 << 20;  ///< rows keep one unit of memory well above the tolerances of a backend
 
   const problem& p_;
   staging rules_;
+  std::size_t longest_row_;
   std::vector<index_t> needed_;                              ///< operations that targets depend on
   std::vector<bool> repeatable_;                             ///< per needed operation
   std::vector<std::pair<std::size_t, std::size_t>> stages_;  ///< needed operations [first, last) of each block

@@ -19,13 +19,14 @@
 
 namespace remat::glpk {
 
-/// Solves MILPs with GLPK: dual simplex at the root, then branch and cut, on one thread whatever `threads` says; `seed` is not used.
+/// Solves MILPs with GLPK: dual simplex at the root, then branch and cut, on one thread whatever `threads` says; `seed` is not
+/// used.
 class backend {
  public:
   std::string name() const { return "glpk"; }
 
-  /// Solves `m`. Each call runs in a thread of its own with a GLPK environment of its own, which is freed at the end: GLPK objects
-  /// of the caller are not touched, and an internal error of GLPK ends in `milp::status::failed` instead of `abort`.
+  /// Solves `m`. Each call runs in a thread of its own with a GLPK environment of its own, which is freed at the end: GLPK
+  /// objects of the caller are not touched, and an internal error of GLPK ends in `milp::status::failed` instead of `abort`.
   /// @param m a valid model
   /// @param o limits, cutoff, start; `poll` is called from another thread while this one waits
   /// @return status, solution and bound
@@ -78,9 +79,7 @@ class backend {
       }
     }
 
-    double seconds_left() const {
-      return o.seconds - std::chrono::duration<double>(clock::now() - began).count();
-    }
+    double seconds_left() const { return o.seconds - std::chrono::duration<double>(clock::now() - began).count(); }
     int milliseconds_left() const {
       return static_cast<int>(std::clamp(1000 * seconds_left(), 0.0, static_cast<double>(std::numeric_limits<int>::max())));
     }

@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
@@ -142,6 +143,8 @@ class backend {
   struct options {
     std::string library = {};  ///< path of libhighs.so; empty: $REMAT_HIGHS, the system, Python environments nearby
   };
+
+  static constexpr std::size_t longest_row = 20;  ///< see `milp::backend`
 
   /// @throws not_available if no usable library is found; says what was tried and what to install
   explicit backend(const options& o) : api_(detail::load(o.library)) {}
