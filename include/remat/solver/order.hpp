@@ -15,7 +15,10 @@
 #include <utility>
 #include <vector>
 
+#include <remat/core/evaluate.hpp>
 #include <remat/core/problem.hpp>
+#include <remat/core/result.hpp>
+#include <remat/core/schedule.hpp>
 
 namespace remat {
 
@@ -152,6 +155,44 @@ inline std::vector<index_t> retain_more(const problem& p, std::vector<index_t> o
   }
   return order;
 }
+
+/// The fastest order found so far within a budget.
+class incumbent {
+ public:
+  incumbent(const problem& p, bytes_t budget) : p_(p), budget_(budget) {}
+
+  bool found() const { return found_; }
+  const std::vector<index_t>& order() const { return order_; }
+  double seconds() const { return seconds_; }
+  /// Takes `order` if it fits and is faster; `evaluate` has the last word.
+  /// @return true if it was taken
+  /// Complexity: O(values + edges executed).
+  bool offer(const std::vector<index_t>& order) {
+    const auto needs = measure_order(p_, order);
+    if (needs.peak > budget_ || needs.seconds >= seconds_) return false;
+    try {
+      if (evaluate(p_, with_drops(p_, order)).peak > budget_) return false;
+    } catch (const bad_schedule&) {  // computes a once-only operation again
+      return false;
+    }
+    order_ = order;
+    seconds_ = needs.seconds;
+    return found_ = true;
+  }
+  /// The schedule, if there is one.
+  void put_into(result& r) const {
+    if (!found_) return;
+    r.status = status::feasible;
+    r.schedule = with_drops(p_, order_);
+  }
+
+ private:
+  const problem& p_;
+  bytes_t budget_;
+  std::vector<index_t> order_;
+  double seconds_ = std::numeric_limits<double>::infinity();
+  bool found_ = false;
+};
 
 /// Plays an order within a budget: before a computation that would not fit, values are evicted, those first that are large, cheap
 /// to make again and not needed for long; what is missing when it is needed is computed again. Dynamic tensor rematerialization

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Schedules for any graph from minimum cuts and evictions. Needs Boost.Graph.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/bound/min_cut.hpp>
+#include <remat/core/limits.hpp>
+#include <remat/core/result.hpp>
+#include <remat/core/solve.hpp>
+#include <remat/solver/order.hpp>
+
+namespace remat {
+
+/// Retains across the heaviest moments what minimum cuts say, makes the rest again where it is used, and evicts where that does
+/// not fit. For graphs of any shape, also of thousands of operations; proves a bound besides.
+///
+/// Which sets are retained comes from `retention_cut` at the breakpoints of its multiplier, and from mixtures of neighbouring
+/// ones: the leaner for the first part of the graph, the richer for the rest. Each is played as it is and with `eviction`;
+/// `retain_more` improves the best. Copies to the host are not used.
+///
+/// Complexity: some dozens of maximum flows, and `options::mixtures` * 10 evaluations per moment with their evictions.
+/// @code
+/// auto r = remat::solve(p, budget, remat::min_cut{}, {.seconds = 10});
+/// if (r.found()) std::cout << r.seconds << " s, at most " << 100 * r.gap() << " % above the optimum\n";
+/// @endcode
+class min_cut {
+ public:
+  struct options {
+    std::size_t moments = 3;   ///< operations across which retention is optimised, >= 1
+    std::size_t cuts = 16;     ///< most cuts per moment, >= 2
+    std::size_t mixtures = 6;  ///< mixtures of each two neighbouring cuts, >= 1
+    bool bound = true;         ///< prove a lower bound as well
+  };
+
+  min_cut() : min_cut(options{}) {}
+  /// @throws bad_option naming the member that is out of range
+  explicit min_cut(const options& o) : options_(o) {
+    if (o.moments < 1) throw bad_option("min_cut.moments must be >= 1, got 0");
+    if (o.cuts < 2) throw bad_option("min_cut.cuts must be >= 2, got " + std::to_string(o.cuts));
+    if (o.mixtures < 1) throw bad_option("min_cut.mixtures must be >= 1, got 0");
+  }
+
+  std::string name() const { return "min_cut"; }
+
+  result solve(const problem& p, bytes_t budget, monitor& m) const {
+    result r;
+    const auto needed = plain_order(p);
+    incumbent best(p, budget);
+    if (!best.offer(needed)) {
+      const auto stop = [&] { return m.stopped(); };
+      if (options_.bound) prove_bound(p, budget, r, stop);
+      if (r.status == status::infeasible) return r;
+      search(p, needed, budget, best, m, r.bound);
+    }
+    best.put_into(r);
+    return r;
+  }
+
+ private:
+  using choice = retention_cut::choice;
+
+  /// The cuts at the breakpoints of the multiplier, most bytes first.
+  std::vector<choice> breakpoints(retention_cut& cut) const {
+    std::vector<choice> found = {cut.retain_all(), cut.retain_least()};
+    std::vector<bool> closed = {false};  // between found[i] and found[i + 1] there is no other
+    while (found.size() < options_.cuts) {
+      std::size_t widest = closed.size();
+      for (std::size_t i = 0; i < closed.size(); ++i)
+        if (!closed[i] &&
+            (widest == closed.size() || found[i].bytes - found[i + 1].bytes > found[widest].bytes - found[widest + 1].bytes))
+          widest = i;
+      if (widest == closed.size()) break;
+      const auto &rich = found[widest], &lean = found[widest + 1];
+      if (rich.bytes <= lean.bytes || rich.seconds >= lean.seconds) {
+        closed[widest] = true;
+        continue;
+      }
+      const double lambda = (lean.seconds - rich.seconds) / static_cast<double>(rich.bytes - lean.bytes);
+      auto between = cut.minimum(lambda);
+      if (between.bytes >= rich.bytes || between.bytes <= lean.bytes) {
+        closed[widest] = true;
+        continue;
+      }
+      const auto at = static_cast<std::ptrdiff_t>(widest) + 1;
+      found.insert(found.begin() + at, std::move(between));
+      closed.insert(closed.begin() + at, false);
+    }
+    return found;
+  }
+
+  /// The lean choice for what the first `count` operations make, the rich one for the rest.
+  static choice mix(const problem& p, const choice& lean, const choice& rich, index_t count) {
+    choice c = rich;
+    for (index_t v = 0; v < c.retained.size(); ++v)
+      if (!p.is_source(v) && p.producer(v) < count) c.retained[v] = lean.retained[v];
+    for (index_t o = 0; o < count; ++o) c.later[o] = lean.later[o];
+    return c;
+  }
+
+  /// Computes everything up to `tau` once, forgets what is not retained, goes on and computes what is missing when it is needed.
+  static std::optional<std::vector<index_t>> order_across(const problem& p, const std::vector<index_t>& needed, index_t tau,
+                                                          const choice& c) {
+    const auto& ops = p.operations();
+    std::vector<bool> there(p.values().size(), false), has_run(ops.size(), false), marked(ops.size(), false);
+    for (index_t v = 0; v < there.size(); ++v) there[v] = p.is_source(v);
+    std::vector<index_t> order, pending;
+    const auto run = [&](index_t o) {
+      pending = {o};
+      for (std::size_t i = 0; i < pending.size(); ++i)
+        for (auto v : ops[pending[i]].inputs)
+          if (!there[v] && !marked[p.producer(v)]) {
+            marked[p.producer(v)] = true;
+            pending.push_back(p.producer(v));
+          }
+      std::sort(pending.begin(), pending.end());
+      for (auto x : pending) {
+        marked[x] = false;
+        if (ops[x].once && has_run[x]) return false;
+        has_run[x] = true;
+        order.push_back(x);
+        for (auto v : ops[x].outputs) there[v] = true;
+      }
+      return true;
+    };
+    std::vector<bool> delayed(ops.size(), false);  // not an ancestor of tau and wanted later only
+    {
+      std::vector<bool> ancestor(ops.size(), false);
+      for (auto o = tau + 1; o-- > 0;)
+        if (o == tau || ancestor[o])
+          for (auto v : ops[o].inputs)
+            if (!p.is_source(v)) ancestor[p.producer(v)] = true;
+      for (index_t o = 0; o < tau; ++o) delayed[o] = c.later[o] && !ancestor[o];
+    }
+    for (auto o : needed) {
+      if (o == tau) {
+        const auto& operands = ops[tau].inputs;
+        for (index_t v = 0; v < there.size(); ++v)
+          if (!p.is_source(v) && !c.retained[v] && !std::binary_search(operands.begin(), operands.end(), v)) there[v] = false;
+      }
+      if (o < tau && delayed[o]) continue;
+      if (has_run[o] && o > tau) continue;
+      if (!run(o)) return std::nullopt;
+    }
+    for (auto v : p.targets())
+      if (!there[v] && !run(p.producer(v))) return std::nullopt;
+    return prune_order(p, order);
+  }
+
+  void search(const problem& p, const std::vector<index_t>& needed, bytes_t budget, incumbent& best, monitor& m,
+              double bound) const {
+    const auto stop = [&] { return m.stopped(); };
+    const auto report = [&](const char* stage) { m.report({.stage = stage, .best = best.seconds(), .bound = bound}); };
+    std::vector<std::vector<index_t>> starts = {needed};
+    for (const auto& cut : retention_cuts(p, budget, options_.moments)) {
+      if (stop()) break;
+      const auto choices = breakpoints(*cut);
+      for (std::size_t i = 0; i + 1 < choices.size() && !stop(); ++i)
+        for (std::size_t part = 0; part <= options_.mixtures; ++part) {
+          if (part == 0 && i > 0) continue;
+          const auto count = static_cast<index_t>(cut->tau() * part / options_.mixtures);
+          auto order = order_across(p, needed, cut->tau(), mix(p, choices[i + 1], choices[i], count));
+          if (!order) continue;
+          best.offer(*order);
+          starts.push_back(std::move(*order));
+        }
+    }
+    report("cuts");
+    std::vector<std::vector<index_t>> good;  // to be improved
+    if (best.found()) good.push_back(best.order());
+    for (const double distance : {1.0, 0.5, 2.0})
+      for (std::size_t i = 0; i < starts.size() && !stop(); ++i) {
+        eviction play(p, starts[i]);
+        auto order = play.run(budget, {.distance = distance}, stop);
+        if (order && best.offer(*order)) {
+          report("evictions");
+          good.push_back(std::move(*order));
+        }
+      }
+    for (std::size_t i = good.size(); i-- > 0 && i + 4 >= good.size();)
+      if (best.offer(retain_more(p, good[i], budget, stop))) report("retention");
+  }
+
+  options options_;
+};
+
+}  // namespace remat
