@@ -23,8 +23,8 @@ namespace remat {
 
 /// What a graph and its costs do not say.
 struct freeze_options {
-  std::string name;                  ///< of the problem
-  std::optional<copy_rates> copies;  ///< rates of the copy streams; nothing: no copies
+  std::string name = {};                  ///< of the problem
+  std::optional<copy_rates> copies = {};  ///< rates of the copy streams; nothing: no copies
 };
 
 /// A problem and where its parts come from. Converts to the problem.

@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <initializer_list>
 #include <istream>
+#include <iterator>
 #include <optional>
 #include <ostream>
 #include <sstream>
@@ -63,6 +64,9 @@ namespace detail {
 
 using json = nlohmann::ordered_json;
 
+/// In the order of `action`.
+inline constexpr std::string_view action_names[] = {"compute", "drop", "offload", "prefetch"};
+
 /// Follows a parser through a document: knows where it stands and enforces the limits.
 class parse_guard {
  public:
@@ -85,11 +89,13 @@ class parse_guard {
     return true;
   }
 
-  /// The place of the parser, such as `operations[3].inputs[0]`.
+  /// The place of the parser, such as `operations[3].inputs[0]`; control characters are shown as `?`.
   std::string where() const {
     std::string path;
     for (const auto& x : open_)
       path += x.is_object ? (path.empty() || x.key.empty() ? "" : ".") + x.key : "[" + std::to_string(x.index) + "]";
+    std::replace_if(
+        path.begin(), path.end(), [](unsigned char c) { return c < ' ' || c == 0x7f; }, '?');
     return path.empty() ? "document" : path;
   }
 
@@ -356,13 +362,10 @@ inline schedule_document read_schedule(std::istream& in, const document_limits& 
   r.seconds = document.number("seconds", 0.0);
   r.bound = document.number("bound", 0.0);
   const auto name = document.text("status", "feasible");
-  bool known = false;
-  for (auto s : {status::optimal, status::feasible, status::infeasible, status::time_limit})
-    if (name == to_string(s)) {
-      r.status = s;
-      known = true;
-    }
-  if (!known) document.fail("status", "unknown: " + name);
+  const auto statuses = {status::optimal, status::feasible, status::infeasible, status::time_limit};
+  const auto known = std::find_if(statuses.begin(), statuses.end(), [&](status x) { return to_string(x) == name; });
+  if (known == statuses.end()) document.fail("status", "unknown: " + detail::json(name).dump());
+  r.status = *known;
 
   auto& steps = r.schedule.steps;
   for (const auto& x : document.array("steps")) {
@@ -370,23 +373,15 @@ inline schedule_document read_schedule(std::istream& in, const document_limits& 
     if (!x.is_array() || x.size() != 2 || !x[0].is_string() || !x[1].is_number_integer())
       throw bad_document(place() + ": not an action and an index");
     const auto& action_name = x[0].get_ref<const std::string&>();
-    auto wrong = [&](const char* why) {
-      throw bad_schedule(steps.size(),
-                         "step " + std::to_string(steps.size()) + " (" + action_name + " " + x[1].dump() + "): " + why);
+    auto wrong = [&](const std::string& who, const char* why) {
+      throw bad_schedule(steps.size(), "step " + std::to_string(steps.size()) + " (" + who + " " + x[1].dump() + "): " + why);
     };
+    const auto found = std::find(std::begin(detail::action_names), std::end(detail::action_names), action_name);
+    if (found == std::end(detail::action_names)) wrong(x[0].dump(), "no such action");
     step next;
-    if (action_name == "compute")
-      next.what = action::compute;
-    else if (action_name == "drop")
-      next.what = action::drop;
-    else if (action_name == "offload")
-      next.what = action::offload;
-    else if (action_name == "prefetch")
-      next.what = action::prefetch;
-    else
-      wrong("no such action");
+    next.what = static_cast<action>(found - std::begin(detail::action_names));
     if (!x[1].is_number_unsigned() || x[1].get<std::uint64_t>() >= none)
-      wrong(next.what == action::compute ? "no such operation" : "no such value");
+      wrong(action_name, next.what == action::compute ? "no such operation" : "no such value");
     next.which = x[1].get<index_t>();
     steps.push_back(next);
   }
@@ -409,11 +404,11 @@ inline schedule_document read_schedule(const std::filesystem::path& path, const 
 inline void write_schedule(std::ostream& out, const result& r, std::string_view problem,
                            const nlohmann::ordered_json& unknown = nlohmann::ordered_json::object()) {
   using detail::json;
-  static constexpr const char* names[] = {"compute", "drop", "offload", "prefetch"};
   json document = {{"format", "remat-schedule"}, {"version", 1},          {"problem", problem},   {"status", to_string(r.status)},
                    {"budget", r.budget},         {"peak", r.peak},        {"seconds", r.seconds}, {"bound", r.bound},
                    {"solver", r.solver},         {"steps", json::array()}};
-  for (const auto& x : r.schedule.steps) document["steps"].push_back(json::array({names[static_cast<int>(x.what)], x.which}));
+  for (const auto& x : r.schedule.steps)
+    document["steps"].push_back(json::array({detail::action_names[static_cast<int>(x.what)], x.which}));
   document.update(unknown);
   out << detail::dump(document);
 }

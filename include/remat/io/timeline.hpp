@@ -92,9 +92,9 @@ inline memory_series as_series(const memory_timeline& t, std::string label) {
 
 /// What to draw besides the timeline.
 struct timeline_style {
-  std::string title;
-  std::optional<bytes_t> budget;        ///< drawn as a line
-  std::vector<memory_series> overlays;  ///< lines over the area, SVG only
+  std::string title = {};
+  std::optional<bytes_t> budget = {};        ///< drawn as a line
+  std::vector<memory_series> overlays = {};  ///< lines over the area, SVG only
 };
 
 namespace detail {
@@ -320,16 +320,16 @@ inline std::string timeline_svg(const memory_timeline& timeline, const timeline_
 
   for (std::size_t s = 0; s < style.overlays.size(); ++s) {
     std::string path;
-    double last_x = -1;
-    bytes_t highest = 0;
-    for (const auto& [at, bytes] : style.overlays[s].points) {
-      const double x = std::round(x_of(at) * 2) / 2;
-      if (path.empty()) path = "M" + number(x) + " " + number(y_of(static_cast<double>(bytes)));
-      if (x > last_x) highest = bytes;
-      highest = std::max(highest, bytes);
-      if (x > last_x) path += "H" + number(x);
-      path += "V" + number(y_of(static_cast<double>(x > last_x ? bytes : highest)));
-      last_x = x;
+    const auto& points = style.overlays[s].points;
+    for (std::size_t k = 0; k < points.size();) {  // one stroke up and down per half pixel
+      const auto pixel = [&](std::size_t i) { return std::round(x_of(points[i].first) * 2) / 2; };
+      const double x = pixel(k);
+      const auto entered = points[k].second;
+      auto highest = entered;
+      for (; k < points.size() && pixel(k) == x; ++k) highest = std::max(highest, points[k].second);
+      const auto y = [&](bytes_t bytes) { return number(y_of(static_cast<double>(bytes))); };
+      path += (path.empty() ? "M" + number(x) + " " + y(entered) : "H" + number(x)) + "V" + y(highest) + "V" +
+              y(points[k - 1].second);
     }
     out += "<path fill=\"none\" stroke-width=\"1.3\" stroke=\"" + std::string(colours[s % colours.size()]) + "\" d=\"" + path +
            "\"/>\n";

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Writes random schedules, valid and broken, copies included, with the verdict of `evaluate`: one JSON document per line.
+// usage: emit COUNT SEED > lines
+#include <cstdlib>
+#include <iostream>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <remat/core/evaluate.hpp>
+#include <remat/io/json.hpp>
+#include <remat/testing/generators.hpp>
+
+namespace {
+
+using remat::action;
+using remat::testing::chance;
+using remat::testing::uniform;
+
+remat::problem with_copies(std::mt19937_64& g, const remat::problem& p) {
+  return {p.name(), p.values(), p.operations(), p.targets(),
+          remat::copy_rates{.to_host = static_cast<double>(uniform(g, 1, 8)),
+                            .to_device = static_cast<double>(uniform(g, 1, 8)),
+                            .latency = static_cast<double>(uniform(g, 0, 3)) / 2}};
+}
+
+/// A walk that mostly takes steps that are allowed, and computes everything once at least. Breaks rules now and then on its own:
+/// once-only operations, inputs that were dropped.
+remat::schedule random_walk(std::mt19937_64& g, const remat::problem& p) {
+  remat::schedule s;
+  const auto values = static_cast<std::int64_t>(p.values().size());
+  std::vector<bool> here(p.values().size()), host(p.values().size(), false);
+  for (remat::index_t v = 0; v < values; ++v) here[v] = p.is_source(v);
+  const auto ensure = [&](auto& self, remat::index_t v) -> void {
+    if (here[v]) return;
+    if (host[v] && chance(g, 60)) {
+      s.steps.push_back({action::prefetch, v});
+      here[v] = true;
+    } else if (!p.is_source(v)) {
+      const auto& o = p.operations()[p.producer(v)];
+      for (auto u : o.inputs) self(self, u);
+      s.compute(p.producer(v));
+      for (auto u : o.outputs) here[u] = true;
+    }
+  };
+  for (remat::index_t o = 0; o < p.operations().size(); ++o) {
+    for (auto v : p.operations()[o].inputs) ensure(ensure, v);
+    s.compute(o);
+    for (auto v : p.operations()[o].outputs) here[v] = true;
+    for (auto n = uniform(g, 0, 3); n > 0; --n) {
+      const auto v = static_cast<remat::index_t>(uniform(g, 0, values - 1));
+      if (here[v] && p.copies() && chance(g, 40)) {
+        s.steps.push_back({action::offload, v});
+        host[v] = true;
+      }
+      if (here[v] && !p.values()[v].held && (!p.is_source(v) || host[v]) && chance(g, 60)) {
+        s.drop(v);
+        here[v] = false;
+      }
+      if (!here[v] && chance(g, 30)) ensure(ensure, v);
+    }
+  }
+  for (auto v : p.targets()) ensure(ensure, v);
+  return s;
+}
+
+/// Breaks a schedule, probably: a step removed, added, changed or moved.
+void break_somewhere(std::mt19937_64& g, const remat::problem& p, remat::schedule& s) {
+  if (s.steps.empty()) return;
+  const auto at = s.steps.begin() + uniform(g, 0, static_cast<std::int64_t>(s.steps.size()) - 1);
+  const remat::step other{static_cast<action>(uniform(g, 0, 3)),
+                          static_cast<remat::index_t>(uniform(g, 0, static_cast<std::int64_t>(p.values().size())))};
+  switch (uniform(g, 0, 3)) {
+    case 0:
+      s.steps.erase(at);
+      break;
+    case 1:
+      s.steps.insert(at, other);
+      break;
+    case 2:
+      *at = other;
+      break;
+    default:
+      std::swap(*at, s.steps[static_cast<std::size_t>(uniform(g, 0, static_cast<std::int64_t>(s.steps.size()) - 1))]);
+  }
+}
+
+template <class Write>
+nlohmann::json document(Write write) {
+  std::ostringstream out;
+  write(out);
+  return nlohmann::json::parse(out.str());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  std::mt19937_64 g(std::strtoull(argv[2], nullptr, 10));
+  for (long n = std::strtol(argv[1], nullptr, 10); n > 0; --n) {
+    const auto once = chance(g, 20) ? 30 : 0;
+    auto p =
+        remat::testing::random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 1, 8)), .sources = 3, .once = once});
+    if (chance(g, 70)) p = with_copies(g, p);
+    remat::result r;
+    r.schedule = random_walk(g, p);
+    if (chance(g, 40)) break_somewhere(g, p, r.schedule);
+    nlohmann::json verdict;
+    try {
+      const auto e = remat::evaluate(p, r.schedule);
+      verdict = {{"peak", e.peak}, {"seconds", e.seconds}, {"recomputed", e.recomputed}};
+    } catch (const remat::bad_schedule& why) {
+      verdict = {{"step", why.step}};
+    }
+    std::cout << nlohmann::json{{"problem", document([&](std::ostream& out) { remat::write_problem(out, p); })},
+                                {"schedule", document([&](std::ostream& out) { remat::write_schedule(out, r, p.name()); })},
+                                {"verdict", verdict}}
+              << "\n";
+  }
+}
