@@ -43,7 +43,8 @@ struct staging {
   bool backward_once = false;
   /// R2: the operations before `turn` form one stage.
   bool forward_in_one_stage = false;
-  /// R3: a value is recomputed only in a stage that uses it (or in the last one, if it is a target).
+  /// R3: a value is recomputed only in a stage that uses it (or in the last one, if it is a target); an operation that reads
+  /// nothing repeatable joins the stage before it.
   bool recompute_where_used = false;
   /// First operation of the backward; nothing: the one at which the store-all schedule has its peak. Only R1 and R2 read it.
   std::optional<index_t> turn = {};
@@ -224,14 +225,23 @@ class staged_form {
     else if (rules_.backward_once || rules_.forward_in_one_stage)
       turn = peak_operation();
     const auto split = static_cast<std::size_t>(std::lower_bound(needed_.begin(), needed_.end(), turn) - needed_.begin());
-    std::size_t next = 0;
-    if (rules_.forward_in_one_stage && split > 0) stages_.emplace_back(0, next = split);
-    for (; next < needed_.size(); ++next) {
-      if (!stages_.empty())
-        for (unsigned e = 0; e < rules_.extra_stages; ++e) stages_.emplace_back(next, next);
-      stages_.emplace_back(next, next + 1);
-    }
     for (std::size_t i = 0; i < needed_.size(); ++i) repeatable_.push_back(!at(i).once && !(rules_.backward_once && i >= split));
+    for (std::size_t i = 0; i < needed_.size(); ++i) {
+      if (!stages_.empty() && ((rules_.forward_in_one_stage && i < split) || joins(i))) {
+        stages_.back().second = i + 1;
+        continue;
+      }
+      if (!stages_.empty())
+        for (unsigned e = 0; e < rules_.extra_stages; ++e) stages_.emplace_back(i, i);
+      stages_.emplace_back(i, i + 1);
+    }
+  }
+
+  /// Under R3, nothing is recomputed in the stage of an operation that reads nothing repeatable: it needs no stage of its own.
+  bool joins(std::size_t i) const {
+    const auto& inputs = at(i).inputs;
+    return rules_.recompute_where_used &&
+           std::none_of(inputs.begin(), inputs.end(), [&](auto v) { return producer_[v] != none && repeatable_[producer_[v]]; });
   }
 
   /// The operation at which the store-all schedule of the needed operations has its peak.
@@ -266,35 +276,45 @@ class staged_form {
 
   void make_columns() {
     const auto n = needed_.size();
-    R_.assign(stages_.size(), std::vector<expression>(n));
-    S_.assign(stages_.size() + 1, std::vector<expression>(p_.values().size()));
-    for (std::size_t s = 0; s <= stages_.size(); ++s) {
-      const auto first = s < stages_.size() ? stages_[s].first : n;
-      std::vector<bool> useful(n, false);  // may be recomputed in this stage or later, to some purpose
-      const auto needed_later = [&](index_t v) {
-        return p_.is_target(v) || std::any_of(uses_[v].begin(), uses_[v].end(), [&](auto j) { return j >= first || useful[j]; });
-      };
-      for (std::size_t i = first; i-- > 0;) {
-        const auto& outputs = at(i).outputs;
-        useful[i] = repeatable_[i] && std::any_of(outputs.begin(), outputs.end(), needed_later);
-      }
-      if (s < stages_.size())
+    const auto count = stages_.size();
+    R_.assign(count, std::vector<expression>(n));
+    S_.assign(count + 1, std::vector<expression>(p_.values().size()));
+    std::vector<std::vector<bool>> useful(count + 1, std::vector<bool>(n, false));  // recomputing i in stage s serves something
+    for (std::size_t s = 0; s < count; ++s)
+      for (std::size_t i = stages_[s].first; i-- > 0;)
+        for (auto v : at(i).outputs) {
+          const bool serves = rules_.recompute_where_used
+                                  ? used_in_block(s, v) || (p_.is_target(v) && s + 1 == count)
+                                  : p_.is_target(v) || (!uses_[v].empty() && uses_[v].back() >= stages_[s].first);
+          const auto is_useful = [&](std::size_t j) { return j < stages_[s].first && useful[s][j]; };
+          if (repeatable_[i] && (serves || std::any_of(uses_[v].begin(), uses_[v].end(), is_useful))) useful[s][i] = true;
+        }
+    auto later = useful;  // .. in stage s or a later one
+    for (std::size_t s = count; s-- > 0;)
+      for (std::size_t i = 0; i < stages_[s].first; ++i) later[s][i] = later[s][i] || later[s + 1][i];
+
+    for (std::size_t s = 0; s <= count; ++s) {
+      const auto first = s < count ? stages_[s].first : n;
+      if (s < count)
         for (std::size_t i = 0; i < stages_[s].second; ++i) {
           if (i >= first)
             R_[s][i].constant = 1;
-          else if (useful[i])
+          else if (useful[s][i])
             R_[s][i] = builder_.binary(at(i).seconds / second_);
         }
       for (index_t v = 0; v < p_.values().size(); ++v) {
         const auto i = producer_[v];
         if (!modelled_[v] || (i != none && i >= first)) continue;
-        const bool certain = p_.is_target(v) || (!uses_[v].empty() && uses_[v].back() >= first);
+        const auto& uses = uses_[v];
+        const bool certain = p_.is_target(v) || (!uses.empty() && uses.back() >= first);
         const bool lasting = i == none || !repeatable_[i];
-        if (s == stages_.size() ? p_.is_target(v) : certain && lasting)
+        if (s == count)
+          S_[s][v].constant = p_.is_target(v);
+        else if (certain && lasting)
           S_[s][v].constant = 1;
-        else if (s < stages_.size() && used_in_block(s, v))
+        else if (used_in_block(s, v))
           S_[s][v] = expression{{}, 1} - R_[s][i];
-        else if (s < stages_.size() && needed_later(v))
+        else if (certain || std::any_of(uses.begin(), uses.end(), [&](auto j) { return later[s][j]; }))
           S_[s][v] = builder_.binary(0);
       }
     }
