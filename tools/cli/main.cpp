@@ -3,12 +3,15 @@
 /// The command-line program: solves, checks and describes problems in the exchange formats.
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
 #include <iostream>
+#include <limits>
+#include <optional>
 #include <string>
 
 #include <CLI/CLI.hpp>
@@ -18,6 +21,7 @@
 #include <remat/core/solve.hpp>
 #include <remat/io/bytes.hpp>
 #include <remat/io/json.hpp>
+#include <remat/io/timeline.hpp>
 
 #include "methods.hpp"
 
@@ -31,9 +35,10 @@ enum exit_status { success = 0, not_valid = 1, bad_input = 2, infeasible = 3, no
 /// What the command line says; each command reads its part.
 struct arguments {
   std::string problem, schedule, budget, output;
-  std::string solver = "rockmate", backend = "auto";
+  std::string solver = "min_cut", backend = "auto";
   remat::limits limits;
-  bool as_json = false;
+  std::string svg;
+  bool as_json = false, draw = false;
 };
 
 std::atomic<bool> interrupted = false;
@@ -64,6 +69,17 @@ class status_line {
   bool shown_ = false;
 };
 
+/// Draws a schedule where the command line asks for it.
+void draw(const arguments& a, const remat::problem& p, const remat::schedule& s, std::optional<remat::bytes_t> budget) {
+  if (!a.draw && a.svg.empty()) return;
+  const auto timeline = remat::trace_memory(p, s);
+  remat::timeline_style style{.title = p.name(), .budget = budget};
+  if (a.draw) (a.as_json ? std::cerr : std::cout) << remat::timeline_text(timeline, style);
+  if (a.svg.empty()) return;
+  style.overlays = {remat::as_series(remat::trace_memory(p, remat::store_all_schedule(p)), "store-all")};
+  remat::write_file(a.svg, remat::timeline_svg(timeline, style));
+}
+
 int solve(const arguments& a) {
   const auto p = remat::read_problem(a.problem);
   const auto store_all = remat::evaluate(p, remat::store_all_schedule(p));
@@ -92,6 +108,7 @@ int solve(const arguments& a) {
                 {"store_all_seconds", store_all.seconds}};
     if (r.found()) out.update(json{{"peak", r.peak}, {"seconds", r.seconds}, {"recomputed", r.recomputed}, {"gap", r.gap()}});
     if (r.smallest_budget) out["smallest_budget"] = *r.smallest_budget;
+    if (!r.scope.empty()) out.update(json{{"scope", r.scope}, {"scope_bound", r.scope_bound}, {"scope_gap", r.scope_gap()}});
     std::cout << out.dump(2) << "\n";
   } else {
     const auto exact = [](remat::bytes_t b) { return remat::format_bytes(b) + " (" + std::to_string(b) + " bytes)"; };
@@ -105,11 +122,15 @@ int solve(const arguments& a) {
                 << "  recomputed  " << r.recomputed << " computations beyond the first of " << p.operations().size()
                 << " operations\n"
                 << "  bound       " << remat::format_seconds(r.bound) << ", gap " << percent(r.gap()) << "\n";
+      if (!r.scope.empty())
+        std::cout << "              " << remat::format_seconds(r.scope_bound) << ", gap " << percent(r.scope_gap()) << ", among "
+                  << r.scope << "\n";
     } else {
       std::cout << "  no schedule fits below  " << exact(r.budget_bound) << "\n";
       if (r.smallest_budget) std::cout << "  a schedule is known for " << exact(*r.smallest_budget) << "\n";
     }
   }
+  if (r.found()) draw(a, p, r.schedule, r.budget);
   return r.found() ? success : r.status == remat::status::infeasible ? infeasible : none_found;
 }
 
@@ -131,22 +152,22 @@ int check(const arguments& a) {
   json out = {{"valid", true}, {"peak", e.peak}, {"seconds", e.seconds}, {"recomputed", e.recomputed}};
   std::string text = "valid: peak " + remat::format_bytes(e.peak) + " (" + std::to_string(e.peak) + " bytes), " +
                      remat::format_seconds(e.seconds) + ", " + std::to_string(e.recomputed) + " recomputed";
+  std::optional<remat::bytes_t> budget;
   if (!a.budget.empty()) {
-    const auto budget = remat::parse_budget(a.budget, p);
-    out["budget"] = budget;
-    out["within_budget"] = e.peak <= budget;
-    if (e.peak > budget) {
-      std::string where = "before the first step";
-      for (std::size_t i = 0; i < e.memory.size(); ++i)
-        if (e.memory[i] > budget) {
-          where = "first at step " + std::to_string(i);
-          out["step"] = i;
-          break;
-        }
-      std::cerr << "remat: over budget by " << e.peak - budget << " bytes, " << where << "\n";
+    budget = remat::parse_budget(a.budget, p);
+    out["budget"] = *budget;
+    out["within_budget"] = e.peak <= *budget;
+    if (e.peak > *budget) {
+      const auto first = std::find_if(e.memory.begin(), e.memory.end(), [&](auto bytes) { return bytes > *budget; });
+      const bool at_start = p.source_bytes() > *budget || first == e.memory.end();
+      if (!at_start) out["step"] = first - e.memory.begin();
+      std::cerr << "remat: over budget by " << e.peak - *budget << " bytes, first "
+                << (at_start ? "before the first step" : "at step " + std::to_string(first - e.memory.begin())) << "\n";
     }
   }
-  return report(out, text);
+  const int status = report(out, text);
+  draw(a, p, s, budget);
+  return status;
 }
 
 int info(const arguments& a) {
@@ -215,6 +236,11 @@ int main(int argc, char** argv) {
   checking->add_option("problem", a.problem, "remat-problem file")->required();
   checking->add_option("schedule", a.schedule, "remat-schedule file")->required();
   checking->add_option("-b,--budget", a.budget, "demand a peak within this budget");
+
+  for (auto* command : {solving, checking}) {
+    command->add_flag("--timeline", a.draw, "draw memory over time");
+    command->add_option("--svg", a.svg, "draw memory over time into this SVG file");
+  }
 
   auto* describing = app.add_subcommand("info", "describe a problem");
   describing->add_option("problem", a.problem, "remat-problem file")->required();

@@ -10,6 +10,7 @@
 
 #include <remat/core/solve.hpp>
 #include <remat/solver/checkmate.hpp>
+#include <remat/solver/min_cut.hpp>
 
 #include "backend.hpp"
 
@@ -36,7 +37,9 @@ struct method {
   remat::result (*run)(const request&);
 };
 
-inline constexpr std::array<method, 2> methods = {{
+inline constexpr std::array<method, 3> methods = {{
+    {"min_cut", "any graph, by minimum cuts and evictions, with a lower bound",
+     [](const request& r) { return r.solve_with(remat::min_cut{}); }},
     {"checkmate", "optimal staged schedules by a MILP",
      [](const request& r) { return r.solve_with(remat::checkmate<any_backend>({}, make_backend(r.backend))); }},
     {"checkmate-fast", "the same, forward in one stage and backward once",

@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Exit statuses, messages and outputs of the command-line program.
+
+usage: run.py REMAT SOURCE_ROOT
+"""
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "checker"))
+sys.dont_write_bytecode = True
+from check_schedule import judge  # noqa: E402
+
+program, root = sys.argv[1], pathlib.Path(sys.argv[2])
+instance = root / "bench/instances/resnet18.json"
+folder = pathlib.Path(tempfile.mkdtemp())
+failures = 0
+
+#  x (held, 40) -> a (20) -> b (40, reads a): store-all needs 100, nothing less does.
+SMALL = {
+    "format": "remat-problem", "version": 1, "name": "small",
+    "values": [{"name": "x", "bytes": 40, "held": True}, {"name": "a", "bytes": 20}, {"name": "b", "bytes": 40}],
+    "operations": [{"name": "a", "inputs": [0], "outputs": [1], "seconds": 1}, {"name": "b", "inputs": [1], "outputs": [2], "seconds": 1}],
+    "targets": [2],
+}
+STEPS = [["compute", 0], ["compute", 1], ["drop", 1]]
+
+
+def run(*arguments):
+    done = subprocess.run([program, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+def expect(what, status, *arguments, says=(), prints=()):
+    """Runs the program and demands its exit status and pieces of its messages and output."""
+    global failures
+    code, out, err = run(*arguments)
+    missing = [s for s in says if s not in err] + [s for s in prints if s not in out]
+    if code != status or missing or (status in (0, 3, 4) and err):
+        failures += 1
+        print(f"FAILED: {what}\n  {arguments}\n  exit {code}, expected {status}; missing {missing}\n  stdout: {out}\n  stderr: {err}")
+    return out
+
+
+def put(name, content):
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def changed(**members):
+    return {**json.loads(json.dumps(SMALL)), **members}
+
+
+def schedule(steps):
+    return {"format": "remat-schedule", "version": 1, "steps": steps}
+
+
+small = put("small.json", SMALL)
+good = put("good.json", schedule(STEPS))
+
+# solve
+plan = folder / "plan.json"
+out = expect("solve", 0, "solve", instance, "--budget", "80%", "--solver", "min_cut", "--time-limit", 20, "-o", plan, "--json")
+result, problem = json.loads(out), json.loads(instance.read_text())
+verdict = judge(problem, json.loads(plan.read_text())["steps"])
+if verdict["peak"] > result["budget"] or any(verdict[k] != result[k] for k in ("peak", "recomputed")):
+    failures += 1
+    print("FAILED: the schedule written is not the one reported", verdict, result)
+held = sum(v["bytes"] for v in problem["values"] if v.get("held"))
+if result["budget"] != int(held + 0.8 * (result["store_all_peak"] - held)):
+    failures += 1
+    print("FAILED: 80% is not held + 0.8 (store-all - held)", result, held)
+missing = {"status", "solver", "budget", "bound", "gap", "peak", "seconds", "recomputed", "budget_bound", "elapsed"} - result.keys()
+if missing:
+    failures += 1
+    print("FAILED: --json lacks", missing)
+expect("check of what solve wrote", 0, "check", instance, plan, "--budget", "80%", prints=["valid"])
+expect("100% is enough", 0, "solve", instance, "-b", "100%", prints=["optimal"])
+expect("the default solver", 0, "solve", small, "-b", "100")
+svg = folder / "plan.svg"
+expect("drawings", 0, "solve", small, "-b", "100", "--timeline", "--svg", svg, prints=["┤", "100 B"])
+if not svg.read_text().startswith("<svg"):
+    failures += 1
+    print("FAILED: no SVG")
+
+# infeasible
+out = expect("infeasible", 3, "solve", small, "-b", "99", "-o", folder / "none.json", prints=["infeasible", "100 bytes"])
+if json.loads((folder / "none.json").read_text())["status"] != "infeasible":
+    failures += 1
+    print("FAILED: status of the document")
+expect("below the held bytes", 3, "solve", small, "-b", "10", prints=["infeasible"])
+expect("no budget", 3, "solve", small, "-b", "0", "--json", prints=['"infeasible"'])
+
+# nothing found within the limit
+expect("no time", 4, "solve", instance, "-b", "70%", "--solver", "min_cut", "--time-limit", 0, prints=["time_limit"])
+
+# bad budgets and options
+for text in ("plenty", "-5GB", "12 apples", "1e999", "-3%", "nan", "", "99999TiB"):
+    expect(f"budget {text!r}", 2, "solve", small, f"--budget={text}", says=[text or "--budget"])
+expect("no budget at all", 2, "solve", small, says=["--budget"])
+expect("unknown solver", 2, "solve", small, "-b", "100", "--solver", "magic", says=["magic", "min_cut", "checkmate"])
+expect("unknown backend", 2, "solve", small, "-b", "100", "--backend", "cplex", says=["cplex"])
+expect("negative time limit", 2, "solve", small, "-b", "100", "--time-limit=-1", says=["limits.seconds"])
+expect("no threads", 2, "solve", small, "-b", "100", "--threads", "0", says=["limits.threads"])
+expect("a seed that is no number", 2, "solve", small, "-b", "100", "--seed", "x", says=["--seed"])
+expect("no command", 2)
+expect("unknown command", 2, "improve", small)
+expect("unknown option", 2, "info", small, "--verbose", says=["--verbose"])
+expect("help", 0, "--help", prints=["solve", "check", "info", "Exit status"])
+expect("help of a command", 0, "solve", "--help", prints=["--budget", "min_cut"])
+
+# bad files: each is named, with the place
+text = instance.read_text()
+bad = {
+    "truncated": (text[:5000], "values["),
+    "empty": ("", "not JSON"),
+    "no json": ("hello", "not JSON"),
+    "array": ([], "not an object"),
+    "schedule instead": (schedule([]), "format"),
+    "version": (changed(version=2), "version"),
+    "dangling input": (changed(operations=[{"name": "a", "inputs": [9], "outputs": [1], "seconds": 1}]), "operations[0].inputs[0]: no value 9"),
+    "dangling target": (changed(targets=[7]), "targets[0]: no value 7"),
+    "cyclic": (changed(operations=[{"inputs": [2], "outputs": [1], "seconds": 1}, {"inputs": [1], "outputs": [2], "seconds": 1}]),
+               "operations[0].inputs: value 2"),
+    "two producers": (changed(operations=SMALL["operations"] + [{"inputs": [], "outputs": [1], "seconds": 1}]), "operations[2].outputs: value 1"),
+    "negative bytes": (changed(values=[{"bytes": -1}] + SMALL["values"][1:]), "values[0].bytes"),
+    "huge bytes": (changed(values=[{"bytes": 2**53 + 1}] + SMALL["values"][1:]), "values[0].bytes"),
+    "NaN seconds": (json.dumps(SMALL).replace('"seconds": 1', '"seconds": NaN'), "operations[0].seconds"),
+    "deep": ('{"format": ' + "[" * 100_000, "nested deeper"),
+    "repeated member": (json.dumps(SMALL)[:-1] + ', "name": "again"}', "name: appears twice"),
+}
+for name, (content, place) in bad.items():
+    path = put("bad.json", content)
+    target = put("kept.json", "precious")
+    expect(name, 2, "solve", path, "-b", "100", "-o", target, says=["bad.json", place])
+    expect(name, 2, "info", path, says=["bad.json", place])
+    expect(name, 2, "check", path, good, says=["bad.json", place])
+    if target.read_text() != "precious":
+        failures += 1
+        print(f"FAILED: {name}: a file was written over")
+expect("a file that is not there", 2, "info", folder / "absent.json", says=["absent.json", "No such file"])
+expect("a directory", 2, "info", folder, says=["is a directory"])
+expect("nowhere to write", 2, "solve", small, "-b", "100", "-o", folder / "no" / "plan.json", says=["no/plan.json"])
+if [p.name for p in folder.iterdir() if p.name.endswith(".part")]:
+    failures += 1
+    print("FAILED: temporary files are left")
+
+# check
+out = expect("check --json", 0, "check", small, good, "--json")
+if json.loads(out) != {"valid": True, "peak": 100, "seconds": 2.0, "recomputed": 0}:
+    failures += 1
+    print("FAILED: check --json", out)
+expect("within budget", 0, "check", small, good, "-b", "100")
+expect("over budget", 1, "check", small, good, "-b", "99", "--json", says=["over budget by 1 bytes", "step 1"], prints=['"within_budget": false'])
+expect("held bytes over budget", 1, "check", small, good, "-b", "10", says=["before the first step"])
+for steps, message in (
+    (STEPS[1:], "step 0 (compute 1): input 1 is not on the device"),
+    (STEPS + [["drop", 2]], "target 2 is not on the device"),
+    (STEPS + [["compute", 5]], "step 3 (compute 5): no such operation"),
+    (STEPS + [["compute", -1]], "step 3 (compute -1): no such operation"),
+    (STEPS + [["drop", 2**40]], "no such value"),
+    (STEPS + [["swap", 1]], 'step 3 ("swap" 1): no such action'),
+    (STEPS + [["offload", 2]], "step 3 (offload 2): the problem allows no copies"),
+    ([["drop", 0]] + STEPS, "step 0 (drop 0): a held value is dropped"),
+):
+    out = expect(message, 1, "check", small, put("wrong.json", schedule(steps)), "--json", says=[message], prints=['"valid": false', '"step"'])
+expect("a step that is no step", 2, "check", small, put("wrong.json", schedule([["drop"]])), says=["wrong.json", "steps[0]"])
+expect("a problem instead of a schedule", 2, "check", small, small, says=["format"])
+expect("bad budget of check", 2, "check", small, good, "-b", "much", says=["much"])
+
+# info
+out = json.loads(expect("info --json", 0, "info", small, "--json"))
+if (out["held_bytes"], out["store_all_peak"], out["store_all_seconds"], out["budget_bound"]) != (40, 100, 2, 100):
+    failures += 1
+    print("FAILED: info --json", out)
+expect("info", 0, "info", instance, prints=["resnet18", "165"])
+
+print("all as expected" if not failures else f"{failures} failures")
+sys.exit(1 if failures else 0)
