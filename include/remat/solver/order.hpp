@@ -211,7 +211,7 @@ class eviction {
       for (auto v : p.operations()[order[k]].inputs) uses_[v].push_back(k);
       for (auto v : p.operations()[order[k]].outputs) made_[v].push_back(k);
     }
-    for (auto v : p.targets()) uses_[v].push_back(order.size());
+    for (auto v : p.targets()) uses_[v].push_back(order.size() + 1);  // after what is computed at the end
     for (index_t v = 0; v < p.values().size(); ++v) lossy_ = lossy_ || (p.is_source(v) && !p.values()[v].held);
     for (const auto& op : p.operations()) lossy_ = lossy_ || op.once;
   }
@@ -234,8 +234,15 @@ class eviction {
       }
       if (!kept_.empty()) release(std::exchange(kept_, {}));
     }
-    for (auto v : p_.targets())
-      if (!on_device_[v] && (p_.is_source(v) || !compute(p_.producer(v)))) return std::nullopt;
+    const auto& targets = p_.targets();
+    for (std::size_t i = 0; i < targets.size();) {
+      if (on_device_[targets[i]]) {
+        ++i;
+        continue;
+      }
+      if (p_.is_source(targets[i]) || !compute(p_.producer(targets[i]))) return std::nullopt;
+      i = 0;  // that may have evicted others
+    }
     return prune_order(p_, result_);
   }
 
@@ -277,16 +284,16 @@ class eviction {
     device_.pop_back();
   }
 
-  /// Position of the next use of `v` after the current one; the length of the order or more if there is none.
+  /// Position of the next use of `v` after the current one; more than the length of the order + 1 if there is none.
   std::size_t next_use(index_t v) {
     auto& at = use_at_[v];
     while (at < uses_[v].size() && uses_[v][at] <= now_) ++at;
-    return at < uses_[v].size() ? uses_[v][at] : order_.size() + 1;
+    return at < uses_[v].size() ? uses_[v][at] : order_.size() + 2;
   }
   /// Is `v`, as it is now, read after the current position?
   bool alive(index_t v) {
     const auto use = next_use(v);
-    if (use > order_.size()) return false;
+    if (use > order_.size() + 1) return false;
     auto& at = made_at_[v];
     while (at < made_[v].size() && made_[v][at] <= now_) ++at;
     return at == made_[v].size() || made_[v][at] >= use;

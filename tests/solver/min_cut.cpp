@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// Orders of computations, evictions and the min_cut solver.
+#define CATCH_CONFIG_MAIN
+#include <catch2/catch.hpp>
+
+#include <string>
+
+#include <remat/core/solve.hpp>
+#include <remat/io/json.hpp>
+#include <remat/solver/min_cut.hpp>
+#include <remat/testing/generators.hpp>
+#include <remat/testing/oracle.hpp>
+
+using namespace remat;
+using namespace remat::testing;
+
+static_assert(solver<min_cut>);
+
+TEST_CASE("measure_order agrees with evaluate") {
+  std::mt19937_64 g(3);
+  for (int round = 0; round < 500; ++round) {
+    const auto p = random_problem(g, {.operations = 8});
+    auto order = plain_order(p);
+    for (int i = 0; i < 4; ++i) {  // repeat a computation later on
+      const auto at = uniform(g, 0, static_cast<std::int64_t>(order.size()) - 1);
+      order.insert(order.begin() + uniform(g, at + 1, static_cast<std::int64_t>(order.size())),
+                   order[static_cast<std::size_t>(at)]);
+    }
+    const auto judged = evaluate(p, with_drops(p, order));
+    const auto needs = measure_order(p, order);
+    CHECK(needs.peak == judged.peak);
+    CHECK(needs.seconds == Approx(judged.seconds));
+    const auto pruned = prune_order(p, order);
+    CHECK(evaluate(p, with_drops(p, pruned)).peak <= judged.peak);
+    CHECK(prune_order(p, pruned) == pruned);
+  }
+}
+
+TEST_CASE("an eviction keeps to the budget") {
+  std::mt19937_64 g(4);
+  int fitted = 0;
+  for (int round = 0; round < 500; ++round) {
+    const auto p = random_problem(g, {.operations = 9, .held = 40, .once = 20});
+    const auto order = plain_order(p);
+    const auto peak = measure_order(p, order).peak;
+    for (auto budget = peak - 1; budget > peak / 2; budget -= 2) {
+      const auto played = eviction(p, order).run(budget, {});
+      if (!played) continue;
+      ++fitted;
+      const auto e = evaluate(p, with_drops(p, *played));
+      REQUIRE(e.peak <= std::max(budget, p.source_bytes()));
+      const auto better = retain_more(p, *played, budget);
+      const auto after = evaluate(p, with_drops(p, better));
+      REQUIRE(after.peak <= std::max(budget, p.source_bytes()));
+      REQUIRE(after.seconds <= e.seconds);
+    }
+  }
+  CHECK(fitted > 100);
+}
+
+TEST_CASE("min_cut lies between bound and optimum, and is often optimal") {
+  std::mt19937_64 g(5);
+  int compared = 0, equal = 0, missed = 0;
+  for (int round = 0; round < 400; ++round) {
+    const auto p =
+        round % 4 == 0 ? random_training_chain(g, 3) : random_problem(g, {.operations = 7, .once = round % 4 == 1 ? 25 : 0});
+    const auto all = evaluate(p, store_all_schedule(p));
+    for (auto budget = all.peak; budget >= all.peak / 2; budget -= 3) {
+      const auto best = exhaustive_optimum(p, budget);
+      const auto r = solve(p, budget, min_cut{}, {.gap = 0});
+      if (!best) {
+        CHECK_FALSE(r.found());
+        break;
+      }
+      CHECK(r.status != status::infeasible);
+      ++compared;
+      if (!r.found()) {
+        ++missed;
+        continue;
+      }
+      REQUIRE(r.bound <= *best + 1e-9);
+      REQUIRE(r.seconds >= *best - 1e-9);
+      equal += r.seconds < *best + 1e-9;
+      if (r.status == status::optimal) CHECK(r.seconds == Approx(*best));
+    }
+  }
+  CHECK(compared > 800);
+  CHECK(equal > compared * 7 / 10);
+  CHECK(missed < compared / 10);
+}
+
+TEST_CASE("min_cut on captured networks stays near the bound") {
+  // Extra time in % of store-all, at most, at 0.8 and 0.5 of its peak above what is held.
+  struct row {
+    const char* name;
+    double at_8, at_5;
+  };
+  for (const auto& r : {row{"gpt2-layers-2-seq-256", 3.1, 14.5}, row{"gpt2-layers-12", 3.0, 8.9}, row{"unet-depth-4", 4.2, 14.5},
+                        row{"resnet18", 2.7, 15.5}}) {
+    const auto p = read_problem(std::string(REMAT_SOURCE_DIR) + "/bench/instances/" + r.name + ".json");
+    const auto all = evaluate(p, store_all_schedule(p));
+    const auto at = [&](double f) {
+      return p.held_bytes() + static_cast<bytes_t>(f * static_cast<double>(all.peak - p.held_bytes()));
+    };
+    INFO(r.name);
+    const auto loose = solve(p, at(.8), min_cut{}), tight = solve(p, at(.5), min_cut{});
+    REQUIRE(loose.found());
+    REQUIRE(tight.found());
+    CHECK(100 * (loose.seconds / all.seconds - 1) < r.at_8);
+    CHECK(100 * (tight.seconds / all.seconds - 1) < r.at_5);
+    CHECK(solve(p, all.peak, min_cut{}).seconds == Approx(all.seconds));
+  }
+}
+
+TEST_CASE("a budget below what the cuts prove is infeasible") {
+  const auto p = unit_training_chain(4);
+  const auto r = solve(p, 2, min_cut{});
+  CHECK(r.status == status::infeasible);
+  const auto vit = read_problem(std::string(REMAT_SOURCE_DIR) + "/bench/instances/gpt2-layers-2-seq-256.json");
+  const auto all = evaluate(vit, store_all_schedule(vit));
+  const auto few = solve(vit, vit.held_bytes() + (all.peak - vit.held_bytes()) / 5, min_cut{});
+  CHECK(few.status == status::infeasible);
+  CHECK(few.budget_bound > few.budget);
+}
+
+TEST_CASE("min_cut stops when told to, and refuses options out of range") {
+  const auto p = transformer_training_graph(12);
+  const auto peak = evaluate(p, store_all_schedule(p)).peak;
+  const auto r = solve(p, peak / 2, min_cut{}, {.seconds = 0});
+  CHECK(r.status != status::infeasible);
+  CHECK_THROWS_AS(min_cut({.moments = 0}), bad_option);
+  CHECK_THROWS_AS(min_cut({.cuts = 1}), bad_option);
+  CHECK_THROWS_AS(min_cut({.mixtures = 0}), bad_option);
+}
