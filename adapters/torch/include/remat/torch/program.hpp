@@ -32,6 +32,7 @@ struct storage_value {
   std::size_t position = 0;  ///< see `role`; unused for internal values
   bytes_t bytes = 0;         ///< of the storage, as allocated
   std::string name;
+  c10::Device device = c10::kCPU;
   at::Tensor tensor;  ///< parameter, buffer, constant: the tensor itself; undefined otherwise
 };
 
@@ -52,6 +53,9 @@ struct operand {
 };
 
 /// One call of an ATen operator below autograd.
+///
+/// Operands that touch a storage the node overwrites name the *new* version, which holds the bytes of the old one when the node
+/// starts. `results` lists only what the call allocates: at most one result per value, never an alias of an operand.
 struct call {
   c10::OperatorHandle op;
   std::vector<c10::IValue> arguments;  ///< with undefined tensors where `operands` go; lists are copied before they are filled
@@ -67,11 +71,11 @@ struct node {
   std::vector<index_t> inputs, outputs;  ///< values; the problem's operation has the same lists
   std::vector<std::pair<index_t, index_t>>
       overwrites;          ///< {old version (an input), new version (an output)}: the calls write the
-                           ///< storage of `old` in place; where `old` lives on, a copy is made first
+                           ///< storage of `old` in place; where `old` lives on (always if it is a constant), a copy is made first
   bool random = false;     ///< draws from the generator
   index_t repeats = none;  ///< random: starts from the generator state of that earlier node
   at::Tensor reseed;       ///< random: starts from this state, for every iteration alike
-  bool once = false;       ///< writes something that outlives the step, or reads what such a node wrote
+  bool once = false;       ///< writes something that outlives the step, or reads what a later node overwrites there
 };
 
 /// A whole training step. First computations run in the order of the nodes: the forward, the loss node, the backward.
@@ -85,7 +89,30 @@ struct program {
   std::vector<index_t> outputs;          ///< view per output of forward
   std::vector<bool> differentiable;      ///< per output: gets an output_grad value
   std::vector<index_t> output_grads;     ///< per output: view of its gradient, `none` if not differentiable
-  std::vector<index_t> input_grads;      ///< per input: view of its gradient, `none` if it requires none
+  std::vector<index_t> input_grads;      ///< per input: view of its gradient, `none` if it requires or got none
+  std::vector<index_t> tokens;           ///< values of no bytes that must be there at the end: their nodes write parameters,
+                                ///< buffers or inputs, or draw random numbers, and so must run even if nothing reads them
 };
+
+/// The planning problem of a program: value `i` is value `i`, operation `i` is node `i`, in the order of the program.
+///
+/// Parameters, buffers, inputs and constants are held sources. Targets are gradients, outputs (they belong to the caller until
+/// the end of the step) and tokens. Sizes are rounded up to multiples of 64 bytes.
+///
+/// @param step      captured program with V values and E nodes
+/// @param seconds   cost of each node, s; E numbers
+/// @param workspace bytes each node needs while it runs, besides inputs and outputs; E numbers
+/// @param name      label of the problem
+/// @return the problem
+/// @throws bad_option if `seconds` or `workspace` has not one entry per node
+/// @throws bad_problem for a cost that is negative or not finite
+/// Complexity: O(V + edges).
+problem to_problem(const program& step, const std::vector<double>& seconds, const std::vector<bytes_t>& workspace,
+                   const std::string& name = "step");
+
+/// A listing of the program for people: one line per node, with values, sizes and marks.
+///
+/// Complexity: linear in the length of the text.
+std::string explain(const program& step);
 
 }  // namespace remat::torch

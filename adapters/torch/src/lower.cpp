@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// From calls as recorded to storage versions and nodes.
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "trace.hpp"
+
+namespace remat::torch::detail {
+namespace {
+
+void add_once(std::vector<index_t>& list, index_t x) {
+  if (std::find(list.begin(), list.end(), x) == list.end()) list.push_back(x);
+}
+
+/// An operator that reads only the geometry of its argument, and what the new tensor is filled with.
+struct like_factory {
+  const char* op;
+  enum { nothing, zeros, ones, argument } filled;
+  std::size_t value = 0;  ///< position of the fill value among the arguments
+};
+
+const like_factory* find_like_factory(const std::string& name) {
+  static const std::vector<like_factory> list = {{"aten::empty_like", like_factory::nothing},
+                                                 {"aten::new_empty", like_factory::nothing},
+                                                 {"aten::new_empty_strided", like_factory::nothing},
+                                                 {"aten::zeros_like", like_factory::zeros},
+                                                 {"aten::new_zeros", like_factory::zeros},
+                                                 {"aten::ones_like", like_factory::ones},
+                                                 {"aten::new_ones", like_factory::ones},
+                                                 {"aten::full_like", like_factory::argument, 1},
+                                                 {"aten::new_full", like_factory::argument, 2}};
+  for (const auto& f : list)
+    if (name == f.op) return &f;
+  return nullptr;
+}
+
+c10::OperatorHandle find_op(const char* name, const char* overload) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
+}
+
+class lowering {
+ public:
+  explicit lowering(const trace& recorded) : trace_(recorded) {
+    current_.assign(recorded.storages.size(), none);
+    token_.assign(recorded.storages.size(), none);
+    outside_readers_.resize(recorded.storages.size());
+    for (std::size_t s = 0; s < recorded.storages.size(); ++s) {
+      const auto from = recorded.storages[s].from;
+      if (from != role::internal && from != role::output_grad) current_[s] = new_value(recorded.storages[s]);
+    }
+    program_.parameters = recorded.parameters;
+  }
+
+  program run() {
+    for (std::size_t i = 0; i < trace_.calls.size(); ++i) {
+      if (i == trace_.backward) add_loss();
+      add_call(i);
+    }
+    if (program_.loss == none) add_loss();
+    for (const auto& v : trace_.parameter_grads) program_.parameter_grads.push_back(view(v));
+    for (const auto& v : trace_.input_grads) program_.input_grads.push_back(v ? view(*v) : none);
+    return compact(needed_nodes());
+  }
+
+ private:
+  bool writable_in_place(index_t storage) const {
+    const auto from = trace_.storages[storage].from;
+    return from == role::internal || from == role::output_grad || from == role::constant;
+  }
+
+  index_t new_value(storage_value v) {
+    const auto id = static_cast<index_t>(program_.values.size());
+    program_.values.push_back(std::move(v));
+    producer_.push_back(none);
+    readers_.emplace_back();
+    return id;
+  }
+  index_t new_output(index_t n, index_t storage, const std::string& name) {
+    storage_value v;
+    v.bytes = trace_.storages[storage].bytes;
+    v.name = name;
+    return add_output(n, std::move(v));
+  }
+  index_t add_output(index_t n, storage_value v) {
+    const auto id = new_value(std::move(v));
+    producer_[id] = n;
+    program_.nodes[n].outputs.push_back(id);
+    return id;
+  }
+
+  /// A view of the present version of a storage.
+  index_t view(tensor_view v) {
+    v.value = current_[v.value];
+    program_.views.push_back(std::move(v));
+    return static_cast<index_t>(program_.views.size() - 1);
+  }
+
+  void read(index_t n, index_t value) {
+    if (producer_[value] == n) return;
+    add_once(program_.nodes[n].inputs, value);
+    add_once(readers_[value], n);
+  }
+
+  void add_loss() {
+    const auto n = program_.loss = static_cast<index_t>(program_.nodes.size());
+    program_.nodes.emplace_back();
+    program_.nodes[n].name = "loss";
+    program_.nodes[n].once = true;
+    for (const auto& v : trace_.outputs) {
+      program_.outputs.push_back(view(v));
+      read(n, current_[v.value]);
+      if (token_[v.value] != none) read(n, token_[v.value]);
+    }
+    for (const auto& g : trace_.output_grads) {
+      program_.differentiable.push_back(g.has_value());
+      program_.output_grads.push_back(none);
+      if (!g) continue;
+      current_[g->value] = add_output(n, trace_.storages[g->value]);
+      program_.output_grads.back() = view(*g);
+    }
+  }
+
+  void add_call(std::size_t index) {
+    const auto& c = trace_.calls[index];
+    std::set<index_t> written, written_outside;
+    for (const auto& o : c.operands)
+      if (o.written) (writable_in_place(o.view.value) ? written : written_outside).insert(o.view.value);
+    const bool makes =
+        std::any_of(c.results.begin(), c.results.end(), [&](const auto& r) { return current_[r.view.value] == none; });
+    if (!makes && written.empty() && written_outside.empty() && c.random == draw::none) return;  // a view, or a question
+
+    if (const auto* factory = find_like_factory(c.op.schema().name()); factory && makes && c.results.size() == 1) {
+      add_factory(c, *factory);
+      return;
+    }
+
+    const bool statistics_only = std::all_of(c.operands.begin(), c.operands.end(), [&](const auto& o) {
+      return !written_outside.count(o.view.value) || is_statistics(c, o.at);
+    });
+    // Values the call reads, apart from the storages it writes.
+    std::vector<index_t> inputs;
+    for (const auto& o : c.operands) {
+      if (written.count(o.view.value)) continue;
+      add_once(inputs, current_[o.view.value]);
+      if (token_[o.view.value] != none) add_once(inputs, token_[o.view.value]);
+    }
+
+    const auto n = place(c, inputs, written, written_outside.empty());
+    auto& node = program_.nodes[n];
+    for (auto s : written) {
+      if (producer_[current_[s]] == n) continue;
+      const auto old = current_[s];
+      read(n, old);
+      current_[s] = new_output(n, s, node.name);
+      node.overwrites.emplace_back(old, current_[s]);
+    }
+    for (auto v : inputs) read(n, v);
+    if (c.random != draw::none) note_draw(n, index);
+    node.calls.push_back(lower_call(n, c));
+
+    for (const auto& o : c.operands) {
+      const auto s = o.view.value;
+      if (!writable_in_place(s) && !written_outside.count(s)) add_once(outside_readers_[s], n);
+    }
+    if (written_outside.empty()) return;
+    if (!statistics_only) node.once = true;
+    const auto token = add_token(n);
+    for (auto s : written_outside) {
+      for (auto reader : outside_readers_[s])
+        if (reader != n) program_.nodes[reader].once = true;
+      outside_readers_[s].clear();
+      token_[s] = token;
+    }
+  }
+
+  static bool is_statistics(const traced_call& c, int argument) {
+    return std::find(c.statistics.begin(), c.statistics.end(), argument) != c.statistics.end();
+  }
+
+  /// `empty_like(x)` and its kind as calls that do not need `x`.
+  void add_factory(const traced_call& c, const like_factory& factory) {
+    const auto n = static_cast<index_t>(program_.nodes.size());
+    auto& node = program_.nodes.emplace_back();
+    node.name = c.op.schema().name();
+    const auto& result = c.results[0].view;
+    current_[result.value] = new_output(n, result.value, node.name);
+    const auto v = view(result);
+    const auto device = trace_.storages[result.value].device;
+    node.calls.push_back({find_op("aten::empty_strided", ""),
+                          {result.sizes, result.strides, static_cast<int64_t>(result.dtype),
+                           static_cast<int64_t>(c10::Layout::Strided), device, false},
+                          {},
+                          {{0, -1, v}},
+                          c.grad_mode,
+                          {}});
+    if (factory.filled == like_factory::nothing) return;
+    const auto value = factory.filled == like_factory::argument
+                           ? c.arguments[factory.value]
+                           : c10::IValue(at::Scalar(factory.filled == like_factory::ones ? 1 : 0));
+    node.calls.push_back({find_op("aten::fill_", "Scalar"), {at::Tensor(), value}, {{0, -1, v}}, {}, c.grad_mode, {}});
+  }
+
+  /// The node a call goes to: that of the producer of what it overwrites, if nobody can tell; else a new one.
+  index_t place(const traced_call& c, const std::vector<index_t>& inputs, const std::set<index_t>& written, bool pure) {
+    if (pure && written.size() == 1) {
+      const auto old = current_[*written.begin()];
+      const auto p = producer_[old];
+      if (p != none && p != program_.loss && readers_[old].empty() && !is_free_factory(old) &&
+          std::all_of(inputs.begin(), inputs.end(), [&](index_t v) { return available(v, p); }) &&
+          (c.random == draw::none || (!program_.nodes[p].random && (last_random_ == none || last_random_ < p))))
+        return p;
+    }
+    const auto n = static_cast<index_t>(program_.nodes.size());
+    program_.nodes.emplace_back();
+    auto& node = program_.nodes[n];
+    node.name = c.op.schema().name();
+    for (auto s : written) {
+      const auto old = current_[s];
+      if (!is_free_factory(old)) continue;
+      auto& factory = program_.nodes[producer_[old]];
+      node.calls.insert(node.calls.end(), factory.calls.begin(), factory.calls.end());
+      node.outputs.push_back(old);
+      factory = {};
+      producer_[old] = n;
+    }
+    return n;
+  }
+
+  /// The value comes from a node without inputs, of this one output, that can run later as well.
+  bool is_free_factory(index_t value) const {
+    if (producer_[value] == none || producer_[value] == program_.loss || !readers_[value].empty()) return false;
+    const auto& node = program_.nodes[producer_[value]];
+    return node.inputs.empty() && node.outputs.size() == 1 && !node.random && !node.once;
+  }
+
+  bool available(index_t value, index_t n) const { return producer_[value] == none || producer_[value] <= n; }
+
+  void note_draw(index_t n, std::size_t index) {
+    const auto& c = trace_.calls[index];
+    auto& node = program_.nodes[n];
+    node.random = true;
+    draws_[index] = n;
+    if (c.random == draw::repeat) node.repeats = draws_.at(c.repeats);
+    if (c.random == draw::reseed) node.reseed = c.state;
+    last_random_ = n;
+  }
+
+  call lower_call(index_t n, const traced_call& c) {
+    call result{c.op, c.arguments, {}, {}, c.grad_mode, {}};
+    for (const auto& o : c.operands) {
+      result.operands.push_back({o.at, o.element, view(o.view)});
+      if (is_statistics(c, o.at) && !writable_in_place(o.view.value)) result.first_run_only.push_back(o.at);
+    }
+    for (const auto& r : c.results) {
+      const auto s = r.view.value;
+      if (current_[s] != none) continue;
+      current_[s] = new_output(n, s, c.op.schema().name());
+      result.results.push_back({r.at, r.element, view(r.view)});
+    }
+    return result;
+  }
+
+  index_t add_token(index_t n) {
+    storage_value v;
+    v.name = "done: " + program_.nodes[n].name;
+    program_.tokens.push_back(add_output(n, std::move(v)));
+    return program_.tokens.back();
+  }
+
+  /// Nodes that a target needs; draws are kept in any case, so that later ones stay the same.
+  std::vector<bool> needed_nodes() {
+    std::vector<bool> value(program_.values.size(), false), result(program_.nodes.size(), false);
+    for (auto t : program_.tokens) value[t] = true;
+    for (const auto* list : {&program_.parameter_grads, &program_.input_grads})
+      for (auto v : *list)
+        if (v != none) value[program_.views[v].value] = true;
+    for (std::size_t i = program_.nodes.size(); i-- > 0;) {
+      auto& node = program_.nodes[i];
+      bool needed =
+          i == program_.loss || std::any_of(node.outputs.begin(), node.outputs.end(), [&](index_t v) { return value[v]; });
+      if (!needed && node.random && node.repeats == none) {
+        add_token(static_cast<index_t>(i));
+        node.once = needed = true;
+      }
+      result[i] = needed;
+      if (needed)
+        for (auto v : node.inputs) value[v] = true;
+    }
+    return result;
+  }
+
+  /// The program without the nodes that are not needed, and what only they made.
+  program compact(const std::vector<bool>& needed) {
+    std::vector<index_t> value(program_.values.size(), none), node(program_.nodes.size(), none),
+        seen(program_.views.size(), none);
+    program out;
+    for (std::size_t v = 0; v < program_.values.size(); ++v) {
+      if (producer_[v] != none && !needed[producer_[v]]) continue;
+      value[v] = static_cast<index_t>(out.values.size());
+      out.values.push_back(program_.values[v]);
+    }
+    auto move_view = [&](index_t& v) {
+      if (v == none) return;
+      if (seen[v] == none) {
+        seen[v] = static_cast<index_t>(out.views.size());
+        out.views.push_back(program_.views[v]);
+        out.views.back().value = value[out.views.back().value];
+      }
+      v = seen[v];
+    };
+    for (std::size_t i = 0; i < program_.nodes.size(); ++i) {
+      if (!needed[i]) continue;
+      node[i] = static_cast<index_t>(out.nodes.size());
+      auto n = std::move(program_.nodes[i]);
+      for (auto& v : n.inputs) v = value[v];
+      for (auto& v : n.outputs) v = value[v];
+      for (auto& [old, fresh] : n.overwrites) old = value[old], fresh = value[fresh];
+      for (auto& c : n.calls) {
+        for (auto& o : c.operands) move_view(o.view);
+        for (auto& r : c.results) move_view(r.view);
+      }
+      if (n.repeats != none) n.repeats = node[n.repeats];
+      out.nodes.push_back(std::move(n));
+    }
+    out.loss = node[program_.loss];
+    out.parameters = std::move(program_.parameters);
+    out.parameter_grads = std::move(program_.parameter_grads);
+    out.outputs = std::move(program_.outputs);
+    out.differentiable = std::move(program_.differentiable);
+    out.output_grads = std::move(program_.output_grads);
+    out.input_grads = std::move(program_.input_grads);
+    out.tokens = std::move(program_.tokens);
+    for (auto* list : {&out.parameter_grads, &out.outputs, &out.output_grads, &out.input_grads})
+      for (auto& v : *list) move_view(v);
+    for (auto& t : out.tokens) t = value[t];
+    return out;
+  }
+
+  const trace& trace_;
+  program program_;
+  std::vector<index_t> current_;                       ///< per storage: the value that holds it now
+  std::vector<index_t> token_;                         ///< per storage from outside: token of its last writer
+  std::vector<std::vector<index_t>> outside_readers_;  ///< per storage from outside: nodes that read its present version
+  std::vector<index_t> producer_;                      ///< per value
+  std::vector<std::vector<index_t>> readers_;          ///< per value: nodes other than its producer
+  std::map<std::size_t, index_t> draws_;               ///< random call -> node
+  index_t last_random_ = none;
+};
+
+}  // namespace
+
+program lower(const trace& recorded) { return lowering(recorded).run(); }
+
+}  // namespace remat::torch::detail
+
+namespace remat::torch {
+
+program capture(const forward_function& forward, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& parameters,
+                const std::vector<at::Tensor>& buffers, const std::vector<std::string>& names) {
+  return detail::lower(detail::record(forward, inputs, parameters, buffers, names));
+}
+
+}  // namespace remat::torch

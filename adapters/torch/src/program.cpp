@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The program as a planning problem, and as text.
+#include <sstream>
+
+#include <remat/torch/program.hpp>
+
+namespace remat::torch {
+
+problem to_problem(const program& step, const std::vector<double>& seconds, const std::vector<bytes_t>& workspace,
+                   const std::string& name) {
+  const auto n = step.nodes.size();
+  if (seconds.size() != n || workspace.size() != n)
+    throw bad_option("seconds has " + std::to_string(seconds.size()) + " entries and workspace " +
+                     std::to_string(workspace.size()) + " for a program of " + std::to_string(n) + " nodes");
+  auto rounded = [](bytes_t b) { return (b + 63) / 64 * 64; };
+  std::vector<value> values;
+  for (const auto& v : step.values) {
+    const bool held = v.from != role::internal && v.from != role::output_grad;
+    values.push_back({v.name, rounded(v.bytes), held});
+  }
+  std::vector<operation> operations;
+  for (std::size_t i = 0; i < n; ++i) {
+    const auto& node = step.nodes[i];
+    operations.push_back({node.name, node.inputs, node.outputs, seconds[i], rounded(workspace[i]), node.once, node.name});
+  }
+  auto targets = step.tokens;
+  for (const auto* views : {&step.parameter_grads, &step.input_grads, &step.outputs})
+    for (auto v : *views)
+      if (v != none) targets.push_back(step.views[v].value);
+  return {name, std::move(values), std::move(operations), std::move(targets)};
+}
+
+std::string explain(const program& step) {
+  std::ostringstream out;
+  auto value = [&](index_t v) {
+    const auto& s = step.values[v];
+    const bool named = s.from != role::internal && s.from != role::output_grad;
+    return "v" + std::to_string(v) + (named ? " [" + s.name + "]" : "");
+  };
+  auto list = [&](const std::vector<index_t>& values, bool sizes) {
+    std::string text;
+    for (auto v : values)
+      text += (text.empty() ? "" : ", ") + value(v) + (sizes ? ": " + std::to_string(step.values[v].bytes) + " B" : "");
+    return text;
+  };
+  for (std::size_t i = 0; i < step.nodes.size(); ++i) {
+    const auto& n = step.nodes[i];
+    out << i << ": ";
+    if (!n.outputs.empty()) out << list(n.outputs, true) << " = ";
+    out << n.name << "(" << list(n.inputs, false) << ")";
+    if (n.calls.size() > 1) {
+      out << " {";
+      for (std::size_t k = 0; k < n.calls.size(); ++k) out << (k ? "; " : "") << n.calls[k].op.schema().name();
+      out << "}";
+    }
+    for (const auto& [old, fresh] : n.overwrites) out << " v" << old << "->v" << fresh;
+    if (n.random) out << " random";
+    if (n.repeats != none) out << " repeats " << n.repeats;
+    if (n.reseed.defined()) out << " reseeds";
+    if (n.once) out << " once";
+    out << "\n";
+  }
+  auto views = [&](const char* title, const std::vector<index_t>& which) {
+    out << title << ":";
+    for (auto v : which) out << " " << (v == none ? "none" : value(step.views[v].value));
+    out << "\n";
+  };
+  views("outputs", step.outputs);
+  views("gradients of parameters", step.parameter_grads);
+  views("gradients of inputs", step.input_grads);
+  return out.str();
+}
+
+}  // namespace remat::torch

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// A slow and plain interpreter of captured programs: every value keeps its own storage, so nodes can be recomputed at will.
+#pragma once
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <map>
+#include <random>
+#include <vector>
+
+#include <remat/torch/program.hpp>
+
+namespace remat::torch {
+
+class interpreter {
+ public:
+  /// What is recomputed while the program runs.
+  enum class recompute { nothing, each_node_twice, random_nodes };
+
+  struct outcome {
+    std::vector<at::Tensor> outputs, parameter_grads, input_grads;
+    std::size_t recomputed = 0;
+  };
+
+  explicit interpreter(const program& p) : p_(p), storage_(p.values.size()), state_(p.nodes.size()) {}
+
+  /// @param loss gives the gradients of the outputs
+  outcome run(const std::vector<at::Tensor>& inputs,
+              const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& loss, recompute mode,
+              unsigned seed = 0) {
+    inputs_ = inputs;
+    for (std::size_t v = 0; v < p_.values.size(); ++v) {
+      if (p_.values[v].tensor.defined()) storage_[v] = p_.values[v].tensor.storage();
+      if (p_.values[v].from == role::input) storage_[v] = inputs[p_.values[v].position].storage();
+    }
+    std::mt19937 random(seed);
+    outcome result;
+    for (index_t n = 0; n < p_.nodes.size(); ++n) {
+      if (mode == recompute::random_nodes)
+        for (int k = 0; k < 2 && n > 0; ++k) result.recomputed += again(static_cast<index_t>(random() % n));
+      if (n == p_.loss) {
+        for (auto v : p_.outputs) result.outputs.push_back(tensor(v).clone());
+        auto grads = loss(result.outputs);
+        for (std::size_t i = 0; i < p_.output_grads.size(); ++i) {
+          if (!p_.differentiable[i]) continue;
+          const auto& view = p_.views[p_.output_grads[i]];
+          auto g = at::empty_strided(view.sizes, view.strides, grads[i].options());
+          g.copy_(grads[i]);
+          storage_[view.value] = g.storage();
+        }
+        continue;
+      }
+      execute(n, false);
+      if (mode == recompute::each_node_twice) result.recomputed += again(n);
+    }
+    for (auto v : p_.parameter_grads) result.parameter_grads.push_back(tensor(v));
+    for (auto v : p_.input_grads) result.input_grads.push_back(v == none ? at::Tensor() : tensor(v));
+    return result;
+  }
+
+ private:
+  at::Tensor tensor(index_t view) const {
+    const auto& v = p_.views[view];
+    const auto& origin = p_.values[v.value];
+    if (v.whole) return origin.from == role::input ? inputs_[origin.position].detach() : origin.tensor;
+    int64_t offset = v.offset;
+    if (origin.from == role::input) offset += inputs_[origin.position].storage_offset();
+    auto t = at::empty({0}, at::TensorOptions().dtype(v.dtype).device(origin.device))
+                 .set_(*storage_[v.value], offset, v.sizes, v.strides);
+    if (v.conj) t = at::_conj(t);
+    if (v.neg) t = at::_neg_view(t);
+    return t;
+  }
+
+  bool again(index_t n) {
+    if (n == p_.loss || p_.nodes[n].once) return false;
+    execute(n, true);
+    return true;
+  }
+
+  static at::Generator generator() { return at::detail::getDefaultCPUGenerator(); }
+
+  void execute(index_t n, bool recomputation) {
+    const auto& node = p_.nodes[n];
+    at::NoGradGuard no_grad;
+    at::AutoDispatchBelowADInplaceOrView below;
+    for (const auto& [old, fresh] : node.overwrites) {
+      const auto bytes = static_cast<int64_t>(storage_[old]->nbytes());
+      storage_[fresh] =
+          at::empty({0}, at::TensorOptions().dtype(at::kByte)).set_(*storage_[old], 0, {bytes}, {1}).clone().storage();
+    }
+    at::Tensor before;
+    if (node.random) {
+      before = generator().get_state();
+      if (recomputation)
+        generator().set_state(state_[n]);
+      else if (node.repeats != none)
+        generator().set_state(state_[node.repeats]);
+      else if (node.reseed.defined())
+        generator().set_state(node.reseed);
+      state_[n] = generator().get_state();
+    }
+    for (const auto& c : node.calls) {
+      std::vector<c10::IValue> stack = c.arguments;
+      for (auto& argument : stack)
+        if (argument.isList()) argument = c10::IValue(argument.toList().copy());
+      for (const auto& o : c.operands) {
+        const auto skipped = std::find(c.first_run_only.begin(), c.first_run_only.end(), o.at) != c.first_run_only.end();
+        if (recomputation && skipped) continue;
+        auto& argument = stack[static_cast<std::size_t>(o.at)];
+        if (o.element < 0)
+          argument = tensor(o.view);
+        else
+          argument.toList().set(static_cast<std::size_t>(o.element), c10::IValue(tensor(o.view)));
+      }
+      at::AutoGradMode grad_mode(c.grad_mode);
+      c.op.callBoxed(stack);
+      for (const auto& r : c.results) {
+        const auto& value = stack[static_cast<std::size_t>(r.at)];
+        const auto t = r.element < 0 ? value.toTensor() : value.toListRef()[static_cast<std::size_t>(r.element)].toTensor();
+        storage_[p_.views[r.view].value] = t.storage();
+      }
+    }
+    if (node.random && (recomputation || node.repeats != none)) generator().set_state(before);
+  }
+
+  const program& p_;
+  std::vector<std::optional<c10::Storage>> storage_;
+  std::vector<at::Tensor> inputs_;
+  std::vector<at::Tensor> state_;  ///< of the generator, before each random node
+};
+
+}  // namespace remat::torch
