@@ -28,7 +28,8 @@ struct freeze_options {
 };
 
 /// A problem and where its parts come from. Converts to the problem.
-template <dag G>
+/// @tparam G a `dag`
+template <class G>
 struct frozen {
   remat::problem problem;
   std::vector<vertex_t<G>> operations;  ///< vertex of each operation

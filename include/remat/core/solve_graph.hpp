@@ -12,7 +12,8 @@
 namespace remat {
 
 /// A result, and the vertices behind the indices of its schedule.
-template <dag G>
+/// @tparam G a `dag`
+template <class G>
 struct graph_result : result {
   std::vector<vertex_t<G>> operations;  ///< vertex of each operation
   std::vector<vertex_t<G>> values;      ///< vertex of each value

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// A Boost graph as it is, with its property maps as costs. The graph is a residual block with its gradient.
+#include <iostream>
+#include <string>
+
+#include <boost/graph/adjacency_list.hpp>
+
+#include <remat/core/solve_graph.hpp>
+#include <remat/cost/table.hpp>
+#include <remat/graph/boost.hpp>
+#include <remat/io/bytes.hpp>
+#include <remat/solver/min_cut.hpp>
+
+struct op {
+  std::string name;
+  double seconds;
+  long bytes;
+  bool weight;
+};
+
+int main() {
+  boost::adjacency_list<boost::vecS, boost::vecS, boost::directedS, op> g;
+  const auto add = [&](const char* name, std::initializer_list<std::size_t> operands, double seconds, long bytes,
+                       bool weight = false) {
+    const auto v = add_vertex(op{name, seconds, bytes, weight}, g);
+    for (auto u : operands) add_edge(u, v, g);  // an edge runs to the reader
+    return v;
+  };
+  const auto w = add("weight", {}, 0, 100, true);
+  const auto x = add("input", {}, 1e-3, 100);
+  const auto conv = add("conv", {x, w}, 4e-3, 100);
+  const auto relu = add("relu", {conv}, 1e-3, 100);
+  const auto sum = add("sum", {x, relu}, 1e-3, 100);
+  const auto loss = add("loss", {sum}, 1e-3, 10);
+  const auto grad_sum = add("grad sum", {loss, sum}, 1e-3, 100);
+  const auto grad_conv = add("grad conv", {grad_sum, relu, w}, 4e-3, 100);
+  add("grad weight", {grad_conv, x}, 4e-3, 100);
+
+  const remat::table costs{remat::seconds_of(get(&op::seconds, g)), remat::bytes_of(get(&op::bytes, g)),
+                           remat::held_of(get(&op::weight, g)), remat::name_of(get(&op::name, g))};
+  for (remat::bytes_t budget : {600, 450, 350}) {
+    const auto r = remat::solve(g, costs, budget, remat::min_cut{});
+    std::cout << "budget " << remat::format_bytes(budget) << ": " << remat::to_string(r.status);
+    if (r.found()) std::cout << ", peak " << remat::format_bytes(r.peak) << ", " << remat::format_seconds(r.seconds) << ",";
+    for (auto o : remat::compute_order(r.schedule)) std::cout << " " << g[r.operations[o]].name << ";";
+    std::cout << (r.found() ? "\n" : ", every budget is at least " + remat::format_bytes(r.budget_bound) + "\n");
+  }
+}

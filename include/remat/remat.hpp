@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The core in one include: standard library only. Boost graphs (`graph/boost.hpp`), documents (`io/json.hpp`), MILPs (`milp/`)
+/// and the solvers are included on their own.
+#pragma once
+
+#include <remat/core/error.hpp>
+#include <remat/core/evaluate.hpp>
+#include <remat/core/freeze.hpp>
+#include <remat/core/limits.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/result.hpp>
+#include <remat/core/schedule.hpp>
+#include <remat/core/solve.hpp>
+#include <remat/core/solve_graph.hpp>
+#include <remat/cost/cost_model.hpp>
+#include <remat/cost/roofline.hpp>
+#include <remat/cost/table.hpp>
+#include <remat/graph/dag.hpp>
+#include <remat/io/bytes.hpp>
+#include <remat/io/timeline.hpp>

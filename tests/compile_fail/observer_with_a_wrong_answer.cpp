@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: observer
+// expect: control
+#include <remat/core/limits.hpp>
+
+struct answers_bool {
+  bool operator()(const remat::progress&) { return true; }
+};
+// broken
+static_assert(remat::observer<answers_bool>);
+// end
