@@ -29,15 +29,15 @@ enum class status {
 
 /// What a backend may use and should know.
 struct options {
-  double seconds = infinity;             ///< wall-clock time, s, >= 0
-  double gap = 1e-6;                     ///< relative gap (objective - bound) / |objective| at which to stop, in [0, 1)
-  double cutoff = infinity;              ///< solutions with an objective >= this are of no use
-  std::optional<Eigen::VectorXd> start;  ///< a solution to start from; ignored unless it satisfies the model
-  unsigned threads = 1;                  ///< >= 1
+  double seconds = infinity;                  ///< wall-clock time, s, >= 0
+  double gap = 1e-6;                          ///< relative gap (objective - bound) / |objective| at which to stop, in [0, 1)
+  double cutoff = infinity;                   ///< solutions with an objective >= this are of no use
+  std::optional<Eigen::VectorXd> start = {};  ///< a solution to start from; ignored unless it satisfies the model
+  unsigned threads = 1;                       ///< >= 1
   std::uint64_t seed = 0;
   /// Called now and then, from any thread but never by two at once, with the best objective so far (infinity before the first)
   /// and the bound; true asks the backend to stop.
-  std::function<bool(double best, double bound)> poll;
+  std::function<bool(double best, double bound)> poll = {};
 
   /// @throws bad_option naming the member that is out of range
   void validate() const {
@@ -112,7 +112,9 @@ solution solve(const B& b, const model& m, const options& o = {}) {
     if (!violation(m, s.x).empty()) return {};
     s.objective = m.objective(s.x);
     s.bound = std::min(s.bound, s.objective);
-  } else {
+    if (s.bound >= o.cutoff) s.status = status::cutoff;
+  }
+  if (!s.found()) {
     s.x.resize(0);
     s.objective = infinity;
     if (s.status == status::infeasible) s.bound = infinity;

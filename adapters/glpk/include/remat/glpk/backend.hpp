@@ -174,7 +174,9 @@ class backend {
         if (stop) return GLP_UNDEF;
         if (code == GLP_ETMLIM) continue;
         const int ended = glp_get_status(problem);
-        return code == 0 && (ended == GLP_OPT || ended == GLP_NOFEAS || ended == GLP_UNBND) ? ended : GLP_INFEAS;
+        if (code == 0 && (ended == GLP_OPT || ended == GLP_NOFEAS || ended == GLP_UNBND)) return ended;
+        if (parameters.meth == GLP_PRIMAL) return GLP_INFEAS;
+        parameters.meth = GLP_PRIMAL;  // the dual simplex does not tell an unbounded model
       }
     }
 

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#define CATCH_CONFIG_MAIN
+#include <catch2/catch.hpp>
+
+#include <remat/highs/backend.hpp>
+#include <remat/testing/check_backend.hpp>
+
+#include "../../../tests/milp/check_checkmate.hpp"
+
+using namespace remat;
+
+TEST_CASE("highs: conforms to the backend suite") {
+  for (const auto& failure : testing::check_backend(highs::backend{})) FAIL_CHECK(failure);
+}
+
+TEST_CASE("highs: checkmate equals the staged optimum") { testing::check_against_oracles<highs::backend>(11, 2000); }
+TEST_CASE("highs: checkmate with extra stages") { testing::check_against_oracles<highs::backend>(12, 200, 1); }
+TEST_CASE("highs: checkmate on unit chains") { testing::check_unit_chains<highs::backend>(); }
+TEST_CASE("highs: checkmate at the edges") { testing::check_edges<highs::backend>(); }
+
+TEST_CASE("highs: a library that is not there is named, with what to install") {
+  CHECK(highs::backend::available());
+  const highs::backend::options missing{.library = "/nonexistent/libhighs.so"};
+  CHECK_FALSE(highs::backend::available(missing));
+  CHECK_THROWS_AS(highs::backend(missing), not_available);
+  CHECK_THROWS_WITH(highs::backend(missing),
+                    Catch::Contains("pip install highspy") && Catch::Contains("/nonexistent/libhighs.so"));
+  CHECK_THROWS_WITH(highs::backend({.library = "libm.so.6"}), Catch::Contains("has no function Highs_create"));
+}
