@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rematerialization of any DAG inside a budget in bytes.
+
+Problems and schedules are dictionaries of the exchange formats (docs/problem-and-schedule.md).
+
+    import json, remat
+    problem = json.load(open("bench/instances/resnet18.json"))
+    plan = remat.solve(problem, "60%", time_limit=10)
+    print(plan["status"], plan["peak"], plan["seconds"], plan["bound"])
+"""
+
+import json as _json
+
+from . import _core
+from ._core import Error
+
+__all__ = ["Error", "evaluate", "solve", "solvers"]
+
+
+def solve(problem, budget, *, solver="rockmate", backend="auto", time_limit=60.0, threads=1, seed=0, gap=1e-4, observer=None):
+    """Looks for the fastest schedule of `problem` within `budget`.
+
+    problem: a remat-problem as a dictionary.
+    budget: bytes for everything on the device, as a number or as text: 1234, "1.5GiB", "60%" (held sources + 60 % of what
+        store-all needs beyond them).
+    solver, backend: names, see `solvers()`; backend is "highs", "glpk" or "auto".
+    time_limit: seconds. threads, seed, gap: see `remat::limits`.
+    observer: called as observer(stage, elapsed, best, bound) while the search runs; the answer False stops it.
+
+    Returns a remat-schedule as a dictionary, `steps` empty unless `status` is "optimal" or "feasible".
+    Raises Error (a ValueError) that names the culprit for bad input.
+    """
+    return _json.loads(_core.solve(_json.dumps(problem), str(budget), solver, backend, time_limit, threads, seed, gap, observer))
+
+
+def evaluate(problem, schedule):
+    """Executes a remat-schedule on paper: {"peak": bytes, "seconds", "recomputed", "memory": bytes per step}.
+
+    Raises Error naming the step that breaks a rule.
+    """
+    return _core.evaluate(_json.dumps(problem), _json.dumps(schedule))
+
+
+def solvers():
+    """The solvers by name, with a summary each."""
+    return dict(_core.solvers())

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The planner for Python: documents of the exchange formats in and out, as text; `remat/__init__.py` makes them dictionaries.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/core/evaluate.hpp>
+#include <remat/io/bytes.hpp>
+#include <remat/io/json.hpp>
+
+#include "../../../tools/cli/methods.hpp"
+
+namespace py = pybind11;
+
+namespace {
+
+remat::problem problem_of(const std::string& text) {
+  std::istringstream in(text);
+  return remat::read_problem(in);
+}
+
+std::string solve(const std::string& problem, const std::string& budget, const std::string& solver, const std::string& backend,
+                  double seconds, unsigned threads, std::uint64_t seed, double gap, const py::object& observer) {
+  const auto p = problem_of(problem);
+  const auto& method = cli::find_method(solver);
+  const auto bytes = remat::parse_budget(budget, p);
+  remat::result r;
+  {
+    py::gil_scoped_release free;
+    r = method.run({p, bytes, {.seconds = seconds, .threads = threads, .seed = seed, .gap = gap}, backend, [&](const remat::progress& now) {
+                      py::gil_scoped_acquire hold;
+                      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+                      if (observer.is_none()) return remat::control::go_on;
+                      const auto answer = observer(now.stage, now.elapsed, now.best, now.bound);
+                      return py::isinstance<py::bool_>(answer) && !answer.cast<bool>() ? remat::control::stop : remat::control::go_on;
+                    }});
+  }
+  std::ostringstream out;
+  remat::write_schedule(out, r, p.name());
+  return out.str();
+}
+
+py::dict evaluate(const std::string& problem, const std::string& schedule) {
+  std::istringstream in(schedule);
+  const auto e = remat::evaluate(problem_of(problem), remat::read_schedule(in).result.schedule);
+  return py::dict(py::arg("peak") = e.peak, py::arg("seconds") = e.seconds, py::arg("recomputed") = e.recomputed,
+                  py::arg("memory") = e.memory);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, m) {
+  py::register_exception<remat::error>(m, "Error", PyExc_ValueError);
+  m.def("solve", &solve);
+  m.def("evaluate", &evaluate);
+  m.def("solvers", [] {
+    std::vector<std::pair<std::string, std::string>> all;
+    for (const auto& method : cli::methods) all.emplace_back(method.name, method.summary);
+    return all;
+  });
+}

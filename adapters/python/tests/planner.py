@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python planner against a problem whose answers are known, and against bad input. Usage: planner.py INSTANCES"""
+import json
+import pathlib
+import sys
+import unittest
+
+import remat
+
+INSTANCES = pathlib.Path(sys.argv.pop())
+
+
+def chain():
+    """x -> a -> b -> loss -> gradient of b (reads a, b) -> gradient of a (reads x, a): unit costs, 10 bytes each."""
+    names = ["x", "a", "b", "loss", "gb", "ga"]
+    operations = [([0], 1), ([1], 2), ([2], 3), ([3, 1, 2], 4), ([4, 0, 1], 5)]
+    return {
+        "format": "remat-problem", "version": 1, "name": "chain", "targets": [5],
+        "values": [{"name": n, "bytes": 10, "held": n == "x"} for n in names],
+        "operations": [{"name": names[o], "inputs": i, "outputs": [o], "seconds": 1.0} for i, o in operations],
+    }
+
+
+class Planner(unittest.TestCase):
+    def test_enough_memory_is_store_all(self):
+        plan = remat.solve(chain(), 1000, solver="store_all")
+        self.assertEqual((plan["status"], plan["seconds"], plan["bound"]), ("optimal", 5.0, 5.0))
+        self.assertEqual(remat.evaluate(chain(), plan)["peak"], plan["peak"])
+
+    def test_half_of_a_real_model(self):
+        problem = json.loads((INSTANCES / "resnet18.json").read_text())
+        seen = []
+        plan = remat.solve(problem, "60%", time_limit=20, observer=lambda *progress: seen.append(progress))
+        self.assertIn(plan["status"], ("optimal", "feasible"))
+        judged = remat.evaluate(problem, plan)
+        self.assertLessEqual(judged["peak"], plan["budget"])
+        self.assertEqual((judged["peak"], judged["seconds"]), (plan["peak"], plan["seconds"]))
+        self.assertGreaterEqual(plan["seconds"], plan["bound"])
+
+    def test_too_little_is_infeasible(self):
+        plan = remat.solve(chain(), 30)
+        self.assertEqual((plan["status"], plan["steps"]), ("infeasible", []))
+
+    def test_bad_input_names_the_culprit(self):
+        cyclic = chain()
+        cyclic["operations"][0]["inputs"] = [3]
+        for problem, budget, options, culprit in [
+            (cyclic, 100, {}, r"operations\[0\]"),
+            (chain(), "many", {}, "many"),
+            (chain(), -1, {}, "-1"),
+            (chain(), 100, {"solver": "magic"}, "magic"),
+            (chain(), 100, {"time_limit": -1.0}, "seconds"),
+        ]:
+            with self.assertRaisesRegex(remat.Error, culprit):
+                remat.solve(problem, budget, **options)
+        with self.assertRaisesRegex(remat.Error, "step 0"):
+            remat.evaluate(chain(), {"format": "remat-schedule", "version": 1, "steps": [["compute", 4]]})
+
+    def test_solvers_are_listed(self):
+        self.assertLessEqual({"store_all", "chen", "rotor", "checkmate", "rockmate"}, set(remat.solvers()))
+
+
+if __name__ == "__main__":
+    unittest.main()
