@@ -264,7 +264,7 @@ class recorder {
 
   /// A tensor that nobody announced: kept by the module in another place, or made outside the dispatcher during forward.
   void add_unknown(const std::string& op, const at::Tensor& t) {
-    if (t.requires_grad() && t.is_leaf()) refuse(op, "reads a tensor that requires a gradient and is not among the parameters");
+    if (t.requires_grad()) refuse(op, "reads a tensor that requires a gradient and is not among the parameters");
     add_outside(t, role::buffer, "tensor of " + op);
     if (impl(t)->nbytes() > constant_limit) return;
     auto copy = t.detach().clone();

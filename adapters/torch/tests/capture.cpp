@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstring>
+#include <thread>
 
 #include <remat/core/evaluate.hpp>
 #include <remat/torch/capture.hpp>
@@ -72,7 +73,7 @@ tensors output_grads(const tensors& outputs) {
 }
 
 struct step_result {
-  tensors outputs, parameter_grads, input_grads, buffers;
+  tensors outputs, parameter_grads, input_grads, buffers, inputs;
   Tensor generator;
 };
 
@@ -101,6 +102,7 @@ step_result eager(const models::sample& s, const tensors& inputs, uint64_t seed)
     if (p.requires_grad() && p.grad().defined()) r.parameter_grads.push_back(p.grad().clone());
   for (const auto& x : fresh) r.input_grads.push_back(x.requires_grad() ? x.grad() : Tensor());
   r.buffers = copies(s.module->buffers());
+  r.inputs = copies(fresh);
   r.generator = at::detail::getDefaultCPUGenerator().get_state();
   clear_grads(*s.module);
   return r;
@@ -112,8 +114,9 @@ step_result interpreted(const program& p, const models::sample& s, const tensors
   auto fresh = copies(inputs);
   auto r = interpreter(p).run(fresh, output_grads, mode, static_cast<unsigned>(seed));
   if (recomputed) *recomputed = r.recomputed;
-  return {r.outputs, r.parameter_grads, r.input_grads, copies(s.module->buffers()),
-          at::detail::getDefaultCPUGenerator().get_state()};
+  return {r.outputs,     r.parameter_grads,
+          r.input_grads, copies(s.module->buffers()),
+          fresh,         at::detail::getDefaultCPUGenerator().get_state()};
 }
 
 void check_equal(const step_result& a, const step_result& b) {
@@ -121,6 +124,7 @@ void check_equal(const step_result& a, const step_result& b) {
   CHECK(same_bits(a.parameter_grads, b.parameter_grads));
   CHECK(same_bits(a.input_grads, b.input_grads));
   CHECK(same_bits(a.buffers, b.buffers));
+  CHECK(same_bits(a.inputs, b.inputs));
   CHECK(same_bits(a.generator, b.generator));
 }
 
@@ -137,6 +141,50 @@ tensors other_batch(const tensors& inputs) {
   return result;
 }
 
+/// Captures, and compares with eager PyTorch while recomputing nothing, each node at once, and any node at any time.
+program check_against_eager(const models::sample& s) {
+  const world before(*s.module);
+  auto p = capture_sample(s);
+  REQUIRE(world(*s.module) == before);
+  INFO(remat::torch::explain(p));
+  const auto batch = other_batch(s.inputs);
+  const auto expected = eager(s, batch, 7);
+  restore_buffers(*s.module, before.buffers);
+  using mode = interpreter::recompute;
+  for (auto m : {mode::nothing, mode::each_node_twice, mode::random_nodes}) {
+    std::size_t recomputed = 0;
+    const auto got = interpreted(p, s, batch, 7, m, &recomputed);
+    restore_buffers(*s.module, before.buffers);
+    check_equal(got, expected);
+    CHECK((m == mode::nothing) == (recomputed == 0));
+  }
+  return p;
+}
+
+using function = std::function<tensors(torch::nn::Module&, const tensors&)>;
+
+/// One weight of 6 x 6, one buffer of 6, and a forward.
+models::sample small(const std::string& name, const function& f, tensors inputs = {torch::randn({4, 6})}) {
+  auto m = std::make_shared<torch::nn::Module>();
+  m->register_parameter("weight", torch::randn({6, 6}));
+  m->register_buffer("buffer", torch::rand(6));
+  return {name, m, [m, f](const tensors& in) { return f(*m, in); }, std::move(inputs)};
+}
+Tensor weight(const torch::nn::Module& m) { return m.named_parameters()["weight"]; }
+Tensor buffer(const torch::nn::Module& m) { return m.named_buffers()["buffer"]; }
+
+std::string refusal(const models::sample& s) {
+  const world before(*s.module);
+  std::string why;
+  try {
+    capture_sample(s);
+  } catch (const cannot_capture& e) {
+    why = e.what();
+  }
+  CHECK(world(*s.module) == before);
+  return why;
+}
+
 }  // namespace
 
 TEST_CASE("every node of a captured program can be trusted alone") {
@@ -145,24 +193,225 @@ TEST_CASE("every node of a captured program can be trusted alone") {
   for (const auto& s : models::all()) {
     DYNAMIC_SECTION(s.name) {
       const world before(*s.module);
+      const auto p = check_against_eager(s);
+      // Negative control: the batch and the draws matter.
+      const auto one = interpreted(p, s, s.inputs, 7, interpreter::recompute::nothing);
+      restore_buffers(*s.module, before.buffers);
+      const auto other = interpreted(p, s, s.inputs, 8, interpreter::recompute::nothing);
+      restore_buffers(*s.module, before.buffers);
+      const bool random = std::any_of(p.nodes.begin(), p.nodes.end(), [](const auto& n) { return n.random; });
+      CHECK(same_bits(one.parameter_grads, other.parameter_grads) != random);
+    }
+  }
+}
+
+TEST_CASE("what modules do besides calling layers") {
+  torch::manual_seed(2);
+  auto generator = at::detail::getDefaultCPUGenerator();
+  auto bn = std::make_shared<torch::nn::BatchNorm1dImpl>(6);
+  const std::vector<models::sample> samples = {
+      small("a draw that nothing reads",
+            [](auto& m, auto& x) -> tensors {
+              torch::rand({3});
+              return {torch::dropout(x[0].matmul(weight(m)), 0.5, true)};
+            }),
+      small("draws repeated by hand, as checkpointing does",
+            [generator](auto& m, auto& x) mutable -> tensors {
+              const auto start = generator.get_state();
+              const auto a = torch::dropout(x[0].matmul(weight(m)), 0.5, true);
+              const auto end = generator.get_state();
+              generator.set_state(start);
+              const auto b = torch::dropout(x[0].matmul(weight(m)), 0.5, true);
+              generator.set_state(end);
+              return {torch::dropout(a * b, 0.5, true)};
+            }),
+      small("a seed of its own",
+            [](auto& m, auto& x) -> tensors {
+              auto a = torch::dropout(x[0].matmul(weight(m)), 0.5, true);
+              torch::manual_seed(3);
+              return {torch::dropout(a.sin(), 0.5, true)};
+            }),
+      small("constants",
+            [](auto& m, auto& x) -> tensors {
+              auto c = torch::tensor({1.0F, 2.0F, 3.0F, 4.0F, 5.0F, 6.0F});
+              auto d = torch::tensor(0.5F);
+              c.add_(d);
+              float raw[6] = {6, 5, 4, 3, 2, 1};
+              auto e = torch::from_blob(raw, {6}) * 2;
+              auto filled = torch::empty({6});
+              for (int i = 0; i < 6; ++i) filled.template data_ptr<float>()[i] = static_cast<float>(i);
+              return {x[0].matmul(weight(m)).sigmoid() * c + e * filled};
+            }),
+      small("a constant decides a branch",
+            [](auto& m, auto& x) -> tensors {
+              auto y = x[0].matmul(weight(m));
+              return {torch::arange(3).sum().template item<int64_t>() == 3 ? y.exp() : y.sin()};
+            }),
+      small("lists",
+            [](auto& m, auto& x) -> tensors {
+              auto parts = x[0].matmul(weight(m)).split({2, 4}, 1);
+              auto rows = parts[1].unbind(0);
+              auto joined = torch::cat({parts[0].sin(), torch::stack({rows[3], rows[0], rows[1], rows[2]})}, 1);
+              auto index = torch::tensor({2, 0, 0});
+              return {joined.index({index, torch::indexing::Slice(1, 4)}), joined.index({torch::indexing::Slice(), index})};
+            }),
+      small("writes in place",
+            [](auto& m, auto& x) -> tensors {
+              auto y = x[0].matmul(weight(m));
+              auto z = y.sin();
+              y.slice(0, 1, 3).add_(z.slice(0, 0, 2));
+              auto zeros = torch::zeros({4, 6});
+              zeros.select(1, 2).copy_(y.select(1, 0));
+              zeros.select(1, 3).copy_(z.select(1, 0));
+              auto list = tensors{z * 2, y * 3};
+              at::_foreach_mul_(list, 0.5);
+              return {zeros.exp() + y.cos() + list[0] * list[1], y.detach().clone().neg_()};
+            }),
+      small("an input written in place",
+            [](auto& m, auto& x) -> tensors {
+              auto y = x[0].sin();
+              x[0].relu_();
+              return {x[0].matmul(weight(m)).exp() + y};
+            }),
+      small("a buffer read, written and read again",
+            [](auto& m, auto& x) -> tensors {
+              auto y = x[0] * buffer(m);
+              {
+                torch::NoGradGuard no_grad;
+                buffer(m).mul_(0.9).add_(x[0].mean(0));
+              }
+              return {y.matmul(weight(m)).sin() * buffer(m), buffer(m) * 2};
+            }),
+      small("outputs that are inputs, parameters, each other, scalars",
+            [](auto& m, auto& x) -> tensors {
+              auto y = x[0].matmul(weight(m)).sin();
+              return {x[0], x[1].view({6, 4}), y, y.t(), weight(m), y.sum()};
+            },
+            {torch::randn({4, 6}).requires_grad_(), torch::randn({4, 6})}),
+      small("complex numbers",
+            [](auto& m, auto& x) -> tensors {
+              auto f = at::fft_rfft(x[0].matmul(weight(m)));
+              return {at::real(f * f.conj()) + at::imag(f.exp())};
+            }),
+      small("gradients shared and expanded", [](auto& m, auto& x) -> tensors { return {(x[0] + x[1]).sum() + weight(m).sum()}; },
+            {torch::randn({4, 6}).requires_grad_(), torch::randn({4, 6}).requires_grad_()}),
+      small("inputs with gaps", [](auto& m, auto& x) -> tensors { return {x[0].relu().matmul(weight(m)).sin()}; },
+            {torch::randn({9, 14}).slice(0, 1, 9, 2).slice(1, 2, 14, 2)}),
+      {"batch norm used twice, then asked for its statistics",
+       bn,
+       [bn](const tensors& x) -> tensors {
+         auto y = bn->forward(bn->forward(x[0]).sin());
+         return {at::batch_norm(y, bn->weight, bn->bias, bn->running_mean, bn->running_var, false, 0.1, 1e-5, false)};
+       },
+       {torch::randn({5, 6})}},
+  };
+  for (const auto& s : samples) DYNAMIC_SECTION(s.name) {
+      check_against_eager(s);
+    }
+}
+
+TEST_CASE("what cannot be captured is refused by name, and leaves no trace") {
+  torch::manual_seed(3);
+  using Catch::Contains;
+  CHECK_THAT(refusal(small("item",
+                           [](auto& m, auto& x) -> tensors {
+                             buffer(m).add_(1);
+                             auto y = torch::dropout(x[0].matmul(weight(m)), 0.5, true);
+                             return {y.sum().template item<float>() > 0 ? y : y * 2};
+                           })),
+             Contains("aten::_local_scalar_dense") && Contains("forward, after aten::sum") && Contains("fixed graph"));
+  CHECK_THAT(refusal(small("mask",
+                           [](auto& m, auto& x) -> tensors {
+                             auto y = x[0].matmul(weight(m));
+                             return {y.index({y > 0})};
+                           })),
+             Contains("aten::index") && Contains("fixed graph"));
+  CHECK_THAT(refusal(small("no gradient", [](auto&, auto& x) -> tensors { return {x[0].sin()}; })),
+             Contains("outputs of the module need no gradient"));
+  CHECK_THAT(refusal(small("sparse", [](auto& m, auto& x) -> tensors { return {weight(m).to_sparse().sum() + x[0].sum()}; })),
+             Contains("aten::"));
+  CHECK_THAT(refusal(small("resize",
+                           [](auto& m, auto& x) -> tensors {
+                             auto y = x[0].sin();
+                             y.resize_({40, 40});
+                             return {y.sum() * weight(m)};
+                           })),
+             Contains("aten::resize_"));
+  CHECK_THAT(refusal(small("generator",
+                           [](auto& m, auto& x) -> tensors {
+                             return {x[0].matmul(weight(m)) * torch::rand({6}, at::detail::createCPUGenerator(5))};
+                           })),
+             Contains("generator"));
+  const auto hidden = torch::randn({6, 6}).requires_grad_();
+  CHECK_THAT(refusal(small("hidden parameter", [hidden](auto&, auto& x) -> tensors { return {x[0].matmul(hidden)}; })),
+             Contains("not among the parameters"));
+  CHECK_THAT(refusal(small("thread",
+                           [](auto& m, auto& x) -> tensors {
+                             Tensor y;
+                             std::thread([&] { y = torch::ones({3}) * 2; }).join();
+                             return {x[0].matmul(weight(m)), y};
+                           })),
+             Contains("output 1"));
+
+  SECTION("errors of the module come through") {
+    const auto s = small("shapes", [](auto& m, auto& x) -> tensors { return {torch::rand({3, 3}).matmul(weight(m)) + x[0]}; });
+    const world before(*s.module);
+    CHECK_THROWS_AS(capture_sample(s), c10::Error);
+    CHECK(world(*s.module) == before);
+  }
+  SECTION("existing gradients are left alone") {
+    const auto s = models::mlp();
+    for (auto& p : s.module->parameters()) p.mutable_grad() = torch::ones_like(p);
+    const world before(*s.module);
+    capture_sample(s);
+    CHECK(world(*s.module) == before);
+  }
+}
+
+TEST_CASE("a parameter that is not used gets no gradient") {
+  auto s = small("unused", [](auto& m, auto& x) -> tensors { return {x[0].matmul(weight(m))}; });
+  s.module->register_parameter("idle", torch::randn({100}));
+  const auto p = check_against_eager(s);
+  REQUIRE(p.parameters.size() == 1);
+  CHECK(p.parameters[0].is_same(weight(*s.module)));
+}
+
+TEST_CASE("capture needs the memory of one operator") {
+  struct meter : c10::MemoryReportingInfoBase {
+    int64_t now = 0, peak = 0;
+    void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override { peak = std::max(peak, now += size); }
+    bool memoryProfilingEnabled() const override { return true; }
+  };
+  const auto s = models::mlp(4096, 64, 12);  // 1 MiB per activation
+  auto measure = [](const auto& f) {
+    auto m = std::make_shared<meter>();
+    c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, m);
+    f();
+    return m->peak;
+  };
+  const auto captured = measure([&] { capture_sample(s); });
+  const auto real = measure([&] { eager(s, s.inputs, 1); });
+  CHECK(real > 20 << 20);
+  CHECK(captured < 5 << 20);
+}
+
+TEST_CASE("programs as planning problems") {
+  for (const auto& s : models::all()) {
+    DYNAMIC_SECTION(s.name) {
       const auto p = capture_sample(s);
-      REQUIRE(world(*s.module) == before);
-      INFO(remat::torch::explain(p));
-      const auto batch = other_batch(s.inputs);
-      const auto expected = eager(s, batch, 7);
-      restore_buffers(*s.module, before.buffers);
-      using mode = interpreter::recompute;
-      for (auto m : {mode::nothing, mode::each_node_twice, mode::random_nodes}) {
-        std::size_t recomputed = 0;
-        const auto got = interpreted(p, s, batch, 7, m, &recomputed);
-        restore_buffers(*s.module, before.buffers);
-        check_equal(got, expected);
-        CHECK((m == mode::nothing) == (recomputed == 0));
-      }
-      // Negative control: the draws and the batch matter.
-      const auto other = interpreted(p, s, s.inputs, 8, mode::nothing);
-      restore_buffers(*s.module, before.buffers);
-      CHECK_FALSE(same_bits(other.parameter_grads, expected.parameter_grads));
+      const auto n = p.nodes.size();
+      const auto q = remat::torch::to_problem(p, std::vector<double>(n, 1), std::vector<remat::bytes_t>(n, 0), s.name);
+      REQUIRE(q.values().size() == p.values.size());
+      REQUIRE(q.operations().size() == n);
+      CHECK(remat::evaluate(q, remat::store_all_schedule(q)).seconds == static_cast<double>(n));
+      for (const auto& v : q.values()) CHECK(v.bytes % 64 == 0);
+      for (auto g : p.parameter_grads) CHECK(q.is_target(p.views[g].value));
+      for (auto g : p.output_grads)
+        if (g != none) CHECK(q.producer(p.views[g].value) == p.loss);
+      remat::bytes_t held = 0;
+      for (const auto& t : s.module->parameters()) held += (static_cast<remat::bytes_t>(t.nbytes()) + 63) / 64 * 64;
+      CHECK(q.held_bytes() >= held);
+      CHECK_THROWS_AS(remat::torch::to_problem(p, {}, {}), remat::bad_option);
     }
   }
 }
