@@ -32,13 +32,14 @@ std::string solve(const std::string& problem, const std::string& budget, const s
   remat::result r;
   {
     py::gil_scoped_release free;
-    r = method.run({p, bytes, {.seconds = seconds, .threads = threads, .seed = seed, .gap = gap}, backend, [&](const remat::progress& now) {
-                      py::gil_scoped_acquire hold;
-                      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-                      if (observer.is_none()) return remat::control::go_on;
-                      const auto answer = observer(now.stage, now.elapsed, now.best, now.bound);
-                      return py::isinstance<py::bool_>(answer) && !answer.cast<bool>() ? remat::control::stop : remat::control::go_on;
-                    }});
+    r = method.run(
+        {p, bytes, {.seconds = seconds, .threads = threads, .seed = seed, .gap = gap}, backend, [&](const remat::progress& now) {
+           py::gil_scoped_acquire hold;
+           if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+           if (observer.is_none()) return remat::control::go_on;
+           const auto answer = observer(now.stage, now.elapsed, now.best, now.bound);
+           return py::isinstance<py::bool_>(answer) && !answer.cast<bool>() ? remat::control::stop : remat::control::go_on;
+         }});
   }
   std::ostringstream out;
   remat::write_schedule(out, r, p.name());
