@@ -15,6 +15,7 @@
 #include <remat/bound/min_cut.hpp>
 #include <remat/io/json.hpp>
 #include <remat/solver/min_cut.hpp>
+#include <remat/solver/rockmate.hpp>
 
 using namespace remat;
 
@@ -37,7 +38,7 @@ method with(S s) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  const std::map<std::string, method> methods = {{"min_cut", with(min_cut{})}};
+  const std::map<std::string, method> methods = {{"min_cut", with(min_cut{})}, {"rockmate", with(rockmate<>{})}};
   std::string budgets = ".8,.6,.5,.4", solvers;
   for (const auto& [name, run] : methods) solvers += (solvers.empty() ? "" : ",") + name;
   limits l{.seconds = 120};
