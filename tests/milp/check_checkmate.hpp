@@ -56,6 +56,14 @@ void check_against_oracles(std::uint64_t seed, int count, unsigned extra_stages 
       CHECK(r.seconds >= *any - 1e-9);
       CHECK(r.bound <= *any + 1e-9);
       CHECK(r.scope_bound == Approx(*staged).epsilon(1e-5));
+      if (extra_stages == 0) {
+        const staged_form form(p, budget);
+        const auto x = form.encode(r.schedule);
+        REQUIRE(x);
+        CHECK(milp::violation(form.model(), *x, 1e-9).empty());
+        CHECK(form.model().objective(*x) * form.unit() == Approx(r.seconds));
+        CHECK(form.extract(*x) == r.schedule);
+      }
       ++found;
       recomputing += r.recomputed > 0;
       if (r.status == status::optimal) CHECK(r.seconds == Approx(*any).epsilon(1e-9));

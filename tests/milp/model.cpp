@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#define CATCH_CONFIG_MAIN
+#include <catch2/catch.hpp>
+#include <limits>
+#include <random>
+
+#include <remat/milp/backend.hpp>
+#include <remat/solver/checkmate.hpp>
+#include <remat/testing/generators.hpp>
+#include <remat/testing/oracle.hpp>
+
+#include "staged_oracle.hpp"
+
+using namespace remat;
+
+namespace {
+
+/// Answers what it is told to.
+struct scripted {
+  milp::solution answer = {};
+  std::string name() const { return "scripted"; }
+  milp::solution solve(const milp::model&, const milp::options& o) const {
+    auto s = answer;
+    if (o.start) s.x = *o.start;
+    return s;
+  }
+};
+static_assert(milp::backend<scripted>);
+static_assert(!milp::backend<int>);
+static_assert(solver<checkmate<scripted>>);
+
+/// max 3 x + y, 2 x + y <= 5, x in {0, 1}, 0 <= y <= 4.
+milp::model small() {
+  milp::builder b;
+  auto x = b.binary(-3), y = b.column(-1, 0, 4);
+  b.at_most(2.0 * x + y, 5);
+  return b.build(1);
+}
+
+Eigen::VectorXd point(double x, double y) { return Eigen::Vector2d(x, y); }
+
+}  // namespace
+
+TEST_CASE("milp: the builder sums terms and moves constants to the bounds") {
+  milp::builder b;
+  auto x = b.column(1, -1, 1), y = b.binary(2);
+  b.row(0, x + y - 2.0 * (x - milp::expression{{}, 3}), 10);
+  b.equal(x - x, 0);
+  const auto m = b.build();
+  CHECK(m.columns() == 2);
+  CHECK(m.rows() == 2);
+  CHECK(m.matrix.coeff(0, 0) == -1);
+  CHECK(m.matrix.coeff(0, 1) == 1);
+  CHECK(m.matrix.nonZeros() == 2);
+  CHECK(m.row_lower[0] == -6);
+  CHECK(m.row_upper[0] == 4);
+  CHECK(m.integer == std::vector<bool>{false, true});
+}
+
+TEST_CASE("milp: a model that is none is named") {
+  auto m = small();
+  m.cost[1] = std::nan("");
+  CHECK_THROWS_WITH(m.validate(), Catch::Contains("cost[1]"));
+  m = small();
+  m.lower[0] = 2;
+  CHECK_THROWS_WITH(m.validate(), Catch::Contains("column 0"));
+  m = small();
+  m.row_upper[0] = -milp::infinity;
+  CHECK_THROWS_WITH(m.validate(), Catch::Contains("row 0"));
+  m = small();
+  m.matrix.coeffRef(0, 0) = milp::infinity;
+  CHECK_THROWS_AS(m.validate(), bad_problem);
+  m = small();
+  m.upper.resize(1);
+  CHECK_THROWS_AS(m.validate(), bad_problem);
+}
+
+TEST_CASE("milp: violation finds bounds, integrality and rows") {
+  const auto m = small();
+  CHECK(milp::violation(m, point(1, 3)).empty());
+  CHECK_THAT(milp::violation(m, point(1, 3.1)), Catch::Contains("row 0"));
+  CHECK_THAT(milp::violation(m, point(0.5, 1)), Catch::Contains("not integer"));
+  CHECK_THAT(milp::violation(m, point(0, 4.5)), Catch::Contains("column 1"));
+  CHECK_THAT(milp::violation(m, point(0, std::nan(""))), Catch::Contains("column 1"));
+  CHECK_FALSE(milp::violation(m, Eigen::VectorXd(3)).empty());
+}
+
+TEST_CASE("milp: what a backend claims is checked") {
+  const auto m = small();
+  scripted b{{milp::status::optimal, point(1 - 1e-7, 3), 77, -5}};
+  auto s = milp::solve(b, m);
+  CHECK(s.status == milp::status::optimal);
+  CHECK(s.x[0] == 1);
+  CHECK(s.objective == -5);
+  b.answer.x = point(1, 4);
+  CHECK(milp::solve(b, m).status == milp::status::failed);
+  b.answer.x = point(0, 4);
+  b.answer.bound = 0;  // above the objective of its own answer
+  CHECK(milp::solve(b, m).bound == -3);
+  CHECK(milp::solve(b, m, {.cutoff = -3}).status == milp::status::cutoff);
+  CHECK(milp::solve(b, m, {.start = point(1, 3)}).objective == -5);
+  CHECK(milp::solve(b, m, {.start = point(1, 5)}).objective == -3);  // a bad start is not passed on
+  b.answer = {milp::status::infeasible, {}, 3, 4};
+  CHECK(milp::solve(b, m).bound == milp::infinity);
+}
+
+TEST_CASE("milp: options out of range are named") {
+  const auto m = small();
+  const scripted b;
+  CHECK_THROWS_WITH(milp::solve(b, m, {.seconds = -1}), Catch::Contains("seconds"));
+  CHECK_THROWS_WITH(milp::solve(b, m, {.gap = 1}), Catch::Contains("gap"));
+  CHECK_THROWS_WITH(milp::solve(b, m, {.cutoff = std::nan("")}), Catch::Contains("cutoff"));
+  CHECK_THROWS_WITH(milp::solve(b, m, {.threads = 0}), Catch::Contains("threads"));
+}
+
+TEST_CASE("checkmate survives a backend that lies") {
+  const auto p = testing::unit_training_chain(4);
+  for (auto claim : {milp::status::failed, milp::status::optimal, milp::status::unbounded, milp::status::limit}) {
+    const auto r = solve(p, 4, checkmate<scripted>({}, scripted{{claim, point(1, 1), 0, 0}}));
+    CHECK(r.status == status::time_limit);
+    CHECK(r.scope_bound < 12);
+  }
+}
+
+TEST_CASE("staged form: the store-all schedule is a solution where it fits") {
+  const auto p = testing::transformer_training_graph(1);
+  const auto s = with_drops(p, needed_operations(p));
+  const auto e = evaluate(p, s);
+  for (const auto& rules : {staging{}, staging{true, true, true, {}, 0}, staging{false, true, false, {}, 0}}) {
+    const staged_form form(p, e.peak, rules, 5);
+    const auto x = form.encode(s);
+    REQUIRE(x);
+    CHECK(milp::violation(form.model(), *x, 1e-9).empty());
+    CHECK(form.model().objective(*x) * form.unit() == Approx(e.seconds));
+    CHECK(form.extract(*x) == s);
+    const staged_form tighter(p, e.peak - 1, rules, 5);
+    const auto y = tighter.encode(s);
+    REQUIRE(y);
+    CHECK_FALSE(milp::violation(tighter.model(), *y, 1e-9).empty());
+  }
+}
+
+TEST_CASE("staged oracle: unit chains, and the price of stages") {
+  CHECK(testing::staged_optimum(testing::unit_training_chain(4), 4) == 11.0);
+  CHECK(testing::staged_optimum(testing::unit_training_chain(6), 4) == 18.0);
+  CHECK_FALSE(testing::staged_optimum(testing::unit_training_chain(4), 2));
+  std::mt19937_64 g(1);
+  int equal = 0, worse = 0, helped = 0;
+  for (int k = 0; k < 1500; ++k) {
+    const auto p = testing::random_problem(g, {.operations = 7, .once = 10});
+    if (p.values().size() > 12) continue;
+    const auto low = bounds_without_search(p).budget, high = evaluate(p, store_all_schedule(p)).peak;
+    const auto budget = testing::uniform(g, low, std::max(low, high - 1));
+    const auto any = testing::exhaustive_optimum(p, budget);
+    const auto staged = testing::staged_optimum(p, budget), more = testing::staged_optimum(p, budget, 1);
+    const double never = std::numeric_limits<double>::infinity();
+    REQUIRE(any.value_or(never) <= more.value_or(never));
+    REQUIRE(more.value_or(never) <= staged.value_or(never));
+    equal += any == staged;
+    worse += any.value_or(never) < staged.value_or(never);
+    helped += more.value_or(never) < staged.value_or(never);
+  }
+  CHECK(equal > worse);
+  CHECK(worse > 0);
+  CHECK(helped > 0);
+}
