@@ -14,8 +14,10 @@
 
 #include <remat/bound/min_cut.hpp>
 #include <remat/io/json.hpp>
+#include <remat/solver/chen.hpp>
 #include <remat/solver/min_cut.hpp>
 #include <remat/solver/rockmate.hpp>
+#include <remat/solver/rotor.hpp>
 
 using namespace remat;
 
@@ -38,7 +40,8 @@ method with(S s) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  const std::map<std::string, method> methods = {{"min_cut", with(min_cut{})}, {"rockmate", with(rockmate<>{})}};
+  const std::map<std::string, method> methods = {
+      {"chen", with(chen{})}, {"rotor", with(rotor{})}, {"min_cut", with(min_cut{})}, {"rockmate", with(rockmate<>{})}};
   std::string budgets = ".8,.6,.5,.4", solvers;
   for (const auto& [name, run] : methods) solvers += (solvers.empty() ? "" : ",") + name;
   limits l{.seconds = 120};

@@ -85,6 +85,62 @@ inline std::vector<index_t> plain_order(const problem& p) {
   return prune_order(p, order);
 }
 
+/// Computes everything up to `tau` once, forgets what is not retained, goes on and computes what is missing when it is needed.
+/// @param p        the problem
+/// @param needed   `plain_order(p)`
+/// @param tau      one of them
+/// @param retained per value: kept across `tau`, if made before; the operands of `tau` are
+/// @param later    per operation: computed after `tau` only, unless `tau` depends on it
+/// @return the order, or nothing if a once-only operation would have to run again
+/// Complexity: O(values + edges executed).
+inline std::optional<std::vector<index_t>> order_across(const problem& p, const std::vector<index_t>& needed, index_t tau,
+                                                        const std::vector<bool>& retained, const std::vector<bool>& later) {
+  const auto& ops = p.operations();
+  std::vector<bool> there(p.values().size(), false), has_run(ops.size(), false), marked(ops.size(), false);
+  for (index_t v = 0; v < there.size(); ++v) there[v] = p.is_source(v);
+  std::vector<index_t> order, pending;
+  const auto run = [&](index_t o) {
+    pending = {o};
+    for (std::size_t i = 0; i < pending.size(); ++i)
+      for (auto v : ops[pending[i]].inputs)
+        if (!there[v] && !marked[p.producer(v)]) {
+          marked[p.producer(v)] = true;
+          pending.push_back(p.producer(v));
+        }
+    std::sort(pending.begin(), pending.end());
+    for (auto x : pending) {
+      marked[x] = false;
+      if (ops[x].once && has_run[x]) return false;
+      has_run[x] = true;
+      order.push_back(x);
+      for (auto v : ops[x].outputs) there[v] = true;
+    }
+    return true;
+  };
+  std::vector<bool> delayed(ops.size(), false);  // not an ancestor of tau and wanted later only
+  {
+    std::vector<bool> ancestor(ops.size(), false);
+    for (auto o = tau + 1; o-- > 0;)
+      if (o == tau || ancestor[o])
+        for (auto v : ops[o].inputs)
+          if (!p.is_source(v)) ancestor[p.producer(v)] = true;
+    for (index_t o = 0; o < tau; ++o) delayed[o] = later[o] && !ancestor[o];
+  }
+  for (auto o : needed) {
+    if (o == tau) {
+      const auto& operands = ops[tau].inputs;
+      for (index_t v = 0; v < there.size(); ++v)
+        if (!p.is_source(v) && !retained[v] && !std::binary_search(operands.begin(), operands.end(), v)) there[v] = false;
+    }
+    if (o < tau && delayed[o]) continue;
+    if (has_run[o] && o > tau) continue;
+    if (!run(o)) return std::nullopt;
+  }
+  for (auto v : p.targets())
+    if (!there[v] && !run(p.producer(v))) return std::nullopt;
+  return prune_order(p, order);
+}
+
 /// Removes recomputations whose results can be retained within the budget, most seconds per byte retained first, until none is
 /// left.
 /// @param p      the problem
