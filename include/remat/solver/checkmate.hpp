@@ -45,11 +45,14 @@ class checkmate {
   struct options {
     staging rules = {};                  ///< restrictions; by default all staged schedules are searched
     std::optional<schedule> start = {};  ///< a known schedule, used as a cutoff and, if staged, as the start of the search
-    /// Where `rules` has no restriction: first solve with R1-R3, and start from the answer. Mostly halves the time.
+    /// First solve with R1-R3, where `rules` has not all of them, and start from the answer. Mostly halves the time.
     bool restricted_first = true;
 
-    /// The restrictions R1-R3, for training graphs: rarely worse than none, and an order of magnitude faster.
+    /// R1-R3, for training graphs: rarely worse than no restriction and an order of magnitude faster, but close to the smallest
+    /// budgets often without a schedule.
     static options fast() { return {{true, true, true, {}, 0}, {}, false}; }
+    /// R2 and R3, started from R1-R3: also finds schedules that must recompute a gradient.
+    static options balanced() { return {{false, true, true, {}, 0}, {}, true}; }
   };
 
   explicit checkmate(const options& o, B backend = B()) : options_(o), backend_(std::move(backend)) {}
@@ -68,7 +71,7 @@ class checkmate {
     offer(p, budget, with_drops(p, needed_operations(p)), best);
     if (options_.start) offer(p, budget, *options_.start, best);
     const auto& r = options_.rules;
-    if (options_.restricted_first && !r.backward_once && !r.forward_in_one_stage && !r.recompute_where_used)
+    if (options_.restricted_first && !(r.backward_once && r.forward_in_one_stage && r.recompute_where_used))
       search(p, budget, {true, true, true, r.turn, 0}, least.seconds, m, best);
     search(p, budget, r, least.seconds, m, best);
     return best;
