@@ -42,8 +42,9 @@ inline any_backend make_backend(const std::string& name) {
   if (name == "glpk" || name == "auto") return any_backend(remat::glpk::backend());
 #endif
   throw remat::not_available(
-      (name == "auto" ? "no MILP library" : name) +
-      " in this build of remat; install HiGHS (pip install highspy) or GLPK (libglpk-dev) and build again");
+      (name == "auto" ? "no MILP library is" : name + " is not") +
+      std::string(" available to this build of remat; for HiGHS: pip install highspy; for GLPK: install libglpk-dev "
+                  "and build again"));
 }
 
 /// Whether `make_backend("auto")` gives one.

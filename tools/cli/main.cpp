@@ -35,7 +35,7 @@ enum exit_status { success = 0, not_valid = 1, bad_input = 2, infeasible = 3, no
 /// What the command line says; each command reads its part.
 struct arguments {
   std::string problem, schedule, budget, output;
-  std::string solver = "min_cut", backend = "auto";
+  std::string solver = "rockmate", backend = "auto";
   remat::limits limits;
   std::string svg;
   bool as_json = false, draw = false;
@@ -94,8 +94,6 @@ int solve(const arguments& a) {
                                         }});
     std::signal(SIGINT, SIG_DFL);
   }
-  if (!a.output.empty()) remat::write_schedule(a.output, r, p.name());
-
   if (a.as_json) {
     json out = {{"status", remat::to_string(r.status)},
                 {"solver", r.solver},
@@ -130,6 +128,8 @@ int solve(const arguments& a) {
       if (r.smallest_budget) std::cout << "  a schedule is known for " << exact(*r.smallest_budget) << "\n";
     }
   }
+  std::cout << std::flush;  // before a file that cannot be written is reported
+  if (!a.output.empty()) remat::write_schedule(a.output, r, p.name());
   if (r.found()) draw(a, p, r.schedule, r.budget);
   return r.found() ? success : r.status == remat::status::infeasible ? infeasible : none_found;
 }

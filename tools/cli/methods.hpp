@@ -11,6 +11,7 @@
 #include <remat/core/solve.hpp>
 #include <remat/solver/checkmate.hpp>
 #include <remat/solver/min_cut.hpp>
+#include <remat/solver/rockmate.hpp>
 
 #include "backend.hpp"
 
@@ -37,16 +38,20 @@ struct method {
   remat::result (*run)(const request&);
 };
 
-inline constexpr std::array<method, 3> methods = {{
-    {"min_cut", "any graph, by minimum cuts and evictions, with a lower bound",
-     [](const request& r) { return r.solve_with(remat::min_cut{}); }},
-    {"checkmate", "optimal staged schedules by a MILP",
-     [](const request& r) { return r.solve_with(remat::checkmate<any_backend>({}, make_backend(r.backend))); }},
-    {"checkmate-fast", "the same, forward in one stage and backward once",
+using checkmate = remat::checkmate<any_backend>;
+
+inline constexpr std::array<method, 4> methods = {{
+    {"rockmate", "networks cut into a chain of blocks; blocks by checkmate-fast, or by min_cut where there is no MILP library",
      [](const request& r) {
-       using checkmate = remat::checkmate<any_backend>;
-       return r.solve_with(checkmate(checkmate::options::fast(), make_backend(r.backend)));
+       if (r.backend == "auto" && !any_available()) return r.solve_with(remat::rockmate<>());
+       return r.solve_with(remat::rockmate<checkmate>(checkmate(checkmate::options::fast(), make_backend(r.backend))));
      }},
+    {"min_cut", "any graph, by minimum cuts and evictions, with a lower bound",
+     [](const request& r) { return r.solve_with(remat::min_cut()); }},
+    {"checkmate", "optimal staged schedules by a MILP",
+     [](const request& r) { return r.solve_with(checkmate({}, make_backend(r.backend))); }},
+    {"checkmate-fast", "the same with the forward in one stage and the backward computed once",
+     [](const request& r) { return r.solve_with(checkmate(checkmate::options::fast(), make_backend(r.backend))); }},
 }};
 
 /// @throws remat::bad_option naming what is there

@@ -60,7 +60,7 @@ struct dag_traits<G> {
 
   static std::vector<vertex> vertices(const G& g) {
     const auto [first, last] = detail::boost_vertices(g);
-    return {first, last};
+    return std::vector<vertex>(first, last);
   }
   static std::vector<vertex> outputs(const G& g, const vertex& v) {
     std::vector<vertex> readers;

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// The program's solvers in a build without any MILP library: what needs one says what to install, the rest works.
+#undef REMAT_WITH_HIGHS
+#undef REMAT_WITH_GLPK
+#define CATCH_CONFIG_MAIN
+#include <catch2/catch.hpp>
+
+#include <random>
+
+#include <remat/testing/generators.hpp>
+
+#include "../../tools/cli/methods.hpp"
+
+TEST_CASE("without a MILP library") {
+  std::mt19937_64 g(1);
+  const auto p = remat::testing::random_training_chain(g, 6);
+  const auto ask = [&](const char* solver, const char* backend) {
+    return cli::find_method(solver).run(
+        {p, remat::evaluate(p, remat::store_all_schedule(p)).peak - 1, {.seconds = 10}, backend, [](const remat::progress&) {
+           return remat::control::go_on;
+         }});
+  };
+  CHECK_FALSE(cli::any_available());
+  for (const char* solver : {"checkmate", "checkmate-fast"})
+    for (const char* backend : {"auto", "highs", "glpk"}) {
+      CHECK_THROWS_AS(ask(solver, backend), remat::not_available);
+      CHECK_THROWS_WITH(ask(solver, backend), Catch::Contains("pip install highspy") && Catch::Contains("libglpk-dev"));
+    }
+  CHECK_THROWS_AS(ask("rockmate", "glpk"), remat::not_available);  // asked for by name: never replaced silently
+  CHECK(ask("rockmate", "auto").found());
+  CHECK(ask("min_cut", "auto").found());
+}
