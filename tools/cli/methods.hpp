@@ -10,8 +10,11 @@
 
 #include <remat/core/solve.hpp>
 #include <remat/solver/checkmate.hpp>
+#include <remat/solver/chen.hpp>
 #include <remat/solver/min_cut.hpp>
 #include <remat/solver/rockmate.hpp>
+#include <remat/solver/rotor.hpp>
+#include <remat/solver/store_all.hpp>
 
 #include "backend.hpp"
 
@@ -40,7 +43,7 @@ struct method {
 
 using checkmate = remat::checkmate<any_backend>;
 
-inline constexpr std::array<method, 4> methods = {{
+inline constexpr std::array<method, 7> methods = {{
     {"rockmate", "networks cut into a chain of blocks; blocks by checkmate-fast, or by min_cut where there is no MILP library",
      [](const request& r) {
        if (r.backend == "auto" && !any_available()) return r.solve_with(remat::rockmate<>());
@@ -52,6 +55,10 @@ inline constexpr std::array<method, 4> methods = {{
      [](const request& r) { return r.solve_with(checkmate({}, make_backend(r.backend))); }},
     {"checkmate-fast", "the same with the forward in one stage and the backward computed once",
      [](const request& r) { return r.solve_with(checkmate(checkmate::options::fast(), make_backend(r.backend))); }},
+    {"rotor", "the fastest persistent schedule of a chain of blocks",
+     [](const request& r) { return r.solve_with(remat::rotor()); }},
+    {"chen", "segments; values inside them are computed again", [](const request& r) { return r.solve_with(remat::chen()); }},
+    {"store_all", "everything computed once", [](const request& r) { return r.solve_with(remat::store_all()); }},
 }};
 
 /// @throws remat::bad_option naming what is there
