@@ -1,0 +1,626 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include <remat/core/evaluate.hpp>
+#include <remat/torch/executor.hpp>
+
+#include "views.hpp"
+
+namespace remat::torch {
+
+/// Bytes that one or more values occupy one after the other (the versions of a storage that is written in place).
+struct buffer {
+  bytes_t bytes = 0;
+  std::int64_t born = 0, dies = -1;  ///< -1: at the end
+  int values = 0;                    ///< on the device now
+  bool outside = false;              ///< the caller keeps it
+  bytes_t offset = 0;                ///< in the arena
+};
+
+/// Where a value is during a step: in a buffer, or outside the program (parameter, input, ..): the value itself.
+struct location {
+  index_t buffer = none;  ///< none: from outside
+  index_t value = none;
+  auto operator<=>(const location&) const = default;
+};
+
+/// A call of a step, with the places of its tensors.
+struct placed_call {
+  const call* what = nullptr;
+  std::vector<location> operands, results;  ///< parallel to those of the call; operands left out are none
+};
+
+struct planned_step {
+  index_t node = none;
+  bool again = false;
+  std::vector<placed_call> calls;
+  std::vector<std::pair<location, location>> copies;  ///< {old, new}, before the calls
+  std::vector<index_t> blocks;                        ///< per block of the script: buffer, or none: the ordinary allocator
+};
+
+struct execution_plan::data {
+  std::shared_ptr<const program> step;
+  std::vector<planned_step> steps;
+  std::vector<allocation_script> scripts;  ///< per step
+  std::size_t loss = 0;                    ///< first step of the backward
+  std::vector<buffer> buffers;
+  std::vector<location> outputs, parameter_grads, input_grads;
+  std::vector<bool> copy_grad;  ///< per parameter: its gradient shares bytes with something else
+  std::vector<bool> saves;      ///< per node: its generator state is needed again
+  bytes_t arena = 0, live = 0, outside = 0;
+  std::size_t recomputed = 0;
+};
+
+namespace {
+
+bool from_outside(const program& p, index_t v) { return p.values[v].from != role::internal; }
+
+/// Bytes [first, second) of its storage that a view touches.
+std::pair<bytes_t, bytes_t> extent(const tensor_view& v) {
+  int64_t last = v.offset;
+  for (std::size_t d = 0; d < v.sizes.size(); ++d) {
+    if (v.sizes[d] == 0) return {0, 0};
+    last += (v.sizes[d] - 1) * v.strides[d];
+  }
+  const auto element = static_cast<bytes_t>(c10::elementSize(v.dtype));
+  return {v.offset * element, (last + 1) * element};
+}
+
+class planner {
+ public:
+  planner(std::shared_ptr<const program> step, const schedule& s, const program_profile& profiles)
+      : schedule_(s), profiles_(profiles), now_(step->values.size(), none) {
+    plan_.step = std::move(step);
+    TORCH_CHECK(profiles.nodes.size() == program_().nodes.size(), "profiles of another program");
+  }
+
+  std::unique_ptr<execution_plan::data> run(const layout_options& o) {
+    check();
+    std::vector<bool> has_run(program_().nodes.size(), false);
+    plan_.saves.assign(program_().nodes.size(), false);
+    for (std::size_t i = 0; i < schedule_.steps.size(); ++i) {
+      const auto [what, which] = schedule_.steps[i];
+      if (what == action::drop) {
+        drop(which, time(i));
+      } else if (which == program_().loss) {
+        leave_forward();
+      } else {
+        const bool again = has_run[which];
+        has_run[which] = true;
+        if (again && program_().nodes[which].random) plan_.saves[which] = true;
+        if (program_().nodes[which].repeats != none) plan_.saves[program_().nodes[which].repeats] = true;
+        plan_.recomputed += again;
+        compute(i, which, again);
+      }
+    }
+    finish();
+    place(o);
+    return std::make_unique<execution_plan::data>(std::move(plan_));
+  }
+
+ private:
+  static constexpr std::int64_t events = std::int64_t{1} << 24;  // room for the events within a step
+  static std::int64_t time(std::size_t i, int event = 0) { return static_cast<std::int64_t>(i) * events + event; }
+  const program& program_() const { return *plan_.step; }
+
+  /// The schedule is valid and keeps the order of first computations.
+  void check() const {
+    const auto p = to_problem(program_(), profiles_.seconds(), profiles_.workspace());
+    evaluate(p, schedule_);
+    std::vector<bool> has_run(program_().nodes.size(), false);
+    index_t next = 0;
+    for (std::size_t i = 0; i < schedule_.steps.size(); ++i) {
+      const auto [what, which] = schedule_.steps[i];
+      if (what == action::offload || what == action::prefetch)
+        throw bad_schedule(i, "step " + std::to_string(i) + ": copies to the host are not supported");
+      if (what != action::compute || has_run[which]) continue;
+      if (which != next)
+        throw bad_schedule(i, "step " + std::to_string(i) + ": node " + std::to_string(which) + " runs before node " +
+                                  std::to_string(next) + "; first computations must keep the order of the program");
+      has_run[which] = true;
+      ++next;
+    }
+    if (next != program_().nodes.size())
+      throw bad_schedule(schedule_.steps.size(), "node " + std::to_string(next) + " never runs");
+  }
+
+  index_t new_buffer(bytes_t bytes, std::int64_t born) {
+    plan_.buffers.push_back({bytes, born});
+    return static_cast<index_t>(plan_.buffers.size() - 1);
+  }
+  void leave(index_t b, std::int64_t when) {
+    if (b != none && --plan_.buffers[b].values == 0) plan_.buffers[b].dies = when;
+  }
+  void drop(index_t v, std::int64_t when) { leave(std::exchange(now_[v], none), when); }
+  void enter(index_t v, index_t b, std::int64_t when) {
+    ++plan_.buffers[b].values;
+    leave(std::exchange(now_[v], b), when);  // computed again while it was there: the new one counts
+  }
+  location where(index_t v) const { return from_outside(program_(), v) ? location{none, v} : location{now_[v], v}; }
+
+  bool dies_after(std::size_t i, index_t v) const {
+    for (++i; i < schedule_.steps.size() && schedule_.steps[i].what == action::drop; ++i)
+      if (schedule_.steps[i].which == v) return true;
+    return false;
+  }
+
+  void compute(std::size_t i, index_t n, bool again) {
+    const auto& node = program_().nodes[n];
+    const auto& script = again ? profiles_.nodes[n]->again : profiles_.nodes[n]->first;
+    planned_step s{n, again, {}, {}, {}};
+    std::map<index_t, location> here;  // outputs, and versions that share their buffer
+    std::vector<index_t> entered;
+
+    for (const auto& [old, fresh] : node.overwrites) {
+      const auto from = where(old);
+      const bool in_place = from.buffer != none && plan_.buffers[from.buffer].values == 1 && dies_after(i, old);
+      const auto b = in_place ? from.buffer : new_buffer(program_().values[fresh].bytes, time(i));
+      if (!in_place) s.copies.push_back({from, {b, fresh}});
+      here[fresh] = {b, fresh};
+    }
+    for (const auto& block : script.blocks) {
+      const bool temporary = block.result == none && block.freed >= 0;
+      if (block.result == none && !temporary) {
+        s.blocks.push_back(none);  // kept by the operator
+        continue;
+      }
+      const auto b = new_buffer(block.bytes, time(i, block.born + 1));
+      s.blocks.push_back(b);
+      if (temporary)
+        plan_.buffers[b].dies = time(i, block.freed + 1);
+      else
+        here[node.outputs[block.result]] = {b, node.outputs[block.result]};
+    }
+    for (const auto& c : node.calls) {
+      placed_call placed{&c, {}, {}};
+      for (const auto& o : c.operands) {
+        const auto v = program_().views[o.view].value;
+        const auto found = here.find(v);
+        placed.operands.push_back(found != here.end() ? found->second : where(v));
+      }
+      for (const auto& r : c.results) {
+        const auto v = program_().views[r.view].value;
+        if (!here.count(v))  // not in the script: an empty tensor, or a script that could not tell
+          here[v] = {new_buffer(program_().values[v].bytes, time(i)), v};
+        placed.results.push_back(here[v]);
+      }
+      s.calls.push_back(std::move(placed));
+    }
+    for (auto v : node.outputs)
+      if (const auto found = here.find(v); found != here.end()) enter(v, found->second.buffer, time(i + 1));
+    plan_.steps.push_back(std::move(s));
+    plan_.scripts.push_back(script);
+  }
+
+  /// The caller gets the outputs.
+  void leave_forward() {
+    plan_.loss = plan_.steps.size();
+    for (auto v : program_().outputs) plan_.outputs.push_back(keep(v));
+    for (auto v : program_().output_grads)
+      if (v != none) plan_.outside += page(program_().values[program_().views[v].value].bytes);
+  }
+  location keep(index_t view) {
+    const auto l = where(program_().views[view].value);
+    if (l.buffer != none && !std::exchange(plan_.buffers[l.buffer].outside, true)) {
+      plan_.outside += page(plan_.buffers[l.buffer].bytes);
+      ++plan_.buffers[l.buffer].values;  // never written in place, never dead
+    }
+    return l;
+  }
+  static bytes_t page(bytes_t bytes) { return (bytes + 63) / 64 * 64; }
+
+  void finish() {
+    for (auto v : program_().input_grads) plan_.input_grads.push_back(v == none ? location{} : keep(v));
+    std::vector<std::pair<index_t, std::pair<bytes_t, bytes_t>>> taken;
+    for (auto v : program_().parameter_grads) {
+      const auto& view = program_().views[v];
+      const auto l = where(view.value);
+      const auto range = extent(view);
+      const bool shared =
+          l.buffer == none || plan_.buffers[l.buffer].outside || std::any_of(taken.begin(), taken.end(), [&](const auto& t) {
+            return t.first == l.buffer && t.second.first < range.second && range.first < t.second.second;
+          });
+      if (shared)
+        plan_.outside += page(range.second - range.first);
+      else
+        taken.emplace_back(l.buffer, range);
+      plan_.copy_grad.push_back(shared);
+      plan_.parameter_grads.push_back(l);
+    }
+  }
+
+  void place(const layout_options& o) {
+    const auto end = time(schedule_.steps.size() + 1);
+    std::vector<allocation> list;
+    std::vector<index_t> which;
+    for (index_t b = 0; b < plan_.buffers.size(); ++b) {
+      const auto& x = plan_.buffers[b];
+      if (x.outside || x.bytes == 0) continue;
+      list.push_back({x.born, x.dies < 0 ? end : std::max(x.dies, x.born + 1), x.bytes});
+      which.push_back(b);
+    }
+    const auto l = lay_out(list, o);
+    for (std::size_t i = 0; i < which.size(); ++i) plan_.buffers[which[i]].offset = l.offsets[i];
+    plan_.arena = l.arena;
+    plan_.live = l.live_peak;
+  }
+
+  const schedule& schedule_;
+  const program_profile& profiles_;
+  execution_plan::data plan_;
+  std::vector<index_t> now_;  ///< per value: its buffer, none if it is not on the device
+};
+
+}  // namespace
+
+execution_plan::execution_plan(std::shared_ptr<const program> step, const schedule& s, const program_profile& profiles,
+                               const layout_options& o)
+    : data_(planner(std::move(step), s, profiles).run(o)) {}
+execution_plan::~execution_plan() = default;
+bytes_t execution_plan::arena_bytes() const { return data_->arena; }
+bytes_t execution_plan::live_peak() const { return data_->live; }
+bytes_t execution_plan::outside_bytes() const { return data_->outside; }
+std::size_t execution_plan::operations() const { return data_->steps.size(); }
+std::size_t execution_plan::recomputed() const { return data_->recomputed; }
+const program& execution_plan::step() const { return *data_->step; }
+
+namespace {
+
+/// A call ready to run.
+struct bound_call {
+  const call* what = nullptr;
+  std::vector<c10::IValue> stack;  ///< arguments; those from outside are put in when they are known
+  c10::DispatchKeySet keys;
+  const c10::KernelFunction* kernel = nullptr;  ///< looked up at the first run
+};
+
+struct bound_step {
+  std::vector<bound_call> calls;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  ///< {from, to}, as bytes; undefined where not known yet
+  std::vector<planned_block> blocks;
+};
+
+/// A place in an argument list for a tensor that is not in the arena.
+struct socket {
+  std::size_t step = 0;
+  std::size_t call = 0;
+  operand at;  ///< its view; none: the source, and `at.at == 1` the target, of copy `call`
+};
+
+/// What a parameter or buffer was when its sockets were filled.
+struct binding {
+  const void* storage = nullptr;
+  const void* data = nullptr;
+  int64_t offset = 0;
+  int64_t captured = 0;  ///< offset when the executor was made
+};
+
+}  // namespace
+
+struct executor::state {
+  explicit state(std::shared_ptr<const execution_plan> p)
+      : plan(std::move(p)), data(plan->get()), step(*data.step), memory(std::make_shared<arena>(data.arena)) {
+    at::NoGradGuard no_grad;
+    at::AutoDispatchBelowADInplaceOrView below;
+    outside.resize(data.buffers.size());
+    bound.resize(step.values.size());
+    generators.resize(step.nodes.size());
+    result.reserve(16);
+    for (std::size_t i = 0; i < data.steps.size(); ++i) steps.push_back(prepare(i));
+    for (index_t v = 0; v < step.values.size(); ++v) bind_owned(v);
+    storages.clear();
+    tensors.clear();
+  }
+
+  /// Argument lists of a step, with all tensors that lie in the arena.
+  bound_step prepare(std::size_t i) {
+    const auto& planned = data.steps[i];
+    bound_step s;
+    for (std::size_t k = 0; k < planned.copies.size(); ++k) {
+      const auto& [from, to] = planned.copies[k];
+      s.copies.push_back({copy_side(from, i, k, 0), copy_side(to, i, k, 1)});
+    }
+    for (std::size_t k = 0; k < planned.calls.size(); ++k) {
+      const auto& c = planned.calls[k];
+      std::size_t next = 0;
+      bound_call b{c.what, {}, {}, nullptr};
+      for (const auto& o : c.what->operands) {
+        const auto& l = c.operands[next++];
+        if (planned.again && left_out(*c.what, o.at)) continue;
+        if (!in_arena(l)) sockets[outer(l)].push_back({i, k, o});
+      }
+      next = 0;
+      std::map<index_t, location> at;
+      for (const auto& o : c.what->operands) at[o.view] = c.operands[next++];
+      b.stack = stack_of(*c.what, planned.again, [&](index_t v) { return in_arena(at[v]) ? in_place(at[v], v) : at::Tensor(); });
+      s.calls.push_back(std::move(b));
+    }
+    for (std::size_t k = 0; k < planned.blocks.size(); ++k) {
+      const auto& block = data.scripts[i].blocks[k];
+      const auto b = planned.blocks[k];
+      s.blocks.push_back({block.bytes, block.deaths, b == none || data.buffers[b].outside ? nullptr : address(b)});
+    }
+    return s;
+  }
+
+  static bool left_out(const call& c, int argument) {
+    return std::find(c.first_run_only.begin(), c.first_run_only.end(), argument) != c.first_run_only.end();
+  }
+  bool in_arena(const location& l) const { return l.buffer != none && !data.buffers[l.buffer].outside; }
+  /// What is outside is told by its buffer, or else by its value.
+  static location outer(const location& l) { return l.buffer != none ? location{l.buffer, none} : l; }
+  char* address(index_t b) const { return memory->data() + data.buffers[b].offset; }
+
+  c10::Storage storage_in_place(index_t b, c10::Device device) {
+    auto& s = storages[b];
+    if (!s)
+      s = c10::Storage(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(data.buffers[b].bytes),
+                       c10::DataPtr(address(b), device), nullptr, false);
+    return *s;
+  }
+  at::Tensor in_place(const location& l, index_t view) {
+    auto& t = tensors[{l.buffer, view}];
+    if (!t.defined()) t = tensor_of(step.views[view], storage_in_place(l.buffer, step.values[l.value].device), 0);
+    return t;
+  }
+  static at::Tensor bytes_of(const c10::Storage& s, bytes_t bytes) {
+    return tensor_of({none, {bytes}, {1}, 0, at::kByte, false, false, false}, s, 0);
+  }
+  at::Tensor copy_side(const location& l, std::size_t i, std::size_t k, int side) {
+    if (in_arena(l)) return bytes_of(storage_in_place(l.buffer, step.values[l.value].device), data.buffers[l.buffer].bytes);
+    sockets[outer(l)].push_back({i, k, {side, -1, none}});
+    return {};
+  }
+
+  /// Puts the tensors of an outside storage where they are read.
+  /// @param whole  the tensor itself, for views that are `whole`; undefined: none has to be
+  /// @param shift  elements that views lie further on than captured
+  void fill(const location& l, const c10::Storage& s, const at::Tensor& whole, int64_t shift) {
+    const auto found = sockets.find(outer(l));
+    if (found == sockets.end()) return;
+    std::map<index_t, at::Tensor> made;
+    for (const auto& x : found->second) {
+      if (x.at.view == none) {
+        const auto bytes = l.buffer != none ? data.buffers[l.buffer].bytes : step.values[l.value].bytes;
+        auto& copy = steps[x.step].copies[x.call];
+        (x.at.at == 0 ? copy.first : copy.second) = bytes_of(s, bytes);
+        continue;
+      }
+      auto& t = made[x.at.view];
+      const auto& v = step.views[x.at.view];
+      if (!t.defined()) t = v.whole && whole.defined() ? whole : tensor_of(v, s, shift);
+      put(x, t);
+    }
+  }
+  void put(const socket& x, const at::Tensor& t) {
+    auto& argument = steps[x.step].calls[x.call].stack[static_cast<std::size_t>(x.at.at)];
+    if (x.at.element < 0)
+      argument = t;
+    else
+      argument.toList().set(static_cast<std::size_t>(x.at.element), c10::IValue(t));
+  }
+  void empty(const location& l) {
+    const auto found = sockets.find(outer(l));
+    if (found == sockets.end()) return;
+    for (const auto& x : found->second)
+      if (x.at.view != none)
+        put(x, {});
+      else
+        (x.at.at == 0 ? steps[x.step].copies[x.call].first : steps[x.step].copies[x.call].second) = at::Tensor();
+  }
+
+  /// Parameters, buffers and constants: looked at before each step, as their memory may have been replaced.
+  void bind_owned(index_t v) {
+    const auto& value = step.values[v];
+    if (!value.tensor.defined()) return;
+    const auto& t = value.tensor;
+    auto& last = bound[v];
+    binding now{t.storage().unsafeGetStorageImpl(), t.storage().data(), t.storage_offset(), last.captured};
+    if (last.storage == now.storage && last.data == now.data && last.offset == now.offset) return;
+    if (last.storage == nullptr) now.captured = now.offset;
+    fill({none, v}, t.storage(), t, now.offset - now.captured);
+    last = now;
+  }
+
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs) {
+    TORCH_CHECK(!flying, "remat: forward of an executor with a step in flight");
+    at::NoGradGuard no_grad;
+    at::AutoDispatchBelowADInplaceOrView below;
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    flying = true;
+    try {
+      for (index_t v = 0; v < step.values.size(); ++v) {
+        bind_owned(v);
+        if (step.values[v].from != role::input) continue;
+        const auto t = inputs.at(step.values[v].position).detach();
+        given[v] = t;
+        fill({none, v}, t.storage(), t, t.storage_offset());
+      }
+      run(0, data.loss);
+      std::vector<at::Tensor> outputs;
+      for (std::size_t i = 0; i < step.outputs.size(); ++i) outputs.push_back(kept(data.outputs[i], step.outputs[i]));
+      return outputs;
+    } catch (...) {
+      reset();
+      throw;
+    }
+  }
+
+  gradients backward(const std::vector<at::Tensor>& output_grads) {
+    if (!flying) throw broken_contract("remat: backward without a forward");
+    at::NoGradGuard no_grad;
+    at::AutoDispatchBelowADInplaceOrView below;
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    try {
+      for (std::size_t i = 0; i < step.outputs.size(); ++i)
+        if (step.differentiable[i]) take_gradient(i, output_grads.at(i));
+      run(data.loss, data.steps.size());
+      gradients g;
+      for (std::size_t i = 0; i < step.parameter_grads.size(); ++i) {
+        auto t = kept(data.parameter_grads[i], step.parameter_grads[i]);
+        g.parameters.push_back(data.copy_grad[i] ? t.clone() : t);
+      }
+      for (std::size_t i = 0; i < step.input_grads.size(); ++i)
+        g.inputs.push_back(step.input_grads[i] == none ? at::Tensor() : kept(data.input_grads[i], step.input_grads[i]));
+      reset();
+      return g;
+    } catch (...) {
+      reset();
+      throw;
+    }
+  }
+
+  void take_gradient(std::size_t i, const at::Tensor& incoming) {
+    const auto& view = step.views[step.output_grads[i]];
+    auto t = incoming;
+    const bool fits = t.defined() && t.dtype() == view.dtype && t.sizes() == at::IntArrayRef(view.sizes) &&
+                      t.strides() == at::IntArrayRef(view.strides) && t.is_conj() == view.conj && t.is_neg() == view.neg &&
+                      t.storage_offset() == view.offset;
+    if (!fits) {
+      contiguous += t.defined();
+      const auto options = at::TensorOptions().dtype(view.dtype).device(step.values[view.value].device);
+      auto copy = at::empty_strided(view.sizes, view.strides, options);
+      t = t.defined() ? copy.copy_(t) : copy.zero_();
+    }
+    t = t.detach();
+    given[view.value] = t;
+    fill({none, view.value}, t.storage(), t, 0);
+  }
+
+  /// A tensor that leaves the executor.
+  at::Tensor kept(const location& l, index_t view) {
+    const auto& v = step.views[view];
+    if (l.buffer == none) {
+      const auto& value = step.values[l.value];
+      const auto& source = value.tensor.defined() ? value.tensor : given.at(l.value);
+      const auto shift = value.from == role::input ? source.storage_offset() : 0;
+      if (v.whole) return source.detach();
+      return tensor_of(v, source.storage(), shift);
+    }
+    if (data.buffers[l.buffer].outside) return tensor_of(v, *outside[l.buffer], 0);
+    auto* owner = new std::shared_ptr<arena>(memory);
+    c10::DataPtr place(
+        address(l.buffer), owner, [](void* p) { delete static_cast<std::shared_ptr<arena>*>(p); }, step.values[l.value].device);
+    return tensor_of(v,
+                     c10::Storage(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(data.buffers[l.buffer].bytes),
+                                  std::move(place), nullptr, false),
+                     0);
+  }
+
+  void run(std::size_t first, std::size_t last) {
+    for (std::size_t i = first; i < last; ++i) {
+      const auto& planned = data.steps[i];
+      const auto& node = step.nodes[planned.node];
+      auto& s = steps[i];
+      for (std::size_t k = 0; k < planned.copies.size(); ++k) {
+        const auto& to = planned.copies[k].second;
+        if (!in_arena(to)) {
+          const auto& value = step.values[to.value];
+          auto fresh = at::empty({value.bytes}, at::TensorOptions().dtype(at::kByte).device(value.device));
+          hold(to, fresh.storage());
+        }
+        s.copies[k].second.copy_(s.copies[k].first);
+      }
+      std::optional<generator_state> later;
+      if (node.random) {
+        if (planned.again || node.repeats != none) {
+          later = generator_state::now();
+          (planned.again ? *generators[planned.node] : *generators[node.repeats]).restore();
+        } else if (node.reseed.defined()) {
+          at::Generator(at::detail::getDefaultCPUGenerator()).set_state(node.reseed);
+        }
+        if (!planned.again && data.saves[planned.node]) generators[planned.node] = generator_state::now();
+      }
+      allocations.plan(s.blocks);
+      for (std::size_t k = 0; k < s.calls.size(); ++k) execute(s.calls[k], planned.calls[k]);
+      if (later) later->restore();
+    }
+  }
+
+  void execute(bound_call& c, const placed_call& planned) {
+    result = c.stack;
+    if (c.kernel == nullptr) {
+      c.keys = c.what->op.dispatchKeyExtractor().getDispatchKeySetBoxed(&result);
+      c.kernel = &c.what->op.lookup(c.keys);
+    }
+    {
+      at::AutoGradMode grad_mode(c.what->grad_mode);
+      allocations.start();
+      try {
+        c.kernel->callBoxed(c.what->op, c.keys, &result);
+      } catch (...) {
+        allocations.stop();
+        throw;
+      }
+      allocations.stop();
+    }
+    for (std::size_t k = 0; k < planned.results.size(); ++k) {
+      const auto& r = c.what->results[k];
+      const auto& l = planned.results[k];
+      const auto t = result_of(result, r);
+      if (!in_arena(l)) {
+        hold(l, t.storage());
+      } else if (data.buffers[l.buffer].bytes > 0 && t.storage().data() != address(l.buffer)) {  // unplanned
+        const auto device = t.device();
+        tensor_of(step.views[r.view], storage_in_place(l.buffer, device), 0).copy_(t);
+        storages.erase(l.buffer);
+      }
+    }
+    result.clear();
+  }
+
+  void hold(const location& l, const c10::Storage& s) {
+    outside[l.buffer] = s;
+    fill(l, s, {}, 0);
+  }
+
+  void reset() {
+    flying = false;
+    for (std::size_t b = 0; b < outside.size(); ++b) outside[b].reset();
+    given.clear();
+    for (const auto& [l, list] : sockets)
+      if (l.buffer != none || !step.values[l.value].tensor.defined()) empty(l);
+  }
+
+  std::shared_ptr<const execution_plan> plan;
+  const execution_plan::data& data;
+  const program& step;
+  std::shared_ptr<arena> memory;
+  std::vector<bound_step> steps;
+  std::map<location, std::vector<socket>> sockets;         ///< by `outer`
+  std::vector<binding> bound;                              ///< per value
+  std::map<index_t, at::Tensor> given;                     ///< inputs and incoming gradients
+  std::vector<std::optional<c10::Storage>> outside;        ///< per buffer
+  std::vector<std::optional<generator_state>> generators;  ///< per node, before its first run
+  std::vector<c10::IValue> result;
+  planned_allocations allocations;
+  bool flying = false;
+  std::size_t contiguous = 0;
+  std::map<index_t, std::optional<c10::Storage>> storages;    ///< while the steps are prepared
+  std::map<std::pair<index_t, index_t>, at::Tensor> tensors;  ///< the same: by buffer and view
+};
+
+executor::executor(std::shared_ptr<const execution_plan> plan) : state_(std::make_unique<state>(std::move(plan))) {}
+executor::~executor() = default;
+std::vector<at::Tensor> executor::forward(const std::vector<at::Tensor>& inputs) { return state_->forward(inputs); }
+executor::gradients executor::backward(const std::vector<at::Tensor>& output_grads) { return state_->backward(output_grads); }
+void executor::reset() { state_->reset(); }
+bool executor::in_flight() const { return state_->flying; }
+bool executor::arena_in_use() const { return state_->memory.use_count() > 1; }
+bool executor::owns(const at::Tensor& t) const {
+  const auto* data = static_cast<const char*>(t.storage().data());
+  const auto& m = *state_->memory;
+  return m.data() <= data && data < m.data() + m.bytes();
+}
+const std::shared_ptr<arena>& executor::memory() const { return state_->memory; }
+const execution_plan& executor::plan() const { return *state_->plan; }
+std::size_t executor::unplanned() const { return state_->allocations.unplanned(); }
+bytes_t executor::unplanned_bytes() const { return state_->allocations.unplanned_bytes(); }
+std::size_t executor::made_contiguous() const { return state_->contiguous; }
+
+}  // namespace remat::torch

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/version.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include <remat/io/file.hpp>
+#include <remat/torch/memory.hpp>
+#include <remat/torch/profile.hpp>
+
+#include "views.hpp"
+
+namespace remat::torch {
+namespace {
+
+using clock = std::chrono::steady_clock;
+double since(clock::time_point t) { return std::chrono::duration<double>(clock::now() - t).count(); }
+
+std::string environment() {
+  std::string processor = "unknown processor";
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);)
+    if (line.rfind("model name", 0) == 0) {
+      processor = line.substr(std::min(line.size(), line.find(':') + 2));
+      break;
+    }
+  return std::string("torch ") + TORCH_VERSION + ", " + processor + ", " + std::to_string(at::get_num_threads()) + " threads";
+}
+
+/// All that the cost of a node depends on, as text; values are numbered by their first appearance.
+std::string signature(const program& step, const node& n) {
+  std::ostringstream out;
+  out.precision(17);
+  std::map<index_t, std::size_t> number;
+  auto tensor = [&](index_t v) {
+    const auto& view = step.views[v];
+    out << number.emplace(view.value, number.size()).first->second << ":" << step.values[view.value].bytes << ":"
+        << c10::toString(view.dtype) << view.offset << (view.conj ? "c" : "") << (view.neg ? "n" : "");
+    for (auto s : view.sizes) out << "," << s;
+    out << ";";
+    for (auto s : view.strides) out << "," << s;
+    if (is_number(step, v)) out << "!";
+  };
+  for (auto v : n.outputs) out << step.values[v].bytes << "/";
+  for (const auto& c : n.calls) {
+    out << c.op.operator_name() << (c.grad_mode ? "+" : "") << "(";
+    for (const auto& a : c.arguments)
+      if (a.isTensor())
+        out << "T ";
+      else if (a.isGenerator() || a.isCapsule())
+        out << a.tagKind() << " ";
+      else if (a.isTensorList() || a.isOptionalTensorList())
+        out << "L" << a.toListRef().size() << " ";
+      else
+        out << a << " ";
+    for (const auto& o : c.operands) {
+      out << "|" << o.at << "." << o.element << "=";
+      tensor(o.view);
+    }
+    for (const auto& r : c.results) {
+      out << ">" << r.at << "." << r.element << "=";
+      tensor(r.view);
+    }
+    for (auto a : c.first_run_only) out << "?" << a;
+    out << ")";
+  }
+  for (const auto& [old, fresh] : n.overwrites) out << "w" << number.emplace(fresh, number.size()).first->second;
+  return out.str();
+}
+
+/// Runs a node on operands of its own.
+class bench {
+ public:
+  bench(const program& step, const node& n) : step_(step), node_(n) {
+    for (const auto& c : n.calls) {
+      for (const auto& o : c.operands) touch(o.view);
+      for (const auto& r : c.results) made_.push_back(step.views[r.view].value);
+    }
+  }
+
+  /// One run; its allocations go to `record`, if that is given.
+  double run(bool again, recording* record) {
+    clear();
+    double seconds = 0;
+    for (const auto& c : node_.calls) {
+      auto stack = stack_of(c, again, [&](index_t v) { return operand_of(v); });
+      at::AutoGradMode grad_mode(c.grad_mode);
+      if (record) record->start();
+      const auto begin = clock::now();
+      c.op.callBoxed(stack);
+      seconds += since(begin);
+      if (record) record->stop();
+      for (const auto& r : c.results) storage_.insert_or_assign(step_.views[r.view].value, result_of(stack, r).storage());
+    }
+    return seconds;
+  }
+
+  allocation_script script(bool again, bytes_t* workspace) {
+    recording record;
+    clear();
+    const auto before = meter::live();
+    meter::reset_peak();
+    run(again, &record);
+    const auto peak = meter::peak() - before;
+    allocation_script s;
+    s.events = record.events();
+    bytes_t kept = 0;
+    for (const auto& b : record.blocks()) {
+      scripted_block block{b.bytes, b.born, b.freed, 0, none};
+      for (const auto& other : record.blocks()) block.deaths += other.freed >= 0 && other.freed < b.born;
+      for (std::size_t i = 0; i < node_.outputs.size() && b.freed < 0; ++i)
+        if (const auto found = storage_.find(node_.outputs[i]); found != storage_.end() && found->second.data() == b.data)
+          block.result = static_cast<index_t>(i);
+      if (block.result != none) kept += b.bytes;
+      s.blocks.push_back(block);
+    }
+    if (workspace != nullptr) *workspace = std::max<bytes_t>(0, peak - kept);
+    return s;
+  }
+
+ private:
+  void clear() {
+    for (auto v : made_) storage_.erase(v);
+  }
+  void touch(index_t v) {
+    const auto value = step_.views[v].value;
+    if (std::find(made_.begin(), made_.end(), value) != made_.end() || storage_.count(value) || is_number(step_, v)) return;
+    const auto& view = step_.views[v];
+    const auto elements = step_.values[value].bytes / static_cast<bytes_t>(c10::elementSize(view.dtype));
+    auto scratch = at::zeros({elements}, at::TensorOptions().dtype(view.dtype).device(step_.values[value].device));
+    if (at::isFloatingType(view.dtype)) scratch.uniform_(0, 1);
+    storage_.emplace(value, scratch.storage());
+  }
+  at::Tensor operand_of(index_t v) {
+    if (is_number(step_, v)) return step_.values[step_.views[v].value].tensor;
+    return tensor_of(step_.views[v], storage_.at(step_.views[v].value), 0);
+  }
+
+  const program& step_;
+  const node& node_;
+  std::vector<index_t> made_;
+  std::map<index_t, c10::Storage> storage_;
+};
+
+bool equal(const allocation_script& a, const allocation_script& b) {
+  auto same = [](const scripted_block& x, const scripted_block& y) {
+    return x.bytes == y.bytes && x.born == y.born && x.freed == y.freed && x.result == y.result;
+  };
+  return a.events == b.events && std::equal(a.blocks.begin(), a.blocks.end(), b.blocks.begin(), b.blocks.end(), same);
+}
+
+node_profile measure(const program& step, const node& n, double seconds) {
+  node_profile p;
+  if (n.calls.empty()) return p;
+  bench b(step, n);
+  const bool twofold = std::any_of(n.calls.begin(), n.calls.end(), [](const auto& c) { return !c.first_run_only.empty(); });
+  b.run(false, nullptr);  // first-time set-up of kernels
+  bytes_t workspace = 0;
+  auto record = [&](bool again) {
+    const auto earlier = b.script(again, &workspace);
+    p.workspace = std::max(p.workspace, workspace);
+    auto s = b.script(again, &workspace);
+    p.workspace = std::max(p.workspace, workspace);
+    s.stable = equal(earlier, s);
+    return s;
+  };
+  p.first = record(false);
+  if (twofold) b.run(true, nullptr);
+  p.again = twofold ? record(true) : p.first;
+  std::vector<double> times;
+  const auto begin = clock::now();
+  do times.push_back(b.run(false, nullptr));
+  while (times.size() < 9 && since(begin) < seconds);
+  std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
+  p.seconds = times[times.size() / 2];
+  return p;
+}
+
+using json = nlohmann::json;
+
+json to_json(const allocation_script& s) {
+  json blocks = json::array();
+  for (const auto& b : s.blocks)
+    blocks.push_back({b.bytes, b.born, b.freed, b.deaths, b.result == none ? std::int64_t{-1} : std::int64_t{b.result}});
+  return {{"events", s.events}, {"stable", s.stable}, {"blocks", blocks}};
+}
+json to_json(const node_profile& p) {
+  return {{"seconds", p.seconds}, {"workspace", p.workspace}, {"first", to_json(p.first)}, {"again", to_json(p.again)}};
+}
+
+allocation_script script_from(const json& j, std::size_t outputs) {
+  allocation_script s;
+  s.events = j.at("events").get<int>();
+  s.stable = j.at("stable").get<bool>();
+  for (const auto& b : j.at("blocks")) {
+    const auto result = b.at(4).get<std::int64_t>();
+    scripted_block block{b.at(0).get<bytes_t>(), b.at(1).get<int>(), b.at(2).get<int>(), b.at(3).get<int>(),
+                         result < 0 ? none : static_cast<index_t>(result)};
+    const bool in_range = block.bytes > 0 && block.bytes <= max_bytes && block.born >= 0 && block.born < s.events &&
+                          block.freed < s.events && (block.freed < 0 || block.freed > block.born) &&
+                          (result < 0 || static_cast<std::size_t>(result) < outputs);
+    if (!in_range) throw bad_document("a block is out of range");
+    s.blocks.push_back(block);
+  }
+  return s;
+}
+node_profile profile_from(const json& j, std::size_t outputs) {
+  node_profile p{j.at("seconds").get<double>(), j.at("workspace").get<bytes_t>(), script_from(j.at("first"), outputs),
+                 script_from(j.at("again"), outputs)};
+  if (!(p.seconds >= 0) || p.workspace < 0 || p.workspace > max_bytes) throw bad_document("a cost is out of range");
+  return p;
+}
+
+/// Entries of the cache file for this machine, an empty object if there is none.
+json read_cache(const std::filesystem::path& path) {
+  try {
+    auto document = json::parse(read_file(path, std::size_t{256} << 20));
+    if (document.at("format") == "remat-torch-profile" && document.at("version") == 1 && document.at("machines").is_object())
+      return document;
+  } catch (const std::exception&) {  // missing or damaged: measured anew
+  }
+  return {{"format", "remat-torch-profile"}, {"version", 1}, {"machines", json::object()}};
+}
+
+std::mutex known_mutex;
+std::map<std::string, std::map<std::string, std::shared_ptr<const node_profile>>> known;  // environment, signature
+
+}  // namespace
+
+std::filesystem::path profile_options::default_cache() {
+  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache != 0)
+    return std::filesystem::path(cache) / "remat" / "torch-profile.json";
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home != 0)
+    return std::filesystem::path(home) / ".cache" / "remat" / "torch-profile.json";
+  return {};
+}
+
+std::vector<double> program_profile::seconds() const {
+  std::vector<double> list;
+  for (const auto& n : nodes) list.push_back(n->seconds);
+  return list;
+}
+std::vector<bytes_t> program_profile::workspace() const {
+  std::vector<bytes_t> list;
+  for (const auto& n : nodes) list.push_back(n->workspace);
+  return list;
+}
+
+program_profile profile(const program& step, const profile_options& o) {
+  const auto begin = clock::now();
+  std::lock_guard lock(known_mutex);
+  const auto machine = environment();
+  auto& here = known[machine];
+  json document;
+  bool read = false;
+  at::NoGradGuard no_grad;
+  at::AutoDispatchBelowADInplaceOrView below;
+  const auto generator = generator_state::now();
+
+  program_profile result;
+  std::map<std::string, std::shared_ptr<const node_profile>> used;
+  for (const auto& n : step.nodes) {
+    const auto key = signature(step, n);
+    auto& entry = used[key];
+    if (!entry) entry = here[key];
+    if (!entry && !o.cache.empty()) {
+      if (!std::exchange(read, true)) document = read_cache(o.cache);
+      try {
+        entry = std::make_shared<node_profile>(profile_from(document["machines"][machine].at(key), n.outputs.size()));
+      } catch (const std::exception&) {  // not there, or damaged
+      }
+    }
+    if (!entry) {
+      ++result.measured;
+      const double left = std::max(0.0, o.seconds - since(begin));
+      entry = std::make_shared<node_profile>(measure(step, n, std::min(0.05, left)));
+      if (read) document["machines"][machine][key] = to_json(*entry);
+    }
+    here[key] = entry;
+    result.nodes.push_back(entry);
+  }
+  generator.restore();
+  result.distinct = used.size();
+  if (read && result.measured > 0) try {
+      std::filesystem::create_directories(o.cache.parent_path());
+      write_file(o.cache, document.dump());
+    } catch (const std::exception&) {  // a cache that cannot be written costs time only
+    }
+  result.elapsed = since(begin);
+  return result;
+}
+
+}  // namespace remat::torch

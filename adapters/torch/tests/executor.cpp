@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#define CATCH_CONFIG_MAIN
+#include <torch/torch.h>
+
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <random>
+#include <remat/core/evaluate.hpp>
+#include <remat/torch/capture.hpp>
+#include <remat/torch/executor.hpp>
+
+#include "models.hpp"
+
+using namespace remat;
+using namespace remat::torch;
+
+namespace {
+
+/// Equal bit by bit, layout included.
+bool same(const at::Tensor& a, const at::Tensor& b) {
+  if (a.defined() != b.defined()) return false;
+  if (!a.defined()) return true;
+  const auto x = a.contiguous(), y = b.contiguous();
+  return a.sizes() == b.sizes() && a.strides() == b.strides() && a.dtype() == b.dtype() &&
+         std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
+}
+
+std::vector<at::Tensor> copies(const std::vector<at::Tensor>& list) {
+  std::vector<at::Tensor> result;
+  for (const auto& t : list) result.push_back(t.defined() ? t.detach().clone() : at::Tensor());
+  return result;
+}
+
+/// A loss that depends on every differentiable output.
+at::Tensor loss_of(const std::vector<at::Tensor>& outputs) {
+  at::Tensor loss;
+  for (const auto& o : outputs)
+    if (o.requires_grad()) loss = loss.defined() ? loss + o.square().mean() : o.square().mean();
+  return loss;
+}
+
+struct prepared {
+  std::shared_ptr<const program> step;
+  program_profile profiles;
+  problem p;
+};
+
+prepared prepare(const models::sample& s) {
+  prepared x;
+  x.step = std::make_shared<program>(capture(s.forward, s.inputs, s.module->parameters(), s.module->buffers()));
+  x.profiles = profile(*x.step, {.cache = {}, .seconds = 0});
+  x.p = to_problem(*x.step, x.profiles.seconds(), x.profiles.workspace(), s.name);
+  return x;
+}
+
+/// First computations in order; before each node, some random ones run again together with all they need.
+schedule random_schedule(const problem& p, unsigned seed, double share) {
+  std::mt19937 random(seed);
+  std::vector<index_t> order;
+  std::vector<bool> fresh(p.values().size());
+  for (index_t n = 0; n < p.operations().size(); ++n) {
+    if (n > 0 && random() % 1000 < 1000 * share) {
+      const auto again = static_cast<index_t>(random() % n);
+      if (!p.operations()[again].once) order.push_back(again);
+    }
+    order.push_back(n);
+  }
+  return with_drops(p, order);
+}
+
+/// Drops what the backward needs of the forward, and computes it again where it is needed first.
+schedule recompute_all(const problem& p, index_t loss) {
+  std::vector<index_t> order;
+  std::vector<bool> there(p.values().size(), false);
+  auto compute = [&](auto& self, index_t n) -> void {
+    for (auto v : p.operations()[n].inputs)
+      if (!p.is_source(v) && !there[v]) self(self, p.producer(v));
+    order.push_back(n);
+    for (auto v : p.operations()[n].outputs) there[v] = true;
+  };
+  for (index_t n = 0; n < p.operations().size(); ++n) {
+    compute(compute, n);
+    if (n != loss) continue;
+    for (index_t v = 0; v < p.values().size(); ++v)
+      if (!p.is_source(v) && p.producer(v) < loss && !p.operations()[p.producer(v)].once && !p.is_target(v)) there[v] = false;
+  }
+  return with_drops(p, order);
+}
+
+struct outcome {
+  std::vector<at::Tensor> outputs, grads, input_grads, buffers;
+  generator_state generator;
+};
+
+outcome eager(const models::sample& s) {
+  outcome r;
+  auto outputs = s.forward(s.inputs);
+  r.outputs = copies(outputs);
+  std::vector<at::Tensor> wanted = s.module->parameters();
+  std::erase_if(wanted, [](const auto& t) { return !t.requires_grad(); });
+  const auto n = wanted.size();
+  for (const auto& t : s.inputs)
+    if (t.requires_grad()) wanted.push_back(t);
+  auto g = ::torch::autograd::grad({loss_of(outputs)}, wanted, {}, false, false, true);
+  r.grads = copies({g.begin(), g.begin() + static_cast<std::ptrdiff_t>(n)});
+  r.input_grads = copies({g.begin() + static_cast<std::ptrdiff_t>(n), g.end()});
+  r.buffers = copies(s.module->buffers());
+  r.generator = generator_state::now();
+  return r;
+}
+
+/// Gradients of the parameters that require one, undefined where there is none.
+outcome planned(const models::sample& s, executor& e) {
+  outcome r;
+  auto outputs = e.forward(s.inputs);
+  r.outputs = copies(outputs);
+  std::vector<at::Tensor> leaves, given;
+  const auto& step = e.plan().step();
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    leaves.push_back(outputs[i].detach());
+    if (step.differentiable[i]) leaves.back().requires_grad_();
+  }
+  std::vector<at::Tensor> wanted;
+  for (const auto& l : leaves)
+    if (l.requires_grad()) wanted.push_back(l);
+  const auto g = ::torch::autograd::grad({loss_of(leaves)}, wanted);
+  std::size_t next = 0;
+  for (const auto& l : leaves) given.push_back(l.requires_grad() ? g[next++] : at::Tensor());
+  auto grads = e.backward(given);
+  for (const auto& p : s.module->parameters()) {
+    if (!p.requires_grad()) continue;
+    r.grads.emplace_back();
+    for (std::size_t i = 0; i < step.parameters.size(); ++i)
+      if (step.parameters[i].is_same(p)) r.grads.back() = grads.parameters[i].clone();
+  }
+  for (std::size_t i = 0; i < s.inputs.size(); ++i)
+    if (s.inputs[i].requires_grad()) r.input_grads.push_back(grads.inputs[i].clone());
+  r.buffers = copies(s.module->buffers());
+  r.generator = generator_state::now();
+  return r;
+}
+
+void compare(const outcome& a, const outcome& b) {
+  auto lists = [](const auto& x, const auto& y) {
+    REQUIRE(x.size() == y.size());
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      INFO("tensor " << i);
+      CHECK(same(x[i], y[i]));
+    }
+  };
+  lists(a.outputs, b.outputs);
+  lists(a.grads, b.grads);
+  lists(a.input_grads, b.input_grads);
+  lists(a.buffers, b.buffers);
+  CHECK(a.generator == b.generator);
+}
+
+void restore(const models::sample& s, const std::vector<at::Tensor>& buffers) {
+  at::NoGradGuard no_grad;
+  auto now = s.module->buffers();
+  for (std::size_t i = 0; i < now.size(); ++i) now[i].copy_(buffers[i]);
+  ::torch::manual_seed(11);
+}
+
+}  // namespace
+
+TEST_CASE("schedules give what eager mode gives, bit by bit, without unplanned allocations") {
+  ::torch::manual_seed(3);
+  for (const auto& s : models::all()) {
+    INFO(s.name);
+    const auto x = prepare(s);
+    const auto buffers = copies(s.module->buffers());
+    std::vector<schedule> schedules = {store_all_schedule(x.p), recompute_all(x.p, x.step->loss)};
+    for (unsigned seed = 0; seed < 3; ++seed) schedules.push_back(random_schedule(x.p, seed, 0.3));
+    restore(s, buffers);
+    std::vector<outcome> expected = {eager(s), eager(s)};
+    for (const auto& plan : schedules) {
+      executor e(std::make_shared<execution_plan>(x.step, plan, x.profiles));
+      restore(s, buffers);
+      for (const auto& o : expected) compare(o, planned(s, e));
+      CHECK(e.unplanned() == 0);
+      CHECK_FALSE(e.in_flight());
+      CHECK(e.plan().arena_bytes() >= e.plan().live_peak());
+    }
+    CHECK(execution_plan(x.step, schedules[1], x.profiles).recomputed() > 0);
+  }
+}
