@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#ifdef REMAT_HAVE_GLPK
+#ifdef REMAT_WITH_GLPK
 #include <remat/glpk/backend.hpp>
 #endif
-#ifdef REMAT_HAVE_HIGHS
+#ifdef REMAT_WITH_HIGHS
 #include <remat/highs/backend.hpp>
 #endif
 #include <remat/solver/checkmate.hpp>
@@ -98,11 +98,11 @@ int main(int argc, char** argv) {
     if (8 * layers + 1 > largest) break;
     const auto p = transformer(layers);
     for (double part : {0.9, 0.6}) {
-#ifdef REMAT_HAVE_HIGHS
+#ifdef REMAT_WITH_HIGHS
       row<highs::backend>(p, part, "none", {}, seconds);
       row<highs::backend>(p, part, "R1-R3", checkmate<highs::backend>::options::fast().rules, seconds);
 #endif
-#ifdef REMAT_HAVE_GLPK
+#ifdef REMAT_WITH_GLPK
       if (layers <= 10) row<glpk::backend>(p, part, "none", {}, seconds);
       row<glpk::backend>(p, part, "R1-R3", checkmate<glpk::backend>::options::fast().rules, seconds);
 #endif

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The core in one include: standard library only. Boost graphs (`graph/boost.hpp`), documents (`io/json.hpp`), MILPs (`milp/`)
-/// and the solvers are included on their own.
+/// The core in one include: standard library only, with the solvers that need no more. Boost graphs (`graph/boost.hpp`), documents
+/// (`io/json.hpp`), MILPs (`milp/`) and the other solvers are included on their own.
 #pragma once
 
 #include <remat/core/error.hpp>
@@ -19,3 +19,6 @@
 #include <remat/graph/dag.hpp>
 #include <remat/io/bytes.hpp>
 #include <remat/io/timeline.hpp>
+#include <remat/solver/chen.hpp>
+#include <remat/solver/rotor.hpp>
+#include <remat/solver/store_all.hpp>

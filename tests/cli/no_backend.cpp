@@ -2,7 +2,6 @@
 // The program's solvers in a build without any MILP library: what needs one says what to install, the rest works.
 #undef REMAT_WITH_HIGHS
 #undef REMAT_WITH_GLPK
-#define CATCH_CONFIG_MAIN
 #include <catch2/catch.hpp>
 
 #include <random>

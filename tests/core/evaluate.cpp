@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Peak and time of schedules small enough to be worked out by hand; each rule of the execution model broken once.
-#define CATCH_CONFIG_MAIN
 #include <catch2/catch.hpp>
 
 #include <algorithm>

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whatever is wrong with a problem is refused, and the message names the culprit.
-#define CATCH_CONFIG_MAIN
 #include <catch2/catch.hpp>
 
 #include <cmath>

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // What `solve` promises whatever the solver does: observers, limits, judgement of the schedule.
-#define CATCH_CONFIG_MAIN
 #include <catch2/catch.hpp>
 
 #include <cmath>

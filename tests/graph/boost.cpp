@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Boost graphs of every storage, with property maps as costs.
-#define CATCH_CONFIG_MAIN
 #include <catch2/catch.hpp>
 
 #include <string>

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // From graphs and cost models to problems: archetypes, order, every error with its vertex, cost models.
-#define CATCH_CONFIG_MAIN
 #include <catch2/catch.hpp>
 
 #include <cmath>

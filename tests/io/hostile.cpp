@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Thousands of seeded mutations of valid documents: each is either read, and then survives evaluation and a round trip, or is
 // refused with an exception of the library. Meant to run under sanitizers too.
-#define CATCH_CONFIG_MAIN
 #include <catch2/catch.hpp>
 
 #include <random>

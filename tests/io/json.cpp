@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Round trips of both formats, unknown members, and every kind of wrong document with the place it names.
-#define CATCH_CONFIG_MAIN
 #include <catch2/catch.hpp>
 
 #include <filesystem>

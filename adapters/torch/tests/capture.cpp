@@ -9,7 +9,6 @@
 #include "models.hpp"
 
 #undef CHECK  // of PyTorch's logging: it aborts, and hides the one of Catch2
-#define CATCH_CONFIG_MAIN
 #include <catch2/catch.hpp>
 
 using at::Tensor;
