@@ -27,8 +27,9 @@ struct BlockImpl : torch::nn::Module {
     const auto batch = x.size(0), length = x.size(1), width = x.size(2);
     const auto parts = qkv(norm1(x)).chunk(3, 2);
     auto split = [&](const torch::Tensor& t) { return t.view({batch, length, heads, width / heads}).transpose(1, 2); };
-    auto a = at::scaled_dot_product_attention(split(parts[0]), split(parts[1]), split(parts[2]), {}, is_training() ? dropout : 0.0,
-                                              /*is_causal=*/true);
+    auto a =
+        at::scaled_dot_product_attention(split(parts[0]), split(parts[1]), split(parts[2]), {}, is_training() ? dropout : 0.0,
+                                         /*is_causal=*/true);
     a = a.transpose(1, 2).reshape({batch, length, width});
     x = x + torch::dropout(projection(a), dropout, is_training());
     return x + torch::dropout(down(torch::gelu(up(norm2(x)))), dropout, is_training());
