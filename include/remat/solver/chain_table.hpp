@@ -9,7 +9,6 @@
 #include <limits>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -146,7 +145,8 @@ class chain_table {
         list.push_back(*now.step);
         continue;
       }
-      const auto [i, j, m] = std::tuple{now.i, now.j, now.m};
+      const auto i = now.i, j = now.j;
+      const auto m = now.m;
       double best = never;
       std::size_t option = 0, split = 0;  // split 0: run link i now
       for (std::size_t k = 0; k < links_[i].options.size(); ++k) {
