@@ -51,7 +51,8 @@ struct execution_plan::data {
   std::vector<buffer> buffers;
   std::vector<location> outputs, parameter_grads, input_grads;
   std::vector<bool> copy_grad;  ///< per parameter: its gradient shares bytes with something else
-  std::vector<bool> saves;      ///< per node: its generator state is needed again
+  execution_plan::reads reads;
+  std::vector<bool> saves;  ///< per node: its generator state is needed again
   bytes_t arena = 0, live = 0, outside = 0;
   std::size_t recomputed = 0;
 };
@@ -99,6 +100,7 @@ class planner {
       }
     }
     finish();
+    note_reads();
     place(o);
     return std::make_unique<execution_plan::data>(std::move(plan_));
   }
@@ -108,25 +110,37 @@ class planner {
   static std::int64_t time(std::size_t i, int event = 0) { return static_cast<std::int64_t>(i) * events + event; }
   const program& program_() const { return *plan_.step; }
 
-  /// The schedule is valid and keeps the order of first computations.
+  /// The schedule is valid, and its first computations keep the order of what has effects.
   void check() const {
     const auto p = to_problem(program_(), profiles_.seconds(), profiles_.workspace());
     evaluate(p, schedule_);
-    std::vector<bool> has_run(program_().nodes.size(), false);
-    index_t next = 0;
+    const auto n = static_cast<index_t>(program_().nodes.size());
+    std::vector<bool> has_run(n, false);
+    index_t last = none;  // of those with effects
     for (std::size_t i = 0; i < schedule_.steps.size(); ++i) {
       const auto [what, which] = schedule_.steps[i];
       if (what == action::offload || what == action::prefetch)
         throw bad_schedule(i, "step " + std::to_string(i) + ": copies to the host are not supported");
       if (what != action::compute || has_run[which]) continue;
-      if (which != next)
-        throw bad_schedule(i, "step " + std::to_string(i) + ": node " + std::to_string(which) + " runs before node " +
-                                  std::to_string(next) + "; first computations must keep the order of the program");
       has_run[which] = true;
-      ++next;
+      if (!has_effects(program_().nodes[which])) continue;
+      if (last != none && which < last)
+        throw bad_schedule(i, "step " + std::to_string(i) + ": node " + std::to_string(which) + " runs after node " +
+                                  std::to_string(last) +
+                                  "; what draws random numbers or writes must keep the order of the program");
+      last = which;
     }
-    if (next != program_().nodes.size())
-      throw bad_schedule(schedule_.steps.size(), "node " + std::to_string(next) + " never runs");
+    for (index_t i = 0; i < n; ++i)
+      if (!has_run[i] && has_effects(program_().nodes[i]))
+        throw bad_schedule(schedule_.steps.size(), "node " + std::to_string(i) + " never runs");
+  }
+
+  /// The node draws random numbers, writes something that outlives the step, or is the loss.
+  bool has_effects(const node& n) const {
+    const auto& tokens = program_().tokens;
+    return n.random || n.once || std::any_of(n.outputs.begin(), n.outputs.end(), [&](index_t v) {
+             return std::find(tokens.begin(), tokens.end(), v) != tokens.end();
+           });
   }
 
   index_t new_buffer(bytes_t bytes, std::int64_t born) {
@@ -234,6 +248,18 @@ class planner {
     }
   }
 
+  void note_reads() {
+    std::set<index_t> outside, buffers;
+    for (std::size_t i = plan_.loss; i < plan_.steps.size(); ++i) {
+      auto note = [&](const location& l) { l.buffer == none ? outside.insert(l.value) : buffers.insert(l.buffer); };
+      for (const auto& c : plan_.steps[i].calls)
+        for (const auto& l : c.operands) note(l);
+      for (const auto& [from, to] : plan_.steps[i].copies) note(from);
+    }
+    for (const auto& l : plan_.outputs) plan_.reads.outputs.push_back(l.buffer != none && buffers.count(l.buffer) > 0);
+    plan_.reads.outside.assign(outside.begin(), outside.end());
+  }
+
   void place(const layout_options& o) {
     const auto end = time(schedule_.steps.size() + 1);
     std::vector<allocation> list;
@@ -268,6 +294,7 @@ bytes_t execution_plan::outside_bytes() const { return data_->outside; }
 std::size_t execution_plan::operations() const { return data_->steps.size(); }
 std::size_t execution_plan::recomputed() const { return data_->recomputed; }
 const program& execution_plan::step() const { return *data_->step; }
+const execution_plan::reads& execution_plan::read_in_backward() const { return data_->reads; }
 
 namespace {
 
@@ -612,6 +639,14 @@ executor::gradients executor::backward(const std::vector<at::Tensor>& output_gra
 void executor::reset() { state_->reset(); }
 bool executor::in_flight() const { return state_->flying; }
 bool executor::arena_in_use() const { return state_->memory.use_count() > 1; }
+void executor::leave_gradients_only() {
+  std::vector<std::pair<bytes_t, bytes_t>> kept;
+  const auto& data = state_->data;
+  for (std::size_t i = 0; i < data.parameter_grads.size(); ++i)
+    if (const auto& l = data.parameter_grads[i]; !data.copy_grad[i] && l.buffer != none)
+      kept.emplace_back(data.buffers[l.buffer].offset, data.buffers[l.buffer].bytes);
+  state_->memory->discard_except(std::move(kept));
+}
 bool executor::owns(const at::Tensor& t) const {
   const auto* data = static_cast<const char*>(t.storage().data());
   const auto& m = *state_->memory;

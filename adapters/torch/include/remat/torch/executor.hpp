@@ -26,7 +26,8 @@ class execution_plan {
   /// @param s        schedule of `to_problem(step, ...)`: computes, drops
   /// @param profiles allocation scripts of the nodes
   /// @param o        options of the layout; the alignment must be 64 at least
-  /// @throws bad_schedule if the schedule is invalid, copies to the host, or runs first computations out of program order
+  /// @throws bad_schedule if the schedule is invalid, copies to the host, or runs what draws random
+  ///         numbers or writes buffers out of program order
   /// Complexity: that of `lay_out`, + O(operands + allocations of all steps).
   execution_plan(std::shared_ptr<const program> step, const schedule& s, const program_profile& profiles,
                  const layout_options& o = {});
@@ -40,6 +41,13 @@ class execution_plan {
   std::size_t operations() const;  ///< nodes computed
   std::size_t recomputed() const;  ///< of these, again
   const program& step() const;
+
+  /// What must not change between forward and backward.
+  struct reads {
+    std::vector<bool> outputs;     ///< per output
+    std::vector<index_t> outside;  ///< parameters, buffers, inputs
+  };
+  const reads& read_in_backward() const;
 
   struct data;
   const data& get() const { return *data_; }
@@ -77,6 +85,8 @@ class executor {
   bool in_flight() const;
   /// Somebody still holds a gradient of an earlier step in the arena.
   bool arena_in_use() const;
+  /// Gives back all pages of the arena but those of the gradients of the last step; the executor must not run again.
+  void leave_gradients_only();
   /// `t` lies in the arena.
   bool owns(const at::Tensor& t) const;
   const std::shared_ptr<arena>& memory() const;

@@ -52,6 +52,8 @@ class arena {
 
   char* data() const { return data_; }
   bytes_t bytes() const { return bytes_; }
+  /// Bytes not given back.
+  bytes_t resident() const { return counted_; }
 
   /// Gives the pages outside of `ranges` ({offset, bytes}) back to the system and the meter; their content is lost.
   /// used again only after `reclaim`.

@@ -1,0 +1,557 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/node.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <set>
+#include <sstream>
+
+#include <remat/core/evaluate.hpp>
+#include <remat/io/bytes.hpp>
+#include <remat/torch/executor.hpp>
+#include <remat/torch/memory.hpp>
+#include <remat/torch/module.hpp>
+
+#include "solver.hpp"
+
+namespace remat::torch {
+namespace {
+
+using clock = std::chrono::steady_clock;
+double since(clock::time_point t) { return std::chrono::duration<double>(clock::now() - t).count(); }
+
+/// Bytes of the storages of `tensors`, each counted once in all calls with the same `seen`.
+bytes_t storage_bytes(const std::vector<at::Tensor>& tensors, std::set<const void*>& seen) {
+  bytes_t sum = 0;
+  for (const auto& t : tensors)
+    if (t.defined() && t.has_storage() && seen.insert(t.storage().unsafeGetStorageImpl()).second)
+      sum += static_cast<bytes_t>(t.storage().nbytes());
+  return sum;
+}
+
+/// What was planned for one budget.
+struct plan {
+  std::shared_ptr<const execution_plan> run;
+  schedule steps;
+  result found;
+  double plan_seconds = 0;
+};
+
+/// Everything known of one kind of inputs.
+struct setup {
+  std::shared_ptr<const program> step;
+  program_profile profiles;
+  problem p;
+  plan store_all;
+  bytes_t constants = 0;
+  double capture_seconds = 0;
+  std::map<bytes_t, std::shared_ptr<const plan>> plans;  ///< by bytes available
+};
+
+/// An executor, and what it was made for.
+struct runner {
+  std::shared_ptr<const setup> kind;
+  std::shared_ptr<const plan> what;
+  std::unique_ptr<executor> run;
+};
+
+/// What a step reads again in its backward, and the version it had.
+struct watched {
+  at::Tensor tensor;
+  int64_t version;
+  std::string what;
+};
+
+}  // namespace
+
+budget::budget(const std::string& text) {
+  if (text.empty() || text.back() != '%') {
+    total = parse_bytes(text);
+    return;
+  }
+  double percent = 0;
+  const char* const end = text.data() + text.size() - 1;
+  const auto [rest, failed] = std::from_chars(text.data(), end, percent, std::chars_format::fixed);
+  if (failed != std::errc{} || rest != end || !std::isfinite(percent) || std::signbit(percent) || percent > 1e6)
+    throw bad_option("\"" + text + "\" is not a budget: no percentage >= 0");
+  share = percent / 100;
+}
+
+budget::budget(bytes_t bytes) : total(bytes) {
+  if (bytes < 0) throw bad_option("budget must be >= 0 bytes, got " + std::to_string(bytes));
+}
+
+budget budget::activations(bytes_t bytes) {
+  if (bytes < 0) throw bad_option("budget must be >= 0 bytes, got " + std::to_string(bytes));
+  budget b;
+  b.for_the_step = bytes;
+  return b;
+}
+
+plan_solver default_solver() { return solve_by_default; }
+
+struct plan_runner::state {
+  state(std::shared_ptr<::torch::nn::Module> m, forward_function f, wrap_options o)
+      : module(std::move(m)), plain(std::move(f)), options(std::move(o)) {
+    if (options.optimizer < 0) throw bad_option("wrap_options.optimizer must be >= 0, got " + std::to_string(options.optimizer));
+    if (!options.solver) throw bad_option("wrap_options.solver is empty");
+    options.limits.validate();
+    meter::install();
+  }
+
+  void log(const std::string& text) const {
+    if (options.log) options.log(text);
+  }
+
+  // --- kinds of inputs -------------------------------------------------------------------------------------------------------
+
+  static std::string describe(const std::vector<at::Tensor>& inputs) {
+    std::ostringstream out;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const auto& t = inputs[i];
+      out << (i ? ", " : "");
+      if (!t.defined()) {
+        out << "undefined";
+        continue;
+      }
+      out << c10::toString(t.scalar_type()) << t.sizes();
+      if (!t.is_contiguous()) out << " strides " << t.strides();
+      if (t.requires_grad()) out << " with gradient";
+      for (std::size_t j = 0; j < i; ++j)
+        if (inputs[j].defined() && inputs[j].is_alias_of(t)) {
+          out << " sharing memory with " << j << " at " << t.storage_offset() - inputs[j].storage_offset();
+          break;
+        }
+    }
+    return out.str();
+  }
+
+  /// All that a capture depends on.
+  std::string key_of(const std::vector<at::Tensor>& inputs) const {
+    std::ostringstream out;
+    out << describe(inputs) << ";" << at::get_num_threads() << ";";
+    if (at::autocast::is_autocast_enabled(at::kCPU)) out << "autocast " << at::autocast::get_autocast_dtype(at::kCPU);
+    for (const auto& m : module->modules()) out << (m->is_training() ? "t" : "e");
+    for (const auto& p : module->parameters())
+      out << ";" << p.unsafeGetTensorImpl() << static_cast<int>(p.scalar_type()) << p.requires_grad() << p.sizes() << p.strides();
+    for (const auto& b : module->buffers())
+      out << ";" << b.unsafeGetTensorImpl() << static_cast<int>(b.scalar_type()) << b.sizes();
+    return out.str();
+  }
+
+  std::shared_ptr<setup> setup_for(const std::vector<at::Tensor>& inputs) {
+    const auto key = key_of(inputs);
+    if (const auto found = setups.find(key); found != setups.end()) return found->second;
+    if (options.fixed_shapes && !setups.empty())
+      throw unexpected_inputs("wrapped for " + first_inputs + ", called with " + describe(inputs) +
+                              " (or in another mode); wrap_options::fixed_shapes forbids a new plan");
+    if (setups.empty()) first_inputs = describe(inputs);
+    auto s = std::make_shared<setup>();
+    const auto begin = clock::now();
+    std::vector<std::string> names;
+    for (const auto& p : module->named_parameters()) names.push_back(p.key());
+    for (const auto& b : module->named_buffers()) names.push_back(b.key());
+    s->step = std::make_shared<program>(capture(plain, inputs, module->parameters(), module->buffers(), names));
+    s->capture_seconds = since(begin);
+    s->profiles = profile(*s->step, options.profile);
+    s->p = to_problem(*s->step, s->profiles.seconds(), s->profiles.workspace(), module->name());
+    std::set<const void*> seen;
+    std::vector<at::Tensor> constants;
+    for (const auto& v : s->step->values)
+      if (v.from == role::constant) constants.push_back(v.tensor);
+    s->constants = storage_bytes(constants, seen);
+    s->store_all.steps = store_all_schedule(s->p);
+    s->store_all.run = std::make_shared<execution_plan>(s->step, s->store_all.steps, s->profiles);
+    s->store_all.found = judged(s->p, s->store_all.steps);
+    s->store_all.found.bound = s->store_all.found.seconds;
+    std::ostringstream text;
+    text << "captured " << describe(inputs) << ": " << s->step->nodes.size() << " operations (" << s->profiles.distinct
+         << " different, " << s->profiles.measured << " measured) in " << format_seconds(s->capture_seconds) << " + "
+         << format_seconds(s->profiles.elapsed) << "; plain step needs " << format_bytes(s->store_all.run->needed_bytes());
+    log(text.str());
+    setups.emplace(key, s);
+    return s;
+  }
+
+  static result judged(const problem& p, const schedule& steps) {
+    const auto e = evaluate(p, steps);
+    result r;
+    r.status = status::feasible;
+    r.schedule = steps;
+    r.peak = e.peak;
+    r.seconds = e.seconds;
+    r.recomputed = e.recomputed;
+    r.solver = "store_all";
+    return r;
+  }
+
+  // --- memory ----------------------------------------------------------------------------------------------------------------
+
+  /// Bytes that are there whatever the plan.
+  torch::report held(const setup& s, const std::vector<at::Tensor>& inputs) const {
+    torch::report r;
+    std::set<const void*> seen;
+    r.parameters = storage_bytes(module->parameters(), seen);
+    r.buffers = storage_bytes(module->buffers(), seen);
+    r.inputs = storage_bytes(inputs, seen);
+    r.constants = s.constants;
+    r.optimizer = options.optimizer;
+    return r;
+  }
+
+  /// Gradients that exist, apart from those in an arena that is counted as a whole.
+  bytes_t gradient_bytes(const executor* in) const {
+    bytes_t sum = 0;
+    std::set<const void*> seen;
+    for (const auto& p : module->parameters()) {
+      const auto& g = p.grad();
+      if (!g.defined() || !g.has_storage()) continue;
+      const bool counted = (in != nullptr && in->owns(g)) ||
+                           std::any_of(retired.begin(), retired.end(), [&](const auto& a) { return contains(a.lock(), g); });
+      if (!counted) sum += storage_bytes({g}, seen);
+    }
+    return sum;
+  }
+  static bool contains(const std::shared_ptr<arena>& a, const at::Tensor& t) {
+    const auto* data = static_cast<const char*>(t.storage().data());
+    return a && a->data() <= data && data < a->data() + a->bytes();
+  }
+
+  /// Arenas of other steps, and what these handed out.
+  bytes_t other_bytes(const runner* but) const {
+    bytes_t sum = 0;
+    for (const auto& r : runners)
+      if (r.get() != but) sum += r->what->run->needed_bytes();
+    for (const auto& a : retired)
+      if (const auto memory = a.lock()) sum += memory->resident();
+    return sum;
+  }
+
+  /// The budget in bytes; relative ones leave out what is held and the gradients there are.
+  bytes_t budget_bytes(const setup& s, bytes_t held_bytes, bytes_t gradients) const {
+    const auto& b = options.budget;
+    if (b.total) return *b.total;
+    if (b.for_the_step) return held_bytes + gradients + *b.for_the_step;
+    return held_bytes + gradients +
+           static_cast<bytes_t>(std::ceil(b.share * static_cast<double>(s.store_all.run->needed_bytes())));
+  }
+
+  /// Moves the gradients of parameters out of the arena of `r`.
+  void evacuate(const executor& r) {
+    at::NoGradGuard no_grad;
+    for (const auto& p : module->parameters()) {
+      auto& g = p.mutable_grad();
+      if (g.defined() && r.owns(g)) g.set_data(g.clone());
+    }
+  }
+
+  // --- plans -----------------------------------------------------------------------------------------------------------------
+
+  /// A plan that needs at most `available` bytes.
+  std::shared_ptr<const plan> plan_for(setup& s, bytes_t available, bytes_t held_bytes) {
+    if (const auto found = s.plans.find(available); found != s.plans.end()) return found->second;
+    auto best = std::make_shared<plan>();
+    const auto begin = clock::now();
+    if (s.store_all.run->needed_bytes() <= available)
+      *best = s.store_all;
+    else
+      search(s, available, held_bytes, *best);
+    best->plan_seconds = since(begin);
+    std::ostringstream text;
+    text << "planned for " << format_bytes(available) << " in " << format_seconds(best->plan_seconds) << ": "
+         << best->found.recomputed << " recomputations, arena " << format_bytes(best->run->arena_bytes()) << ", outputs "
+         << format_bytes(best->run->outside_bytes());
+    log(text.str());
+    s.plans[available] = best;
+    return best;
+  }
+
+  /// The planner's memory model is cautious where operators work in place, and knows nothing of fragmentation; so several
+  /// budgets are tried, each corrected by what the layout of the answer took.
+  void search(const setup& s, bytes_t available, bytes_t held_bytes, plan& best) {
+    const auto begin = clock::now();
+    auto within = s.p.held_bytes() + available;
+    std::optional<bytes_t> smallest;
+    bytes_t bound = 0;
+    constexpr int rounds = 4;
+    for (int round = 0; round < rounds; ++round) {
+      auto l = options.limits;
+      l.seconds = std::max(0.1, (l.seconds - since(begin)) / (rounds - round));
+      auto r = options.solver(s.p, within, l);
+      bound = std::max(bound, r.budget_bound);
+      if (r.smallest_budget) smallest = std::min(smallest.value_or(*r.smallest_budget), *r.smallest_budget);
+      if (!r.found()) {
+        log("no schedule within " + format_bytes(within) + " (" + std::string(to_string(r.status)) + ")");
+        if (best.run || within >= s.p.held_bytes() + 2 * available) break;
+        within += available / 4;  // the layout may need less than the model says
+        continue;
+      }
+      auto run = std::make_shared<execution_plan>(s.step, r.schedule, s.profiles);
+      const auto need = run->needed_bytes();
+      const auto excess = need - available;
+      log("schedule of " + format_seconds(r.seconds) + " with " + std::to_string(r.recomputed) + " recomputations needs " +
+          format_bytes(need) + " of " + format_bytes(available));
+      if (excess <= 0 && (!best.run || r.seconds < best.found.seconds)) {
+        best.run = run;
+        best.steps = r.schedule;
+        best.found = r;
+      }
+      if (excess <= 0 && (-excess < available / 50 || r.recomputed == 0)) break;
+      within -= excess + (excess > 0 ? available / 200 : 0);
+    }
+    if (best.run) return;
+    const auto shift = held_bytes - s.p.held_bytes();
+    const auto asked = held_bytes + available;
+    std::ostringstream text;
+    text << "budget of " << asked << " bytes (" << format_bytes(asked)
+         << "): no schedule is known that fits. Held anyway: " << held_bytes
+         << " bytes; activations, outputs and new gradients of the plain step: " << s.store_all.run->needed_bytes()
+         << " bytes; proven lower bound of the planner: " << bound + shift << " bytes";
+    if (smallest) text << "; smallest budget of a known schedule: " << *smallest + shift << " bytes";
+    throw over_budget(text.str(), asked, smallest ? std::optional(*smallest + shift) : std::nullopt, bound + shift);
+  }
+
+  /// An executor for a step that begins now.
+  std::shared_ptr<runner> acquire(const std::shared_ptr<setup>& s, const std::vector<at::Tensor>& inputs) {
+    std::erase_if(retired, [](const auto& a) { return a.expired(); });
+    last_held = held(*s, inputs);
+    const auto fixed = last_held.held();
+    for (const auto& r : runners) {  // one that is ready
+      if (r->kind != s || r->run->in_flight()) continue;
+      const auto need = r->what->run->needed_bytes();
+      const auto gradients = gradient_bytes(nullptr);
+      if (fixed + gradients + need + other_bytes(r.get()) > budget_bytes(*s, fixed, gradients)) continue;
+      if (r->run->arena_in_use()) evacuate(*r->run);
+      if (r->run->arena_in_use()) continue;
+      last_held.gradients = gradients;
+      return r;
+    }
+    for (const auto& r : runners)  // what is idle makes room
+      if (!r->run->in_flight() && r->run->arena_in_use()) {
+        r->run->leave_gradients_only();
+        retired.push_back(r->run->memory());
+      }
+    std::erase_if(runners, [](const auto& r) { return !r->run->in_flight(); });
+    std::erase_if(retired, [](const auto& a) { return a.expired(); });
+
+    last_held.gradients = gradient_bytes(nullptr);
+    const auto others = other_bytes(nullptr);
+    // Gradients that stayed behind in an arena count there; a relative budget has them on top in any case.
+    bytes_t behind = 0;
+    for (const auto& a : retired)
+      if (const auto memory = a.lock()) behind += memory->resident();
+    const auto available = budget_bytes(*s, fixed, last_held.gradients + behind) - fixed - last_held.gradients - others;
+    const auto held_bytes = fixed + last_held.gradients + others;
+    if (available < 0)
+      throw over_budget("budget of " + std::to_string(held_bytes + available) + " bytes: " + std::to_string(held_bytes) +
+                            " bytes are held before the step begins",
+                        held_bytes + available, std::nullopt, held_bytes);
+    auto r = std::make_shared<runner>();
+    r->kind = s;
+    r->what = plan_for(*s, available, held_bytes);
+    r->run = std::make_unique<executor>(r->what->run);
+    runners.push_back(r);
+    return r;
+  }
+
+  std::vector<at::Tensor> plain_or_planned(const std::vector<at::Tensor>& inputs);
+
+  std::shared_ptr<::torch::nn::Module> module;
+  forward_function plain;
+  wrap_options options;
+  std::mutex mutex;
+  std::map<std::string, std::shared_ptr<setup>> setups;  ///< by `key_of`
+  std::string first_inputs;
+  std::vector<std::shared_ptr<runner>> runners;  ///< at most one of them idle
+  std::vector<std::weak_ptr<arena>> retired;     ///< kept alive by gradients only
+  std::shared_ptr<const setup> last_setup;
+  std::shared_ptr<const plan> last_plan;
+  std::shared_ptr<runner> last_runner;
+  torch::report last_held;
+};
+
+namespace {
+
+/// The backward of one forward.
+class plan_node final : public ::torch::autograd::Node {
+ public:
+  plan_node(std::shared_ptr<runner> r, std::vector<watched> w) : runner_(std::move(r)), watched_(std::move(w)) {}
+  ~plan_node() override { give_back(); }
+
+  std::string name() const override { return "RematBackward"; }
+  void release_variables() override { give_back(); }
+
+ protected:
+  ::torch::autograd::variable_list apply(::torch::autograd::variable_list&& incoming) override {
+    if (!runner_) {
+      if (ran_kept_) throw not_supported("remat: a wrapped module runs one backward per forward, also with retain_graph=true");
+      TORCH_CHECK(false, ::torch::autograd::ERR_BACKWARD_TWICE);
+    }
+    if (at::GradMode::is_enabled())
+      throw not_supported("remat: no graph of the gradients (create_graph=true) of a wrapped module");
+    for (const auto& w : watched_)
+      TORCH_CHECK(
+          w.tensor._version() == w.version, "remat: ", w.what,
+          " is needed by the backward of a wrapped module, but was modified by an inplace operation after the forward: it is "
+          "at version ",
+          w.tensor._version(), "; expected version ", w.version);
+    ran_kept_ = ::torch::autograd::get_current_graph_task_keep_graph();
+    const auto r = std::exchange(runner_, nullptr);
+    watched_.clear();
+    const auto& step = *r->kind->step;
+    std::vector<at::Tensor> given;
+    std::size_t next = 0;
+    for (bool differentiable : step.differentiable) given.push_back(differentiable ? std::move(incoming[next++]) : at::Tensor());
+    incoming.clear();
+    auto g = r->run->backward(given);
+    ::torch::autograd::variable_list result;
+    for (auto& t : g.parameters) result.push_back(std::move(t));
+    for (std::size_t i = 0; i < g.inputs.size(); ++i)
+      if (step.input_grads[i] != none) result.push_back(std::move(g.inputs[i]));
+    for (std::size_t i = 0; i < result.size(); ++i)
+      if (!task_should_compute_output(i)) result[i].reset();
+    return result;
+  }
+
+ private:
+  void give_back() {
+    if (runner_) std::exchange(runner_, nullptr)->run->reset();
+    watched_.clear();
+  }
+
+  std::shared_ptr<runner> runner_;  ///< empty once it ran
+  std::vector<watched> watched_;
+  bool ran_kept_ = false;
+};
+
+}  // namespace
+
+std::vector<at::Tensor> plan_runner::state::plain_or_planned(const std::vector<at::Tensor>& inputs) {
+  const bool recorded = c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Fake);
+  auto wants = [](const auto& list) {
+    return std::any_of(list.begin(), list.end(), [](const auto& t) { return t.defined() && t.requires_grad(); });
+  };
+  if (!at::GradMode::is_enabled() || recorded || (!wants(module->parameters()) && !wants(inputs))) return plain(inputs);
+
+  std::lock_guard lock(mutex);
+  const auto s = setup_for(inputs);
+  const auto r = acquire(s, inputs);
+  last_setup = s;
+  last_plan = r->what;
+  last_runner = r;
+  const auto& step = *s->step;
+  auto outputs = r->run->forward(inputs);
+
+  std::vector<watched> watch;
+  const auto& read = r->what->run->read_in_backward();
+  for (std::size_t i = 0; i < outputs.size(); ++i)
+    if (read.outputs[i]) watch.push_back({outputs[i].detach(), outputs[i]._version(), "output " + std::to_string(i)});
+  for (auto v : read.outside) {
+    const auto& value = step.values[v];
+    if (value.from == role::parameter)
+      watch.push_back({value.tensor.detach(), value.tensor._version(), "parameter " + value.name});
+    if (value.from == role::input) {
+      const auto& t = inputs[value.position];
+      if (!t.is_inference()) watch.push_back({t.detach(), t._version(), "input " + std::to_string(value.position)});
+    }
+  }
+  auto node = c10::make_intrusive<plan_node>(r, std::move(watch));
+  ::torch::autograd::edge_list edges;
+  for (const auto& p : step.parameters) edges.push_back(::torch::autograd::impl::gradient_edge(p));
+  for (std::size_t i = 0; i < step.input_grads.size(); ++i)
+    if (step.input_grads[i] != none) edges.push_back(::torch::autograd::impl::gradient_edge(inputs[i]));
+  node->set_next_edges(std::move(edges));
+  for (std::size_t i = 0; i < outputs.size(); ++i)
+    if (step.differentiable[i]) ::torch::autograd::set_history(outputs[i], node);
+  return outputs;
+}
+
+plan_runner::plan_runner(std::shared_ptr<::torch::nn::Module> module, forward_function forward, wrap_options options)
+    : state_(std::make_shared<state>(std::move(module), std::move(forward), std::move(options))) {}
+plan_runner::~plan_runner() = default;
+
+std::vector<at::Tensor> plan_runner::forward(const std::vector<at::Tensor>& inputs) { return state_->plain_or_planned(inputs); }
+
+void plan_runner::prepare(const std::vector<at::Tensor>& inputs) {
+  std::lock_guard lock(state_->mutex);
+  const auto s = state_->setup_for(inputs);
+  const auto r = state_->acquire(s, inputs);
+  state_->last_setup = s;
+  state_->last_plan = r->what;
+  state_->last_runner = r;
+}
+
+torch::report plan_runner::report() const {
+  const auto& x = *state_;
+  if (!x.last_plan) throw error("no step has been planned yet");
+  auto r = x.last_held;
+  const auto& run = *x.last_plan->run;
+  const auto& found = x.last_plan->found;
+  const auto fixed = r.held() - r.gradients;
+  r.budget = x.budget_bytes(*x.last_setup, fixed, r.gradients);
+  r.left = r.budget - r.held();
+  r.arena = run.arena_bytes();
+  r.live_peak = run.live_peak();
+  r.outputs = run.outside_bytes();
+  r.store_all = x.last_setup->store_all.run->needed_bytes();
+  r.planned_peak = found.peak;
+  r.step_seconds = found.seconds;
+  r.store_all_seconds = x.last_setup->store_all.found.seconds;
+  r.bound = found.bound;
+  r.gap = found.gap();
+  r.capture_seconds = x.last_setup->capture_seconds;
+  r.profile_seconds = x.last_setup->profiles.elapsed;
+  r.plan_seconds = x.last_plan->plan_seconds;
+  r.operations = run.operations();
+  r.recomputed = run.recomputed();
+  for (const auto& a : x.runners) r.unplanned += a->run->unplanned();
+  r.solver = found.solver;
+  return r;
+}
+
+const problem& plan_runner::planning_problem() const {
+  if (!state_->last_setup) throw error("no step has been planned yet");
+  return state_->last_setup->p;
+}
+const schedule& plan_runner::planned_schedule() const {
+  if (!state_->last_plan) throw error("no step has been planned yet");
+  return state_->last_plan->steps;
+}
+
+std::string report::text() const {
+  std::ostringstream out;
+  auto row = [&](const char* name, const std::string& value) {
+    out << name << std::string(28 - std::string(name).size(), ' ') << value << "\n";
+  };
+  row("budget", format_bytes(budget));
+  row("  parameters", format_bytes(parameters));
+  row("  buffers", format_bytes(buffers));
+  row("  inputs", format_bytes(inputs));
+  row("  constants", format_bytes(constants));
+  row("  optimizer", format_bytes(optimizer));
+  row("  gradients of before", format_bytes(gradients));
+  row("  left for activations", format_bytes(left));
+  row("arena", format_bytes(arena));
+  row("  alive at most", format_bytes(live_peak));
+  row("outputs", format_bytes(outputs));
+  row("plain step: arena + outputs", format_bytes(store_all));
+  row("operations", std::to_string(operations) + ", of these recomputed " + std::to_string(recomputed));
+  row("predicted time",
+      format_seconds(step_seconds) + ", plain " + format_seconds(store_all_seconds) + ", bound " + format_seconds(bound));
+  row("solver", solver + " in " + format_seconds(plan_seconds));
+  row("capture, profile", format_seconds(capture_seconds) + ", " + format_seconds(profile_seconds));
+  return out.str();
+}
+
+}  // namespace remat::torch

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The default solver, compiled apart from PyTorch. Private to the adapter.
+#pragma once
+
+#include <remat/core/limits.hpp>
+#include <remat/core/result.hpp>
+
+namespace remat::torch {
+
+result solve_by_default(const problem& p, bytes_t budget, const limits& l);
+
+}  // namespace remat::torch

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+#define CATCH_CONFIG_MAIN
+#include <ATen/ATen.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <array>
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <remat/torch/memory.hpp>
+#include <thread>
+
+using namespace remat;
+using namespace remat::torch;
+
+namespace {
+
+/// What PyTorch's profiler is told.
+struct reporter : c10::MemoryReportingInfoBase {
+  void reportMemoryUsage(void*, int64_t change, std::size_t, std::size_t, c10::Device) override {
+    live += change;
+    peak = std::max(peak, live);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  int64_t live = 0, peak = 0;
+};
+
+}  // namespace
+
+TEST_CASE("blocks from before the installation are freed, and not counted") {
+  auto old = at::zeros({1000});
+  void* raw = c10::GetCPUAllocator()->raw_allocate(512);
+  meter::install();
+  const auto before = meter::live();
+  old.reset();
+  c10::GetCPUAllocator()->raw_deallocate(raw);
+  CHECK(meter::live() == before);
+  auto young = at::zeros({1000});
+  CHECK(meter::live() == before + 4000);
+  young.reset();
+  CHECK(meter::live() == before);
+}
+
+TEST_CASE("the meter agrees with PyTorch's own report") {
+  meter::install();
+  auto own = std::make_shared<reporter>();
+  c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, own);
+  const auto before = meter::live();
+  meter::reset_peak();
+  {
+    auto a = at::rand({100, 100});
+    auto b = a.matmul(a).softmax(1);
+    arena memory(100000);
+    auto c = (a + b).sum();
+  }
+  CHECK(meter::live() == before + own->live);
+  CHECK(meter::peak() - before == own->peak);
+  CHECK(own->peak >= 180000);
+}
+
+TEST_CASE("every change is observed, from all threads") {
+  const auto before = meter::live();
+  bytes_t largest = 0;
+  std::size_t changes = 0;
+  meter::observe([&](bytes_t live) {
+    largest = std::max(largest, live);
+    ++changes;
+  });
+  std::array<std::thread, 4> threads;
+  for (auto& t : threads)
+    t = std::thread([] {
+      for (int i = 0; i < 200; ++i) at::empty({256});
+    });
+  for (auto& t : threads) t.join();
+  meter::observe({});
+  CHECK(changes == 4 * 200 * 2);
+  CHECK(largest >= before + 1024);
+  CHECK(largest <= before + 4 * 1024);
+  CHECK(meter::live() == before);
+}
+
+TEST_CASE("a recording lists births and deaths of its own thread") {
+  recording r;
+  auto outside = at::empty({10});
+  r.start();
+  auto a = at::empty({16});
+  at::empty({32});
+  std::thread([] { at::empty({64}); }).join();
+  r.stop();
+  auto later = at::empty({128});
+  REQUIRE(r.blocks().size() == 2);
+  CHECK(r.events() == 3);
+  CHECK(r.blocks()[0].bytes == 64);
+  CHECK(r.blocks()[0].freed == -1);
+  CHECK(r.blocks()[0].data == a.const_data_ptr());
+  CHECK(r.blocks()[1].bytes == 128);
+  CHECK(r.blocks()[1].born == 1);
+  CHECK(r.blocks()[1].freed == 2);
+}
+
+TEST_CASE("planned allocations lie where they should, others are counted and harmless") {
+  arena memory(4096);
+  planned_allocations p;
+  const std::vector<planned_block> plan = {{64, 0, memory.data()}, {128, 0, memory.data() + 64}, {64, 1, nullptr}};
+  const auto before = meter::live();
+
+  SECTION("as planned") {
+    p.plan(plan);
+    p.start();
+    auto a = at::empty({16}), b = at::empty({32});
+    a.reset();
+    auto c = at::empty({16});
+    p.stop();
+    CHECK(b.const_data_ptr() == memory.data() + 64);
+    CHECK(meter::live() == before + 64);  // c alone
+    CHECK(p.unplanned() == 0);
+  }
+  SECTION("larger, then all others") {
+    p.plan(plan);
+    p.start();
+    auto a = at::empty({17}), b = at::empty({32});
+    p.stop();
+    CHECK(p.unplanned() == 2);
+    CHECK(p.unplanned_bytes() == 68 + 128);
+    CHECK(meter::live() == before + 68 + 128);
+  }
+  SECTION("more than planned") {
+    p.plan({plan.data(), 1});
+    p.start();
+    auto a = at::empty({16}), b = at::empty({16});
+    p.stop();
+    CHECK(a.const_data_ptr() == memory.data());
+    CHECK(p.unplanned() == 1);
+  }
+  SECTION("a death too few: the place of the third may still be in use") {
+    p.plan(plan);
+    p.start();
+    auto a = at::empty({16}), b = at::empty({32}), c = at::empty({16});
+    p.stop();
+    CHECK(p.unplanned() == 1);
+  }
+  SECTION("other threads are not affected") {
+    p.plan(plan);
+    p.start();
+    at::Tensor other;
+    std::thread([&] { other = at::empty({16}); }).join();
+    p.stop();
+    CHECK(other.const_data_ptr() != memory.data());
+    CHECK(p.unplanned() == 0);
+  }
+  SECTION("raw interface") {
+    p.plan(plan);
+    p.start();
+    void* raw = c10::GetCPUAllocator()->raw_allocate(64);
+    CHECK(raw == memory.data());
+    c10::GetCPUAllocator()->raw_deallocate(raw);
+    p.stop();
+  }
+  CHECK(meter::live() == before);
+}
+
+TEST_CASE("an arena gives back pages and keeps ranges") {
+  const auto before = meter::live();
+  {
+    arena memory(10 * 4096);
+    CHECK(reinterpret_cast<std::uintptr_t>(memory.data()) % arena::alignment == 0);
+    CHECK(meter::live() == before + 10 * 4096);
+    std::memset(memory.data(), 7, 10 * 4096);
+    memory.discard_except({{3 * 4096 + 100, 50}, {7 * 4096, 4097}});
+    CHECK(meter::live() == before + 3 * 4096);
+    CHECK(memory.resident() == 3 * 4096);
+    CHECK(memory.data()[3 * 4096 + 100] == 7);
+    CHECK(memory.data()[8 * 4096] == 7);
+    CHECK(memory.data()[0] == 0);
+    CHECK(memory.data()[5 * 4096] == 0);
+  }
+  CHECK(meter::live() == before);
+  { arena nothing(0); }
+  CHECK(meter::live() == before);
+}
+
+TEST_CASE("the state of the generator comes back") {
+  at::normal(0, 1, {5});
+  const auto state = generator_state::now();
+  const auto a = at::normal(0, 1, {5}), b = at::rand({3});
+  CHECK_FALSE(generator_state::now() == state);
+  state.restore();
+  CHECK(generator_state::now() == state);
+  CHECK(at::equal(a, at::normal(0, 1, {5})));
+  CHECK(at::equal(b, at::rand({3})));
+}

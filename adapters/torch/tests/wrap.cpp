@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+#define CATCH_CONFIG_MAIN
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/torch.h>
+
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <remat/core/evaluate.hpp>
+#include <remat/core/solve.hpp>
+#include <remat/solver/min_cut.hpp>
+#include <remat/torch/memory.hpp>
+#include <remat/torch/module.hpp>
+#include <sstream>
+
+#include "models.hpp"
+
+using namespace remat;
+namespace rt = remat::torch;
+
+namespace {
+
+bool same(const at::Tensor& a, const at::Tensor& b) {
+  if (a.defined() != b.defined()) return false;
+  if (!a.defined()) return true;
+  const auto x = a.contiguous(), y = b.contiguous();
+  return a.sizes() == b.sizes() && a.dtype() == b.dtype() && std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
+}
+void check_same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  REQUIRE(a.size() == b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    INFO("tensor " << i);
+    CHECK(same(a[i], b[i]));
+  }
+}
+
+std::vector<at::Tensor> grads(const ::torch::nn::Module& m) {
+  std::vector<at::Tensor> list;
+  for (const auto& p : m.parameters()) list.push_back(p.grad());
+  return list;
+}
+
+at::Tensor loss_of(const std::vector<at::Tensor>& outputs) {
+  at::Tensor loss;
+  for (const auto& o : outputs)
+    if (o.requires_grad()) loss = loss.defined() ? loss + o.square().mean() : o.square().mean();
+  return loss;
+}
+
+rt::wrap_options quick(rt::budget b = "100%") {
+  rt::wrap_options o;
+  o.budget = b;
+  o.limits.seconds = 0.5;
+  o.solver = [](const problem& p, bytes_t within, const limits& l) { return solve(p, within, min_cut(), l); };
+  o.profile = {.cache = {}, .seconds = 0.2};
+  return o;
+}
+
+/// A model twice, with equal parameters.
+struct twins {
+  models::sample plain, planned;
+  explicit twins(std::size_t which) {
+    ::torch::manual_seed(17);
+    plain = models::all().at(which);
+    ::torch::manual_seed(17);
+    planned = models::all().at(which);
+  }
+};
+
+void copy_buffers(::torch::nn::Module& to, const ::torch::nn::Module& from) {
+  at::NoGradGuard no_grad;
+  for (const auto& b : from.named_buffers()) to.named_buffers()[b.key()].copy_(b.value());
+}
+
+void sgd(::torch::nn::Module& m) {
+  at::NoGradGuard no_grad;
+  for (auto& p : m.parameters())
+    if (p.grad().defined()) p.add_(p.grad(), -0.05);
+}
+
+}  // namespace
+
+TEST_CASE("training equals eager mode at every step, within the budget") {
+  const auto models = models::all().size();
+  for (std::size_t which = 0; which < models; ++which)
+    for (const char* share : {"100%", "60%"}) {
+      twins t(which);
+      INFO(t.plain.name << " at " << share);
+      rt::plan_runner run(t.planned.module, t.planned.forward, quick(share));
+      try {
+        run.prepare(t.planned.inputs);
+      } catch (const rt::over_budget& e) {  // small models: gradients outweigh activations
+        REQUIRE(std::string(share) == "60%");
+        CHECK((!e.smallest || *e.smallest >= e.bound));
+        continue;
+      }
+      std::vector<at::Tensor> given;  // gradients of the outputs that have one
+      for (const auto& o : t.plain.forward(t.plain.inputs))
+        if (o.requires_grad()) given.push_back(::torch::randn_like(o));
+      auto backward = [&](std::vector<at::Tensor> outputs) {
+        std::erase_if(outputs, [](const auto& o) { return !o.requires_grad(); });
+        ::torch::autograd::backward(outputs, given);
+      };
+      copy_buffers(*t.plain.module, *t.planned.module);
+      for (int step = 0; step < 20; ++step) {
+        INFO("step " << step);
+        for (auto* s : {&t.plain, &t.planned}) {
+          s->module->zero_grad();
+          for (auto& in : s->inputs) in.mutable_grad().reset();
+        }
+        ::torch::manual_seed(static_cast<std::uint64_t>(step));
+        auto expected = t.plain.forward(t.plain.inputs);
+        backward(expected);
+        const auto generator = rt::generator_state::now();
+
+        ::torch::manual_seed(static_cast<std::uint64_t>(step));
+        const auto before = rt::meter::live();  // the arena is there
+        rt::meter::reset_peak();
+        {
+          auto outputs = run.forward(t.planned.inputs);
+          check_same(expected, outputs);
+          backward(outputs);
+        }
+        CHECK(rt::generator_state::now() == generator);
+        const auto report = run.report();
+        CHECK(report.total() <= report.budget);
+        CHECK(rt::meter::peak() - before <= report.outputs);
+        check_same(grads(*t.plain.module), grads(*t.planned.module));
+        check_same(t.plain.module->buffers(), t.planned.module->buffers());
+        for (std::size_t i = 0; i < t.plain.inputs.size(); ++i) CHECK(same(t.plain.inputs[i].grad(), t.planned.inputs[i].grad()));
+        sgd(*t.plain.module);
+        sgd(*t.planned.module);
+      }
+      CHECK(run.report().unplanned == 0);
+    }
+}
+
+TEST_CASE("a wrapped module is the module") {
+  ::torch::manual_seed(1);
+  auto net = std::make_shared<models::gpt_net>(2, 32, 50, 16, 0.1, true, false);
+  auto ids = ::torch::randint(50, {2, 16}), target = ::torch::randint(50, {2, 16});
+  auto w = rt::wrap(net, std::tuple(ids, target), quick());
+  const auto names = net->named_parameters(), wrapped_names = w->named_parameters();
+  REQUIRE(names.size() == wrapped_names.size());
+  for (const auto& n : names) CHECK(wrapped_names[n.key()].is_same(n.value()));
+  w->forward(ids, target).backward();
+  for (const auto& p : net->parameters()) CHECK(p.grad().defined());
+  CHECK(w->report().text().find("arena") != std::string::npos);
+
+  SECTION("save and load") {
+    std::stringstream a, b;
+    ::torch::serialize::OutputArchive x, y;
+    net->save(x);
+    w->save(y);
+    x.save_to(a);
+    y.save_to(b);
+    CHECK(a.str().size() == b.str().size());
+  }
+  SECTION("no_grad and eval") {
+    w->eval();
+    CHECK_FALSE(net->is_training());
+    at::NoGradGuard no_grad;
+    ::torch::manual_seed(3);
+    const auto expected = net->forward(ids, target);
+    ::torch::manual_seed(3);
+    CHECK(same(w->forward(ids, target), expected));
+  }
+}
+
+TEST_CASE("gradients accumulate over two micro-batches, in any order of zero_grad") {
+  for (std::size_t which : {0u, 3u}) {
+    twins t(which);
+    rt::plan_runner run(t.planned.module, t.planned.forward, quick());
+    for (int step = 0; step < 3; ++step) {
+      INFO("step " << step);
+      for (auto* s : {&t.plain, &t.planned}) {
+        ::torch::manual_seed(static_cast<std::uint64_t>(step));
+        s->module->zero_grad(step != 1);
+        for (int k = 0; k < 2; ++k) {
+          auto outputs = s == &t.plain ? s->forward(s->inputs) : run.forward(s->inputs);
+          loss_of(outputs).backward();
+        }
+        sgd(*s->module);
+      }
+      check_same(grads(*t.plain.module), grads(*t.planned.module));
+    }
+    for (int step = 0; step < 3; ++step) {  // gradients of before are dropped after the forward
+      for (auto* s : {&t.plain, &t.planned}) {
+        ::torch::manual_seed(static_cast<std::uint64_t>(step));
+        auto outputs = s == &t.plain ? s->forward(s->inputs) : run.forward(s->inputs);
+        s->module->zero_grad();
+        loss_of(outputs).backward();
+        sgd(*s->module);
+      }
+      check_same(grads(*t.plain.module), grads(*t.planned.module));
+    }
+    CHECK(run.report().unplanned == 0);
+  }
+}
+
+TEST_CASE("two forwards before a backward, each with its own memory") {
+  twins t(3);
+  rt::plan_runner run(t.planned.module, t.planned.forward, quick("250%"));
+  for (auto* s : {&t.plain, &t.planned}) {
+    ::torch::manual_seed(4);
+    auto a = s == &t.plain ? s->forward(s->inputs) : run.forward(s->inputs);
+    auto b = s == &t.plain ? s->forward(s->inputs) : run.forward(s->inputs);
+    (2 * loss_of(b) + loss_of(a)).backward();
+  }
+  check_same(grads(*t.plain.module), grads(*t.planned.module));
+
+  SECTION("or an error if that does not fit") {
+    rt::plan_runner tight(t.planned.module, t.planned.forward, quick());
+    t.planned.module->zero_grad();
+    auto a = tight.forward(t.planned.inputs);
+    CHECK_THROWS_AS(tight.forward(t.planned.inputs), rt::over_budget);
+    loss_of(a).backward();
+    CHECK(t.planned.module->parameters()[0].grad().defined());
+  }
+}
+
+TEST_CASE("other shapes and modes are planned anew, or refused") {
+  twins t(0);
+  auto o = quick();
+  rt::plan_runner run(t.planned.module, t.planned.forward, o);
+  for (int64_t batch : {8, 5, 8}) {
+    auto x = ::torch::randn({batch, 32});
+    for (auto* s : {&t.plain, &t.planned}) {
+      ::torch::manual_seed(4);
+      s->module->zero_grad();
+      loss_of(s == &t.plain ? s->forward({x}) : run.forward({x})).backward();
+    }
+    check_same(grads(*t.plain.module), grads(*t.planned.module));
+  }
+  o.fixed_shapes = true;
+  rt::plan_runner fixed(t.planned.module, t.planned.forward, o);
+  fixed.prepare(t.planned.inputs);
+  CHECK_THROWS_WITH(fixed.forward({::torch::randn({3, 32})}), Catch::Contains("[8, 32]") && Catch::Contains("[3, 32]"));
+}
+
+TEST_CASE("misuse and failures are typed errors, and leave the module usable") {
+  twins t(3);
+  CHECK_THROWS_AS(rt::budget("plenty"), bad_option);
+  CHECK_THROWS_AS(rt::budget("-3MiB"), bad_option);
+  CHECK_THROWS_AS(rt::budget(bytes_t{-1}), bad_option);
+  CHECK_THROWS_AS(rt::budget("-5%"), bad_option);
+  try {
+    rt::plan_runner run(t.planned.module, t.planned.forward, quick(bytes_t{100}));
+    run.prepare(t.planned.inputs);
+    FAIL("100 bytes were enough");
+  } catch (const rt::over_budget& e) {
+    CHECK(e.asked == 100);
+    CHECK(e.bound > 100);
+  }
+  rt::plan_runner run(t.planned.module, t.planned.forward, quick());
+  auto loss = loss_of(run.forward(t.planned.inputs));
+  loss.backward();
+  CHECK_THROWS_WITH(loss.backward(), Catch::Contains("second time"));
+
+  loss = loss_of(run.forward(t.planned.inputs));
+  loss.backward({}, true);
+  CHECK_THROWS_AS(loss.backward(), rt::not_supported);
+
+  loss = loss_of(run.forward(t.planned.inputs));
+  {
+    at::NoGradGuard no_grad;
+    for (auto& p : t.planned.module->parameters()) p.mul_(1);
+  }
+  CHECK_THROWS_WITH(loss.backward(), Catch::Contains("modified by an inplace operation"));
+  loss.reset();
+
+  auto bad = t.planned.inputs;
+  bad[0] = ::torch::full_like(bad[0], 1000);  // beyond the vocabulary
+  CHECK_THROWS(run.forward(bad));
+  loss_of(run.forward(t.planned.inputs)).backward();
+}
+
+TEST_CASE("autograd::grad, hooks, two modules in one process, a forward without backward") {
+  twins t(3), u(0);
+  rt::plan_runner run(t.planned.module, t.planned.forward, quick()), other(u.planned.module, u.planned.forward, quick());
+  ::torch::manual_seed(2);
+  auto params = t.plain.module->parameters();
+  auto expected = ::torch::autograd::grad({loss_of(t.plain.forward(t.plain.inputs))}, params);
+  for (int k = 0; k < 3; ++k) {
+    ::torch::manual_seed(2);
+    auto outputs = run.forward(t.planned.inputs);
+    { auto unused = other.forward(u.planned.inputs); }
+    int calls = 0;
+    const auto hook = t.planned.module->parameters()[0].register_hook([&](const at::Tensor&) { ++calls; });
+    auto given = t.planned.module->parameters();
+    ::torch::manual_seed(2);
+    if (k < 2) {
+      check_same(expected, ::torch::autograd::grad({loss_of(outputs)}, given));
+    } else {
+      loss_of(outputs).backward();
+      CHECK(calls == 1);
+      check_same(expected, grads(*t.planned.module));
+    }
+    t.planned.module->parameters()[0].remove_hook(hook);
+  }
+  CHECK(run.report().unplanned == 0);
+}
