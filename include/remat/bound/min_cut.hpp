@@ -222,7 +222,7 @@ struct time_bound {
 /// How hard `min_cut_bound` tries.
 struct min_cut_options {
   std::size_t moments = 32;  ///< operations `tau` tried with a single cut each, >= 1
-  std::size_t refined = 6;   ///< the best of them, whose multiplier is optimised, >= 1
+  std::size_t refined = 16;   ///< the best of them, whose multiplier is optimised, >= 1
 };
 
 /// Operations before which a schedule has to hold much: candidates for `retention_cut`, those first that order most of the
@@ -260,7 +260,7 @@ inline std::vector<std::unique_ptr<retention_cut>> retention_cuts(const problem&
 /// @param stop   polled between cuts; true returns what is proven by then
 /// @return the bounds on time and budget
 /// @throws bad_option if `moments` or `refined` is 0
-/// Complexity: O(moments + 10 refined) maximum flows on O(values + operations) vertices; a fraction of a second for thousands.
+/// Complexity: O(2 moments + 10 refined) maximum flows on O(values + operations) vertices; a fraction of a second for thousands.
 /// @code
 /// auto b = remat::min_cut_bound(p, budget);
 /// std::cout << "no schedule takes less than " << b.seconds << " s\n";
