@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The dynamic program over chains against the enumeration of all persistent schedules, each simulated step by step.
-#define CATCH_CONFIG_MAIN
 #include <catch2/catch.hpp>
 
 #include <map>

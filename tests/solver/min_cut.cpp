@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Orders of computations, evictions and the min_cut solver.
-#define CATCH_CONFIG_MAIN
 #include <catch2/catch.hpp>
 
 #include <string>
@@ -20,7 +19,7 @@ TEST_CASE("measure_order agrees with evaluate") {
   std::mt19937_64 g(3);
   for (int round = 0; round < 500; ++round) {
     const auto p = random_problem(g, {.operations = 8});
-    auto order = plain_order(p);
+    auto order = needed_operations(p);
     for (int i = 0; i < 4; ++i) {  // repeat a computation later on
       const auto at = uniform(g, 0, static_cast<std::int64_t>(order.size()) - 1);
       order.insert(order.begin() + uniform(g, at + 1, static_cast<std::int64_t>(order.size())),
@@ -41,7 +40,7 @@ TEST_CASE("an eviction keeps to the budget") {
   int fitted = 0;
   for (int round = 0; round < 500; ++round) {
     const auto p = random_problem(g, {.operations = 9, .held = 40, .once = 20});
-    const auto order = plain_order(p);
+    const auto order = needed_operations(p);
     const auto peak = measure_order(p, order).peak;
     for (auto budget = peak - 1; budget > peak / 2; budget -= 2) {
       const auto played = eviction(p, order).run(budget, {});

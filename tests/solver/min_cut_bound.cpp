@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The lower bound against exhaustive search and against known values on captured networks.
-#define CATCH_CONFIG_MAIN
 #include <catch2/catch.hpp>
 
 #include <cmath>

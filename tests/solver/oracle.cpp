@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The exhaustive oracle against closed forms.
-#define CATCH_CONFIG_MAIN
 #include <catch2/catch.hpp>
 
 #include <remat/core/evaluate.hpp>

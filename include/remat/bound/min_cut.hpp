@@ -222,13 +222,13 @@ struct time_bound {
 /// How hard `min_cut_bound` tries.
 struct min_cut_options {
   std::size_t moments = 32;  ///< operations `tau` tried with a single cut each, >= 1
-  std::size_t refined = 16;   ///< the best of them, whose multiplier is optimised, >= 1
+  std::size_t refined = 16;  ///< the best of them, whose multiplier is optimised, >= 1
 };
 
 /// Operations before which a schedule has to hold much: candidates for `retention_cut`, those first that order most of the
 /// others. Complexity: O(operations + count * edges).
 inline std::vector<std::unique_ptr<retention_cut>> retention_cuts(const problem& p, bytes_t budget, std::size_t count) {
-  const auto needed = plain_order(p);
+  const auto needed = needed_operations(p);
   if (needed.empty()) return {};
   const auto memory = measure_order(p, needed).memory;
   std::vector<std::size_t> over;  // positions where store-all exceeds the budget, or its peak

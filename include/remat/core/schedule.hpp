@@ -38,6 +38,23 @@ inline std::vector<index_t> compute_order(const schedule& s) {
   return order;
 }
 
+/// The operations that some target depends on, ascending: the order of store-all without what is not needed.
+/// Complexity: O(values + edges).
+inline std::vector<index_t> needed_operations(const problem& p) {
+  const auto& ops = p.operations();
+  std::vector<bool> needed(ops.size(), false);
+  for (auto v : p.targets())
+    if (!p.is_source(v)) needed[p.producer(v)] = true;
+  for (std::size_t o = ops.size(); o-- > 0;)
+    if (needed[o])
+      for (auto v : ops[o].inputs)
+        if (!p.is_source(v)) needed[p.producer(v)] = true;
+  std::vector<index_t> list;
+  for (index_t o = 0; o < ops.size(); ++o)
+    if (needed[o]) list.push_back(o);
+  return list;
+}
+
 /// Completes an order of computations with the drops that release every value as early as possible: right after its last use
 /// before it is computed again, or before the end if it is no target. No other drops give a smaller memory at any step.
 /// @param p     the problem

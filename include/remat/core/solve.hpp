@@ -38,25 +38,17 @@ struct trivial_bounds {
 /// Computes `trivial_bounds` in O(values + edges).
 inline trivial_bounds bounds_without_search(const problem& p) {
   const auto& values = p.values();
+  const auto droppable = [&](index_t v) { return values[v].held ? 0 : values[v].bytes; };
   trivial_bounds b;
-  b.budget = p.source_bytes();
   bytes_t end = p.held_bytes();
-  std::vector<bool> needed(p.operations().size(), false);
-  for (auto v : p.targets()) {
-    if (!values[v].held) end += values[v].bytes;
-    if (!p.is_source(v)) needed[p.producer(v)] = true;
-  }
-  b.budget = std::max(b.budget, end);
-  for (std::size_t o = p.operations().size(); o-- > 0;) {
-    if (!needed[o]) continue;
+  for (auto v : p.targets()) end += droppable(v);
+  b.budget = std::max(p.source_bytes(), end);
+  for (auto o : needed_operations(p)) {
     const auto& op = p.operations()[o];
     b.seconds += op.seconds;
     bytes_t here = p.held_bytes() + op.workspace;
     for (auto v : op.outputs) here += values[v].bytes;
-    for (auto v : op.inputs) {
-      if (!values[v].held) here += values[v].bytes;
-      if (!p.is_source(v)) needed[p.producer(v)] = true;
-    }
+    for (auto v : op.inputs) here += droppable(v);
     b.budget = std::max(b.budget, here);
   }
   return b;

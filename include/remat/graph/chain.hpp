@@ -177,7 +177,7 @@ inline block_chain find_blocks(const problem& p, const block_options& o = {}) {
   if (o.turn && *o.turn >= p.operations().size()) throw bad_option("block_options.turn: no operation " + std::to_string(*o.turn));
   if (o.interface < 1) throw bad_option("block_options.interface must be >= 1, got 0");
   if (o.most < 1) throw bad_option("block_options.most must be >= 1, got 0");
-  const auto needed = plain_order(p);
+  const auto needed = needed_operations(p);
   if (needed.empty()) return {};
   const auto needs = measure_order(p, needed);
   const auto last = needed.size() - 1;

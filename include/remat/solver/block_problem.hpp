@@ -151,7 +151,7 @@ class block_problem {
       if (maker == none || maker >= turn_) values[v] = {"", 0, true};
     }
     const problem p("checkpoint", values, forward, next_);
-    const auto order = plain_order(p);
+    const auto order = needed_operations(p);
     const auto needs = measure_order(p, order);
     option o;
     for (auto k : order) o.forward.push_back(global_[k]);
@@ -218,7 +218,7 @@ class block_joint {
       l.checkpoint_seconds = checkpoints_[i].needs.forward;
       l.checkpoint_transient = checkpoints_[i].needs.forward_transient;
       l.kept = b.kept();
-      set_options(i, {b.measure(plain_order(b.bare()))});
+      set_options(i, {b.measure(needed_operations(b.bare()))});
     }
   }
 

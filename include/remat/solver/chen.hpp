@@ -48,7 +48,7 @@ class chen {
     if (options_.turn && *options_.turn >= p.operations().size())
       throw bad_option("chen.turn: no operation " + std::to_string(*options_.turn));
     result r;
-    const auto needed = plain_order(p);
+    const auto needed = needed_operations(p);
     incumbent best(p, budget);
     if (!best.offer(needed) && !needed.empty()) {
       const auto memory = measure_order(p, needed).memory;

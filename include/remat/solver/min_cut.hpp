@@ -52,7 +52,7 @@ class min_cut {
 
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     result r;
-    const auto needed = plain_order(p);
+    const auto needed = needed_operations(p);
     incumbent best(p, budget);
     if (!best.offer(needed)) {
       const auto stop = [&] { return m.stopped(); };

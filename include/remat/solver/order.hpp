@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <functional>
 #include <limits>
-#include <numeric>
 #include <optional>
 #include <span>
 #include <utility>
@@ -78,16 +77,9 @@ inline std::vector<index_t> prune_order(const problem& p, std::span<const index_
   return kept;
 }
 
-/// The operations that some target depends on, ascending: the order of store-all without what is not needed.
-inline std::vector<index_t> plain_order(const problem& p) {
-  std::vector<index_t> order(p.operations().size());
-  std::iota(order.begin(), order.end(), index_t{0});
-  return prune_order(p, order);
-}
-
 /// Computes everything up to `tau` once, forgets what is not retained, goes on and computes what is missing when it is needed.
 /// @param p        the problem
-/// @param needed   `plain_order(p)`
+/// @param needed   `needed_operations(p)`
 /// @param tau      one of them
 /// @param retained per value: kept across `tau`, if made before; the operands of `tau` are
 /// @param later    per operation: computed after `tau` only, unless `tau` depends on it

@@ -66,7 +66,7 @@ class rockmate {
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     incumbent best(p, budget);
     result r;
-    if (best.offer(plain_order(p))) {
+    if (best.offer(needed_operations(p))) {
       best.put_into(r);
       return r;
     }
@@ -100,8 +100,8 @@ class rockmate {
 
   /// Ways to run a block: those of Inner and of `min_cut` under several bounds, without the dominated ones.
   std::vector<option> block_options_for(const block_problem& b, const limits& each, const monitor& m) const {
-    const auto plain = b.measure(plain_order(b.bare()));
-    const auto peak = measure_order(b.bare(), plain_order(b.bare())).peak;
+    const auto plain = b.measure(needed_operations(b.bare()));
+    const auto peak = measure_order(b.bare(), needed_operations(b.bare())).peak;
     const auto floor = bounds_without_search(b.bare()).budget;
     const auto least = b.least_saved(), most = std::max(plain.needs.saved, least);
     std::vector<option> found = {plain};

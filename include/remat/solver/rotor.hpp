@@ -47,7 +47,7 @@ class rotor {
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     result r;
     incumbent best(p, budget);
-    if (!best.offer(plain_order(p))) {
+    if (!best.offer(needed_operations(p))) {
       const auto blocks = find_blocks(p, options_.blocks);
       const auto n = blocks.blocks.size();
       m.report({.stage = n < 2 ? "the graph has no chain of blocks" : "chain of " + std::to_string(n) + " blocks"});

@@ -20,23 +20,6 @@
 
 namespace remat {
 
-/// The operations that some target depends on, ascending. No other operation is worth computing.
-/// Complexity: O(values + edges).
-inline std::vector<index_t> needed_operations(const problem& p) {
-  const auto& ops = p.operations();
-  std::vector<bool> needed(ops.size(), false);
-  for (auto v : p.targets())
-    if (!p.is_source(v)) needed[p.producer(v)] = true;
-  for (std::size_t o = ops.size(); o-- > 0;)
-    if (needed[o])
-      for (auto v : ops[o].inputs)
-        if (!p.is_source(v)) needed[p.producer(v)] = true;
-  std::vector<index_t> list;
-  for (index_t o = 0; o < ops.size(); ++o)
-    if (needed[o]) list.push_back(o);
-  return list;
-}
-
 /// Which staged schedules a `staged_form` admits.
 struct staging {
   /// R1: operations from `turn` on are computed once.

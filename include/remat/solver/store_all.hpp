@@ -24,7 +24,7 @@ class store_all {
   result solve(const problem& p, bytes_t budget, monitor&) const {
     result r;
     incumbent best(p, budget);
-    best.offer(plain_order(p));
+    best.offer(needed_operations(p));
     best.put_into(r);
     return r;
   }
