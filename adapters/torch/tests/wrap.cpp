@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#define CATCH_CONFIG_MAIN
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/torch.h>
 

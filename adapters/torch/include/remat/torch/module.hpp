@@ -219,7 +219,7 @@ class wrapped : public ::torch::nn::Module {
 /// @param options the budget, and how to plan
 /// @return a module to use in its place
 /// @throws over_budget if no schedule fits; bad_option; cannot_capture
-/// Complexity: one training step, four runs of each distinct operator, the search.
+/// Complexity: one training step, seven runs of each distinct operator, the search.
 /// @code
 /// auto net = remat::torch::wrap(gpt, std::tuple(ids, target), {.budget = "512MiB"});
 /// net->forward(ids, target).backward();

@@ -32,7 +32,7 @@ struct allocation_script {
 
 /// Costs of a node.
 struct node_profile {
-  double seconds = 0;       ///< median of some runs
+  double seconds = 0;       ///< shortest of some runs
   bytes_t workspace = 0;    ///< peak of what the calls allocate, less the outputs
   allocation_script first;  ///< of the first run
   allocation_script again;  ///< of a recomputation, which leaves out `call::first_run_only`
@@ -42,7 +42,7 @@ struct node_profile {
 struct profile_options {
   /// File that keeps what was measured; empty: none. A file that cannot be read or written is not an error.
   std::filesystem::path cache = default_cache();
-  double seconds = 5;  ///< for repetitions, in total, s; each node runs four times in any case
+  double seconds = 5;  ///< for repetitions, in total, s; each node runs seven times in any case
 
   /// `$XDG_CACHE_HOME/remat/torch-profile.json`, else `~/.cache/remat/torch-profile.json`, else none.
   static std::filesystem::path default_cache();
@@ -69,7 +69,7 @@ struct program_profile {
 /// @param o    cache and time
 /// @return costs per node
 /// @throws c10::Error if an operator refuses scratch operands (zeros for integers, numbers in [0, 1) for others)
-/// Complexity: at least four runs per distinct node.
+/// Complexity: at least seven runs per distinct node.
 program_profile profile(const program& step, const profile_options& o = {});
 
 }  // namespace remat::torch
