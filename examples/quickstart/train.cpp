@@ -205,8 +205,9 @@ int run(const arguments& a) {
   const auto timeline = remat::trace_memory(wrapped->runner().planning_problem(), wrapped->runner().planned_schedule());
   eager.memory.label = "plain model, measured";
   planned.memory.label = "wrapped, measured";
-  const remat::timeline_style style{
-      .title = "Memory of a training step", .budget = r.budget, .overlays = {eager.memory, planned.memory}};
+  const remat::timeline_style style{.title = "Memory of a training step: planned inside the budget, and measured",
+                                    .budget = r.budget,
+                                    .overlays = {eager.memory, planned.memory}};
   std::printf("\n%s", remat::timeline_text(timeline, style).c_str());
 
   std::filesystem::create_directories(a.folder);

@@ -339,11 +339,13 @@ inline std::string timeline_svg(const memory_timeline& timeline, const timeline_
     out += line(left, y, right, y, "stroke=\"#d62728\" stroke-width=\"1.5\" stroke-dasharray=\"7 4\"");
   }
 
-  // Legend.
-  double x = left;
+  // Legend, in as many rows as it takes.
+  double x = left, y = 41;
   const auto entry = [&](const std::string& mark, const std::string& label) {
-    out += "<g transform=\"translate(" + number(x) + " 42)\">" + mark + "</g>\n" + text(x + 22, 47, "", label);
-    x += 40 + 6.6 * static_cast<double>(label.size());
+    const double width = 22 + 6.6 * static_cast<double>(label.size());
+    if (x > left && x + width > right) x = left, y += 15;
+    out += "<g transform=\"translate(" + number(x) + " " + number(y) + ")\">" + mark + "</g>\n" + text(x + 22, y + 5, "", label);
+    x += width + 18;
   };
   const auto box = [](const char* colour) {
     return std::string("<rect y=\"-5\" width=\"16\" height=\"10\" fill=\"") + colour + "\"/>";
