@@ -207,6 +207,7 @@ class planner {
     }
     for (auto v : node.outputs)
       if (const auto found = here.find(v); found != here.end()) enter(v, found->second.buffer, time(i + 1));
+    elsewhere_ = std::max(elsewhere_, profiles_.nodes[n]->elsewhere);
     plan_.steps.push_back(std::move(s));
     plan_.scripts.push_back(script);
   }
@@ -229,6 +230,7 @@ class planner {
   static bytes_t page(bytes_t bytes) { return (bytes + 63) / 64 * 64; }
 
   void finish() {
+    plan_.outside += elsewhere_;
     for (auto v : program_().input_grads) plan_.input_grads.push_back(v == none ? location{} : keep(v));
     std::vector<std::pair<index_t, std::pair<bytes_t, bytes_t>>> taken;
     for (auto v : program_().parameter_grads) {
@@ -279,6 +281,7 @@ class planner {
   const schedule& schedule_;
   const program_profile& profiles_;
   execution_plan::data plan_;
+  bytes_t elsewhere_ = 0;     ///< most that other threads allocate during a step
   std::vector<index_t> now_;  ///< per value: its buffer, none if it is not on the device
 };
 

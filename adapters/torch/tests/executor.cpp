@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#define CATCH_CONFIG_MAIN
 #include <torch/torch.h>
+
+#include <ATen/Parallel.h>
 
 #include <catch2/catch.hpp>
 #include <cstring>
@@ -15,6 +16,9 @@ using namespace remat;
 using namespace remat::torch;
 
 namespace {
+
+/// Tests share their processors: more threads would wait for each other.
+const bool one_thread = (at::set_num_threads(1), true);
 
 /// Equal bit by bit, layout included.
 bool same(const at::Tensor& a, const at::Tensor& b) {

@@ -2,6 +2,8 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/torch.h>
 
+#include <ATen/Parallel.h>
+
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <remat/core/evaluate.hpp>
@@ -17,6 +19,9 @@ using namespace remat;
 namespace rt = remat::torch;
 
 namespace {
+
+/// Tests share their processors: more threads would wait for each other.
+const bool one_thread = (at::set_num_threads(1), true);
 
 bool same(const at::Tensor& a, const at::Tensor& b) {
   if (a.defined() != b.defined()) return false;
@@ -166,34 +171,38 @@ TEST_CASE("a wrapped module is the module") {
 }
 
 TEST_CASE("gradients accumulate over two micro-batches, in any order of zero_grad") {
-  for (std::size_t which : {0u, 3u}) {
-    twins t(which);
-    rt::plan_runner run(t.planned.module, t.planned.forward, quick());
-    for (int step = 0; step < 3; ++step) {
-      INFO("step " << step);
-      for (auto* s : {&t.plain, &t.planned}) {
-        ::torch::manual_seed(static_cast<std::uint64_t>(step));
-        s->module->zero_grad(step != 1);
-        for (int k = 0; k < 2; ++k) {
-          auto outputs = s == &t.plain ? s->forward(s->inputs) : run.forward(s->inputs);
-          loss_of(outputs).backward();
-        }
-        sgd(*s->module);
-      }
-      check_same(grads(*t.plain.module), grads(*t.planned.module));
-    }
-    for (int step = 0; step < 3; ++step) {  // gradients of before are dropped after the forward
-      for (auto* s : {&t.plain, &t.planned}) {
-        ::torch::manual_seed(static_cast<std::uint64_t>(step));
-        auto outputs = s == &t.plain ? s->forward(s->inputs) : run.forward(s->inputs);
-        s->module->zero_grad();
-        loss_of(outputs).backward();
-        sgd(*s->module);
-      }
-      check_same(grads(*t.plain.module), grads(*t.planned.module));
-    }
-    CHECK(run.report().unplanned == 0);
+  auto make = [] {
+    ::torch::manual_seed(23);
+    return models::gpt(3, 4, 32, 64);
+  };
+  const auto plain = make(), planned = make();
+  std::optional<rt::plan_runner> run(std::in_place, planned.module, planned.forward, quick());
+  const bool tight = GENERATE(false, true);
+  if (tight) {  // just enough for a step without gradients: with them, there must be recomputation
+    run->prepare(planned.inputs);
+    const auto total = run->report().total();
+    run.emplace(planned.module, planned.forward, quick(total));
   }
+  std::size_t recomputed = 0;
+  for (int step = 0; step < 6; ++step) {
+    INFO("step " << step);
+    for (const auto* s : {&plain, &planned}) {
+      ::torch::manual_seed(static_cast<std::uint64_t>(step));
+      if (step < 3) s->module->zero_grad(step != 1);
+      for (int k = 0; k < (step < 3 ? 2 : 1); ++k) {
+        auto outputs = s == &plain ? s->forward(s->inputs) : run->forward(s->inputs);
+        if (step >= 3) s->module->zero_grad();
+        loss_of(outputs).backward();
+      }
+      sgd(*s->module);
+    }
+    check_same(grads(*plain.module), grads(*planned.module));
+    const auto report = run->report();
+    recomputed = std::max(recomputed, report.recomputed);
+    CHECK(report.total() <= report.budget);
+  }
+  CHECK(run->report().unplanned == 0);
+  CHECK((recomputed > 0) == tight);
 }
 
 TEST_CASE("two forwards before a backward, each with its own memory") {
@@ -297,4 +306,44 @@ TEST_CASE("autograd::grad, hooks, two modules in one process, a forward without 
     t.planned.module->parameters()[0].remove_hook(hook);
   }
   CHECK(run.report().unplanned == 0);
+}
+
+TEST_CASE("an absolute budget holds whatever gradients there are") {
+  ::torch::manual_seed(5);
+  const auto planned = models::gpt(4, 8, 64, 64);
+  bytes_t held = 0, gradients = 0;
+  for (const auto& p : planned.module->parameters()) gradients += static_cast<bytes_t>(p.nbytes());
+  held = gradients;
+  for (const auto& t : planned.inputs) held += static_cast<bytes_t>(t.nbytes());
+  at::set_num_threads(2);
+  rt::plan_runner whole(planned.module, planned.forward, quick());
+  whole.prepare(planned.inputs);
+  const auto constants = whole.report().constants;
+  const auto need = whole.report().store_all;
+
+  const int threads = GENERATE(1, 2);
+  at::set_num_threads(threads);
+  for (const bytes_t beyond : {need + gradients, need, need * 8 / 10}) {
+    const auto limit = held + constants + beyond;
+    const auto base = rt::meter::live();
+    rt::plan_runner run(planned.module, planned.forward, quick(limit));
+    run.prepare(planned.inputs);
+    INFO("gradients " << gradients << ", plain step " << need << ", beyond " << beyond);
+    for (int step = 0; step < (threads == 1 ? 6 : 3); ++step) {
+      const int order = step % 3;  // gradients dropped after the step; after the next forward; accumulated
+      INFO("step " << step);
+      rt::meter::reset_peak();
+      {
+        auto loss = run.forward(planned.inputs)[0];
+        if (order == 1) planned.module->zero_grad();
+        loss.backward();
+        if (order == 0) planned.module->zero_grad();
+      }
+      CHECK(rt::meter::peak() - base <= beyond + constants);
+      CHECK(run.report().total() <= limit);
+    }
+    planned.module->zero_grad();
+    CHECK(run.report().unplanned == 0);
+  }
+  at::set_num_threads(1);
 }

@@ -35,8 +35,9 @@ class execution_plan {
 
   bytes_t arena_bytes() const;
   bytes_t live_peak() const;  ///< largest sum of bytes alive in the arena: a lower bound on the arena
-  bytes_t outside_bytes()
-      const;  ///< of what the caller keeps: outputs and their gradients, gradients of inputs, gradients that must be copies
+  /// Bytes outside of the arena: what the caller keeps (outputs and their gradients, gradients of inputs, gradients that must be
+  /// copies), and what operators allocate on other threads.
+  bytes_t outside_bytes() const;
   bytes_t needed_bytes() const { return arena_bytes() + outside_bytes(); }
   std::size_t operations() const;  ///< nodes computed
   std::size_t recomputed() const;  ///< of these, again

@@ -34,6 +34,7 @@ struct allocation_script {
 struct node_profile {
   double seconds = 0;       ///< shortest of some runs
   bytes_t workspace = 0;    ///< peak of what the calls allocate, less the outputs
+  bytes_t elsewhere = 0;    ///< peak of what other threads allocate meanwhile: outside the scripts
   allocation_script first;  ///< of the first run
   allocation_script again;  ///< of a recomputation, which leaves out `call::first_run_only`
 };
