@@ -170,6 +170,50 @@ TEST_CASE("a wrapped module is the module") {
   }
 }
 
+namespace {
+
+struct pair_of {
+  at::Tensor sum, product;
+};
+struct two_ways : ::torch::nn::Module {
+  two_ways() : weight_(register_parameter("weight", ::torch::randn({4}))) {}
+  pair_of forward(const at::Tensor& x, const at::Tensor& y) { return {(x + y) * weight_, x * y * weight_}; }
+
+ private:
+  at::Tensor weight_;
+};
+
+}  // namespace
+
+template <>
+struct remat::torch::output_trait<pair_of> {
+  static std::vector<at::Tensor> list(const pair_of& p) { return {p.sum, p.product}; }
+  static pair_of make(std::vector<at::Tensor> list) { return {list.at(0), list.at(1)}; }
+};
+
+TEST_CASE("results are those of the module: a tensor, a tuple, a struct") {
+  ::torch::manual_seed(1);
+  auto x = ::torch::rand({2, 4}), y = ::torch::rand({2, 4});
+  ::torch::nn::Linear linear(4, 3);
+  CHECK(same(rt::wrap(linear, x, quick())->forward(x), linear(x)));
+  ::torch::nn::GRU gru(4, 5);
+  auto sequence = ::torch::rand({3, 2, 4});
+  const auto [out, last] = rt::wrap(gru, sequence, quick())->forward(sequence);
+  const auto [plain_out, plain_last] = gru(sequence);
+  CHECK(same(out, plain_out));
+  CHECK(same(last, plain_last));
+  auto both = std::make_shared<two_ways>();
+  auto w = rt::wrap(both, std::tuple(x, y), quick());
+  const auto p = w->forward(x, y), expected = both->forward(x, y);
+  CHECK(same(p.sum, expected.sum));
+  CHECK(same(p.product, expected.product));
+  (p.sum.sum() + p.product.sum()).backward();
+  const auto grad = both->parameters()[0].grad().clone();
+  both->zero_grad();
+  (expected.sum.sum() + expected.product.sum()).backward();
+  CHECK(same(grad, both->parameters()[0].grad()));
+}
+
 TEST_CASE("gradients accumulate over two micro-batches, in any order of zero_grad") {
   auto make = [] {
     ::torch::manual_seed(23);
