@@ -21,6 +21,7 @@
 
 #include <remat/io/bytes.hpp>
 #include <remat/io/file.hpp>
+#include <remat/io/json.hpp>
 #include <remat/io/timeline.hpp>
 #include <remat/torch/memory.hpp>
 #include <remat/torch/module.hpp>
@@ -236,7 +237,8 @@ int run(const arguments& a) {
                                          {"bitwise", bitwise},
                                          {"unplanned_allocations", r.unplanned}};
   remat::write_file(a.folder + "/result.json", result.dump(2) + "\n");
-  std::printf("\nwritten: %s/result.json, %s/memory.svg\n", a.folder.c_str(), a.folder.c_str());
+  remat::write_problem(a.folder + "/problem.json", wrapped->runner().planning_problem());  // for the program `remat`
+  std::printf("\nwritten to %s: result.json, memory.svg, problem.json\n", a.folder.c_str());
   return bitwise && planned.peak <= r.budget ? 0 : 1;
 }
 

@@ -11,6 +11,7 @@
 #include <remat/core/problem.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>
+#include <remat/core/smallest_budget.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/core/solve_graph.hpp>
 #include <remat/cost/cost_model.hpp>

@@ -18,10 +18,12 @@
 #include <nlohmann/json.hpp>
 
 #include <remat/core/evaluate.hpp>
+#include <remat/core/smallest_budget.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/io/bytes.hpp>
 #include <remat/io/json.hpp>
 #include <remat/io/timeline.hpp>
+#include <remat/solver/min_cut.hpp>
 
 #include "methods.hpp"
 
@@ -93,6 +95,11 @@ int solve(const arguments& a) {
                                           return interrupted ? remat::control::stop : remat::control::go_on;
                                         }});
     std::signal(SIGINT, SIG_DFL);
+  }
+  if (!r.found() && !interrupted) {  // say what would do
+    const auto least = remat::smallest_budget(p, remat::min_cut(), {.seconds = std::min(10.0, a.limits.seconds)});
+    r.smallest_budget = std::min(least.peak, r.smallest_budget.value_or(least.peak));
+    r.budget_bound = std::max(r.budget_bound, least.budget_bound);
   }
   if (a.as_json) {
     json out = {{"status", remat::to_string(r.status)},

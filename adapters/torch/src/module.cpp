@@ -18,6 +18,7 @@
 #include <sstream>
 
 #include <remat/core/evaluate.hpp>
+#include <remat/core/smallest_budget.hpp>
 #include <remat/io/bytes.hpp>
 #include <remat/torch/executor.hpp>
 #include <remat/torch/memory.hpp>
@@ -27,6 +28,17 @@
 
 namespace remat::torch {
 namespace {
+
+/// A `plan_solver` where a solver is asked for.
+struct as_solver {
+  const plan_solver& call;
+  std::string name() const { return "the solver of the wrapped module"; }
+  result solve(const problem& p, bytes_t budget, monitor& m) const {
+    auto l = m.limits();
+    l.seconds = m.remaining();
+    return call(p, budget, l);
+  }
+};
 
 using clock = std::chrono::steady_clock;
 double since(clock::time_point t) { return std::chrono::duration<double>(clock::now() - t).count(); }
@@ -282,15 +294,11 @@ struct plan_runner::state {
   void search(const setup& s, bytes_t available, bytes_t held_bytes, plan& best) {
     const auto begin = clock::now();
     auto within = s.p.held_bytes() + available;
-    std::optional<bytes_t> smallest;
-    bytes_t bound = 0;
     constexpr int rounds = 4;
     for (int round = 0; round < rounds; ++round) {
       auto l = options.limits;
       l.seconds = std::max(0.1, (l.seconds - since(begin)) / (rounds - round));
       auto r = options.solver(s.p, within, l);
-      bound = std::max(bound, r.budget_bound);
-      if (r.smallest_budget) smallest = std::min(smallest.value_or(*r.smallest_budget), *r.smallest_budget);
       if (!r.found()) {
         log("no schedule within " + format_bytes(within) + " (" + std::string(to_string(r.status)) + ")");
         if (best.run || within >= s.p.held_bytes() + 2 * available) break;
@@ -310,16 +318,22 @@ struct plan_runner::state {
       if (excess <= 0 && (-excess < available / 50 || r.recomputed == 0)) break;
       within -= excess + (excess > 0 ? available / 200 : 0);
     }
-    if (best.run) return;
-    const auto shift = held_bytes - s.p.held_bytes();
-    const auto asked = held_bytes + available;
+    if (!best.run) fail_over_budget(s, held_bytes + available, held_bytes);
+  }
+
+  /// @throws over_budget always, with the smallest budget that bisection finds
+  [[noreturn]] void fail_over_budget(const setup& s, bytes_t asked, bytes_t held_bytes) const {
+    const auto least = smallest_budget(s.p, as_solver{options.solver}, options.limits);
+    const auto needs = execution_plan(s.step, least.schedule, s.profiles).needed_bytes();
+    const auto smallest = held_bytes + std::min(needs, s.store_all.run->needed_bytes());
+    const auto bound = std::min(smallest, held_bytes + least.budget_bound - s.p.held_bytes());
     std::ostringstream text;
-    text << "budget of " << asked << " bytes (" << format_bytes(asked)
-         << "): no schedule is known that fits. Held anyway: " << held_bytes
-         << " bytes; activations, outputs and new gradients of the plain step: " << s.store_all.run->needed_bytes()
-         << " bytes; proven lower bound of the planner: " << bound + shift << " bytes";
-    if (smallest) text << "; smallest budget of a known schedule: " << *smallest + shift << " bytes";
-    throw over_budget(text.str(), asked, smallest ? std::optional(*smallest + shift) : std::nullopt, bound + shift);
+    text << "budget of " << asked << " bytes (" << format_bytes(std::max<bytes_t>(0, asked))
+         << "): no schedule fits. Smallest budget known to do: " << smallest << " bytes (" << format_bytes(smallest)
+         << "); every budget is at least " << bound << " bytes; " << held_bytes
+         << " bytes are held before the step begins; the plain step takes " << s.store_all.run->needed_bytes()
+         << " bytes beyond that";
+    throw over_budget(text.str(), asked, smallest, bound);
   }
 
   /// An executor for a step that begins now.
@@ -353,10 +367,7 @@ struct plan_runner::state {
       if (const auto memory = a.lock()) behind += memory->resident();
     const auto available = budget_bytes(*s, fixed, last_held.gradients + behind) - fixed - last_held.gradients - others;
     const auto held_bytes = fixed + last_held.gradients + others;
-    if (available < 0)
-      throw over_budget("budget of " + std::to_string(held_bytes + available) + " bytes: " + std::to_string(held_bytes) +
-                            " bytes are held before the step begins",
-                        held_bytes + available, std::nullopt, held_bytes);
+    if (available < 0) fail_over_budget(*s, held_bytes + available, held_bytes);
     auto r = std::make_shared<runner>();
     r->kind = s;
     r->what = plan_for(*s, available, held_bytes);

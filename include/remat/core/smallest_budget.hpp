@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// How little memory is enough.
+#pragma once
+
+#include <algorithm>
+#include <string>
+
+#include <remat/core/solve.hpp>
+
+namespace remat {
+
+/// Looks by bisection for the smallest budget for which a solver finds a schedule.
+///
+/// The answer is an upper bound on the smallest feasible budget: a solver that is not exact may miss schedules, and does not have
+/// to find one for every budget above the first.
+/// @tparam S        the method
+/// @param p         the problem
+/// @param s         the method
+/// @param l         limits of the whole search; each of its solves gets a share of the time
+/// @param tolerance the search ends when a smaller budget than `(1 - tolerance)` times the best would be needed, in (0, 1)
+/// @return the schedule of the smallest peak found, at worst that of store-all; `budget` and `smallest_budget` are its peak,
+///         `budget_bound` is proven
+/// @throws bad_option for limits or a tolerance out of range; what the solver throws
+/// Complexity: O(log(1 / tolerance)) calls of the solver.
+/// @code
+/// const auto least = remat::smallest_budget(p, remat::rotor{}, {.seconds = 10});
+/// std::cout << "between " << least.budget_bound << " and " << least.peak << " bytes\n";
+/// @endcode
+template <solver S>
+result smallest_budget(const problem& p, const S& s, const limits& l = {}, double tolerance = 0.01) {
+  if (!(tolerance > 0 && tolerance < 1)) throw bad_option("tolerance must be in (0, 1), got " + std::to_string(tolerance));
+  l.validate();
+  const monitor m(l);
+  result best;
+  best.schedule = with_drops(p, needed_operations(p));
+  best.status = status::feasible;
+  const auto stored = evaluate(p, best.schedule);
+  best.peak = stored.peak;
+  best.seconds = stored.seconds;
+  auto proven = bounds_without_search(p).budget;
+  for (auto low = proven; !m.stopped();) {  // nothing is found at `low`, or it is the bound
+    const auto step = std::max<bytes_t>(1, static_cast<bytes_t>(tolerance * static_cast<double>(best.peak)));
+    if (best.peak - low < step) break;
+    const auto budget = low + (best.peak - low) / 2;
+    auto share = l;
+    share.seconds = m.remaining() / 4;
+    const auto r = solve(p, budget, s, share);
+    proven = std::max(proven, r.budget_bound);
+    if (r.found())
+      best = r;
+    else
+      low = std::max(budget, r.budget_bound);
+  }
+  best.solver = s.name();
+  best.budget = best.peak;
+  best.smallest_budget = best.peak;
+  best.bound = bounds_without_search(p).seconds;
+  best.budget_bound = std::min(proven, best.peak);
+  best.elapsed = m.elapsed();
+  return best;
+}
+
+}  // namespace remat
