@@ -155,7 +155,7 @@ class retention_cut {
       if (stored(v)) place[v] = count++;
     for (index_t o = 0; o < ops.size(); ++o)
       if (role_[o] == role::ancestor || role_[o] == role::free) runs_[o] = count++;
-    graph_ = network(count);
+    while (boost::num_vertices(graph_) < count) boost::add_vertex(graph_);
     for (index_t v = 0; v < place.size(); ++v) {
       if (place[v] == 0) continue;
       values_.push_back({v, place[v], connect(place[v], p_.is_source(v) ? 1 : runs_[p_.producer(v)], 0)});
