@@ -36,7 +36,8 @@ namespace remat {
 /// Reference: Zhao, Le Hellard, Eyraud-Dubois, Gusak, Beaumont, "Rockmate: an efficient, fast, automatic and generic tool for
 /// re-materialization in PyTorch", ICML 2023.
 /// @code
-/// remat::rockmate method(remat::checkmate<remat::highs::backend>(remat::checkmate<remat::highs::backend>::options::fast()));
+/// using checkmate = remat::checkmate<remat::highs::backend>;
+/// remat::rockmate method{checkmate(checkmate::options::fast())};
 /// auto r = remat::solve(p, budget, method, {.seconds = 30});
 /// @endcode
 template <solver Inner = min_cut>

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plans a problem in the exchange format: plan_file PROBLEM BUDGET, such as bench/instances/resnet18.json 60%.
+#include <iostream>
+
+#include <remat/core/solve.hpp>
+#include <remat/highs/backend.hpp>
+#include <remat/io/bytes.hpp>
+#include <remat/io/json.hpp>
+#include <remat/solver/checkmate.hpp>
+#include <remat/solver/rockmate.hpp>
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  const auto p = remat::read_problem(argv[1]);
+  using checkmate = remat::checkmate<remat::highs::backend>;
+  const remat::rockmate method{checkmate(checkmate::options::fast())};
+  const auto r = remat::solve(p, remat::parse_budget(argv[2], p), method, {.seconds = 20});
+  if (!r.found()) return 1;
+  std::cout << remat::format_seconds(r.seconds) << " in " << remat::format_bytes(r.peak) << ", " << r.recomputed
+            << " recomputations, at most " << 100 * r.gap() << " % slower than the best possible\n";
+}
