@@ -318,21 +318,32 @@ struct plan_runner::state {
       if (excess <= 0 && (-excess < available / 50 || r.recomputed == 0)) break;
       within -= excess + (excess > 0 ? available / 200 : 0);
     }
-    if (!best.run) fail_over_budget(s, held_bytes + available, held_bytes);
+    if (best.run) return;
+    const auto least = leanest(s);
+    if (least.run->needed_bytes() > available) fail_over_budget(s, least, held_bytes + available, held_bytes);
+    best = least;
   }
 
-  /// @throws over_budget always, with the smallest budget that bisection finds
-  [[noreturn]] void fail_over_budget(const setup& s, bytes_t asked, bytes_t held_bytes) const {
-    const auto least = smallest_budget(s.p, as_solver{options.solver}, options.limits);
-    const auto needs = execution_plan(s.step, least.schedule, s.profiles).needed_bytes();
-    const auto smallest = held_bytes + std::min(needs, s.store_all.run->needed_bytes());
-    const auto bound = std::min(smallest, held_bytes + least.budget_bound - s.p.held_bytes());
+  /// The plan of the smallest budget that bisection finds.
+  plan leanest(const setup& s) const {
+    plan least;
+    least.found = smallest_budget(s.p, as_solver{options.solver}, options.limits);
+    least.steps = least.found.schedule;
+    least.run = std::make_shared<execution_plan>(s.step, least.steps, s.profiles);
+    return least;
+  }
+
+  /// @throws over_budget always
+  [[noreturn]] static void fail_over_budget(const setup& s, const plan& least, bytes_t asked, bytes_t held_bytes) {
+    const auto store_all = s.store_all.run->needed_bytes();
+    const auto smallest =
+        held_bytes + std::min(store_all, std::max(least.run->needed_bytes(), least.found.peak - s.p.held_bytes()));
+    const auto bound = std::min(smallest, held_bytes + least.found.budget_bound - s.p.held_bytes());
     std::ostringstream text;
     text << "budget of " << asked << " bytes (" << format_bytes(std::max<bytes_t>(0, asked))
          << "): no schedule fits. Smallest budget known to do: " << smallest << " bytes (" << format_bytes(smallest)
          << "); every budget is at least " << bound << " bytes; " << held_bytes
-         << " bytes are held before the step begins; the plain step takes " << s.store_all.run->needed_bytes()
-         << " bytes beyond that";
+         << " bytes are held before the step begins; the plain step takes " << store_all << " bytes beyond that";
     throw over_budget(text.str(), asked, smallest, bound);
   }
 
@@ -367,7 +378,7 @@ struct plan_runner::state {
       if (const auto memory = a.lock()) behind += memory->resident();
     const auto available = budget_bytes(*s, fixed, last_held.gradients + behind) - fixed - last_held.gradients - others;
     const auto held_bytes = fixed + last_held.gradients + others;
-    if (available < 0) fail_over_budget(*s, held_bytes + available, held_bytes);
+    if (available < 0) fail_over_budget(*s, leanest(*s), held_bytes + available, held_bytes);
     auto r = std::make_shared<runner>();
     r->kind = s;
     r->what = plan_for(*s, available, held_bytes);

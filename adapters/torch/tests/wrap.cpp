@@ -53,7 +53,7 @@ at::Tensor loss_of(const std::vector<at::Tensor>& outputs) {
 rt::wrap_options quick(rt::budget b = "100%") {
   rt::wrap_options o;
   o.budget = b;
-  o.limits.seconds = 0.5;
+  o.limits.seconds = 5;
   o.solver = [](const problem& p, bytes_t within, const limits& l) { return solve(p, within, min_cut(), l); };
   o.profile = {.cache = {}, .seconds = 0.2};
   return o;
