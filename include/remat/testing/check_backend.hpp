@@ -56,8 +56,11 @@ inline milp::model long_search(int things = 60) {
   std::mt19937_64 g(3);
   milp::builder b;
   milp::expression half;
-  for (int i = 0; i < things; ++i)
-    half.add(b.binary(static_cast<double>(g() % 100)), static_cast<double>(2 * (1000000 + g() % 1000000)));
+  for (int i = 0; i < things; ++i) {
+    const auto weight = static_cast<double>(2 * (1000000 + g() % 1000000));
+    const auto cost = static_cast<double>(g() % 100);
+    half.add(b.binary(cost), weight);
+  }
   const auto slack = b.column(1000, 0, milp::infinity);
   const double target = 1500000.0 * things + 1;
   b.at_least(half + slack, target), b.at_most(half - slack, target);
