@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The core in one include: standard library only, with the solvers that need no more. Boost graphs (`graph/boost.hpp`), documents
+/// The core in one include: standard library only, with the solvers that need no more. Boost graphs (`graph/boost.hpp`),
+/// documents
 /// (`io/json.hpp`), MILPs (`milp/`) and the other solvers are included on their own.
 #pragma once
 

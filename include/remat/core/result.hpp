@@ -38,10 +38,10 @@ struct result {
   double bound = 0;                        ///< proven lower bound on the time of every schedule within the budget, s
   bytes_t budget_bound = 0;                ///< proven lower bound on every feasible budget
   std::optional<bytes_t> smallest_budget;  ///< smallest budget for which a schedule is known, where the solver learnt one
-  std::string scope;                       ///< a class of schedules that `scope_bound` speaks of, such as "staged schedules"; or empty
-  double scope_bound = 0;                  ///< proven lower bound on the time of those, s; infinity: none fits the budget
-  std::string solver;                      ///< name of the method
-  double elapsed = 0;                      ///< wall-clock time of the search, s
+  std::string scope;       ///< a class of schedules that `scope_bound` speaks of, such as "staged schedules"; or empty
+  double scope_bound = 0;  ///< proven lower bound on the time of those, s; infinity: none fits the budget
+  std::string solver;      ///< name of the method
+  double elapsed = 0;      ///< wall-clock time of the search, s
 
   bool found() const { return status == remat::status::optimal || status == remat::status::feasible; }
   /// (seconds - bound) / seconds; 0 if both are 0, 1 if there is no schedule.

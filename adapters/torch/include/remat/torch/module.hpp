@@ -78,7 +78,7 @@ struct wrap_options {
   remat::limits limits = {.seconds = 20};  ///< of a search for a schedule
   plan_solver solver = default_solver();
   profile_options profile = {};
-  bool fixed_shapes = false;                    ///< refuse inputs of other shapes or types, instead of planning for them
+  bool fixed_shapes = false;                         ///< refuse inputs of other shapes or types, instead of planning for them
   std::function<void(const std::string&)> log = {};  ///< told what is captured, planned, and why
 };
 
