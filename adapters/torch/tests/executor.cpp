@@ -35,14 +35,6 @@ std::vector<at::Tensor> copies(const std::vector<at::Tensor>& list) {
   return result;
 }
 
-/// A loss that depends on every differentiable output.
-at::Tensor loss_of(const std::vector<at::Tensor>& outputs) {
-  at::Tensor loss;
-  for (const auto& o : outputs)
-    if (o.requires_grad()) loss = loss.defined() ? loss + o.square().mean() : o.square().mean();
-  return loss;
-}
-
 struct prepared {
   std::shared_ptr<const program> step;
   program_profile profiles;
@@ -105,7 +97,7 @@ outcome eager(const models::sample& s) {
   const auto n = wanted.size();
   for (const auto& t : s.inputs)
     if (t.requires_grad()) wanted.push_back(t);
-  auto g = ::torch::autograd::grad({loss_of(outputs)}, wanted, {}, false, false, true);
+  auto g = ::torch::autograd::grad({models::loss_of(outputs)}, wanted, {}, false, false, true);
   r.grads = copies({g.begin(), g.begin() + static_cast<std::ptrdiff_t>(n)});
   r.input_grads = copies({g.begin() + static_cast<std::ptrdiff_t>(n), g.end()});
   r.buffers = copies(s.module->buffers());
@@ -127,7 +119,7 @@ outcome planned(const models::sample& s, executor& e) {
   std::vector<at::Tensor> wanted;
   for (const auto& l : leaves)
     if (l.requires_grad()) wanted.push_back(l);
-  const auto g = ::torch::autograd::grad({loss_of(leaves)}, wanted);
+  const auto g = ::torch::autograd::grad({models::loss_of(leaves)}, wanted);
   std::size_t next = 0;
   for (const auto& l : leaves) given.push_back(l.requires_grad() ? g[next++] : at::Tensor());
   auto grads = e.backward(given);

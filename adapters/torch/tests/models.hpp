@@ -241,4 +241,12 @@ inline std::vector<sample> all() {
       unet(), lstm()};
 }
 
+/// A loss that depends on every differentiable output.
+inline at::Tensor loss_of(const std::vector<at::Tensor>& outputs) {
+  at::Tensor loss;
+  for (const auto& o : outputs)
+    if (o.requires_grad()) loss = loss.defined() ? loss + o.square().mean() : o.square().mean();
+  return loss;
+}
+
 }  // namespace models

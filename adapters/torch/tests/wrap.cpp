@@ -43,13 +43,6 @@ std::vector<at::Tensor> grads(const ::torch::nn::Module& m) {
   return list;
 }
 
-at::Tensor loss_of(const std::vector<at::Tensor>& outputs) {
-  at::Tensor loss;
-  for (const auto& o : outputs)
-    if (o.requires_grad()) loss = loss.defined() ? loss + o.square().mean() : o.square().mean();
-  return loss;
-}
-
 rt::wrap_options quick(rt::budget b = "100%") {
   rt::wrap_options o;
   o.budget = b;
@@ -240,7 +233,7 @@ TEST_CASE("gradients accumulate over two micro-batches, in any order of zero_gra
       for (int k = 0; k < (step < 3 ? 2 : 1); ++k) {
         auto outputs = s == &plain ? s->forward(s->inputs) : run->forward(s->inputs);
         if (step >= 3) s->module->zero_grad();
-        loss_of(outputs).backward();
+        models::loss_of(outputs).backward();
       }
       sgd(*s->module);
     }
@@ -260,7 +253,7 @@ TEST_CASE("two forwards before a backward, each with its own memory") {
     ::torch::manual_seed(4);
     auto a = s == &t.plain ? s->forward(s->inputs) : run.forward(s->inputs);
     auto b = s == &t.plain ? s->forward(s->inputs) : run.forward(s->inputs);
-    (2 * loss_of(b) + loss_of(a)).backward();
+    (2 * models::loss_of(b) + models::loss_of(a)).backward();
   }
   check_same(grads(*t.plain.module), grads(*t.planned.module));
 
@@ -269,7 +262,7 @@ TEST_CASE("two forwards before a backward, each with its own memory") {
     t.planned.module->zero_grad();
     auto a = tight.forward(t.planned.inputs);
     CHECK_THROWS_AS(tight.forward(t.planned.inputs), rt::over_budget);
-    loss_of(a).backward();
+    models::loss_of(a).backward();
     CHECK(t.planned.module->parameters()[0].grad().defined());
   }
 }
@@ -283,7 +276,7 @@ TEST_CASE("other shapes and modes are planned anew, or refused") {
     for (auto* s : {&t.plain, &t.planned}) {
       ::torch::manual_seed(4);
       s->module->zero_grad();
-      loss_of(s == &t.plain ? s->forward({x}) : run.forward({x})).backward();
+      models::loss_of(s == &t.plain ? s->forward({x}) : run.forward({x})).backward();
     }
     check_same(grads(*t.plain.module), grads(*t.planned.module));
   }
@@ -308,15 +301,15 @@ TEST_CASE("misuse and failures are typed errors, and leave the module usable") {
     CHECK(e.bound > 100);
   }
   rt::plan_runner run(t.planned.module, t.planned.forward, quick());
-  auto loss = loss_of(run.forward(t.planned.inputs));
+  auto loss = models::loss_of(run.forward(t.planned.inputs));
   loss.backward();
   CHECK_THROWS_WITH(loss.backward(), Catch::Contains("second time"));
 
-  loss = loss_of(run.forward(t.planned.inputs));
+  loss = models::loss_of(run.forward(t.planned.inputs));
   loss.backward({}, true);
   CHECK_THROWS_AS(loss.backward(), rt::not_supported);
 
-  loss = loss_of(run.forward(t.planned.inputs));
+  loss = models::loss_of(run.forward(t.planned.inputs));
   {
     at::NoGradGuard no_grad;
     for (auto& p : t.planned.module->parameters()) p.mul_(1);
@@ -327,7 +320,7 @@ TEST_CASE("misuse and failures are typed errors, and leave the module usable") {
   auto bad = t.planned.inputs;
   bad[0] = ::torch::full_like(bad[0], 1000);  // beyond the vocabulary
   CHECK_THROWS(run.forward(bad));
-  loss_of(run.forward(t.planned.inputs)).backward();
+  models::loss_of(run.forward(t.planned.inputs)).backward();
 }
 
 TEST_CASE("autograd::grad, hooks, two modules in one process, a forward without backward") {
@@ -335,7 +328,7 @@ TEST_CASE("autograd::grad, hooks, two modules in one process, a forward without 
   rt::plan_runner run(t.planned.module, t.planned.forward, quick()), other(u.planned.module, u.planned.forward, quick());
   ::torch::manual_seed(2);
   auto params = t.plain.module->parameters();
-  auto expected = ::torch::autograd::grad({loss_of(t.plain.forward(t.plain.inputs))}, params);
+  auto expected = ::torch::autograd::grad({models::loss_of(t.plain.forward(t.plain.inputs))}, params);
   for (int k = 0; k < 3; ++k) {
     ::torch::manual_seed(2);
     auto outputs = run.forward(t.planned.inputs);
@@ -345,9 +338,9 @@ TEST_CASE("autograd::grad, hooks, two modules in one process, a forward without 
     auto given = t.planned.module->parameters();
     ::torch::manual_seed(2);
     if (k < 2) {
-      check_same(expected, ::torch::autograd::grad({loss_of(outputs)}, given));
+      check_same(expected, ::torch::autograd::grad({models::loss_of(outputs)}, given));
     } else {
-      loss_of(outputs).backward();
+      models::loss_of(outputs).backward();
       CHECK(calls == 1);
       check_same(expected, grads(*t.planned.module));
     }

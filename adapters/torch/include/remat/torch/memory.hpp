@@ -55,8 +55,8 @@ class arena {
   /// Bytes not given back.
   bytes_t resident() const { return counted_; }
 
-  /// Gives the pages outside of `ranges` ({offset, bytes}) back to the system and the meter; their content is lost.
-  /// used again only after `reclaim`.
+  /// Gives the pages outside of `ranges` ({offset, bytes}) back to the system and the meter; their content is lost,
+  /// and the arena can no longer hold another step.
   void discard_except(std::vector<std::pair<bytes_t, bytes_t>> ranges);
 
  private:
