@@ -143,7 +143,7 @@ TEST_CASE("min_cut on captured networks stays near the bound") {
     const char* name;
     double at_8, at_5, small, at_small;
   };
-  for (const auto& r : {row{"gpt2-layers-2-seq-256", 3.1, 14.1, .4, 24.0}, row{"gpt2-layers-12", 2.9, 8.5, .2, 25},
+  for (const auto& r : {row{"gpt2-layers-2-seq-256", 3.1, 14.1, .4, 24.5}, row{"gpt2-layers-12", 2.9, 8.5, .2, 25},
                         row{"unet-depth-4", 3.9, 13.9, .3, 47}, row{"resnet18", 2.7, 14.0, .4, 60},
                         row{"mobilenet-v3-small", 1.7, 6.6, .2, 18}}) {
     const auto p = read_problem(std::string(REMAT_SOURCE_DIR) + "/bench/instances/" + r.name + ".json");

@@ -40,7 +40,7 @@ struct improve_options {
 /// (record-to-record travel). Equal seeds give equal results where no limit cuts the search off.
 ///
 /// @param p     the problem
-/// @param order a valid order of computations, of any memory need
+/// @param order a valid order of computations, of any memory need; it is made to fit where it does not
 /// @param best  the fastest known, which is improved
 /// @param m     seed, limits and stop; is told of each improvement
 /// @param o     when to end
@@ -51,8 +51,8 @@ struct improve_options {
 ///
 /// Reference: Shaw, "Using constraint programming and local search methods to solve vehicle routing problems", CP 1998 (large
 /// neighbourhoods); Dueck, "New optimization heuristics", J. Comput. Phys. 104, 1993 (record-to-record travel).
-inline void improve(const problem& p, const std::vector<index_t>& order, incumbent& best, monitor& m,
-                    const improve_options& o = {}, double bound = 0) {
+inline void improve(const problem& p, std::vector<index_t> order, incumbent& best, monitor& m, const improve_options& o = {},
+                    double bound = 0) {
   o.validate();
   const auto stop = [&] { return m.stopped(); };
   const auto done = [&] { return best.found() && best.seconds() * (1 - m.limits().gap) <= bound; };

@@ -196,6 +196,8 @@ class min_cut {
   void search(const problem& p, bytes_t budget, const std::vector<start>& starts, incumbent& best, monitor& m,
               double bound) const {
     const auto stop = [&] { return m.stopped(); };
+    const auto half = m.remaining() / 2;  // the rest is for `improve`
+    const auto late = [&] { return m.stopped() || m.remaining() < half; };
     const auto offer = [&](const std::vector<index_t>& order, const char* stage) {
       if (best.offer(order)) m.report({.stage = stage, .best = best.seconds(), .bound = bound});
     };
@@ -215,18 +217,18 @@ class min_cut {
     const auto operations = std::max<std::size_t>(1, p.operations().size());
     std::vector<std::vector<index_t>> good;  // each faster than those before
     neighbourhood n(p, budget, m.limits().seed);
-    for (std::size_t i = 0; i < order.size() && (i == 0 || i * operations < options_.repairs) && !stop() && !good_enough(); ++i) {
+    for (std::size_t i = 0; i < order.size() && (i == 0 || i * operations < options_.repairs) && !late() && !good_enough(); ++i) {
       n.load(order[i]->order);
-      if (!n.repair(0, best.seconds() * 1.5, stop)) continue;
+      if (!n.repair(0, best.seconds() * 1.5, late)) continue;
       n.retain();
       const auto before = best.seconds();
       offer(n.order(), "repairs");
       if (best.seconds() < before) good.push_back(best.order());
     }
     for (const double distance : {1.0, 0.5, 2.0})
-      for (std::size_t i = 0; i < order.size() && (i == 0 || 4 * i * operations < options_.repairs) && !stop() && !good_enough();
+      for (std::size_t i = 0; i < order.size() && (i == 0 || 4 * i * operations < options_.repairs) && !late() && !good_enough();
            ++i)
-        if (auto played = eviction(p, order[i]->order).run(budget, {.distance = distance}, stop)) {
+        if (auto played = eviction(p, order[i]->order).run(budget, {.distance = distance}, late)) {
           n.load(std::move(*played));
           n.retain();
           const auto before = best.seconds();

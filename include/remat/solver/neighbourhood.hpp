@@ -23,7 +23,12 @@ namespace remat {
 /// An order of computations under change. Any order in which every operation comes after the first computation of its operands is
 /// valid: what is not computed again is retained. Only the memory it needs is to be brought below the budget.
 ///
-/// Copies of one `random` stream give equal results; the object keeps its buffers between calls.
+/// Equal seeds and calls give equal orders. The object keeps its buffers between calls; one per thread.
+/// @code
+/// remat::neighbourhood n(p, budget, 1);
+/// n.load(remat::needed_operations(p));
+/// if (n.repair()) std::cout << n.seconds() << " s within the budget\n";
+/// @endcode
 class neighbourhood {
  public:
   /// @param p      the problem; must outlive this
@@ -91,7 +96,7 @@ class neighbourhood {
     measure();
   }
 
-  /// Moves a computation to another place where it is valid; `with_drops` semantics: the memory changes, the time does not.
+  /// Moves a computation to another place nearby where it is valid: the memory changes, the time does not.
   void shift() {
     if (order_.size() < 2) return;
     const auto k = static_cast<std::size_t>(random_() % order_.size());
@@ -189,7 +194,7 @@ class neighbourhood {
 
   double unit() { return static_cast<double>(random_() >> 11) * 0x1p-53; }
 
-  /// Removes what nobody reads and computes what every position needs.
+  /// Removes computations whose results nobody reads, and finds the memory every position needs.
   void measure() {
     const auto& values = p_.values();
     std::fill(wanted_.begin(), wanted_.end(), 0);
@@ -210,8 +215,7 @@ class neighbourhood {
       bytes_t written = op.workspace;
       for (auto v : op.outputs) {
         written += values[v].bytes;
-        if (!wanted_[v]) continue;
-        useful = true;
+        useful = useful || wanted_[v];
       }
       if (!useful) continue;
       for (auto v : op.outputs) {
@@ -236,11 +240,10 @@ class neighbourhood {
     }
     for (std::size_t v = 0; v + 1 < first_.size(); ++v) first_[v + 1] += first_[v];
     events_.resize(first_.back());
-    auto& next = next_;
-    next.assign(first_.begin(), first_.end() - 1);
+    next_.assign(first_.begin(), first_.end() - 1);
     for (std::size_t k = 0; k < order_.size(); ++k) {
-      for (auto v : p_.operations()[order_[k]].inputs) events_[next[v]++] = static_cast<std::uint32_t>(2 * k);
-      for (auto v : p_.operations()[order_[k]].outputs) events_[next[v]++] = static_cast<std::uint32_t>(2 * k + 1);
+      for (auto v : p_.operations()[order_[k]].inputs) events_[next_[v]++] = static_cast<std::uint32_t>(2 * k);
+      for (auto v : p_.operations()[order_[k]].outputs) events_[next_[v]++] = static_cast<std::uint32_t>(2 * k + 1);
     }
   }
   std::size_t last(index_t v) const { return first_[v + 1]; }
@@ -398,11 +401,12 @@ class neighbourhood {
   bytes_t peak_ = 0;
   std::vector<std::size_t> first_, next_, over_;
   std::vector<std::uint32_t> events_;
-  std::vector<unsigned> made_, mark_, counted_, looked_;
+  std::vector<unsigned> made_;
+  std::vector<std::uint64_t> mark_, counted_, looked_;  // stamps
   std::vector<double> noise_, estimate_, excess_;
   std::vector<unsigned char> wanted_, kept_, missing_;
   std::vector<candidate> candidates_;
-  unsigned stamp_ = 0, query_ = 0;
+  std::uint64_t stamp_ = 0, query_ = 0;
 };
 
 }  // namespace remat
