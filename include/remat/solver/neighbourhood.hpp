@@ -11,7 +11,6 @@
 #include <functional>
 #include <limits>
 #include <random>
-#include <span>
 #include <utility>
 #include <vector>
 
