@@ -9,6 +9,7 @@
 #include <remat/core/evaluate.hpp>
 #include <remat/core/freeze.hpp>
 #include <remat/core/limits.hpp>
+#include <remat/core/pareto.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>
