@@ -21,6 +21,7 @@
 #include <remat/cost/table.hpp>
 #include <remat/graph/dag.hpp>
 #include <remat/io/bytes.hpp>
+#include <remat/io/curve.hpp>
 #include <remat/io/timeline.hpp>
 #include <remat/solver/chen.hpp>
 #include <remat/solver/rotor.hpp>
