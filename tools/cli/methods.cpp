@@ -53,7 +53,7 @@ const method& find_method(std::string_view name) {
 std::vector<backend_state> backends() {
   std::vector<backend_state> all;
   for (const char* name : {"highs", "glpk"}) try {
-      all.push_back({name, true, make_backend(name).name()});
+      all.push_back({name, true, make_backend(name).about()});
     } catch (const remat::not_available& why) {
       const std::string what = why.what();
       all.push_back({name, false, what.substr(0, what.find('\n'))});
