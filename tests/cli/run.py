@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "checker"))
 sys.dont_write_bytecode = True
@@ -138,17 +137,17 @@ expect("no such time", 2, "solve", small, "-b", "100", "--time-limit", "soon", s
 expect("a problem that is not there comes before the search", 2, "solve", folder / "absent.json", "-b", "100", says=["absent.json"])
 
 # on a terminal: progress on the error stream, gone at the end; an interrupt ends the search with what there is
-def on_terminal(*arguments, interrupt_after=None):
+def on_terminal(*arguments, interrupt=False):
     ours, theirs = pty.openpty()
     process = subprocess.Popen([program, *map(str, arguments)], stdout=subprocess.PIPE, stderr=theirs, text=True)
     os.close(theirs)
-    if interrupt_after is not None:
-        time.sleep(interrupt_after)
-        process.send_signal(signal.SIGINT)
     shown = b""
     try:
         while piece := os.read(ours, 4096):
             shown += piece
+            if interrupt:  # it works, and listens
+                process.send_signal(signal.SIGINT)
+                interrupt = False
     except OSError:  # the end, on Linux
         pass
     os.close(ours)
@@ -159,7 +158,7 @@ def on_terminal(*arguments, interrupt_after=None):
 code, out, shown = on_terminal("solve", instance, "-b", "50%", "-s", "min_cut")
 if code != 0 or not all(word in shown for word in ("best", "bound", "gap", " s ")) or not shown.endswith("\r\033[K"):
     fail("progress on a terminal", code, repr(shown))
-code, out, shown = on_terminal("curve", root / "bench/instances/resnet50.json", "-s", "min_cut", "-n", 200, "--time-limit", 600, interrupt_after=2)
+code, out, shown = on_terminal("curve", root / "bench/instances/resnet50.json", "-s", "min_cut", "-n", 200, "--time-limit", 600, interrupt=True)
 if code not in (0, 4) or out.count("\n") < 100:
     fail("an interrupted curve", code, out)
 

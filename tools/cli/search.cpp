@@ -143,7 +143,7 @@ int curve(const arguments& a) {
     for (const auto& r : c.points) points.push_back(summary(r));
     out["curves"].push_back({{"solver", c.label}, {"points", points}});
   }
-  const remat::curve_style style{.title = p.name(), .base = store_all.seconds};
+  const remat::curve_style style{.title = p.name() + ": time against budget", .base = store_all.seconds};
   if (a.as_json) {
     std::cout << out.dump(2) << "\n";
   } else {
