@@ -23,6 +23,25 @@
 
 namespace remat {
 
+/// What a model of several moments leaves out, and how hard `moment_bound` tries.
+struct moment_options {
+  std::size_t moments = 24;  ///< most moments at once, >= 1
+  bool integer = true;       ///< branch and bound after the linear relaxations
+  double negligible = 1e-4;  ///< values smaller than this part of the bytes beside held values cost no memory, in [0, 1)
+  double light = 0.02;       ///< operations that need less than this part of them have no row while they run, in [0, 1)
+
+  /// @throws bad_option naming the member that is out of range
+  void validate() const {
+    if (moments < 1) throw bad_option("moment_options.moments must be >= 1, got 0");
+    const auto part = [](const char* member, double x) {
+      if (!(x >= 0 && x < 1))
+        throw bad_option(std::string("moment_options.") + member + " must be in [0, 1), got " + std::to_string(x));
+    };
+    part("negligible", negligible);
+    part("light", light);
+  }
+};
+
 /// A MILP that every schedule within a budget satisfies, staged or not: a relaxation, whose optimum bounds their time from below.
 ///
 /// `moments` are operations tau_1 .. tau_K, each an ancestor of the next, so that in any schedule their first runs are at times
@@ -48,19 +67,13 @@ namespace remat {
 /// Values of negligible size are free once made; the operations that make nothing else run once, and are no columns.
 class moment_form {
  public:
-  struct options {
-    double negligible =
-        1e-4;             ///< values smaller than this part of what held values leave of the budget cost no memory, in [0, 1)
-    double light = 0.02;  ///< operations that need less than this part of it have no row while they run, in [0, 1)
-  };
-
   /// @param p           the problem, without copies; must outlive the form
   /// @param budget      bytes, >= what `bounds_without_search` gives
   /// @param moments     needed operations, ascending, each an ancestor of the next
   /// @param o           what is left out
   /// @param longest_row sums of more terms are split into partial sums
   /// Complexity: O(moments (values + operations + edges)) columns and rows of few entries.
-  moment_form(const problem& p, bytes_t budget, std::vector<index_t> moments, const options& o = {},
+  moment_form(const problem& p, bytes_t budget, std::vector<index_t> moments, const moment_options& o = {},
               std::size_t longest_row = std::numeric_limits<std::size_t>::max())
       : p_(p), options_(o), moments_(std::move(moments)), longest_row_(longest_row) {
     const auto room = static_cast<double>(budget - p.held_bytes());
@@ -355,7 +368,7 @@ class moment_form {
   }
 
   const problem& p_;
-  options options_;
+  moment_options options_;
   std::vector<index_t> moments_;
   std::size_t longest_row_;
   std::vector<index_t> needed_;         // operations that targets depend on
@@ -368,13 +381,6 @@ class moment_form {
   std::vector<std::vector<expression>> k_;  // per moment and value
   std::vector<window> windows_;             // [j, j + 1) at j, then the long ones
   milp::model model_;
-};
-
-/// How hard `moment_bound` tries.
-struct moment_options {
-  std::size_t moments = 24;  ///< most moments at once, >= 1
-  bool integer = true;       ///< branch and bound after the linear relaxations
-  moment_form::options form = {};
 };
 
 /// The path through needed operations on which a schedule without recomputation has most on the device.
@@ -425,9 +431,7 @@ inline std::vector<index_t> heaviest_path(const problem& p) {
 template <milp::backend B>
 time_bound moment_bound(const problem& p, bytes_t budget, monitor& m, const moment_options& o = {}, const B& backend = B(),
                         const std::function<double(const moment_form&, const Eigen::VectorXd&, double)>& seen = {}) {
-  if (o.moments < 1) throw bad_option("moment_options.moments must be >= 1, got 0");
-  for (auto part : {o.form.negligible, o.form.light})
-    if (!(part >= 0 && part < 1)) throw bad_option("moment_options.form: parts must be in [0, 1), got " + std::to_string(part));
+  o.validate();
   auto best = min_cut_bound(p, budget, {}, [&] { return m.stopped(); });
   const auto path = heaviest_path(p);
   if (p.copies() || path.empty() || budget < best.budget) return best;
@@ -487,7 +491,7 @@ time_bound moment_bound(const problem& p, bytes_t budget, monitor& m, const mome
     return !m.stopped() && known * (1 - m.limits().gap) > best.seconds;
   };
   for (bool again = true; again && !m.stopped();) {
-    const moment_form form(p, budget, moments, o.form, milp::longest_row<B>());
+    const moment_form form(p, budget, moments, o, milp::longest_row<B>());
     limits.seconds = m.remaining();
     limits.gap = 0;
     milp::solution s;
