@@ -27,12 +27,17 @@ struct staging {
   /// R2: the operations before `turn` form one stage.
   bool forward_in_one_stage = false;
   /// R3: a value is recomputed only in a stage that uses it (or in the last one, if it is a target); an operation that reads
-  /// nothing repeatable joins the stage before it.
+  /// nothing repeatable but what the operation before it yields joins the stage before it.
   bool recompute_where_used = false;
   /// First operation of the backward; nothing: the one at which the store-all schedule has its peak. Only R1 and R2 read it.
   std::optional<index_t> turn = {};
   /// Empty stages before every stage but the first; they enlarge the class of schedules.
   unsigned extra_stages = 0;
+  /// R4: the smallest values, which together take at most this share of the budget (less held bytes), stay from their computation
+  /// until their last possible use; in [0, 1).
+  double small_values = 0;
+  /// The operations in the order of their first computation, a topological one; nothing: the order of the problem.
+  std::optional<std::vector<index_t>> order = {};
 };
 
 /// The MILP whose solutions are the staged schedules of a problem within a budget.
@@ -69,14 +74,18 @@ class staged_form {
   /// @param rules  the restrictions
   /// @param longest_row memory rows with more entries are split by a running sum
   /// @param stop   polled while the model is built, which takes long for thousands of operations; true leaves it incomplete
-  /// @throws bad_option if `rules.turn` is no operation
+  /// @throws bad_option if `rules.turn` is no operation, `rules.small_values` out of range or `rules.order` no topological order
   /// Complexity: O(stages (operations + edges)) columns and rows; memory rows have O(values) entries each, unless split.
   staged_form(const problem& p, bytes_t budget, const staging& rules = {},
               std::size_t longest_row = std::numeric_limits<std::size_t>::max(), const std::function<bool()>& stop = {})
       : p_(p), rules_(rules), longest_row_(longest_row), needed_(needed_operations(p)) {
     if (rules_.turn && *rules_.turn > p.operations().size())
       throw bad_option("staging.turn must be an operation, got " + std::to_string(*rules_.turn));
+    if (!(rules_.small_values >= 0 && rules_.small_values < 1))
+      throw bad_option("staging.small_values must be in [0, 1), got " + std::to_string(rules_.small_values));
+    if (rules_.order) take_order();
     index_values();
+    hold_small_values(budget);
     cut_stages();
     scale(budget);
     make_columns();
@@ -147,7 +156,7 @@ class staged_form {
         for (auto v : p_.operations()[order[at]].inputs) wanted[v] = true;
       }
       for (index_t v = 0; v < p_.values().size(); ++v)
-        if (modelled_[v] && !set(x, S(stage, v), wanted[v])) return std::nullopt;
+        if (modelled_[v] && !stays_[v] && !set(x, S(stage, v), wanted[v])) return std::nullopt;
     }
     for (const auto& d : derived_) {
       x[d.column] = 0;
@@ -201,13 +210,49 @@ class staged_form {
     always_there_ += p_.held_bytes();
   }
 
+  /// Puts the needed operations into the order that `rules_` asks for.
+  void take_order() {
+    std::vector<bool> needed(p_.operations().size(), false), done(p_.operations().size(), false);
+    for (auto o : needed_) needed[o] = true;
+    std::vector<index_t> order;
+    for (auto o : *rules_.order) {
+      if (o >= needed.size() || done[o])
+        throw bad_option("staging.order must be operations, each once, got " + std::to_string(o));
+      for (auto v : p_.operations()[o].inputs)
+        if (!p_.is_source(v) && !done[p_.producer(v)])
+          throw bad_option("staging.order must be topological: operation " + std::to_string(o) + " reads what operation " +
+                           std::to_string(p_.producer(v)) + " yields");
+      done[o] = true;
+      if (needed[o]) order.push_back(o);
+    }
+    if (order.size() != needed_.size()) throw bad_option("staging.order lacks operations that the targets depend on");
+    needed_ = std::move(order);
+  }
+
+  /// Chooses the values that stay: those without bytes, for which that is no restriction, and those that R4 adds.
+  void hold_small_values(bytes_t budget) {
+    stays_.assign(p_.values().size(), false);
+    std::vector<index_t> smallest;
+    for (index_t v = 0; v < stays_.size(); ++v)
+      if (modelled_[v]) smallest.push_back(v);
+    std::stable_sort(smallest.begin(), smallest.end(),
+                     [&](auto a, auto b) { return p_.values()[a].bytes < p_.values()[b].bytes; });
+    auto room = static_cast<bytes_t>(rules_.small_values * static_cast<double>(budget - always_there_));
+    for (auto v : smallest) {
+      room -= p_.values()[v].bytes;
+      if (room < 0) break;
+      stays_[v] = true;
+    }
+  }
+
   void cut_stages() {
     index_t turn = 0;
     if (rules_.turn)
       turn = *rules_.turn;
     else if (rules_.backward_once || rules_.forward_in_one_stage)
       turn = peak_operation();
-    const auto split = static_cast<std::size_t>(std::lower_bound(needed_.begin(), needed_.end(), turn) - needed_.begin());
+    const auto split = static_cast<std::size_t>(
+        std::find_if(needed_.begin(), needed_.end(), [&](auto o) { return o >= turn; }) - needed_.begin());
     for (std::size_t i = 0; i < needed_.size(); ++i) repeatable_.push_back(!at(i).once && !(rules_.backward_once && i >= split));
     for (std::size_t i = 0; i < needed_.size(); ++i) {
       if (!stages_.empty() && ((rules_.forward_in_one_stage && i < split) || joins(i))) {
@@ -223,8 +268,9 @@ class staged_form {
   /// Under R3, nothing is recomputed in the stage of an operation that reads nothing repeatable: it needs no stage of its own.
   bool joins(std::size_t i) const {
     const auto& inputs = at(i).inputs;
-    return rules_.recompute_where_used &&
-           std::none_of(inputs.begin(), inputs.end(), [&](auto v) { return producer_[v] != none && repeatable_[producer_[v]]; });
+    return rules_.recompute_where_used && std::none_of(inputs.begin(), inputs.end(), [&](auto v) {
+             return producer_[v] != none && producer_[v] + 1 != i && repeatable_[producer_[v]] && !stays_[v];
+           });
   }
 
   /// The operation at which the store-all schedule of the needed operations has its peak.
@@ -266,6 +312,7 @@ class staged_form {
     for (std::size_t s = 0; s < count; ++s)
       for (std::size_t i = stages_[s].first; i-- > 0;)
         for (auto v : at(i).outputs) {
+          if (stays_[v]) continue;
           const bool serves = rules_.recompute_where_used
                                   ? used_in_block(s, v) || (p_.is_target(v) && s + 1 == count)
                                   : p_.is_target(v) || (!uses_[v].empty() && uses_[v].back() >= stages_[s].first);
@@ -293,8 +340,10 @@ class staged_form {
         const bool lasting = i == none || !repeatable_[i];
         if (s == count)
           S_[s][v].constant = p_.is_target(v);
-        else if (certain && lasting)
+        else if (certain && (lasting || stays_[v]))
           S_[s][v].constant = 1;
+        else if (stays_[v])
+          S_[s][v].constant = std::any_of(uses.begin(), uses.end(), [&](auto j) { return later[s][j]; });
         else if (used_in_block(s, v))
           S_[s][v] = expression{{}, 1} - R_[s][i];
         else if (certain || std::any_of(uses.begin(), uses.end(), [&](auto j) { return later[s][j]; }))
@@ -312,7 +361,9 @@ class staged_form {
   void at_most(const expression& left, const expression& right) {
     auto e = left - right;
     compact(e);
-    if (!constant(e) || e.constant > 1e-9) builder_.at_most(e, 0);
+    double most = e.constant;  // all columns are in [0, 1]
+    for (const auto& [column, factor] : e.terms) most += std::max(factor, 0.0);
+    if (most > 1e-9) builder_.at_most(e, 0);
   }
 
   void make_rows(std::size_t s) {
@@ -330,12 +381,14 @@ class staged_form {
       for (auto j : uses_[v])
         if (j < last && !is_zero(R[j])) users[v].push_back(j);
       const auto& after = S(s + 1, v);
-      const auto before = i == none ? S(s, v) : R[i] + S(s, v);
+      const auto before = i == none || (stays_[v] && i < first) ? S(s, v) : R[i] + S(s, v);
       auto& level = levels[v];
-      const bool byproduct = i != none && !constant(R[i]) && at(i).outputs.size() > 1;  // may be recomputed without being used
+      const auto others = [&](auto u) { return u != v && !stays_[u]; };
+      const bool byproduct =  // may be recomputed without being used
+          i != none && !constant(R[i]) && std::any_of(at(i).outputs.begin(), at(i).outputs.end(), others);
       if (!byproduct && !users[v].empty()) level.push_back(before);
       for (std::size_t q = level.size(); q < users[v].size(); ++q) {
-        if (users[v].back() >= first || is_one(after)) {
+        if (users[v].back() >= first || is_one(after) || stays_[v]) {
           level.push_back({{}, 1});
           continue;
         }
@@ -350,6 +403,8 @@ class staged_form {
         at_most(level[q + 1], level[q]);
       }
 
+      live[v] = i == none ? before : S(s, v);
+      if (stays_[v]) continue;
       if (i != none && !constant(R[i])) at_most(before, {{}, 1});
       const bool block_use = !users[v].empty() && users[v].back() >= first;
       expression use;
@@ -361,7 +416,6 @@ class staged_form {
         purpose[i].add(use);
         certain[i] = certain[i] || block_use || at_end;
       }
-      live[v] = i == none ? before : S(s, v);
     }
     for (std::size_t i = 0; i < last; ++i)
       if (!constant(R[i]) && !certain[i]) at_most(R[i], purpose[i]);
@@ -381,7 +435,7 @@ class staged_form {
     };
     for (std::size_t k = 0; k < stages_[s].second; ++k) {
       if (is_zero(R_[s][k])) continue;
-      for (auto v : at(k).outputs) change(v, R_[s][k] + S(s, v));
+      for (auto v : at(k).outputs) change(v, stays_[v] && k < stages_[s].first ? S(s, v) : R_[s][k] + S(s, v));
       compact(row);
       if (row.terms.size() > longest_row_) {
         derived_.push_back({builder_.columns(), {row}});
@@ -419,6 +473,7 @@ class staged_form {
   std::vector<index_t> producer_;                            ///< of a value, among the needed operations
   std::vector<std::vector<std::size_t>> uses_;               ///< of a value, among the needed operations
   std::vector<bool> modelled_;                               ///< values that come and go
+  std::vector<bool> stays_;                                  ///< values that are not dropped before their last possible use
   bytes_t always_there_ = 0;
   double base_seconds_ = 0, second_ = 1, byte_ = 1, room_ = 0;
   milp::builder builder_;
