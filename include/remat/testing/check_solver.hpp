@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Conformance suite for solvers: run it on your own before you trust its schedules.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <exception>
+#include <limits>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <remat/core/evaluate.hpp>
+#include <remat/core/solve.hpp>
+#include <remat/testing/generators.hpp>
+#include <remat/testing/oracle.hpp>
+
+namespace remat::testing {
+
+/// What `check_solver` asks of a solver.
+struct solver_suite {
+  std::size_t rounds = 500;  ///< random problems, each with three budgets
+  std::uint64_t seed = 1;    ///< of the random problems
+  bool exact = false;        ///< finds the optimum of every problem; otherwise it may be slower or find nothing
+  bool once = true;          ///< some problems have once-only operations and sources that are not held
+  double patience = 5;       ///< longest time it may take to notice that there is none left, s; generous, as machines are busy
+};
+
+namespace detail {
+
+/// Small problems at the edges of what is valid, each with a name.
+inline std::vector<problem> edge_problems() {
+  const std::vector<value> two = {{"a", 3}, {"b", 2}};
+  const auto op = [](std::vector<index_t> inputs, std::vector<index_t> outputs, double seconds, bytes_t workspace = 0,
+                     bool once = false) {
+    return operation{"o", std::move(inputs), std::move(outputs), seconds, workspace, once};
+  };
+  return {
+      problem("nothing", {}, {}, {}),
+      problem("sources only", {{"held", 4, true}, {"other", 2}}, {}, {1}),
+      problem("no targets", two, {op({}, {0}, 1), op({0}, {1}, 1)}, {}),
+      problem("one operation", {{"a", 3}}, {op({}, {0}, 1, 2)}, {0}),
+      problem("an operation without outputs", two, {op({}, {0}, 1), op({0}, {}, 5), op({0}, {1}, 1)}, {1}),
+      problem("no bytes", {{"a", 0}, {"b", 0}, {"c", 0}}, {op({}, {0}, 1), op({0}, {1}, 1), op({0, 1}, {2}, 1)}, {2}),
+      problem("no costs", {{"a", 3}, {"b", 2}, {"c", 4}}, {op({}, {0}, 0), op({0}, {1}, 0), op({0, 1}, {2}, 0)}, {0, 2}),
+      problem("all held", {{"a", 3, true}, {"b", 2}}, {op({0}, {1}, 1)}, {0, 1}),
+      problem("once everywhere", {{"a", 3}, {"b", 2}, {"c", 4}},
+              {op({}, {0}, 1, 0, true), op({0}, {1}, 1, 0, true), op({0, 1}, {2}, 1, 0, true)}, {2}),
+      problem("a source to be dropped", {{"s", 5}, {"a", 3}, {"b", 5}}, {op({0}, {1}, 1), op({1}, {2}, 1)}, {2}),
+      problem("copies", {{"a", 3}, {"b", 2}, {"c", 4}}, {op({}, {0}, 1), op({0}, {1}, 1), op({0, 1}, {2}, 1)}, {2},
+              copy_rates{1e9, 1e9, 1e-6}),
+      problem("large numbers", {{"a", max_bytes / 4}, {"b", max_bytes / 4}, {"c", 1}},
+              {op({}, {0}, 1e9), op({0}, {1}, 1e-9), op({0, 1}, {2}, 1)}, {2}),
+  };
+}
+
+}  // namespace detail
+
+/// Puts a solver through problems whose optimum is known: valid schedules within the budget, never faster than the optimum;
+/// claims (optimal, infeasible, bounds) that are true; store-all's time where store-all fits; equal answers to equal calls, from
+/// two threads at once as well; limits and observers obeyed. For solvers that do not use copies to the host
+/// and end by themselves: the small problems are solved without a time limit.
+/// @tparam S the solver
+/// @param s  the solver
+/// @param o  what is asked
+/// @return what went wrong, a line each; empty if the solver conforms
+/// @code
+/// for (const auto& failure : remat::testing::check_solver(my_solver{})) std::cerr << failure << '\n';
+/// @endcode
+template <solver S>
+std::vector<std::string> check_solver(const S& s, const solver_suite& o = {}) {
+  std::vector<std::string> failures;
+  const limits unlimited{.seconds = std::numeric_limits<double>::infinity(), .seed = 7, .gap = 0};
+  const auto check = [&](const problem& p, bytes_t budget, const std::string& what) {
+    const auto expect = [&](bool ok, const std::string& failure) {
+      if (!ok) failures.push_back(std::string(s.name()) + ", " + what + ", budget " + std::to_string(budget) + ": " + failure);
+      return ok;
+    };
+    result r;
+    try {
+      r = solve(p, budget, s, unlimited);
+    } catch (const std::exception& why) {
+      expect(false, why.what());
+      return;
+    }
+    const double optimum = exhaustive_optimum(p, budget).value_or(std::numeric_limits<double>::infinity());
+    const double slack = 1e-9 * p.total_seconds();
+    if (std::isfinite(optimum)) {
+      expect(r.status != status::infeasible, "infeasible, but it is not");
+      expect(r.budget_bound <= budget, "a bound on the budget that is too high: " + std::to_string(r.budget_bound));
+      expect(r.bound <= optimum + slack, "bound " + std::to_string(r.bound) + " above the optimum " + std::to_string(optimum));
+      if (r.status == status::optimal) expect(r.seconds <= optimum + slack, "not optimal, but says so");
+      if (o.exact && expect(r.found(), "no schedule")) expect(r.seconds <= optimum + slack, "not the optimum");
+    }
+    if (r.found()) expect(r.seconds >= optimum - slack, "faster than the optimum: the judge is wrong");
+    if (budget >= evaluate(p, with_drops(p, needed_operations(p))).peak && expect(r.found(), "store-all fits, and is not found"))
+      expect(r.seconds <= bounds_without_search(p).seconds + slack, "slower than store-all, which fits");
+    if (r.smallest_budget) expect(exhaustive_optimum(p, *r.smallest_budget).has_value(), "smallest budget without a schedule");
+    expect(std::isfinite(r.bound) && !std::isnan(r.scope_bound), "a bound that is no number");
+    result again[2];
+    std::thread other([&] { again[0] = solve(p, budget, s, unlimited); });
+    again[1] = solve(p, budget, s, unlimited);
+    other.join();
+    for (const auto& a : again)
+      expect(a.schedule == r.schedule && a.status == r.status && a.bound == r.bound, "another answer to the same call");
+  };
+
+  for (const auto& p : detail::edge_problems()) {
+    const auto all = evaluate(p, store_all_schedule(p)).peak;
+    for (const auto budget : {bytes_t{0}, all / 2, all - 1, all, all + 1, max_bytes})
+      if (budget >= 0) check(p, budget, p.name());
+  }
+  std::mt19937_64 g(o.seed);
+  for (std::size_t round = 0; round < o.rounds; ++round) {
+    random_options r;
+    r.operations = static_cast<std::size_t>(uniform(g, 2, 8));
+    r.sources = static_cast<std::size_t>(uniform(g, 1, 2));
+    r.outputs = round % 3 == 0 ? 1 : 2;
+    r.held = o.once ? 50 : 100;
+    r.once = o.once && round % 2 == 0 ? 20 : 0;
+    r.density = static_cast<int>(uniform(g, 20, 70));
+    const bool chain = round % 5 == 4;
+    const auto length = static_cast<std::size_t>(uniform(g, 1, 3));
+    const auto p = chain ? random_training_chain(g, length) : random_problem(g, r);
+    const auto all = evaluate(p, store_all_schedule(p)).peak, least = bounds_without_search(p).budget;
+    for (const auto budget : {least, least + (all - least) / 2, all - 1})
+      if (budget >= 0) check(p, budget, (chain ? "chain " : "random problem ") + std::to_string(round));
+  }
+
+  const auto large = transformer_training_graph(12);
+  const auto peak = evaluate(large, store_all_schedule(large)).peak;
+  for (const bool observed : {false, true}) {
+    bool told = false;
+    const limits l{.seconds = observed ? 20.0 : 0.0};
+    const auto r = solve(large, large.held_bytes() + (peak - large.held_bytes()) / 2, s, l, [&](const progress&) {
+      told = true;
+      return observed ? control::stop : control::go_on;
+    });
+    if ((told || !observed) && r.elapsed > o.patience)
+      failures.push_back(std::string(s.name()) + (observed ? ": stopped by an observer" : ": without time") + ", it took " +
+                         std::to_string(r.elapsed) + " s");
+  }
+  return failures;
+}
+
+}  // namespace remat::testing
