@@ -52,16 +52,15 @@ class checkmate {
     std::optional<schedule> start = {};  ///< a known schedule, used as a cutoff and, if staged, as the start of the search
     /// First solve with R1-R3, where `rules` has not all of them, and start from the answer. Mostly halves the time.
     bool restricted_first = true;
-
     /// Take the order of the first computations in `start`, if there is one, for the order of the operations: then most
     /// schedules of other methods are staged. `rules.order` comes first.
     bool order_of_start = false;
 
-    /// R1-R3 and R4 with 1 %, for training graphs: rarely worse than no restriction and an order of magnitude faster, but close
+    /// R1-R3, and R4 with 1 %, for training graphs: rarely worse than no restriction and an order of magnitude faster, but close
     /// to the smallest budgets often without a schedule.
-    static options fast() { return {{true, true, true, {}, 0, 0.01, {}}, {}, false, false}; }
-    /// R2-R4, started from R1-R4: also finds schedules that must recompute a gradient.
-    static options balanced() { return {{false, true, true, {}, 0, 0.01, {}}, {}, true, false}; }
+    static options fast() { return {.rules = {true, true, true, {}, 0, 0.01}, .restricted_first = false}; }
+    /// R2-R4 with one more stage at the end, started from R1-R4: also finds schedules that compute a gradient again.
+    static options balanced() { return {.rules = {false, true, true, {}, 0, 0.01, {}, true}, .order_of_start = true}; }
   };
 
   explicit checkmate(const options& o, B backend = B()) : options_(o), backend_(std::move(backend)) {}
@@ -159,7 +158,7 @@ class checkmate {
         : method_(method), p_(p), smallest_(smallest), least_(bounds_without_search(p)) {
       rules_ = method.options_.rules;
       if (!rules_.order && method.options_.order_of_start && method.options_.start)
-        rules_.order = first_computations(*method.options_.start);
+        rules_.order = first_computations(p, *method.options_.start);
       if (Form::restricts && method.options_.restricted_first &&
           !(rules_.backward_once && rules_.forward_in_one_stage && rules_.recompute_where_used)) {
         restricted_ = rules_;
@@ -181,25 +180,12 @@ class checkmate {
     }
 
    private:
-    /// Every needed operation in the order of its first computation; those that `s` does not compute at the end.
-    std::vector<index_t> first_computations(const schedule& s) const {
-      std::vector<index_t> order;
-      std::vector<bool> seen(p_.operations().size(), false);
-      const auto add = [&](index_t o) {
-        if (o < seen.size() && !seen[o]) order.push_back(o);
-        if (o < seen.size()) seen[o] = true;
-      };
-      for (auto o : compute_order(s)) add(o);
-      for (auto o : needed_operations(p_)) add(o);
-      return order;
-    }
-
     /// Looks for a better schedule than `best` under `rules`.
     /// @param form  the model, made when it is first needed
     /// @param floor lower bound on the time of every schedule under the rules, s
     void search(bytes_t budget, const staging& rules, std::optional<Form>& form, double floor, monitor& m, result& best) {
       const auto gap = m.limits().gap;
-      best.scope = scope(rules);
+      best.scope = to_string(rules);
       best.scope_bound = floor;
       if (best.found() && best.seconds * (1 - gap) <= floor) return;
       if (!form) form.emplace(p_, smallest_, rules, milp::longest_row<B>(), [&] { return m.stopped(); });
@@ -276,18 +262,6 @@ class checkmate {
     forms forms_;
     result last_;
   };
-
-  /// The schedules that are searched, in words.
-  static std::string scope(const staging& r) {
-    std::string text = "staged schedules";
-    if (r.extra_stages > 0) text += " with " + std::to_string(r.extra_stages) + " extra stages each";
-    if (r.backward_once) text += ", backward computed once";
-    if (r.forward_in_one_stage) text += ", forward in one stage";
-    if (r.recompute_where_used) text += ", values recomputed where used";
-    if (r.small_values > 0) text += ", small values held";
-    if (r.order) text += ", in another order";
-    return text;
-  }
 
   options options_;
   B backend_;

@@ -37,7 +37,38 @@ struct staging {
   double small_values = 0;
   /// The operations in the order of their first computation, a topological one; nothing: the order of the problem.
   std::optional<std::vector<index_t>> order = {};
+  /// One more stage at the end, without an operation of its own: for targets that are dropped and computed again. It enlarges the
+  /// class of schedules.
+  bool last_stage = false;
 };
+
+/// The operations of `p` in the order in which `s` first computes them, as `staging::order` takes it; those that it does not
+/// compute come last.
+/// Complexity: O(operations + steps).
+inline std::vector<index_t> first_computations(const problem& p, const schedule& s) {
+  std::vector<index_t> order;
+  std::vector<bool> seen(p.operations().size(), false);
+  const auto add = [&](index_t o) {
+    if (!seen.at(o)) order.push_back(o);
+    seen[o] = true;
+  };
+  for (auto o : compute_order(s)) add(o);
+  for (index_t o = 0; o < seen.size(); ++o) add(o);
+  return order;
+}
+
+/// The schedules that `r` admits, in words.
+inline std::string to_string(const staging& r) {
+  std::string text = "staged schedules";
+  if (r.extra_stages > 0) text += " with " + std::to_string(r.extra_stages) + " extra stages each";
+  if (r.last_stage) text += " with one more at the end";
+  if (r.order) text += " in another order";
+  if (r.backward_once) text += ", backward computed once";
+  if (r.forward_in_one_stage) text += ", forward in one stage";
+  if (r.recompute_where_used) text += ", values recomputed where used";
+  if (r.small_values > 0) text += ", small values held";
+  return text;
+}
 
 /// A MILP whose solutions are the staged schedules of a problem within a budget, without its columns and rows.
 ///
@@ -105,9 +136,13 @@ class staged_model {
     for (std::size_t stage = 0; stage < stages_.size(); ++stage) {
       const auto [first, last] = stages_[stage];
       starts.push_back(at);
-      if (first == last) continue;  // the next stage takes what an empty one could
+      const bool end = first == needed_.size();
+      if (first == last && !end) continue;  // the next stage takes what an empty one could
       for (std::size_t next = 0; next < last; ++next, ++at) {
-        if (at == order.size()) return std::nullopt;
+        if (at == order.size()) {
+          if (end) break;
+          return std::nullopt;
+        }
         const auto i = position[order[at]];
         if (i < next || i >= last || !set(x, R_[stage][i], 1)) return std::nullopt;
         next = i;
@@ -301,6 +336,7 @@ class staged_model {
         for (unsigned e = 0; e < rules_.extra_stages; ++e) stages_.emplace_back(i, i);
       stages_.emplace_back(i, i + 1);
     }
+    if (rules_.last_stage && !stages_.empty()) stages_.emplace_back(needed_.size(), needed_.size());
   }
 
   /// Under R3, nothing is recomputed in the stage of an operation that reads nothing repeatable: it needs no stage of its own.
