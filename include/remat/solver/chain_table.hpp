@@ -261,8 +261,7 @@ class chain_table {
     if (from > most_) return;
     // Where it is as low already as the sum will ever be, nothing is to be done.
     const double lowest = seconds + (f.seconds.back() + g.seconds.back());
-    const auto to =
-        std::partition_point(best_.begin() + from, best_.end(), [&](double s) { return s > lowest; }) - best_.begin();
+    const auto to = std::partition_point(best_.begin() + from, best_.end(), [&](double s) { return s > lowest; }) - best_.begin();
     const auto f_end = f.from + f_shift + static_cast<bytes_t>(f.seconds.size()) - 1;  // constant from there on
     const auto g_end = g.from + g_shift + static_cast<bytes_t>(g.seconds.size()) - 1;
     const auto both = std::min<bytes_t>(to, std::min(f_end, g_end)), one = std::min<bytes_t>(to, std::max(f_end, g_end));
