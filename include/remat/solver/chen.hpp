@@ -19,16 +19,16 @@
 
 namespace remat {
 
-/// Divides the forward into segments, retains checkpoints at their ends and the last segment, and makes everything else again when
-/// the backward needs it. Of the divisions and variants that the options allow, the fastest that fits is taken.
+/// Divides the forward into segments, retains checkpoints at their ends and the last segment, and makes everything else again
+/// when the backward needs it. Of the divisions and variants that the options allow, the fastest that fits is taken.
 ///
-/// On graphs of any shape; which one is a chain matters for how well it does, not for whether it is right. What once-only operations
-/// yield is retained.
+/// On graphs of any shape; which one is a chain matters for how well it does, not for whether it is right. What once-only
+/// operations yield is retained.
 ///
 /// Complexity: O(divisions (values + edges executed)).
 ///
-/// Reference: Chen, Xu, Zhang, Guestrin, "Training deep nets with sublinear memory cost", arXiv:1604.06174 (2016); the variants for
-/// graphs that are no chains as in Jain et al., "Checkmate", MLSys 2020.
+/// Reference: Chen, Xu, Zhang, Guestrin, "Training deep nets with sublinear memory cost", arXiv:1604.06174 (2016); the variants
+/// for graphs that are no chains as in Jain et al., "Checkmate", MLSys 2020.
 /// @code
 /// auto r = remat::solve(p, budget, remat::chen{});
 /// @endcode
@@ -46,14 +46,14 @@ class chen {
   enum class division {
     any,          ///< each of those that follow
     square_root,  ///< they end at every k-th candidate, k = floor(sqrt(candidates))
-    equal,        ///< they end at every k-th candidate, for several k
-    greedy        ///< they end at the first candidate after b bytes have been made, for several b
+    equal,        ///< equal numbers of candidates in each, for several numbers of segments
+    greedy        ///< they end at the first candidate after more than b bytes were made, for several b
   };
   struct options {
-    std::optional<index_t> turn = {};   ///< first operation of the backward; by default where store-all's memory is highest
+    std::optional<index_t> turn = {};  ///< first operation of the backward; by default where store-all's memory is highest
     chen::variant variant = variant::any;
     chen::division division = division::any;
-    std::size_t tries = 64;             ///< most k and most b that are tried, >= 1
+    std::size_t tries = 64;  ///< most numbers of segments and most b that are tried, >= 1
   };
 
   chen() : chen(options{}) {}
@@ -93,13 +93,14 @@ class chen {
       for (std::size_t k = 0; k < turn; ++k)
         if (std::binary_search(points.begin(), points.end(), needed[k])) articulation.push_back(k);
     }
-    for (const auto& [v, candidates] : {std::pair{variant::crossing, &all}, {variant::linearised, &all},
-                                        {variant::articulation_points, &articulation}}) {
+    for (const auto& [v, candidates] :
+         {std::pair{variant::crossing, &all}, {variant::linearised, &all}, {variant::articulation_points, &articulation}}) {
       if (!wanted(v)) continue;
       for (const auto& ends : divisions(p, needed, turn, *candidates)) {
         if (m.stopped()) return;
         const auto order = play(p, needed, turn, ends, v, m);
-        if (order && best.offer(*order)) m.report({.stage = std::to_string(ends.size() + 1) + " segments", .best = best.seconds()});
+        if (order && best.offer(*order))
+          m.report({.stage = std::to_string(ends.size() + 1) + " segments", .best = best.seconds()});
       }
     }
     if (options_.variant == variant::last_node || (options_.variant == variant::any && !best.found()))
@@ -113,15 +114,19 @@ class chen {
     std::set<positions> sets;
     const auto n = candidates.size();
     if (n == 0) return sets;
-    const auto add_every = [&](std::size_t k) {
+    const auto wanted = [&](division d) { return options_.division == division::any || options_.division == d; };
+    if (wanted(division::square_root)) {
       positions ends;
+      const auto k = static_cast<std::size_t>(std::sqrt(static_cast<double>(n)));
       for (auto i = k; i <= n; i += k) ends.push_back(candidates[i - 1]);
       sets.insert(std::move(ends));
-    };
-    const auto wanted = [&](division d) { return options_.division == division::any || options_.division == d; };
-    if (wanted(division::square_root)) add_every(static_cast<std::size_t>(std::sqrt(static_cast<double>(n))));
+    }
     if (wanted(division::equal))
-      for (std::size_t count = 1; count <= std::min(options_.tries, n); ++count) add_every((n + count - 1) / count);
+      for (std::size_t count = 2; count <= std::min(options_.tries, n) + 1; ++count) {
+        positions ends;
+        for (std::size_t i = 1; i < count; ++i) ends.push_back(candidates[(i * n + count - 1) / count - 1]);
+        sets.insert(std::move(ends));
+      }
     if (wanted(division::greedy)) {
       double total = 0;
       std::vector<double> made(turn);
@@ -129,7 +134,7 @@ class chen {
         for (auto v : p.operations()[needed[k]].outputs) made[k] += static_cast<double>(p.values()[v].bytes);
         total += made[k];
       }
-      for (std::size_t count = 1; count <= std::min(options_.tries, n); ++count) {
+      for (std::size_t count = 2; count <= std::min(options_.tries, n) + 1; ++count) {
         positions ends;
         double since = 0;
         auto candidate = candidates.begin();

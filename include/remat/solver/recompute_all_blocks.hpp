@@ -29,9 +29,9 @@ namespace remat {
 class recompute_all_blocks {
  public:
   struct options {
-    block_options blocks = {};        ///< how the graph is cut
-    std::vector<index_t> cuts = {};   ///< in place of that: first operations of the second, third, ... block, ascending
-    bool keep_last = false;           ///< the last block is not run again
+    block_options blocks = {};       ///< how the graph is cut
+    std::vector<index_t> cuts = {};  ///< in place of that: first operations of the second, third, ... block, ascending
+    bool keep_last = false;          ///< the last block is not run again
   };
 
   recompute_all_blocks() : recompute_all_blocks(options{}) {}

@@ -86,9 +86,7 @@ inline std::vector<chain_step> revolve_schedule(std::uint64_t links, std::uint64
   };
   std::vector<chain_step> steps;
   std::vector<part> stack = {{0, links, slots}};
-  const auto add = [&](chain_step::kind what, std::uint64_t link) {
-    steps.push_back({what, static_cast<std::size_t>(link), 0});
-  };
+  const auto add = [&](chain_step::kind what, std::uint64_t link) { steps.push_back({what, static_cast<std::size_t>(link), 0}); };
   while (!stack.empty()) {
     const auto now = stack.back();
     stack.pop_back();
@@ -260,8 +258,7 @@ class revolve {
   /// @throws bad_option naming the member that is out of range
   explicit revolve(const options& o) : options_(o) {
     if (o.links < 1) throw bad_option("revolve.links must be >= 1, got 0");
-    if (o.slots < 1 || o.slots > 10'000)
-      throw bad_option("revolve.slots must be in [1, 10000], got " + std::to_string(o.slots));
+    if (o.slots < 1 || o.slots > 10'000) throw bad_option("revolve.slots must be in [1, 10000], got " + std::to_string(o.slots));
   }
 
   std::string name() const { return "revolve"; }
@@ -276,9 +273,13 @@ class revolve {
       m.report({.stage = n < 2 ? "the graph has no chain of blocks" : "chain of " + std::to_string(n) + " blocks"});
       if (n > 1) {
         binomial(p, std::move(blocks), best, m);
-        auto coarse = options_.blocks;
-        coarse.most = std::min(coarse.most, options_.links);
-        if (!m.stopped()) unequal(p, budget, find_blocks(p, coarse), best, m);
+        auto cut = options_.blocks;
+        cut.most = std::min(cut.most, options_.links);
+        std::size_t before = 0;
+        for (int coarser = 0; coarser < 3 && !m.stopped(); ++coarser, cut.least *= 4) {
+          auto links = find_blocks(p, cut);
+          if (links.blocks.size() != std::exchange(before, links.blocks.size())) unequal(p, budget, std::move(links), best, m);
+        }
       }
     }
     best.put_into(r);

@@ -19,8 +19,8 @@
 
 namespace remat {
 
-/// Needed operations divided by separators, recursively: the operations of a part's separator keep those of its children apart, and a
-/// child has at most half of the part's. Operations are neighbours if one reads what the other yields.
+/// Needed operations divided by separators, recursively: the operations of a part's separator keep those of its children apart,
+/// and a child has at most half of the part's. Operations are neighbours if one reads what the other yields.
 ///
 /// From a tree decomposition by minimum-degree elimination: a separator is a bag in the middle of its tree, and so has at most
 /// width + 1 operations.
@@ -185,7 +185,8 @@ namespace detail {
 /// The recursion of `order_by_separators`. An operation that is held has its results on the device.
 class separator_walk {
  public:
-  separator_walk(const problem& p, const separator_tree& tree, std::size_t leaf, std::size_t most, const std::function<bool()>& stop)
+  separator_walk(const problem& p, const separator_tree& tree, std::size_t leaf, std::size_t most,
+                 const std::function<bool()>& stop)
       : p_(p),
         tree_(tree),
         leaf_(leaf),
@@ -304,9 +305,10 @@ class separator_walk {
 /// An order of computations that keeps of each part little more than its separator: what the separator's operations read in a
 /// child is computed in the child, recursively, forgotten, and computed again for the next one that reads it.
 ///
-/// With `leaf` = 1, at most (width + 1 + inputs of an operation) log2(operations) operations have results on the device at a time,
-/// those that targets need or that run once only excepted. Time is polynomial for a constant width, but may be large. Parts of at
-/// most `leaf` operations are not divided: what is wanted of them is computed in the order of the problem, and nothing twice.
+/// With `leaf` = 1, at most (width + 1 + inputs of an operation) log2(operations) operations have results on the device at a
+/// time, those that targets need or that run once only excepted. Time is polynomial for a constant width, but may be large. Parts
+/// of at most `leaf` operations are not divided: what is wanted of them is computed in the order of the problem, and nothing
+/// twice.
 /// @param p    the problem
 /// @param tree its parts
 /// @param leaf size of parts that are not divided
@@ -352,7 +354,8 @@ class twremat {
   twremat() : twremat(options{}) {}
   /// @throws bad_option naming the member that is out of range
   explicit twremat(const options& o) : options_(o) {
-    if (!(o.shrink >= 1.01 && o.shrink <= 100)) throw bad_option("twremat.shrink must be in [1.01, 100], got " + std::to_string(o.shrink));
+    if (!(o.shrink >= 1.01 && o.shrink <= 100))
+      throw bad_option("twremat.shrink must be in [1.01, 100], got " + std::to_string(o.shrink));
     if (o.repetitions < 1) throw bad_option("twremat.repetitions must be >= 1, got 0");
   }
 
