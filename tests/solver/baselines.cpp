@@ -71,7 +71,7 @@ TEST_CASE("articulation points are the operations whose removal leaves more piec
     ++(found.empty() ? none_found : some);
   }
   CHECK(some > 500);
-  CHECK(none_found == 0);  // the first one separates its stub
+  CHECK(none_found > 10);
   CHECK(articulation_points(problem{}, {}).empty());
   const auto chain = unit_training_chain(20'000);  // deep
   std::vector<index_t> forward(20'000);

@@ -181,7 +181,7 @@ TEST_CASE("revolve conforms to what is asked of solvers") {
 TEST_CASE("revolve on unequal chains: more memory is never slower, and both rules are of use") {
   std::mt19937_64 g(44);
   int found = 0, between = 0;
-  for (int round = 0; round < 40; ++round) {
+  for (int round = 0; round < 8; ++round) {
     const auto p = random_training_chain(g, 14);
     const auto all = evaluate(p, store_all_schedule(p)).peak;
     double before = 0;
@@ -194,13 +194,13 @@ TEST_CASE("revolve on unequal chains: more memory is never slower, and both rule
       before = r.seconds;
     }
   }
-  CHECK(found > 300);
-  CHECK(between > 100);
+  CHECK(found > 100);
+  CHECK(between > 40);
 }
 
 TEST_CASE("revolve on a long chain, on a network, and where there is no chain") {
   const auto p = unit_training_chain(900);
-  for (const std::size_t budget : {7u, 30u, 300u}) {
+  for (const std::size_t budget : {7u, 60u}) {
     const auto r = solve(p, static_cast<bytes_t>(budget), revolve{});
     REQUIRE(r.found());
     CHECK(r.seconds == static_cast<double>(901 + revolve_forwards(901, budget - 2)));

@@ -57,7 +57,7 @@ inline void check_revolve(std::uint64_t steps, std::uint64_t slots) {
 /// @param slots s >= 1: states that fit, the initial one included
 /// @return t(l, s)
 /// @throws bad_option if one is out of range
-/// Complexity: O(r).
+/// Complexity: O(r), at most O(sqrt(l)).
 ///
 /// Reference: Griewank, Walther, "Algorithm 799: revolve", ACM TOMS 26 (2000).
 /// @code
@@ -65,7 +65,8 @@ inline void check_revolve(std::uint64_t steps, std::uint64_t slots) {
 /// @endcode
 inline std::uint64_t revolve_forwards(std::uint64_t steps, std::uint64_t slots) {
   detail::check_revolve(steps, slots);
-  slots = std::min(slots, steps);  // more are of no use
+  if (slots == 1) return steps * (steps - 1) / 2;  // r would be as large as the chain
+  slots = std::min(slots, steps);                  // more are of no use
   const auto r = detail::repetitions(steps, slots);
   std::uint64_t c = 1;  // C(slots + r, slots), in factors that leave no remainder
   for (std::uint64_t i = 1; i <= r; ++i) c = c * (slots + i) / i;
