@@ -47,7 +47,8 @@ class turned_graph {
   /// A place between two blocks; positions in `needed`.
   struct cut {
     std::size_t forward, backward;  ///< the first position behind it in the forward, and in the backward
-    std::vector<index_t> crossing;  ///< values made before it that the forward behind it reads
+    std::vector<index_t> crossing;  ///< values made before it that the forward behind it reads, without
+    std::vector<index_t> tiny;      ///< those that do not count beside them
   };
 
   /// @param p      the problem
@@ -68,28 +69,29 @@ class turned_graph {
       if (counts(v) && lives_[v].last_forward > lives_[v].made) ends[lives_[v].last_forward].push_back(v);
     const auto latest = backward_ends();
     std::vector<cut> cuts;
+    const auto is_tiny = [&](index_t v) { return p_.values()[v].bytes <= tiny_; };
     std::vector<index_t> crossing;
-    std::size_t small = 0;                  // of them tiny
     std::size_t earliest = needed_.size();  // first read by the backward of a value that is dead in the forward already
     for (std::size_t q = 1; q < turn_; ++q) {
       // Operation q - 1 has run.
       for (auto v : p_.operations()[needed_[q - 1]].outputs) {
         if (!counts(v)) continue;
-        if (lives_[v].last_forward >= q) {
+        if (lives_[v].last_forward >= q)
           crossing.push_back(v);
-          small += is_tiny(v);
-        } else {
+        else
           earliest = std::min(earliest, lives_[v].first_backward);
-        }
       }
       for (auto v : ends[q - 1]) {
-        small -= std::erase(crossing, v) > 0 && is_tiny(v);
+        std::erase(crossing, v);
         earliest = std::min(earliest, lives_[v].first_backward);
       }
-      if (crossing.size() == small || crossing.size() - small > interface) continue;
+      const auto tiny = static_cast<std::size_t>(std::count_if(crossing.begin(), crossing.end(), is_tiny));
+      if (crossing.size() == tiny || crossing.size() - tiny > interface) continue;
       // What was made before q is not read by the backward of what comes after, the interface excepted.
       if (latest[q] > earliest) continue;
-      if (cuts.empty() || latest[q] <= cuts.back().backward) cuts.push_back({q, latest[q], crossing});
+      if (!cuts.empty() && latest[q] > cuts.back().backward) continue;
+      cuts.push_back({q, latest[q], {}, {}});
+      for (auto v : crossing) (is_tiny(v) ? cuts.back().tiny : cuts.back().crossing).push_back(v);
     }
     return cuts;
   }
@@ -142,13 +144,10 @@ class turned_graph {
       block_chain::block b;
       b.forward.assign(at(from), at(to));
       b.backward.assign(at(before), at(after));
-      if (i > 0)
-        for (auto v : cuts[i - 1].crossing) {
-          if (is_tiny(v))
-            pinned[v] = true;
-          else
-            b.inputs.push_back(v);
-        }
+      if (i > 0) {
+        b.inputs = cuts[i - 1].crossing;
+        for (auto v : cuts[i - 1].tiny) pinned[v] = true;
+      }
       chain.blocks.push_back(std::move(b));
     }
     for (index_t v = 0; v < lives_.size(); ++v) {
@@ -202,7 +201,6 @@ class turned_graph {
     }
   }
   bool counts(index_t v) const { return !ignored_[v] && !pinned_[v]; }
-  bool is_tiny(index_t v) const { return p_.values()[v].bytes <= tiny_; }
   /// Per position of the forward: the first position of the backward after all reads of values made there or later.
   std::vector<std::size_t> backward_ends() const {
     std::vector<std::size_t> latest(turn_ + 1, turn_);
@@ -241,7 +239,6 @@ inline block_chain find_blocks(const problem& p, const block_options& o = {}) {
   const auto needed = needed_operations(p);
   if (needed.empty()) return {};
   const auto needs = measure_order(p, needed);
-  const auto tiny = needs.peak / 1000;
   const auto last = needed.size() - 1;
   std::vector<std::size_t> turns;
   if (o.turn) {
@@ -256,16 +253,24 @@ inline block_chain find_blocks(const problem& p, const block_options& o = {}) {
   turns.erase(std::unique(turns.begin(), turns.end()), turns.end());
   std::vector<detail::turned_graph::cut> best;
   std::size_t best_turn = 0;
-  double least = std::numeric_limits<double>::infinity();
-  for (const auto turn : turns) {
-    const detail::turned_graph graph(p, needed, turn, tiny);
-    auto cuts = graph.cuts(o.interface);
-    graph.join_small(cuts, o.most, o.least);
-    double squares = 0;
-    for (std::size_t i = 0; i <= cuts.size(); ++i)
-      squares +=
-          std::pow(static_cast<double>(graph.size(i == 0 ? nullptr : &cuts[i - 1], i == cuts.size() ? nullptr : &cuts[i])), 2);
-    if (squares < least) least = squares, best = std::move(cuts), best_turn = turn;
+  bytes_t tiny = needs.peak / 1000;
+  const auto try_turns = [&] {
+    double least = std::numeric_limits<double>::infinity();
+    for (const auto turn : turns) {
+      const detail::turned_graph graph(p, needed, turn, tiny);
+      auto cuts = graph.cuts(o.interface);
+      graph.join_small(cuts, o.most, o.least);
+      double squares = 0;
+      for (std::size_t i = 0; i <= cuts.size(); ++i)
+        squares +=
+            std::pow(static_cast<double>(graph.size(i == 0 ? nullptr : &cuts[i - 1], i == cuts.size() ? nullptr : &cuts[i])), 2);
+      if (squares < least) least = squares, best = std::move(cuts), best_turn = turn;
+    }
+  };
+  try_turns();
+  if (best.empty()) {  // in a long chain, everything is tiny
+    tiny = 0;
+    try_turns();
   }
   return detail::turned_graph(p, needed, best_turn, tiny).blocks(best);
 }
