@@ -55,7 +55,7 @@ class staged_form : public staged_model {
   staged_form(const problem& p, bytes_t budget, const staging& rules = {},
               std::size_t longest_row = std::numeric_limits<std::size_t>::max(), const std::function<bool()>& stop = {})
       : staged_model(p, budget, rules), longest_row_(longest_row) {
-    make_columns();
+    if (!make_columns(stop)) return;
     for (std::size_t s = 0; s < stages_.size(); ++s) {
       if (stop && stop()) return;
       make_rows(s);
@@ -64,7 +64,8 @@ class staged_form : public staged_model {
   }
 
  private:
-  void make_columns() {
+  /// False if `stop` ended it.
+  bool make_columns(const std::function<bool()>& stop) {
     const auto n = needed_.size();
     const auto count = stages_.size();
     std::vector<std::vector<bool>> useful(count + 1, std::vector<bool>(n, false));  // recomputing i in stage s serves something
@@ -83,6 +84,8 @@ class staged_form : public staged_model {
       for (std::size_t i = 0; i < stages_[s].first; ++i) later[s][i] = later[s][i] || later[s + 1][i];
 
     for (std::size_t s = 0; s <= count; ++s) {
+      if (stop && stop()) return false;
+      open_stage(s);
       const auto first = s < count ? stages_[s].first : n;
       if (s < count)
         for (std::size_t i = 0; i < stages_[s].second; ++i) {
@@ -109,6 +112,7 @@ class staged_form : public staged_model {
           S_[s][v] = builder_.binary(0);
       }
     }
+    return true;
   }
 
   bool used_in_block(std::size_t s, index_t v) const {
@@ -186,7 +190,7 @@ class staged_form : public staged_model {
     };
     for (std::size_t k = 0; k < stages_[s].second; ++k) {
       if (is_zero(R_[s][k])) continue;
-      for (auto v : at(k).outputs) change(v, stays_[v] && k < stages_[s].first ? S(s, v) : R_[s][k] + S(s, v));
+      for (auto v : at(k).outputs) change(v, stays_[v] && is_one(S(s, v)) ? S(s, v) : R_[s][k] + S(s, v));
       compact(row);
       if (row.terms.size() > longest_row_) {
         row = running_sum(row);
