@@ -205,6 +205,7 @@ class checkmate {
       o.threads = m.limits().threads;
       o.seed = m.limits().seed;
       if (best.found()) o.start = form->encode(best.schedule);
+      if (o.start && !milp::violation(form->model(), *o.start).empty()) o.start.reset();  // within the budget, not the rules
       if (best.found() && !o.start) o.cutoff = best.seconds / form->unit() * (1 - gap);
       o.poll = [&](double objective, double bound) {
         return report(objective * form->unit(), std::max(floor, bound * form->unit()));
