@@ -157,7 +157,7 @@ class checkmate {
     forms(const checkmate& method, const problem& p, bytes_t smallest)
         : method_(method), p_(p), smallest_(smallest), least_(bounds_without_search(p)) {
       rules_ = method.options_.rules;
-      if (!rules_.order && method.options_.order_of_start && method.options_.start)
+      if (rules_.order.empty() && method.options_.order_of_start && method.options_.start)
         rules_.order = first_computations(p, *method.options_.start);
       if (Form::restricts && method.options_.restricted_first &&
           !(rules_.backward_once && rules_.forward_in_one_stage && rules_.recompute_where_used)) {
@@ -188,6 +188,14 @@ class checkmate {
       best.scope = to_string(rules);
       best.scope_bound = floor;
       if (best.found() && best.seconds * (1 - gap) <= floor) return;
+      const auto report = [&](double objective, double bound) {
+        const auto known = bound > 0 ? ", bound " + std::to_string(bound) + " s" : "";
+        m.report({.stage = best.scope + known,
+                  .best = std::min(best.found() ? best.seconds : milp::infinity, objective),
+                  .bound = least_.seconds});
+        return m.stopped();
+      };
+      if (report(milp::infinity, floor)) return;
       if (!form) form.emplace(p_, smallest_, rules, milp::longest_row<B>(), [&] { return m.stopped(); });
       if (!form->complete()) return form.reset();
       form->set_budget(budget);
@@ -197,13 +205,10 @@ class checkmate {
       o.threads = m.limits().threads;
       o.seed = m.limits().seed;
       if (best.found()) o.start = form->encode(best.schedule);
+      if (o.start && !milp::violation(form->model(), *o.start).empty()) o.start.reset();  // within the budget, not the rules
       if (best.found() && !o.start) o.cutoff = best.seconds / form->unit() * (1 - gap);
       o.poll = [&](double objective, double bound) {
-        bound = std::max(floor, bound * form->unit());
-        m.report({.stage = best.scope + ", bound " + std::to_string(bound) + " s",
-                  .best = std::min(best.found() ? best.seconds : milp::infinity, objective * form->unit()),
-                  .bound = least_.seconds});
-        return m.stopped();
+        return report(objective * form->unit(), std::max(floor, bound * form->unit()));
       };
       const auto s = milp::solve(method_.backend_, form->model(), o);
       best.scope_bound = std::max(floor, s.bound * form->unit());

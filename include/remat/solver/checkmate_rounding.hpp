@@ -80,6 +80,7 @@ class checkmate_rounding {
       return m.stopped();
     };
     best.offer(needed_operations(p));
+    if (report("model")) return give(best, r);
     std::vector<double> allowances = {0};
     allowances.insert(allowances.end(), options_.allowances.begin(), options_.allowances.end());
     std::vector<bytes_t> budgets;
@@ -99,11 +100,15 @@ class checkmate_rounding {
       for (unsigned i = 1; i <= options_.thresholds && !m.stopped(); ++i)
         if (round(p, budget, form.extract(s.x, i / (options_.thresholds + 1.0)), m, best)) report("rounding");
     }
+    return give(best, r);
+  }
+
+ private:
+  static result give(const incumbent& best, result& r) {
     best.put_into(r);
     return r;
   }
 
- private:
   /// Solves the LP relaxation of `model`.
   template <class Report>
   milp::solution relax(milp::model model, const monitor& m, const Report& report) const {

@@ -45,7 +45,10 @@ class published_form : public staged_model {
     if (rules.backward_once || rules.forward_in_one_stage || rules.recompute_where_used || rules.small_values > 0)
       throw bad_option("staging: the published form has no restrictions");
     stays_.assign(p.values().size(), false);  // nothing is special about values without bytes
-    make_columns();
+    for (std::size_t t = 0; t <= stages_.size(); ++t) {
+      if (stop && stop()) return;
+      make_columns(t);
+    }
     for (std::size_t t = 0; t < stages_.size(); ++t) {
       if (stop && stop()) return;
       make_rows(t);
@@ -54,26 +57,25 @@ class published_form : public staged_model {
   }
 
  private:
-  void make_columns() {
-    for (std::size_t t = 0; t <= stages_.size(); ++t) {
-      const auto first = t < stages_.size() ? stages_[t].first : needed_.size();
-      if (t < stages_.size())
-        for (std::size_t k = 0; k < stages_[t].second; ++k) {
-          if (k >= first)
-            R_[t][k].constant = 1;
-          else if (repeatable_[k])
-            R_[t][k] = builder_.binary(at(k).seconds / second_);
-        }
-      for (index_t v = 0; v < p_.values().size(); ++v) {
-        const auto k = producer_[v];
-        if (!modelled_[v] || (k != none && k >= first)) continue;
-        if (t == stages_.size())
-          S_[t][v].constant = p_.is_target(v);
-        else if (t == 0)
-          S_[t][v].constant = 1;  // a source
-        else if (p_.is_target(v) || !uses_[v].empty())
-          S_[t][v] = builder_.binary(0);
+  void make_columns(std::size_t t) {
+    open_stage(t);
+    const auto first = t < stages_.size() ? stages_[t].first : needed_.size();
+    if (t < stages_.size())
+      for (std::size_t k = 0; k < stages_[t].second; ++k) {
+        if (k >= first)
+          R_[t][k].constant = 1;
+        else if (repeatable_[k])
+          R_[t][k] = builder_.binary(at(k).seconds / second_);
       }
+    for (index_t v = 0; v < p_.values().size(); ++v) {
+      const auto k = producer_[v];
+      if (!modelled_[v] || (k != none && k >= first)) continue;
+      if (t == stages_.size())
+        S_[t][v].constant = p_.is_target(v);
+      else if (t == 0)
+        S_[t][v].constant = 1;  // a source
+      else if (p_.is_target(v) || !uses_[v].empty())
+        S_[t][v] = builder_.binary(0);
     }
   }
 

@@ -16,17 +16,11 @@ namespace remat {
 
 /// The MILP whose solutions are the staged schedules of a problem within a budget.
 ///
-/// The operations that targets depend on, in the order of the problem, are cut into blocks: single operations, unless R2 merges
-/// the forward. Stage s first recomputes any operations of earlier blocks, ascending, each at most once, and then computes its
-/// block. This restricts the order only; what is kept is free.
-///
-/// Columns, for stage s, operation i, value v:
-/// - R[s,i] in {0,1}: stage s recomputes i (constant 1 for its block);
-/// - S[s,v] in {0,1}: v is on the device when stage s starts;
-/// - L[s,v,q] in [0,1], continuous: v is still there after the first q of its users u_1 < .. < u_r in stage s; constant 1 up to
-/// the
-///   last user in the block. L[s,v,r] stands for S[s+1,v], and L[s,v,0] for R[s,producer] + S[s,v] unless the producer has other
-///   outputs, for whose sake alone it may be recomputed.
+/// Columns, for stage s, operation i, value v, besides R[s,i] and S[s,v] of `staged_model`:
+/// - L[s,v,q] in [0,1], continuous: v is still there after the first q of its users u_1 < .. < u_r in stage s. It is constant 1
+/// up
+///   to the last user in the block. L[s,v,r] stands for S[s+1,v], and L[s,v,0] for R[s,producer] + S[s,v] unless the producer
+///   has other outputs, for whose sake alone it may be recomputed.
 ///
 /// Rows:
 /// - R[s,i] + S[s,v] <= 1 for each output v of i: recomputing what is held is never useful;
@@ -36,10 +30,9 @@ namespace remat {
 ///
 /// Where the block uses v, S[s,v] is 1 - R[s,producer] and no column. Columns that are constant in every solution are not made
 /// either: R of an operation that nothing in this stage or later can need, S and L of a value that is not needed any more or
-/// cannot be rebuilt while it is needed. Non-held sources are values that cannot be rebuilt; held ones only lower the budget.
-/// Sizes are divided by their greatest common divisor, so rounding is exact.
+/// cannot be rebuilt while it is needed, or stays anyway (R4; values without bytes).
 ///
-/// References: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020 (stages, R,
+/// Reference: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020 (stages, R,
 /// S); the interval columns replace its indicator of freed values.
 class staged_form : public staged_model {
  public:
@@ -55,7 +48,7 @@ class staged_form : public staged_model {
   staged_form(const problem& p, bytes_t budget, const staging& rules = {},
               std::size_t longest_row = std::numeric_limits<std::size_t>::max(), const std::function<bool()>& stop = {})
       : staged_model(p, budget, rules), longest_row_(longest_row) {
-    make_columns();
+    if (!make_columns(stop)) return;
     for (std::size_t s = 0; s < stages_.size(); ++s) {
       if (stop && stop()) return;
       make_rows(s);
@@ -64,7 +57,8 @@ class staged_form : public staged_model {
   }
 
  private:
-  void make_columns() {
+  /// False if `stop` ended it.
+  bool make_columns(const std::function<bool()>& stop) {
     const auto n = needed_.size();
     const auto count = stages_.size();
     std::vector<std::vector<bool>> useful(count + 1, std::vector<bool>(n, false));  // recomputing i in stage s serves something
@@ -83,6 +77,8 @@ class staged_form : public staged_model {
       for (std::size_t i = 0; i < stages_[s].first; ++i) later[s][i] = later[s][i] || later[s + 1][i];
 
     for (std::size_t s = 0; s <= count; ++s) {
+      if (stop && stop()) return false;
+      open_stage(s);
       const auto first = s < count ? stages_[s].first : n;
       if (s < count)
         for (std::size_t i = 0; i < stages_[s].second; ++i) {
@@ -109,6 +105,7 @@ class staged_form : public staged_model {
           S_[s][v] = builder_.binary(0);
       }
     }
+    return true;
   }
 
   bool used_in_block(std::size_t s, index_t v) const {
@@ -186,7 +183,7 @@ class staged_form : public staged_model {
     };
     for (std::size_t k = 0; k < stages_[s].second; ++k) {
       if (is_zero(R_[s][k])) continue;
-      for (auto v : at(k).outputs) change(v, stays_[v] && k < stages_[s].first ? S(s, v) : R_[s][k] + S(s, v));
+      for (auto v : at(k).outputs) change(v, stays_[v] && is_one(S(s, v)) ? S(s, v) : R_[s][k] + S(s, v));
       compact(row);
       if (row.terms.size() > longest_row_) {
         row = running_sum(row);

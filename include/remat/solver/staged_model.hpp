@@ -35,8 +35,8 @@ struct staging {
   /// R4: the smallest values, which together take at most this share of the budget (less held bytes), stay from their computation
   /// until their last possible use; in [0, 1).
   double small_values = 0;
-  /// The operations in the order of their first computation, a topological one; nothing: the order of the problem.
-  std::optional<std::vector<index_t>> order = {};
+  /// The operations in the order of their first computation, a topological one; empty: the order of the problem.
+  std::vector<index_t> order = {};
   /// One more stage at the end, without an operation of its own: for targets that are dropped and computed again. It enlarges the
   /// class of schedules.
   bool last_stage = false;
@@ -62,7 +62,7 @@ inline std::string to_string(const staging& r) {
   std::string text = "staged schedules";
   if (r.extra_stages > 0) text += " with " + std::to_string(r.extra_stages) + " extra stages each";
   if (r.last_stage) text += " with one more at the end";
-  if (r.order) text += " in another order";
+  if (!r.order.empty()) text += " in another order";
   if (r.backward_once) text += ", backward computed once";
   if (r.forward_in_one_stage) text += ", forward in one stage";
   if (r.recompute_where_used) text += ", values recomputed where used";
@@ -175,15 +175,21 @@ class staged_model {
       throw bad_option("staging.turn must be an operation, got " + std::to_string(*rules_.turn));
     if (!(rules_.small_values >= 0 && rules_.small_values < 1))
       throw bad_option("staging.small_values must be in [0, 1), got " + std::to_string(rules_.small_values));
-    if (rules_.order) take_order();
+    if (!rules_.order.empty()) take_order();
     index_values();
     hold_small_values(budget);
     cut_stages();
     scale(budget);
-    R_.assign(stages_.size(), std::vector<expression>(needed_.size()));
-    S_.assign(stages_.size() + 1, std::vector<expression>(p.values().size()));
+    R_.resize(stages_.size());
+    S_.resize(stages_.size() + 1);
   }
   ~staged_model() = default;
+
+  /// Makes the constants 0 of stage `s`, after the last one too.
+  void open_stage(std::size_t s) {
+    if (s < R_.size()) R_[s].resize(needed_.size());
+    S_[s].resize(p_.values().size());
+  }
 
   /// Ends the construction.
   void build() {
@@ -288,7 +294,7 @@ class staged_model {
     std::vector<bool> needed(p_.operations().size(), false), done(p_.operations().size(), false);
     for (auto o : needed_) needed[o] = true;
     std::vector<index_t> order;
-    for (auto o : *rules_.order) {
+    for (auto o : rules_.order) {
       if (o >= needed.size() || done[o])
         throw bad_option("staging.order must be operations, each once, got " + std::to_string(o));
       for (auto v : p_.operations()[o].inputs)
