@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -98,11 +99,12 @@ class moment_form {
   double unit() const { return second_; }
   const std::vector<index_t>& moments() const { return moments_; }
 
-  /// How much of `v` is live before the first run of moment `j`, counted from 0, in the solution `x`; 1 if `v` is negligible.
-  double retained(const Eigen::VectorXd& x, std::size_t j, index_t v) const {
-    return modelled_[v] ? value_of(x, k_[j + 1][v]) : 1;
-  }
+  /// Is `v` too small to count?
+  bool negligible(index_t v) const { return !modelled_[v]; }
+  /// How much of `v`, which is not negligible, is live before the first run of moment `j`, counted from 0, in the solution `x`.
+  double retained(const Eigen::VectorXd& x, std::size_t j, index_t v) const { return value_of(x, k_[j + 1][v]); }
 
+  double runs_in(const Eigen::VectorXd& x, std::size_t j, index_t o) const { return value_of(x, windows_[j].run[o]); }
   /// How far the solution `x` seems to be over the budget before the first run of `o`: tells where another moment would help.
   /// @param x a solution
   /// @param o a needed operation on a path through the moments
@@ -383,6 +385,94 @@ class moment_form {
   milp::model model_;
 };
 
+/// Computes what is needed up to each of several moments, forgets there what is not to be retained, goes on and computes what is
+/// missing when it is needed.
+/// @param p        the problem
+/// @param moments  needed operations, ascending, each an ancestor of the next
+/// @param retained per moment and value: on the device just before the moment runs first; its operands are in any case
+/// @param free     per value: kept once made, and made as soon as that takes nothing else
+/// @return the order, or nothing if a once-only operation would have to run again
+/// Complexity: O(moments (values + edges) + edges executed).
+inline std::optional<std::vector<index_t>> order_through(const problem& p, const std::vector<index_t>& moments,
+                                                         const std::vector<std::vector<bool>>& retained,
+                                                         const std::vector<bool>& free) {
+  const auto& ops = p.operations();
+  const auto needed = needed_operations(p);
+  std::vector<bool> there(p.values().size(), false), has_run(ops.size(), false), marked(ops.size(), false);
+  for (index_t v = 0; v < there.size(); ++v) there[v] = p.is_source(v);
+  std::vector<index_t> order;
+  // What has to be computed so that the values in `wanted` are there, ascending.
+  const auto closure = [&](const std::vector<index_t>& wanted) {
+    std::vector<index_t> list;
+    const auto need = [&](index_t v) {
+      if (there[v] || marked[p.producer(v)]) return;
+      marked[p.producer(v)] = true;
+      list.push_back(p.producer(v));
+    };
+    for (auto v : wanted) need(v);
+    for (std::size_t i = 0; i < list.size(); ++i)
+      for (auto v : ops[list[i]].inputs) need(v);
+    std::sort(list.begin(), list.end());
+    for (auto o : list) marked[o] = false;
+    return list;
+  };
+  const auto run = [&](const std::vector<index_t>& list) {
+    for (auto o : list) {
+      if (ops[o].once && has_run[o]) return false;
+      has_run[o] = true;
+      order.push_back(o);
+      for (auto v : ops[o].outputs) there[v] = true;
+    }
+    return true;
+  };
+  // Adds to the ascending `list`, all of which will run, what then is free.
+  const auto add_free = [&](std::vector<index_t> list, index_t end) {
+    std::vector<bool> listed(ops.size(), false);
+    for (auto o : list) listed[o] = true;
+    for (auto o : needed) {
+      if (o >= end || listed[o] || has_run[o]) continue;
+      listed[o] = std::all_of(ops[o].outputs.begin(), ops[o].outputs.end(), [&](index_t v) { return free[v]; }) &&
+                  std::all_of(ops[o].inputs.begin(), ops[o].inputs.end(),
+                              [&](index_t v) { return there[v] || (!p.is_source(v) && listed[p.producer(v)]); });
+      if (listed[o]) list.push_back(o);
+    }
+    std::sort(list.begin(), list.end());
+    return list;
+  };
+  for (std::size_t j = 0; j <= moments.size(); ++j) {
+    std::vector<index_t> wanted = p.targets();
+    if (j < moments.size()) {
+      wanted = ops[moments[j]].inputs;
+      for (index_t v = 0; v < there.size(); ++v)
+        if (retained[j][v] && !free[v]) wanted.push_back(v);
+    }
+    // First runs in the order of the problem, each preceded by what it lacks; then what is to be retained and was lost.
+    for (auto o : add_free(closure(wanted), j < moments.size() ? moments[j] : none))
+      if (!has_run[o] && (!run(closure(ops[o].inputs)) || !run({o}))) return std::nullopt;
+    if (!run(closure(wanted))) return std::nullopt;
+    if (j == moments.size()) break;
+    const auto& operands = ops[moments[j]].inputs;
+    for (index_t v = 0; v < there.size(); ++v)
+      there[v] =
+          there[v] && (p.is_source(v) || free[v] || retained[j][v] || std::binary_search(operands.begin(), operands.end(), v));
+    if (!run({moments[j]})) return std::nullopt;
+  }
+  return prune_order(p, order);
+}
+
+/// The order that a solution of `moment_form` stands for: retains at each moment of which the solution has more than `threshold`.
+/// It may need more than the budget. Complexity: that of `order_through`.
+inline std::optional<std::vector<index_t>> order_of(const problem& p, const moment_form& form, const Eigen::VectorXd& x,
+                                                    double threshold = 0.5) {
+  std::vector<std::vector<bool>> retained(form.moments().size(), std::vector<bool>(p.values().size(), false));
+  std::vector<bool> free(p.values().size());
+  for (index_t v = 0; v < free.size(); ++v) {
+    free[v] = form.negligible(v);
+    for (std::size_t j = 0; j < retained.size() && !free[v]; ++j) retained[j][v] = form.retained(x, j, v) > threshold;
+  }
+  return order_through(p, form.moments(), retained, free);
+}
+
 /// The path through needed operations on which a schedule without recomputation has most on the device.
 /// Complexity: O(values + edges).
 inline std::vector<index_t> heaviest_path(const problem& p) {
@@ -450,21 +540,44 @@ time_bound moment_bound(const problem& p, bytes_t budget, monitor& m, const mome
     add(*std::max_element(path.begin(), path.end(), [&](auto a, auto b) { return load(a) < load(b); }));
     for (auto part : {5, 3, 1}) add(path[static_cast<std::size_t>(part) * path.size() / 6]);
   }
-  const auto add_strained = [&](const moment_form& form, const Eigen::VectorXd& x) {
-    std::vector<std::pair<double, index_t>> strained;
-    for (auto op : path)
-      if (!std::binary_search(form.moments().begin(), form.moments().end(), op)) strained.emplace_back(-form.strain(x, op), op);
-    std::sort(strained.begin(), strained.end());
+  // Adds moments where the solution seems to be over the budget: one between each two moments, three in all.
+  const auto add_worst = [&](const moment_form& form, std::vector<std::pair<double, index_t>> excess) {
+    std::stable_sort(excess.begin(), excess.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
     const auto before = moments.size();
-    std::vector<std::ptrdiff_t> taken;  // one between each two moments, three in all
-    for (const auto& [excess, op] : strained) {
-      if (taken.size() == 3 || excess > -1e-4) break;
+    std::vector<std::ptrdiff_t> taken;
+    for (const auto& [bytes, op] : excess) {
+      if (taken.size() == 3 || bytes <= 0) break;
       const auto at = std::lower_bound(form.moments().begin(), form.moments().end(), op) - form.moments().begin();
       if (std::find(taken.begin(), taken.end(), at) != taken.end()) continue;
       taken.push_back(at);
       add(op);
     }
     return moments.size() > before;
+  };
+  const auto strained = [&](const moment_form& form, const Eigen::VectorXd& x) {
+    std::vector<std::pair<double, index_t>> excess;
+    for (auto op : path)
+      if (!std::binary_search(form.moments().begin(), form.moments().end(), op))
+        excess.emplace_back(form.strain(x, op) - 1e-4, op);
+    return excess;
+  };
+  // .. and where the order behind it is.
+  const auto exceeded = [&](const moment_form& form, const Eigen::VectorXd& x) {
+    std::vector<std::pair<double, index_t>> excess;
+    const auto order = order_of(p, form, x);
+    if (!order) return excess;
+    const auto memory = measure_order(p, *order).memory;
+    std::size_t next = 0;
+    bytes_t most = 0;  // since the last operation of the path
+    for (std::size_t k = 0; k < order->size() && next < path.size(); ++k) {
+      most = std::max(most, memory[k]);
+      if ((*order)[k] != path[next]) continue;
+      if (!std::binary_search(form.moments().begin(), form.moments().end(), path[next]))
+        excess.emplace_back(static_cast<double>(most - budget), path[next]);
+      most = 0;
+      ++next;
+    }
+    return excess;
   };
 
   double known = std::numeric_limits<double>::infinity();
@@ -494,16 +607,18 @@ time_bound moment_bound(const problem& p, bytes_t budget, monitor& m, const mome
     const moment_form form(p, budget, moments, o, milp::longest_row<B>());
     limits.seconds = m.remaining();
     limits.gap = 0;
+    limits.cutoff = milp::infinity;
     milp::solution s;
     const auto start = m.elapsed();
     if (!run(form, form.relaxation(), s)) break;
     const bool slow = m.elapsed() - start > m.limits().seconds / 20;
-    again = !slow && add_strained(form, s.x);
+    again = !slow && add_worst(form, strained(form, s.x));
     if (again || !o.integer) continue;
-    limits.seconds = m.remaining() / 2;
+    limits.seconds = m.remaining() / 3;
     limits.gap = m.limits().gap / 2;
+    if (known < milp::infinity) limits.cutoff = known / form.unit();
     if (!run(form, form.model(), s)) break;
-    again = add_strained(form, s.x);
+    again = add_worst(form, exceeded(form, s.x)) || add_worst(form, strained(form, s.x));
   }
   return best;
 }
