@@ -60,13 +60,23 @@ inline void improve(const problem& p, const std::vector<index_t>& order, incumbe
   std::mt19937_64 random(m.limits().seed);
   neighbourhood n(p, best.budget(), random());
   n.load(order);
-  if (!n.fits() && !n.repair(0, std::numeric_limits<double>::infinity(), stop) && !best.found()) return;
+  n.repair(0, std::numeric_limits<double>::infinity(), stop);
+  auto current = order;
+  auto least = n.peak();
+  for (std::size_t idle = 0; !best.found() && !n.fits() && idle < o.patience && !stop(); ++idle) {  // first make one fit
+    n.load(idle % 2 == 0 ? order : current);
+    for (auto shifts = random() % 8; shifts > 0; --shifts) n.shift();
+    n.ruin();
+    n.repair(static_cast<double>(random() % 1024) / 128, std::numeric_limits<double>::infinity(), stop);
+    if (n.peak() < least) idle = 0;
+    if (n.peak() <= least) current = n.order(), least = n.peak();
+  }
   if (n.fits()) {
     n.retain();
     if (best.offer(n.order())) report();
   }
   if (!best.found()) return;
-  auto current = best.order();
+  current = best.order();
   double seconds = best.seconds();
   for (std::size_t idle = 0; idle < o.patience && !done() && !stop(); ++idle) {
     if (random() % 2000 == 0) current = best.order(), seconds = best.seconds();

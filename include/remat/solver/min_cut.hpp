@@ -39,12 +39,12 @@ namespace remat {
 class min_cut {
  public:
   struct options {
-    std::size_t moments = 4;      ///< operations across which retention is optimised, >= 1
-    std::size_t cuts = 16;        ///< most cuts per moment, >= 2
-    std::size_t mixtures = 6;     ///< mixtures of each two neighbouring cuts, >= 1
-    bool bound = true;            ///< prove a lower bound as well
-    std::size_t repairs = 60000;  ///< operations times starts that are made to fit; the best start always is
-    /// `improve` ends after `rounds` / operations of its rounds without an improvement, 20 at least; 0: it is not run.
+    std::size_t moments = 4;       ///< operations across which retention is optimised, >= 1
+    std::size_t cuts = 16;         ///< most cuts per moment, >= 2
+    std::size_t mixtures = 6;      ///< mixtures of each two neighbouring cuts, >= 1
+    bool bound = true;             ///< prove a lower bound as well
+    std::size_t repairs = 300000;  ///< operations times starts that are made to fit; the best start always is
+    /// `improve` ends after `rounds` / operations of its rounds without an improvement, 20 to 500; 0: it is not run.
     std::size_t rounds = 100000;
   };
 
@@ -237,7 +237,7 @@ class min_cut {
       offer(retain_more(p, good[i], budget, stop), "retention");
     if (options_.rounds > 0 && !stop() && !good_enough())
       improve(p, best.found() ? best.order() : order[0]->order, best, m,
-              {.patience = std::max<std::size_t>(20, options_.rounds / operations)}, bound);
+              {.patience = std::clamp<std::size_t>(options_.rounds / operations, 20, 500)}, bound);
   }
 
   options options_;

@@ -53,6 +53,8 @@ class neighbourhood {
     order_ = std::move(order);
     measure();
   }
+  /// Bytes needed, if every value is dropped as early as possible.
+  bytes_t peak() const { return peak_; }
   bool fits() const { return peak_ <= budget_; }
 
   /// Takes out some recomputations: those in a window, those of related operations or a few anywhere.
@@ -120,9 +122,9 @@ class neighbourhood {
   /// Complexity: O(drops (values + edges executed + closures of what is on the device)).
   bool repair(double spread = 0, double most = std::numeric_limits<double>::infinity(), const std::function<bool()>& stop = {}) {
     for (auto& f : noise_) f = 1 + spread * unit();
-    const auto limit = 12 * p_.operations().size();
+    const auto operations = p_.operations().size();
     for (std::size_t drops = 0; !fits(); ++drops) {
-      if (drops > limit || order_.size() > limit || seconds() > most || (stop && stop())) return false;
+      if (drops > 2 * operations + 16 || order_.size() > 12 * operations || seconds() > most || (stop && stop())) return false;
       index_events();
       if (!drop_one()) return false;
     }
