@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: solver<
+// expect: solver
 // expect: s.name()
 #include <remat/solver/rockmate.hpp>
 

@@ -4,8 +4,12 @@
 #include <array>
 
 #include <remat/solver/checkmate.hpp>
+#include <remat/solver/checkmate_rounding.hpp>
 #include <remat/solver/chen.hpp>
+#include <remat/solver/improve.hpp>
 #include <remat/solver/min_cut.hpp>
+#include <remat/solver/moments.hpp>
+#include <remat/solver/published_form.hpp>
 #include <remat/solver/rockmate.hpp>
 #include <remat/solver/rotor.hpp>
 #include <remat/solver/store_all.hpp>
@@ -29,9 +33,17 @@ constexpr std::array table = std::to_array<method>({
      [](name b) { return no_milp(b) ? any_solver(remat::rockmate<>()) : remat::rockmate<checkmate>(fast_checkmate(b)); }},
     {"min_cut", "any graph, by minimum cuts and evictions, with a lower bound",
      [](name) -> any_solver { return remat::min_cut(); }},
+    {"improved", "min_cut, and then a search of neighbourhoods until the time is up",
+     [](name) -> any_solver { return remat::improved<remat::min_cut>(); }},
+    {"moments", "a MILP over several moments at once: a strong bound, and schedules from it",
+     [](name b) -> any_solver { return remat::moments<any_backend>({}, make_backend(b)); }},
     {"checkmate", "optimal staged schedules by a MILP", [](name b) -> any_solver { return checkmate({}, make_backend(b)); }},
     {"checkmate-fast", "the same with the forward in one stage and the backward computed once",
      [](name b) -> any_solver { return fast_checkmate(b); }},
+    {"checkmate-rounding", "the linear relaxation of checkmate, rounded and repaired",
+     [](name b) -> any_solver { return remat::checkmate_rounding<any_backend>({}, make_backend(b)); }},
+    {"checkmate-published", "checkmate in the published form, for comparison",
+     [](name b) -> any_solver { return remat::checkmate<any_backend, remat::published_form>({}, make_backend(b)); }},
     {"rotor", "the fastest persistent schedule of a chain of blocks", [](name) -> any_solver { return remat::rotor(); }},
     {"chen", "segments; values inside them are computed again", [](name) -> any_solver { return remat::chen(); }},
     {"store_all", "everything computed once", [](name) -> any_solver { return remat::store_all(); }},

@@ -7,7 +7,6 @@
 #include <concepts>
 #include <cstddef>
 #include <functional>
-#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -20,14 +19,15 @@ namespace remat {
 
 /// A solver that shares work between budgets.
 ///
-/// `s.sweep(p, budgets, m)` is `const`, re-entrant and polls `m.stopped()`. The budgets differ, fall, and are not below
+/// `s.sweep(p, budgets, m)` is `const`, re-entrant, polls `m.stopped()`, and takes the budgets as anything that a vector of them
+/// converts to, such as `std::span<const bytes_t>`. They differ, fall, and are not below
 /// `bounds_without_search(p).budget`. It returns what `s.solve` would, a result per budget in the same order; or none at all if
 /// there is no work to share, and then each budget is solved by itself.
 /// @code
 /// static_assert(!remat::sweeping_solver<remat::store_all>);
 /// @endcode
 template <class S>
-concept sweeping_solver = solver<S> && requires(const S& s, const problem& p, std::span<const bytes_t> budgets, monitor& m) {
+concept sweeping_solver = solver<S> && requires(const S& s, const problem& p, const std::vector<bytes_t>& budgets, monitor& m) {
   { s.sweep(p, budgets, m) } -> std::same_as<std::vector<result>>;
 };
 
@@ -114,7 +114,7 @@ std::vector<result> trace_curve(const problem& p, const std::vector<bytes_t>& bu
 
   if constexpr (sweeping_solver<S>) {
     const auto end = std::find_if(budgets.begin(), budgets.end(), [&](bytes_t b) { return b < least; });
-    const std::span<const bytes_t> possible(budgets.begin(), end);
+    const std::vector<bytes_t> possible(budgets.begin(), end);
     auto answers = possible.empty() ? std::vector<result>{} : s.sweep(p, possible, m);
     if (!answers.empty() && answers.size() != possible.size())
       throw broken_contract(std::string(s.name()) + ": " + std::to_string(answers.size()) + " results for " +
