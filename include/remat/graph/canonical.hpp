@@ -20,7 +20,7 @@ namespace remat {
 
 /// A problem in words that do not depend on how it is numbered: structure, costs, sizes, what is held, once-only or a target.
 struct canonical_form {
-  std::vector<index_t> operations;  ///< of the problem, in canonical topological order
+  std::vector<index_t> operations;   ///< of the problem, in canonical topological order
   std::vector<std::uint64_t> words;  ///< equal words: the k-th operations of both problems correspond
   std::size_t hash = 0;              ///< of `words`
 
@@ -91,7 +91,8 @@ inline canonical_form canonical(const problem& p) {
   std::uint64_t count = 0;
   const auto describe = [&](index_t v) {
     number[v] = count++;
-    for (std::uint64_t w : {static_cast<std::uint64_t>(values[v].bytes), std::uint64_t{values[v].held}, std::uint64_t{p.is_target(v)}})
+    for (std::uint64_t w :
+         {static_cast<std::uint64_t>(values[v].bytes), std::uint64_t{values[v].held}, std::uint64_t{p.is_target(v)}})
       form.words.push_back(w);
   };
   while (!ready.empty()) {
@@ -103,9 +104,8 @@ inline canonical_form canonical(const problem& p) {
                             std::uint64_t{op.once}, std::uint64_t{op.inputs.size()}, std::uint64_t{op.outputs.size()}})
       form.words.push_back(w);
     auto inputs = op.inputs;
-    std::stable_sort(inputs.begin(), inputs.end(), [&](index_t a, index_t b) {
-      return std::tuple(number[a], towards[a]) < std::tuple(number[b], towards[b]);
-    });
+    std::stable_sort(inputs.begin(), inputs.end(),
+                     [&](index_t a, index_t b) { return std::tuple(number[a], towards[a]) < std::tuple(number[b], towards[b]); });
     for (auto v : inputs) {
       const bool known = number[v] != none;
       form.words.push_back(known ? number[v] : none);

@@ -88,9 +88,8 @@ struct nested_cut {
   bytes_t crossing;  ///< bytes of the values made on one side and read on the other
 };
 
-/// The best partner of every position before `turn`: for each q the q' >= turn with the fewest bytes between [q, q') and the rest.
-/// Targets do not count where they are made: they stay to the end anyway.
-/// Complexity: O(edges log operations).
+/// The best partner of every position before `turn`: for each q the q' >= turn with the fewest bytes between [q, q') and the
+/// rest. Targets do not count where they are made: they stay to the end anyway. Complexity: O(edges log operations).
 inline std::vector<nested_cut> nested_cuts(const problem& p, const std::vector<index_t>& needed, std::size_t turn) {
   const auto n = needed.size();
   const auto& values = p.values();
@@ -108,7 +107,7 @@ inline std::vector<nested_cut> nested_cuts(const problem& p, const std::vector<i
     const auto& op = p.operations()[needed[q]];
     for (auto v : op.outputs) {
       inside[v] = true;
-      if (next[v] < n) raise(next[v] + 1, n + 1, -values[v].bytes);                   // no longer comes in
+      if (next[v] < n) raise(next[v] + 1, n + 1, -values[v].bytes);                    // no longer comes in
       if (last[v] > q && !p.is_target(v)) raise(q + 1, last[v] + 1, values[v].bytes);  // goes out
     }
     for (auto v : op.inputs) {
@@ -171,7 +170,8 @@ inline std::vector<index_t> without_once(const problem& p, std::vector<index_t> 
   };
   for (auto k = run.size(); k-- > 0;) {
     const auto& op = p.operations()[run[k]];
-    if (op.once && std::none_of(op.outputs.begin(), op.outputs.end(), read_here)) run.erase(run.begin() + static_cast<std::ptrdiff_t>(k));
+    if (op.once && std::none_of(op.outputs.begin(), op.outputs.end(), read_here))
+      run.erase(run.begin() + static_cast<std::ptrdiff_t>(k));
   }
   for (std::size_t k = 0; k < run.size();) {
     const auto& op = p.operations()[run[k]];
@@ -209,22 +209,30 @@ inline partition find_partition(const problem& p, const partition_options& o = {
   const auto at = [&](index_t op) {
     return static_cast<std::size_t>(std::lower_bound(needed.begin(), needed.end(), op) - needed.begin());
   };
-  std::vector<std::size_t> turns;
-  if (o.turn) {
-    turns.push_back(std::min(at(*o.turn), n - 1));
-  } else {
-    const auto memory = measure_order(p, needed).memory;
-    const auto peak = static_cast<std::size_t>(std::max_element(memory.begin(), memory.end()) - memory.begin());
-    for (const double f : {1.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1})
-      turns.push_back(std::min(n - 1, static_cast<std::size_t>(f * static_cast<double>(peak))));
-  }
   std::vector<detail::nested_cut> all, chosen;
   double least = std::numeric_limits<double>::infinity();
-  for (auto turn : turns) {
+  const auto attempt = [&](std::size_t turn) {
     auto cuts = detail::nested_cuts(p, needed, turn);
     double cost = 0;
     auto some = detail::choose_cuts(cuts, n, static_cast<double>(o.size), cost);
     if (cost < least) least = cost, all = std::move(cuts), chosen = std::move(some);
+  };
+  if (o.turn) {
+    attempt(std::min(at(*o.turn), n - 1));
+  } else {
+    // The forward ends somewhere near the peak; a turn that is off spoils the innermost part only, within which it is sought
+    // again.
+    const auto memory = measure_order(p, needed).memory;
+    const auto peak = static_cast<std::size_t>(std::max_element(memory.begin(), memory.end()) - memory.begin());
+    for (const double f : {1.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1})
+      attempt(std::min(n - 1, static_cast<std::size_t>(f * static_cast<double>(peak))));
+    for (int round = 0; round < 6; ++round) {
+      const double before = least;
+      const auto from = chosen.empty() ? 0 : chosen.back().forward, to = chosen.empty() ? n : chosen.back().backward;
+      constexpr std::size_t tries = 12;
+      for (std::size_t k = 0; k < tries; ++k) attempt(from + (to - from) * k / tries);
+      if (!(least < before)) break;
+    }
   }
   for (auto size = 2 * o.size; chosen.size() >= o.most; size *= 2)
     chosen = detail::choose_cuts(all, n, static_cast<double>(size), least);
@@ -233,7 +241,8 @@ inline partition find_partition(const problem& p, const partition_options& o = {
   const auto turn = all.size() - 1;
   for (std::size_t i = 0; i <= chosen.size(); ++i) {
     const auto run = [&](std::size_t from, std::size_t to) {
-      return detail::without_once(p, {needed.begin() + static_cast<std::ptrdiff_t>(from), needed.begin() + static_cast<std::ptrdiff_t>(to)});
+      return detail::without_once(
+          p, {needed.begin() + static_cast<std::ptrdiff_t>(from), needed.begin() + static_cast<std::ptrdiff_t>(to)});
     };
     const bool first = i == 0, last = i == chosen.size();
     part piece{run(first ? 0 : chosen[i - 1].forward, last ? turn : chosen[i].forward),

@@ -28,8 +28,9 @@
 
 namespace remat {
 
-/// The problem with the costs of like operations made equal, so that equal layers whose measured costs differ by noise are seen to
-/// be equal. Alike: same kind, sizes, workspace; costs are joined from below while they are within `tolerance` of the smallest.
+/// The problem with the costs of like operations made equal, so that equal layers whose measured costs differ by noise are seen
+/// to be equal. Alike: same kind, sizes, workspace; costs are joined from below while they are within `tolerance` of the
+/// smallest.
 /// @param p         the problem
 /// @param tolerance relative, >= 0; 0 leaves all as it is
 /// Complexity: O((values + edges) log).
@@ -60,23 +61,24 @@ inline problem with_like_costs(const problem& p, double tolerance) {
   return problem(p.name(), p.values(), std::move(ops), p.targets(), p.copies());
 }
 
-/// Cuts a graph into parts, finds several ways to run each, and chooses among them for the whole: for graphs of any size and shape.
+/// Cuts a graph into parts, finds several ways to run each, and chooses among them for the whole: for graphs of any size and
+/// shape.
 ///
 /// The parts come from `find_partition` or from the user. Each is a problem of its own (`part_problem`), which Inner solves
-/// for several bounds on what is saved and on the peak; equal parts are solved once (`canonical`), and parts that are too large are
-/// cut again. Of the ways those on the convex hull of seconds against bytes saved are used: a multiplier, seconds per byte,
-/// goes through all parts at once and turns them, one after another, from the richest to the leanest. For some of these selections the
-/// graph with its parts condensed to an operation each (`condensed_problem`) is given to Outer, which may compute whole parts again;
-/// what comes back is a schedule of the whole, because the parts' memory is accounted for. In the end `retain_more` uses the room
-/// that is left.
+/// for several bounds on what is saved and on the peak; equal parts are solved once (`canonical`), and parts that are too large
+/// are cut again. Of the ways those on the convex hull of seconds against bytes saved are used: a multiplier, seconds per byte,
+/// goes through all parts at once and turns them, one after another, from the richest to the leanest. For some of these
+/// selections the graph with its parts condensed to an operation each (`condensed_problem`) is given to Outer, which may compute
+/// whole parts again; what comes back is a schedule of the whole, because the parts' memory is accounted for. In the end
+/// `retain_more` uses the room that is left.
 ///
 /// Copies to the host are not used.
 ///
 /// @tparam Inner the solver of the parts, such as `checkmate<highs::backend>`
 /// @tparam Outer the solver of the condensed graph
 ///
-/// Complexity: `saved` * `peaks` calls of Inner per distinct part, some twenty of Outer on a graph of two operations per part, and
-/// O(operations log operations) for the rest but `retain_more`.
+/// Complexity: `saved` * `peaks` calls of Inner per distinct part, some twenty of Outer on a graph of two operations per part,
+/// and O(operations log operations) for the rest but `retain_more`.
 ///
 /// Reference: Gusak, Zhao, Le Hellard, Li, Eyraud-Dubois, Beaumont, "HiRemate: Hierarchical Approach for Efficient
 /// Re-materialization of Neural Networks", 2024, which chooses the ways by an ILP.
@@ -88,28 +90,26 @@ template <solver Inner = min_cut, solver Outer = min_cut>
 class hierarchical {
  public:
   struct options {
-    partition_options cut = {};                ///< how graphs are cut
-    std::optional<partition> parts = {};       ///< of the whole, instead of cutting it
-    std::size_t leaf_operations = 160;         ///< parts of more operations are cut again; where they cannot be, `min_cut` solves them
-    std::size_t saved = 6;                     ///< bounds on what a part saves that are tried, >= 1
-    std::size_t peaks = 3;                     ///< bounds on a part's peak that are tried, >= 1
-    double tolerance = 0.1;                    ///< relative difference of costs that does not make parts differ, >= 0
-    bool bound = true;                         ///< prove a lower bound as well
+    partition_options cut = {};           ///< how graphs are cut
+    std::optional<partition> parts = {};  ///< of the whole, instead of cutting it
+    std::size_t leaf_operations = 160;    ///< parts of more operations are cut again; where they cannot be, `min_cut` solves them
+    std::size_t saved = 6;                ///< bounds on what a part saves that are tried, >= 1
+    std::size_t peaks = 3;                ///< bounds on a part's peak that are tried, >= 1
+    double tolerance = 0.1;               ///< relative difference of costs that does not make parts differ, >= 0
+    bool bound = true;                    ///< prove a lower bound as well
   };
 
   hierarchical() : hierarchical(light<Inner>()) {}
-  explicit hierarchical(Inner inner, Outer outer = light<Outer>()) : hierarchical(std::move(inner), std::move(outer), options{}) {}
+  explicit hierarchical(Inner inner, Outer outer = light<Outer>())
+      : hierarchical(std::move(inner), std::move(outer), options{}) {}
   /// @throws bad_option naming the member that is out of range
-  hierarchical(Inner inner, Outer outer, const options& o)
-      : inner_(std::move(inner)), outer_(std::move(outer)), options_(o) {
+  hierarchical(Inner inner, Outer outer, const options& o) : inner_(std::move(inner)), outer_(std::move(outer)), options_(o) {
     if (o.saved < 1) throw bad_option("hierarchical.saved must be >= 1, got 0");
     if (o.peaks < 1) throw bad_option("hierarchical.peaks must be >= 1, got 0");
     if (!(o.tolerance >= 0)) throw bad_option("hierarchical.tolerance must be >= 0, got " + std::to_string(o.tolerance));
   }
 
-  std::string name() const {
-    return "hierarchical/" + std::string(inner_.name()) + "/" + std::string(outer_.name());
-  }
+  std::string name() const { return "hierarchical/" + std::string(inner_.name()) + "/" + std::string(outer_.name()); }
 
   /// @throws bad_option if the partition is none: an operation that does not exist or is listed twice, or parts that depend on
   ///         themselves through others; what Inner and Outer throw
@@ -169,7 +169,15 @@ class hierarchical {
     }
     const part_index index(p, parts);
     std::vector<part_way> ways;
-    for (const auto& piece : parts) {
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const auto& piece = parts[i];
+      const auto where = "partition: part " + std::to_string(i);
+      if (piece.size() == 0) throw bad_option(where + " is empty");
+      for (auto o : piece.forward)
+        for (auto v : p.operations()[o].inputs)
+          if (!p.is_source(v) && std::binary_search(piece.backward.begin(), piece.backward.end(), p.producer(v)))
+            throw bad_option(where + ": operation " + std::to_string(o) + " of the forward reads what operation " +
+                             std::to_string(p.producer(v)) + " of the backward yields");
       const part_problem b(p, index, piece);
       ways.push_back(b.measure(needed_operations(b.bare())));
     }
@@ -222,8 +230,8 @@ class hierarchical {
       const auto saved = b.measure(start).saved;
       const auto peak = measure_order(bare, start).peak;
       for (std::size_t i = 0; i < options_.peaks && !stop(); ++i) {
-        const auto within =
-            peak - static_cast<bytes_t>(static_cast<double>(peak - floor) * static_cast<double>(i) / static_cast<double>(options_.peaks));
+        const auto within = peak - static_cast<bytes_t>(static_cast<double>(peak - floor) * static_cast<double>(i) /
+                                                        static_cast<double>(options_.peaks));
         const auto limited = b.with_turn(std::max<bytes_t>(0, within - b.crossing() - saved));
         if (i > 0)
           if (auto order = eviction(limited, start).run(within, {}, stop)) found.push_back(std::move(*order));
@@ -273,20 +281,22 @@ class hierarchical {
     return ways;
   }
 
-  /// Those ways on the convex hull of seconds against bytes carried that need no more than `most` bytes while they run; if all need
-  /// more, the one that needs the least. Most bytes carried first.
+  /// Those ways on the convex hull of seconds against bytes carried that need no more than `most` bytes while they run; if all
+  /// need more, the one that needs the least. Most bytes carried first.
   static std::vector<const part_way*> hull(const std::vector<part_way>& ways, bytes_t most) {
     std::vector<const part_way*> line;
     const auto slope = [](const part_way& a, const part_way& x) {
       return (a.seconds - x.seconds) / static_cast<double>(x.carried - a.carried);
     };
     for (const auto& w : ways) {
-      if (w.needs() > most || (!line.empty() && (w.seconds >= line.back()->seconds || w.carried == line.back()->carried))) continue;
+      if (w.needs() > most || (!line.empty() && (w.seconds >= line.back()->seconds || w.carried == line.back()->carried)))
+        continue;
       while (line.size() > 1 && slope(*line[line.size() - 2], *line.back()) <= slope(*line.back(), w)) line.pop_back();
       line.push_back(&w);
     }
     if (line.empty())
-      line.push_back(&*std::min_element(ways.begin(), ways.end(), [](const auto& a, const auto& x) { return a.needs() < x.needs(); }));
+      line.push_back(
+          &*std::min_element(ways.begin(), ways.end(), [](const auto& a, const auto& x) { return a.needs() < x.needs(); }));
     std::reverse(line.begin(), line.end());
     return line;
   }
@@ -303,18 +313,21 @@ class hierarchical {
     bytes_t least = 0, most = 0;
     for (std::size_t i = 0; i < parts.size() && !m.stopped(); ++i) {
       ways.push_back(ways_for(part_problem(p, index, parts[i]), now));
-      const auto [low, high] = std::minmax_element(ways[i].begin(), ways[i].end(),
-                                                   [](const auto& a, const auto& x) { return a.needs() < x.needs(); });
+      const auto [low, high] =
+          std::minmax_element(ways[i].begin(), ways[i].end(), [](const auto& a, const auto& x) { return a.needs() < x.needs(); });
       least = std::max(least, low->needs());
       most = std::max(most, high->needs());
       if (i % 16 == 0) report("part " + std::to_string(i + 1) + " of " + std::to_string(parts.size()));
     }
-    for (std::size_t k = 0; k <= options_.peaks && !m.stopped(); ++k) {
-      const auto within = most - static_cast<bytes_t>(static_cast<double>(most - least) * static_cast<double>(k) /
-                                                      static_cast<double>(options_.peaks));
+    const auto levels = top ? options_.peaks : 1;
+    std::vector<std::vector<const part_way*>> before;
+    for (std::size_t k = 0; k <= levels && !m.stopped(); ++k) {
+      const auto within =
+          most - static_cast<bytes_t>(static_cast<double>(most - least) * static_cast<double>(k) / static_cast<double>(levels));
       std::vector<std::vector<const part_way*>> lines;
       for (const auto& w : ways) lines.push_back(hull(w, within));
-      select(p, budget, index, lines, best, now, report);
+      if (lines != before) select(p, budget, index, lines, best, now, report);
+      before = std::move(lines);
     }
     --now.depth;
   }
@@ -330,9 +343,9 @@ class hierarchical {
     std::vector<turn> turns;
     for (std::size_t i = 0; i < ways.size(); ++i)
       for (std::size_t k = 0; k + 1 < ways[i].size(); ++k)
-        turns.push_back({(ways[i][k + 1]->seconds - ways[i][k]->seconds) /
-                             static_cast<double>(ways[i][k]->carried - ways[i][k + 1]->carried),
-                         i});
+        turns.push_back(
+            {(ways[i][k + 1]->seconds - ways[i][k]->seconds) / static_cast<double>(ways[i][k]->carried - ways[i][k + 1]->carried),
+             i});
     std::stable_sort(turns.begin(), turns.end(), [](const turn& a, const turn& b) { return a.price < b.price; });
     const auto condense = [&](std::size_t count) {
       std::vector<std::size_t> taken(ways.size(), 0);
@@ -342,16 +355,13 @@ class hierarchical {
       return condensed_problem(p, index, chosen);
     };
     const auto stop = [&] { return now.m.stopped(); };
-    orders over;
     // Each part run once: the richest selection that fits.
     const auto fits = [&](std::size_t count) {
       const auto c = condense(count);
       if (!c.possible()) return false;
-      auto order = c.expand(p, needed_operations(c.condensed()));
-      const bool small = measure_order(p, order).peak <= budget;
+      const auto order = c.expand(p, needed_operations(c.condensed()));
       best.offer(order);
-      if (!small) over.push_back(std::move(order));
-      return small;
+      return measure_order(p, order).peak <= budget;
     };
     std::size_t low = 0, high = turns.size();
     while (low < high && !stop()) {
@@ -362,32 +372,34 @@ class hierarchical {
         low = middle + 1;
     }
     report("parts joined");
-    // Parts computed again: by Outer, on the condensed graph.
+    // Parts computed again, by Outer on the condensed graph, or operations, by evictions.
     std::vector<std::size_t> counts;
-    constexpr std::size_t steps = 12;
-    for (std::size_t k = 0; k <= steps; ++k) counts.push_back(turns.size() * k / steps);
+    const std::size_t steps = now.depth == 1 ? 6 : 2;
+    for (std::size_t k = 0; k <= steps; ++k) counts.push_back(low + (turns.size() - low) * k / steps);
     for (std::size_t k = 0; k <= steps; ++k) counts.push_back(low * k / steps);
     std::sort(counts.begin(), counts.end());
     counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
     orders good;
+    const auto take = [&](std::vector<index_t> order) {
+      if (best.offer(order)) report("parts joined");
+      if (measure_order(p, order).seconds < 1.02 * best.seconds()) good.push_back(std::move(order));
+    };
     for (auto count : counts) {
       if (stop()) break;
       const auto c = condense(count);
       if (!c.possible()) continue;
       auto l = share(now.m, 0.1);
       l.gap = std::max(l.gap, 1e-4);
-      const auto r = remat::solve(c.condensed(), budget, outer_, l, now.stop());
-      if (!r.found()) continue;
-      auto order = c.expand(p, compute_order(r.schedule));
-      if (best.offer(order)) report("parts joined");
-      good.push_back(std::move(order));
+      if (const auto r = remat::solve(c.condensed(), budget, outer_, l, now.stop()); r.found())
+        take(c.expand(p, compute_order(r.schedule)));
+      if (count > low || now.depth > 1) continue;
+      const auto start = c.expand(p, needed_operations(c.condensed()));
+      for (const double distance : {1.0, 0.5, 2.0})
+        if (auto order = eviction(p, start).run(budget, {.distance = distance}, stop)) take(std::move(*order));
     }
-    for (std::size_t i = 0; i < over.size() && i < 4 && !stop(); ++i)
-      if (const auto order = eviction(p, over[over.size() - 1 - i]).run(budget, {}, stop)) good.push_back(*order);
-    std::stable_sort(good.begin(), good.end(), [&](const auto& a, const auto& b) {
-      return measure_order(p, a).seconds < measure_order(p, b).seconds;
-    });
-    for (std::size_t i = 0; i < good.size() && i < 4 && !stop(); ++i)
+    std::stable_sort(good.begin(), good.end(),
+                     [&](const auto& x, const auto& y) { return measure_order(p, x).seconds < measure_order(p, y).seconds; });
+    for (std::size_t i = 0; i < good.size() && i < 3 && now.depth == 1 && !stop(); ++i)
       if (best.offer(retain_more(p, good[i], budget, stop))) report("retention");
   }
 

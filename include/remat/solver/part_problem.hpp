@@ -64,21 +64,20 @@ class part_index {
   std::vector<bool> leaves_;
 };
 
-/// A part as a problem of its own. Between forward and backward stands the *turn*, a once-only operation that reads what leaves the
-/// forward and yields what arrives for the backward; bytes asked for at the turn bound what is saved. Values from outside that are
-/// there before the forward occupy nothing: the whole problem counts them.
+/// A part as a problem of its own. Between forward and backward stands the *turn*, a once-only operation that reads what leaves
+/// the forward and yields what arrives for the backward; bytes asked for at the turn bound what is saved. Values from outside
+/// that are there before the forward occupy nothing: the whole problem counts them.
 class part_problem {
  public:
   /// @param p     the whole problem
   /// @param index of the partition
-  /// @param piece the part
-  part_problem(const problem& p, const part_index& index, const part& piece) : p_(&p), index_(&index) {
+  /// @param piece the part, not empty
+  part_problem(const problem& p, const part_index& index, const part& piece)
+      : p_(&p), index_(&index), which_(index.part(piece.forward.empty() ? piece.backward.at(0) : piece.forward[0])) {
     std::map<index_t, index_t> local;
+    const auto has = [](const std::vector<index_t>& list, index_t o) { return std::binary_search(list.begin(), list.end(), o); };
     const auto here = [&](index_t v) {
-      const auto& all = {&piece.forward, &piece.backward};
-      return !p.is_source(v) && std::any_of(all.begin(), all.end(), [&](const auto* list) {
-        return std::binary_search(list->begin(), list->end(), p.producer(v));
-      });
+      return !p.is_source(v) && (has(piece.forward, p.producer(v)) || has(piece.backward, p.producer(v)));
     };
     const auto add = [&](index_t v, bool counted) {
       const auto [at, added] = local.emplace(v, static_cast<index_t>(values_.size()));
@@ -106,11 +105,12 @@ class part_problem {
           turn.inputs.push_back(local.at(v));
           leaving_ += p.values()[v].bytes;
         }
+    first_ = piece.backward.empty() ? 0 : piece.backward.front();
     // What backward reads from outside may depend on the forward, unless it was made before.
     const auto first = piece.forward.empty() ? 0 : piece.forward.front();
     for (auto o : piece.backward)
       for (auto v : p.operations()[o].inputs)
-        if (!p.is_source(v) && !here(v) && p.producer(v) > first && !local.contains(v)) {
+        if (!p.is_source(v) && !here(v) && p.producer(v) > first && !local.contains(v) && !stays(v)) {
           turn.outputs.push_back(add(v, true));
           arriving_ += p.values()[v].bytes;
         }
@@ -146,6 +146,7 @@ class part_problem {
     const auto memory = measure_order(bare_, order).memory;
     const auto turn = static_cast<std::size_t>(std::find(order.begin(), order.end(), turn_) - order.begin());
     std::vector<bool> made(values_.size(), false), there(values_.size(), false), crosses(values_.size(), false);
+    std::vector<std::size_t> last(values_.size(), 0);  // where the turn's value of it is read
     part_way w;
     bytes_t before = 0, after = 0, left = 0, results = 0, kept = 0;
     for (std::size_t k = 0; k < order.size(); ++k) {
@@ -154,9 +155,9 @@ class part_problem {
       const bool forward = k < turn;
       w.seconds += op.seconds;
       (forward ? w.forward : w.backward).push_back(global_[order[k]]);
-      (forward ? before : after) = std::max(forward ? before : after, memory[k]);
+      if (forward) before = std::max(before, memory[k]);
       for (auto v : op.inputs)
-        if (!forward && made[v] && !there[v]) crosses[v] = true;
+        if (!forward && made[v] && !there[v]) crosses[v] = true, last[v] = k;
       for (auto v : op.outputs) {
         if (forward)
           left += leaves(v) && !made[v] ? values_[v].bytes : 0;
@@ -164,6 +165,14 @@ class part_problem {
           results += leaves(v) && !made[v] && !there[v] ? values_[v].bytes : 0;
         (forward ? made : there)[v] = true;
       }
+    }
+    std::vector<bytes_t> longer(order.size() + 1, 0);  // bytes of what others read still, after its last use here
+    for (index_t v = 0; v < values_.size(); ++v)
+      if (crosses[v] && leaves(v) && stays(global_values_[v])) longer[last[v] + 1] += values_[v].bytes;
+    bytes_t more = 0;
+    for (auto k = turn + 1; k < order.size(); ++k) {
+      more += longer[k];
+      after = std::max(after, memory[k] + more);
     }
     for (index_t v = 0; v < values_.size(); ++v)
       if (crosses[v]) {
@@ -177,6 +186,12 @@ class part_problem {
   }
 
  private:
+  /// May anything else read `v` after the backward has begun?
+  bool stays(index_t v) const {
+    const auto readers = p_->consumers(v);
+    return p_->is_target(v) ||
+           std::any_of(readers.begin(), readers.end(), [&](index_t o) { return o > first_ && index_->part(o) != which_; });
+  }
   bool leaves(index_t local) const { return global_values_[local] != none && index_->leaves(global_values_[local]); }
 
   const problem* p_;
@@ -184,7 +199,7 @@ class part_problem {
   std::vector<value> values_;
   std::vector<operation> operations_;
   std::vector<index_t> targets_, global_, global_values_;
-  index_t turn_ = 0;
+  index_t which_, turn_ = 0, first_ = 0;
   bytes_t leaving_ = 0, arriving_ = 0;
   problem bare_;
 };
@@ -193,8 +208,8 @@ class part_problem {
 ///
 /// The forward operation reads what its order reads from outside and yields what leaves it and, as one value, what is saved for
 /// the backward. So any schedule of the condensed problem expands to one of the whole problem, by putting the orders in the place
-/// of the operations; its peak is no larger, because what a part holds besides is in the workspace of its operations, and its time
-/// no longer.
+/// of the operations; its peak is no larger, because what a part holds besides is in the workspace of its operations, and its
+/// time no longer.
 class condensed_problem {
  public:
   /// @param p     the whole problem
