@@ -22,8 +22,10 @@
 #include <remat/core/solve.hpp>
 #include <remat/graph/canonical.hpp>
 #include <remat/graph/partition.hpp>
+#include <remat/solver/chain_table.hpp>
 #include <remat/solver/min_cut.hpp>
 #include <remat/solver/order.hpp>
+#include <remat/solver/part_chain.hpp>
 #include <remat/solver/part_problem.hpp>
 
 namespace remat {
@@ -97,6 +99,10 @@ class hierarchical {
     std::size_t peaks = 3;                ///< bounds on a part's peak that are tried, >= 1
     double tolerance = 0.1;               ///< relative difference of costs that does not make parts differ, >= 0
     bool bound = true;                    ///< prove a lower bound as well
+    bool condensed = true;                ///< join the parts by Outer, on the condensed graph
+    bool chain = true;                    ///< join them by the dynamic program of `chain_table` as well
+    std::size_t slots = 1000;             ///< of `chain_table`, >= 1
+    bool compete = false;                 ///< `min_cut` plans the whole first, and the faster schedule is returned
   };
 
   hierarchical() : hierarchical(light<Inner>()) {}
@@ -106,7 +112,17 @@ class hierarchical {
   hierarchical(Inner inner, Outer outer, const options& o) : inner_(std::move(inner)), outer_(std::move(outer)), options_(o) {
     if (o.saved < 1) throw bad_option("hierarchical.saved must be >= 1, got 0");
     if (o.peaks < 1) throw bad_option("hierarchical.peaks must be >= 1, got 0");
+    if (o.slots < 1) throw bad_option("hierarchical.slots must be >= 1, got 0");
     if (!(o.tolerance >= 0)) throw bad_option("hierarchical.tolerance must be >= 0, got " + std::to_string(o.tolerance));
+  }
+
+  /// `min_cut` with less effort than where it is on its own.
+  template <solver S>
+  static S light() {
+    if constexpr (std::is_same_v<S, min_cut>)
+      return min_cut({.moments = 2, .cuts = 6, .mixtures = 2, .bound = false});
+    else
+      return S();
   }
 
   std::string name() const { return "hierarchical/" + std::string(inner_.name()) + "/" + std::string(outer_.name()); }
@@ -121,6 +137,19 @@ class hierarchical {
       if (options_.bound) prove_bound(p, budget, r, [&] { return m.stopped(); });
       if (r.status == status::infeasible) return r;
       search now{m, r.bound, {}};
+      if (options_.compete) {
+        monitor first(share(m, 0.3), [&](progress x) {
+          x.bound = r.bound;
+          m.report(x);
+          return m.stop_requested() ? control::stop : control::go_on;
+        });
+        if (const auto cut = min_cut({.bound = false}).solve(p, budget, first); cut.found())
+          best.offer(compute_order(cut.schedule));
+        if (m.stopped() || best.seconds() * (1 - m.limits().gap) <= r.bound) {
+          best.put_into(r);
+          return r;
+        }
+      }
       const auto alike = with_like_costs(p, options_.tolerance);
       join(alike, budget, options_.parts ? checked(p, *options_.parts) : find_partition(alike, options_.cut), best, now);
       if (p.operations().size() <= options_.leaf_operations && !m.stopped())
@@ -145,15 +174,6 @@ class hierarchical {
       return [this](const progress&) { return m.stopped() ? control::stop : control::go_on; };
     }
   };
-
-  /// `min_cut` with less effort than where it is on its own.
-  template <solver S>
-  static S light() {
-    if constexpr (std::is_same_v<S, min_cut>)
-      return min_cut({.moments = 2, .cuts = 6, .mixtures = 2, .bound = false});
-    else
-      return S();
-  }
 
   static limits share(const monitor& m, double part) {
     auto l = m.limits();
@@ -319,9 +339,10 @@ class hierarchical {
       most = std::max(most, high->needs());
       if (i % 16 == 0) report("part " + std::to_string(i + 1) + " of " + std::to_string(parts.size()));
     }
+    if (options_.chain && ways.size() == parts.size()) chain_join(p, budget, index, parts, ways, best, now, report);
     const auto levels = top ? options_.peaks : 1;
     std::vector<std::vector<const part_way*>> before;
-    for (std::size_t k = 0; k <= levels && !m.stopped(); ++k) {
+    for (std::size_t k = 0; k <= levels && options_.condensed && !m.stopped(); ++k) {
       const auto within =
           most - static_cast<bytes_t>(static_cast<double>(most - least) * static_cast<double>(k) / static_cast<double>(levels));
       std::vector<std::vector<const part_way*>> lines;
@@ -330,6 +351,56 @@ class hierarchical {
       before = std::move(lines);
     }
     --now.depth;
+  }
+
+  /// The parts as a chain. Its memory model is cautious, so larger budgets of it are tried as well, and what does not fit is
+  /// played with `eviction`.
+  template <class Report>
+  void chain_join(const problem& p, bytes_t budget, const part_index& index, const partition& parts,
+                  const std::vector<std::vector<part_way>>& ways, incumbent& best, search& now, const Report& report) const {
+    if (parts.size() < 2) return;
+    const auto stop = [&] { return now.m.stopped(); };
+    const part_chain model(p, index, parts, ways);
+    const auto most = std::max<bytes_t>(0, budget - model.aside()) + (budget - p.held_bytes()) / 3;
+    const chain_table table(model.links(), most, {.slots = options_.slots, .stop = stop});
+    if (!table.complete()) return;
+    orders good, over;
+    std::vector<chain_step> before;
+    const int tries = now.depth == 1 ? 48 : 12;
+    for (int k = 0; k <= tries && !stop(); ++k) {
+      const auto within = most - static_cast<bytes_t>(static_cast<double>(most) * k / (1.5 * tries));
+      if (!table.seconds(within)) break;
+      auto steps = table.steps(within);
+      if (steps == before) continue;
+      auto order = model.order(steps);
+      before = std::move(steps);
+      const auto needs = measure_order(p, order);
+      if (needs.peak <= budget) {
+        if (best.offer(order)) report("chain of parts");
+        good.push_back(std::move(order));
+      } else if (needs.seconds < best.seconds()) {
+        over.push_back(std::move(order));
+      }
+    }
+    for (std::size_t i = over.size(); i-- > 0 && i + 4 >= over.size() && !stop();)
+      for (const double distance : {1.0, 0.5, 2.0})
+        if (auto order = eviction(p, over[i]).run(budget, {.distance = distance}, stop)) {
+          if (best.offer(*order)) report("chain of parts");
+          good.push_back(std::move(*order));
+        }
+    retain(p, budget, std::move(good), best, now, report);
+  }
+
+  /// Improves the best of `good`.
+  template <class Report>
+  static void retain(const problem& p, bytes_t budget, orders good, incumbent& best, search& now, const Report& report) {
+    if (now.depth > 1) return;
+    const auto stop = [&] { return now.m.stopped(); };
+    std::vector<std::pair<double, std::size_t>> fastest;
+    for (std::size_t i = 0; i < good.size(); ++i) fastest.emplace_back(measure_order(p, good[i]).seconds, i);
+    std::sort(fastest.begin(), fastest.end());
+    for (std::size_t k = 0; k < fastest.size() && k < 3 && fastest[k].first < 1.02 * best.seconds() && !stop(); ++k)
+      if (best.offer(retain_more(p, std::move(good[fastest[k].second]), budget, stop))) report("retention");
   }
 
   template <class Report>
@@ -382,7 +453,7 @@ class hierarchical {
     orders good;
     const auto take = [&](std::vector<index_t> order) {
       if (best.offer(order)) report("parts joined");
-      if (measure_order(p, order).seconds < 1.02 * best.seconds()) good.push_back(std::move(order));
+      good.push_back(std::move(order));
     };
     for (auto count : counts) {
       if (stop()) break;
@@ -397,10 +468,7 @@ class hierarchical {
       for (const double distance : {1.0, 0.5, 2.0})
         if (auto order = eviction(p, start).run(budget, {.distance = distance}, stop)) take(std::move(*order));
     }
-    std::stable_sort(good.begin(), good.end(),
-                     [&](const auto& x, const auto& y) { return measure_order(p, x).seconds < measure_order(p, y).seconds; });
-    for (std::size_t i = 0; i < good.size() && i < 3 && now.depth == 1 && !stop(); ++i)
-      if (best.offer(retain_more(p, good[i], budget, stop))) report("retention");
+    retain(p, budget, std::move(good), best, now, report);
   }
 
   Inner inner_;
