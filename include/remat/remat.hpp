@@ -9,6 +9,7 @@
 #include <remat/core/evaluate.hpp>
 #include <remat/core/freeze.hpp>
 #include <remat/core/limits.hpp>
+#include <remat/core/pareto.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>
@@ -20,6 +21,7 @@
 #include <remat/cost/table.hpp>
 #include <remat/graph/dag.hpp>
 #include <remat/io/bytes.hpp>
+#include <remat/io/curve.hpp>
 #include <remat/io/timeline.hpp>
 #include <remat/solver/chen.hpp>
 #include <remat/solver/rotor.hpp>

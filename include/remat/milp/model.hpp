@@ -123,6 +123,7 @@ class builder {
   void equal(const expression& e, double value) { row(value, e, value); }
 
   int columns() const { return static_cast<int>(cost_.size()); }
+  int rows() const { return static_cast<int>(row_lower_.size()); }
 
   /// @param offset constant of the objective
   /// @return the model; coefficients of one column in one row are summed
