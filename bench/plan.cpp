@@ -82,7 +82,7 @@ std::string printed(const char* format, double number) {
 }
 
 struct plans {
-  std::vector<std::string> instances, solvers = {"min_cut", "rockmate"};
+  std::vector<std::string> instances, solvers = {"min_cut", "automatic"};
   std::vector<double> budgets = {.8, .6, .5, .4, .3, .2};
   std::string backend = "auto";
   bool smallest = false;

@@ -3,16 +3,21 @@
 
 #include <array>
 
+#include <remat/solver/automatic.hpp>
 #include <remat/solver/checkmate.hpp>
 #include <remat/solver/checkmate_rounding.hpp>
 #include <remat/solver/chen.hpp>
+#include <remat/solver/hiremate.hpp>
 #include <remat/solver/improve.hpp>
 #include <remat/solver/min_cut.hpp>
 #include <remat/solver/moments.hpp>
 #include <remat/solver/published_form.hpp>
+#include <remat/solver/recompute_all_blocks.hpp>
+#include <remat/solver/revolve.hpp>
 #include <remat/solver/rockmate.hpp>
 #include <remat/solver/rotor.hpp>
 #include <remat/solver/store_all.hpp>
+#include <remat/solver/twremat.hpp>
 
 #include "backend.hpp"
 
@@ -29,7 +34,11 @@ bool no_milp(const std::string& backend) { return backend == "auto" && !any_avai
 
 using name = const std::string&;
 constexpr std::array table = std::to_array<method>({
-    {"rockmate", "networks cut into a chain of blocks; blocks by checkmate-fast, or by min_cut where there is no MILP library",
+    {"automatic", "what suits the graph, until the bound is met or time is up",
+     [](name b) { return no_milp(b) ? any_solver(remat::automatic<>()) : remat::automatic<any_backend>({}, make_backend(b)); }},
+    {"hiremate", "any graph in parts, and parts of parts; by checkmate-fast, or by min_cut where there is no MILP library",
+     [](name b) { return no_milp(b) ? any_solver(remat::hiremate<>()) : remat::hiremate<checkmate>(fast_checkmate(b)); }},
+    {"rockmate", "the same for networks that are chains of blocks, joined by dynamic programming",
      [](name b) { return no_milp(b) ? any_solver(remat::rockmate<>()) : remat::rockmate<checkmate>(fast_checkmate(b)); }},
     {"min_cut", "any graph, by minimum cuts and evictions, with a lower bound",
      [](name) -> any_solver { return remat::min_cut(); }},
@@ -40,12 +49,18 @@ constexpr std::array table = std::to_array<method>({
     {"checkmate", "optimal staged schedules by a MILP", [](name b) -> any_solver { return checkmate({}, make_backend(b)); }},
     {"checkmate-fast", "the same with the forward in one stage and the backward computed once",
      [](name b) -> any_solver { return fast_checkmate(b); }},
+    {"checkmate-balanced", "the same with the forward in one stage, started from checkmate-fast",
+     [](name b) -> any_solver { return checkmate(checkmate::options::balanced(), make_backend(b)); }},
     {"checkmate-rounding", "the linear relaxation of checkmate, rounded and repaired",
      [](name b) -> any_solver { return remat::checkmate_rounding<any_backend>({}, make_backend(b)); }},
     {"checkmate-published", "checkmate in the published form, for comparison",
      [](name b) -> any_solver { return remat::checkmate<any_backend, remat::published_form>({}, make_backend(b)); }},
     {"rotor", "the fastest persistent schedule of a chain of blocks", [](name) -> any_solver { return remat::rotor(); }},
+    {"revolve", "binomial checkpointing of a chain of blocks", [](name) -> any_solver { return remat::revolve(); }},
+    {"twremat", "separators of a tree decomposition", [](name) -> any_solver { return remat::twremat(); }},
     {"chen", "segments; values inside them are computed again", [](name) -> any_solver { return remat::chen(); }},
+    {"recompute_all_blocks", "each block of the forward computed again before its backward",
+     [](name) -> any_solver { return remat::recompute_all_blocks(); }},
     {"store_all", "everything computed once", [](name) -> any_solver { return remat::store_all(); }},
 });
 
