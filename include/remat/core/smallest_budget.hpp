@@ -47,6 +47,7 @@ result smallest_budget(const problem& p, const S& s, const limits& l = {}, doubl
     const auto budget = low + (best.peak - low) / 2;
     auto share = l;
     share.seconds = m.remaining() / 4;
+    share.gap = 0.99;  // any schedule will do
     const auto r = solve(p, budget, s, share, [&](progress now) {
       now.stage = "smallest budget, " + std::to_string(budget) + " bytes: " + now.stage;
       m.report(now);
@@ -58,6 +59,7 @@ result smallest_budget(const problem& p, const S& s, const limits& l = {}, doubl
     else
       low = std::max(budget, r.budget_bound);
   }
+  best.status = status::feasible;
   best.solver = s.name();
   best.budget = best.peak;
   best.smallest_budget = best.peak;
