@@ -189,7 +189,9 @@ void check_restrictions(std::uint64_t seed, int count) {
   const limits l{.gap = 0};
   int equal[5] = {}, worse[5] = {};
   for (int k = 0; k < count; ++k) {
-    const auto [p, budget] = tight_problem(g);
+    const auto random = tight_problem(g);
+    const auto& p = random.p;
+    const auto budget = random.budget;
     const auto turn = static_cast<index_t>(uniform(g, 1, static_cast<std::int64_t>(p.operations().size()) - 1));
     const auto with = [&](const problem& q, const staging& rules) {
       return solve(q, budget, checkmate<B>({.rules = rules, .restricted_first = false}), l);

@@ -185,9 +185,7 @@ class staged_form : public staged_model {
       if (is_zero(R_[s][k])) continue;
       for (auto v : at(k).outputs) change(v, stays_[v] && is_one(S(s, v)) ? S(s, v) : R_[s][k] + S(s, v));
       compact(row);
-      if (row.terms.size() > longest_row_) {
-        row = running_sum(row);
-      }
+      if (row.terms.size() > longest_row_) row = running_sum(row);
       within_budget(row + static_cast<double>(at(k).workspace) / byte_ * R_[s][k]);
       for (auto v : at(k).outputs) change(v, levels[v].front());
       for (auto v : at(k).inputs)

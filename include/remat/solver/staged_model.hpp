@@ -225,20 +225,19 @@ class staged_model {
   void at_most(const expression& left, const expression& right) {
     auto e = left - right;
     compact(e);
-    double most = e.constant;  // all columns are in [0, 1]
-    for (const auto& [column, factor] : e.terms) most += std::max(factor, 0.0);
-    if (most > 1e-9) builder_.at_most(e, 0);
+    if (builder_.most(e) > 1e-9) builder_.at_most(e, 0);
   }
 
-  /// Adds the row `memory <= budget`.
+  /// Adds the row `memory <= budget`, unless nothing exceeds that.
   void within_budget(const expression& memory) {
+    if (builder_.most(memory) <= room_) return;
     memory_rows_.push_back(builder_.rows());
     builder_.at_most(memory, room_);
   }
   /// A column for the value of `sum`.
   expression running_sum(const expression& sum) {
     derived_.push_back({builder_.columns(), {sum}});
-    auto column = builder_.column(0, 0, milp::infinity);
+    auto column = builder_.column(0, 0, std::max(0.0, builder_.most(sum)));
     builder_.equal(sum - column, 0);
     return column;
   }
