@@ -7,20 +7,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <functional>
 #include <limits>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <remat/bound/min_cut.hpp>
-#include <remat/core/limits.hpp>
+#include <remat/core/error.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
-#include <remat/core/solve.hpp>
-#include <remat/milp/backend.hpp>
-#include <remat/solver/order.hpp>
+#include <remat/milp/model.hpp>
 
 namespace remat {
 
@@ -104,7 +99,6 @@ class moment_form {
   /// How much of `v`, which is not negligible, is live before the first run of moment `j`, counted from 0, in the solution `x`.
   double retained(const Eigen::VectorXd& x, std::size_t j, index_t v) const { return value_of(x, k_[j + 1][v]); }
 
-  double runs_in(const Eigen::VectorXd& x, std::size_t j, index_t o) const { return value_of(x, windows_[j].run[o]); }
   /// How far the solution `x` seems to be over the budget before the first run of `o`: tells where another moment would help.
   /// @param x a solution
   /// @param o a needed operation on a path through the moments
@@ -384,243 +378,5 @@ class moment_form {
   std::vector<window> windows_;             // [j, j + 1) at j, then the long ones
   milp::model model_;
 };
-
-/// Computes what is needed up to each of several moments, forgets there what is not to be retained, goes on and computes what is
-/// missing when it is needed.
-/// @param p        the problem
-/// @param moments  needed operations, ascending, each an ancestor of the next
-/// @param retained per moment and value: on the device just before the moment runs first; its operands are in any case
-/// @param free     per value: kept once made, and made as soon as that takes nothing else
-/// @return the order, or nothing if a once-only operation would have to run again
-/// Complexity: O(moments (values + edges) + edges executed).
-inline std::optional<std::vector<index_t>> order_through(const problem& p, const std::vector<index_t>& moments,
-                                                         const std::vector<std::vector<bool>>& retained,
-                                                         const std::vector<bool>& free) {
-  const auto& ops = p.operations();
-  const auto needed = needed_operations(p);
-  std::vector<bool> there(p.values().size(), false), has_run(ops.size(), false), marked(ops.size(), false);
-  for (index_t v = 0; v < there.size(); ++v) there[v] = p.is_source(v);
-  std::vector<index_t> order;
-  // What has to be computed so that the values in `wanted` are there, ascending.
-  const auto closure = [&](const std::vector<index_t>& wanted) {
-    std::vector<index_t> list;
-    const auto need = [&](index_t v) {
-      if (there[v] || marked[p.producer(v)]) return;
-      marked[p.producer(v)] = true;
-      list.push_back(p.producer(v));
-    };
-    for (auto v : wanted) need(v);
-    for (std::size_t i = 0; i < list.size(); ++i)
-      for (auto v : ops[list[i]].inputs) need(v);
-    std::sort(list.begin(), list.end());
-    for (auto o : list) marked[o] = false;
-    return list;
-  };
-  const auto run = [&](const std::vector<index_t>& list) {
-    for (auto o : list) {
-      if (ops[o].once && has_run[o]) return false;
-      has_run[o] = true;
-      order.push_back(o);
-      for (auto v : ops[o].outputs) there[v] = true;
-    }
-    return true;
-  };
-  // Adds to the ascending `list`, all of which will run, what then is free.
-  const auto add_free = [&](std::vector<index_t> list, index_t end) {
-    std::vector<bool> listed(ops.size(), false);
-    for (auto o : list) listed[o] = true;
-    for (auto o : needed) {
-      if (o >= end || listed[o] || has_run[o]) continue;
-      listed[o] = std::all_of(ops[o].outputs.begin(), ops[o].outputs.end(), [&](index_t v) { return free[v]; }) &&
-                  std::all_of(ops[o].inputs.begin(), ops[o].inputs.end(),
-                              [&](index_t v) { return there[v] || (!p.is_source(v) && listed[p.producer(v)]); });
-      if (listed[o]) list.push_back(o);
-    }
-    std::sort(list.begin(), list.end());
-    return list;
-  };
-  for (std::size_t j = 0; j <= moments.size(); ++j) {
-    std::vector<index_t> wanted = p.targets();
-    if (j < moments.size()) {
-      wanted = ops[moments[j]].inputs;
-      for (index_t v = 0; v < there.size(); ++v)
-        if (retained[j][v] && !free[v]) wanted.push_back(v);
-    }
-    // First runs in the order of the problem, each preceded by what it lacks; then what is to be retained and was lost.
-    for (auto o : add_free(closure(wanted), j < moments.size() ? moments[j] : none))
-      if (!has_run[o] && (!run(closure(ops[o].inputs)) || !run({o}))) return std::nullopt;
-    if (!run(closure(wanted))) return std::nullopt;
-    if (j == moments.size()) break;
-    const auto& operands = ops[moments[j]].inputs;
-    for (index_t v = 0; v < there.size(); ++v)
-      there[v] =
-          there[v] && (p.is_source(v) || free[v] || retained[j][v] || std::binary_search(operands.begin(), operands.end(), v));
-    if (!run({moments[j]})) return std::nullopt;
-  }
-  return prune_order(p, order);
-}
-
-/// The order that a solution of `moment_form` stands for: retains at each moment of which the solution has more than `threshold`.
-/// It may need more than the budget. Complexity: that of `order_through`.
-inline std::optional<std::vector<index_t>> order_of(const problem& p, const moment_form& form, const Eigen::VectorXd& x,
-                                                    double threshold = 0.5) {
-  std::vector<std::vector<bool>> retained(form.moments().size(), std::vector<bool>(p.values().size(), false));
-  std::vector<bool> free(p.values().size());
-  for (index_t v = 0; v < free.size(); ++v) {
-    free[v] = form.negligible(v);
-    for (std::size_t j = 0; j < retained.size() && !free[v]; ++j) retained[j][v] = form.retained(x, j, v) > threshold;
-  }
-  return order_through(p, form.moments(), retained, free);
-}
-
-/// The path through needed operations on which a schedule without recomputation has most on the device.
-/// Complexity: O(values + edges).
-inline std::vector<index_t> heaviest_path(const problem& p) {
-  const auto needed = needed_operations(p);
-  if (needed.empty()) return {};
-  const auto memory = measure_order(p, needed).memory;
-  const auto peak = static_cast<double>(*std::max_element(memory.begin(), memory.end()));
-  std::vector<double> sum(p.operations().size(), 0);
-  std::vector<index_t> before(p.operations().size(), none);
-  index_t end = needed.front();
-  for (std::size_t i = 0; i < needed.size(); ++i) {
-    const auto o = needed[i];
-    for (auto u : p.operations()[o].inputs)
-      if (!p.is_source(u) && sum[p.producer(u)] > sum[o]) sum[o] = sum[p.producer(u)], before[o] = p.producer(u);
-    const auto load = peak > 0 ? static_cast<double>(memory[i]) / peak : 0;
-    sum[o] += 1e-3 + load * load;
-    if (sum[o] > sum[end]) end = o;
-  }
-  std::vector<index_t> path;
-  for (; end != none; end = before[end]) path.push_back(end);
-  std::reverse(path.begin(), path.end());
-  return path;
-}
-
-/// A lower bound on the time of *every* schedule within a budget: the largest of `min_cut_bound`, linear relaxations of
-/// `moment_form` over more and more moments, and then the MILP itself. Moments are added where the last solution seems to be over
-/// the budget. Copies to the host void all but `bounds_without_search`.
-///
-/// @tparam B      the MILP backend
-/// @param p       the problem
-/// @param budget  bytes
-/// @param m       limits and stop; what is proven by then is returned
-/// @param o       how hard to try
-/// @param backend the backend
-/// @param seen    called with each solution of a model and the bound so far, s; returns the time of the fastest schedule known,
-/// s,
-///                at which the search ends
-/// @return the bounds on time and budget
-/// @throws bad_option for options out of range; what the backend throws
-/// Complexity: that of some linear programs of O(moments (values + edges)) rows; exponential in the rest.
-/// @code
-/// remat::monitor m({.seconds = 10});
-/// auto b = remat::moment_bound<remat::highs::backend>(p, budget, m);
-/// std::cout << "no schedule takes less than " << b.seconds << " s\n";
-/// @endcode
-template <milp::backend B>
-time_bound moment_bound(const problem& p, bytes_t budget, monitor& m, const moment_options& o = {}, const B& backend = B(),
-                        const std::function<double(const moment_form&, const Eigen::VectorXd&, double)>& seen = {}) {
-  o.validate();
-  auto best = min_cut_bound(p, budget, {}, [&] { return m.stopped(); });
-  const auto path = heaviest_path(p);
-  if (p.copies() || path.empty() || budget < best.budget) return best;
-
-  std::vector<index_t> moments;
-  const auto add = [&](index_t op) {
-    const auto at = std::lower_bound(moments.begin(), moments.end(), op);
-    if (moments.size() < o.moments && (at == moments.end() || *at != op)) moments.insert(at, op);
-  };
-  {
-    const auto needed = needed_operations(p);
-    const auto memory = measure_order(p, needed).memory;
-    const auto load = [&](index_t op) {
-      return memory[static_cast<std::size_t>(std::lower_bound(needed.begin(), needed.end(), op) - needed.begin())];
-    };
-    add(*std::max_element(path.begin(), path.end(), [&](auto a, auto b) { return load(a) < load(b); }));
-    for (auto part : {5, 3, 1}) add(path[static_cast<std::size_t>(part) * path.size() / 6]);
-  }
-  // Adds moments where the solution seems to be over the budget: one between each two moments, three in all.
-  const auto add_worst = [&](const moment_form& form, std::vector<std::pair<double, index_t>> excess) {
-    std::stable_sort(excess.begin(), excess.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
-    const auto before = moments.size();
-    std::vector<std::ptrdiff_t> taken;
-    for (const auto& [bytes, op] : excess) {
-      if (taken.size() == 3 || bytes <= 0) break;
-      const auto at = std::lower_bound(form.moments().begin(), form.moments().end(), op) - form.moments().begin();
-      if (std::find(taken.begin(), taken.end(), at) != taken.end()) continue;
-      taken.push_back(at);
-      add(op);
-    }
-    return moments.size() > before;
-  };
-  const auto strained = [&](const moment_form& form, const Eigen::VectorXd& x) {
-    std::vector<std::pair<double, index_t>> excess;
-    for (auto op : path)
-      if (!std::binary_search(form.moments().begin(), form.moments().end(), op))
-        excess.emplace_back(form.strain(x, op) - 1e-4, op);
-    return excess;
-  };
-  // .. and where the order behind it is.
-  const auto exceeded = [&](const moment_form& form, const Eigen::VectorXd& x) {
-    std::vector<std::pair<double, index_t>> excess;
-    const auto order = order_of(p, form, x);
-    if (!order) return excess;
-    const auto memory = measure_order(p, *order).memory;
-    std::size_t next = 0;
-    bytes_t most = 0;  // since the last operation of the path
-    for (std::size_t k = 0; k < order->size() && next < path.size(); ++k) {
-      most = std::max(most, memory[k]);
-      if ((*order)[k] != path[next]) continue;
-      if (!std::binary_search(form.moments().begin(), form.moments().end(), path[next]))
-        excess.emplace_back(static_cast<double>(most - budget), path[next]);
-      most = 0;
-      ++next;
-    }
-    return excess;
-  };
-
-  double known = std::numeric_limits<double>::infinity();
-  milp::options limits;
-  limits.threads = m.limits().threads;
-  limits.seed = m.limits().seed;
-  // Solves, takes the bound; true if there is a solution and work left to do.
-  const auto run = [&](const moment_form& form, const milp::model& model, milp::solution& s) {
-    limits.poll = [&](double, double bound) {
-      m.report({.stage = std::to_string(form.moments().size()) + " moments",
-                .best = known,
-                .bound = std::max(best.seconds, bound * form.unit() - 1e-6 * p.total_seconds())});
-      return m.stopped();
-    };
-    s = milp::solve(backend, model, limits);
-    if (s.status == milp::status::infeasible) {
-      best.seconds = std::numeric_limits<double>::infinity();
-      best.budget = std::max(best.budget, budget + 1);
-      return false;
-    }
-    if (s.bound > -milp::infinity) best.seconds = std::max(best.seconds, s.bound * form.unit() - 1e-6 * p.total_seconds());
-    if (!s.found()) return false;
-    if (seen) known = seen(form, s.x, best.seconds);
-    return !m.stopped() && known * (1 - m.limits().gap) > best.seconds;
-  };
-  for (bool again = true; again && !m.stopped();) {
-    const moment_form form(p, budget, moments, o, milp::longest_row<B>());
-    limits.seconds = m.remaining();
-    limits.gap = 0;
-    limits.cutoff = milp::infinity;
-    milp::solution s;
-    const auto start = m.elapsed();
-    if (!run(form, form.relaxation(), s)) break;
-    const bool slow = m.elapsed() - start > m.limits().seconds / 20;
-    again = !slow && add_worst(form, strained(form, s.x));
-    if (again || !o.integer) continue;
-    limits.seconds = m.remaining() / 3;
-    limits.gap = m.limits().gap / 2;
-    if (known < milp::infinity) limits.cutoff = known / form.unit();
-    if (!run(form, form.model(), s)) break;
-    again = add_worst(form, exceeded(form, s.x)) || add_worst(form, strained(form, s.x));
-  }
-  return best;
-}
 
 }  // namespace remat

@@ -4,18 +4,21 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <remat/bound/moment_form.hpp>
+#include <remat/bound/moment_bound.hpp>
 #include <remat/core/limits.hpp>
+#include <remat/core/problem.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/milp/backend.hpp>
 #include <remat/solver/order.hpp>
+#include <remat/solver/order_through.hpp>
 
 namespace remat {
 
@@ -61,25 +64,32 @@ class moments {
   }
 
  private:
-  /// Makes schedules of a solution, offers them.
+  /// Makes schedules of a solution: its order at several thresholds, with evictions where that does not fit, and retention where
+  /// there is room.
   static void round(const problem& p, const moment_form& form, const Eigen::VectorXd& x, bytes_t budget, incumbent& best,
                     monitor& m) {
     const auto stop = [&] { return m.stopped(); };
+    std::vector<std::pair<double, std::vector<index_t>>> fitting;  // with their times
     std::optional<std::vector<index_t>> last;
     for (const double threshold : {0.5, 0.1, 0.9, 0.3, 0.7}) {
-      const auto order = order_of(p, form, x, threshold);
-      if (order == last) continue;
-      last = order;
-      if (!order) continue;
+      auto order = order_of(p, form, x, threshold);
+      if (!order || order == last) continue;
       best.offer(*order);
-      for (const double distance : {1.0, 0.5, 2.0}) {
-        if (stop()) return;
-        const auto evicted = eviction(p, *order).run(budget, {.distance = distance}, stop);
-        if (!evicted) continue;
-        best.offer(*evicted);
-        best.offer(retain_more(p, *evicted, budget, stop));
-      }
+      const bool small = order->size() < 1000;
+      for (const double part : {1.0, 0.95, 0.9})
+        for (const double distance : {1.0, 0.5, 2.0}) {
+          if (stop() || (part < 1 && (!small || threshold != 0.5)) || (distance != 1 && !small)) continue;
+          const auto within = static_cast<bytes_t>(part * static_cast<double>(budget));
+          auto evicted = eviction(p, *order).run(within, {.distance = distance, .repetitions = 3}, stop);
+          if (!evicted) continue;
+          best.offer(*evicted);
+          fitting.emplace_back(measure_order(p, *evicted).seconds, std::move(*evicted));
+        }
+      last = std::move(order);
     }
+    std::sort(fitting.begin(), fitting.end());
+    for (std::size_t i = 0; i < std::min<std::size_t>(fitting.size(), 3) && !stop(); ++i)
+      best.offer(retain_more(p, std::move(fitting[i].second), budget, stop));
   }
 
   moment_options options_;
