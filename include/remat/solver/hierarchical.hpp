@@ -23,6 +23,7 @@
 #include <remat/graph/canonical.hpp>
 #include <remat/graph/partition.hpp>
 #include <remat/solver/chain_table.hpp>
+#include <remat/solver/improve.hpp>
 #include <remat/solver/min_cut.hpp>
 #include <remat/solver/order.hpp>
 #include <remat/solver/part_chain.hpp>
@@ -103,6 +104,8 @@ class hierarchical {
     bool chain = true;                    ///< join them by the dynamic program of `chain_table` as well
     std::size_t slots = 1000;             ///< of `chain_table`, >= 1
     bool compete = false;                 ///< `min_cut` plans the whole first, and the faster schedule is returned
+    /// In the end `improve` works on the whole until `rounds` / operations of its rounds, 20 at least, bring nothing; 0: never.
+    std::size_t rounds = 30000;
   };
 
   hierarchical() : hierarchical(light<Inner>()) {}
@@ -120,7 +123,7 @@ class hierarchical {
   template <solver S>
   static S light() {
     if constexpr (std::is_same_v<S, min_cut>)
-      return min_cut({.moments = 2, .cuts = 6, .mixtures = 2, .bound = false});
+      return min_cut({.moments = 2, .cuts = 6, .mixtures = 2, .bound = false, .repairs = 3000, .rounds = 0});
     else
       return S();
   }
@@ -155,6 +158,9 @@ class hierarchical {
       if (p.operations().size() <= options_.leaf_operations && !m.stopped())
         if (const auto whole = remat::solve(p, budget, inner_, share(m, 1), now.stop()); whole.found())
           best.offer(compute_order(whole.schedule));
+      if (options_.rounds > 0 && best.found() && !m.stopped())
+        improve(p, best.order(), best, m, {.patience = std::max<std::size_t>(20, options_.rounds / p.operations().size())},
+                r.bound);
     }
     best.put_into(r);
     return r;
