@@ -138,7 +138,7 @@ inline std::vector<nested_cut> choose_cuts(const std::vector<nested_cut>& all, s
     if (all[q].crossing > all[q - 1].crossing || all[q].crossing > all[q + 1].crossing) continue;
     const auto from = q > around ? q - around : 0, to = std::min(turn + 1, q + around + 1);
     const double mean = (sum[to] - sum[from]) / static_cast<double>(to - from);
-    states.push_back({all[q], mean > 0 ? 2 * static_cast<double>(all[q].crossing) / mean : 0, 0, 0});
+    states.push_back({all[q], 0.1 + (mean > 0 ? 2 * static_cast<double>(all[q].crossing) / mean : 0), 0, 0});
   }
   states.push_back({{turn, turn, 0}, 0, 0, 0});
   constexpr std::size_t reach = 96;  // candidates looked back; more only where they do not nest
