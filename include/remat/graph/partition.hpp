@@ -138,7 +138,7 @@ inline std::vector<nested_cut> choose_cuts(const std::vector<nested_cut>& all, s
     if (all[q].crossing > all[q - 1].crossing || all[q].crossing > all[q + 1].crossing) continue;
     const auto from = q > around ? q - around : 0, to = std::min(turn + 1, q + around + 1);
     const double mean = (sum[to] - sum[from]) / static_cast<double>(to - from);
-    states.push_back({all[q], mean > 0 ? 2 * static_cast<double>(all[q].crossing) / mean : 0, 0, 0});
+    states.push_back({all[q], 0.1 + (mean > 0 ? 2 * static_cast<double>(all[q].crossing) / mean : 0), 0, 0});
   }
   states.push_back({{turn, turn, 0}, 0, 0, 0});
   constexpr std::size_t reach = 96;  // candidates looked back; more only where they do not nest
@@ -226,13 +226,23 @@ inline partition find_partition(const problem& p, const partition_options& o = {
     const auto peak = static_cast<std::size_t>(std::max_element(memory.begin(), memory.end()) - memory.begin());
     for (const double f : {1.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1})
       attempt(std::min(n - 1, static_cast<std::size_t>(f * static_cast<double>(peak))));
+    const auto innermost = [&] {
+      return chosen.empty() ? std::pair{std::size_t{0}, n} : std::pair{chosen.back().forward, chosen.back().backward};
+    };
     for (int round = 0; round < 6; ++round) {
       const double before = least;
-      const auto from = chosen.empty() ? 0 : chosen.back().forward, to = chosen.empty() ? n : chosen.back().backward;
+      const auto [from, to] = innermost();
       constexpr std::size_t tries = 12;
       for (std::size_t k = 0; k < tries; ++k) attempt(from + (to - from) * k / tries);
       if (!(least < before)) break;
     }
+    // Within the innermost part the turn makes no difference to the cuts: it is where most is on the device.
+    const auto [from, to] = innermost();
+    least *= 1.1;
+    if (from < to)
+      attempt(static_cast<std::size_t>(
+          std::max_element(memory.begin() + static_cast<std::ptrdiff_t>(from), memory.begin() + static_cast<std::ptrdiff_t>(to)) -
+          memory.begin()));
   }
   for (auto size = 2 * o.size; chosen.size() >= o.most; size *= 2)
     chosen = detail::choose_cuts(all, n, static_cast<double>(size), least);

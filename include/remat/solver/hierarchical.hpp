@@ -23,6 +23,7 @@
 #include <remat/graph/canonical.hpp>
 #include <remat/graph/partition.hpp>
 #include <remat/solver/chain_table.hpp>
+#include <remat/solver/improve.hpp>
 #include <remat/solver/min_cut.hpp>
 #include <remat/solver/order.hpp>
 #include <remat/solver/part_chain.hpp>
@@ -72,7 +73,7 @@ inline problem with_like_costs(const problem& p, double tolerance) {
 /// goes through all parts at once and turns them, one after another, from the richest to the leanest. For some of these
 /// selections the graph with its parts condensed to an operation each (`condensed_problem`) is given to Outer, which may compute
 /// whole parts again; what comes back is a schedule of the whole, because the parts' memory is accounted for. In the end
-/// `retain_more` uses the room that is left.
+/// `retain_more` uses the room that is left, and `improve` searches around what was found.
 ///
 /// Copies to the host are not used.
 ///
@@ -80,7 +81,7 @@ inline problem with_like_costs(const problem& p, double tolerance) {
 /// @tparam Outer the solver of the condensed graph
 ///
 /// Complexity: `saved` * `peaks` calls of Inner per distinct part, some twenty of Outer on a graph of two operations per part,
-/// and O(operations log operations) for the rest but `retain_more`.
+/// and O(operations log operations) for the rest but `retain_more` and `improve`.
 ///
 /// Reference: Gusak, Zhao, Le Hellard, Li, Eyraud-Dubois, Beaumont, "HiRemate: Hierarchical Approach for Efficient
 /// Re-materialization of Neural Networks", 2024, which chooses the ways by an ILP.
@@ -103,6 +104,8 @@ class hierarchical {
     bool chain = true;                    ///< join them by the dynamic program of `chain_table` as well
     std::size_t slots = 1000;             ///< of `chain_table`, >= 1
     bool compete = false;                 ///< `min_cut` plans the whole first, and the faster schedule is returned
+    /// In the end `improve` works on the whole until `rounds` / operations of its rounds, 20 at least, bring nothing; 0: never.
+    std::size_t rounds = 30000;
   };
 
   hierarchical() : hierarchical(light<Inner>()) {}
@@ -120,7 +123,7 @@ class hierarchical {
   template <solver S>
   static S light() {
     if constexpr (std::is_same_v<S, min_cut>)
-      return min_cut({.moments = 2, .cuts = 6, .mixtures = 2, .bound = false});
+      return min_cut({.moments = 2, .cuts = 6, .mixtures = 2, .bound = false, .repairs = 3000, .rounds = 0});
     else
       return S();
   }
@@ -132,7 +135,8 @@ class hierarchical {
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     result r;
     incumbent best(p, budget);
-    if (options_.parts) checked(p, *options_.parts);
+    std::optional<partition> given;
+    if (options_.parts) given = checked(p, *options_.parts);
     if (!best.offer(needed_operations(p))) {
       if (options_.bound) prove_bound(p, budget, r, [&] { return m.stopped(); });
       if (r.status == status::infeasible) return r;
@@ -151,10 +155,13 @@ class hierarchical {
         }
       }
       const auto alike = with_like_costs(p, options_.tolerance);
-      join(alike, budget, options_.parts ? checked(p, *options_.parts) : find_partition(alike, options_.cut), best, now);
+      join(alike, budget, given ? *given : find_partition(alike, options_.cut), best, now);
       if (p.operations().size() <= options_.leaf_operations && !m.stopped())
         if (const auto whole = remat::solve(p, budget, inner_, share(m, 1), now.stop()); whole.found())
           best.offer(compute_order(whole.schedule));
+      if (options_.rounds > 0 && best.found() && !m.stopped())
+        improve(p, best.order(), best, m, {.patience = std::max<std::size_t>(20, options_.rounds / p.operations().size())},
+                r.bound);
     }
     best.put_into(r);
     return r;
@@ -188,7 +195,7 @@ class hierarchical {
       std::sort(piece.backward.begin(), piece.backward.end());
     }
     const part_index index(p, parts);
-    std::vector<part_way> ways;
+    std::vector<part_way> ways;  // all as listed
     for (std::size_t i = 0; i < parts.size(); ++i) {
       const auto& piece = parts[i];
       const auto where = "partition: part " + std::to_string(i);
@@ -263,7 +270,7 @@ class hierarchical {
           join(limited, within, pieces, best, now);
           if (best.found()) found.push_back(best.order());
         } else if (large) {
-          add(remat::solve(limited, within, min_cut({.bound = false}), each, now.stop()));
+          add(remat::solve(limited, within, light<min_cut>(), each, now.stop()));
         } else {
           add(remat::solve(limited, within, inner_, each, now.stop()));
         }
