@@ -3,7 +3,6 @@
 /// The MILP libraries that this program was built with, chosen at run time.
 #pragma once
 
-#include <cstddef>
 #include <functional>
 #include <string>
 
@@ -21,10 +20,6 @@ namespace cli {
 /// Any MILP backend, by value.
 class any_backend {
  public:
-#ifdef REMAT_WITH_HIGHS
-  static constexpr std::size_t longest_row = remat::highs::backend::longest_row;  // no loss to the others
-#endif
-
   template <remat::milp::backend B>
   explicit any_backend(B b)
       : name_(b.name()), solve_([b](const remat::milp::model& m, const remat::milp::options& o) { return b.solve(m, o); }) {
