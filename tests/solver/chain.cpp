@@ -117,9 +117,8 @@ TEST_CASE("a graph without a chain is one block, and options out of range are re
   const auto c = find_blocks(p);
   check_blocks(p, c);
   CHECK(c.blocks.size() == 1);
-  const auto none = solve(p, 900, rotor{});
-  CHECK(none.status == status::time_limit);
-  CHECK(std::isinf(none.scope_bound));
+  const auto none = solve(p, 1000, rotor{});
+  CHECK_FALSE(none.found());
   CHECK_THROWS_WITH(rotor({.slots = 0}), Catch::Contains("slots"));
   CHECK_THROWS_WITH(rotor({.table_links = 5000}), Catch::Contains("table_links"));
   CHECK_THROWS_WITH(rotor({.labels = 0}), Catch::Contains("labels"));

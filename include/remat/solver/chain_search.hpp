@@ -34,7 +34,7 @@ struct chain_answer {
 
 /// How `fastest_persistent` searches.
 struct chain_search_options {
-  std::size_t most_labels = 1 << 24;  ///< kept at a time, some 40 bytes each, and 8 times as many in all, >= 1
+  std::size_t most_labels = 1 << 24;  ///< kept at a time, some 40 bytes each, >= 1; 256 times as many are looked at
   std::size_t most_nested = 64;       ///< how often, at most, a part of a recomputed part is recomputed again
   std::function<bool()> stop = {};    ///< polled; true ends the search with what there is
 };
@@ -95,7 +95,7 @@ class chain_search {
     for (std::size_t pass = 0; !stopped_ && bound < best.overhead; ++pass) {
       const bool narrow = pass < 3;
       nested_ = narrow ? 0 : options_.most_nested;
-      width_ = std::min(widest, narrow ? std::size_t{8} << (2 * pass) : std::size_t{8} << (2 * (pass - 3)));
+      width_ = std::min(widest, narrow ? narrowest << (2 * pass) : 2 * narrowest << (2 * (pass - 3)));
       found now;
       for (; narrow && now.plan == none_ && !stopped_ && pretended < 4 * forward_.back(); pretended *= 4) {
         now = solve({0, last, most_}, std::min(best.overhead, bound + pretended), 0);
@@ -120,6 +120,7 @@ class chain_search {
   static constexpr id none_ = std::numeric_limits<id>::max();
   static constexpr double never = std::numeric_limits<double>::infinity();
   static constexpr std::size_t prices = 32;
+  static constexpr std::size_t narrowest = 8;  // labels per link in the first pass, which is always finished
   using priced = std::array<double, prices>;
 
   /// Links i to j with m bytes besides x_i and the gradient after them.
@@ -275,8 +276,6 @@ class chain_search {
       const auto from = x.kept.size();
       select(x, a);
       if (x.kept.size() == from) continue;
-      expanded_ += x.kept.size() - from;
-      if (expanded_ / 8 > options_.most_labels) stopped_ = true;
       run_now(x, a, from, answer);
       run_later(x, a, from);
     }
@@ -350,6 +349,9 @@ class chain_search {
       for (std::size_t k = 0; k < prices; ++k)
         best = std::max(best, lowest[k] + rest[k] + price_[k] * static_cast<double>(input(s.s)));
       if (s.forward + missing(s, most - after) + best >= x.cutoff) return true;
+      work_ += x.kept.size() - from;
+      if (work_ / 256 > options_.most_labels && (width_ > narrowest || nested_ > 0)) stopped_ = true;
+      if (stopped_) return false;
       for (auto y = from; y < x.kept.size() && x.kept[y].m >= s.need; ++y) {
         const auto m = x.kept[y].m;
         auto sum = x.kept[y].overhead + s.forward;
@@ -453,7 +455,7 @@ class chain_search {
   std::vector<std::vector<priced>> bounds_;                                   // per last link
   std::map<std::pair<std::size_t, std::size_t>, std::vector<memory>> known_;  // per first and last link
   std::vector<plan> plans_;
-  std::size_t width_ = 0, nested_ = 0, expanded_ = 0;
+  std::size_t width_ = 0, nested_ = 0, work_ = 0;
   bool stopped_ = false;
 };
 
