@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,7 +34,7 @@ struct chain_answer {
 
 /// How `fastest_persistent` searches.
 struct chain_search_options {
-  std::size_t most_labels = 1 << 24;  ///< kept at a time, some 40 bytes each; the search is exact if they do, >= 1
+  std::size_t most_labels = 1 << 24;  ///< kept at a time, some 40 bytes each, >= 1; 256 times as many are looked at
   std::size_t most_nested = 64;       ///< how often, at most, a part of a recomputed part is recomputed again
   std::function<bool()> stop = {};    ///< polled; true ends the search with what there is
 };
@@ -55,7 +56,7 @@ namespace detail {
 class chain_search {
  public:
   chain_search(const chain& c, bytes_t budget, const chain_search_options& o)
-      : links_(c.links), most_(budget - c.links[0].input), options_(o), bounds_(c.links.size()), known_(c.links.size()) {
+      : links_(c.links), most_(budget - c.links[0].input), options_(o), bounds_(c.links.size()) {
     const auto n = links_.size();
     forward_.assign(n + 1, 0);
     kept_.assign(n + 1, 0);
@@ -94,7 +95,7 @@ class chain_search {
     for (std::size_t pass = 0; !stopped_ && bound < best.overhead; ++pass) {
       const bool narrow = pass < 3;
       nested_ = narrow ? 0 : options_.most_nested;
-      width_ = std::min(widest, narrow ? std::size_t{8} << (2 * pass) : std::size_t{8} << (2 * (pass - 3)));
+      width_ = std::min(widest, narrow ? narrowest << (2 * pass) : 2 * narrowest << (2 * (pass - 3)));
       found now;
       for (; narrow && now.plan == none_ && !stopped_ && pretended < 4 * forward_.back(); pretended *= 4) {
         now = solve({0, last, most_}, std::min(best.overhead, bound + pretended), 0);
@@ -119,6 +120,7 @@ class chain_search {
   static constexpr id none_ = std::numeric_limits<id>::max();
   static constexpr double never = std::numeric_limits<double>::infinity();
   static constexpr std::size_t prices = 32;
+  static constexpr std::size_t narrowest = 8;  // labels per link in the first pass, which is always finished
   using priced = std::array<double, prices>;
 
   /// Links i to j with m bytes besides x_i and the gradient after them.
@@ -347,6 +349,9 @@ class chain_search {
       for (std::size_t k = 0; k < prices; ++k)
         best = std::max(best, lowest[k] + rest[k] + price_[k] * static_cast<double>(input(s.s)));
       if (s.forward + missing(s, most - after) + best >= x.cutoff) return true;
+      work_ += x.kept.size() - from;
+      if (work_ / 256 > options_.most_labels && (width_ > narrowest || nested_ > 0)) stopped_ = true;
+      if (stopped_) return false;
       for (auto y = from; y < x.kept.size() && x.kept[y].m >= s.need; ++y) {
         const auto m = x.kept[y].m;
         auto sum = x.kept[y].overhead + s.forward;
@@ -372,20 +377,21 @@ class chain_search {
     found best;
     best.bound = x.m < 0 ? never : least(x.j, x.i, x.m);
     if (best.bound >= room) return best;
-    auto& known = known_[x.j];
-    for (const auto& [i, m, answer] : known) {
-      if (i != x.i) continue;
+    auto& known = known_[{x.i, x.j}];
+    for (const auto& [m, answer] : known) {
       if (x.m <= m) best.bound = std::max(best.bound, answer.bound);
       if (answer.plan == none_ || x.m < plans_[answer.plan].least || answer.overhead >= best.overhead) continue;
       best.overhead = answer.overhead;
       best.plan = answer.plan;
     }
     if (best.bound >= std::min(best.overhead, room) || depth > nested_) return best;
-    auto now = solve(x, std::min(room, best.overhead), depth);
+    // Asked again and again with a little more room, it would be solved many times: so there is more room each time.
+    const auto wider = room * std::pow(4, static_cast<double>(known.size()));
+    auto now = solve(x, std::min(wider, best.overhead), depth);
     best.bound = std::max(best.bound, now.bound);
     now.bound = best.bound;
     if (now.plan != none_) best = now;
-    known.push_back({x.i, x.m, now});
+    known_[{x.i, x.j}].push_back({x.m, now});
     return best;
   }
   /// The best path of a search as a plan.
@@ -434,7 +440,6 @@ class chain_search {
   }
 
   struct memory {
-    std::size_t i;
     bytes_t m;
     found answer;
   };
@@ -447,10 +452,10 @@ class chain_search {
   std::vector<std::size_t> fastest_;
   std::vector<double> worth_;
   priced price_{};
-  std::vector<std::vector<priced>> bounds_;  // per last link
-  std::vector<std::vector<memory>> known_;   // per last link
+  std::vector<std::vector<priced>> bounds_;                                   // per last link
+  std::map<std::pair<std::size_t, std::size_t>, std::vector<memory>> known_;  // per first and last link
   std::vector<plan> plans_;
-  std::size_t width_ = 0, nested_ = 0;
+  std::size_t width_ = 0, nested_ = 0, work_ = 0;
   bool stopped_ = false;
 };
 

@@ -69,6 +69,8 @@ class rotor {
     if (incumbent all(p, budget); all.offer(needed_operations(p))) {
       result r;
       all.put_into(r);
+      r.scope = scope;
+      r.scope_bound = all.seconds();
       return r;
     }
     return ground(p, options_, budget, m).solve(budget, m);
@@ -96,6 +98,8 @@ class rotor {
   }
 
  private:
+  static constexpr const char* scope = "persistent schedules of the chain";
+
   /// The graph as a chain, and its table.
   class links {
    public:
@@ -172,7 +176,7 @@ class rotor {
       result r;
       incumbent best(p_, budget);
       best.offer(needed_operations(p_));
-      r.scope = "persistent schedules of the chain";
+      r.scope = scope;
       r.scope_bound = fine_.solve(budget, best, m);
       if (coarse_ && !m.stopped()) coarse_->solve(budget, best, m);
       best.put_into(r);
