@@ -2,6 +2,7 @@
 // Chains of blocks, and the solvers that live on them: store_all, chen, rotor, rockmate.
 #include <catch2/catch.hpp>
 
+#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include <remat/solver/rockmate.hpp>
 #include <remat/solver/rotor.hpp>
 #include <remat/solver/store_all.hpp>
+#include <remat/testing/check_solver.hpp>
 #include <remat/testing/generators.hpp>
 #include <remat/testing/oracle.hpp>
 
@@ -115,7 +117,13 @@ TEST_CASE("a graph without a chain is one block, and options out of range are re
   const auto c = find_blocks(p);
   check_blocks(p, c);
   CHECK(c.blocks.size() == 1);
-  CHECK_FALSE(solve(p, 900, rotor{}).found());
+  const auto none = solve(p, 1000, rotor{});
+  CHECK_FALSE(none.found());
+  CHECK_THROWS_WITH(rotor({.slots = 0}), Catch::Contains("slots"));
+  CHECK_THROWS_WITH(rotor({.table_links = 5000}), Catch::Contains("table_links"));
+  CHECK_THROWS_WITH(rotor({.labels = 0}), Catch::Contains("labels"));
+  CHECK_THROWS_WITH(rotor({.blocks = {.interface = 0}}), Catch::Contains("interface"));
+  CHECK_THROWS_WITH(rotor({.blocks = {.most = 0}}), Catch::Contains("most"));
   CHECK(find_blocks(problem{}).blocks.empty());
   CHECK_THROWS_WITH(find_blocks(p, {.turn = 9}), Catch::Contains("turn"));
   CHECK_THROWS_WITH(find_blocks(p, {.interface = 0}), Catch::Contains("interface"));
@@ -173,6 +181,38 @@ TEST_CASE("rotor on long unit chains is near the binomial optimum") {
     REQUIRE(both.found());
     CHECK(both.seconds <= r.seconds);
   }
+}
+
+TEST_CASE("rotor conforms, and is proven among the schedules of its chain") {
+  for (const auto& failure : check_solver(rotor{}, {.rounds = 150})) FAIL_CHECK(failure);
+  std::mt19937_64 g(23);
+  for (std::size_t n : {1u, 2u, 5u, 20u, 60u}) {
+    const auto p = random_training_chain(g, n);
+    const auto all = evaluate(p, store_all_schedule(p)).peak;
+    std::vector<bytes_t> budgets;
+    for (const int percent : {100, 80, 60, 50}) budgets.push_back(all * percent / 100);
+    monitor m;
+    const auto answers = rotor{}.sweep(p, budgets, m);
+    REQUIRE(answers.size() == budgets.size());
+    for (std::size_t k = 0; k < budgets.size(); ++k) {
+      const auto one = solve(p, budgets[k], rotor{});
+      CHECK(answers[k].budget == budgets[k]);
+      CHECK(answers[k].found() == one.found());
+      if (!one.found()) continue;
+      CHECK(answers[k].peak <= budgets[k]);
+      CHECK(answers[k].seconds <= 1.02 * one.seconds);
+      CHECK(one.scope_gap() <= 1e-9);
+    }
+  }
+  monitor m;
+  CHECK(rotor{}.sweep(random_training_chain(g, 3), {}, m).empty());
+}
+
+TEST_CASE("long training chains fall into their layers, all values being small") {
+  std::mt19937_64 g(24);
+  const auto p = random_training_chain(g, 2500);
+  const auto c = find_blocks(p, {.most = 10'000, .least = 1});
+  CHECK(c.blocks.size() > 2000);
 }
 
 TEST_CASE("rockmate is no slower than its parts, and no slower with more memory") {

@@ -3,7 +3,9 @@
 #include <catch2/catch.hpp>
 
 #include <map>
+#include <thread>
 
+#include <remat/solver/chain_search.hpp>
 #include <remat/solver/chain_table.hpp>
 #include <remat/testing/generators.hpp>
 
@@ -129,6 +131,9 @@ TEST_CASE("the table equals the enumeration of persistent schedules") {
     for (bytes_t budget = 0; budget <= largest + 3; ++budget) {
       if (fronts.count(budget)) best = std::min(best, fronts[budget]);
       const auto seconds = table.seconds(budget);
+      const auto answer = fastest_persistent(c, budget);
+      REQUIRE(answer.exact());
+      REQUIRE(answer.found() == seconds.has_value());
       REQUIRE(seconds.has_value() == (best < 1e9));
       if (const auto rough = coarse.seconds(budget)) {
         REQUIRE(*rough >= best);
@@ -143,6 +148,10 @@ TEST_CASE("the table equals the enumeration of persistent schedules") {
       const auto [taken, peak] = simulate(c, table.steps(budget));
       REQUIRE(taken == Approx(*seconds));
       REQUIRE(peak <= budget);
+      const auto [found, highest] = simulate(c, answer.steps);
+      REQUIRE(answer.seconds == Approx(best));
+      REQUIRE(found == Approx(best));
+      REQUIRE(highest <= budget);
     }
     for (const auto& [budget, seconds] : table.front()) {
       CHECK(table.seconds(budget) == seconds);
@@ -167,10 +176,83 @@ TEST_CASE("chains of zero, one and many links") {
   CHECK_FALSE(chain_table(c, 2000, {.slots = 0, .stop = [] { return true; }}).complete());
 }
 
+TEST_CASE("the search for one budget equals the table on longer chains") {
+  std::mt19937_64 g(13);
+  int compared = 0;
+  for (int round = 0; round < 60; ++round) {
+    const auto c = random_chain(g, static_cast<std::size_t>(uniform(g, 5, 24)), 3);
+    bytes_t all = c.links[0].input;
+    for (const auto& l : c.links) all += l.options[0].saved + l.kept;
+    const chain_table table(c, all);
+    REQUIRE(table.exact());
+    for (const int percent : {100, 70, 50, 35, 25}) {
+      const auto budget = all * percent / 100;
+      const auto answer = fastest_persistent(c, budget);
+      REQUIRE(answer.exact());
+      REQUIRE(answer.found() == table.seconds(budget).has_value());
+      if (!answer.found()) continue;
+      ++compared;
+      REQUIRE(answer.seconds == Approx(*table.seconds(budget)).epsilon(1e-9));
+      const auto [seconds, peak] = simulate(c, answer.steps);
+      REQUIRE(seconds == Approx(answer.seconds).epsilon(1e-9));
+      REQUIRE(peak <= budget);
+      // With few labels: valid, and a bound that holds.
+      const auto rough = fastest_persistent(c, budget, {.most_labels = 1});
+      CHECK(rough.seconds >= answer.seconds * (1 - 1e-9));
+      CHECK(rough.bound <= answer.seconds * (1 + 1e-9));
+      if (rough.found()) CHECK(simulate(c, rough.steps).second <= budget);
+    }
+  }
+  CHECK(compared > 150);
+}
+
+TEST_CASE("the search on degenerate and long chains, stopped, and from two threads") {
+  CHECK(fastest_persistent({}, 10).seconds == 0);
+  std::mt19937_64 g(14);
+  const auto c = random_chain(g, 60, 3);
+  CHECK(fastest_persistent(c, -1).exact());
+  CHECK_FALSE(fastest_persistent(c, -1).found());
+  auto free = c;  // recomputation costs nothing
+  for (auto& l : free.links) l.checkpoint_seconds = 0;
+  const auto cheap = fastest_persistent(free, 200, {.most_labels = 10000});
+  CHECK(cheap.bound <= cheap.seconds);
+
+  chain_answer answers[2];
+  std::thread other([&] { answers[0] = fastest_persistent(c, 300); });
+  answers[1] = fastest_persistent(c, 300);
+  other.join();
+  REQUIRE(answers[0].found());
+  CHECK(answers[0].steps == answers[1].steps);
+  CHECK(answers[0].bound == answers[1].bound);
+  for (int after : {0, 1, 100, 300, 1000}) {
+    int polls = 0;
+    const auto stopped = fastest_persistent(c, 300, {.stop = [&] { return polls++ >= after; }});
+    CHECK(stopped.bound <= answers[0].seconds * (1 + 1e-12));
+    CHECK(stopped.seconds >= answers[0].seconds * (1 - 1e-12));
+  }
+
+  const auto many = random_chain(g, 10'000, 1);
+  bytes_t all = many.links[0].input;
+  for (const auto& l : many.links) all += l.options[0].saved + l.kept;
+  int polls = 0;
+  CHECK_FALSE(fastest_persistent(many, all / 2, {.stop = [&] { return ++polls > 2000; }}).exact());
+  CHECK(polls == 2001);
+  const chain same{std::vector<chain::link>(400, {10, 10, {{60, 2, 4, 0, 10}}, 2, 0, 0})};
+  const auto answer = fastest_persistent(same, 400 * 30, {.most_labels = 1 << 18});
+  REQUIRE(answer.found());
+  CHECK(answer.seconds < 1.01 * answer.bound);
+  CHECK(std::count_if(answer.steps.begin(), answer.steps.end(), [](const auto& s) { return s.what == kind::backward; }) == 400);
+}
+
 TEST_CASE("what no table can be made of is refused") {
   chain c;
   c.links.resize(2);
   CHECK_THROWS_WITH(chain_table(c, 10), Catch::Contains("links[0]"));
   c.links.resize(chain_table::most_links + 1, {1, 1, {{1, 1, 1, 0, 0}}, 1, 0, 0});
   CHECK_THROWS_AS(chain_table(c, 10), bad_option);
+  c.links.resize(3);
+  CHECK_THROWS_WITH(fastest_persistent(c, 10), Catch::Contains("links[0]"));
+  c.links.erase(c.links.begin(), c.links.begin() + 2);
+  CHECK_THROWS_WITH(chain_table(c, chain_table::most_units + 10), Catch::Contains("slots"));
+  CHECK_THROWS_WITH(fastest_persistent(c, 10, {.most_labels = 0}), Catch::Contains("most_labels"));
 }

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -58,55 +59,62 @@ struct chain_step {
 ///     later = min over i < s <= j: sum of checkpoint_seconds of i..s-1 + Opt(s, j, m - x_s) + Opt(i, s-1, m - K(s..j))
 ///             if m >= g_(j+1) + (t > i ? x_t : 0) + x_(t+1) + checkpoint_transient_t for all t in i..s-1
 ///
-/// with K(a..b) the sum of `kept`. Each Opt(i, j, .) is kept as a step function: exact in bytes, or with sizes rounded up to
-/// `slots` units, which bounds time and space.
+/// with K(a..b) the sum of `kept`. Memory is counted in units: the greatest common divisor of all sizes, or a multiple of it with
+/// sizes rounded up, so that what comes out fits in any case. Each Opt(i, j, .) is stored from the least m that will do to the
+/// least m beyond which more does not help. `fastest_persistent` is exact in bytes for one budget and for chains of any length.
 ///
-/// Complexity: O(L^2 (L + options) P) time and O(L^2 P) space for L links and P breakpoints per function, P <= slots.
+/// Complexity: O(L^2 (L + options) U) time at most and O(L^2 U) space, 8 bytes each, for L links and U units.
 ///
 /// Reference: Beaumont, Eyraud-Dubois, Hermann, Joly, Shilova, "Optimal checkpointing for heterogeneous chains", INRIA RR-9302
-/// (2019), and, for options per link, "Rockmate", ICML 2023, without their table over memory sizes.
+/// (2019), and, for options per link, "Rockmate", ICML 2023.
 class chain_table {
  public:
   static constexpr std::size_t most_links = 2000;
+  static constexpr bytes_t most_units = 1 << 20;
 
   struct options {
-    std::size_t slots = 0;            ///< units the budget is cut into; 0: exact in bytes
+    std::size_t slots = 0;            ///< most units the budget is cut into; 0: exact, however many there are
     std::function<bool()> stop = {};  ///< polled; true leaves the table incomplete
   };
 
   /// @param c      the chain
   /// @param budget bytes, x_0 included; all smaller budgets are answered as well
   /// @param o      options
-  /// @throws bad_option if the chain has more than `most_links` links or a link has no option
+  /// @throws bad_option if the chain has more than `most_links` links, a link has no option, or there are more than `most_units`
   chain_table(const chain& c, bytes_t budget, const options& o) : links_(c.links), budget_(budget) {
     const auto n = links_.size();
     if (n > most_links)
       throw bad_option("chain: " + std::to_string(n) + " links, at most " + std::to_string(most_links) + " are possible");
     for (std::size_t i = 0; i < n; ++i)
       if (links_[i].options.empty()) throw bad_option("chain: links[" + std::to_string(i) + "] has no option");
-    unit_ = o.slots == 0 ? 1 : std::max<bytes_t>(1, (budget + static_cast<bytes_t>(o.slots) - 1) / static_cast<bytes_t>(o.slots));
+    choose_unit(o.slots);
     most_ = n == 0 ? 0 : floor_units(budget - links_[0].input);
+    if (most_ > most_units)
+      throw bad_option("chain_table.slots: " + std::to_string(most_) + " units, at most " + std::to_string(most_units) +
+                       " are possible");
     kept_.assign(n + 1, 0);
     for (std::size_t i = 0; i < n; ++i) kept_[i + 1] = kept_[i] + links_[i].kept;
     table_.resize(n * (n + 1) / 2);
-    if (most_ < 0) {
-      complete_ = true;
-      return;
-    }
-    if (most_ <= dense_units) dense_.assign(static_cast<std::size_t>(most_) + 1, never);
-    for (std::size_t length = 1; length <= n; ++length)
-      for (std::size_t i = 0; i + length <= n; ++i) {
-        if (o.stop && o.stop()) return;
-        fill(i, i + length - 1);
-      }
     complete_ = true;
-    dense_ = {};
+    if (most_ < 0) return;
+    best_.assign(static_cast<std::size_t>(most_) + 1, never);
+    for (std::size_t j = 0; j < n; ++j)
+      for (auto i = j + 1; i-- > 0;) {
+        if (o.stop && o.stop()) {
+          complete_ = false;
+          return;
+        }
+        fill(i, j);
+      }
+    best_ = {};
   }
 
   chain_table(const chain& c, bytes_t budget) : chain_table(c, budget, options{}) {}
 
   /// False if `stop` ended the construction; nothing is known then.
   bool complete() const { return complete_; }
+  /// True if no size had to be rounded: then no persistent schedule is faster than what `seconds` says.
+  bool exact() const { return exact_; }
 
   /// The least time within `budget`, s, or nothing if no persistent schedule fits.
   /// @param budget bytes, at most that of the construction (more are not used)
@@ -121,7 +129,12 @@ class chain_table {
   std::vector<std::pair<bytes_t, double>> front() const {
     std::vector<std::pair<bytes_t, double>> points;
     if (links_.empty() || !complete_) return points;
-    for (const auto& p : table_[index(0, links_.size() - 1)]) points.emplace_back(p.need * unit_ + links_[0].input, p.seconds);
+    const auto& c = table_[index(0, links_.size() - 1)];
+    auto m = c.from;
+    for (const auto s : c.seconds) {
+      if (points.empty() || s < points.back().second) points.emplace_back(m * unit_ + links_[0].input, s);
+      ++m;
+    }
     return points;
   }
 
@@ -174,13 +187,12 @@ class chain_table {
   }
 
  private:
-  struct point {
-    bytes_t need;  // units
-    double seconds;
+  /// A function of memory: `never` before `from`, constant after the last one of `seconds`, nowhere ascending.
+  struct curve {
+    bytes_t from = 0;  // units
+    std::vector<double> seconds;
   };
-  using curve = std::vector<point>;  // need ascending, seconds descending
   static constexpr double never = std::numeric_limits<double>::infinity();
-  static constexpr bytes_t dense_units = 1 << 16;
 
   bytes_t units(bytes_t bytes) const { return (bytes + unit_ - 1) / unit_; }
   bytes_t floor_units(bytes_t bytes) const { return bytes < 0 ? -1 : bytes / unit_; }
@@ -188,11 +200,26 @@ class chain_table {
   bytes_t gradient(std::size_t i) const { return i < links_.size() ? links_[i].gradient : 0; }
   std::size_t index(std::size_t i, std::size_t j) const { return j * (j + 1) / 2 + i; }
 
+  void choose_unit(std::size_t slots) {
+    bytes_t divisor = 0;
+    for (const auto& l : links_) {
+      for (auto b : {l.input, l.gradient, l.checkpoint_transient, l.kept}) divisor = std::gcd(divisor, b);
+      for (const auto& o : l.options)
+        for (auto b : {o.saved, o.forward_transient, o.backward_transient}) divisor = std::gcd(divisor, b);
+    }
+    unit_ = std::max<bytes_t>(1, divisor);
+    if (slots == 0 || budget_ <= 0) return;
+    const auto count = static_cast<bytes_t>(slots);
+    const auto multiple = (budget_ / unit_ + count - 1) / count;
+    exact_ = multiple <= 1;
+    if (!exact_) unit_ *= multiple;
+  }
+
   /// Opt(i, j, m), s.
   double at(std::size_t i, std::size_t j, bytes_t m) const {
     const auto& c = table_[index(i, j)];
-    const auto after = std::upper_bound(c.begin(), c.end(), m, [](bytes_t x, const point& p) { return x < p.need; });
-    return after == c.begin() ? never : std::prev(after)->seconds;
+    if (c.seconds.empty() || m < c.from) return never;
+    return c.seconds[std::min(static_cast<std::size_t>(m - c.from), c.seconds.size() - 1)];
   }
   /// Units that `o` needs at link i while links i to j are to be done.
   bytes_t threshold(std::size_t i, std::size_t j, const chain::option& o) const {
@@ -212,71 +239,76 @@ class chain_table {
     }
   }
 
-  void offer(bytes_t need, double seconds) {
-    if (need > most_) return;
-    if (dense_.empty())
-      sparse_.push_back({need, seconds});
-    else if (auto& best = dense_[static_cast<std::size_t>(need)]; seconds < best)
-      best = seconds;
-  }
+  /// Computes Opt(i, j, .) in `best_`, which never ascends, and stores the part of it that changes.
   void fill(std::size_t i, std::size_t j) {
-    for (const auto& o : links_[i].options) {
-      const auto least = threshold(i, j, o), saved = units(o.saved);
-      const double here = o.forward + o.backward;
-      if (i == j) {
-        offer(least, here);
-        continue;
-      }
-      for (const auto& p : table_[index(i + 1, j)]) {
-        if (p.need + saved > most_) break;
-        offer(std::max(least, p.need + saved), here + p.seconds);
-      }
-    }
+    const curve nothing = {0, {0.0}};
+    for (const auto& o : links_[i].options)
+      lower(threshold(i, j, o), o.forward + o.backward, i == j ? nothing : table_[index(i + 1, j)], units(o.saved), nothing, 0);
     splits(i, j, [&](std::size_t s, double forward, bytes_t need) {
-      add(table_[index(s, j)], units(links_[s].input), table_[index(i, s - 1)], units(kept_[j + 1] - kept_[s]), forward, need);
+      lower(need, forward, table_[index(s, j)], units(links_[s].input), table_[index(i, s - 1)], units(kept_[j + 1] - kept_[s]));
     });
-    table_[index(i, j)] = reduce();
+    const auto first = std::find_if(best_.begin(), best_.end(), [](double s) { return s != never; });
+    if (first == best_.end()) return;
+    const auto last = std::partition_point(first, best_.end(), [&](double s) { return s > best_.back(); });
+    table_[index(i, j)] = {first - best_.begin(), std::vector<double>(first, last + 1)};
+    std::fill(first, best_.end(), never);
   }
-  /// Offers the sum of two step functions, shifted.
-  void add(const curve& f, bytes_t shift_f, const curve& g, bytes_t shift_g, double forward, bytes_t least) {
-    if (f.empty() || g.empty()) return;
-    std::size_t a = 0, b = 0;
-    bytes_t m = std::max({f[0].need + shift_f, g[0].need + shift_g, least});
-    while (m <= most_) {
-      while (a + 1 < f.size() && f[a + 1].need + shift_f <= m) ++a;
-      while (b + 1 < g.size() && g[b + 1].need + shift_g <= m) ++b;
-      offer(m, forward + (f[a].seconds + g[b].seconds));
-      const bytes_t next_a = a + 1 < f.size() ? f[a + 1].need + shift_f : most_ + 1;
-      const bytes_t next_b = b + 1 < g.size() ? g[b + 1].need + shift_g : most_ + 1;
-      m = std::min(next_a, next_b);
+
+  /// best_[m] = min(best_[m], seconds + f(m - f_shift) + g(m - g_shift)) for all m >= least.
+  void lower(bytes_t least, double seconds, const curve& f, bytes_t f_shift, const curve& g, bytes_t g_shift) {
+    if (f.seconds.empty() || g.seconds.empty()) return;
+    const auto from = std::max({least, f.from + f_shift, g.from + g_shift});
+    if (from > most_) return;
+    // Where it is as low already as the sum will ever be, nothing is to be done.
+    const double lowest = seconds + (f.seconds.back() + g.seconds.back());
+    const auto to = std::partition_point(best_.begin() + from, best_.end(), [&](double s) { return s > lowest; }) - best_.begin();
+    const auto f_end = f.from + f_shift + static_cast<bytes_t>(f.seconds.size()) - 1;  // constant from there on
+    const auto g_end = g.from + g_shift + static_cast<bytes_t>(g.seconds.size()) - 1;
+    const auto both = std::min<bytes_t>(to, std::min(f_end, g_end)), one = std::min<bytes_t>(to, std::max(f_end, g_end));
+    auto m = from;
+    if (m < both) {
+      lower(&best_[static_cast<std::size_t>(m)], &f.seconds[static_cast<std::size_t>(m - f.from - f_shift)],
+            &g.seconds[static_cast<std::size_t>(m - g.from - g_shift)], seconds, both - m);
+      m = both;
     }
+    if (m < one) {
+      const auto& changing = f_end < g_end ? g : f;
+      const auto shift = f_end < g_end ? g.from + g_shift : f.from + f_shift;
+      lower(&best_[static_cast<std::size_t>(m)], &changing.seconds[static_cast<std::size_t>(m - shift)],
+            seconds + (f_end < g_end ? f : g).seconds.back(), one - m);
+      m = one;
+    }
+    if (m < to) std::fill(best_.begin() + m, best_.begin() + to, lowest);
   }
-  /// The lower envelope of what was offered since the last call.
-  curve reduce() {
-    curve c;
-    const auto keep = [&](bytes_t need, double seconds) {
-      if (c.empty() || seconds < c.back().seconds) c.push_back({need, seconds});
-    };
-    for (std::size_t m = 0; m < dense_.size(); ++m)
-      if (dense_[m] != never) {
-        keep(static_cast<bytes_t>(m), dense_[m]);
-        dense_[m] = never;
-      }
-    std::sort(sparse_.begin(), sparse_.end(),
-              [](const point& a, const point& b) { return a.need != b.need ? a.need < b.need : a.seconds < b.seconds; });
-    for (const auto& p : sparse_) keep(p.need, p.seconds);
-    sparse_.clear();
-    c.shrink_to_fit();
-    return c;
+  // The loops that take the time: in pieces that compilers turn into vector instructions; a piece that cannot matter is left out.
+  static constexpr bytes_t piece = 16;
+  static void lower(double* best, const double* f, const double* g, double seconds, bytes_t count) {
+    for (; count >= piece; count -= piece, best += piece, f += piece, g += piece) {
+      if (best[0] <= seconds + (f[piece - 1] + g[piece - 1])) continue;
+      double sum[piece];
+      for (bytes_t k = 0; k < piece; ++k) sum[k] = seconds + (f[k] + g[k]);
+      for (bytes_t k = 0; k < piece; ++k) sum[k] = sum[k] < best[k] ? sum[k] : best[k];
+      for (bytes_t k = 0; k < piece; ++k) best[k] = sum[k];
+    }
+    for (bytes_t k = 0; k < count; ++k) best[k] = std::min(best[k], seconds + (f[k] + g[k]));
+  }
+  static void lower(double* best, const double* f, double seconds, bytes_t count) {
+    for (; count >= piece; count -= piece, best += piece, f += piece) {
+      if (best[0] <= seconds + f[piece - 1]) continue;
+      double sum[piece];
+      for (bytes_t k = 0; k < piece; ++k) sum[k] = seconds + f[k];
+      for (bytes_t k = 0; k < piece; ++k) sum[k] = sum[k] < best[k] ? sum[k] : best[k];
+      for (bytes_t k = 0; k < piece; ++k) best[k] = sum[k];
+    }
+    for (bytes_t k = 0; k < count; ++k) best[k] = std::min(best[k], seconds + f[k]);
   }
 
   std::vector<chain::link> links_;
   bytes_t budget_, unit_ = 1, most_ = 0;
   std::vector<bytes_t> kept_;  // prefix sums
   std::vector<curve> table_;
-  std::vector<double> dense_;
-  std::vector<point> sparse_;
-  bool complete_ = false;
+  std::vector<double> best_;  // of the curve that is being computed
+  bool complete_ = false, exact_ = true;
 };
 
 }  // namespace remat

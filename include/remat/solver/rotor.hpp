@@ -5,26 +5,36 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
+#include <optional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <remat/core/limits.hpp>
 #include <remat/core/result.hpp>
+#include <remat/core/solve.hpp>
 #include <remat/graph/chain.hpp>
 #include <remat/solver/block_problem.hpp>
+#include <remat/solver/chain_search.hpp>
 #include <remat/solver/chain_table.hpp>
 #include <remat/solver/order.hpp>
 
 namespace remat {
 
-/// The fastest persistent schedule of a network that is a chain of blocks: each block is saved as a whole, or computed again from
-/// a checkpoint. The dynamic program of `chain_table`, whose memory model is cautious: schedules for somewhat larger budgets are
-/// evaluated as well and the fastest that fits is taken.
+/// The fastest persistent schedule of a network that is a chain of blocks, one to ten thousand of them: each block is saved as a
+/// whole, or computed again from a checkpoint.
 ///
-/// A graph without a chain is one block, of which nothing can be computed again; then there is a schedule only if store-all
-/// fits, and the progress reports say so.
+/// `fastest_persistent` finds it, exact in bytes. The memory model of chains is cautious, so schedules for somewhat larger
+/// budgets, from a `chain_table`, are evaluated as well, and the fastest that fits is taken.
 ///
-/// Complexity: that of `find_blocks` and of `chain_table`.
+/// `result::scope` is the class that was searched, "persistent schedules of the chain": all blocks as above, within the budget as
+/// the chain counts memory. `scope_bound` is proven for it; `scope_gap()` is 0 if nothing in the class is faster than what came
+/// out. A graph without a chain is a chain of one block, of which nothing can be computed again: its only schedule is store-all,
+/// and where that does not fit, `scope_bound` is infinite and the status `time_limit`.
+///
+/// Complexity: that of `find_blocks`, `fastest_persistent` and `chain_table`.
 ///
 /// Reference: Beaumont, Eyraud-Dubois, Hermann, Joly, Shilova, "Optimal checkpointing for heterogeneous chains", INRIA RR-9302
 /// (2019).
@@ -34,43 +44,157 @@ namespace remat {
 class rotor {
  public:
   struct options {
-    block_options blocks = {.most = 128, .least = 1};  ///< how the graph is cut
-    std::size_t slots = 2000;                          ///< of `chain_table`; 0: exact in bytes
+    block_options blocks = {.most = 10'000, .least = 1};  ///< how the graph is cut
+    std::size_t slots = 2000;                             ///< of the table, at most, >= 1
+    std::size_t table_links = 400;                        ///< longer chains get no table, but a few searches
+    std::size_t labels = 1 << 20;                         ///< of the search, `chain_search_options::most_labels`, >= 1
   };
 
   rotor() : rotor(options{}) {}
-  explicit rotor(const options& o) : options_(o) {}
+  /// @throws bad_option naming the member that is out of range
+  explicit rotor(const options& o) : options_(o) {
+    if (o.blocks.interface < 1) throw bad_option("rotor.blocks.interface must be >= 1, got 0");
+    if (o.blocks.most < 1) throw bad_option("rotor.blocks.most must be >= 1, got 0");
+    if (o.slots < 1) throw bad_option("rotor.slots must be >= 1, got 0");
+    if (o.table_links > chain_table::most_links)
+      throw bad_option("rotor.table_links must be <= " + std::to_string(chain_table::most_links) + ", got " +
+                       std::to_string(o.table_links));
+    if (o.labels < 1) throw bad_option("rotor.labels must be >= 1, got 0");
+  }
 
   std::string name() const { return "rotor"; }
 
-  /// @throws bad_option if the options of the blocks are out of range
+  /// @throws bad_option if `blocks.turn` is no operation
   result solve(const problem& p, bytes_t budget, monitor& m) const {
-    result r;
-    incumbent best(p, budget);
-    if (!best.offer(needed_operations(p))) {
-      const auto blocks = find_blocks(p, options_.blocks);
-      const auto n = blocks.blocks.size();
-      m.report({.stage = n < 2 ? "the graph has no chain of blocks" : "chain of " + std::to_string(n) + " blocks"});
-      if (n > 1) search(p, budget, blocks, best, m);
+    if (incumbent all(p, budget); all.offer(needed_operations(p))) {
+      result r;
+      all.put_into(r);
+      r.scope = scope;
+      r.scope_bound = all.seconds();
+      return r;
     }
-    best.put_into(r);
-    return r;
+    return ground(p, options_, budget, m).solve(budget, m);
+  }
+
+  /// The answers for several budgets, from one table.
+  /// @param p       the problem
+  /// @param budgets bytes, each >= 0, in any order
+  /// @param m       limits of all together
+  /// @return as from `remat::solve`, in the order of the budgets
+  /// @throws bad_option for a negative budget, or if `blocks.turn` is no operation
+  std::vector<result> sweep(const problem& p, std::span<const bytes_t> budgets, monitor& m) const {
+    std::vector<result> results;
+    if (budgets.empty()) return results;
+    const ground shared(p, options_, *std::max_element(budgets.begin(), budgets.end()), m);
+    for (std::size_t k = 0; k < budgets.size(); ++k) {
+      auto l = m.limits();
+      l.seconds = m.remaining() / static_cast<double>(budgets.size() - k);
+      results.push_back(remat::solve(p, budgets[k], member{shared}, l, [&](progress now) {
+        m.report(std::move(now));
+        return m.stop_requested() ? control::stop : control::go_on;
+      }));
+    }
+    return results;
   }
 
  private:
-  void search(const problem& p, bytes_t budget, const block_chain& blocks, incumbent& best, monitor& m) const {
-    const block_joint joint(p, blocks);
-    const auto most = std::max<bytes_t>(0, budget - joint.aside()) + (budget - p.held_bytes()) / 4;
-    const chain_table table(joint.links(), most, {.slots = options_.slots, .stop = [&] { return m.stopped(); }});
-    if (!table.complete()) return;
-    const auto front = table.front();
-    // Fastest first. What the table takes to be a little slower may be faster once evaluated, so the search goes on for a while.
-    std::size_t more = 40;
-    for (auto at = front.rbegin(); at != front.rend() && more > 0 && !m.stopped(); ++at) {
-      best.offer(joint.order(table.steps(at->first)));
-      if (best.found()) --more;
+  static constexpr const char* scope = "persistent schedules of the chain";
+
+  /// The graph as a chain, and its table.
+  class links {
+   public:
+    links(const problem& p, const options& o, const block_options& cut, bytes_t budget, monitor& m)
+        : p_(p), options_(o), blocks_(find_blocks(p, cut)), joint_(p, blocks_) {
+      const auto n = blocks_.blocks.size();
+      for (const auto& b : joint_.problems())
+        for (auto x : b.once()) once_ += p.operations()[x].seconds;
+      m.report({.stage = n < 2 ? "the graph has no chain of blocks" : "chain of " + std::to_string(n) + " blocks"});
+      if (n < 2 || n > o.table_links) return;
+      const auto within = std::max<bytes_t>(0, budget - joint_.aside()) + (budget - p.held_bytes()) / 4;
+      const auto slots = std::clamp<std::size_t>(table_size / (n * (n + 1)), 1, o.slots);
+      table_.emplace(joint_.links(), within, chain_table::options{slots, [&] { return m.stopped(); }});
     }
-  }
+
+    /// Offers schedules within `budget` to `best`. @return a bound on the time of the chain's schedules, s
+    double solve(bytes_t budget, incumbent& best, monitor& m) const {
+      if (blocks_.blocks.size() < 2) return std::numeric_limits<double>::infinity();
+      const auto bound = search(budget, best, m);
+      if (table_ && table_->complete())
+        read_table(best, budget, m);
+      else
+        for (const double more : {1.02, 1.05, 1.1, 0.98, 0.95})
+          if (!m.stopped()) search(static_cast<bytes_t>(static_cast<double>(budget) * more), best, m);
+      return bound;
+    }
+    std::size_t count() const { return blocks_.blocks.size(); }
+
+   private:
+    /// Offers what the search finds for `budget`. @return a bound for the schedules of the chain
+    double search(bytes_t budget, incumbent& best, monitor& m) const {
+      const auto until = m.elapsed() + 0.3 * m.remaining();
+      const auto answer =
+          fastest_persistent(joint_.links(), budget - joint_.aside(),
+                             {.most_labels = options_.labels, .stop = [&] { return m.stopped() || m.elapsed() > until; }});
+      if (answer.found() && best.offer(joint_.order(answer.steps)))
+        m.report({.stage = "chain, exact in bytes", .best = best.seconds()});
+      return answer.bound + once_;
+    }
+    /// Offers schedules of the table, the fastest first. What it takes to be a little slower may be faster once evaluated, so the
+    /// search goes on for a while.
+    void read_table(incumbent& best, bytes_t budget, monitor& m) const {
+      const auto front = table_->front();
+      std::size_t more = 100;
+      bool fits = false;
+      for (auto at = front.rbegin(); at != front.rend() && more > 0 && !m.stopped(); ++at) {
+        const auto order = joint_.order(table_->steps(at->first));
+        fits = fits || measure_order(p_, order).peak <= budget;
+        if (best.offer(order)) m.report({.stage = "table", .best = best.seconds()});
+        if (fits) --more;
+      }
+    }
+
+    static constexpr std::size_t table_size = std::size_t{1} << 26;  // twice the numbers in a table
+    const problem& p_;
+    const options& options_;
+    block_chain blocks_;
+    block_joint joint_;
+    double once_ = 0;  // s, of operations that no link counts
+    std::optional<chain_table> table_;
+  };
+
+  /// What the answers for all budgets share: the finest chain and, if that is long, one of larger blocks. The latter has fewer
+  /// choices, but shares less between blocks that would be retained throughout.
+  class ground {
+   public:
+    ground(const problem& p, const options& o, bytes_t budget, monitor& m) : p_(p), fine_(p, o, o.blocks, budget, m) {
+      auto larger = o.blocks;
+      larger.most = std::min<std::size_t>(larger.most, 48);
+      larger.least = std::max<std::size_t>(larger.least, 8);
+      if (fine_.count() > larger.most && !m.stopped()) coarse_.emplace(p, o, larger, budget, m);
+    }
+    result solve(bytes_t budget, monitor& m) const {
+      result r;
+      incumbent best(p_, budget);
+      best.offer(needed_operations(p_));
+      r.scope = scope;
+      r.scope_bound = fine_.solve(budget, best, m);
+      if (coarse_ && !m.stopped()) coarse_->solve(budget, best, m);
+      best.put_into(r);
+      return r;
+    }
+
+   private:
+    const problem& p_;
+    links fine_;
+    std::optional<links> coarse_;
+  };
+
+  /// A budget of a sweep.
+  struct member {
+    const ground& shared;
+    std::string name() const { return "rotor"; }
+    result solve(const problem&, bytes_t budget, monitor& m) const { return shared.solve(budget, m); }
+  };
 
   options options_;
 };
