@@ -104,7 +104,7 @@ class hierarchical {
     bool chain = true;                    ///< join them by the dynamic program of `chain_table` as well
     std::size_t slots = 1000;             ///< of `chain_table`, >= 1
     bool compete = false;                 ///< `min_cut` plans the whole first, and the faster schedule is returned
-    /// In the end `improve` works on the whole until `rounds` / operations of its rounds, 20 at least, bring nothing; 0: never.
+    /// In the end `improve` works on the whole until `rounds` / operations of its rounds, 20 to 1000, bring nothing; 0: never.
     std::size_t rounds = 30000;
   };
 
@@ -160,8 +160,8 @@ class hierarchical {
         if (const auto whole = remat::solve(p, budget, inner_, share(m, 1), now.stop()); whole.found())
           best.offer(compute_order(whole.schedule));
       if (options_.rounds > 0 && best.found() && !m.stopped())
-        improve(p, best.order(), best, m, {.patience = std::max<std::size_t>(20, options_.rounds / p.operations().size())},
-                r.bound);
+        improve(p, best.order(), best, m,
+                {.patience = std::clamp<std::size_t>(options_.rounds / p.operations().size(), 20, 1000)}, r.bound);
     }
     best.put_into(r);
     return r;
