@@ -75,7 +75,7 @@ class moments {
       auto order = order_of(p, form, x, threshold);
       if (!order || order == last) continue;
       best.offer(*order);
-      const bool small = order->size() < 1000;
+      const bool small = p.operations().size() < 1000;
       for (const double part : {1.0, 0.95, 0.9})
         for (const double distance : {1.0, 0.5, 2.0}) {
           if (stop() || (part < 1 && (!small || threshold != 0.5)) || (distance != 1 && !small)) continue;
@@ -88,7 +88,9 @@ class moments {
       last = std::move(order);
     }
     std::sort(fitting.begin(), fitting.end());
-    for (std::size_t i = 0; i < std::min<std::size_t>(fitting.size(), 3) && !stop(); ++i)
+    const std::size_t most = p.operations().size() < 1000 ? 20 : 3;
+    if (fitting.size() > most) fitting.resize(most);
+    for (std::size_t i = 0; i < fitting.size() && !stop(); ++i)
       best.offer(retain_more(p, std::move(fitting[i].second), budget, stop));
   }
 
