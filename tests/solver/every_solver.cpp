@@ -169,10 +169,10 @@ TEST_CASE("every solver: one object in two threads, on different problems, answe
 
 TEST_CASE("every solver: curves are monotone, and at least as good as single searches") {
   std::mt19937_64 g(17);
-  const auto p = remat::testing::random_training_chain(g, 4);
+  const auto p = remat::testing::random_training_chain(g, 2);
   const auto all = store_all_peak(p), least = remat::bounds_without_search(p).budget;
   std::vector<bytes_t> budgets;
-  for (int i = 0; i <= 4; ++i) budgets.push_back(all - (all - least) * i / 4);
+  for (int i = 0; i <= 2; ++i) budgets.push_back(all - (all - least) * i / 2);
   for (const auto& [name, s] : solvers()) {
     INFO(name);
     const auto curve = remat::pareto_curve(p, budgets, s, long_enough);
