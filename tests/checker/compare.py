@@ -6,6 +6,7 @@ usage: compare.py EMIT [COUNT [SEED]]
 EMIT is the program of emit.cpp. REMAT_OTHER_CHECKER, or ../shared/tools/check_schedule.py next to the repository, names another
 checker (a Python file with `check(problem, schedule) -> (peak, seconds)` that raises on an invalid schedule), used where it exists.
 """
+import collections
 import importlib.util
 import json
 import math
@@ -15,6 +16,11 @@ import subprocess
 import sys
 
 from check_schedule import Wrong, judge
+
+
+# What `evaluate` says of a broken rule; random schedules must break each of them.
+RULES = ("no such operation", "once-only", "is not on the device", "no such value", "no copy on the host", "the value is on the device",
+         "allows no copies", "the value is not on the device", "held value is dropped", "at the end")
 
 
 def load_other():
@@ -36,11 +42,14 @@ def main():
     emit, count, seed = sys.argv[1], *(sys.argv[2:] + ["4000", "1"][len(sys.argv) - 2:])
     other = load_other()
     valid = broken = copies = recomputed = 0
+    rules = collections.Counter()
     lines = subprocess.run([emit, count, seed], check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
     assert len(lines) == int(count), f"{len(lines)} of {count} lines"
     for n, line in enumerate(lines):
         case = json.loads(line)
         problem, schedule, verdict = case["problem"], case["schedule"], case["verdict"]
+        why = verdict.pop("why", "")
+        rules[next((rule for rule in reversed(RULES) if rule in why), None)] += 1
         try:
             mine = judge(problem, schedule["steps"])
         except Wrong as why:
@@ -63,6 +72,8 @@ def main():
           + (", with the other checker too" if other else ""))
     if min(valid, broken, copies, recomputed) < int(count) // 20:
         sys.exit("too few cases of one kind")
+    if rare := [rule for rule in RULES if rules[rule] < int(count) // 500]:
+        sys.exit(f"rules that are hardly ever broken: {rare} of {dict(rules)}")
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ int main(int argc, char** argv) {
       const auto e = remat::evaluate(p, r.schedule);
       verdict = {{"peak", e.peak}, {"seconds", e.seconds}, {"recomputed", e.recomputed}};
     } catch (const remat::bad_schedule& why) {
-      verdict = {{"step", why.step}};
+      verdict = {{"step", why.step}, {"why", why.what()}};
     }
     std::cout << nlohmann::json{{"problem", document([&](std::ostream& out) { remat::write_problem(out, p); })},
                                 {"schedule", document([&](std::ostream& out) { remat::write_schedule(out, r, p.name()); })},

@@ -8,18 +8,17 @@
 
 #include <remat/testing/generators.hpp>
 
-#include "../../tools/cli/methods.hpp"
+#include "../../tools/cli/methods.cpp"
 
 TEST_CASE("without a MILP library") {
   std::mt19937_64 g(1);
   const auto p = remat::testing::random_training_chain(g, 6);
   const auto ask = [&](const char* solver, const char* backend) {
-    return cli::find_method(solver).run(
-        {p, remat::evaluate(p, remat::store_all_schedule(p)).peak - 1, {.seconds = 10}, backend, [](const remat::progress&) {
-           return remat::control::go_on;
-         }});
+    return remat::solve(p, remat::evaluate(p, remat::store_all_schedule(p)).peak - 1, cli::find_method(solver).make(backend),
+                        {.seconds = 10});
   };
   CHECK_FALSE(cli::any_available());
+  for (const auto& b : cli::backends()) CHECK_FALSE(b.available);
   for (const char* solver : {"checkmate", "checkmate-fast"})
     for (const char* backend : {"auto", "highs", "glpk"}) {
       CHECK_THROWS_AS(ask(solver, backend), remat::not_available);

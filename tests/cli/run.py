@@ -4,8 +4,12 @@
 
 usage: run.py REMAT SOURCE_ROOT
 """
+import csv
 import json
+import os
 import pathlib
+import pty
+import signal
 import subprocess
 import sys
 import tempfile
@@ -43,6 +47,12 @@ def expect(what, status, *arguments, says=(), prints=()):
         failures += 1
         print(f"FAILED: {what}\n  {arguments}\n  exit {code}, expected {status}; missing {missing}\n  stdout: {out}\n  stderr: {err}")
     return out
+
+
+def fail(what, *details):
+    global failures
+    failures += 1
+    print("FAILED:", what, *details)
 
 
 def put(name, content):
@@ -113,6 +123,110 @@ expect("unknown option", 2, "info", small, "--verbose", says=["--verbose"])
 expect("help", 0, "--help", prints=["solve", "check", "info", "Exit status"])
 expect("help of a command", 0, "solve", "--help", prints=["--budget", "min_cut"])
 
+# what a seed and a gap do
+def plan_of(*options):
+    expect("a plan", 0, "solve", instance, "-b", "60%", "-s", "min_cut", "-o", plan, *options)
+    return json.loads(plan.read_text())["steps"]
+
+
+if plan_of("--seed", 3) != plan_of("--seed", 3):
+    fail("equal seeds give different schedules")
+expect("a generous gap", 0, "solve", instance, "-b", "80%", "-s", "min_cut", "--gap", "0.5", prints=["optimal"])
+expect("a gap out of range", 2, "solve", small, "-b", "100", "--gap", "1", says=["limits.gap"])
+expect("no such time", 2, "solve", small, "-b", "100", "--time-limit", "soon", says=["--time-limit"])
+expect("a problem that is not there comes before the search", 2, "solve", folder / "absent.json", "-b", "100", says=["absent.json"])
+
+# on a terminal: progress on the error stream, gone at the end; an interrupt ends the search with what there is
+def on_terminal(*arguments, interrupt=False):
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([program, *map(str, arguments)], stdout=subprocess.PIPE, stderr=theirs, text=True)
+    os.close(theirs)
+    shown = b""
+    try:
+        while piece := os.read(ours, 4096):
+            shown += piece
+            if interrupt:  # it works, and listens
+                process.send_signal(signal.SIGINT)
+                interrupt = False
+    except OSError:  # the end, on Linux
+        pass
+    os.close(ours)
+    out = process.communicate()[0]
+    return process.returncode, out, shown.decode(errors="replace")
+
+
+code, out, shown = on_terminal("solve", instance, "-b", "50%", "-s", "min_cut")
+if code != 0 or not all(word in shown for word in ("best", "bound", "gap", " s ")) or not shown.endswith("\r\033[K"):
+    fail("progress on a terminal", code, repr(shown))
+code, out, shown = on_terminal("curve", root / "bench/instances/resnet50.json", "-s", "min_cut", "-n", 200, "--time-limit", 600, interrupt=True)
+if code not in (0, 4) or out.count("\n") < 100:
+    fail("an interrupted curve", code, out)
+
+# curve
+points = folder / "points.csv"
+drawing = folder / "curve.svg"
+out = expect("curve", 0, "curve", instance, "-n", 5, "-s", "min_cut,chen", "--svg", drawing, "-o", points, "--json")
+answer = json.loads(out)
+if [c["solver"] for c in answer["curves"]] != ["min_cut", "chen"]:
+    fail("curves of both solvers", answer)
+for c in answer["curves"]:
+    by_budget = c["points"]
+    if len(by_budget) != 5 or any(a["budget"] <= b["budget"] or a["seconds"] > b["seconds"] or a["peak"] > a["budget"] for a, b in zip(by_budget, by_budget[1:])):
+        fail("a curve that is not monotone", c)
+    if by_budget[0]["seconds"] != answer["store_all_seconds"]:
+        fail("the first point is not store-all", c)
+with points.open() as lines:
+    rows = list(csv.DictReader(lines))
+if len(rows) != 10 or float(rows[1]["seconds"]) != answer["curves"][0]["points"][1]["seconds"] or rows[9]["solver"] != "chen":
+    fail("the CSV file", rows)
+if not drawing.read_text().startswith("<svg"):
+    fail("no SVG of the curve")
+expect("curve of given budgets", 0, "curve", small, "-b", "100,99,200%", "-s", "min_cut", prints=["optimal", "infeasible", "160"])
+expect("plot", 0, "curve", small, "-b", "100,120", "-s", "store_all", "--plot", prints=["●", "100 B"])
+expect("nothing fits", 3, "curve", small, "-b", "99,50", "-s", "min_cut", "--json", prints=['"infeasible"'])
+expect("nothing found", 4, "curve", instance, "-b", "70%", "-s", "min_cut", "--time-limit", 0)
+expect("the default solver of curve", 0, "curve", small, "-n", 1)
+as_json = folder / "points.json"
+expect("points as JSON", 0, "curve", small, "-b", "100", "-s", "chen", "-o", as_json)
+if json.loads(as_json.read_text())["curves"][0]["points"][0]["peak"] != 100:
+    fail("the JSON file", as_json.read_text())
+expect("both kinds of budgets", 2, "curve", small, "-b", "100", "-n", "3", says=["--points", "--budgets"])
+expect("no points", 2, "curve", small, "-n", "0", "-s", "chen", says=["evenly"])
+expect("a bad budget of several", 2, "curve", small, "-b", "100,many", "-s", "chen", says=["many"])
+expect("an unknown solver of several", 2, "curve", small, "-b", "100", "-s", "chen,magic", says=["magic"])
+expect("curve into nowhere", 2, "curve", small, "-b", "100", "-s", "chen", "-o", folder / "no" / "points.csv", says=["no/points.csv"])
+expect("drawing into nowhere", 2, "curve", small, "-b", "100", "-s", "chen", "--svg", folder / "no" / "c.svg", says=["no/c.svg"])
+
+# compare
+out = expect("compare --json", 0, "compare", instance, "-b", "60%", "-s", "min_cut,chen,store_all", "--json")
+answer = json.loads(out)
+if [s["name"] for s in answer["solvers"]] != ["min_cut", "chen", "store_all"] or answer["solvers"][2]["status"] != "time_limit":
+    fail("compare --json", answer)
+if answer["bound"] != max(s["bound"] for s in answer["solvers"]):
+    fail("the best bound", answer)
+names = [s["name"] for s in json.loads(expect("list --json", 0, "list", "--json"))["solvers"]]
+expect("compare", 0, "compare", small, "-b", "100", prints=names + ["gap", "elapsed"])
+expect("compare below what is possible", 3, "compare", small, "-b", "99", "-s", "chen,min_cut", prints=["infeasible"])
+expect("compare without time", 4, "compare", instance, "-b", "70%", "-s", "min_cut,store_all", "--time-limit", 0)
+expect("compare with an unknown solver", 2, "compare", small, "-b", "100", "-s", "magic", says=["magic", "min_cut"])
+expect("compare without a budget", 2, "compare", small, says=["--budget"])
+
+# list
+out = expect("list", 0, "list", prints=["min_cut", "highs", "glpk", "--backend"])
+libraries = json.loads(expect("list --json", 0, "list", "--json"))["backends"]
+if [b["name"] for b in libraries] != ["highs", "glpk"]:
+    fail("list --json", libraries)
+for b in libraries:
+    if not b["available"]:
+        expect(f"{b['name']} asked for, and not there", 2, "solve", instance, "-b", "60%", "-s", "checkmate", "--backend", b["name"], says=[b["name"]])
+        continue
+    expect(f"checkmate on {b['name']}", 0, "solve", small, "-b", "100", "-s", "checkmate", "--backend", b["name"], prints=[f"checkmate/{b['name']}"])
+
+# every solver by its name
+for name in names:
+    wants_library = name.startswith(("checkmate", "moments")) and not any(b["available"] for b in libraries)
+    expect(f"{name}, where all fits", 2 if wants_library else 0, "solve", small, "-b", "100", "-s", name, prints=[] if wants_library else ["optimal"])
+
 # bad files: each is named, with the place
 text = instance.read_text()
 bad = {
@@ -139,10 +253,14 @@ for name, (content, place) in bad.items():
     expect(name, 2, "solve", path, "-b", "100", "-o", target, says=["bad.json", place])
     expect(name, 2, "info", path, says=["bad.json", place])
     expect(name, 2, "check", path, good, says=["bad.json", place])
+    expect(name, 2, "curve", path, "-o", target, says=["bad.json", place])
+    expect(name, 2, "compare", path, "-b", "100", says=["bad.json", place])
     if target.read_text() != "precious":
         failures += 1
         print(f"FAILED: {name}: a file was written over")
 expect("a file that is not there", 2, "info", folder / "absent.json", says=["absent.json", "No such file"])
+expect("an empty problem", 0, "solve", put("empty.json", changed(values=[], operations=[], targets=[])), "-b", "0", prints=["optimal"])
+expect("no operations", 3, "solve", put("still.json", changed(operations=[], targets=[0])), "-b", "10", prints=["100 bytes"])
 expect("a directory", 2, "info", folder, says=["is a directory"])
 expect("nowhere to write", 2, "solve", small, "-b", "100", "-o", folder / "no" / "plan.json", says=["no/plan.json"])
 if [p.name for p in folder.iterdir() if p.name.endswith(".part")]:

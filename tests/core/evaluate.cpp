@@ -72,6 +72,16 @@ TEST_CASE("sources that are not held can be dropped, and count until then") {
   CHECK(fault(p, {{{drop, 0}, {compute, 0}}}).first == 1);
 }
 
+TEST_CASE("problems without operations") {
+  CHECK(remat::evaluate(problem(), {}).peak == 0);
+  CHECK(remat::evaluate(problem(), remat::store_all_schedule(problem())).seconds == 0);
+  const problem sources("sources", {{"held", 8, true}, {"other", 4}}, {}, {0});
+  CHECK(remat::evaluate(sources, {}).peak == 12);  // before the first step
+  CHECK(remat::store_all_schedule(sources).steps == std::vector<remat::step>{{drop, 1}});
+  CHECK(remat::evaluate(sources, {{{drop, 1}}}).memory == std::vector<remat::bytes_t>{8});
+  CHECK(fault(problem("missing", {{"a", 4}}, {{.name = "a", .inputs = {}, .outputs = {0}, .seconds = 1}}, {0}), {}).first == 0);
+}
+
 TEST_CASE("copies") {
   // 10 bytes/s out, 20 bytes/s in, 0.5 s each.
   const auto p = diamond(remat::copy_rates{.to_host = 10, .to_device = 20, .latency = 0.5});

@@ -55,6 +55,21 @@ TEST_CASE("a valid problem and what it derives") {
   CHECK(problem().values().empty());
 }
 
+TEST_CASE("nothing, sources only, and operations that yield nothing are problems") {
+  const problem nothing("nothing", {}, {}, {});
+  CHECK(nothing.source_bytes() == 0);
+  CHECK(nothing.total_seconds() == 0);
+  const problem sources("sources", {{"held", 8, true}, {"other", 4}}, {}, {1, 0});
+  CHECK(sources.source_bytes() == 12);
+  CHECK(sources.held_bytes() == 8);
+  CHECK(sources.targets() == std::vector<remat::index_t>{0, 1});
+  const problem useless("useless", {{"a", 8}}, {{.name = "reads", .inputs = {0}, .outputs = {}, .seconds = 3}}, {});
+  CHECK(useless.consumers(0).size() == 1);
+  parts x;
+  x.values.clear();
+  CHECK_THAT(refusal(x), Catch::Contains("operations[0].outputs") && Catch::Contains("no value 1"));
+}
+
 TEST_CASE("costs out of range name the member") {
   const double infinity = std::numeric_limits<double>::infinity();
   for (double seconds : {-1.0, std::nan(""), infinity, -infinity}) {

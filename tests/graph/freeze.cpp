@@ -12,6 +12,7 @@
 #include <remat/core/solve_graph.hpp>
 #include <remat/cost/roofline.hpp>
 #include <remat/cost/table.hpp>
+#include <remat/solver/store_all.hpp>
 #include <remat/testing/archetypes.hpp>
 
 namespace {
@@ -156,6 +157,19 @@ TEST_CASE("optional members of a cost model, and several results") {
   CHECK(p.targets() == std::vector<remat::index_t>{3});
   CHECK(f.values == std::vector<int>{0, 1, 1, 2, 3});
   CHECK(f.operations == std::vector<int>{1, 2, 3});
+}
+
+TEST_CASE("a graph without vertices, and one without operations") {
+  const auto nothing = remat::freeze(network(std::vector<std::vector<int>>{}), unit_costs{});
+  CHECK(nothing.problem.values().empty());
+  CHECK(nothing.operations.empty());
+  CHECK(remat::solve(network(std::vector<std::vector<int>>{}), unit_costs{}, 0, remat::store_all{}).status ==
+        remat::status::optimal);
+  const remat::table held{remat::seconds_of([](int) { return 1; }), remat::bytes_of([](int) { return 8; }),
+                          remat::held_of([](int) { return true; })};
+  const auto still = remat::freeze(network({{}, {}}), held);
+  CHECK(still.problem.operations().empty());
+  CHECK(still.problem.held_bytes() == 16);
 }
 
 TEST_CASE("a cycle is named by its vertices, in order") {

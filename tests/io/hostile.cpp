@@ -152,11 +152,47 @@ TEST_CASE("mutated schedules") {
 
 TEST_CASE("every truncation of a document is refused") {
   std::mt19937_64 g(3);
-  std::ostringstream out;
-  remat::write_problem(out, remat::testing::random_problem(g));
-  const auto text = out.str();
-  for (std::size_t length = 0; length + 2 < text.size(); ++length) {
-    std::istringstream in(text.substr(0, length));
-    REQUIRE_THROWS_AS(remat::read_problem(in), remat::bad_document);
-  }
+  const auto p = remat::testing::random_problem(g);
+  std::ostringstream problem, schedule;
+  remat::write_problem(problem, p);
+  remat::result r;
+  r.schedule = remat::store_all_schedule(p);
+  remat::write_schedule(schedule, r, p.name());
+  const auto refused = [](const std::string& text, auto read) {
+    for (std::size_t length = 0; length + 2 < text.size(); ++length) {
+      std::istringstream in(text.substr(0, length));
+      REQUIRE_THROWS_AS(read(in), remat::bad_document);
+    }
+  };
+  refused(problem.str(), [](std::istream& in) { return remat::read_problem(in); });
+  refused(schedule.str(), [](std::istream& in) { return remat::read_schedule(in); });
+}
+
+TEST_CASE("documents made to exhaust their reader") {
+  const auto refusal = [](const std::string& text) {
+    std::istringstream in(text);
+    try {
+      remat::read_problem(in);
+    } catch (const remat::error& why) {
+      return std::string(why.what());
+    }
+    return std::string("accepted");
+  };
+  const auto with_values = [](const std::string& values) {
+    return R"({"format": "remat-problem", "version": 1, "operations": [], "targets": [], "values": )" + values + "}";
+  };
+  CHECK(refusal(with_values("[]")) == "accepted");
+  CHECK_THAT(refusal(with_values(std::string(1'000'000, '['))), Catch::Contains("nested deeper"));
+  CHECK_THAT(refusal(with_values("[" + std::string(500'000, '{'))), Catch::Contains("values[0]"));
+  CHECK_THAT(refusal(with_values("[{\"bytes\": " + std::string(1'000'000, '9') + "}]")), Catch::Contains("values[0].bytes"));
+  CHECK_THAT(refusal(with_values("[{\"bytes\": 1e400}]")), Catch::Contains("values[0].bytes"));
+  CHECK_THAT(refusal(with_values("[{\"bytes\": 4.5}]")), Catch::Contains("values[0].bytes"));
+  std::string many = "[{\"bytes\": 1";
+  for (int i = 0; i < 5000; ++i) many += ", \"m" + std::to_string(i) + "\": 0";
+  CHECK_THAT(refusal(with_values(many + "}]")), Catch::Contains("members in an object"));
+  std::string large = "[";
+  for (int i = 0; i < 4; ++i) large += std::string(i ? "," : "") + "{\"bytes\": 4503599627370496}";  // 2^52 each
+  CHECK_THAT(refusal(with_values(large + "]")), Catch::Contains("values[2].bytes") && Catch::Contains("2^53"));
+  std::istringstream in(with_values("[]"));
+  CHECK_THROWS_WITH(remat::read_problem(in, {.bytes = 20}), Catch::Contains("20"));
 }

@@ -3,12 +3,18 @@
 /// What `checkmate` must do with any backend; each adapter's tests include this.
 #pragma once
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <functional>
 #include <random>
+#include <vector>
 
 #include <remat/core/solve.hpp>
 #include <remat/solver/checkmate.hpp>
+#include <remat/solver/checkmate_rounding.hpp>
+#include <remat/solver/published_form.hpp>
+#include <remat/testing/check_solver.hpp>
 #include <remat/testing/generators.hpp>
 #include <remat/testing/oracle.hpp>
 
@@ -38,15 +44,16 @@ inline tight_case tight_problem(std::mt19937_64& g) {
 
 /// `count` random problems: checkmate is optimal among staged schedules, and never better than any schedule.
 template <milp::backend B>
-void check_against_oracles(std::uint64_t seed, int count, unsigned extra_stages = 0) {
+void check_against_oracles(std::uint64_t seed, int count, unsigned extra_stages = 0, bool last_stage = false) {
   std::mt19937_64 g(seed);
   int found = 0, recomputing = 0, restricted = 0;
   for (int k = 0; k < count; ++k) {
     const auto [p, budget] = tight_problem(g);
-    const auto staged = staged_optimum(p, budget, extra_stages);
+    const auto staged = staged_optimum(p, budget, extra_stages, last_stage);
     const auto any = exhaustive_optimum(p, budget);
     typename checkmate<B>::options o;
     o.rules.extra_stages = extra_stages;
+    o.rules.last_stage = last_stage;
     const auto r = solve(p, budget, checkmate<B>(o), {.gap = 0});
     INFO("seed " << seed << ", case " << k << ", budget " << budget);
     REQUIRE(r.found() == staged.has_value());
@@ -57,7 +64,7 @@ void check_against_oracles(std::uint64_t seed, int count, unsigned extra_stages 
       CHECK(r.bound <= *any + 1e-9);
       CHECK(r.scope_bound == Approx(*staged).epsilon(1e-5));
       if (extra_stages == 0) {
-        const staged_form form(p, budget);
+        const staged_form form(p, budget, o.rules);
         const auto x = form.encode(r.schedule);
         REQUIRE(x);
         CHECK(milp::violation(form.model(), *x, 1e-9).empty());
@@ -99,6 +106,236 @@ void check_unit_chains() {
   }
 }
 
+/// All topologies of `n` operations of one output each that the last one depends on, with random costs and sizes.
+template <milp::backend B>
+void check_all_topologies(std::size_t n) {
+  std::mt19937_64 g(n);
+  int count = 0, tight = 0;
+  for (std::uint64_t edges = 0; edges < std::uint64_t{1} << (n * (n - 1) / 2); ++edges) {
+    std::vector<value> values(n);
+    std::vector<operation> operations(n);
+    std::vector<bool> read(n, false);
+    for (std::size_t i = 0, bit = 0; i < n; ++i) {
+      values[i].bytes = uniform(g, 0, 6);
+      operations[i].outputs = {static_cast<index_t>(i)};
+      operations[i].seconds = static_cast<double>(uniform(g, 0, 6));
+      operations[i].workspace = uniform(g, 0, 2);
+      for (std::size_t j = 0; j < i; ++j, ++bit)
+        if (edges >> bit & 1) operations[i].inputs.push_back(static_cast<index_t>(j)), read[j] = true;
+    }
+    if (std::count(read.begin(), read.end(), false) > 1) continue;
+    const problem p("topology", std::move(values), std::move(operations), {static_cast<index_t>(n - 1)});
+    const auto low = bounds_without_search(p).budget, high = evaluate(p, store_all_schedule(p)).peak;
+    const auto budget = uniform(g, low, std::max(low, high - 1));
+    const auto r = solve(p, budget, checkmate<B>(), {.gap = 0});
+    const auto staged = staged_optimum(p, budget);
+    INFO("edges " << edges << ", budget " << budget);
+    REQUIRE(r.found() == staged.has_value());
+    if (staged) REQUIRE(r.seconds == Approx(*staged).epsilon(1e-9));
+    if (staged && r.recomputed > 0) ++tight;
+    ++count;
+  }
+  int expected = 1;
+  for (std::size_t i = 1; i < n; ++i) expected *= (1 << i) - 1;
+  CHECK(count == expected);
+  if (n >= 5) CHECK(tight > count / 50);
+}
+
+/// One byte and one second per operation: a pyramid needs its base and one more byte, and then no recomputation.
+template <milp::backend B>
+void check_pebbles() {
+  const auto solve_unit = [](std::vector<std::vector<index_t>> inputs, bytes_t budget) {
+    std::vector<value> values(inputs.size(), {"", 1, false});
+    std::vector<operation> operations;
+    for (auto& in : inputs) operations.push_back({"", in, {static_cast<index_t>(operations.size())}, 1});
+    const problem p("", std::move(values), std::move(operations), {static_cast<index_t>(inputs.size() - 1)});
+    return solve(p, budget, checkmate<B>(), {.seconds = milp::infinity, .gap = 0});
+  };
+  for (index_t base = 2; base <= 4; ++base) {
+    std::vector<std::vector<index_t>> pyramid(base);
+    for (index_t row = base; row > 1; --row)
+      for (index_t i = 1; i < row; ++i) {
+        const auto left = static_cast<index_t>(pyramid.size()) - row;
+        pyramid.push_back({left, left + 1});
+      }
+    CHECK(pyramid.size() == base * (base + 1) / 2);
+    CHECK(solve_unit(pyramid, base + 1).seconds == pyramid.size());
+    const auto less = solve_unit(pyramid, base);
+    CHECK_FALSE(less.found());
+    CHECK((less.status == status::infeasible || std::isinf(less.scope_bound)));
+  }
+  for (int height = 2; height <= 4; ++height) {
+    std::vector<std::vector<index_t>> tree;
+    const std::function<index_t(int)> grow = [&](int h) {
+      std::vector<index_t> children;
+      if (h > 1) {
+        children.push_back(grow(h - 1));
+        children.push_back(grow(h - 1));
+      }
+      tree.push_back(children);
+      return static_cast<index_t>(tree.size() - 1);
+    };
+    grow(height);
+    CHECK(solve_unit(tree, height + 1).seconds == (1 << height) - 1);
+    CHECK_FALSE(solve_unit(tree, height).found());
+  }
+}
+
+/// `count` random problems: no restriction gives a better schedule, R1 equals operations marked once-only, and what is no
+/// restriction changes nothing.
+template <milp::backend B>
+void check_restrictions(std::uint64_t seed, int count) {
+  std::mt19937_64 g(seed);
+  const limits l{.gap = 0};
+  int equal[5] = {}, worse[5] = {};
+  for (int k = 0; k < count; ++k) {
+    const auto random = tight_problem(g);
+    const auto& p = random.p;
+    const auto budget = random.budget;
+    const auto turn = static_cast<index_t>(uniform(g, 1, static_cast<std::int64_t>(p.operations().size()) - 1));
+    const auto with = [&](const problem& q, const staging& rules) {
+      return solve(q, budget, checkmate<B>({.rules = rules, .restricted_first = false}), l);
+    };
+    INFO("seed " << seed << ", case " << k << ", budget " << budget << ", turn " << turn);
+    const auto free = with(p, {});
+    const staging rules[] = {{.backward_once = true, .turn = turn},
+                             {.forward_in_one_stage = true, .turn = turn},
+                             {.recompute_where_used = true},
+                             {.small_values = 0.3},
+                             {true, true, true, turn, 0, 0.3}};
+    for (int i = 0; i < 5; ++i) {
+      const auto r = with(p, rules[i]);
+      if (r.found()) {
+        REQUIRE(free.found());
+        REQUIRE(r.seconds >= free.seconds - 1e-9);
+      }
+      CHECK(r.scope_bound >= free.scope_bound * (1 - 1e-6));
+      const bool same = r.found() == free.found() && (!r.found() || r.seconds == Approx(free.seconds));
+      ++(same ? equal : worse)[i];
+      if (free.found() && free.recomputed == 0 && i < 3) CHECK(same);
+    }
+    const auto more = with(p, {.last_stage = true});
+    const auto most = with(p, {.extra_stages = 1, .last_stage = true});
+    if (free.found()) CHECK(more.seconds <= free.seconds + 1e-9);
+    if (more.found()) CHECK(most.seconds <= more.seconds + 1e-9);
+    auto operations = p.operations();
+    for (auto o = turn; o < operations.size(); ++o) operations[o].once = true;
+    const auto once = with(problem("", p.values(), operations, p.targets()), {});
+    const auto r1 = with(p, rules[0]);
+    REQUIRE(r1.found() == once.found());
+    if (once.found()) CHECK(r1.seconds == Approx(once.seconds));
+  }
+  for (int i = 0; i < 5; ++i) {
+    INFO("restriction " << i + 1);
+    CHECK(equal[i] > count / 4);
+    CHECK(worse[i] > 0);
+  }
+}
+
+/// `count` random problems: the published form has the same optimum, and the same solutions.
+template <milp::backend B>
+void check_published_form(std::uint64_t seed, int count) {
+  std::mt19937_64 g(seed);
+  const limits l{.gap = 0};
+  int recomputing = 0;
+  for (int k = 0; k < count; ++k) {
+    const auto [p, budget] = tight_problem(g);
+    INFO("seed " << seed << ", case " << k << ", budget " << budget);
+    const auto strong = solve(p, budget, checkmate<B>(), l);
+    const auto published = solve(p, budget, checkmate<B, published_form>(), l);
+    REQUIRE(published.found() == strong.found());
+    CHECK(published.status == strong.status);
+    if (!strong.found()) continue;
+    CHECK(published.seconds == Approx(strong.seconds));
+    CHECK(published.scope_bound == Approx(strong.scope_bound).epsilon(1e-5));
+    const published_form form(p, budget);
+    const auto x = form.encode(strong.schedule);
+    REQUIRE(x);
+    CHECK(milp::violation(form.model(), *x, 1e-9).empty());
+    CHECK(form.extract(*x) == strong.schedule);
+    if (strong.recomputed > 0) ++recomputing;
+  }
+  CHECK(recomputing > count / 8);
+  CHECK_THROWS_AS(published_form(unit_training_chain(3), 5, {.recompute_where_used = true}), bad_option);
+}
+
+/// `count` random problems, each for all budgets: a sweep is as good as single calls, and the staircase has every step.
+template <milp::backend B>
+void check_sweep(std::uint64_t seed, int count) {
+  std::mt19937_64 g(seed);
+  const limits l{.gap = 0};
+  const checkmate<B> method;
+  for (int k = 0; k < count; ++k) {
+    const auto p = tight_problem(g).p;
+    const auto low = bounds_without_search(p).budget - 1, high = evaluate(p, store_all_schedule(p)).peak + 1;
+    std::vector<bytes_t> budgets;
+    for (auto b = high; b >= low; --b) budgets.push_back(b);
+    for (auto i = budgets.size() - 1; i > 0; --i) std::swap(budgets[i], budgets[g() % (i + 1)]);
+    monitor m(l), n(l);
+    const auto results = method.sweep(p, budgets, m);
+    const auto steps = method.staircase(p, low, high, n);
+    REQUIRE(results.size() == budgets.size());
+    INFO("seed " << seed << ", case " << k);
+    for (std::size_t i = 0; i < budgets.size(); ++i) {
+      INFO("budget " << budgets[i]);
+      const auto& r = results[i];
+      const auto staged = staged_optimum(p, budgets[i]), any = exhaustive_optimum(p, budgets[i]);
+      CHECK(r.budget == budgets[i]);
+      if (staged) REQUIRE(r.found());
+      if (!r.found()) continue;
+      REQUIRE(any);
+      CHECK(r.peak <= budgets[i]);
+      CHECK(evaluate(p, r.schedule).seconds == Approx(r.seconds));
+      CHECK(r.seconds >= *any - 1e-9);
+      CHECK(r.bound <= *any + 1e-9);
+      if (r.status == status::optimal) CHECK(r.seconds == Approx(*any));
+      if (staged) {
+        CHECK(r.seconds <= *staged + 1e-9);
+        CHECK(r.scope_bound <= *staged * (1 + 1e-6));
+      }
+      const auto step = std::find_if(steps.begin(), steps.end(), [&](const result& s) {
+        return s.budget >= budgets[i] && s.found() && s.peak <= budgets[i];
+      });
+      if (staged) {
+        REQUIRE(step != steps.end());
+        CHECK(step->seconds <= *staged + 1e-9);
+      }
+    }
+  }
+  monitor m(l);
+  CHECK(method.sweep(problem(), {}, m).empty());
+  CHECK_THROWS_AS(method.sweep(problem(), std::vector<bytes_t>{-1}, m), bad_option);
+}
+
+/// `count` random problems: what `checkmate_rounding` finds is a schedule, and its bound is one.
+template <milp::backend B>
+void check_rounding(std::uint64_t seed, int count) {
+  std::mt19937_64 g(seed);
+  int all = 0, best = 0, published = 0;
+  for (int k = 0; k < count; ++k) {
+    const auto [p, budget] = tight_problem(g);
+    INFO("seed " << seed << ", case " << k << ", budget " << budget);
+    const auto any = exhaustive_optimum(p, budget), staged = staged_optimum(p, budget);
+    const auto r = solve(p, budget, checkmate_rounding<B>({.rules = {}}));
+    const auto two =
+        solve(p, budget, checkmate_rounding<B, published_form>(checkmate_rounding<B, published_form>::options::two_phase()));
+    if (r.found() || two.found()) REQUIRE(any);
+    for (const auto& x : {r, two}) {
+      if (x.found()) CHECK(x.seconds >= *any - 1e-9);
+      if (staged) CHECK(x.scope_bound <= *staged * (1 + 1e-6));
+    }
+    CHECK(two.scope_bound <= r.scope_bound * (1 + 1e-6));  // the strong form has the stronger relaxation
+    all += any.has_value();
+    best += r.found() && r.seconds <= *any * 1.02;
+    published += two.found() && two.seconds <= *any * 1.02;
+  }
+  INFO(all << " feasible, of which within 2 %: " << best << ", as published " << published);
+  CHECK(best > all / 3);
+  CHECK(best > published);
+  CHECK_THROWS_AS(checkmate_rounding<B>({.allowances = {1}}), bad_option);
+  CHECK_THROWS_AS(checkmate_rounding<B>({.thresholds = 0}), bad_option);
+}
+
 /// Edges of the interface.
 template <milp::backend B>
 void check_edges() {
@@ -136,9 +373,14 @@ void check_edges() {
     CHECK(solve(p, 5, checkmate<B>(o), {.gap = 0}).seconds == without.seconds);
   }
   {
-    typename checkmate<B>::options o;
-    o.rules.turn = 1000;
-    CHECK_THROWS_AS(solve(p, 5, checkmate<B>(o)), bad_option);
+    const auto rejected = [&](const staging& rules) { CHECK_THROWS_AS(solve(p, 5, checkmate<B>({.rules = rules})), bad_option); };
+    rejected({.turn = 1000});
+    rejected({.small_values = 1});
+    rejected({.small_values = std::nan("")});
+    rejected({.order = std::vector<index_t>{0, 1, 2}});
+    rejected({.order = std::vector<index_t>{1, 0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}});
+    rejected({.order = std::vector<index_t>{0, 0}});
+    rejected({.order = std::vector<index_t>{99}});
   }
   {
     const auto r = solve(p, 5, method, {.seconds = 0});

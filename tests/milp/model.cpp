@@ -25,6 +25,13 @@ struct scripted {
   }
 };
 static_assert(milp::backend<scripted>);
+
+/// The same, whatever the start is.
+struct stubborn {
+  milp::solution answer = {};
+  std::string name() const { return "stubborn"; }
+  milp::solution solve(const milp::model&, const milp::options&) const { return answer; }
+};
 static_assert(!milp::backend<int>);
 static_assert(solver<checkmate<scripted>>);
 
@@ -45,6 +52,8 @@ TEST_CASE("milp: the builder sums terms and moves constants to the bounds") {
   auto x = b.column(1, -1, 1), y = b.binary(2);
   b.row(0, x + y - 2.0 * (x - milp::expression{{}, 3}), 10);
   b.equal(x - x, 0);
+  CHECK(b.most(x - 2.0 * y) == 1);
+  CHECK(b.most(y - 2.0 * x + milp::expression{{}, 3}) == 6);
   const auto m = b.build();
   CHECK(m.columns() == 2);
   CHECK(m.rows() == 2);
@@ -99,8 +108,26 @@ TEST_CASE("milp: what a backend claims is checked") {
   CHECK(milp::solve(b, m, {.cutoff = -3}).status == milp::status::cutoff);
   CHECK(milp::solve(b, m, {.start = point(1, 3)}).objective == -5);
   CHECK(milp::solve(b, m, {.start = point(1, 5)}).objective == -3);  // a bad start is not passed on
+  b.answer = {milp::status::optimal, point(0, 4), -3, -7};           // a bound that does not prove it
+  CHECK(milp::solve(b, m).status == milp::status::feasible);
+  b.answer.bound = std::nan("");
+  CHECK(milp::solve(b, m).bound == -milp::infinity);
   b.answer = {milp::status::infeasible, {}, 3, 4};
   CHECK(milp::solve(b, m).bound == milp::infinity);
+}
+
+TEST_CASE("milp: a start refutes what contradicts it") {
+  const auto m = small();
+  for (auto claim : {milp::status::infeasible, milp::status::limit, milp::status::cutoff, milp::status::failed}) {
+    const auto s = milp::solve(stubborn{{claim, {}, 0, 3}}, m, {.start = point(1, 2)});
+    CHECK(s.status == milp::status::feasible);
+    CHECK(s.objective == -4);
+    CHECK(s.bound <= -4);
+  }
+  const auto worse = milp::solve(stubborn{{milp::status::optimal, point(0, 1), 0, 0}}, m, {.start = point(1, 2)});
+  CHECK(worse.objective == -4);
+  CHECK(milp::solve(stubborn{{milp::status::cutoff, {}, 0, 0}}, m, {.cutoff = -4, .start = point(1, 2)}).status ==
+        milp::status::cutoff);
 }
 
 TEST_CASE("milp: options out of range are named") {

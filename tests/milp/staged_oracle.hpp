@@ -3,6 +3,7 @@
 /// The optimum of small problems among staged schedules, by exhaustive search; shares no code with `checkmate`.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -17,9 +18,11 @@ namespace remat::testing {
 /// @param p            a problem with at most some 14 values
 /// @param budget       bytes
 /// @param extra_stages stages without an operation of their own before each but the first
+/// @param last_stage   one more such stage at the end
 /// @return the least time, s, or nothing if no staged schedule fits
 /// Complexity: O(operations^2 2^values values).
-inline std::optional<double> staged_optimum(const problem& p, bytes_t budget, unsigned extra_stages = 0) {
+inline std::optional<double> staged_optimum(const problem& p, bytes_t budget, unsigned extra_stages = 0,
+                                            bool last_stage = false) {
   const auto nv = p.values().size();
   std::vector<index_t> ops;
   std::vector<bool> wanted(nv, false);
@@ -53,9 +56,10 @@ inline std::optional<double> staged_optimum(const problem& p, bytes_t budget, un
         if ((set >> v & 1) && !(held >> v & 1)) least[set ^ (1u << v)] = std::min(least[set ^ (1u << v)], least[set]);
   };
   drop();
-  for (std::size_t t = 0; t < ops.size(); ++t)
-    for (unsigned round = t == 0 ? extra_stages : 0; round <= extra_stages; ++round)  // the last round is stage t itself
-      for (std::size_t i = 0; i < t + (round == extra_stages); ++i) {
+  for (std::size_t t = 0; t < ops.size() + last_stage; ++t)
+    for (unsigned round = t == 0 || t == ops.size() ? extra_stages : 0; round <= extra_stages;
+         ++round)  // the last round is stage t itself
+      for (std::size_t i = 0; i < std::min(ops.size(), t + (round == extra_stages)); ++i) {
         const auto& op = p.operations()[ops[i]];
         if (i < t && op.once) continue;
         std::uint32_t in = 0, out = 0;

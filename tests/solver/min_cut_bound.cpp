@@ -104,6 +104,25 @@ TEST_CASE("captured networks") {
   }
 }
 
+TEST_CASE("targets that are there when the others are made for the last time") {
+  // Two targets of 10 bytes, made from a value of 6 and from one of 2: the former first, then 10 + 10 + 2 bytes.
+  const problem p("p", {{"x", 1, true}, {"a", 6}, {"b", 2}, {"s", 10}, {"t", 10}},
+                  {{"a", {0}, {1}, 1}, {"b", {0}, {2}, 1}, {"s", {1}, {3}, 1}, {"t", {2}, {4}, 1}}, {3, 4});
+  CHECK(last_runs_bound(p) == 23);
+  CHECK(min_cut_bound(p, 22).budget == 23);
+  CHECK(exhaustive_optimum(p, 23));
+  CHECK_FALSE(exhaustive_optimum(p, 22));
+  std::mt19937_64 g(9);
+  int tight = 0;
+  for (int round = 0; round < 500; ++round) {
+    const auto q = random_problem(g, {.operations = 5, .held = 100, .target = 60});
+    const auto least = std::max(last_runs_bound(q), bounds_without_search(q).budget);
+    CHECK_FALSE(exhaustive_optimum(q, least - 1));
+    tight += exhaustive_optimum(q, least).has_value();
+  }
+  CHECK(tight > 100);
+}
+
 TEST_CASE("options out of range are refused") {
   const auto p = unit_training_chain(3);
   CHECK_THROWS_WITH(min_cut_bound(p, 5, {.moments = 0}), Catch::Contains("moments"));

@@ -22,13 +22,17 @@ class any_backend {
  public:
   template <remat::milp::backend B>
   explicit any_backend(B b)
-      : name_(b.name()), solve_([b](const remat::milp::model& m, const remat::milp::options& o) { return b.solve(m, o); }) {}
+      : name_(b.name()), solve_([b](const remat::milp::model& m, const remat::milp::options& o) { return b.solve(m, o); }) {
+    if constexpr (requires { b.version() + b.library(); }) about_ = b.version() + ", " + b.library();
+  }
 
   std::string name() const { return name_; }
+  /// Its version and where it is, if it tells.
+  const std::string& about() const { return about_; }
   remat::milp::solution solve(const remat::milp::model& m, const remat::milp::options& o) const { return solve_(m, o); }
 
  private:
-  std::string name_;
+  std::string name_, about_;
   std::function<remat::milp::solution(const remat::milp::model&, const remat::milp::options&)> solve_;
 };
 

@@ -17,7 +17,7 @@ from ._core import Error
 __all__ = ["Error", "evaluate", "solve", "solvers"]
 
 
-def solve(problem, budget, *, solver="rockmate", backend="auto", time_limit=60.0, threads=1, seed=0, gap=1e-4, observer=None):
+def solve(problem, budget, *, solver="automatic", backend="auto", time_limit=60.0, threads=1, seed=0, gap=1e-4, observer=None):
     """Looks for the fastest schedule of `problem` within `budget`.
 
     problem: a remat-problem as a dictionary.

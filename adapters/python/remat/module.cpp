@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <remat/core/evaluate.hpp>
+#include <remat/core/solve.hpp>
 #include <remat/io/bytes.hpp>
 #include <remat/io/json.hpp>
 
@@ -27,19 +28,19 @@ remat::problem problem_of(const std::string& text) {
 std::string solve(const std::string& problem, const std::string& budget, const std::string& solver, const std::string& backend,
                   double seconds, unsigned threads, std::uint64_t seed, double gap, const py::object& observer) {
   const auto p = problem_of(problem);
-  const auto& method = cli::find_method(solver);
+  const auto method = cli::find_method(solver).make(backend);
   const auto bytes = remat::parse_budget(budget, p);
   remat::result r;
   {
     py::gil_scoped_release free;
-    r = method.run(
-        {p, bytes, {.seconds = seconds, .threads = threads, .seed = seed, .gap = gap}, backend, [&](const remat::progress& now) {
-           py::gil_scoped_acquire hold;
-           if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-           if (observer.is_none()) return remat::control::go_on;
-           const auto answer = observer(now.stage, now.elapsed, now.best, now.bound);
-           return py::isinstance<py::bool_>(answer) && !answer.cast<bool>() ? remat::control::stop : remat::control::go_on;
-         }});
+    const remat::limits l{.seconds = seconds, .threads = threads, .seed = seed, .gap = gap};
+    r = remat::solve(p, bytes, method, l, [&](const remat::progress& now) {
+      py::gil_scoped_acquire hold;
+      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+      if (observer.is_none()) return remat::control::go_on;
+      const auto answer = observer(now.stage, now.elapsed, now.best, now.bound);
+      return py::isinstance<py::bool_>(answer) && !answer.cast<bool>() ? remat::control::stop : remat::control::go_on;
+    });
   }
   std::ostringstream out;
   remat::write_schedule(out, r, p.name());
@@ -61,7 +62,7 @@ PYBIND11_MODULE(_core, m) {
   m.def("evaluate", &evaluate);
   m.def("solvers", [] {
     std::vector<std::pair<std::string, std::string>> all;
-    for (const auto& method : cli::methods) all.emplace_back(method.name, method.summary);
+    for (const auto& method : cli::methods()) all.emplace_back(method.name, method.summary);
     return all;
   });
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <remat/core/solve.hpp>
-#include <remat/solver/checkmate.hpp>
-#include <remat/solver/rockmate.hpp>
+#include <remat/solver/automatic.hpp>
 
 #ifdef REMAT_WITH_HIGHS
 #include <remat/highs/backend.hpp>
@@ -13,24 +12,15 @@
 #include "solver.hpp"
 
 namespace remat::torch {
-namespace {
-
-template <class Backend>
-result by_blocks(const problem& p, bytes_t budget, const limits& l) {
-  using inner = checkmate<Backend>;
-  return solve(p, budget, rockmate<inner>(inner(inner::options::fast())), l);
-}
-
-}  // namespace
 
 result solve_by_default(const problem& p, bytes_t budget, const limits& l) {
 #ifdef REMAT_WITH_HIGHS
-  if (highs::backend::available()) return by_blocks<highs::backend>(p, budget, l);
+  if (highs::backend::available()) return solve(p, budget, automatic<highs::backend>(), l);
 #endif
 #ifdef REMAT_WITH_GLPK
-  return by_blocks<glpk::backend>(p, budget, l);
+  return solve(p, budget, automatic<glpk::backend>(), l);
 #else
-  return solve(p, budget, rockmate<>(), l);
+  return solve(p, budget, automatic<>(), l);
 #endif
 }
 

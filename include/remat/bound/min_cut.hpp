@@ -11,6 +11,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #if defined(__GNUC__) && !defined(__clang__)
@@ -248,6 +249,30 @@ inline std::vector<std::unique_ptr<retention_cut>> retention_cuts(const problem&
   return cuts;
 }
 
+/// A lower bound on the memory of every schedule without copies: after the last run of an operation its targets stay, so the last
+/// runs meet, in their order, ever more of them. The least peak over all orders of the last runs has the operation with the
+/// largest working set first (Lawler's rule for one machine and a largest cost). Complexity: O(edges + targets log(targets)).
+/// Reference: Lawler, "Optimal sequencing of a single machine subject to precedence constraints", Management Science 19, 1973.
+inline bytes_t last_runs_bound(const problem& p) {
+  const auto& values = p.values();
+  const auto bytes = [&](index_t v) { return values[v].held ? 0 : values[v].bytes; };
+  std::vector<std::pair<bytes_t, bytes_t>> runs;  // working set besides targets, targets
+  bytes_t present = p.held_bytes();
+  for (auto v : p.targets())
+    if (p.is_source(v)) present += bytes(v);
+  for (const auto& op : p.operations()) {
+    bytes_t targets = 0, others = op.workspace;
+    for (auto v : op.outputs) (p.is_target(v) ? targets : others) += values[v].bytes;
+    for (auto v : op.inputs)
+      if (!p.is_target(v)) others += bytes(v);
+    if (targets > 0) runs.emplace_back(others, targets);
+  }
+  std::sort(runs.rbegin(), runs.rend());
+  bytes_t bound = present;
+  for (const auto& [others, targets] : runs) bound = std::max(bound, (present += targets) + others);
+  return bound;
+}
+
 /// A lower bound on the time of *every* schedule within a budget: staged or not, whatever it computes again. Copies to the host
 /// void it: they free memory at no cost in computations, so that only `bounds_without_search` is left.
 ///
@@ -276,6 +301,7 @@ inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_
     if (budget < best.budget) best.seconds = never;
     return best;
   }
+  best.budget = std::max(best.budget, last_runs_bound(p));
   struct dual {
     retention_cut* cut;
     retention_cut::choice all, few;  // the lines seconds + lambda (bytes - room) of the smallest and the largest lambda so far

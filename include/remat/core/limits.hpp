@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <concepts>
 #include <cstdint>
@@ -52,21 +53,38 @@ template <class O>
 concept observer = std::invocable<O&, const progress&> &&(std::is_void_v<std::invoke_result_t<O&, const progress&>> ||
                                                           std::same_as<std::invoke_result_t<O&, const progress&>, control>);
 
-/// What a solver polls and reports to while it works. One per call of `solve`; observers run on the thread that reports.
+/// What a solver polls and reports to while it works. One per call of `solve`; observers run on the thread that reports, and one
+/// thread reports at a time.
 class monitor {
  public:
   monitor() : monitor(remat::limits{}) {}
   explicit monitor(const remat::limits& l, std::function<control(const progress&)> notify = {})
       : limits_(l), notify_(std::move(notify)) {}
 
+  /// For a component of a solver: a part of the time that is left. It stops when `whole` does.
+  /// @param whole  must outlive this
+  /// @param share  in [0, 1]
+  /// @param notify is told what the component reports; by default `whole` reports it
+  monitor(monitor& whole, double share, std::function<control(const progress&)> notify = {})
+      : limits_(whole.limits_), notify_(std::move(notify)), whole_(&whole) {
+    limits_.seconds = whole.remaining() * share;
+    if (!notify_)
+      notify_ = [&whole](const progress& p) {
+        whole.report(p);
+        return control::go_on;
+      };
+  }
+
   const remat::limits& limits() const { return limits_; }
   double elapsed() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
   /// Seconds left, >= 0; infinity without a time limit.
   double remaining() const { return std::max(0.0, limits_.seconds - elapsed()); }
   /// True once time is up or an observer asked to stop. Solvers return their best schedule within a second of it.
-  bool stopped() const { return stopped_ || remaining() <= 0; }
-  /// True if an observer asked to stop.
-  bool stop_requested() const { return stopped_; }
+  bool stopped() const { return stop_requested() || remaining() <= 0; }
+  /// True if an observer, or `request_stop`, asked to stop.
+  bool stop_requested() const { return stopped_ || (whole_ && whole_->stop_requested()); }
+  /// Asks the solver to stop; from any thread.
+  void request_stop() { stopped_ = true; }
   /// Tells the observers; a solver calls it at each improvement and at most some ten times a second otherwise.
   void report(progress p) {
     p.elapsed = elapsed();
@@ -77,7 +95,8 @@ class monitor {
   remat::limits limits_;
   std::function<control(const progress&)> notify_;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  bool stopped_ = false;
+  std::atomic<bool> stopped_ = false;
+  const monitor* whole_ = nullptr;
 };
 
 }  // namespace remat

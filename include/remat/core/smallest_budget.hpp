@@ -15,10 +15,12 @@ namespace remat {
 /// The answer is an upper bound on the smallest feasible budget: a solver that is not exact may miss schedules, and does not have
 /// to find one for every budget above the first.
 /// @tparam S        the method
+/// @tparam O        observers, as of `solve`
 /// @param p         the problem
 /// @param s         the method
 /// @param l         limits of the whole search; each of its solves gets a share of the time
 /// @param tolerance the search ends when a smaller budget than `(1 - tolerance)` times the best would be needed, in (0, 1)
+/// @param observers callables on `const progress&`; any may return `control::stop`
 /// @return the schedule of the smallest peak found, at worst that of store-all; `budget` and `smallest_budget` are its peak,
 ///         `budget_bound` is proven
 /// @throws bad_option for limits or a tolerance out of range; what the solver throws
@@ -27,11 +29,11 @@ namespace remat {
 /// const auto least = remat::smallest_budget(p, remat::rotor{}, {.seconds = 10});
 /// std::cout << "between " << least.budget_bound << " and " << least.peak << " bytes\n";
 /// @endcode
-template <solver S>
-result smallest_budget(const problem& p, const S& s, const limits& l = {}, double tolerance = 0.01) {
+template <solver S, observer... O>
+result smallest_budget(const problem& p, const S& s, const limits& l = {}, double tolerance = 0.01, O&&... observers) {
   if (!(tolerance > 0 && tolerance < 1)) throw bad_option("tolerance must be in (0, 1), got " + std::to_string(tolerance));
   l.validate();
-  const monitor m(l);
+  monitor m(l, [&](const progress& now) { return detail::tell(now, observers...); });
   result best;
   best.schedule = with_drops(p, needed_operations(p));
   best.status = status::feasible;
@@ -45,13 +47,19 @@ result smallest_budget(const problem& p, const S& s, const limits& l = {}, doubl
     const auto budget = low + (best.peak - low) / 2;
     auto share = l;
     share.seconds = m.remaining() / 4;
-    const auto r = solve(p, budget, s, share);
+    share.gap = 0.99;  // any schedule will do
+    const auto r = solve(p, budget, s, share, [&](progress now) {
+      now.stage = "smallest budget, " + std::to_string(budget) + " bytes: " + now.stage;
+      m.report(now);
+      return m.stop_requested() ? control::stop : control::go_on;
+    });
     proven = std::max(proven, r.budget_bound);
     if (r.found())
       best = r;
     else
       low = std::max(budget, r.budget_bound);
   }
+  best.status = status::feasible;
   best.solver = s.name();
   best.budget = best.peak;
   best.smallest_budget = best.peak;

@@ -54,6 +54,67 @@ inline trivial_bounds bounds_without_search(const problem& p) {
   return b;
 }
 
+namespace detail {
+
+/// Tells each observer that takes an `Event`, in the order given.
+/// @return stop if any of them says so
+template <class Event, class... O>
+control tell(const Event& event, O&... observers) {
+  auto answer = control::go_on;
+  [[maybe_unused]] const auto tell_one = [&](auto& o) {
+    if constexpr (std::invocable<decltype(o), const Event&>) {
+      if constexpr (std::is_void_v<std::invoke_result_t<decltype(o), const Event&>>)
+        o(event);
+      else if (o(event) == control::stop)
+        answer = control::stop;
+    }
+  };
+  (tell_one(observers), ...);
+  return answer;
+}
+
+inline void require_budget(bytes_t budget) {
+  if (budget < 0) throw bad_option("budget must be >= 0 bytes, got " + std::to_string(budget));
+}
+
+}  // namespace detail
+
+/// Judges what a solver answered: nothing it says of its schedule is believed.
+/// @param p      the problem
+/// @param budget what was asked for, bytes
+/// @param solver name of the solver
+/// @param gap    relative gap below which a schedule counts as optimal
+/// @param r      the answer
+/// @return the answer with peak and time from `evaluate`, and its bounds joined with those that need no search
+/// @throws broken_contract if the schedule is invalid or over the budget
+/// Complexity: O(values + edges executed).
+inline result judge(const problem& p, bytes_t budget, const std::string& solver, double gap, result r) {
+  const auto least = bounds_without_search(p);
+  r.solver = solver;
+  r.budget = budget;
+  r.bound = std::max(r.bound, least.seconds);
+  if (!r.scope.empty()) r.scope_bound = std::max(r.scope_bound, r.bound);
+  r.budget_bound = std::max(r.budget_bound, least.budget);
+  if (r.found()) {
+    try {
+      const auto e = evaluate(p, r.schedule);
+      if (e.peak > budget)
+        throw broken_contract(solver + ": schedule needs " + std::to_string(e.peak) + " bytes, budget " + std::to_string(budget));
+      r.peak = e.peak;
+      r.seconds = e.seconds;
+      r.recomputed = e.recomputed;
+    } catch (const bad_schedule& why) {
+      throw broken_contract(solver + ": invalid schedule, " + why.what());
+    }
+    r.smallest_budget = std::min(r.peak, r.smallest_budget.value_or(r.peak));
+    if (r.gap() <= gap) r.status = status::optimal;
+  } else {
+    r.schedule = {};
+    if (r.status == status::infeasible) r.budget_bound = std::max(r.budget_bound, budget + 1);
+  }
+  return r;
+}
+
 /// Looks for the fastest schedule of `p` within `budget`.
 /// @tparam S         the method
 /// @tparam O         observers, called in the order given, at each report of the solver
@@ -72,49 +133,15 @@ inline trivial_bounds bounds_without_search(const problem& p) {
 /// @endcode
 template <solver S, observer... O>
 result solve(const problem& p, bytes_t budget, const S& s, const limits& l = {}, O&&... observers) {
-  if (budget < 0) throw bad_option("budget must be >= 0 bytes, got " + std::to_string(budget));
+  detail::require_budget(budget);
   l.validate();
-  auto notify = [&](const progress& now) {
-    auto answer = control::go_on;
-    [[maybe_unused]] auto tell = [&](auto& o) {
-      if constexpr (std::is_void_v<std::invoke_result_t<decltype(o), const progress&>>)
-        o(now);
-      else if (o(now) == control::stop)
-        answer = control::stop;
-    };
-    (tell(observers), ...);
-    return answer;
-  };
-  monitor m(l, notify);
-  const auto least = bounds_without_search(p);
-  result r;
-  if (budget < least.budget)
-    r.status = status::infeasible;
+  monitor m(l, [&](const progress& now) { return detail::tell(now, observers...); });
+  result answer;
+  if (budget < bounds_without_search(p).budget)
+    answer.status = status::infeasible;
   else
-    r = s.solve(p, budget, m);
-  r.solver = s.name();
-  r.budget = budget;
-  r.bound = std::max(r.bound, least.seconds);
-  if (!r.scope.empty()) r.scope_bound = std::max(r.scope_bound, r.bound);
-  r.budget_bound = std::max(r.budget_bound, least.budget);
-  if (r.found()) {
-    try {
-      const auto e = evaluate(p, r.schedule);
-      if (e.peak > budget)
-        throw broken_contract(r.solver + ": schedule needs " + std::to_string(e.peak) + " bytes, budget " +
-                              std::to_string(budget));
-      r.peak = e.peak;
-      r.seconds = e.seconds;
-      r.recomputed = e.recomputed;
-    } catch (const bad_schedule& why) {
-      throw broken_contract(r.solver + ": invalid schedule, " + why.what());
-    }
-    r.smallest_budget = std::min(r.peak, r.smallest_budget.value_or(r.peak));
-    if (r.gap() <= l.gap) r.status = status::optimal;
-  } else {
-    r.schedule = {};
-    if (r.status == status::infeasible) r.budget_bound = std::max(r.budget_bound, budget + 1);
-  }
+    answer = s.solve(p, budget, m);
+  auto r = judge(p, budget, s.name(), l.gap, std::move(answer));
   r.elapsed = m.elapsed();
   return r;
 }

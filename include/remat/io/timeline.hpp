@@ -4,13 +4,10 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
-#include <cstdio>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -19,6 +16,7 @@
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
 #include <remat/io/bytes.hpp>
+#include <remat/io/picture.hpp>
 
 namespace remat {
 
@@ -99,35 +97,6 @@ struct timeline_style {
 
 namespace detail {
 
-inline std::string printed(const char* format, double number) {
-  char text[64];
-  std::snprintf(text, sizeof text, format, number);
-  return text;
-}
-
-/// A unit and how much of the base unit it is.
-struct scale {
-  const char* unit;
-  double factor;
-};
-
-inline scale bytes_scale(double largest) {
-  static constexpr std::array<scale, 5> all = {{{"TiB", 0x1p40}, {"GiB", 0x1p30}, {"MiB", 0x1p20}, {"KiB", 0x1p10}, {"B", 1}}};
-  return *std::find_if(all.begin(), all.end() - 1, [&](const scale& x) { return largest >= x.factor; });
-}
-
-inline scale seconds_scale(double largest) {
-  static constexpr std::array<scale, 4> all = {{{"s", 1}, {"ms", 1e-3}, {"µs", 1e-6}, {"ns", 1e-9}}};
-  return *std::find_if(all.begin(), all.end() - 1, [&](const scale& x) { return largest >= x.factor; });
-}
-
-/// The largest of 1, 2, 5 times a power of ten that gives at least `count` ticks up to `largest`.
-inline double tick_step(double largest, int count) {
-  const double power = std::pow(10, std::floor(std::log10(largest / count)));
-  const double rest = largest / count / power;
-  return power * (rest >= 5 ? 5 : rest >= 2 ? 2 : 1);
-}
-
 /// A timeline cut into columns of equal duration.
 struct column {
   bytes_t bytes = 0;      ///< largest in the column
@@ -147,21 +116,6 @@ inline std::vector<column> cut(const memory_timeline& t, std::size_t count, doub
     }
   }
   return columns;
-}
-
-inline std::string escaped(std::string_view text) {
-  std::string out;
-  for (char c : text) {
-    if (c == '&')
-      out += "&amp;";
-    else if (c == '<')
-      out += "&lt;";
-    else if (c == '>')
-      out += "&gt;";
-    else if (static_cast<unsigned char>(c) >= ' ')
-      out += c;
-  }
-  return out;
 }
 
 /// The time axis of a timeline whose operations all take no time: its pieces, a second each.
@@ -196,9 +150,6 @@ inline std::string timeline_text(const memory_timeline& timeline, const timeline
   const auto columns = detail::cut(t, static_cast<std::size_t>(width - 12), t.seconds);
   const double top = std::max(1.0, static_cast<double>(std::max(t.peak, style.budget.value_or(0))));
   const auto row_of = [&](double bytes) { return std::min(height - 1, static_cast<int>(bytes / top * height)); };
-  const auto padded = [](const std::string& label) {
-    return std::string(10 - std::min<std::size_t>(10, label.size()), ' ') + label;
-  };
 
   std::string out;
   if (!style.title.empty()) out += style.title.substr(0, static_cast<std::size_t>(width)) + "\n";
@@ -209,7 +160,7 @@ inline std::string timeline_text(const memory_timeline& timeline, const timeline
       label = format_bytes(*style.budget);
     else if (row == height - 1 || row % 4 == 0)
       label = row == 0 ? "0" : format_bytes(static_cast<bytes_t>(top * (row + 0.5) / height));
-    out += padded(label) + (label.empty() ? " │" : " ┤");
+    out += detail::padded(label) + (label.empty() ? " │" : " ┤");
     for (const auto& c : columns) {
       const double filled = static_cast<double>(c.bytes) / top * height - row;
       const int level = filled >= 1 ? 8 : filled <= 0 ? 0 : std::max(1, static_cast<int>(filled * 8));
@@ -220,17 +171,16 @@ inline std::string timeline_text(const memory_timeline& timeline, const timeline
   const auto unit = detail::seconds_scale(t.seconds);
   const auto end = timeline.seconds > 0 ? detail::printed("%.3g ", t.seconds / unit.factor) + unit.unit
                                         : std::to_string(t.pieces.size()) + " operations";
-  out += padded("") + " └";
+  out += detail::padded("") + " └";
   for (std::size_t c = 0; c < columns.size(); ++c) out += "─";
   out += "\n";
   if (std::any_of(columns.begin(), columns.end(), [](const auto& c) { return c.recomputed > 0; })) {
-    out += padded("recomputed") + "  ";
+    out += detail::padded("recomputed") + "  ";
     for (const auto& c : columns)
       out += c.recomputed <= 0 ? " " : c.recomputed < 1.0 / 3 ? "░" : c.recomputed < 2.0 / 3 ? "▒" : "▓";
     out += "\n";
   }
-  const auto shown = end.size() - (end.find("µ") != std::string::npos ? 1 : 0);
-  return out + padded("") + "  0" + std::string(columns.size() - 1 - std::min(columns.size() - 1, shown), ' ') + end + "\n";
+  return out + detail::axis_ends("0", end, columns.size());
 }
 
 /// Draws a timeline as a self-contained SVG picture: memory as an area, recomputation in another colour, held sources, the
@@ -240,8 +190,7 @@ inline std::string timeline_text(const memory_timeline& timeline, const timeline
 /// @return the document
 /// Complexity: O(pieces + points of the overlays); at most some 1600 points per line are written.
 inline std::string timeline_svg(const memory_timeline& timeline, const timeline_style& style) {
-  static constexpr double left = 84, right = 944, top = 64, bottom = 368;
-  static constexpr std::array<const char*, 4> colours = {"#222222", "#2a9d5c", "#8e44ad", "#b8860b"};
+  using plot = detail::svg_plot;
   const auto t = detail::with_duration(timeline);
   double most = static_cast<double>(std::max({t.peak, style.budget.value_or(0), bytes_t{1}})), span = t.seconds;
   for (const auto& s : style.overlays)
@@ -250,45 +199,19 @@ inline std::string timeline_svg(const memory_timeline& timeline, const timeline_
       span = std::max(span, at);
     }
   most *= 1.06;
-  const auto x_of = [&](double seconds) { return left + seconds / span * (right - left); };
-  const auto y_of = [&](double bytes) { return bottom - bytes / most * (bottom - top); };
-  const auto number = [](double v) { return detail::printed("%.4g", std::round(v * 10) / 10); };
-  const auto text = [&](double x, double y, const std::string& attributes, const std::string& content) {
-    return "<text x=\"" + number(x) + "\" y=\"" + number(y) + "\" " + attributes + ">" + detail::escaped(content) + "</text>\n";
-  };
-  const auto line = [&](double x1, double y1, double x2, double y2, const std::string& attributes) {
-    return "<line x1=\"" + number(x1) + "\" y1=\"" + number(y1) + "\" x2=\"" + number(x2) + "\" y2=\"" + number(y2) + "\" " +
-           attributes + "/>\n";
-  };
-
-  std::string out =
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 960 440\" width=\"960\" height=\"440\" "
-      "font-family=\"Helvetica, Arial, sans-serif\" font-size=\"12\" fill=\"#333333\">\n"
-      "<rect width=\"960\" height=\"440\" fill=\"#ffffff\"/>\n";
-  if (!style.title.empty()) out += text(left, 26, "font-size=\"16\" font-weight=\"bold\"", style.title);
-
-  // Grid and axes.
-  const auto memory = detail::bytes_scale(most);
-  const auto step = detail::tick_step(most / memory.factor, 4);
-  for (double tick = 0; tick * memory.factor <= most; tick += step) {
-    const double y = y_of(tick * memory.factor);
-    out += line(left, y, right, y, "stroke=\"#e6e6e6\"");
-    out += text(left - 8, y + 4, "text-anchor=\"end\"", detail::printed("%.4g ", tick) + memory.unit);
-  }
+  plot out(style.title, 0, span, most);
+  const auto height_of = [&](bytes_t bytes) { return out.y_of(static_cast<double>(bytes)); };
+  const auto y_of = [&](bytes_t bytes) { return plot::number(height_of(bytes)); };
+  out.vertical(detail::bytes_scale(most));
   const auto time = timeline.seconds > 0 ? detail::seconds_scale(span) : detail::scale{"", 1};
-  const auto interval = detail::tick_step(span / time.factor, 6);
-  for (double tick = 0; tick * time.factor <= span * (1 + 1e-9); tick += interval) {
-    const double x = x_of(tick * time.factor);
-    out += line(x, bottom, x, bottom + 5, "stroke=\"#333333\"");
-    out += text(x, bottom + 19, "text-anchor=\"middle\"", detail::printed("%.4g", tick));
-  }
-  out += text((left + right) / 2, bottom + 38, "text-anchor=\"middle\"",
-              timeline.seconds > 0 ? std::string("time [") + time.unit + "]" : "operations");
+  out.horizontal(time, timeline.seconds > 0 ? std::string("time [") + time.unit + "]" : "operations");
 
   // Area, by colour, as runs of columns of equal height.
   const auto columns = detail::cut(t, 1600, span);
   const auto filled = static_cast<std::size_t>(std::ceil(t.seconds / span * 1600 - 1e-9));
-  const auto column_x = [&](std::size_t c) { return x_of(std::min(t.seconds, static_cast<double>(c) / 1600 * span)); };
+  const auto column_x = [&](std::size_t c) {
+    return plot::number(out.x_of(std::min(t.seconds, static_cast<double>(c) / 1600 * span)));
+  };
   bool any_recomputed = false;
   for (const bool recomputed : {false, true}) {
     std::string path;
@@ -299,67 +222,48 @@ inline std::string timeline_svg(const memory_timeline& timeline, const timeline_
         ++c;
         continue;
       }
-      path += "M" + number(column_x(c)) + " " + number(bottom);
+      path += "M" + column_x(c) + " " + plot::number(plot::bottom);
       while (last < filled && same(last)) {
         const auto height = columns[last].bytes;
-        path += "V" + number(y_of(static_cast<double>(height)));
+        path += "V" + y_of(height);
         while (last < filled && same(last) && columns[last].bytes == height) ++last;
-        path += "H" + number(column_x(last));
+        path += "H" + column_x(last);
       }
-      path += "V" + number(bottom) + "Z";
+      path += "V" + plot::number(plot::bottom) + "Z";
       c = last;
     }
     any_recomputed = any_recomputed || (recomputed && !path.empty());
-    if (!path.empty()) out += std::string("<path fill=\"") + (recomputed ? "#f28e2b" : "#4e79a7") + "\" d=\"" + path + "\"/>\n";
+    out.path(std::string("fill=\"") + (recomputed ? "#f28e2b" : "#4e79a7") + "\"", path);
   }
   if (t.held > 0)
-    out += "<rect x=\"" + number(left) + "\" y=\"" + number(y_of(static_cast<double>(t.held))) + "\" width=\"" +
-           number(x_of(t.seconds) - left) + "\" height=\"" + number(bottom - y_of(static_cast<double>(t.held))) +
-           "\" fill=\"#1f3a5f\"/>\n";
-  out += line(left, bottom, right, bottom, "stroke=\"#333333\"") + line(left, top, left, bottom, "stroke=\"#333333\"");
+    out.box(plot::left, height_of(t.held), out.x_of(t.seconds) - plot::left, plot::bottom - height_of(t.held), "#1f3a5f");
+  out.frame();
 
+  const auto stroke = [](std::size_t s) { return std::string("stroke=\"") + detail::line_colour(s) + "\""; };
   for (std::size_t s = 0; s < style.overlays.size(); ++s) {
     std::string path;
     const auto& points = style.overlays[s].points;
     for (std::size_t k = 0; k < points.size();) {  // one stroke up and down per half pixel
-      const auto pixel = [&](std::size_t i) { return std::round(x_of(points[i].first) * 2) / 2; };
+      const auto pixel = [&](std::size_t i) { return std::round(out.x_of(points[i].first) * 2) / 2; };
       const double x = pixel(k);
       const auto entered = points[k].second;
       auto highest = entered;
       for (; k < points.size() && pixel(k) == x; ++k) highest = std::max(highest, points[k].second);
-      const auto y = [&](bytes_t bytes) { return number(y_of(static_cast<double>(bytes))); };
-      path += (path.empty() ? "M" + number(x) + " " + y(entered) : "H" + number(x)) + "V" + y(highest) + "V" +
-              y(points[k - 1].second);
+      path += (path.empty() ? "M" + plot::number(x) + " " + y_of(entered) : "H" + plot::number(x)) + "V" + y_of(highest) + "V" +
+              y_of(points[k - 1].second);
     }
-    out += "<path fill=\"none\" stroke-width=\"1.3\" stroke=\"" + std::string(colours[s % colours.size()]) + "\" d=\"" + path +
-           "\"/>\n";
+    out.path("fill=\"none\" stroke-width=\"1.3\" " + stroke(s), path);
   }
-  if (style.budget) {
-    const double y = y_of(static_cast<double>(*style.budget));
-    out += line(left, y, right, y, "stroke=\"#d62728\" stroke-width=\"1.5\" stroke-dasharray=\"7 4\"");
-  }
+  if (style.budget)
+    out.line(plot::left, height_of(*style.budget), plot::right, height_of(*style.budget),
+             "stroke=\"#d62728\" stroke-width=\"1.5\" stroke-dasharray=\"7 4\"");
 
-  // Legend, in as many rows as it takes.
-  double x = left, y = 41;
-  const auto entry = [&](const std::string& mark, const std::string& label) {
-    const double width = 22 + 6.6 * static_cast<double>(label.size());
-    if (x > left && x + width > right) x = left, y += 15;
-    out += "<g transform=\"translate(" + number(x) + " " + number(y) + ")\">" + mark + "</g>\n" + text(x + 22, y + 5, "", label);
-    x += width + 18;
-  };
-  const auto box = [](const char* colour) {
-    return std::string("<rect y=\"-5\" width=\"16\" height=\"10\" fill=\"") + colour + "\"/>";
-  };
-  const auto dash = [](const std::string& attributes) {
-    return "<line x1=\"0\" y1=\"0\" x2=\"16\" y2=\"0\" stroke-width=\"2\" " + attributes + "/>";
-  };
-  entry(box("#4e79a7"), "memory, peak " + format_bytes(t.peak));
-  if (any_recomputed) entry(box("#f28e2b"), "while recomputing");
-  if (t.held > 0) entry(box("#1f3a5f"), "held " + format_bytes(t.held));
-  if (style.budget) entry(dash("stroke=\"#d62728\" stroke-dasharray=\"5 3\""), "budget " + format_bytes(*style.budget));
-  for (std::size_t s = 0; s < style.overlays.size(); ++s)
-    entry(dash(std::string("stroke=\"") + colours[s % colours.size()] + "\""), style.overlays[s].label);
-  return out + "</svg>\n";
+  out.legend_box("#4e79a7", "memory, peak " + format_bytes(t.peak));
+  if (any_recomputed) out.legend_box("#f28e2b", "while recomputing");
+  if (t.held > 0) out.legend_box("#1f3a5f", "held " + format_bytes(t.held));
+  if (style.budget) out.legend_line("stroke=\"#d62728\" stroke-dasharray=\"5 3\"", "budget " + format_bytes(*style.budget));
+  for (std::size_t s = 0; s < style.overlays.size(); ++s) out.legend_line(stroke(s), style.overlays[s].label);
+  return out.document();
 }
 
 }  // namespace remat

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -82,7 +83,8 @@ constexpr std::size_t longest_row() {
 }
 
 /// Solves `m` and re-checks the answer: `x` is rounded where it must be integer, must satisfy the model, and its objective is
-/// computed anew; otherwise the status is `failed`.
+/// computed anew; otherwise the status is `failed`. A start that satisfies the model is never lost, and refutes what contradicts
+/// it; `optimal` without a bound to match becomes `feasible`.
 /// @tparam B the backend
 /// @param b  the backend
 /// @param m  the model
@@ -95,10 +97,11 @@ solution solve(const B& b, const model& m, const options& o = {}) {
   m.validate();
   o.validate();
   solution s;
+  const bool started = o.start && violation(m, *o.start).empty();
   if (m.columns() == 0) {
     s.status = violation(m, {}).empty() ? status::optimal : status::infeasible;
     s.objective = s.bound = m.offset;
-  } else if (o.start && !violation(m, *o.start).empty()) {
+  } else if (o.start && !started) {
     auto without = o;
     without.start.reset();
     s = b.solve(m, without);
@@ -109,9 +112,20 @@ solution solve(const B& b, const model& m, const options& o = {}) {
     if (s.x.size() == m.columns())
       for (Eigen::Index j = 0; j < m.columns(); ++j)
         if (m.integer[static_cast<std::size_t>(j)] && std::abs(s.x[j] - std::round(s.x[j])) < 1e-5) s.x[j] = std::round(s.x[j]);
-    if (!violation(m, s.x).empty()) return {};
+    if (!violation(m, s.x).empty()) s = {};
+  }
+  if (std::isnan(s.bound)) s.bound = -infinity;
+  if (started && s.status != status::unbounded &&
+      m.objective(*o.start) < (s.found() ? std::min(m.objective(s.x), o.cutoff) : o.cutoff)) {
+    if (!s.found() && s.status != status::limit) s.bound = -infinity;
+    s.status = status::feasible;
+    s.x = *o.start;
+  }
+  if (s.found()) {
     s.objective = m.objective(s.x);
     s.bound = std::min(s.bound, s.objective);
+    if (s.objective - s.bound > o.gap * std::abs(s.objective) + 1e-5 * std::max(1.0, std::abs(s.objective)))
+      s.status = status::feasible;
     if (s.bound >= o.cutoff) s.status = status::cutoff;
   }
   if (!s.found()) {

@@ -123,6 +123,16 @@ class builder {
   void equal(const expression& e, double value) { row(value, e, value); }
 
   int columns() const { return static_cast<int>(cost_.size()); }
+  int rows() const { return static_cast<int>(row_lower_.size()); }
+  /// An upper bound on `e`, from the bounds of the columns.
+  double most(const expression& e) const {
+    double sum = e.constant;
+    for (const auto& [column, factor] : e.terms) {
+      const auto j = static_cast<std::size_t>(column);
+      if (factor != 0) sum += factor * (factor > 0 ? upper_[j] : lower_[j]);
+    }
+    return sum;
+  }
 
   /// @param offset constant of the objective
   /// @return the model; coefficients of one column in one row are summed

@@ -4,15 +4,19 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <remat/core/evaluate.hpp>
 #include <remat/core/limits.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/milp/backend.hpp>
+#include <remat/solver/order.hpp>
 #include <remat/solver/staged_form.hpp>
 
 namespace remat {
@@ -27,7 +31,8 @@ namespace remat {
 ///
 /// Copies to the host are not used.
 ///
-/// @tparam B the MILP backend
+/// @tparam B    the MILP backend
+/// @tparam Form the MILP: `staged_form`, or, for comparison, `published_form`
 ///
 /// Complexity: exponential; seconds for some 50 operations, and up to some hundred with `options::fast()`. Use `rotor` on chains,
 /// whose symmetry is the worst case of a MILP.
@@ -39,7 +44,7 @@ namespace remat {
 /// auto r = remat::solve(p, budget, method, {.seconds = 10, .gap = 0.01});
 /// if (r.found()) std::cout << r.seconds << " s, at most " << 100 * r.scope_gap() << " % above the best of the " << r.scope;
 /// @endcode
-template <milp::backend B>
+template <milp::backend B, class Form = staged_form>
 class checkmate {
  public:
   struct options {
@@ -47,12 +52,15 @@ class checkmate {
     std::optional<schedule> start = {};  ///< a known schedule, used as a cutoff and, if staged, as the start of the search
     /// First solve with R1-R3, where `rules` has not all of them, and start from the answer. Mostly halves the time.
     bool restricted_first = true;
+    /// Take the order of the first computations in `start`, if there is one, for the order of the operations: then most
+    /// schedules of other methods are staged. `rules.order` comes first.
+    bool order_of_start = false;
 
-    /// R1-R3, for training graphs: rarely worse than no restriction and an order of magnitude faster, but close to the smallest
-    /// budgets often without a schedule.
-    static options fast() { return {{true, true, true, {}, 0}, {}, false}; }
-    /// R2 and R3, started from R1-R3: also finds schedules that must recompute a gradient.
-    static options balanced() { return {{false, true, true, {}, 0}, {}, true}; }
+    /// R1-R3, and R4 with 1 %, for training graphs: rarely worse than no restriction and an order of magnitude faster, but close
+    /// to the smallest budgets often without a schedule.
+    static options fast() { return {.rules = {true, true, true, {}, 0, 0.01}, .restricted_first = false}; }
+    /// R2-R4 with one more stage at the end, started from R1-R4: also finds schedules that compute a gradient again.
+    static options balanced() { return {.rules = {false, true, true, {}, 0, 0.01, {}, true}, .order_of_start = true}; }
   };
 
   explicit checkmate(const options& o, B backend = B()) : options_(o), backend_(std::move(backend)) {}
@@ -60,24 +68,66 @@ class checkmate {
 
   std::string name() const { return "checkmate/" + std::string(backend_.name()); }
 
-  /// @throws bad_option if `rules.turn` is no operation; what the backend throws
+  /// @throws bad_option if `rules` are out of range; what the backend throws
   result solve(const problem& p, bytes_t budget, monitor& m) const {
-    const auto least = bounds_without_search(p);
-    result best;
-    if (budget < least.budget) {
-      best.status = status::infeasible;
-      return best;
+    if (budget < bounds_without_search(p).budget) return impossible();
+    return forms(*this, p, budget).solve(budget, {}, 0, m);
+  }
+
+  /// Solves for many budgets with one model, of which only the bounds of the memory rows change. Goes from the largest budget to
+  /// the smallest: a bound for one holds for all smaller ones, a schedule serves all budgets down to its peak, where it is as
+  /// good as it was proven to be, and repaired by evictions it is a start for those below. In the end no budget has a slower
+  /// schedule than a smaller one. The time that is left is divided evenly among the budgets that are left.
+  /// @param p       the problem
+  /// @param budgets bytes, >= 0, in any order
+  /// @param m       limits of the whole sweep, and who hears of progress
+  /// @return the results, in the order of `budgets`, filled in and checked as by `remat::solve`
+  /// @throws as `solve`; bad_option for a negative budget
+  /// Complexity: that of `solve` per budget, the construction of the model excepted.
+  /// @code
+  /// monitor m({.seconds = 60});
+  /// for (const auto& r : method.sweep(p, std::vector<bytes_t>{4 << 20, 6 << 20, 8 << 20}, m)) std::cout << r.seconds << '\n';
+  /// @endcode
+  std::vector<result> sweep(const problem& p, std::span<const bytes_t> budgets, monitor& m) const {
+    std::vector<std::size_t> order(budgets.size());
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::sort(order.begin(), order.end(), [&](auto a, auto b) { return budgets[a] > budgets[b]; });
+    std::vector<result> results(budgets.size());
+    if (order.empty()) return results;
+    descent down(*this, p, budgets[order.back()], m);
+    for (std::size_t k = 0; k < order.size(); ++k)
+      results[order[k]] = down.next(budgets[order[k]], static_cast<double>(order.size() - k));
+    for (std::size_t k = order.size() - 1; k-- > 0;) {
+      auto& more = results[order[k]];
+      const auto& less = results[order[k + 1]];
+      if (less.found() && (!more.found() || less.seconds < more.seconds)) take(less, more, m.limits().gap);
     }
-    offer(p, budget, with_drops(p, needed_operations(p)), best);
-    if (options_.start) offer(p, budget, *options_.start, best);
-    const auto& r = options_.rules;
-    if (options_.restricted_first && !(r.backward_once && r.forward_in_one_stage && r.recompute_where_used))
-      search(p, budget, {true, true, true, r.turn, 0}, least.seconds, m, best);
-    search(p, budget, r, least.seconds, m, best);
-    return best;
+    return results;
+  }
+
+  /// The exact trade of time against memory among the schedules of the scope: solves for `highest`, then for one byte less than
+  /// the peak of the schedule found, and so on.
+  /// @return results of falling budgets, each with the fastest schedule (to within the gap) for every budget from its peak up to
+  ///         its own; ends before `lowest`, with the first budget without a schedule, or when the limits of `m` are reached
+  /// @throws as `sweep`
+  /// Complexity: that of `solve` per schedule on the curve.
+  std::vector<result> staircase(const problem& p, bytes_t lowest, bytes_t highest, monitor& m) const {
+    std::vector<result> steps;
+    descent down(*this, p, std::min(lowest, highest), m);
+    for (auto budget = highest; budget >= lowest && (steps.empty() || !m.stopped()); budget = steps.back().peak - 1) {
+      steps.push_back(down.next(budget, 1));
+      if (!steps.back().found()) break;
+    }
+    return steps;
   }
 
  private:
+  static result impossible() {
+    result r;
+    r.status = status::infeasible;
+    return r;
+  }
+
   /// Takes `s` for the result if it is valid, within the budget and faster.
   static void offer(const problem& p, bytes_t budget, const schedule& s, result& best) {
     try {
@@ -90,42 +140,133 @@ class checkmate {
     }
   }
 
-  /// Looks for a better schedule than `best` under `rules`.
-  /// @param least lower bound on the time of every schedule, s
-  void search(const problem& p, bytes_t budget, const staging& rules, double least, monitor& m, result& best) const {
-    const auto gap = m.limits().gap;
-    if (best.found() && best.seconds * (1 - gap) <= least) return;
-    const staged_form form(p, budget, rules, milp::longest_row<B>(), [&] { return m.stopped(); });
-    if (!form.complete()) return;
-    milp::options o;
-    o.seconds = m.remaining();
-    o.gap = gap;
-    o.threads = m.limits().threads;
-    o.seed = m.limits().seed;
-    if (best.found()) o.start = form.encode(best.schedule);
-    if (best.found() && !o.start) o.cutoff = best.seconds / form.unit() * (1 - gap);
-    const auto schedules = scope(rules);
-    o.poll = [&](double objective, double bound) {
-      m.report({.stage = schedules + ", bound " + std::to_string(bound * form.unit()) + " s",
-                .best = std::min(best.found() ? best.seconds : milp::infinity, objective * form.unit()),
-                .bound = least});
-      return m.stopped();
-    };
-    const auto s = milp::solve(backend_, form.model(), o);
-    best.scope = schedules;
-    best.scope_bound = std::max(least, s.bound * form.unit());
-    if (s.found()) offer(p, budget, form.extract(s.x), best);
+  /// Gives the result for a larger budget the schedule of a smaller one.
+  static void take(const result& from, result& to, double gap) {
+    to.schedule = from.schedule;
+    to.seconds = from.seconds;
+    to.peak = from.peak;
+    to.recomputed = from.recomputed;
+    to.smallest_budget = std::min(from.peak, to.smallest_budget.value_or(from.peak));
+    to.status = status::feasible;  // so that `gap` counts it
+    if (to.gap() <= gap) to.status = status::optimal;
   }
 
-  /// The schedules that are searched, in words.
-  static std::string scope(const staging& r) {
-    std::string text = "staged schedules";
-    if (r.extra_stages > 0) text += " with " + std::to_string(r.extra_stages) + " extra stages each";
-    if (r.backward_once) text += ", backward computed once";
-    if (r.forward_in_one_stage) text += ", forward in one stage";
-    if (r.recompute_where_used) text += ", values recomputed where used";
-    return text;
-  }
+  /// The models of one problem, for a smallest budget and all above it.
+  class forms {
+   public:
+    forms(const checkmate& method, const problem& p, bytes_t smallest)
+        : method_(method), p_(p), smallest_(smallest), least_(bounds_without_search(p)) {
+      rules_ = method.options_.rules;
+      if (rules_.order.empty() && method.options_.order_of_start && method.options_.start)
+        rules_.order = first_computations(p, *method.options_.start);
+      if (Form::restricts && method.options_.restricted_first &&
+          !(rules_.backward_once && rules_.forward_in_one_stage && rules_.recompute_where_used)) {
+        restricted_ = rules_;
+        restricted_->backward_once = restricted_->forward_in_one_stage = restricted_->recompute_where_used = true;
+        restricted_->extra_stages = 0;
+      }
+    }
+
+    /// @param hint  another schedule to start from, if it fits
+    /// @param floor lower bound on the time of all schedules of the scope, s
+    result solve(bytes_t budget, const std::optional<schedule>& hint, double floor, monitor& m) {
+      result best;
+      offer(p_, budget, with_drops(p_, needed_operations(p_)), best);
+      if (method_.options_.start) offer(p_, budget, *method_.options_.start, best);
+      if (hint) offer(p_, budget, *hint, best);
+      if (restricted_) search(budget, *restricted_, first_, least_.seconds, m, best);
+      search(budget, rules_, second_, std::max(floor, least_.seconds), m, best);
+      return best;
+    }
+
+   private:
+    /// Looks for a better schedule than `best` under `rules`.
+    /// @param form  the model, made when it is first needed
+    /// @param floor lower bound on the time of every schedule under the rules, s
+    void search(bytes_t budget, const staging& rules, std::optional<Form>& form, double floor, monitor& m, result& best) {
+      const auto gap = m.limits().gap;
+      best.scope = to_string(rules);
+      best.scope_bound = floor;
+      if (best.found() && best.seconds * (1 - gap) <= floor) return;
+      const auto report = [&](double objective, double bound) {
+        const auto known = bound > 0 ? ", bound " + std::to_string(bound) + " s" : "";
+        m.report({.stage = best.scope + known,
+                  .best = std::min(best.found() ? best.seconds : milp::infinity, objective),
+                  .bound = least_.seconds});
+        return m.stopped();
+      };
+      if (report(milp::infinity, floor)) return;
+      if (!form) form.emplace(p_, smallest_, rules, milp::longest_row<B>(), [&] { return m.stopped(); });
+      if (!form->complete()) return form.reset();
+      form->set_budget(budget);
+      milp::options o;
+      o.seconds = m.remaining();
+      o.gap = gap;
+      o.threads = m.limits().threads;
+      o.seed = m.limits().seed;
+      if (best.found()) o.start = form->encode(best.schedule);
+      if (o.start && !milp::violation(form->model(), *o.start).empty()) o.start.reset();  // within the budget, not the rules
+      if (best.found() && !o.start) o.cutoff = best.seconds / form->unit() * (1 - gap);
+      o.poll = [&](double objective, double bound) {
+        return report(objective * form->unit(), std::max(floor, bound * form->unit()));
+      };
+      const auto s = milp::solve(method_.backend_, form->model(), o);
+      best.scope_bound = std::max(floor, s.bound * form->unit());
+      if (s.found()) offer(p_, budget, form->extract(s.x), best);
+    }
+
+    const checkmate& method_;
+    const problem& p_;
+    bytes_t smallest_;
+    trivial_bounds least_;
+    staging rules_;
+    std::optional<staging> restricted_;
+    std::optional<Form> first_, second_;
+  };
+
+  /// Solves for falling budgets.
+  class descent {
+   public:
+    descent(const checkmate& method, const problem& p, bytes_t smallest, monitor& m)
+        : method_(method), p_(p), m_(m), forms_(method, p, std::max(smallest, bounds_without_search(p).budget)) {}
+
+    /// @param budget no larger than the one before
+    /// @param share  this one takes 1 / share of the time that is left
+    result next(bytes_t budget, double share) {
+      if (last_.found() && last_.peak <= budget) {
+        last_.budget = budget;
+        return last_;
+      }
+      std::optional<schedule> hint;
+      if (last_.found()) {
+        const auto order = compute_order(last_.schedule);
+        if (const auto fits = eviction(p_, order).run(budget, {}, [&] { return m_.stopped(); })) hint = with_drops(p_, *fits);
+      }
+      auto l = m_.limits();
+      l.seconds = m_.remaining() / share;
+      const step one{method_.name(), [&](monitor& m) { return forms_.solve(budget, hint, last_.scope_bound, m); }};
+      last_ = remat::solve(p_, budget, one, l, [&](const progress& now) {
+        m_.report(now);
+        return m_.stopped() ? control::stop : control::go_on;
+      });
+      return last_;
+    }
+
+   private:
+    /// One budget, as a solver.
+    struct step {
+      std::string label;
+      std::function<result(monitor&)> search;
+      std::string name() const { return label; }
+      result solve(const problem&, bytes_t, monitor& m) const { return search(m); }
+    };
+
+    const checkmate& method_;
+    const problem& p_;
+    monitor& m_;
+    forms forms_;
+    result last_;
+  };
 
   options options_;
   B backend_;

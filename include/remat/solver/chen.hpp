@@ -7,32 +7,53 @@
 #include <cmath>
 #include <cstddef>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <remat/core/limits.hpp>
 #include <remat/core/result.hpp>
+#include <remat/graph/articulation.hpp>
 #include <remat/solver/order.hpp>
 
 namespace remat {
 
-/// Divides the forward into segments, retains the values that cross from one into another, and makes the others again when the
-/// backward needs them. Of several divisions the fastest that fits is taken: into equal numbers of operations (sqrt(n) segments
-/// among them) and, greedily, into equal bytes of values made.
+/// Divides the forward into segments, retains checkpoints at their ends and the last segment, and makes everything else again
+/// when the backward needs it. Of the divisions and variants that the options allow, the fastest that fits is taken.
 ///
-/// On graphs of any shape. Values of once-only operations that the backward reads are retained.
+/// On graphs of any shape; which one is a chain matters for how well it does, not for whether it is right. What once-only
+/// operations yield is retained.
 ///
-/// Complexity: O(tries (values + edges executed)).
+/// Complexity: O(divisions (values + edges executed)).
 ///
-/// Reference: Chen, Xu, Zhang, Guestrin, "Training deep nets with sublinear memory cost", arXiv:1604.06174 (2016).
+/// Reference: Chen, Xu, Zhang, Guestrin, "Training deep nets with sublinear memory cost", arXiv:1604.06174 (2016); the variants
+/// for graphs that are no chains as in Jain et al., "Checkmate", MLSys 2020.
 /// @code
 /// auto r = remat::solve(p, budget, remat::chen{});
 /// @endcode
 class chen {
  public:
+  /// Where a segment may end, and what is retained of it.
+  enum class variant {
+    any,                  ///< each of those that follow, `last_node` only if nothing else fits
+    crossing,             ///< after any operation; all values that later segments read
+    linearised,           ///< after any operation; what that operation yields
+    articulation_points,  ///< after articulation points of the forward; what they yield
+    last_node             ///< nothing but the outputs of the operation before: the least that can be kept
+  };
+  /// How long the segments are.
+  enum class division {
+    any,          ///< each of those that follow
+    square_root,  ///< they end at every k-th candidate, k = floor(sqrt(candidates))
+    equal,        ///< equal numbers of candidates in each, for several numbers of segments
+    greedy        ///< they end at the first candidate after more than b bytes were made, for several b
+  };
   struct options {
     std::optional<index_t> turn = {};  ///< first operation of the backward; by default where store-all's memory is highest
-    std::size_t tries = 64;            ///< most segments that are tried, >= 1
+    chen::variant variant = variant::any;
+    chen::division division = division::any;
+    std::size_t tries = 64;  ///< most numbers of segments and most b that are tried, >= 1
   };
 
   chen() : chen(options{}) {}
@@ -61,33 +82,140 @@ class chen {
   }
 
  private:
+  using positions = std::vector<std::size_t>;  // in the list of needed operations
+
   void search(const problem& p, const std::vector<index_t>& needed, std::size_t turn, incumbent& best, monitor& m) const {
-    const auto& ops = p.operations();
-    std::vector<bytes_t> made(turn + 1, 0);  // bytes made by the operations before a position
-    for (std::size_t k = 0; k < turn; ++k) {
-      made[k + 1] = made[k];
-      for (auto v : ops[needed[k]].outputs) made[k + 1] += p.values()[v].bytes;
+    const auto wanted = [&](variant v) { return options_.variant == variant::any || options_.variant == v; };
+    positions all(turn), articulation;
+    for (std::size_t k = 0; k < turn; ++k) all[k] = k;
+    if (wanted(variant::articulation_points)) {
+      const auto points = articulation_points(p, {needed.data(), turn});
+      for (std::size_t k = 0; k < turn; ++k)
+        if (std::binary_search(points.begin(), points.end(), needed[k])) articulation.push_back(k);
     }
-    const std::vector<bool> never(ops.size(), false);
-    for (std::size_t count = 1; count <= std::min(options_.tries, turn) && !m.stopped(); ++count)
-      for (const bool by_bytes : {false, true}) {
-        std::vector<std::size_t> segment(ops.size(), count);  // of an operation; the backward is one more
-        for (std::size_t k = 0; k < turn; ++k)
-          segment[needed[k]] = by_bytes ? static_cast<std::size_t>(static_cast<double>(made[k]) * static_cast<double>(count) /
-                                                                   (static_cast<double>(made[turn]) + 1))
-                                        : k * count / turn;
-        std::vector<bool> retained(p.values().size(), false);
-        for (index_t v = 0; v < retained.size(); ++v) {
-          const auto reads = p.consumers(v);
-          if (p.is_source(v) || p.is_target(v) || ops[p.producer(v)].once)
-            retained[v] = true;
-          else
-            retained[v] = std::any_of(reads.begin(), reads.end(),
-                                      [&](index_t o) { return segment[o] < count && segment[o] != segment[p.producer(v)]; });
-        }
-        const auto order = order_across(p, needed, needed[turn], retained, never);
-        if (order && best.offer(*order)) m.report({.stage = std::to_string(count) + " segments", .best = best.seconds()});
+    for (const auto& [v, candidates] :
+         {std::pair{variant::crossing, &all}, {variant::linearised, &all}, {variant::articulation_points, &articulation}}) {
+      if (!wanted(v)) continue;
+      for (const auto& ends : divisions(p, needed, turn, *candidates)) {
+        if (m.stopped()) return;
+        const auto order = play(p, needed, turn, ends, v, m);
+        if (order && best.offer(*order))
+          m.report({.stage = std::to_string(ends.size() + 1) + " segments", .best = best.seconds()});
       }
+    }
+    if (options_.variant == variant::last_node || (options_.variant == variant::any && !best.found()))
+      if (const auto order = play(p, needed, 0, {}, variant::last_node, m); order && best.offer(*order))
+        m.report({.stage = "last node", .best = best.seconds()});
+  }
+
+  /// The sets of ends to be tried, each once.
+  std::set<positions> divisions(const problem& p, const std::vector<index_t>& needed, std::size_t turn,
+                                const positions& candidates) const {
+    std::set<positions> sets;
+    const auto n = candidates.size();
+    if (n == 0) return sets;
+    const auto wanted = [&](division d) { return options_.division == division::any || options_.division == d; };
+    if (wanted(division::square_root)) {
+      positions ends;
+      const auto k = static_cast<std::size_t>(std::sqrt(static_cast<double>(n)));
+      for (auto i = k; i <= n; i += k) ends.push_back(candidates[i - 1]);
+      sets.insert(std::move(ends));
+    }
+    if (wanted(division::equal))
+      for (std::size_t count = 2; count <= std::min(options_.tries, n) + 1; ++count) {
+        positions ends;
+        for (std::size_t i = 1; i < count; ++i) ends.push_back(candidates[(i * n + count - 1) / count - 1]);
+        sets.insert(std::move(ends));
+      }
+    if (wanted(division::greedy)) {
+      double total = 0;
+      std::vector<double> made(turn);
+      for (std::size_t k = 0; k < turn; ++k) {
+        for (auto v : p.operations()[needed[k]].outputs) made[k] += static_cast<double>(p.values()[v].bytes);
+        total += made[k];
+      }
+      for (std::size_t count = 2; count <= std::min(options_.tries, n) + 1; ++count) {
+        positions ends;
+        double since = 0;
+        auto candidate = candidates.begin();
+        for (std::size_t k = 0; k < turn; ++k) {
+          since += made[k];
+          while (candidate != candidates.end() && *candidate < k) ++candidate;
+          if (candidate == candidates.end() || *candidate != k || since * static_cast<double>(count) <= total) continue;
+          ends.push_back(k);
+          since = 0;
+        }
+        sets.insert(std::move(ends));
+      }
+    }
+    return sets;
+  }
+
+  /// Computes the forward, forgets what is not retained, and goes on; what is missing is computed again when it is needed.
+  /// @return the order, or nothing if it is stopped or longer than anybody wants
+  static std::optional<std::vector<index_t>> play(const problem& p, const std::vector<index_t>& needed, std::size_t turn,
+                                                  const positions& ends, variant v, const monitor& m) {
+    const auto& ops = p.operations();
+    const auto backward = ends.size() + 1;
+    std::vector<std::size_t> segment(ops.size(), backward);  // of an operation
+    for (std::size_t k = 0, s = 0; k < turn; ++k) {
+      segment[needed[k]] = s;
+      if (s < ends.size() && ends[s] == k) ++s;
+    }
+    std::vector<bool> retained(p.values().size(), false), there(p.values().size(), false);
+    for (index_t x = 0; x < retained.size(); ++x) {
+      there[x] = p.is_source(x);
+      if (p.is_source(x) || p.is_target(x) || ops[p.producer(x)].once) {
+        retained[x] = true;
+        continue;
+      }
+      const auto own = segment[p.producer(x)];
+      const auto reads = p.consumers(x);
+      retained[x] = own == ends.size() || (v == variant::crossing && std::any_of(reads.begin(), reads.end(), [&](index_t o) {
+                                             return segment[o] < backward && segment[o] != own;
+                                           }));
+    }
+    if (v != variant::crossing)
+      for (auto k : ends)
+        for (auto x : ops[needed[k]].outputs) retained[x] = true;
+
+    std::vector<index_t> order, missing;
+    std::vector<bool> marked(ops.size(), false);
+    const auto forget = [&](index_t o) {
+      for (auto x : ops[o].outputs) there[x] = there[x] && retained[x];
+    };
+    const auto longest =
+        v == variant::last_node ? std::min<std::size_t>(needed.size() * needed.size(), 10'000'000) : 20 * needed.size();
+    index_t before = none;
+    for (std::size_t k = 0; k < needed.size(); ++k) {
+      const auto o = needed[k];
+      if (k == turn)
+        for (std::size_t i = 0; i < turn; ++i) forget(needed[i]);
+      missing = {o};
+      std::size_t here = 0;  // the last segment that the operation reads
+      for (auto x : ops[o].inputs)
+        if (!p.is_source(x) && segment[p.producer(x)] < backward) here = std::max(here, segment[p.producer(x)]);
+      for (std::size_t i = 0; i < missing.size(); ++i)
+        for (auto x : ops[missing[i]].inputs)
+          if (!there[x] && !marked[p.producer(x)]) {
+            marked[p.producer(x)] = true;
+            missing.push_back(p.producer(x));
+          }
+      std::sort(missing.begin(), missing.end());
+      for (auto x : missing) {
+        marked[x] = false;
+        order.push_back(x);
+        for (auto y : ops[x].outputs) there[y] = true;
+      }
+      if (order.size() > longest || m.stopped()) return std::nullopt;
+      // What was made on the way to this segment is forgotten.
+      if (v != variant::crossing && k >= turn)
+        for (auto x : missing)
+          if (x != o && (v == variant::last_node || segment[x] < here)) forget(x);
+      if (v == variant::last_node && before != none) forget(before);
+      before = o;
+    }
+    return prune_order(p, order);
   }
 
   options options_;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -15,18 +16,22 @@
 #include <remat/core/limits.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/solve.hpp>
+#include <remat/solver/improve.hpp>
+#include <remat/solver/neighbourhood.hpp>
 #include <remat/solver/order.hpp>
 
 namespace remat {
 
-/// Retains across the heaviest moments what minimum cuts say, makes the rest again where it is used, and evicts where that does
-/// not fit. For graphs of any shape, also of thousands of operations; proves a bound besides.
+/// Retains across the heaviest moments what minimum cuts say, makes the rest again where it is used, and makes that fit and
+/// faster by local search. For graphs of any shape, also of thousands of operations; proves a bound besides.
 ///
 /// Which sets are retained comes from `retention_cut` at the breakpoints of its multiplier, and from mixtures of neighbouring
-/// ones: the leaner for the first part of the graph, the richer for the rest. Each is played as it is and with `eviction`;
-/// `retain_more` improves the best. Copies to the host are not used.
+/// ones: the leaner for the first part of the graph, the richer for the rest. Each is played as it is; those that come closest to
+/// the budget are made to fit by `neighbourhood` and by `eviction`, and `improve` works on the best. Copies to the host are not
+/// used.
 ///
-/// Complexity: some dozens of maximum flows, and `options::mixtures` * 10 evaluations per moment with their evictions.
+/// Complexity: some dozens of maximum flows, `options::mixtures` * 10 evaluations per moment, and a number of rounds of `improve`
+/// that falls with the number of operations.
 /// @code
 /// auto r = remat::solve(p, budget, remat::min_cut{}, {.seconds = 10});
 /// if (r.found()) std::cout << r.seconds << " s, at most " << 100 * r.gap() << " % above the optimum\n";
@@ -34,10 +39,13 @@ namespace remat {
 class min_cut {
  public:
   struct options {
-    std::size_t moments = 3;   ///< operations across which retention is optimised, >= 1
-    std::size_t cuts = 16;     ///< most cuts per moment, >= 2
-    std::size_t mixtures = 6;  ///< mixtures of each two neighbouring cuts, >= 1
-    bool bound = true;         ///< prove a lower bound as well
+    std::size_t moments = 4;       ///< operations across which retention is optimised, >= 1
+    std::size_t cuts = 16;         ///< most cuts per moment, >= 2
+    std::size_t mixtures = 6;      ///< mixtures of each two neighbouring cuts, >= 1
+    bool bound = true;             ///< prove a lower bound as well
+    std::size_t repairs = 300000;  ///< operations times starts that are made to fit; the best start always is
+    /// `improve` ends after `rounds` / operations of its rounds without an improvement, 20 to 500; 0: it is not run.
+    std::size_t rounds = 100000;
   };
 
   min_cut() : min_cut(options{}) {}
@@ -52,20 +60,74 @@ class min_cut {
 
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     result r;
-    const auto needed = needed_operations(p);
     incumbent best(p, budget);
-    if (!best.offer(needed)) {
-      const auto stop = [&] { return m.stopped(); };
-      if (options_.bound) prove_bound(p, budget, r, stop);
+    if (!best.offer(needed_operations(p))) {
+      if (options_.bound) prove_bound(p, budget, r, [&] { return m.stopped(); });
       if (r.status == status::infeasible) return r;
-      search(p, needed, budget, best, m, r.bound);
+      search(p, budget, starts(p, budget, m, &best, r.bound), best, m, r.bound);
     }
     best.put_into(r);
     return r;
   }
 
+  /// Solves for several budgets at once: the cuts are shared, and a schedule for less memory is a start for more, so that more
+  /// budget is never slower.
+  /// @param p       the problem
+  /// @param budgets bytes, >= 0, in any order
+  /// @param m       limits of the whole sweep
+  /// @return a result per budget, in the order given, each as `solve(p, budget, min_cut, ..)` would complete it
+  /// @throws bad_option for a negative budget
+  std::vector<result> sweep(const problem& p, const std::vector<bytes_t>& budgets, monitor& m) const {
+    std::vector<std::size_t> ascending(budgets.size());
+    std::iota(ascending.begin(), ascending.end(), std::size_t{0});
+    std::sort(ascending.begin(), ascending.end(), [&](auto a, auto b) { return budgets[a] < budgets[b]; });
+    std::vector<result> results(budgets.size());
+    std::optional<std::vector<start>> shared;
+    std::vector<index_t> smaller;  // the fastest order for the budgets so far
+    for (std::size_t i = 0; i < ascending.size(); ++i) {
+      auto l = m.limits();
+      l.seconds = m.remaining() / static_cast<double>(ascending.size() - i);
+      const auto budget = budgets[ascending[i]];
+      results[ascending[i]] = remat::solve(p, budget, one_of_many{*this, shared, smaller}, l, [&](const progress& now) {
+        m.report(now);
+        return m.stop_requested() ? control::stop : control::go_on;
+      });
+    }
+    return results;
+  }
+
  private:
   using choice = retention_cut::choice;
+
+  /// An order from which schedules are made.
+  struct start {
+    std::vector<index_t> order;
+    bytes_t peak;
+    double seconds;
+  };
+
+  /// `sweep` for one budget.
+  struct one_of_many {
+    const min_cut& method;
+    std::optional<std::vector<start>>& shared;
+    std::vector<index_t>& smaller;
+
+    std::string name() const { return method.name(); }
+    result solve(const problem& p, bytes_t budget, monitor& m) const {
+      result r;
+      incumbent best(p, budget);
+      if (!best.offer(needed_operations(p))) {
+        if (!smaller.empty()) best.offer(smaller);
+        if (method.options_.bound) prove_bound(p, budget, r, [&] { return m.stopped(); });
+        if (r.status == status::infeasible) return r;
+        if (!shared) shared = method.starts(p, budget, m, &best, r.bound);
+        method.search(p, budget, *shared, best, m, r.bound);
+      }
+      if (best.found()) smaller = best.order();
+      best.put_into(r);
+      return r;
+    }
+  };
 
   /// The cuts at the breakpoints of the multiplier, most bytes first.
   std::vector<choice> breakpoints(retention_cut& cut) const {
@@ -105,42 +167,79 @@ class min_cut {
     return c;
   }
 
-  void search(const problem& p, const std::vector<index_t>& needed, bytes_t budget, incumbent& best, monitor& m,
-              double bound) const {
-    const auto stop = [&] { return m.stopped(); };
-    const auto report = [&](const char* stage) { m.report({.stage = stage, .best = best.seconds(), .bound = bound}); };
-    std::vector<std::vector<index_t>> starts = {needed};
+  /// Store-all and the orders that retain what the cuts say.
+  /// @param best is offered each of them
+  std::vector<start> starts(const problem& p, bytes_t budget, monitor& m, incumbent* best, double bound) const {
+    const auto needed = needed_operations(p);
+    std::vector<start> list;
+    const auto add = [&](std::vector<index_t> order) {
+      const auto needs = measure_order(p, order);
+      if (best->offer(order)) m.report({.stage = "cuts", .best = best->seconds(), .bound = bound});
+      list.push_back({std::move(order), needs.peak, needs.seconds});
+    };
+    add(needed);
     for (const auto& cut : retention_cuts(p, budget, options_.moments)) {
-      if (stop()) break;
+      if (m.stopped()) break;
       const auto choices = breakpoints(*cut);
-      for (std::size_t i = 0; i + 1 < choices.size() && !stop(); ++i)
+      for (std::size_t i = 0; i + 1 < choices.size() && !m.stopped(); ++i)
         for (std::size_t part = 0; part <= options_.mixtures; ++part) {
           if (part == 0 && i > 0) continue;
           const auto count = static_cast<index_t>(cut->tau() * part / options_.mixtures);
           const auto mixed = mix(p, choices[i + 1], choices[i], count);
-          auto order = order_across(p, needed, cut->tau(), mixed.retained, mixed.later);
-          if (!order) continue;
-          best.offer(*order);
-          starts.push_back(std::move(*order));
+          if (auto order = order_across(p, needed, cut->tau(), mixed.retained, mixed.later)) add(std::move(*order));
         }
     }
-    report("cuts");
-    std::vector<std::vector<index_t>> good;  // to be improved
-    if (best.found()) good.push_back(best.order());
-    // Evictions for less than the budget sometimes end up faster; on small graphs they cost little.
-    const bool small = starts.size() * needed.size() < 20000;
-    for (const double part : {1.0, 0.95, 0.9, 0.8})
-      for (const double distance : {1.0, 0.5, 2.0})
-        for (std::size_t i = 0; i < starts.size() && !stop() && (part == 1 || small); ++i) {
-          const auto within = static_cast<bytes_t>(part * static_cast<double>(budget));
-          auto order = eviction(p, starts[i]).run(within, {.distance = distance}, stop);
-          if (order && best.offer(*order)) {
-            report("evictions");
-            good.push_back(std::move(*order));
-          }
+    return list;
+  }
+
+  /// Makes the most promising of `starts` fit the budget, and improves the best.
+  void search(const problem& p, bytes_t budget, const std::vector<start>& starts, incumbent& best, monitor& m,
+              double bound) const {
+    const auto stop = [&] { return m.stopped(); };
+    const auto half = m.remaining() / 2;  // the rest is for `improve`
+    const auto late = [&] { return m.stopped() || m.remaining() < half; };
+    const auto offer = [&](const std::vector<index_t>& order, const char* stage) {
+      if (best.offer(order)) m.report({.stage = stage, .best = best.seconds(), .bound = bound});
+    };
+    const auto good_enough = [&] { return best.found() && best.seconds() * (1 - m.limits().gap) <= bound; };
+    std::vector<const start*> order;
+    for (const auto& s : starts) {
+      if (s.peak <= budget) offer(s.order, "cuts");
+      order.push_back(&s);
+    }
+    // What exceeds the budget costs about as much per byte as what has been saved so far.
+    const auto promise = [&](const start& s) {
+      const auto saved = static_cast<double>(starts[0].peak - s.peak) + 0.05 * static_cast<double>(starts[0].peak);
+      const auto over = static_cast<double>(std::max<bytes_t>(0, s.peak - budget));
+      return s.seconds + over * (s.seconds - starts[0].seconds + 0.01 * starts[0].seconds) / std::max(saved, 1.0);
+    };
+    std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return promise(*a) < promise(*b); });
+    const auto operations = std::max<std::size_t>(1, p.operations().size());
+    std::vector<std::vector<index_t>> good;  // each faster than those before
+    neighbourhood n(p, budget, m.limits().seed);
+    for (std::size_t i = 0; i < order.size() && (i == 0 || i * operations < options_.repairs) && !late() && !good_enough(); ++i) {
+      n.load(order[i]->order);
+      if (!n.repair(0, best.seconds() * 1.5, late)) continue;
+      n.retain();
+      const auto before = best.seconds();
+      offer(n.order(), "repairs");
+      if (best.seconds() < before) good.push_back(best.order());
+    }
+    for (const double distance : {1.0, 0.5, 2.0})
+      for (std::size_t i = 0; i < order.size() && (i == 0 || 4 * i * operations < options_.repairs) && !late() && !good_enough();
+           ++i)
+        if (auto played = eviction(p, order[i]->order).run(budget, {.distance = distance}, late)) {
+          n.load(std::move(*played));
+          n.retain();
+          const auto before = best.seconds();
+          offer(n.order(), "evictions");
+          if (best.seconds() < before) good.push_back(best.order());
         }
-    for (std::size_t i = good.size(); i-- > 0 && i + 4 >= good.size();)
-      if (best.offer(retain_more(p, good[i], budget, stop))) report("retention");
+    for (std::size_t i = good.size(); i-- > 0 && i + 3 >= good.size() && !stop() && !good_enough();)
+      offer(retain_more(p, good[i], budget, stop), "retention");
+    if (options_.rounds > 0 && !stop() && !good_enough())
+      improve(p, best.found() ? best.order() : order[0]->order, best, m,
+              {.patience = std::clamp<std::size_t>(options_.rounds / operations, 20, 500)}, bound);
   }
 
   options options_;

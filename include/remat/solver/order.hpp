@@ -210,6 +210,7 @@ class incumbent {
   incumbent(const problem& p, bytes_t budget) : p_(p), budget_(budget) {}
 
   bool found() const { return found_; }
+  bytes_t budget() const { return budget_; }
   const std::vector<index_t>& order() const { return order_; }
   double seconds() const { return seconds_; }
   /// Takes `order` if it fits and is faster; `evaluate` has the last word.
@@ -430,13 +431,16 @@ class eviction {
       index_t worst = none;
       double highest = -1;
       for (auto v : device_) {
-        if (locks_[v] > 0 || p_.values()[v].held || p_.values()[v].bytes == 0) continue;
+        if (locks_[v] > 0 || p_.values()[v].held || p_.values()[v].bytes == 0 || p_.is_source(v)) continue;
+        const auto distance = static_cast<double>(next_use(v) - now_);
+        const double gain = static_cast<double>(p_.values()[v].bytes) * std::pow(distance, options_.distance);
+        if (gain / (p_.operations()[p_.producer(v)].seconds + 1e-30) <= highest)
+          continue;  // missing operands only add to the cost
         on_device_[v] = false;
         const auto again = cost(v);
         on_device_[v] = true;
         if (again == never) continue;
-        const auto distance = static_cast<double>(next_use(v) - now_);
-        const double score = static_cast<double>(p_.values()[v].bytes) * std::pow(distance, options_.distance) / (again + 1e-30);
+        const double score = gain / (again + 1e-30);
         if (score > highest) highest = score, worst = v;
       }
       if (worst == none) return false;

@@ -3,7 +3,9 @@
 /// Conformance suite for MILP backends: run it on your own before handing it to `checkmate`.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <random>
@@ -39,6 +41,30 @@ struct knapsack {
     b.at_most(load, limit);
     return b.build();
   }
+  /// The same, with the load as a chain of running sums in other units.
+  milp::model chained(double unit) const {
+    milp::builder b;
+    milp::expression load;
+    for (std::size_t i = 0; i < value.size(); ++i) {
+      const auto sum = b.column(0, 0, limit * unit);
+      b.equal(load + weight[i] * unit * b.binary(-value[i]) - sum, 0);
+      load = sum;
+    }
+    return b.build();
+  }
+  /// The best if things may be cut: the most valuable per weight first.
+  double best_of_parts() const {
+    std::vector<std::size_t> order(value.size());
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::sort(order.begin(), order.end(), [&](auto a, auto b) { return value[a] * weight[b] > value[b] * weight[a]; });
+    double sum = 0, room = limit;
+    for (auto i : order) {
+      const auto part = std::min(1.0, room / weight[i]);
+      sum += part * value[i];
+      room -= part * weight[i];
+    }
+    return sum;
+  }
   int best() const {
     int most = 0;
     for (unsigned set = 0; set < 1u << value.size(); ++set) {
@@ -69,9 +95,9 @@ inline milp::model long_search(int things = 60) {
 
 }  // namespace detail
 
-/// Puts a backend through models with known answers: optimal, infeasible, unbounded, limits, cutoff, starts good and bad, empty
-/// ones, equality rows, free columns, integers beyond 0 and 1, coefficients far apart, `poll` that stops and that throws, several
-/// threads at once.
+/// Puts a backend through models with known answers: optimal, infeasible, unbounded, limits, cutoff, starts good and bad, linear
+/// relaxations, empty ones, equality rows, free columns, integers beyond 0 and 1, coefficients far apart, `poll` that stops and
+/// that throws, several threads at once.
 /// @tparam B the backend
 /// @param b  the backend
 /// @return what went wrong, a line each; empty if the backend conforms
@@ -169,6 +195,11 @@ std::vector<std::string> check_backend(const B& b) {
     optimal(milp::solve(b, m, {.gap = 0, .cutoff = -k.best() + 0.5}), -k.best(), "cutoff above the optimum");
     Eigen::VectorXd start = Eigen::VectorXd::Zero(12);
     optimal(milp::solve(b, m, {.gap = 0, .start = start}), -k.best(), "start that is no optimum");
+    auto relaxed = m;
+    relaxed.integer.assign(relaxed.integer.size(), false);
+    optimal(milp::solve(b, relaxed), -k.best_of_parts(), "linear relaxation");
+    optimal(milp::solve(b, k.chained(1), {.gap = 0}), -k.best(), "equality rows");
+    optimal(milp::solve(b, k.chained(4096), {.gap = 0}), -k.best(), "equality rows with large coefficients");
     start.setConstant(0.5);
     optimal(milp::solve(b, m, {.gap = 0, .start = start}), -k.best(), "start that is not integer");
     start.resize(3);

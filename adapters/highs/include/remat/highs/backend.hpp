@@ -5,12 +5,15 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -167,117 +170,235 @@ class backend {
   const std::string& library() const { return api_->path; }
 
   /// Solves `m`. Each call runs in a thread of its own, because HiGHS ties its worker threads to the calling thread and lets
-  /// nobody change their number.
+  /// nobody change their number. Some of its steps look at no limit for seconds: a thread that has not ended half a second after
+  /// the limit, or after `poll` asked to stop, is left alone, to end when it next looks (at the latest the program waits for it
+  /// before it exits), and the answer is the best that it had told until then.
   /// @param m a valid model
-  /// @param o limits, cutoff, start; `poll` is called from another thread while this one waits
+  /// @param o limits, cutoff, start; `poll` is called from another thread while this one waits, or from this one
   /// @return status, solution and bound
   /// @throws what `o.poll` throws
   milp::solution solve(const milp::model& m, const milp::options& o) const {
-    milp::solution s;
-    std::exception_ptr failure;
-    std::thread worker([&] {
+    const auto work = std::make_shared<job>(m, o);
+    std::thread worker([api = api_, work] {
       try {
-        s = run(m, o);
+        work->run(*api);
       } catch (...) {
-        failure = std::current_exception();
+        work->fail(std::current_exception());
       }
     });
-    worker.join();
-    if (failure) std::rethrow_exception(failure);
-    return s;
+    work->wait();
+    if (work->left_alone())
+      stragglers::add(std::move(worker));
+    else
+      worker.join();
+    return work->answer();
   }
 
  private:
   /// Constants of highs_c_api.h.
-  enum : int { column_wise = 1, minimise = 1, simplex_interrupt = 1, mip_interrupt = 6, point_is_feasible = 2 };
+  enum : int { column_wise = 1, minimise = 1, point_is_feasible = 2 };
+  enum : int { simplex_interrupt = 1, ipm_interrupt = 2, mip_improvement = 4, mip_interrupt = 6 };
   enum : int { optimal = 7, infeasible = 8, unbounded_or_infeasible = 9, unbounded = 10, objective_bound = 11 };
   enum : int { time_limit = 13, iteration_limit = 14, solution_limit = 16, interrupted = 17 };
 
-  struct watcher {
-    const detail::api& functions;
-    const milp::options& options;
-    std::chrono::steady_clock::time_point last = {};
-    bool stop = false;
-    std::exception_ptr failure = {};
+  /// Threads that have not ended in time. Joined when the program exits.
+  class stragglers {
+   public:
+    static void add(std::thread t) {
+      static stragglers all;
+      const std::lock_guard lock(all.mutex_);
+      all.threads_.push_back(std::move(t));
+    }
+
+   private:
+    ~stragglers() {
+      for (auto& t : threads_) t.join();
+    }
+    std::mutex mutex_;
+    std::vector<std::thread> threads_;
   };
 
-  static void watch(int type, const char*, const void* output, detail::callback_input* input, void* data) {
-    auto& w = *static_cast<watcher*>(data);
-    const auto now = std::chrono::steady_clock::now();
-    if (!w.stop && now - w.last > std::chrono::milliseconds(50)) {
-      w.last = now;
-      const auto item = [&](const char* name, double otherwise) {
-        const void* p = type == mip_interrupt ? w.functions.output_item(output, name) : nullptr;
-        return p ? *static_cast<const double*>(p) : otherwise;
-      };
-      try {
-        w.stop = w.options.poll(item("mip_primal_bound", milp::infinity), item("mip_dual_bound", -milp::infinity));
-      } catch (...) {
-        w.failure = std::current_exception();
-        w.stop = true;
+  /// One call, shared by the caller, who waits, and the thread that works. Of the caller's model and options it uses nothing
+  /// once it is left alone.
+  class job {
+   public:
+    job(const milp::model& m, const milp::options& o) : model_(m), options_(o) {}
+
+    /// Returns when the work is done or has to be left alone. Polls while HiGHS does not.
+    void wait() {
+      std::unique_lock lock(mutex_);
+      for (;;) {
+        changed_.wait_for(lock, std::chrono::milliseconds(100), [&] { return done_; });
+        if (done_) return;
+        if (clock::now() - polled_ > std::chrono::milliseconds(200)) poll();
+        if (!stop_ && seconds_since(began_) > options_.seconds) stop_since(clock::now());
+        if (stop_ && loaded_ && seconds_since(stopped_) > 0.5) {
+          left_alone_ = true;
+          return;
+        }
       }
     }
-    if (w.stop && input) input->user_interrupt = 1;
-  }
 
-  milp::solution run(const milp::model& m, const milp::options& o) const {
-    const auto& f = *api_;
-    const std::unique_ptr<void, void (*)(void*)> handle(f.create(), f.destroy);
-    auto* h = handle.get();
-    f.set_bool(h, "output_flag", 0);
-    f.set_int(h, "threads", static_cast<int>(o.threads));
-    f.set_string(h, "parallel", o.threads > 1 ? "on" : "off");
-    f.set_int(h, "random_seed", static_cast<int>(o.seed & 0x7fffffff));
-    f.set_double(h, "mip_rel_gap", o.gap);
-    if (o.seconds < milp::infinity) f.set_double(h, "time_limit", o.seconds);
-    if (o.cutoff < milp::infinity) f.set_double(h, "objective_bound", o.cutoff);
-    const std::vector<int> integrality(m.integer.begin(), m.integer.end());
-    const auto columns = static_cast<int>(m.columns()), rows = static_cast<int>(m.rows());
-    if (f.pass_mip(h, columns, rows, static_cast<int>(m.matrix.nonZeros()), column_wise, minimise, m.offset, m.cost.data(),
-                   m.lower.data(), m.upper.data(), m.row_lower.data(), m.row_upper.data(), m.matrix.outerIndexPtr(),
-                   m.matrix.innerIndexPtr(), m.matrix.valuePtr(), integrality.data()) < 0)
-      return {};
-    if (o.start) f.set_solution(h, o.start->data(), nullptr, nullptr, nullptr);
-    watcher w{f, o};
-    if (o.poll) {
-      f.set_callback(h, watch, &w);
-      f.start_callback(h, simplex_interrupt);
-      f.start_callback(h, mip_interrupt);
+    bool left_alone() {
+      const std::lock_guard lock(mutex_);
+      return left_alone_;
     }
-    f.run(h);
-    auto ended = f.model_status(h);
-    if (ended == unbounded_or_infeasible) {
-      f.set_string(h, "presolve", "off");
-      f.run(h);
-      ended = f.model_status(h);
-    }
-    if (w.failure) std::rethrow_exception(w.failure);
 
-    milp::solution s;
-    const bool limited = ended == time_limit || ended == iteration_limit || ended == solution_limit || ended == interrupted;
-    int point = 0;
-    f.int_info(h, "primal_solution_status", &point);
-    if ((ended == optimal || limited) && point == point_is_feasible) {
-      std::vector<double> column_duals(m.columns()), row_values(m.rows()), row_duals(m.rows());
-      s.x.resize(m.columns());
-      f.get_solution(h, s.x.data(), column_duals.data(), row_values.data(), row_duals.data());
+    /// What was found. @throws what went wrong
+    milp::solution answer() {
+      const std::lock_guard lock(mutex_);
+      if (failure_) std::rethrow_exception(failure_);
+      if (!left_alone_) return found_;
+      milp::solution s;
+      s.status = best_.size() > 0 ? milp::status::feasible : milp::status::limit;
+      s.x = best_;
+      s.bound = bound_;
+      return s;
     }
-    const bool mixed = std::find(m.integer.begin(), m.integer.end(), true) != m.integer.end();
-    if (mixed && (ended == optimal || limited)) f.double_info(h, "mip_dual_bound", &s.bound);
-    if (!mixed && ended == optimal) s.bound = m.objective(s.x);
-    if (s.x.size() > 0)
-      s.status = ended == optimal ? milp::status::optimal : milp::status::feasible;
-    else if (limited)
-      s.status = milp::status::limit;
-    else if (ended == unbounded)
-      s.status = milp::status::unbounded;
-    else if (ended == infeasible || ended == objective_bound)
-      s.status = o.cutoff < milp::infinity ? milp::status::cutoff : milp::status::infeasible;
-    return s;
-  }
+
+    void fail(std::exception_ptr why) {
+      const std::lock_guard lock(mutex_);
+      if (!failure_) failure_ = why;
+      done_ = true;
+      changed_.notify_all();
+    }
+
+    void run(const detail::api& f);
+
+   private:
+    using clock = std::chrono::steady_clock;
+    static double seconds_since(clock::time_point t) { return std::chrono::duration<double>(clock::now() - t).count(); }
+
+    void stop_since(clock::time_point t) {
+      stop_ = true;
+      stopped_ = t;
+    }
+    /// Asks the caller whether to go on; with `mutex_` locked.
+    void poll() {
+      polled_ = clock::now();
+      if (stop_ || !options_.poll) return;
+      try {
+        if (options_.poll(objective_, bound_)) stop_since(clock::now());
+      } catch (...) {
+        failure_ = std::current_exception();
+        stop_since(clock::now());
+      }
+    }
+    static void watch(int type, const char*, const void* output, detail::callback_input* input, void* data);
+    milp::solution read(const detail::api& f, void* highs, int ended) const;
+
+    const milp::model& model_;
+    const milp::options& options_;
+    const Eigen::Index columns_ = model_.columns();
+    const detail::api* api_ = nullptr;
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    const clock::time_point began_ = clock::now();
+    clock::time_point polled_ = {}, stopped_ = {};
+    bool loaded_ = false, stop_ = false, done_ = false, left_alone_ = false;
+    std::exception_ptr failure_ = {};
+    milp::solution found_ = {};
+    Eigen::VectorXd best_ = {};  ///< as told while HiGHS worked
+    double objective_ = milp::infinity, bound_ = -milp::infinity;
+  };
 
   std::shared_ptr<const detail::api> api_;
 };
+
+inline void backend::job::watch(int type, const char*, const void* output, detail::callback_input* input, void* data) {
+  auto& w = *static_cast<job*>(data);
+  const std::lock_guard lock(w.mutex_);
+  const auto number = [&](const char* name, double otherwise) {
+    const void* p = w.api_->output_item(output, name);
+    return p ? *static_cast<const double*>(p) : otherwise;
+  };
+  if (type == mip_improvement) {
+    if (const auto* x = static_cast<const double*>(w.api_->output_item(output, "mip_solution")))
+      w.best_ = Eigen::Map<const Eigen::VectorXd>(x, w.columns_);
+  }
+  if (type == mip_improvement || type == mip_interrupt) {
+    w.objective_ = std::min(w.objective_, number("mip_primal_bound", milp::infinity));
+    w.bound_ = std::max(w.bound_, number("mip_dual_bound", -milp::infinity));
+  }
+  if (w.left_alone_ || type == mip_improvement) {
+    if (w.left_alone_ && input) input->user_interrupt = 1;
+    return;
+  }
+  if (clock::now() - w.polled_ > std::chrono::milliseconds(50)) w.poll();
+  if (w.stop_ && input) input->user_interrupt = 1;
+}
+
+inline void backend::job::run(const detail::api& f) {
+  api_ = &f;
+  const std::unique_ptr<void, void (*)(void*)> handle(f.create(), f.destroy);
+  auto* h = handle.get();
+  const auto& m = model_;
+  const auto& o = options_;
+  f.set_bool(h, "output_flag", 0);
+  f.set_int(h, "threads", static_cast<int>(o.threads));
+  f.set_string(h, "parallel", o.threads > 1 ? "on" : "off");
+  f.set_int(h, "random_seed", static_cast<int>(o.seed & 0x7fffffff));
+  f.set_double(h, "mip_rel_gap", o.gap);
+  if (o.seconds < milp::infinity) f.set_double(h, "time_limit", o.seconds);
+  if (o.cutoff < milp::infinity) f.set_double(h, "objective_bound", o.cutoff);
+  const std::vector<int> integrality(m.integer.begin(), m.integer.end());
+  const auto columns = static_cast<int>(m.columns()), rows = static_cast<int>(m.rows());
+  const bool loaded =
+      f.pass_mip(h, columns, rows, static_cast<int>(m.matrix.nonZeros()), column_wise, minimise, m.offset, m.cost.data(),
+                 m.lower.data(), m.upper.data(), m.row_lower.data(), m.row_upper.data(), m.matrix.outerIndexPtr(),
+                 m.matrix.innerIndexPtr(), m.matrix.valuePtr(), integrality.data()) >= 0;
+  if (loaded && o.start) f.set_solution(h, o.start->data(), nullptr, nullptr, nullptr);
+  f.set_callback(h, watch, this);
+  for (int type : {simplex_interrupt, ipm_interrupt, mip_improvement, mip_interrupt}) f.start_callback(h, type);
+  {
+    const std::lock_guard lock(mutex_);
+    if (o.start) {
+      best_ = *o.start;
+      objective_ = m.objective(best_);
+    }
+    loaded_ = true;  // from here on the caller may leave
+  }
+  int ended = 0;
+  if (loaded) {
+    f.run(h);
+    ended = f.model_status(h);
+  }
+  if (ended == unbounded_or_infeasible) {
+    f.set_string(h, "presolve", "off");
+    f.run(h);
+    ended = f.model_status(h);
+  }
+  const std::lock_guard lock(mutex_);
+  if (!left_alone_) found_ = read(f, h, ended);
+  done_ = true;
+  changed_.notify_all();
+}
+
+/// What HiGHS has to say at the end.
+inline milp::solution backend::job::read(const detail::api& f, void* h, int ended) const {
+  const auto& m = model_;
+  milp::solution s;
+  const bool limited = ended == time_limit || ended == iteration_limit || ended == solution_limit || ended == interrupted;
+  int point = 0;
+  f.int_info(h, "primal_solution_status", &point);
+  if ((ended == optimal || limited) && point == point_is_feasible) {
+    std::vector<double> column_duals(m.columns()), row_values(m.rows()), row_duals(m.rows());
+    s.x.resize(m.columns());
+    f.get_solution(h, s.x.data(), column_duals.data(), row_values.data(), row_duals.data());
+  }
+  const bool mixed = std::find(m.integer.begin(), m.integer.end(), true) != m.integer.end();
+  if (mixed && (ended == optimal || limited)) f.double_info(h, "mip_dual_bound", &s.bound);
+  if (!mixed && ended == optimal) s.bound = m.objective(s.x);
+  if (s.x.size() > 0)
+    s.status = ended == optimal ? milp::status::optimal : milp::status::feasible;
+  else if (limited)
+    s.status = milp::status::limit;
+  else if (ended == unbounded)
+    s.status = milp::status::unbounded;
+  else if (ended == infeasible || ended == objective_bound)
+    s.status = options_.cutoff < milp::infinity ? milp::status::cutoff : milp::status::infeasible;
+  return s;
+}
 
 static_assert(milp::backend<backend>);
 

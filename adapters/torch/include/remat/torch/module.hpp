@@ -69,13 +69,13 @@ class budget {
 /// A method with its options, such as `[](const auto& p, bytes_t b, const limits& l) { return solve(p, b, rotor{}, l); }`.
 using plan_solver = std::function<result(const problem&, bytes_t, const remat::limits&)>;
 
-/// `rockmate` with `checkmate` in the blocks, on HiGHS or GLPK, whichever there is; without a MILP library on cuts alone.
+/// `automatic`, with HiGHS or GLPK, whichever there is, or without a MILP library.
 plan_solver default_solver();
 
 struct wrap_options {
   torch::budget budget = "100%";
   bytes_t optimizer = 0;                   ///< bytes reserved for the states of the optimizer, >= 0
-  remat::limits limits = {.seconds = 20};  ///< of a search for a schedule
+  remat::limits limits = {.seconds = 20, .gap = 0.005};  ///< of a search for a schedule
   plan_solver solver = default_solver();
   profile_options profile = {};
   bool fixed_shapes = false;                         ///< refuse inputs of other shapes or types, instead of planning for them

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <catch2/catch.hpp>
+
+#include <remat/glpk/backend.hpp>
+
+#include "../../../tests/milp/check_moments.hpp"
+
+using namespace remat;
+
+TEST_CASE("glpk: bounds from moments are never above the optimum") { testing::check_moment_forms<glpk::backend>(21, 3000); }
+TEST_CASE("glpk: schedules from moments") { testing::check_moments<glpk::backend>(); }

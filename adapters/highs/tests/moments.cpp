@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <catch2/catch.hpp>
+
+#include <remat/highs/backend.hpp>
+
+#include "../../../tests/milp/check_moments.hpp"
+
+using namespace remat;
+
+TEST_CASE("highs: bounds from moments are never above the optimum") { testing::check_moment_forms<highs::backend>(21, 1000); }
+TEST_CASE("highs: schedules from moments") { testing::check_moments<highs::backend>(); }

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Time against budget, as one call.
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <remat/core/smallest_budget.hpp>
+#include <remat/core/solve.hpp>
+
+namespace remat {
+
+/// A solver that shares work between budgets.
+///
+/// `s.sweep(p, budgets, m)` is `const`, re-entrant, polls `m.stopped()`, and takes the budgets as anything that a vector of them
+/// converts to, such as `std::span<const bytes_t>`. They differ, fall, and are not below
+/// `bounds_without_search(p).budget`. It returns what `s.solve` would, a result per budget in the same order; or none at all if
+/// there is no work to share, and then each budget is solved by itself.
+/// @code
+/// static_assert(!remat::sweeping_solver<remat::store_all>);
+/// @endcode
+template <class S>
+concept sweeping_solver = solver<S> && requires(const S& s, const problem& p, const std::vector<bytes_t>& budgets, monitor& m) {
+  { s.sweep(p, budgets, m) } -> std::same_as<std::vector<result>>;
+};
+
+/// Anything callable with a `result`, returning nothing or a `control`.
+template <class O>
+concept point_observer = std::invocable<O&, const result&> &&
+    (std::is_void_v<std::invoke_result_t<O&, const result&>> || std::same_as<std::invoke_result_t<O&, const result&>, control>);
+
+/// Anything that may watch a curve come about.
+template <class O>
+concept curve_observer = observer<O> || point_observer<O>;
+
+/// So many budgets, such as `evenly{20}`, at equal distances, from the smallest that is found to do to the one for which nothing
+/// is recomputed.
+enum class evenly : std::size_t {};
+
+namespace detail {
+
+/// Gives `to` the schedule of `from` if that fits and is faster, or is the first.
+inline void adopt(result& to, const result& from, double gap) {
+  if (!from.found() || from.peak > to.budget || (to.found() && to.seconds <= from.seconds)) return;
+  to.schedule = from.schedule;
+  to.peak = from.peak;
+  to.seconds = from.seconds;
+  to.recomputed = from.recomputed;
+  to.status = status::feasible;
+  if (to.gap() <= gap) to.status = status::optimal;
+}
+
+/// Gives `to` what is proven for the larger budget of `from`.
+inline void inherit(result& to, const result& from, double gap) {
+  to.bound = std::max(to.bound, from.bound);
+  to.budget_bound = std::max(to.budget_bound, from.budget_bound);
+  if (!to.scope.empty() && to.scope == from.scope) to.scope_bound = std::max(to.scope_bound, from.scope_bound);
+  if (to.found())
+    to.status = to.gap() <= gap ? status::optimal : to.status;
+  else if (to.budget < to.budget_bound)
+    to.status = status::infeasible;
+}
+
+/// Makes a curve, by falling budget, consistent: a schedule counts wherever it fits, a bound for every smaller budget.
+inline void join_points(std::vector<result>& curve, const std::vector<result>& known, double gap) {
+  auto all = known;
+  all.insert(all.end(), curve.begin(), curve.end());
+  bytes_t proven = 0, least = max_bytes;
+  for (const auto& r : all) {
+    proven = std::max(proven, r.budget_bound);
+    least = std::min(least, r.smallest_budget.value_or(least));
+  }
+  if (proven > least)
+    throw broken_contract(all[0].solver + ": proves that every budget is at least " + std::to_string(proven) + " bytes, but " +
+                          std::to_string(least) + " are enough");
+  for (std::size_t i = 0; i < curve.size(); ++i) {
+    auto& r = curve[i];
+    r.budget_bound = proven;
+    if (least < max_bytes) r.smallest_budget = least;
+    if (i > 0) inherit(r, curve[i - 1], gap);
+    for (const auto& other : all) adopt(r, other, gap);
+  }
+}
+
+/// The curve for `budgets`, which fall.
+/// @param known results for other budgets
+/// @param tell  told of each point
+template <solver S>
+std::vector<result> trace_curve(const problem& p, const std::vector<bytes_t>& budgets, const S& s, monitor& m,
+                                const std::vector<result>& known, const std::function<control(const result&)>& tell) {
+  const auto gap = m.limits().gap;
+  const auto least = bounds_without_search(p).budget;
+  std::vector<result> curve;
+  bool stopped = false;
+  const auto inform = [&](result& r) {
+    if (!curve.empty()) inherit(r, curve.back(), gap);
+    for (const auto* results : {&known, &std::as_const(curve)})
+      for (const auto& other : *results) adopt(r, other, gap);
+  };
+  const auto add = [&](bytes_t budget, result answer) {
+    auto r = judge(p, budget, s.name(), gap, std::move(answer));
+    r.elapsed = m.elapsed();
+    inform(r);
+    curve.push_back(std::move(r));
+    stopped = tell(curve.back()) == control::stop || stopped;
+  };
+
+  if constexpr (sweeping_solver<S>) {
+    const auto end = std::find_if(budgets.begin(), budgets.end(), [&](bytes_t b) { return b < least; });
+    const std::vector<bytes_t> possible(budgets.begin(), end);
+    auto answers = possible.empty() ? std::vector<result>{} : s.sweep(p, possible, m);
+    if (!answers.empty() && answers.size() != possible.size())
+      throw broken_contract(std::string(s.name()) + ": " + std::to_string(answers.size()) + " results for " +
+                            std::to_string(possible.size()) + " budgets");
+    for (std::size_t i = 0; i < answers.size(); ++i) add(possible[i], std::move(answers[i]));
+  }
+  for (auto i = curve.size(); i < budgets.size(); ++i) {
+    result r;  // what is known already
+    r.budget = budgets[i];
+    r.budget_bound = least;
+    inform(r);
+    if (budgets[i] < r.budget_bound) {
+      r.status = status::infeasible;
+    } else if (r.status != status::optimal && !m.stopped() && !stopped) {
+      auto share = m.limits();
+      share.seconds = m.remaining() / static_cast<double>(budgets.size() - i);
+      const auto point = "point " + std::to_string(i + 1) + " of " + std::to_string(budgets.size()) + ": ";
+      r = solve(p, budgets[i], s, share, [&](progress now) {
+        now.stage = point + now.stage;
+        m.report(now);
+        return m.stop_requested() ? control::stop : control::go_on;
+      });
+    }
+    add(budgets[i], std::move(r));
+  }
+  join_points(curve, known, gap);
+  return curve;
+}
+
+}  // namespace detail
+
+/// Looks for the fastest schedule within each of several budgets: time against memory.
+///
+/// The points help each other: a schedule counts for every budget that it fits, a bound on the time for every smaller budget, a
+/// bound on the budget for all. So the curve is monotone: more budget is never slower. A solver with `sweep` shares its own work
+/// too.
+/// @tparam S         the method
+/// @tparam O         observers of progress, as of `solve`, or of points: callables on `const result&`
+/// @param p          the problem
+/// @param budgets    bytes for everything on the device, >= 0, in any order
+/// @param s          the method
+/// @param l          limits of the whole curve; where budgets are solved one by one, the time left is shared equally
+/// @param observers  each sees the points as they are found, by falling budget (smaller budgets may better them still), or the
+///                   reports of the solver; any may return `control::stop`
+/// @return a result per distinct budget, by falling budget, judged as by `solve`; `elapsed` is the time since the call.
+///         Infeasible points say so, and have their `budget_bound`
+/// @throws bad_option for a negative budget or limits out of range; what the solver throws; `broken_contract` if a schedule is
+///         invalid or over its budget, or a bound is contradicted
+/// Complexity: that of the solver, per budget or of its sweep, + O((values + edges executed) points).
+/// @code
+/// for (const auto& r : remat::pareto_curve(p, {1 << 28, 1 << 29, 1 << 30}, remat::min_cut{}))
+///   if (r.found()) std::cout << r.budget << " bytes: " << r.seconds << " s\n";
+/// @endcode
+template <solver S, curve_observer... O>
+std::vector<result> pareto_curve(const problem& p, std::vector<bytes_t> budgets, const S& s, const limits& l = {},
+                                 O&&... observers) {
+  l.validate();
+  for (auto b : budgets) detail::require_budget(b);
+  std::sort(budgets.begin(), budgets.end(), std::greater<>());
+  budgets.erase(std::unique(budgets.begin(), budgets.end()), budgets.end());
+  monitor m(l, [&](const progress& now) { return detail::tell(now, observers...); });
+  return detail::trace_curve(p, budgets, s, m, {}, [&](const result& r) { return detail::tell(r, observers...); });
+}
+
+/// As above, for budgets at equal distances. A quarter of the time is for the search of the smallest.
+/// @throws bad_option for no points
+/// @code
+/// const auto curve = remat::pareto_curve(p, remat::evenly{20}, remat::min_cut{}, {.seconds = 60});
+/// @endcode
+template <solver S, curve_observer... O>
+std::vector<result> pareto_curve(const problem& p, evenly spacing, const S& s, const limits& l = {}, O&&... observers) {
+  l.validate();
+  const auto points = static_cast<std::size_t>(spacing);
+  if (points < 1) throw bad_option("evenly must be >= 1 points, got 0");
+  monitor m(l, [&](const progress& now) { return detail::tell(now, observers...); });
+  const auto top = evaluate(p, with_drops(p, needed_operations(p))).peak;
+  std::vector<bytes_t> budgets = {top};
+  std::vector<result> known;
+  if (points > 1) {
+    auto share = l;
+    share.seconds = m.remaining() / 4;
+    known = {smallest_budget(p, s, share, 0.01, [&](const progress& now) {
+      m.report(now);
+      return m.stop_requested() ? control::stop : control::go_on;
+    })};
+    const auto steps = static_cast<double>(points - 1);
+    for (std::size_t i = 1; i < points; ++i) {
+      const auto below = static_cast<double>(top - known[0].peak) * static_cast<double>(i) / steps;
+      budgets.push_back(top - static_cast<bytes_t>(below));
+    }
+    budgets.erase(std::unique(budgets.begin(), budgets.end()), budgets.end());
+  }
+  return detail::trace_curve(p, budgets, s, m, std::move(known), [&](const result& r) { return detail::tell(r, observers...); });
+}
+
+}  // namespace remat

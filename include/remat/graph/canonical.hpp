@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Recognises problems that are equal but for the numbering of their values and operations.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <queue>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <remat/core/problem.hpp>
+
+namespace remat {
+
+/// A problem in words that do not depend on how it is numbered: structure, costs, sizes, what is held, once-only or a target.
+struct canonical_form {
+  std::vector<index_t> operations;   ///< of the problem, in canonical topological order
+  std::vector<std::uint64_t> words;  ///< equal words: the k-th operations of both problems correspond
+  std::size_t hash = 0;              ///< of `words`
+
+  friend bool operator==(const canonical_form& a, const canonical_form& b) { return a.hash == b.hash && a.words == b.words; }
+};
+
+namespace detail {
+
+inline std::uint64_t mixed(std::uint64_t h, std::uint64_t word) {
+  h ^= word + 0x9e3779b97f4a7c15u + (h << 6) + (h >> 2);
+  h *= 0xff51afd7ed558ccdu;
+  return h ^ (h >> 32);
+}
+inline std::uint64_t mixed(std::vector<std::uint64_t> words) {
+  std::sort(words.begin(), words.end());
+  std::uint64_t h = words.size();
+  for (auto w : words) h = mixed(h, w);
+  return h;
+}
+
+}  // namespace detail
+
+/// The canonical form of `p`. Operations are told apart by a hash of all that they depend on and all that depends on them; among
+/// those that are alike in both the order of the problem decides. So equal forms mean equal problems always, and equal problems
+/// have equal forms but for rare symmetries that are listed in different orders.
+/// @param p the problem; names and kinds do not count
+/// Complexity: O((values + edges) log).
+inline canonical_form canonical(const problem& p) {
+  const auto& ops = p.operations();
+  const auto& values = p.values();
+  const auto own = [&](index_t v) {
+    return detail::mixed(static_cast<std::uint64_t>(values[v].bytes),
+                         std::uint64_t{values[v].held} + 2u * std::uint64_t{p.is_target(v)} + 4u * std::uint64_t{p.is_source(v)});
+  };
+  std::vector<std::uint64_t> above(ops.size()), colour(ops.size()), from(values.size()), towards(values.size());
+  for (index_t v = 0; v < values.size(); ++v) from[v] = own(v);
+  for (index_t o = 0; o < ops.size(); ++o) {
+    std::vector<std::uint64_t> words;
+    for (auto v : ops[o].inputs) words.push_back(from[v]);
+    auto h = detail::mixed(std::move(words));
+    h = detail::mixed(detail::mixed(h, std::bit_cast<std::uint64_t>(ops[o].seconds)),
+                      2u * static_cast<std::uint64_t>(ops[o].workspace) + ops[o].once);
+    above[o] = h;
+    for (std::size_t k = 0; k < ops[o].outputs.size(); ++k) {
+      auto& f = from[ops[o].outputs[k]];
+      f = detail::mixed(detail::mixed(f, h), k);
+    }
+  }
+  std::vector<std::vector<std::uint64_t>> readers(values.size());
+  for (auto o = static_cast<index_t>(ops.size()); o-- > 0;) {
+    std::uint64_t h = above[o];
+    for (auto v : ops[o].outputs) h = detail::mixed(h, towards[v] = detail::mixed(own(v), detail::mixed(std::move(readers[v]))));
+    colour[o] = h;
+    for (auto v : ops[o].inputs) readers[v].push_back(h);
+  }
+  for (index_t v = 0; v < values.size(); ++v)
+    if (p.is_source(v)) towards[v] = detail::mixed(own(v), detail::mixed(std::move(readers[v])));
+
+  canonical_form form;
+  std::vector<std::size_t> missing(ops.size(), 0);
+  using entry = std::pair<std::uint64_t, index_t>;
+  std::priority_queue<entry, std::vector<entry>, std::greater<>> ready;
+  for (index_t o = 0; o < ops.size(); ++o) {
+    for (auto v : ops[o].inputs) missing[o] += !p.is_source(v);
+    if (missing[o] == 0) ready.emplace(colour[o], o);
+  }
+  std::vector<std::uint64_t> number(values.size(), none);
+  std::uint64_t count = 0;
+  const auto describe = [&](index_t v) {
+    number[v] = count++;
+    for (std::uint64_t w :
+         {static_cast<std::uint64_t>(values[v].bytes), std::uint64_t{values[v].held}, std::uint64_t{p.is_target(v)}})
+      form.words.push_back(w);
+  };
+  while (!ready.empty()) {
+    const auto o = ready.top().second;
+    ready.pop();
+    form.operations.push_back(o);
+    const auto& op = ops[o];
+    for (std::uint64_t w : {std::bit_cast<std::uint64_t>(op.seconds), static_cast<std::uint64_t>(op.workspace),
+                            std::uint64_t{op.once}, std::uint64_t{op.inputs.size()}, std::uint64_t{op.outputs.size()}})
+      form.words.push_back(w);
+    auto inputs = op.inputs;
+    std::stable_sort(inputs.begin(), inputs.end(),
+                     [&](index_t a, index_t b) { return std::tuple(number[a], towards[a]) < std::tuple(number[b], towards[b]); });
+    for (auto v : inputs) {
+      const bool known = number[v] != none;
+      form.words.push_back(known ? number[v] : none);
+      if (!known) describe(v);
+    }
+    for (auto v : op.outputs) {
+      describe(v);
+      for (auto reader : p.consumers(v))
+        if (--missing[reader] == 0) ready.emplace(colour[reader], reader);
+    }
+  }
+  for (index_t v = 0; v < values.size(); ++v)  // sources that nobody reads
+    if (number[v] == none) describe(v);
+  std::uint64_t h = form.words.size();
+  for (auto w : form.words) h = detail::mixed(h, w);
+  form.hash = static_cast<std::size_t>(h);
+  return form;
+}
+
+}  // namespace remat

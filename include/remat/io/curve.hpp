@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Time against budget, as text for a terminal and as SVG.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/core/error.hpp>
+#include <remat/core/result.hpp>
+#include <remat/io/bytes.hpp>
+#include <remat/io/picture.hpp>
+
+namespace remat {
+
+/// The curve of one solver.
+struct labelled_curve {
+  std::string label;
+  std::vector<result> points;  ///< for any budgets, such as those of `pareto_curve`
+};
+
+/// What the curves are drawn against.
+struct curve_style {
+  std::string title = {};
+  double base = 0;  ///< time that counts as 0 % extra, s: that of store-all
+};
+
+namespace detail {
+
+/// A line that only turns at right angles: what holds from each budget on, up to the next.
+struct staircase {
+  std::vector<std::pair<double, double>> corners;  ///< budget in bytes, ascending, and extra time as a share of the base
+
+  /// The height at a budget; NaN before the first corner.
+  double at(double budget) const {
+    const auto after =
+        std::upper_bound(corners.begin(), corners.end(), budget, [](double b, const auto& corner) { return b < corner.first; });
+    return after == corners.begin() ? std::numeric_limits<double>::quiet_NaN() : std::prev(after)->second;
+  }
+};
+
+/// Curves made ready to be drawn.
+struct curve_plane {
+  std::vector<staircase> found;  ///< of each curve, from the smallest peak on
+  staircase bound;               ///< what every curve proves, together
+  double first = 0, last = 0;    ///< budgets at the sides
+  double most = 0;               ///< extra time at the top
+  double impossible = 0;         ///< proven: every budget is at least this
+
+  curve_plane(const std::vector<labelled_curve>& curves, double base) {
+    const auto extra = [&](double seconds) { return base > 0 ? std::max(0.0, seconds / base - 1) : 0; };
+    std::vector<std::pair<double, double>> bounds;
+    first = std::numeric_limits<double>::infinity();
+    for (const auto& c : curves) {
+      std::vector<std::pair<double, double>> steps;
+      for (const auto& r : c.points) {
+        impossible = std::max(impossible, static_cast<double>(r.budget_bound));
+        first = std::min(first, static_cast<double>(r.budget));
+        last = std::max(last, static_cast<double>(r.budget));
+        bounds.emplace_back(r.budget, extra(r.bound));
+        if (!r.found()) continue;
+        first = std::min(first, static_cast<double>(r.peak));
+        most = std::max(most, extra(r.seconds));
+        steps.emplace_back(r.peak, extra(r.seconds));
+      }
+      std::sort(steps.begin(), steps.end());
+      found.emplace_back();
+      for (const auto& [peak, time] : steps)
+        if (found.back().corners.empty() || time < found.back().corners.back().second)
+          found.back().corners.emplace_back(peak, time);
+    }
+    // A bound holds for its budget and below: the largest of those at this budget and above.
+    std::sort(bounds.begin(), bounds.end());
+    for (std::size_t i = bounds.size(); i-- > 1;) bounds[i - 1].second = std::max(bounds[i - 1].second, bounds[i].second);
+    double from = impossible;
+    for (const auto& [budget, time] : bounds) {
+      most = std::max(most, time);
+      if (budget >= from && budget >= impossible)
+        bound.corners.emplace_back(from, time), from = std::nextafter(budget, budget + 1);
+    }
+    if (impossible > 0) first = std::min(first, impossible);
+    if (!(first <= last)) first = last;
+    const double margin = std::max(0.04 * (last - first), std::max(1.0, 1e-3 * last));
+    first = std::max(0.0, first - margin), last += margin;
+    most = std::max(1.06 * most, 0.01);
+  }
+};
+
+inline std::string percent_text(double share) { return printed("%.3g %%", 100 * share); }
+
+}  // namespace detail
+
+/// Draws curves with characters (UTF-8): extra time upwards, budgets to the right, a sign per curve, dots for the proven bound.
+/// @param curves the curves
+/// @param style  title and base
+/// @param width  characters per line, >= 40
+/// @param height rows, >= 4
+/// @return lines of at most `width` characters, but for the legend, each ended
+/// @throws bad_option if `width` or `height` is out of range
+/// Complexity: O(points log points + width height).
+/// @code
+/// std::cout << remat::curve_text({{"min_cut", curve}}, {.title = p.name(), .base = p.total_seconds()});
+/// @endcode
+inline std::string curve_text(const std::vector<labelled_curve>& curves, const curve_style& style, int width = 80,
+                              int height = 16) {
+  if (width < 40) throw bad_option("curve width must be >= 40, got " + std::to_string(width));
+  if (height < 4) throw bad_option("curve height must be >= 4, got " + std::to_string(height));
+  static constexpr std::array<const char*, 6> signs = {"●", "○", "◆", "◇", "▲", "△"};
+  const detail::curve_plane plane(curves, style.base);
+  const auto columns = static_cast<std::size_t>(width - 12), rows = static_cast<std::size_t>(height);
+  std::vector<std::vector<const char*>> cells(rows, std::vector<const char*>(columns, " "));
+  const auto draw = [&](const detail::staircase& line, const char* sign) {
+    for (std::size_t c = 0; c < columns; ++c) {
+      const double budget =
+          plane.first + (plane.last - plane.first) * (static_cast<double>(c) + 0.5) / static_cast<double>(columns);
+      const double at = line.at(budget);
+      if (!std::isnan(at)) cells[std::min(rows - 1, static_cast<std::size_t>(at / plane.most * height))][c] = sign;
+    }
+  };
+  draw(plane.bound, "·");
+  for (std::size_t i = curves.size(); i-- > 0;) draw(plane.found[i], signs[i % signs.size()]);
+
+  std::string out;
+  if (!style.title.empty()) out += style.title.substr(0, static_cast<std::size_t>(width)) + "\n";
+  for (std::size_t row = rows; row-- > 0;) {
+    const bool labelled = row % 4 == 0 || row + 1 == rows;
+    const double middle = plane.most * (static_cast<double>(row) + 0.5) / height;
+    out += detail::padded(!labelled ? "" : row == 0 ? "0 %" : "+" + detail::percent_text(middle)) + (labelled ? " ┤" : " │");
+    for (const auto* cell : cells[row]) out += cell;
+    out += "\n";
+  }
+  out += detail::padded("") + " └";
+  for (std::size_t c = 0; c < columns; ++c) out += "─";
+  out += "\n" + detail::axis_ends(format_bytes(static_cast<bytes_t>(plane.first)), format_bytes(static_cast<bytes_t>(plane.last)),
+                                  columns);
+  out += detail::padded("") + " ";
+  for (std::size_t i = 0; i < curves.size(); ++i) out += std::string(" ") + signs[i % signs.size()] + " " + curves[i].label + " ";
+  return out + " · bound\n";
+}
+
+/// Draws curves as a self-contained SVG picture: extra time upwards, budgets to the right, the proven bound, and the budgets that
+/// are proven to be too small.
+/// @param curves the curves
+/// @param style  title and base
+/// @return the document
+/// Complexity: O(points log points).
+inline std::string curve_svg(const std::vector<labelled_curve>& curves, const curve_style& style) {
+  using plot = detail::svg_plot;
+  const detail::curve_plane plane(curves, style.base);
+  plot out(style.title, plane.first, plane.last, plane.most);
+  if (plane.impossible > plane.first) {
+    const double wall = out.x_of(std::min(plane.impossible, plane.last));
+    out.box(plot::left, plot::top, wall - plot::left, plot::bottom - plot::top, "#eeeeee");
+    out.legend_box("#eeeeee", "no schedule, proven");
+  }
+  out.vertical({"%", 0.01});
+  const auto unit = detail::bytes_scale(plane.last);
+  out.horizontal(unit, std::string("budget [") + unit.unit + "]; extra time upwards");
+  out.frame();
+  const auto draw = [&](const detail::staircase& line, const std::string& attributes) {
+    std::string path;
+    for (const auto& [budget, time] : line.corners) {
+      const auto x = plot::number(out.x_of(budget)), y = plot::number(out.y_of(time));
+      path += path.empty() ? "M" + x + " " + y : "H" + x + "V" + y;
+    }
+    out.path("fill=\"none\" " + attributes, path.empty() ? path : path + "H" + plot::number(plot::right));
+  };
+  const std::string dashed = "stroke=\"#d62728\" stroke-dasharray=\"4 3\"";
+  draw(plane.bound, dashed + " stroke-width=\"1.3\"");
+  for (std::size_t i = 0; i < curves.size(); ++i) {
+    const auto stroke = std::string("stroke=\"") + detail::line_colour(i) + "\"";
+    draw(plane.found[i], stroke + " stroke-width=\"1.6\"");
+    out.legend_line(stroke, curves[i].label);
+  }
+  out.legend_line(dashed, "proven bound");
+  return out.document();
+}
+
+}  // namespace remat

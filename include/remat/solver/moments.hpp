@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Schedules, and a bound on all of them, from a MILP over several moments. Needs Boost.Graph and Eigen.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/bound/moment_bound.hpp>
+#include <remat/core/limits.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/result.hpp>
+#include <remat/core/solve.hpp>
+#include <remat/milp/backend.hpp>
+#include <remat/solver/order.hpp>
+#include <remat/solver/order_through.hpp>
+
+namespace remat {
+
+/// Retains at several moments of the schedule what the MILP of `moment_form` over them says, makes the rest again where it is
+/// used, and evicts where that does not fit. Its bound holds for every schedule, and is the strongest of the library. For graphs
+/// of any shape, of up to some thousand operations. Copies to the host are not used.
+///
+/// @tparam B the MILP backend
+///
+/// Complexity: that of `moment_bound`, and some evictions for each of its solutions.
+/// @code
+/// auto r = remat::solve(p, budget, remat::moments<remat::highs::backend>{}, {.seconds = 10});
+/// if (r.found()) std::cout << r.seconds << " s, at most " << 100 * r.gap() << " % above the optimum\n";
+/// @endcode
+template <milp::backend B>
+class moments {
+ public:
+  explicit moments(const moment_options& o, B backend = B()) : options_(o), backend_(std::move(backend)) { options_.validate(); }
+  moments() : moments(moment_options{}) {}
+
+  std::string name() const { return "moments/" + std::string(backend_.name()); }
+
+  /// @throws what the backend throws
+  result solve(const problem& p, bytes_t budget, monitor& m) const {
+    result r;
+    const auto needed = needed_operations(p);
+    incumbent best(p, budget);
+    if (!best.offer(needed)) {
+      const auto b =
+          moment_bound<B>(p, budget, m, options_, backend_, [&](const moment_form& form, const Eigen::VectorXd& x, double bound) {
+            round(p, form, x, budget, best, m);
+            m.report({.stage = std::to_string(form.moments().size()) + " moments", .best = best.seconds(), .bound = bound});
+            return best.seconds();
+          });
+      r.budget_bound = b.budget;
+      if (std::isfinite(b.seconds))
+        r.bound = b.seconds;
+      else if (!best.found())
+        r.status = status::infeasible;
+    }
+    best.put_into(r);
+    return r;
+  }
+
+ private:
+  /// Makes schedules of a solution: its order at several thresholds, with evictions where that does not fit, and retention where
+  /// there is room.
+  static void round(const problem& p, const moment_form& form, const Eigen::VectorXd& x, bytes_t budget, incumbent& best,
+                    monitor& m) {
+    const auto stop = [&] { return m.stopped(); };
+    std::vector<std::pair<double, std::vector<index_t>>> fitting;  // with their times
+    std::optional<std::vector<index_t>> last;
+    for (const double threshold : {0.5, 0.1, 0.9, 0.3, 0.7}) {
+      auto order = order_of(p, form, x, threshold);
+      if (!order || order == last) continue;
+      best.offer(*order);
+      const bool small = order->size() < 1000;
+      for (const double part : {1.0, 0.95, 0.9})
+        for (const double distance : {1.0, 0.5, 2.0}) {
+          if (stop() || (part < 1 && (!small || threshold != 0.5)) || (distance != 1 && !small)) continue;
+          const auto within = static_cast<bytes_t>(part * static_cast<double>(budget));
+          auto evicted = eviction(p, *order).run(within, {.distance = distance, .repetitions = 3}, stop);
+          if (!evicted) continue;
+          best.offer(*evicted);
+          fitting.emplace_back(measure_order(p, *evicted).seconds, std::move(*evicted));
+        }
+      last = std::move(order);
+    }
+    std::sort(fitting.begin(), fitting.end());
+    for (std::size_t i = 0; i < std::min<std::size_t>(fitting.size(), 3) && !stop(); ++i)
+      best.offer(retain_more(p, std::move(fitting[i].second), budget, stop));
+  }
+
+  moment_options options_;
+  B backend_;
+};
+
+}  // namespace remat

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// What checkpointing every block of a network does.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <remat/core/limits.hpp>
+#include <remat/core/result.hpp>
+#include <remat/graph/chain.hpp>
+#include <remat/solver/order.hpp>
+
+namespace remat {
+
+/// Retains of the forward what passes from block to block, and runs the forward of a block once more, from its beginning to
+/// the last value that is asked for, when the backward reaches it: `torch.utils.checkpoint` around every block. One schedule,
+/// whatever the budget, unless store-all fits.
+///
+/// On graphs of any shape. What once-only operations yield is retained.
+///
+/// Complexity: that of `find_blocks`, or O(values + edges) with cuts of one's own.
+/// @code
+/// auto r = remat::solve(p, budget, remat::recompute_all_blocks{});
+/// auto t = remat::solve(p, budget, remat::recompute_all_blocks({.cuts = {12, 24, 36}}));  // four blocks
+/// @endcode
+class recompute_all_blocks {
+ public:
+  struct options {
+    block_options blocks = {};       ///< how the graph is cut
+    std::vector<index_t> cuts = {};  ///< in place of that: first operations of the second, third, ... block, ascending
+    bool keep_last = false;          ///< the last block is not run again
+  };
+
+  recompute_all_blocks() : recompute_all_blocks(options{}) {}
+  /// @throws bad_option if `cuts` are not ascending
+  explicit recompute_all_blocks(const options& o) : options_(o) {
+    for (std::size_t i = 1; i < o.cuts.size(); ++i)
+      if (o.cuts[i] <= o.cuts[i - 1])
+        throw bad_option("recompute_all_blocks.cuts[" + std::to_string(i) + "] must be above " + std::to_string(o.cuts[i - 1]) +
+                         ", got " + std::to_string(o.cuts[i]));
+  }
+
+  std::string name() const { return "recompute_all_blocks"; }
+
+  /// @throws bad_option if a cut or the turn is no operation, or the options of the blocks are out of range
+  result solve(const problem& p, bytes_t budget, monitor&) const {
+    const auto n = p.operations().size();
+    if (!options_.cuts.empty() && options_.cuts.back() >= n)
+      throw bad_option("recompute_all_blocks.cuts: no operation " + std::to_string(options_.cuts.back()));
+    if (options_.blocks.turn && *options_.blocks.turn >= n)
+      throw bad_option("recompute_all_blocks.blocks.turn: no operation " + std::to_string(*options_.blocks.turn));
+    result r;
+    const auto needed = needed_operations(p);
+    incumbent best(p, budget);
+    if (!best.offer(needed) && !needed.empty()) best.offer(order(p, needed, blocks(p, needed)));
+    best.put_into(r);
+    return r;
+  }
+
+ private:
+  using operations = std::vector<index_t>;
+
+  /// The forward of each block.
+  std::vector<operations> blocks(const problem& p, const operations& needed) const {
+    std::vector<operations> list;
+    if (options_.cuts.empty()) {
+      for (auto& b : find_blocks(p, options_.blocks).blocks) list.push_back(std::move(b.forward));
+      return list;
+    }
+    const auto memory = measure_order(p, needed).memory;
+    const auto turn = options_.blocks.turn.value_or(
+        needed[static_cast<std::size_t>(std::max_element(memory.begin(), memory.end()) - memory.begin())]);
+    list.resize(options_.cuts.size() + 1);
+    for (auto o : needed)
+      if (o < turn)
+        list[static_cast<std::size_t>(std::upper_bound(options_.cuts.begin(), options_.cuts.end(), o) - options_.cuts.begin())]
+            .push_back(o);
+    std::erase_if(list, [](const operations& b) { return b.empty(); });
+    return list;
+  }
+
+  operations order(const problem& p, const operations& needed, const std::vector<operations>& blocks) const {
+    const auto& ops = p.operations();
+    const auto backward = blocks.size();
+    std::vector<std::size_t> block(ops.size(), backward);  // of an operation
+    for (std::size_t i = 0; i < blocks.size(); ++i)
+      for (auto o : blocks[i]) block[o] = i;
+    // What only its own block and the backward read is made again.
+    std::vector<bool> missing(p.values().size(), false), asked(p.values().size(), false);
+    for (index_t v = 0; v < missing.size(); ++v) {
+      if (p.is_source(v) || p.is_target(v) || ops[p.producer(v)].once) continue;
+      const auto own = block[p.producer(v)];
+      if (own == backward || (options_.keep_last && own + 1 == backward)) continue;
+      const auto reads = p.consumers(v);
+      missing[v] = std::all_of(reads.begin(), reads.end(), [&](index_t o) { return block[o] == own || block[o] == backward; });
+      asked[v] = missing[v] && std::any_of(reads.begin(), reads.end(), [&](index_t o) { return block[o] == backward; });
+    }
+    operations order;
+    for (auto o : needed) {
+      if (block[o] == backward)
+        for (auto v : ops[o].inputs) {
+          if (!missing[v]) continue;
+          const auto& again = blocks[block[p.producer(v)]];
+          auto end = again.size();
+          const auto wanted = [&](index_t x) { return asked[x]; };
+          while (std::none_of(ops[again[end - 1]].outputs.begin(), ops[again[end - 1]].outputs.end(), wanted)) --end;
+          for (std::size_t k = 0; k < end; ++k) {
+            if (ops[again[k]].once) continue;
+            order.push_back(again[k]);
+            for (auto x : ops[again[k]].outputs) missing[x] = false;
+          }
+        }
+      order.push_back(o);
+    }
+    return order;
+  }
+
+  options options_;
+};
+
+}  // namespace remat

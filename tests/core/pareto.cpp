@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+// What `pareto_curve` promises whatever the solver does: order, sharing between points, limits and observers.
+#include <catch2/catch.hpp>
+
+#include <algorithm>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <remat/core/pareto.hpp>
+#include <remat/solver/min_cut.hpp>
+#include <remat/solver/store_all.hpp>
+#include <remat/testing/generators.hpp>
+#include <remat/testing/oracle.hpp>
+
+using remat::bytes_t;
+using remat::control;
+using remat::problem;
+using remat::result;
+using remat::status;
+
+namespace {
+
+/// x -> a -> b -> c, x read by c again: 10 bytes each but for c, 1 s each. Store-all peaks at 30; 20 are enough if x is
+/// computed twice.
+problem skip() {
+  return problem("skip", {{"x", 10}, {"a", 10}, {"b", 10}, {"c", 0}},
+                 {{.name = "x", .inputs = {}, .outputs = {0}, .seconds = 1},
+                  {.name = "a", .inputs = {0}, .outputs = {1}, .seconds = 1},
+                  {.name = "b", .inputs = {1}, .outputs = {2}, .seconds = 1},
+                  {.name = "c", .inputs = {0, 2}, .outputs = {3}, .seconds = 1}},
+                 {3});
+}
+
+const std::vector<remat::index_t> twice = {0, 1, 2, 0, 3};
+
+/// Answers as the function given does, and counts.
+struct scripted {
+  std::function<result(bytes_t)> answer;
+  int* calls;
+  std::string name() const { return "scripted"; }
+  result solve(const problem&, bytes_t budget, remat::monitor& m) const {
+    ++*calls;
+    m.report({.stage = "working"});
+    return answer(budget);
+  }
+};
+
+/// The same, and answers all budgets in one call.
+struct sweeping : scripted {
+  std::vector<bytes_t>* seen;
+  std::vector<result> sweep(const problem&, std::span<const bytes_t> budgets, remat::monitor&) const {
+    seen->assign(budgets.begin(), budgets.end());
+    std::vector<result> all;
+    for (auto b : budgets) all.push_back(answer(b));
+    return all;
+  }
+};
+
+result found(const problem& p, const std::vector<remat::index_t>& order) {
+  result r;
+  r.status = status::feasible;
+  r.schedule = remat::with_drops(p, order);
+  return r;
+}
+
+std::vector<bytes_t> budgets_of(const std::vector<result>& curve) {
+  std::vector<bytes_t> all;
+  for (const auto& r : curve) all.push_back(r.budget);
+  return all;
+}
+
+}  // namespace
+
+static_assert(remat::sweeping_solver<sweeping> && !remat::sweeping_solver<scripted>);
+static_assert(remat::curve_observer<decltype([](const result&) {})> && !remat::curve_observer<decltype([](int) {})>);
+
+TEST_CASE("points come by falling budget, without duplicates, and what is impossible is not asked for") {
+  const auto p = skip();
+  int calls = 0;
+  const scripted s{[&](bytes_t) { return result{}; }, &calls};
+  const auto curve = remat::pareto_curve(p, {10, 40, 25, 19, 40, 0}, s);
+  CHECK(budgets_of(curve) == std::vector<bytes_t>{40, 25, 19, 10, 0});
+  CHECK(calls == 2);  // below 20 nothing can run c
+  CHECK(curve[0].status == status::time_limit);
+  CHECK(curve[2].status == status::infeasible);
+  CHECK(curve[2].budget_bound == 20);
+  CHECK(curve[4].schedule.steps.empty());
+  CHECK(remat::pareto_curve(p, std::vector<bytes_t>{}, s).empty());
+}
+
+TEST_CASE("a schedule counts for every budget that it fits, a bound for every smaller one") {
+  const auto p = skip();
+  int calls = 0;
+  const scripted s{[&](bytes_t budget) {
+                     if (budget == 50) {
+                       result r;  // nothing found, but a bound
+                       r.bound = 4.5;
+                       return r;
+                     }
+                     return budget == 25 ? found(p, twice) : result{};
+                   },
+                   &calls};
+  const auto curve = remat::pareto_curve(p, {50, 40, 25, 22, 20}, s);
+  for (const auto& r : curve) {
+    REQUIRE(r.found());
+    CHECK(r.seconds == 5);
+    CHECK(r.peak == 20);
+    CHECK(r.recomputed == 1);
+    CHECK(r.bound == 4.5);
+    CHECK(r.status == status::feasible);
+    CHECK(r.smallest_budget == 20);
+    CHECK(remat::evaluate(p, r.schedule).peak <= r.budget);
+  }
+}
+
+TEST_CASE("what is optimal for more and fits less is not searched again") {
+  const auto p = skip();
+  int calls = 0;
+  const scripted s{[&](bytes_t) {
+                     auto r = found(p, twice);
+                     r.bound = 5;
+                     return r;
+                   },
+                   &calls};
+  const auto curve = remat::pareto_curve(p, {29, 25, 20}, s);
+  CHECK(calls == 1);
+  for (const auto& r : curve) CHECK(r.status == status::optimal);
+}
+
+TEST_CASE("a proof for a larger budget spares the smaller ones, and every point has it") {
+  const auto p = skip();
+  int calls = 0;
+  const scripted s{[&](bytes_t) {
+                     result r;
+                     r.status = status::infeasible;
+                     return r;
+                   },
+                   &calls};
+  const auto curve = remat::pareto_curve(p, {28, 25, 20}, s);
+  CHECK(calls == 1);
+  for (const auto& r : curve) {
+    CHECK(r.status == status::infeasible);
+    CHECK(r.budget_bound == 29);
+  }
+}
+
+TEST_CASE("a sweep gets the possible budgets once, and is judged") {
+  const auto p = skip();
+  int calls = 0;
+  std::vector<bytes_t> seen;
+  const auto answer = [&](bytes_t budget) {
+    auto r = found(p, budget >= 30 ? std::vector<remat::index_t>{0, 1, 2, 3} : twice);
+    r.seconds = 1;  // a lie
+    return r;
+  };
+  auto curve = remat::pareto_curve(p, {10, 20, 35}, sweeping{{answer, &calls}, &seen});
+  CHECK(seen == std::vector<bytes_t>{35, 20});
+  CHECK(calls == 0);
+  CHECK(curve[0].seconds == 4);
+  CHECK(curve[0].status == status::optimal);
+  CHECK(curve[1].seconds == 5);
+  CHECK(curve[2].status == status::infeasible);
+
+  struct silent : sweeping {  // has nothing to share
+    std::vector<result> sweep(const problem&, std::span<const bytes_t>, remat::monitor&) const { return {}; }
+  };
+  curve = remat::pareto_curve(p, {20, 35}, silent{{{answer, &calls}, &seen}});
+  CHECK(calls == 2);
+  CHECK(curve[1].found());
+
+  struct short_of_one : sweeping {
+    std::vector<result> sweep(const problem&, std::span<const bytes_t>, remat::monitor&) const { return {result{}}; }
+  };
+  CHECK_THROWS_AS(remat::pareto_curve(p, {20, 35}, short_of_one{{{answer, &calls}, &seen}}), remat::broken_contract);
+  const auto over = [&](bytes_t) { return found(p, {0, 1, 2, 3}); };
+  CHECK_THROWS_AS(remat::pareto_curve(p, {20, 35}, sweeping{{over, &calls}, &seen}), remat::broken_contract);
+}
+
+TEST_CASE("a bound on the budget that a schedule contradicts is found out") {
+  const auto p = skip();
+  int calls = 0;
+  const scripted s{[&](bytes_t budget) {
+                     auto r = found(p, twice);
+                     if (budget == 40) r.status = status::infeasible;
+                     return r;
+                   },
+                   &calls};
+  CHECK_THROWS_AS(remat::pareto_curve(p, {50, 40}, s), remat::broken_contract);
+}
+
+TEST_CASE("observers see progress and points, and stop") {
+  const auto p = skip();
+  int calls = 0;
+  std::vector<bytes_t> points;
+  std::vector<std::string> stages;
+  const scripted s{[&](bytes_t) { return found(p, twice); }, &calls};
+  remat::pareto_curve(
+      p, {23, 26, 29}, s, {}, [&](const remat::progress& now) { stages.push_back(now.stage); },
+      [&](const result& r) {
+        points.push_back(r.budget);
+        return r.budget == 26 ? control::stop : control::go_on;
+      });
+  CHECK(points == std::vector<bytes_t>{29, 26, 23});
+  CHECK(stages == std::vector<std::string>{"point 1 of 3: working", "point 2 of 3: working"});
+  CHECK(calls == 2);
+  calls = 0;
+  const auto curve = remat::pareto_curve(p, {23, 26, 29}, s, {}, [](const remat::progress&) { return control::stop; });
+  CHECK(calls == 1);
+  CHECK(curve[2].found());  // the schedule of the first point fits the others
+  calls = 0;
+  remat::pareto_curve(p, {23, 26, 29}, s, {.seconds = 0});
+  CHECK(calls == 0);
+}
+
+TEST_CASE("options out of range are named") {
+  const auto p = skip();
+  CHECK_THROWS_WITH(remat::pareto_curve(p, {3, -1}, remat::store_all{}), Catch::Contains("-1"));
+  CHECK_THROWS_WITH(remat::pareto_curve(p, {3}, remat::store_all{}, {.threads = 0}), Catch::Contains("limits.threads"));
+  CHECK_THROWS_WITH(remat::pareto_curve(p, remat::evenly{0}, remat::store_all{}), Catch::Contains("evenly"));
+}
+
+TEST_CASE("evenly spaced budgets reach from the smallest found to the one of store-all") {
+  const auto p = remat::testing::transformer_training_graph(2);
+  const auto curve = remat::pareto_curve(p, remat::evenly{7}, remat::min_cut{});
+  REQUIRE(curve.size() == 7);
+  CHECK(curve.front().seconds == p.total_seconds());
+  CHECK(curve.front().budget == remat::evaluate(p, remat::store_all_schedule(p)).peak);
+  CHECK(curve.back().found());
+  CHECK(curve.back().budget < curve.front().budget * 2 / 3);
+  const auto step = static_cast<double>(curve[0].budget - curve[6].budget) / 6;
+  for (std::size_t i = 1; i < curve.size(); ++i)
+    CHECK(static_cast<double>(curve[i - 1].budget - curve[i].budget) == Approx(step).margin(2));
+  CHECK(remat::pareto_curve(p, remat::evenly{1}, remat::min_cut{}).size() == 1);
+  CHECK(remat::pareto_curve(problem(), remat::evenly{5}, remat::min_cut{}).size() == 1);  // all budgets are 0
+}
+
+TEST_CASE("curves of random problems are monotone, at least as good as single searches, and never better than possible") {
+  std::mt19937_64 g(11);
+  for (int round = 0; round < 150; ++round) {
+    const auto p = remat::testing::random_problem(g, {.operations = 6, .once = round % 3 == 0 ? 20 : 0});
+    const auto all = remat::evaluate(p, remat::store_all_schedule(p)).peak;
+    std::vector<bytes_t> budgets;
+    for (bytes_t b = all / 2; b <= all; ++b) budgets.push_back(b);
+    const auto curve = remat::pareto_curve(p, budgets, remat::min_cut{});
+    REQUIRE(curve.size() == budgets.size());
+    for (std::size_t i = 0; i < curve.size(); ++i) {
+      const auto& r = curve[i];
+      const auto optimum = remat::testing::exhaustive_optimum(p, r.budget);
+      const auto alone = remat::solve(p, r.budget, remat::min_cut{});
+      REQUIRE((!alone.found() || (r.found() && r.seconds <= alone.seconds)));
+      if (r.found()) {
+        const auto e = remat::evaluate(p, r.schedule);
+        REQUIRE(e.peak == r.peak);
+        REQUIRE(e.seconds == r.seconds);
+        REQUIRE(e.peak <= r.budget);
+        REQUIRE(optimum.has_value());
+        REQUIRE(r.seconds >= *optimum);
+      }
+      if (optimum) {
+        REQUIRE(r.status != status::infeasible);
+        REQUIRE(r.budget_bound <= r.budget);
+        REQUIRE(r.bound <= *optimum + 1e-9);
+      }
+      if (i > 0 && r.found()) REQUIRE((curve[i - 1].found() && curve[i - 1].seconds <= r.seconds));
+      if (i > 0) REQUIRE(curve[i - 1].bound <= r.bound);
+    }
+  }
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <catch2/catch.hpp>
+
+#include <algorithm>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <remat/io/curve.hpp>
+
+namespace {
+
+remat::result point(remat::bytes_t budget, double seconds, double bound, remat::bytes_t least = 400) {
+  remat::result r;
+  r.status = seconds > 0 ? remat::status::feasible : remat::status::infeasible;
+  r.budget = budget;
+  r.peak = budget - 10;
+  r.seconds = seconds;
+  r.bound = bound;
+  r.budget_bound = least;
+  return r;
+}
+
+/// Store-all takes 10 s.
+const std::vector<remat::labelled_curve> two = {
+    {"first", {point(1000, 10, 10), point(800, 11, 10.5), point(500, 15, 12), point(300, 0, 10)}},
+    {"second & last", {point(1000, 10, 10), point(800, 12, 10), point(500, 14, 13)}}};
+
+std::vector<std::string> lines(const std::string& text) {
+  std::istringstream in(text);
+  std::vector<std::string> all;
+  for (std::string line; std::getline(in, line);) all.push_back(line);
+  return all;
+}
+
+auto characters(const std::string& text) {
+  return std::count_if(text.begin(), text.end(), [](unsigned char c) { return (c & 0xc0) != 0x80; });
+}
+
+auto count(const std::string& text, const std::string& what) {
+  int n = 0;
+  for (auto at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++n;
+  return n;
+}
+
+}  // namespace
+
+TEST_CASE("schedules hold from their peak on, bounds up to their budget") {
+  const remat::detail::curve_plane plane(two, 10);
+  REQUIRE(plane.found.size() == 2);
+  const auto& first = plane.found[0];
+  CHECK(std::isnan(first.at(489)));
+  CHECK(first.at(490) == Approx(0.5));
+  CHECK(first.at(789) == Approx(0.5));
+  CHECK(first.at(790) == Approx(0.1));
+  CHECK(first.at(5000) == Approx(0));
+  CHECK(plane.impossible == 400);
+  CHECK(std::isnan(plane.bound.at(399)));
+  CHECK(plane.bound.at(400) == Approx(0.3));
+  CHECK(plane.bound.at(500) == Approx(0.3));
+  CHECK(plane.bound.at(501) == Approx(0.05));
+  CHECK(plane.bound.at(801) == Approx(0));
+  CHECK(plane.most >= 0.5);
+}
+
+TEST_CASE("text keeps its width; each curve has its sign") {
+  for (int width : {40, 80, 133}) {
+    const auto all = lines(remat::curve_text(two, {.title = "a network", .base = 10}, width, 12));
+    REQUIRE(all.size() == 16);  // title, rows, axis, ends, legend
+    for (std::size_t i = 0; i + 1 < all.size(); ++i) CHECK(characters(all[i]) <= width);
+    CHECK(all[0] == "a network");
+    CHECK_THAT(all[12], Catch::StartsWith("       0 % ┤"));
+    CHECK(count(all[11], "●") + count(all[12], "●") > 0);
+    CHECK_THAT(all[15], Catch::Contains("● first") && Catch::Contains("○ second & last") && Catch::Contains("· bound"));
+  }
+  CHECK_THROWS_AS(remat::curve_text(two, {}, 39), remat::bad_option);
+  CHECK_THROWS_AS(remat::curve_text(two, {}, 80, 3), remat::bad_option);
+}
+
+TEST_CASE("SVG has curves, bound, what is impossible, and a legend") {
+  const auto svg = remat::curve_svg(two, {.title = "a < b", .base = 10});
+  CHECK_THAT(svg, Catch::StartsWith("<svg") && Catch::EndsWith("</svg>\n") && Catch::Contains("a &lt; b") &&
+                      Catch::Contains("second &amp; last") && Catch::Contains("proven bound") && Catch::Contains("no schedule") &&
+                      Catch::Contains("budget [KiB]"));
+  CHECK(count(svg, "<path") == 3);
+}
+
+TEST_CASE("nothing to draw, nothing found, and nothing that takes time") {
+  const std::vector<std::vector<remat::labelled_curve>> odd = {{},
+                                                               {{"empty", {}}},
+                                                               {{"none", {point(300, 0, 10), point(200, 0, 10)}}},
+                                                               {{"one", {point(700, 12, 11)}}},
+                                                               {{"zero bytes", {remat::result{}}}}};
+  for (const auto& curves : odd)
+    for (double base : {0.0, 10.0}) {
+      const auto svg = remat::curve_svg(curves, {.base = base});
+      CHECK_THAT(svg, Catch::EndsWith("</svg>\n") && !Catch::Contains("nan") && !Catch::Contains("inf"));
+      CHECK_THAT(remat::curve_text(curves, {.base = base}), !Catch::Contains("nan") && !Catch::Contains("inf"));
+    }
+}

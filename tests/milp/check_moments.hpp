@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// What `moment_bound` and `moments` must do with any backend; each adapter's tests include this.
+#pragma once
+
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <random>
+
+#include <remat/core/solve.hpp>
+#include <remat/solver/moments.hpp>
+#include <remat/testing/check_solver.hpp>
+#include <remat/testing/generators.hpp>
+#include <remat/testing/oracle.hpp>
+
+namespace remat::testing {
+
+/// Bounds of one model with the moments given: of its relaxation and of the MILP; infinity if there is no solution.
+struct moment_optimum {
+  double relaxed, integer;
+};
+template <milp::backend B>
+moment_optimum solve_moments(const problem& p, bytes_t budget, const std::vector<index_t>& moments) {
+  const moment_form form(p, budget, moments, {}, milp::longest_row<B>());
+  const auto solve = [&](const milp::model& m) {
+    const auto s = milp::solve(B(), m, {.gap = 0});
+    REQUIRE((s.status == milp::status::optimal || s.status == milp::status::infeasible));
+    return s.bound * form.unit();
+  };
+  return {solve(form.relaxation()), solve(form.model())};
+}
+
+/// Some operations on a path, each an ancestor of the next.
+inline std::vector<index_t> random_moments(const problem& p, std::mt19937_64& g, int percent) {
+  std::vector<index_t> moments;
+  const auto needed = needed_operations(p);
+  std::vector<index_t> path = {needed[static_cast<std::size_t>(uniform(g, 0, static_cast<std::int64_t>(needed.size()) - 1))]};
+  for (;;) {
+    std::vector<index_t> makers;
+    for (auto u : p.operations()[path.back()].inputs)
+      if (!p.is_source(u)) makers.push_back(p.producer(u));
+    if (makers.empty()) break;
+    path.push_back(makers[static_cast<std::size_t>(uniform(g, 0, static_cast<std::int64_t>(makers.size()) - 1))]);
+  }
+  for (auto o : path)
+    if (chance(g, percent)) moments.insert(moments.begin(), o);
+  return moments;
+}
+
+/// `count` random problems: no bound of any model is above the optimum, and none of a single moment is below its minimum cut.
+template <milp::backend B>
+void check_moment_forms(std::uint64_t seed, int count) {
+  std::mt19937_64 g(seed);
+  int positive = 0, tight = 0, several = 0, infeasible = 0;
+  for (int k = 0; k < count; ++k) {
+    const bool chain = k % 5 == 4;
+    random_options o;
+    o.operations = static_cast<std::size_t>(uniform(g, 4, 8));
+    o.once = k % 3 == 0 ? 25 : 0;
+    const auto p = chain ? random_training_chain(g, 3) : random_problem(g, o);
+    if (p.values().size() > 20) continue;
+    const auto low = bounds_without_search(p).budget, high = evaluate(p, with_drops(p, needed_operations(p))).peak - 1;
+    if (low > high) continue;
+    const auto budget = uniform(g, low, high);
+    const auto moments = random_moments(p, g, 60);
+    const auto bound = solve_moments<B>(p, budget, moments);
+    const auto best = exhaustive_optimum(p, budget).value_or(std::numeric_limits<double>::infinity());
+    INFO("seed " << seed << ", case " << k << ", budget " << budget);
+    const auto slack = 1e-6 * p.total_seconds();
+    REQUIRE(bound.relaxed <= bound.integer + slack);
+    REQUIRE(bound.integer <= best + slack);
+    const auto least = bounds_without_search(p).seconds;
+    positive += bound.integer > least + slack;
+    several += bound.integer > min_cut_bound(p, budget).seconds + slack;
+    infeasible += std::isinf(bound.integer);
+    tight += std::abs(bound.integer - best) < slack;
+    if (moments.empty()) continue;
+    const auto tau = moments.front();
+    const auto single = solve_moments<B>(p, budget, {tau});
+    retention_cut cut(p, needed_operations(p), tau);
+    const auto room = budget + cut.room();
+    if (cut.retain_least().bytes > room) {
+      CHECK(std::isinf(single.relaxed));
+      continue;
+    }
+    for (const double lambda : {0.05, 0.3, 1.0, 3.0}) {
+      const auto c = cut.minimum(lambda);
+      CHECK(single.relaxed >= least + c.seconds + lambda * static_cast<double>(c.bytes - room) - 2e-5 * p.total_seconds());
+    }
+  }
+  CHECK(positive > count / 8);
+  CHECK(several > count / 40);
+  CHECK(tight > count / 8);
+  CHECK(infeasible > 0);
+}
+
+/// The solver, as any other, and where moments are enough to prove the optimum.
+template <milp::backend B>
+void check_moments() {
+  for (const auto& failure : check_solver(moments<B>(), {.rounds = 60})) FAIL_CHECK(failure);
+  const moments<B> method;
+  CHECK(method.name() == "moments/" + B().name());
+  CHECK_THROWS_AS(moments<B>({.moments = 0}), bad_option);
+  CHECK_THROWS_AS(moments<B>({.negligible = std::nan("")}), bad_option);
+  CHECK_THROWS_WITH(moments<B>({.light = 1}), Catch::Contains("moment_options.light") && Catch::Contains("1.0"));
+  int proven = 0;
+  std::mt19937_64 g(5);
+  for (int k = 0; k < 20; ++k) {
+    const auto p = random_training_chain(g, 6);
+    const auto all = evaluate(p, store_all_schedule(p)).peak;
+    const auto r = solve(p, bounds_without_search(p).budget + (all - bounds_without_search(p).budget) / 2, method, {.gap = 1e-4});
+    proven += r.status == status::optimal;
+    CHECK(r.bound >= min_cut_bound(p, r.budget).seconds);
+  }
+  CHECK(proven > 5);
+}
+
+}  // namespace remat::testing

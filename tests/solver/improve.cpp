@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// The neighbourhood of an order, and improvers made of it.
+#include <catch2/catch.hpp>
+
+#include <random>
+#include <string>
+
+#include <remat/io/json.hpp>
+#include <remat/solver/chen.hpp>
+#include <remat/solver/improve.hpp>
+#include <remat/solver/store_all.hpp>
+#include <remat/testing/check_solver.hpp>
+#include <remat/testing/generators.hpp>
+#include <remat/testing/oracle.hpp>
+
+using namespace remat;
+using namespace remat::testing;
+
+static_assert(solver<improved<store_all>>);
+
+namespace {
+
+problem some_problem(std::mt19937_64& g, int round) {
+  if (round % 4 == 0) return random_training_chain(g, 3);
+  return random_problem(g, {.operations = 8, .once = round % 4 == 1 ? 25 : 0});
+}
+
+}  // namespace
+
+TEST_CASE("every change of an order leaves a valid one that needs what it says") {
+  std::mt19937_64 g(11);
+  int repaired = 0, failed = 0;
+  for (int round = 0; round < 2000; ++round) {
+    const auto p = some_problem(g, round);
+    const auto all = evaluate(p, store_all_schedule(p)).peak;
+    const auto budget = all - uniform(g, 0, all / 3);
+    neighbourhood n(p, budget, g());
+    n.load(needed_operations(p));
+    for (int i = 0; i < 5; ++i) {
+      n.shift();
+      n.ruin();
+      n.repair(1) ? ++repaired : ++failed;
+      n.retain();
+      const auto e = evaluate(p, with_drops(p, n.order()));
+      REQUIRE(n.seconds() == Approx(e.seconds));
+      REQUIRE(n.fits() == (e.peak <= budget));
+    }
+  }
+  CHECK(repaired > 4000);
+  CHECK(failed > 100);
+}
+
+TEST_CASE("retention within the budget never makes an order slower") {
+  std::mt19937_64 g(12);
+  int faster = 0;
+  for (int round = 0; round < 1000; ++round) {
+    const auto p = some_problem(g, round);
+    const auto peak = evaluate(p, store_all_schedule(p)).peak;
+    neighbourhood tight(p, peak - peak / 4, 1), loose(p, peak - peak / 8, 1);
+    tight.load(needed_operations(p));
+    if (!tight.repair()) continue;
+    loose.load(tight.order());
+    REQUIRE(loose.fits());
+    const auto before = loose.seconds();
+    loose.retain();
+    REQUIRE(loose.fits());
+    REQUIRE(loose.seconds() <= before);
+    faster += loose.seconds() < before;
+  }
+  CHECK(faster > 50);
+}
+
+TEST_CASE("an improver is never worse than what it starts from, and mostly finds the optimum") {
+  std::mt19937_64 g(13);
+  int compared = 0, better = 0, optimal = 0, missed = 0;
+  for (int round = 0; round < 300; ++round) {
+    const auto p = some_problem(g, round);
+    const auto all = evaluate(p, store_all_schedule(p)).peak;
+    for (const auto part : {90, 75, 60}) {
+      const auto budget = all * part / 100;
+      const auto optimum = exhaustive_optimum(p, budget);
+      const auto start = solve(p, budget, chen{});
+      const auto r = solve(p, budget, improved<chen>(chen{}, {.search = {.patience = 300}}), {.seed = 5, .gap = 0});
+      if (!optimum) {
+        REQUIRE_FALSE(r.found());
+        continue;
+      }
+      ++compared;
+      if (start.found()) {
+        REQUIRE(r.found());
+        REQUIRE(r.seconds <= start.seconds);
+      }
+      missed += !r.found();
+      if (!r.found()) continue;
+      better += !start.found() || r.seconds < start.seconds;
+      optimal += r.seconds <= *optimum * (1 + 1e-9);
+    }
+  }
+  CHECK(compared > 250);
+  CHECK(better > compared / 3);
+  CHECK(optimal > compared * 9 / 10);
+  CHECK(missed < compared / 10);
+}
+
+TEST_CASE("an improver conforms") {
+  const auto failures = check_solver(improved<store_all>(store_all{}, {.search = {.patience = 30}}), {.rounds = 1000, .seed = 3});
+  for (const auto& f : failures) UNSCOPED_INFO(f);
+  CHECK(failures.empty());
+}
+
+TEST_CASE("equal seeds give equal schedules, and each improvement is reported") {
+  const auto p = read_problem(std::string(REMAT_SOURCE_DIR) + "/bench/instances/unet-depth-4.json");
+  const auto all = evaluate(p, store_all_schedule(p));
+  const auto budget = p.held_bytes() + (all.peak - p.held_bytes()) / 2;
+  const improved<store_all> method(store_all{}, {.search = {.patience = 50}});
+  std::vector<double> reported;
+  const auto first = solve(p, budget, method, {.seed = 1}, [&](const progress& now) { reported.push_back(now.best); });
+  REQUIRE(first.found());
+  CHECK(first.seconds < 1.2 * all.seconds);
+  CHECK(reported.size() > 2);
+  CHECK(std::is_sorted(reported.rbegin(), reported.rend()));
+  CHECK(reported.back() == Approx(first.seconds));
+  CHECK(solve(p, budget, method, {.seed = 1}).schedule == first.schedule);
+  CHECK(solve(p, budget, method, {.seed = 2}).schedule != first.schedule);
+  int told = 0;
+  const auto stopped = solve(p, budget, method, {.seed = 1}, [&](const progress&) { return ++told, control::stop; });
+  CHECK(told == 1);
+  CHECK(stopped.found());
+}
+
+TEST_CASE("options of an improver out of range are refused") {
+  CHECK_THROWS_WITH((improved<store_all>(store_all{}, {.search = {.patience = 0}})), Catch::Contains("patience"));
+  CHECK_THROWS_WITH((improved<store_all>(store_all{}, {.search = {.slack = -1}})), Catch::Contains("slack"));
+  CHECK_THROWS_WITH((improved<store_all>(store_all{}, {.share = 0})), Catch::Contains("share"));
+}

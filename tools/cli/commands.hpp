@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The commands of the program: what they are told, what they answer.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <remat/core/limits.hpp>
+
+namespace cli {
+
+/// Exit statuses.
+enum exit_status { success = 0, not_valid = 1, bad_input = 2, infeasible = 3, none_found = 4 };
+
+/// What the command line says; each command reads its part.
+struct arguments {
+  std::string problem, schedule, budget, output, svg;
+  std::string solver = "automatic", backend = "auto";
+  std::vector<std::string> solvers;  ///< of `curve` and `compare`
+  std::vector<std::string> budgets;  ///< of `curve`
+  std::size_t points = 20;           ///< of `curve`, without `budgets`
+  remat::limits limits;
+  bool as_json = false, draw = false;
+};
+
+// Searches: search.cpp.
+int solve(const arguments&);
+int curve(const arguments&);
+int compare(const arguments&);
+
+// Descriptions: describe.cpp.
+int check(const arguments&);
+int info(const arguments&);
+int list(const arguments&);
+
+}  // namespace cli

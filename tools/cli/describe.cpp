@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// The commands that describe: check, info, list.
+#include <algorithm>
+#include <iostream>
+#include <optional>
+#include <string>
+
+#include <remat/core/solve.hpp>
+#include <remat/io/json.hpp>
+
+#include "methods.hpp"
+#include "output.hpp"
+
+namespace cli {
+
+int check(const arguments& a) {
+  const auto p = remat::read_problem(a.problem);
+  auto report = [&](const json& out, const std::string& text) {
+    std::cout << (a.as_json ? out.dump(2) : text) << "\n";
+    return out["valid"] == true && out.value("within_budget", true) ? success : not_valid;
+  };
+  remat::schedule s;
+  remat::evaluation e;
+  try {
+    s = remat::read_schedule(a.schedule).result.schedule;
+    e = remat::evaluate(p, s);
+  } catch (const remat::bad_schedule& why) {
+    std::cerr << "remat: invalid: " << why.what() << "\n";
+    return report({{"valid", false}, {"step", why.step}, {"error", why.what()}}, "invalid");
+  }
+  json out = {{"valid", true}, {"peak", e.peak}, {"seconds", e.seconds}, {"recomputed", e.recomputed}};
+  std::string text = "valid: peak " + remat::format_bytes(e.peak) + " (" + std::to_string(e.peak) + " bytes), " +
+                     remat::format_seconds(e.seconds) + ", " + std::to_string(e.recomputed) + " recomputed";
+  std::optional<remat::bytes_t> budget;
+  if (!a.budget.empty()) {
+    budget = remat::parse_budget(a.budget, p);
+    out["budget"] = *budget;
+    out["within_budget"] = e.peak <= *budget;
+    if (e.peak > *budget) {
+      const auto first = std::find_if(e.memory.begin(), e.memory.end(), [&](auto bytes) { return bytes > *budget; });
+      const bool at_start = p.source_bytes() > *budget || first == e.memory.end();
+      if (!at_start) out["step"] = first - e.memory.begin();
+      std::cerr << "remat: over budget by " << e.peak - *budget << " bytes, first "
+                << (at_start ? "before the first step" : "at step " + std::to_string(first - e.memory.begin())) << "\n";
+    }
+  }
+  const int status = report(out, text);
+  draw(a, p, s, budget);
+  return status;
+}
+
+int info(const arguments& a) {
+  const auto p = remat::read_problem(a.problem);
+  const auto store_all = remat::evaluate(p, remat::store_all_schedule(p));
+  const auto least = remat::bounds_without_search(p);
+  std::size_t uses = 0, once = 0, held = 0;
+  for (const auto& o : p.operations()) {
+    uses += o.inputs.size();
+    once += o.once;
+  }
+  for (const auto& v : p.values()) held += v.held;
+  if (a.as_json) {
+    std::cout << json{{"name", p.name()},
+                      {"values", p.values().size()},
+                      {"held", held},
+                      {"operations", p.operations().size()},
+                      {"once", once},
+                      {"uses", uses},
+                      {"targets", p.targets().size()},
+                      {"copies", p.copies().has_value()},
+                      {"held_bytes", p.held_bytes()},
+                      {"source_bytes", p.source_bytes()},
+                      {"store_all_peak", store_all.peak},
+                      {"store_all_seconds", store_all.seconds},
+                      {"budget_bound", least.budget},
+                      {"bound", least.seconds}}
+                     .dump(2)
+              << "\n";
+  } else {
+    std::cout << p.name() << "\n"
+              << "  values      " << p.values().size() << " (" << held << " held, " << p.targets().size() << " targets)\n"
+              << "  operations  " << p.operations().size() << " (" << once << " once only, " << uses << " inputs)\n"
+              << "  copies      " << (p.copies() ? "allowed" : "not allowed") << "\n"
+              << "  held        " << remat::format_bytes(p.held_bytes()) << "\n"
+              << "  store-all   " << remat::format_bytes(store_all.peak) << ", " << remat::format_seconds(store_all.seconds)
+              << "\n"
+              << "  every budget is at least " << remat::format_bytes(least.budget) << " (" << least.budget << " bytes)\n";
+  }
+  return success;
+}
+
+int list(const arguments& a) {
+  if (a.as_json) {
+    json out = {{"solvers", json::array()}, {"backends", json::array()}};
+    for (const auto& m : methods()) out["solvers"].push_back({{"name", m.name}, {"summary", m.summary}});
+    for (const auto& b : backends())
+      out["backends"].push_back({{"name", b.name}, {"available", b.available}, {b.available ? "version" : "error", b.what}});
+    std::cout << out.dump(2) << "\n";
+    return success;
+  }
+  std::cout << "solvers\n";
+  for (const auto& m : methods()) {
+    std::string name(m.name);
+    name.resize(std::max<std::size_t>(name.size(), 22), ' ');
+    std::cout << "  " << name << "  " << m.summary << "\n";
+  }
+  std::cout << "MILP libraries, in the order in which --backend auto tries them\n";
+  for (const auto& b : backends())
+    std::cout << "  " << b.name << "  " << (b.available ? "" : "not available: ") << b.what << "\n";
+  return success;
+}
+
+}  // namespace cli

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// What the commands print.
+#pragma once
+
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdio>
+#include <iostream>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <remat/core/evaluate.hpp>
+#include <remat/core/limits.hpp>
+#include <remat/core/result.hpp>
+#include <remat/io/bytes.hpp>
+#include <remat/io/file.hpp>
+#include <remat/io/timeline.hpp>
+
+#include "commands.hpp"
+
+namespace cli {
+
+using json = nlohmann::ordered_json;
+
+inline std::string percent(double fraction) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f %%", fraction * 100);
+  return text;
+}
+
+inline std::string exact(remat::bytes_t b) { return remat::format_bytes(b) + " (" + std::to_string(b) + " bytes)"; }
+
+/// What is known of a result, without its schedule.
+inline json summary(const remat::result& r) {
+  json out = {{"status", remat::to_string(r.status)}, {"solver", r.solver}, {"budget", r.budget},
+              {"budget_bound", r.budget_bound},       {"bound", r.bound},   {"elapsed", r.elapsed}};
+  if (r.found()) out.update(json{{"peak", r.peak}, {"seconds", r.seconds}, {"recomputed", r.recomputed}, {"gap", r.gap()}});
+  if (r.smallest_budget) out["smallest_budget"] = *r.smallest_budget;
+  if (!r.scope.empty()) out.update(json{{"scope", r.scope}, {"scope_bound", r.scope_bound}, {"scope_gap", r.scope_gap()}});
+  return out;
+}
+
+/// Rows of text in columns; all but the first column at the right.
+class table {
+ public:
+  explicit table(std::vector<std::string> heads) { add(std::move(heads)); }
+  void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+
+  std::string text() const {
+    std::vector<std::size_t> widths(rows_[0].size(), 0);
+    for (const auto& row : rows_)
+      for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], length(row[c]));
+    std::string out;
+    for (const auto& row : rows_) {
+      std::string line;
+      for (std::size_t c = 0; c < row.size(); ++c) {
+        const std::string space(widths[c] - length(row[c]), ' ');
+        line += (c > 0 ? "  " : "") + (c > 0 ? space + row[c] : row[c] + space);
+      }
+      out += line + "\n";
+    }
+    return out;
+  }
+
+ private:
+  /// Characters of a UTF-8 text.
+  static std::size_t length(const std::string& text) {
+    std::size_t n = 0;
+    for (unsigned char c : text) n += (c & 0xc0) != 0x80;
+    return n;
+  }
+  std::vector<std::vector<std::string>> rows_;
+};
+
+/// One line that is rewritten while a search runs, on terminals only.
+class status_line {
+ public:
+  void show(const remat::progress& p, const std::string& of = "") {
+    if (!terminal_) return;
+    std::string text;
+    const bool found = p.best < std::numeric_limits<double>::infinity();
+    if (found) text += "best " + remat::format_seconds(p.best) + ", ";
+    if (p.bound > 0) text += "bound " + remat::format_seconds(p.bound) + ", ";
+    if (found && p.bound > 0 && p.best > 0) text += "gap " + percent(std::max(0.0, 1 - p.bound / p.best)) + ", ";
+    text = (of.empty() ? "" : of + ": ") + text + p.stage;
+    if (text.size() > 110) text.resize(110);
+    std::fprintf(stderr, "\r\033[K%.1f s  %s", p.elapsed, text.c_str());
+    shown_ = true;
+  }
+  status_line() = default;
+  status_line(const status_line&) = delete;
+  status_line& operator=(const status_line&) = delete;
+  ~status_line() {
+    if (shown_) std::fputs("\r\033[K", stderr);
+  }
+
+ private:
+  bool terminal_ = isatty(STDERR_FILENO) != 0;
+  bool shown_ = false;
+};
+
+/// Draws a schedule where the command line asks for it.
+inline void draw(const arguments& a, const remat::problem& p, const remat::schedule& s, std::optional<remat::bytes_t> budget) {
+  if (!a.draw && a.svg.empty()) return;
+  const auto timeline = remat::trace_memory(p, s);
+  remat::timeline_style style{.title = p.name(), .budget = budget};
+  if (a.draw) (a.as_json ? std::cerr : std::cout) << remat::timeline_text(timeline, style);
+  if (a.svg.empty()) return;
+  style.overlays = {remat::as_series(remat::trace_memory(p, remat::store_all_schedule(p)), "store-all")};
+  remat::write_file(a.svg, remat::timeline_svg(timeline, style));
+}
+
+}  // namespace cli

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+// The commands that search: solve, curve, compare.
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <filesystem>
+#include <iostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/core/pareto.hpp>
+#include <remat/core/smallest_budget.hpp>
+#include <remat/io/curve.hpp>
+#include <remat/io/json.hpp>
+
+#include "methods.hpp"
+#include "output.hpp"
+
+namespace cli {
+
+namespace {
+
+std::atomic<bool> interrupted = false;
+
+/// Shows progress, and stops searches when the user interrupts the program; lives as long as the searches.
+class watcher {
+ public:
+  watcher() {
+    std::signal(SIGINT, [](int) { interrupted = true; });
+  }
+  watcher(const watcher&) = delete;
+  watcher& operator=(const watcher&) = delete;
+  ~watcher() { std::signal(SIGINT, SIG_DFL); }
+
+  /// An observer; `of` stands before what it shows.
+  auto observer(std::string of = "") {
+    return [this, of = std::move(of)](const remat::progress& now) {
+      line_.show(now, of);
+      return interrupted ? remat::control::stop : remat::control::go_on;
+    };
+  }
+
+ private:
+  status_line line_;
+};
+
+exit_status status_of(const std::vector<remat::result>& results) {
+  const auto any = [&](auto is) { return std::any_of(results.begin(), results.end(), is); };
+  if (any([](const remat::result& r) { return r.found(); })) return success;
+  return any([](const remat::result& r) { return r.status == remat::status::infeasible; }) ? infeasible : none_found;
+}
+
+/// Time beyond that of store-all.
+std::string extra(double seconds, double base) { return base > 0 ? "+" + percent(seconds / base - 1) : "-"; }
+
+/// Numbers with all their digits, one row per point.
+std::string csv(const std::vector<remat::labelled_curve>& curves) {
+  std::string out = "solver,budget,status,seconds,bound,gap,peak,recomputed,budget_bound,elapsed\n";
+  for (const auto& c : curves)
+    for (const auto& r : c.points) {
+      const auto number = [](double x) { return json(x).dump(); };
+      out += c.label + "," + std::to_string(r.budget) + "," + std::string(remat::to_string(r.status)) + "," +
+             (r.found() ? number(r.seconds) : "") + "," + number(r.bound) + "," + (r.found() ? number(r.gap()) : "") + "," +
+             (r.found() ? std::to_string(r.peak) : "") + "," + (r.found() ? std::to_string(r.recomputed) : "") + "," +
+             std::to_string(r.budget_bound) + "," + number(r.elapsed) + "\n";
+    }
+  return out;
+}
+
+}  // namespace
+
+int solve(const arguments& a) {
+  const auto p = remat::read_problem(a.problem);
+  const auto store_all = remat::evaluate(p, remat::store_all_schedule(p));
+  const auto budget = remat::parse_budget(a.budget, p);
+  const auto solver = find_method(a.solver).make(a.backend);
+  remat::result r;
+  {
+    watcher w;
+    r = remat::solve(p, budget, solver, a.limits, w.observer());
+    if (!r.found() && !interrupted) {  // say what would do
+      auto share = a.limits;
+      share.seconds = std::min(10.0, share.seconds);
+      const auto least = remat::smallest_budget(p, find_method("min_cut").make(a.backend), share, 0.01, w.observer());
+      r.smallest_budget = std::min(least.peak, r.smallest_budget.value_or(least.peak));
+      r.budget_bound = std::max(r.budget_bound, least.budget_bound);
+    }
+  }
+  if (a.as_json) {
+    auto out = summary(r);
+    out.update(json{
+        {"operations", p.operations().size()}, {"store_all_peak", store_all.peak}, {"store_all_seconds", store_all.seconds}});
+    std::cout << out.dump(2) << "\n";
+  } else {
+    std::cout << p.name() << ": " << remat::to_string(r.status) << ", " << r.solver << ", " << remat::format_seconds(r.elapsed)
+              << "\n"
+              << "  budget      " << exact(r.budget) << ", store-all needs " << exact(store_all.peak) << "\n";
+    if (r.found()) {
+      std::cout << "  peak        " << exact(r.peak) << "\n"
+                << "  time        " << remat::format_seconds(r.seconds) << ", store-all takes "
+                << remat::format_seconds(store_all.seconds) << "\n"
+                << "  recomputed  " << r.recomputed << " computations beyond the first of " << p.operations().size()
+                << " operations\n"
+                << "  bound       " << remat::format_seconds(r.bound) << ", gap " << percent(r.gap()) << "\n";
+      if (!r.scope.empty())
+        std::cout << "              " << remat::format_seconds(r.scope_bound) << ", gap " << percent(r.scope_gap()) << ", among "
+                  << r.scope << "\n";
+    } else {
+      std::cout << "  no schedule fits below  " << exact(r.budget_bound) << "\n";
+      if (r.smallest_budget) std::cout << "  a schedule is known for " << exact(*r.smallest_budget) << "\n";
+    }
+  }
+  std::cout << std::flush;  // before a file that cannot be written is reported
+  if (!a.output.empty()) remat::write_schedule(a.output, r, p.name());
+  if (r.found()) draw(a, p, r.schedule, r.budget);
+  return status_of({r});
+}
+
+int curve(const arguments& a) {
+  const auto p = remat::read_problem(a.problem);
+  const auto store_all = remat::evaluate(p, remat::store_all_schedule(p));
+  std::vector<remat::bytes_t> budgets;
+  for (const auto& text : a.budgets) budgets.push_back(remat::parse_budget(text, p));
+  std::vector<std::pair<std::string, any_solver>> solvers;
+  for (const auto& name : a.solvers) solvers.emplace_back(name, find_method(name).make(a.backend));
+
+  std::vector<remat::labelled_curve> curves;
+  std::vector<remat::result> all;
+  {
+    watcher w;
+    for (const auto& [name, solver] : solvers) {
+      const auto watch = w.observer(name);
+      curves.push_back({name, budgets.empty() ? remat::pareto_curve(p, remat::evenly{a.points}, solver, a.limits, watch)
+                                              : remat::pareto_curve(p, budgets, solver, a.limits, watch)});
+      all.insert(all.end(), curves.back().points.begin(), curves.back().points.end());
+    }
+  }
+  json out = {
+      {"problem", p.name()}, {"store_all_peak", store_all.peak}, {"store_all_seconds", store_all.seconds}, {"curves", {}}};
+  for (const auto& c : curves) {
+    json points = json::array();
+    for (const auto& r : c.points) points.push_back(summary(r));
+    out["curves"].push_back({{"solver", c.label}, {"points", points}});
+  }
+  const remat::curve_style style{.title = p.name() + ": time against budget", .base = store_all.seconds};
+  if (a.as_json) {
+    std::cout << out.dump(2) << "\n";
+  } else {
+    table t({"solver", "budget", "bytes", "status", "time", "extra", "gap", "peak"});
+    for (const auto& c : curves)
+      for (const auto& r : c.points) {
+        const bool found = r.found();
+        t.add({c.label, remat::format_bytes(r.budget), std::to_string(r.budget), std::string(remat::to_string(r.status)),
+               found ? remat::format_seconds(r.seconds) : "-", found ? extra(r.seconds, store_all.seconds) : "-",
+               found ? percent(r.gap()) : "-", found ? remat::format_bytes(r.peak) : "-"});
+      }
+    std::cout << t.text();
+  }
+  if (a.draw) (a.as_json ? std::cerr : std::cout) << remat::curve_text(curves, style);
+  std::cout << std::flush;
+  if (!a.output.empty()) {
+    const bool wants_json = std::filesystem::path(a.output).extension() == ".json";
+    remat::write_file(a.output, wants_json ? out.dump(2) + "\n" : csv(curves));
+  }
+  if (!a.svg.empty()) remat::write_file(a.svg, remat::curve_svg(curves, style));
+  return status_of(all);
+}
+
+int compare(const arguments& a) {
+  const auto p = remat::read_problem(a.problem);
+  const auto store_all = remat::evaluate(p, remat::store_all_schedule(p));
+  const auto budget = remat::parse_budget(a.budget, p);
+  std::vector<const method*> chosen;
+  for (const auto& name : a.solvers) chosen.push_back(&find_method(name));
+  if (chosen.empty())
+    for (const auto& m : methods()) chosen.push_back(&m);
+
+  struct row {
+    std::string name, missing;  ///< why the solver could not run
+    remat::result result;
+  };
+  std::vector<row> rows;
+  {
+    watcher w;
+    for (const auto* m : chosen) {
+      if (interrupted) break;
+      rows.push_back({std::string(m->name), {}, {}});
+      try {
+        rows.back().result = remat::solve(p, budget, m->make(a.backend), a.limits, w.observer(rows.back().name));
+      } catch (const remat::not_available& why) {
+        rows.back().missing = why.what();
+      }
+    }
+  }
+  double bound = 0;  // what one solver proves holds for all
+  std::vector<remat::result> all;
+  for (const auto& x : rows) bound = std::max(bound, x.result.bound), all.push_back(x.result);
+  if (a.as_json) {
+    json out = {{"problem", p.name()},
+                {"budget", budget},
+                {"bound", bound},
+                {"store_all_peak", store_all.peak},
+                {"store_all_seconds", store_all.seconds},
+                {"solvers", json::array()}};
+    for (const auto& x : rows) {
+      json entry = {{"name", x.name}};
+      entry.update(x.missing.empty() ? summary(x.result) : json{{"status", "not available"}, {"error", x.missing}});
+      out["solvers"].push_back(std::move(entry));
+    }
+    std::cout << out.dump(2) << "\n";
+  } else {
+    std::cout << p.name() << ": budget " << exact(budget) << ", store-all needs " << exact(store_all.peak) << " and takes "
+              << remat::format_seconds(store_all.seconds) << "\n";
+    table t({"solver", "status", "time", "extra", "gap", "own bound", "peak", "elapsed"});
+    for (const auto& x : rows) {
+      const auto& r = x.result;
+      if (!x.missing.empty())
+        t.add({x.name, "not available", "-", "-", "-", "-", "-", "-"});
+      else if (r.found())
+        t.add({x.name, std::string(remat::to_string(r.status)), remat::format_seconds(r.seconds),
+               extra(r.seconds, store_all.seconds), percent(r.seconds > bound ? 1 - bound / r.seconds : 0),
+               remat::format_seconds(r.bound), remat::format_bytes(r.peak), remat::format_seconds(r.elapsed)});
+      else
+        t.add({x.name, std::string(remat::to_string(r.status)), "-", "-", "-", remat::format_seconds(r.bound), "-",
+               remat::format_seconds(r.elapsed)});
+    }
+    std::cout << t.text() << "Gaps are to the best bound that any of them proves, " << remat::format_seconds(bound) << ".\n";
+  }
+  return status_of(all);
+}
+
+}  // namespace cli
