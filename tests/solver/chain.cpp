@@ -117,8 +117,12 @@ TEST_CASE("a graph without a chain is one block, and options out of range are re
   const auto c = find_blocks(p);
   check_blocks(p, c);
   CHECK(c.blocks.size() == 1);
-  const auto none = solve(p, 1000, rotor{});
-  CHECK_FALSE(none.found());
+  CHECK_FALSE(solve(p, 900, rotor{}).found());
+  const auto layers = unit_training_chain(8);
+  const auto unfit = solve(layers, 6, rotor({.blocks = {.most = 1}}));
+  CHECK(unfit.status == status::time_limit);
+  CHECK(std::isinf(unfit.scope_bound));
+  CHECK(solve(layers, 6, rotor{}).found());
   CHECK_THROWS_WITH(rotor({.slots = 0}), Catch::Contains("slots"));
   CHECK_THROWS_WITH(rotor({.table_links = 5000}), Catch::Contains("table_links"));
   CHECK_THROWS_WITH(rotor({.labels = 0}), Catch::Contains("labels"));
