@@ -5,13 +5,19 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <future>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include <remat/bound/moment_bound.hpp>
 #include <remat/core/limits.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/solve.hpp>
@@ -19,8 +25,8 @@
 #include <remat/solver/checkmate.hpp>
 #include <remat/solver/improve.hpp>
 #include <remat/solver/min_cut.hpp>
-#include <remat/solver/moments.hpp>
 #include <remat/solver/order.hpp>
+#include <remat/solver/order_through.hpp>
 
 namespace remat {
 
@@ -29,8 +35,9 @@ struct no_backend {};
 
 /// Runs what suits the size of the problem, each from the best schedule so far, until a bound is met within `limits.gap`, nothing
 /// more is found or time is up: minimum cuts first, which take a fraction of a second; then local search and the staged MILP
-/// for the schedule, and several moments at once for the bound. With `limits.threads` of 2 or more, schedule and bound are
-/// worked on at the same time. Anytime: every improvement is reported. Copies to the host are not used.
+/// for the schedule, and several moments at once for the bound, whose solutions are orders to search around. With
+/// `limits.threads` of 2 or more, schedule and bound are worked on at the same time; which schedule is found then depends on
+/// timing. Anytime: every improvement is reported. Copies to the host are not used.
 ///
 /// @tparam B the MILP backend, or `no_backend`: bounds and schedules are then those of minimum cuts and local search
 ///
@@ -58,24 +65,25 @@ class automatic {
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     search now(p, budget, m);
     if (now.best.offer(needed_operations(p))) return now.answer();
-    now.take(now.run(min_cut(), 0.3));
-    const auto n = needed_operations(p).size();
+    now.take(now.run(min_cut(), 0.25));
     if constexpr (milp::backend<B>) {
-      if (n <= options_.moment_operations && m.limits().threads > 1) {
-        auto proof = std::async(std::launch::async, [&] { return now.run(several_moments(), 1); });
-        look(now, n);
-        now.take(proof.get());
-      } else if (n <= options_.moment_operations) {
-        improve_for(now, 0.15);
-        now.take(now.run(several_moments(), 0.5));
+      if (needed_operations(p).size() <= options_.moment_operations) {
+        if (m.limits().threads > 1) {
+          auto proof = std::async(std::launch::async, [&] { return prove(now, 1); });
+          look(now, [&] { return proof.wait_for(std::chrono::seconds(0)) != std::future_status::ready; });
+          now.take(proof.get());
+        } else {
+          improve_for(now, 0.15, 0);
+          now.take(prove(now, 0.5));
+        }
       }
     }
-    look(now, n);
+    look(now, [] { return false; });
     return now.answer();
   }
 
  private:
-  /// What is known so far. Two threads may `run` and report; the rest is for one.
+  /// What is known so far. Two threads may `run`, `suggest` and report; the rest is for one.
   class search {
    public:
     search(const problem& problem, bytes_t bytes, monitor& m)
@@ -105,7 +113,30 @@ class automatic {
       if (found.status == status::infeasible && !best.found()) answer_.status = status::infeasible;
       told({.stage = "automatic", .best = best.seconds(), .bound = found.bound}, true);
     }
+    void take(const time_bound& proven) {
+      result r;
+      r.budget_bound = proven.budget;
+      if (std::isfinite(proven.seconds))
+        r.bound = proven.seconds;
+      else
+        r.status = status::infeasible;
+      take(r);
+    }
+    /// An order, of any memory need, that a schedule may be made of.
+    void suggest(std::vector<index_t> order) {
+      const std::lock_guard guard(lock_);
+      suggestions_.push_back(std::move(order));
+    }
+    /// The last of them, or nothing.
+    std::optional<std::vector<index_t>> suggestion() {
+      const std::lock_guard guard(lock_);
+      if (suggestions_.empty()) return std::nullopt;
+      auto last = std::move(suggestions_.back());
+      suggestions_.pop_back();
+      return last;
+    }
     double bound() const { return bound_; }
+    double seconds() const { return seconds_; }
     result answer() {
       answer_.bound = bound_;
       best.put_into(answer_);
@@ -116,8 +147,8 @@ class automatic {
     control told(progress x, bool offered) {
       const std::lock_guard guard(lock_);
       bound_ = x.bound = std::max(x.bound, bound_.load());
-      if (offered) seconds_ = std::min(seconds_, x.best);
-      x.best = std::min(seconds_, x.best);
+      if (offered) seconds_ = std::min(x.best, seconds_.load());
+      x.best = std::min(x.best, seconds_.load());
       whole_.report(std::move(x));
       if (seconds_ * (1 - whole_.limits().gap) <= bound_) all_.request_stop();
       return control::go_on;
@@ -126,30 +157,60 @@ class automatic {
     monitor& whole_;
     monitor all_;
     std::mutex lock_;
-    double seconds_ = std::numeric_limits<double>::infinity();
-    std::atomic<double> bound_ = 0;
+    std::atomic<double> seconds_ = std::numeric_limits<double>::infinity(), bound_ = 0;
+    std::vector<std::vector<index_t>> suggestions_;
     result answer_;
   };
 
-  /// Works on the schedule.
-  void look(search& now, std::size_t operations) const {
-    improve_for(now, 0.35);
-    if constexpr (milp::backend<B>) {
-      if (operations <= options_.staged_operations) {
-        auto o = checkmate<B>::options::balanced();
-        if (now.best.found()) o.start = with_drops(now.p, now.best.order());
-        now.take(now.run(checkmate<B>(o, backend_), 0.6));
-      }
-    }
-    improve_for(now, 1);
-  }
-  void improve_for(search& now, double share) const {
-    if (now.done()) return;
-    now.within(share, true, [&](monitor& m) {
-      improve(now.p, now.best.found() ? now.best.order() : needed_operations(now.p), now.best, m, options_.search, now.bound());
+  /// Works on the bound; what the MILPs of several moments find are suggestions.
+  time_bound prove(search& now, double share) const {
+    return now.within(share, false, [&](monitor& m) {
+      return moment_bound<B>(now.p, now.budget, m, {}, backend_, [&](const auto& form, const auto& x, double) {
+        if (auto order = order_of(now.p, form, x)) now.suggest(std::move(*order));
+        return now.seconds();
+      });
     });
   }
-  auto several_moments() const { return moments<B>(moment_options{}, backend_); }
+  /// Works on the schedule until nothing more is found and nobody is `proving`.
+  template <class Proving>
+  void look(search& now, Proving&& proving) const {
+    bool staged = !milp_for(now.p, options_.staged_operations);
+    for (std::uint64_t stream = 1; !now.done(); ++stream) {
+      const bool more = proving();
+      const double before = now.seconds();
+      while (auto order = now.suggestion()) follow(now, std::move(*order));
+      improve_for(now, staged ? 0.2 : 0.3, stream);
+      if (!std::exchange(staged, true)) run_staged(now);
+      if (now.seconds() >= before && !more) break;
+    }
+  }
+  void improve_for(search& now, double share, std::uint64_t stream) const {
+    if (now.done()) return;
+    auto o = options_.search;
+    o.stream = stream;
+    now.within(share, true, [&](monitor& m) {
+      improve(now.p, now.best.found() ? now.best.order() : needed_operations(now.p), now.best, m, o, now.bound());
+    });
+  }
+  /// Looks around a suggestion, for a short while.
+  void follow(search& now, std::vector<index_t> order) const {
+    if (now.done()) return;
+    incumbent other(now.p, now.budget);
+    auto o = options_.search;
+    o.patience = std::min<std::size_t>(o.patience, 300);
+    now.within(0.1, false, [&](monitor& m) { improve(now.p, std::move(order), other, m, o, now.bound()); });
+    if (other.found() && now.best.offer(other.order())) now.take(result{});
+  }
+
+  static constexpr bool has_backend = milp::backend<B>;
+  static bool milp_for(const problem& p, std::size_t most) { return has_backend && p.operations().size() <= most; }
+  void run_staged(search& now) const {
+    if constexpr (has_backend) {
+      auto o = checkmate<B>::options::balanced();
+      if (now.best.found()) o.start = with_drops(now.p, now.best.order());
+      now.take(now.run(checkmate<B>(o, backend_), 0.4));
+    }
+  }
 
   options options_;
   B backend_;

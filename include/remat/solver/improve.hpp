@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <random>
 #include <string>
@@ -22,6 +23,7 @@ namespace remat {
 /// When `improve` ends, and what it works on.
 struct improve_options {
   std::size_t patience = 20000;  ///< rounds without an improvement after which it ends, >= 1
+  std::uint64_t stream = 0;      ///< searches with the same seed and another stream make other choices
   double slack = 0.003;          ///< orders up to this part slower than the best are worked on too, >= 0
 
   /// @throws bad_option naming the member that is out of range
@@ -57,7 +59,7 @@ inline void improve(const problem& p, std::vector<index_t> order, incumbent& bes
   const auto stop = [&] { return m.stopped(); };
   const auto done = [&] { return best.found() && best.seconds() * (1 - m.limits().gap) <= bound; };
   const auto report = [&] { m.report({.stage = "improvement", .best = best.seconds(), .bound = bound}); };
-  std::mt19937_64 random(m.limits().seed);
+  std::mt19937_64 random(m.limits().seed + (o.stream << 32));
   neighbourhood n(p, best.budget(), random());
   n.load(order);
   n.repair(0, std::numeric_limits<double>::infinity(), stop);
