@@ -82,11 +82,11 @@ inline std::uint64_t revolve_forwards(std::uint64_t steps, std::uint64_t slots) 
 /// Complexity: O(slots) space and O(1) per step, besides the result.
 inline std::vector<chain_step> revolve_schedule(std::uint64_t links, std::uint64_t slots) {
   detail::check_revolve(links, slots);
-  struct part {
+  struct piece {
     std::uint64_t first, length, slots;
   };
   std::vector<chain_step> steps;
-  std::vector<part> stack = {{0, links, slots}};
+  std::vector<piece> stack = {{0, links, slots}};
   const auto add = [&](chain_step::kind what, std::uint64_t link) { steps.push_back({what, static_cast<std::size_t>(link), 0}); };
   while (!stack.empty()) {
     const auto now = stack.back();
@@ -161,11 +161,11 @@ class revolve_table {
   /// A schedule within `budget`, one of the front.
   /// Complexity: O(L) per step.
   std::vector<chain_step> steps(bytes_t budget) const {
-    struct part {
+    struct piece {
       std::size_t i, j, m;
     };
     std::vector<chain_step> list;
-    std::vector<part> stack = {{0, links_.size() - 1, static_cast<std::size_t>((budget - links_[0].input) / unit_)}};
+    std::vector<piece> stack = {{0, links_.size() - 1, static_cast<std::size_t>((budget - links_[0].input) / unit_)}};
     while (!stack.empty()) {
       const auto [i, j, m] = stack.back();
       stack.pop_back();
