@@ -23,6 +23,7 @@
 #include <remat/core/solve.hpp>
 #include <remat/milp/backend.hpp>
 #include <remat/solver/checkmate.hpp>
+#include <remat/solver/hierarchical.hpp>
 #include <remat/solver/improve.hpp>
 #include <remat/solver/min_cut.hpp>
 #include <remat/solver/order.hpp>
@@ -34,8 +35,8 @@ namespace remat {
 struct no_backend {};
 
 /// Runs what suits the size of the problem, each from the best schedule so far, until a bound is met within `limits.gap`, nothing
-/// more is found or time is up: minimum cuts first, which take a fraction of a second; then local search and the staged MILP
-/// for the schedule, and several moments at once for the bound, whose solutions are orders to search around. With
+/// more is found or time is up: minimum cuts first, which take a fraction of a second, and parts; then local search and the
+/// staged MILP for the schedule, and several moments at once for the bound, whose solutions are orders to search around. With
 /// `limits.threads` of 2 or more, schedule and bound are worked on at the same time; which schedule is found then depends on
 /// timing. Anytime: every improvement is reported. Copies to the host are not used.
 ///
@@ -50,6 +51,7 @@ template <class B = no_backend>
 class automatic {
  public:
   struct options {
+    std::size_t small_operations = 400;    ///< larger problems are planned in parts as well
     std::size_t moment_operations = 1000;  ///< larger problems do without the bound from several moments
     std::size_t staged_operations = 250;   ///< larger problems do without the staged MILP
     improve_options search = {};           ///< of the local search
@@ -66,6 +68,7 @@ class automatic {
     search now(p, budget, m);
     if (now.best.offer(needed_operations(p))) return now.answer();
     now.take(now.run(min_cut(), 0.25));
+    if (needed_operations(p).size() > options_.small_operations) now.take(now.run(hierarchical<>(), 0.4));
     if constexpr (milp::backend<B>) {
       if (needed_operations(p).size() <= options_.moment_operations) {
         if (m.limits().threads > 1) {
@@ -174,22 +177,24 @@ class automatic {
   /// Works on the schedule until nothing more is found and nobody is `proving`.
   template <class Proving>
   void look(search& now, Proving&& proving) const {
-    bool staged = !milp_for(now.p, options_.staged_operations);
-    for (std::uint64_t stream = 1; !now.done(); ++stream) {
-      const bool more = proving();
-      const double before = now.seconds();
+    bool staged = now.p.operations().size() > options_.staged_operations;
+    bool finding = true;
+    for (std::uint64_t stream = 1; !now.done() && finding; ++stream) {
+      finding = proving();
       while (auto order = now.suggestion()) follow(now, std::move(*order));
-      improve_for(now, staged ? 0.2 : 0.3, stream);
+      finding = improve_for(now, staged ? 0.2 : 0.3, stream) || finding;
       if (!std::exchange(staged, true)) run_staged(now);
-      if (now.seconds() >= before && !more) break;
     }
   }
-  void improve_for(search& now, double share, std::uint64_t stream) const {
-    if (now.done()) return;
+  /// @return false if it found nothing, though it had the time
+  bool improve_for(search& now, double share, std::uint64_t stream) const {
+    if (now.done()) return false;
     auto o = options_.search;
     o.stream = stream;
-    now.within(share, true, [&](monitor& m) {
+    return now.within(share, true, [&](monitor& m) {
+      const double before = now.seconds();
       improve(now.p, now.best.found() ? now.best.order() : needed_operations(now.p), now.best, m, o, now.bound());
+      return m.stopped() || now.best.seconds() < before;
     });
   }
   /// Looks around a suggestion, for a short while.
@@ -202,10 +207,8 @@ class automatic {
     if (other.found() && now.best.offer(other.order())) now.take(result{});
   }
 
-  static constexpr bool has_backend = milp::backend<B>;
-  static bool milp_for(const problem& p, std::size_t most) { return has_backend && p.operations().size() <= most; }
   void run_staged(search& now) const {
-    if constexpr (has_backend) {
+    if constexpr (milp::backend<B>) {
       auto o = checkmate<B>::options::balanced();
       if (now.best.found()) o.start = with_drops(now.p, now.best.order());
       now.take(now.run(checkmate<B>(o, backend_), 0.4));
