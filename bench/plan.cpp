@@ -142,6 +142,7 @@ int main(int argc, char** argv) {
   app.add_option("--backend", x.backend, "highs, glpk or auto")->capture_default_str();
   app.add_option("-t,--seconds", x.limits.seconds, "time limit of each search")->capture_default_str();
   app.add_option("--threads", x.limits.threads, "worker threads")->capture_default_str();
+  app.add_option("--gap", x.limits.gap, "relative gap at which a search ends")->capture_default_str();
   app.add_flag("--smallest", x.smallest, "the smallest budget found and the proven bound, instead");
   CLI11_PARSE(app, argc, argv);
   try {

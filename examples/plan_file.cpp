@@ -6,15 +6,13 @@
 #include <remat/highs/backend.hpp>
 #include <remat/io/bytes.hpp>
 #include <remat/io/json.hpp>
-#include <remat/solver/checkmate.hpp>
-#include <remat/solver/rockmate.hpp>
+#include <remat/solver/automatic.hpp>
 
 int main(int argc, char** argv) {
   if (argc != 3) return 2;
   const auto p = remat::read_problem(argv[1]);
-  using checkmate = remat::checkmate<remat::highs::backend>;
-  const remat::rockmate method{checkmate(checkmate::options::fast())};
-  const auto r = remat::solve(p, remat::parse_budget(argv[2], p), method, {.seconds = 20});
+  const remat::automatic<remat::highs::backend> method;
+  const auto r = remat::solve(p, remat::parse_budget(argv[2], p), method, {.seconds = 20, .gap = 0.005});
   if (!r.found()) return 1;
   std::cout << remat::format_seconds(r.seconds) << " in " << remat::format_bytes(r.peak) << ", " << r.recomputed
             << " recomputations, at most " << 100 * r.gap() << " % slower than the best possible\n";
