@@ -98,6 +98,34 @@ class staged_model {
     room_ = room;
   }
 
+  /// What an integer column decides.
+  struct decision {
+    std::size_t stage = 0;
+    index_t operation = none;  ///< computed, or the producer of the value held; none for sources and continuous columns
+  };
+  /// Per column of `model`.
+  /// Complexity: O(stages (operations + values)).
+  std::vector<decision> decisions() const {
+    std::vector<decision> list(static_cast<std::size_t>(model_.columns()));
+    const auto add = [&](const expression& e, std::size_t stage, index_t operation) {
+      if (!constant(e)) list[static_cast<std::size_t>(e.terms.front().first)] = {stage, operation};
+    };
+    for (std::size_t s = 0; s < S_.size(); ++s)
+      for (index_t v = 0; v < S_[s].size(); ++v) add(S_[s][v], s, producer_[v] == none ? none : needed_[producer_[v]]);
+    for (std::size_t s = 0; s < R_.size(); ++s)
+      for (std::size_t i = 0; i < R_[s].size(); ++i) add(R_[s][i], s, needed_[i]);
+    return list;
+  }
+  /// Adds the continuous columns that follow from columns chosen.
+  /// @param chosen per column of `model`
+  /// Complexity: O(nonzeros of the model).
+  void add_derived(std::vector<bool>& chosen) const {
+    for (const auto& d : derived_)
+      for (const auto& part : d.parts)
+        for (const auto& [column, factor] : part.terms)
+          if (factor != 0 && chosen[static_cast<std::size_t>(column)]) chosen[static_cast<std::size_t>(d.column)] = true;
+  }
+
   /// The schedule behind a solution: keeps what S says, recomputes what that asks for.
   /// @param x    per column of `model`; of the LP relaxation, for instance
   /// @param kept values whose S is at least this are kept
