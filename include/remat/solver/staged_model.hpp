@@ -102,18 +102,30 @@ class staged_model {
   struct decision {
     std::size_t stage = 0;
     index_t operation = none;  ///< computed, or the producer of the value held; none for sources and continuous columns
+    /// Of a computation: how far it is from the block that it serves, 1 for operands of the block; 0 for a value held.
+    std::size_t distance = 0;
   };
   /// Per column of `model`.
   /// Complexity: O(stages (operations + values)).
   std::vector<decision> decisions() const {
     std::vector<decision> list(static_cast<std::size_t>(model_.columns()));
-    const auto add = [&](const expression& e, std::size_t stage, index_t operation) {
-      if (!constant(e)) list[static_cast<std::size_t>(e.terms.front().first)] = {stage, operation};
+    const auto add = [&](const expression& e, std::size_t stage, index_t operation, std::size_t distance) {
+      if (!constant(e)) list[static_cast<std::size_t>(e.terms.front().first)] = {stage, operation, distance};
     };
     for (std::size_t s = 0; s < S_.size(); ++s)
-      for (index_t v = 0; v < S_[s].size(); ++v) add(S_[s][v], s, producer_[v] == none ? none : needed_[producer_[v]]);
-    for (std::size_t s = 0; s < R_.size(); ++s)
-      for (std::size_t i = 0; i < R_[s].size(); ++i) add(R_[s][i], s, needed_[i]);
+      for (index_t v = 0; v < S_[s].size(); ++v) add(S_[s][v], s, producer_[v] == none ? none : needed_[producer_[v]], 0);
+    for (std::size_t s = 0; s < R_.size(); ++s) {
+      const auto [first, last] = stages_[s];
+      std::vector<std::size_t> distance(last, needed_.size());
+      const auto serve = [&](index_t v, std::size_t far) {
+        if (const auto i = producer_[v]; i != none && i < first) distance[i] = std::min(distance[i], far + 1);
+      };
+      if (s + 1 == R_.size())
+        for (auto v : p_.targets()) serve(v, 0);
+      for (std::size_t i = last; i-- > 0;)
+        for (auto v : at(i).inputs) serve(v, i < first ? distance[i] : 0);
+      for (std::size_t i = 0; i < first; ++i) add(R_[s][i], s, needed_[i], distance[i]);
+    }
     return list;
   }
   /// Adds the continuous columns that follow from columns chosen.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -24,8 +25,9 @@ namespace remat {
 
 /// How large the neighbourhoods of `improve_staged` are, and when it ends.
 struct improve_staged_options {
-  std::size_t columns = 300;   ///< 0/1 columns that are free at first, >= 1; adapted to what the backend can solve
+  std::size_t columns = 1000;   ///< 0/1 columns that are free at first, >= 1; adapted to what the backend can solve
   double window_seconds = 2;   ///< time that the backend may take for one neighbourhood, s, > 0
+  double slack = 0.003;  ///< schedules up to this part slower than the best are worked on too, >= 0
   std::size_t patience = 200;  ///< neighbourhoods without an improvement after which it ends, >= 1
 
   /// @throws bad_option naming the member that is out of range
@@ -37,31 +39,42 @@ struct improve_staged_options {
   }
 };
 
-/// The same computations, those between two first computations sorted in the order of the first ones and without repetitions: a
-/// staged order wherever that is still valid.
+/// The same computations, those that are made again in stages: just before a first computation, in the order of the first ones
+/// and without repetitions. The answer is staged wherever it is still valid and within the budget.
 /// @param order a valid order of computations
-/// Complexity: O(operations + n log n) for n computations.
-inline std::vector<index_t> staged_order(const problem& p, const std::vector<index_t>& order) {
+/// @param delay move each computation that is made again to the stage that first uses it; otherwise it stays in its own
+/// Complexity: O(operations + values + n log n + edges executed) for n computations.
+inline std::vector<index_t> staged_order(const problem& p, const std::vector<index_t>& order, bool delay) {
   const auto first = first_computations(p, with_drops(p, order));
-  std::vector<std::size_t> place(first.size());
-  for (std::size_t i = 0; i < first.size(); ++i) place[first[i]] = i;
-  std::vector<index_t> staged, again;
-  std::size_t made = 0;  // operations computed so far: the first ones of `first`
-  const auto end_stage = [&] {
-    std::sort(again.begin(), again.end(), [&](auto a, auto b) { return place[a] < place[b]; });
-    staged.insert(staged.end(), again.begin(), std::unique(again.begin(), again.end()));
-    again.clear();
-  };
+  const auto end = first.size();
+  std::vector<std::size_t> place(end), stage;
+  for (std::size_t i = 0; i < end; ++i) place[first[i]] = i;
+  std::size_t made = 0;
   for (auto o : order) {
-    if (place[o] < made) {
-      again.push_back(o);
-      continue;
-    }
-    end_stage();
-    staged.push_back(o);
-    ++made;
+    stage.push_back(made);
+    if (place[o] == made) ++made;
   }
-  end_stage();
+  std::vector<std::size_t> used(p.values().size(), end);  // stage of the next use of each value
+  std::vector<std::vector<index_t>> again(end + 1);
+  for (std::size_t k = order.size(); k-- > 0;) {
+    const auto& op = p.operations()[order[k]];
+    if (place[order[k]] != stage[k]) {
+      if (delay) {
+        stage[k] = end;
+        for (auto v : op.outputs) stage[k] = std::min(stage[k], used[v]);
+      }
+      again[stage[k]].push_back(order[k]);
+    }
+    for (auto v : op.outputs) used[v] = end;
+    for (auto v : op.inputs) used[v] = std::min(used[v], stage[k]);
+  }
+  std::vector<index_t> staged;
+  for (std::size_t s = 0; s <= end; ++s) {
+    auto& sorted = again[s];
+    std::sort(sorted.begin(), sorted.end(), [&](auto a, auto b) { return place[a] < place[b]; });
+    staged.insert(staged.end(), sorted.begin(), std::unique(sorted.begin(), sorted.end()));
+    if (s < made) staged.push_back(first[s]);
+  }
   return prune_order(p, staged);
 }
 
@@ -72,23 +85,23 @@ template <milp::backend B>
 class staged_search {
  public:
   staged_search(const problem& p, incumbent& best, monitor& m, const improve_staged_options& o, const B& backend)
-      : p_(p), best_(best), m_(m), options_(o), backend_(backend), random_(m.limits().seed), target_(o.columns) {}
+      : p_(p), best_(best), m_(m), options_(o), backend_(backend), random_(m.limits().seed) {
+    targets_.fill(o.columns);
+  }
 
   /// Makes the model with the fewest columns in which the incumbent is a solution; false if it is in none.
   bool open() {
     const auto order = first_computations(p_, with_drops(p_, best_.order()));
-    for (const auto& rules : {staging{.forward_in_one_stage = true, .recompute_where_used = true, .small_values = 0.01},
-                              staging{.recompute_where_used = true, .small_values = 0.01}, staging{.small_values = 0.01}, staging{}}) {
+    for (const auto& [in_one, where_used] : {std::pair{true, true}, {true, false}, {false, false}}) {
       if (m_.stopped()) return false;
-      auto r = rules;
-      r.order = order;
-      r.last_stage = true;
+      const staging r{
+          .forward_in_one_stage = in_one, .recompute_where_used = where_used, .order = order, .last_stage = true};
+      delay_ = where_used;
       form_.emplace(p_, best_.budget(), r, milp::longest_row<B>(), [&] { return m_.stopped(); });
       if (form_->complete() && load()) {
 #ifdef SN_TRACE
         std::printf("rules %s columns %ld rows %ld nnz %ld\n", to_string(r).c_str(), form_->model().columns(), form_->model().rows(), form_->model().matrix.nonZeros());
 #endif
-        decisions_ = form_->decisions();
         index();
         return true;
       }
@@ -99,34 +112,47 @@ class staged_search {
   /// Frees one neighbourhood and searches it.
   /// @return true if the incumbent became faster
   bool step() {
-    auto free = choose();
+    level_ = random_() % targets_.size();
+    auto& target_ = targets_[level_];
+    auto free = choose(target_, distances_[level_]);
     const auto count = static_cast<std::size_t>(std::count(free.begin(), free.end(), true));
     form_->add_derived(free);
-    const auto part = milp::fix_columns(form_->model(), x_, free);
+    auto part = milp::fix_columns(form_->model(), x_, free);
     milp::options o;
     o.seconds = std::min(options_.window_seconds, m_.remaining());
     o.gap = 0;
     o.threads = m_.limits().threads;
     o.seed = random_();
     o.start = part.of(x_);
+    const bool walk = options_.slack > 0 && random_() % 2 == 0;
+    if (walk)
+      for (Eigen::Index j = 0; j < part.model.columns(); ++j)
+        part.model.cost[j] *= 1 + 0.1 * static_cast<double>(random_() % 1024) / 1024;
     o.poll = [&](double, double) { return m_.stopped(); };
 #ifdef SN_TRACE
     const auto c0 = std::clock();
 #endif
     const auto s = milp::solve(backend_, part.model, o);
     bool better = false;
-    if (s.found() && s.objective < form_->model().objective(x_) - 1e-7 * std::abs(s.objective)) {
-      part.put(s.x, x_);
-      better = offer(compute_order(form_->extract(x_)));
+    if (s.found()) {
+      auto y = x_;
+      part.put(s.x, y);
+      const double seconds = form_->model().objective(y) * form_->unit();
+      if (seconds < best_.seconds() * (1 - 1e-9)) {
+        x_ = y;
+        better = offer(compute_order(form_->extract(x_)));
+      } else if (walk && seconds <= best_.seconds() * (1 + options_.slack)) {
+        if (auto z = form_->encode(form_->extract(y)); z && milp::violation(form_->model(), *z).empty()) x_ = std::move(*z);
+      }
     }
 #ifdef SN_TRACE
-    std::printf("  kind %d target %zu free %zu cols %ld rows %ld status %d cpu %.2f best %.6g %s\n", kind_, target_, count, part.model.columns(), part.model.rows(), (int)s.status, double(std::clock()-c0)/CLOCKS_PER_SEC, best_.seconds(), better?"*":"");
+    std::printf("  D %zu walk %d at %.6g kind %d target %zu free %zu cols %ld rows %ld status %d cpu %.2f best %.6g %s\n", level_, walk, form_->model().objective(x_)*form_->unit(), kind_, target_, count, part.model.columns(), part.model.rows(), (int)s.status, double(std::clock()-c0)/CLOCKS_PER_SEC, best_.seconds(), better?"*":"");
 #endif
     if (s.status != milp::status::optimal)
       target_ = std::max<std::size_t>(1, target_ * 4 / 5);
     else if (!better)
-      target_ = std::min(binaries_, target_ + target_ / 10 + 1);
-    exhausted_ = s.status == milp::status::optimal && count == binaries_;
+      target_ = std::min(binaries_, target_ + target_ / 4 + 1);
+    exhausted_ = s.status == milp::status::optimal && count == binaries_ && !walk;
     return better;
   }
   /// Was the last neighbourhood the whole model, and searched to the end?
@@ -135,7 +161,7 @@ class staged_search {
  private:
   /// Takes the incumbent for the solution.
   bool load() {
-    const auto order = staged_order(p_, best_.order());
+    const auto order = staged_order(p_, best_.order(), delay_);
     incumbent valid(p_, best_.budget());
     if (!valid.offer(order)) return false;
     auto x = form_->encode(with_drops(p_, order));
@@ -153,49 +179,68 @@ class staged_search {
 
   /// Lists the 0/1 columns by stage and by operation.
   void index() {
+    decisions_ = form_->decisions();
+    group_.assign(p_.operations().size(), 0);
+    std::size_t groups = 1;  // that of sources comes first
+    for (auto o : first_computations(p_, with_drops(p_, best_.order()))) group_[o] = groups++;
+    by_operation_.assign(groups, {});
+    by_stage_.clear();
     binaries_ = 0;
-    by_stage_.clear(), by_operation_.clear();
-    std::vector<std::size_t> place(p_.operations().size() + 1, 0);
-    std::size_t i = 1;  // sources come first
-    for (auto o : first_computations(p_, with_drops(p_, best_.order()))) place[o] = i++;
-    by_operation_.resize(i);
     for (std::size_t j = 0; j < decisions_.size(); ++j) {
       if (!form_->model().integer[j]) continue;
       ++binaries_;
       const auto& d = decisions_[j];
       if (by_stage_.size() <= d.stage) by_stage_.resize(d.stage + 1);
       by_stage_[d.stage].push_back(j);
-      by_operation_[d.operation == none ? 0 : place[d.operation]].push_back(j);
+      by_operation_[group_of(j)].push_back(j);
     }
-    std::erase_if(by_operation_, [](const auto& c) { return c.empty(); });
-    std::erase_if(by_stage_, [](const auto& c) { return c.empty(); });
   }
+  std::size_t group_of(std::size_t j) const { return decisions_[j].operation == none ? 0 : group_[decisions_[j].operation]; }
+  bool one(std::size_t j) const { return x_[static_cast<Eigen::Index>(j)] > 0.5; }
 
-  /// Frees columns from a random group on, the groups around it following alternately, until there are `count` more.
-  void grow(const std::vector<std::vector<std::size_t>>& groups, std::size_t count, std::vector<bool>& free) {
-    auto low = random_() % groups.size(), high = low + 1;  // [low, high) are free
+  /// Frees the columns of a group and of those around it, alternately, until there are `count` more.
+  /// @param far computations farther than this from the block that they serve stay fixed, unless the solution has them
+  void grow(const std::vector<std::vector<std::size_t>>& groups, std::size_t middle, std::size_t count, std::size_t far,
+            std::vector<bool>& free) const {
+    auto low = middle, high = middle;  // [low, high) are free
     const auto take = [&](const std::vector<std::size_t>& columns) {
       for (auto j : columns) {
-        if (!free[j] && count > 0) --count;
+        if (free[j] || (decisions_[j].distance > far && !one(j))) continue;
         free[j] = true;
+        if (count > 0) --count;
       }
     };
-    take(groups[low]);
     while (count > 0 && (low > 0 || high < groups.size())) {
-      if (low > 0) take(groups[--low]);
-      if (count > 0 && high < groups.size()) take(groups[high++]);
+      if (high < groups.size()) take(groups[high++]);
+      if (count > 0 && low > 0) take(groups[--low]);
     }
   }
 
-  std::vector<bool> choose() {
+  /// Columns to free: those of a window of stages, of operations, or of an operation that is computed again and of some whose
+  /// values take its place.
+  std::vector<bool> choose(std::size_t count, std::size_t far) {
     std::vector<bool> free(decisions_.size(), false);
-    const auto kind = random_() % 3;
+    const auto kind = random_() % 8;
     kind_ = int(kind);
-    if (kind == 0) grow(by_stage_, target_, free);
-    if (kind == 1) grow(by_operation_, target_, free);
-    if (kind == 2) {
-      grow(by_operation_, target_ / 2, free);
-      grow(by_operation_, target_ / 2, free);
+    if (kind == 0) {
+      grow(by_stage_, random_() % by_stage_.size(), count, far, free);
+      return free;
+    }
+    std::vector<std::size_t> again;
+    for (std::size_t j = 0; j < decisions_.size(); ++j)
+      if (decisions_[j].distance > 0 && one(j)) again.push_back(j);
+    if (kind == 1 || again.empty()) {
+      grow(by_operation_, random_() % by_operation_.size(), count, far, free);
+      return free;
+    }
+    const auto chosen = again[random_() % again.size()];
+    const std::size_t others = 1 + random_() % 3;
+    grow(by_operation_, group_of(chosen), count / (others + 1), far, free);
+    for (std::size_t i = 0; i < others; ++i) {
+      std::vector<std::size_t> there;
+      for (auto j : by_stage_[random_() % (decisions_[chosen].stage + 1)])
+        if (decisions_[j].distance == 0 && one(j) && !free[j]) there.push_back(j);
+      if (!there.empty()) grow(by_operation_, group_of(there[random_() % there.size()]), count / (others + 1), far, free);
     }
     return free;
   }
@@ -207,11 +252,16 @@ class staged_search {
   const improve_staged_options& options_;
   const B& backend_;
   std::mt19937_64 random_;
-  std::size_t target_, binaries_ = 0;
+  /// Neighbourhoods are made of computations no farther than this from the block that they serve.
+  static constexpr std::array<std::size_t, 4> distances_ = {4, 8, 16, std::numeric_limits<std::size_t>::max()};
+  std::array<std::size_t, 4> targets_;  ///< 0/1 columns to free, for each of the distances
+  std::size_t level_ = 0, binaries_ = 0;
+  bool delay_ = false;
   bool exhausted_ = false;
   std::optional<staged_form> form_;
   Eigen::VectorXd x_;
   std::vector<staged_model::decision> decisions_;
+  std::vector<std::size_t> group_;  ///< of each operation, in `by_operation_`
   std::vector<std::vector<std::size_t>> by_stage_, by_operation_;
 };
 
