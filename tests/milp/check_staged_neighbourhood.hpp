@@ -65,7 +65,15 @@ void check_staged_neighbourhood(std::uint64_t seed, int count) {
   CHECK(improved > started / 4);
   CHECK(optimal > started * 9 / 10);
   CHECK(local > started / 2);
-  std::printf("%d %d %d %d\n", started, improved, optimal, local);
+
+  const auto p = random_training_chain(g, 5);
+  incumbent nothing(p, 0);
+  monitor m;
+  improve_staged<B>(p, nothing, m);
+  CHECK(!nothing.found());
+  CHECK_THROWS_AS(improve_staged<B>(p, nothing, m, {.columns = 0}), bad_option);
+  CHECK_THROWS_AS(improve_staged<B>(p, nothing, m, {.window_seconds = 0}), bad_option);
+  CHECK_THROWS_AS(improve_staged<B>(p, nothing, m, {.patience = 0}), bad_option);
 }
 
 }  // namespace remat::testing

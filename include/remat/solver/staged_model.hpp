@@ -115,7 +115,7 @@ class staged_model {
     for (std::size_t s = 0; s < S_.size(); ++s)
       for (index_t v = 0; v < S_[s].size(); ++v) add(S_[s][v], s, producer_[v] == none ? none : needed_[producer_[v]], 0);
     for (std::size_t s = 0; s < R_.size(); ++s) {
-      const auto [first, last] = stages_[s];
+      const auto first = stages_[s].first, last = stages_[s].second;
       std::vector<std::size_t> distance(last, needed_.size());
       const auto serve = [&](index_t v, std::size_t far) {
         if (const auto i = producer_[v]; i != none && i < first) distance[i] = std::min(distance[i], far + 1);
