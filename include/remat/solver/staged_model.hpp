@@ -98,6 +98,46 @@ class staged_model {
     room_ = room;
   }
 
+  /// What an integer column decides.
+  struct decision {
+    std::size_t stage = 0;
+    index_t operation = none;  ///< computed, or the producer of the value held; none for sources and continuous columns
+    /// Of a computation: how far it is from the block that it serves, 1 for operands of the block; 0 for a value held.
+    std::size_t distance = 0;
+  };
+  /// Per column of `model`.
+  /// Complexity: O(stages (operations + values)).
+  std::vector<decision> decisions() const {
+    std::vector<decision> list(static_cast<std::size_t>(model_.columns()));
+    const auto add = [&](const expression& e, std::size_t stage, index_t operation, std::size_t distance) {
+      if (!constant(e)) list[static_cast<std::size_t>(e.terms.front().first)] = {stage, operation, distance};
+    };
+    for (std::size_t s = 0; s < S_.size(); ++s)
+      for (index_t v = 0; v < S_[s].size(); ++v) add(S_[s][v], s, producer_[v] == none ? none : needed_[producer_[v]], 0);
+    for (std::size_t s = 0; s < R_.size(); ++s) {
+      const auto first = stages_[s].first, last = stages_[s].second;
+      std::vector<std::size_t> distance(last, needed_.size());
+      const auto serve = [&](index_t v, std::size_t far) {
+        if (const auto i = producer_[v]; i != none && i < first) distance[i] = std::min(distance[i], far + 1);
+      };
+      if (s + 1 == R_.size())
+        for (auto v : p_.targets()) serve(v, 0);
+      for (std::size_t i = last; i-- > 0;)
+        for (auto v : at(i).inputs) serve(v, i < first ? distance[i] : 0);
+      for (std::size_t i = 0; i < first; ++i) add(R_[s][i], s, needed_[i], distance[i]);
+    }
+    return list;
+  }
+  /// Adds the continuous columns that follow from columns chosen.
+  /// @param chosen per column of `model`
+  /// Complexity: O(nonzeros of the model).
+  void add_derived(std::vector<bool>& chosen) const {
+    for (const auto& d : derived_)
+      for (const auto& part : d.parts)
+        for (const auto& [column, factor] : part.terms)
+          if (factor != 0 && chosen[static_cast<std::size_t>(column)]) chosen[static_cast<std::size_t>(d.column)] = true;
+  }
+
   /// The schedule behind a solution: keeps what S says, recomputes what that asks for.
   /// @param x    per column of `model`; of the LP relaxation, for instance
   /// @param kept values whose S is at least this are kept
