@@ -168,10 +168,12 @@ class automatic {
   /// Works on the bound; what the MILPs of several moments find are suggestions.
   time_bound prove(search& now, double share) const {
     return now.within(share, false, [&](monitor& m) {
-      return moment_bound<B>(now.p, now.budget, m, {}, backend_, [&](const auto& form, const auto& x, double) {
+      const auto proven = moment_bound<B>(now.p, now.budget, m, {}, backend_, [&](const auto& form, const auto& x, double) {
         if (auto order = order_of(now.p, form, x)) now.suggest(std::move(*order));
         return now.seconds();
       });
+      if (std::isfinite(proven.seconds)) m.report({.stage = "moments", .bound = proven.seconds});
+      return proven;
     });
   }
   /// Works on the schedule until nothing more is found and nobody is `proving`.

@@ -74,7 +74,7 @@ plan_solver default_solver();
 
 struct wrap_options {
   torch::budget budget = "100%";
-  bytes_t optimizer = 0;                   ///< bytes reserved for the states of the optimizer, >= 0
+  bytes_t optimizer = 0;                                 ///< bytes reserved for the states of the optimizer, >= 0
   remat::limits limits = {.seconds = 20, .gap = 0.005};  ///< of a search for a schedule
   plan_solver solver = default_solver();
   profile_options profile = {};
