@@ -69,6 +69,7 @@ class automatic {
     if (now.best.offer(needed_operations(p))) return now.answer();
     now.take(now.run(min_cut(), 0.25));
     if (needed_operations(p).size() > options_.small_operations) now.take(now.run(hierarchical<>(), 0.4));
+    if (now.done()) return now.answer();
     if constexpr (milp::backend<B>) {
       if (needed_operations(p).size() <= options_.moment_operations) {
         if (m.limits().threads > 1) {
