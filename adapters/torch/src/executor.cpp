@@ -10,6 +10,7 @@
 #include <remat/torch/executor.hpp>
 
 #include "views.hpp"
+#include "effects.hpp"
 
 namespace remat::torch {
 
@@ -123,7 +124,7 @@ class planner {
         throw bad_schedule(i, "step " + std::to_string(i) + ": copies to the host are not supported");
       if (what != action::compute || has_run[which]) continue;
       has_run[which] = true;
-      if (!has_effects(program_().nodes[which])) continue;
+      if (!has_effects(program_(), program_().nodes[which])) continue;
       if (last != none && which < last)
         throw bad_schedule(i, "step " + std::to_string(i) + ": node " + std::to_string(which) + " runs after node " +
                                   std::to_string(last) +
@@ -131,16 +132,8 @@ class planner {
       last = which;
     }
     for (index_t i = 0; i < n; ++i)
-      if (!has_run[i] && has_effects(program_().nodes[i]))
+      if (!has_run[i] && has_effects(program_(), program_().nodes[i]))
         throw bad_schedule(schedule_.steps.size(), "node " + std::to_string(i) + " never runs");
-  }
-
-  /// The node draws random numbers, writes something that outlives the step, or is the loss.
-  bool has_effects(const node& n) const {
-    const auto& tokens = program_().tokens;
-    return n.random || n.once || std::any_of(n.outputs.begin(), n.outputs.end(), [&](index_t v) {
-             return std::find(tokens.begin(), tokens.end(), v) != tokens.end();
-           });
   }
 
   index_t new_buffer(bytes_t bytes, std::int64_t born) {
@@ -150,7 +143,9 @@ class planner {
   void leave(index_t b, std::int64_t when) {
     if (b != none && --plan_.buffers[b].values == 0) plan_.buffers[b].dies = when;
   }
-  void drop(index_t v, std::int64_t when) { leave(std::exchange(now_[v], none), when); }
+  void drop(index_t v, std::int64_t when) {
+    if (v < now_.size()) leave(std::exchange(now_[v], none), when);  // the others only order what has effects
+  }
   void enter(index_t v, index_t b, std::int64_t when) {
     ++plan_.buffers[b].values;
     leave(std::exchange(now_[v], b), when);  // computed again while it was there: the new one counts

@@ -5,6 +5,8 @@
 
 #include <remat/torch/program.hpp>
 
+#include "effects.hpp"
+
 namespace remat::torch {
 
 problem to_problem(const program& step, const std::vector<double>& seconds, const std::vector<bytes_t>& workspace,
@@ -25,6 +27,18 @@ problem to_problem(const program& step, const std::vector<double>& seconds, cons
     operations.push_back({node.name, node.inputs, node.outputs, seconds[i], rounded(workspace[i]), node.once, node.name});
   }
   auto targets = step.tokens;
+  // A value without bytes from each node with effects to the next: solvers may reorder everything else.
+  for (std::size_t i = 0, last = n; i < n; ++i) {
+    if (!has_effects(step, step.nodes[i])) continue;
+    if (last < n) {
+      const auto order = static_cast<index_t>(values.size());
+      values.push_back({"order " + std::to_string(last), 0, false});
+      operations[last].outputs.push_back(order);
+      operations[i].inputs.push_back(order);
+      targets.push_back(order);
+    }
+    last = i;
+  }
   for (const auto* views : {&step.parameter_grads, &step.input_grads, &step.outputs})
     for (auto v : *views)
       if (v != none) targets.push_back(step.views[v].value);
