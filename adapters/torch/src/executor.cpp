@@ -9,8 +9,8 @@
 #include <remat/core/evaluate.hpp>
 #include <remat/torch/executor.hpp>
 
-#include "views.hpp"
 #include "effects.hpp"
+#include "views.hpp"
 
 namespace remat::torch {
 
