@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <catch2/catch.hpp>
 
-#include <algorithm>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include <remat/io/curve.hpp>
+
+#include "text.hpp"
 
 namespace {
 
@@ -25,23 +25,6 @@ remat::result point(remat::bytes_t budget, double seconds, double bound, remat::
 const std::vector<remat::labelled_curve> two = {
     {"first", {point(1000, 10, 10), point(800, 11, 10.5), point(500, 15, 12), point(300, 0, 10)}},
     {"second & last", {point(1000, 10, 10), point(800, 12, 10), point(500, 14, 13)}}};
-
-std::vector<std::string> lines(const std::string& text) {
-  std::istringstream in(text);
-  std::vector<std::string> all;
-  for (std::string line; std::getline(in, line);) all.push_back(line);
-  return all;
-}
-
-auto characters(const std::string& text) {
-  return std::count_if(text.begin(), text.end(), [](unsigned char c) { return (c & 0xc0) != 0x80; });
-}
-
-auto count(const std::string& text, const std::string& what) {
-  int n = 0;
-  for (auto at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++n;
-  return n;
-}
 
 }  // namespace
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <catch2/catch.hpp>
 
-#include <algorithm>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include <remat/io/timeline.hpp>
+
+#include "text.hpp"
 
 using remat::action;
 using remat::problem;
@@ -22,24 +22,6 @@ problem small(bool copies = false) {
 }
 
 const remat::schedule recomputing{{{action::compute, 0}, {action::compute, 1}, {action::drop, 1}, {action::compute, 0}}};
-
-std::vector<std::string> lines(const std::string& text) {
-  std::istringstream in(text);
-  std::vector<std::string> all;
-  for (std::string line; std::getline(in, line);) all.push_back(line);
-  return all;
-}
-
-/// Characters of a UTF-8 text.
-auto characters(const std::string& text) {
-  return std::count_if(text.begin(), text.end(), [](unsigned char c) { return (c & 0xc0) != 0x80; });
-}
-
-auto count(const std::string& text, const std::string& what) {
-  int n = 0;
-  for (auto at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++n;
-  return n;
-}
 
 }  // namespace
 

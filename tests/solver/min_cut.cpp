@@ -133,7 +133,7 @@ TEST_CASE("a sweep has more budget never slower, and mostly finds the optimum") 
   CHECK(equal > compared * 95 / 100);
   const auto p = unit_training_chain(4);
   monitor m;
-  CHECK_THROWS_AS(min_cut{}.sweep(p, {5, -1}, m), bad_option);
+  CHECK_THROWS_AS(min_cut{}.sweep(p, std::vector<bytes_t>{5, -1}, m), bad_option);
   CHECK(min_cut{}.sweep(p, {}, m).empty());
 }
 

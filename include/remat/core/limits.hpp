@@ -99,4 +99,15 @@ class monitor {
   const monitor* whole_ = nullptr;
 };
 
+/// An observer for a search that is part of another: hands its reports on to `m`, and stops it when an observer of `m` asks to.
+/// @param m      must outlive the observer
+/// @param prefix stands before the stage of each report
+inline auto report_to(monitor& m, std::string prefix = "") {
+  return [&m, prefix = std::move(prefix)](progress now) {
+    now.stage = prefix + now.stage;
+    m.report(std::move(now));
+    return m.stop_requested() ? control::stop : control::go_on;
+  };
+}
+
 }  // namespace remat

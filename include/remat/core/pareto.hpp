@@ -7,6 +7,7 @@
 #include <concepts>
 #include <cstddef>
 #include <functional>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -19,15 +20,14 @@ namespace remat {
 
 /// A solver that shares work between budgets.
 ///
-/// `s.sweep(p, budgets, m)` is `const`, re-entrant, polls `m.stopped()`, and takes the budgets as anything that a vector of them
-/// converts to, such as `std::span<const bytes_t>`. They differ, fall, and are not below
+/// `s.sweep(p, budgets, m)` is `const`, re-entrant and polls `m.stopped()`. The budgets differ, fall, and are not below
 /// `bounds_without_search(p).budget`. It returns what `s.solve` would, a result per budget in the same order; or none at all if
 /// there is no work to share, and then each budget is solved by itself.
 /// @code
 /// static_assert(!remat::sweeping_solver<remat::store_all>);
 /// @endcode
 template <class S>
-concept sweeping_solver = solver<S> && requires(const S& s, const problem& p, const std::vector<bytes_t>& budgets, monitor& m) {
+concept sweeping_solver = solver<S> && requires(const S& s, const problem& p, std::span<const bytes_t> budgets, monitor& m) {
   { s.sweep(p, budgets, m) } -> std::same_as<std::vector<result>>;
 };
 
@@ -45,17 +45,6 @@ concept curve_observer = observer<O> || point_observer<O>;
 enum class evenly : std::size_t {};
 
 namespace detail {
-
-/// Gives `to` the schedule of `from` if that fits and is faster, or is the first.
-inline void adopt(result& to, const result& from, double gap) {
-  if (!from.found() || from.peak > to.budget || (to.found() && to.seconds <= from.seconds)) return;
-  to.schedule = from.schedule;
-  to.peak = from.peak;
-  to.seconds = from.seconds;
-  to.recomputed = from.recomputed;
-  to.status = status::feasible;
-  if (to.gap() <= gap) to.status = status::optimal;
-}
 
 /// Gives `to` what is proven for the larger budget of `from`.
 inline void inherit(result& to, const result& from, double gap) {
@@ -115,7 +104,7 @@ std::vector<result> trace_curve(const problem& p, const std::vector<bytes_t>& bu
   if constexpr (sweeping_solver<S>) {
     const auto end = std::find_if(budgets.begin(), budgets.end(), [&](bytes_t b) { return b < least; });
     const std::vector<bytes_t> possible(budgets.begin(), end);
-    auto answers = possible.empty() ? std::vector<result>{} : s.sweep(p, possible, m);
+    auto answers = possible.empty() ? std::vector<result>{} : s.sweep(p, std::span<const bytes_t>(possible), m);
     if (!answers.empty() && answers.size() != possible.size())
       throw broken_contract(std::string(s.name()) + ": " + std::to_string(answers.size()) + " results for " +
                             std::to_string(possible.size()) + " budgets");
@@ -132,11 +121,7 @@ std::vector<result> trace_curve(const problem& p, const std::vector<bytes_t>& bu
       auto share = m.limits();
       share.seconds = m.remaining() / static_cast<double>(budgets.size() - i);
       const auto point = "point " + std::to_string(i + 1) + " of " + std::to_string(budgets.size()) + ": ";
-      r = solve(p, budgets[i], s, share, [&](progress now) {
-        now.stage = point + now.stage;
-        m.report(now);
-        return m.stop_requested() ? control::stop : control::go_on;
-      });
+      r = solve(p, budgets[i], s, share, report_to(m, point));
     }
     add(budgets[i], std::move(r));
   }
@@ -196,10 +181,7 @@ std::vector<result> pareto_curve(const problem& p, evenly spacing, const S& s, c
   if (points > 1) {
     auto share = l;
     share.seconds = m.remaining() / 4;
-    known = {smallest_budget(p, s, share, 0.01, [&](const progress& now) {
-      m.report(now);
-      return m.stop_requested() ? control::stop : control::go_on;
-    })};
+    known = {smallest_budget(p, s, share, 0.01, report_to(m))};
     const auto steps = static_cast<double>(points - 1);
     for (std::size_t i = 1; i < points; ++i) {
       const auto below = static_cast<double>(top - known[0].peak) * static_cast<double>(i) / steps;

@@ -56,4 +56,20 @@ struct result {
   }
 };
 
+namespace detail {
+
+/// Gives `to` the schedule of `from` if that fits and is faster, or is the first.
+inline void adopt(result& to, const result& from, double gap) {
+  if (!from.found() || from.peak > to.budget || (to.found() && to.seconds <= from.seconds)) return;
+  to.schedule = from.schedule;
+  to.peak = from.peak;
+  to.seconds = from.seconds;
+  to.recomputed = from.recomputed;
+  to.smallest_budget = std::min(from.peak, to.smallest_budget.value_or(from.peak));
+  to.status = status::feasible;  // so that `gap` counts it
+  if (to.gap() <= gap) to.status = status::optimal;
+}
+
+}  // namespace detail
+
 }  // namespace remat

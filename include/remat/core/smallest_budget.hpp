@@ -48,11 +48,7 @@ result smallest_budget(const problem& p, const S& s, const limits& l = {}, doubl
     auto share = l;
     share.seconds = m.remaining() / 4;
     share.gap = 0.99;  // any schedule will do
-    const auto r = solve(p, budget, s, share, [&](progress now) {
-      now.stage = "smallest budget, " + std::to_string(budget) + " bytes: " + now.stage;
-      m.report(now);
-      return m.stop_requested() ? control::stop : control::go_on;
-    });
+    const auto r = solve(p, budget, s, share, report_to(m, "smallest budget, " + std::to_string(budget) + " bytes: "));
     proven = std::max(proven, r.budget_bound);
     if (r.found())
       best = r;

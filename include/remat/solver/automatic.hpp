@@ -66,12 +66,12 @@ class automatic {
   /// @throws what the backend throws
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     search now(p, budget, m);
-    if (now.best.offer(needed_operations(p))) return now.answer();
+    if (now.best.offer(now.needed)) return now.answer();
     now.take(now.run(min_cut(), 0.25));
-    if (needed_operations(p).size() > options_.small_operations) now.take(now.run(hierarchical<>(), 0.4));
+    if (now.needed.size() > options_.small_operations) now.take(now.run(hierarchical<>(), 0.4));
     if (now.done()) return now.answer();
     if constexpr (milp::backend<B>) {
-      if (needed_operations(p).size() <= options_.moment_operations) {
+      if (now.needed.size() <= options_.moment_operations) {
         if (m.limits().threads > 1) {
           auto proof = std::async(std::launch::async, [&] { return prove(now, 1); });
           look(now, [&] { return proof.wait_for(std::chrono::seconds(0)) != std::future_status::ready; });
@@ -95,6 +95,7 @@ class automatic {
 
     const problem& p;
     const bytes_t budget;
+    const std::vector<index_t> needed = needed_operations(p);
     incumbent best;
 
     /// Nothing more to be done?
@@ -196,7 +197,7 @@ class automatic {
     o.stream = stream;
     return now.within(share, true, [&](monitor& m) {
       const double before = now.seconds();
-      improve(now.p, now.best.found() ? now.best.order() : needed_operations(now.p), now.best, m, o, now.bound());
+      improve(now.p, now.best.found() ? now.best.order() : now.needed, now.best, m, o, now.bound());
       return m.stopped() || now.best.seconds() < before;
     });
   }

@@ -97,11 +97,7 @@ class checkmate {
     descent down(*this, p, budgets[order.back()], m);
     for (std::size_t k = 0; k < order.size(); ++k)
       results[order[k]] = down.next(budgets[order[k]], static_cast<double>(order.size() - k));
-    for (std::size_t k = order.size() - 1; k-- > 0;) {
-      auto& more = results[order[k]];
-      const auto& less = results[order[k + 1]];
-      if (less.found() && (!more.found() || less.seconds < more.seconds)) take(less, more, m.limits().gap);
-    }
+    for (std::size_t k = order.size() - 1; k-- > 0;) detail::adopt(results[order[k]], results[order[k + 1]], m.limits().gap);
     return results;
   }
 
@@ -138,17 +134,6 @@ class checkmate {
       best.status = status::feasible;
     } catch (const bad_schedule&) {  // within the tolerances of the backend, but not a schedule
     }
-  }
-
-  /// Gives the result for a larger budget the schedule of a smaller one.
-  static void take(const result& from, result& to, double gap) {
-    to.schedule = from.schedule;
-    to.seconds = from.seconds;
-    to.peak = from.peak;
-    to.recomputed = from.recomputed;
-    to.smallest_budget = std::min(from.peak, to.smallest_budget.value_or(from.peak));
-    to.status = status::feasible;  // so that `gap` counts it
-    if (to.gap() <= gap) to.status = status::optimal;
   }
 
   /// The models of one problem, for a smallest budget and all above it.
@@ -245,10 +230,7 @@ class checkmate {
       auto l = m_.limits();
       l.seconds = m_.remaining() / share;
       const step one{method_.name(), [&](monitor& m) { return forms_.solve(budget, hint, last_.scope_bound, m); }};
-      last_ = remat::solve(p_, budget, one, l, [&](const progress& now) {
-        m_.report(now);
-        return m_.stopped() ? control::stop : control::go_on;
-      });
+      last_ = remat::solve(p_, budget, one, l, report_to(m_));
       return last_;
     }
 

@@ -179,8 +179,8 @@ class chen {
       for (auto k : ends)
         for (auto x : ops[needed[k]].outputs) retained[x] = true;
 
-    std::vector<index_t> order, missing;
-    std::vector<bool> marked(ops.size(), false);
+    std::vector<index_t> order;
+    missing_operations missing(p);
     const auto forget = [&](index_t o) {
       for (auto x : ops[o].outputs) there[x] = there[x] && retained[x];
     };
@@ -191,26 +191,18 @@ class chen {
       const auto o = needed[k];
       if (k == turn)
         for (std::size_t i = 0; i < turn; ++i) forget(needed[i]);
-      missing = {o};
       std::size_t here = 0;  // the last segment that the operation reads
       for (auto x : ops[o].inputs)
         if (!p.is_source(x) && segment[p.producer(x)] < backward) here = std::max(here, segment[p.producer(x)]);
-      for (std::size_t i = 0; i < missing.size(); ++i)
-        for (auto x : ops[missing[i]].inputs)
-          if (!there[x] && !marked[p.producer(x)]) {
-            marked[p.producer(x)] = true;
-            missing.push_back(p.producer(x));
-          }
-      std::sort(missing.begin(), missing.end());
-      for (auto x : missing) {
-        marked[x] = false;
+      const auto made = missing.for_operation(o, there);
+      for (auto x : made) {
         order.push_back(x);
         for (auto y : ops[x].outputs) there[y] = true;
       }
       if (order.size() > longest || m.stopped()) return std::nullopt;
       // What was made on the way to this segment is forgotten.
       if (v != variant::crossing && k >= turn)
-        for (auto x : missing)
+        for (auto x : made)
           if (x != o && (v == variant::last_node || segment[x] < here)) forget(x);
       if (v == variant::last_node && before != none) forget(before);
       before = o;

@@ -142,10 +142,10 @@ class hierarchical {
       if (r.status == status::infeasible) return r;
       search now{m, r.bound, {}};
       if (options_.compete) {
-        monitor first(share(m, 0.3), [&](progress x) {
+        monitor first(m, 0.3, [&](progress x) {
           x.bound = r.bound;
           m.report(x);
-          return m.stop_requested() ? control::stop : control::go_on;
+          return control::go_on;
         });
         if (const auto cut = min_cut({.bound = false}).solve(p, budget, first); cut.found())
           best.offer(compute_order(cut.schedule));

@@ -126,12 +126,7 @@ class improved {
 
   /// @throws what Inner throws
   result solve(const problem& p, bytes_t budget, monitor& m) const {
-    auto l = m.limits();
-    l.seconds = m.remaining() * options_.share;
-    monitor first(l, [&](const progress& now) {
-      m.report(now);
-      return m.stop_requested() ? control::stop : control::go_on;
-    });
+    monitor first(m, options_.share);
     auto r = inner_.solve(p, budget, first);
     if (r.status == status::infeasible) return r;
     const bool copies = r.found() && has_copies(r.schedule);

@@ -8,6 +8,7 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -77,7 +78,7 @@ class min_cut {
   /// @param m       limits of the whole sweep
   /// @return a result per budget, in the order given, each as `solve(p, budget, min_cut, ..)` would complete it
   /// @throws bad_option for a negative budget
-  std::vector<result> sweep(const problem& p, const std::vector<bytes_t>& budgets, monitor& m) const {
+  std::vector<result> sweep(const problem& p, std::span<const bytes_t> budgets, monitor& m) const {
     std::vector<std::size_t> ascending(budgets.size());
     std::iota(ascending.begin(), ascending.end(), std::size_t{0});
     std::sort(ascending.begin(), ascending.end(), [&](auto a, auto b) { return budgets[a] < budgets[b]; });
@@ -88,10 +89,7 @@ class min_cut {
       auto l = m.limits();
       l.seconds = m.remaining() / static_cast<double>(ascending.size() - i);
       const auto budget = budgets[ascending[i]];
-      results[ascending[i]] = remat::solve(p, budget, one_of_many{*this, shared, smaller}, l, [&](const progress& now) {
-        m.report(now);
-        return m.stop_requested() ? control::stop : control::go_on;
-      });
+      results[ascending[i]] = remat::solve(p, budget, one_of_many{*this, shared, smaller}, l, report_to(m));
     }
     return results;
   }

@@ -77,6 +77,41 @@ inline std::vector<index_t> prune_order(const problem& p, std::span<const index_
   return kept;
 }
 
+/// Finds what has to run before values or operations can be used.
+class missing_operations {
+ public:
+  explicit missing_operations(const problem& p) : p_(p), marked_(p.operations().size(), false) {}
+
+  /// @param wanted values
+  /// @param there  per value: on the device; sources are
+  /// @return what makes those of `wanted` that are not there, and what that lacks in turn, in the order of the problem
+  /// Complexity: O(k log k + edges) for k operations and their operands.
+  std::vector<index_t> for_values(std::span<const index_t> wanted, const std::vector<bool>& there) {
+    std::vector<index_t> found;
+    const auto need = [&](index_t v) {
+      if (there[v] || marked_[p_.producer(v)]) return;
+      marked_[p_.producer(v)] = true;
+      found.push_back(p_.producer(v));
+    };
+    for (auto v : wanted) need(v);
+    for (std::size_t i = 0; i < found.size(); ++i)
+      for (auto v : p_.operations()[found[i]].inputs) need(v);
+    std::sort(found.begin(), found.end());
+    for (auto o : found) marked_[o] = false;
+    return found;
+  }
+  /// The same for the operands of `o`, with `o` at the end.
+  std::vector<index_t> for_operation(index_t o, const std::vector<bool>& there) {
+    auto found = for_values(p_.operations()[o].inputs, there);
+    found.push_back(o);
+    return found;
+  }
+
+ private:
+  const problem& p_;
+  std::vector<bool> marked_;  // per operation: found in the current search
+};
+
 /// Computes everything up to `tau` once, forgets what is not retained, goes on and computes what is missing when it is needed.
 /// @param p        the problem
 /// @param needed   `needed_operations(p)`
@@ -88,20 +123,12 @@ inline std::vector<index_t> prune_order(const problem& p, std::span<const index_
 inline std::optional<std::vector<index_t>> order_across(const problem& p, const std::vector<index_t>& needed, index_t tau,
                                                         const std::vector<bool>& retained, const std::vector<bool>& later) {
   const auto& ops = p.operations();
-  std::vector<bool> there(p.values().size(), false), has_run(ops.size(), false), marked(ops.size(), false);
+  std::vector<bool> there(p.values().size(), false), has_run(ops.size(), false);
   for (index_t v = 0; v < there.size(); ++v) there[v] = p.is_source(v);
-  std::vector<index_t> order, pending;
+  std::vector<index_t> order;
+  missing_operations missing(p);
   const auto run = [&](index_t o) {
-    pending = {o};
-    for (std::size_t i = 0; i < pending.size(); ++i)
-      for (auto v : ops[pending[i]].inputs)
-        if (!there[v] && !marked[p.producer(v)]) {
-          marked[p.producer(v)] = true;
-          pending.push_back(p.producer(v));
-        }
-    std::sort(pending.begin(), pending.end());
-    for (auto x : pending) {
-      marked[x] = false;
+    for (auto x : missing.for_operation(o, there)) {
       if (ops[x].once && has_run[x]) return false;
       has_run[x] = true;
       order.push_back(x);

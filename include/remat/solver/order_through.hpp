@@ -28,24 +28,10 @@ inline std::optional<std::vector<index_t>> order_through(const problem& p, const
                                                          const std::vector<bool>& free) {
   const auto& ops = p.operations();
   const auto needed = needed_operations(p);
-  std::vector<bool> there(p.values().size(), false), has_run(ops.size(), false), marked(ops.size(), false);
+  std::vector<bool> there(p.values().size(), false), has_run(ops.size(), false);
   for (index_t v = 0; v < there.size(); ++v) there[v] = p.is_source(v);
   std::vector<index_t> order;
-  // What has to be computed so that the values in `wanted` are there, ascending.
-  const auto closure = [&](const std::vector<index_t>& wanted) {
-    std::vector<index_t> list;
-    const auto need = [&](index_t v) {
-      if (there[v] || marked[p.producer(v)]) return;
-      marked[p.producer(v)] = true;
-      list.push_back(p.producer(v));
-    };
-    for (auto v : wanted) need(v);
-    for (std::size_t i = 0; i < list.size(); ++i)
-      for (auto v : ops[list[i]].inputs) need(v);
-    std::sort(list.begin(), list.end());
-    for (auto o : list) marked[o] = false;
-    return list;
-  };
+  missing_operations missing(p);
   const auto run = [&](const std::vector<index_t>& list) {
     for (auto o : list) {
       if (ops[o].once && has_run[o]) return false;
@@ -77,9 +63,9 @@ inline std::optional<std::vector<index_t>> order_through(const problem& p, const
         if (retained[j][v] && !free[v]) wanted.push_back(v);
     }
     // First runs in the order of the problem, each preceded by what it lacks; then what is to be retained and was lost.
-    for (auto o : add_free(closure(wanted), j < moments.size() ? moments[j] : none))
-      if (!has_run[o] && (!run(closure(ops[o].inputs)) || !run({o}))) return std::nullopt;
-    if (!run(closure(wanted))) return std::nullopt;
+    for (auto o : add_free(missing.for_values(wanted, there), j < moments.size() ? moments[j] : none))
+      if (!has_run[o] && !run(missing.for_operation(o, there))) return std::nullopt;
+    if (!run(missing.for_values(wanted, there))) return std::nullopt;
     if (j == moments.size()) break;
     const auto& operands = ops[moments[j]].inputs;
     for (index_t v = 0; v < there.size(); ++v)

@@ -73,17 +73,12 @@ class part_chain {
   /// The operations behind the steps of a schedule of the chain, and those in no part where they are needed.
   /// Complexity: O((values + edges executed) log).
   std::vector<index_t> order(const std::vector<chain_step>& steps) const {
-    std::vector<index_t> all, pending;
-    std::vector<bool> there(p_.values().size(), false), marked(p_.operations().size(), false);
+    std::vector<index_t> all;
+    std::vector<bool> there(p_.values().size(), false);
     for (index_t v = 0; v < there.size(); ++v) there[v] = p_.is_source(v);
+    missing_operations missing(p_);
     const auto run = [&](index_t first) {
-      pending = {first};
-      for (std::size_t k = 0; k < pending.size(); ++k)
-        for (auto v : p_.operations()[pending[k]].inputs)
-          if (!there[v] && !marked[p_.producer(v)]) marked[p_.producer(v)] = true, pending.push_back(p_.producer(v));
-      std::sort(pending.begin(), pending.end());
-      for (auto o : pending) {
-        marked[o] = false;
+      for (auto o : missing.for_operation(first, there)) {
         all.push_back(o);
         for (auto v : p_.operations()[o].outputs) there[v] = true;
       }

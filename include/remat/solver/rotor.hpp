@@ -89,10 +89,7 @@ class rotor {
     for (std::size_t k = 0; k < budgets.size(); ++k) {
       auto l = m.limits();
       l.seconds = m.remaining() / static_cast<double>(budgets.size() - k);
-      results.push_back(remat::solve(p, budgets[k], member{shared}, l, [&](progress now) {
-        m.report(std::move(now));
-        return m.stop_requested() ? control::stop : control::go_on;
-      }));
+      results.push_back(remat::solve(p, budgets[k], member{shared}, l, report_to(m)));
     }
     return results;
   }
