@@ -123,6 +123,33 @@ TEST_CASE("targets that are there when the others are made for the last time") {
   CHECK(tight > 100);
 }
 
+TEST_CASE("what is there when the last of the large operations runs for the last time") {
+  // s needs 30 bytes of w in passing, t none of it: s and what t is made from, or t and all that s needs.
+  const problem p("p", {{"x", 1, true}, {"w", 30}, {"s", 10}, {"a", 4}, {"t", 10}},
+                  {{"w", {0}, {1}, 1}, {"s", {1}, {2}, 1}, {"a", {1}, {3}, 1}, {"t", {3}, {4}, 1}}, {2, 4});
+  CHECK(last_run_cut(p).working_set(1) == 41);
+  CHECK(last_large_run_bound(p) == 45);  // while s is made, a is there, or the other way round: 1 + 30 + 10 + 4
+  CHECK(exhaustive_optimum(p, 45));
+  CHECK_FALSE(exhaustive_optimum(p, 44));
+  CHECK(last_large_run_bound(p, 50) == 50);
+  CHECK(last_large_run_bound(p, 7, 0) == 7);
+  CHECK(last_large_run_bound(p, 7, 300, [] { return true; }) == 7);
+  std::mt19937_64 g(10);
+  int tight = 0, higher = 0;
+  for (int round = 0; round < 2000; ++round) {
+    const auto q = random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 3, 6)), .once = round % 3 == 0 ? 25 : 0,
+                                      .target = round % 2 == 0 ? 60 : 20});
+    const auto least = last_large_run_bound(q);
+    INFO("round " << round << ", " << least << " bytes");
+    REQUIRE_FALSE(exhaustive_optimum(q, least - 1));
+    tight += exhaustive_optimum(q, least).has_value();
+    higher += least > std::max(last_runs_bound(q), bounds_without_search(q).budget);
+  }
+  CAPTURE(tight, higher);
+  CHECK(tight > 1000);
+  CHECK(higher > 50);
+}
+
 TEST_CASE("options out of range are refused") {
   const auto p = unit_training_chain(3);
   CHECK_THROWS_WITH(min_cut_bound(p, 5, {.moments = 0}), Catch::Contains("moments"));

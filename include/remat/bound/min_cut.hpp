@@ -14,16 +14,8 @@
 #include <utility>
 #include <vector>
 
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12 misreads Boost's edge iterator
-#endif
-#include <boost/graph/adjacency_list.hpp>
-#include <boost/graph/boykov_kolmogorov_max_flow.hpp>
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic pop
-#endif
-
+#include <remat/bound/cut_network.hpp>
+#include <remat/bound/last_runs.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/solver/order.hpp>
@@ -86,9 +78,6 @@ class retention_cut {
         for (auto v : ops[o].inputs) needed_later_[v] = true;
     for (index_t v = 0; v < nv; ++v) needed_later_[v] = needed_later_[v] && stored(v);
   }
-  retention_cut(const retention_cut&) = delete;  // descriptors of edges point into the graph
-  retention_cut& operator=(const retention_cut&) = delete;
-
   index_t tau() const { return tau_; }
   /// Bytes that a schedule without recomputation has on the device while `tau` runs, values that may be made later included.
   bytes_t demand() const { return retain_all().bytes - room_; }
@@ -111,18 +100,7 @@ class retention_cut {
 
  private:
   enum class role : unsigned char { unneeded, ancestor, descendant, free };
-  using traits = boost::adjacency_list_traits<boost::vecS, boost::vecS, boost::directedS>;
-  struct link {
-    std::int64_t capacity = 0, residual = 0;
-    traits::edge_descriptor reverse = {};
-  };
-  struct node {
-    boost::default_color_type color = {};
-    std::int64_t distance = 0;
-    traits::edge_descriptor predecessor = {};
-  };
-  using network = boost::adjacency_list<boost::vecS, boost::vecS, boost::directedS, node, link>;
-  static constexpr std::int64_t infinite = std::int64_t{1} << 58;
+  using network = detail::cut_network;
   static constexpr double resolution = 1e13;  // units of capacity that all costs together are cut into
 
   /// Can `v` be on the device before `tau` runs, other than for free?
@@ -139,34 +117,24 @@ class retention_cut {
     return c;
   }
 
-  traits::edge_descriptor connect(std::size_t from, std::size_t to, std::int64_t capacity) {
-    const auto there = boost::add_edge(from, to, graph_).first, back = boost::add_edge(to, from, graph_).first;
-    graph_[there].capacity = capacity;
-    graph_[there].reverse = back;
-    graph_[back].reverse = there;
-    return there;
-  }
-
   void build() {
     const auto& ops = p_.operations();
-    std::vector<std::size_t> place(p_.values().size(), 0);  // vertex of x_v
-    runs_.assign(ops.size(), 0);                            // vertex of r_o
-    std::size_t count = 2;                                  // source 0, sink 1
+    std::vector<network::vertex> place(p_.values().size(), 0);  // vertex of x_v
+    runs_.assign(ops.size(), 0);                                // vertex of r_o
     for (index_t v = 0; v < place.size(); ++v)
-      if (stored(v)) place[v] = count++;
+      if (stored(v)) place[v] = network_.add_vertex();
     for (index_t o = 0; o < ops.size(); ++o)
-      if (role_[o] == role::ancestor || role_[o] == role::free) runs_[o] = count++;
-    while (boost::num_vertices(graph_) < count) boost::add_vertex(graph_);
+      if (role_[o] == role::ancestor || role_[o] == role::free) runs_[o] = network_.add_vertex();
     for (index_t v = 0; v < place.size(); ++v) {
       if (place[v] == 0) continue;
-      values_.push_back({v, place[v], connect(place[v], p_.is_source(v) ? 1 : runs_[p_.producer(v)], 0)});
-      if (needed_later_[v]) connect(0, place[v], infinite);
+      values_.push_back({v, place[v], network_.connect(place[v], p_.is_source(v) ? network::sink : runs_[p_.producer(v)], 0)});
+      if (needed_later_[v]) network_.connect(network::source, place[v], network::infinite);
     }
     for (index_t o = 0; o < ops.size(); ++o) {
       if (runs_[o] == 0) continue;
-      if (role_[o] == role::ancestor) costs_.push_back({o, runs_[o], connect(runs_[o], 1, 0)});
+      if (role_[o] == role::ancestor) costs_.push_back({o, runs_[o], network_.connect(runs_[o], network::sink, 0)});
       for (auto v : ops[o].inputs)
-        if (place[v] != 0) connect(runs_[o], place[v], infinite);
+        if (place[v] != 0) network_.connect(runs_[o], place[v], network::infinite);
     }
   }
 
@@ -175,18 +143,15 @@ class retention_cut {
     // Capacities are rounded down: the cut found is minimal up to one unit per edge.
     const double unit = ignore_costs ? 1 : p_.total_seconds() / resolution;
     const auto scaled = [&](double x) {
-      return std::min(infinite, static_cast<std::int64_t>(std::min(x / (unit > 0 ? unit : 1), 1e17)));
+      return std::min(network::infinite, static_cast<std::int64_t>(std::min(x / (unit > 0 ? unit : 1), 1e17)));
     };
     for (const auto& c : costs_) {
       const auto& op = p_.operations()[c.index];
-      graph_[c.edge].capacity = op.once ? infinite : ignore_costs ? 0 : scaled(op.seconds);
+      network_.set_capacity(c.edge, op.once ? network::infinite : ignore_costs ? 0 : scaled(op.seconds));
     }
-    for (const auto& x : values_) graph_[x.edge].capacity = scaled(lambda * static_cast<double>(p_.values()[x.index].bytes));
-    boost::boykov_kolmogorov_max_flow(graph_, boost::get(&link::capacity, graph_), boost::get(&link::residual, graph_),
-                                      boost::get(&link::reverse, graph_), boost::get(&node::predecessor, graph_),
-                                      boost::get(&node::color, graph_), boost::get(&node::distance, graph_),
-                                      boost::get(boost::vertex_index, graph_), 0, 1);
-    const auto chosen = [&](std::size_t vertex) { return graph_[vertex].color == boost::black_color; };
+    for (const auto& x : values_) network_.set_capacity(x.edge, scaled(lambda * static_cast<double>(p_.values()[x.index].bytes)));
+    network_.cut();
+    const auto chosen = [&](network::vertex v) { return network_.reached(v); };
     choice best = empty();
     for (std::size_t o = 0; o < runs_.size(); ++o) best.later[o] = runs_[o] != 0 && chosen(runs_[o]);
     for (const auto& c : costs_)
@@ -201,17 +166,17 @@ class retention_cut {
 
   struct item {
     index_t index;
-    std::size_t vertex;
-    traits::edge_descriptor edge;
+    network::vertex vertex;
+    network::edge edge;
   };
   const problem& p_;
   index_t tau_;
   std::vector<role> role_;
   std::vector<bool> operand_, needed_later_;
   bytes_t room_ = 0;
-  network graph_;
+  network network_;
   std::vector<item> values_, costs_;
-  std::vector<std::size_t> runs_;
+  std::vector<network::vertex> runs_;
 };
 
 /// A proven lower bound.
@@ -247,30 +212,6 @@ inline std::vector<std::unique_ptr<retention_cut>> retention_cuts(const problem&
   std::stable_sort(cuts.begin(), cuts.end(), [](const auto& a, const auto& b) { return a->demand() > b->demand(); });
   while (cuts.size() > count) cuts.pop_back();
   return cuts;
-}
-
-/// A lower bound on the memory of every schedule without copies: after the last run of an operation its targets stay, so the last
-/// runs meet, in their order, ever more of them. The least peak over all orders of the last runs has the operation with the
-/// largest working set first (Lawler's rule for one machine and a largest cost). Complexity: O(edges + targets log(targets)).
-/// Reference: Lawler, "Optimal sequencing of a single machine subject to precedence constraints", Management Science 19, 1973.
-inline bytes_t last_runs_bound(const problem& p) {
-  const auto& values = p.values();
-  const auto bytes = [&](index_t v) { return values[v].held ? 0 : values[v].bytes; };
-  std::vector<std::pair<bytes_t, bytes_t>> runs;  // working set besides targets, targets
-  bytes_t present = p.held_bytes();
-  for (auto v : p.targets())
-    if (p.is_source(v)) present += bytes(v);
-  for (const auto& op : p.operations()) {
-    bytes_t targets = 0, others = op.workspace;
-    for (auto v : op.outputs) (p.is_target(v) ? targets : others) += values[v].bytes;
-    for (auto v : op.inputs)
-      if (!p.is_target(v)) others += bytes(v);
-    if (targets > 0) runs.emplace_back(others, targets);
-  }
-  std::sort(runs.rbegin(), runs.rend());
-  bytes_t bound = present;
-  for (const auto& [others, targets] : runs) bound = std::max(bound, (present += targets) + others);
-  return bound;
 }
 
 /// A lower bound on the time of *every* schedule within a budget: staged or not, whatever it computes again. Copies to the host
@@ -340,6 +281,7 @@ inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_
     extra = std::max(extra, duals[i].value);
   }
   best.seconds += extra * (1 - 1e-9);  // floored capacities: the cuts are minimal up to 1e-13 of all costs per edge
+  best.budget = last_large_run_bound(p, best.budget, 300, stop);
   if (budget < best.budget) best.seconds = never;
   return best;
 }

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Lower bounds on the memory of every schedule, from what has to stay when something runs for the last time. Needs Boost.Graph.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include <remat/bound/cut_network.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
+
+namespace remat {
+
+/// A lower bound on the memory of every schedule without copies: after the last run of an operation its targets stay, so the last
+/// runs meet, in their order, ever more of them. The least peak over all orders of the last runs has the operation with the
+/// largest working set first (Lawler's rule for one machine and a largest cost). Complexity: O(edges + targets log(targets)).
+/// Reference: Lawler, "Optimal sequencing of a single machine subject to precedence constraints", Management Science 19, 1973.
+inline bytes_t last_runs_bound(const problem& p) {
+  const auto& values = p.values();
+  const auto bytes = [&](index_t v) { return values[v].held ? 0 : values[v].bytes; };
+  std::vector<std::pair<bytes_t, bytes_t>> runs;  // working set besides targets, targets
+  bytes_t present = p.held_bytes();
+  for (auto v : p.targets())
+    if (p.is_source(v)) present += bytes(v);
+  for (const auto& op : p.operations()) {
+    bytes_t targets = 0, others = op.workspace;
+    for (auto v : op.outputs) (p.is_target(v) ? targets : others) += values[v].bytes;
+    for (auto v : op.inputs)
+      if (!p.is_target(v)) others += bytes(v);
+    if (targets > 0) runs.emplace_back(others, targets);
+  }
+  std::sort(runs.rbegin(), runs.rend());
+  bytes_t bound = present;
+  for (const auto& [others, targets] : runs) bound = std::max(bound, (present += targets) + others);
+  return bound;
+}
+
+/// What has to be on the device when an operation runs for the last time, and others do not run after it.
+///
+/// Every target is on the device then or made later, from what is on the device and without those others: the least bytes of it
+/// are a minimum cut.
+class last_run_cut {
+ public:
+  /// Complexity: O(values + edges).
+  explicit last_run_cut(const problem& p) : p_(p), runs_(p.operations().size()), keeps_(p.values().size()) {
+    const auto& ops = p.operations();
+    std::vector<network::vertex> place(keeps_.size()), run(ops.size());
+    for (auto& v : place) v = network_.add_vertex();
+    for (auto& o : run) o = network_.add_vertex();
+    for (index_t v = 0; v < place.size(); ++v)
+      keeps_[v] = network_.connect(place[v], p.is_source(v) ? network::sink : run[p.producer(v)], bytes(v));
+    for (index_t o = 0; o < ops.size(); ++o) {
+      runs_[o] = network_.connect(run[o], network::sink, 0);
+      for (auto v : ops[o].inputs) network_.connect(run[o], place[v], network::infinite);
+    }
+    for (auto v : p.targets()) network_.connect(network::source, place[v], network::infinite);
+  }
+
+  /// `o` does not run after the last run either.
+  void forbid(index_t o) { network_.set_capacity(runs_[o], network::infinite); }
+  /// Bytes for operands, results and workspace of `o`, and for what is held.
+  bytes_t working_set(index_t o) const {
+    const auto& op = p_.operations()[o];
+    auto sum = p_.held_bytes() + op.workspace;
+    for (auto v : op.inputs) sum += bytes(v);
+    for (auto v : op.outputs) sum += bytes(v);
+    return sum;
+  }
+  /// The least bytes on the device while `last` runs for the last time.
+  /// Complexity: a maximum flow on O(values + operations) vertices.
+  bytes_t least(index_t last) {
+    const auto& op = p_.operations()[last];
+    for (const auto* there : {&op.inputs, &op.outputs})
+      for (auto v : *there) network_.set_capacity(keeps_[v], 0);
+    const auto kept = network_.cut();
+    for (const auto* there : {&op.inputs, &op.outputs})
+      for (auto v : *there) network_.set_capacity(keeps_[v], bytes(v));
+    return working_set(last) + kept;
+  }
+
+ private:
+  using network = detail::cut_network;
+  bytes_t bytes(index_t v) const { return p_.values()[v].held ? 0 : p_.values()[v].bytes; }
+
+  const problem& p_;
+  network network_;
+  std::vector<network::edge> runs_, keeps_;  // per operation, per value
+};
+
+/// A lower bound on the memory of every schedule without copies: one of the operations with large working sets is the last of
+/// them to run, and meets then what is needed to make all targets without any of them. The least over which is the last, the
+/// largest over how large is large.
+/// @param p     the problem
+/// @param known a lower bound in bytes: what cannot exceed it is not looked at
+/// @param flows the most maximum flows
+/// @param stop  polled between them; true returns what is proven by then
+/// @return bytes, >= known
+/// Complexity: at most `flows` maximum flows on O(values + operations) vertices.
+inline bytes_t last_large_run_bound(const problem& p, bytes_t known = 0, std::size_t flows = 300,
+                                    const std::function<bool()>& stop = {}) {
+  struct large {
+    index_t operation;
+    bytes_t working_set;
+    bytes_t least;      // `last_run_cut::least` among fewer operations, or a lower bound on that
+    std::size_t level;  // how many they were
+  };
+  last_run_cut cut(p);
+  std::vector<large> all;
+  for (auto o : needed_operations(p)) all.push_back({o, cut.working_set(o), cut.working_set(o), 0});
+  std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.working_set > b.working_set; });
+  bytes_t targets = 0;
+  for (auto v : p.targets()) targets += p.values()[v].held ? 0 : p.values()[v].bytes;
+  std::size_t level = 0, last = 0;  // all[0, level) are large; all[last] needs the least as far as known
+  while (level < all.size() && all[level].working_set + targets > known) {
+    const auto smallest = all[level].working_set;
+    for (; level < all.size() && all[level].working_set == smallest; ++level) cut.forbid(all[level].operation);
+    while (all[last].level < level) {
+      if (flows-- == 0 || (stop && stop())) return known;
+      all[last].least = cut.least(all[last].operation);
+      all[last].level = level;
+      if (all[last].least <= known) break;
+      for (std::size_t i = 0; i < level; ++i)
+        if (all[i].least < all[last].least) last = i;
+    }
+    known = std::max(known, all[last].least);
+  }
+  return known;
+}
+
+}  // namespace remat
