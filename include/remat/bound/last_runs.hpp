@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <functional>
-#include <limits>
 #include <utility>
 #include <vector>
 
@@ -97,12 +96,12 @@ class last_run_cut {
 /// largest over how large is large.
 /// @param p     the problem
 /// @param known a lower bound in bytes: what cannot exceed it is not looked at
-/// @param flows the most maximum flows
-/// @param stop  polled between them; true returns what is proven by then
+/// @param stop  polled between cuts; true returns what is proven by then
+/// @param cuts  the most minimum cuts
 /// @return bytes, >= known
-/// Complexity: at most `flows` maximum flows on O(values + operations) vertices.
-inline bytes_t last_large_run_bound(const problem& p, bytes_t known = 0, std::size_t flows = 300,
-                                    const std::function<bool()>& stop = {}) {
+/// Complexity: at most `cuts` maximum flows on O(values + operations) vertices.
+inline bytes_t last_large_run_bound(const problem& p, bytes_t known = 0, const std::function<bool()>& stop = {},
+                                    std::size_t cuts = 300) {
   struct large {
     index_t operation;
     bytes_t working_set;
@@ -120,7 +119,7 @@ inline bytes_t last_large_run_bound(const problem& p, bytes_t known = 0, std::si
     const auto smallest = all[level].working_set;
     for (; level < all.size() && all[level].working_set == smallest; ++level) cut.forbid(all[level].operation);
     while (all[last].level < level) {
-      if (flows-- == 0 || (stop && stop())) return known;
+      if (cuts-- == 0 || (stop && stop())) return known;
       all[last].least = cut.least(all[last].operation);
       all[last].level = level;
       if (all[last].least <= known) break;

@@ -78,6 +78,7 @@ class retention_cut {
         for (auto v : ops[o].inputs) needed_later_[v] = true;
     for (index_t v = 0; v < nv; ++v) needed_later_[v] = needed_later_[v] && stored(v);
   }
+
   index_t tau() const { return tau_; }
   /// Bytes that a schedule without recomputation has on the device while `tau` runs, values that may be made later included.
   bytes_t demand() const { return retain_all().bytes - room_; }
@@ -226,7 +227,8 @@ inline std::vector<std::unique_ptr<retention_cut>> retention_cuts(const problem&
 /// @param stop   polled between cuts; true returns what is proven by then
 /// @return the bounds on time and budget
 /// @throws bad_option if `moments` or `refined` is 0
-/// Complexity: O(2 moments + 10 refined) maximum flows on O(values + operations) vertices; a fraction of a second for thousands.
+/// Complexity: O(2 moments + 10 refined) maximum flows on O(values + operations) vertices, and those of `last_large_run_bound`; a
+/// fraction of a second for thousands.
 /// @code
 /// auto b = remat::min_cut_bound(p, budget);
 /// std::cout << "no schedule takes less than " << b.seconds << " s\n";
@@ -281,7 +283,7 @@ inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_
     extra = std::max(extra, duals[i].value);
   }
   best.seconds += extra * (1 - 1e-9);  // floored capacities: the cuts are minimal up to 1e-13 of all costs per edge
-  best.budget = last_large_run_bound(p, best.budget, 300, stop);
+  best.budget = last_large_run_bound(p, best.budget, stop);
   if (budget < best.budget) best.seconds = never;
   return best;
 }
