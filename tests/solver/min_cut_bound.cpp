@@ -124,11 +124,11 @@ TEST_CASE("targets that are there when the others are made for the last time") {
 }
 
 TEST_CASE("what is there when the last of the large operations runs for the last time") {
-  // s needs 30 bytes of w in passing, t none of it: s and what t is made from, or t and all that s needs.
+  // The targets s and t, the latter by way of a, are made from w, which is large: s and a run beside it, in either order.
   const problem p("p", {{"x", 1, true}, {"w", 30}, {"s", 10}, {"a", 4}, {"t", 10}},
                   {{"w", {0}, {1}, 1}, {"s", {1}, {2}, 1}, {"a", {1}, {3}, 1}, {"t", {3}, {4}, 1}}, {2, 4});
   CHECK(last_run_cut(p).working_set(1) == 41);
-  CHECK(last_large_run_bound(p) == 45);  // while s is made, a is there, or the other way round: 1 + 30 + 10 + 4
+  CHECK(last_large_run_bound(p) == 45);  // while the second of them runs, the result of the first is there: 1 + 30 + 10 + 4
   CHECK(exhaustive_optimum(p, 45));
   CHECK_FALSE(exhaustive_optimum(p, 44));
   CHECK(last_large_run_bound(p, 50) == 50);

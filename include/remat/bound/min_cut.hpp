@@ -152,13 +152,12 @@ class retention_cut {
     }
     for (const auto& x : values_) network_.set_capacity(x.edge, scaled(lambda * static_cast<double>(p_.values()[x.index].bytes)));
     network_.cut();
-    const auto chosen = [&](network::vertex v) { return network_.reached(v); };
     choice best = empty();
-    for (std::size_t o = 0; o < runs_.size(); ++o) best.later[o] = runs_[o] != 0 && chosen(runs_[o]);
+    for (std::size_t o = 0; o < runs_.size(); ++o) best.later[o] = runs_[o] != 0 && network_.reached(runs_[o]);
     for (const auto& c : costs_)
       if (best.later[c.index]) best.seconds += p_.operations()[c.index].seconds;
     for (const auto& x : values_)
-      if (chosen(x.vertex) && (p_.is_source(x.index) || !best.later[p_.producer(x.index)])) {
+      if (network_.reached(x.vertex) && (p_.is_source(x.index) || !best.later[p_.producer(x.index)])) {
         best.retained[x.index] = true;
         best.bytes += p_.values()[x.index].bytes;
       }
