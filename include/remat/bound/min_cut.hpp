@@ -189,6 +189,7 @@ struct time_bound {
 struct min_cut_options {
   std::size_t moments = 32;  ///< operations `tau` tried with a single cut each, >= 1
   std::size_t refined = 16;  ///< the best of them, whose multiplier is optimised, >= 1
+  bytes_t needed = 0;        ///< proven before: no schedule fits a smaller budget, bytes
 };
 
 /// Operations before which a schedule has to hold much: candidates for `retention_cut`, those first that order most of the
@@ -237,7 +238,7 @@ inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_
   if (o.moments < 1) throw bad_option("min_cut_options.moments must be >= 1, got 0");
   if (o.refined < 1) throw bad_option("min_cut_options.refined must be >= 1, got 0");
   const auto least = bounds_without_search(p);
-  time_bound best{least.seconds, least.budget};
+  time_bound best{least.seconds, std::max(least.budget, o.needed)};
   const double never = std::numeric_limits<double>::infinity();
   if (p.copies()) {
     if (budget < best.budget) best.seconds = never;
@@ -287,10 +288,10 @@ inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_
   return best;
 }
 
-/// Puts the bounds of `min_cut_bound` into a result: `bound`, `budget_bound`, and `infeasible` where that is proven and no
+/// Adds the bounds of `min_cut_bound` to those of a result: `bound`, `budget_bound`, and `infeasible` where that is proven and no
 /// schedule is known.
 inline void prove_bound(const problem& p, bytes_t budget, result& r, const std::function<bool()>& stop = {}) {
-  const auto b = min_cut_bound(p, budget, {}, stop);
+  const auto b = min_cut_bound(p, budget, {.needed = r.budget_bound}, stop);
   r.budget_bound = std::max(r.budget_bound, b.budget);
   if (std::isfinite(b.seconds))
     r.bound = std::max(r.bound, b.seconds);

@@ -85,11 +85,12 @@ class min_cut {
     std::vector<result> results(budgets.size());
     std::optional<std::vector<start>> shared;
     std::vector<index_t> smaller;  // the fastest order for the budgets so far
+    bytes_t needed = 0;            // no schedule fits a smaller budget
     for (std::size_t i = 0; i < ascending.size(); ++i) {
       auto l = m.limits();
       l.seconds = m.remaining() / static_cast<double>(ascending.size() - i);
       const auto budget = budgets[ascending[i]];
-      results[ascending[i]] = remat::solve(p, budget, one_of_many{*this, shared, smaller}, l, report_to(m));
+      results[ascending[i]] = remat::solve(p, budget, one_of_many{*this, shared, smaller, needed}, l, report_to(m));
     }
     return results;
   }
@@ -109,14 +110,17 @@ class min_cut {
     const min_cut& method;
     std::optional<std::vector<start>>& shared;
     std::vector<index_t>& smaller;
+    bytes_t& needed;
 
     std::string name() const { return method.name(); }
     result solve(const problem& p, bytes_t budget, monitor& m) const {
       result r;
+      r.budget_bound = needed;
       incumbent best(p, budget);
       if (!best.offer(needed_operations(p))) {
         if (!smaller.empty()) best.offer(smaller);
         if (method.options_.bound) prove_bound(p, budget, r, [&] { return m.stopped(); });
+        needed = r.budget_bound;
         if (r.status == status::infeasible) return r;
         if (!shared) shared = method.starts(p, budget, m, &best, r.bound);
         method.search(p, budget, *shared, best, m, r.bound);
