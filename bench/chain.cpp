@@ -8,8 +8,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include <remat/solver/chain_search.hpp>
-#include <remat/solver/chain_table.hpp>
+#include <remat/chain/fastest_persistent.hpp>
+#include <remat/chain/persistent_table.hpp>
 #include <remat/testing/generators.hpp>
 
 using namespace remat;
@@ -60,7 +60,7 @@ void table(std::size_t links, int options, std::size_t slots, double part) {
   const auto c = random_chain(links, options);
   const auto budget = static_cast<bytes_t>(part * static_cast<double>(store_all(c)));
   const auto start = seconds();
-  const chain_table t(c, budget, {.slots = slots});
+  const persistent_table t(c, budget, {.slots = slots});
   std::printf("| table | %zu | %d | %zu slots | %.0f %% | %.2f | | |\n", links, options, slots, 100 * part, seconds() - start);
 }
 

@@ -10,13 +10,13 @@
 #include <string>
 #include <vector>
 
-#include <remat/bound/min_cut.hpp>
+#include <remat/bound/min_cut_bound.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/solve.hpp>
-#include <remat/graph/canonical.hpp>
-#include <remat/graph/partition.hpp>
+#include <remat/structure/canonical.hpp>
+#include <remat/structure/partition.hpp>
 #include <remat/solver/hierarchical.hpp>
-#include <remat/solver/part_problem.hpp>
+#include <remat/hierarchy/part_problem.hpp>
 #include <remat/testing/generators.hpp>
 
 namespace {

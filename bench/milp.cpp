@@ -18,7 +18,7 @@
 #include <remat/highs/backend.hpp>
 #endif
 #include <remat/solver/checkmate.hpp>
-#include <remat/solver/published_form.hpp>
+#include <remat/staged/published_form.hpp>
 
 using namespace remat;
 

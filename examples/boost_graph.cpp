@@ -5,8 +5,8 @@
 
 #include <boost/graph/adjacency_list.hpp>
 
-#include <remat/core/solve_graph.hpp>
-#include <remat/cost/table.hpp>
+#include <remat/graph/solve.hpp>
+#include <remat/graph/table.hpp>
 #include <remat/graph/boost.hpp>
 #include <remat/io/bytes.hpp>
 #include <remat/solver/min_cut.hpp>

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include <remat/core/solve_graph.hpp>
+#include <remat/graph/solve.hpp>
 #include <remat/io/timeline.hpp>
 #include <remat/solver/min_cut.hpp>
 

@@ -8,7 +8,10 @@
 
 #include <remat/core/solve.hpp>
 #include <remat/io/bytes.hpp>
-#include <remat/solver/order.hpp>
+#include <remat/core/liveness.hpp>
+#include <remat/core/evaluate.hpp>
+#include <remat/core/schedule.hpp>
+#include <remat/core/result.hpp>
 #include <remat/testing/check_solver.hpp>
 
 class forgetful {

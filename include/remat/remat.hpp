@@ -6,19 +6,19 @@
 
 #include <remat/core/error.hpp>
 #include <remat/core/evaluate.hpp>
-#include <remat/core/freeze.hpp>
-#include <remat/core/limits.hpp>
-#include <remat/core/pareto.hpp>
+#include <remat/core/monitor.hpp>
+#include <remat/core/pareto_curve.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>
 #include <remat/core/smallest_budget.hpp>
 #include <remat/core/solve.hpp>
-#include <remat/core/solve_graph.hpp>
-#include <remat/cost/cost_model.hpp>
-#include <remat/cost/roofline.hpp>
-#include <remat/cost/table.hpp>
+#include <remat/graph/cost_model.hpp>
 #include <remat/graph/dag.hpp>
+#include <remat/graph/freeze.hpp>
+#include <remat/graph/roofline.hpp>
+#include <remat/graph/solve.hpp>
+#include <remat/graph/table.hpp>
 #include <remat/io/bytes.hpp>
 #include <remat/io/curve.hpp>
 #include <remat/io/timeline.hpp>

@@ -3,7 +3,7 @@
 // expect: convertible_to
 #include <vector>
 
-#include <remat/core/freeze.hpp>
+#include <remat/graph/freeze.hpp>
 
 struct network {
   std::vector<std::vector<int>> operands;

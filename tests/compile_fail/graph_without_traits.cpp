@@ -3,7 +3,7 @@
 // expect: constraint
 #include <vector>
 
-#include <remat/core/freeze.hpp>
+#include <remat/graph/freeze.hpp>
 
 struct costs {
   double seconds(int) const { return 1; }

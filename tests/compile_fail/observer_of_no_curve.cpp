@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: curve_observer
-#include <remat/core/pareto.hpp>
+#include <remat/core/pareto_curve.hpp>
 #include <remat/testing/archetypes.hpp>
 
 // broken

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: observer
 // expect: control
-#include <remat/core/limits.hpp>
+#include <remat/core/monitor.hpp>
 
 struct answers_bool {
   bool operator()(const remat::progress&) { return true; }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: s.solve(p, budget, m)
 // expect: solver
-#include <remat/core/pareto.hpp>
+#include <remat/core/pareto_curve.hpp>
 
 struct deaf {
   const char* name() const { return "deaf"; }

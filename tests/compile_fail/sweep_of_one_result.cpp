@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: s.sweep(p, budgets, m)
-#include <remat/core/pareto.hpp>
+#include <remat/core/pareto_curve.hpp>
 
 struct single {
   const char* name() const { return "single"; }

@@ -2,8 +2,8 @@
 // expect: c.seconds(v)
 #include <vector>
 
-#include <remat/core/freeze.hpp>
-#include <remat/cost/table.hpp>
+#include <remat/graph/freeze.hpp>
+#include <remat/graph/table.hpp>
 
 struct network {
   std::vector<std::vector<int>> operands;

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include <remat/core/pareto.hpp>
+#include <remat/core/pareto_curve.hpp>
 #include <remat/solver/min_cut.hpp>
 #include <remat/solver/store_all.hpp>
 #include <remat/testing/generators.hpp>

@@ -11,8 +11,8 @@
 #include <boost/graph/compressed_sparse_row_graph.hpp>
 #include <boost/graph/reverse_graph.hpp>
 
-#include <remat/core/freeze.hpp>
-#include <remat/cost/table.hpp>
+#include <remat/graph/freeze.hpp>
+#include <remat/graph/table.hpp>
 #include <remat/graph/boost.hpp>
 
 namespace {

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include <remat/core/solve_graph.hpp>
-#include <remat/cost/roofline.hpp>
-#include <remat/cost/table.hpp>
+#include <remat/graph/solve.hpp>
+#include <remat/graph/roofline.hpp>
+#include <remat/graph/table.hpp>
 #include <remat/solver/store_all.hpp>
 #include <remat/testing/archetypes.hpp>
 

@@ -13,7 +13,7 @@
 #include <remat/core/solve.hpp>
 #include <remat/solver/checkmate.hpp>
 #include <remat/solver/checkmate_rounding.hpp>
-#include <remat/solver/published_form.hpp>
+#include <remat/staged/published_form.hpp>
 #include <remat/testing/check_solver.hpp>
 #include <remat/testing/generators.hpp>
 #include <remat/testing/oracle.hpp>
@@ -64,7 +64,7 @@ void check_against_oracles(std::uint64_t seed, int count, unsigned extra_stages 
       CHECK(r.bound <= *any + 1e-9);
       CHECK(r.scope_bound == Approx(*staged).epsilon(1e-5));
       if (extra_stages == 0) {
-        const staged_form form(p, budget, o.rules);
+        const strong_form form(p, budget, o.rules);
         const auto x = form.encode(r.schedule);
         REQUIRE(x);
         CHECK(milp::violation(form.model(), *x, 1e-9).empty());

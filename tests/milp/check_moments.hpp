@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What `moment_bound` and `moments` must do with any backend; each adapter's tests include this.
+/// What `multi_cut_bound` and `moments` must do with any backend; each adapter's tests include this.
 #pragma once
 
 #include <catch2/catch.hpp>
@@ -21,7 +21,7 @@ struct moment_optimum {
 };
 template <milp::backend B>
 moment_optimum solve_moments(const problem& p, bytes_t budget, const std::vector<index_t>& moments) {
-  const moment_form form(p, budget, moments, {}, milp::longest_row<B>());
+  const multi_cut_model form(p, budget, moments, {}, milp::longest_row<B>());
   const auto solve = [&](const milp::model& m) {
     const auto s = milp::solve(B(), m, {.gap = 0});
     REQUIRE((s.status == milp::status::optimal || s.status == milp::status::infeasible));
@@ -102,7 +102,7 @@ void check_moments() {
   CHECK(method.name() == "moments/" + B().name());
   CHECK_THROWS_AS(moments<B>({.moments = 0}), bad_option);
   CHECK_THROWS_AS(moments<B>({.negligible = std::nan("")}), bad_option);
-  CHECK_THROWS_WITH(moments<B>({.light = 1}), Catch::Contains("moment_options.light") && Catch::Contains("1.0"));
+  CHECK_THROWS_WITH(moments<B>({.light = 1}), Catch::Contains("multi_cut_options.light") && Catch::Contains("1.0"));
   int proven = 0;
   std::mt19937_64 g(5);
   for (int k = 0; k < 20; ++k) {

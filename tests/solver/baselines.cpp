@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <remat/core/solve.hpp>
-#include <remat/graph/articulation.hpp>
+#include <remat/structure/articulation.hpp>
 #include <remat/solver/chen.hpp>
 #include <remat/solver/recompute_all_blocks.hpp>
 #include <remat/testing/check_solver.hpp>

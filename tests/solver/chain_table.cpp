@@ -5,8 +5,8 @@
 #include <map>
 #include <thread>
 
-#include <remat/solver/chain_search.hpp>
-#include <remat/solver/chain_table.hpp>
+#include <remat/chain/fastest_persistent.hpp>
+#include <remat/chain/persistent_table.hpp>
 #include <remat/testing/generators.hpp>
 
 using namespace remat;
@@ -125,7 +125,7 @@ TEST_CASE("the table equals the enumeration of persistent schedules") {
       const auto [at, added] = fronts.emplace(peak, seconds);
       if (!added) at->second = std::min(at->second, seconds);
     }
-    const chain_table table(c, largest + 5), coarse(c, largest + 5, {.slots = 20});
+    const persistent_table table(c, largest + 5), coarse(c, largest + 5, {.slots = 20});
     REQUIRE(table.complete());
     double best = std::numeric_limits<double>::infinity();
     for (bytes_t budget = 0; budget <= largest + 3; ++budget) {
@@ -162,18 +162,18 @@ TEST_CASE("the table equals the enumeration of persistent schedules") {
 }
 
 TEST_CASE("chains of zero, one and many links") {
-  CHECK(chain_table({}, 10).seconds(10) == 0.0);
-  CHECK(chain_table({}, 10).steps(10).empty());
+  CHECK(persistent_table({}, 10).seconds(10) == 0.0);
+  CHECK(persistent_table({}, 10).steps(10).empty());
   std::mt19937_64 g(12);
   const auto c = random_chain(g, 200, 3);
-  const chain_table table(c, 2000, {.slots = 100});
+  const persistent_table table(c, 2000, {.slots = 100});
   REQUIRE(table.complete());
   const auto front = table.front();
   REQUIRE(!front.empty());
   const auto [seconds, peak] = simulate(c, table.steps(front.front().first));
   CHECK(seconds == Approx(front.front().second));
   CHECK(peak <= front.front().first);
-  CHECK_FALSE(chain_table(c, 2000, {.slots = 0, .stop = [] { return true; }}).complete());
+  CHECK_FALSE(persistent_table(c, 2000, {.slots = 0, .stop = [] { return true; }}).complete());
 }
 
 TEST_CASE("the search for one budget equals the table on longer chains") {
@@ -183,7 +183,7 @@ TEST_CASE("the search for one budget equals the table on longer chains") {
     const auto c = random_chain(g, static_cast<std::size_t>(uniform(g, 5, 24)), 3);
     bytes_t all = c.links[0].input;
     for (const auto& l : c.links) all += l.options[0].saved + l.kept;
-    const chain_table table(c, all);
+    const persistent_table table(c, all);
     REQUIRE(table.exact());
     for (const int percent : {100, 70, 50, 35, 25}) {
       const auto budget = all * percent / 100;
@@ -247,12 +247,12 @@ TEST_CASE("the search on degenerate and long chains, stopped, and from two threa
 TEST_CASE("what no table can be made of is refused") {
   chain c;
   c.links.resize(2);
-  CHECK_THROWS_WITH(chain_table(c, 10), Catch::Contains("links[0]"));
-  c.links.resize(chain_table::most_links + 1, {1, 1, {{1, 1, 1, 0, 0}}, 1, 0, 0});
-  CHECK_THROWS_AS(chain_table(c, 10), bad_option);
+  CHECK_THROWS_WITH(persistent_table(c, 10), Catch::Contains("links[0]"));
+  c.links.resize(persistent_table::most_links + 1, {1, 1, {{1, 1, 1, 0, 0}}, 1, 0, 0});
+  CHECK_THROWS_AS(persistent_table(c, 10), bad_option);
   c.links.resize(3);
   CHECK_THROWS_WITH(fastest_persistent(c, 10), Catch::Contains("links[0]"));
   c.links.erase(c.links.begin(), c.links.begin() + 2);
-  CHECK_THROWS_WITH(chain_table(c, chain_table::most_units + 10), Catch::Contains("slots"));
+  CHECK_THROWS_WITH(persistent_table(c, persistent_table::most_units + 10), Catch::Contains("slots"));
   CHECK_THROWS_WITH(fastest_persistent(c, 10, {.most_labels = 0}), Catch::Contains("most_labels"));
 }

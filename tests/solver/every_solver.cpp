@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include <remat/core/pareto.hpp>
+#include <remat/core/pareto_curve.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/testing/check_solver.hpp>
 #include <remat/testing/generators.hpp>

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include <remat/core/solve.hpp>
-#include <remat/graph/canonical.hpp>
-#include <remat/graph/partition.hpp>
+#include <remat/structure/canonical.hpp>
+#include <remat/structure/partition.hpp>
 #include <remat/solver/hierarchical.hpp>
 #include <remat/solver/rotor.hpp>
 #include <remat/testing/check_solver.hpp>
@@ -188,13 +188,13 @@ TEST_CASE("partitions of any graph: disjoint, in an order, balanced") {
     const auto parts = find_partition(p, {.size = static_cast<std::size_t>(3 + round % 9), .most = 12});
     CHECK(parts.size() <= 12);
     const part_index index(p, parts);  // throws if an operation is listed twice
-    std::vector<part_way> ways;
+    std::vector<part_option> ways;
     for (const auto& x : parts) {
       CHECK(x.size() > 1);
       const part_problem b(p, index, x);
       ways.push_back(b.measure(needed_operations(b.bare())));
     }
-    std::vector<const part_way*> chosen;
+    std::vector<const part_option*> chosen;
     for (const auto& w : ways) chosen.push_back(&w);
     const condensed_problem c(p, index, chosen);
     REQUIRE(c.possible());

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <string>
 
-#include <remat/bound/min_cut.hpp>
+#include <remat/bound/min_cut_bound.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/io/json.hpp>
 #include <remat/testing/generators.hpp>

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <remat/core/pareto.hpp>
+#include <remat/core/pareto_curve.hpp>
 
 namespace cli {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <remat/core/limits.hpp>
+#include <remat/core/monitor.hpp>
 
 namespace cli {
 

@@ -8,10 +8,10 @@
 #include <remat/solver/checkmate_rounding.hpp>
 #include <remat/solver/chen.hpp>
 #include <remat/solver/hiremate.hpp>
-#include <remat/solver/improve.hpp>
+#include <remat/solver/improved.hpp>
 #include <remat/solver/min_cut.hpp>
 #include <remat/solver/moments.hpp>
-#include <remat/solver/published_form.hpp>
+#include <remat/staged/published_form.hpp>
 #include <remat/solver/recompute_all_blocks.hpp>
 #include <remat/solver/revolve.hpp>
 #include <remat/solver/rockmate.hpp>

@@ -16,7 +16,7 @@
 #include <nlohmann/json.hpp>
 
 #include <remat/core/evaluate.hpp>
-#include <remat/core/limits.hpp>
+#include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
 #include <remat/io/bytes.hpp>
 #include <remat/io/file.hpp>

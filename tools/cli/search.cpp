@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include <remat/core/pareto.hpp>
+#include <remat/core/pareto_curve.hpp>
 #include <remat/core/smallest_budget.hpp>
 #include <remat/io/curve.hpp>
 #include <remat/io/json.hpp>

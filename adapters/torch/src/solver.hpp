@@ -3,7 +3,7 @@
 /// The default solver, compiled apart from PyTorch. Private to the adapter.
 #pragma once
 
-#include <remat/core/limits.hpp>
+#include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
 
 namespace remat::torch {

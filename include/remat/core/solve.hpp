@@ -8,51 +8,13 @@
 #include <type_traits>
 #include <utility>
 
+#include <remat/core/bounds.hpp>
 #include <remat/core/evaluate.hpp>
-#include <remat/core/limits.hpp>
+#include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
+#include <remat/core/solver.hpp>
 
 namespace remat {
-
-/// A method that looks for the fastest schedule within a budget.
-///
-/// `s.solve(p, budget, m)` is `const`, re-entrant and polls `m.stopped()`. It returns a `result` with `status`, `schedule`, and,
-/// where it proves one, `bound` and `budget_bound`; `solve` fills in and checks the rest. `infeasible` is returned only if proven
-/// for every schedule, not just for those the method searches.
-/// @code
-/// static_assert(remat::solver<remat::store_all>);
-/// static_assert(!remat::solver<int>);
-/// @endcode
-template <class S>
-concept solver = requires(const S& s, const problem& p, bytes_t budget, monitor& m) {
-  { s.name() } -> std::convertible_to<std::string>;
-  { s.solve(p, budget, m) } -> std::same_as<result>;
-};
-
-/// Lower bounds that hold for every schedule of `p` and need no search.
-struct trivial_bounds {
-  double seconds = 0;  ///< sum of the costs of the operations that targets depend on, s
-  bytes_t budget = 0;  ///< largest of: sources; held + targets; held + inputs + outputs + workspace of a needed operation
-};
-
-/// Computes `trivial_bounds` in O(values + edges).
-inline trivial_bounds bounds_without_search(const problem& p) {
-  const auto& values = p.values();
-  const auto droppable = [&](index_t v) { return values[v].held ? 0 : values[v].bytes; };
-  trivial_bounds b;
-  bytes_t end = p.held_bytes();
-  for (auto v : p.targets()) end += droppable(v);
-  b.budget = std::max(p.source_bytes(), end);
-  for (auto o : needed_operations(p)) {
-    const auto& op = p.operations()[o];
-    b.seconds += op.seconds;
-    bytes_t here = p.held_bytes() + op.workspace;
-    for (auto v : op.outputs) here += values[v].bytes;
-    for (auto v : op.inputs) here += droppable(v);
-    b.budget = std::max(b.budget, here);
-  }
-  return b;
-}
 
 namespace detail {
 

@@ -17,17 +17,19 @@
 #include <utility>
 #include <vector>
 
-#include <remat/bound/moment_bound.hpp>
-#include <remat/core/limits.hpp>
+#include <remat/bound/multi_cut_bound.hpp>
+#include <remat/core/evaluate.hpp>
+#include <remat/core/incumbent.hpp>
+#include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
+#include <remat/core/schedule.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/milp/backend.hpp>
+#include <remat/order/replay.hpp>
 #include <remat/solver/checkmate.hpp>
 #include <remat/solver/hierarchical.hpp>
-#include <remat/solver/improve.hpp>
+#include <remat/solver/improved.hpp>
 #include <remat/solver/min_cut.hpp>
-#include <remat/solver/order.hpp>
-#include <remat/solver/order_through.hpp>
 
 namespace remat {
 
@@ -54,7 +56,7 @@ class automatic {
     std::size_t small_operations = 400;    ///< larger problems are planned in parts as well
     std::size_t moment_operations = 1000;  ///< larger problems do without the bound from several moments
     std::size_t staged_operations = 250;   ///< larger problems do without the staged MILP
-    improve_options search = {};           ///< of the local search
+    local_search_options search = {};      ///< of the local search
   };
 
   automatic() : automatic(options{}) {}
@@ -170,7 +172,7 @@ class automatic {
   /// Works on the bound; what the MILPs of several moments find are suggestions.
   time_bound prove(search& now, double share) const {
     return now.within(share, false, [&](monitor& m) {
-      const auto proven = moment_bound<B>(now.p, now.budget, m, {}, backend_, [&](const auto& form, const auto& x, double) {
+      const auto proven = multi_cut_bound<B>(now.p, now.budget, m, {}, backend_, [&](const auto& form, const auto& x, double) {
         if (auto order = order_of(now.p, form, x)) now.suggest(std::move(*order));
         return now.seconds();
       });
@@ -197,7 +199,7 @@ class automatic {
     o.stream = stream;
     return now.within(share, true, [&](monitor& m) {
       const double before = now.seconds();
-      improve(now.p, now.best.found() ? now.best.order() : now.needed, now.best, m, o, now.bound());
+      local_search(now.p, now.best.found() ? now.best.order() : now.needed, now.best, m, o, now.bound());
       return m.stopped() || now.best.seconds() < before;
     });
   }
@@ -207,7 +209,7 @@ class automatic {
     incumbent other(now.p, now.budget);
     auto o = options_.search;
     o.patience = std::min<std::size_t>(o.patience, 300);
-    now.within(0.1, false, [&](monitor& m) { improve(now.p, std::move(order), other, m, o, now.bound()); });
+    now.within(0.1, false, [&](monitor& m) { local_search(now.p, std::move(order), other, m, o, now.bound()); });
     if (other.found() && now.best.offer(other.order())) now.take(result{});
   }
 

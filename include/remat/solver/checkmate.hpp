@@ -12,16 +12,17 @@
 #include <vector>
 
 #include <remat/core/evaluate.hpp>
-#include <remat/core/limits.hpp>
+#include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
+#include <remat/core/schedule.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/milp/backend.hpp>
-#include <remat/solver/order.hpp>
-#include <remat/solver/staged_form.hpp>
+#include <remat/order/eviction.hpp>
+#include <remat/staged/strong_form.hpp>
 
 namespace remat {
 
-/// The fastest *staged* schedule, found and proven by a MILP backend on the model of `staged_form`.
+/// The fastest *staged* schedule, found and proven by a MILP backend on the model of `strong_form`.
 ///
 /// What is proven: `result.scope_bound` bounds the time of every schedule in `result.scope` (the staged ones, within the
 /// restrictions asked for), and `result.scope_gap()` says how far from it the schedule is. Staged schedules are a restriction: a
@@ -32,19 +33,19 @@ namespace remat {
 /// Copies to the host are not used.
 ///
 /// @tparam B    the MILP backend
-/// @tparam Form the MILP: `staged_form`, or, for comparison, `published_form`
+/// @tparam Form the MILP: `strong_form`, or, for comparison, `published_form`
 ///
 /// Complexity: exponential; seconds for some 50 operations, and up to some hundred with `options::fast()`. Use `rotor` on chains,
 /// whose symmetry is the worst case of a MILP.
 ///
 /// Reference: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020; the model is
-/// the stronger one of `staged_form`.
+/// the stronger one of `strong_form`.
 /// @code
 /// remat::checkmate<remat::highs::backend> method({.rules = {.recompute_where_used = true}});
 /// auto r = remat::solve(p, budget, method, {.seconds = 10, .gap = 0.01});
 /// if (r.found()) std::cout << r.seconds << " s, at most " << 100 * r.scope_gap() << " % above the best of the " << r.scope;
 /// @endcode
-template <milp::backend B, class Form = staged_form>
+template <milp::backend B, class Form = strong_form>
 class checkmate {
  public:
   struct options {

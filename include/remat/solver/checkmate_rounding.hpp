@@ -11,13 +11,17 @@
 #include <utility>
 #include <vector>
 
-#include <remat/core/limits.hpp>
+#include <remat/core/evaluate.hpp>
+#include <remat/core/incumbent.hpp>
+#include <remat/core/liveness.hpp>
+#include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/milp/backend.hpp>
-#include <remat/solver/order.hpp>
-#include <remat/solver/staged_form.hpp>
+#include <remat/order/eviction.hpp>
+#include <remat/order/retain.hpp>
+#include <remat/staged/strong_form.hpp>
 
 namespace remat {
 
@@ -29,7 +33,7 @@ namespace remat {
 /// relaxation at the full budget bounds the time of every schedule of `result.scope`.
 ///
 /// @tparam B    the MILP backend; its LP solver is used
-/// @tparam Form the MILP: `staged_form` or `published_form`
+/// @tparam Form the MILP: `strong_form` or `published_form`
 ///
 /// Complexity: a linear program per allowance; per threshold O(stages (operations + edges)) and the repair.
 ///
@@ -39,7 +43,7 @@ namespace remat {
 /// remat::checkmate_rounding<remat::highs::backend> method;
 /// auto r = remat::solve(p, budget, method, {.seconds = 10});
 /// @endcode
-template <milp::backend B, class Form = staged_form>
+template <milp::backend B, class Form = strong_form>
 class checkmate_rounding {
  public:
   struct options {

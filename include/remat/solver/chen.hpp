@@ -12,10 +12,14 @@
 #include <utility>
 #include <vector>
 
-#include <remat/core/limits.hpp>
+#include <remat/core/evaluate.hpp>
+#include <remat/core/incumbent.hpp>
+#include <remat/core/liveness.hpp>
+#include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
-#include <remat/graph/articulation.hpp>
-#include <remat/solver/order.hpp>
+#include <remat/core/schedule.hpp>
+#include <remat/order/replay.hpp>
+#include <remat/structure/articulation.hpp>
 
 namespace remat {
 

@@ -16,18 +16,25 @@
 #include <utility>
 #include <vector>
 
-#include <remat/bound/min_cut.hpp>
-#include <remat/core/limits.hpp>
+#include <remat/bound/min_cut_bound.hpp>
+#include <remat/chain/persistent_table.hpp>
+#include <remat/core/evaluate.hpp>
+#include <remat/core/incumbent.hpp>
+#include <remat/core/liveness.hpp>
+#include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
+#include <remat/core/schedule.hpp>
 #include <remat/core/solve.hpp>
-#include <remat/graph/canonical.hpp>
-#include <remat/graph/partition.hpp>
-#include <remat/solver/chain_table.hpp>
-#include <remat/solver/improve.hpp>
+#include <remat/hierarchy/condensed_problem.hpp>
+#include <remat/hierarchy/part_chain.hpp>
+#include <remat/hierarchy/part_problem.hpp>
+#include <remat/order/eviction.hpp>
+#include <remat/order/replay.hpp>
+#include <remat/order/retain.hpp>
+#include <remat/solver/improved.hpp>
 #include <remat/solver/min_cut.hpp>
-#include <remat/solver/order.hpp>
-#include <remat/solver/part_chain.hpp>
-#include <remat/solver/part_problem.hpp>
+#include <remat/structure/canonical.hpp>
+#include <remat/structure/partition.hpp>
 
 namespace remat {
 
@@ -73,7 +80,7 @@ inline problem with_like_costs(const problem& p, double tolerance) {
 /// goes through all parts at once and turns them, one after another, from the richest to the leanest. For some of these
 /// selections the graph with its parts condensed to an operation each (`condensed_problem`) is given to Outer, which may compute
 /// whole parts again; what comes back is a schedule of the whole, because the parts' memory is accounted for. In the end
-/// `retain_more` uses the room that is left, and `improve` searches around what was found.
+/// `retain_more` uses the room that is left, and `local_search` searches around what was found.
 ///
 /// Copies to the host are not used.
 ///
@@ -81,7 +88,7 @@ inline problem with_like_costs(const problem& p, double tolerance) {
 /// @tparam Outer the solver of the condensed graph
 ///
 /// Complexity: `saved` * `peaks` calls of Inner per distinct part, some twenty of Outer on a graph of two operations per part,
-/// and O(operations log operations) for the rest but `retain_more` and `improve`.
+/// and O(operations log operations) for the rest but `retain_more` and `local_search`.
 ///
 /// Reference: Gusak, Zhao, Le Hellard, Li, Eyraud-Dubois, Beaumont, "HiRemate: Hierarchical Approach for Efficient
 /// Re-materialization of Neural Networks", 2024, which chooses the ways by an ILP.
@@ -101,10 +108,11 @@ class hierarchical {
     double tolerance = 0.1;               ///< relative difference of costs that does not make parts differ, >= 0
     bool bound = true;                    ///< prove a lower bound as well
     bool condensed = true;                ///< join the parts by Outer, on the condensed graph
-    bool chain = true;                    ///< join them by the dynamic program of `chain_table` as well
-    std::size_t slots = 1000;             ///< of `chain_table`, >= 1
+    bool chain = true;                    ///< join them by the dynamic program of `persistent_table` as well
+    std::size_t slots = 1000;             ///< of `persistent_table`, >= 1
     bool compete = false;                 ///< `min_cut` plans the whole first, and the faster schedule is returned
-    /// In the end `improve` works on the whole until `rounds` / operations of its rounds, 20 to 1000, bring nothing; 0: never.
+    /// In the end `local_search` works on the whole until `rounds` / operations of its rounds, 20 to 1000, bring nothing; 0:
+    /// never.
     std::size_t rounds = 30000;
   };
 
@@ -160,8 +168,8 @@ class hierarchical {
         if (const auto whole = remat::solve(p, budget, inner_, share(m, 1), now.stop()); whole.found())
           best.offer(compute_order(whole.schedule));
       if (options_.rounds > 0 && best.found() && !m.stopped())
-        improve(p, best.order(), best, m,
-                {.patience = std::clamp<std::size_t>(options_.rounds / p.operations().size(), 20, 1000)}, r.bound);
+        local_search(p, best.order(), best, m,
+                     {.patience = std::clamp<std::size_t>(options_.rounds / p.operations().size(), 20, 1000)}, r.bound);
     }
     best.put_into(r);
     return r;
@@ -195,7 +203,7 @@ class hierarchical {
       std::sort(piece.backward.begin(), piece.backward.end());
     }
     const part_index index(p, parts);
-    std::vector<part_way> ways;  // all as listed
+    std::vector<part_option> ways;  // all as listed
     for (std::size_t i = 0; i < parts.size(); ++i) {
       const auto& piece = parts[i];
       const auto where = "partition: part " + std::to_string(i);
@@ -208,7 +216,7 @@ class hierarchical {
       const part_problem b(p, index, piece);
       ways.push_back(b.measure(needed_operations(b.bare())));
     }
-    std::vector<const part_way*> chosen;
+    std::vector<const part_option*> chosen;
     for (const auto& w : ways) chosen.push_back(&w);
     if (const condensed_problem c(p, index, chosen); !c.possible()) throw bad_option(c.stuck());
     return parts;
@@ -230,7 +238,7 @@ class hierarchical {
     }
     orders list;
     for (const auto& c : found)
-      if (auto order = order_across(b.bare(), needed, b.turn(), c.retained, c.later)) list.push_back(std::move(*order));
+      if (auto order = replay_across(b.bare(), needed, b.turn(), c.retained, c.later)) list.push_back(std::move(*order));
     return list;
   }
 
@@ -280,7 +288,7 @@ class hierarchical {
   }
 
   /// Ways to run a part. Equal parts are solved once.
-  std::vector<part_way> ways_for(const part_problem& b, search& now) const {
+  std::vector<part_option> ways_for(const part_problem& b, search& now) const {
     const auto form = canonical(b.bare());
     const auto known = [&]() -> const orders* {
       for (const auto& [other, found] : now.solved[form.hash])
@@ -297,12 +305,12 @@ class hierarchical {
       found.erase(std::unique(found.begin(), found.end()), found.end());
       now.solved[form.hash].emplace_back(form, std::move(found));
     }
-    std::vector<part_way> ways;
+    std::vector<part_option> ways;
     for (auto order : *known()) {
       for (auto& o : order) o = form.operations[o];
       ways.push_back(b.measure(order));
     }
-    std::stable_sort(ways.begin(), ways.end(), [](const part_way& a, const part_way& x) {
+    std::stable_sort(ways.begin(), ways.end(), [](const part_option& a, const part_option& x) {
       return std::tuple(a.carried, a.seconds, a.needs()) < std::tuple(x.carried, x.seconds, x.needs());
     });
     return ways;
@@ -310,9 +318,9 @@ class hierarchical {
 
   /// Those ways on the convex hull of seconds against bytes carried that need no more than `most` bytes while they run; if all
   /// need more, the one that needs the least. Most bytes carried first.
-  static std::vector<const part_way*> hull(const std::vector<part_way>& ways, bytes_t most) {
-    std::vector<const part_way*> line;
-    const auto slope = [](const part_way& a, const part_way& x) {
+  static std::vector<const part_option*> hull(const std::vector<part_option>& ways, bytes_t most) {
+    std::vector<const part_option*> line;
+    const auto slope = [](const part_option& a, const part_option& x) {
       return (a.seconds - x.seconds) / static_cast<double>(x.carried - a.carried);
     };
     for (const auto& w : ways) {
@@ -336,7 +344,7 @@ class hierarchical {
       if (top) m.report({.stage = stage, .best = best.seconds(), .bound = now.bound});
     };
     const part_index index(p, parts);
-    std::vector<std::vector<part_way>> ways;
+    std::vector<std::vector<part_option>> ways;
     bytes_t least = 0, most = 0;
     for (std::size_t i = 0; i < parts.size() && !m.stopped(); ++i) {
       ways.push_back(ways_for(part_problem(p, index, parts[i]), now));
@@ -348,11 +356,11 @@ class hierarchical {
     }
     if (options_.chain && ways.size() == parts.size()) chain_join(p, budget, index, parts, ways, best, now, report);
     const auto levels = top ? options_.peaks : 1;
-    std::vector<std::vector<const part_way*>> before;
+    std::vector<std::vector<const part_option*>> before;
     for (std::size_t k = 0; k <= levels && options_.condensed && !m.stopped(); ++k) {
       const auto within =
           most - static_cast<bytes_t>(static_cast<double>(most - least) * static_cast<double>(k) / static_cast<double>(levels));
-      std::vector<std::vector<const part_way*>> lines;
+      std::vector<std::vector<const part_option*>> lines;
       for (const auto& w : ways) lines.push_back(hull(w, within));
       if (lines != before) select(p, budget, index, lines, best, now, report);
       before = std::move(lines);
@@ -364,12 +372,12 @@ class hierarchical {
   /// played with `eviction`.
   template <class Report>
   void chain_join(const problem& p, bytes_t budget, const part_index& index, const partition& parts,
-                  const std::vector<std::vector<part_way>>& ways, incumbent& best, search& now, const Report& report) const {
+                  const std::vector<std::vector<part_option>>& ways, incumbent& best, search& now, const Report& report) const {
     if (parts.size() < 2) return;
     const auto stop = [&] { return now.m.stopped(); };
     const part_chain model(p, index, parts, ways);
     const auto most = std::max<bytes_t>(0, budget - model.aside()) + (budget - p.held_bytes()) / 3;
-    const chain_table table(model.links(), most, {.slots = options_.slots, .stop = stop});
+    const persistent_table table(model.links(), most, {.slots = options_.slots, .stop = stop});
     if (!table.complete()) return;
     orders good, over;
     std::vector<chain_step> before;
@@ -411,7 +419,7 @@ class hierarchical {
   }
 
   template <class Report>
-  void select(const problem& p, bytes_t budget, const part_index& index, const std::vector<std::vector<const part_way*>>& ways,
+  void select(const problem& p, bytes_t budget, const part_index& index, const std::vector<std::vector<const part_option*>>& ways,
               incumbent& best, search& now, const Report& report) const {
     // One part after another takes its next leaner way, those first that lose the fewest seconds per byte.
     struct turn {
@@ -428,7 +436,7 @@ class hierarchical {
     const auto condense = [&](std::size_t count) {
       std::vector<std::size_t> taken(ways.size(), 0);
       for (std::size_t k = 0; k < count; ++k) ++taken[turns[k].part];
-      std::vector<const part_way*> chosen;
+      std::vector<const part_option*> chosen;
       for (std::size_t i = 0; i < ways.size(); ++i) chosen.push_back(ways[i][taken[i]]);
       return condensed_problem(p, index, chosen);
     };

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include <remat/core/limits.hpp>
+#include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/solver/hierarchical.hpp>

@@ -13,13 +13,19 @@
 #include <utility>
 #include <vector>
 
-#include <remat/bound/min_cut.hpp>
-#include <remat/core/limits.hpp>
+#include <remat/bound/min_cut_bound.hpp>
+#include <remat/core/evaluate.hpp>
+#include <remat/core/incumbent.hpp>
+#include <remat/core/liveness.hpp>
+#include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
+#include <remat/core/schedule.hpp>
 #include <remat/core/solve.hpp>
-#include <remat/solver/improve.hpp>
-#include <remat/solver/neighbourhood.hpp>
-#include <remat/solver/order.hpp>
+#include <remat/order/destroy_repair.hpp>
+#include <remat/order/eviction.hpp>
+#include <remat/order/replay.hpp>
+#include <remat/order/retain.hpp>
+#include <remat/solver/improved.hpp>
 
 namespace remat {
 
@@ -28,11 +34,11 @@ namespace remat {
 ///
 /// Which sets are retained comes from `retention_cut` at the breakpoints of its multiplier, and from mixtures of neighbouring
 /// ones: the leaner for the first part of the graph, the richer for the rest. Each is played as it is; those that come closest to
-/// the budget are made to fit by `neighbourhood` and by `eviction`, and `improve` works on the best. Copies to the host are not
-/// used.
+/// the budget are made to fit by `destroy_repair` and by `eviction`, and `local_search` works on the best. Copies to the host are
+/// not used.
 ///
-/// Complexity: some dozens of maximum flows, `options::mixtures` * 10 evaluations per moment, and a number of rounds of `improve`
-/// that falls with the number of operations.
+/// Complexity: some dozens of maximum flows, `options::mixtures` * 10 evaluations per moment, and a number of rounds of
+/// `local_search` that falls with the number of operations.
 /// @code
 /// auto r = remat::solve(p, budget, remat::min_cut{}, {.seconds = 10});
 /// if (r.found()) std::cout << r.seconds << " s, at most " << 100 * r.gap() << " % above the optimum\n";
@@ -45,7 +51,7 @@ class min_cut {
     std::size_t mixtures = 6;      ///< mixtures of each two neighbouring cuts, >= 1
     bool bound = true;             ///< prove a lower bound as well
     std::size_t repairs = 300000;  ///< operations times starts that are made to fit; the best start always is
-    /// `improve` ends after `rounds` / operations of its rounds without an improvement, 20 to 500; 0: it is not run.
+    /// `local_search` ends after `rounds` / operations of its rounds without an improvement, 20 to 500; 0: it is not run.
     std::size_t rounds = 100000;
   };
 
@@ -188,7 +194,7 @@ class min_cut {
           if (part == 0 && i > 0) continue;
           const auto count = static_cast<index_t>(cut->tau() * part / options_.mixtures);
           const auto mixed = mix(p, choices[i + 1], choices[i], count);
-          if (auto order = order_across(p, needed, cut->tau(), mixed.retained, mixed.later)) add(std::move(*order));
+          if (auto order = replay_across(p, needed, cut->tau(), mixed.retained, mixed.later)) add(std::move(*order));
         }
     }
     return list;
@@ -198,7 +204,7 @@ class min_cut {
   void search(const problem& p, bytes_t budget, const std::vector<start>& starts, incumbent& best, monitor& m,
               double bound) const {
     const auto stop = [&] { return m.stopped(); };
-    const auto half = m.remaining() / 2;  // the rest is for `improve`
+    const auto half = m.remaining() / 2;  // the rest is for `local_search`
     const auto late = [&] { return m.stopped() || m.remaining() < half; };
     const auto offer = [&](const std::vector<index_t>& order, const char* stage) {
       if (best.offer(order)) m.report({.stage = stage, .best = best.seconds(), .bound = bound});
@@ -218,7 +224,7 @@ class min_cut {
     std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return promise(*a) < promise(*b); });
     const auto operations = std::max<std::size_t>(1, p.operations().size());
     std::vector<std::vector<index_t>> good;  // each faster than those before
-    neighbourhood n(p, budget, m.limits().seed);
+    destroy_repair n(p, budget, m.limits().seed);
     for (std::size_t i = 0; i < order.size() && (i == 0 || i * operations < options_.repairs) && !late() && !good_enough(); ++i) {
       n.load(order[i]->order);
       if (!n.repair(0, best.seconds() * 1.5, late)) continue;
@@ -240,8 +246,8 @@ class min_cut {
     for (std::size_t i = good.size(); i-- > 0 && i + 3 >= good.size() && !stop() && !good_enough();)
       offer(retain_more(p, good[i], budget, stop), "retention");
     if (options_.rounds > 0 && !stop() && !good_enough())
-      improve(p, best.found() ? best.order() : order[0]->order, best, m,
-              {.patience = std::clamp<std::size_t>(options_.rounds / operations, 20, 500)}, bound);
+      local_search(p, best.found() ? best.order() : order[0]->order, best, m,
+                   {.patience = std::clamp<std::size_t>(options_.rounds / operations, 20, 500)}, bound);
   }
 
   options options_;

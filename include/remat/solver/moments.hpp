@@ -11,24 +11,29 @@
 #include <utility>
 #include <vector>
 
-#include <remat/bound/moment_bound.hpp>
-#include <remat/core/limits.hpp>
+#include <remat/bound/multi_cut_bound.hpp>
+#include <remat/core/evaluate.hpp>
+#include <remat/core/incumbent.hpp>
+#include <remat/core/liveness.hpp>
+#include <remat/core/monitor.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/result.hpp>
+#include <remat/core/schedule.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/milp/backend.hpp>
-#include <remat/solver/order.hpp>
-#include <remat/solver/order_through.hpp>
+#include <remat/order/eviction.hpp>
+#include <remat/order/replay.hpp>
+#include <remat/order/retain.hpp>
 
 namespace remat {
 
-/// Retains at several moments of the schedule what the MILP of `moment_form` over them says, makes the rest again where it is
+/// Retains at several moments of the schedule what the MILP of `multi_cut_model` over them says, makes the rest again where it is
 /// used, and evicts where that does not fit. Its bound holds for every schedule, and is the strongest of the library. For graphs
 /// of any shape, of up to some thousand operations. Copies to the host are not used.
 ///
 /// @tparam B the MILP backend
 ///
-/// Complexity: that of `moment_bound`, and some evictions for each of its solutions.
+/// Complexity: that of `multi_cut_bound`, and some evictions for each of its solutions.
 /// @code
 /// auto r = remat::solve(p, budget, remat::moments<remat::highs::backend>{}, {.seconds = 10});
 /// if (r.found()) std::cout << r.seconds << " s, at most " << 100 * r.gap() << " % above the optimum\n";
@@ -36,8 +41,10 @@ namespace remat {
 template <milp::backend B>
 class moments {
  public:
-  explicit moments(const moment_options& o, B backend = B()) : options_(o), backend_(std::move(backend)) { options_.validate(); }
-  moments() : moments(moment_options{}) {}
+  explicit moments(const multi_cut_options& o, B backend = B()) : options_(o), backend_(std::move(backend)) {
+    options_.validate();
+  }
+  moments() : moments(multi_cut_options{}) {}
 
   std::string name() const { return "moments/" + std::string(backend_.name()); }
 
@@ -47,8 +54,8 @@ class moments {
     const auto needed = needed_operations(p);
     incumbent best(p, budget);
     if (!best.offer(needed)) {
-      const auto b =
-          moment_bound<B>(p, budget, m, options_, backend_, [&](const moment_form& form, const Eigen::VectorXd& x, double bound) {
+      const auto b = multi_cut_bound<B>(
+          p, budget, m, options_, backend_, [&](const multi_cut_model& form, const Eigen::VectorXd& x, double bound) {
             round(p, form, x, budget, best, m);
             m.report({.stage = std::to_string(form.moments().size()) + " moments", .best = best.seconds(), .bound = bound});
             return best.seconds();
@@ -66,7 +73,7 @@ class moments {
  private:
   /// Makes schedules of a solution: its order at several thresholds, with evictions where that does not fit, and retention where
   /// there is room.
-  static void round(const problem& p, const moment_form& form, const Eigen::VectorXd& x, bytes_t budget, incumbent& best,
+  static void round(const problem& p, const multi_cut_model& form, const Eigen::VectorXd& x, bytes_t budget, incumbent& best,
                     monitor& m) {
     const auto stop = [&] { return m.stopped(); };
     std::vector<std::pair<double, std::vector<index_t>>> fitting;  // with their times
@@ -94,7 +101,7 @@ class moments {
       best.offer(retain_more(p, std::move(fitting[i].second), budget, stop));
   }
 
-  moment_options options_;
+  multi_cut_options options_;
   B backend_;
 };
 

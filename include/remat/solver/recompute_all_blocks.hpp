@@ -8,10 +8,13 @@
 #include <string>
 #include <vector>
 
-#include <remat/core/limits.hpp>
+#include <remat/core/evaluate.hpp>
+#include <remat/core/incumbent.hpp>
+#include <remat/core/liveness.hpp>
+#include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
-#include <remat/graph/chain.hpp>
-#include <remat/solver/order.hpp>
+#include <remat/core/schedule.hpp>
+#include <remat/structure/blocks.hpp>
 
 namespace remat {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include <remat/core/limits.hpp>
+#include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/solver/hierarchical.hpp>
@@ -15,12 +15,12 @@
 namespace remat {
 
 /// `hierarchical` as in Rockmate: the graph is cut into a chain of parts, another solver is asked for several ways to run each
-/// part, equal ones once, and the dynamic program of `chain_table` joins them. The schedules of `min_cut` compete; the fastest
-/// that fits wins. Copies to the host are not used.
+/// part, equal ones once, and the dynamic program of `persistent_table` joins them. The schedules of `min_cut` compete; the
+/// fastest that fits wins. Copies to the host are not used.
 ///
 /// @tparam Inner the solver of the parts, such as `checkmate<highs::backend>`
 ///
-/// Complexity: that of `min_cut`, plus `saved` * `peaks` calls of Inner per distinct part, plus that of `chain_table`.
+/// Complexity: that of `min_cut`, plus `saved` * `peaks` calls of Inner per distinct part, plus that of `persistent_table`.
 ///
 /// Reference: Zhao, Le Hellard, Eyraud-Dubois, Gusak, Beaumont, "Rockmate: an efficient, fast, automatic and generic tool for
 /// re-materialization in PyTorch", ICML 2023.
@@ -37,7 +37,7 @@ class rockmate {
     std::size_t saved = 6;                             ///< bounds on what a part saves that are tried, >= 1
     std::size_t peaks = 3;                             ///< bounds on a part's peak that are tried, >= 1
     std::size_t inner_operations = 120;                ///< parts of more operations are cut again
-    std::size_t slots = 2000;                          ///< of `chain_table`, >= 1
+    std::size_t slots = 2000;                          ///< of `persistent_table`, >= 1
   };
 
   rockmate() : rockmate(hierarchical<Inner>::template light<Inner>()) {}

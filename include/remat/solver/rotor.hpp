@@ -12,14 +12,17 @@
 #include <utility>
 #include <vector>
 
-#include <remat/core/limits.hpp>
+#include <remat/chain/block_problem.hpp>
+#include <remat/chain/fastest_persistent.hpp>
+#include <remat/chain/persistent_table.hpp>
+#include <remat/core/evaluate.hpp>
+#include <remat/core/incumbent.hpp>
+#include <remat/core/liveness.hpp>
+#include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
+#include <remat/core/schedule.hpp>
 #include <remat/core/solve.hpp>
-#include <remat/graph/chain.hpp>
-#include <remat/solver/block_problem.hpp>
-#include <remat/solver/chain_search.hpp>
-#include <remat/solver/chain_table.hpp>
-#include <remat/solver/order.hpp>
+#include <remat/structure/blocks.hpp>
 
 namespace remat {
 
@@ -27,14 +30,14 @@ namespace remat {
 /// whole, or computed again from a checkpoint.
 ///
 /// `fastest_persistent` finds it, exact in bytes. The memory model of chains is cautious, so schedules for somewhat larger
-/// budgets, from a `chain_table`, are evaluated as well, and the fastest that fits is taken.
+/// budgets, from a `persistent_table`, are evaluated as well, and the fastest that fits is taken.
 ///
 /// `result::scope` is the class that was searched, "persistent schedules of the chain": all blocks as above, within the budget as
 /// the chain counts memory. `scope_bound` is proven for it; `scope_gap()` is 0 if nothing in the class is faster than what came
 /// out. A graph without a chain is a chain of one block, of which nothing can be computed again: its only schedule is store-all,
 /// and where that does not fit, `scope_bound` is infinite and the status `time_limit`.
 ///
-/// Complexity: that of `find_blocks`, `fastest_persistent` and `chain_table`.
+/// Complexity: that of `find_blocks`, `fastest_persistent` and `persistent_table`.
 ///
 /// Reference: Beaumont, Eyraud-Dubois, Hermann, Joly, Shilova, "Optimal checkpointing for heterogeneous chains", INRIA RR-9302
 /// (2019).
@@ -47,7 +50,7 @@ class rotor {
     block_options blocks = {.most = 10'000, .least = 1};  ///< how the graph is cut
     std::size_t slots = 2000;                             ///< of the table, at most, >= 1
     std::size_t table_links = 400;                        ///< longer chains get no table, but a few searches
-    std::size_t labels = 1 << 20;                         ///< of the search, `chain_search_options::most_labels`, >= 1
+    std::size_t labels = 1 << 20;                         ///< of the search, `fastest_persistent_options::most_labels`, >= 1
   };
 
   rotor() : rotor(options{}) {}
@@ -56,8 +59,8 @@ class rotor {
     if (o.blocks.interface < 1) throw bad_option("rotor.blocks.interface must be >= 1, got 0");
     if (o.blocks.most < 1) throw bad_option("rotor.blocks.most must be >= 1, got 0");
     if (o.slots < 1) throw bad_option("rotor.slots must be >= 1, got 0");
-    if (o.table_links > chain_table::most_links)
-      throw bad_option("rotor.table_links must be <= " + std::to_string(chain_table::most_links) + ", got " +
+    if (o.table_links > persistent_table::most_links)
+      throw bad_option("rotor.table_links must be <= " + std::to_string(persistent_table::most_links) + ", got " +
                        std::to_string(o.table_links));
     if (o.labels < 1) throw bad_option("rotor.labels must be >= 1, got 0");
   }
@@ -109,7 +112,7 @@ class rotor {
       if (n < 2 || n > o.table_links) return;
       const auto within = std::max<bytes_t>(0, budget - joint_.aside()) + (budget - p.held_bytes()) / 4;
       const auto slots = std::clamp<std::size_t>(table_size / (n * (n + 1)), 1, o.slots);
-      table_.emplace(joint_.links(), within, chain_table::options{slots, [&] { return m.stopped(); }});
+      table_.emplace(joint_.links(), within, persistent_table::options{slots, [&] { return m.stopped(); }});
     }
 
     /// Offers schedules within `budget` to `best`. @return a bound on the time of the chain's schedules, s
@@ -156,7 +159,7 @@ class rotor {
     block_chain blocks_;
     block_joint joint_;
     double once_ = 0;  // s, of operations that no link counts
-    std::optional<chain_table> table_;
+    std::optional<persistent_table> table_;
   };
 
   /// What the answers for all budgets share: the finest chain and, if that is long, one of larger blocks. The latter has fewer

@@ -5,9 +5,11 @@
 
 #include <string>
 
-#include <remat/core/limits.hpp>
+#include <remat/core/evaluate.hpp>
+#include <remat/core/incumbent.hpp>
+#include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
-#include <remat/solver/order.hpp>
+#include <remat/core/schedule.hpp>
 
 namespace remat {
 

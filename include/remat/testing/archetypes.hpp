@@ -7,10 +7,10 @@
 #include <iterator>
 #include <string>
 
-#include <remat/core/limits.hpp>
+#include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/solve.hpp>
-#include <remat/cost/cost_model.hpp>
+#include <remat/graph/cost_model.hpp>
 #include <remat/graph/dag.hpp>
 
 namespace remat::testing {

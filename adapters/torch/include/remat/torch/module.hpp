@@ -17,7 +17,7 @@
 #include <vector>
 
 #include <remat/core/error.hpp>
-#include <remat/core/limits.hpp>
+#include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
 #include <remat/torch/capture.hpp>
 #include <remat/torch/profile.hpp>

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// A lower bound on the time of every schedule within a budget, from minimum cuts. Needs Boost.Graph.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/bound/memory_bound.hpp>
+#include <remat/bound/retention_cut.hpp>
+#include <remat/core/liveness.hpp>
+#include <remat/core/result.hpp>
+#include <remat/core/solve.hpp>
+
+namespace remat {
+
+/// A proven lower bound.
+struct time_bound {
+  double seconds = 0;  ///< no schedule within the budget is faster, s; infinity if none fits the budget
+  bytes_t budget = 0;  ///< no schedule fits a smaller budget, bytes
+};
+
+/// How hard `min_cut_bound` tries.
+struct min_cut_bound_options {
+  std::size_t moments = 32;  ///< operations `tau` tried with a single cut each, >= 1
+  std::size_t refined = 16;  ///< the best of them, whose multiplier is optimised, >= 1
+  bytes_t needed = 0;        ///< proven before: no schedule fits a smaller budget, bytes
+};
+
+/// Operations before which a schedule has to hold much: candidates for `retention_cut`, those first that order most of the
+/// others. Complexity: O(operations + count * edges).
+inline std::vector<std::unique_ptr<retention_cut>> retention_cuts(const problem& p, bytes_t budget, std::size_t count) {
+  const auto needed = needed_operations(p);
+  if (needed.empty()) return {};
+  const auto memory = measure_order(p, needed).memory;
+  std::vector<std::size_t> over;  // positions where store-all exceeds the budget, or its peak
+  for (std::size_t k = 0; k < needed.size(); ++k)
+    if (memory[k] > budget) over.push_back(k);
+  const auto peak = static_cast<std::size_t>(std::max_element(memory.begin(), memory.end()) - memory.begin());
+  if (over.empty()) over.push_back(peak);
+  std::vector<std::size_t> sample = {peak};
+  const auto tries = std::min(over.size(), 3 * count);
+  for (std::size_t i = 0; i < tries; ++i) sample.push_back(over[i * over.size() / tries]);
+  std::sort(sample.begin(), sample.end());
+  sample.erase(std::unique(sample.begin(), sample.end()), sample.end());
+  std::vector<std::unique_ptr<retention_cut>> cuts;
+  for (auto k : sample) cuts.push_back(std::make_unique<retention_cut>(p, needed, needed[k]));
+  std::stable_sort(cuts.begin(), cuts.end(), [](const auto& a, const auto& b) { return a->demand() > b->demand(); });
+  while (cuts.size() > count) cuts.pop_back();
+  return cuts;
+}
+
+/// A lower bound on the time of *every* schedule within a budget: staged or not, whatever it computes again. Copies to the host
+/// void it: they free memory at no cost in computations, so that only `bounds_without_search` is left.
+///
+/// For each of some operations `tau`, the Lagrangian dual in lambda of `retention_cut` under the bytes that are left before `tau`
+/// runs for the first time; concave and piecewise linear, so a few cuts find its maximum.
+///
+/// @param p      the problem
+/// @param budget bytes
+/// @param o      how hard to try
+/// @param stop   polled between cuts; true returns what is proven by then
+/// @return the bounds on time and budget
+/// @throws bad_option if `moments` or `refined` is 0
+/// Complexity: O(2 moments + 10 refined) maximum flows on O(values + operations) vertices, and those of `last_large_run_bound`; a
+/// fraction of a second for thousands.
+/// @code
+/// auto b = remat::min_cut_bound(p, budget);
+/// std::cout << "no schedule takes less than " << b.seconds << " s\n";
+/// @endcode
+inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_bound_options& o = {},
+                                const std::function<bool()>& stop = {}) {
+  if (o.moments < 1) throw bad_option("min_cut_bound_options.moments must be >= 1, got 0");
+  if (o.refined < 1) throw bad_option("min_cut_bound_options.refined must be >= 1, got 0");
+  const auto least = bounds_without_search(p);
+  time_bound best{least.seconds, std::max(least.budget, o.needed)};
+  const double never = std::numeric_limits<double>::infinity();
+  if (p.copies()) {
+    if (budget < best.budget) best.seconds = never;
+    return best;
+  }
+  best.budget = std::max(best.budget, last_runs_bound(p));
+  struct dual {
+    retention_cut* cut;
+    retention_cut::choice all, few;  // the lines seconds + lambda (bytes - room) of the smallest and the largest lambda so far
+    bytes_t room;
+    double value;
+  };
+  std::vector<dual> duals;
+  auto cuts = retention_cuts(p, budget, o.moments);
+  // Moves to where the two lines meet; true once that is the maximum.
+  const auto improve = [&](dual& d) {
+    const auto slope_all = static_cast<double>(d.all.bytes - d.room), slope_few = static_cast<double>(d.few.bytes - d.room);
+    const double lambda = (d.few.seconds - d.all.seconds) / (slope_all - slope_few);
+    if (!(lambda > 0) || !std::isfinite(lambda)) return true;
+    auto c = d.cut->minimum(lambda);
+    const double value = c.seconds + lambda * static_cast<double>(c.bytes - d.room);
+    const double crossing = d.all.seconds + lambda * slope_all;
+    d.value = std::max(d.value, value);
+    if (value >= crossing * (1 - 1e-6) || c.bytes >= d.all.bytes || c.bytes <= d.few.bytes) return true;
+    (c.bytes > d.room ? d.all : d.few) = std::move(c);
+    return false;
+  };
+  for (auto& cut : cuts) {
+    if (stop && stop()) break;
+    dual d{cut.get(), cut->retain_all(), {}, budget + cut->room(), 0};
+    d.few = cut->retain_least();
+    best.budget = std::max(best.budget, d.few.bytes - cut->room());
+    if (d.all.bytes <= d.room || d.few.bytes > d.room) continue;
+    improve(d);
+    duals.push_back(std::move(d));
+  }
+  std::stable_sort(duals.begin(), duals.end(), [](const dual& a, const dual& b) { return a.value > b.value; });
+  double extra = 0;
+  for (std::size_t i = 0; i < duals.size(); ++i) {
+    if (i < o.refined)
+      for (int round = 0; round < 50 && !(stop && stop()) && !improve(duals[i]); ++round) continue;
+    extra = std::max(extra, duals[i].value);
+  }
+  best.seconds += extra * (1 - 1e-9);  // floored capacities: the cuts are minimal up to 1e-13 of all costs per edge
+  best.budget = last_large_run_bound(p, best.budget, stop);
+  if (budget < best.budget) best.seconds = never;
+  return best;
+}
+
+/// Adds the bounds of `min_cut_bound` to those of a result: `bound`, `budget_bound`, and `infeasible` where that is proven and no
+/// schedule is known.
+inline void prove_bound(const problem& p, bytes_t budget, result& r, const std::function<bool()>& stop = {}) {
+  const auto b = min_cut_bound(p, budget, {.needed = r.budget_bound}, stop);
+  r.budget_bound = std::max(r.budget_bound, b.budget);
+  if (std::isfinite(b.seconds))
+    r.bound = std::max(r.bound, b.seconds);
+  else if (!r.found())
+    r.status = status::infeasible;
+}
+
+}  // namespace remat

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// A lower bound on the time of every schedule within a budget, from MILPs over several moments. Needs Boost.Graph and Eigen.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/bound/min_cut_bound.hpp>
+#include <remat/bound/multi_cut_model.hpp>
+#include <remat/core/liveness.hpp>
+#include <remat/core/monitor.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
+#include <remat/milp/backend.hpp>
+#include <remat/order/replay.hpp>
+
+namespace remat {
+
+/// The order that a solution of `multi_cut_model` stands for: retains at each moment of which the solution has more than
+/// `threshold`. It may need more than the budget. Complexity: that of `replay_through`.
+inline std::optional<std::vector<index_t>> order_of(const problem& p, const multi_cut_model& form, const Eigen::VectorXd& x,
+                                                    double threshold = 0.5) {
+  std::vector<std::vector<bool>> retained(form.moments().size(), std::vector<bool>(p.values().size(), false));
+  std::vector<bool> free(p.values().size());
+  for (index_t v = 0; v < free.size(); ++v) {
+    free[v] = form.negligible(v);
+    for (std::size_t j = 0; j < retained.size() && !free[v]; ++j) retained[j][v] = form.retained(x, j, v) > threshold;
+  }
+  return replay_through(p, form.moments(), retained, free);
+}
+
+/// The path through needed operations on which a schedule without recomputation has most on the device.
+/// Complexity: O(values + edges).
+inline std::vector<index_t> heaviest_path(const problem& p) {
+  const auto needed = needed_operations(p);
+  if (needed.empty()) return {};
+  const auto memory = measure_order(p, needed).memory;
+  const auto peak = static_cast<double>(*std::max_element(memory.begin(), memory.end()));
+  std::vector<double> sum(p.operations().size(), 0);
+  std::vector<index_t> before(p.operations().size(), none);
+  index_t end = needed.front();
+  for (std::size_t i = 0; i < needed.size(); ++i) {
+    const auto o = needed[i];
+    for (auto u : p.operations()[o].inputs)
+      if (!p.is_source(u) && sum[p.producer(u)] > sum[o]) sum[o] = sum[p.producer(u)], before[o] = p.producer(u);
+    const auto load = peak > 0 ? static_cast<double>(memory[i]) / peak : 0;
+    sum[o] += 1e-3 + load * load;
+    if (sum[o] > sum[end]) end = o;
+  }
+  std::vector<index_t> path;
+  for (; end != none; end = before[end]) path.push_back(end);
+  std::reverse(path.begin(), path.end());
+  return path;
+}
+
+/// Moments for `multi_cut_model`: at first a few on the heaviest path, then more of it where solutions are over the budget.
+class multi_cut_choice {
+ public:
+  /// @param p      the problem, with a needed operation; must outlive this
+  /// @param budget bytes
+  /// @param most   most moments, >= 1
+  /// Complexity: O(values + edges).
+  multi_cut_choice(const problem& p, bytes_t budget, std::size_t most)
+      : p_(p), budget_(budget), most_(most), path_(heaviest_path(p)) {
+    const auto needed = needed_operations(p);
+    const auto memory = measure_order(p, needed).memory;
+    const auto load = [&](index_t o) {
+      return memory[static_cast<std::size_t>(std::lower_bound(needed.begin(), needed.end(), o) - needed.begin())];
+    };
+    add(*std::max_element(path_.begin(), path_.end(), [&](auto a, auto b) { return load(a) < load(b); }));
+    for (const std::size_t sixth : {5U, 3U, 1U}) add(path_[sixth * path_.size() / 6]);
+  }
+
+  /// Ascending.
+  const std::vector<index_t>& moments() const { return moments_; }
+
+  /// Adds moments at which the solution `x` itself seems to be over the budget. @return true if there are any
+  bool add_strained(const multi_cut_model& form, const Eigen::VectorXd& x) {
+    std::vector<std::pair<double, index_t>> excess;
+    for (auto o : path_)
+      if (!is_moment(o)) excess.emplace_back(form.strain(x, o) - 1e-4, o);
+    return add_worst(std::move(excess));
+  }
+  /// Adds moments at which the order behind `x` is over the budget. @return true if there are any
+  bool add_exceeded(const multi_cut_model& form, const Eigen::VectorXd& x) {
+    const auto order = order_of(p_, form, x);
+    if (!order) return false;
+    const auto memory = measure_order(p_, *order).memory;
+    std::vector<std::pair<double, index_t>> excess;
+    auto next = path_.begin();
+    bytes_t most = 0;  // since the last operation of the path
+    for (std::size_t k = 0; k < order->size() && next != path_.end(); ++k) {
+      most = std::max(most, memory[k]);
+      if ((*order)[k] != *next) continue;
+      if (!is_moment(*next)) excess.emplace_back(static_cast<double>(most - budget_), *next);
+      most = 0;
+      ++next;
+    }
+    return add_worst(std::move(excess));
+  }
+
+ private:
+  bool is_moment(index_t o) const { return std::binary_search(moments_.begin(), moments_.end(), o); }
+  void add(index_t o) {
+    if (moments_.size() < most_ && !is_moment(o)) moments_.insert(std::lower_bound(moments_.begin(), moments_.end(), o), o);
+  }
+  /// One between each two moments, three in all.
+  bool add_worst(std::vector<std::pair<double, index_t>> excess) {
+    std::stable_sort(excess.begin(), excess.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    const auto before = moments_;
+    std::vector<std::ptrdiff_t> taken;
+    for (const auto& [bytes, o] : excess) {
+      if (taken.size() == 3 || bytes <= 0) break;
+      const auto between = std::lower_bound(before.begin(), before.end(), o) - before.begin();
+      if (std::find(taken.begin(), taken.end(), between) != taken.end()) continue;
+      taken.push_back(between);
+      add(o);
+    }
+    return moments_.size() > before.size();
+  }
+
+  const problem& p_;
+  bytes_t budget_;
+  std::size_t most_;
+  std::vector<index_t> path_, moments_;
+};
+
+/// A lower bound on the time of *every* schedule within a budget: the largest of `min_cut_bound`, linear relaxations of
+/// `multi_cut_model` over more and more moments, and then the MILP itself. Moments are added where the last solution seems to be
+/// over the budget. Copies to the host void all but `bounds_without_search`.
+///
+/// @tparam B      the MILP backend
+/// @param p       the problem
+/// @param budget  bytes
+/// @param m       limits and stop; what is proven by then is returned
+/// @param o       how hard to try
+/// @param backend the backend
+/// @param seen    called with each solution of a model and the bound so far, s; returns the time of the fastest schedule known,
+/// s:
+///                the search ends when the bound meets it
+/// @return the bounds on time and budget
+/// @throws bad_option for options out of range; what the backend throws
+/// Complexity: that of some linear programs of O(moments (values + edges)) rows; exponential in the rest.
+/// @code
+/// remat::monitor m({.seconds = 10});
+/// auto b = remat::multi_cut_bound<remat::highs::backend>(p, budget, m);
+/// std::cout << "no schedule takes less than " << b.seconds << " s\n";
+/// @endcode
+template <milp::backend B>
+time_bound multi_cut_bound(const problem& p, bytes_t budget, monitor& m, const multi_cut_options& o = {}, const B& backend = B(),
+                           const std::function<double(const multi_cut_model&, const Eigen::VectorXd&, double)>& seen = {}) {
+  o.validate();
+  auto best = min_cut_bound(p, budget, {}, [&] { return m.stopped(); });
+  if (p.copies() || needed_operations(p).empty() || budget < best.budget) return best;
+
+  const double safety = 1e-6 * p.total_seconds();  // backends may be off by that
+  double known = milp::infinity;
+  milp::options limits;
+  limits.threads = m.limits().threads;
+  limits.seed = m.limits().seed;
+  milp::solution s;
+  // Solves a model and takes its bound; true if there is a solution and work left to do.
+  const auto improve = [&](const multi_cut_model& form, const milp::model& model) {
+    limits.poll = [&](double, double bound) {
+      m.report({.stage = std::to_string(form.moments().size()) + " moments",
+                .best = known,
+                .bound = std::max(best.seconds, std::min(bound, limits.cutoff) * form.unit() - safety)});
+      return m.stopped();
+    };
+    s = milp::solve(backend, model, limits);
+    const auto bound = std::min(s.bound, limits.cutoff);
+    if (s.status == milp::status::infeasible && bound == milp::infinity) {
+      best.seconds = milp::infinity;
+      best.budget = std::max(best.budget, budget + 1);
+      return false;
+    }
+    if (std::isfinite(bound)) best.seconds = std::max(best.seconds, bound * form.unit() - safety);
+    if (!s.found()) return false;
+    if (seen) known = seen(form, s.x, best.seconds);
+    return !m.stopped() && known * (1 - m.limits().gap) > best.seconds;
+  };
+
+  multi_cut_choice choice(p, budget, o.moments);
+  for (bool again = true; again && !m.stopped();) {
+    const multi_cut_model form(p, budget, choice.moments(), o, milp::longest_row<B>());
+    const auto start = m.elapsed();
+    limits.seconds = m.remaining();
+    limits.gap = 0;
+    limits.cutoff = milp::infinity;
+    if (!improve(form, form.relaxation())) break;
+    again = m.elapsed() - start < m.limits().seconds / 20 && choice.add_strained(form, s.x);
+    if (again || !o.integer) continue;
+    limits.gap = m.limits().gap / 2;
+    limits.start.reset();
+    for (const double share : {1.0 / 3, 1.0}) {  // of the time left; all of it once no more moments are found
+      limits.seconds = share * m.remaining();
+      limits.cutoff = known / form.unit();
+      if (!improve(form, form.model())) return best;
+      again = choice.add_exceeded(form, s.x) || choice.add_strained(form, s.x);
+      if (again || s.status == milp::status::optimal) break;
+      limits.start = s.x;
+    }
+    limits.start.reset();
+  }
+  return best;
+}
+
+}  // namespace remat

@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// A lower bound on the time of every schedule within a budget, from a MILP over several of its moments. Needs Boost.Graph,
+/// Eigen.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/core/error.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
+#include <remat/milp/model.hpp>
+
+namespace remat {
+
+/// What a model of several moments leaves out, and how hard `multi_cut_bound` tries.
+struct multi_cut_options {
+  std::size_t moments = 24;  ///< most moments at once, >= 1
+  bool integer = true;       ///< branch and bound after the linear relaxations
+  double negligible = 1e-4;  ///< values smaller than this part of the bytes beside held values cost no memory, in [0, 1)
+  double light = 0.02;       ///< operations that need less than this part of them have no row while they run, in [0, 1)
+
+  /// @throws bad_option naming the member that is out of range
+  void validate() const {
+    if (moments < 1) throw bad_option("multi_cut_options.moments must be >= 1, got 0");
+    const auto part = [](const char* member, double x) {
+      if (!(x >= 0 && x < 1))
+        throw bad_option(std::string("multi_cut_options.") + member + " must be in [0, 1), got " + std::to_string(x));
+    };
+    part("negligible", negligible);
+    part("light", light);
+  }
+};
+
+/// A MILP that every schedule within a budget satisfies, staged or not: a relaxation, whose optimum bounds their time from below.
+///
+/// `moments` are operations tau_1 .. tau_K, each an ancestor of the next, so that in any schedule their first runs are at times
+/// t_1 < .. < t_K. A *window* [a, b) lasts from right after t_a (from the start, if a = 0) to just before t_b (the end, if b =
+/// K + 1). The windows are [j, j + 1), and [j, K + 1). Values are *live* that are on the device and read before they are computed
+/// again.
+///
+/// Columns, for window w = [a, b), moment j, operation o, value v:
+/// - run[o,w] in {0,1}: o runs in w (several runs count once); continuous for the long windows, where it follows from the short;
+/// - k[v,j] in {0,1}: v is live just before t_j;
+/// - stay[v,w] in [0,1], continuous: v is live at t_b and has been on the device since t_a.
+///
+/// Rows, with u an operand of o and p the producer of v; the outputs of tau_a count as live at t_a in windows [a, b):
+/// - run[o,w] <= k[u,a] + run[producer of u,w]; k[v,b] <= stay[v,w] + run[p,w]; stay[v,w] <= k[v,a];
+/// - an ancestor of tau_j runs before t_j, tau_j and its descendants do not; every needed operation runs, once-only ones once;
+/// - memory at t_j: bytes of all k[v,j], outputs and workspace of tau_j <= budget;
+/// - memory while o runs in w: bytes of all stay[v,w] and, if o does run, its operands, outputs and workspace <= budget.
+///
+/// The long windows are redundant for integers. They keep the relaxation from running an operation a little in every window on
+/// operands of which it retains as little; with them it is at least as strong as the single cut of `retention_cut` at each
+/// moment.
+///
+/// Values of negligible size are free once made; the operations that make nothing else run once, and are no columns.
+class multi_cut_model {
+ public:
+  /// @param p           the problem, without copies; must outlive the form
+  /// @param budget      bytes, >= what `bounds_without_search` gives
+  /// @param moments     needed operations, ascending, each an ancestor of the next
+  /// @param o           what is left out
+  /// @param longest_row sums of more terms are split into partial sums
+  /// Complexity: O(moments (values + operations + edges)) columns and rows of few entries.
+  multi_cut_model(const problem& p, bytes_t budget, std::vector<index_t> moments, const multi_cut_options& o = {},
+                  std::size_t longest_row = std::numeric_limits<std::size_t>::max())
+      : p_(p), options_(o), moments_(std::move(moments)), longest_row_(longest_row) {
+    const auto room = static_cast<double>(budget - p.held_bytes());
+    if (room > 0) byte_ = room / room_units;
+    if (p.total_seconds() > 0) second_ = p.total_seconds() / 10000;
+    room_ = room / byte_ * (1 + 1e-6);  // backends may be off by that
+    index();
+    make_columns();
+    for (std::size_t j = 1; j <= moments_.size(); ++j) add_moment_row(j);
+    for (const auto& w : windows_) add_rows(w);
+    model_ = builder_.build(base_seconds_ / second_);
+  }
+
+  const milp::model& model() const { return model_; }
+  /// The model without integrality: its optimum is a bound as well.
+  milp::model relaxation() const {
+    auto m = model_;
+    m.integer.assign(m.integer.size(), false);
+    return m;
+  }
+  /// Seconds per unit of the objective.
+  double unit() const { return second_; }
+  const std::vector<index_t>& moments() const { return moments_; }
+
+  /// Is `v` too small to count?
+  bool negligible(index_t v) const { return !modelled_[v]; }
+  /// How much of `v`, which is not negligible, is live before the first run of moment `j`, counted from 0, in the solution `x`.
+  double retained(const Eigen::VectorXd& x, std::size_t j, index_t v) const { return value_of(x, k_[j + 1][v]); }
+
+  /// How far the solution `x` seems to be over the budget before the first run of `o`: tells where another moment would help.
+  /// @param x a solution
+  /// @param o a needed operation on a path through the moments
+  /// @return bytes over the budget, relative to it; negative if it fits. An estimate
+  /// Complexity: O(values + edges).
+  double strain(const Eigen::VectorXd& x, index_t o) const {
+    const auto& ops = p_.operations();
+    const auto j = first_[o];
+    const auto& w = windows_[j];
+    std::vector<bool> below(ops.size(), false), above(ops.size(), false);  // o, and its descendants or ancestors
+    below[o] = above[o] = true;
+    for (auto c = o + 1; c < ops.size(); ++c)
+      for (auto u : ops[c].inputs) below[c] = below[c] || (!p_.is_source(u) && below[p_.producer(u)]);
+    for (auto c = o + 1; c-- > 0;)
+      if (above[c])
+        for (auto u : ops[c].inputs)
+          if (!p_.is_source(u)) above[p_.producer(u)] = true;
+    double sum = own_bytes(o) - room_;
+    for (index_t v = 0; v < p_.values().size(); ++v) {
+      if (!modelled_[v] || contains(ops[o].inputs, v)) continue;
+      const auto maker = p_.producer(v);
+      double there = value_of(x, w.stay[v]);
+      if (maker == none || !below[maker]) {
+        const double made = maker == none ? 0 : value_of(x, w.run[maker]);
+        double use = 0;
+        for (auto c : p_.consumers(v))
+          if (below[c]) use = std::max(use, value_of(x, w.run[c]));
+        const bool made_before = maker != none && above[maker] && first_[maker] == j && last_[maker] == j + 1;
+        if (made_before && made < 1 + 1e-3)
+          there = std::max({there, use, value_of(x, k_[j + 1][v])});
+        else
+          there = std::max(there, use - made);
+      }
+      sum += size(v) * there;
+    }
+    for (auto u : ops[o].inputs)
+      if (modelled_[u]) sum += size(u);
+    return sum / room_units;
+  }
+
+ private:
+  using expression = milp::expression;
+  struct window {
+    std::size_t a, b;
+    std::vector<expression> run;   // per operation
+    std::vector<expression> stay;  // per value
+  };
+
+  static constexpr double room_units = 1000;  // what held values leave of the budget, in the units of the rows
+
+  static bool constant(const expression& e) { return e.terms.empty(); }
+  static bool is_zero(const expression& e) { return constant(e) && e.constant < 0.5; }
+  static bool is_one(const expression& e) { return constant(e) && e.constant > 0.5; }
+  static double value_of(const Eigen::VectorXd& x, const expression& e) {
+    double sum = e.constant;
+    for (const auto& [column, factor] : e.terms) sum += factor * x[column];
+    return sum;
+  }
+  template <class List>
+  static bool contains(const List& ascending, index_t i) {
+    return std::binary_search(ascending.begin(), ascending.end(), i);
+  }
+  double size(index_t v) const { return static_cast<double>(p_.values()[v].bytes) / byte_; }
+  /// Outputs and workspace of `o`.
+  double own_bytes(index_t o) const {
+    const auto& op = p_.operations()[o];
+    double sum = static_cast<double>(op.workspace) / byte_;
+    for (auto v : op.outputs) sum += size(v);
+    return sum;
+  }
+  /// Is `v` on the device when a window [a, b) starts, whatever was live before?
+  bool appears(index_t v, std::size_t a) const { return p_.is_source(v) ? a == 0 : a > 0 && moment_of_[p_.producer(v)] == a; }
+
+  void index() {
+    const auto& ops = p_.operations();
+    const auto end = moments_.size() + 1;
+    needed_ = needed_operations(p_);
+    moment_of_.assign(ops.size(), 0);
+    for (std::size_t j = 1; j < end; ++j) moment_of_[moments_[j - 1]] = j;
+    modelled_.assign(p_.values().size(), false);
+    works_.assign(ops.size(), false);
+    const auto matters = [&](index_t v) {
+      return !p_.values()[v].held && p_.values()[v].bytes > 0 && size(v) >= options_.negligible * room_units;
+    };
+    for (index_t v = 0; v < p_.values().size(); ++v) modelled_[v] = p_.is_source(v) && matters(v);
+    for (auto o : needed_)
+      for (auto v : ops[o].outputs)
+        if (matters(v)) modelled_[v] = works_[o] = true;
+    first_.assign(ops.size(), 0);
+    last_.assign(ops.size(), end);
+    for (auto o : needed_) {
+      for (auto u : ops[o].inputs)
+        if (!p_.is_source(u)) first_[o] = std::max(first_[o], first_[p_.producer(u)]);
+      if (moment_of_[o] > 0) first_[o] = moment_of_[o];
+    }
+    for (std::size_t i = needed_.size(); i-- > 0;) {
+      const auto o = needed_[i];
+      const auto by = moment_of_[o] > 0 ? moment_of_[o] : last_[o];
+      for (auto u : ops[o].inputs)
+        if (!p_.is_source(u)) last_[p_.producer(u)] = std::min(last_[p_.producer(u)], by);
+    }
+  }
+
+  /// Finds what can be of use: running o in the window [j, j + 1), v at moment j. Anything else is the constant 0.
+  void find_uses(std::vector<std::vector<bool>>& useful, std::vector<std::vector<bool>>& wanted) const {
+    const auto& ops = p_.operations();
+    const auto end = moments_.size() + 1;
+    useful.assign(end, std::vector<bool>(ops.size(), false));
+    wanted.assign(end + 1, std::vector<bool>(p_.values().size(), false));
+    for (auto v : p_.targets()) wanted[end][v] = modelled_[v];
+    for (std::size_t j = end; j-- > 0;) {
+      for (std::size_t i = needed_.size(); i-- > 0;) {
+        const auto o = needed_[i];
+        const bool first_run = j < last_[o] && moment_of_[o] == 0;
+        if (!works_[o] || j < first_[o] || (ops[o].once && !first_run)) continue;
+        bool serves = first_run;
+        for (auto v : ops[o].outputs) {
+          if (!modelled_[v]) continue;
+          const auto& readers = p_.consumers(v);
+          serves =
+              serves || wanted[j + 1][v] || std::any_of(readers.begin(), readers.end(), [&](auto c) { return useful[j][c]; });
+        }
+        useful[j][o] = serves;
+      }
+      for (index_t v = 0; v < p_.values().size(); ++v) {
+        const auto& readers = p_.consumers(v);
+        const auto reads = [&](index_t c) { return useful[j][c] || (j > 0 && moment_of_[c] == j); };
+        wanted[j][v] = modelled_[v] && (wanted[j + 1][v] || std::any_of(readers.begin(), readers.end(), reads));
+      }
+    }
+  }
+
+  void make_columns() {
+    const auto& ops = p_.operations();
+    const auto end = moments_.size() + 1;
+    std::vector<std::vector<bool>> useful, wanted;
+    find_uses(useful, wanted);
+    k_.assign(end + 1, std::vector<expression>(p_.values().size()));
+    for (std::size_t j = 1; j <= end; ++j)
+      for (index_t v = 0; v < p_.values().size(); ++v) {
+        if (!wanted[j][v] || (!p_.is_source(v) && first_[p_.producer(v)] >= j)) continue;
+        if (j == end || contains(ops[moments_[j - 1]].inputs, v))
+          k_[j][v].constant = 1;
+        else
+          k_[j][v] = builder_.binary(0);
+      }
+    for (std::size_t j = 0; j < end; ++j) {
+      auto& w = add_window(j, j + 1);
+      for (auto o : needed_) {
+        if (!useful[j][o]) continue;
+        if (moment_of_[o] == 0 && first_[o] + 1 == last_[o] && first_[o] == j) {
+          w.run[o].constant = 1;
+          base_seconds_ += ops[o].seconds;
+        } else {
+          w.run[o] = builder_.binary(ops[o].seconds / second_);
+        }
+      }
+    }
+    for (auto o : needed_) {
+      if (!works_[o] || moment_of_[o] > 0) base_seconds_ += ops[o].seconds;
+      if (!works_[o] || moment_of_[o] > 0 || first_[o] + 1 == last_[o]) continue;
+      builder_.row(1, split(runs(o, first_[o], last_[o])), ops[o].once ? 1 : milp::infinity);
+    }
+    for (std::size_t a = 0; a + 1 < end; ++a) make_long_window(a, end);
+  }
+
+  window& add_window(std::size_t a, std::size_t b) {
+    windows_.push_back({a, b, std::vector<expression>(p_.operations().size()), std::vector<expression>(p_.values().size())});
+    auto& w = windows_.back();
+    for (index_t v = 0; v < p_.values().size(); ++v)
+      if (!is_zero(k_[b][v]) && (appears(v, a) || !is_zero(k_[a][v]))) w.stay[v] = builder_.column(0, 0, 1);
+    return w;
+  }
+
+  /// In how many of the windows [a, a + 1) .. [b - 1, b) `o` runs, its first run at a moment not counted.
+  expression runs(index_t o, std::size_t a, std::size_t b) const {
+    expression sum;
+    for (auto j = a; j < b; ++j) sum.add(windows_[j].run[o]);
+    return sum;
+  }
+
+  void make_long_window(std::size_t a, std::size_t b) {
+    auto& w = add_window(a, b);
+    for (auto o : needed_) {
+      if (!works_[o]) continue;
+      const bool moment = moment_of_[o] > 0;
+      if (moment ? moment_of_[o] > a && moment_of_[o] < b : first_[o] >= a && last_[o] <= b) {
+        w.run[o].constant = 1;
+        continue;
+      }
+      const auto sum = split(runs(o, a, b));
+      if (is_zero(sum)) continue;
+      w.run[o] = builder_.column(0, 0, 1);
+      at_most(w.run[o], sum);
+      for (auto j = a; j < b; ++j) at_most(windows_[j].run[o], w.run[o]);
+      if (!moment && first_[o] < a && a < last_[o] && last_[o] <= b)
+        builder_.at_least(split(runs(o, first_[o], a)) + w.run[o], 1);
+    }
+  }
+
+  void at_most(const expression& left, const expression& right) {
+    const auto e = left - right;
+    if (!constant(e) || e.constant > 1e-9) builder_.at_most(e, 0);
+  }
+  /// The same sum in at most `longest_row_` terms: partial sums become columns.
+  expression split(expression e) {
+    while (e.terms.size() > longest_row_) {
+      expression shorter{{}, e.constant};
+      for (std::size_t t = 0; t < e.terms.size(); t += longest_row_) {
+        expression part;
+        for (auto i = t; i < std::min(e.terms.size(), t + longest_row_); ++i) part.terms.push_back(e.terms[i]);
+        const auto sum = builder_.column(0, 0, milp::infinity);
+        builder_.equal(part - sum, 0);
+        shorter.add(sum);
+      }
+      e = std::move(shorter);
+    }
+    return e;
+  }
+
+  void add_moment_row(std::size_t j) {
+    expression row{{}, own_bytes(moments_[j - 1])};
+    for (index_t v = 0; v < p_.values().size(); ++v) row.add(k_[j][v], size(v));
+    builder_.at_most(split(std::move(row)), room_);
+  }
+
+  void add_rows(const window& w) {
+    const auto& before = k_[w.a];
+    const auto& after = k_[w.b];
+    const auto made = [&](index_t v) { return p_.is_source(v) ? expression{} : w.run[p_.producer(v)]; };
+    expression lasting;
+    for (index_t v = 0; v < p_.values().size(); ++v) {
+      if (!modelled_[v]) continue;
+      if (!is_zero(w.stay[v]) && !appears(v, w.a)) at_most(w.stay[v], before[v]);
+      lasting.add(w.stay[v], size(v));
+      if (!is_zero(after[v])) at_most(after[v], w.stay[v] + made(v));
+    }
+    lasting = split(std::move(lasting));
+    for (auto o : needed_) {
+      const auto& run = w.run[o];
+      if (is_zero(run)) continue;
+      double bytes = own_bytes(o);
+      for (auto u : p_.operations()[o].inputs) {
+        if (!modelled_[u]) continue;
+        bytes += size(u);
+        if (!appears(u, w.a)) at_most(run, before[u] + made(u));
+      }
+      if (bytes < options_.light * room_units) continue;
+      auto row = lasting + bytes * run;
+      for (auto u : p_.operations()[o].inputs) {
+        if (!modelled_[u] || is_zero(w.stay[u])) continue;
+        if (is_one(run)) {
+          row.add(w.stay[u], -size(u));
+          continue;
+        }
+        const auto both = builder_.column(0, 0, 1);  // an operand that stays counts once
+        at_most(both, run);
+        at_most(both, w.stay[u]);
+        row.add(both, -size(u));
+      }
+      builder_.at_most(row, room_);
+    }
+  }
+
+  const problem& p_;
+  multi_cut_options options_;
+  std::vector<index_t> moments_;
+  std::size_t longest_row_;
+  std::vector<index_t> needed_;         // operations that targets depend on
+  std::vector<std::size_t> moment_of_;  // per operation: j if it is tau_j, else 0
+  std::vector<std::size_t> first_;      // per operation: it cannot run in a window [j, j + 1) with smaller j
+  std::vector<std::size_t> last_;       // per operation: the moment before which it must have run
+  std::vector<bool> modelled_, works_;  // values of some size; operations that make one
+  double byte_ = 1, second_ = 1, room_ = 0, base_seconds_ = 0;
+  milp::builder builder_;
+  std::vector<std::vector<expression>> k_;  // per moment and value
+  std::vector<window> windows_;             // [j, j + 1) at j, then the long ones
+  milp::model model_;
+};
+
+}  // namespace remat

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Binomial checkpointing of equal steps.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/chain/chain.hpp>
+#include <remat/core/error.hpp>
+
+namespace remat {
+
+namespace detail {
+
+/// C(s + r, s), or `limit` if that is less.
+inline std::uint64_t binomial(std::uint64_t s, std::uint64_t r, std::uint64_t limit) {
+  if (s < r) std::swap(s, r);
+  std::uint64_t c = 1;
+  for (std::uint64_t i = 1; i <= r && c < limit; ++i) c = c * (s + i) / i;
+  return std::min(c, limit);
+}
+
+/// The least r with C(s + r, s) >= steps: how often a step is repeated at most.
+inline std::uint64_t repetitions(std::uint64_t steps, std::uint64_t slots) {
+  std::uint64_t r = 0;
+  for (std::uint64_t c = 1; c < steps; c = c * (slots + r) / r) ++r;
+  return r;
+}
+
+inline void check_revolve(std::uint64_t steps, std::uint64_t slots) {
+  constexpr std::uint64_t most = std::uint64_t{1} << 31;
+  if (steps < 1 || steps > most) throw bad_option("revolve: steps must be in [1, 2^31], got " + std::to_string(steps));
+  if (slots < 1) throw bad_option("revolve: slots must be >= 1, got 0");
+}
+
+}  // namespace detail
+
+/// The least number of forward steps with which a chain is reversed, those inside its backward steps excepted:
+///
+///     t(l, s) = r l - C(s + r, s + 1),  r = min { r : C(s + r, s) >= l }
+///
+/// @param steps l, in [1, 2^31]
+/// @param slots s >= 1: states that fit, the initial one included
+/// @return t(l, s)
+/// @throws bad_option if one is out of range
+/// Complexity: O(r), at most O(sqrt(l)).
+///
+/// Reference: Griewank, Walther, "Algorithm 799: revolve", ACM TOMS 26 (2000).
+/// @code
+/// remat::revolve_forwards(10, 3);  // 15
+/// @endcode
+inline std::uint64_t revolve_forwards(std::uint64_t steps, std::uint64_t slots) {
+  detail::check_revolve(steps, slots);
+  if (slots == 1) return steps * (steps - 1) / 2;  // r would be as large as the chain
+  slots = std::min(slots, steps);                  // more are of no use
+  const auto r = detail::repetitions(steps, slots);
+  std::uint64_t c = 1;  // C(slots + r, slots), in factors that leave no remainder
+  for (std::uint64_t i = 1; i <= r; ++i) c = c * (slots + i) / i;
+  return r * steps - c * r / (slots + 1);
+}
+
+/// A schedule that reverses a chain of equal links with `revolve_forwards(links, slots)` checkpoint steps: link i is run
+/// without saving (`checkpoint`, from the state before it to the state after it), or saving everything (`forward`), which its
+/// `backward` follows at once. A state is to be kept until its last use before it is made again.
+/// @param links in [1, 2^31]
+/// @param slots >= 1: states that fit, the initial one included
+/// @throws bad_option if one is out of range
+/// Complexity: O(slots) space and O(1) per step, besides the result.
+inline std::vector<chain_step> revolve_schedule(std::uint64_t links, std::uint64_t slots) {
+  detail::check_revolve(links, slots);
+  struct piece {
+    std::uint64_t first, length, slots;
+  };
+  std::vector<chain_step> steps;
+  std::vector<piece> stack = {{0, links, slots}};
+  const auto add = [&](chain_step::kind what, std::uint64_t link) { steps.push_back({what, static_cast<std::size_t>(link), 0}); };
+  while (!stack.empty()) {
+    const auto now = stack.back();
+    stack.pop_back();
+    if (now.length == 1) {
+      add(chain_step::kind::forward, now.first);
+      add(chain_step::kind::backward, now.first);
+      continue;
+    }
+    std::uint64_t left = now.length - 1;  // with one slot: all the way to the last link
+    auto rest = now.slots;
+    if (now.slots > 1) {
+      rest = std::min(now.slots, now.length);
+      const auto r = detail::repetitions(now.length, rest);
+      left = std::min(detail::binomial(rest, r - 1, now.length), now.length - detail::binomial(rest - 1, r - 1, now.length));
+    }
+    for (std::uint64_t i = 0; i < left; ++i) add(chain_step::kind::checkpoint, now.first + i);
+    stack.push_back({now.first, left, now.slots});
+    stack.push_back({now.first + left, now.length - left, rest > 1 ? rest - 1 : 1});
+  }
+  return steps;
+}
+
+}  // namespace remat

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The blocks of a chain as problems of their own, and the schedules they make together: the ground of rotor and rockmate.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include <remat/chain/persistent_table.hpp>
+#include <remat/core/evaluate.hpp>
+#include <remat/core/liveness.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/result.hpp>
+#include <remat/core/schedule.hpp>
+#include <remat/structure/blocks.hpp>
+
+namespace remat {
+
+/// One block of a chain as a problem of its own, and ways to run it.
+///
+/// Between the forward and the backward stands the *turn*, an operation that reads what the next block reads and yields the
+/// gradients that come back. Its workspace bounds what is saved from forward to backward. The block's inputs, held and pinned
+/// values occupy nothing here: the chain counts them.
+class block_problem {
+ public:
+  /// A way to run the block, in operations of the whole problem.
+  struct option {
+    std::vector<index_t> forward, backward;
+    chain::option needs;
+  };
+
+  /// @param p     the whole problem
+  /// @param c     its blocks
+  /// @param which index of the block
+  block_problem(const problem& p, const block_chain& c, std::size_t which) {
+    const auto& block = c.blocks[which];
+    const bool last = which + 1 == c.blocks.size();
+    std::vector<bool> pinned(p.values().size(), false), here(p.operations().size(), false);
+    for (auto v : c.pinned) pinned[v] = true;
+    const auto elsewhere = [&](index_t o) {  // computed once, before the block: it yields pinned values only
+      const auto& op = p.operations()[o];
+      return op.once || std::all_of(op.outputs.begin(), op.outputs.end(), [&](index_t v) { return pinned[v]; });
+    };
+    for (auto o : block.forward) {
+      here[o] = !elsewhere(o);
+      if (!here[o]) once_.push_back(o);
+    }
+    for (auto o : block.backward) here[o] = true;
+
+    std::map<index_t, index_t> local;
+    const std::vector<index_t> nothing;
+    const auto& incoming = last ? nothing : block.gradients;
+    for (auto v : incoming) arrives_ += p.values()[v].bytes;
+    const auto from_turn = [&](index_t v) { return std::binary_search(incoming.begin(), incoming.end(), v); };
+    const auto add = [&](index_t v) {
+      const auto [at, added] = local.emplace(v, static_cast<index_t>(values_.size()));
+      if (!added) return at->second;
+      const bool made = (!p.is_source(v) && here[p.producer(v)]) || from_turn(v);
+      const bool counted = made && !pinned[v] && !(p.is_target(v) && p.producer(v) < c.turn);
+      values_.push_back({"", counted ? p.values()[v].bytes : 0, !made});
+      return at->second;
+    };
+    const auto copy = [&](index_t o) {
+      const auto& op = p.operations()[o];
+      operation twin{"", {}, {}, op.seconds, op.workspace, op.once};
+      for (auto v : op.inputs) twin.inputs.push_back(add(v));
+      for (auto v : op.outputs) {
+        twin.outputs.push_back(add(v));
+        if (p.is_target(v)) targets_.push_back(twin.outputs.back());
+      }
+      operations_.push_back(std::move(twin));
+      global_.push_back(o);
+    };
+    for (auto o : block.forward)
+      if (here[o]) copy(o);
+    turn_ = operations_.size();
+    operation turn;
+    if (!last)
+      for (auto v : c.blocks[which + 1].inputs) {
+        turn.inputs.push_back(add(v));
+        next_.push_back(turn.inputs.back());
+        const bool made = !values_[next_.back()].held;
+        if (!made) passing_ += p.values()[v].bytes;  // an input of this block as well
+      }
+    for (auto v : incoming) turn.outputs.push_back(add(v));
+    turn.outputs.push_back(static_cast<index_t>(values_.size()));
+    targets_.push_back(turn.outputs.back());
+    values_.push_back({"turn", 0, false});
+    turn.once = true;
+    operations_.push_back(turn);
+    global_.push_back(none);
+    for (auto o : block.backward) {
+      copy(o);
+      for (auto v : p.operations()[o].outputs)
+        if (p.is_target(v)) kept_ += p.values()[v].bytes;
+    }
+    if (which > 0)
+      for (auto v : c.blocks[which - 1].gradients)
+        if (const auto at = local.find(v); at != local.end() && !values_[at->second].held) targets_.push_back(at->second);
+    bare_ = with_workspace(0);
+  }
+
+  /// The problem with `workspace` bytes needed at the turn.
+  problem with_workspace(bytes_t workspace) const {
+    auto ops = operations_;
+    ops[turn_].workspace = workspace;
+    return problem("block", values_, ops, targets_);
+  }
+  const problem& bare() const { return bare_; }
+  std::size_t turn() const { return turn_; }
+  /// Operations computed once, ahead of the block.
+  const std::vector<index_t>& once() const { return once_; }
+  /// Bytes of the gradients that come in at the turn, and of what the backward leaves until the end.
+  bytes_t arriving() const { return arrives_; }
+  bytes_t kept() const { return kept_; }
+  /// Bytes made here that the next block reads: no option saves less.
+  bytes_t least_saved() const {
+    bytes_t sum = 0;
+    for (auto v : next_) sum += values_[v].bytes;
+    return sum;
+  }
+
+  /// Measures an order of the bare problem.
+  option measure(const std::vector<index_t>& order) const {
+    const auto needs = measure_order(bare_, order);
+    option o;
+    bytes_t before = 0, after = 0, saved = 0;
+    bool turned = false;
+    for (std::size_t k = 0; k < order.size(); ++k) {
+      if (order[k] == turn_) {
+        saved = needs.memory[k] - arrives_;
+        turned = true;
+        continue;
+      }
+      (turned ? after : before) = std::max(turned ? after : before, needs.memory[k]);
+      (turned ? o.needs.backward : o.needs.forward) += operations_[order[k]].seconds;
+      (turned ? o.backward : o.forward).push_back(global_[order[k]]);
+    }
+    o.needs.saved = saved + passing_;
+    o.needs.forward_transient = std::max<bytes_t>(0, before - saved);
+    o.needs.backward_transient = std::max<bytes_t>(0, after - saved - arrives_);
+    return o;
+  }
+  /// The forward that computes what the next block reads and saves nothing else: order, seconds and transient bytes.
+  option checkpoint() const {
+    const std::vector<operation> forward(operations_.begin(), operations_.begin() + static_cast<std::ptrdiff_t>(turn_));
+    auto values = values_;
+    for (index_t v = 0; v < values.size(); ++v) {
+      const auto maker = bare_.producer(v);
+      if (maker == none || maker >= turn_) values[v] = {"", 0, true};
+    }
+    const problem p("checkpoint", values, forward, next_);
+    const auto order = needed_operations(p);
+    const auto needs = measure_order(p, order);
+    option o;
+    for (auto k : order) o.forward.push_back(global_[k]);
+    o.needs.forward = needs.seconds;
+    o.needs.forward_transient = std::max<bytes_t>(0, needs.peak - least_saved());
+    return o;
+  }
+  /// The same ways to run, for a block that equals this one.
+  option translate(const option& o, const block_problem& from) const {
+    std::map<index_t, index_t> place;
+    for (std::size_t k = 0; k < global_.size(); ++k) place[from.global_[k]] = global_[k];
+    option twin = o;
+    for (auto& x : twin.forward) x = place[x];
+    for (auto& x : twin.backward) x = place[x];
+    twin.needs.saved += passing_ - from.passing_;
+    return twin;
+  }
+  /// Same structure, costs and sizes.
+  friend bool operator==(const block_problem& a, const block_problem& b) {
+    const auto same_value = [](const value& x, const value& y) { return x.bytes == y.bytes && x.held == y.held; };
+    const auto same_operation = [](const operation& x, const operation& y) {
+      return x.inputs == y.inputs && x.outputs == y.outputs && x.seconds == y.seconds && x.workspace == y.workspace &&
+             x.once == y.once;
+    };
+    return a.turn_ == b.turn_ && a.targets_ == b.targets_ && a.next_ == b.next_ &&
+           std::equal(a.values_.begin(), a.values_.end(), b.values_.begin(), b.values_.end(), same_value) &&
+           std::equal(a.operations_.begin(), a.operations_.end(), b.operations_.begin(), b.operations_.end(), same_operation);
+  }
+
+ private:
+  std::vector<value> values_;
+  std::vector<operation> operations_;
+  std::vector<index_t> targets_, next_, global_, once_;
+  std::size_t turn_ = 0;
+  bytes_t arrives_ = 0, kept_ = 0, passing_ = 0;
+  problem bare_;
+};
+
+/// The blocks of a chain, ways to run each, and what they make together.
+class block_joint {
+ public:
+  using option = block_problem::option;
+
+  /// Every block gets one option: all of it saved.
+  block_joint(const problem& p, const block_chain& blocks) : p_(p), blocks_(blocks) {
+    const auto n = blocks.blocks.size();
+    const auto bytes = [&](const std::vector<index_t>& list) {
+      bytes_t sum = 0;
+      for (auto v : list) sum += p.values()[v].bytes;
+      return sum;
+    };
+    aside_ = p.held_bytes() + bytes(blocks.pinned);
+    for (auto v : p.targets())
+      if (!p.is_source(v) && p.producer(v) < blocks.turn) aside_ += p.values()[v].bytes;
+    ways_.resize(n);
+    chain_.links.resize(n);
+    for (std::size_t i = 0; i < n; ++i) {
+      problems_.emplace_back(p, blocks, i);
+      const auto& b = problems_.back();
+      checkpoints_.push_back(b.checkpoint());
+      auto& l = chain_.links[i];
+      l.input = bytes(blocks.blocks[i].inputs);
+      l.gradient = i == 0 ? 0 : bytes(blocks.blocks[i - 1].gradients);
+      l.checkpoint_seconds = checkpoints_[i].needs.forward;
+      l.checkpoint_transient = checkpoints_[i].needs.forward_transient;
+      l.kept = b.kept();
+      set_options(i, {b.measure(needed_operations(b.bare()))});
+    }
+  }
+
+  const std::vector<block_problem>& problems() const { return problems_; }
+  const std::vector<option>& ways(std::size_t i) const { return ways_[i]; }
+  /// Bytes on the device throughout, which the chain does not count.
+  bytes_t aside() const { return aside_; }
+  /// The chain, with the options set so far.
+  const chain& links() const { return chain_; }
+  void set_options(std::size_t i, std::vector<option> ways) {
+    ways_[i] = std::move(ways);
+    chain_.links[i].options.clear();
+    for (const auto& o : ways_[i]) chain_.links[i].options.push_back(o.needs);
+  }
+
+  /// The operations behind the steps of a schedule of the chain.
+  /// Complexity: O(values + edges executed).
+  std::vector<index_t> order(const std::vector<chain_step>& steps) const {
+    std::vector<index_t> order;
+    std::vector<bool> entered(problems_.size(), false);
+    const auto append = [&](const std::vector<index_t>& ops) { order.insert(order.end(), ops.begin(), ops.end()); };
+    for (const auto& s : steps) {
+      if (!entered[s.link]) append(ahead(s.link));
+      entered[s.link] = true;
+      switch (s.what) {
+        case chain_step::kind::checkpoint:
+          append(checkpoints_[s.link].forward);
+          break;
+        case chain_step::kind::forward:
+          append(ways_[s.link][s.option].forward);
+          break;
+        case chain_step::kind::backward:
+          append(ways_[s.link][s.option].backward);
+          break;
+      }
+    }
+    return prune_order(p_, order);
+  }
+
+ private:
+  /// What is computed once at the beginning of block i, with what that needs.
+  std::vector<index_t> ahead(std::size_t i) const {
+    std::vector<index_t> ops;
+    std::vector<bool> wanted(p_.values().size(), false);
+    for (auto o : problems_[i].once())
+      for (auto v : p_.operations()[o].outputs) wanted[v] = true;
+    const auto& forward = blocks_.blocks[i].forward;
+    for (auto k = forward.size(); k-- > 0;) {
+      const auto& op = p_.operations()[forward[k]];
+      if (std::none_of(op.outputs.begin(), op.outputs.end(), [&](index_t v) { return wanted[v]; })) continue;
+      for (auto v : op.inputs) wanted[v] = true;
+      ops.push_back(forward[k]);
+    }
+    std::reverse(ops.begin(), ops.end());
+    return ops;
+  }
+
+  const problem& p_;
+  const block_chain& blocks_;
+  std::vector<block_problem> problems_;
+  std::vector<std::vector<option>> ways_;
+  std::vector<option> checkpoints_;
+  chain chain_;
+  bytes_t aside_ = 0;
+};
+
+}  // namespace remat

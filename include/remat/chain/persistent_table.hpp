@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The dynamic program over chains with several ways to run each link: the top level of rotor and rockmate.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/chain/chain.hpp>
+#include <remat/core/error.hpp>
+#include <remat/core/problem.hpp>
+
+namespace remat {
+
+/// The fastest persistent schedules of a chain for every budget at once. Persistent: what is stored stays until the backward that
+/// reads it.
+///
+/// With m bytes besides x_i, links i to j and the gradient g_(j+1) take
+///
+///     Opt(i, j, m) = min( later, now )
+///     now   = min over k: forward_k + backward_k + Opt(i + 1, j, m - saved_k)
+///             if m >= g_(j+1) + saved_k + forward_transient_k and m >= K(i+1..j) + g_(i+1) + saved_k + backward_transient_k
+///     later = min over i < s <= j: sum of checkpoint_seconds of i..s-1 + Opt(s, j, m - x_s) + Opt(i, s-1, m - K(s..j))
+///             if m >= g_(j+1) + (t > i ? x_t : 0) + x_(t+1) + checkpoint_transient_t for all t in i..s-1
+///
+/// with K(a..b) the sum of `kept`. Memory is counted in units: the greatest common divisor of all sizes, or a multiple of it with
+/// sizes rounded up, so that what comes out fits in any case. Each Opt(i, j, .) is stored from the least m that will do to the
+/// least m beyond which more does not help. `fastest_persistent` is exact in bytes for one budget and for chains of any length.
+///
+/// Complexity: O(L^2 (L + options) U) time at most and O(L^2 U) space, 8 bytes each, for L links and U units.
+///
+/// Reference: Beaumont, Eyraud-Dubois, Hermann, Joly, Shilova, "Optimal checkpointing for heterogeneous chains", INRIA RR-9302
+/// (2019), and, for options per link, "Rockmate", ICML 2023.
+class persistent_table {
+ public:
+  static constexpr std::size_t most_links = 2000;
+  static constexpr bytes_t most_units = 1 << 20;
+
+  struct options {
+    std::size_t slots = 0;            ///< most units the budget is cut into; 0: exact, however many there are
+    std::function<bool()> stop = {};  ///< polled; true leaves the table incomplete
+  };
+
+  /// @param c      the chain
+  /// @param budget bytes, x_0 included; all smaller budgets are answered as well
+  /// @param o      options
+  /// @throws bad_option if the chain has more than `most_links` links, a link has no option, or there are more than `most_units`
+  persistent_table(const chain& c, bytes_t budget, const options& o) : links_(c.links), budget_(budget) {
+    const auto n = links_.size();
+    if (n > most_links)
+      throw bad_option("chain: " + std::to_string(n) + " links, at most " + std::to_string(most_links) + " are possible");
+    for (std::size_t i = 0; i < n; ++i)
+      if (links_[i].options.empty()) throw bad_option("chain: links[" + std::to_string(i) + "] has no option");
+    choose_unit(o.slots);
+    most_ = n == 0 ? 0 : floor_units(budget - links_[0].input);
+    if (most_ > most_units)
+      throw bad_option("persistent_table.slots: " + std::to_string(most_) + " units, at most " + std::to_string(most_units) +
+                       " are possible");
+    kept_.assign(n + 1, 0);
+    for (std::size_t i = 0; i < n; ++i) kept_[i + 1] = kept_[i] + links_[i].kept;
+    table_.resize(n * (n + 1) / 2);
+    complete_ = true;
+    if (most_ < 0) return;
+    best_.assign(static_cast<std::size_t>(most_) + 1, never);
+    for (std::size_t j = 0; j < n; ++j)
+      for (auto i = j + 1; i-- > 0;) {
+        if (o.stop && o.stop()) {
+          complete_ = false;
+          return;
+        }
+        fill(i, j);
+      }
+    best_ = {};
+  }
+
+  persistent_table(const chain& c, bytes_t budget) : persistent_table(c, budget, options{}) {}
+
+  /// False if `stop` ended the construction; nothing is known then.
+  bool complete() const { return complete_; }
+  /// True if no size had to be rounded: then no persistent schedule is faster than what `seconds` says.
+  bool exact() const { return exact_; }
+
+  /// The least time within `budget`, s, or nothing if no persistent schedule fits.
+  /// @param budget bytes, at most that of the construction (more are not used)
+  std::optional<double> seconds(bytes_t budget) const {
+    if (links_.empty()) return 0.0;
+    if (!complete_) return std::nullopt;
+    const double s = at(0, links_.size() - 1, floor_units(std::min(budget, budget_) - links_[0].input));
+    return s == never ? std::nullopt : std::optional<double>(s);
+  }
+
+  /// The budgets at which the least time changes, ascending, with the time from there on.
+  std::vector<std::pair<bytes_t, double>> front() const {
+    std::vector<std::pair<bytes_t, double>> points;
+    if (links_.empty() || !complete_) return points;
+    const auto& c = table_[index(0, links_.size() - 1)];
+    auto m = c.from;
+    for (const auto s : c.seconds) {
+      if (points.empty() || s < points.back().second) points.emplace_back(m * unit_ + links_[0].input, s);
+      ++m;
+    }
+    return points;
+  }
+
+  /// A schedule that takes `seconds(budget)`.
+  /// @throws bad_option if there is none
+  /// Complexity: O(L) per step and split.
+  std::vector<chain_step> steps(bytes_t budget) const {
+    if (!seconds(budget)) throw bad_option("chain: no persistent schedule within " + std::to_string(budget) + " bytes");
+    std::vector<chain_step> list;
+    if (links_.empty()) return list;
+    struct task {
+      std::size_t i, j;
+      bytes_t m;
+      std::optional<chain_step> step;  // to be emitted instead
+    };
+    std::vector<task> stack = {{0, links_.size() - 1, floor_units(std::min(budget, budget_) - links_[0].input), {}}};
+    while (!stack.empty()) {
+      const task now = stack.back();
+      stack.pop_back();
+      if (now.step) {
+        list.push_back(*now.step);
+        continue;
+      }
+      const auto i = now.i, j = now.j;
+      const auto m = now.m;
+      double best = never;
+      std::size_t option = 0, split = 0;  // split 0: run link i now
+      for (std::size_t k = 0; k < links_[i].options.size(); ++k) {
+        const auto& o = links_[i].options[k];
+        if (m < threshold(i, j, o)) continue;
+        const double t = o.forward + o.backward + (i == j ? 0 : at(i + 1, j, m - units(o.saved)));
+        if (t < best) best = t, option = k;
+      }
+      splits(i, j, [&](std::size_t s, double forward, bytes_t need) {
+        if (m < need) return;
+        const double t = forward + (at(s, j, m - units(links_[s].input)) + at(i, s - 1, m - units(kept_[j + 1] - kept_[s])));
+        if (t < best) best = t, split = s;
+      });
+      if (split == 0) {
+        list.push_back({chain_step::kind::forward, i, option});
+        stack.push_back({0, 0, 0, chain_step{chain_step::kind::backward, i, option}});
+        if (i < j) stack.push_back({i + 1, j, m - units(links_[i].options[option].saved), {}});
+      } else {
+        for (auto t = i; t < split; ++t) list.push_back({chain_step::kind::checkpoint, t, 0});
+        stack.push_back({i, split - 1, m - units(kept_[j + 1] - kept_[split]), {}});
+        stack.push_back({split, j, m - units(links_[split].input), {}});
+      }
+    }
+    return list;
+  }
+
+ private:
+  /// A function of memory: `never` before `from`, constant after the last one of `seconds`, nowhere ascending.
+  struct curve {
+    bytes_t from = 0;  // units
+    std::vector<double> seconds;
+  };
+  static constexpr double never = std::numeric_limits<double>::infinity();
+
+  bytes_t units(bytes_t bytes) const { return (bytes + unit_ - 1) / unit_; }
+  bytes_t floor_units(bytes_t bytes) const { return bytes < 0 ? -1 : bytes / unit_; }
+  bytes_t input(std::size_t i) const { return i < links_.size() ? links_[i].input : 0; }
+  bytes_t gradient(std::size_t i) const { return i < links_.size() ? links_[i].gradient : 0; }
+  std::size_t index(std::size_t i, std::size_t j) const { return j * (j + 1) / 2 + i; }
+
+  void choose_unit(std::size_t slots) {
+    bytes_t divisor = 0;
+    for (const auto& l : links_) {
+      for (auto b : {l.input, l.gradient, l.checkpoint_transient, l.kept}) divisor = std::gcd(divisor, b);
+      for (const auto& o : l.options)
+        for (auto b : {o.saved, o.forward_transient, o.backward_transient}) divisor = std::gcd(divisor, b);
+    }
+    unit_ = std::max<bytes_t>(1, divisor);
+    if (slots == 0 || budget_ <= 0) return;
+    const auto count = static_cast<bytes_t>(slots);
+    const auto multiple = (budget_ / unit_ + count - 1) / count;
+    exact_ = multiple <= 1;
+    if (!exact_) unit_ *= multiple;
+  }
+
+  /// Opt(i, j, m), s.
+  double at(std::size_t i, std::size_t j, bytes_t m) const {
+    const auto& c = table_[index(i, j)];
+    if (c.seconds.empty() || m < c.from) return never;
+    return c.seconds[std::min(static_cast<std::size_t>(m - c.from), c.seconds.size() - 1)];
+  }
+  /// Units that `o` needs at link i while links i to j are to be done.
+  bytes_t threshold(std::size_t i, std::size_t j, const chain::option& o) const {
+    return units(o.saved + std::max(gradient(j + 1) + o.forward_transient,
+                                    kept_[j + 1] - kept_[i + 1] + gradient(i + 1) + o.backward_transient));
+  }
+  /// Calls `visit(s, seconds of the checkpoint forwards, units they need)` for each split s.
+  template <class Visit>
+  void splits(std::size_t i, std::size_t j, Visit&& visit) const {
+    double forward = 0;
+    bytes_t need = 0;
+    for (auto s = i + 1; s <= j; ++s) {
+      const auto t = s - 1;
+      forward += links_[t].checkpoint_seconds;
+      need = std::max(need, gradient(j + 1) + (t > i ? input(t) : 0) + input(t + 1) + links_[t].checkpoint_transient);
+      visit(s, forward, units(need));
+    }
+  }
+
+  /// Computes Opt(i, j, .) in `best_`, which never ascends, and stores the part of it that changes.
+  void fill(std::size_t i, std::size_t j) {
+    const curve nothing = {0, {0.0}};
+    for (const auto& o : links_[i].options)
+      lower(threshold(i, j, o), o.forward + o.backward, i == j ? nothing : table_[index(i + 1, j)], units(o.saved), nothing, 0);
+    splits(i, j, [&](std::size_t s, double forward, bytes_t need) {
+      lower(need, forward, table_[index(s, j)], units(links_[s].input), table_[index(i, s - 1)], units(kept_[j + 1] - kept_[s]));
+    });
+    const auto first = std::find_if(best_.begin(), best_.end(), [](double s) { return s != never; });
+    if (first == best_.end()) return;
+    const auto last = std::partition_point(first, best_.end(), [&](double s) { return s > best_.back(); });
+    table_[index(i, j)] = {first - best_.begin(), std::vector<double>(first, last + 1)};
+    std::fill(first, best_.end(), never);
+  }
+
+  /// best_[m] = min(best_[m], seconds + f(m - f_shift) + g(m - g_shift)) for all m >= least.
+  void lower(bytes_t least, double seconds, const curve& f, bytes_t f_shift, const curve& g, bytes_t g_shift) {
+    if (f.seconds.empty() || g.seconds.empty()) return;
+    const auto from = std::max({least, f.from + f_shift, g.from + g_shift});
+    if (from > most_) return;
+    // Where it is as low already as the sum will ever be, nothing is to be done.
+    const double lowest = seconds + (f.seconds.back() + g.seconds.back());
+    const auto to = std::partition_point(best_.begin() + from, best_.end(), [&](double s) { return s > lowest; }) - best_.begin();
+    const auto f_end = f.from + f_shift + static_cast<bytes_t>(f.seconds.size()) - 1;  // constant from there on
+    const auto g_end = g.from + g_shift + static_cast<bytes_t>(g.seconds.size()) - 1;
+    const auto both = std::min<bytes_t>(to, std::min(f_end, g_end)), one = std::min<bytes_t>(to, std::max(f_end, g_end));
+    auto m = from;
+    if (m < both) {
+      lower(&best_[static_cast<std::size_t>(m)], &f.seconds[static_cast<std::size_t>(m - f.from - f_shift)],
+            &g.seconds[static_cast<std::size_t>(m - g.from - g_shift)], seconds, both - m);
+      m = both;
+    }
+    if (m < one) {
+      const auto& changing = f_end < g_end ? g : f;
+      const auto shift = f_end < g_end ? g.from + g_shift : f.from + f_shift;
+      lower(&best_[static_cast<std::size_t>(m)], &changing.seconds[static_cast<std::size_t>(m - shift)],
+            seconds + (f_end < g_end ? f : g).seconds.back(), one - m);
+      m = one;
+    }
+    if (m < to) std::fill(best_.begin() + m, best_.begin() + to, lowest);
+  }
+  // The loops that take the time: in pieces that compilers turn into vector instructions; a piece that cannot matter is left out.
+  static constexpr bytes_t piece = 16;
+  static void lower(double* best, const double* f, const double* g, double seconds, bytes_t count) {
+    for (; count >= piece; count -= piece, best += piece, f += piece, g += piece) {
+      if (best[0] <= seconds + (f[piece - 1] + g[piece - 1])) continue;
+      double sum[piece];
+      for (bytes_t k = 0; k < piece; ++k) sum[k] = seconds + (f[k] + g[k]);
+      for (bytes_t k = 0; k < piece; ++k) sum[k] = sum[k] < best[k] ? sum[k] : best[k];
+      for (bytes_t k = 0; k < piece; ++k) best[k] = sum[k];
+    }
+    for (bytes_t k = 0; k < count; ++k) best[k] = std::min(best[k], seconds + (f[k] + g[k]));
+  }
+  static void lower(double* best, const double* f, double seconds, bytes_t count) {
+    for (; count >= piece; count -= piece, best += piece, f += piece) {
+      if (best[0] <= seconds + f[piece - 1]) continue;
+      double sum[piece];
+      for (bytes_t k = 0; k < piece; ++k) sum[k] = seconds + f[k];
+      for (bytes_t k = 0; k < piece; ++k) sum[k] = sum[k] < best[k] ? sum[k] : best[k];
+      for (bytes_t k = 0; k < piece; ++k) best[k] = sum[k];
+    }
+    for (bytes_t k = 0; k < count; ++k) best[k] = std::min(best[k], seconds + f[k]);
+  }
+
+  std::vector<chain::link> links_;
+  bytes_t budget_, unit_ = 1, most_ = 0;
+  std::vector<bytes_t> kept_;  // prefix sums
+  std::vector<curve> table_;
+  std::vector<double> best_;  // of the curve that is being computed
+  bool complete_ = false, exact_ = true;
+};
+
+}  // namespace remat

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Lower bounds that need no search.
+#pragma once
+
+#include <algorithm>
+
+#include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
+
+namespace remat {
+
+/// Lower bounds that hold for every schedule of `p` and need no search.
+struct trivial_bounds {
+  double seconds = 0;  ///< sum of the costs of the operations that targets depend on, s
+  bytes_t budget = 0;  ///< largest of: sources; held + targets; held + inputs + outputs + workspace of a needed operation
+};
+
+/// Computes `trivial_bounds` in O(values + edges).
+inline trivial_bounds bounds_without_search(const problem& p) {
+  const auto& values = p.values();
+  const auto droppable = [&](index_t v) { return values[v].held ? 0 : values[v].bytes; };
+  trivial_bounds b;
+  bytes_t end = p.held_bytes();
+  for (auto v : p.targets()) end += droppable(v);
+  b.budget = std::max(p.source_bytes(), end);
+  for (auto o : needed_operations(p)) {
+    const auto& op = p.operations()[o];
+    b.seconds += op.seconds;
+    bytes_t here = p.held_bytes() + op.workspace;
+    for (auto v : op.outputs) here += values[v].bytes;
+    for (auto v : op.inputs) here += droppable(v);
+    b.budget = std::max(b.budget, here);
+  }
+  return b;
+}
+
+}  // namespace remat

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// What a solver is.
+#pragma once
+
+#include <concepts>
+#include <string>
+
+#include <remat/core/monitor.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/result.hpp>
+
+namespace remat {
+
+/// A method that looks for the fastest schedule within a budget.
+///
+/// `s.solve(p, budget, m)` is `const`, re-entrant and polls `m.stopped()`. It returns a `result` with `status`, `schedule`, and,
+/// where it proves one, `bound` and `budget_bound`; `solve` fills in and checks the rest. `infeasible` is returned only if proven
+/// for every schedule, not just for those the method searches.
+/// @code
+/// static_assert(remat::solver<remat::store_all>);
+/// static_assert(!remat::solver<int>);
+/// @endcode
+template <class S>
+concept solver = requires(const S& s, const problem& p, bytes_t budget, monitor& m) {
+  { s.name() } -> std::convertible_to<std::string>;
+  { s.solve(p, budget, m) } -> std::same_as<result>;
+};
+
+}  // namespace remat

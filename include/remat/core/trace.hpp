@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Memory over time of a schedule.
+#pragma once
+
+#include <vector>
+
+#include <remat/core/evaluate.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
+
+namespace remat {
+
+/// Memory over time: pieces of constant memory, in order, without gaps.
+struct memory_timeline {
+  struct piece {
+    double begin = 0, end = 0;  ///< s; equal for what takes no time
+    bytes_t bytes = 0;          ///< on the device, outputs and workspace included
+    bool recomputed = false;    ///< an operation that had run before
+  };
+  std::vector<piece> pieces;
+  double seconds = 0;  ///< makespan
+  bytes_t held = 0;    ///< bytes of the held sources
+  bytes_t peak = 0;
+};
+
+/// Follows a schedule.
+/// @param p the problem
+/// @param s a valid schedule of it
+/// @return a piece per compute step, and per wait for a copy
+/// @throws bad_schedule if `s` is not valid
+/// Complexity: O(values + edges executed).
+inline memory_timeline trace_memory(const problem& p, const schedule& s) {
+  const auto e = evaluate(p, s);
+  memory_timeline t{.pieces = {}, .seconds = e.seconds, .held = p.held_bytes(), .peak = e.peak};
+  std::vector<bool> has_run(p.operations().size(), false), on_device(p.values().size());
+  for (index_t v = 0; v < p.values().size(); ++v) on_device[v] = p.is_source(v);
+  bytes_t live = p.source_bytes();
+  double now = 0;
+  const auto wait_until = [&](double then) {
+    if (then <= now + 1e-9 * e.seconds) return;  // rounding is no wait
+    t.pieces.push_back({now, then, live, false});
+    now = then;
+  };
+  for (std::size_t at = 0; at < s.steps.size(); ++at) {
+    const auto& x = s.steps[at];
+    if (x.what == action::compute) {
+      const auto& op = p.operations()[x.which];
+      wait_until(e.ends[at] - op.seconds);
+      t.pieces.push_back({now, e.ends[at], e.memory[at], has_run[x.which]});
+      now = e.ends[at];
+      has_run[x.which] = true;
+      for (auto v : op.outputs) {
+        if (!on_device[v]) live += p.values()[v].bytes;
+        on_device[v] = true;
+      }
+    } else {
+      wait_until(e.ends[at]);
+      live = e.memory[at];
+      if (x.what == action::prefetch) t.pieces.push_back({now, now, live, false});
+      if (x.what != action::offload) on_device[x.which] = x.what == action::prefetch;
+    }
+  }
+  wait_until(e.seconds);
+  return t;
+}
+
+}  // namespace remat

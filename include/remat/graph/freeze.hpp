@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// From any graph and cost model to the `problem` that solvers take.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <functional>
+#include <optional>
+#include <queue>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <remat/core/error.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/graph/cost_model.hpp>
+#include <remat/graph/dag.hpp>
+
+namespace remat {
+
+/// What a graph and its costs do not say.
+struct freeze_options {
+  std::string name = {};                  ///< of the problem
+  std::optional<copy_rates> copies = {};  ///< rates of the copy streams; nothing: no copies
+};
+
+/// A problem and where its parts come from. Converts to the problem.
+/// @tparam G a `dag`
+template <class G>
+struct frozen {
+  remat::problem problem;
+  std::vector<vertex_t<G>> operations;  ///< vertex of each operation
+  std::vector<vertex_t<G>> values;      ///< vertex of each value
+  operator const remat::problem&() const { return problem; }
+};
+
+namespace detail {
+
+/// Kahn's algorithm; among the vertices that are ready, the first comes first, so an order that is topological stays.
+/// @param inputs per vertex
+/// @return all vertices, or only those that no cycle holds back
+/// Complexity: O(V log V + E).
+inline std::vector<std::size_t> topological_order(const std::vector<std::vector<std::size_t>>& inputs) {
+  const auto n = inputs.size();
+  std::vector<std::size_t> missing(n);
+  std::vector<std::vector<std::size_t>> readers(n);
+  std::priority_queue<std::size_t, std::vector<std::size_t>, std::greater<>> ready;
+  for (std::size_t v = 0; v < n; ++v) {
+    missing[v] = inputs[v].size();
+    for (auto u : inputs[v]) readers[u].push_back(v);
+    if (missing[v] == 0) ready.push(v);
+  }
+  std::vector<std::size_t> order;
+  while (!ready.empty()) {
+    const auto v = ready.top();
+    ready.pop();
+    order.push_back(v);
+    for (auto w : readers[v])
+      if (--missing[w] == 0) ready.push(w);
+  }
+  return order;
+}
+
+/// A cycle of a graph whose topological order is incomplete: in the direction of the edges, from its first vertex. O(V + E).
+inline std::vector<std::size_t> find_cycle(const std::vector<std::vector<std::size_t>>& inputs,
+                                           const std::vector<std::size_t>& order) {
+  std::vector<bool> ordered(inputs.size(), false);
+  for (auto v : order) ordered[v] = true;
+  std::vector<std::size_t> path;
+  std::vector<bool> on_path(inputs.size(), false);
+  auto v = static_cast<std::size_t>(std::find(ordered.begin(), ordered.end(), false) - ordered.begin());
+  while (!on_path[v]) {  // backwards; what is not ordered has an input that is not
+    on_path[v] = true;
+    path.push_back(v);
+    v = *std::find_if(inputs[v].begin(), inputs[v].end(), [&](std::size_t u) { return !ordered[u]; });
+  }
+  path.erase(path.begin(), std::find(path.begin(), path.end(), v));
+  std::reverse(path.begin(), path.end());
+  std::rotate(path.begin(), std::min_element(path.begin(), path.end()), path.end());
+  return path;
+}
+
+/// A size from a cost model. @throws bad_problem naming `what` unless 0 <= x <= 2^53
+template <class T>
+bytes_t checked_bytes(const T& x, const std::string& what) {
+  if constexpr (std::is_arithmetic_v<T>) {
+    if constexpr (std::is_signed_v<T>)
+      if (x < 0) throw bad_problem(what + " is negative: " + std::to_string(x));
+    if constexpr (std::is_floating_point_v<T>)
+      if (!std::isfinite(x)) throw bad_problem(what + " is not a finite number: " + std::to_string(x));
+    if (static_cast<long double>(x) > static_cast<long double>(max_bytes))
+      throw bad_problem(what + " is beyond 2^53: " + std::to_string(x));
+    return static_cast<bytes_t>(x);
+  } else {
+    return checked_bytes<bytes_t>(x, what);
+  }
+}
+
+}  // namespace detail
+
+/// Freezes a graph and its costs into a problem.
+///
+/// A vertex becomes an operation and its result a value (several, if `bytes(v)` is a range), both with the name of the vertex; a
+/// vertex that the cost model holds becomes a held source. Operations keep the order in which the graph lists its vertices as far
+/// as their inputs permit.
+///
+/// @tparam G a graph
+/// @tparam C its costs
+/// @param g the graph, V vertices, E edges
+/// @param c the costs
+/// @param o name of the problem, rates of copies
+/// @return the problem, with the vertex behind each operation and value
+/// @throws not_a_dag with the vertices of a cycle in order; bad_problem naming the vertex: an index out of range or taken, an
+///         input or reader that the graph does not list, a cost that is negative or not finite, a held vertex with inputs, a
+///         result read that its producer does not yield
+/// Complexity: O(V log V + E).
+/// @code
+/// auto f = remat::freeze(net, measured{&net});
+/// auto r = remat::solve(f, 1 << 30, remat::rotor{});
+/// for (auto o : remat::compute_order(r.schedule)) run(f.operations[o]);
+/// @endcode
+template <dag G, cost_model<G> C>
+frozen<G> freeze(const G& g, const C& c, const freeze_options& o = {}) {
+  using traits = dag_traits<G>;
+  using vertex = vertex_t<G>;
+
+  const auto label = [&](const vertex& v) {
+    std::string name;
+    if constexpr (requires { c.name(v); }) name = c.name(v);
+    return name.empty() ? "vertex " + std::to_string(static_cast<std::size_t>(traits::index(g, v))) : name;
+  };
+
+  std::vector<vertex> vertices;
+  for (auto&& v : traits::vertices(g)) vertices.push_back(v);
+  const auto n = vertices.size();
+  std::vector<std::size_t> position(n, n);  // in `vertices`, by index
+  for (std::size_t at = 0; at < n; ++at) {
+    const std::size_t i = traits::index(g, vertices[at]);
+    if (i >= n)
+      throw bad_problem(label(vertices[at]) + ": index " + std::to_string(i) + " is not below the number of vertices, " +
+                        std::to_string(n));
+    if (position[i] != n)
+      throw bad_problem(label(vertices[at]) + ": index " + std::to_string(i) + " is that of " + label(vertices[position[i]]) +
+                        " too");
+    position[i] = at;
+  }
+
+  std::vector<std::vector<std::size_t>> inputs(n);
+  const auto find = [&](const vertex& v, const char* role, const vertex& of) {
+    const std::size_t i = traits::index(g, v);
+    if (i >= n || !(vertices[position[i]] == v))
+      throw bad_problem(label(of) + ": " + role + " with index " + std::to_string(i) + " is not a vertex of the graph");
+    return position[i];
+  };
+  for (std::size_t at = 0; at < n; ++at)
+    if constexpr (detail::has_inputs<G>)
+      for (auto&& u : traits::inputs(g, vertices[at])) inputs[at].push_back(find(u, "an input", vertices[at]));
+    else
+      for (auto&& w : traits::outputs(g, vertices[at])) inputs[find(w, "a reader", vertices[at])].push_back(at);
+  std::vector<bool> is_read(n, false);
+  for (auto& all : inputs) {
+    std::sort(all.begin(), all.end());
+    all.erase(std::unique(all.begin(), all.end()), all.end());
+    for (auto u : all) is_read[u] = true;
+  }
+
+  const auto order = detail::topological_order(inputs);
+  if (order.size() < n) {
+    std::string names;
+    const auto cycle = detail::find_cycle(inputs, order);
+    for (auto at : cycle) names += label(vertices[at]) + " -> ";
+    throw not_a_dag("the graph has a cycle: " + names + label(vertices[cycle.front()]));
+  }
+
+  frozen<G> f;
+  std::vector<value> values;
+  std::vector<operation> operations;
+  std::vector<index_t> targets;
+  std::vector<std::vector<index_t>> results(n);  // values of each vertex
+  for (auto at : order) {
+    const auto& v = vertices[at];
+    const auto name = label(v);
+    bool held = false;
+    if constexpr (requires { c.held(v); }) held = c.held(v);
+    if (held && !inputs[at].empty()) throw bad_problem(name + ": a held vertex is a source, but it has inputs");
+
+    const auto add = [&](const auto& bytes, const std::string& which) {
+      results[at].push_back(static_cast<index_t>(values.size()));
+      values.push_back({name + which, detail::checked_bytes(bytes, name + ": bytes" + which), held});
+      f.values.push_back(v);
+    };
+    if constexpr (detail::range_of<decltype(c.bytes(v)), bytes_t>) {
+      std::size_t k = 0;
+      for (auto&& bytes : c.bytes(v)) add(bytes, "[" + std::to_string(k++) + "]");
+    } else {
+      add(c.bytes(v), "");
+    }
+
+    bool target = !is_read[at] && !held;
+    if constexpr (requires { c.target(v); }) target = c.target(v);
+    if (target) targets.insert(targets.end(), results[at].begin(), results[at].end());
+    if (held) continue;
+
+    operation op;
+    op.name = name;
+    op.outputs = results[at];
+    op.seconds = c.seconds(v);
+    if (!std::isfinite(op.seconds) || op.seconds < 0)
+      throw bad_problem(name + ": seconds is not a finite number >= 0: " + std::to_string(op.seconds));
+    if constexpr (requires { c.workspace(v); }) op.workspace = detail::checked_bytes(c.workspace(v), name + ": workspace");
+    if constexpr (requires { c.once(v); }) op.once = c.once(v);
+    if constexpr (requires { c.kind(v); }) op.kind = c.kind(v);
+    for (auto u : inputs[at])
+      if constexpr (requires { c.reads(v, v); }) {
+        for (auto&& k : c.reads(vertices[u], v)) {
+          const auto which = static_cast<std::size_t>(k);
+          if (which >= results[u].size())
+            throw bad_problem(name + ": reads result " + std::to_string(which) + " of " + label(vertices[u]) + ", which has " +
+                              std::to_string(results[u].size()));
+          op.inputs.push_back(results[u][which]);
+        }
+      } else {
+        op.inputs.insert(op.inputs.end(), results[u].begin(), results[u].end());
+      }
+    operations.push_back(std::move(op));
+    f.operations.push_back(v);
+  }
+  f.problem = problem(o.name, std::move(values), std::move(operations), std::move(targets), o.copies);
+  return f;
+}
+
+}  // namespace remat

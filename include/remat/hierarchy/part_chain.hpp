@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Parts as the links of a chain, for the dynamic program.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include <remat/chain/persistent_table.hpp>
+#include <remat/core/evaluate.hpp>
+#include <remat/core/liveness.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/result.hpp>
+#include <remat/core/schedule.hpp>
+#include <remat/hierarchy/condensed_problem.hpp>
+#include <remat/hierarchy/part_problem.hpp>
+#include <remat/order/replay.hpp>
+#include <remat/structure/partition.hpp>
+
+namespace remat {
+
+/// Nested parts with ways to run them, seen as a `chain`: part i reads what part i - 1 made. Values that are read further away
+/// (skip connections, masks) count as if they were there throughout. So the chain is a model of the problem, exact where it is a
+/// chain; what its schedules really need is for `measure_order` to say.
+class part_chain {
+ public:
+  /// @param p     the problem
+  /// @param index of the parts
+  /// @param parts nested, as from `find_partition`
+  /// @param ways  at least one for each part
+  /// Complexity: O(values + edges, those of recomputations in the ways included).
+  part_chain(const problem& p, const part_index& index, const partition& parts, const std::vector<std::vector<part_option>>& ways)
+      : p_(p), ways_(ways), checkpoints_(parts.size()) {
+    const auto n = static_cast<index_t>(parts.size());
+    aside_ = p.held_bytes();
+    chain_.links.resize(n);
+    std::vector<bool> backward(p.operations().size(), false);
+    for (const auto& piece : parts)
+      for (auto o : piece.backward) backward[o] = true;
+    for (index_t v = 0; v < p.values().size(); ++v) {
+      if (p.is_source(v) || !index.leaves(v)) continue;
+      const auto o = p.producer(v);
+      const auto i = index.part(o);
+      const auto bytes = p.values()[v].bytes;
+      const auto next = backward[o] ? i - 1 : i + 1;
+      const auto readers = p.consumers(v);
+      const bool near = i != none && next < n && !p.is_target(v) && std::all_of(readers.begin(), readers.end(), [&](index_t r) {
+                          return index.part(r) == i || index.part(r) == next;
+                        });
+      if (near)
+        (backward[o] ? chain_.links[i].gradient : chain_.links[next].input) += bytes;
+      else if (i != none && backward[o] && p.is_target(v))
+        chain_.links[i].kept += bytes;
+      else
+        aside_ += bytes;
+    }
+    for (index_t i = 0; i < n; ++i) {
+      auto& l = chain_.links[i];
+      const auto out = i + 1 < n ? chain_.links[i + 1].input : 0;
+      for (const auto& w : ways[i]) {
+        const double forward = seconds(w.forward);
+        l.options.push_back(
+            {w.saved + out, forward, w.seconds - forward, w.forward_workspace, w.backward_workspace + l.gradient + l.kept});
+      }
+      checkpoints_[i] = leaving(index, ways[i].front().forward);
+      l.checkpoint_seconds = seconds(checkpoints_[i]);
+      l.checkpoint_transient = ways[i].front().forward_workspace;
+    }
+  }
+
+  const chain& links() const { return chain_; }
+  /// Bytes on the device throughout, which the chain does not count.
+  bytes_t aside() const { return aside_; }
+
+  /// The operations behind the steps of a schedule of the chain, and those in no part where they are needed.
+  /// Complexity: O((values + edges executed) log).
+  std::vector<index_t> order(const std::vector<chain_step>& steps) const {
+    std::vector<index_t> all;
+    std::vector<bool> there(p_.values().size(), false);
+    for (index_t v = 0; v < there.size(); ++v) there[v] = p_.is_source(v);
+    missing_operations missing(p_);
+    const auto run = [&](index_t first) {
+      for (auto o : missing.for_operation(first, there)) {
+        all.push_back(o);
+        for (auto v : p_.operations()[o].outputs) there[v] = true;
+      }
+    };
+    for (const auto& s : steps) {
+      const auto& w = s.what == chain_step::kind::checkpoint ? checkpoints_[s.link]
+                      : s.what == chain_step::kind::forward  ? ways_[s.link][s.option].forward
+                                                             : ways_[s.link][s.option].backward;
+      for (auto o : w) run(o);
+    }
+    for (auto v : p_.targets())
+      if (!there[v]) run(p_.producer(v));
+    return prune_order(p_, all);
+  }
+
+ private:
+  double seconds(const std::vector<index_t>& order) const {
+    double sum = 0;
+    for (auto o : order) sum += p_.operations()[o].seconds;
+    return sum;
+  }
+  /// Those operations of a forward that are needed for what leaves it.
+  std::vector<index_t> leaving(const part_index& index, const std::vector<index_t>& forward) const {
+    std::vector<bool> wanted(p_.values().size(), false);
+    std::vector<index_t> order;
+    for (auto k = forward.size(); k-- > 0;) {
+      const auto& op = p_.operations()[forward[k]];
+      if (std::none_of(op.outputs.begin(), op.outputs.end(), [&](index_t v) { return wanted[v] || index.leaves(v); })) continue;
+      for (auto v : op.inputs) wanted[v] = true;
+      order.push_back(forward[k]);
+    }
+    std::reverse(order.begin(), order.end());
+    return order;
+  }
+
+  const problem& p_;
+  const std::vector<std::vector<part_option>>& ways_;
+  std::vector<std::vector<index_t>> checkpoints_;  // the forward that saves nothing
+  chain chain_;
+  bytes_t aside_ = 0;
+};
+
+}  // namespace remat

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// A part of a problem as a problem of its own, and the whole with its parts condensed: the ground of hierarchical planning.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <optional>
+#include <queue>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/core/evaluate.hpp>
+#include <remat/core/liveness.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/result.hpp>
+#include <remat/core/schedule.hpp>
+#include <remat/structure/partition.hpp>
+
+namespace remat {
+
+/// A way to run a part, in operations and values of the whole problem.
+struct part_option {
+  std::vector<index_t> forward, backward;  ///< orders of computations; `backward` may compute the forward's operations again
+  std::vector<index_t> kept;               ///< values the forward makes for others too, which `backward` reads
+  double seconds = 0;                      ///< of both
+  bytes_t saved = 0;                       ///< made by `forward` for `backward` only
+  bytes_t forward_workspace = 0;           ///< needed besides what comes in, what goes out, and `saved`
+  bytes_t backward_workspace = 0;          ///< likewise
+  bytes_t carried = 0;                     ///< `saved` and the bytes of `kept`
+  bytes_t needs() const { return carried + std::max(forward_workspace, backward_workspace); }
+};
+
+/// Which part every operation belongs to, and which values leave their part.
+class part_index {
+ public:
+  /// @throws bad_option naming the part and the operation if an operation does not exist or is listed twice
+  part_index(const problem& p, const partition& parts) : part_(p.operations().size(), none), leaves_(p.values().size(), false) {
+    const auto add = [&](index_t o, index_t i) {
+      const auto where = "partition: part " + std::to_string(i) + ": ";
+      if (o >= part_.size()) throw bad_option(where + "no operation " + std::to_string(o));
+      if (part_[o] != none)
+        throw bad_option(where + "operation " + std::to_string(o) + " is in part " + std::to_string(part_[o]) + " already");
+      part_[o] = i;
+    };
+    for (index_t i = 0; i < parts.size(); ++i) {
+      for (auto o : parts[i].forward) add(o, i);
+      for (auto o : parts[i].backward) add(o, i);
+    }
+    for (auto o : needed_operations(p))
+      for (auto v : p.operations()[o].inputs)
+        if (!p.is_source(v) && part_[p.producer(v)] != part_[o]) leaves_[v] = true;
+    for (auto v : p.targets()) leaves_[v] = true;
+  }
+
+  /// The part of an operation, or `none`.
+  index_t part(index_t o) const { return part_[o]; }
+  /// Does another part, or the end, need `v`?
+  bool leaves(index_t v) const { return leaves_[v]; }
+
+ private:
+  std::vector<index_t> part_;
+  std::vector<bool> leaves_;
+};
+
+/// A part as a problem of its own. Between forward and backward stands the *turn*, a once-only operation that reads what leaves
+/// the forward and yields what arrives for the backward; bytes asked for at the turn bound what is saved. Values from outside
+/// that are there before the forward occupy nothing: the whole problem counts them.
+class part_problem {
+ public:
+  /// @param p     the whole problem
+  /// @param index of the partition
+  /// @param piece the part, not empty
+  part_problem(const problem& p, const part_index& index, const part& piece)
+      : p_(&p), index_(&index), which_(index.part(piece.forward.empty() ? piece.backward.at(0) : piece.forward[0])) {
+    std::map<index_t, index_t> local;
+    const auto has = [](const std::vector<index_t>& list, index_t o) { return std::binary_search(list.begin(), list.end(), o); };
+    const auto here = [&](index_t v) {
+      return !p.is_source(v) && (has(piece.forward, p.producer(v)) || has(piece.backward, p.producer(v)));
+    };
+    const auto add = [&](index_t v, bool counted) {
+      const auto [at, added] = local.emplace(v, static_cast<index_t>(values_.size()));
+      if (added) {
+        values_.push_back({"", counted ? p.values()[v].bytes : 0, !counted});
+        global_values_.push_back(v);
+      }
+      return at->second;
+    };
+    const auto copy = [&](index_t o) {
+      const auto& op = p.operations()[o];
+      operation twin{"", {}, {}, op.seconds, op.workspace, op.once, op.kind};
+      for (auto v : op.inputs) twin.inputs.push_back(add(v, here(v)));
+      for (auto v : op.outputs) twin.outputs.push_back(add(v, true));
+      operations_.push_back(std::move(twin));
+      global_.push_back(o);
+    };
+    for (auto o : piece.forward) copy(o);
+    turn_ = static_cast<index_t>(operations_.size());
+    operation turn;
+    turn.once = true;
+    for (auto o : piece.forward)
+      for (auto v : p.operations()[o].outputs)
+        if (index.leaves(v)) {
+          turn.inputs.push_back(local.at(v));
+          leaving_ += p.values()[v].bytes;
+        }
+    first_ = piece.backward.empty() ? 0 : piece.backward.front();
+    // What backward reads from outside may depend on the forward, unless it was made before.
+    const auto first = piece.forward.empty() ? 0 : piece.forward.front();
+    for (auto o : piece.backward)
+      for (auto v : p.operations()[o].inputs)
+        if (!p.is_source(v) && !here(v) && p.producer(v) > first && !local.contains(v) && !stays(v)) {
+          turn.outputs.push_back(add(v, true));
+          arriving_ += p.values()[v].bytes;
+        }
+    turn.outputs.push_back(static_cast<index_t>(values_.size()));
+    targets_.push_back(turn.outputs.back());
+    values_.push_back({"turn", 0, false});
+    global_values_.push_back(none);
+    operations_.push_back(std::move(turn));
+    global_.push_back(none);
+    for (auto o : piece.backward) {
+      copy(o);
+      for (auto v : p.operations()[o].outputs)
+        if (index.leaves(v)) targets_.push_back(local.at(v));
+    }
+    bare_ = with_turn(0);
+  }
+
+  /// The problem with `workspace` bytes needed at the turn.
+  problem with_turn(bytes_t workspace) const {
+    auto ops = operations_;
+    ops[turn_].workspace = workspace;
+    return problem("part", values_, std::move(ops), targets_);
+  }
+  const problem& bare() const { return bare_; }
+  /// The turn, an operation of `bare()`.
+  index_t turn() const { return turn_; }
+  /// Bytes on the device at the turn in any case: what leaves and what arrives.
+  bytes_t crossing() const { return leaving_ + arriving_; }
+
+  /// Measures an order of `bare()`.
+  /// Complexity: O(values + edges executed).
+  part_option measure(const std::vector<index_t>& order) const {
+    const auto memory = measure_order(bare_, order).memory;
+    const auto turn = static_cast<std::size_t>(std::find(order.begin(), order.end(), turn_) - order.begin());
+    std::vector<bool> made(values_.size(), false), there(values_.size(), false), crosses(values_.size(), false);
+    std::vector<std::size_t> last(values_.size(), 0);  // where the turn's value of it is read
+    part_option w;
+    bytes_t before = 0, after = 0, left = 0, results = 0, kept = 0;
+    for (std::size_t k = 0; k < order.size(); ++k) {
+      if (k == turn) continue;
+      const auto& op = operations_[order[k]];
+      const bool forward = k < turn;
+      w.seconds += op.seconds;
+      (forward ? w.forward : w.backward).push_back(global_[order[k]]);
+      if (forward) before = std::max(before, memory[k]);
+      for (auto v : op.inputs)
+        if (!forward && made[v] && !there[v]) crosses[v] = true, last[v] = k;
+      for (auto v : op.outputs) {
+        if (forward)
+          left += leaves(v) && !made[v] ? values_[v].bytes : 0;
+        else
+          results += leaves(v) && !made[v] && !there[v] ? values_[v].bytes : 0;
+        (forward ? made : there)[v] = true;
+      }
+    }
+    std::vector<bytes_t> longer(order.size() + 1, 0);  // bytes of what others read still, after its last use here
+    for (index_t v = 0; v < values_.size(); ++v)
+      if (crosses[v] && leaves(v) && stays(global_values_[v])) longer[last[v] + 1] += values_[v].bytes;
+    bytes_t more = 0;
+    for (auto k = turn + 1; k < order.size(); ++k) {
+      more += longer[k];
+      after = std::max(after, memory[k] + more);
+    }
+    for (index_t v = 0; v < values_.size(); ++v)
+      if (crosses[v]) {
+        (leaves(v) ? kept : w.saved) += values_[v].bytes;
+        if (leaves(v)) w.kept.push_back(global_values_[v]);
+      }
+    w.carried = w.saved + kept;
+    w.forward_workspace = std::max<bytes_t>(0, before - left - w.saved);
+    w.backward_workspace = std::max<bytes_t>(0, after - arriving_ - w.carried - results);
+    return w;
+  }
+
+ private:
+  /// May anything else read `v` after the backward has begun?
+  bool stays(index_t v) const {
+    const auto readers = p_->consumers(v);
+    return p_->is_target(v) ||
+           std::any_of(readers.begin(), readers.end(), [&](index_t o) { return o > first_ && index_->part(o) != which_; });
+  }
+  bool leaves(index_t local) const { return global_values_[local] != none && index_->leaves(global_values_[local]); }
+
+  const problem* p_;
+  const part_index* index_;
+  std::vector<value> values_;
+  std::vector<operation> operations_;
+  std::vector<index_t> targets_, global_, global_values_;
+  index_t which_, turn_ = 0, first_ = 0;
+  bytes_t leaving_ = 0, arriving_ = 0;
+  problem bare_;
+};
+
+}  // namespace remat

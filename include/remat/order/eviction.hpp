@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// An order of computations made to fit a budget by evictions.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <remat/core/liveness.hpp>
+#include <remat/core/problem.hpp>
+
+namespace remat {
+
+/// Plays an order within a budget: before a computation that would not fit, values are evicted, those first that are large, cheap
+/// to make again and not needed for long; what is missing when it is needed is computed again. Dynamic tensor rematerialization
+/// with the future known (Kirisame et al., ICLR 2021, score h_DTR).
+class eviction {
+ public:
+  struct options {
+    double distance = 1;           ///< exponent of the distance to the next use, >= 0
+    std::size_t repetitions = 12;  ///< gives up once the order is this many times as long
+  };
+
+  /// Complexity: O(values + edges executed).
+  eviction(const problem& p, std::span<const index_t> order)
+      : p_(p), order_(order), uses_(p.values().size()), made_(p.values().size()) {
+    for (std::size_t k = 0; k < order.size(); ++k) {
+      for (auto v : p.operations()[order[k]].inputs) uses_[v].push_back(k);
+      for (auto v : p.operations()[order[k]].outputs) made_[v].push_back(k);
+    }
+    for (auto v : p.targets()) uses_[v].push_back(order.size() + 1);  // after what is computed at the end
+    for (index_t v = 0; v < p.values().size(); ++v) lossy_ = lossy_ || (p.is_source(v) && !p.values()[v].held);
+    for (const auto& op : p.operations()) lossy_ = lossy_ || op.once;
+  }
+
+  /// @param budget bytes
+  /// @param o      the score
+  /// @param stop   polled now and then; true gives up
+  /// @return an order whose memory need is within the budget, or nothing
+  /// Complexity: O(evictions * values on the device + edges executed).
+  std::optional<std::vector<index_t>> run(bytes_t budget, const options& o, const std::function<bool()>& stop = {}) {
+    start(budget, o);
+    for (now_ = 0; now_ < order_.size(); ++now_) {
+      if (now_ % 64 == 0 && stop && stop()) return std::nullopt;
+      const auto& outputs = p_.operations()[order_[now_]].outputs;
+      const bool useless = std::all_of(outputs.begin(), outputs.end(), [&](index_t v) { return on_device_[v] || !alive(v); });
+      if (useless) {
+        release(p_.operations()[order_[now_]].inputs);
+      } else if (!compute(order_[now_])) {
+        return std::nullopt;
+      }
+      if (!kept_.empty()) release(std::exchange(kept_, {}));
+    }
+    const auto& targets = p_.targets();
+    for (std::size_t i = 0; i < targets.size();) {
+      if (on_device_[targets[i]]) {
+        ++i;
+        continue;
+      }
+      if (p_.is_source(targets[i]) || !compute(p_.producer(targets[i]))) return std::nullopt;
+      i = 0;  // that may have evicted others
+    }
+    return prune_order(p_, result_);
+  }
+
+ private:
+  static constexpr double never = std::numeric_limits<double>::infinity();
+
+  void start(bytes_t budget, const options& o) {
+    budget_ = budget;
+    options_ = o;
+    now_ = 0;
+    result_.clear();
+    device_.clear();
+    kept_.clear();
+    missing_.clear();
+    live_ = 0;
+    on_device_.assign(p_.values().size(), false);
+    place_.assign(p_.values().size(), 0);
+    locks_.assign(p_.values().size(), 0);
+    use_at_.assign(p_.values().size(), 0);
+    made_at_.assign(p_.values().size(), 0);
+    has_run_.assign(p_.operations().size(), false);
+    mark_.assign(p_.operations().size(), 0);
+    for (index_t v = 0; v < p_.values().size(); ++v)
+      if (p_.is_source(v) && (p_.values()[v].held || !uses_[v].empty())) put(v);
+  }
+
+  void put(index_t v) {
+    if (on_device_[v]) return;
+    on_device_[v] = true;
+    live_ += p_.values()[v].bytes;
+    place_[v] = device_.size();
+    device_.push_back(v);
+  }
+  void take(index_t v) {
+    on_device_[v] = false;
+    live_ -= p_.values()[v].bytes;
+    place_[device_.back()] = place_[v];
+    device_[place_[v]] = device_.back();
+    device_.pop_back();
+  }
+
+  /// Position of the next use of `v` after the current one; more than the length of the order + 1 if there is none.
+  std::size_t next_use(index_t v) {
+    auto& at = use_at_[v];
+    while (at < uses_[v].size() && uses_[v][at] <= now_) ++at;
+    return at < uses_[v].size() ? uses_[v][at] : order_.size() + 2;
+  }
+  /// Is `v`, as it is now, read after the current position?
+  bool alive(index_t v) {
+    const auto use = next_use(v);
+    if (use > order_.size() + 1) return false;
+    auto& at = made_at_[v];
+    while (at < made_[v].size() && made_[v][at] <= now_) ++at;
+    return at == made_[v].size() || made_[v][at] >= use;
+  }
+
+  /// The operations to compute for `v`, given what is on the device, ascending; false if that cannot be done any more.
+  bool closure(index_t v, std::vector<index_t>& ops) {
+    ops.clear();
+    if (p_.is_source(v)) return false;
+    ++stamp_;
+    mark_[p_.producer(v)] = stamp_;
+    ops.push_back(p_.producer(v));
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      const auto& op = p_.operations()[ops[i]];
+      if (op.once && has_run_[ops[i]]) return false;
+      for (auto u : op.inputs) {
+        if (on_device_[u]) continue;
+        if (p_.is_source(u)) return false;
+        const auto maker = p_.producer(u);
+        if (mark_[maker] == stamp_) continue;
+        mark_[maker] = stamp_;
+        ops.push_back(maker);
+      }
+    }
+    return true;
+  }
+  double cost(index_t v) {
+    if (!closure(v, scratch_)) return never;
+    double sum = 0;
+    for (auto o : scratch_) sum += p_.operations()[o].seconds;
+    return sum;
+  }
+
+  /// Drops those of `values` that are read no more.
+  void release(const std::vector<index_t>& values) {
+    for (auto v : values) {
+      if (!on_device_[v] || locks_[v] > 0 || p_.values()[v].held || alive(v)) continue;
+      if (lossy_ && cost(v) == never && last_resort(v)) {
+        kept_.push_back(v);
+        continue;
+      }
+      take(v);
+    }
+  }
+  /// Would the loss of `v` make a value that is missing and still needed impossible to compute?
+  bool last_resort(index_t v) {
+    on_device_[v] = false;
+    std::erase_if(missing_, [&](index_t w) { return on_device_[w] || !alive(w); });
+    const bool needed = std::any_of(missing_.begin(), missing_.end(), [&](index_t w) { return cost(w) == never; });
+    on_device_[v] = true;
+    return needed;
+  }
+
+  /// Computes `o` and before it what it lacks.
+  bool compute(index_t o) {
+    if (p_.operations()[o].once && has_run_[o]) return false;
+    std::vector<index_t> list = {o}, more;
+    for (auto v : p_.operations()[o].inputs) {
+      if (on_device_[v]) continue;
+      if (!closure(v, more)) return false;
+      list.insert(list.end(), more.begin(), more.end());
+    }
+    std::sort(list.begin(), list.end());
+    list.erase(std::unique(list.begin(), list.end()), list.end());
+    for (auto x : list)
+      for (auto v : p_.operations()[x].inputs) ++locks_[v];
+    bool done = true;
+    for (auto x : list) {
+      const auto& op = p_.operations()[x];
+      done = done && make_room(op);
+      for (auto v : op.inputs) --locks_[v];
+      if (!done) continue;
+      result_.push_back(x);
+      has_run_[x] = true;
+      for (auto v : op.outputs) put(v);
+      release(op.inputs);
+      release(op.outputs);
+    }
+    return done && result_.size() <= options_.repetitions * order_.size();
+  }
+
+  bool make_room(const operation& op) {
+    bytes_t need = op.workspace;
+    for (auto v : op.outputs) need += p_.values()[v].bytes;
+    while (live_ + need > budget_) {
+      index_t worst = none;
+      double highest = -1;
+      for (auto v : device_) {
+        if (locks_[v] > 0 || p_.values()[v].held || p_.values()[v].bytes == 0 || p_.is_source(v)) continue;
+        const auto distance = static_cast<double>(next_use(v) - now_);
+        const double gain = static_cast<double>(p_.values()[v].bytes) * std::pow(distance, options_.distance);
+        if (gain / (p_.operations()[p_.producer(v)].seconds + 1e-30) <= highest)
+          continue;  // missing operands only add to the cost
+        on_device_[v] = false;
+        const auto again = cost(v);
+        on_device_[v] = true;
+        if (again == never) continue;
+        const double score = gain / (again + 1e-30);
+        if (score > highest) highest = score, worst = v;
+      }
+      if (worst == none) return false;
+      take(worst);
+      missing_.push_back(worst);
+    }
+    return true;
+  }
+  const problem& p_;
+  std::span<const index_t> order_;
+  std::vector<std::vector<std::size_t>> uses_, made_;  // positions in the order, per value
+  bool lossy_ = false;                                 // are there values that cannot be made again?
+  bytes_t budget_ = 0, live_ = 0;
+  options options_;
+  std::size_t now_ = 0;
+  std::vector<index_t> result_, device_, kept_, missing_, scratch_;
+  std::vector<bool> on_device_, has_run_;
+  std::vector<std::size_t> place_, use_at_, made_at_;
+  std::vector<unsigned> locks_, mark_;
+  unsigned stamp_ = 0;
+};
+
+}  // namespace remat

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// An anytime improver for schedules of any origin: large-neighbourhood search on orders of computations.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/core/incumbent.hpp>
+#include <remat/core/monitor.hpp>
+#include <remat/core/result.hpp>
+#include <remat/core/solve.hpp>
+#include <remat/order/local_search.hpp>
+
+namespace remat {
+
+/// Any solver, its schedule improved until the limits are reached: a solver made anytime. If Inner finds nothing, a schedule is
+/// looked for all the same.
+///
+/// @tparam Inner the solver that is improved; its bounds are kept
+///
+/// Copies to the host are not used.
+/// @code
+/// remat::improved<remat::rotor> method;
+/// auto r = remat::solve(p, budget, method, {.seconds = 10, .seed = 7}, [](const remat::progress& now) { show(now.best); });
+/// @endcode
+template <solver Inner>
+class improved {
+ public:
+  struct options {
+    local_search_options search = {};
+    double share = 0.5;  ///< part of the time that Inner may take, in (0, 1]
+  };
+
+  explicit improved(Inner inner = Inner()) : improved(std::move(inner), options{}) {}
+  /// @throws bad_option naming the member that is out of range
+  improved(Inner inner, const options& o) : inner_(std::move(inner)), options_(o) {
+    o.search.validate();
+    if (!(o.share > 0 && o.share <= 1)) throw bad_option("improved.share must be in (0, 1], got " + std::to_string(o.share));
+  }
+
+  std::string name() const { return "improved/" + std::string(inner_.name()); }
+
+  /// @throws what Inner throws
+  result solve(const problem& p, bytes_t budget, monitor& m) const {
+    monitor first(m, options_.share);
+    auto r = inner_.solve(p, budget, first);
+    if (r.status == status::infeasible) return r;
+    const bool copies = r.found() && has_copies(r.schedule);
+    incumbent best(p, budget);
+    best.offer(needed_operations(p));
+    if (r.found() && !copies) best.offer(compute_order(r.schedule));
+    local_search(p, best.found() ? best.order() : needed_operations(p), best, m, options_.search,
+                 std::max(r.bound, bounds_without_search(p).seconds));
+    if (copies && best.found() && evaluate(p, r.schedule).seconds <= best.seconds()) return r;
+    best.put_into(r);
+    return r;
+  }
+
+ private:
+  static bool has_copies(const schedule& s) {
+    return std::any_of(s.steps.begin(), s.steps.end(),
+                       [](const step& x) { return x.what == action::offload || x.what == action::prefetch; });
+  }
+
+  Inner inner_;
+  options options_;
+};
+
+}  // namespace remat

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The MILP of staged rematerialization schedules as Checkmate published it, for comparison with `strong_form`.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <limits>
+#include <vector>
+
+#include <remat/core/problem.hpp>
+#include <remat/milp/model.hpp>
+#include <remat/staged/staged_model.hpp>
+
+namespace remat {
+
+/// Checkmate's MILP: the same schedules as an unrestricted `strong_form`, and the same optimum, with a far weaker relaxation.
+///
+/// Columns, for stage t, operation k, value v: R[t,k] and S[t,v] as in `staged_model`; FREE[t,v,k] in {0,1}: stage t frees v
+/// right after k, which reads or yields v; U[t,k]: memory while k is computed. Rows:
+/// - S[t+1,v] <= S[t,v] + R[t,producer(v)]; R[t,k] <= R[t,producer(v)] + S[t,v] for every input v of k;
+/// - FREE[t,v,k] = 1 exactly if nothing forbids it, where h = (1 - R[t,k]) + S[t+1,v] + sum of R[t,j] over the readers j > k
+///   counts what does: 1 - FREE <= h <= kappa (1 - FREE), kappa = the largest h;
+/// - U[t,k+1] = U[t,k] + bytes of what k + 1 yields, if computed - bytes of what is freed after k.
+///
+/// The published form is that of operations with one output and no workspace, and lets a value be freed after its readers only.
+/// Here S and FREE are per value, R per operation; a value may also be freed after its producer, which may have been computed for
+/// another output's sake; workspace is added to U[t,k] where the budget bounds it; values that are targets, or that cannot be
+/// rebuilt, start or end on the device. Columns that stages fix (R above the diagonal, for instance) are not made.
+///
+/// Reference: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020.
+class published_form : public staged_model {
+ public:
+  static constexpr bool restricts = false;  ///< of `staging`, only `order` and `extra_stages` are taken
+
+  /// @param p      the problem; must outlive the form
+  /// @param budget bytes, >= what `bounds_without_search` gives
+  /// @param rules  the order and the extra stages
+  /// @param stop   polled while the model is built; true leaves it incomplete
+  /// @throws bad_option for a restriction
+  /// Complexity: O(stages (operations + edges)) columns, rows and entries.
+  published_form(const problem& p, bytes_t budget, const staging& rules = {},
+                 std::size_t = std::numeric_limits<std::size_t>::max(), const std::function<bool()>& stop = {})
+      : staged_model(p, budget, rules) {
+    if (rules.backward_once || rules.forward_in_one_stage || rules.recompute_where_used || rules.small_values > 0)
+      throw bad_option("staging: the published form has no restrictions");
+    stays_.assign(p.values().size(), false);  // nothing is special about values without bytes
+    for (std::size_t t = 0; t <= stages_.size(); ++t) {
+      if (stop && stop()) return;
+      make_columns(t);
+    }
+    for (std::size_t t = 0; t < stages_.size(); ++t) {
+      if (stop && stop()) return;
+      make_rows(t);
+    }
+    build();
+  }
+
+ private:
+  void make_columns(std::size_t t) {
+    open_stage(t);
+    const auto first = t < stages_.size() ? stages_[t].first : needed_.size();
+    if (t < stages_.size())
+      for (std::size_t k = 0; k < stages_[t].second; ++k) {
+        if (k >= first)
+          R_[t][k].constant = 1;
+        else if (repeatable_[k])
+          R_[t][k] = builder_.binary(at(k).seconds / second_);
+      }
+    for (index_t v = 0; v < p_.values().size(); ++v) {
+      const auto k = producer_[v];
+      if (!modelled_[v] || (k != none && k >= first)) continue;
+      if (t == stages_.size())
+        S_[t][v].constant = p_.is_target(v);
+      else if (t == 0)
+        S_[t][v].constant = 1;  // a source
+      else if (p_.is_target(v) || !uses_[v].empty())
+        S_[t][v] = builder_.binary(0);
+    }
+  }
+
+  void make_rows(std::size_t t) {
+    const auto last = stages_[t].second;
+    const auto there = [&](index_t v) { return producer_[v] == none ? S(t, v) : R_[t][producer_[v]] + S(t, v); };
+    const auto exists = [&](index_t v) { return modelled_[v] && (producer_[v] == none || producer_[v] < last); };
+    expression memory;
+    for (index_t v = 0; v < p_.values().size(); ++v)
+      if (exists(v)) {
+        at_most(S(t + 1, v), there(v));
+        memory.add(S(t, v), size(v));
+      }
+    for (std::size_t k = 0; k < last; ++k) {
+      const auto& R = R_[t][k];
+      for (auto v : at(k).outputs) memory.add(R, size(v));
+      compact(memory);
+      memory = running_sum(memory);
+      within_budget(memory + static_cast<double>(at(k).workspace) / byte_ * R);
+      for (auto v : at(k).inputs)
+        if (modelled_[v]) {
+          at_most(R, there(v));
+          release(t, v, k, memory);
+        }
+      for (auto v : at(k).outputs) release(t, v, k, memory);
+    }
+  }
+
+  /// Makes FREE[t,v,k] and takes what it frees from `memory`.
+  void release(std::size_t t, index_t v, std::size_t k, expression& memory) {
+    if (is_zero(R_[t][k])) return;
+    auto hindrances = expression{{}, 1} - R_[t][k] + S(t + 1, v);
+    for (auto j : uses_[v])
+      if (j > k && j < stages_[t].second) hindrances.add(R_[t][j]);
+    compact(hindrances);
+    double least = hindrances.constant, most = hindrances.constant;
+    for (const auto& [column, factor] : hindrances.terms) (factor < 0 ? least : most) += factor;
+    if (least > 0.5) return;
+    const auto may_go = expression{{}, 1} - hindrances;
+    derived_.push_back({builder_.columns(), {may_go}});
+    const auto free = builder_.binary(0);
+    builder_.at_least(free - may_go, 0);
+    builder_.at_most(hindrances + most * free, most);
+    memory.add(free, -size(v));
+  }
+};
+
+}  // namespace remat

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Which staged schedules a model admits.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
+
+namespace remat {
+
+/// Which staged schedules a `strong_form` admits.
+struct staging {
+  /// R1: operations from `turn` on are computed once.
+  bool backward_once = false;
+  /// R2: the operations before `turn` form one stage.
+  bool forward_in_one_stage = false;
+  /// R3: a value is recomputed only in a stage that uses it (or in the last one, if it is a target); an operation that reads
+  /// nothing repeatable but what the operation before it yields joins the stage before it.
+  bool recompute_where_used = false;
+  /// First operation of the backward; nothing: the one at which the store-all schedule has its peak. Only R1 and R2 read it.
+  std::optional<index_t> turn = {};
+  /// Empty stages before every stage but the first; they enlarge the class of schedules.
+  unsigned extra_stages = 0;
+  /// R4: the smallest values, which together take at most this share of the budget (less held bytes), stay from their computation
+  /// until their last possible use; in [0, 1).
+  double small_values = 0;
+  /// The operations in the order of their first computation, a topological one; empty: the order of the problem.
+  std::vector<index_t> order = {};
+  /// One more stage at the end, without an operation of its own: for targets that are dropped and computed again. It enlarges the
+  /// class of schedules.
+  bool last_stage = false;
+};
+
+/// The operations of `p` in the order in which `s` first computes them, as `staging::order` takes it; those that it does not
+/// compute come last.
+/// Complexity: O(operations + steps).
+inline std::vector<index_t> first_computations(const problem& p, const schedule& s) {
+  std::vector<index_t> order;
+  std::vector<bool> seen(p.operations().size(), false);
+  const auto add = [&](index_t o) {
+    if (!seen.at(o)) order.push_back(o);
+    seen[o] = true;
+  };
+  for (auto o : compute_order(s)) add(o);
+  for (index_t o = 0; o < seen.size(); ++o) add(o);
+  return order;
+}
+
+/// The schedules that `r` admits, in words.
+inline std::string to_string(const staging& r) {
+  std::string text = "staged schedules";
+  if (r.extra_stages > 0) text += " with " + std::to_string(r.extra_stages) + " extra stages each";
+  if (r.last_stage) text += " with one more at the end";
+  if (!r.order.empty()) text += " in another order";
+  if (r.backward_once) text += ", backward computed once";
+  if (r.forward_in_one_stage) text += ", forward in one stage";
+  if (r.recompute_where_used) text += ", values recomputed where used";
+  if (r.small_values > 0) text += ", small values held";
+  return text;
+}
+
+}  // namespace remat

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Balanced separators of a tree decomposition.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <iterator>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
+
+namespace remat {
+
+/// Needed operations divided by separators, recursively: the operations of a part's separator keep those of its children apart,
+/// and a child has at most half of the part's. Operations are neighbours if one reads what the other yields.
+///
+/// From a tree decomposition by minimum-degree elimination: a separator is a bag in the middle of its tree, and so has at most
+/// width + 1 operations.
+///
+/// Complexity: O(operations width^2 log(operations)) time, O(operations width) space.
+class separator_tree {
+ public:
+  struct part {
+    std::vector<index_t> separator;     ///< operations, ascending; all of the part's if it has no children
+    std::vector<std::size_t> children;  ///< indices of parts
+    std::size_t operations = 0;         ///< of the separator and of all descendants
+    std::size_t end = 0;                ///< part i and its descendants are the parts i to end - 1
+  };
+
+  /// @param p      the problem
+  /// @param needed `needed_operations(p)`
+  /// @param stop   polled; true leaves the tree empty
+  separator_tree(const problem& p, const std::vector<index_t>& needed, const std::function<bool()>& stop = {})
+      : home_(p.operations().size(), 0) {
+    if (decompose(p, needed, stop)) divide(needed.size());
+  }
+
+  bool empty() const { return parts_.empty(); }
+  /// The first part is the whole.
+  const std::vector<part>& parts() const { return parts_; }
+  /// The part that has `operation`, a needed one, in its separator.
+  std::size_t home(index_t operation) const { return home_[operation]; }
+  /// Whether `operation` belongs to part `which` or to a descendant.
+  bool within(index_t operation, std::size_t which) const {
+    return which <= home_[operation] && home_[operation] < parts_[which].end;
+  }
+  /// The largest bag less one.
+  std::size_t width() const { return width_; }
+
+ private:
+  struct bag {
+    std::vector<std::size_t> operations;  // positions in `needed`; the first one is eliminated here
+    std::vector<std::size_t> neighbours;  // bags
+  };
+
+  /// Eliminates operations of minimum degree, one after the other.
+  bool decompose(const problem& p, const std::vector<index_t>& needed, const std::function<bool()>& stop) {
+    const auto n = needed.size();
+    operations_ = needed;
+    std::vector<std::size_t> place(p.operations().size(), n);
+    for (std::size_t i = 0; i < n; ++i) place[needed[i]] = i;
+    std::vector<std::vector<std::size_t>> adjacent(n);  // ascending
+    for (std::size_t i = 0; i < n; ++i)
+      for (auto v : p.operations()[needed[i]].inputs)
+        if (!p.is_source(v)) {
+          adjacent[i].push_back(place[p.producer(v)]);
+          adjacent[place[p.producer(v)]].push_back(i);
+        }
+    std::set<std::pair<std::size_t, std::size_t>> queue;  // degree, operation
+    for (std::size_t i = 0; i < n; ++i) {
+      std::sort(adjacent[i].begin(), adjacent[i].end());
+      adjacent[i].erase(std::unique(adjacent[i].begin(), adjacent[i].end()), adjacent[i].end());
+      queue.emplace(adjacent[i].size(), i);
+    }
+    bags_.resize(n);
+    std::vector<std::size_t> turn(n, n), order, merged;
+    while (!queue.empty()) {
+      if (stop && stop()) return false;
+      const auto x = queue.begin()->second;
+      queue.erase(queue.begin());
+      turn[x] = order.size();
+      order.push_back(x);
+      const auto around = std::move(adjacent[x]);
+      for (auto y : around) {
+        queue.erase({adjacent[y].size(), y});
+        merged.clear();
+        std::set_union(adjacent[y].begin(), adjacent[y].end(), around.begin(), around.end(), std::back_inserter(merged));
+        std::erase_if(merged, [&](std::size_t z) { return z == x || z == y; });
+        adjacent[y] = merged;
+        queue.emplace(merged.size(), y);
+      }
+      width_ = std::max(width_, around.size());
+      bags_[x].operations = {x};
+      bags_[x].operations.insert(bags_[x].operations.end(), around.begin(), around.end());
+    }
+    // A bag hangs on that of its next operation to be eliminated; trees of graphs in several pieces hang one on the other.
+    for (std::size_t k = 0; k + 1 < n; ++k) {
+      auto next = n;
+      for (auto y : bags_[order[k]].operations)
+        if (turn[y] > k) next = std::min(next, turn[y]);
+      const auto above = order[next == n ? k + 1 : next];
+      bags_[order[k]].neighbours.push_back(above);
+      bags_[above].neighbours.push_back(order[k]);
+    }
+    return true;
+  }
+
+  /// Takes out the bag in the middle of a tree, and so on with what is left.
+  void divide(std::size_t n) {
+    struct task {
+      std::size_t any, above;  // a bag of the tree; the part it belongs under
+    };
+    std::vector<bool> gone(n, false), placed(n, false);
+    std::vector<std::size_t> weight(n, 0), parent(n, n), tree;
+    std::vector<task> stack;
+    if (n > 0) stack.push_back({0, none});
+    while (!stack.empty()) {
+      const auto now = stack.back();
+      stack.pop_back();
+      tree = {now.any};
+      parent[now.any] = n;
+      for (std::size_t i = 0; i < tree.size(); ++i)
+        for (auto y : bags_[tree[i]].neighbours)
+          if (!gone[y] && y != parent[tree[i]]) {
+            parent[y] = tree[i];
+            tree.push_back(y);
+          }
+      for (auto x : tree) weight[x] = placed[x] ? 0 : 1;
+      for (auto i = tree.size(); i-- > 1;) weight[parent[tree[i]]] += weight[tree[i]];
+      const auto total = weight[now.any];
+      if (total == 0) continue;
+      auto middle = now.any;
+      for (bool deeper = true; deeper;) {
+        deeper = false;
+        for (auto y : bags_[middle].neighbours)
+          if (!gone[y] && parent[y] == middle && 2 * weight[y] > total) {
+            middle = y;
+            deeper = true;
+            break;
+          }
+      }
+      gone[middle] = true;
+      auto under = now.above;
+      part x;
+      for (auto y : bags_[middle].operations)
+        if (!placed[y]) {
+          placed[y] = true;
+          home_[operations_[y]] = parts_.size();
+          x.separator.push_back(operations_[y]);
+        }
+      if (!x.separator.empty()) {
+        std::sort(x.separator.begin(), x.separator.end());
+        x.operations = total;
+        if (under != none) parts_[under].children.push_back(parts_.size());
+        under = parts_.size();
+        parts_.push_back(std::move(x));
+      }
+      for (auto y : bags_[middle].neighbours)
+        if (!gone[y]) stack.push_back({y, under});
+    }
+    bags_.clear();
+    for (std::size_t i = parts_.size(); i-- > 0;) {  // a part's descendants follow it
+      parts_[i].end = std::max(parts_[i].end, i + 1);
+      for (auto c : parts_[i].children) parts_[i].end = std::max(parts_[i].end, parts_[c].end);
+    }
+  }
+
+  std::vector<index_t> operations_;
+  std::vector<std::size_t> home_;
+  std::vector<bag> bags_;
+  std::vector<part> parts_;
+  std::size_t width_ = 0;
+};
+
+}  // namespace remat
