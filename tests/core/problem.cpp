@@ -129,6 +129,31 @@ TEST_CASE("indices out of range, second producers and wrong orders name operatio
   CHECK_THAT(refusal(x), Catch::Contains("values[1].held"));
 }
 
+TEST_CASE("where the backward begins is an operation") {
+  const parts x;
+  const auto make = [&](remat::index_t first) { return remat::problem("", x.values, x.operations, x.targets, x.copies, first); };
+  CHECK(make(2).backward_start() == std::optional<remat::index_t>(2));
+  CHECK_FALSE(remat::problem("", x.values, x.operations, x.targets).backward_start());
+  CHECK_THROWS_WITH(make(3), "backward_start: no operation 3");
+}
+
+TEST_CASE("other costs for the same problem") {
+  const parts x;
+  const remat::problem p("p", x.values, x.operations, x.targets, remat::copy_rates{1, 2, 3}, 1);
+  const std::vector<double> seconds = {5, 6, 7};
+  const auto q = p.with_costs(seconds);
+  CHECK(q.total_seconds() == 18);
+  CHECK((q.name() == "p" && q.targets() == p.targets() && q.copies() && q.backward_start() == p.backward_start()));
+  for (std::size_t o = 0; o < 3; ++o) {
+    CHECK((q.operations()[o].seconds == seconds[o] && q.operations()[o].workspace == p.operations()[o].workspace));
+    CHECK((q.operations()[o].inputs == p.operations()[o].inputs && q.operations()[o].outputs == p.operations()[o].outputs));
+  }
+  CHECK(p.with_costs(seconds, std::vector<remat::bytes_t>{1, 2, 9}).operations()[2].workspace == 9);
+  CHECK_THROWS_AS(p.with_costs(std::vector<double>{1, 2}), remat::bad_option);
+  CHECK_THROWS_AS(p.with_costs(seconds, std::vector<remat::bytes_t>{1}), remat::bad_option);
+  CHECK_THROWS_WITH(p.with_costs(std::vector<double>{1, 2, -3}), Catch::StartsWith("operations[2].seconds"));
+}
+
 TEST_CASE("rates of copies name the member") {
   const double infinity = std::numeric_limits<double>::infinity();
   parts x;

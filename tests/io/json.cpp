@@ -23,7 +23,7 @@ namespace {
 const char* const small = R"({"format": "remat-problem", "version": 1, "name": "small", "author": {"name": "A", "tags": [1, [2]]},
   "values": [{"name": "x", "bytes": 10, "held": true, "dtype": "f32"}, {"name": "y", "bytes": 9007199254740982}],
   "operations": [{"name": "f", "inputs": [0], "outputs": [1], "seconds": 0.1, "workspace": 7, "once": true, "kind": "k", "id": 18446744073709551615}],
-  "targets": [1], "offload": {"to_host": 1e9, "to_device": 2e9, "latency": 1e-5, "lanes": 4}, "x": null})";
+  "targets": [1], "backward_start": 0, "offload": {"to_host": 1e9, "to_device": 2e9, "latency": 1e-5, "lanes": 4}, "x": null})";
 
 remat::problem_document read(const std::string& text) {
   std::istringstream in(text);
@@ -60,7 +60,8 @@ void check_equal(const remat::problem& a, const remat::problem& b) {
   CHECK(a.name() == b.name());
   REQUIRE(a.values().size() == b.values().size());
   REQUIRE(a.operations().size() == b.operations().size());
-  bool same = a.targets() == b.targets() && a.copies().has_value() == b.copies().has_value();
+  bool same =
+      a.targets() == b.targets() && a.copies().has_value() == b.copies().has_value() && a.backward_start() == b.backward_start();
   for (std::size_t i = 0; i < a.values().size(); ++i) {
     const auto &x = a.values()[i], &y = b.values()[i];
     same = same && x.name == y.name && x.bytes == y.bytes && x.held == y.held;
@@ -187,6 +188,7 @@ TEST_CASE("documents that are not remat-problems: the message begins with the pl
       {"\"offload\": {", "\"offload\": [], \"off\": {", "offload: not an object"},
       {"\"to_host\": 1e9, ", "", "offload.to_host: missing"},
       {"\"to_device\": 2e9", "\"to_device\": \"fast\"", "offload.to_device: not a number"},
+      {"\"backward_start\": 0", "\"backward_start\": true", "backward_start: not an integer"},
       {"\"bytes\": 10", "\"bytes\": 10, \"bytes\": 11", "values[0].bytes: appears twice"},
       {"\"tags\": [1, [2]]", "\"tags\": [{\"a\": 1, \"a\": 2}]", "author.tags[0].a: appears twice"},
       {"\"name\": \"x\"", "\"name\": \"\xff\"", "values[0].name: not JSON"},
@@ -217,6 +219,8 @@ TEST_CASE("documents whose problem is wrong") {
       {"\"bytes\": 10", "\"bytes\": 11", "values[1].bytes makes sizes exceed 2^53"},
       {"\"workspace\": 7", "\"workspace\": -7", "operations[0].workspace is negative: -7"},
       {"\"seconds\": 0.1", "\"seconds\": -0.1", "operations[0].seconds"},
+      {"\"backward_start\": 0", "\"backward_start\": 1", "backward_start: no operation 1"},
+      {"\"backward_start\": 0", "\"backward_start\": -1", "backward_start: no operation -1"},
       {"\"to_host\": 1e9", "\"to_host\": 0", "offload.to_host"},
       {"\"latency\": 1e-5", "\"latency\": -1", "offload.latency"},
   };

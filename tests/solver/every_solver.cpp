@@ -65,7 +65,7 @@ problem changed(const problem& p, bytes_t bytes, double seconds, bool once) {
   auto operations = p.operations();
   for (auto& v : values) v.bytes *= bytes;
   for (auto& o : operations) o.seconds *= seconds, o.workspace *= bytes, o.once = o.once || once;
-  return problem(p.name(), values, operations, p.targets(), p.copies());
+  return problem(p.name(), values, operations, p.targets(), p.copies(), p.backward_start());
 }
 
 /// Training graphs small enough for all solvers, with what may be odd about them.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// The program as a planning problem, and as text.
+#include <optional>
 #include <sstream>
 
 #include <remat/torch/program.hpp>
@@ -42,7 +43,9 @@ problem to_problem(const program& step, const std::vector<double>& seconds, cons
   for (const auto* views : {&step.parameter_grads, &step.input_grads, &step.outputs})
     for (auto v : *views)
       if (v != none) targets.push_back(step.views[v].value);
-  return {name, std::move(values), std::move(operations), std::move(targets)};
+  std::optional<index_t> backward;
+  if (step.loss < n && step.loss + 1 < n) backward = static_cast<index_t>(step.loss + 1);
+  return {name, std::move(values), std::move(operations), std::move(targets), std::nullopt, backward};
 }
 
 std::string explain(const program& step) {

@@ -56,18 +56,41 @@ class problem {
   /// @param operations E operations in topological order; duplicate inputs are merged
   /// @param targets    values that must be on the device at the end; duplicates are merged
   /// @param copies     rates of the copy streams, or nothing where no copies are allowed
+  /// @param backward   position of the first operation of the backward, where the problem is a training step whose maker knows
   /// @throws bad_problem for an index out of range, two producers of one value, an order that is not topological, a negative
   ///         or non-finite number, a size above `max_bytes` (single or in total), a held value with a producer
   /// Complexity: O(V + edges).
   problem(std::string name, std::vector<value> values, std::vector<operation> operations, std::vector<index_t> targets,
-          std::optional<copy_rates> copies = std::nullopt)
+          std::optional<copy_rates> copies = std::nullopt, std::optional<index_t> backward = std::nullopt)
       : name_(std::move(name)),
         values_(std::move(values)),
         operations_(std::move(operations)),
         targets_(std::move(targets)),
-        copies_(copies) {
+        copies_(copies),
+        backward_start_(backward) {
     validate();
     index();
+  }
+
+  /// The same problem with other costs, such as those measured since.
+  /// @param seconds   of each operation, s; E numbers
+  /// @param workspace of each operation, bytes; E numbers, or none for what it is
+  /// @throws bad_option for another number of costs; bad_problem for a cost out of range
+  /// Complexity: O(V + edges).
+  problem with_costs(std::span<const double> seconds, std::span<const bytes_t> workspace = {}) const {
+    const auto demand = [&](std::size_t n, const char* what) {
+      if (n != operations_.size())
+        throw bad_option(std::string("with_costs: ") + std::to_string(n) + " " + what + " for " +
+                         std::to_string(operations_.size()) + " operations");
+    };
+    demand(seconds.size(), "seconds");
+    if (!workspace.empty()) demand(workspace.size(), "workspaces");
+    auto operations = operations_;
+    for (std::size_t o = 0; o < operations.size(); ++o) {
+      operations[o].seconds = seconds[o];
+      if (!workspace.empty()) operations[o].workspace = workspace[o];
+    }
+    return {name_, values_, std::move(operations), targets_, copies_, backward_start_};
   }
 
   const std::string& name() const { return name_; }
@@ -75,6 +98,9 @@ class problem {
   const std::vector<operation>& operations() const { return operations_; }
   const std::vector<index_t>& targets() const { return targets_; }  ///< sorted, without duplicates
   const std::optional<copy_rates>& copies() const { return copies_; }
+  /// The first operation of the backward: those before it are the forward and the loss. Nothing if the problem does not say; then
+  /// solvers that need to know guess.
+  std::optional<index_t> backward_start() const { return backward_start_; }
 
   /// The operation that yields `v`, or `none` if `v` is a source.
   index_t producer(index_t v) const { return producer_[v]; }
@@ -135,6 +161,8 @@ class problem {
     std::sort(targets_.begin(), targets_.end());
     targets_.erase(std::unique(targets_.begin(), targets_.end()), targets_.end());
     if (!targets_.empty() && targets_.back() >= nv) fail("targets: no value " + std::to_string(targets_.back()));
+    if (backward_start_ && *backward_start_ >= operations_.size())
+      fail("backward_start: no operation " + std::to_string(*backward_start_));
     if (copies_) {
       auto positive = [](double x) { return std::isfinite(x) && x > 0; };
       if (!positive(copies_->to_host)) fail("offload.to_host is not a finite number > 0");
@@ -169,6 +197,7 @@ class problem {
   std::vector<operation> operations_;
   std::vector<index_t> targets_;
   std::optional<copy_rates> copies_;
+  std::optional<index_t> backward_start_;
   std::vector<index_t> producer_, consumers_;
   std::vector<std::size_t> first_ = {0};
   std::vector<bool> target_;

@@ -166,15 +166,13 @@ class members {
     if (!at(key).is_array()) fail(key, "not an array");
     return at(key);
   }
+  /// The index of one of `count` values or operations.
+  index_t index(const char* key, std::size_t count, const char* what) const { return index(at(key), where(key), count, what); }
   /// An array of indices of values.
   std::vector<index_t> indices(const char* key, std::size_t values) const {
     std::vector<index_t> all;
-    for (const auto& x : array(key)) {
-      auto place = [&] { return where(key) + "[" + std::to_string(all.size()) + "]"; };
-      if (!x.is_number_integer()) throw bad_document(place() + ": not an integer");
-      if (!x.is_number_unsigned() || x.get<std::uint64_t>() >= values) throw bad_problem(place() + ": no value " + x.dump());
-      all.push_back(x.get<index_t>());
-    }
+    for (const auto& x : array(key))
+      all.push_back(index(x, where(key) + "[" + std::to_string(all.size()) + "]", values, "value"));
     return all;
   }
   /// What is left without the members named.
@@ -190,6 +188,11 @@ class members {
   }
 
  private:
+  static index_t index(const json& x, const std::string& place, std::size_t count, const char* what) {
+    if (!x.is_number_integer()) throw bad_document(place + ": not an integer");
+    if (!x.is_number_unsigned() || x.get<std::uint64_t>() >= count) throw bad_problem(place + ": no " + what + " " + x.dump());
+    return x.get<index_t>();
+  }
   const json& object_;
   std::string place_;
 };
@@ -252,7 +255,8 @@ inline problem_document read_problem_document(std::istream& in, const document_l
   document.require_format("remat-problem");
 
   problem_document d;
-  d.unknown.document = document.except({"format", "version", "name", "values", "operations", "targets", "offload"});
+  d.unknown.document =
+      document.except({"format", "version", "name", "values", "operations", "targets", "offload", "backward_start"});
   std::vector<value> values;
   for (const auto& x : document.array("values")) {
     const detail::members v(x, detail::at_index("values", values.size()));
@@ -280,7 +284,9 @@ inline problem_document read_problem_document(std::istream& in, const document_l
                         .latency = offload.number("latency", 0.0)};
     d.unknown.offload = offload.except({"to_host", "to_device", "latency"});
   }
-  d.problem = problem(document.text("name", ""), std::move(values), std::move(operations), std::move(targets), copies);
+  std::optional<index_t> backward;
+  if (document.has("backward_start")) backward = document.index("backward_start", operations.size(), "operation");
+  d.problem = problem(document.text("name", ""), std::move(values), std::move(operations), std::move(targets), copies, backward);
   return d;
 }
 
@@ -325,6 +331,7 @@ inline void write_problem(std::ostream& out, const problem& p, const unknown_pro
     document["operations"].push_back(std::move(x));
   }
   document["targets"] = p.targets();
+  if (p.backward_start()) document["backward_start"] = *p.backward_start();
   if (const auto& c = p.copies()) {
     document["offload"] = {{"to_host", c->to_host}, {"to_device", c->to_device}, {"latency", c->latency}};
     document["offload"].update(unknown.offload);

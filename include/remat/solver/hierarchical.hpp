@@ -68,7 +68,7 @@ inline problem with_like_costs(const problem& p, double tolerance) {
         for (auto k = from; k < to; ++k) ops[list[k]].seconds = sum / static_cast<double>(to - from);
     }
   }
-  return problem(p.name(), p.values(), std::move(ops), p.targets(), p.copies());
+  return problem(p.name(), p.values(), std::move(ops), p.targets(), p.copies(), p.backward_start());
 }
 
 /// Cuts a graph into parts, finds several ways to run each, and chooses among them for the whole: for graphs of any size and

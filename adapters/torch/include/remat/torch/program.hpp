@@ -98,7 +98,8 @@ struct program {
 ///
 /// Parameters, buffers, inputs and constants are held sources. Targets are gradients, outputs (they belong to the caller until
 /// the end of the step) and tokens. Sizes are rounded up to multiples of 64 bytes. After the V values come some without bytes,
-/// from each node with effects (random numbers, writes that outlive the step) to the next: they keep the order of these.
+/// from each node with effects (random numbers, writes that outlive the step) to the next: they keep the order of these. The
+/// backward begins after the loss node.
 ///
 /// @param step      captured program with V values and E nodes
 /// @param seconds   cost of each node, s; E numbers
