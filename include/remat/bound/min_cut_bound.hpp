@@ -48,7 +48,10 @@ inline std::vector<std::unique_ptr<retention_cut>> retention_cuts(const problem&
   if (over.empty()) over.push_back(peak);
   std::vector<std::size_t> sample = {peak};
   const auto tries = std::min(over.size(), 3 * count);
-  for (std::size_t i = 0; i < tries; ++i) sample.push_back(over[i * over.size() / tries]);
+  const auto at = [&](std::size_t i) { return over.begin() + static_cast<std::ptrdiff_t>(i); };
+  for (std::size_t i = 0; i < tries; ++i)  // where each part of them needs most
+    sample.push_back(*std::max_element(at(i * over.size() / tries), at((i + 1) * over.size() / tries),
+                                       [&](auto a, auto b) { return memory[a] < memory[b]; }));
   std::sort(sample.begin(), sample.end());
   sample.erase(std::unique(sample.begin(), sample.end()), sample.end());
   std::vector<std::unique_ptr<retention_cut>> cuts;
