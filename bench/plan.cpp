@@ -31,7 +31,7 @@ namespace {
 
 /// What the table says of a search; the process that searched sends it as it is.
 struct measurement {
-  remat::status status = remat::status::time_limit;
+  remat::status status = remat::status::not_found;
   double seconds = 0, bound = 0, elapsed = 0;
   double first = std::numeric_limits<double>::quiet_NaN();  ///< elapsed when the first schedule was reported, s
   remat::bytes_t peak = 0, budget_bound = 0;

@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
+#include <remat/core/evaluate.hpp>
+#include <remat/core/liveness.hpp>
+#include <remat/core/result.hpp>
+#include <remat/core/schedule.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/io/bytes.hpp>
-#include <remat/core/liveness.hpp>
-#include <remat/core/evaluate.hpp>
-#include <remat/core/schedule.hpp>
-#include <remat/core/result.hpp>
 #include <remat/testing/check_solver.hpp>
 
 class forgetful {
@@ -29,7 +29,7 @@ class forgetful {
     };
     std::stable_sort(again.begin(), again.end(), [&](auto a, auto b) { return rate(a) < rate(b); });
 
-    remat::result r;  // "time_limit": nothing found, nothing proven
+    remat::result r;  // "not_found" until there is one
     std::vector<bool> forgotten(p.operations().size(), false);
     for (std::size_t n = 0; n <= again.size() && !m.stopped(); ++n) {
       if (n > 0) forgotten[again[n - 1]] = true;

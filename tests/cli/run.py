@@ -70,6 +70,13 @@ def schedule(steps):
 
 
 small = put("small.json", SMALL)
+# A training chain all of whose operations yield two values: no chain for `rotor`; store-all needs 101, 100 are enough.
+odd = put("odd.json", {
+    "format": "remat-problem", "version": 1, "name": "odd", "targets": [15],
+    "values": [{"name": "x", "bytes": 1, "held": True}] + [{"name": f"v{i}", "bytes": 10} for i in range(16)],
+    "operations": [{"name": f"o{i}", "outputs": [2 * i + 1, 2 * i + 2], "seconds": 1,
+                    "inputs": ([2 * i - 1, 2 * i] if i else [0]) + ([15 - 2 * i, 16 - 2 * i] if i > 4 else [])} for i in range(8)],
+})
 good = put("good.json", schedule(STEPS))
 
 # solve
@@ -107,6 +114,10 @@ expect("no budget", 3, "solve", small, "-b", "0", "--json", prints=['"infeasible
 
 # nothing found within the limit
 expect("no time", 4, "solve", instance, "-b", "70%", "--solver", "min_cut", "--time-limit", 0, prints=["time_limit"])
+# nothing found by a method that came to its end, or is for other graphs
+expect("one schedule only", 4, "solve", instance, "-b", "70%", "--solver", "store_all", prints=["not_found", "store-all needs"])
+expect("no chain", 4, "solve", odd, "-b", 100, "--solver", "rotor", prints=["not_applicable", "no chain"])
+expect("compare without a chain", 0, "compare", odd, "-b", 100, "-s", "rotor,min_cut", prints=["not_applicable", "rotor: the graph has no chain"])
 
 # bad budgets and options
 for text in ("plenty", "-5GB", "12 apples", "1e999", "-3%", "nan", "", "99999TiB"):
@@ -200,7 +211,7 @@ expect("drawing into nowhere", 2, "curve", small, "-b", "100", "-s", "chen", "--
 # compare
 out = expect("compare --json", 0, "compare", instance, "-b", "60%", "-s", "min_cut,chen,store_all", "--json")
 answer = json.loads(out)
-if [s["name"] for s in answer["solvers"]] != ["min_cut", "chen", "store_all"] or answer["solvers"][2]["status"] != "time_limit":
+if [s["name"] for s in answer["solvers"]] != ["min_cut", "chen", "store_all"] or answer["solvers"][2]["status"] != "not_found":
     fail("compare --json", answer)
 if answer["bound"] != max(s["bound"] for s in answer["solvers"]):
     fail("the best bound", answer)

@@ -83,7 +83,7 @@ TEST_CASE("points come by falling budget, without duplicates, and what is imposs
   const auto curve = remat::pareto_curve(p, {10, 40, 25, 19, 40, 0}, s);
   CHECK(budgets_of(curve) == std::vector<bytes_t>{40, 25, 19, 10, 0});
   CHECK(calls == 2);  // below 20 nothing can run c
-  CHECK(curve[0].status == status::time_limit);
+  CHECK(curve[0].status == status::not_found);
   CHECK(curve[2].status == status::infeasible);
   CHECK(curve[2].budget_bound == 20);
   CHECK(curve[4].schedule.steps.empty());

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <remat/core/solve.hpp>
+#include <remat/solver/store_all.hpp>
 
 using remat::control;
 using remat::problem;
@@ -84,6 +85,26 @@ TEST_CASE("a time limit of zero lets a solver do nothing") {
   int polls = 0;
   remat::solve(chain(), 100, scripted{.reports = 10, .polls = &polls}, {.seconds = 0});
   CHECK(polls == 0);
+}
+
+TEST_CASE("a solver that ends without a schedule says why") {
+  const auto p = chain();
+  CHECK(remat::solve(p, 100, scripted{}).status == status::not_found);
+  CHECK(remat::solve(p, 100, scripted{}, {.seconds = 0}).status == status::time_limit);
+  result answer;
+  answer.reason = "all of one schedule";
+  CHECK(remat::solve(p, 100, scripted{.answer = answer}, {.seconds = 0}).status == status::not_found);
+  answer.status = status::not_applicable;
+  const auto r = remat::solve(p, 100, scripted{.answer = answer}, {.seconds = 0});
+  CHECK(r.status == status::not_applicable);
+  CHECK(r.reason == "all of one schedule");
+
+  const problem skip("skip", {{"a", 10}, {"b", 20}, {"c", 1}, {"d", 1}},
+                     {{"a", {}, {0}, 1}, {"b", {0}, {1}, 1}, {"c", {1}, {2}, 1}, {"d", {0, 2}, {3}, 1}}, {3});
+  CHECK(remat::solve(skip, 31, remat::store_all{}).reason.empty());
+  const auto stored = remat::solve(skip, 30, remat::store_all{}, {.seconds = 0});
+  CHECK(stored.status == status::not_found);
+  CHECK(stored.reason == "store-all needs 31 bytes");
 }
 
 TEST_CASE("numbers of a result are those of evaluate") {

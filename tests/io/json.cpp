@@ -263,6 +263,20 @@ TEST_CASE("schedules") {
   remat::write_schedule(out, d.result, "p", d.unknown);
   CHECK(remat::read_schedule(out).unknown.dump() == R"({"note":[1]})");
 
+  for (const auto name : remat::status_names) {
+    remat::result r;
+    r.status = schedule("", R"(, "status": ")" + std::string(name) + R"(", "reason": "why")").result.status;
+    CHECK(to_string(r.status) == name);
+    std::stringstream bare, reasoned;
+    remat::write_schedule(bare, r, "p");
+    CHECK(bare.str().find("reason") == std::string::npos);
+    r.reason = "why not";
+    remat::write_schedule(reasoned, r, "p");
+    const auto again = remat::read_schedule(reasoned);
+    CHECK(again.result.status == r.status);
+    CHECK(again.result.reason == "why not");
+    CHECK(again.unknown.empty());
+  }
   for (const char* wrong :
        {"7", "[]", R"(["drop"])", R"(["drop", 1, 2])", R"([1, "drop"])", R"(["drop", 1.5])", R"({"drop": 1})"})
     CHECK_THROWS_WITH(schedule(R"(["compute", 0], )" + std::string(wrong)), Catch::StartsWith("steps[1]: "));

@@ -10,6 +10,8 @@
 #include <remat/core/solve.hpp>
 #include <remat/io/json.hpp>
 #include <remat/solver/chen.hpp>
+#include <remat/solver/min_cut.hpp>
+#include <remat/solver/revolve.hpp>
 #include <remat/solver/rockmate.hpp>
 #include <remat/solver/rotor.hpp>
 #include <remat/solver/store_all.hpp>
@@ -104,6 +106,30 @@ TEST_CASE("blocks of captured networks") {
   }
 }
 
+TEST_CASE("methods for chains say that there is none") {
+  // A training chain all of whose operations yield two values: no cut has but one value crossing it.
+  std::vector<value> values = {{"x", 1, true}};
+  std::vector<operation> ops;
+  for (index_t i = 0; i < 8; ++i) {
+    for (int k = 0; k < 2; ++k) values.push_back({"v", 10, false});
+    std::vector<index_t> reads = {0};
+    if (i > 0) reads = {2 * i - 1, 2 * i};
+    if (i > 4) reads.insert(reads.end(), {2 * (8 - i) - 1, 2 * (8 - i)});
+    ops.push_back({"o", reads, {2 * i + 1, 2 * i + 2}, 1});
+  }
+  const problem p("twins", values, ops, {15});
+  const auto all = evaluate(p, store_all_schedule(p)).peak;
+  for (const auto& r : {solve(p, all - 1, rotor{}), solve(p, all - 1, revolve{})}) {
+    CHECK(r.status == status::not_applicable);
+    CHECK(r.reason == no_chain);
+  }
+  CHECK(solve(p, all - 1, min_cut{}).found());
+  for (const auto& r : {solve(p, all, rotor{}), solve(p, all, revolve{})}) {  // all fits
+    CHECK(r.status == status::optimal);
+    CHECK(r.reason.empty());
+  }
+}
+
 TEST_CASE("a graph without a chain is one block, and options out of range are refused") {
   std::vector<value> values = {{"x", 1, true}};
   std::vector<operation> ops;
@@ -120,7 +146,7 @@ TEST_CASE("a graph without a chain is one block, and options out of range are re
   CHECK_FALSE(solve(p, 900, rotor{}).found());
   const auto layers = unit_training_chain(8);
   const auto unfit = solve(layers, 6, rotor({.blocks = {.most = 1}}));
-  CHECK(unfit.status == status::time_limit);
+  CHECK(unfit.status == status::not_applicable);
   CHECK(std::isinf(unfit.scope_bound));
   CHECK(solve(layers, 6, rotor{}).found());
   CHECK_THROWS_WITH(rotor({.slots = 0}), Catch::Contains("slots"));

@@ -40,6 +40,7 @@ inline std::string exact(remat::bytes_t b) { return remat::format_bytes(b) + " (
 inline json summary(const remat::result& r) {
   json out = {{"status", remat::to_string(r.status)}, {"solver", r.solver}, {"budget", r.budget},
               {"budget_bound", r.budget_bound},       {"bound", r.bound},   {"elapsed", r.elapsed}};
+  if (!r.reason.empty()) out["reason"] = r.reason;
   if (r.found()) out.update(json{{"peak", r.peak}, {"seconds", r.seconds}, {"recomputed", r.recomputed}, {"gap", r.gap()}});
   if (r.smallest_budget) out["smallest_budget"] = *r.smallest_budget;
   if (!r.scope.empty()) out.update(json{{"scope", r.scope}, {"scope_bound", r.scope_bound}, {"scope_gap", r.scope_gap()}});

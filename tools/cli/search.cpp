@@ -107,6 +107,7 @@ int solve(const arguments& a) {
         std::cout << "              " << remat::format_seconds(r.scope_bound) << ", gap " << percent(r.scope_gap()) << ", among "
                   << r.scope << "\n";
     } else {
+      if (!r.reason.empty()) std::cout << "  " << r.reason << "\n";
       std::cout << "  no schedule fits below  " << exact(r.budget_bound) << "\n";
       if (r.smallest_budget) std::cout << "  a schedule is known for " << exact(*r.smallest_budget) << "\n";
     }
@@ -225,7 +226,10 @@ int compare(const arguments& a) {
         t.add({x.name, std::string(remat::to_string(r.status)), "-", "-", "-", remat::format_seconds(r.bound), "-",
                remat::format_seconds(r.elapsed)});
     }
-    std::cout << t.text() << "Gaps are to the best bound that any of them proves, " << remat::format_seconds(bound) << ".\n";
+    std::cout << t.text();
+    for (const auto& x : rows)
+      if (!x.result.reason.empty()) std::cout << x.name << ": " << x.result.reason << "\n";
+    std::cout << "Gaps are to the best bound that any of them proves, " << remat::format_seconds(bound) << ".\n";
   }
   return status_of(all);
 }

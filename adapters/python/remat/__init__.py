@@ -27,7 +27,8 @@ def solve(problem, budget, *, solver="automatic", backend="auto", time_limit=60.
     time_limit: seconds. threads, seed, gap: see `remat::limits`.
     observer: called as observer(stage, elapsed, best, bound) while the search runs; the answer False stops it.
 
-    Returns a remat-schedule as a dictionary, `steps` empty unless `status` is "optimal" or "feasible".
+    Returns a remat-schedule as a dictionary, `steps` empty unless `status` is "optimal" or "feasible"; "time_limit": time was up;
+        "not_found": the method ended without a schedule; "not_applicable": the problem is not of its kind; a `reason` may say more.
     Raises Error (a ValueError) that names the culprit for bad input.
     """
     return _json.loads(_core.solve(_json.dumps(problem), str(budget), solver, backend, time_limit, threads, seed, gap, observer))

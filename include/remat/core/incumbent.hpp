@@ -42,6 +42,7 @@ class incumbent {
   void put_into(result& r) const {
     if (!found_) return;
     r.status = status::feasible;
+    r.reason.clear();
     r.schedule = with_drops(p_, order_);
   }
 

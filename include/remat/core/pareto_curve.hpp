@@ -54,7 +54,7 @@ inline void inherit(result& to, const result& from, double gap) {
   if (to.found())
     to.status = to.gap() <= gap ? status::optimal : to.status;
   else if (to.budget < to.budget_bound)
-    to.status = status::infeasible;
+    to.status = status::infeasible, to.reason.clear();
 }
 
 /// Makes a curve, by falling budget, consistent: a schedule counts wherever it fits, a bound for every smaller budget.
@@ -94,8 +94,7 @@ std::vector<result> trace_curve(const problem& p, const std::vector<bytes_t>& bu
       for (const auto& other : *results) adopt(r, other, gap);
   };
   const auto add = [&](bytes_t budget, result answer) {
-    auto r = judge(p, budget, s.name(), gap, std::move(answer));
-    r.elapsed = m.elapsed();
+    auto r = judge(p, budget, s.name(), m, std::move(answer));
     inform(r);
     curve.push_back(std::move(r));
     stopped = tell(curve.back()) == control::stop || stopped;
@@ -112,6 +111,7 @@ std::vector<result> trace_curve(const problem& p, const std::vector<bytes_t>& bu
   }
   for (auto i = curve.size(); i < budgets.size(); ++i) {
     result r;  // what is known already
+    r.status = status::time_limit;
     r.budget = budgets[i];
     r.budget_bound = least;
     inform(r);

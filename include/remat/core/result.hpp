@@ -4,6 +4,8 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -15,21 +17,25 @@ namespace remat {
 
 /// How a search ended.
 enum class status {
-  optimal,     ///< a schedule within `limits.gap` of a proven lower bound
-  feasible,    ///< a schedule within the budget
-  infeasible,  ///< proven: no schedule fits the budget
-  time_limit   ///< no schedule found within the limits (of time, or of what the method searches); nothing proven
+  optimal,        ///< a schedule within `limits.gap` of a proven lower bound
+  feasible,       ///< a schedule within the budget
+  infeasible,     ///< proven: no schedule fits the budget
+  time_limit,     ///< time was up, or an observer asked to stop, before a schedule was found; nothing proven
+  not_found,      ///< the method came to its end: there is no schedule among those it looks at; nothing proven of others
+  not_applicable  ///< the problem is not of the kind that the method is for; nothing proven
 };
 
+/// The names of the statuses in the exchange format, in their order.
+inline constexpr std::array<std::string_view, 6> status_names = {"optimal",    "feasible",  "infeasible",
+                                                                 "time_limit", "not_found", "not_applicable"};
+
 /// The name of a status in the exchange format.
-inline constexpr std::string_view to_string(status s) {
-  constexpr std::string_view names[] = {"optimal", "feasible", "infeasible", "time_limit"};
-  return names[static_cast<int>(s)];
-}
+inline constexpr std::string_view to_string(status s) { return status_names[static_cast<std::size_t>(s)]; }
 
 /// A schedule with what is known of it, or the reason why there is none.
 struct result {
-  remat::status status = remat::status::time_limit;
+  remat::status status = remat::status::not_found;
+  std::string reason;                      ///< more than the status says, such as what kind of problem is asked for; or empty
   remat::schedule schedule;                ///< empty unless `found()`
   bytes_t budget = 0;                      ///< what was asked for
   bytes_t peak = 0;                        ///< of the schedule, from `evaluate`
@@ -66,6 +72,7 @@ inline void adopt(result& to, const result& from, double gap) {
   to.seconds = from.seconds;
   to.recomputed = from.recomputed;
   to.smallest_budget = std::min(from.peak, to.smallest_budget.value_or(from.peak));
+  to.reason = from.reason;
   to.status = status::feasible;  // so that `gap` counts it
   if (to.gap() <= gap) to.status = status::optimal;
 }

@@ -45,15 +45,18 @@ inline void require_budget(bytes_t budget) {
 /// @param p      the problem
 /// @param budget what was asked for, bytes
 /// @param solver name of the solver
-/// @param gap    relative gap below which a schedule counts as optimal
+/// @param m      what the solver worked with: `limits.gap` tells which schedule counts as optimal
 /// @param r      the answer
-/// @return the answer with peak and time from `evaluate`, and its bounds joined with those that need no search
+/// @return the answer with peak and time from `evaluate`, its bounds joined with those that need no search, and its time; a
+///         solver that was stopped and says `not_found`, without a reason, did not come to its end: that is `time_limit`
 /// @throws broken_contract if the schedule is invalid or over the budget
 /// Complexity: O(values + edges executed).
-inline result judge(const problem& p, bytes_t budget, const std::string& solver, double gap, result r) {
+inline result judge(const problem& p, bytes_t budget, const std::string& solver, const monitor& m, result r) {
   const auto least = bounds_without_search(p);
   r.solver = solver;
   r.budget = budget;
+  r.elapsed = m.elapsed();
+  if (r.status == status::not_found && r.reason.empty() && m.stopped()) r.status = status::time_limit;
   r.bound = std::max(r.bound, least.seconds);
   if (!r.scope.empty()) r.scope_bound = std::max(r.scope_bound, r.bound);
   r.budget_bound = std::max(r.budget_bound, least.budget);
@@ -69,7 +72,7 @@ inline result judge(const problem& p, bytes_t budget, const std::string& solver,
       throw broken_contract(solver + ": invalid schedule, " + why.what());
     }
     r.smallest_budget = std::min(r.peak, r.smallest_budget.value_or(r.peak));
-    if (r.gap() <= gap) r.status = status::optimal;
+    if (r.gap() <= m.limits().gap) r.status = status::optimal;
   } else {
     r.schedule = {};
     if (r.status == status::infeasible) r.budget_bound = std::max(r.budget_bound, budget + 1);
@@ -103,9 +106,7 @@ result solve(const problem& p, bytes_t budget, const S& s, const limits& l = {},
     answer.status = status::infeasible;
   else
     answer = s.solve(p, budget, m);
-  auto r = judge(p, budget, s.name(), l.gap, std::move(answer));
-  r.elapsed = m.elapsed();
-  return r;
+  return judge(p, budget, s.name(), m, std::move(answer));
 }
 
 }  // namespace remat

@@ -16,7 +16,9 @@ namespace remat {
 ///
 /// `s.solve(p, budget, m)` is `const`, re-entrant and polls `m.stopped()`. It returns a `result` with `status`, `schedule`, and,
 /// where it proves one, `bound` and `budget_bound`; `solve` fills in and checks the rest. `infeasible` is returned only if proven
-/// for every schedule, not just for those the method searches.
+/// for every schedule, not just for those the method searches; a method that came to its end without a schedule leaves the status
+/// `not_found`, which `solve` turns into `time_limit` where time was up, and one that is for other problems says
+/// `not_applicable`, with a `reason`.
 /// @code
 /// static_assert(remat::solver<remat::store_all>);
 /// static_assert(!remat::solver<int>);

@@ -369,10 +369,10 @@ inline schedule_document read_schedule(std::istream& in, const document_limits& 
   r.seconds = document.number("seconds", 0.0);
   r.bound = document.number("bound", 0.0);
   const auto name = document.text("status", "feasible");
-  const auto statuses = {status::optimal, status::feasible, status::infeasible, status::time_limit};
-  const auto known = std::find_if(statuses.begin(), statuses.end(), [&](status x) { return to_string(x) == name; });
-  if (known == statuses.end()) document.fail("status", "unknown: " + detail::json(name).dump());
-  r.status = *known;
+  const auto known = std::find(status_names.begin(), status_names.end(), name);
+  if (known == status_names.end()) document.fail("status", "unknown: " + detail::json(name).dump());
+  r.status = static_cast<status>(known - status_names.begin());
+  r.reason = document.text("reason", "");
 
   auto& steps = r.schedule.steps;
   for (const auto& x : document.array("steps")) {
@@ -392,8 +392,8 @@ inline schedule_document read_schedule(std::istream& in, const document_limits& 
     next.which = x[1].get<index_t>();
     steps.push_back(next);
   }
-  d.unknown =
-      document.except({"format", "version", "problem", "status", "budget", "peak", "seconds", "bound", "solver", "steps"});
+  d.unknown = document.except(
+      {"format", "version", "problem", "status", "reason", "budget", "peak", "seconds", "bound", "solver", "steps"});
   return d;
 }
 
@@ -414,6 +414,7 @@ inline void write_schedule(std::ostream& out, const result& r, std::string_view 
   json document = {{"format", "remat-schedule"}, {"version", 1},          {"problem", problem},   {"status", to_string(r.status)},
                    {"budget", r.budget},         {"peak", r.peak},        {"seconds", r.seconds}, {"bound", r.bound},
                    {"solver", r.solver},         {"steps", json::array()}};
+  if (!r.reason.empty()) document["reason"] = r.reason;
   for (const auto& x : r.schedule.steps)
     document["steps"].push_back(json::array({detail::action_names[static_cast<int>(x.what)], x.which}));
   document.update(unknown);

@@ -52,6 +52,7 @@ class improved {
     monitor first(m, options_.share);
     auto r = inner_.solve(p, budget, first);
     if (r.status == status::infeasible) return r;
+    if (!r.found()) r.status = status::not_found, r.reason.clear();  // a search follows that has an end of its own
     const bool copies = r.found() && has_copies(r.schedule);
     incumbent best(p, budget);
     best.offer(needed_operations(p));

@@ -32,7 +32,8 @@ namespace remat {
 /// backward. Blocks of equal cost by the binomial rule, with as many slots as fit; unequal ones by dynamic programming. The
 /// fastest that fits is taken. `rotor` may also save the inside of a block and does at least as well on most networks.
 ///
-/// A graph without a chain is one block; then there is a schedule only if store-all fits, and the progress reports say so.
+/// A graph without a chain is one block; then there is a schedule only if store-all fits, and the status is `not_applicable`
+/// otherwise.
 ///
 /// Complexity: that of `find_blocks` and of `revolve_table`, and O(log(blocks) (values + edges executed)).
 ///
@@ -64,8 +65,11 @@ class revolve {
     if (!best.offer(needed_operations(p))) {
       auto blocks = find_blocks(p, options_.blocks);
       const auto n = blocks.blocks.size();
-      m.report({.stage = n < 2 ? "the graph has no chain of blocks" : "chain of " + std::to_string(n) + " blocks"});
-      if (n > 1) {
+      m.report({.stage = n < 2 ? no_chain : "chain of " + std::to_string(n) + " blocks"});
+      if (n < 2) {
+        r.status = status::not_applicable;
+        r.reason = no_chain;
+      } else {
         binomial(p, std::move(blocks), best, m);
         auto cut = options_.blocks;
         cut.most = std::min(cut.most, options_.links);

@@ -35,7 +35,7 @@ namespace remat {
 /// `result::scope` is the class that was searched, "persistent schedules of the chain": all blocks as above, within the budget as
 /// the chain counts memory. `scope_bound` is proven for it; `scope_gap()` is 0 if nothing in the class is faster than what came
 /// out. A graph without a chain is a chain of one block, of which nothing can be computed again: its only schedule is store-all,
-/// and where that does not fit, `scope_bound` is infinite and the status `time_limit`.
+/// and where that does not fit, `scope_bound` is infinite and the status `not_applicable`.
 ///
 /// Complexity: that of `find_blocks`, `fastest_persistent` and `persistent_table`.
 ///
@@ -108,7 +108,7 @@ class rotor {
       const auto n = blocks_.blocks.size();
       for (const auto& b : joint_.problems())
         for (auto x : b.once()) once_ += p.operations()[x].seconds;
-      m.report({.stage = n < 2 ? "the graph has no chain of blocks" : "chain of " + std::to_string(n) + " blocks"});
+      m.report({.stage = n < 2 ? no_chain : "chain of " + std::to_string(n) + " blocks"});
       if (n < 2 || n > o.table_links) return;
       const auto within = std::max<bytes_t>(0, budget - joint_.aside()) + (budget - p.held_bytes()) / 4;
       const auto slots = std::clamp<std::size_t>(table_size / (n * (n + 1)), 1, o.slots);
@@ -178,6 +178,7 @@ class rotor {
       best.offer(needed_operations(p_));
       r.scope = scope;
       r.scope_bound = fine_.solve(budget, best, m);
+      if (fine_.count() < 2) r.status = status::not_applicable, r.reason = no_chain;
       if (coarse_ && !m.stopped()) coarse_->solve(budget, best, m);
       best.put_into(r);
       return r;

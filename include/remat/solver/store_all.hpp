@@ -26,7 +26,8 @@ class store_all {
   result solve(const problem& p, bytes_t budget, monitor&) const {
     result r;
     incumbent best(p, budget);
-    best.offer(needed_operations(p));
+    if (!best.offer(needed_operations(p)))
+      r.reason = "store-all needs " + std::to_string(evaluate(p, store_all_schedule(p)).peak) + " bytes";
     best.put_into(r);
     return r;
   }

@@ -34,6 +34,9 @@ struct block_chain {
   index_t turn = 0;             ///< first operation of the backward
 };
 
+/// What a method for chains says of a graph that is cut into one block only.
+inline constexpr const char* no_chain = "the graph has no chain of blocks";
+
 /// How `find_blocks` cuts.
 struct block_options {
   std::optional<index_t> turn = {};  ///< first operation of the backward; by default what gives the finest chain

@@ -60,9 +60,9 @@ inline std::vector<problem> edge_problems() {
 }  // namespace detail
 
 /// Puts a solver through problems whose optimum is known: valid schedules within the budget, never faster than the optimum;
-/// claims (optimal, infeasible, bounds) that are true; store-all's time where store-all fits; equal answers to equal calls, from
-/// two threads at once as well; limits and observers obeyed. For solvers that do not use copies to the host
-/// and end by themselves: the small problems are solved without a time limit.
+/// claims (optimal, infeasible, time_limit, bounds) that are true; store-all's time where store-all fits; equal answers to equal
+/// calls, from two threads at once as well; limits and observers obeyed. For solvers that do not use copies to the host and end
+/// by themselves: the small problems are solved without a time limit.
 /// @tparam S the solver
 /// @param s  the solver
 /// @param o  what is asked
@@ -95,6 +95,8 @@ std::vector<std::string> check_solver(const S& s, const solver_suite& o = {}) {
       if (r.status == status::optimal) expect(r.seconds <= optimum + slack, "not optimal, but says so");
       if (o.exact && expect(r.found(), "no schedule")) expect(r.seconds <= optimum + slack, "not the optimum");
     }
+    expect(r.status != status::time_limit, "time_limit, but there is no limit");
+    expect(r.status != status::not_applicable || !r.reason.empty(), "not_applicable, but no reason");
     if (r.found()) expect(r.seconds >= optimum - slack, "faster than the optimum: the judge is wrong");
     if (budget >= evaluate(p, with_drops(p, needed_operations(p))).peak && expect(r.found(), "store-all fits, and is not found"))
       expect(r.seconds <= bounds_without_search(p).seconds + slack, "slower than store-all, which fits");
