@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+// MILP models, and what is asked of backends.
 #include <catch2/catch.hpp>
-#include <limits>
-#include <random>
+
+#include <cmath>
+#include <string>
+#include <vector>
 
 #include <remat/milp/backend.hpp>
-#include <remat/solver/checkmate.hpp>
-#include <remat/testing/generators.hpp>
-#include <remat/testing/oracle.hpp>
-
-#include "staged_oracle.hpp"
 
 using namespace remat;
 
@@ -33,7 +31,6 @@ struct stubborn {
   milp::solution solve(const milp::model&, const milp::options&) const { return answer; }
 };
 static_assert(!milp::backend<int>);
-static_assert(solver<checkmate<scripted>>);
 
 /// max 3 x + y, 2 x + y <= 5, x in {0, 1}, 0 <= y <= 4.
 milp::model small() {
@@ -137,56 +134,4 @@ TEST_CASE("milp: options out of range are named") {
   CHECK_THROWS_WITH(milp::solve(b, m, {.gap = 1}), Catch::Contains("gap"));
   CHECK_THROWS_WITH(milp::solve(b, m, {.cutoff = std::nan("")}), Catch::Contains("cutoff"));
   CHECK_THROWS_WITH(milp::solve(b, m, {.threads = 0}), Catch::Contains("threads"));
-}
-
-TEST_CASE("checkmate survives a backend that lies") {
-  const auto p = testing::unit_training_chain(4);
-  for (auto claim : {milp::status::failed, milp::status::optimal, milp::status::unbounded, milp::status::limit}) {
-    const auto r = solve(p, 4, checkmate<scripted>({}, scripted{{claim, point(1, 1), 0, 0}}));
-    CHECK(r.status == status::not_found);
-    CHECK(r.scope_bound < 12);
-  }
-}
-
-TEST_CASE("staged form: the store-all schedule is a solution where it fits") {
-  const auto p = testing::transformer_training_graph(1);
-  const auto s = with_drops(p, needed_operations(p));
-  const auto e = evaluate(p, s);
-  for (const auto& rules : {staging{}, staging{true, true, true, {}, 0}, staging{false, true, false, {}, 0}}) {
-    const strong_form form(p, e.peak, rules, 5);
-    const auto x = form.encode(s);
-    REQUIRE(x);
-    CHECK(milp::violation(form.model(), *x, 1e-9).empty());
-    CHECK(form.model().objective(*x) * form.unit() == Approx(e.seconds));
-    CHECK(form.extract(*x) == s);
-    const strong_form tighter(p, e.peak - 1, rules, 5);
-    const auto y = tighter.encode(s);
-    REQUIRE(y);
-    CHECK_FALSE(milp::violation(tighter.model(), *y, 1e-9).empty());
-  }
-}
-
-TEST_CASE("staged oracle: unit chains, and the price of stages") {
-  CHECK(testing::staged_optimum(testing::unit_training_chain(4), 4) == 11.0);
-  CHECK(testing::staged_optimum(testing::unit_training_chain(6), 4) == 18.0);
-  CHECK_FALSE(testing::staged_optimum(testing::unit_training_chain(4), 2));
-  std::mt19937_64 g(1);
-  int equal = 0, worse = 0, helped = 0;
-  for (int k = 0; k < 1500; ++k) {
-    const auto p = testing::random_problem(g, {.operations = 7, .once = 10});
-    if (p.values().size() > 12) continue;
-    const auto low = bounds_without_search(p).budget, high = evaluate(p, store_all_schedule(p)).peak;
-    const auto budget = testing::uniform(g, low, std::max(low, high - 1));
-    const auto any = testing::exhaustive_optimum(p, budget);
-    const auto staged = testing::staged_optimum(p, budget), more = testing::staged_optimum(p, budget, 1);
-    const double never = std::numeric_limits<double>::infinity();
-    REQUIRE(any.value_or(never) <= more.value_or(never));
-    REQUIRE(more.value_or(never) <= staged.value_or(never));
-    equal += any == staged;
-    worse += any.value_or(never) < staged.value_or(never);
-    helped += more.value_or(never) < staged.value_or(never);
-  }
-  CHECK(equal > worse);
-  CHECK(worse > 0);
-  CHECK(helped > 0);
 }

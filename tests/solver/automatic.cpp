@@ -11,16 +11,10 @@
 #include <remat/testing/check_solver.hpp>
 #include <remat/testing/generators.hpp>
 
+#include "../instances.hpp"
+
 using namespace remat;
-
-namespace {
-
-bytes_t within(const problem& p, double share) {
-  const auto peak = evaluate(p, store_all_schedule(p)).peak;
-  return p.held_bytes() + static_cast<bytes_t>(share * static_cast<double>(peak - p.held_bytes()));
-}
-
-}  // namespace
+using testing::share_of_peak;
 
 TEST_CASE("automatic conforms") {
   const auto failures = testing::check_solver(automatic<>({.search = {.patience = 300}}), {.rounds = 150});
@@ -33,15 +27,15 @@ TEST_CASE("automatic gets better while it is watched, and stops when asked to") 
     for (const int most : {1, 3, std::numeric_limits<int>::max()}) {
       double best = std::numeric_limits<double>::infinity(), bound = 0;
       int reports = 0;
-      const auto r =
-          solve(p, within(p, 0.5), automatic<>({.search = {.patience = 200}}), {.threads = threads}, [&](const progress& now) {
-            CHECK(now.bound >= bound);
-            CHECK(now.best >= now.bound);
-            if (reports >= most) return control::stop;  // a solver may report once more
-            bound = now.bound;
-            best = std::min(best, now.best);
-            return ++reports == most ? control::stop : control::go_on;
-          });
+      const auto r = solve(p, share_of_peak(p, 0.5), automatic<>({.search = {.patience = 200}}), {.threads = threads},
+                           [&](const progress& now) {
+                             CHECK(now.bound >= bound);
+                             CHECK(now.best >= now.bound);
+                             if (reports >= most) return control::stop;  // a solver may report once more
+                             bound = now.bound;
+                             best = std::min(best, now.best);
+                             return ++reports == most ? control::stop : control::go_on;
+                           });
       CHECK(reports >= 1);
       if (most == 1) continue;
       REQUIRE(r.found());
@@ -54,7 +48,7 @@ TEST_CASE("automatic is no worse than the solvers it runs") {
   std::mt19937_64 g(11);
   for (int round = 0; round < 40; ++round) {
     const auto p = testing::random_training_chain(g, 8);
-    const auto budget = within(p, round % 2 == 0 ? 0.5 : 0.7);
+    const auto budget = share_of_peak(p, round % 2 == 0 ? 0.5 : 0.7);
     const auto r = solve(p, budget, automatic<>({.search = {.patience = 100}}));
     const auto cut = solve(p, budget, min_cut());
     CHECK(r.found() >= cut.found());

@@ -1,62 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Orders of computations, evictions and the min_cut solver.
+// Multipliers of minimum cuts, and the schedules they suggest.
 #include <catch2/catch.hpp>
 
-#include <string>
+#include <limits>
+#include <random>
+#include <vector>
 
 #include <remat/core/solve.hpp>
-#include <remat/io/json.hpp>
 #include <remat/solver/min_cut.hpp>
 #include <remat/testing/check_solver.hpp>
 #include <remat/testing/generators.hpp>
 #include <remat/testing/oracle.hpp>
 
+#include "../instances.hpp"
+
 using namespace remat;
 using namespace remat::testing;
 
 static_assert(solver<min_cut>);
-
-TEST_CASE("measure_order agrees with evaluate") {
-  std::mt19937_64 g(3);
-  for (int round = 0; round < 500; ++round) {
-    const auto p = random_problem(g, {.operations = 8});
-    auto order = needed_operations(p);
-    for (int i = 0; i < 4; ++i) {  // repeat a computation later on
-      const auto at = uniform(g, 0, static_cast<std::int64_t>(order.size()) - 1);
-      order.insert(order.begin() + uniform(g, at + 1, static_cast<std::int64_t>(order.size())),
-                   order[static_cast<std::size_t>(at)]);
-    }
-    const auto judged = evaluate(p, with_drops(p, order));
-    const auto needs = measure_order(p, order);
-    CHECK(needs.peak == judged.peak);
-    CHECK(needs.seconds == Approx(judged.seconds));
-    const auto pruned = prune_order(p, order);
-    CHECK(evaluate(p, with_drops(p, pruned)).peak <= judged.peak);
-    CHECK(prune_order(p, pruned) == pruned);
-  }
-}
-
-TEST_CASE("an eviction keeps to the budget") {
-  std::mt19937_64 g(4);
-  int fitted = 0;
-  for (int round = 0; round < 500; ++round) {
-    const auto p = random_problem(g, {.operations = 9, .held = 40, .once = 20});
-    const auto order = needed_operations(p);
-    const auto peak = measure_order(p, order).peak;
-    for (auto budget = peak - 1; budget > peak / 2; budget -= 2) {
-      const auto played = eviction(p, order).run(budget, {});
-      if (!played) continue;
-      ++fitted;
-      const auto e = evaluate(p, with_drops(p, *played));
-      REQUIRE(e.peak <= std::max(budget, p.source_bytes()));
-      const auto better = retain_more(p, *played, budget);
-      const auto after = evaluate(p, with_drops(p, better));
-      REQUIRE(after.peak <= std::max(budget, p.source_bytes()));
-      REQUIRE(after.seconds <= e.seconds);
-    }
-  }
-  CHECK(fitted > 100);
-}
 
 TEST_CASE("min_cut lies between bound and optimum, and is often optimal") {
   std::mt19937_64 g(5);
@@ -146,7 +107,7 @@ TEST_CASE("min_cut on captured networks stays near the bound") {
   for (const auto& r : {row{"gpt2-layers-2-seq-256", 3.1, 14.1, .4, 24.5}, row{"gpt2-layers-12", 2.9, 8.5, .2, 25},
                         row{"unet-depth-4", 3.9, 13.9, .3, 47}, row{"resnet18", 2.7, 14.0, .4, 60},
                         row{"mobilenet-v3-small", 1.7, 6.6, .2, 18}}) {
-    const auto p = read_problem(std::string(REMAT_SOURCE_DIR) + "/bench/instances/" + r.name + ".json");
+    const auto p = instance(r.name);
     const auto all = evaluate(p, store_all_schedule(p));
     const auto at = [&](double f) {
       return p.held_bytes() + static_cast<bytes_t>(f * static_cast<double>(all.peak - p.held_bytes()));
@@ -168,7 +129,7 @@ TEST_CASE("a budget below what the cuts prove is infeasible") {
   const auto p = unit_training_chain(4);
   const auto r = solve(p, 2, min_cut{});
   CHECK(r.status == status::infeasible);
-  const auto vit = read_problem(std::string(REMAT_SOURCE_DIR) + "/bench/instances/gpt2-layers-2-seq-256.json");
+  const auto vit = instance("gpt2-layers-2-seq-256");
   const auto all = evaluate(vit, store_all_schedule(vit));
   const auto few = solve(vit, vit.held_bytes() + (all.peak - vit.held_bytes()) / 5, min_cut{});
   CHECK(few.status == status::infeasible);

@@ -4,7 +4,7 @@
 #include <remat/glpk/backend.hpp>
 #include <remat/testing/check_backend.hpp>
 
-#include "../../../tests/milp/check_checkmate.hpp"
+#include "../../../tests/solver/check_checkmate.hpp"
 
 using namespace remat;
 

@@ -3,7 +3,7 @@
 
 #include <remat/glpk/backend.hpp>
 
-#include "../../../tests/milp/check_moments.hpp"
+#include "../../../tests/solver/check_multi_cut.hpp"
 
 using namespace remat;
 

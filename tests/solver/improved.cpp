@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The neighbourhood of an order, and improvers made of it.
+// Improvers.
 #include <catch2/catch.hpp>
 
+#include <algorithm>
 #include <random>
-#include <string>
+#include <vector>
 
-#include <remat/io/json.hpp>
 #include <remat/solver/chen.hpp>
 #include <remat/solver/improved.hpp>
 #include <remat/solver/store_all.hpp>
 #include <remat/testing/check_solver.hpp>
 #include <remat/testing/generators.hpp>
 #include <remat/testing/oracle.hpp>
+
+#include "../instances.hpp"
 
 using namespace remat;
 using namespace remat::testing;
@@ -26,49 +28,6 @@ problem some_problem(std::mt19937_64& g, int round) {
 }
 
 }  // namespace
-
-TEST_CASE("every change of an order leaves a valid one that needs what it says") {
-  std::mt19937_64 g(11);
-  int repaired = 0, failed = 0;
-  for (int round = 0; round < 2000; ++round) {
-    const auto p = some_problem(g, round);
-    const auto all = evaluate(p, store_all_schedule(p)).peak;
-    const auto budget = all - uniform(g, 0, all / 3);
-    destroy_repair n(p, budget, g());
-    n.load(needed_operations(p));
-    for (int i = 0; i < 5; ++i) {
-      n.shift();
-      n.ruin();
-      n.repair(1) ? ++repaired : ++failed;
-      n.retain();
-      const auto e = evaluate(p, with_drops(p, n.order()));
-      REQUIRE(n.seconds() == Approx(e.seconds));
-      REQUIRE(n.fits() == (e.peak <= budget));
-    }
-  }
-  CHECK(repaired > 4000);
-  CHECK(failed > 100);
-}
-
-TEST_CASE("retention within the budget never makes an order slower") {
-  std::mt19937_64 g(12);
-  int faster = 0;
-  for (int round = 0; round < 1000; ++round) {
-    const auto p = some_problem(g, round);
-    const auto peak = evaluate(p, store_all_schedule(p)).peak;
-    destroy_repair tight(p, peak - peak / 4, 1), loose(p, peak - peak / 8, 1);
-    tight.load(needed_operations(p));
-    if (!tight.repair()) continue;
-    loose.load(tight.order());
-    REQUIRE(loose.fits());
-    const auto before = loose.seconds();
-    loose.retain();
-    REQUIRE(loose.fits());
-    REQUIRE(loose.seconds() <= before);
-    faster += loose.seconds() < before;
-  }
-  CHECK(faster > 50);
-}
 
 TEST_CASE("an improver is never worse than what it starts from, and mostly finds the optimum") {
   std::mt19937_64 g(13);
@@ -109,7 +68,7 @@ TEST_CASE("an improver conforms") {
 }
 
 TEST_CASE("equal seeds give equal schedules, and each improvement is reported") {
-  const auto p = read_problem(std::string(REMAT_SOURCE_DIR) + "/bench/instances/unet-depth-4.json");
+  const auto p = instance("unet-depth-4");
   const auto all = evaluate(p, store_all_schedule(p));
   const auto budget = p.held_bytes() + (all.peak - p.held_bytes()) / 2;
   const improved<store_all> method(store_all{}, {.search = {.patience = 50}});

@@ -1,24 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exhaustive oracle against closed forms.
+// The exhaustive oracles against closed forms and one another.
 #include <catch2/catch.hpp>
+
+#include <limits>
+#include <random>
 
 #include <remat/core/evaluate.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/testing/generators.hpp>
 #include <remat/testing/oracle.hpp>
+#include <remat/testing/staged_oracle.hpp>
+
+#include "../pebbles.hpp"
 
 using namespace remat;
 using namespace remat::testing;
 
 namespace {
-
-/// A problem with one byte and one second per node, given by the operands of each; the last node is the target.
-problem pebbles(const std::vector<std::vector<index_t>>& operands) {
-  std::vector<value> values(operands.size(), value{"v", 1, false});
-  std::vector<operation> operations;
-  for (index_t i = 0; i < operands.size(); ++i) operations.push_back({"o", operands[i], {i}, 1});
-  return problem("pebbles", values, operations, {static_cast<index_t>(operands.size() - 1)});
-}
 
 /// Griewank and Walther: OPT(n, B) = n + 1 + t(n + 1, B - 2), t(l, s) = r l - C(s + r, s + 1), r least with C(s + r, s) >= l.
 double unit_chain_optimum(int n, int budget) {
@@ -106,3 +104,28 @@ TEST_CASE("the optimum lies between the trivial bounds and store-all") {
 }
 
 TEST_CASE("too large a problem is refused") { CHECK_THROWS_AS(exhaustive_optimum(unit_training_chain(30), 9), bad_option); }
+
+TEST_CASE("staged oracle: unit chains, and the price of stages") {
+  CHECK(staged_optimum(unit_training_chain(4), 4) == 11.0);
+  CHECK(staged_optimum(unit_training_chain(6), 4) == 18.0);
+  CHECK_FALSE(staged_optimum(unit_training_chain(4), 2));
+  std::mt19937_64 g(1);
+  int equal = 0, worse = 0, helped = 0;
+  for (int k = 0; k < 1500; ++k) {
+    const auto p = random_problem(g, {.operations = 7, .once = 10});
+    if (p.values().size() > 12) continue;
+    const auto low = bounds_without_search(p).budget, high = evaluate(p, store_all_schedule(p)).peak;
+    const auto budget = uniform(g, low, std::max(low, high - 1));
+    const auto any = exhaustive_optimum(p, budget);
+    const auto staged = staged_optimum(p, budget), more = staged_optimum(p, budget, 1);
+    const double never = std::numeric_limits<double>::infinity();
+    REQUIRE(any.value_or(never) <= more.value_or(never));
+    REQUIRE(more.value_or(never) <= staged.value_or(never));
+    equal += any == staged;
+    worse += any.value_or(never) < staged.value_or(never);
+    helped += more.value_or(never) < staged.value_or(never);
+  }
+  CHECK(equal > worse);
+  CHECK(worse > 0);
+  CHECK(helped > 0);
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parts of a problem, their options, and the problem that is left when each part is a few operations.
+#include <catch2/catch.hpp>
+
+#include <random>
+#include <vector>
+
+#include <remat/core/solve.hpp>
+#include <remat/hierarchy/condensed_problem.hpp>
+#include <remat/hierarchy/part_problem.hpp>
+#include <remat/solver/min_cut.hpp>
+#include <remat/structure/partition.hpp>
+#include <remat/testing/generators.hpp>
+
+#include "../instances.hpp"
+
+using namespace remat;
+using namespace remat::testing;
+
+namespace {
+
+/// `min_cut` with little effort.
+min_cut quick() { return min_cut({.moments = 1, .cuts = 4, .mixtures = 1, .bound = false, .repairs = 1000, .rounds = 0}); }
+
+}  // namespace
+
+TEST_CASE("partitions of any graph: disjoint, in an order, balanced") {
+  std::mt19937_64 g(31);
+  for (int round = 0; round < 300; ++round) {
+    const auto p = round % 2 ? random_problem(g, {.operations = 40, .once = round % 3 ? 0 : 20})
+                             : random_training_chain(g, static_cast<std::size_t>(3 + round % 17));
+    const auto parts = find_partition(p, {.size = static_cast<std::size_t>(3 + round % 9), .most = 12});
+    CHECK(parts.size() <= 12);
+    const part_index index(p, parts);  // throws if an operation is listed twice
+    std::vector<part_option> ways;
+    for (const auto& x : parts) {
+      CHECK(x.size() > 1);
+      const part_problem b(p, index, x);
+      ways.push_back(b.measure(needed_operations(b.bare())));
+    }
+    std::vector<const part_option*> chosen;
+    for (const auto& w : ways) chosen.push_back(&w);
+    const condensed_problem c(p, index, chosen);
+    REQUIRE(c.possible());
+    // Any schedule of the condensed problem is one of the whole, of no larger peak and no more time.
+    for (const auto budget : {max_bytes, share_of_peak(c.condensed(), .7), share_of_peak(c.condensed(), .5)}) {
+      const auto r = solve(c.condensed(), budget, quick());
+      if (!r.found()) continue;
+      const auto whole = evaluate(p, with_drops(p, c.expand(p, compute_order(r.schedule))));
+      REQUIRE(whole.peak <= r.peak);
+      REQUIRE(whole.seconds <= r.seconds + 1e-9);
+    }
+  }
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Training graphs that are no chains.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include <remat/core/problem.hpp>
+
+namespace remat::testing {
+
+/// A network of layers that read any earlier activations, and the backward of it: every layer's backward reads the gradient of
+/// its output and its inputs and adds to their gradients.
+class network {
+ public:
+  index_t input(bytes_t bytes) { return add(bytes, true); }
+  index_t layer(std::vector<index_t> inputs, bytes_t bytes, double seconds) {
+    const auto out = add(bytes, false);
+    operations_.push_back({"forward", inputs, {out}, seconds});
+    layers_.push_back({std::move(inputs), out, seconds});
+    return out;
+  }
+  problem training() && {
+    std::vector<index_t> gradient(values_.size(), none), targets;
+    const auto last = layers_.back().output;
+    gradient[last] = add(values_[last].bytes, false);
+    operations_.push_back({"loss", {last}, {gradient[last]}, 1});
+    for (auto i = layers_.size(); i-- > 0;) {
+      const auto l = layers_[i];
+      operation back{"backward", l.inputs, {}, 2 * l.seconds};
+      back.inputs.push_back(gradient[l.output]);
+      for (auto v : l.inputs) {
+        if (v < values_.size() && values_[v].held) continue;
+        const auto d = add(values_[v].bytes, false);
+        back.outputs.push_back(d);
+        if (gradient[v] == none) {
+          gradient[v] = d;
+        } else {
+          const auto sum = add(values_[v].bytes, false);
+          sums_.push_back({"add", {gradient[v], d}, {sum}, 0.1});
+          gradient[v] = sum;
+        }
+      }
+      targets.push_back(add(1, false));  // of the weights
+      back.outputs.push_back(targets.back());
+      operations_.push_back(std::move(back));
+      operations_.insert(operations_.end(), sums_.begin(), sums_.end());
+      sums_.clear();
+    }
+    return problem("network", std::move(values_), std::move(operations_), std::move(targets));
+  }
+
+ private:
+  struct one {
+    std::vector<index_t> inputs;
+    index_t output;
+    double seconds;
+  };
+  index_t add(bytes_t bytes, bool held) {
+    values_.push_back({"", bytes, held});
+    return static_cast<index_t>(values_.size() - 1);
+  }
+  std::vector<value> values_;
+  std::vector<operation> operations_, sums_;
+  std::vector<one> layers_;
+};
+
+/// Encoder and decoder with a skip connection on every level.
+inline problem u_net(std::size_t depth, std::size_t layers) {
+  network n;
+  auto x = n.input(64);
+  std::vector<index_t> skips;
+  bytes_t bytes = bytes_t{64} << depth;
+  for (std::size_t d = 0; d < depth; ++d, bytes /= 2) {
+    for (std::size_t i = 0; i < layers; ++i) x = n.layer({x}, bytes, 4);
+    skips.push_back(x);
+    x = n.layer({x}, bytes / 2, 1);
+  }
+  for (std::size_t i = 0; i < layers; ++i) x = n.layer({x}, bytes, 4);
+  for (std::size_t d = depth; d-- > 0;) {
+    bytes *= 2;
+    x = n.layer({x, skips[d]}, bytes, 5);
+    for (std::size_t i = 0; i < layers; ++i) x = n.layer({x}, bytes, 4);
+  }
+  return std::move(n).training();
+}
+
+/// Blocks in which every layer reads all layers before it.
+inline problem dense_net(std::size_t blocks, std::size_t layers) {
+  network n;
+  auto x = n.input(32);
+  for (std::size_t b = 0; b < blocks; ++b) {
+    std::vector<index_t> all = {x};
+    for (std::size_t i = 0; i < layers; ++i)
+      all.push_back(n.layer({n.layer(all, 8 * static_cast<bytes_t>(all.size()), 1)}, 8, 6));
+    x = n.layer(all, 24, 2);
+  }
+  return std::move(n).training();
+}
+
+/// Towers beside one another that are joined at their ends, several times.
+inline problem branches(std::size_t times, std::size_t towers, std::size_t layers) {
+  network n;
+  auto x = n.input(16);
+  for (std::size_t t = 0; t < times; ++t) {
+    std::vector<index_t> ends;
+    for (std::size_t k = 0; k < towers; ++k) {
+      auto y = x;
+      for (std::size_t i = 0; i < layers; ++i) y = n.layer({y}, 16, 3);
+      ends.push_back(y);
+    }
+    x = n.layer(ends, 16, 1);
+  }
+  return std::move(n).training();
+}
+
+}  // namespace remat::testing

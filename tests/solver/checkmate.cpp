@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// The staged ILP with a backend that lies; with honest ones it is tested beside them.
+#include <catch2/catch.hpp>
+
+#include <string>
+
+#include <remat/core/solve.hpp>
+#include <remat/solver/checkmate.hpp>
+#include <remat/testing/generators.hpp>
+
+using namespace remat;
+
+namespace {
+
+/// Answers what it is told to.
+struct scripted {
+  milp::solution answer = {};
+  std::string name() const { return "scripted"; }
+  milp::solution solve(const milp::model&, const milp::options& o) const {
+    auto s = answer;
+    if (o.start) s.x = *o.start;
+    return s;
+  }
+};
+
+static_assert(solver<checkmate<scripted>>);
+
+}  // namespace
+
+TEST_CASE("checkmate survives a backend that lies") {
+  const auto p = testing::unit_training_chain(4);
+  for (auto claim : {milp::status::failed, milp::status::optimal, milp::status::unbounded, milp::status::limit}) {
+    const auto r = solve(p, 4, checkmate<scripted>({}, scripted{{claim, Eigen::Vector2d(1, 1), 0, 0}}));
+    CHECK(r.status == status::not_found);
+    CHECK(r.scope_bound < 12);
+  }
+}

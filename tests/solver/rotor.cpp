@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fastest persistent schedules of a chain of blocks.
+#include <catch2/catch.hpp>
+
+#include <cmath>
+#include <tuple>
+#include <vector>
+
+#include <remat/core/solve.hpp>
+#include <remat/solver/min_cut.hpp>
+#include <remat/solver/revolve.hpp>
+#include <remat/solver/rotor.hpp>
+#include <remat/testing/check_solver.hpp>
+#include <remat/testing/generators.hpp>
+
+using namespace remat;
+using namespace remat::testing;
+
+static_assert(solver<rotor>);
+
+TEST_CASE("methods for chains say that there is none") {
+  // A training chain all of whose operations yield two values: no cut has but one value crossing it.
+  std::vector<value> values = {{"x", 1, true}};
+  std::vector<operation> ops;
+  for (index_t i = 0; i < 8; ++i) {
+    for (int k = 0; k < 2; ++k) values.push_back({"v", 10, false});
+    std::vector<index_t> reads = {0};
+    if (i > 0) reads = {2 * i - 1, 2 * i};
+    if (i > 4) reads.insert(reads.end(), {2 * (8 - i) - 1, 2 * (8 - i)});
+    ops.push_back({"o", reads, {2 * i + 1, 2 * i + 2}, 1});
+  }
+  const problem p("twins", values, ops, {15});
+  const auto all = evaluate(p, store_all_schedule(p)).peak;
+  for (const auto& r : {solve(p, all - 1, rotor{}), solve(p, all - 1, revolve{})}) {
+    CHECK(r.status == status::not_applicable);
+    CHECK(r.reason == no_chain);
+  }
+  CHECK(solve(p, all - 1, min_cut{}).found());
+  for (const auto& r : {solve(p, all, rotor{}), solve(p, all, revolve{})}) {  // all fits
+    CHECK(r.status == status::optimal);
+    CHECK(r.reason.empty());
+  }
+}
+
+TEST_CASE("rotor without a chain finds nothing, and refuses options out of range") {
+  // Each operation reads all values before it.
+  std::vector<value> values = {{"x", 1, true}};
+  std::vector<operation> ops;
+  for (index_t i = 1; i <= 9; ++i) {
+    values.push_back({"v", 100, false});
+    std::vector<index_t> all(i);
+    for (index_t k = 0; k < i; ++k) all[k] = k;
+    ops.push_back({"o", all, {i}, 1});
+  }
+  const problem p("dense", values, ops, {9});
+  CHECK_FALSE(solve(p, 900, rotor{}).found());
+  const auto layers = unit_training_chain(8);
+  const auto unfit = solve(layers, 6, rotor({.blocks = {.most = 1}}));
+  CHECK(unfit.status == status::not_applicable);
+  CHECK(std::isinf(unfit.scope_bound));
+  CHECK(solve(layers, 6, rotor{}).found());
+  CHECK_THROWS_WITH(rotor({.slots = 0}), Catch::Contains("slots"));
+  CHECK_THROWS_WITH(rotor({.table_links = 5000}), Catch::Contains("table_links"));
+  CHECK_THROWS_WITH(rotor({.labels = 0}), Catch::Contains("labels"));
+  CHECK_THROWS_WITH(rotor({.blocks = {.interface = 0}}), Catch::Contains("interface"));
+  CHECK_THROWS_WITH(rotor({.blocks = {.most = 0}}), Catch::Contains("most"));
+}
+
+TEST_CASE("rotor on long unit chains is near the binomial optimum") {
+  // Its links are charged a little differently from the unit chain's nodes, so it may take one byte more.
+  for (const auto& [n, budget, optimum] : {std::tuple{12u, 5, 37.0}, {16u, 5, 53.0}, {20u, 6, 63.0}, {32u, 6, 111.0}}) {
+    const auto p = unit_training_chain(n);
+    const auto r = solve(p, budget + 1, rotor{});
+    INFO("n " << n << ", budget " << budget);
+    REQUIRE(r.found());
+    CHECK(r.seconds <= 1.2 * optimum);
+  }
+}
+
+TEST_CASE("rotor conforms, and is proven among the schedules of its chain") {
+  for (const auto& failure : check_solver(rotor{}, {.rounds = 150})) FAIL_CHECK(failure);
+  std::mt19937_64 g(23);
+  for (std::size_t n : {1u, 2u, 5u, 20u, 60u}) {
+    const auto p = random_training_chain(g, n);
+    const auto all = evaluate(p, store_all_schedule(p)).peak;
+    std::vector<bytes_t> budgets;
+    for (const int percent : {100, 80, 60, 50}) budgets.push_back(all * percent / 100);
+    monitor m;
+    const auto answers = rotor{}.sweep(p, budgets, m);
+    REQUIRE(answers.size() == budgets.size());
+    for (std::size_t k = 0; k < budgets.size(); ++k) {
+      const auto one = solve(p, budgets[k], rotor{});
+      CHECK(answers[k].budget == budgets[k]);
+      CHECK(answers[k].found() == one.found());
+      if (!one.found()) continue;
+      CHECK(answers[k].peak <= budgets[k]);
+      CHECK(answers[k].seconds <= 1.02 * one.seconds);
+      CHECK(one.scope_gap() <= 1e-9);
+    }
+  }
+  monitor m;
+  CHECK(rotor{}.sweep(random_training_chain(g, 3), {}, m).empty());
+}
