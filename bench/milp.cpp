@@ -32,13 +32,13 @@ problem transformer(int layers) {
   const auto uneven = [&](int x) { return x * 8 + static_cast<int>(random() % static_cast<unsigned>(3 * x + 2)); };
   struct node {
     int seconds, bytes;
-    std::vector<index_t> inputs;
+    std::vector<value_id> inputs;
   };
   std::vector<node> forward;
   for (int l = 0; l < layers; ++l) {
     const auto b = static_cast<index_t>(forward.size());
     const auto from = [&](std::initializer_list<int> back) {
-      std::vector<index_t> inputs;
+      std::vector<value_id> inputs;
       for (int k : back)
         if (k <= static_cast<int>(b)) inputs.push_back(b - static_cast<index_t>(k));
       return inputs;
@@ -51,12 +51,12 @@ problem transformer(int layers) {
     forward.push_back({uneven(4), uneven(1), {b + 2}});
   }
   const auto n = static_cast<index_t>(forward.size());
-  std::vector<std::vector<index_t>> users(n);
+  std::vector<std::vector<value_id>> users(n);
   for (index_t i = 0; i < n; ++i)
     for (auto j : forward[i].inputs) users[j].push_back(i);
   std::vector<value> values;
   std::vector<operation> ops;
-  const auto add = [&](int seconds, int bytes, std::vector<index_t> inputs) {
+  const auto add = [&](int seconds, int bytes, std::vector<value_id> inputs) {
     const auto v = static_cast<index_t>(values.size());
     values.push_back({"", bytes, false});
     ops.push_back({"", std::move(inputs), {v}, 1.0 * seconds, 0, false});
@@ -64,7 +64,7 @@ problem transformer(int layers) {
   for (const auto& f : forward) add(f.seconds, f.bytes, f.inputs);
   add(8, 1, {n - 1});
   for (index_t i = n; i-- > 0;) {
-    std::vector<index_t> inputs;
+    std::vector<value_id> inputs;
     if (users[i].empty()) inputs = {n, i};
     for (auto j : users[i]) {
       inputs.push_back(n + n - j);  // gradient of user j

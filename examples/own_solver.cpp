@@ -45,11 +45,11 @@ class forgetful {
 
  private:
   /// Computes what is forgotten anew before every operation that reads it.
-  static std::vector<remat::index_t> play(const remat::problem& p, const std::vector<remat::index_t>& order,
-                                          const std::vector<bool>& forgotten) {
-    std::vector<remat::index_t> played;
+  static std::vector<remat::operation_id> play(const remat::problem& p, const std::vector<remat::operation_id>& order,
+                                               const std::vector<bool>& forgotten) {
+    std::vector<remat::operation_id> played;
     for (auto o : order) {
-      std::vector<remat::index_t> now = {o};
+      std::vector<remat::operation_id> now = {o};
       for (std::size_t i = 0; i < now.size(); ++i)
         for (auto v : p.operations()[now[i]].inputs)
           if (!p.is_source(v) && forgotten[p.producer(v)] && std::find(now.begin(), now.end(), p.producer(v)) == now.end())

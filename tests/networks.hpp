@@ -14,15 +14,15 @@ namespace remat::testing {
 /// its output and its inputs and adds to their gradients.
 class network {
  public:
-  index_t input(bytes_t bytes) { return add(bytes, true); }
-  index_t layer(std::vector<index_t> inputs, bytes_t bytes, double seconds) {
+  value_id input(bytes_t bytes) { return add(bytes, true); }
+  value_id layer(std::vector<value_id> inputs, bytes_t bytes, double seconds) {
     const auto out = add(bytes, false);
     operations_.push_back({"forward", inputs, {out}, seconds});
     layers_.push_back({std::move(inputs), out, seconds});
     return out;
   }
   problem training() && {
-    std::vector<index_t> gradient(values_.size(), none), targets;
+    std::vector<value_id> gradient(values_.size(), none), targets;
     const auto last = layers_.back().output;
     gradient[last] = add(values_[last].bytes, false);
     operations_.push_back({"loss", {last}, {gradient[last]}, 1});
@@ -53,11 +53,11 @@ class network {
 
  private:
   struct one {
-    std::vector<index_t> inputs;
-    index_t output;
+    std::vector<value_id> inputs;
+    value_id output;
     double seconds;
   };
-  index_t add(bytes_t bytes, bool held) {
+  value_id add(bytes_t bytes, bool held) {
     values_.push_back({"", bytes, held});
     return static_cast<index_t>(values_.size() - 1);
   }
@@ -70,7 +70,7 @@ class network {
 inline problem u_net(std::size_t depth, std::size_t layers) {
   network n;
   auto x = n.input(64);
-  std::vector<index_t> skips;
+  std::vector<value_id> skips;
   bytes_t bytes = bytes_t{64} << depth;
   for (std::size_t d = 0; d < depth; ++d, bytes /= 2) {
     for (std::size_t i = 0; i < layers; ++i) x = n.layer({x}, bytes, 4);
@@ -91,7 +91,7 @@ inline problem dense_net(std::size_t blocks, std::size_t layers) {
   network n;
   auto x = n.input(32);
   for (std::size_t b = 0; b < blocks; ++b) {
-    std::vector<index_t> all = {x};
+    std::vector<value_id> all = {x};
     for (std::size_t i = 0; i < layers; ++i)
       all.push_back(n.layer({n.layer(all, 8 * static_cast<bytes_t>(all.size()), 1)}, 8, 6));
     x = n.layer(all, 24, 2);
@@ -104,7 +104,7 @@ inline problem branches(std::size_t times, std::size_t towers, std::size_t layer
   network n;
   auto x = n.input(16);
   for (std::size_t t = 0; t < times; ++t) {
-    std::vector<index_t> ends;
+    std::vector<value_id> ends;
     for (std::size_t k = 0; k < towers; ++k) {
       auto y = x;
       for (std::size_t i = 0; i < layers; ++i) y = n.layer({y}, 16, 3);

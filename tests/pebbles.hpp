@@ -10,7 +10,7 @@
 namespace remat::testing {
 
 /// One byte and one second per node, given by the operands of each; the last node is the target.
-inline problem pebbles(const std::vector<std::vector<index_t>>& operands) {
+inline problem pebbles(const std::vector<std::vector<value_id>>& operands) {
   const std::vector<value> values(operands.size(), value{"v", 1, false});
   std::vector<operation> operations;
   for (index_t i = 0; i < operands.size(); ++i) operations.push_back({"o", operands[i], {i}, 1});
@@ -18,8 +18,8 @@ inline problem pebbles(const std::vector<std::vector<index_t>>& operands) {
 }
 
 /// Row by row from the base of w nodes.
-inline problem pyramid(index_t w) {
-  std::vector<std::vector<index_t>> operands(w);
+inline problem pyramid(value_id w) {
+  std::vector<std::vector<value_id>> operands(w);
   index_t row = 0;
   for (index_t width = w; width-- > 1; row += width + 1)
     for (index_t i = 0; i < width; ++i) operands.push_back({row + i, row + i + 1});
@@ -29,7 +29,7 @@ inline problem pyramid(index_t w) {
 /// Level by level from the leaves.
 inline problem complete_binary_tree(int levels) {
   const index_t leaves = index_t{1} << (levels - 1);
-  std::vector<std::vector<index_t>> operands(leaves);
+  std::vector<std::vector<value_id>> operands(leaves);
   for (index_t i = 0; operands.size() < 2 * leaves - 1; i += 2) operands.push_back({i, i + 1});
   return pebbles(operands);
 }

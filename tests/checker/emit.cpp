@@ -33,8 +33,8 @@ remat::schedule random_walk(std::mt19937_64& g, const remat::problem& p) {
   remat::schedule s;
   const auto values = static_cast<std::int64_t>(p.values().size());
   std::vector<bool> here(p.values().size()), host(p.values().size(), false);
-  for (remat::index_t v = 0; v < values; ++v) here[v] = p.is_source(v);
-  const auto ensure = [&](auto& self, remat::index_t v) -> void {
+  for (remat::value_id v = 0; v < values; ++v) here[v] = p.is_source(v);
+  const auto ensure = [&](auto& self, remat::value_id v) -> void {
     if (here[v]) return;
     if (host[v] && chance(g, 60)) {
       s.steps.push_back({action::prefetch, v});
@@ -46,7 +46,7 @@ remat::schedule random_walk(std::mt19937_64& g, const remat::problem& p) {
       for (auto u : o.outputs) here[u] = true;
     }
   };
-  for (remat::index_t o = 0; o < p.operations().size(); ++o) {
+  for (remat::operation_id o = 0; o < p.operations().size(); ++o) {
     for (auto v : p.operations()[o].inputs) ensure(ensure, v);
     s.compute(o);
     for (auto v : p.operations()[o].outputs) here[v] = true;

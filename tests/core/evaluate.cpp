@@ -138,9 +138,9 @@ TEST_CASE("with_drops keeps at every step just what is wanted later") {
   std::mt19937_64 g(7);
   for (int round = 0; round < 300; ++round) {
     const auto p = remat::testing::random_problem(g, {.operations = 6, .sources = 3});
-    std::vector<remat::index_t> order;
-    for (remat::index_t o = 0; o < p.operations().size(); ++o) {
-      for (remat::index_t again = 0; again < o; ++again)
+    std::vector<remat::operation_id> order;
+    for (remat::operation_id o = 0; o < p.operations().size(); ++o) {
+      for (remat::operation_id again = 0; again < o; ++again)
         if (remat::testing::chance(g, 30)) order.push_back(again);
       order.push_back(o);
     }
@@ -148,10 +148,10 @@ TEST_CASE("with_drops keeps at every step just what is wanted later") {
     REQUIRE(remat::compute_order(s) == order);
     const auto e = remat::evaluate(p, s);
 
-    const auto contains = [](const std::vector<remat::index_t>& all, remat::index_t v) {
+    const auto contains = [](const std::vector<remat::value_id>& all, remat::value_id v) {
       return std::find(all.begin(), all.end(), v) != all.end();
     };
-    const auto wanted_after = [&](remat::index_t v, std::size_t k) {  // by its next read, computation, or the end
+    const auto wanted_after = [&](remat::value_id v, std::size_t k) {  // by its next read, computation, or the end
       for (++k; k < order.size(); ++k) {
         if (contains(p.operations()[order[k]].inputs, v)) return true;
         if (p.producer(v) == order[k]) return false;
@@ -159,13 +159,13 @@ TEST_CASE("with_drops keeps at every step just what is wanted later") {
       return p.is_target(v);
     };
     std::vector<bool> made(p.values().size());
-    for (remat::index_t v = 0; v < made.size(); ++v) made[v] = p.is_source(v);
+    for (remat::value_id v = 0; v < made.size(); ++v) made[v] = p.is_source(v);
     std::size_t step = 0;
     for (std::size_t k = 0; k < order.size(); ++k, ++step) {
       while (s.steps[step].what != compute) ++step;
       const auto& op = p.operations()[order[k]];
       auto expected = op.workspace;
-      for (remat::index_t v = 0; v < made.size(); ++v) {
+      for (remat::value_id v = 0; v < made.size(); ++v) {
         const bool written = p.producer(v) == order[k];
         if (written || (made[v] && (p.values()[v].held || contains(op.inputs, v) || wanted_after(v, k))))
           expected += p.values()[v].bytes;

@@ -33,7 +33,7 @@ problem skip() {
                  {3});
 }
 
-const std::vector<remat::index_t> twice = {0, 1, 2, 0, 3};
+const std::vector<remat::operation_id> twice = {0, 1, 2, 0, 3};
 
 /// Answers as the function given does, and counts.
 struct scripted {
@@ -58,7 +58,7 @@ struct sweeping : scripted {
   }
 };
 
-result found(const problem& p, const std::vector<remat::index_t>& order) {
+result found(const problem& p, const std::vector<remat::operation_id>& order) {
   result r;
   r.status = status::feasible;
   r.schedule = remat::with_drops(p, order);
@@ -151,7 +151,7 @@ TEST_CASE("a sweep gets the possible budgets once, and is judged") {
   int calls = 0;
   std::vector<bytes_t> seen;
   const auto answer = [&](bytes_t budget) {
-    auto r = found(p, budget >= 30 ? std::vector<remat::index_t>{0, 1, 2, 3} : twice);
+    auto r = found(p, budget >= 30 ? std::vector<remat::operation_id>{0, 1, 2, 3} : twice);
     r.seconds = 1;  // a lie
     return r;
   };

@@ -21,7 +21,7 @@ struct parts {
   std::vector<remat::operation> operations = {{.name = "a", .inputs = {0}, .outputs = {1}, .seconds = 1},
                                               {.name = "b", .inputs = {1}, .outputs = {2}, .seconds = 2, .workspace = 5},
                                               {.name = "c", .inputs = {2, 1, 2}, .outputs = {3}, .seconds = 4}};
-  std::vector<remat::index_t> targets = {3, 3};
+  std::vector<remat::value_id> targets = {3, 3};
   std::optional<remat::copy_rates> copies = std::nullopt;
 
   problem build() const { return problem("small", values, operations, targets, copies); }
@@ -41,13 +41,13 @@ std::string refusal(const parts& x) {
 TEST_CASE("a valid problem and what it derives") {
   const auto p = parts{}.build();
   CHECK(p.name() == "small");
-  CHECK(p.operations()[2].inputs == std::vector<remat::index_t>{1, 2});
-  CHECK(p.targets() == std::vector<remat::index_t>{3});
+  CHECK(p.operations()[2].inputs == std::vector<remat::value_id>{1, 2});
+  CHECK(p.targets() == std::vector<remat::value_id>{3});
   CHECK(p.producer(2) == 1);
   CHECK(p.producer(0) == remat::none);
   CHECK(p.is_source(0));
   CHECK_FALSE(p.is_source(1));
-  CHECK(std::vector<remat::index_t>(p.consumers(1).begin(), p.consumers(1).end()) == std::vector<remat::index_t>{1, 2});
+  CHECK(std::vector<remat::operation_id>(p.consumers(1).begin(), p.consumers(1).end()) == std::vector<remat::operation_id>{1, 2});
   CHECK(p.consumers(3).empty());
   CHECK(p.held_bytes() == 10);
   CHECK(p.source_bytes() == 10);
@@ -62,7 +62,7 @@ TEST_CASE("nothing, sources only, and operations that yield nothing are problems
   const problem sources("sources", {{"held", 8, true}, {"other", 4}}, {}, {1, 0});
   CHECK(sources.source_bytes() == 12);
   CHECK(sources.held_bytes() == 8);
-  CHECK(sources.targets() == std::vector<remat::index_t>{0, 1});
+  CHECK(sources.targets() == std::vector<remat::value_id>{0, 1});
   const problem useless("useless", {{"a", 8}}, {{.name = "reads", .inputs = {0}, .outputs = {}, .seconds = 3}}, {});
   CHECK(useless.consumers(0).size() == 1);
   parts x;
@@ -131,8 +131,10 @@ TEST_CASE("indices out of range, second producers and wrong orders name operatio
 
 TEST_CASE("where the backward begins is an operation") {
   const parts x;
-  const auto make = [&](remat::index_t first) { return remat::problem("", x.values, x.operations, x.targets, x.copies, first); };
-  CHECK(make(2).backward_start() == std::optional<remat::index_t>(2));
+  const auto make = [&](remat::operation_id first) {
+    return remat::problem("", x.values, x.operations, x.targets, x.copies, first);
+  };
+  CHECK(make(2).backward_start() == std::optional<remat::operation_id>(2));
   CHECK_FALSE(remat::problem("", x.values, x.operations, x.targets).backward_start());
   CHECK_THROWS_WITH(make(3), "backward_start: no operation 3");
 }

@@ -11,9 +11,9 @@
 #include <boost/graph/compressed_sparse_row_graph.hpp>
 #include <boost/graph/reverse_graph.hpp>
 
+#include <remat/graph/boost.hpp>
 #include <remat/graph/freeze.hpp>
 #include <remat/graph/table.hpp>
-#include <remat/graph/boost.hpp>
 
 namespace {
 
@@ -51,10 +51,10 @@ G diamond() {
 void check_diamond(const remat::problem& p) {
   REQUIRE(p.operations().size() == 4);
   CHECK(p.operations()[0].inputs.empty());
-  CHECK(p.operations()[1].inputs == std::vector<remat::index_t>{0});
-  CHECK(p.operations()[2].inputs == std::vector<remat::index_t>{0});
-  CHECK(p.operations()[3].inputs == std::vector<remat::index_t>{1, 2});
-  CHECK(p.targets() == std::vector<remat::index_t>{3});
+  CHECK(p.operations()[1].inputs == std::vector<remat::value_id>{0});
+  CHECK(p.operations()[2].inputs == std::vector<remat::value_id>{0});
+  CHECK(p.operations()[3].inputs == std::vector<remat::value_id>{1, 2});
+  CHECK(p.targets() == std::vector<remat::value_id>{3});
 }
 
 }  // namespace

@@ -113,7 +113,7 @@ TEST_CASE("archetypes: nothing is asked for that the concepts do not name") {
   const remat::testing::cost_model_archetype c;
   const auto f = remat::freeze(g, c);
   CHECK(f.problem.operations().size() == 3);
-  CHECK(f.problem.operations()[2].inputs == std::vector<remat::index_t>{1});
+  CHECK(f.problem.operations()[2].inputs == std::vector<remat::value_id>{1});
   CHECK(f.operations.size() == 3);
   const auto r = remat::solve(g, c, 100, remat::testing::solver_archetype{}, {}, remat::testing::observer_archetype{});
   CHECK(r.status == remat::status::not_found);
@@ -126,10 +126,10 @@ TEST_CASE("a vertex is an operation with one result, and sinks are targets") {
   CHECK(p.name() == "net");
   CHECK(p.copies()->to_device == 2);
   CHECK(p.operations().size() == 4);
-  CHECK(p.operations()[2].inputs == std::vector<remat::index_t>{0});
+  CHECK(p.operations()[2].inputs == std::vector<remat::value_id>{0});
   CHECK(p.operations()[2].name == "vertex 2");
   CHECK(p.values()[2].name == "vertex 2");
-  CHECK(p.targets() == std::vector<remat::index_t>{1, 2, 3});
+  CHECK(p.targets() == std::vector<remat::value_id>{1, 2, 3});
   CHECK(f.operations == std::vector<int>{0, 1, 2, 3});
 }
 
@@ -148,13 +148,13 @@ TEST_CASE("optional members of a cost model, and several results") {
   CHECK(p.values()[2].name == "q[1]");
   CHECK(p.values()[2].bytes == 4);
   REQUIRE(p.operations().size() == 3);
-  CHECK(p.operations()[0].outputs == std::vector<remat::index_t>{1, 2});
+  CHECK(p.operations()[0].outputs == std::vector<remat::value_id>{1, 2});
   CHECK(p.operations()[0].kind == "aten.split");
-  CHECK(p.operations()[1].inputs == std::vector<remat::index_t>{2});
+  CHECK(p.operations()[1].inputs == std::vector<remat::value_id>{2});
   CHECK(p.operations()[1].workspace == 5);
-  CHECK(p.operations()[2].inputs == std::vector<remat::index_t>{0, 1, 2});
+  CHECK(p.operations()[2].inputs == std::vector<remat::value_id>{0, 1, 2});
   CHECK(p.operations()[2].once);
-  CHECK(p.targets() == std::vector<remat::index_t>{3});
+  CHECK(p.targets() == std::vector<remat::value_id>{3});
   CHECK(f.values == std::vector<int>{0, 1, 1, 2, 3});
   CHECK(f.operations == std::vector<int>{1, 2, 3});
 }

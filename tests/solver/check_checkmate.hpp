@@ -143,7 +143,7 @@ void check_all_topologies(std::size_t n) {
 /// One byte and one second per operation: a pyramid needs its base and one more byte, and then no recomputation.
 template <milp::backend B>
 void check_pebbles() {
-  const auto solve_unit = [](std::vector<std::vector<index_t>> inputs, bytes_t budget) {
+  const auto solve_unit = [](std::vector<std::vector<value_id>> inputs, bytes_t budget) {
     std::vector<value> values(inputs.size(), {"", 1, false});
     std::vector<operation> operations;
     for (auto& in : inputs) operations.push_back({"", in, {static_cast<index_t>(operations.size())}, 1});
@@ -151,7 +151,7 @@ void check_pebbles() {
     return solve(p, budget, checkmate<B>(), {.seconds = milp::infinity, .gap = 0});
   };
   for (index_t base = 2; base <= 4; ++base) {
-    std::vector<std::vector<index_t>> pyramid(base);
+    std::vector<std::vector<value_id>> pyramid(base);
     for (index_t row = base; row > 1; --row)
       for (index_t i = 1; i < row; ++i) {
         const auto left = static_cast<index_t>(pyramid.size()) - row;
@@ -164,9 +164,9 @@ void check_pebbles() {
     CHECK((less.status == status::infeasible || std::isinf(less.scope_bound)));
   }
   for (int height = 2; height <= 4; ++height) {
-    std::vector<std::vector<index_t>> tree;
-    const std::function<index_t(int)> grow = [&](int h) {
-      std::vector<index_t> children;
+    std::vector<std::vector<value_id>> tree;
+    const std::function<value_id(int)> grow = [&](int h) {
+      std::vector<value_id> children;
       if (h > 1) {
         children.push_back(grow(h - 1));
         children.push_back(grow(h - 1));
@@ -356,7 +356,7 @@ void check_edges() {
     const problem p("", {{"a", 1, false}, {"b", 1, false}, {"huge", 100, false}}, {{"f", {0}, {1}, 1}, {"g", {1}, {2}, 1}}, {1});
     const auto r = solve(p, 2, method);
     CHECK(r.status == status::optimal);
-    CHECK(compute_order(r.schedule) == std::vector<index_t>{0});
+    CHECK(compute_order(r.schedule) == std::vector<operation_id>{0});
   }
   const auto p = unit_training_chain(6);
   {
@@ -376,10 +376,10 @@ void check_edges() {
     rejected({.turn = 1000});
     rejected({.small_values = 1});
     rejected({.small_values = std::nan("")});
-    rejected({.order = std::vector<index_t>{0, 1, 2}});
-    rejected({.order = std::vector<index_t>{1, 0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}});
-    rejected({.order = std::vector<index_t>{0, 0}});
-    rejected({.order = std::vector<index_t>{99}});
+    rejected({.order = std::vector<operation_id>{0, 1, 2}});
+    rejected({.order = std::vector<operation_id>{1, 0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}});
+    rejected({.order = std::vector<operation_id>{0, 0}});
+    rejected({.order = std::vector<operation_id>{99}});
   }
   {
     const auto r = solve(p, 5, method, {.seconds = 0});

@@ -20,7 +20,7 @@ struct moment_optimum {
   double relaxed, integer;
 };
 template <milp::backend B>
-moment_optimum solve_moments(const problem& p, bytes_t budget, const std::vector<index_t>& moments) {
+moment_optimum solve_moments(const problem& p, bytes_t budget, const std::vector<operation_id>& moments) {
   const multi_cut_model form(p, budget, moments, {}, milp::longest_row<B>());
   const auto solve = [&](const milp::model& m) {
     const auto s = milp::solve(B(), m, {.gap = 0});
@@ -31,12 +31,13 @@ moment_optimum solve_moments(const problem& p, bytes_t budget, const std::vector
 }
 
 /// Some operations on a path, each an ancestor of the next.
-inline std::vector<index_t> random_moments(const problem& p, std::mt19937_64& g, int percent) {
-  std::vector<index_t> moments;
+inline std::vector<operation_id> random_moments(const problem& p, std::mt19937_64& g, int percent) {
+  std::vector<operation_id> moments;
   const auto needed = needed_operations(p);
-  std::vector<index_t> path = {needed[static_cast<std::size_t>(uniform(g, 0, static_cast<std::int64_t>(needed.size()) - 1))]};
+  std::vector<operation_id> path = {
+      needed[static_cast<std::size_t>(uniform(g, 0, static_cast<std::int64_t>(needed.size()) - 1))]};
   for (;;) {
-    std::vector<index_t> makers;
+    std::vector<operation_id> makers;
     for (auto u : p.operations()[path.back()].inputs)
       if (!p.is_source(u)) makers.push_back(p.producer(u));
     if (makers.empty()) break;

@@ -73,7 +73,7 @@ std::vector<problem> odd_training_graphs() {
   std::mt19937_64 g(5);
   const auto p = remat::testing::random_training_chain(g, 4);
   auto held = p.values();
-  for (remat::index_t v = 0; v < held.size(); ++v) held[v].held = p.is_source(v);
+  for (remat::value_id v = 0; v < held.size(); ++v) held[v].held = p.is_source(v);
   return {p,
           changed(p, 0, 1, false),                    // no bytes
           changed(p, 1, 0, false),                    // no costs

@@ -27,7 +27,7 @@ result leanest(const problem& p, const S& s) {
 
 TEST_CASE("recompute_all_blocks runs every block once more, up to the last value asked for") {
   const auto p = unit_training_chain(16);  // 33 nodes; the turn is after the loss
-  const std::vector<index_t> cuts = {4, 8, 12};
+  const std::vector<operation_id> cuts = {4, 8, 12};
   // v3, v7 and v11 pass from block to block; of the others v0 to v2, v4 to v6, v8 to v10, and the last block with the loss.
   const auto r = leanest(p, recompute_all_blocks({.cuts = cuts}));
   CHECK(r.seconds == 33 + 3 + 3 + 3 + 5);

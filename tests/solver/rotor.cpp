@@ -24,7 +24,7 @@ TEST_CASE("methods for chains say that there is none") {
   std::vector<operation> ops;
   for (index_t i = 0; i < 8; ++i) {
     for (int k = 0; k < 2; ++k) values.push_back({"v", 10, false});
-    std::vector<index_t> reads = {0};
+    std::vector<value_id> reads = {0};
     if (i > 0) reads = {2 * i - 1, 2 * i};
     if (i > 4) reads.insert(reads.end(), {2 * (8 - i) - 1, 2 * (8 - i)});
     ops.push_back({"o", reads, {2 * i + 1, 2 * i + 2}, 1});
@@ -48,7 +48,7 @@ TEST_CASE("rotor without a chain finds nothing, and refuses options out of range
   std::vector<operation> ops;
   for (index_t i = 1; i <= 9; ++i) {
     values.push_back({"v", 100, false});
-    std::vector<index_t> all(i);
+    std::vector<value_id> all(i);
     for (index_t k = 0; k < i; ++k) all[k] = k;
     ops.push_back({"o", all, {i}, 1});
   }

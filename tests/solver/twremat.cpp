@@ -25,7 +25,7 @@ namespace {
 
 /// Each node reads up to `inputs` of the `reach` before it.
 problem banded(std::mt19937_64& g, index_t n, index_t reach, int inputs) {
-  std::vector<std::vector<index_t>> operands(n);
+  std::vector<std::vector<value_id>> operands(n);
   for (index_t i = 1; i < n; ++i) {
     operands[i].push_back(i - 1);
     for (int k = 1; k < inputs; ++k) operands[i].push_back(i - static_cast<index_t>(uniform(g, 1, std::min(i, reach))));
@@ -72,7 +72,7 @@ TEST_CASE("orders by separators: nothing twice if nothing is divided, and a limi
 }
 
 TEST_CASE("pyramids and complete binary trees") {
-  for (const index_t w : {3u, 6u, 10u}) {  // their order needs w + 1 already
+  for (const value_id w : {3u, 6u, 10u}) {  // their order needs w + 1 already
     const auto p = pyramid(w);
     CHECK_FALSE(solve(p, w, twremat{}).found());
     const auto r = solve(p, w + 2, twremat{});

@@ -15,7 +15,7 @@ using namespace remat::testing;
 namespace {
 
 /// Pieces of the undirected graph of `ops` and two stubs, without the operation `gone`.
-std::size_t pieces(const problem& p, const std::vector<index_t>& ops, index_t gone) {
+std::size_t pieces(const problem& p, const std::vector<operation_id>& ops, index_t gone) {
   std::vector<std::size_t> piece(p.operations().size() + 2);
   const auto source = p.operations().size(), sink = source + 1;
   for (std::size_t i = 0; i < piece.size(); ++i) piece[i] = i;
@@ -42,8 +42,8 @@ TEST_CASE("articulation points are the operations whose removal leaves more piec
   int some = 0, none_found = 0;
   for (int round = 0; round < 1000; ++round) {
     const auto p = random_problem(g, {.operations = 9, .outputs = 1, .inputs = 2, .density = 40});
-    std::vector<index_t> ops;
-    for (index_t o = 0; o < 9; ++o)
+    std::vector<operation_id> ops;
+    for (operation_id o = 0; o < 9; ++o)
       if (chance(g, 80)) ops.push_back(o);
     if (ops.empty()) continue;
     const auto found = articulation_points(p, ops);
@@ -57,7 +57,7 @@ TEST_CASE("articulation points are the operations whose removal leaves more piec
   CHECK(none_found > 10);
   CHECK(articulation_points(problem{}, {}).empty());
   const auto chain = unit_training_chain(20'000);  // deep
-  std::vector<index_t> forward(20'000);
-  for (index_t o = 0; o < forward.size(); ++o) forward[o] = o;
+  std::vector<operation_id> forward(20'000);
+  for (operation_id o = 0; o < forward.size(); ++o) forward[o] = o;
   CHECK(articulation_points(chain, forward) == forward);
 }

@@ -30,10 +30,8 @@ void check_blocks(const problem& p, const block_chain& c) {
   }
   for (auto o : needed_operations(p)) REQUIRE(seen[o] == 1);
   for (std::size_t i = 0; i < c.blocks.size(); ++i) {
-    const auto has = [](const std::vector<index_t>& list, index_t v) {
-      return std::find(list.begin(), list.end(), v) != list.end();
-    };
-    const auto outside = [&](index_t v) {
+    const auto has = [](const auto& list, auto v) { return std::find(list.begin(), list.end(), v) != list.end(); };
+    const auto outside = [&](value_id v) {
       return !p.is_source(v) && !pinned[v] && block_of[p.producer(v)] != static_cast<int>(i) && !has(c.blocks[i].inputs, v);
     };
     for (auto o : c.blocks[i].forward)
@@ -67,7 +65,7 @@ TEST_CASE("blocks of a transformer repeat, with the mask pinned") {
   const auto c = find_blocks(p);
   check_blocks(p, c);
   CHECK(c.blocks.size() >= 11);
-  const bool mask = std::any_of(c.pinned.begin(), c.pinned.end(), [&](index_t v) { return p.values()[v].name == "mask:0"; });
+  const bool mask = std::any_of(c.pinned.begin(), c.pinned.end(), [&](value_id v) { return p.values()[v].name == "mask:0"; });
   CHECK(mask);
   int equal = 0;
   for (std::size_t i = 3; i < 8; ++i) equal += block_problem(p, c, i) == block_problem(p, c, i + 2);
@@ -96,7 +94,7 @@ TEST_CASE("a graph without a chain is one block, and options out of range are re
   std::vector<operation> ops;
   for (index_t i = 1; i <= 9; ++i) {
     values.push_back({"v", 100, false});
-    std::vector<index_t> all(i);
+    std::vector<value_id> all(i);
     for (index_t k = 0; k < i; ++k) all[k] = k;
     ops.push_back({"o", all, {i}, 1});
   }

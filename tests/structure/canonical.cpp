@@ -17,15 +17,16 @@ namespace {
 
 /// The same problem, values and operations listed in another order.
 problem shuffled(const problem& p, std::mt19937_64& g) {
-  std::vector<index_t> values(p.values().size()), place(values.size());
-  for (index_t v = 0; v < values.size(); ++v) values[v] = v;
+  std::vector<value_id> values(p.values().size()), place(values.size());
+  for (value_id v = 0; v < values.size(); ++v) values[v] = v;
   std::shuffle(values.begin(), values.end(), g);
-  for (index_t v = 0; v < values.size(); ++v) place[values[v]] = v;
+  for (value_id v = 0; v < values.size(); ++v) place[values[v]] = v;
   std::vector<value> named;
   for (auto v : values) named.push_back(p.values()[v]);
   std::vector<std::size_t> missing(p.operations().size(), 0);
-  std::vector<index_t> ready, targets;
-  for (index_t o = 0; o < missing.size(); ++o) {
+  std::vector<operation_id> ready;
+  std::vector<value_id> targets;
+  for (operation_id o = 0; o < missing.size(); ++o) {
     for (auto v : p.operations()[o].inputs) missing[o] += !p.is_source(v);
     if (missing[o] == 0) ready.push_back(o);
   }

@@ -57,7 +57,7 @@ TEST_CASE("separators keep parts apart and halve them") {
 
 TEST_CASE("the width of chains, trees, ladders and complete graphs") {
   const auto width = [](const problem& p) { return separator_tree(p, needed_operations(p)).width(); };
-  std::vector<std::vector<index_t>> chain(50), complete(9);
+  std::vector<std::vector<value_id>> chain(50), complete(9);
   for (index_t i = 1; i < 50; ++i) chain[i] = {i - 1};
   for (index_t i = 1; i < 9; ++i)
     for (index_t k = 0; k < i; ++k) complete[i].push_back(k);

@@ -49,8 +49,8 @@ TEST_CASE("the unit training chain has the binomial optimum") {
 }
 
 TEST_CASE("a pyramid of base w needs w + 1 pebbles") {
-  for (index_t w = 2; w <= 4; ++w) {
-    std::vector<std::vector<index_t>> operands(w);
+  for (value_id w = 2; w <= 4; ++w) {
+    std::vector<std::vector<value_id>> operands(w);
     index_t row = 0;
     for (index_t width = w; width-- > 1; row += width + 1)
       for (index_t i = 0; i < width; ++i) operands.push_back({row + i, row + i + 1});
@@ -63,7 +63,7 @@ TEST_CASE("a pyramid of base w needs w + 1 pebbles") {
 TEST_CASE("a complete binary tree of h levels needs h + 1 pebbles") {
   for (int levels = 2; levels <= 4; ++levels) {
     const index_t leaves = 1u << (levels - 1);
-    std::vector<std::vector<index_t>> operands(leaves);
+    std::vector<std::vector<value_id>> operands(leaves);
     for (index_t i = 0; operands.size() < 2 * leaves - 1; i += 2) operands.push_back({i, i + 1});
     const auto p = pebbles(operands);
     CHECK_FALSE(exhaustive_optimum(p, levels));

@@ -21,7 +21,7 @@ namespace remat {
 /// Reference: Lawler, "Optimal sequencing of a single machine subject to precedence constraints", Management Science 19, 1973.
 inline bytes_t last_runs_bound(const problem& p) {
   const auto& values = p.values();
-  const auto bytes = [&](index_t v) { return values[v].held ? 0 : values[v].bytes; };
+  const auto bytes = [&](value_id v) { return values[v].held ? 0 : values[v].bytes; };
   std::vector<std::pair<bytes_t, bytes_t>> runs;  // working set besides targets, targets
   bytes_t present = p.held_bytes();
   for (auto v : p.targets())
@@ -51,9 +51,9 @@ class last_run_cut {
     std::vector<network::vertex> place(keeps_.size()), run(ops.size());
     for (auto& v : place) v = network_.add_vertex();
     for (auto& o : run) o = network_.add_vertex();
-    for (index_t v = 0; v < place.size(); ++v)
+    for (value_id v = 0; v < place.size(); ++v)
       keeps_[v] = network_.connect(place[v], p.is_source(v) ? network::sink : run[p.producer(v)], bytes(v));
-    for (index_t o = 0; o < ops.size(); ++o) {
+    for (operation_id o = 0; o < ops.size(); ++o) {
       runs_[o] = network_.connect(run[o], network::sink, 0);
       for (auto v : ops[o].inputs) network_.connect(run[o], place[v], network::infinite);
     }
@@ -61,9 +61,9 @@ class last_run_cut {
   }
 
   /// `o` does not run after the last run either.
-  void forbid(index_t o) { network_.set_capacity(runs_[o], network::infinite); }
+  void forbid(operation_id o) { network_.set_capacity(runs_[o], network::infinite); }
   /// Bytes for operands, results and workspace of `o`, and for what is held.
-  bytes_t working_set(index_t o) const {
+  bytes_t working_set(operation_id o) const {
     const auto& op = p_.operations()[o];
     auto sum = p_.held_bytes() + op.workspace;
     for (auto v : op.inputs) sum += bytes(v);
@@ -72,7 +72,7 @@ class last_run_cut {
   }
   /// The least bytes on the device while `last` runs for the last time.
   /// Complexity: a maximum flow on O(values + operations) vertices.
-  bytes_t least(index_t last) {
+  bytes_t least(operation_id last) {
     const auto& op = p_.operations()[last];
     for (const auto* there : {&op.inputs, &op.outputs})
       for (auto v : *there) network_.set_capacity(keeps_[v], 0);
@@ -84,7 +84,7 @@ class last_run_cut {
 
  private:
   using network = detail::cut_network;
-  bytes_t bytes(index_t v) const { return p_.values()[v].held ? 0 : p_.values()[v].bytes; }
+  bytes_t bytes(value_id v) const { return p_.values()[v].held ? 0 : p_.values()[v].bytes; }
 
   const problem& p_;
   network network_;
@@ -103,7 +103,7 @@ class last_run_cut {
 inline bytes_t last_large_run_bound(const problem& p, bytes_t known = 0, const std::function<bool()>& stop = {},
                                     std::size_t cuts = 300) {
   struct large {
-    index_t operation;
+    operation_id operation;
     bytes_t working_set;
     bytes_t least;      // `last_run_cut::least` among fewer operations, or a lower bound on that
     std::size_t level;  // how many they were

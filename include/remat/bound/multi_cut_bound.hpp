@@ -24,11 +24,11 @@ namespace remat {
 
 /// The order that a solution of `multi_cut_model` stands for: retains at each moment of which the solution has more than
 /// `threshold`. It may need more than the budget. Complexity: that of `replay_through`.
-inline std::optional<std::vector<index_t>> order_of(const problem& p, const multi_cut_model& form, const Eigen::VectorXd& x,
-                                                    double threshold = 0.5) {
+inline std::optional<std::vector<operation_id>> order_of(const problem& p, const multi_cut_model& form, const Eigen::VectorXd& x,
+                                                         double threshold = 0.5) {
   std::vector<std::vector<bool>> retained(form.moments().size(), std::vector<bool>(p.values().size(), false));
   std::vector<bool> free(p.values().size());
-  for (index_t v = 0; v < free.size(); ++v) {
+  for (value_id v = 0; v < free.size(); ++v) {
     free[v] = form.negligible(v);
     for (std::size_t j = 0; j < retained.size() && !free[v]; ++j) retained[j][v] = form.retained(x, j, v) > threshold;
   }
@@ -37,14 +37,14 @@ inline std::optional<std::vector<index_t>> order_of(const problem& p, const mult
 
 /// The path through needed operations on which a schedule without recomputation has most on the device.
 /// Complexity: O(values + edges).
-inline std::vector<index_t> heaviest_path(const problem& p) {
+inline std::vector<operation_id> heaviest_path(const problem& p) {
   const auto needed = needed_operations(p);
   if (needed.empty()) return {};
   const auto memory = measure_order(p, needed).memory;
   const auto peak = static_cast<double>(*std::max_element(memory.begin(), memory.end()));
   std::vector<double> sum(p.operations().size(), 0);
-  std::vector<index_t> before(p.operations().size(), none);
-  index_t end = needed.front();
+  std::vector<operation_id> before(p.operations().size(), none);
+  operation_id end = needed.front();
   for (std::size_t i = 0; i < needed.size(); ++i) {
     const auto o = needed[i];
     for (auto u : p.operations()[o].inputs)
@@ -53,7 +53,7 @@ inline std::vector<index_t> heaviest_path(const problem& p) {
     sum[o] += 1e-3 + load * load;
     if (sum[o] > sum[end]) end = o;
   }
-  std::vector<index_t> path;
+  std::vector<operation_id> path;
   for (; end != none; end = before[end]) path.push_back(end);
   std::reverse(path.begin(), path.end());
   return path;
@@ -70,7 +70,7 @@ class multi_cut_choice {
       : p_(p), budget_(budget), most_(most), path_(heaviest_path(p)) {
     const auto needed = needed_operations(p);
     const auto memory = measure_order(p, needed).memory;
-    const auto load = [&](index_t o) {
+    const auto load = [&](operation_id o) {
       return memory[static_cast<std::size_t>(std::lower_bound(needed.begin(), needed.end(), o) - needed.begin())];
     };
     add(*std::max_element(path_.begin(), path_.end(), [&](auto a, auto b) { return load(a) < load(b); }));
@@ -78,11 +78,11 @@ class multi_cut_choice {
   }
 
   /// Ascending.
-  const std::vector<index_t>& moments() const { return moments_; }
+  const std::vector<operation_id>& moments() const { return moments_; }
 
   /// Adds moments at which the solution `x` itself seems to be over the budget. @return true if there are any
   bool add_strained(const multi_cut_model& form, const Eigen::VectorXd& x) {
-    std::vector<std::pair<double, index_t>> excess;
+    std::vector<std::pair<double, operation_id>> excess;
     for (auto o : path_)
       if (!is_moment(o)) excess.emplace_back(form.strain(x, o) - 1e-4, o);
     return add_worst(std::move(excess));
@@ -92,7 +92,7 @@ class multi_cut_choice {
     const auto order = order_of(p_, form, x);
     if (!order) return false;
     const auto memory = measure_order(p_, *order).memory;
-    std::vector<std::pair<double, index_t>> excess;
+    std::vector<std::pair<double, operation_id>> excess;
     auto next = path_.begin();
     bytes_t most = 0;  // since the last operation of the path
     for (std::size_t k = 0; k < order->size() && next != path_.end(); ++k) {
@@ -106,12 +106,12 @@ class multi_cut_choice {
   }
 
  private:
-  bool is_moment(index_t o) const { return std::binary_search(moments_.begin(), moments_.end(), o); }
-  void add(index_t o) {
+  bool is_moment(operation_id o) const { return std::binary_search(moments_.begin(), moments_.end(), o); }
+  void add(operation_id o) {
     if (moments_.size() < most_ && !is_moment(o)) moments_.insert(std::lower_bound(moments_.begin(), moments_.end(), o), o);
   }
   /// One between each two moments, three in all.
-  bool add_worst(std::vector<std::pair<double, index_t>> excess) {
+  bool add_worst(std::vector<std::pair<double, operation_id>> excess) {
     std::stable_sort(excess.begin(), excess.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
     const auto before = moments_;
     std::vector<std::ptrdiff_t> taken;
@@ -128,7 +128,7 @@ class multi_cut_choice {
   const problem& p_;
   bytes_t budget_;
   std::size_t most_;
-  std::vector<index_t> path_, moments_;
+  std::vector<operation_id> path_, moments_;
 };
 
 /// A lower bound on the time of *every* schedule within a budget: the largest of `min_cut_bound`, linear relaxations of

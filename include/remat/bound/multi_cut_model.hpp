@@ -69,7 +69,7 @@ class multi_cut_model {
   /// @param o           what is left out
   /// @param longest_row sums of more terms are split into partial sums
   /// Complexity: O(moments (values + operations + edges)) columns and rows of few entries.
-  multi_cut_model(const problem& p, bytes_t budget, std::vector<index_t> moments, const multi_cut_options& o = {},
+  multi_cut_model(const problem& p, bytes_t budget, std::vector<operation_id> moments, const multi_cut_options& o = {},
                   std::size_t longest_row = std::numeric_limits<std::size_t>::max())
       : p_(p), options_(o), moments_(std::move(moments)), longest_row_(longest_row) {
     const auto room = static_cast<double>(budget - p.held_bytes());
@@ -92,19 +92,19 @@ class multi_cut_model {
   }
   /// Seconds per unit of the objective.
   double unit() const { return second_; }
-  const std::vector<index_t>& moments() const { return moments_; }
+  const std::vector<operation_id>& moments() const { return moments_; }
 
   /// Is `v` too small to count?
-  bool negligible(index_t v) const { return !modelled_[v]; }
+  bool negligible(value_id v) const { return !modelled_[v]; }
   /// How much of `v`, which is not negligible, is live before the first run of moment `j`, counted from 0, in the solution `x`.
-  double retained(const Eigen::VectorXd& x, std::size_t j, index_t v) const { return value_of(x, k_[j + 1][v]); }
+  double retained(const Eigen::VectorXd& x, std::size_t j, value_id v) const { return value_of(x, k_[j + 1][v]); }
 
   /// How far the solution `x` seems to be over the budget before the first run of `o`: tells where another moment would help.
   /// @param x a solution
   /// @param o a needed operation on a path through the moments
   /// @return bytes over the budget, relative to it; negative if it fits. An estimate
   /// Complexity: O(values + edges).
-  double strain(const Eigen::VectorXd& x, index_t o) const {
+  double strain(const Eigen::VectorXd& x, operation_id o) const {
     const auto& ops = p_.operations();
     const auto j = first_[o];
     const auto& w = windows_[j];
@@ -117,7 +117,7 @@ class multi_cut_model {
         for (auto u : ops[c].inputs)
           if (!p_.is_source(u)) above[p_.producer(u)] = true;
     double sum = own_bytes(o) - room_;
-    for (index_t v = 0; v < p_.values().size(); ++v) {
+    for (value_id v = 0; v < p_.values().size(); ++v) {
       if (!modelled_[v] || contains(ops[o].inputs, v)) continue;
       const auto maker = p_.producer(v);
       double there = value_of(x, w.stay[v]);
@@ -161,16 +161,16 @@ class multi_cut_model {
   static bool contains(const List& ascending, index_t i) {
     return std::binary_search(ascending.begin(), ascending.end(), i);
   }
-  double size(index_t v) const { return static_cast<double>(p_.values()[v].bytes) / byte_; }
+  double size(value_id v) const { return static_cast<double>(p_.values()[v].bytes) / byte_; }
   /// Outputs and workspace of `o`.
-  double own_bytes(index_t o) const {
+  double own_bytes(operation_id o) const {
     const auto& op = p_.operations()[o];
     double sum = static_cast<double>(op.workspace) / byte_;
     for (auto v : op.outputs) sum += size(v);
     return sum;
   }
   /// Is `v` on the device when a window [a, b) starts, whatever was live before?
-  bool appears(index_t v, std::size_t a) const { return p_.is_source(v) ? a == 0 : a > 0 && moment_of_[p_.producer(v)] == a; }
+  bool appears(value_id v, std::size_t a) const { return p_.is_source(v) ? a == 0 : a > 0 && moment_of_[p_.producer(v)] == a; }
 
   void index() {
     const auto& ops = p_.operations();
@@ -180,10 +180,10 @@ class multi_cut_model {
     for (std::size_t j = 1; j < end; ++j) moment_of_[moments_[j - 1]] = j;
     modelled_.assign(p_.values().size(), false);
     works_.assign(ops.size(), false);
-    const auto matters = [&](index_t v) {
+    const auto matters = [&](value_id v) {
       return !p_.values()[v].held && p_.values()[v].bytes > 0 && size(v) >= options_.negligible * room_units;
     };
-    for (index_t v = 0; v < p_.values().size(); ++v) modelled_[v] = p_.is_source(v) && matters(v);
+    for (value_id v = 0; v < p_.values().size(); ++v) modelled_[v] = p_.is_source(v) && matters(v);
     for (auto o : needed_)
       for (auto v : ops[o].outputs)
         if (matters(v)) modelled_[v] = works_[o] = true;
@@ -223,9 +223,9 @@ class multi_cut_model {
         }
         useful[j][o] = serves;
       }
-      for (index_t v = 0; v < p_.values().size(); ++v) {
+      for (value_id v = 0; v < p_.values().size(); ++v) {
         const auto& readers = p_.consumers(v);
-        const auto reads = [&](index_t c) { return useful[j][c] || (j > 0 && moment_of_[c] == j); };
+        const auto reads = [&](operation_id c) { return useful[j][c] || (j > 0 && moment_of_[c] == j); };
         wanted[j][v] = modelled_[v] && (wanted[j + 1][v] || std::any_of(readers.begin(), readers.end(), reads));
       }
     }
@@ -238,7 +238,7 @@ class multi_cut_model {
     find_uses(useful, wanted);
     k_.assign(end + 1, std::vector<expression>(p_.values().size()));
     for (std::size_t j = 1; j <= end; ++j)
-      for (index_t v = 0; v < p_.values().size(); ++v) {
+      for (value_id v = 0; v < p_.values().size(); ++v) {
         if (!wanted[j][v] || (!p_.is_source(v) && first_[p_.producer(v)] >= j)) continue;
         if (j == end || contains(ops[moments_[j - 1]].inputs, v))
           k_[j][v].constant = 1;
@@ -268,13 +268,13 @@ class multi_cut_model {
   window& add_window(std::size_t a, std::size_t b) {
     windows_.push_back({a, b, std::vector<expression>(p_.operations().size()), std::vector<expression>(p_.values().size())});
     auto& w = windows_.back();
-    for (index_t v = 0; v < p_.values().size(); ++v)
+    for (value_id v = 0; v < p_.values().size(); ++v)
       if (!is_zero(k_[b][v]) && (appears(v, a) || !is_zero(k_[a][v]))) w.stay[v] = builder_.column(0, 0, 1);
     return w;
   }
 
   /// In how many of the windows [a, a + 1) .. [b - 1, b) `o` runs, its first run at a moment not counted.
-  expression runs(index_t o, std::size_t a, std::size_t b) const {
+  expression runs(operation_id o, std::size_t a, std::size_t b) const {
     expression sum;
     for (auto j = a; j < b; ++j) sum.add(windows_[j].run[o]);
     return sum;
@@ -321,16 +321,16 @@ class multi_cut_model {
 
   void add_moment_row(std::size_t j) {
     expression row{{}, own_bytes(moments_[j - 1])};
-    for (index_t v = 0; v < p_.values().size(); ++v) row.add(k_[j][v], size(v));
+    for (value_id v = 0; v < p_.values().size(); ++v) row.add(k_[j][v], size(v));
     builder_.at_most(split(std::move(row)), room_);
   }
 
   void add_rows(const window& w) {
     const auto& before = k_[w.a];
     const auto& after = k_[w.b];
-    const auto made = [&](index_t v) { return p_.is_source(v) ? expression{} : w.run[p_.producer(v)]; };
+    const auto made = [&](value_id v) { return p_.is_source(v) ? expression{} : w.run[p_.producer(v)]; };
     expression lasting;
-    for (index_t v = 0; v < p_.values().size(); ++v) {
+    for (value_id v = 0; v < p_.values().size(); ++v) {
       if (!modelled_[v]) continue;
       if (!is_zero(w.stay[v]) && !appears(v, w.a)) at_most(w.stay[v], before[v]);
       lasting.add(w.stay[v], size(v));
@@ -365,9 +365,9 @@ class multi_cut_model {
 
   const problem& p_;
   multi_cut_options options_;
-  std::vector<index_t> moments_;
+  std::vector<operation_id> moments_;
   std::size_t longest_row_;
-  std::vector<index_t> needed_;         // operations that targets depend on
+  std::vector<operation_id> needed_;    // operations that targets depend on
   std::vector<std::size_t> moment_of_;  // per operation: j if it is tau_j, else 0
   std::vector<std::size_t> first_;      // per operation: it cannot run in a window [j, j + 1) with smaller j
   std::vector<std::size_t> last_;       // per operation: the moment before which it must have run

@@ -33,7 +33,7 @@ class retention_cut {
   /// @param needed the operations that some target depends on, ascending
   /// @param tau    one of them
   /// Complexity: O(values + edges).
-  retention_cut(const problem& p, const std::vector<index_t>& needed, index_t tau) : p_(p), tau_(tau) {
+  retention_cut(const problem& p, const std::vector<operation_id>& needed, operation_id tau) : p_(p), tau_(tau) {
     const auto& ops = p.operations();
     const auto nv = p.values().size();
     role_.assign(ops.size(), role::unneeded);
@@ -43,14 +43,14 @@ class retention_cut {
     for (auto v : ops[tau].outputs) mark[v] = true;
     for (auto o = tau + 1; o < ops.size(); ++o) {
       if (role_[o] != role::free) continue;
-      if (std::none_of(ops[o].inputs.begin(), ops[o].inputs.end(), [&](index_t v) { return mark[v]; })) continue;
+      if (std::none_of(ops[o].inputs.begin(), ops[o].inputs.end(), [&](value_id v) { return mark[v]; })) continue;
       role_[o] = role::descendant;
       for (auto v : ops[o].outputs) mark[v] = true;
     }
     mark.assign(nv, false);
     for (auto v : ops[tau].inputs) mark[v] = true;
     for (auto o = tau; o-- > 0;) {
-      if (std::none_of(ops[o].outputs.begin(), ops[o].outputs.end(), [&](index_t v) { return mark[v]; })) continue;
+      if (std::none_of(ops[o].outputs.begin(), ops[o].outputs.end(), [&](value_id v) { return mark[v]; })) continue;
       role_[o] = role::ancestor;
       for (auto v : ops[o].inputs) mark[v] = true;
     }
@@ -67,10 +67,10 @@ class retention_cut {
     for (auto o : needed)
       if (role_[o] == role::descendant)
         for (auto v : ops[o].inputs) needed_later_[v] = true;
-    for (index_t v = 0; v < nv; ++v) needed_later_[v] = needed_later_[v] && stored(v);
+    for (value_id v = 0; v < nv; ++v) needed_later_[v] = needed_later_[v] && stored(v);
   }
 
-  index_t tau() const { return tau_; }
+  operation_id tau() const { return tau_; }
   /// Bytes that a schedule without recomputation has on the device while `tau` runs, values that may be made later included.
   bytes_t demand() const { return retain_all().bytes - room_; }
   /// Bytes for retained values under a budget of 0: minus what is on the device anyway while `tau` runs.
@@ -79,7 +79,7 @@ class retention_cut {
   /// Nothing computed again.
   choice retain_all() const {
     choice c = empty();
-    for (index_t v = 0; v < p_.values().size(); ++v)
+    for (value_id v = 0; v < p_.values().size(); ++v)
       if (needed_later_[v]) c.retained[v] = true, c.bytes += p_.values()[v].bytes;
     return c;
   }
@@ -96,7 +96,7 @@ class retention_cut {
   static constexpr double resolution = 1e13;  // units of capacity that all costs together are cut into
 
   /// Can `v` be on the device before `tau` runs, other than for free?
-  bool stored(index_t v) const {
+  bool stored(value_id v) const {
     if (operand_[v]) return false;
     if (p_.is_source(v)) return !p_.values()[v].held;
     const auto r = role_[p_.producer(v)];
@@ -113,16 +113,16 @@ class retention_cut {
     const auto& ops = p_.operations();
     std::vector<network::vertex> place(p_.values().size(), 0);  // vertex of x_v
     runs_.assign(ops.size(), 0);                                // vertex of r_o
-    for (index_t v = 0; v < place.size(); ++v)
+    for (value_id v = 0; v < place.size(); ++v)
       if (stored(v)) place[v] = network_.add_vertex();
-    for (index_t o = 0; o < ops.size(); ++o)
+    for (operation_id o = 0; o < ops.size(); ++o)
       if (role_[o] == role::ancestor || role_[o] == role::free) runs_[o] = network_.add_vertex();
-    for (index_t v = 0; v < place.size(); ++v) {
+    for (value_id v = 0; v < place.size(); ++v) {
       if (place[v] == 0) continue;
       values_.push_back({v, place[v], network_.connect(place[v], p_.is_source(v) ? network::sink : runs_[p_.producer(v)], 0)});
       if (needed_later_[v]) network_.connect(network::source, place[v], network::infinite);
     }
-    for (index_t o = 0; o < ops.size(); ++o) {
+    for (operation_id o = 0; o < ops.size(); ++o) {
       if (runs_[o] == 0) continue;
       if (role_[o] == role::ancestor) costs_.push_back({o, runs_[o], network_.connect(runs_[o], network::sink, 0)});
       for (auto v : ops[o].inputs)
@@ -161,7 +161,7 @@ class retention_cut {
     network::edge edge;
   };
   const problem& p_;
-  index_t tau_;
+  operation_id tau_;
   std::vector<role> role_;
   std::vector<bool> operand_, needed_later_;
   bytes_t room_ = 0;

@@ -28,7 +28,7 @@ class block_problem {
  public:
   /// A way to run the block, in operations of the whole problem.
   struct option {
-    std::vector<index_t> forward, backward;
+    std::vector<operation_id> forward, backward;
     chain::option needs;
   };
 
@@ -40,9 +40,9 @@ class block_problem {
     const bool last = which + 1 == c.blocks.size();
     std::vector<bool> pinned(p.values().size(), false), here(p.operations().size(), false);
     for (auto v : c.pinned) pinned[v] = true;
-    const auto elsewhere = [&](index_t o) {  // computed once, before the block: it yields pinned values only
+    const auto elsewhere = [&](operation_id o) {  // computed once, before the block: it yields pinned values only
       const auto& op = p.operations()[o];
-      return op.once || std::all_of(op.outputs.begin(), op.outputs.end(), [&](index_t v) { return pinned[v]; });
+      return op.once || std::all_of(op.outputs.begin(), op.outputs.end(), [&](value_id v) { return pinned[v]; });
     };
     for (auto o : block.forward) {
       here[o] = !elsewhere(o);
@@ -50,12 +50,12 @@ class block_problem {
     }
     for (auto o : block.backward) here[o] = true;
 
-    std::map<index_t, index_t> local;
-    const std::vector<index_t> nothing;
+    std::map<value_id, value_id> local;
+    const std::vector<value_id> nothing;
     const auto& incoming = last ? nothing : block.gradients;
     for (auto v : incoming) arrives_ += p.values()[v].bytes;
-    const auto from_turn = [&](index_t v) { return std::binary_search(incoming.begin(), incoming.end(), v); };
-    const auto add = [&](index_t v) {
+    const auto from_turn = [&](value_id v) { return std::binary_search(incoming.begin(), incoming.end(), v); };
+    const auto add = [&](value_id v) {
       const auto [at, added] = local.emplace(v, static_cast<index_t>(values_.size()));
       if (!added) return at->second;
       const bool made = (!p.is_source(v) && here[p.producer(v)]) || from_turn(v);
@@ -63,7 +63,7 @@ class block_problem {
       values_.push_back({"", counted ? p.values()[v].bytes : 0, !made});
       return at->second;
     };
-    const auto copy = [&](index_t o) {
+    const auto copy = [&](operation_id o) {
       const auto& op = p.operations()[o];
       operation twin{"", {}, {}, op.seconds, op.workspace, op.once};
       for (auto v : op.inputs) twin.inputs.push_back(add(v));
@@ -112,7 +112,7 @@ class block_problem {
   const problem& bare() const { return bare_; }
   std::size_t turn() const { return turn_; }
   /// Operations computed once, ahead of the block.
-  const std::vector<index_t>& once() const { return once_; }
+  const std::vector<operation_id>& once() const { return once_; }
   /// Bytes of the gradients that come in at the turn, and of what the backward leaves until the end.
   bytes_t arriving() const { return arrives_; }
   bytes_t kept() const { return kept_; }
@@ -124,7 +124,7 @@ class block_problem {
   }
 
   /// Measures an order of the bare problem.
-  option measure(const std::vector<index_t>& order) const {
+  option measure(const std::vector<operation_id>& order) const {
     const auto needs = measure_order(bare_, order);
     option o;
     bytes_t before = 0, after = 0, saved = 0;
@@ -148,7 +148,7 @@ class block_problem {
   option checkpoint() const {
     const std::vector<operation> forward(operations_.begin(), operations_.begin() + static_cast<std::ptrdiff_t>(turn_));
     auto values = values_;
-    for (index_t v = 0; v < values.size(); ++v) {
+    for (value_id v = 0; v < values.size(); ++v) {
       const auto maker = bare_.producer(v);
       if (maker == none || maker >= turn_) values[v] = {"", 0, true};
     }
@@ -186,7 +186,8 @@ class block_problem {
  private:
   std::vector<value> values_;
   std::vector<operation> operations_;
-  std::vector<index_t> targets_, next_, global_, once_;
+  std::vector<value_id> targets_, next_;
+  std::vector<operation_id> global_, once_;
   std::size_t turn_ = 0;
   bytes_t arrives_ = 0, kept_ = 0, passing_ = 0;
   problem bare_;
@@ -200,7 +201,7 @@ class block_joint {
   /// Every block gets one option: all of it saved.
   block_joint(const problem& p, const block_chain& blocks) : p_(p), blocks_(blocks) {
     const auto n = blocks.blocks.size();
-    const auto bytes = [&](const std::vector<index_t>& list) {
+    const auto bytes = [&](const std::vector<value_id>& list) {
       bytes_t sum = 0;
       for (auto v : list) sum += p.values()[v].bytes;
       return sum;
@@ -238,10 +239,10 @@ class block_joint {
 
   /// The operations behind the steps of a schedule of the chain.
   /// Complexity: O(values + edges executed).
-  std::vector<index_t> order(const std::vector<chain_step>& steps) const {
-    std::vector<index_t> order;
+  std::vector<operation_id> order(const std::vector<chain_step>& steps) const {
+    std::vector<operation_id> order;
     std::vector<bool> entered(problems_.size(), false);
-    const auto append = [&](const std::vector<index_t>& ops) { order.insert(order.end(), ops.begin(), ops.end()); };
+    const auto append = [&](const std::vector<operation_id>& ops) { order.insert(order.end(), ops.begin(), ops.end()); };
     for (const auto& s : steps) {
       if (!entered[s.link]) append(ahead(s.link));
       entered[s.link] = true;
@@ -262,15 +263,15 @@ class block_joint {
 
  private:
   /// What is computed once at the beginning of block i, with what that needs.
-  std::vector<index_t> ahead(std::size_t i) const {
-    std::vector<index_t> ops;
+  std::vector<operation_id> ahead(std::size_t i) const {
+    std::vector<operation_id> ops;
     std::vector<bool> wanted(p_.values().size(), false);
     for (auto o : problems_[i].once())
       for (auto v : p_.operations()[o].outputs) wanted[v] = true;
     const auto& forward = blocks_.blocks[i].forward;
     for (auto k = forward.size(); k-- > 0;) {
       const auto& op = p_.operations()[forward[k]];
-      if (std::none_of(op.outputs.begin(), op.outputs.end(), [&](index_t v) { return wanted[v]; })) continue;
+      if (std::none_of(op.outputs.begin(), op.outputs.end(), [&](value_id v) { return wanted[v]; })) continue;
       for (auto v : op.inputs) wanted[v] = true;
       ops.push_back(forward[k]);
     }

@@ -19,7 +19,7 @@ struct trivial_bounds {
 /// Computes `trivial_bounds` in O(values + edges).
 inline trivial_bounds bounds_without_search(const problem& p) {
   const auto& values = p.values();
-  const auto droppable = [&](index_t v) { return values[v].held ? 0 : values[v].bytes; };
+  const auto droppable = [&](value_id v) { return values[v].held ? 0 : values[v].bytes; };
   trivial_bounds b;
   bytes_t end = p.held_bytes();
   for (auto v : p.targets()) end += droppable(v);

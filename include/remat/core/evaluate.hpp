@@ -54,7 +54,7 @@ inline evaluation evaluate(const problem& p, const schedule& s) {
   e.memory.reserve(s.steps.size());
   std::vector<bool> on_device(values.size()), has_run(ops.size()), on_host(values.size());
   std::vector<double> arrives(values.size(), 0), leaves(values.size(), 0), host_ready(values.size(), 0);
-  for (index_t v = 0; v < values.size(); ++v) on_device[v] = p.is_source(v);
+  for (value_id v = 0; v < values.size(); ++v) on_device[v] = p.is_source(v);
   bytes_t live = p.source_bytes();
   double now = 0, to_host_free = 0, to_device_free = 0;
   e.peak = live;
@@ -132,8 +132,8 @@ inline evaluation evaluate(const problem& p, const schedule& s) {
 /// @return its steps; `evaluate(p, store_all_schedule(p))` has the peak that `N%` budgets refer to
 /// Complexity: O(values + edges).
 inline schedule store_all_schedule(const problem& p) {
-  std::vector<index_t> order(p.operations().size());
-  for (index_t o = 0; o < order.size(); ++o) order[o] = o;
+  std::vector<operation_id> order(p.operations().size());
+  for (operation_id o = 0; o < order.size(); ++o) order[o] = o;
   return with_drops(p, order);
 }
 

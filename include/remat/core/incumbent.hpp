@@ -21,12 +21,12 @@ class incumbent {
 
   bool found() const { return found_; }
   bytes_t budget() const { return budget_; }
-  const std::vector<index_t>& order() const { return order_; }
+  const std::vector<operation_id>& order() const { return order_; }
   double seconds() const { return seconds_; }
   /// Takes `order` if it fits and is faster; `evaluate` has the last word.
   /// @return true if it was taken
   /// Complexity: O(values + edges executed).
-  bool offer(const std::vector<index_t>& order) {
+  bool offer(const std::vector<operation_id>& order) {
     const auto needs = measure_order(p_, order);
     if (needs.peak > budget_ || needs.seconds >= seconds_) return false;
     try {
@@ -49,7 +49,7 @@ class incumbent {
  private:
   const problem& p_;
   bytes_t budget_;
-  std::vector<index_t> order_;
+  std::vector<operation_id> order_;
   double seconds_ = std::numeric_limits<double>::infinity();
   bool found_ = false;
 };

@@ -21,18 +21,18 @@ struct order_needs {
 
 /// Measures a valid order in one backward pass.
 /// Complexity: O(values + edges executed).
-inline order_needs measure_order(const problem& p, std::span<const index_t> order) {
+inline order_needs measure_order(const problem& p, std::span<const operation_id> order) {
   const auto& values = p.values();
   order_needs n;
   n.memory.resize(order.size());
   n.peak = p.source_bytes();
   std::vector<bool> wanted(values.size(), false);
   bytes_t live = 0;
-  const auto want = [&](index_t v) {
+  const auto want = [&](value_id v) {
     if (!wanted[v]) live += values[v].bytes;
     wanted[v] = true;
   };
-  for (index_t v = 0; v < values.size(); ++v)
+  for (value_id v = 0; v < values.size(); ++v)
     if (values[v].held) want(v);
   for (auto v : p.targets()) want(v);
   for (std::size_t k = order.size(); k-- > 0;) {
@@ -53,13 +53,13 @@ inline order_needs measure_order(const problem& p, std::span<const index_t> orde
 
 /// The order without the computations whose outputs nobody reads before they are computed again.
 /// Complexity: O(values + edges executed).
-inline std::vector<index_t> prune_order(const problem& p, std::span<const index_t> order) {
+inline std::vector<operation_id> prune_order(const problem& p, std::span<const operation_id> order) {
   std::vector<bool> wanted(p.values().size(), false);
   for (auto v : p.targets()) wanted[v] = true;
-  std::vector<index_t> kept;
+  std::vector<operation_id> kept;
   for (std::size_t k = order.size(); k-- > 0;) {
     const auto& op = p.operations()[order[k]];
-    if (std::none_of(op.outputs.begin(), op.outputs.end(), [&](index_t v) { return wanted[v]; })) continue;
+    if (std::none_of(op.outputs.begin(), op.outputs.end(), [&](value_id v) { return wanted[v]; })) continue;
     for (auto v : op.outputs) wanted[v] = false;
     for (auto v : op.inputs) wanted[v] = true;
     kept.push_back(order[k]);

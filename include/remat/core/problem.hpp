@@ -28,12 +28,12 @@ struct value {
 /// Something that takes values and yields values.
 struct operation {
   std::string name;
-  std::vector<index_t> inputs;   ///< values read; no duplicates after validation
-  std::vector<index_t> outputs;  ///< values written, all of them at once
-  double seconds = 0;            ///< cost of one execution, s
-  bytes_t workspace = 0;         ///< bytes needed while it runs, besides inputs and outputs
-  bool once = false;             ///< may be computed once only
-  std::string kind = {};         ///< free text, such as the ATen operator
+  std::vector<value_id> inputs;   ///< values read; no duplicates after validation
+  std::vector<value_id> outputs;  ///< values written, all of them at once
+  double seconds = 0;             ///< cost of one execution, s
+  bytes_t workspace = 0;          ///< bytes needed while it runs, besides inputs and outputs
+  bool once = false;              ///< may be computed once only
+  std::string kind = {};          ///< free text, such as the ATen operator
 };
 
 /// Copies between device and host, where the problem allows them.
@@ -60,8 +60,8 @@ class problem {
   /// @throws bad_problem for an index out of range, two producers of one value, an order that is not topological, a negative
   ///         or non-finite number, a size above `max_bytes` (single or in total), a held value with a producer
   /// Complexity: O(V + edges).
-  problem(std::string name, std::vector<value> values, std::vector<operation> operations, std::vector<index_t> targets,
-          std::optional<copy_rates> copies = std::nullopt, std::optional<index_t> backward = std::nullopt)
+  problem(std::string name, std::vector<value> values, std::vector<operation> operations, std::vector<value_id> targets,
+          std::optional<copy_rates> copies = std::nullopt, std::optional<operation_id> backward = std::nullopt)
       : name_(std::move(name)),
         values_(std::move(values)),
         operations_(std::move(operations)),
@@ -96,18 +96,18 @@ class problem {
   const std::string& name() const { return name_; }
   const std::vector<value>& values() const { return values_; }
   const std::vector<operation>& operations() const { return operations_; }
-  const std::vector<index_t>& targets() const { return targets_; }  ///< sorted, without duplicates
+  const std::vector<value_id>& targets() const { return targets_; }  ///< sorted, without duplicates
   const std::optional<copy_rates>& copies() const { return copies_; }
   /// The first operation of the backward: those before it are the forward and the loss. Nothing if the problem does not say; then
   /// solvers that need to know guess.
-  std::optional<index_t> backward_start() const { return backward_start_; }
+  std::optional<operation_id> backward_start() const { return backward_start_; }
 
   /// The operation that yields `v`, or `none` if `v` is a source.
-  index_t producer(index_t v) const { return producer_[v]; }
+  operation_id producer(value_id v) const { return producer_[v]; }
   /// The operations that read `v`, ascending.
-  std::span<const index_t> consumers(index_t v) const { return {consumers_.data() + first_[v], first_[v + 1] - first_[v]}; }
-  bool is_source(index_t v) const { return producer_[v] == none; }
-  bool is_target(index_t v) const { return target_[v]; }
+  std::span<const operation_id> consumers(value_id v) const { return {consumers_.data() + first_[v], first_[v + 1] - first_[v]}; }
+  bool is_source(value_id v) const { return producer_[v] == none; }
+  bool is_target(value_id v) const { return target_[v]; }
 
   /// Bytes of all sources: what is on the device before the first step.
   bytes_t source_bytes() const { return source_bytes_; }
@@ -195,10 +195,10 @@ class problem {
   std::string name_;
   std::vector<value> values_;
   std::vector<operation> operations_;
-  std::vector<index_t> targets_;
+  std::vector<value_id> targets_;
   std::optional<copy_rates> copies_;
-  std::optional<index_t> backward_start_;
-  std::vector<index_t> producer_, consumers_;
+  std::optional<operation_id> backward_start_;
+  std::vector<operation_id> producer_, consumers_;
   std::vector<std::size_t> first_ = {0};
   std::vector<bool> target_;
   bytes_t source_bytes_ = 0, held_bytes_ = 0;

@@ -18,6 +18,8 @@ enum class action : std::uint8_t { compute, drop, offload, prefetch };
 struct step {
   action what = action::compute;
   index_t which = 0;
+  operation_id operation() const { return which; }  ///< of a computation
+  value_id value() const { return which; }          ///< of anything else
   friend bool operator==(const step&, const step&) = default;
 };
 
@@ -25,14 +27,14 @@ struct step {
 struct schedule {
   std::vector<step> steps;
 
-  void compute(index_t operation) { steps.push_back({action::compute, operation}); }
-  void drop(index_t value) { steps.push_back({action::drop, value}); }
+  void compute(operation_id operation) { steps.push_back({action::compute, operation}); }
+  void drop(value_id value) { steps.push_back({action::drop, value}); }
   friend bool operator==(const schedule&, const schedule&) = default;
 };
 
 /// The order in which a schedule computes operations, drops and copies left out.
-inline std::vector<index_t> compute_order(const schedule& s) {
-  std::vector<index_t> order;
+inline std::vector<operation_id> compute_order(const schedule& s) {
+  std::vector<operation_id> order;
   for (const auto& x : s.steps)
     if (x.what == action::compute) order.push_back(x.which);
   return order;
@@ -40,7 +42,7 @@ inline std::vector<index_t> compute_order(const schedule& s) {
 
 /// The operations that some target depends on, ascending: the order of store-all without what is not needed.
 /// Complexity: O(values + edges).
-inline std::vector<index_t> needed_operations(const problem& p) {
+inline std::vector<operation_id> needed_operations(const problem& p) {
   const auto& ops = p.operations();
   std::vector<bool> needed(ops.size(), false);
   for (auto v : p.targets())
@@ -49,8 +51,8 @@ inline std::vector<index_t> needed_operations(const problem& p) {
     if (needed[o])
       for (auto v : ops[o].inputs)
         if (!p.is_source(v)) needed[p.producer(v)] = true;
-  std::vector<index_t> list;
-  for (index_t o = 0; o < ops.size(); ++o)
+  std::vector<operation_id> list;
+  for (operation_id o = 0; o < ops.size(); ++o)
     if (needed[o]) list.push_back(o);
   return list;
 }
@@ -61,10 +63,10 @@ inline std::vector<index_t> needed_operations(const problem& p) {
 /// @param order operations in the order of their execution, any number of times each
 /// @return a schedule that computes `order`; `evaluate` tells whether it is valid
 /// Complexity: O(values + edges executed).
-inline schedule with_drops(const problem& p, std::span<const index_t> order) {
+inline schedule with_drops(const problem& p, std::span<const operation_id> order) {
   const auto& ops = p.operations();
-  std::vector<std::vector<index_t>> dead(order.size());  // values to drop after each position
-  std::vector<bool> wanted(p.values().size(), false);    // scanning backwards: needed before its next computation?
+  std::vector<std::vector<value_id>> dead(order.size());  // values to drop after each position
+  std::vector<bool> wanted(p.values().size(), false);     // scanning backwards: needed before its next computation?
   for (auto v : p.targets()) wanted[v] = true;
   for (std::size_t k = order.size(); k-- > 0;) {
     const auto& op = ops[order[k]];
@@ -78,7 +80,7 @@ inline schedule with_drops(const problem& p, std::span<const index_t> order) {
     }
   }
   schedule s;
-  for (index_t v = 0; v < p.values().size(); ++v)  // sources nobody reads
+  for (value_id v = 0; v < p.values().size(); ++v)  // sources nobody reads
     if (p.is_source(v) && !p.values()[v].held && !wanted[v]) s.drop(v);
   for (std::size_t k = 0; k < order.size(); ++k) {
     s.compute(order[k]);

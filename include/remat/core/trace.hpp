@@ -34,7 +34,7 @@ inline memory_timeline trace_memory(const problem& p, const schedule& s) {
   const auto e = evaluate(p, s);
   memory_timeline t{.pieces = {}, .seconds = e.seconds, .held = p.held_bytes(), .peak = e.peak};
   std::vector<bool> has_run(p.operations().size(), false), on_device(p.values().size());
-  for (index_t v = 0; v < p.values().size(); ++v) on_device[v] = p.is_source(v);
+  for (value_id v = 0; v < p.values().size(); ++v) on_device[v] = p.is_source(v);
   bytes_t live = p.source_bytes();
   double now = 0;
   const auto wait_until = [&](double then) {

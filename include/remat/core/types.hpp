@@ -3,6 +3,7 @@
 /// The scalar types of the library.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <limits>
 
@@ -11,11 +12,38 @@ namespace remat {
 /// Sizes in bytes. Signed, so that differences are safe; a problem never holds a number above `max_bytes`.
 using bytes_t = std::int64_t;
 
-/// Index of a value or of an operation.
+/// A position in a list.
 using index_t = std::uint32_t;
 
-/// "No such value / operation".
+/// "No such value / operation / part".
 inline constexpr index_t none = std::numeric_limits<index_t>::max();
+
+/// The position of one kind of thing in its list. It converts from and to integers, but not to the position of another kind.
+/// @tparam Kind what it is the position of
+/// @code
+/// static_assert(!std::is_convertible_v<remat::value_id, remat::operation_id>);
+/// @endcode
+template <class Kind>
+class id {
+ public:
+  constexpr id() = default;
+  constexpr id(std::integral auto at) : at_(static_cast<index_t>(at)) {}  // NOLINT: literals in problems and tests
+  constexpr operator index_t() const { return at_; }
+  constexpr id& operator++() { return ++at_, *this; }
+  constexpr id operator++(int) { return at_++; }
+  constexpr id operator--(int) { return at_--; }
+
+ private:
+  index_t at_ = 0;
+};
+
+/// Positions of different kinds are not compared.
+template <class A, class B>
+requires(!std::same_as<A, B>) bool operator==(id<A>, id<B>) = delete;
+
+using operation_id = id<struct operation>;  ///< an operation of a problem
+using value_id = id<struct value>;          ///< a value of a problem
+using part_id = id<struct part>;            ///< a part of a partition
 
 /// Largest size a problem accepts: integers up to 2^53 survive a trip through JSON and `double`.
 inline constexpr bytes_t max_bytes = bytes_t{1} << 53;

@@ -178,8 +178,8 @@ frozen<G> freeze(const G& g, const C& c, const freeze_options& o = {}) {
   frozen<G> f;
   std::vector<value> values;
   std::vector<operation> operations;
-  std::vector<index_t> targets;
-  std::vector<std::vector<index_t>> results(n);  // values of each vertex
+  std::vector<value_id> targets;
+  std::vector<std::vector<value_id>> results(n);  // values of each vertex
   for (auto at : order) {
     const auto& v = vertices[at];
     const auto name = label(v);

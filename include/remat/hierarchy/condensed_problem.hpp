@@ -31,18 +31,18 @@ class condensed_problem {
   /// Complexity: O(values + edges, those of recomputations in the ways included).
   condensed_problem(const problem& p, const part_index& index, const std::vector<const part_option*>& ways) {
     std::vector<unit> units;
-    std::vector<index_t> maker(p.values().size(), none);  // the unit that yields a value
-    for (index_t i = 0; i < ways.size(); ++i) {
+    std::vector<operation_id> maker(p.values().size(), none);  // the unit that yields a value
+    for (part_id i = 0; i < ways.size(); ++i) {
       if (!ways[i]->forward.empty()) units.push_back({i, false, ways[i]->forward, {}, {}});
       if (!ways[i]->backward.empty()) units.push_back({i, true, ways[i]->backward, {}, {}});
     }
     for (auto o : needed_operations(p))
       if (index.part(o) == none) units.push_back({none, false, {o}, {}, {}});
     std::vector<unsigned> made(p.values().size(), 0);
-    for (index_t u = 0; u < units.size(); ++u) {
+    for (operation_id u = 0; u < units.size(); ++u) {
       auto& x = units[u];
       x.first = *std::min_element(x.order.begin(), x.order.end());
-      const auto own = [&](index_t v) { return x.part != none && !p.is_source(v) && index.part(p.producer(v)) == x.part; };
+      const auto own = [&](value_id v) { return x.part != none && !p.is_source(v) && index.part(p.producer(v)) == x.part; };
       for (auto o : x.order) {
         const auto& op = p.operations()[o];
         x.seconds += op.seconds;
@@ -74,34 +74,35 @@ class condensed_problem {
 
   /// The operations of the whole problem behind an order of the condensed one.
   /// Complexity: O(values + edges executed).
-  std::vector<index_t> expand(const problem& p, const std::vector<index_t>& order) const {
-    std::vector<index_t> all;
+  std::vector<operation_id> expand(const problem& p, const std::vector<operation_id>& order) const {
+    std::vector<operation_id> all;
     for (auto u : order) all.insert(all.end(), orders_[u].begin(), orders_[u].end());
     return prune_order(p, all);
   }
 
  private:
   struct unit {
-    index_t part;
+    part_id part;
     bool backward;
-    std::vector<index_t> order, reads, makes;
-    index_t first = 0;
+    std::vector<operation_id> order;
+    std::vector<value_id> reads, makes;
+    operation_id first = 0;
     double seconds = 0;
     bytes_t workspace = 0;
     bool once = false;
   };
 
   void build(const problem& p, const std::vector<const part_option*>& ways, std::vector<unit>& units,
-             const std::vector<index_t>& maker) {
+             const std::vector<operation_id>& maker) {
     // A topological order of the units that follows the problem's.
-    std::vector<std::vector<index_t>> after(units.size());
+    std::vector<std::vector<operation_id>> after(units.size());
     std::vector<std::size_t> missing(units.size(), 0);
-    std::vector<index_t> forward_of(ways.size(), none);
-    const auto depend = [&](index_t u, index_t on) {
+    std::vector<operation_id> forward_of(ways.size(), none);
+    const auto depend = [&](operation_id u, operation_id on) {
       after[on].push_back(u);
       ++missing[u];
     };
-    for (index_t u = 0; u < units.size(); ++u) {
+    for (operation_id u = 0; u < units.size(); ++u) {
       auto& x = units[u];
       std::sort(x.reads.begin(), x.reads.end());
       x.reads.erase(std::unique(x.reads.begin(), x.reads.end()), x.reads.end());
@@ -110,22 +111,22 @@ class condensed_problem {
         if (!p.is_source(v)) depend(u, maker[v]);
       if (x.backward && forward_of[x.part] != none) depend(u, forward_of[x.part]);
     }
-    using entry = std::pair<index_t, index_t>;
+    using entry = std::pair<operation_id, operation_id>;
     std::priority_queue<entry, std::vector<entry>, std::greater<>> ready;
-    for (index_t u = 0; u < units.size(); ++u)
+    for (operation_id u = 0; u < units.size(); ++u)
       if (missing[u] == 0) ready.emplace(units[u].first, u);
 
     std::vector<value> values;
     std::vector<operation> operations;
-    std::vector<index_t> local(p.values().size(), none), saved(ways.size(), none);
-    const auto add = [&](index_t v) {
+    std::vector<value_id> local(p.values().size(), none), saved(ways.size(), none);
+    const auto add = [&](value_id v) {
       if (local[v] == none) {
         local[v] = static_cast<index_t>(values.size());
         values.push_back({"", p.values()[v].bytes, p.values()[v].held});
       }
       return local[v];
     };
-    for (index_t v = 0; v < p.values().size(); ++v)
+    for (value_id v = 0; v < p.values().size(); ++v)
       if (p.is_source(v)) add(v);
     while (!ready.empty()) {
       const auto u = ready.top().second;
@@ -156,13 +157,13 @@ class condensed_problem {
                " depends on itself through others";
       return;
     }
-    std::vector<index_t> targets;
+    std::vector<value_id> targets;
     for (auto v : p.targets()) targets.push_back(add(v));
     condensed_ = problem("condensed", std::move(values), std::move(operations), std::move(targets));
   }
 
   problem condensed_;
-  std::vector<std::vector<index_t>> orders_;
+  std::vector<std::vector<operation_id>> orders_;
   std::string stuck_;
 };
 

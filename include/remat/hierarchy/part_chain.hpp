@@ -39,16 +39,16 @@ class part_chain {
     std::vector<bool> backward(p.operations().size(), false);
     for (const auto& piece : parts)
       for (auto o : piece.backward) backward[o] = true;
-    for (index_t v = 0; v < p.values().size(); ++v) {
+    for (value_id v = 0; v < p.values().size(); ++v) {
       if (p.is_source(v) || !index.leaves(v)) continue;
       const auto o = p.producer(v);
       const auto i = index.part(o);
       const auto bytes = p.values()[v].bytes;
       const auto next = backward[o] ? i - 1 : i + 1;
       const auto readers = p.consumers(v);
-      const bool near = i != none && next < n && !p.is_target(v) && std::all_of(readers.begin(), readers.end(), [&](index_t r) {
-                          return index.part(r) == i || index.part(r) == next;
-                        });
+      const bool near = i != none && next < n && !p.is_target(v) &&
+                        std::all_of(readers.begin(), readers.end(),
+                                    [&](operation_id r) { return index.part(r) == i || index.part(r) == next; });
       if (near)
         (backward[o] ? chain_.links[i].gradient : chain_.links[next].input) += bytes;
       else if (i != none && backward[o] && p.is_target(v))
@@ -56,7 +56,7 @@ class part_chain {
       else
         aside_ += bytes;
     }
-    for (index_t i = 0; i < n; ++i) {
+    for (part_id i = 0; i < n; ++i) {
       auto& l = chain_.links[i];
       const auto out = i + 1 < n ? chain_.links[i + 1].input : 0;
       for (const auto& w : ways[i]) {
@@ -76,12 +76,12 @@ class part_chain {
 
   /// The operations behind the steps of a schedule of the chain, and those in no part where they are needed.
   /// Complexity: O((values + edges executed) log).
-  std::vector<index_t> order(const std::vector<chain_step>& steps) const {
-    std::vector<index_t> all;
+  std::vector<operation_id> order(const std::vector<chain_step>& steps) const {
+    std::vector<operation_id> all;
     std::vector<bool> there(p_.values().size(), false);
-    for (index_t v = 0; v < there.size(); ++v) there[v] = p_.is_source(v);
+    for (value_id v = 0; v < there.size(); ++v) there[v] = p_.is_source(v);
     missing_operations missing(p_);
-    const auto run = [&](index_t first) {
+    const auto run = [&](operation_id first) {
       for (auto o : missing.for_operation(first, there)) {
         all.push_back(o);
         for (auto v : p_.operations()[o].outputs) there[v] = true;
@@ -99,18 +99,18 @@ class part_chain {
   }
 
  private:
-  double seconds(const std::vector<index_t>& order) const {
+  double seconds(const std::vector<operation_id>& order) const {
     double sum = 0;
     for (auto o : order) sum += p_.operations()[o].seconds;
     return sum;
   }
   /// Those operations of a forward that are needed for what leaves it.
-  std::vector<index_t> leaving(const part_index& index, const std::vector<index_t>& forward) const {
+  std::vector<operation_id> leaving(const part_index& index, const std::vector<operation_id>& forward) const {
     std::vector<bool> wanted(p_.values().size(), false);
-    std::vector<index_t> order;
+    std::vector<operation_id> order;
     for (auto k = forward.size(); k-- > 0;) {
       const auto& op = p_.operations()[forward[k]];
-      if (std::none_of(op.outputs.begin(), op.outputs.end(), [&](index_t v) { return wanted[v] || index.leaves(v); })) continue;
+      if (std::none_of(op.outputs.begin(), op.outputs.end(), [&](value_id v) { return wanted[v] || index.leaves(v); })) continue;
       for (auto v : op.inputs) wanted[v] = true;
       order.push_back(forward[k]);
     }
@@ -120,7 +120,7 @@ class part_chain {
 
   const problem& p_;
   const std::vector<std::vector<part_option>>& ways_;
-  std::vector<std::vector<index_t>> checkpoints_;  // the forward that saves nothing
+  std::vector<std::vector<operation_id>> checkpoints_;  // the forward that saves nothing
   chain chain_;
   bytes_t aside_ = 0;
 };

@@ -24,13 +24,13 @@ namespace remat {
 
 /// A way to run a part, in operations and values of the whole problem.
 struct part_option {
-  std::vector<index_t> forward, backward;  ///< orders of computations; `backward` may compute the forward's operations again
-  std::vector<index_t> kept;               ///< values the forward makes for others too, which `backward` reads
-  double seconds = 0;                      ///< of both
-  bytes_t saved = 0;                       ///< made by `forward` for `backward` only
-  bytes_t forward_workspace = 0;           ///< needed besides what comes in, what goes out, and `saved`
-  bytes_t backward_workspace = 0;          ///< likewise
-  bytes_t carried = 0;                     ///< `saved` and the bytes of `kept`
+  std::vector<operation_id> forward, backward;  ///< orders of computations; `backward` may compute the forward's operations again
+  std::vector<value_id> kept;                   ///< values the forward makes for others too, which `backward` reads
+  double seconds = 0;                           ///< of both
+  bytes_t saved = 0;                            ///< made by `forward` for `backward` only
+  bytes_t forward_workspace = 0;                ///< needed besides what comes in, what goes out, and `saved`
+  bytes_t backward_workspace = 0;               ///< likewise
+  bytes_t carried = 0;                          ///< `saved` and the bytes of `kept`
   bytes_t needs() const { return carried + std::max(forward_workspace, backward_workspace); }
 };
 
@@ -39,7 +39,7 @@ class part_index {
  public:
   /// @throws bad_option naming the part and the operation if an operation does not exist or is listed twice
   part_index(const problem& p, const partition& parts) : part_(p.operations().size(), none), leaves_(p.values().size(), false) {
-    const auto add = [&](index_t o, index_t i) {
+    const auto add = [&](operation_id o, part_id i) {
       const auto where = "partition: part " + std::to_string(i) + ": ";
       if (o >= part_.size()) throw bad_option(where + "no operation " + std::to_string(o));
       if (part_[o] != none)
@@ -57,12 +57,12 @@ class part_index {
   }
 
   /// The part of an operation, or `none`.
-  index_t part(index_t o) const { return part_[o]; }
+  part_id part(operation_id o) const { return part_[o]; }
   /// Does another part, or the end, need `v`?
-  bool leaves(index_t v) const { return leaves_[v]; }
+  bool leaves(value_id v) const { return leaves_[v]; }
 
  private:
-  std::vector<index_t> part_;
+  std::vector<part_id> part_;
   std::vector<bool> leaves_;
 };
 
@@ -76,12 +76,14 @@ class part_problem {
   /// @param piece the part, not empty
   part_problem(const problem& p, const part_index& index, const part& piece)
       : p_(&p), index_(&index), which_(index.part(piece.forward.empty() ? piece.backward.at(0) : piece.forward[0])) {
-    std::map<index_t, index_t> local;
-    const auto has = [](const std::vector<index_t>& list, index_t o) { return std::binary_search(list.begin(), list.end(), o); };
-    const auto here = [&](index_t v) {
+    std::map<value_id, value_id> local;
+    const auto has = [](const std::vector<operation_id>& list, operation_id o) {
+      return std::binary_search(list.begin(), list.end(), o);
+    };
+    const auto here = [&](value_id v) {
       return !p.is_source(v) && (has(piece.forward, p.producer(v)) || has(piece.backward, p.producer(v)));
     };
-    const auto add = [&](index_t v, bool counted) {
+    const auto add = [&](value_id v, bool counted) {
       const auto [at, added] = local.emplace(v, static_cast<index_t>(values_.size()));
       if (added) {
         values_.push_back({"", counted ? p.values()[v].bytes : 0, !counted});
@@ -89,7 +91,7 @@ class part_problem {
       }
       return at->second;
     };
-    const auto copy = [&](index_t o) {
+    const auto copy = [&](operation_id o) {
       const auto& op = p.operations()[o];
       operation twin{"", {}, {}, op.seconds, op.workspace, op.once, op.kind};
       for (auto v : op.inputs) twin.inputs.push_back(add(v, here(v)));
@@ -107,9 +109,9 @@ class part_problem {
           turn.inputs.push_back(local.at(v));
           leaving_ += p.values()[v].bytes;
         }
-    first_ = piece.backward.empty() ? 0 : piece.backward.front();
+    first_ = piece.backward.empty() ? operation_id() : piece.backward.front();
     // What backward reads from outside may depend on the forward, unless it was made before.
-    const auto first = piece.forward.empty() ? 0 : piece.forward.front();
+    const auto first = piece.forward.empty() ? operation_id() : piece.forward.front();
     for (auto o : piece.backward)
       for (auto v : p.operations()[o].inputs)
         if (!p.is_source(v) && !here(v) && p.producer(v) > first && !local.contains(v) && !stays(v)) {
@@ -138,13 +140,13 @@ class part_problem {
   }
   const problem& bare() const { return bare_; }
   /// The turn, an operation of `bare()`.
-  index_t turn() const { return turn_; }
+  operation_id turn() const { return turn_; }
   /// Bytes on the device at the turn in any case: what leaves and what arrives.
   bytes_t crossing() const { return leaving_ + arriving_; }
 
   /// Measures an order of `bare()`.
   /// Complexity: O(values + edges executed).
-  part_option measure(const std::vector<index_t>& order) const {
+  part_option measure(const std::vector<operation_id>& order) const {
     const auto memory = measure_order(bare_, order).memory;
     const auto turn = static_cast<std::size_t>(std::find(order.begin(), order.end(), turn_) - order.begin());
     std::vector<bool> made(values_.size(), false), there(values_.size(), false), crosses(values_.size(), false);
@@ -169,14 +171,14 @@ class part_problem {
       }
     }
     std::vector<bytes_t> longer(order.size() + 1, 0);  // bytes of what others read still, after its last use here
-    for (index_t v = 0; v < values_.size(); ++v)
+    for (value_id v = 0; v < values_.size(); ++v)
       if (crosses[v] && leaves(v) && stays(global_values_[v])) longer[last[v] + 1] += values_[v].bytes;
     bytes_t more = 0;
     for (auto k = turn + 1; k < order.size(); ++k) {
       more += longer[k];
       after = std::max(after, memory[k] + more);
     }
-    for (index_t v = 0; v < values_.size(); ++v)
+    for (value_id v = 0; v < values_.size(); ++v)
       if (crosses[v]) {
         (leaves(v) ? kept : w.saved) += values_[v].bytes;
         if (leaves(v)) w.kept.push_back(global_values_[v]);
@@ -189,19 +191,21 @@ class part_problem {
 
  private:
   /// May anything else read `v` after the backward has begun?
-  bool stays(index_t v) const {
+  bool stays(value_id v) const {
     const auto readers = p_->consumers(v);
     return p_->is_target(v) ||
-           std::any_of(readers.begin(), readers.end(), [&](index_t o) { return o > first_ && index_->part(o) != which_; });
+           std::any_of(readers.begin(), readers.end(), [&](operation_id o) { return o > first_ && index_->part(o) != which_; });
   }
-  bool leaves(index_t local) const { return global_values_[local] != none && index_->leaves(global_values_[local]); }
+  bool leaves(value_id local) const { return global_values_[local] != none && index_->leaves(global_values_[local]); }
 
   const problem* p_;
   const part_index* index_;
   std::vector<value> values_;
   std::vector<operation> operations_;
-  std::vector<index_t> targets_, global_, global_values_;
-  index_t which_, turn_ = 0, first_ = 0;
+  std::vector<value_id> targets_, global_values_;
+  std::vector<operation_id> global_;
+  part_id which_;
+  operation_id turn_, first_;
   bytes_t leaving_ = 0, arriving_ = 0;
   problem bare_;
 };

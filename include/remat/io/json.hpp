@@ -60,6 +60,12 @@ struct schedule_document {
   nlohmann::ordered_json unknown = nlohmann::ordered_json::object();
 };
 
+/// For nlohmann-json. @tparam Json a basic_json
+template <class Json, class Kind>
+void to_json(Json& j, const id<Kind>& i) {
+  j = static_cast<index_t>(i);
+}
+
 namespace detail {
 
 using json = nlohmann::ordered_json;
@@ -169,8 +175,8 @@ class members {
   /// The index of one of `count` values or operations.
   index_t index(const char* key, std::size_t count, const char* what) const { return index(at(key), where(key), count, what); }
   /// An array of indices of values.
-  std::vector<index_t> indices(const char* key, std::size_t values) const {
-    std::vector<index_t> all;
+  std::vector<value_id> indices(const char* key, std::size_t values) const {
+    std::vector<value_id> all;
     for (const auto& x : array(key))
       all.push_back(index(x, where(key) + "[" + std::to_string(all.size()) + "]", values, "value"));
     return all;
@@ -284,7 +290,7 @@ inline problem_document read_problem_document(std::istream& in, const document_l
                         .latency = offload.number("latency", 0.0)};
     d.unknown.offload = offload.except({"to_host", "to_device", "latency"});
   }
-  std::optional<index_t> backward;
+  std::optional<operation_id> backward;
   if (document.has("backward_start")) backward = document.index("backward_start", operations.size(), "operation");
   d.problem = problem(document.text("name", ""), std::move(values), std::move(operations), std::move(targets), copies, backward);
   return d;

@@ -48,14 +48,14 @@ class destroy_repair {
     estimate_.assign(p.operations().size(), 0);
   }
 
-  const std::vector<index_t>& order() const { return order_; }
+  const std::vector<operation_id>& order() const { return order_; }
   double seconds() const {
     double sum = 0;
     for (auto o : order_) sum += p_.operations()[o].seconds;
     return sum;
   }
   /// Starts from a valid order. Complexity: O(values + edges executed).
-  void load(std::vector<index_t> order) {
+  void load(std::vector<operation_id> order) {
     order_ = std::move(order);
     measure();
   }
@@ -103,7 +103,7 @@ class destroy_repair {
     const auto k = static_cast<std::size_t>(random_() % order_.size());
     const auto o = order_[k];
     std::size_t low = k, high = k;  // may stand at [low, high]
-    const auto feeds = [&](index_t a, index_t b) {
+    const auto feeds = [&](operation_id a, operation_id b) {
       for (auto v : p_.operations()[b].inputs)
         if (p_.producer(v) == a) return true;
       return false;
@@ -189,7 +189,7 @@ class destroy_repair {
   struct candidate {
     double least;  ///< its score is at least that
     double gain;   ///< bytes times positions of excess that go
-    index_t v;
+    value_id v;
     std::size_t to;  ///< position of its next use
   };
 
@@ -200,11 +200,11 @@ class destroy_repair {
     const auto& values = p_.values();
     std::fill(wanted_.begin(), wanted_.end(), 0);
     bytes_t live = 0;
-    const auto want = [&](index_t v) {
+    const auto want = [&](value_id v) {
       if (!wanted_[v]) live += values[v].bytes;
       wanted_[v] = 1;
     };
-    for (index_t v = 0; v < values.size(); ++v)
+    for (value_id v = 0; v < values.size(); ++v)
       if (values[v].held) want(v);
     for (auto v : p_.targets()) want(v);
     memory_.resize(order_.size());
@@ -247,24 +247,24 @@ class destroy_repair {
       for (auto v : p_.operations()[order_[k]].outputs) events_[next_[v]++] = static_cast<std::uint32_t>(2 * k + 1);
     }
   }
-  std::size_t last(index_t v) const { return first_[v + 1]; }
+  std::size_t last(value_id v) const { return first_[v + 1]; }
   bool is_make(std::size_t event) const { return events_[event] % 2 == 1; }
   std::size_t position(std::size_t event) const { return events_[event] / 2; }
   /// The first event of `v` at position k or later.
-  std::size_t next_event(index_t v, std::size_t k) const {
+  std::size_t next_event(value_id v, std::size_t k) const {
     const auto from = events_.begin();
     const auto end = from + static_cast<std::ptrdiff_t>(first_[v + 1]);
     return static_cast<std::size_t>(
         std::lower_bound(from + static_cast<std::ptrdiff_t>(first_[v]), end, static_cast<std::uint32_t>(2 * k)) - from);
   }
   /// Is `v` on the device before position k?
-  bool alive(index_t v, std::size_t k) const {
+  bool alive(value_id v, std::size_t k) const {
     if (p_.values()[v].held) return true;
     const auto e = next_event(v, k);
     return e < last(v) ? !is_make(e) : p_.is_target(v);
   }
   /// The position after which `v` is not needed before position k, where it is not alive.
-  std::size_t idle_from(index_t v, std::size_t k) const {
+  std::size_t idle_from(value_id v, std::size_t k) const {
     const auto e = next_event(v, k);
     return e == first_[v] ? 0 : position(e - 1) + 1;
   }
@@ -277,7 +277,7 @@ class destroy_repair {
   }
 
   /// Is `u` not there before position k? Remembered, as `excess_of`, until `query_` changes.
-  bool missing(index_t u, std::size_t k) {
+  bool missing(value_id u, std::size_t k) {
     if (looked_[u] != query_) {
       looked_[u] = query_;
       missing_[u] = !alive(u, k);
@@ -286,7 +286,7 @@ class destroy_repair {
     return missing_[u];
   }
   /// What retaining `u` since its last use before position k adds to the excess.
-  double excess_of(index_t u, std::size_t k) {
+  double excess_of(value_id u, std::size_t k) {
     if (excess_[u] < 0) excess_[u] = raise(p_.values()[u].bytes, idle_from(u, k), k);
     return excess_[u];
   }
@@ -294,10 +294,10 @@ class destroy_repair {
   /// What is computed again before position k to have `v` there. Missing inputs are computed too, or retained since their last
   /// use where that is cheaper at `price` seconds per byte and position of excess.
   /// @return seconds, and the excess that retention adds
-  std::pair<double, double> closure(index_t v, std::size_t k, double price, std::vector<index_t>& list) {
+  std::pair<double, double> closure(value_id v, std::size_t k, double price, std::vector<operation_id>& list) {
     const double never = std::numeric_limits<double>::infinity();
     const auto& ops = p_.operations();
-    const auto repeatable = [&](index_t o) { return o != none && !ops[o].once; };
+    const auto repeatable = [&](operation_id o) { return o != none && !ops[o].once; };
     ++stamp_;
     list.assign(1, p_.producer(v));
     mark_[list[0]] = stamp_;
@@ -352,7 +352,7 @@ class destroy_repair {
       }
     if (over_.empty()) return false;  // the sources alone exceed it
     candidates_.clear();
-    for (index_t v = 0; v < p_.values().size(); ++v) {
+    for (value_id v = 0; v < p_.values().size(); ++v) {
       const auto maker = p_.producer(v);
       const auto bytes = p_.values()[v].bytes;
       if (maker == none || bytes == 0 || p_.operations()[maker].once) continue;
@@ -397,7 +397,7 @@ class destroy_repair {
   const problem& p_;
   bytes_t budget_;
   std::mt19937_64 random_;
-  std::vector<index_t> order_, scratch_, scratch2_, best_;
+  std::vector<operation_id> order_, scratch_, scratch2_, best_;
   std::vector<bytes_t> memory_;
   bytes_t peak_ = 0;
   std::vector<std::size_t> first_, next_, over_;

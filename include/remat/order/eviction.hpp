@@ -29,14 +29,14 @@ class eviction {
   };
 
   /// Complexity: O(values + edges executed).
-  eviction(const problem& p, std::span<const index_t> order)
+  eviction(const problem& p, std::span<const operation_id> order)
       : p_(p), order_(order), uses_(p.values().size()), made_(p.values().size()) {
     for (std::size_t k = 0; k < order.size(); ++k) {
       for (auto v : p.operations()[order[k]].inputs) uses_[v].push_back(k);
       for (auto v : p.operations()[order[k]].outputs) made_[v].push_back(k);
     }
     for (auto v : p.targets()) uses_[v].push_back(order.size() + 1);  // after what is computed at the end
-    for (index_t v = 0; v < p.values().size(); ++v) lossy_ = lossy_ || (p.is_source(v) && !p.values()[v].held);
+    for (value_id v = 0; v < p.values().size(); ++v) lossy_ = lossy_ || (p.is_source(v) && !p.values()[v].held);
     for (const auto& op : p.operations()) lossy_ = lossy_ || op.once;
   }
 
@@ -45,12 +45,12 @@ class eviction {
   /// @param stop   polled now and then; true gives up
   /// @return an order whose memory need is within the budget, or nothing
   /// Complexity: O(evictions * values on the device + edges executed).
-  std::optional<std::vector<index_t>> run(bytes_t budget, const options& o, const std::function<bool()>& stop = {}) {
+  std::optional<std::vector<operation_id>> run(bytes_t budget, const options& o, const std::function<bool()>& stop = {}) {
     start(budget, o);
     for (now_ = 0; now_ < order_.size(); ++now_) {
       if (now_ % 64 == 0 && stop && stop()) return std::nullopt;
       const auto& outputs = p_.operations()[order_[now_]].outputs;
-      const bool useless = std::all_of(outputs.begin(), outputs.end(), [&](index_t v) { return on_device_[v] || !alive(v); });
+      const bool useless = std::all_of(outputs.begin(), outputs.end(), [&](value_id v) { return on_device_[v] || !alive(v); });
       if (useless) {
         release(p_.operations()[order_[now_]].inputs);
       } else if (!compute(order_[now_])) {
@@ -89,18 +89,18 @@ class eviction {
     made_at_.assign(p_.values().size(), 0);
     has_run_.assign(p_.operations().size(), false);
     mark_.assign(p_.operations().size(), 0);
-    for (index_t v = 0; v < p_.values().size(); ++v)
+    for (value_id v = 0; v < p_.values().size(); ++v)
       if (p_.is_source(v) && (p_.values()[v].held || !uses_[v].empty())) put(v);
   }
 
-  void put(index_t v) {
+  void put(value_id v) {
     if (on_device_[v]) return;
     on_device_[v] = true;
     live_ += p_.values()[v].bytes;
     place_[v] = device_.size();
     device_.push_back(v);
   }
-  void take(index_t v) {
+  void take(value_id v) {
     on_device_[v] = false;
     live_ -= p_.values()[v].bytes;
     place_[device_.back()] = place_[v];
@@ -109,13 +109,13 @@ class eviction {
   }
 
   /// Position of the next use of `v` after the current one; more than the length of the order + 1 if there is none.
-  std::size_t next_use(index_t v) {
+  std::size_t next_use(value_id v) {
     auto& at = use_at_[v];
     while (at < uses_[v].size() && uses_[v][at] <= now_) ++at;
     return at < uses_[v].size() ? uses_[v][at] : order_.size() + 2;
   }
   /// Is `v`, as it is now, read after the current position?
-  bool alive(index_t v) {
+  bool alive(value_id v) {
     const auto use = next_use(v);
     if (use > order_.size() + 1) return false;
     auto& at = made_at_[v];
@@ -124,7 +124,7 @@ class eviction {
   }
 
   /// The operations to compute for `v`, given what is on the device, ascending; false if that cannot be done any more.
-  bool closure(index_t v, std::vector<index_t>& ops) {
+  bool closure(value_id v, std::vector<operation_id>& ops) {
     ops.clear();
     if (p_.is_source(v)) return false;
     ++stamp_;
@@ -144,7 +144,7 @@ class eviction {
     }
     return true;
   }
-  double cost(index_t v) {
+  double cost(value_id v) {
     if (!closure(v, scratch_)) return never;
     double sum = 0;
     for (auto o : scratch_) sum += p_.operations()[o].seconds;
@@ -152,7 +152,7 @@ class eviction {
   }
 
   /// Drops those of `values` that are read no more.
-  void release(const std::vector<index_t>& values) {
+  void release(const std::vector<value_id>& values) {
     for (auto v : values) {
       if (!on_device_[v] || locks_[v] > 0 || p_.values()[v].held || alive(v)) continue;
       if (lossy_ && cost(v) == never && last_resort(v)) {
@@ -163,18 +163,18 @@ class eviction {
     }
   }
   /// Would the loss of `v` make a value that is missing and still needed impossible to compute?
-  bool last_resort(index_t v) {
+  bool last_resort(value_id v) {
     on_device_[v] = false;
-    std::erase_if(missing_, [&](index_t w) { return on_device_[w] || !alive(w); });
-    const bool needed = std::any_of(missing_.begin(), missing_.end(), [&](index_t w) { return cost(w) == never; });
+    std::erase_if(missing_, [&](value_id w) { return on_device_[w] || !alive(w); });
+    const bool needed = std::any_of(missing_.begin(), missing_.end(), [&](value_id w) { return cost(w) == never; });
     on_device_[v] = true;
     return needed;
   }
 
   /// Computes `o` and before it what it lacks.
-  bool compute(index_t o) {
+  bool compute(operation_id o) {
     if (p_.operations()[o].once && has_run_[o]) return false;
-    std::vector<index_t> list = {o}, more;
+    std::vector<operation_id> list = {o}, more;
     for (auto v : p_.operations()[o].inputs) {
       if (on_device_[v]) continue;
       if (!closure(v, more)) return false;
@@ -203,7 +203,7 @@ class eviction {
     bytes_t need = op.workspace;
     for (auto v : op.outputs) need += p_.values()[v].bytes;
     while (live_ + need > budget_) {
-      index_t worst = none;
+      value_id worst = none;
       double highest = -1;
       for (auto v : device_) {
         if (locks_[v] > 0 || p_.values()[v].held || p_.values()[v].bytes == 0 || p_.is_source(v)) continue;
@@ -225,13 +225,14 @@ class eviction {
     return true;
   }
   const problem& p_;
-  std::span<const index_t> order_;
+  std::span<const operation_id> order_;
   std::vector<std::vector<std::size_t>> uses_, made_;  // positions in the order, per value
   bool lossy_ = false;                                 // are there values that cannot be made again?
   bytes_t budget_ = 0, live_ = 0;
   options options_;
   std::size_t now_ = 0;
-  std::vector<index_t> result_, device_, kept_, missing_, scratch_;
+  std::vector<operation_id> result_, scratch_;
+  std::vector<value_id> device_, kept_, missing_;
   std::vector<bool> on_device_, has_run_;
   std::vector<std::size_t> place_, use_at_, made_at_;
   std::vector<unsigned> locks_, mark_;

@@ -24,9 +24,9 @@ class missing_operations {
   /// @param there  per value: on the device; sources are
   /// @return what makes those of `wanted` that are not there, and what that lacks in turn, in the order of the problem
   /// Complexity: O(k log k + edges) for k operations and their operands.
-  std::vector<index_t> for_values(std::span<const index_t> wanted, const std::vector<bool>& there) {
-    std::vector<index_t> found;
-    const auto need = [&](index_t v) {
+  std::vector<operation_id> for_values(std::span<const value_id> wanted, const std::vector<bool>& there) {
+    std::vector<operation_id> found;
+    const auto need = [&](value_id v) {
       if (there[v] || marked_[p_.producer(v)]) return;
       marked_[p_.producer(v)] = true;
       found.push_back(p_.producer(v));
@@ -39,7 +39,7 @@ class missing_operations {
     return found;
   }
   /// The same for the operands of `o`, with `o` at the end.
-  std::vector<index_t> for_operation(index_t o, const std::vector<bool>& there) {
+  std::vector<operation_id> for_operation(operation_id o, const std::vector<bool>& there) {
     auto found = for_values(p_.operations()[o].inputs, there);
     found.push_back(o);
     return found;
@@ -58,14 +58,15 @@ class missing_operations {
 /// @param later    per operation: computed after `tau` only, unless `tau` depends on it
 /// @return the order, or nothing if a once-only operation would have to run again
 /// Complexity: O(values + edges executed).
-inline std::optional<std::vector<index_t>> replay_across(const problem& p, const std::vector<index_t>& needed, index_t tau,
-                                                         const std::vector<bool>& retained, const std::vector<bool>& later) {
+inline std::optional<std::vector<operation_id>> replay_across(const problem& p, const std::vector<operation_id>& needed,
+                                                              operation_id tau, const std::vector<bool>& retained,
+                                                              const std::vector<bool>& later) {
   const auto& ops = p.operations();
   std::vector<bool> there(p.values().size(), false), has_run(ops.size(), false);
-  for (index_t v = 0; v < there.size(); ++v) there[v] = p.is_source(v);
-  std::vector<index_t> order;
+  for (value_id v = 0; v < there.size(); ++v) there[v] = p.is_source(v);
+  std::vector<operation_id> order;
   missing_operations missing(p);
-  const auto run = [&](index_t o) {
+  const auto run = [&](operation_id o) {
     for (auto x : missing.for_operation(o, there)) {
       if (ops[x].once && has_run[x]) return false;
       has_run[x] = true;
@@ -81,12 +82,12 @@ inline std::optional<std::vector<index_t>> replay_across(const problem& p, const
       if (o == tau || ancestor[o])
         for (auto v : ops[o].inputs)
           if (!p.is_source(v)) ancestor[p.producer(v)] = true;
-    for (index_t o = 0; o < tau; ++o) delayed[o] = later[o] && !ancestor[o];
+    for (operation_id o = 0; o < tau; ++o) delayed[o] = later[o] && !ancestor[o];
   }
   for (auto o : needed) {
     if (o == tau) {
       const auto& operands = ops[tau].inputs;
-      for (index_t v = 0; v < there.size(); ++v)
+      for (value_id v = 0; v < there.size(); ++v)
         if (!p.is_source(v) && !retained[v] && !std::binary_search(operands.begin(), operands.end(), v)) there[v] = false;
     }
     if (o < tau && delayed[o]) continue;
@@ -106,16 +107,16 @@ inline std::optional<std::vector<index_t>> replay_across(const problem& p, const
 /// @param free     per value: kept once made, and made as soon as that takes nothing else
 /// @return the order, or nothing if a once-only operation would have to run again
 /// Complexity: O(moments (values + edges) + edges executed).
-inline std::optional<std::vector<index_t>> replay_through(const problem& p, const std::vector<index_t>& moments,
-                                                          const std::vector<std::vector<bool>>& retained,
-                                                          const std::vector<bool>& free) {
+inline std::optional<std::vector<operation_id>> replay_through(const problem& p, const std::vector<operation_id>& moments,
+                                                               const std::vector<std::vector<bool>>& retained,
+                                                               const std::vector<bool>& free) {
   const auto& ops = p.operations();
   const auto needed = needed_operations(p);
   std::vector<bool> there(p.values().size(), false), has_run(ops.size(), false);
-  for (index_t v = 0; v < there.size(); ++v) there[v] = p.is_source(v);
-  std::vector<index_t> order;
+  for (value_id v = 0; v < there.size(); ++v) there[v] = p.is_source(v);
+  std::vector<operation_id> order;
   missing_operations missing(p);
-  const auto run = [&](const std::vector<index_t>& list) {
+  const auto run = [&](const std::vector<operation_id>& list) {
     for (auto o : list) {
       if (ops[o].once && has_run[o]) return false;
       has_run[o] = true;
@@ -125,33 +126,33 @@ inline std::optional<std::vector<index_t>> replay_through(const problem& p, cons
     return true;
   };
   // Adds to the ascending `list`, all of which will run, what then is free.
-  const auto add_free = [&](std::vector<index_t> list, index_t end) {
+  const auto add_free = [&](std::vector<operation_id> list, operation_id end) {
     std::vector<bool> listed(ops.size(), false);
     for (auto o : list) listed[o] = true;
     for (auto o : needed) {
       if (o >= end || listed[o] || has_run[o]) continue;
-      listed[o] = std::all_of(ops[o].outputs.begin(), ops[o].outputs.end(), [&](index_t v) { return free[v]; }) &&
+      listed[o] = std::all_of(ops[o].outputs.begin(), ops[o].outputs.end(), [&](value_id v) { return free[v]; }) &&
                   std::all_of(ops[o].inputs.begin(), ops[o].inputs.end(),
-                              [&](index_t v) { return there[v] || (!p.is_source(v) && listed[p.producer(v)]); });
+                              [&](value_id v) { return there[v] || (!p.is_source(v) && listed[p.producer(v)]); });
       if (listed[o]) list.push_back(o);
     }
     std::sort(list.begin(), list.end());
     return list;
   };
   for (std::size_t j = 0; j <= moments.size(); ++j) {
-    std::vector<index_t> wanted = p.targets();
+    std::vector<value_id> wanted = p.targets();
     if (j < moments.size()) {
       wanted = ops[moments[j]].inputs;
-      for (index_t v = 0; v < there.size(); ++v)
+      for (value_id v = 0; v < there.size(); ++v)
         if (retained[j][v] && !free[v]) wanted.push_back(v);
     }
     // First runs in the order of the problem, each preceded by what it lacks; then what is to be retained and was lost.
-    for (auto o : add_free(missing.for_values(wanted, there), j < moments.size() ? moments[j] : none))
+    for (auto o : add_free(missing.for_values(wanted, there), j < moments.size() ? moments[j] : operation_id(none)))
       if (!has_run[o] && !run(missing.for_operation(o, there))) return std::nullopt;
     if (!run(missing.for_values(wanted, there))) return std::nullopt;
     if (j == moments.size()) break;
     const auto& operands = ops[moments[j]].inputs;
-    for (index_t v = 0; v < there.size(); ++v)
+    for (value_id v = 0; v < there.size(); ++v)
       there[v] =
           there[v] && (p.is_source(v) || free[v] || retained[j][v] || std::binary_search(operands.begin(), operands.end(), v));
     if (!run({moments[j]})) return std::nullopt;

@@ -18,20 +18,20 @@ namespace detail {
 
 /// Does a valid order without those `removed`, and without what nobody reads then, need no more than `budget` bytes while it
 /// computes? Gives up at the first that does. `wanted` is a buffer. Complexity: O(values + edges executed).
-inline bool fits_without(const problem& p, std::span<const index_t> order, const std::vector<bool>& removed, bytes_t budget,
+inline bool fits_without(const problem& p, std::span<const operation_id> order, const std::vector<bool>& removed, bytes_t budget,
                          std::vector<unsigned char>& wanted) {
   const auto& values = p.values();
   wanted.assign(values.size(), 0);
   bytes_t live = p.held_bytes();
-  for (index_t v = 0; v < values.size(); ++v) wanted[v] = values[v].held;
-  const auto want = [&](index_t v) {
+  for (value_id v = 0; v < values.size(); ++v) wanted[v] = values[v].held;
+  const auto want = [&](value_id v) {
     if (!wanted[v]) live += values[v].bytes;
     wanted[v] = 1;
   };
   for (auto v : p.targets()) want(v);
   for (std::size_t k = order.size(); k-- > 0;) {
     const auto& op = p.operations()[order[k]];
-    if (removed[k] || std::none_of(op.outputs.begin(), op.outputs.end(), [&](index_t v) { return wanted[v] != 0; })) continue;
+    if (removed[k] || std::none_of(op.outputs.begin(), op.outputs.end(), [&](value_id v) { return wanted[v] != 0; })) continue;
     bytes_t written = op.workspace;
     for (auto v : op.outputs) {
       written += values[v].bytes;
@@ -55,8 +55,8 @@ inline bool fits_without(const problem& p, std::span<const index_t> order, const
 /// @return an order that is no slower
 /// Complexity: O(recomputations * distance to the computation before) per round, and 100 000 steps or 20 passes over the order;
 /// few rounds.
-inline std::vector<index_t> retain_more(const problem& p, std::vector<index_t> order, bytes_t budget,
-                                        const std::function<bool()>& stop = {}) {
+inline std::vector<operation_id> retain_more(const problem& p, std::vector<operation_id> order, bytes_t budget,
+                                             const std::function<bool()>& stop = {}) {
   struct candidate {
     std::size_t at, before;
     bytes_t bytes;
@@ -109,7 +109,7 @@ inline std::vector<index_t> retain_more(const problem& p, std::vector<index_t> o
       for (auto k = c.before + 1; k < c.at; ++k) memory[k] += c.bytes;
       touched[order[c.at]] = changed = true;
     }
-    std::vector<index_t> rest;
+    std::vector<operation_id> rest;
     for (std::size_t k = 0; k < order.size(); ++k)
       if (!removed[k]) rest.push_back(order[k]);
     order = prune_order(p, rest);

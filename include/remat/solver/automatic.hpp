@@ -97,7 +97,7 @@ class automatic {
 
     const problem& p;
     const bytes_t budget;
-    const std::vector<index_t> needed = needed_operations(p);
+    const std::vector<operation_id> needed = needed_operations(p);
     incumbent best;
 
     /// Nothing more to be done?
@@ -130,12 +130,12 @@ class automatic {
       take(r);
     }
     /// An order, of any memory need, that a schedule may be made of.
-    void suggest(std::vector<index_t> order) {
+    void suggest(std::vector<operation_id> order) {
       const std::lock_guard guard(lock_);
       suggestions_.push_back(std::move(order));
     }
     /// The last of them, or nothing.
-    std::optional<std::vector<index_t>> suggestion() {
+    std::optional<std::vector<operation_id>> suggestion() {
       const std::lock_guard guard(lock_);
       if (suggestions_.empty()) return std::nullopt;
       auto last = std::move(suggestions_.back());
@@ -165,7 +165,7 @@ class automatic {
     monitor all_;
     std::mutex lock_;
     std::atomic<double> seconds_ = std::numeric_limits<double>::infinity(), bound_ = 0;
-    std::vector<std::vector<index_t>> suggestions_;
+    std::vector<std::vector<operation_id>> suggestions_;
     result answer_;
   };
 
@@ -204,7 +204,7 @@ class automatic {
     });
   }
   /// Looks around a suggestion, for a short while.
-  void follow(search& now, std::vector<index_t> order) const {
+  void follow(search& now, std::vector<operation_id> order) const {
     if (now.done()) return;
     incumbent other(now.p, now.budget);
     auto o = options_.search;

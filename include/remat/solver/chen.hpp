@@ -54,7 +54,7 @@ class chen {
     greedy        ///< they end at the first candidate after more than b bytes were made, for several b
   };
   struct options {
-    std::optional<index_t> turn = {};  ///< first operation of the backward; by default where store-all's memory is highest
+    std::optional<operation_id> turn = {};  ///< first operation of the backward; by default where store-all's memory is highest
     chen::variant variant = variant::any;
     chen::division division = division::any;
     std::size_t tries = 64;  ///< most numbers of segments and most b that are tried, >= 1
@@ -88,7 +88,7 @@ class chen {
  private:
   using positions = std::vector<std::size_t>;  // in the list of needed operations
 
-  void search(const problem& p, const std::vector<index_t>& needed, std::size_t turn, incumbent& best, monitor& m) const {
+  void search(const problem& p, const std::vector<operation_id>& needed, std::size_t turn, incumbent& best, monitor& m) const {
     const auto wanted = [&](variant v) { return options_.variant == variant::any || options_.variant == v; };
     positions all(turn), articulation;
     for (std::size_t k = 0; k < turn; ++k) all[k] = k;
@@ -113,7 +113,7 @@ class chen {
   }
 
   /// The sets of ends to be tried, each once.
-  std::set<positions> divisions(const problem& p, const std::vector<index_t>& needed, std::size_t turn,
+  std::set<positions> divisions(const problem& p, const std::vector<operation_id>& needed, std::size_t turn,
                                 const positions& candidates) const {
     std::set<positions> sets;
     const auto n = candidates.size();
@@ -157,8 +157,8 @@ class chen {
 
   /// Computes the forward, forgets what is not retained, and goes on; what is missing is computed again when it is needed.
   /// @return the order, or nothing if it is stopped or longer than anybody wants
-  static std::optional<std::vector<index_t>> play(const problem& p, const std::vector<index_t>& needed, std::size_t turn,
-                                                  const positions& ends, variant v, const monitor& m) {
+  static std::optional<std::vector<operation_id>> play(const problem& p, const std::vector<operation_id>& needed,
+                                                       std::size_t turn, const positions& ends, variant v, const monitor& m) {
     const auto& ops = p.operations();
     const auto backward = ends.size() + 1;
     std::vector<std::size_t> segment(ops.size(), backward);  // of an operation
@@ -167,7 +167,7 @@ class chen {
       if (s < ends.size() && ends[s] == k) ++s;
     }
     std::vector<bool> retained(p.values().size(), false), there(p.values().size(), false);
-    for (index_t x = 0; x < retained.size(); ++x) {
+    for (value_id x = 0; x < retained.size(); ++x) {
       there[x] = p.is_source(x);
       if (p.is_source(x) || p.is_target(x) || ops[p.producer(x)].once) {
         retained[x] = true;
@@ -175,7 +175,7 @@ class chen {
       }
       const auto own = segment[p.producer(x)];
       const auto reads = p.consumers(x);
-      retained[x] = own == ends.size() || (v == variant::crossing && std::any_of(reads.begin(), reads.end(), [&](index_t o) {
+      retained[x] = own == ends.size() || (v == variant::crossing && std::any_of(reads.begin(), reads.end(), [&](operation_id o) {
                                              return segment[o] < backward && segment[o] != own;
                                            }));
     }
@@ -183,14 +183,14 @@ class chen {
       for (auto k : ends)
         for (auto x : ops[needed[k]].outputs) retained[x] = true;
 
-    std::vector<index_t> order;
+    std::vector<operation_id> order;
     missing_operations missing(p);
-    const auto forget = [&](index_t o) {
+    const auto forget = [&](operation_id o) {
       for (auto x : ops[o].outputs) there[x] = there[x] && retained[x];
     };
     const auto longest =
         v == variant::last_node ? std::min<std::size_t>(needed.size() * needed.size(), 10'000'000) : 20 * needed.size();
-    index_t before = none;
+    operation_id before = none;
     for (std::size_t k = 0; k < needed.size(); ++k) {
       const auto o = needed[k];
       if (k == turn)

@@ -46,9 +46,9 @@ namespace remat {
 /// Complexity: O((values + edges) log).
 inline problem with_like_costs(const problem& p, double tolerance) {
   if (tolerance <= 0) return p;
-  std::map<std::vector<std::int64_t>, std::vector<index_t>> alike;
+  std::map<std::vector<std::int64_t>, std::vector<operation_id>> alike;
   auto ops = p.operations();
-  for (index_t o = 0; o < ops.size(); ++o) {
+  for (operation_id o = 0; o < ops.size(); ++o) {
     std::vector<std::int64_t> key = {static_cast<std::int64_t>(std::hash<std::string>()(ops[o].kind)), ops[o].workspace};
     std::vector<std::int64_t> inputs;
     for (auto v : ops[o].inputs) inputs.push_back(p.values()[v].bytes);
@@ -59,7 +59,7 @@ inline problem with_like_costs(const problem& p, double tolerance) {
     alike[std::move(key)].push_back(o);
   }
   for (auto& [key, list] : alike) {
-    std::stable_sort(list.begin(), list.end(), [&](index_t a, index_t b) { return ops[a].seconds < ops[b].seconds; });
+    std::stable_sort(list.begin(), list.end(), [&](operation_id a, operation_id b) { return ops[a].seconds < ops[b].seconds; });
     for (std::size_t from = 0, to = 0; from < list.size(); from = to) {
       double sum = 0;
       const double most = p.operations()[list[from]].seconds * (1 + tolerance);
@@ -176,7 +176,7 @@ class hierarchical {
   }
 
  private:
-  using orders = std::vector<std::vector<index_t>>;
+  using orders = std::vector<std::vector<operation_id>>;
 
   /// What one call of `solve` works with.
   struct search {
@@ -296,8 +296,8 @@ class hierarchical {
       return nullptr;
     };
     if (!known()) {
-      std::vector<index_t> place(form.operations.size());
-      for (index_t k = 0; k < place.size(); ++k) place[form.operations[k]] = k;
+      std::vector<operation_id> place(form.operations.size());
+      for (operation_id k = 0; k < place.size(); ++k) place[form.operations[k]] = k;
       auto found = solve_part(b, now);
       for (auto& order : found)
         for (auto& o : order) o = place[o];
@@ -466,7 +466,7 @@ class hierarchical {
     std::sort(counts.begin(), counts.end());
     counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
     orders good;
-    const auto take = [&](std::vector<index_t> order) {
+    const auto take = [&](std::vector<operation_id> order) {
       if (best.offer(order)) report("parts joined");
       good.push_back(std::move(order));
     };

@@ -90,8 +90,8 @@ class min_cut {
     std::sort(ascending.begin(), ascending.end(), [&](auto a, auto b) { return budgets[a] < budgets[b]; });
     std::vector<result> results(budgets.size());
     std::optional<std::vector<start>> shared;
-    std::vector<index_t> smaller;  // the fastest order for the budgets so far
-    bytes_t needed = 0;            // no schedule fits a smaller budget
+    std::vector<operation_id> smaller;  // the fastest order for the budgets so far
+    bytes_t needed = 0;                 // no schedule fits a smaller budget
     for (std::size_t i = 0; i < ascending.size(); ++i) {
       auto l = m.limits();
       l.seconds = m.remaining() / static_cast<double>(ascending.size() - i);
@@ -106,7 +106,7 @@ class min_cut {
 
   /// An order from which schedules are made.
   struct start {
-    std::vector<index_t> order;
+    std::vector<operation_id> order;
     bytes_t peak;
     double seconds;
   };
@@ -115,7 +115,7 @@ class min_cut {
   struct one_of_many {
     const min_cut& method;
     std::optional<std::vector<start>>& shared;
-    std::vector<index_t>& smaller;
+    std::vector<operation_id>& smaller;
     bytes_t& needed;
 
     std::string name() const { return method.name(); }
@@ -169,9 +169,9 @@ class min_cut {
   /// The lean choice for what the first `count` operations make, the rich one for the rest.
   static choice mix(const problem& p, const choice& lean, const choice& rich, index_t count) {
     choice c = rich;
-    for (index_t v = 0; v < c.retained.size(); ++v)
+    for (value_id v = 0; v < c.retained.size(); ++v)
       if (!p.is_source(v) && p.producer(v) < count) c.retained[v] = lean.retained[v];
-    for (index_t o = 0; o < count; ++o) c.later[o] = lean.later[o];
+    for (operation_id o = 0; o < count; ++o) c.later[o] = lean.later[o];
     return c;
   }
 
@@ -180,7 +180,7 @@ class min_cut {
   std::vector<start> starts(const problem& p, bytes_t budget, monitor& m, incumbent* best, double bound) const {
     const auto needed = needed_operations(p);
     std::vector<start> list;
-    const auto add = [&](std::vector<index_t> order) {
+    const auto add = [&](std::vector<operation_id> order) {
       const auto needs = measure_order(p, order);
       if (best->offer(order)) m.report({.stage = "cuts", .best = best->seconds(), .bound = bound});
       list.push_back({std::move(order), needs.peak, needs.seconds});
@@ -206,7 +206,7 @@ class min_cut {
     const auto stop = [&] { return m.stopped(); };
     const auto half = m.remaining() / 2;  // the rest is for `local_search`
     const auto late = [&] { return m.stopped() || m.remaining() < half; };
-    const auto offer = [&](const std::vector<index_t>& order, const char* stage) {
+    const auto offer = [&](const std::vector<operation_id>& order, const char* stage) {
       if (best.offer(order)) m.report({.stage = stage, .best = best.seconds(), .bound = bound});
     };
     const auto good_enough = [&] { return best.found() && best.seconds() * (1 - m.limits().gap) <= bound; };
@@ -223,7 +223,7 @@ class min_cut {
     };
     std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return promise(*a) < promise(*b); });
     const auto operations = std::max<std::size_t>(1, p.operations().size());
-    std::vector<std::vector<index_t>> good;  // each faster than those before
+    std::vector<std::vector<operation_id>> good;  // each faster than those before
     destroy_repair n(p, budget, m.limits().seed);
     for (std::size_t i = 0; i < order.size() && (i == 0 || i * operations < options_.repairs) && !late() && !good_enough(); ++i) {
       n.load(order[i]->order);

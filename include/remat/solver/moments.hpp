@@ -76,8 +76,8 @@ class moments {
   static void round(const problem& p, const multi_cut_model& form, const Eigen::VectorXd& x, bytes_t budget, incumbent& best,
                     monitor& m) {
     const auto stop = [&] { return m.stopped(); };
-    std::vector<std::pair<double, std::vector<index_t>>> fitting;  // with their times
-    std::optional<std::vector<index_t>> last;
+    std::vector<std::pair<double, std::vector<operation_id>>> fitting;  // with their times
+    std::optional<std::vector<operation_id>> last;
     for (const double threshold : {0.5, 0.1, 0.9, 0.3, 0.7}) {
       auto order = order_of(p, form, x, threshold);
       if (!order || order == last) continue;

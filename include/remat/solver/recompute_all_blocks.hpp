@@ -32,9 +32,9 @@ namespace remat {
 class recompute_all_blocks {
  public:
   struct options {
-    block_options blocks = {};       ///< how the graph is cut
-    std::vector<index_t> cuts = {};  ///< in place of that: first operations of the second, third, ... block, ascending
-    bool keep_last = false;          ///< the last block is not run again
+    block_options blocks = {};            ///< how the graph is cut
+    std::vector<operation_id> cuts = {};  ///< in place of that: first operations of the second, third, ... block, ascending
+    bool keep_last = false;               ///< the last block is not run again
   };
 
   recompute_all_blocks() : recompute_all_blocks(options{}) {}
@@ -64,7 +64,7 @@ class recompute_all_blocks {
   }
 
  private:
-  using operations = std::vector<index_t>;
+  using operations = std::vector<operation_id>;
 
   /// The forward of each block.
   std::vector<operations> blocks(const problem& p, const operations& needed) const {
@@ -93,13 +93,14 @@ class recompute_all_blocks {
       for (auto o : blocks[i]) block[o] = i;
     // What only its own block and the backward read is made again.
     std::vector<bool> missing(p.values().size(), false), asked(p.values().size(), false);
-    for (index_t v = 0; v < missing.size(); ++v) {
+    for (value_id v = 0; v < missing.size(); ++v) {
       if (p.is_source(v) || p.is_target(v) || ops[p.producer(v)].once) continue;
       const auto own = block[p.producer(v)];
       if (own == backward || (options_.keep_last && own + 1 == backward)) continue;
       const auto reads = p.consumers(v);
-      missing[v] = std::all_of(reads.begin(), reads.end(), [&](index_t o) { return block[o] == own || block[o] == backward; });
-      asked[v] = missing[v] && std::any_of(reads.begin(), reads.end(), [&](index_t o) { return block[o] == backward; });
+      missing[v] =
+          std::all_of(reads.begin(), reads.end(), [&](operation_id o) { return block[o] == own || block[o] == backward; });
+      asked[v] = missing[v] && std::any_of(reads.begin(), reads.end(), [&](operation_id o) { return block[o] == backward; });
     }
     operations order;
     for (auto o : needed) {
@@ -108,7 +109,7 @@ class recompute_all_blocks {
           if (!missing[v]) continue;
           const auto& again = blocks[block[p.producer(v)]];
           auto end = again.size();
-          const auto wanted = [&](index_t x) { return asked[x]; };
+          const auto wanted = [&](value_id x) { return asked[x]; };
           while (std::none_of(ops[again[end - 1]].outputs.begin(), ops[again[end - 1]].outputs.end(), wanted)) --end;
           for (std::size_t k = 0; k < end; ++k) {
             if (ops[again[k]].once) continue;

@@ -94,11 +94,13 @@ class revolve {
       for (auto o : b.backward) backward[o] = true;
     for (auto i = last; i-- > 0;) {
       auto &b = c.blocks[i].backward, &after = c.blocks[i + 1].backward;
-      const auto there = [&](index_t v) {
-        const auto holds = [&](const std::vector<index_t>& list) { return std::find(list.begin(), list.end(), v) != list.end(); };
+      const auto there = [&](value_id v) {
+        const auto holds = [&](const std::vector<value_id>& list) {
+          return std::find(list.begin(), list.end(), v) != list.end();
+        };
         return p.is_source(v) || backward[p.producer(v)] || holds(c.blocks[i + 1].inputs) || holds(c.pinned);
       };
-      const auto end = std::find_if(b.begin(), b.end(), [&](index_t o) {
+      const auto end = std::find_if(b.begin(), b.end(), [&](operation_id o) {
         const auto& inputs = p.operations()[o].inputs;
         return !std::all_of(inputs.begin(), inputs.end(), there);
       });
@@ -112,7 +114,7 @@ class revolve {
         for (auto v : p.operations()[o].inputs) earliest[v] = std::min(earliest[v], i);
       }
     for (auto& b : c.blocks) b.gradients.clear();
-    for (index_t v = 0; v < p.values().size(); ++v)
+    for (value_id v = 0; v < p.values().size(); ++v)
       if (!p.is_source(v) && backward[p.producer(v)])
         for (auto i = earliest[v]; i < block_of[p.producer(v)]; ++i) c.blocks[i].gradients.push_back(v);
   }

@@ -43,9 +43,9 @@ class separator_walk {
 
   /// Computes what is not held of `wanted`, operations within `part`, and holds each once more.
   /// @return false if it gave up
-  bool compute(std::size_t part, const std::vector<index_t>& wanted) {
+  bool compute(std::size_t part, const std::vector<operation_id>& wanted) {
     const auto& here = tree_.parts()[part];
-    std::vector<index_t> missing;
+    std::vector<operation_id> missing;
     for (auto o : wanted) {
       if (holds_[o] > 0)
         ++holds_[o];
@@ -55,13 +55,13 @@ class separator_walk {
     if (missing.empty()) return true;
     auto own = closure(part, missing);  // what is computed here, and held until the end
     const bool divided = !here.children.empty() && here.operations > leaf_;
-    std::vector<std::vector<std::pair<std::size_t, index_t>>> pending(here.children.size());  // stage, wanted operation
+    std::vector<std::vector<std::pair<std::size_t, operation_id>>> pending(here.children.size());  // stage, wanted operation
     if (divided) {
       own = separator(part, own);
       for (auto o : missing)
         if (tree_.home(o) != part) pending[child(here, o)].emplace_back(stage_[o], o);
     }
-    std::vector<std::vector<index_t>> reads(here.children.size());
+    std::vector<std::vector<operation_id>> reads(here.children.size());
     for (std::size_t k = 0; k < own.size(); ++k) {
       if (divided) {
         for (auto v : p_.operations()[own[k]].inputs)
@@ -84,14 +84,14 @@ class separator_walk {
     return true;
   }
 
-  std::vector<index_t>& order() { return order_; }
+  std::vector<operation_id>& order() { return order_; }
 
  private:
   /// The operations within `part` that `wanted` needs and that are not held, ascending.
-  std::vector<index_t> closure(std::size_t part, const std::vector<index_t>& wanted) {
+  std::vector<operation_id> closure(std::size_t part, const std::vector<operation_id>& wanted) {
     ++stamp_;
-    std::vector<index_t> list;
-    const auto add = [&](index_t o) {
+    std::vector<operation_id> list;
+    const auto add = [&](operation_id o) {
       if (holds_[o] > 0 || mark_[o] == stamp_ || !tree_.within(o, part)) return;
       mark_[o] = stamp_;
       list.push_back(o);
@@ -105,8 +105,8 @@ class separator_walk {
   }
   /// Those of `list`, the last closure, that are in the separator of `part`. Sets the stage of each of the list: how many of the
   /// separator have to come before it, itself included.
-  std::vector<index_t> separator(std::size_t part, const std::vector<index_t>& list) {
-    std::vector<index_t> found;
+  std::vector<operation_id> separator(std::size_t part, const std::vector<operation_id>& list) {
+    std::vector<operation_id> found;
     for (auto o : list) {
       stage_[o] = 0;
       for (auto v : p_.operations()[o].inputs)
@@ -117,19 +117,19 @@ class separator_walk {
     }
     return found;
   }
-  std::size_t child(const separator_tree::part& x, index_t o) const {
+  std::size_t child(const separator_tree::part& x, operation_id o) const {
     const auto after = std::upper_bound(x.children.begin(), x.children.end(), tree_.home(o));
     return static_cast<std::size_t>(after - x.children.begin()) - 1;
   }
   /// `list` and, taken out of `pending`, what is wanted later and can be computed after `stage` operations of the separator.
-  static std::vector<index_t> with_pending(std::vector<index_t> list, std::vector<std::pair<std::size_t, index_t>>& pending,
-                                           std::size_t stage) {
+  static std::vector<operation_id> with_pending(std::vector<operation_id> list,
+                                                std::vector<std::pair<std::size_t, operation_id>>& pending, std::size_t stage) {
     for (const auto& [needs, o] : pending)
       if (needs <= stage) list.push_back(o);
     std::erase_if(pending, [&](const auto& x) { return x.first <= stage; });
     return list;
   }
-  bool run(index_t o) {
+  bool run(operation_id o) {
     if (order_.size() >= most_ || (order_.size() % 64 == 0 && stop_ && stop_())) return false;
     order_.push_back(o);
     holds_[o] = p_.operations()[o].once ? 2 : 1;  // for ever, if it cannot run again
@@ -140,7 +140,7 @@ class separator_walk {
   const separator_tree& tree_;
   std::size_t leaf_, most_;
   const std::function<bool()>& stop_;
-  std::vector<index_t> order_;
+  std::vector<operation_id> order_;
   std::vector<std::size_t> holds_, mark_, stage_;
   std::size_t stamp_ = 0;
 };
@@ -163,10 +163,11 @@ class separator_walk {
 /// Complexity: O(edges executed * log(operations)).
 ///
 /// Reference: Kumar, Purohit, Svitkina, Vee, Wang, "Efficient rematerialization for deep networks", NeurIPS 2019.
-inline std::optional<std::vector<index_t>> order_by_separators(const problem& p, const separator_tree& tree, std::size_t leaf,
-                                                               std::size_t most, const std::function<bool()>& stop = {}) {
+inline std::optional<std::vector<operation_id>> order_by_separators(const problem& p, const separator_tree& tree,
+                                                                    std::size_t leaf, std::size_t most,
+                                                                    const std::function<bool()>& stop = {}) {
   if (tree.empty()) return std::nullopt;
-  std::vector<index_t> wanted;
+  std::vector<operation_id> wanted;
   for (auto v : p.targets())
     if (!p.is_source(v)) wanted.push_back(p.producer(v));
   std::sort(wanted.begin(), wanted.end());
@@ -216,12 +217,12 @@ class twremat {
   }
 
  private:
-  void search(const problem& p, const std::vector<index_t>& needed, bytes_t budget, incumbent& best, monitor& m) const {
+  void search(const problem& p, const std::vector<operation_id>& needed, bytes_t budget, incumbent& best, monitor& m) const {
     const std::function<bool()> stop = [&] { return m.stopped(); };
     const auto report = [&](const char* stage) { m.report({.stage = stage, .best = best.seconds()}); };
     const separator_tree tree(p, needed, stop);
     m.report({.stage = "separators of width " + std::to_string(tree.width()), .best = best.seconds()});
-    std::vector<std::vector<index_t>> orders = {needed}, good;
+    std::vector<std::vector<operation_id>> orders = {needed}, good;
     for (auto leaf = needed.size() - 1; leaf > 0 && !stop();) {
       auto order = order_by_separators(p, tree, leaf, options_.repetitions * needed.size(), stop);
       if (!order) break;  // smaller ones are longer still

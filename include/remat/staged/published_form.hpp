@@ -67,7 +67,7 @@ class published_form : public staged_model {
         else if (repeatable_[k])
           R_[t][k] = builder_.binary(at(k).seconds / second_);
       }
-    for (index_t v = 0; v < p_.values().size(); ++v) {
+    for (value_id v = 0; v < p_.values().size(); ++v) {
       const auto k = producer_[v];
       if (!modelled_[v] || (k != none && k >= first)) continue;
       if (t == stages_.size())
@@ -81,10 +81,10 @@ class published_form : public staged_model {
 
   void make_rows(std::size_t t) {
     const auto last = stages_[t].second;
-    const auto there = [&](index_t v) { return producer_[v] == none ? S(t, v) : R_[t][producer_[v]] + S(t, v); };
-    const auto exists = [&](index_t v) { return modelled_[v] && (producer_[v] == none || producer_[v] < last); };
+    const auto there = [&](value_id v) { return producer_[v] == none ? S(t, v) : R_[t][producer_[v]] + S(t, v); };
+    const auto exists = [&](value_id v) { return modelled_[v] && (producer_[v] == none || producer_[v] < last); };
     expression memory;
-    for (index_t v = 0; v < p_.values().size(); ++v)
+    for (value_id v = 0; v < p_.values().size(); ++v)
       if (exists(v)) {
         at_most(S(t + 1, v), there(v));
         memory.add(S(t, v), size(v));
@@ -105,7 +105,7 @@ class published_form : public staged_model {
   }
 
   /// Makes FREE[t,v,k] and takes what it frees from `memory`.
-  void release(std::size_t t, index_t v, std::size_t k, expression& memory) {
+  void release(std::size_t t, value_id v, std::size_t k, expression& memory) {
     if (is_zero(R_[t][k])) return;
     auto hindrances = expression{{}, 1} - R_[t][k] + S(t + 1, v);
     for (auto j : uses_[v])

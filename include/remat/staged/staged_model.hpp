@@ -48,53 +48,13 @@ class staged_model {
     room_ = room;
   }
 
-  /// What an integer column decides.
-  struct decision {
-    std::size_t stage = 0;
-    index_t operation = none;  ///< computed, or the producer of the value held; none for sources and continuous columns
-    /// Of a computation: how far it is from the block that it serves, 1 for operands of the block; 0 for a value held.
-    std::size_t distance = 0;
-  };
-  /// Per column of `model`.
-  /// Complexity: O(stages (operations + values)).
-  std::vector<decision> decisions() const {
-    std::vector<decision> list(static_cast<std::size_t>(model_.columns()));
-    const auto add = [&](const expression& e, std::size_t stage, index_t operation, std::size_t distance) {
-      if (!constant(e)) list[static_cast<std::size_t>(e.terms.front().first)] = {stage, operation, distance};
-    };
-    for (std::size_t s = 0; s < S_.size(); ++s)
-      for (index_t v = 0; v < S_[s].size(); ++v) add(S_[s][v], s, producer_[v] == none ? none : needed_[producer_[v]], 0);
-    for (std::size_t s = 0; s < R_.size(); ++s) {
-      const auto first = stages_[s].first, last = stages_[s].second;
-      std::vector<std::size_t> distance(last, needed_.size());
-      const auto serve = [&](index_t v, std::size_t far) {
-        if (const auto i = producer_[v]; i != none && i < first) distance[i] = std::min(distance[i], far + 1);
-      };
-      if (s + 1 == R_.size())
-        for (auto v : p_.targets()) serve(v, 0);
-      for (std::size_t i = last; i-- > 0;)
-        for (auto v : at(i).inputs) serve(v, i < first ? distance[i] : 0);
-      for (std::size_t i = 0; i < first; ++i) add(R_[s][i], s, needed_[i], distance[i]);
-    }
-    return list;
-  }
-  /// Adds the continuous columns that follow from columns chosen.
-  /// @param chosen per column of `model`
-  /// Complexity: O(nonzeros of the model).
-  void add_derived(std::vector<bool>& chosen) const {
-    for (const auto& d : derived_)
-      for (const auto& part : d.parts)
-        for (const auto& [column, factor] : part.terms)
-          if (factor != 0 && chosen[static_cast<std::size_t>(column)]) chosen[static_cast<std::size_t>(d.column)] = true;
-  }
-
   /// The schedule behind a solution: keeps what S says, recomputes what that asks for.
   /// @param x    per column of `model`; of the LP relaxation, for instance
   /// @param kept values whose S is at least this are kept
   /// Complexity: O(stages (operations + edges)).
   schedule extract(const Eigen::VectorXd& x, double kept = 0.5) const {
     const auto is_kept = [&](const expression& e) { return value_of(x, e) >= kept; };
-    std::vector<index_t> order;
+    std::vector<operation_id> order;
     for (std::size_t s = 0; s < stages_.size(); ++s) {
       const auto [first, last] = stages_[s];
       std::vector<bool> run(last, false);
@@ -147,7 +107,7 @@ class staged_model {
         for (auto v : p_.operations()[order[at]].outputs) wanted[v] = false;
         for (auto v : p_.operations()[order[at]].inputs) wanted[v] = true;
       }
-      for (index_t v = 0; v < p_.values().size(); ++v)
+      for (value_id v = 0; v < p_.values().size(); ++v)
         if (modelled_[v] && !stays_[v] && !set(x, S(stage, v), wanted[v])) return std::nullopt;
     }
     for (const auto& d : derived_) {
@@ -194,7 +154,7 @@ class staged_model {
   };
 
   const operation& at(std::size_t i) const { return p_.operations()[needed_[i]]; }
-  const expression& S(std::size_t s, index_t v) const { return S_[s][v]; }
+  const expression& S(std::size_t s, value_id v) const { return S_[s][v]; }
   static bool constant(const expression& e) { return e.terms.empty(); }
   static bool is_one(const expression& e) { return constant(e) && e.constant > 0.5; }
   static bool is_zero(const expression& e) { return constant(e) && e.constant < 0.5; }
@@ -210,7 +170,7 @@ class staged_model {
     return one(x, e) == value;
   }
 
-  double size(index_t v) const { return static_cast<double>(p_.values()[v].bytes) / byte_; }
+  double size(value_id v) const { return static_cast<double>(p_.values()[v].bytes) / byte_; }
 
   void at_most(const expression& left, const expression& right) {
     auto e = left - right;
@@ -246,10 +206,10 @@ class staged_model {
 
   const problem& p_;
   staging rules_;
-  std::vector<index_t> needed_;                              ///< operations that targets depend on
+  std::vector<operation_id> needed_;                         ///< operations that targets depend on
   std::vector<bool> repeatable_;                             ///< per needed operation
   std::vector<std::pair<std::size_t, std::size_t>> stages_;  ///< needed operations [first, last) of each block
-  std::vector<index_t> producer_;                            ///< of a value, among the needed operations
+  std::vector<operation_id> producer_;                       ///< of a value, among the needed operations
   std::vector<std::vector<std::size_t>> uses_;               ///< of a value, among the needed operations
   std::vector<bool> modelled_;                               ///< values that come and go
   std::vector<bool> stays_;                                  ///< values that are not dropped before their last possible use
@@ -268,7 +228,7 @@ class staged_model {
       for (auto v : at(i).inputs) uses_[v].push_back(i);
       base_seconds_ += at(i).seconds;
     }
-    for (index_t v = 0; v < p_.values().size(); ++v)
+    for (value_id v = 0; v < p_.values().size(); ++v)
       if (p_.is_source(v) && !p_.values()[v].held) {
         if (p_.is_target(v))
           always_there_ += p_.values()[v].bytes;
@@ -282,7 +242,7 @@ class staged_model {
   void take_order() {
     std::vector<bool> needed(p_.operations().size(), false), done(p_.operations().size(), false);
     for (auto o : needed_) needed[o] = true;
-    std::vector<index_t> order;
+    std::vector<operation_id> order;
     for (auto o : rules_.order) {
       if (o >= needed.size() || done[o])
         throw bad_option("staging.order must be operations, each once, got " + std::to_string(o));
@@ -300,8 +260,8 @@ class staged_model {
   /// Chooses the values that stay: those without bytes, for which that is no restriction, and those that R4 adds.
   void hold_small_values(bytes_t budget) {
     stays_.assign(p_.values().size(), false);
-    std::vector<index_t> smallest;
-    for (index_t v = 0; v < stays_.size(); ++v)
+    std::vector<value_id> smallest;
+    for (value_id v = 0; v < stays_.size(); ++v)
       if (modelled_[v]) smallest.push_back(v);
     std::stable_sort(smallest.begin(), smallest.end(),
                      [&](auto a, auto b) { return p_.values()[a].bytes < p_.values()[b].bytes; });
@@ -314,7 +274,7 @@ class staged_model {
   }
 
   void cut_stages() {
-    index_t turn = 0;
+    operation_id turn = 0;
     if (rules_.turn)
       turn = *rules_.turn;
     else if (rules_.backward_once || rules_.forward_in_one_stage)
@@ -343,7 +303,7 @@ class staged_model {
   }
 
   /// The operation at which the store-all schedule of the needed operations has its peak.
-  index_t peak_operation() const {
+  operation_id peak_operation() const {
     const auto s = with_drops(p_, needed_);
     const auto e = evaluate(p_, s);
     const auto at = std::max_element(e.memory.begin(), e.memory.end()) - e.memory.begin();

@@ -22,14 +22,14 @@ struct staging {
   /// nothing repeatable but what the operation before it yields joins the stage before it.
   bool recompute_where_used = false;
   /// First operation of the backward; nothing: the one at which the store-all schedule has its peak. Only R1 and R2 read it.
-  std::optional<index_t> turn = {};
+  std::optional<operation_id> turn = {};
   /// Empty stages before every stage but the first; they enlarge the class of schedules.
   unsigned extra_stages = 0;
   /// R4: the smallest values, which together take at most this share of the budget (less held bytes), stay from their computation
   /// until their last possible use; in [0, 1).
   double small_values = 0;
   /// The operations in the order of their first computation, a topological one; empty: the order of the problem.
-  std::vector<index_t> order = {};
+  std::vector<operation_id> order = {};
   /// One more stage at the end, without an operation of its own: for targets that are dropped and computed again. It enlarges the
   /// class of schedules.
   bool last_stage = false;
@@ -38,15 +38,15 @@ struct staging {
 /// The operations of `p` in the order in which `s` first computes them, as `staging::order` takes it; those that it does not
 /// compute come last.
 /// Complexity: O(operations + steps).
-inline std::vector<index_t> first_computations(const problem& p, const schedule& s) {
-  std::vector<index_t> order;
+inline std::vector<operation_id> first_computations(const problem& p, const schedule& s) {
+  std::vector<operation_id> order;
   std::vector<bool> seen(p.operations().size(), false);
-  const auto add = [&](index_t o) {
+  const auto add = [&](operation_id o) {
     if (!seen.at(o)) order.push_back(o);
     seen[o] = true;
   };
   for (auto o : compute_order(s)) add(o);
-  for (index_t o = 0; o < seen.size(); ++o) add(o);
+  for (operation_id o = 0; o < seen.size(); ++o) add(o);
   return order;
 }
 

@@ -87,7 +87,7 @@ class strong_form : public staged_model {
           else if (useful[s][i])
             R_[s][i] = builder_.binary(at(i).seconds / second_);
         }
-      for (index_t v = 0; v < p_.values().size(); ++v) {
+      for (value_id v = 0; v < p_.values().size(); ++v) {
         const auto i = producer_[v];
         if (!modelled_[v] || (i != none && i >= first)) continue;
         const auto& uses = uses_[v];
@@ -108,7 +108,7 @@ class strong_form : public staged_model {
     return true;
   }
 
-  bool used_in_block(std::size_t s, index_t v) const {
+  bool used_in_block(std::size_t s, value_id v) const {
     const auto [first, last] = stages_[s];
     const auto user = std::lower_bound(uses_[v].begin(), uses_[v].end(), first);
     return user != uses_[v].end() && *user < last;
@@ -123,7 +123,7 @@ class strong_form : public staged_model {
 
     std::vector<expression> purpose(last);   // of recomputing each operation
     std::vector<bool> certain(last, false);  // is there one in any case?
-    for (index_t v = 0; v < p_.values().size(); ++v) {
+    for (value_id v = 0; v < p_.values().size(); ++v) {
       const auto i = producer_[v];
       if (!modelled_[v] || (i != none && i >= last)) continue;
       for (auto j : uses_[v])
@@ -175,9 +175,9 @@ class strong_form : public staged_model {
   void make_memory_rows(std::size_t s, std::vector<expression>& live, const std::vector<std::vector<expression>>& levels) {
     expression row;  // what is live before the current step
     std::vector<std::size_t> used(live.size(), 0);
-    for (index_t v = 0; v < live.size(); ++v)
+    for (value_id v = 0; v < live.size(); ++v)
       if (modelled_[v] && !levels[v].empty()) row.add(live[v], size(v));
-    const auto change = [&](index_t v, const expression& level) {
+    const auto change = [&](value_id v, const expression& level) {
       row.add(live[v], -size(v)).add(level, size(v));
       live[v] = level;
     };

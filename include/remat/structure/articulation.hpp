@@ -27,7 +27,7 @@ namespace remat {
 /// @code
 /// auto ends = remat::articulation_points(p, forward);
 /// @endcode
-inline std::vector<index_t> articulation_points(const problem& p, std::span<const index_t> ops) {
+inline std::vector<operation_id> articulation_points(const problem& p, std::span<const operation_id> ops) {
   if (ops.empty()) return {};
   const auto n = ops.size();
   const auto source = n, sink = n + 1;
@@ -79,7 +79,7 @@ inline std::vector<index_t> articulation_points(const problem& p, std::span<cons
   search(source);
   for (std::size_t i = 0; i < n; ++i)
     if (order[i] == 0) search(i);
-  std::vector<index_t> found;
+  std::vector<operation_id> found;
   for (std::size_t i = 0; i < n; ++i)
     if (separates[i]) found.push_back(ops[i]);
   return found;

@@ -25,13 +25,13 @@ namespace remat {
 /// made.
 struct block_chain {
   struct block {
-    std::vector<index_t> forward, backward;  ///< operations, ascending
-    std::vector<index_t> inputs;             ///< values from earlier blocks that the forward reads, pinned ones excepted
-    std::vector<index_t> gradients;          ///< values from later blocks' backward that this or an earlier one reads
+    std::vector<operation_id> forward, backward;  ///< operations, ascending
+    std::vector<value_id> inputs;                 ///< values from earlier blocks that the forward reads, pinned ones excepted
+    std::vector<value_id> gradients;              ///< values from later blocks' backward that this or an earlier one reads
   };
-  std::vector<block> blocks;    ///< the last one contains the turn
-  std::vector<index_t> pinned;  ///< values that several blocks read, or that cannot be made again: retained throughout
-  index_t turn = 0;             ///< first operation of the backward
+  std::vector<block> blocks;     ///< the last one contains the turn
+  std::vector<value_id> pinned;  ///< values that several blocks read, or that cannot be made again: retained throughout
+  operation_id turn = 0;         ///< first operation of the backward
 };
 
 /// What a method for chains says of a graph that is cut into one block only.
@@ -39,10 +39,10 @@ inline constexpr const char* no_chain = "the graph has no chain of blocks";
 
 /// How `find_blocks` cuts.
 struct block_options {
-  std::optional<index_t> turn = {};  ///< first operation of the backward; by default what gives the finest chain
-  std::size_t interface = 1;         ///< most values between two blocks, >= 1
-  std::size_t most = 48;             ///< most blocks, >= 1
-  std::size_t least = 8;             ///< fewest operations of a block, unless there is one only; smaller ones are joined
+  std::optional<operation_id> turn = {};  ///< first operation of the backward; by default what gives the finest chain
+  std::size_t interface = 1;              ///< most values between two blocks, >= 1
+  std::size_t most = 48;                  ///< most blocks, >= 1
+  std::size_t least = 8;                  ///< fewest operations of a block, unless there is one only; smaller ones are joined
 };
 
 namespace detail {
@@ -52,16 +52,16 @@ class turned_graph {
  public:
   /// A place between two blocks; positions in `needed`.
   struct cut {
-    std::size_t forward, backward;  ///< the first position behind it in the forward, and in the backward
-    std::vector<index_t> crossing;  ///< values made before it that the forward behind it reads, without
-    std::vector<index_t> tiny;      ///< those that do not count beside them
+    std::size_t forward, backward;   ///< the first position behind it in the forward, and in the backward
+    std::vector<value_id> crossing;  ///< values made before it that the forward behind it reads, without
+    std::vector<value_id> tiny;      ///< those that do not count beside them
   };
 
   /// @param p      the problem
   /// @param needed `needed_operations(p)`
   /// @param turn   position of the first operation of the backward
   /// @param tiny   values of at most so many bytes do not count between blocks
-  turned_graph(const problem& p, const std::vector<index_t>& needed, std::size_t turn, bytes_t tiny)
+  turned_graph(const problem& p, const std::vector<operation_id>& needed, std::size_t turn, bytes_t tiny)
       : p_(p), needed_(needed), turn_(turn), tiny_(tiny), lives_(p.values().size()) {
     measure_lives();
     sort_values();
@@ -70,13 +70,13 @@ class turned_graph {
   /// The places where at most `interface` values cross, first to last; their backward positions do not ascend.
   /// Complexity: O(values + edges + positions * values that cross).
   std::vector<cut> cuts(std::size_t interface) const {
-    std::vector<std::vector<index_t>> ends(turn_ + 1);  // values by the position that reads them last
-    for (index_t v = 0; v < lives_.size(); ++v)
+    std::vector<std::vector<value_id>> ends(turn_ + 1);  // values by the position that reads them last
+    for (value_id v = 0; v < lives_.size(); ++v)
       if (counts(v) && lives_[v].last_forward > lives_[v].made) ends[lives_[v].last_forward].push_back(v);
     const auto latest = backward_ends();
     std::vector<cut> cuts;
-    const auto is_tiny = [&](index_t v) { return p_.values()[v].bytes <= tiny_; };
-    std::vector<index_t> crossing;
+    const auto is_tiny = [&](value_id v) { return p_.values()[v].bytes <= tiny_; };
+    std::vector<value_id> crossing;
     std::size_t earliest = needed_.size();  // first read by the backward of a value that is dead in the forward already
     for (std::size_t q = 1; q < turn_; ++q) {
       // Operation q - 1 has run.
@@ -156,7 +156,7 @@ class turned_graph {
       }
       chain.blocks.push_back(std::move(b));
     }
-    for (index_t v = 0; v < lives_.size(); ++v) {
+    for (value_id v = 0; v < lives_.size(); ++v) {
       if (pinned[v]) chain.pinned.push_back(v);
       if (p_.is_source(v) || lives_[v].made < turn_ || lives_[v].first_backward == needed_.size()) continue;
       // It arrives at the blocks whose backward begins after it is made and not after its last use.
@@ -195,7 +195,7 @@ class turned_graph {
   void sort_values() {
     pinned_.assign(lives_.size(), false);
     ignored_.assign(lives_.size(), false);
-    for (index_t v = 0; v < lives_.size(); ++v) {
+    for (value_id v = 0; v < lives_.size(); ++v) {
       const auto& l = lives_[v];
       const bool source = p_.is_source(v);
       ignored_[v] = p_.values()[v].held || (!source && l.made >= turn_);
@@ -206,11 +206,11 @@ class turned_graph {
       pinned_[v] = read && (lossy || global);
     }
   }
-  bool counts(index_t v) const { return !ignored_[v] && !pinned_[v]; }
+  bool counts(value_id v) const { return !ignored_[v] && !pinned_[v]; }
   /// Per position of the forward: the first position of the backward after all reads of values made there or later.
   std::vector<std::size_t> backward_ends() const {
     std::vector<std::size_t> latest(turn_ + 1, turn_);
-    for (index_t v = 0; v < lives_.size(); ++v)
+    for (value_id v = 0; v < lives_.size(); ++v)
       if (counts(v) && lives_[v].first_backward < needed_.size() && !p_.is_source(v))
         latest[lives_[v].made] = std::max(latest[lives_[v].made], lives_[v].last_backward + 1);
     for (auto q = turn_; q-- > 0;) latest[q] = std::max(latest[q], latest[q + 1]);
@@ -218,7 +218,7 @@ class turned_graph {
   }
 
   const problem& p_;
-  const std::vector<index_t>& needed_;
+  const std::vector<operation_id>& needed_;
   std::size_t turn_;
   bytes_t tiny_;
   std::vector<life> lives_;

@@ -20,9 +20,9 @@ namespace remat {
 
 /// A problem in words that do not depend on how it is numbered: structure, costs, sizes, what is held, once-only or a target.
 struct canonical_form {
-  std::vector<index_t> operations;   ///< of the problem, in canonical topological order
-  std::vector<std::uint64_t> words;  ///< equal words: the k-th operations of both problems correspond
-  std::size_t hash = 0;              ///< of `words`
+  std::vector<operation_id> operations;  ///< of the problem, in canonical topological order
+  std::vector<std::uint64_t> words;      ///< equal words: the k-th operations of both problems correspond
+  std::size_t hash = 0;                  ///< of `words`
 
   friend bool operator==(const canonical_form& a, const canonical_form& b) { return a.hash == b.hash && a.words == b.words; }
 };
@@ -51,13 +51,13 @@ inline std::uint64_t mixed(std::vector<std::uint64_t> words) {
 inline canonical_form canonical(const problem& p) {
   const auto& ops = p.operations();
   const auto& values = p.values();
-  const auto own = [&](index_t v) {
+  const auto own = [&](value_id v) {
     return detail::mixed(static_cast<std::uint64_t>(values[v].bytes),
                          std::uint64_t{values[v].held} + 2u * std::uint64_t{p.is_target(v)} + 4u * std::uint64_t{p.is_source(v)});
   };
   std::vector<std::uint64_t> above(ops.size()), colour(ops.size()), from(values.size()), towards(values.size());
-  for (index_t v = 0; v < values.size(); ++v) from[v] = own(v);
-  for (index_t o = 0; o < ops.size(); ++o) {
+  for (value_id v = 0; v < values.size(); ++v) from[v] = own(v);
+  for (operation_id o = 0; o < ops.size(); ++o) {
     std::vector<std::uint64_t> words;
     for (auto v : ops[o].inputs) words.push_back(from[v]);
     auto h = detail::mixed(std::move(words));
@@ -70,26 +70,26 @@ inline canonical_form canonical(const problem& p) {
     }
   }
   std::vector<std::vector<std::uint64_t>> readers(values.size());
-  for (auto o = static_cast<index_t>(ops.size()); o-- > 0;) {
+  for (auto o = operation_id(ops.size()); o-- > 0;) {
     std::uint64_t h = above[o];
     for (auto v : ops[o].outputs) h = detail::mixed(h, towards[v] = detail::mixed(own(v), detail::mixed(std::move(readers[v]))));
     colour[o] = h;
     for (auto v : ops[o].inputs) readers[v].push_back(h);
   }
-  for (index_t v = 0; v < values.size(); ++v)
+  for (value_id v = 0; v < values.size(); ++v)
     if (p.is_source(v)) towards[v] = detail::mixed(own(v), detail::mixed(std::move(readers[v])));
 
   canonical_form form;
   std::vector<std::size_t> missing(ops.size(), 0);
-  using entry = std::pair<std::uint64_t, index_t>;
+  using entry = std::pair<std::uint64_t, operation_id>;
   std::priority_queue<entry, std::vector<entry>, std::greater<>> ready;
-  for (index_t o = 0; o < ops.size(); ++o) {
+  for (operation_id o = 0; o < ops.size(); ++o) {
     for (auto v : ops[o].inputs) missing[o] += !p.is_source(v);
     if (missing[o] == 0) ready.emplace(colour[o], o);
   }
   std::vector<std::uint64_t> number(values.size(), none);
   std::uint64_t count = 0;
-  const auto describe = [&](index_t v) {
+  const auto describe = [&](value_id v) {
     number[v] = count++;
     for (std::uint64_t w :
          {static_cast<std::uint64_t>(values[v].bytes), std::uint64_t{values[v].held}, std::uint64_t{p.is_target(v)}})
@@ -104,8 +104,9 @@ inline canonical_form canonical(const problem& p) {
                             std::uint64_t{op.once}, std::uint64_t{op.inputs.size()}, std::uint64_t{op.outputs.size()}})
       form.words.push_back(w);
     auto inputs = op.inputs;
-    std::stable_sort(inputs.begin(), inputs.end(),
-                     [&](index_t a, index_t b) { return std::tuple(number[a], towards[a]) < std::tuple(number[b], towards[b]); });
+    std::stable_sort(inputs.begin(), inputs.end(), [&](value_id a, value_id b) {
+      return std::tuple(number[a], towards[a]) < std::tuple(number[b], towards[b]);
+    });
     for (auto v : inputs) {
       const bool known = number[v] != none;
       form.words.push_back(known ? number[v] : none);
@@ -117,7 +118,7 @@ inline canonical_form canonical(const problem& p) {
         if (--missing[reader] == 0) ready.emplace(colour[reader], reader);
     }
   }
-  for (index_t v = 0; v < values.size(); ++v)  // sources that nobody reads
+  for (value_id v = 0; v < values.size(); ++v)  // sources that nobody reads
     if (number[v] == none) describe(v);
   std::uint64_t h = form.words.size();
   for (auto w : form.words) h = detail::mixed(h, w);

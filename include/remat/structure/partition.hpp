@@ -22,7 +22,7 @@ namespace remat {
 
 /// Operations that are planned together: `backward` comes after all of `forward`. Either may be empty.
 struct part {
-  std::vector<index_t> forward, backward;  ///< ascending
+  std::vector<operation_id> forward, backward;  ///< ascending
   std::size_t size() const { return forward.size() + backward.size(); }
 };
 
@@ -31,9 +31,9 @@ using partition = std::vector<part>;
 
 /// How `find_partition` cuts.
 struct partition_options {
-  std::optional<index_t> turn = {};  ///< first operation of the backward; by default what gives the best cuts
-  std::size_t size = 40;             ///< operations that a part should have, >= 1; a cut in a narrow place may be worth others
-  std::size_t most = 64;             ///< most parts, >= 1
+  std::optional<operation_id> turn = {};  ///< first operation of the backward; by default what gives the best cuts
+  std::size_t size = 40;  ///< operations that a part should have, >= 1; a cut in a narrow place may be worth others
+  std::size_t most = 64;  ///< most parts, >= 1
 
   /// @throws bad_option naming the member that is out of range
   void validate(const problem& p) const {
@@ -92,7 +92,7 @@ struct nested_cut {
 
 /// The best partner of every position before `turn`: for each q the q' >= turn with the fewest bytes between [q, q') and the
 /// rest. Targets do not count where they are made: they stay to the end anyway. Complexity: O(edges log operations).
-inline std::vector<nested_cut> nested_cuts(const problem& p, const std::vector<index_t>& needed, std::size_t turn) {
+inline std::vector<nested_cut> nested_cuts(const problem& p, const std::vector<operation_id>& needed, std::size_t turn) {
   const auto n = needed.size();
   const auto& values = p.values();
   std::vector<std::size_t> next(values.size(), n), last(values.size(), 0);  // reads at or after q; n: none
@@ -164,9 +164,9 @@ inline std::vector<nested_cut> choose_cuts(const std::vector<nested_cut>& all, s
 }
 
 /// A run of operations without those once-only ones that can be computed before or after all others of the run.
-inline std::vector<index_t> without_once(const problem& p, std::vector<index_t> run) {
-  const auto has = [&](index_t o) { return o != none && std::binary_search(run.begin(), run.end(), o); };
-  const auto read_here = [&](index_t v) {
+inline std::vector<operation_id> without_once(const problem& p, std::vector<operation_id> run) {
+  const auto has = [&](operation_id o) { return o != none && std::binary_search(run.begin(), run.end(), o); };
+  const auto read_here = [&](value_id v) {
     const auto readers = p.consumers(v);
     return std::any_of(readers.begin(), readers.end(), has);
   };
@@ -177,7 +177,8 @@ inline std::vector<index_t> without_once(const problem& p, std::vector<index_t> 
   }
   for (std::size_t k = 0; k < run.size();) {
     const auto& op = p.operations()[run[k]];
-    const bool alone = op.once && std::none_of(op.inputs.begin(), op.inputs.end(), [&](index_t v) { return has(p.producer(v)); });
+    const bool alone =
+        op.once && std::none_of(op.inputs.begin(), op.inputs.end(), [&](value_id v) { return has(p.producer(v)); });
     if (alone)
       run.erase(run.begin() + static_cast<std::ptrdiff_t>(k));
     else
@@ -208,7 +209,7 @@ inline partition find_partition(const problem& p, const partition_options& o = {
   const auto needed = needed_operations(p);
   const auto n = needed.size();
   if (n < 2) return {};
-  const auto at = [&](index_t op) {
+  const auto at = [&](operation_id op) {
     return static_cast<std::size_t>(std::lower_bound(needed.begin(), needed.end(), op) - needed.begin());
   };
   std::vector<detail::nested_cut> all, chosen;

@@ -26,16 +26,16 @@ namespace remat {
 class separator_tree {
  public:
   struct part {
-    std::vector<index_t> separator;     ///< operations, ascending; all of the part's if it has no children
-    std::vector<std::size_t> children;  ///< indices of parts
-    std::size_t operations = 0;         ///< of the separator and of all descendants
-    std::size_t end = 0;                ///< part i and its descendants are the parts i to end - 1
+    std::vector<operation_id> separator;  ///< operations, ascending; all of the part's if it has no children
+    std::vector<std::size_t> children;    ///< indices of parts
+    std::size_t operations = 0;           ///< of the separator and of all descendants
+    std::size_t end = 0;                  ///< part i and its descendants are the parts i to end - 1
   };
 
   /// @param p      the problem
   /// @param needed `needed_operations(p)`
   /// @param stop   polled; true leaves the tree empty
-  separator_tree(const problem& p, const std::vector<index_t>& needed, const std::function<bool()>& stop = {})
+  separator_tree(const problem& p, const std::vector<operation_id>& needed, const std::function<bool()>& stop = {})
       : home_(p.operations().size(), 0) {
     if (decompose(p, needed, stop)) divide(needed.size());
   }
@@ -44,9 +44,9 @@ class separator_tree {
   /// The first part is the whole.
   const std::vector<part>& parts() const { return parts_; }
   /// The part that has `operation`, a needed one, in its separator.
-  std::size_t home(index_t operation) const { return home_[operation]; }
+  std::size_t home(operation_id operation) const { return home_[operation]; }
   /// Whether `operation` belongs to part `which` or to a descendant.
-  bool within(index_t operation, std::size_t which) const {
+  bool within(operation_id operation, std::size_t which) const {
     return which <= home_[operation] && home_[operation] < parts_[which].end;
   }
   /// The largest bag less one.
@@ -59,7 +59,7 @@ class separator_tree {
   };
 
   /// Eliminates operations of minimum degree, one after the other.
-  bool decompose(const problem& p, const std::vector<index_t>& needed, const std::function<bool()>& stop) {
+  bool decompose(const problem& p, const std::vector<operation_id>& needed, const std::function<bool()>& stop) {
     const auto n = needed.size();
     operations_ = needed;
     std::vector<std::size_t> place(p.operations().size(), n);
@@ -170,7 +170,7 @@ class separator_tree {
     }
   }
 
-  std::vector<index_t> operations_;
+  std::vector<operation_id> operations_;
   std::vector<std::size_t> home_;
   std::vector<bag> bags_;
   std::vector<part> parts_;

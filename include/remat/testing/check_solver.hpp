@@ -34,7 +34,7 @@ namespace detail {
 /// Small problems at the edges of what is valid, each with a name.
 inline std::vector<problem> edge_problems() {
   const std::vector<value> two = {{"a", 3}, {"b", 2}};
-  const auto op = [](std::vector<index_t> inputs, std::vector<index_t> outputs, double seconds, bytes_t workspace = 0,
+  const auto op = [](std::vector<value_id> inputs, std::vector<value_id> outputs, double seconds, bytes_t workspace = 0,
                      bool once = false) {
     return operation{"o", std::move(inputs), std::move(outputs), seconds, workspace, once};
   };

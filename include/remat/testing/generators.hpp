@@ -49,7 +49,7 @@ struct random_options {
 inline problem random_problem(std::mt19937_64& g, const random_options& o = {}) {
   std::vector<value> values;
   std::vector<operation> operations;
-  std::vector<index_t> targets;
+  std::vector<value_id> targets;
   for (std::size_t i = 0; i < o.sources; ++i) {
     values.push_back({"s" + std::to_string(i), uniform(g, 1, o.bytes), false});
     values.back().held = chance(g, o.held);
@@ -96,7 +96,7 @@ struct layer {
 inline problem training_chain(const std::vector<layer>& layers, bytes_t input = 0, double loss = 1) {
   std::vector<value> values = {{"x0", input, true}};
   std::vector<operation> operations;
-  std::vector<index_t> activations = {0}, saved, targets;
+  std::vector<value_id> activations = {0}, saved, targets;
   const auto add = [&](const std::string& name, bytes_t bytes) {
     values.push_back({name, bytes, false});
     return static_cast<index_t>(values.size() - 1);
@@ -172,13 +172,13 @@ inline problem random_training_chain(std::mt19937_64& g, std::size_t n) {
 inline problem transformer_training_graph(std::size_t layers, bytes_t tokens = 64, bytes_t width = 32) {
   std::vector<value> values;
   std::vector<operation> operations;
-  std::vector<index_t> targets;
+  std::vector<value_id> targets;
   const bytes_t act = tokens * width, square = width * width, scores = tokens * tokens;
   const auto source = [&](const std::string& name, bytes_t bytes) {
     values.push_back({name, bytes, true});
     return static_cast<index_t>(values.size() - 1);
   };
-  const auto op = [&](const std::string& name, std::vector<index_t> inputs, std::vector<bytes_t> outputs, double seconds) {
+  const auto op = [&](const std::string& name, std::vector<value_id> inputs, std::vector<bytes_t> outputs, double seconds) {
     operation o{name, std::move(inputs), {}, seconds};
     for (auto b : outputs) {
       o.outputs.push_back(static_cast<index_t>(values.size()));

@@ -49,7 +49,7 @@ inline std::optional<double> exhaustive_optimum(const problem& p, bytes_t budget
     return sum;
   };
   set start = 0, goal = 0, fixed = 0;
-  for (index_t v = 0; v < nv; ++v) {
+  for (value_id v = 0; v < nv; ++v) {
     if (p.is_source(v)) start |= bit(v);
     if (p.is_target(v)) goal |= bit(v);
     if (p.values()[v].held) fixed |= bit(v);

@@ -24,7 +24,7 @@ namespace remat::testing {
 inline std::optional<double> staged_optimum(const problem& p, bytes_t budget, unsigned extra_stages = 0,
                                             bool last_stage = false) {
   const auto nv = p.values().size();
-  std::vector<index_t> ops;
+  std::vector<operation_id> ops;
   std::vector<bool> wanted(nv, false);
   for (auto v : p.targets()) wanted[v] = true;
   for (auto o = static_cast<index_t>(p.operations().size()); o-- > 0;) {
@@ -40,7 +40,7 @@ inline std::optional<double> staged_optimum(const problem& p, bytes_t budget, un
   const std::uint32_t sets = 1u << nv;
   std::vector<bytes_t> bytes(sets, 0);
   std::uint32_t at_start = 0, at_end = 0, held = 0;
-  for (index_t v = 0; v < nv; ++v) {
+  for (value_id v = 0; v < nv; ++v) {
     for (std::uint32_t set = 0; set < sets; ++set)
       if (set >> v & 1) bytes[set] += p.values()[v].bytes;
     if (p.is_source(v)) at_start |= 1u << v;
@@ -52,7 +52,7 @@ inline std::optional<double> staged_optimum(const problem& p, bytes_t budget, un
   least[at_start] = 0;
   const auto drop = [&] {
     for (std::uint32_t set = sets; set-- > 0;)
-      for (index_t v = 0; v < nv; ++v)
+      for (value_id v = 0; v < nv; ++v)
         if ((set >> v & 1) && !(held >> v & 1)) least[set ^ (1u << v)] = std::min(least[set ^ (1u << v)], least[set]);
   };
   drop();
