@@ -24,8 +24,7 @@
 #include <remat/core/smallest_budget.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/io/json.hpp>
-
-#include "../tools/cli/methods.hpp"
+#include <remat/registry/registry.hpp>
 
 namespace {
 
@@ -98,7 +97,7 @@ void print_budgets(const plans& x, const std::string& name, const remat::problem
     double bound = 0;
     for (const auto& solver : x.solvers) {
       found.push_back(measure([&](const auto& observer) {
-        return remat::solve(p, budget, cli::find_method(solver).make(x.backend), x.limits, observer);
+        return remat::solve(p, budget, remat::registry::find(solver).make(x.backend), x.limits, observer);
       }));
       bound = std::max(bound, found.back().bound);
     }
@@ -119,7 +118,7 @@ void print_smallest(const plans& x, const std::string& name, const remat::proble
   const auto mebibytes = [](remat::bytes_t b) { return printed("%.2f", static_cast<double>(b) / (1 << 20)); };
   for (const auto& solver : x.solvers) {
     const auto m = measure([&](const auto& observer) {
-      return remat::smallest_budget(p, cli::find_method(solver).make(x.backend), x.limits, 0.002, observer);
+      return remat::smallest_budget(p, remat::registry::find(solver).make(x.backend), x.limits, 0.002, observer);
     });
     const auto share = static_cast<double>(m.peak - p.held_bytes()) / static_cast<double>(all.peak - p.held_bytes());
     std::cout << "| " << name << " | " << solver << " | " << mebibytes(m.peak) << " | " << printed("%.3f", share) << " | "

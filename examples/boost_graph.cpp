@@ -5,9 +5,10 @@
 
 #include <boost/graph/adjacency_list.hpp>
 
+#include <remat/graph/boost.hpp>
+#include <remat/graph/execute.hpp>
 #include <remat/graph/solve.hpp>
 #include <remat/graph/table.hpp>
-#include <remat/graph/boost.hpp>
 #include <remat/io/bytes.hpp>
 #include <remat/solver/min_cut.hpp>
 
@@ -16,6 +17,13 @@ struct op {
   double seconds;
   long bytes;
   bool weight;
+};
+
+template <class G>
+struct printer {
+  const G& g;
+  void compute(std::size_t v) { std::cout << " " << g[v].name << ";"; }
+  void drop(std::size_t v, std::size_t) { std::cout << " -" << g[v].name << ";"; }
 };
 
 int main() {
@@ -42,7 +50,10 @@ int main() {
     const auto r = remat::solve(g, costs, budget, remat::min_cut{});
     std::cout << "budget " << remat::format_bytes(budget) << ": " << remat::to_string(r.status);
     if (r.found()) std::cout << ", peak " << remat::format_bytes(r.peak) << ", " << remat::format_seconds(r.seconds) << ",";
-    for (auto o : remat::compute_order(r.schedule)) std::cout << " " << g[r.operations[o]].name << ";";
-    std::cout << (r.found() ? "\n" : ", every budget is at least " + remat::format_bytes(r.budget_bound) + "\n");
+    if (r.found())
+      remat::execute(r, r.schedule, printer<decltype(g)>{g});
+    else
+      std::cout << ", every budget is at least " << remat::format_bytes(r.budget_bound);
+    std::cout << "\n";
   }
 }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <remat/graph/execute.hpp>
 #include <remat/graph/solve.hpp>
 #include <remat/io/timeline.hpp>
 #include <remat/solver/min_cut.hpp>
@@ -42,6 +43,14 @@ struct measured {
   std::int64_t bytes(int v) const { return at(v).bytes; }
   const std::string& name(int v) const { return at(v).name; }
 };
+static_assert(remat::gives<measured, network, remat::cost_member::name>);  // a misspelt member would not be read
+
+// What is done with a schedule; own_framework.cpp does more.
+struct printer {
+  const network& n;
+  void compute(int v) { std::cout << n.layers[static_cast<std::size_t>(v)].name << " "; }
+  void drop(int v, std::size_t) { std::cout << "-" << n.layers[static_cast<std::size_t>(v)].name << " "; }
+};
 
 int main() {
   // Six layers and their gradients: gradient i reads the activation before layer i and the gradient after it.
@@ -53,8 +62,7 @@ int main() {
   const auto r = remat::solve(n, measured{n}, 21 << 20, remat::min_cut{});
   std::cout << remat::to_string(r.status) << ": peak " << remat::format_bytes(r.peak) << ", " << remat::format_seconds(r.seconds)
             << ", bound " << remat::format_seconds(r.bound) << "\n";
-  for (auto o : remat::compute_order(r.schedule)) std::cout << n.layers[static_cast<std::size_t>(r.operations[o])].name << " ";
-  std::cout << "\n"
-            << remat::timeline_text(remat::trace_memory(remat::freeze(n, measured{n}), r.schedule), {.budget = r.budget}, 60, 8);
-  return r.found() ? 0 : 1;
+  if (!r.found()) return 1;
+  remat::execute(r, r.schedule, printer{n});
+  std::cout << "\n" << remat::timeline_text(remat::trace_memory(r, r.schedule), {.budget = r.budget}, 60, 8);
 }

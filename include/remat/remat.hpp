@@ -4,6 +4,7 @@
 /// documents (`io/json.hpp`), MILPs (`milp/`) and the other solvers are included on their own.
 #pragma once
 
+#include <remat/core/any_solver.hpp>
 #include <remat/core/error.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/monitor.hpp>

@@ -6,19 +6,21 @@
 
 #include <random>
 
+#include <remat/core/solve.hpp>
+#include <remat/registry/registry.hpp>
 #include <remat/testing/generators.hpp>
 
-#include "../../tools/cli/methods.cpp"
+#include "../../adapters/registry/src/backend.cpp"
 
 TEST_CASE("without a MILP library") {
   std::mt19937_64 g(1);
   const auto p = remat::testing::random_training_chain(g, 6);
   const auto ask = [&](const char* solver, const char* backend) {
-    return remat::solve(p, remat::evaluate(p, remat::store_all_schedule(p)).peak - 1, cli::find_method(solver).make(backend),
+    return remat::solve(p, remat::evaluate(p, remat::store_all_schedule(p)).peak - 1, remat::registry::find(solver).make(backend),
                         {.seconds = 10});
   };
-  CHECK_FALSE(cli::any_available());
-  for (const auto& b : cli::backends()) CHECK_FALSE(b.available);
+  CHECK(remat::registry::no_milp("auto"));
+  for (const auto& b : remat::registry::backends()) CHECK_FALSE(b.available);
   for (const char* solver : {"checkmate", "checkmate-fast"})
     for (const char* backend : {"auto", "highs", "glpk"}) {
       CHECK_THROWS_AS(ask(solver, backend), remat::not_available);

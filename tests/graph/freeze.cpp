@@ -75,6 +75,19 @@ struct full_costs : unit_costs {
   }
 };
 
+/// `full_costs` for another numbering of the same vertices.
+struct full_costs_of_reordered : unit_costs {
+  std::vector<std::int64_t> bytes(int v) const {
+    return v == 2 ? std::vector<std::int64_t>{3, 4} : std::vector<std::int64_t>{v + 10};
+  }
+  bool held(int v) const { return v == 1; }
+};
+
+struct misspelt : unit_costs {
+  std::int64_t worksapce(int) const { return 5; }
+  bool once(int) const { return true; }
+};
+
 struct no_bytes {
   double seconds(int) const { return 1; }
 };
@@ -82,6 +95,13 @@ struct no_bytes {
 static_assert(remat::dag<network> && remat::dag<by_readers>);
 static_assert(!remat::dag<std::vector<int>> && !remat::dag<int>);
 static_assert(remat::cost_model<unit_costs, network> && remat::cost_model<full_costs, network>);
+using remat::cost_member;
+static_assert(remat::gives<full_costs, network, cost_member::workspace, cost_member::once, cost_member::held, cost_member::target,
+                           cost_member::reads, cost_member::name, cost_member::kind>);
+static_assert(!remat::gives<full_costs, network, cost_member::source> &&
+              !remat::gives<full_costs, network, cost_member::backward>);
+static_assert(remat::gives<misspelt, network, cost_member::once> && !remat::gives<misspelt, network, cost_member::workspace>);
+static_assert(!remat::gives<no_bytes, network>);
 static_assert(!remat::cost_model<no_bytes, network> && !remat::cost_model<unit_costs, int>);
 static_assert(!remat::cost_model<remat::table<remat::seconds_of<std::vector<double>>>, network>);
 
@@ -155,8 +175,51 @@ TEST_CASE("optional members of a cost model, and several results") {
   CHECK(p.operations()[2].inputs == std::vector<remat::value_id>{0, 1, 2});
   CHECK(p.operations()[2].once);
   CHECK(p.targets() == std::vector<remat::value_id>{3});
-  CHECK(f.values == std::vector<int>{0, 1, 1, 2, 3});
   CHECK(f.operations == std::vector<int>{1, 2, 3});
+}
+
+TEST_CASE("from vertices to operations and values, and back") {
+  const network n({{2}, {}, {1}, {1, 0}});  // not in topological order
+  const auto f = remat::freeze(n, full_costs_of_reordered{});
+  REQUIRE(f.values.size() == f.problem.values().size());
+  REQUIRE(f.operations.size() == f.problem.operations().size());
+  for (remat::value_id v = 0; v < f.values.size(); ++v) CHECK(f.value_of(n, f.values[v].vertex, f.values[v].result) == v);
+  for (remat::operation_id o = 0; o < f.operations.size(); ++o) {
+    CHECK(f.operation_of(n, f.operations[o]) == o);
+    for (std::size_t k = 0; k < f.problem.operations()[o].outputs.size(); ++k)
+      CHECK(f.value_of(n, f.operations[o], k) == f.problem.operations()[o].outputs[k]);
+  }
+  CHECK(f.operation_of(n, 1) == remat::none);
+  CHECK(f.problem.values()[f.value_of(n, 2, 1)].bytes == 4);
+  CHECK_THROWS_WITH(f.value_of(n, 0, 1), Catch::Contains("result 1") && Catch::Contains("has 1"));
+}
+
+TEST_CASE("sources that may be dropped") {
+  const network n({{}, {0}, {1}});
+  const remat::table costs{remat::seconds_of([](int) { return 1; }), remat::bytes_of([](int) { return 8; }),
+                           remat::source_of([](int v) { return v == 0; })};
+  const auto f = remat::freeze(n, costs);
+  CHECK((f.problem.is_source(0) && !f.problem.values()[0].held && !f.problem.is_target(0)));
+  CHECK(f.operations == std::vector<int>{1, 2});
+  CHECK(remat::evaluate(f.problem, remat::store_all_schedule(f.problem)).memory.back() == 8);  // only the target is left
+  CHECK_THAT(
+      refusal(network({{}, {0}}), remat::table{remat::seconds_of([](int) { return 1; }), remat::bytes_of([](int) { return 8; }),
+                                               remat::source_of([](int v) { return v == 1; })}),
+      Catch::Contains("vertex 1: a source, but it has inputs"));
+}
+
+TEST_CASE("where the backward begins") {
+  const auto costs = [](std::vector<bool> backward) {
+    return remat::table{remat::seconds_of([](int) { return 1; }), remat::bytes_of([](int) { return 8; }),
+                        remat::backward_of(std::move(backward))};
+  };
+  const network n({{}, {0}, {1}, {0}});  // vertex 3 is of the forward, and listed last
+  const auto f = remat::freeze(n, costs({false, false, true, false}));
+  CHECK(f.operations == std::vector<int>{0, 1, 3, 2});
+  CHECK(f.problem.backward_start() == std::optional<remat::operation_id>(3));
+  CHECK_FALSE(remat::freeze(n, costs({false, false, false, false})).problem.backward_start());
+  CHECK_FALSE(remat::freeze(n, unit_costs{}).problem.backward_start());
+  CHECK_THAT(refusal(n, costs({false, true, false, false})), Catch::Contains("vertex 2") && Catch::Contains("backward"));
 }
 
 TEST_CASE("a graph without vertices, and one without operations") {

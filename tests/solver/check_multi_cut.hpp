@@ -21,7 +21,7 @@ struct moment_optimum {
 };
 template <milp::backend B>
 moment_optimum solve_moments(const problem& p, bytes_t budget, const std::vector<operation_id>& moments) {
-  const multi_cut_model form(p, budget, moments, {}, milp::longest_row<B>());
+  const multi_cut_model form(p, budget, moments, {}, milp::longest_row(B()));
   const auto solve = [&](const milp::model& m) {
     const auto s = milp::solve(B(), m, {.gap = 0});
     REQUIRE((s.status == milp::status::optimal || s.status == milp::status::infeasible));

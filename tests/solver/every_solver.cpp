@@ -11,11 +11,10 @@
 
 #include <remat/core/pareto_curve.hpp>
 #include <remat/core/solve.hpp>
+#include <remat/registry/registry.hpp>
 #include <remat/testing/check_solver.hpp>
 #include <remat/testing/generators.hpp>
 #include <remat/testing/oracle.hpp>
-
-#include "../../tools/cli/methods.hpp"
 
 using remat::bytes_t;
 using remat::problem;
@@ -26,9 +25,9 @@ namespace {
 const remat::limits long_enough{.seconds = 60, .seed = 3};
 
 /// The solvers that can run here, each with its name in the table.
-std::vector<std::pair<std::string, cli::any_solver>> solvers() {
-  std::vector<std::pair<std::string, cli::any_solver>> all;
-  for (const auto& m : cli::methods()) try {
+std::vector<std::pair<std::string, remat::any_solver>> solvers() {
+  std::vector<std::pair<std::string, remat::any_solver>> all;
+  for (const auto& m : remat::registry::methods()) try {
       all.emplace_back(m.name, m.make("auto"));
     } catch (const remat::not_available&) {  // no MILP library
     }
@@ -89,13 +88,13 @@ std::vector<problem> odd_training_graphs() {
 
 TEST_CASE("the table: names differ, each has a summary") {
   std::vector<std::string_view> names;
-  for (const auto& m : cli::methods()) {
+  for (const auto& m : remat::registry::methods()) {
     CHECK_FALSE(m.summary.empty());
     CHECK(std::find(names.begin(), names.end(), m.name) == names.end());
-    CHECK(&cli::find_method(m.name) == &m);
+    CHECK(&remat::registry::find(m.name) == &m);
     names.push_back(m.name);
   }
-  CHECK_THROWS_WITH(cli::find_method("magic"), Catch::Contains("magic") && Catch::Contains("min_cut"));
+  CHECK_THROWS_WITH(remat::registry::find("magic"), Catch::Contains("magic") && Catch::Contains("min_cut"));
 }
 
 TEST_CASE("every solver on problems at the edges") {

@@ -7,8 +7,8 @@
 
 #include <remat/core/solve.hpp>
 #include <remat/io/json.hpp>
+#include <remat/registry/registry.hpp>
 
-#include "methods.hpp"
 #include "output.hpp"
 
 namespace cli {
@@ -92,20 +92,20 @@ int info(const arguments& a) {
 int list(const arguments& a) {
   if (a.as_json) {
     json out = {{"solvers", json::array()}, {"backends", json::array()}};
-    for (const auto& m : methods()) out["solvers"].push_back({{"name", m.name}, {"summary", m.summary}});
-    for (const auto& b : backends())
+    for (const auto& m : remat::registry::methods()) out["solvers"].push_back({{"name", m.name}, {"summary", m.summary}});
+    for (const auto& b : remat::registry::backends())
       out["backends"].push_back({{"name", b.name}, {"available", b.available}, {b.available ? "version" : "error", b.what}});
     std::cout << out.dump(2) << "\n";
     return success;
   }
   std::cout << "solvers\n";
-  for (const auto& m : methods()) {
+  for (const auto& m : remat::registry::methods()) {
     std::string name(m.name);
     name.resize(std::max<std::size_t>(name.size(), 22), ' ');
     std::cout << "  " << name << "  " << m.summary << "\n";
   }
   std::cout << "MILP libraries, in the order in which --backend auto tries them\n";
-  for (const auto& b : backends())
+  for (const auto& b : remat::registry::backends())
     std::cout << "  " << b.name << "  " << (b.available ? "" : "not available: ") << b.what << "\n";
   return success;
 }

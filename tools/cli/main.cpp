@@ -7,8 +7,9 @@
 
 #include <CLI/CLI.hpp>
 
+#include <remat/registry/registry.hpp>
+
 #include "commands.hpp"
-#include "methods.hpp"
 
 int main(int argc, char** argv) {
   cli::arguments a;
@@ -38,8 +39,8 @@ int main(int argc, char** argv) {
       ->capture_default_str();
 
   std::string solvers;
-  for (const auto& m : cli::methods()) solvers += "\n  " + std::string(m.name) + ": " + std::string(m.summary);
-  a.solver = cli::methods()[0].name;
+  for (const auto& m : remat::registry::methods()) solvers += "\n  " + std::string(m.name) + ": " + std::string(m.summary);
+  a.solver = remat::registry::methods()[0].name;
   solving->add_option("-s,--solver", a.solver, "method:" + solvers)->capture_default_str();
   drawing->add_option("-s,--solver,--solvers", a.solvers, "one or more, separated by commas:" + solvers)->delimiter(',');
   comparing->add_option("-s,--solver,--solvers", a.solvers, "only these, separated by commas")->delimiter(',');
@@ -69,7 +70,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& why) {
     return app.exit(why) == 0 ? cli::success : cli::bad_input;
   }
-  if (*drawing && a.solvers.empty()) a.solvers = {std::string(cli::methods()[0].name)};
+  if (*drawing && a.solvers.empty()) a.solvers = {std::string(remat::registry::methods()[0].name)};
   try {
     if (*solving) return cli::solve(a);
     if (*drawing) return cli::curve(a);

@@ -13,8 +13,8 @@
 #include <remat/core/smallest_budget.hpp>
 #include <remat/io/curve.hpp>
 #include <remat/io/json.hpp>
+#include <remat/registry/registry.hpp>
 
-#include "methods.hpp"
 #include "output.hpp"
 
 namespace cli {
@@ -74,7 +74,7 @@ int solve(const arguments& a) {
   const auto p = remat::read_problem(a.problem);
   const auto store_all = remat::evaluate(p, remat::store_all_schedule(p));
   const auto budget = remat::parse_budget(a.budget, p);
-  const auto solver = find_method(a.solver).make(a.backend);
+  const auto solver = remat::registry::find(a.solver).make(a.backend);
   remat::result r;
   {
     watcher w;
@@ -82,7 +82,7 @@ int solve(const arguments& a) {
     if (!r.found() && !interrupted) {  // say what would do
       auto share = a.limits;
       share.seconds = std::min(10.0, share.seconds);
-      const auto least = remat::smallest_budget(p, find_method("min_cut").make(a.backend), share, 0.01, w.observer());
+      const auto least = remat::smallest_budget(p, remat::registry::find("min_cut").make(a.backend), share, 0.01, w.observer());
       r.smallest_budget = std::min(least.peak, r.smallest_budget.value_or(least.peak));
       r.budget_bound = std::max(r.budget_bound, least.budget_bound);
     }
@@ -123,8 +123,8 @@ int curve(const arguments& a) {
   const auto store_all = remat::evaluate(p, remat::store_all_schedule(p));
   std::vector<remat::bytes_t> budgets;
   for (const auto& text : a.budgets) budgets.push_back(remat::parse_budget(text, p));
-  std::vector<std::pair<std::string, any_solver>> solvers;
-  for (const auto& name : a.solvers) solvers.emplace_back(name, find_method(name).make(a.backend));
+  std::vector<std::pair<std::string, remat::any_solver>> solvers;
+  for (const auto& name : a.solvers) solvers.emplace_back(name, remat::registry::find(name).make(a.backend));
 
   std::vector<remat::labelled_curve> curves;
   std::vector<remat::result> all;
@@ -172,10 +172,10 @@ int compare(const arguments& a) {
   const auto p = remat::read_problem(a.problem);
   const auto store_all = remat::evaluate(p, remat::store_all_schedule(p));
   const auto budget = remat::parse_budget(a.budget, p);
-  std::vector<const method*> chosen;
-  for (const auto& name : a.solvers) chosen.push_back(&find_method(name));
+  std::vector<const remat::registry::method*> chosen;
+  for (const auto& name : a.solvers) chosen.push_back(&remat::registry::find(name));
   if (chosen.empty())
-    for (const auto& m : methods()) chosen.push_back(&m);
+    for (const auto& m : remat::registry::methods()) chosen.push_back(&m);
 
   struct row {
     std::string name, missing;  ///< why the solver could not run

@@ -13,8 +13,7 @@
 #include <remat/core/solve.hpp>
 #include <remat/io/bytes.hpp>
 #include <remat/io/json.hpp>
-
-#include "../../../tools/cli/methods.hpp"
+#include <remat/registry/registry.hpp>
 
 namespace py = pybind11;
 
@@ -28,7 +27,7 @@ remat::problem problem_of(const std::string& text) {
 std::string solve(const std::string& problem, const std::string& budget, const std::string& solver, const std::string& backend,
                   double seconds, unsigned threads, std::uint64_t seed, double gap, const py::object& observer) {
   const auto p = problem_of(problem);
-  const auto method = cli::find_method(solver).make(backend);
+  const auto method = remat::registry::find(solver).make(backend);
   const auto bytes = remat::parse_budget(budget, p);
   remat::result r;
   {
@@ -62,7 +61,7 @@ PYBIND11_MODULE(_core, m) {
   m.def("evaluate", &evaluate);
   m.def("solvers", [] {
     std::vector<std::pair<std::string, std::string>> all;
-    for (const auto& method : cli::methods()) all.emplace_back(method.name, method.summary);
+    for (const auto& method : remat::registry::methods()) all.emplace_back(method.name, method.summary);
     return all;
   });
 }

@@ -43,8 +43,8 @@ problem to_problem(const program& step, const std::vector<double>& seconds, cons
   for (const auto* views : {&step.parameter_grads, &step.input_grads, &step.outputs})
     for (auto v : *views)
       if (v != none) targets.push_back(step.views[v].value);
-  std::optional<index_t> backward;
-  if (step.loss < n && step.loss + 1 < n) backward = static_cast<index_t>(step.loss + 1);
+  std::optional<operation_id> backward;
+  if (step.loss < n && step.loss + 1 < n) backward = operation_id(step.loss + 1);
   return {name, std::move(values), std::move(operations), std::move(targets), std::nullopt, backward};
 }
 

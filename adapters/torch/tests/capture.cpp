@@ -405,7 +405,7 @@ TEST_CASE("programs as planning problems") {
         if (v >= p.values.size()) CHECK((q.values()[v].bytes == 0 && q.is_target(v) && q.consumers(v).size() == 1));
       REQUIRE(q.operations().size() == n);
       CHECK(remat::evaluate(q, remat::store_all_schedule(q)).seconds == static_cast<double>(n));
-      CHECK(q.backward_start() == std::optional<remat::index_t>(p.loss + 1));
+      CHECK(q.backward_start() == std::optional<remat::operation_id>(p.loss + 1));
       for (const auto& v : q.values()) CHECK(v.bytes % 64 == 0);
       for (auto g : p.parameter_grads) CHECK(q.is_target(p.views[g].value));
       for (auto g : p.output_grads)

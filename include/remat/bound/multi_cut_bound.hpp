@@ -188,7 +188,7 @@ time_bound multi_cut_bound(const problem& p, bytes_t budget, monitor& m, const m
 
   multi_cut_choice choice(p, budget, o.moments);
   for (bool again = true; again && !m.stopped();) {
-    const multi_cut_model form(p, budget, choice.moments(), o, milp::longest_row<B>());
+    const multi_cut_model form(p, budget, choice.moments(), o, milp::longest_row(backend));
     const auto start = m.elapsed();
     limits.seconds = m.remaining();
     limits.gap = 0;

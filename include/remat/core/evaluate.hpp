@@ -48,7 +48,6 @@ inline evaluation evaluate(const problem& p, const schedule& s) {
   const auto& values = p.values();
   const auto& ops = p.operations();
   const auto& copies = p.copies();
-  static constexpr const char* names[] = {"compute", "drop", "offload", "prefetch"};
 
   evaluation e;
   e.memory.reserve(s.steps.size());
@@ -63,7 +62,7 @@ inline evaluation evaluate(const problem& p, const schedule& s) {
     const auto [what, i] = s.steps[at];
     auto fail = [&, w = what, who = i](const std::string& why) {
       throw bad_schedule(
-          at, "step " + std::to_string(at) + " (" + names[static_cast<int>(w)] + " " + std::to_string(who) + "): " + why);
+          at, "step " + std::to_string(at) + " (" + std::string(to_string(w)) + " " + std::to_string(who) + "): " + why);
     };
     if (what == action::compute) {
       if (i >= ops.size()) fail("no such operation");

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include <remat/core/problem.hpp>
@@ -13,6 +14,10 @@ namespace remat {
 
 /// What a step does; the meaning of each is that of `evaluate`.
 enum class action : std::uint8_t { compute, drop, offload, prefetch };
+
+/// The names of the actions, in their order.
+inline constexpr std::string_view action_names[] = {"compute", "drop", "offload", "prefetch"};
+inline constexpr std::string_view to_string(action a) { return action_names[static_cast<int>(a)]; }
 
 /// One step of a schedule: an action on an operation (`compute`) or on a value (the others).
 struct step {
@@ -29,6 +34,8 @@ struct schedule {
 
   void compute(operation_id operation) { steps.push_back({action::compute, operation}); }
   void drop(value_id value) { steps.push_back({action::drop, value}); }
+  void offload(value_id value) { steps.push_back({action::offload, value}); }
+  void prefetch(value_id value) { steps.push_back({action::prefetch, value}); }
   friend bool operator==(const schedule&, const schedule&) = default;
 };
 

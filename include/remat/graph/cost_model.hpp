@@ -32,6 +32,8 @@ concept size_or_sizes = std::convertible_to<T, bytes_t> || range_of<T, bytes_t>;
 /// | `c.workspace(v)` | bytes needed while it runs                                        | 0                                  |
 /// | `c.once(v)`      | whether it may run once only                                      | false                              |
 /// | `c.held(v)`      | whether `v` is no operation but a source that is never dropped    | false                              |
+/// | `c.source(v)`    | whether `v` is no operation but there at the start, to be dropped | false                              |
+/// | `c.backward(v)`  | whether `v` belongs to the backward of a training step            | the problem does not say           |
 /// | `c.target(v)`    | whether its results must be there at the end                      | true if nothing reads `v`          |
 /// | `c.reads(u, v)`  | range of the numbers of the results of `u` that its reader `v` reads | all                             |
 /// | `c.name(v)`      | label, for messages too                                           | "vertex" and its index             |
@@ -47,5 +49,51 @@ concept cost_model = dag<G> && requires(const C& c, const vertex_t<G>& v) {
   { c.seconds(v) } -> std::convertible_to<double>;
   { c.bytes(v) } -> detail::size_or_sizes;
 };
+
+/// What a cost model may have besides `seconds` and `bytes`, see `cost_model`.
+enum class cost_member { workspace, once, held, source, backward, target, reads, name, kind };
+
+namespace detail {
+
+template <class C, class V, cost_member M>
+consteval bool has_cost() {
+  if constexpr (M == cost_member::workspace) return requires(const C& c, const V& v) {
+      c.workspace(v);
+    };
+  if constexpr (M == cost_member::once) return requires(const C& c, const V& v) {
+      c.once(v);
+    };
+  if constexpr (M == cost_member::held) return requires(const C& c, const V& v) {
+      c.held(v);
+    };
+  if constexpr (M == cost_member::source) return requires(const C& c, const V& v) {
+      c.source(v);
+    };
+  if constexpr (M == cost_member::backward) return requires(const C& c, const V& v) {
+      c.backward(v);
+    };
+  if constexpr (M == cost_member::target) return requires(const C& c, const V& v) {
+      c.target(v);
+    };
+  if constexpr (M == cost_member::reads) return requires(const C& c, const V& v) {
+      c.reads(v, v);
+    };
+  if constexpr (M == cost_member::name) return requires(const C& c, const V& v) {
+      c.name(v);
+    };
+  if constexpr (M == cost_member::kind) return requires(const C& c, const V& v) {
+      c.kind(v);
+    };
+}
+
+}  // namespace detail
+
+/// A cost model whose members M are read too. What is misspelt or takes another vertex is no such member, and would be ignored:
+/// say next to the model what it is to have. (Columns of a `table` cannot be misspelt.)
+/// @code
+/// static_assert(remat::gives<measured, network, remat::cost_member::workspace, remat::cost_member::held>);
+/// @endcode
+template <class C, class G, cost_member... M>
+concept gives = cost_model<C, G> &&(detail::has_cost<C, vertex_t<G>, M>() && ...);
 
 }  // namespace remat

@@ -27,13 +27,37 @@ struct freeze_options {
   std::optional<copy_rates> copies = {};  ///< rates of the copy streams; nothing: no copies
 };
 
-/// A problem and where its parts come from. Converts to the problem.
+/// A problem, where its parts come from and what became of the vertices. Converts to the problem.
 /// @tparam G a `dag`
 template <class G>
 struct frozen {
+  /// A result of a vertex.
+  struct origin {
+    vertex_t<G> vertex;
+    std::size_t result;  ///< which of its results
+  };
+  /// What became of a vertex.
+  struct part {
+    operation_id operation = none;  ///< `none` for a source
+    value_id first = none;          ///< value of its first result; the others follow
+    std::size_t results = 0;
+  };
+
   remat::problem problem;
   std::vector<vertex_t<G>> operations;  ///< vertex of each operation
-  std::vector<vertex_t<G>> values;      ///< vertex of each value
+  std::vector<origin> values;           ///< vertex of each value, and which of its results it is
+  std::vector<part> parts;              ///< of each vertex, by its index
+
+  /// The operation of `v`, `none` for a source.
+  operation_id operation_of(const G& g, const vertex_t<G>& v) const { return parts.at(dag_traits<G>::index(g, v)).operation; }
+  /// The value of a result of `v`.
+  /// @throws bad_option if it has no such result
+  value_id value_of(const G& g, const vertex_t<G>& v, std::size_t result = 0) const {
+    const auto& x = parts.at(dag_traits<G>::index(g, v));
+    if (result >= x.results)
+      throw bad_option("value_of: result " + std::to_string(result) + " of a vertex that has " + std::to_string(x.results));
+    return value_id(x.first + result);
+  }
   operator const remat::problem&() const { return problem; }
 };
 
@@ -104,8 +128,8 @@ bytes_t checked_bytes(const T& x, const std::string& what) {
 /// Freezes a graph and its costs into a problem.
 ///
 /// A vertex becomes an operation and its result a value (several, if `bytes(v)` is a range), both with the name of the vertex; a
-/// vertex that the cost model holds becomes a held source. Operations keep the order in which the graph lists its vertices as far
-/// as their inputs permit.
+/// vertex that the cost model holds, or calls a source, becomes a source. Operations keep the order in which the graph lists its
+/// vertices as far as their inputs permit; where the cost model tells the backward, the forward comes first.
 ///
 /// @tparam G a graph
 /// @tparam C its costs
@@ -114,13 +138,13 @@ bytes_t checked_bytes(const T& x, const std::string& what) {
 /// @param o name of the problem, rates of copies
 /// @return the problem, with the vertex behind each operation and value
 /// @throws not_a_dag with the vertices of a cycle in order; bad_problem naming the vertex: an index out of range or taken, an
-///         input or reader that the graph does not list, a cost that is negative or not finite, a held vertex with inputs, a
-///         result read that its producer does not yield
+///         input or reader that the graph does not list, a cost that is negative or not finite, a source with inputs, a result
+///         read that its producer does not yield, a forward vertex that needs the backward
 /// Complexity: O(V log V + E).
 /// @code
 /// auto f = remat::freeze(net, measured{&net});
 /// auto r = remat::solve(f, 1 << 30, remat::rotor{});
-/// for (auto o : remat::compute_order(r.schedule)) run(f.operations[o]);
+/// if (r.found()) remat::execute(f, r.schedule, device);
 /// @endcode
 template <dag G, cost_model<G> C>
 frozen<G> freeze(const G& g, const C& c, const freeze_options& o = {}) {
@@ -129,12 +153,14 @@ frozen<G> freeze(const G& g, const C& c, const freeze_options& o = {}) {
 
   const auto label = [&](const vertex& v) {
     std::string name;
-    if constexpr (requires { c.name(v); }) name = c.name(v);
+    if constexpr (gives<C, G, cost_member::name>) name = c.name(v);
     return name.empty() ? "vertex " + std::to_string(static_cast<std::size_t>(traits::index(g, v))) : name;
   };
 
   std::vector<vertex> vertices;
   for (auto&& v : traits::vertices(g)) vertices.push_back(v);
+  if constexpr (gives<C, G, cost_member::backward>)
+    std::stable_partition(vertices.begin(), vertices.end(), [&](const vertex& v) { return !c.backward(v); });
   const auto n = vertices.size();
   std::vector<std::size_t> position(n, n);  // in `vertices`, by index
   for (std::size_t at = 0; at < n; ++at) {
@@ -176,6 +202,8 @@ frozen<G> freeze(const G& g, const C& c, const freeze_options& o = {}) {
   }
 
   frozen<G> f;
+  f.parts.resize(n);
+  std::optional<operation_id> backward_start;
   std::vector<value> values;
   std::vector<operation> operations;
   std::vector<value_id> targets;
@@ -183,14 +211,18 @@ frozen<G> freeze(const G& g, const C& c, const freeze_options& o = {}) {
   for (auto at : order) {
     const auto& v = vertices[at];
     const auto name = label(v);
-    bool held = false;
-    if constexpr (requires { c.held(v); }) held = c.held(v);
-    if (held && !inputs[at].empty()) throw bad_problem(name + ": a held vertex is a source, but it has inputs");
+    bool held = false, source = false;
+    if constexpr (gives<C, G, cost_member::held>) held = source = c.held(v);
+    if constexpr (gives<C, G, cost_member::source>) source = source || c.source(v);
+    if (source && !inputs[at].empty())
+      throw bad_problem(name + ": a " + (held ? "held vertex is a source" : "source") + ", but it has inputs");
 
+    auto& part = f.parts[static_cast<std::size_t>(traits::index(g, v))];
+    part.first = values.size();
     const auto add = [&](const auto& bytes, const std::string& which) {
       results[at].push_back(static_cast<index_t>(values.size()));
       values.push_back({name + which, detail::checked_bytes(bytes, name + ": bytes" + which), held});
-      f.values.push_back(v);
+      f.values.push_back({v, part.results++});
     };
     if constexpr (detail::range_of<decltype(c.bytes(v)), bytes_t>) {
       std::size_t k = 0;
@@ -199,10 +231,18 @@ frozen<G> freeze(const G& g, const C& c, const freeze_options& o = {}) {
       add(c.bytes(v), "");
     }
 
-    bool target = !is_read[at] && !held;
-    if constexpr (requires { c.target(v); }) target = c.target(v);
+    bool target = !is_read[at] && !source;
+    if constexpr (gives<C, G, cost_member::target>) target = c.target(v);
     if (target) targets.insert(targets.end(), results[at].begin(), results[at].end());
-    if (held) continue;
+    if (source) continue;
+    part.operation = operations.size();
+    if constexpr (gives<C, G, cost_member::backward>) {
+      if (c.backward(v)) {
+        if (!backward_start) backward_start = part.operation;
+      } else if (backward_start) {
+        throw bad_problem(name + ": belongs to the forward, but needs the backward");
+      }
+    }
 
     operation op;
     op.name = name;
@@ -210,11 +250,11 @@ frozen<G> freeze(const G& g, const C& c, const freeze_options& o = {}) {
     op.seconds = c.seconds(v);
     if (!std::isfinite(op.seconds) || op.seconds < 0)
       throw bad_problem(name + ": seconds is not a finite number >= 0: " + std::to_string(op.seconds));
-    if constexpr (requires { c.workspace(v); }) op.workspace = detail::checked_bytes(c.workspace(v), name + ": workspace");
-    if constexpr (requires { c.once(v); }) op.once = c.once(v);
-    if constexpr (requires { c.kind(v); }) op.kind = c.kind(v);
+    if constexpr (gives<C, G, cost_member::workspace>) op.workspace = detail::checked_bytes(c.workspace(v), name + ": workspace");
+    if constexpr (gives<C, G, cost_member::once>) op.once = c.once(v);
+    if constexpr (gives<C, G, cost_member::kind>) op.kind = c.kind(v);
     for (auto u : inputs[at])
-      if constexpr (requires { c.reads(v, v); }) {
+      if constexpr (gives<C, G, cost_member::reads>) {
         for (auto&& k : c.reads(vertices[u], v)) {
           const auto which = static_cast<std::size_t>(k);
           if (which >= results[u].size())
@@ -228,7 +268,7 @@ frozen<G> freeze(const G& g, const C& c, const freeze_options& o = {}) {
     operations.push_back(std::move(op));
     f.operations.push_back(v);
   }
-  f.problem = problem(o.name, std::move(values), std::move(operations), std::move(targets), o.copies);
+  f.problem = problem(o.name, std::move(values), std::move(operations), std::move(targets), o.copies, backward_start);
   return f;
 }
 

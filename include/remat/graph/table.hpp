@@ -91,6 +91,28 @@ struct held_of {
   }
 };
 
+/// As `seconds_of`, for `source(v)`.
+template <class Column>
+struct source_of {
+  Column column;
+  explicit source_of(Column c) : column(std::move(c)) {}
+  template <class V>
+  bool source(const V& v) const {
+    return detail::look_up(column, v, "source");
+  }
+};
+
+/// As `seconds_of`, for `backward(v)`.
+template <class Column>
+struct backward_of {
+  Column column;
+  explicit backward_of(Column c) : column(std::move(c)) {}
+  template <class V>
+  bool backward(const V& v) const {
+    return detail::look_up(column, v, "backward");
+  }
+};
+
 /// As `seconds_of`, for `target(v)`.
 template <class Column>
 struct target_of {
@@ -117,7 +139,8 @@ struct name_of {
 /// @tparam Columns types with the members of a `cost_model`
 /// @code
 /// remat::table cost{remat::seconds_of(times), remat::bytes_of([&](int v) { return 4 * elements[v]; }),
-/// remat::held_of(is_weight)}; static_assert(remat::cost_model<decltype(cost), network>);
+///                   remat::held_of(is_weight)};
+/// static_assert(remat::cost_model<decltype(cost), network>);
 /// static_assert(!remat::cost_model<remat::table<remat::seconds_of<std::vector<double>>>, network>);   // no bytes
 /// @endcode
 template <class... Columns>

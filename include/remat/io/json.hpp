@@ -70,9 +70,6 @@ namespace detail {
 
 using json = nlohmann::ordered_json;
 
-/// In the order of `action`.
-inline constexpr std::string_view action_names[] = {"compute", "drop", "offload", "prefetch"};
-
 /// Follows a parser through a document: knows where it stands and enforces the limits.
 class parse_guard {
  public:
@@ -389,10 +386,10 @@ inline schedule_document read_schedule(std::istream& in, const document_limits& 
     auto wrong = [&](const std::string& who, const char* why) {
       throw bad_schedule(steps.size(), "step " + std::to_string(steps.size()) + " (" + who + " " + x[1].dump() + "): " + why);
     };
-    const auto found = std::find(std::begin(detail::action_names), std::end(detail::action_names), action_name);
-    if (found == std::end(detail::action_names)) wrong(x[0].dump(), "no such action");
+    const auto found = std::find(std::begin(action_names), std::end(action_names), action_name);
+    if (found == std::end(action_names)) wrong(x[0].dump(), "no such action");
     step next;
-    next.what = static_cast<action>(found - std::begin(detail::action_names));
+    next.what = static_cast<action>(found - std::begin(action_names));
     if (!x[1].is_number_unsigned() || x[1].get<std::uint64_t>() >= none)
       wrong(action_name, next.what == action::compute ? "no such operation" : "no such value");
     next.which = x[1].get<index_t>();
@@ -421,8 +418,7 @@ inline void write_schedule(std::ostream& out, const result& r, std::string_view 
                    {"budget", r.budget},         {"peak", r.peak},        {"seconds", r.seconds}, {"bound", r.bound},
                    {"solver", r.solver},         {"steps", json::array()}};
   if (!r.reason.empty()) document["reason"] = r.reason;
-  for (const auto& x : r.schedule.steps)
-    document["steps"].push_back(json::array({detail::action_names[static_cast<int>(x.what)], x.which}));
+  for (const auto& x : r.schedule.steps) document["steps"].push_back(json::array({to_string(x.what), x.which}));
   document.update(unknown);
   out << detail::dump(document);
 }

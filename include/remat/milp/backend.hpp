@@ -61,8 +61,8 @@ struct solution {
 
 /// A library that solves a valid `model` with at least one column. `solve` is const and may run in several threads at once.
 ///
-/// A backend may also have a member `static constexpr std::size_t longest_row`: rows with more entries slow it down, so models
-/// use running sums in their place.
+/// A backend may also have a member `longest_row`, static or not, that converts to `std::size_t`: rows with more entries slow it
+/// down, so models use running sums in their place.
 /// @code
 /// static_assert(remat::milp::backend<remat::highs::backend>);
 /// static_assert(!remat::milp::backend<int>);
@@ -73,11 +73,13 @@ concept backend = requires(const B& b, const model& m, const options& o) {
   { b.solve(m, o) } -> std::same_as<solution>;
 };
 
-/// `B::longest_row`, or no limit.
+/// `b.longest_row`, or no limit.
 template <backend B>
-constexpr std::size_t longest_row() {
-  if constexpr (requires { B::longest_row; })
-    return B::longest_row;
+std::size_t longest_row([[maybe_unused]] const B& b) {
+  if constexpr (requires {
+                  { b.longest_row } -> std::convertible_to<std::size_t>;
+                })
+    return b.longest_row;
   else
     return std::numeric_limits<std::size_t>::max();
 }

@@ -182,7 +182,7 @@ class checkmate {
         return m.stopped();
       };
       if (report(milp::infinity, floor)) return;
-      if (!form) form.emplace(p_, smallest_, rules, milp::longest_row<B>(), [&] { return m.stopped(); });
+      if (!form) form.emplace(p_, smallest_, rules, milp::longest_row(method_.backend_), [&] { return m.stopped(); });
       if (!form->complete()) return form.reset();
       form->set_budget(budget);
       milp::options o;

@@ -90,7 +90,7 @@ class checkmate_rounding {
     std::vector<bytes_t> budgets;
     for (auto a : allowances)
       budgets.push_back(std::max(least.budget, budget - static_cast<bytes_t>(a * static_cast<double>(budget - p.held_bytes()))));
-    Form form(p, *std::min_element(budgets.begin(), budgets.end()), options_.rules, milp::longest_row<B>(),
+    Form form(p, *std::min_element(budgets.begin(), budgets.end()), options_.rules, milp::longest_row(backend_),
               [&] { return m.stopped(); });
     for (std::size_t k = 0; k < budgets.size() && form.complete() && !m.stopped(); ++k) {
       if (best.found() && best.seconds() * (1 - m.limits().gap) <= r.scope_bound) break;

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <remat/solver/checkmate.hpp>
+
+#include "backend.hpp"
+#include "make.hpp"
+
+namespace remat::registry {
+
+using solver_type = checkmate<milp::any_backend>;
+
+any_solver make_checkmate(const std::string& backend) { return solver_type({}, make_backend(backend)); }
+any_solver make_checkmate_fast(const std::string& backend) {
+  return solver_type(solver_type::options::fast(), make_backend(backend));
+}
+any_solver make_checkmate_balanced(const std::string& backend) {
+  return solver_type(solver_type::options::balanced(), make_backend(backend));
+}
+
+}  // namespace remat::registry

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <remat/solver/hiremate.hpp>
+
+#include "backend.hpp"
+#include "make.hpp"
+
+namespace remat::registry {
+
+any_solver make_hiremate(const std::string& backend) {
+  if (no_milp(backend)) return hiremate<>();
+  return hiremate<any_solver>(make_checkmate_fast(backend));
+}
+
+}  // namespace remat::registry

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <remat/registry/registry.hpp>
+
+#include <array>
+
+#include <remat/core/error.hpp>
+
+#include "make.hpp"
+
+namespace remat::registry {
+
+namespace {
+
+constexpr std::array table = std::to_array<method>({
+    {"automatic", "what suits the graph, until the bound is met or time is up", make_automatic},
+    {"hiremate", "any graph in parts, and parts of parts; by checkmate-fast, or by min_cut where there is no MILP library",
+     make_hiremate},
+    {"rockmate", "the same for networks that are chains of blocks, joined by dynamic programming", make_rockmate},
+    {"min_cut", "any graph, by minimum cuts and evictions, with a lower bound", make_min_cut},
+    {"improved", "min_cut, and then a search of neighbourhoods until the time is up", make_improved},
+    {"moments", "a MILP over several moments at once: a strong bound, and schedules from it", make_moments},
+    {"checkmate", "optimal staged schedules by a MILP", make_checkmate},
+    {"checkmate-fast", "the same with the forward in one stage and the backward computed once", make_checkmate_fast},
+    {"checkmate-balanced", "the same with the forward in one stage, started from checkmate-fast", make_checkmate_balanced},
+    {"checkmate-rounding", "the linear relaxation of checkmate, rounded and repaired", make_checkmate_rounding},
+    {"checkmate-published", "checkmate in the published form, for comparison", make_checkmate_published},
+    {"rotor", "the fastest persistent schedule of a chain of blocks", make_rotor},
+    {"revolve", "binomial checkpointing of a chain of blocks", make_revolve},
+    {"twremat", "separators of a tree decomposition", make_twremat},
+    {"chen", "segments; values inside them are computed again", make_chen},
+    {"recompute_all_blocks", "each block of the forward computed again before its backward", make_recompute_all_blocks},
+    {"store_all", "everything computed once", make_store_all},
+});
+
+}  // namespace
+
+std::span<const method> methods() { return table; }
+
+const method& find(std::string_view name) {
+  std::string known;
+  for (const auto& m : table) {
+    if (m.name == name) return m;
+    known += (known.empty() ? "" : ", ") + std::string(m.name);
+  }
+  throw bad_option("no solver \"" + std::string(name) + "\"; there are " + known);
+}
+
+}  // namespace remat::registry

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <remat/solver/store_all.hpp>
+
+#include "make.hpp"
+
+namespace remat::registry {
+
+any_solver make_store_all(const std::string&) { return store_all(); }
+
+}  // namespace remat::registry

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// A solver that is chosen at run time.
+#pragma once
+
+#include <concepts>
+#include <memory>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <remat/core/pareto_curve.hpp>
+#include <remat/core/solver.hpp>
+
+namespace remat {
+
+/// Any solver, by value, with all that the library may use of it. Copies share the solver, which is const.
+/// @code
+/// std::map<std::string, remat::any_solver> methods = {{"none", remat::store_all()}, {"cuts", remat::min_cut()}};
+/// const auto r = remat::solve(p, budget, methods.at(name), {.seconds = 10});
+/// @endcode
+class any_solver {
+ public:
+  /// @param s the solver; not implicit only for itself
+  template <class S>
+  requires(!std::same_as<std::remove_cvref_t<S>, any_solver> && solver<S>) any_solver(S s)  // NOLINT: every solver is one
+      : self_(std::make_shared<const model<S>>(std::move(s))) {}
+
+  std::string name() const { return self_->name(); }
+  /// @throws what the solver throws
+  result solve(const problem& p, bytes_t budget, monitor& m) const { return self_->solve(p, budget, m); }
+  /// That of the solver, or nothing where it shares no work between budgets.
+  /// @throws what the solver throws
+  std::vector<result> sweep(const problem& p, std::span<const bytes_t> budgets, monitor& m) const {
+    return self_->sweep(p, budgets, m);
+  }
+
+ private:
+  struct interface {
+    interface() = default;
+    interface(const interface&) = delete;
+    interface& operator=(const interface&) = delete;
+    virtual ~interface() = default;
+    virtual std::string name() const = 0;
+    virtual result solve(const problem& p, bytes_t budget, monitor& m) const = 0;
+    virtual std::vector<result> sweep(const problem& p, std::span<const bytes_t> budgets, monitor& m) const = 0;
+  };
+  template <class S>
+  struct model final : interface {
+    explicit model(S s) : solver(std::move(s)) {}
+    std::string name() const override { return solver.name(); }
+    result solve(const problem& p, bytes_t budget, monitor& m) const override { return solver.solve(p, budget, m); }
+    std::vector<result> sweep(const problem& p, std::span<const bytes_t> budgets, monitor& m) const override {
+      if constexpr (sweeping_solver<S>)
+        return solver.sweep(p, budgets, m);
+      else
+        return {};
+    }
+    S solver;
+  };
+
+  std::shared_ptr<const interface> self_;
+};
+
+static_assert(sweeping_solver<any_solver>);
+
+}  // namespace remat

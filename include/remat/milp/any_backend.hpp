@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// A MILP library that is chosen at run time.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include <remat/milp/backend.hpp>
+
+namespace remat::milp {
+
+/// Any backend, by value: models for it are those for the backend inside.
+/// @code
+/// const remat::milp::any_backend library = prefer_glpk ? any_backend(remat::glpk::backend()) : remat::highs::backend();
+/// const remat::checkmate<remat::milp::any_backend> method({}, library);
+/// @endcode
+class any_backend {
+ public:
+  /// @param b the backend; not implicit only for itself
+  template <class B>
+  requires(!std::same_as<std::remove_cvref_t<B>, any_backend> && backend<B>) any_backend(B b)  // NOLINT: every backend is one
+      : longest_row(milp::longest_row(b)),
+        name_(b.name()),
+        solve_([b = std::move(b)](const model& m, const options& o) { return b.solve(m, o); }) {}
+
+  std::size_t longest_row;  ///< see `backend`
+
+  std::string name() const { return name_; }
+  /// @throws what the backend throws
+  solution solve(const model& m, const options& o) const { return solve_(m, o); }
+
+ private:
+  std::string name_;
+  std::function<solution(const model&, const options&)> solve_;
+};
+
+static_assert(backend<any_backend>);
+
+}  // namespace remat::milp

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// A solver chosen at run time is the solver that was chosen, with all it can do.
+#include <catch2/catch.hpp>
+
+#include <memory>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <remat/core/any_solver.hpp>
+#include <remat/core/pareto_curve.hpp>
+#include <remat/core/smallest_budget.hpp>
+#include <remat/solver/store_all.hpp>
+#include <remat/testing/archetypes.hpp>
+#include <remat/testing/generators.hpp>
+
+using remat::any_solver;
+using remat::bytes_t;
+using remat::problem;
+using remat::result;
+
+static_assert(remat::sweeping_solver<any_solver>);
+static_assert(std::is_convertible_v<remat::store_all, any_solver> && std::is_copy_assignable_v<any_solver>);
+static_assert(!std::is_constructible_v<any_solver, int>);
+
+namespace {
+
+struct calls {
+  int solves = 0, sweeps = 0;
+};
+
+/// Store-all, for one budget and for several, with a count of the calls.
+struct counting {
+  std::shared_ptr<calls> count = std::make_shared<calls>();
+
+  std::string name() const { return "counting"; }
+  result solve(const problem& p, bytes_t budget, remat::monitor& m) const {
+    ++count->solves;
+    return remat::store_all().solve(p, budget, m);
+  }
+  std::vector<result> sweep(const problem& p, std::span<const bytes_t> budgets, remat::monitor& m) const {
+    ++count->sweeps;
+    std::vector<result> all;
+    for (auto b : budgets) all.push_back(remat::store_all().solve(p, b, m));
+    return all;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("any solver answers as the one inside") {
+  const auto p = remat::testing::unit_training_chain(5);
+  const auto peak = remat::evaluate(p, remat::store_all_schedule(p)).peak;
+  for (auto budget : {peak, peak - 1}) {
+    const auto a = remat::solve(p, budget, remat::store_all()), b = remat::solve(p, budget, any_solver(remat::store_all()));
+    CHECK((a.status == b.status && a.schedule == b.schedule && a.solver == b.solver));
+  }
+  any_solver copy = counting();
+  CHECK(copy.name() == "counting");
+  copy = any_solver(remat::store_all());
+  CHECK(copy.name() == "store_all");
+  CHECK(any_solver(copy).name() == "store_all");  // not a solver within a solver
+}
+
+TEST_CASE("a curve of any solver is that of the one inside: one sweep") {
+  const auto p = remat::testing::unit_training_chain(5);
+  const auto peak = remat::evaluate(p, remat::store_all_schedule(p)).peak;
+  const counting inside;
+  const auto curve = remat::pareto_curve(p, {peak, peak + 1, peak + 2}, any_solver(inside));
+  REQUIRE(curve.size() == 3);
+  for (const auto& r : curve) CHECK(r.found());
+  CHECK((inside.count->sweeps == 1 && inside.count->solves == 0));
+}
+
+TEST_CASE("a curve of any solver without a sweep: budget by budget") {
+  const auto p = remat::testing::unit_training_chain(5);
+  const auto peak = remat::evaluate(p, remat::store_all_schedule(p)).peak;
+  const auto curve = remat::pareto_curve(p, {peak, peak - 1}, any_solver(remat::store_all()));
+  REQUIRE(curve.size() == 2);
+  CHECK((curve[0].found() && !curve[1].found()));
+}
