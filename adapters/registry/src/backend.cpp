@@ -60,7 +60,7 @@ bool no_milp(const std::string& name) {
 }
 
 std::vector<backend_state> backends() {
-  const auto missing = [](const char* name) { return backend_state{name, false, "not part of this build"}; };
+  [[maybe_unused]] const auto missing = [](const char* name) { return backend_state{name, false, "not part of this build"}; };
   std::vector<backend_state> all;
 #ifdef REMAT_WITH_HIGHS
   all.push_back(ask<highs::backend>("highs"));
