@@ -8,6 +8,7 @@
 #include <remat/core/error.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/monitor.hpp>
+#include <remat/core/observers.hpp>
 #include <remat/core/pareto_curve.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/result.hpp>

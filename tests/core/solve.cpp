@@ -6,6 +6,7 @@
 #include <limits>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <remat/core/solve.hpp>
@@ -68,6 +69,50 @@ TEST_CASE("observers see every report, in the order given, and on time") {
         return control::go_on;
       });
   CHECK(seen == "a0b0a1b1a2b2");
+}
+
+namespace {
+
+/// Reports two schedules, the second smaller, and returns the second.
+struct anytime {
+  remat::schedule last;
+  std::string name() const { return "anytime"; }
+  result solve(const problem& p, remat::bytes_t, remat::monitor& m) const {
+    remat::schedule first;
+    for (remat::operation_id o = 0; o < p.operations().size(); ++o) first.compute(o);
+    m.report({.stage = "first", .best = 99, .schedule = &first});  // says the wrong time
+    m.report({.stage = "second", .best = 3, .schedule = &last});
+    m.report({.stage = "no schedule", .best = 3});
+    result r;
+    r.status = status::feasible;
+    r.schedule = remat::store_all_schedule(p);
+    return r;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("observers get the schedule of the best, judged") {
+  const auto p = chain();
+  std::vector<std::pair<double, remat::bytes_t>> seen;
+  remat::solve(p, 100, anytime{remat::store_all_schedule(p)}, {}, [&](const progress& now) {
+    if (!now.schedule) {
+      CHECK(now.stage == "no schedule");
+      return;
+    }
+    const auto e = remat::evaluate(p, *now.schedule);
+    CHECK((now.best == e.seconds && now.peak == e.peak));
+    seen.emplace_back(now.best, now.peak);
+  });
+  CHECK(seen == std::vector<std::pair<double, remat::bytes_t>>{{3, 30}, {3, 20}});
+}
+
+TEST_CASE("a schedule that is reported and is none breaks the contract") {
+  const auto p = chain();
+  const auto watch = [](const progress&) {};
+  CHECK_THROWS_WITH(remat::solve(p, 100, anytime{{}}, {}, watch), Catch::Contains("reports an invalid schedule"));
+  CHECK_THROWS_WITH(remat::solve(p, 20, anytime{remat::store_all_schedule(p)}, {}, watch),
+                    Catch::Contains("30 bytes") && Catch::Contains("20"));
 }
 
 TEST_CASE("a stop by any observer ends the search; the others are told still") {

@@ -4,10 +4,13 @@
 #pragma once
 
 #include <limits>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <remat/core/evaluate.hpp>
 #include <remat/core/liveness.hpp>
+#include <remat/core/monitor.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>
@@ -29,27 +32,36 @@ class incumbent {
   bool offer(const std::vector<operation_id>& order) {
     const auto needs = measure_order(p_, order);
     if (needs.peak > budget_ || needs.seconds >= seconds_) return false;
+    auto s = with_drops(p_, order);
     try {
-      if (evaluate(p_, with_drops(p_, order)).peak > budget_) return false;
+      if (evaluate(p_, s).peak > budget_) return false;
     } catch (const bad_schedule&) {  // computes a once-only operation again
       return false;
     }
     order_ = order;
+    schedule_ = std::move(s);
     seconds_ = needs.seconds;
     return found_ = true;
+  }
+  /// Tells the observers of `m`, with the schedule.
+  /// @param stage what the solver is doing
+  /// @param bound proven lower bound on the time, s
+  void report(monitor& m, std::string stage, double bound = 0) const {
+    m.report({.stage = std::move(stage), .best = seconds_, .bound = bound, .schedule = found_ ? &schedule_ : nullptr});
   }
   /// The schedule, if there is one.
   void put_into(result& r) const {
     if (!found_) return;
     r.status = status::feasible;
     r.reason.clear();
-    r.schedule = with_drops(p_, order_);
+    r.schedule = schedule_;
   }
 
  private:
   const problem& p_;
   bytes_t budget_;
   std::vector<operation_id> order_;
+  remat::schedule schedule_;
   double seconds_ = std::numeric_limits<double>::infinity();
   bool found_ = false;
 };

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
 
 namespace remat {
 
@@ -39,6 +40,8 @@ struct progress {
   double elapsed = 0;                                     ///< s since the search began
   double best = std::numeric_limits<double>::infinity();  ///< time of the best schedule so far, s; infinity before the first
   double bound = 0;                                       ///< proven lower bound on the time, s
+  const remat::schedule* schedule = nullptr;              ///< of the time `best`, during the call; null where none is told
+  bytes_t peak = 0;                                       ///< of `schedule`
 };
 
 /// What an observer answers; an observer that returns nothing means `go_on`.

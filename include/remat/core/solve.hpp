@@ -35,6 +35,24 @@ control tell(const Event& event, O&... observers) {
   return answer;
 }
 
+/// Makes the schedule of a report what it is said to be: an observer sees no other.
+/// @throws broken_contract if it is invalid or over the budget
+inline progress judged(const problem& p, bytes_t budget, const std::string& solver, progress now) {
+  if (!now.schedule) return now;
+  try {
+    const auto e = evaluate(p, *now.schedule);
+    if (e.peak <= budget) {
+      now.best = e.seconds;
+      now.peak = e.peak;
+      return now;
+    }
+    throw broken_contract(solver + ": reports a schedule of " + std::to_string(e.peak) + " bytes, budget " +
+                          std::to_string(budget));
+  } catch (const bad_schedule& why) {
+    throw broken_contract(solver + ": reports an invalid schedule, " + why.what());
+  }
+}
+
 inline void require_budget(bytes_t budget) {
   if (budget < 0) throw bad_option("budget must be >= 0 bytes, got " + std::to_string(budget));
 }
@@ -100,7 +118,10 @@ template <solver S, observer... O>
 result solve(const problem& p, bytes_t budget, const S& s, const limits& l = {}, O&&... observers) {
   detail::require_budget(budget);
   l.validate();
-  monitor m(l, [&](const progress& now) { return detail::tell(now, observers...); });
+  monitor m(l, [&](const progress& now) {
+    if constexpr (sizeof...(O) == 0) return control::go_on;
+    return detail::tell(detail::judged(p, budget, s.name(), now), observers...);
+  });
   result answer;
   if (budget < bounds_without_search(p).budget)
     answer.status = status::infeasible;

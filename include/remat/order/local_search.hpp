@@ -55,7 +55,7 @@ inline void local_search(const problem& p, std::vector<operation_id> order, incu
   o.validate();
   const auto stop = [&] { return m.stopped(); };
   const auto done = [&] { return best.found() && best.seconds() * (1 - m.limits().gap) <= bound; };
-  const auto report = [&] { m.report({.stage = "improvement", .best = best.seconds(), .bound = bound}); };
+  const auto report = [&] { best.report(m, "improvement", bound); };
   std::mt19937_64 random(m.limits().seed + (o.stream << 32));
   destroy_repair n(p, best.budget(), random());
   n.load(order);

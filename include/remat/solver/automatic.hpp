@@ -155,7 +155,7 @@ class automatic {
       const std::lock_guard guard(lock_);
       bound_ = x.bound = std::max(x.bound, bound_.load());
       if (offered) seconds_ = std::min(x.best, seconds_.load());
-      x.best = std::min(x.best, seconds_.load());
+      if (seconds_ < x.best) x.best = seconds_, x.schedule = nullptr;
       whole_.report(std::move(x));
       if (seconds_ * (1 - whole_.limits().gap) <= bound_) all_.request_stop();
       return control::go_on;

@@ -176,9 +176,11 @@ class checkmate {
       if (best.found() && best.seconds * (1 - gap) <= floor) return;
       const auto report = [&](double objective, double bound) {
         const auto known = bound > 0 ? ", bound " + std::to_string(bound) + " s" : "";
+        const bool known_best = best.found() && best.seconds <= objective;
         m.report({.stage = best.scope + known,
-                  .best = std::min(best.found() ? best.seconds : milp::infinity, objective),
-                  .bound = least_.seconds});
+                  .best = known_best ? best.seconds : objective,
+                  .bound = least_.seconds,
+                  .schedule = known_best ? &best.schedule : nullptr});
         return m.stopped();
       };
       if (report(milp::infinity, floor)) return;

@@ -80,7 +80,7 @@ class checkmate_rounding {
     r.scope_bound = least.seconds;
     incumbent best(p, budget);
     const auto report = [&](const std::string& stage) {
-      m.report({.stage = stage, .best = best.seconds(), .bound = least.seconds});
+      best.report(m, stage, least.seconds);
       return m.stopped();
     };
     best.offer(needed_operations(p));

@@ -104,12 +104,12 @@ class chen {
         if (m.stopped()) return;
         const auto order = play(p, needed, turn, ends, v, m);
         if (order && best.offer(*order))
-          m.report({.stage = std::to_string(ends.size() + 1) + " segments", .best = best.seconds()});
+          best.report(m, std::to_string(ends.size() + 1) + " segments");
       }
     }
     if (options_.variant == variant::last_node || (options_.variant == variant::any && !best.found()))
       if (const auto order = play(p, needed, 0, {}, variant::last_node, m); order && best.offer(*order))
-        m.report({.stage = "last node", .best = best.seconds()});
+        best.report(m, "last node");
   }
 
   /// The sets of ends to be tried, each once.

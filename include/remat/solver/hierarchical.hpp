@@ -341,7 +341,7 @@ class hierarchical {
     auto& m = now.m;
     const bool top = now.depth++ == 0;
     const auto report = [&](const std::string& stage) {
-      if (top) m.report({.stage = stage, .best = best.seconds(), .bound = now.bound});
+      if (top) best.report(m, stage, now.bound);
     };
     const part_index index(p, parts);
     std::vector<std::vector<part_option>> ways;

@@ -182,7 +182,7 @@ class min_cut {
     std::vector<start> list;
     const auto add = [&](std::vector<operation_id> order) {
       const auto needs = measure_order(p, order);
-      if (best->offer(order)) m.report({.stage = "cuts", .best = best->seconds(), .bound = bound});
+      if (best->offer(order)) best->report(m, "cuts", bound);
       list.push_back({std::move(order), needs.peak, needs.seconds});
     };
     add(needed);
@@ -207,7 +207,7 @@ class min_cut {
     const auto half = m.remaining() / 2;  // the rest is for `local_search`
     const auto late = [&] { return m.stopped() || m.remaining() < half; };
     const auto offer = [&](const std::vector<operation_id>& order, const char* stage) {
-      if (best.offer(order)) m.report({.stage = stage, .best = best.seconds(), .bound = bound});
+      if (best.offer(order)) best.report(m, stage, bound);
     };
     const auto good_enough = [&] { return best.found() && best.seconds() * (1 - m.limits().gap) <= bound; };
     std::vector<const start*> order;

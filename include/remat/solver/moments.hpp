@@ -57,7 +57,7 @@ class moments {
       const auto b = multi_cut_bound<B>(
           p, budget, m, options_, backend_, [&](const multi_cut_model& form, const Eigen::VectorXd& x, double bound) {
             round(p, form, x, budget, best, m);
-            m.report({.stage = std::to_string(form.moments().size()) + " moments", .best = best.seconds(), .bound = bound});
+            best.report(m, std::to_string(form.moments().size()) + " moments", bound);
             return best.seconds();
           });
       r.budget_bound = b.budget;

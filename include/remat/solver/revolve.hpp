@@ -127,7 +127,7 @@ class revolve {
     const auto fits = [&](std::size_t slots) {
       const auto known = best.seconds();
       const auto order = joint.order(revolve_schedule(n, slots));
-      if (best.offer(order)) m.report({.stage = std::to_string(slots) + " slots", .best = best.seconds()});
+      if (best.offer(order)) best.report(m, std::to_string(slots) + " slots");
       return best.seconds() < known;
     };
     std::size_t low = 1, high = n;
@@ -149,7 +149,7 @@ class revolve {
     const auto front = table.front();
     std::size_t more = 40;
     for (auto at = front.rbegin(); at != front.rend() && more > 0 && !m.stopped(); ++at) {
-      if (best.offer(joint.order(table.steps(at->first)))) m.report({.stage = "unequal blocks", .best = best.seconds()});
+      if (best.offer(joint.order(table.steps(at->first)))) best.report(m, "unequal blocks");
       if (best.found()) --more;
     }
   }

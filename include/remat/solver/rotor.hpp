@@ -136,7 +136,7 @@ class rotor {
           fastest_persistent(joint_.links(), budget - joint_.aside(),
                              {.most_labels = options_.labels, .stop = [&] { return m.stopped() || m.elapsed() > until; }});
       if (answer.found() && best.offer(joint_.order(answer.steps)))
-        m.report({.stage = "chain, exact in bytes", .best = best.seconds()});
+        best.report(m, "chain, exact in bytes");
       return answer.bound + once_;
     }
     /// Offers schedules of the table, the fastest first. What it takes to be a little slower may be faster once evaluated, so the
@@ -148,7 +148,7 @@ class rotor {
       for (auto at = front.rbegin(); at != front.rend() && more > 0 && !m.stopped(); ++at) {
         const auto order = joint_.order(table_->steps(at->first));
         fits = fits || measure_order(p_, order).peak <= budget;
-        if (best.offer(order)) m.report({.stage = "table", .best = best.seconds()});
+        if (best.offer(order)) best.report(m, "table");
         if (fits) --more;
       }
     }

@@ -219,9 +219,9 @@ class twremat {
  private:
   void search(const problem& p, const std::vector<operation_id>& needed, bytes_t budget, incumbent& best, monitor& m) const {
     const std::function<bool()> stop = [&] { return m.stopped(); };
-    const auto report = [&](const char* stage) { m.report({.stage = stage, .best = best.seconds()}); };
+    const auto report = [&](const char* stage) { best.report(m, stage); };
     const separator_tree tree(p, needed, stop);
-    m.report({.stage = "separators of width " + std::to_string(tree.width()), .best = best.seconds()});
+    best.report(m, "separators of width " + std::to_string(tree.width()));
     std::vector<std::vector<operation_id>> orders = {needed}, good;
     for (auto leaf = needed.size() - 1; leaf > 0 && !stop();) {
       auto order = order_by_separators(p, tree, leaf, options_.repetitions * needed.size(), stop);

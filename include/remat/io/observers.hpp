@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Observers that show, log and save what a search finds. Needs nlohmann/json; not part of the umbrella header.
+#pragma once
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <limits>
+#include <ostream>
+#include <string>
+#include <utility>
+
+#include <remat/core/monitor.hpp>
+#include <remat/core/result.hpp>
+#include <remat/io/bytes.hpp>
+#include <remat/io/json.hpp>
+
+namespace remat {
+
+/// Shows a search in one line that is rewritten: for terminals. The line is gone when the observer is.
+/// @code
+/// auto r = remat::solve(p, budget, remat::min_cut(), {}, remat::progress_line());
+/// @endcode
+class progress_line {
+ public:
+  /// @param prefix stands before what is shown
+  explicit progress_line(std::string prefix = "", std::ostream& out = std::cerr) : prefix_(std::move(prefix)), out_(out) {}
+  progress_line(const progress_line&) = delete;
+  progress_line& operator=(const progress_line&) = delete;
+  ~progress_line() {
+    if (shown_) out_ << "\r\033[K" << std::flush;
+  }
+
+  void operator()(const progress& now) {
+    const auto percent = [](double x) {
+      char text[32];
+      std::snprintf(text, sizeof text, "%.2f %%", 100 * x);
+      return std::string(text);
+    };
+    std::string text = prefix_;
+    const bool found = now.best < std::numeric_limits<double>::infinity();
+    if (found) text += "best " + format_seconds(now.best) + ", ";
+    if (now.bound > 0) text += "bound " + format_seconds(now.bound) + ", ";
+    if (found && now.bound > 0 && now.best > 0) text += "gap " + percent(std::max(0.0, 1 - now.bound / now.best)) + ", ";
+    text += now.stage;
+    if (text.size() > 110) text.resize(110);
+    char elapsed[32];
+    std::snprintf(elapsed, sizeof elapsed, "%.1f s  ", now.elapsed);
+    out_ << "\r\033[K" << elapsed << text << std::flush;
+    shown_ = true;
+  }
+
+ private:
+  std::string prefix_;
+  std::ostream& out_;
+  bool shown_ = false;
+};
+
+/// Writes a line of CSV whenever the best schedule or the bound changes.
+class progress_log {
+ public:
+  /// @param out must outlive the observer
+  explicit progress_log(std::ostream& out) : out_(out) { out_ << "elapsed,best,bound,peak,stage\n"; }
+
+  void operator()(const progress& now) {
+    if (now.best >= best_ && now.bound <= bound_) return;
+    best_ = std::min(best_, now.best);
+    bound_ = std::max(bound_, now.bound);
+    auto stage = now.stage;
+    std::replace(stage.begin(), stage.end(), '"', '\'');
+    out_ << now.elapsed << "," << (now.best < infinity ? std::to_string(now.best) : "") << "," << now.bound << ","
+         << (now.schedule ? std::to_string(now.peak) : "") << ",\"" << stage << "\"\n"
+         << std::flush;
+  }
+
+ private:
+  static constexpr double infinity = std::numeric_limits<double>::infinity();
+  std::ostream& out_;
+  double best_ = infinity, bound_ = -1;
+};
+
+/// Keeps the best schedule so far in a file, which is replaced as a whole: what a search has found is not lost with it.
+/// @code
+/// auto r = remat::solve(p, budget, remat::min_cut(), {.seconds = 3600}, remat::best_to_file("plan.json", p, budget));
+/// @endcode
+class best_to_file {
+ public:
+  /// @param path   a remat-schedule
+  /// @param p      the problem; must outlive the observer
+  /// @param budget what is asked for, bytes
+  /// @param every  seconds between two writes, at least; what is found in between is written when something better is reported
+  best_to_file(std::filesystem::path path, const problem& p, bytes_t budget, double every = 0)
+      : path_(std::move(path)), p_(p), budget_(budget), every_(every) {}
+
+  /// @throws error if the file cannot be written
+  void operator()(const progress& now) {
+    if (!now.schedule || now.best >= best_ || now.elapsed < next_) return;
+    best_ = now.best;
+    next_ = now.elapsed + every_;
+    result r;
+    r.status = status::feasible;
+    r.schedule = *now.schedule;
+    r.budget = budget_;
+    r.peak = now.peak;
+    r.seconds = now.best;
+    r.bound = now.bound;
+    write_schedule(path_, r, p_.name());
+  }
+
+ private:
+  std::filesystem::path path_;
+  const problem& p_;
+  bytes_t budget_;
+  double every_, next_ = 0, best_ = std::numeric_limits<double>::infinity();
+};
+
+}  // namespace remat
