@@ -25,9 +25,15 @@ problem to_problem(const program& step, const std::vector<double>& seconds, cons
   std::vector<operation> operations;
   for (std::size_t i = 0; i < n; ++i) {
     const auto& node = step.nodes[i];
-    operations.push_back({node.name, node.inputs, node.outputs, seconds[i], rounded(workspace[i]), node.once, node.name});
+    operations.push_back({node.name,
+                          {node.inputs.begin(), node.inputs.end()},
+                          {node.outputs.begin(), node.outputs.end()},
+                          seconds[i],
+                          rounded(workspace[i]),
+                          node.once,
+                          node.name});
   }
-  auto targets = step.tokens;
+  std::vector<value_id> targets(step.tokens.begin(), step.tokens.end());
   // A value without bytes from each node with effects to the next: solvers may reorder everything else.
   for (std::size_t i = 0, last = n; i < n; ++i) {
     if (!has_effects(step, step.nodes[i])) continue;

@@ -52,7 +52,7 @@ prepared prepare(const models::sample& s) {
 /// First computations in order; before each node, some random ones run again together with all they need.
 schedule random_schedule(const problem& p, unsigned seed, double share) {
   std::mt19937 random(seed);
-  std::vector<index_t> order;
+  std::vector<operation_id> order;
   std::vector<bool> fresh(p.values().size());
   for (index_t n = 0; n < p.operations().size(); ++n) {
     if (n > 0 && random() % 1000 < 1000 * share) {
@@ -66,7 +66,7 @@ schedule random_schedule(const problem& p, unsigned seed, double share) {
 
 /// Drops what the backward needs of the forward, and computes it again where it is needed first.
 schedule recompute_all(const problem& p, index_t loss) {
-  std::vector<index_t> order;
+  std::vector<operation_id> order;
   std::vector<bool> there(p.values().size(), false);
   auto compute = [&](auto& self, index_t n) -> void {
     for (auto v : p.operations()[n].inputs)
