@@ -93,7 +93,7 @@ void row(const problem& p, double part, const char* what, const Method& method, 
 template <class B>
 void rows(const problem& p, double part, double seconds, std::size_t largest) {
   using strong = checkmate<B>;
-  if (p.operations().size() <= 49) row(p, part, "published", checkmate<B, published_form>(), seconds);
+  if (p.operations().size() <= 49) row(p, part, "published", checkmate<B, staged::published_form>(), seconds);
   if (p.operations().size() <= largest) row(p, part, "strong", strong(), seconds);
   row(p, part, "strong, R1-R3", strong({.rules = {true, true, true}, .restricted_first = false}), seconds);
 }

@@ -45,7 +45,7 @@ inline tight_case tight_problem(std::mt19937_64& g) {
 template <milp::backend B>
 void check_against_oracles(std::uint64_t seed, int count, unsigned extra_stages = 0, bool last_stage = false) {
   std::mt19937_64 g(seed);
-  int found = 0, recomputing = 0, restricted = 0;
+  int found = 0, recomputing = 0, restricted = 0, searched = 0;
   for (int k = 0; k < count; ++k) {
     const auto [p, budget] = tight_problem(g);
     const auto staged = staged_optimum(p, budget, extra_stages, last_stage);
@@ -63,7 +63,7 @@ void check_against_oracles(std::uint64_t seed, int count, unsigned extra_stages 
       CHECK(r.bound <= *any + 1e-9);
       CHECK(r.scope_bound == Approx(*staged).epsilon(1e-5));
       if (extra_stages == 0) {
-        const strong_form form(p, budget, o.rules);
+        const staged::strong_form form(p, budget, o.rules);
         const auto x = form.encode(r.schedule);
         REQUIRE(x);
         CHECK(milp::violation(form.model(), *x, 1e-9).empty());
@@ -77,7 +77,9 @@ void check_against_oracles(std::uint64_t seed, int count, unsigned extra_stages 
       CHECK(!any);
     } else {
       CHECK(r.status == status::not_found);
+      CHECK(r.reason == "proven: none of the " + r.scope + " fits");
       CHECK(std::isinf(r.scope_bound));
+      ++searched;
     }
     const auto fast = solve(p, budget, checkmate<B>(checkmate<B>::options::fast()), {.gap = 0});
     if (fast.found()) {
@@ -89,6 +91,7 @@ void check_against_oracles(std::uint64_t seed, int count, unsigned extra_stages 
   CHECK(recomputing > count / 8);
   CHECK(found > recomputing / 2);
   CHECK(restricted > 0);
+  CHECK(searched > 0);
 }
 
 /// The unit chain has a closed form: n + 1 + t(n + 1, B - 2), t(l, s) = r l - C(s + r, s + 1), r least with C(s + r, s) >= l.
@@ -192,16 +195,16 @@ void check_restrictions(std::uint64_t seed, int count) {
     const auto& p = random.p;
     const auto budget = random.budget;
     const auto turn = static_cast<index_t>(uniform(g, 1, static_cast<std::int64_t>(p.operations().size()) - 1));
-    const auto with = [&](const problem& q, const staging& rules) {
+    const auto with = [&](const problem& q, const staged::staging& rules) {
       return solve(q, budget, checkmate<B>({.rules = rules, .restricted_first = false}), l);
     };
     INFO("seed " << seed << ", case " << k << ", budget " << budget << ", turn " << turn);
     const auto free = with(p, {});
-    const staging rules[] = {{.backward_once = true, .turn = turn},
-                             {.forward_in_one_stage = true, .turn = turn},
-                             {.recompute_where_used = true},
-                             {.small_values = 0.3},
-                             {true, true, true, turn, 0, 0.3}};
+    const staged::staging rules[] = {{.backward_once = true, .backward_start = turn},
+                                     {.forward_in_one_stage = true, .backward_start = turn},
+                                     {.recompute_where_used = true},
+                                     {.small_values = 0.3},
+                                     {true, true, true, turn, 0, 0.3}};
     for (int i = 0; i < 5; ++i) {
       const auto r = with(p, rules[i]);
       if (r.found()) {
@@ -241,13 +244,13 @@ void check_published_form(std::uint64_t seed, int count) {
     const auto [p, budget] = tight_problem(g);
     INFO("seed " << seed << ", case " << k << ", budget " << budget);
     const auto strong = solve(p, budget, checkmate<B>(), l);
-    const auto published = solve(p, budget, checkmate<B, published_form>(), l);
+    const auto published = solve(p, budget, checkmate<B, staged::published_form>(), l);
     REQUIRE(published.found() == strong.found());
     CHECK(published.status == strong.status);
     if (!strong.found()) continue;
     CHECK(published.seconds == Approx(strong.seconds));
     CHECK(published.scope_bound == Approx(strong.scope_bound).epsilon(1e-5));
-    const published_form form(p, budget);
+    const staged::published_form form(p, budget);
     const auto x = form.encode(strong.schedule);
     REQUIRE(x);
     CHECK(milp::violation(form.model(), *x, 1e-9).empty());
@@ -255,7 +258,7 @@ void check_published_form(std::uint64_t seed, int count) {
     if (strong.recomputed > 0) ++recomputing;
   }
   CHECK(recomputing > count / 8);
-  CHECK_THROWS_AS(published_form(unit_training_chain(3), 5, {.recompute_where_used = true}), bad_option);
+  CHECK_THROWS_AS(staged::published_form(unit_training_chain(3), 5, {.recompute_where_used = true}), bad_option);
 }
 
 /// `count` random problems, each for all budgets: a sweep is as good as single calls, and the staircase has every step.
@@ -315,9 +318,8 @@ void check_rounding(std::uint64_t seed, int count) {
     const auto [p, budget] = tight_problem(g);
     INFO("seed " << seed << ", case " << k << ", budget " << budget);
     const auto any = exhaustive_optimum(p, budget), staged = staged_optimum(p, budget);
-    const auto r = solve(p, budget, checkmate_rounding<B>({.rules = {}}));
-    const auto two =
-        solve(p, budget, checkmate_rounding<B, published_form>(checkmate_rounding<B, published_form>::options::two_phase()));
+    const auto r = solve(p, budget, checkmate_rounding<B>({{}, {0.05, 0.1, 0.2}, 11, true}));
+    const auto two = solve(p, budget, checkmate_rounding<B, staged::published_form>());
     if (r.found() || two.found()) REQUIRE(any);
     for (const auto& x : {r, two}) {
       if (x.found()) CHECK(x.seconds >= *any - 1e-9);
@@ -372,8 +374,10 @@ void check_edges() {
     CHECK(solve(p, 5, checkmate<B>(o), {.gap = 0}).seconds == without.seconds);
   }
   {
-    const auto rejected = [&](const staging& rules) { CHECK_THROWS_AS(solve(p, 5, checkmate<B>({.rules = rules})), bad_option); };
-    rejected({.turn = 1000});
+    const auto rejected = [&](const staged::staging& rules) {
+      CHECK_THROWS_AS(solve(p, 5, checkmate<B>({.rules = rules})), bad_option);
+    };
+    rejected({.backward_start = 1000});
     rejected({.small_values = 1});
     rejected({.small_values = std::nan("")});
     rejected({.order = std::vector<operation_id>{0, 1, 2}});

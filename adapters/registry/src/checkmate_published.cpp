@@ -8,7 +8,7 @@
 namespace remat::registry {
 
 any_solver make_checkmate_published(const std::string& backend) {
-  return checkmate<milp::any_backend, published_form>({}, make_backend(backend));
+  return checkmate<milp::any_backend, staged::published_form>({}, make_backend(backend));
 }
 
 }  // namespace remat::registry

@@ -14,6 +14,7 @@ any_solver make_checkmate(const std::string& backend);
 any_solver make_checkmate_balanced(const std::string& backend);
 any_solver make_checkmate_fast(const std::string& backend);
 any_solver make_checkmate_published(const std::string& backend);
+any_solver make_checkmate_repaired(const std::string& backend);
 any_solver make_checkmate_rounding(const std::string& backend);
 any_solver make_chen(const std::string& backend);
 any_solver make_hiremate(const std::string& backend);

@@ -97,7 +97,7 @@ class multi_cut_model {
   /// Is `v` too small to count?
   bool negligible(value_id v) const { return !modelled_[v]; }
   /// How much of `v`, which is not negligible, is live before the first run of moment `j`, counted from 0, in the solution `x`.
-  double retained(const Eigen::VectorXd& x, std::size_t j, value_id v) const { return value_of(x, k_[j + 1][v]); }
+  double retained(const Eigen::VectorXd& x, std::size_t j, value_id v) const { return k_[j + 1][v].at(x); }
 
   /// How far the solution `x` seems to be over the budget before the first run of `o`: tells where another moment would help.
   /// @param x a solution
@@ -120,15 +120,15 @@ class multi_cut_model {
     for (value_id v = 0; v < p_.values().size(); ++v) {
       if (!modelled_[v] || contains(ops[o].inputs, v)) continue;
       const auto maker = p_.producer(v);
-      double there = value_of(x, w.stay[v]);
+      double there = w.stay[v].at(x);
       if (maker == none || !below[maker]) {
-        const double made = maker == none ? 0 : value_of(x, w.run[maker]);
+        const double made = maker == none ? 0 : w.run[maker].at(x);
         double use = 0;
         for (auto c : p_.consumers(v))
-          if (below[c]) use = std::max(use, value_of(x, w.run[c]));
+          if (below[c]) use = std::max(use, w.run[c].at(x));
         const bool made_before = maker != none && above[maker] && first_[maker] == j && last_[maker] == j + 1;
         if (made_before && made < 1 + 1e-3)
-          there = std::max({there, use, value_of(x, k_[j + 1][v])});
+          there = std::max({there, use, k_[j + 1][v].at(x)});
         else
           there = std::max(there, use - made);
       }
@@ -149,14 +149,6 @@ class multi_cut_model {
 
   static constexpr double room_units = 1000;  // what held values leave of the budget, in the units of the rows
 
-  static bool constant(const expression& e) { return e.terms.empty(); }
-  static bool is_zero(const expression& e) { return constant(e) && e.constant < 0.5; }
-  static bool is_one(const expression& e) { return constant(e) && e.constant > 0.5; }
-  static double value_of(const Eigen::VectorXd& x, const expression& e) {
-    double sum = e.constant;
-    for (const auto& [column, factor] : e.terms) sum += factor * x[column];
-    return sum;
-  }
   template <class List>
   static bool contains(const List& ascending, index_t i) {
     return std::binary_search(ascending.begin(), ascending.end(), i);
@@ -260,7 +252,7 @@ class multi_cut_model {
     for (auto o : needed_) {
       if (!works_[o] || moment_of_[o] > 0) base_seconds_ += ops[o].seconds;
       if (!works_[o] || moment_of_[o] > 0 || first_[o] + 1 == last_[o]) continue;
-      builder_.row(1, split(runs(o, first_[o], last_[o])), ops[o].once ? 1 : milp::infinity);
+      builder_.row(1, builder_.split(runs(o, first_[o], last_[o]), longest_row_), ops[o].once ? 1 : milp::infinity);
     }
     for (std::size_t a = 0; a + 1 < end; ++a) make_long_window(a, end);
   }
@@ -269,7 +261,7 @@ class multi_cut_model {
     windows_.push_back({a, b, std::vector<expression>(p_.operations().size()), std::vector<expression>(p_.values().size())});
     auto& w = windows_.back();
     for (value_id v = 0; v < p_.values().size(); ++v)
-      if (!is_zero(k_[b][v]) && (appears(v, a) || !is_zero(k_[a][v]))) w.stay[v] = builder_.column(0, 0, 1);
+      if (!k_[b][v].is_zero() && (appears(v, a) || !k_[a][v].is_zero())) w.stay[v] = builder_.column(0, 0, 1);
     return w;
   }
 
@@ -289,40 +281,20 @@ class multi_cut_model {
         w.run[o].constant = 1;
         continue;
       }
-      const auto sum = split(runs(o, a, b));
-      if (is_zero(sum)) continue;
+      const auto sum = builder_.split(runs(o, a, b), longest_row_);
+      if (sum.is_zero()) continue;
       w.run[o] = builder_.column(0, 0, 1);
-      at_most(w.run[o], sum);
-      for (auto j = a; j < b; ++j) at_most(windows_[j].run[o], w.run[o]);
+      builder_.at_most(w.run[o], sum);
+      for (auto j = a; j < b; ++j) builder_.at_most(windows_[j].run[o], w.run[o]);
       if (!moment && first_[o] < a && a < last_[o] && last_[o] <= b)
-        builder_.at_least(split(runs(o, first_[o], a)) + w.run[o], 1);
+        builder_.at_least(builder_.split(runs(o, first_[o], a), longest_row_) + w.run[o], 1);
     }
-  }
-
-  void at_most(const expression& left, const expression& right) {
-    const auto e = left - right;
-    if (!constant(e) || e.constant > 1e-9) builder_.at_most(e, 0);
-  }
-  /// The same sum in at most `longest_row_` terms: partial sums become columns.
-  expression split(expression e) {
-    while (e.terms.size() > longest_row_) {
-      expression shorter{{}, e.constant};
-      for (std::size_t t = 0; t < e.terms.size(); t += longest_row_) {
-        expression part;
-        for (auto i = t; i < std::min(e.terms.size(), t + longest_row_); ++i) part.terms.push_back(e.terms[i]);
-        const auto sum = builder_.column(0, 0, milp::infinity);
-        builder_.equal(part - sum, 0);
-        shorter.add(sum);
-      }
-      e = std::move(shorter);
-    }
-    return e;
   }
 
   void add_moment_row(std::size_t j) {
     expression row{{}, own_bytes(moments_[j - 1])};
     for (value_id v = 0; v < p_.values().size(); ++v) row.add(k_[j][v], size(v));
-    builder_.at_most(split(std::move(row)), room_);
+    builder_.at_most(builder_.split(std::move(row), longest_row_), room_);
   }
 
   void add_rows(const window& w) {
@@ -332,31 +304,31 @@ class multi_cut_model {
     expression lasting;
     for (value_id v = 0; v < p_.values().size(); ++v) {
       if (!modelled_[v]) continue;
-      if (!is_zero(w.stay[v]) && !appears(v, w.a)) at_most(w.stay[v], before[v]);
+      if (!w.stay[v].is_zero() && !appears(v, w.a)) builder_.at_most(w.stay[v], before[v]);
       lasting.add(w.stay[v], size(v));
-      if (!is_zero(after[v])) at_most(after[v], w.stay[v] + made(v));
+      if (!after[v].is_zero()) builder_.at_most(after[v], w.stay[v] + made(v));
     }
-    lasting = split(std::move(lasting));
+    lasting = builder_.split(std::move(lasting), longest_row_);
     for (auto o : needed_) {
       const auto& run = w.run[o];
-      if (is_zero(run)) continue;
+      if (run.is_zero()) continue;
       double bytes = own_bytes(o);
       for (auto u : p_.operations()[o].inputs) {
         if (!modelled_[u]) continue;
         bytes += size(u);
-        if (!appears(u, w.a)) at_most(run, before[u] + made(u));
+        if (!appears(u, w.a)) builder_.at_most(run, before[u] + made(u));
       }
       if (bytes < options_.light * room_units) continue;
       auto row = lasting + bytes * run;
       for (auto u : p_.operations()[o].inputs) {
-        if (!modelled_[u] || is_zero(w.stay[u])) continue;
-        if (is_one(run)) {
+        if (!modelled_[u] || w.stay[u].is_zero()) continue;
+        if (run.is_one()) {
           row.add(w.stay[u], -size(u));
           continue;
         }
         const auto both = builder_.column(0, 0, 1);  // an operand that stays counts once
-        at_most(both, run);
-        at_most(both, w.stay[u]);
+        builder_.at_most(both, run);
+        builder_.at_most(both, w.stay[u]);
         row.add(both, -size(u));
       }
       builder_.at_most(row, room_);

@@ -25,6 +25,8 @@ class incumbent {
   bool found() const { return found_; }
   bytes_t budget() const { return budget_; }
   const std::vector<operation_id>& order() const { return order_; }
+  /// Empty unless `found()`.
+  const remat::schedule& schedule() const { return schedule_; }
   double seconds() const { return seconds_; }
   /// Takes `order` if it fits and is faster; `evaluate` has the last word.
   /// @return true if it was taken

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <string>
 #include <utility>
@@ -90,6 +91,27 @@ struct expression {
     constant += factor * other.constant;
     return *this;
   }
+  /// Sums the terms of equal columns, and drops those that vanish. Complexity: O(terms log(terms)).
+  void compact() {
+    std::sort(terms.begin(), terms.end());
+    std::size_t kept = 0;
+    for (std::size_t t = 0; t < terms.size();) {
+      auto [column, sum] = terms[t];
+      for (++t; t < terms.size() && terms[t].first == column; ++t) sum += terms[t].second;
+      if (sum != 0) terms[kept++] = {column, sum};
+    }
+    terms.resize(kept);
+  }
+  bool is_constant() const { return terms.empty(); }
+  /// Of quantities in {0, 1}: the constant 0, or 1.
+  bool is_zero() const { return is_constant() && constant < 0.5; }
+  bool is_one() const { return is_constant() && constant > 0.5; }
+  /// Its value in the solution `x`.
+  double at(const Eigen::VectorXd& x) const {
+    double sum = constant;
+    for (const auto& [column, factor] : terms) sum += factor * x[column];
+    return sum;
+  }
   friend expression operator+(expression a, const expression& b) { return std::move(a.add(b)); }
   friend expression operator-(expression a, const expression& b) { return std::move(a.add(b, -1)); }
   friend expression operator*(double factor, const expression& a) { return std::move(expression{}.add(a, factor)); }
@@ -119,8 +141,34 @@ class builder {
     row_upper_.push_back(upper - e.constant);
   }
   void at_most(const expression& e, double upper) { row(-infinity, e, upper); }
+  /// Adds the row `left <= right`, unless the bounds of the columns imply it.
+  void at_most(const expression& left, const expression& right) {
+    auto e = left - right;
+    e.compact();
+    if (most(e) > 1e-9) at_most(e, 0);
+  }
   void at_least(const expression& e, double lower) { row(lower, e, infinity); }
   void equal(const expression& e, double value) { row(value, e, value); }
+
+  /// A column for the value of `sum`, which is not negative.
+  expression running_sum(const expression& sum) {
+    const auto total = column(0, 0, std::max(0.0, most(sum)));
+    equal(sum - total, 0);
+    return total;
+  }
+  /// The same sum in at most `longest` terms, of columns and factors that are not negative: partial sums become columns.
+  expression split(expression e, std::size_t longest) {
+    while (e.terms.size() > longest) {
+      expression shorter{{}, e.constant};
+      for (std::size_t t = 0; t < e.terms.size(); t += longest) {
+        const auto first = e.terms.begin() + static_cast<std::ptrdiff_t>(t);
+        const auto last = first + static_cast<std::ptrdiff_t>(std::min(longest, e.terms.size() - t));
+        shorter.add(running_sum({{first, last}, 0}));
+      }
+      e = std::move(shorter);
+    }
+    return e;
+  }
 
   int columns() const { return static_cast<int>(cost_.size()); }
   int rows() const { return static_cast<int>(row_lower_.size()); }

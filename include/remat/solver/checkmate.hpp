@@ -4,6 +4,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <functional>
 #include <optional>
 #include <span>
@@ -11,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include <remat/core/evaluate.hpp>
+#include <remat/core/incumbent.hpp>
 #include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>
@@ -22,34 +24,37 @@
 
 namespace remat {
 
-/// The fastest *staged* schedule, found and proven by a MILP backend on the model of `strong_form`.
+/// The fastest *staged* schedule, found and proven by a MILP backend.
+///
+/// The class of schedules and the optimum are those of the published method. The model is `staged::strong_form`, which proves
+/// that optimum faster; the published model is `staged::published_form`. Nothing else of ours takes part by default, but that the
+/// search starts from the answer of a smaller model (`restricted_first`), which changes neither.
 ///
 /// What is proven: `result.scope_bound` bounds the time of every schedule in `result.scope` (the staged ones, within the
 /// restrictions asked for), and `result.scope_gap()` says how far from it the schedule is. Staged schedules are a restriction: a
 /// few problems have a faster schedule outside, or only such ones. Hence the status is `optimal` only if a bound on *every*
 /// schedule is met (when nothing needs to be recomputed, say), otherwise `feasible`; and a problem without a staged schedule ends
-/// as `time_limit` with an infinite `scope_bound`, never as `infeasible`.
+/// as `not_found`, with that reason and an infinite `scope_bound`, never as `infeasible`.
 ///
 /// Copies to the host are not used.
 ///
 /// @tparam B    the MILP backend
-/// @tparam Form the MILP: `strong_form`, or, for comparison, `published_form`
+/// @tparam Form the MILP: `staged::strong_form` or `staged::published_form`
 ///
 /// Complexity: exponential; seconds for some 50 operations, and up to some hundred with `options::fast()`. Use `rotor` on chains,
 /// whose symmetry is the worst case of a MILP.
 ///
-/// Reference: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020; the model is
-/// the stronger one of `strong_form`.
+/// Reference: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020.
 /// @code
 /// remat::checkmate<remat::highs::backend> method({.rules = {.recompute_where_used = true}});
 /// auto r = remat::solve(p, budget, method, {.seconds = 10, .gap = 0.01});
 /// if (r.found()) std::cout << r.seconds << " s, at most " << 100 * r.scope_gap() << " % above the best of the " << r.scope;
 /// @endcode
-template <milp::backend B, class Form = strong_form>
+template <milp::backend B, class Form = staged::strong_form>
 class checkmate {
  public:
   struct options {
-    staging rules = {};                  ///< restrictions; by default all staged schedules are searched
+    staged::staging rules = {};          ///< restrictions; by default all staged schedules are searched
     std::optional<schedule> start = {};  ///< a known schedule, used as a cutoff and, if staged, as the start of the search
     /// First solve with R1-R3, where `rules` has not all of them, and start from the answer. Mostly halves the time.
     bool restricted_first = true;
@@ -125,18 +130,6 @@ class checkmate {
     return r;
   }
 
-  /// Takes `s` for the result if it is valid, within the budget and faster.
-  static void offer(const problem& p, bytes_t budget, const schedule& s, result& best) {
-    try {
-      const auto e = evaluate(p, s);
-      if (e.peak > budget || (best.found() && e.seconds >= best.seconds)) return;
-      best.schedule = s;
-      best.seconds = e.seconds;
-      best.status = status::feasible;
-    } catch (const bad_schedule&) {  // within the tolerances of the backend, but not a schedule
-    }
-  }
-
   /// The models of one problem, for a smallest budget and all above it.
   class forms {
    public:
@@ -144,7 +137,7 @@ class checkmate {
         : method_(method), p_(p), smallest_(smallest), least_(bounds_without_search(p)) {
       rules_ = method.options_.rules;
       if (rules_.order.empty() && method.options_.order_of_start && method.options_.start)
-        rules_.order = first_computations(p, *method.options_.start);
+        rules_.order = staged::first_computations(p, *method.options_.start);
       if (Form::restricts && method.options_.restricted_first &&
           !(rules_.backward_once && rules_.forward_in_one_stage && rules_.recompute_where_used)) {
         restricted_ = rules_;
@@ -153,34 +146,41 @@ class checkmate {
       }
     }
 
-    /// @param hint  another schedule to start from, if it fits
+    /// @param hint  another order to start from, if it fits
     /// @param floor lower bound on the time of all schedules of the scope, s
-    result solve(bytes_t budget, const std::optional<schedule>& hint, double floor, monitor& m) {
-      result best;
-      offer(p_, budget, with_drops(p_, needed_operations(p_)), best);
-      if (method_.options_.start) offer(p_, budget, *method_.options_.start, best);
-      if (hint) offer(p_, budget, *hint, best);
-      if (restricted_) search(budget, *restricted_, first_, least_.seconds, m, best);
-      search(budget, rules_, second_, std::max(floor, least_.seconds), m, best);
-      return best;
+    result solve(bytes_t budget, const std::optional<std::vector<operation_id>>& hint, double floor, monitor& m) {
+      result r;
+      incumbent best(p_, budget);
+      best.offer(needed_operations(p_));
+      if (method_.options_.start) best.offer(compute_order(*method_.options_.start));
+      if (hint) best.offer(*hint);
+      if (restricted_) search(budget, *restricted_, first_, least_.seconds, m, best, r);
+      search(budget, rules_, second_, std::max(floor, least_.seconds), m, best, r);
+      if (std::isinf(r.scope_bound))
+        r.reason = "proven: none of the " + r.scope + " fits";
+      else if (r.reason.empty())
+        r.status = status::time_limit;
+      best.put_into(r);
+      return r;
     }
 
    private:
     /// Looks for a better schedule than `best` under `rules`.
     /// @param form  the model, made when it is first needed
     /// @param floor lower bound on the time of every schedule under the rules, s
-    void search(bytes_t budget, const staging& rules, std::optional<Form>& form, double floor, monitor& m, result& best) {
+    /// @param r     takes what is proven
+    void search(bytes_t budget, const staged::staging& rules, std::optional<Form>& form, double floor, monitor& m,
+                incumbent& best, result& r) {
       const auto gap = m.limits().gap;
-      best.scope = to_string(rules);
-      best.scope_bound = floor;
-      if (best.found() && best.seconds * (1 - gap) <= floor) return;
+      r.scope = to_string(rules);
+      r.scope_bound = floor;
+      if (best.seconds() * (1 - gap) <= floor) return;
       const auto report = [&](double objective, double bound) {
         const auto known = bound > 0 ? ", bound " + std::to_string(bound) + " s" : "";
-        const bool known_best = best.found() && best.seconds <= objective;
-        m.report({.stage = best.scope + known,
-                  .best = known_best ? best.seconds : objective,
-                  .bound = least_.seconds,
-                  .schedule = known_best ? &best.schedule : nullptr});
+        if (best.seconds() <= objective)
+          best.report(m, r.scope + known, least_.seconds);
+        else
+          m.report({.stage = r.scope + known, .best = objective, .bound = least_.seconds});
         return m.stopped();
       };
       if (report(milp::infinity, floor)) return;
@@ -192,23 +192,24 @@ class checkmate {
       o.gap = gap;
       o.threads = m.limits().threads;
       o.seed = m.limits().seed;
-      if (best.found()) o.start = form->encode(best.schedule);
+      if (best.found()) o.start = form->encode(best.schedule());
       if (o.start && !milp::violation(form->model(), *o.start).empty()) o.start.reset();  // within the budget, not the rules
-      if (best.found() && !o.start) o.cutoff = best.seconds / form->unit() * (1 - gap);
+      if (best.found() && !o.start) o.cutoff = best.seconds() / form->unit() * (1 - gap);
       o.poll = [&](double objective, double bound) {
         return report(objective * form->unit(), std::max(floor, bound * form->unit()));
       };
       const auto s = milp::solve(method_.backend_, form->model(), o);
-      best.scope_bound = std::max(floor, s.bound * form->unit());
-      if (s.found()) offer(p_, budget, form->extract(s.x), best);
+      r.scope_bound = std::max(floor, s.bound * form->unit());
+      r.reason = s.status == milp::status::failed ? "the backend had numerical trouble" : "";
+      if (s.found()) best.offer(compute_order(form->extract(s.x)));
     }
 
     const checkmate& method_;
     const problem& p_;
     bytes_t smallest_;
     trivial_bounds least_;
-    staging rules_;
-    std::optional<staging> restricted_;
+    staged::staging rules_;
+    std::optional<staged::staging> restricted_;
     std::optional<Form> first_, second_;
   };
 
@@ -225,10 +226,10 @@ class checkmate {
         last_.budget = budget;
         return last_;
       }
-      std::optional<schedule> hint;
+      std::optional<std::vector<operation_id>> hint;
       if (last_.found()) {
         const auto order = compute_order(last_.schedule);
-        if (const auto fits = eviction(p_, order).run(budget, {}, [&] { return m_.stopped(); })) hint = with_drops(p_, *fits);
+        hint = eviction(p_, order).run(budget, {}, [&] { return m_.stopped(); });
       }
       auto l = m_.limits();
       l.seconds = m_.remaining() / share;

@@ -26,14 +26,14 @@
 namespace remat {
 
 /// Rounds the LP relaxation of a staged MILP: what is kept (S) follows from the relaxation by a threshold, what is recomputed (R)
-/// from what is kept. Schedules over the budget are repaired by evictions, and in those below it recomputations are replaced by
-/// retention.
+/// from what is kept. As published, by default: the unrestricted model at 90 % of the budget, and nothing is done about a
+/// schedule over the budget. `options::repaired()` solves a restricted model with several allowances, repairs schedules over the
+/// budget by evictions and replaces recomputations by retention where there is room.
 ///
-/// The relaxation is solved for the budget less several allowances, and each solution is rounded at several thresholds. The
-/// relaxation at the full budget bounds the time of every schedule of `result.scope`.
+/// The relaxation at the full budget bounds the time of every schedule of `result.scope`.
 ///
 /// @tparam B    the MILP backend; its LP solver is used
-/// @tparam Form the MILP: `strong_form` or `published_form`
+/// @tparam Form the MILP: `staged::strong_form` or `staged::published_form`
 ///
 /// Complexity: a linear program per allowance; per threshold O(stages (operations + edges)) and the repair.
 ///
@@ -43,20 +43,19 @@ namespace remat {
 /// remat::checkmate_rounding<remat::highs::backend> method;
 /// auto r = remat::solve(p, budget, method, {.seconds = 10});
 /// @endcode
-template <milp::backend B, class Form = strong_form>
+template <milp::backend B, class Form = staged::strong_form>
 class checkmate_rounding {
  public:
   struct options {
-    /// Restrictions; those of `checkmate::options::balanced()` by default.
-    staging rules = {false, true, true, {}, 0, 0.01, {}, true};
+    staged::staging rules = {};  ///< restrictions
     /// Shares of the budget (less held bytes) that the relaxation must leave free, one relaxation each; in [0, 1). One of 0 comes
     /// first in any case: it gives `scope_bound`.
-    std::vector<double> allowances = {0.05, 0.1, 0.2};
-    unsigned thresholds = 11;  ///< values with S >= i / (thresholds + 1), i = 1..thresholds, are kept; >= 1
-    bool repair = true;        ///< evict where the budget is exceeded, retain where there is room
+    std::vector<double> allowances = {0.1};
+    unsigned thresholds = 9;  ///< values with S >= i / (thresholds + 1), i = 1..thresholds, are kept; >= 1
+    bool repair = false;      ///< evict where the budget is exceeded, retain where there is room
 
-    /// As published: one relaxation of the unrestricted model, at 90 % of the budget, and no repair.
-    static options two_phase() { return {{}, {0.1}, 9, false}; }
+    /// Ours: the restrictions of `checkmate::options::balanced()`, several allowances, and repair.
+    static options repaired() { return {{false, true, true, {}, 0, 0.01, {}, true}, {0.05, 0.1, 0.2}, 11, true}; }
   };
 
   /// @throws bad_option naming the member that is out of range

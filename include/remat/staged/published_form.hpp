@@ -12,7 +12,7 @@
 #include <remat/milp/model.hpp>
 #include <remat/staged/staged_model.hpp>
 
-namespace remat {
+namespace remat::staged {
 
 /// Checkmate's MILP: the same schedules as an unrestricted `strong_form`, and the same optimum, with a far weaker relaxation.
 ///
@@ -41,15 +41,12 @@ class published_form : public staged_model {
   /// Complexity: O(stages (operations + edges)) columns, rows and entries.
   published_form(const problem& p, bytes_t budget, const staging& rules = {},
                  std::size_t = std::numeric_limits<std::size_t>::max(), const std::function<bool()>& stop = {})
-      : staged_model(p, budget, rules) {
-    if (rules.backward_once || rules.forward_in_one_stage || rules.recompute_where_used || rules.small_values > 0)
-      throw bad_option("staging: the published form has no restrictions");
-    stays_.assign(p.values().size(), false);  // nothing is special about values without bytes
-    for (std::size_t t = 0; t <= stages_.size(); ++t) {
+      : staged_model(plain(p, budget, rules), budget) {
+    for (std::size_t t = 0; t <= frame().size(); ++t) {
       if (stop && stop()) return;
       make_columns(t);
     }
-    for (std::size_t t = 0; t < stages_.size(); ++t) {
+    for (std::size_t t = 0; t < frame().size(); ++t) {
       if (stop && stop()) return;
       make_rows(t);
     }
@@ -57,70 +54,82 @@ class published_form : public staged_model {
   }
 
  private:
+  /// @throws bad_option for a restriction
+  static stages plain(const problem& p, bytes_t budget, const staging& rules) {
+    if (rules.backward_once || rules.forward_in_one_stage || rules.recompute_where_used || rules.small_values > 0)
+      throw bad_option("staging: the published form has no restrictions");
+    stages s(p, budget, rules);
+    s.stays.assign(p.values().size(), false);  // nothing is special about values without bytes
+    return s;
+  }
+
   void make_columns(std::size_t t) {
-    open_stage(t);
-    const auto first = t < stages_.size() ? stages_[t].first : needed_.size();
-    if (t < stages_.size())
-      for (std::size_t k = 0; k < stages_[t].second; ++k) {
+    const auto first = t < frame().size() ? frame().blocks[t].first : frame().needed.size();
+    if (t < frame().size())
+      for (std::size_t k = 0; k < frame().blocks[t].second; ++k) {
         if (k >= first)
-          R_[t][k].constant = 1;
-        else if (repeatable_[k])
-          R_[t][k] = builder_.binary(at(k).seconds / second_);
+          R(t, k).constant = 1;
+        else if (frame().repeatable[k])
+          R(t, k) = rows().binary(frame().at(k).seconds / frame().second);
       }
-    for (value_id v = 0; v < p_.values().size(); ++v) {
-      const auto k = producer_[v];
-      if (!modelled_[v] || (k != none && k >= first)) continue;
-      if (t == stages_.size())
-        S_[t][v].constant = p_.is_target(v);
+    for (value_id v = 0; v < frame().p->values().size(); ++v) {
+      const auto k = frame().producer[v];
+      if (!frame().modelled[v] || (k != stages::nothing && k >= first)) continue;
+      if (t == frame().size())
+        S(t, v).constant = frame().p->is_target(v);
       else if (t == 0)
-        S_[t][v].constant = 1;  // a source
-      else if (p_.is_target(v) || !uses_[v].empty())
-        S_[t][v] = builder_.binary(0);
+        S(t, v).constant = 1;  // a source
+      else if (frame().p->is_target(v) || !frame().uses[v].empty())
+        S(t, v) = rows().binary(0);
     }
   }
 
   void make_rows(std::size_t t) {
-    const auto last = stages_[t].second;
-    const auto there = [&](value_id v) { return producer_[v] == none ? S(t, v) : R_[t][producer_[v]] + S(t, v); };
-    const auto exists = [&](value_id v) { return modelled_[v] && (producer_[v] == none || producer_[v] < last); };
+    const auto last = frame().blocks[t].second;
+    const auto there = [&](value_id v) {
+      return frame().producer[v] == stages::nothing ? S(t, v) : R(t, frame().producer[v]) + S(t, v);
+    };
+    const auto exists = [&](value_id v) {
+      return frame().modelled[v] && (frame().producer[v] == stages::nothing || frame().producer[v] < last);
+    };
     expression memory;
-    for (value_id v = 0; v < p_.values().size(); ++v)
+    for (value_id v = 0; v < frame().p->values().size(); ++v)
       if (exists(v)) {
-        at_most(S(t + 1, v), there(v));
-        memory.add(S(t, v), size(v));
+        rows().at_most(S(t + 1, v), there(v));
+        memory.add(S(t, v), frame().size(v));
       }
     for (std::size_t k = 0; k < last; ++k) {
-      const auto& R = R_[t][k];
-      for (auto v : at(k).outputs) memory.add(R, size(v));
-      compact(memory);
+      const auto& run = R(t, k);
+      for (auto v : frame().at(k).outputs) memory.add(run, frame().size(v));
+      memory.compact();
       memory = running_sum(memory);
-      within_budget(memory + static_cast<double>(at(k).workspace) / byte_ * R);
-      for (auto v : at(k).inputs)
-        if (modelled_[v]) {
-          at_most(R, there(v));
+      within_budget(memory + static_cast<double>(frame().at(k).workspace) / frame().byte * run);
+      for (auto v : frame().at(k).inputs)
+        if (frame().modelled[v]) {
+          rows().at_most(run, there(v));
           release(t, v, k, memory);
         }
-      for (auto v : at(k).outputs) release(t, v, k, memory);
+      for (auto v : frame().at(k).outputs) release(t, v, k, memory);
     }
   }
 
   /// Makes FREE[t,v,k] and takes what it frees from `memory`.
   void release(std::size_t t, value_id v, std::size_t k, expression& memory) {
-    if (is_zero(R_[t][k])) return;
-    auto hindrances = expression{{}, 1} - R_[t][k] + S(t + 1, v);
-    for (auto j : uses_[v])
-      if (j > k && j < stages_[t].second) hindrances.add(R_[t][j]);
-    compact(hindrances);
+    if (R(t, k).is_zero()) return;
+    auto hindrances = expression{{}, 1} - R(t, k) + S(t + 1, v);
+    for (auto j : frame().uses[v])
+      if (j > k && j < frame().blocks[t].second) hindrances.add(R(t, j));
+    hindrances.compact();
     double least = hindrances.constant, most = hindrances.constant;
     for (const auto& [column, factor] : hindrances.terms) (factor < 0 ? least : most) += factor;
     if (least > 0.5) return;
     const auto may_go = expression{{}, 1} - hindrances;
-    derived_.push_back({builder_.columns(), {may_go}});
-    const auto free = builder_.binary(0);
-    builder_.at_least(free - may_go, 0);
-    builder_.at_most(hindrances + most * free, most);
-    memory.add(free, -size(v));
+    next_is_largest_of({may_go});
+    const auto free = rows().binary(0);
+    rows().at_least(free - may_go, 0);
+    rows().at_most(hindrances + most * free, most);
+    memory.add(free, -frame().size(v));
   }
 };
 
-}  // namespace remat
+}  // namespace remat::staged

@@ -10,19 +10,20 @@
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
 
-namespace remat {
+namespace remat::staged {
 
-/// Which staged schedules a `strong_form` admits.
+/// Which staged schedules a model admits.
 struct staging {
-  /// R1: operations from `turn` on are computed once.
+  /// R1: operations from `backward_start` on are computed once.
   bool backward_once = false;
-  /// R2: the operations before `turn` form one stage.
+  /// R2: the operations before `backward_start` form one stage.
   bool forward_in_one_stage = false;
   /// R3: a value is recomputed only in a stage that uses it (or in the last one, if it is a target); an operation that reads
   /// nothing repeatable but what the operation before it yields joins the stage before it.
   bool recompute_where_used = false;
-  /// First operation of the backward; nothing: the one at which the store-all schedule has its peak. Only R1 and R2 read it.
-  std::optional<operation_id> turn = {};
+  /// First operation of the backward; nothing: that of the problem, or the one at which the store-all schedule has its peak. Only
+  /// R1 and R2 read it.
+  std::optional<operation_id> backward_start = {};
   /// Empty stages before every stage but the first; they enlarge the class of schedules.
   unsigned extra_stages = 0;
   /// R4: the smallest values, which together take at most this share of the budget (less held bytes), stay from their computation
@@ -63,4 +64,4 @@ inline std::string to_string(const staging& r) {
   return text;
 }
 
-}  // namespace remat
+}  // namespace remat::staged

@@ -6,13 +6,14 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include <remat/core/problem.hpp>
 #include <remat/milp/model.hpp>
 #include <remat/staged/staged_model.hpp>
 
-namespace remat {
+namespace remat::staged {
 
 /// The MILP whose solutions are the staged schedules of a problem within a budget.
 ///
@@ -47,9 +48,9 @@ class strong_form : public staged_model {
   /// Complexity: O(stages (operations + edges)) columns and rows; memory rows have O(values) entries each, unless split.
   strong_form(const problem& p, bytes_t budget, const staging& rules = {},
               std::size_t longest_row = std::numeric_limits<std::size_t>::max(), const std::function<bool()>& stop = {})
-      : staged_model(p, budget, rules), longest_row_(longest_row) {
+      : staged_model(stages(p, budget, rules), budget), longest_row_(longest_row) {
     if (!make_columns(stop)) return;
-    for (std::size_t s = 0; s < stages_.size(); ++s) {
+    for (std::size_t s = 0; s < frame().size(); ++s) {
       if (stop && stop()) return;
       make_rows(s);
     }
@@ -59,114 +60,111 @@ class strong_form : public staged_model {
  private:
   /// False if `stop` ended it.
   bool make_columns(const std::function<bool()>& stop) {
-    const auto n = needed_.size();
-    const auto count = stages_.size();
+    const auto n = frame().needed.size();
+    const auto count = frame().size();
     std::vector<std::vector<bool>> useful(count + 1, std::vector<bool>(n, false));  // recomputing i in stage s serves something
     for (std::size_t s = 0; s < count; ++s)
-      for (std::size_t i = stages_[s].first; i-- > 0;)
-        for (auto v : at(i).outputs) {
-          if (stays_[v]) continue;
-          const bool serves = rules_.recompute_where_used
-                                  ? used_in_block(s, v) || (p_.is_target(v) && s + 1 == count)
-                                  : p_.is_target(v) || (!uses_[v].empty() && uses_[v].back() >= stages_[s].first);
-          const auto is_useful = [&](std::size_t j) { return j < stages_[s].first && useful[s][j]; };
-          if (repeatable_[i] && (serves || std::any_of(uses_[v].begin(), uses_[v].end(), is_useful))) useful[s][i] = true;
+      for (std::size_t i = frame().blocks[s].first; i-- > 0;)
+        for (auto v : frame().at(i).outputs) {
+          if (frame().stays[v]) continue;
+          const bool serves =
+              frame().rules.recompute_where_used
+                  ? frame().used_in_block(s, v) || (frame().p->is_target(v) && s + 1 == count)
+                  : frame().p->is_target(v) || (!frame().uses[v].empty() && frame().uses[v].back() >= frame().blocks[s].first);
+          const auto is_useful = [&](std::size_t j) { return j < frame().blocks[s].first && useful[s][j]; };
+          if (frame().repeatable[i] && (serves || std::any_of(frame().uses[v].begin(), frame().uses[v].end(), is_useful)))
+            useful[s][i] = true;
         }
     auto later = useful;  // .. in stage s or a later one
     for (std::size_t s = count; s-- > 0;)
-      for (std::size_t i = 0; i < stages_[s].first; ++i) later[s][i] = later[s][i] || later[s + 1][i];
+      for (std::size_t i = 0; i < frame().blocks[s].first; ++i) later[s][i] = later[s][i] || later[s + 1][i];
 
     for (std::size_t s = 0; s <= count; ++s) {
       if (stop && stop()) return false;
-      open_stage(s);
-      const auto first = s < count ? stages_[s].first : n;
+      const auto first = s < count ? frame().blocks[s].first : n;
       if (s < count)
-        for (std::size_t i = 0; i < stages_[s].second; ++i) {
+        for (std::size_t i = 0; i < frame().blocks[s].second; ++i) {
           if (i >= first)
-            R_[s][i].constant = 1;
+            R(s, i).constant = 1;
           else if (useful[s][i])
-            R_[s][i] = builder_.binary(at(i).seconds / second_);
+            R(s, i) = rows().binary(frame().at(i).seconds / frame().second);
         }
-      for (value_id v = 0; v < p_.values().size(); ++v) {
-        const auto i = producer_[v];
-        if (!modelled_[v] || (i != none && i >= first)) continue;
-        const auto& uses = uses_[v];
-        const bool certain = p_.is_target(v) || (!uses.empty() && uses.back() >= first);
-        const bool lasting = i == none || !repeatable_[i];
+      for (value_id v = 0; v < frame().p->values().size(); ++v) {
+        const auto i = frame().producer[v];
+        if (!frame().modelled[v] || (i != stages::nothing && i >= first)) continue;
+        const auto& uses = frame().uses[v];
+        const bool certain = frame().p->is_target(v) || (!uses.empty() && uses.back() >= first);
+        const bool lasting = i == stages::nothing || !frame().repeatable[i];
         if (s == count)
-          S_[s][v].constant = p_.is_target(v);
-        else if (certain && (lasting || stays_[v]))
-          S_[s][v].constant = 1;
-        else if (stays_[v])
-          S_[s][v].constant = std::any_of(uses.begin(), uses.end(), [&](auto j) { return later[s][j]; });
-        else if (used_in_block(s, v))
-          S_[s][v] = expression{{}, 1} - R_[s][i];
+          S(s, v).constant = frame().p->is_target(v);
+        else if (certain && (lasting || frame().stays[v]))
+          S(s, v).constant = 1;
+        else if (frame().stays[v])
+          S(s, v).constant = std::any_of(uses.begin(), uses.end(), [&](auto j) { return later[s][j]; });
+        else if (frame().used_in_block(s, v))
+          S(s, v) = expression{{}, 1} - R(s, i);
         else if (certain || std::any_of(uses.begin(), uses.end(), [&](auto j) { return later[s][j]; }))
-          S_[s][v] = builder_.binary(0);
+          S(s, v) = rows().binary(0);
       }
     }
     return true;
   }
 
-  bool used_in_block(std::size_t s, value_id v) const {
-    const auto [first, last] = stages_[s];
-    const auto user = std::lower_bound(uses_[v].begin(), uses_[v].end(), first);
-    return user != uses_[v].end() && *user < last;
-  }
-
   void make_rows(std::size_t s) {
-    const auto [first, last] = stages_[s];
-    const auto& R = R_[s];
-    std::vector<expression> live(p_.values().size());                 // level of each value before the current step
-    std::vector<std::vector<expression>> levels(p_.values().size());  // before each user of the stage, and after the last
-    std::vector<std::vector<std::size_t>> users(p_.values().size());
+    const auto [first, last] = frame().blocks[s];
+    const auto run = [&](std::size_t i) -> const expression& { return R(s, i); };
+    std::vector<expression> live(frame().p->values().size());                 // level of each value before the current step
+    std::vector<std::vector<expression>> levels(frame().p->values().size());  // before each user of the stage, and after the last
+    std::vector<std::vector<std::size_t>> users(frame().p->values().size());
 
     std::vector<expression> purpose(last);   // of recomputing each operation
     std::vector<bool> certain(last, false);  // is there one in any case?
-    for (value_id v = 0; v < p_.values().size(); ++v) {
-      const auto i = producer_[v];
-      if (!modelled_[v] || (i != none && i >= last)) continue;
-      for (auto j : uses_[v])
-        if (j < last && !is_zero(R[j])) users[v].push_back(j);
+    for (value_id v = 0; v < frame().p->values().size(); ++v) {
+      const auto i = frame().producer[v];
+      if (!frame().modelled[v] || (i != stages::nothing && i >= last)) continue;
+      for (auto j : frame().uses[v])
+        if (j < last && !run(j).is_zero()) users[v].push_back(j);
       const auto& after = S(s + 1, v);
-      const auto before = i == none || (stays_[v] && i < first) ? S(s, v) : R[i] + S(s, v);
+      const auto before = i == stages::nothing || (frame().stays[v] && i < first) ? S(s, v) : run(i) + S(s, v);
       auto& level = levels[v];
-      const auto others = [&](auto u) { return u != v && !stays_[u]; };
+      const auto others = [&](auto u) { return u != v && !frame().stays[u]; };
       const bool byproduct =  // may be recomputed without being used
-          i != none && !constant(R[i]) && std::any_of(at(i).outputs.begin(), at(i).outputs.end(), others);
+          i != stages::nothing && !run(i).is_constant() &&
+          std::any_of(frame().at(i).outputs.begin(), frame().at(i).outputs.end(), others);
       if (!byproduct && !users[v].empty()) level.push_back(before);
       for (std::size_t q = level.size(); q < users[v].size(); ++q) {
-        if (users[v].back() >= first || is_one(after) || stays_[v]) {
+        if (users[v].back() >= first || after.is_one() || frame().stays[v]) {
           level.push_back({{}, 1});
           continue;
         }
-        derived_.push_back({builder_.columns(), {after}});
-        for (std::size_t later = q; later < users[v].size(); ++later) derived_.back().parts.push_back(R[users[v][later]]);
-        level.push_back(builder_.column(0, 0, 1));
+        std::vector<expression> parts = {after};
+        for (std::size_t later = q; later < users[v].size(); ++later) parts.push_back(run(users[v][later]));
+        next_is_largest_of(std::move(parts));
+        level.push_back(rows().column(0, 0, 1));
       }
       level.push_back(after);
-      at_most(level.front(), before);
+      rows().at_most(level.front(), before);
       for (std::size_t q = 0; q < users[v].size(); ++q) {
-        at_most(R[users[v][q]], level[q]);
-        at_most(level[q + 1], level[q]);
+        rows().at_most(run(users[v][q]), level[q]);
+        rows().at_most(level[q + 1], level[q]);
       }
 
-      live[v] = i == none ? before : S(s, v);
-      if (stays_[v]) continue;
-      if (i != none && !constant(R[i])) at_most(before, {{}, 1});
+      live[v] = i == stages::nothing ? before : S(s, v);
+      if (frame().stays[v]) continue;
+      if (i != stages::nothing && !run(i).is_constant()) rows().at_most(before, {{}, 1});
       const bool block_use = !users[v].empty() && users[v].back() >= first;
       expression use;
-      for (auto j : users[v]) use.add(R[j]);
-      if (!block_use && !is_one(after)) at_most(S(s, v), use + after);
-      if (i != none) {
-        const bool at_end = p_.is_target(v) && s + 1 == stages_.size();
-        if (!rules_.recompute_where_used || at_end) use.add(after);
+      for (auto j : users[v]) use.add(run(j));
+      if (!block_use && !after.is_one()) rows().at_most(S(s, v), use + after);
+      if (i != stages::nothing) {
+        const bool at_end = frame().p->is_target(v) && s + 1 == frame().size();
+        if (!frame().rules.recompute_where_used || at_end) use.add(after);
         purpose[i].add(use);
         certain[i] = certain[i] || block_use || at_end;
       }
     }
     for (std::size_t i = 0; i < last; ++i)
-      if (!constant(R[i]) && !certain[i]) at_most(R[i], purpose[i]);
+      if (!run(i).is_constant() && !certain[i]) rows().at_most(run(i), purpose[i]);
     make_memory_rows(s, live, levels);
   }
 
@@ -176,24 +174,24 @@ class strong_form : public staged_model {
     expression row;  // what is live before the current step
     std::vector<std::size_t> used(live.size(), 0);
     for (value_id v = 0; v < live.size(); ++v)
-      if (modelled_[v] && !levels[v].empty()) row.add(live[v], size(v));
+      if (frame().modelled[v] && !levels[v].empty()) row.add(live[v], frame().size(v));
     const auto change = [&](value_id v, const expression& level) {
-      row.add(live[v], -size(v)).add(level, size(v));
+      row.add(live[v], -frame().size(v)).add(level, frame().size(v));
       live[v] = level;
     };
-    for (std::size_t k = 0; k < stages_[s].second; ++k) {
-      if (is_zero(R_[s][k])) continue;
-      for (auto v : at(k).outputs) change(v, stays_[v] && is_one(S(s, v)) ? S(s, v) : R_[s][k] + S(s, v));
-      compact(row);
+    for (std::size_t k = 0; k < frame().blocks[s].second; ++k) {
+      if (R(s, k).is_zero()) continue;
+      for (auto v : frame().at(k).outputs) change(v, frame().stays[v] && S(s, v).is_one() ? S(s, v) : R(s, k) + S(s, v));
+      row.compact();
       if (row.terms.size() > longest_row_) row = running_sum(row);
-      within_budget(row + static_cast<double>(at(k).workspace) / byte_ * R_[s][k]);
-      for (auto v : at(k).outputs) change(v, levels[v].front());
-      for (auto v : at(k).inputs)
-        if (modelled_[v]) change(v, levels[v][++used[v]]);
+      within_budget(row + static_cast<double>(frame().at(k).workspace) / frame().byte * R(s, k));
+      for (auto v : frame().at(k).outputs) change(v, levels[v].front());
+      for (auto v : frame().at(k).inputs)
+        if (frame().modelled[v]) change(v, levels[v][++used[v]]);
     }
   }
 
   std::size_t longest_row_;
 };
 
-}  // namespace remat
+}  // namespace remat::staged

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The stages that a problem is cut into, and what every MILP over them needs to know.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/core/evaluate.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
+#include <remat/staged/staging.hpp>
+
+namespace remat::staged {
+
+/// The operations that targets depend on, cut into blocks: single operations, unless R2 or R3 merges some. Stage s first
+/// recomputes any operations of earlier blocks, ascending, each at most once, and then computes its block. This restricts the
+/// order only; what is kept is free.
+///
+/// Non-held sources are values that cannot be rebuilt; held ones only lower the budget. Sizes are divided by their greatest
+/// common divisor, so rounding is exact.
+struct stages {
+  const problem* p;                                         ///< must outlive this
+  staging rules;                                            ///< what is asked for
+  std::vector<operation_id> needed;                         ///< operations that targets depend on; the others count places in it
+  std::vector<bool> repeatable;                             ///< per needed operation
+  std::vector<std::pair<std::size_t, std::size_t>> blocks;  ///< needed operations [first, last) of each stage's block
+  std::vector<std::size_t> producer;                        ///< of a value, among the needed operations, or `nothing`
+  std::vector<std::vector<std::size_t>> uses;               ///< of a value, among the needed operations
+  std::vector<bool> modelled;                               ///< values that come and go
+  std::vector<bool> stays;                                  ///< values that are not dropped before their last possible use
+  double base_seconds = 0;                                  ///< of one run of everything
+  double second = 1, byte = 1;                              ///< units of the objective, in s, and of memory rows, in bytes
+
+  static constexpr auto nothing = static_cast<std::size_t>(-1);
+
+  /// @param problem must outlive this
+  /// @param budget  bytes; the smallest one that is asked for
+  /// @param r       the restrictions
+  /// @throws bad_option if `r.backward_start` is no operation, `r.small_values` out of range or `r.order` no topological order
+  /// Complexity: O(values + edges).
+  stages(const problem& problem, bytes_t budget, const staging& r) : p(&problem), rules(r), needed(needed_operations(problem)) {
+    if (rules.backward_start && *rules.backward_start > p->operations().size())
+      throw bad_option("staging.backward_start must be an operation, got " + std::to_string(*rules.backward_start));
+    if (!(rules.small_values >= 0 && rules.small_values < 1))
+      throw bad_option("staging.small_values must be in [0, 1), got " + std::to_string(rules.small_values));
+    if (!rules.order.empty()) take_order();
+    index_values();
+    hold_small_values(budget);
+    cut_stages();
+    scale(budget);
+  }
+
+  std::size_t size() const { return blocks.size(); }
+  /// The needed operation `i`.
+  const operation& at(std::size_t i) const { return p->operations()[needed[i]]; }
+  /// The bytes of `v`, in units of the memory rows.
+  double size(value_id v) const { return static_cast<double>(p->values()[v].bytes) / byte; }
+  /// The budget less what is always there, in units of the memory rows.
+  double room(bytes_t budget) const { return static_cast<double>((budget - always_there_) / divisor_) / unit_; }
+  /// Does the block of stage `s` read `v`?
+  bool used_in_block(std::size_t s, value_id v) const {
+    const auto user = std::lower_bound(uses[v].begin(), uses[v].end(), blocks[s].first);
+    return user != uses[v].end() && *user < blocks[s].second;
+  }
+
+ private:
+  void index_values() {
+    producer.assign(p->values().size(), nothing);
+    uses.resize(p->values().size());
+    modelled.assign(p->values().size(), false);
+    for (std::size_t i = 0; i < needed.size(); ++i) {
+      for (auto v : at(i).outputs) producer[v] = i, modelled[v] = true;
+      for (auto v : at(i).inputs) uses[v].push_back(i);
+      base_seconds += at(i).seconds;
+    }
+    for (value_id v = 0; v < p->values().size(); ++v)
+      if (p->is_source(v) && !p->values()[v].held) {
+        if (p->is_target(v))
+          always_there_ += p->values()[v].bytes;
+        else
+          modelled[v] = !uses[v].empty();
+      }
+    always_there_ += p->held_bytes();
+  }
+
+  /// Puts the needed operations into the order that `rules` asks for.
+  void take_order() {
+    std::vector<bool> wanted(p->operations().size(), false), done(p->operations().size(), false);
+    for (auto o : needed) wanted[o] = true;
+    std::vector<operation_id> order;
+    for (auto o : rules.order) {
+      if (o >= wanted.size() || done[o])
+        throw bad_option("staging.order must be operations, each once, got " + std::to_string(o));
+      for (auto v : p->operations()[o].inputs)
+        if (!p->is_source(v) && !done[p->producer(v)])
+          throw bad_option("staging.order must be topological: operation " + std::to_string(o) + " reads what operation " +
+                           std::to_string(p->producer(v)) + " yields");
+      done[o] = true;
+      if (wanted[o]) order.push_back(o);
+    }
+    if (order.size() != needed.size()) throw bad_option("staging.order lacks operations that the targets depend on");
+    needed = std::move(order);
+  }
+
+  /// Chooses the values that stay: those without bytes, for which that is no restriction, and those that R4 adds.
+  void hold_small_values(bytes_t budget) {
+    stays.assign(p->values().size(), false);
+    std::vector<value_id> smallest;
+    for (value_id v = 0; v < stays.size(); ++v)
+      if (modelled[v]) smallest.push_back(v);
+    std::stable_sort(smallest.begin(), smallest.end(),
+                     [&](auto a, auto b) { return p->values()[a].bytes < p->values()[b].bytes; });
+    auto left = static_cast<bytes_t>(rules.small_values * static_cast<double>(budget - always_there_));
+    for (auto v : smallest) {
+      left -= p->values()[v].bytes;
+      if (left < 0) break;
+      stays[v] = true;
+    }
+  }
+
+  void cut_stages() {
+    operation_id backward = 0;
+    if (const auto given = rules.backward_start ? rules.backward_start : p->backward_start())
+      backward = *given;
+    else if (rules.backward_once || rules.forward_in_one_stage)
+      backward = peak_operation();
+    const auto split = static_cast<std::size_t>(
+        std::find_if(needed.begin(), needed.end(), [&](auto o) { return o >= backward; }) - needed.begin());
+    for (std::size_t i = 0; i < needed.size(); ++i) repeatable.push_back(!at(i).once && !(rules.backward_once && i >= split));
+    for (std::size_t i = 0; i < needed.size(); ++i) {
+      if (!blocks.empty() && ((rules.forward_in_one_stage && i < split) || joins(i))) {
+        blocks.back().second = i + 1;
+        continue;
+      }
+      if (!blocks.empty())
+        for (unsigned e = 0; e < rules.extra_stages; ++e) blocks.emplace_back(i, i);
+      blocks.emplace_back(i, i + 1);
+    }
+    if (rules.last_stage && !blocks.empty()) blocks.emplace_back(needed.size(), needed.size());
+  }
+
+  /// Under R3, nothing is recomputed in the stage of an operation that reads nothing repeatable: it needs no stage of its own.
+  bool joins(std::size_t i) const {
+    const auto& inputs = at(i).inputs;
+    return rules.recompute_where_used && std::none_of(inputs.begin(), inputs.end(), [&](auto v) {
+             return producer[v] != nothing && producer[v] + 1 != i && repeatable[producer[v]] && !stays[v];
+           });
+  }
+
+  /// The operation at which the store-all schedule of the needed operations has its peak.
+  operation_id peak_operation() const {
+    const auto s = with_drops(*p, needed);
+    const auto e = evaluate(*p, s);
+    const auto at = std::max_element(e.memory.begin(), e.memory.end()) - e.memory.begin();
+    for (auto k = static_cast<std::size_t>(at); k < s.steps.size(); ++k)
+      if (s.steps[k].what == action::compute) return s.steps[k].which;
+    return 0;
+  }
+
+  void scale(bytes_t budget) {
+    divisor_ = 0;
+    double largest = 0;
+    for (std::size_t i = 0; i < needed.size(); ++i) {
+      divisor_ = std::gcd(divisor_, at(i).workspace);
+      for (auto v : at(i).outputs) divisor_ = std::gcd(divisor_, p->values()[v].bytes);
+      for (auto v : at(i).inputs)
+        if (modelled[v]) divisor_ = std::gcd(divisor_, p->values()[v].bytes);
+      largest = std::max(largest, at(i).seconds);
+    }
+    divisor_ = std::max<bytes_t>(divisor_, 1);
+    if (const auto all = room(budget); all > largest_room) unit_ = std::exp2(std::floor(std::log2(all / largest_room)));
+    byte = static_cast<double>(divisor_) * unit_;
+    if (largest > 0) second = largest / 1000;
+  }
+
+  static constexpr double largest_room = 1 << 20;  ///< rows keep one unit of memory well above the tolerances of a backend
+
+  bytes_t always_there_ = 0, divisor_ = 1;
+  double unit_ = 1;
+};
+
+}  // namespace remat::staged
