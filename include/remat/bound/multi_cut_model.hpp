@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// A lower bound on the time of every schedule within a budget, from a MILP over several of its moments. Needs Boost.Graph,
-/// Eigen.
+/// A lower bound on the time of every schedule within a budget, from a MILP over several of its moments. Needs Eigen.
 #pragma once
 
 #include <algorithm>

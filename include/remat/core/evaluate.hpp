@@ -14,11 +14,17 @@ namespace remat {
 
 /// What a schedule costs.
 struct evaluation {
+  /// A copy between device and host.
+  struct copy {
+    std::size_t step;   ///< that asks for it
+    double begin, end;  ///< s
+  };
   bytes_t peak = 0;             ///< largest memory over all steps, held sources included
   double seconds = 0;           ///< makespan over the compute stream and the two copy streams
   std::size_t computed = 0;     ///< compute steps
   std::size_t recomputed = 0;   ///< compute steps of an operation that had run before
   std::vector<bytes_t> memory;  ///< bytes while step i runs (after it, for a drop)
+  std::vector<copy> copies;     ///< in the order in which they are asked for
   std::vector<double> ends;     ///< time at which step i ends, for a copy at which it is asked for, s
 };
 
@@ -94,8 +100,9 @@ inline evaluation evaluate(const problem& p, const schedule& s) {
     if (what == action::prefetch) {
       if (!on_host[i]) fail("no copy on the host");
       if (on_device[i]) fail("the value is on the device");
-      to_device_free = std::max({now, to_device_free, host_ready[i]}) + copies->latency +
-                       static_cast<double>(values[i].bytes) / copies->to_device;
+      const double begin = std::max({now, to_device_free, host_ready[i]});
+      to_device_free = begin + copies->latency + static_cast<double>(values[i].bytes) / copies->to_device;
+      e.copies.push_back({at, begin, to_device_free});
       arrives[i] = to_device_free;
       on_device[i] = true;
       live += values[i].bytes;
@@ -104,8 +111,9 @@ inline evaluation evaluate(const problem& p, const schedule& s) {
       if (what == action::offload && !copies) fail("the problem allows no copies");
       if (!on_device[i]) fail("the value is not on the device");
       if (what == action::offload) {
-        to_host_free =
-            std::max({now, to_host_free, arrives[i]}) + copies->latency + static_cast<double>(values[i].bytes) / copies->to_host;
+        const double begin = std::max({now, to_host_free, arrives[i]});
+        to_host_free = begin + copies->latency + static_cast<double>(values[i].bytes) / copies->to_host;
+        e.copies.push_back({at, begin, to_host_free});
         leaves[i] = host_ready[i] = to_host_free;
         on_host[i] = true;
       } else {

@@ -48,6 +48,22 @@ inline std::string read_file(const std::filesystem::path& path, std::size_t limi
   }
 }
 
+/// Whether `write_file` could write there now: asked before the work whose result is to be written.
+/// @throws error naming the file, with the reason why it cannot be written
+inline void require_writable(const std::filesystem::path& path) {
+  namespace fs = std::filesystem;
+  std::error_code failed;
+  const bool exists = fs::exists(path, failed);
+  if (exists && fs::is_directory(path, failed)) throw error("cannot write " + path.string() + ": is a directory");
+  if (exists && !fs::is_regular_file(path, failed)) return;
+  fs::path part = exists ? fs::canonical(path, failed) : path;
+  part += "." + std::to_string(std::random_device{}()) + ".part";
+  const bool made = std::ofstream(part).good();
+  const std::string why = std::strerror(errno);
+  fs::remove(part, failed);
+  if (!made) throw error("cannot write " + path.string() + ": " + why);
+}
+
 /// Writes a file as a whole: readers see the old content or the new one, and a failure leaves the old one.
 ///
 /// The text goes to a new file in the same directory, which then takes the place of `path`. What is not a regular file (a pipe, a

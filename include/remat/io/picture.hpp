@@ -120,9 +120,9 @@ class svg_plot {
   }
   /// Ticks of the horizontal axis, and what it is about.
   void horizontal(const scale& s, const std::string& label) {
-    const auto step = tick_step((last_ - first_) / s.factor, 6);
-    for (double tick = std::ceil(first_ / s.factor / step - 1e-9) * step; tick * s.factor <= last_ + 1e-9 * (last_ - first_);
-         tick += step) {
+    const auto step = tick_step((last_ - first_) / s.factor, 6);  // + 0.0: no "-0"
+    for (double tick = std::ceil(first_ / s.factor / step - 1e-9) * step + 0.0;
+         tick * s.factor <= last_ + 1e-9 * (last_ - first_); tick += step) {
       const double x = x_of(tick * s.factor);
       line(x, bottom, x, bottom + 5, "stroke=\"#333333\"");
       text(x, bottom + 19, "text-anchor=\"middle\"", printed("%.4g", tick));

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Traces of schedules, read back: every step is there, at its time, on its lane, and memory is what evaluate says.
+#include <catch2/catch.hpp>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <remat/core/solve.hpp>
+#include <remat/io/chrome_trace.hpp>
+#include <remat/solver/chen.hpp>
+#include <remat/testing/generators.hpp>
+
+namespace {
+
+struct trace {
+  std::map<int, std::vector<nlohmann::json>> spans;  // by lane
+  std::vector<std::pair<double, remat::bytes_t>> memory;
+  std::map<int, std::string> lanes;
+};
+
+trace read(const std::string& text) {
+  trace t;
+  const auto document = nlohmann::json::parse(text);
+  for (const auto& e : document.at("traceEvents")) {
+    CHECK(e.at("pid") == 1);
+    if (e.at("ph") == "X") t.spans[e.at("tid")].push_back(e);
+    if (e.at("ph") == "C") t.memory.emplace_back(e.at("ts"), e.at("args").at("bytes"));
+    if (e.at("ph") == "M" && e.at("name") == "thread_name") t.lanes[e.at("tid")] = e.at("args").at("name");
+  }
+  return t;
+}
+
+}  // namespace
+
+TEST_CASE("a schedule with recomputations") {
+  std::mt19937_64 g(3);
+  const auto p = remat::testing::random_training_chain(g, 12);
+  const auto r = remat::solve(p, remat::evaluate(p, remat::store_all_schedule(p)).peak * 7 / 10, remat::chen());
+  REQUIRE((r.found() && r.recomputed > 0));
+  const auto t = read(remat::chrome_trace(p, r.schedule));
+  CHECK(t.lanes == std::map<int, std::string>{{1, "computations"}});
+  REQUIRE(t.spans.size() == 1);
+  const auto& computed = t.spans.at(1);
+  const auto order = remat::compute_order(r.schedule);
+  REQUIRE(computed.size() == order.size());
+  double now = 0;
+  std::size_t again = 0;
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    CHECK(computed[i].at("name") == p.operations()[order[i]].name);
+    CHECK(computed[i].at("ts").get<double>() == Approx(now * 1e6).margin(1e-6));
+    now += p.operations()[order[i]].seconds;
+    again += computed[i].at("cat") == "recomputed";
+  }
+  CHECK(again == r.recomputed);
+  CHECK(now == Approx(r.seconds));
+  remat::bytes_t peak = 0;
+  for (const auto& [at, bytes] : t.memory) peak = std::max(peak, bytes);
+  CHECK(peak == r.peak);
+  CHECK(t.memory.size() == r.schedule.steps.size() + 1);
+}
+
+TEST_CASE("copies have lanes of their own, and the times of the streams") {
+  // a (8 bytes, 1 s) is copied out at 4 bytes/s and back at 2 bytes/s, each with 1 s of latency, while b runs for 10 s.
+  const remat::problem p("\"quoted\"", {{"a", 8}, {"b", 1}, {"c", 1}},
+                         {{"a", {}, {0}, 1}, {"b", {0}, {1}, 10}, {"c", {0, 1}, {2}, 1}}, {2}, remat::copy_rates{4, 2, 1});
+  remat::schedule s;
+  s.compute(0);
+  s.offload(0);
+  s.compute(1);
+  s.drop(0);
+  s.prefetch(0);
+  s.compute(2);
+  const auto t = read(remat::chrome_trace(p, s));
+  CHECK(t.lanes.size() == 3);
+  REQUIRE((t.spans.at(2).size() == 1 && t.spans.at(3).size() == 1));
+  const auto times = [&](const nlohmann::json& e) {
+    return std::pair{e.at("ts").get<double>() * 1e-6, e.at("dur").get<double>() * 1e-6};
+  };
+  const auto out = times(t.spans.at(2)[0]), back = times(t.spans.at(3)[0]), last = times(t.spans.at(1)[2]);
+  CHECK((out.first == Approx(1) && out.second == Approx(3)));
+  CHECK((back.first == Approx(11) && back.second == Approx(5)));
+  CHECK((last.first == Approx(16) && last.second == Approx(1)));
+}
