@@ -47,6 +47,12 @@ struct counting {
   }
 };
 
+/// Finds nothing.
+struct forgetful {
+  std::string name() const { return "forgetful"; }
+  result solve(const problem&, bytes_t, remat::monitor&) const { return {}; }
+};
+
 }  // namespace
 
 TEST_CASE("any solver answers as the one inside") {
@@ -71,6 +77,47 @@ TEST_CASE("a curve of any solver is that of the one inside: one sweep") {
   REQUIRE(curve.size() == 3);
   for (const auto& r : curve) CHECK(r.found());
   CHECK((inside.count->sweeps == 1 && inside.count->solves == 0));
+}
+
+namespace {
+
+/// Returns the schedule that it is given to begin with, if that fits.
+struct stubborn {
+  remat::schedule start = {};
+  std::string name() const { return "stubborn"; }
+  result solve(const problem& p, bytes_t budget, remat::monitor&) const {
+    result r;
+    if (!start.steps.empty() && remat::evaluate(p, start).peak <= budget) r.status = remat::status::feasible, r.schedule = start;
+    return r;
+  }
+  stubborn with_start(remat::schedule s) const { return {std::move(s)}; }
+};
+
+static_assert(remat::warm_startable<stubborn> && !remat::warm_startable<remat::store_all>);
+
+}  // namespace
+
+TEST_CASE("any solver begins with what the one inside begins with") {
+  const auto p = remat::testing::unit_training_chain(5);
+  const auto known = remat::store_all_schedule(p);
+  remat::monitor m;
+  CHECK_FALSE(any_solver(stubborn()).solve(p, 100, m).found());
+  CHECK(any_solver(stubborn()).with_start(known).solve(p, 100, m).schedule == known);
+  CHECK(any_solver(any_solver(stubborn())).with_start(known).solve(p, 100, m).schedule == known);
+  CHECK(any_solver(remat::store_all()).with_start(known).name() == "store_all");
+}
+
+TEST_CASE("an answer is never slower than the start, whatever the solver does with it") {
+  const auto p = remat::testing::unit_training_chain(5);
+  const auto known = remat::store_all_schedule(p);
+  const auto e = remat::evaluate(p, known);
+  for (const any_solver& s : {any_solver(stubborn()), any_solver(remat::store_all()), any_solver(forgetful())}) {
+    const auto r = remat::solve(p, e.peak, s, remat::start_from(known));
+    CHECK((r.found() && r.seconds <= e.seconds && r.peak <= e.peak));
+    CHECK(remat::evaluate(p, r.schedule).seconds == r.seconds);
+    CHECK_FALSE(remat::solve(p, e.peak - 1, s, remat::start_from(known)).found());  // it does not fit
+  }
+  CHECK_THROWS_AS(remat::solve(p, e.peak, forgetful(), remat::start_from({})), remat::bad_schedule);
 }
 
 TEST_CASE("a curve of any solver without a sweep: budget by budget") {

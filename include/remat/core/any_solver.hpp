@@ -36,6 +36,11 @@ class any_solver {
   std::vector<result> sweep(const problem& p, std::span<const bytes_t> budgets, monitor& m) const {
     return self_->sweep(p, budgets, m);
   }
+  /// The same solver with `x` to begin with; without, if the one inside begins with nothing.
+  any_solver with_start(const schedule& x) const {
+    auto started = self_->with_start(x);
+    return started ? any_solver(std::move(started)) : *this;
+  }
 
  private:
   struct interface {
@@ -46,6 +51,7 @@ class any_solver {
     virtual std::string name() const = 0;
     virtual result solve(const problem& p, bytes_t budget, monitor& m) const = 0;
     virtual std::vector<result> sweep(const problem& p, std::span<const bytes_t> budgets, monitor& m) const = 0;
+    virtual std::shared_ptr<const interface> with_start(const schedule& x) const = 0;
   };
   template <class S>
   struct model final : interface {
@@ -58,12 +64,20 @@ class any_solver {
       else
         return {};
     }
+    std::shared_ptr<const interface> with_start([[maybe_unused]] const schedule& x) const override {
+      if constexpr (warm_startable<S>)
+        return std::make_shared<const model>(solver.with_start(x));
+      else
+        return nullptr;
+    }
     S solver;
   };
+
+  explicit any_solver(std::shared_ptr<const interface> self) : self_(std::move(self)) {}
 
   std::shared_ptr<const interface> self_;
 };
 
-static_assert(sweeping_solver<any_solver>);
+static_assert(sweeping_solver<any_solver> && warm_startable<any_solver>);
 
 }  // namespace remat

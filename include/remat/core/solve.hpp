@@ -130,4 +130,38 @@ result solve(const problem& p, bytes_t budget, const S& s, const limits& l = {},
   return judge(p, budget, s.name(), m, std::move(answer));
 }
 
+/// A schedule that is known, to begin with.
+struct start_from {
+  explicit start_from(const remat::schedule& s) : schedule(s) {}
+  const remat::schedule& schedule;
+};
+
+/// As above, from a schedule that is known, such as the last answer for other costs or another budget. Solvers that can begin
+/// with it do (`warm_startable`), and no answer is slower than it where it fits the budget.
+/// @param start a valid schedule of `p`, of any memory need
+/// @throws bad_schedule if `start` is not valid for `p`
+/// @code
+/// const auto later = remat::solve(p.with_costs(measured), budget, method, remat::start_from(plan.schedule), {.seconds = 5});
+/// @endcode
+template <solver S, observer... O>
+result solve(const problem& p, bytes_t budget, const S& s, const start_from& start, const limits& l = {}, O&&... observers) {
+  result known;
+  const auto e = evaluate(p, start.schedule);
+  known.status = status::feasible;
+  known.schedule = start.schedule;
+  known.peak = e.peak;
+  known.seconds = e.seconds;
+  known.recomputed = e.recomputed;
+  result r;
+  if constexpr (warm_startable<S>)
+    r = solve(p, budget, s.with_start(start.schedule), l, std::forward<O>(observers)...);
+  else
+    r = solve(p, budget, s, l, std::forward<O>(observers)...);
+  if (known.peak < r.budget_bound)
+    throw broken_contract(r.solver + ": proves that every budget is at least " + std::to_string(r.budget_bound) + " bytes, but " +
+                          std::to_string(known.peak) + " are enough");
+  detail::adopt(r, known, l.gap);
+  return r;
+}
+
 }  // namespace remat

@@ -9,6 +9,7 @@
 #include <remat/core/monitor.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/result.hpp>
+#include <remat/core/schedule.hpp>
 
 namespace remat {
 
@@ -27,6 +28,16 @@ template <class S>
 concept solver = requires(const S& s, const problem& p, bytes_t budget, monitor& m) {
   { s.name() } -> std::convertible_to<std::string>;
   { s.solve(p, budget, m) } -> std::same_as<result>;
+};
+
+/// A solver that can begin with a schedule: `s.with_start(x)` is the same solver, told of `x`, which may need more than the
+/// budget.
+/// @code
+/// static_assert(remat::warm_startable<remat::improved<remat::store_all>> && !remat::warm_startable<remat::store_all>);
+/// @endcode
+template <class S>
+concept warm_startable = solver<S> && requires(const S& s, const schedule& x) {
+  { s.with_start(x) } -> std::same_as<S>;
 };
 
 }  // namespace remat

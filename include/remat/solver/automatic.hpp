@@ -57,6 +57,7 @@ class automatic {
     std::size_t moment_operations = 1000;  ///< larger problems do without the bound from several moments
     std::size_t staged_operations = 250;   ///< larger problems do without the staged MILP
     local_search_options search = {};      ///< of the local search
+    std::optional<schedule> start = {};    ///< a schedule that is known; of its copies nothing is taken
   };
 
   automatic() : automatic(options{}) {}
@@ -64,11 +65,22 @@ class automatic {
   explicit automatic(const options& o, B backend = B()) : options_(o), backend_(std::move(backend)) { o.search.validate(); }
 
   std::string name() const { return "automatic"; }
+  automatic with_start(schedule s) const {
+    auto started = *this;
+    started.options_.start = std::move(s);
+    return started;
+  }
 
   /// @throws what the backend throws
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     search now(p, budget, m);
     if (now.best.offer(now.needed)) return now.answer();
+    if (options_.start) {
+      result known;
+      known.status = status::feasible;
+      known.schedule = *options_.start;
+      now.take(known);
+    }
     now.take(now.run(min_cut(), 0.25));
     if (now.needed.size() > options_.small_operations) now.take(now.run(hierarchical<>(), 0.4));
     if (now.done()) return now.answer();

@@ -74,6 +74,12 @@ class checkmate {
 
   std::string name() const { return "checkmate/" + std::string(backend_.name()); }
 
+  checkmate with_start(schedule s) const {
+    auto started = *this;
+    started.options_.start = std::move(s);
+    return started;
+  }
+
   /// @throws bad_option if `rules` are out of range; what the backend throws
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     if (budget < bounds_without_search(p).budget) return impossible();

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -15,6 +16,7 @@
 #include <remat/core/incumbent.hpp>
 #include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
+#include <remat/core/schedule.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/order/local_search.hpp>
 
@@ -35,7 +37,8 @@ class improved {
  public:
   struct options {
     local_search_options search = {};
-    double share = 0.5;  ///< part of the time that Inner may take, in (0, 1]
+    double share = 0.5;                  ///< part of the time that Inner may take, in (0, 1]
+    std::optional<schedule> start = {};  ///< a schedule that is known; of its copies nothing is taken
   };
 
   explicit improved(Inner inner = Inner()) : improved(std::move(inner), options{}) {}
@@ -47,6 +50,12 @@ class improved {
 
   std::string name() const { return "improved/" + std::string(inner_.name()); }
 
+  improved with_start(schedule s) const {
+    auto started = *this;
+    started.options_.start = std::move(s);
+    return started;
+  }
+
   /// @throws what Inner throws
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     monitor first(m, options_.share);
@@ -55,9 +64,11 @@ class improved {
     if (!r.found()) r.status = status::not_found, r.reason.clear();  // a search follows that has an end of its own
     const bool copies = r.found() && has_copies(r.schedule);
     incumbent best(p, budget);
-    best.offer(needed_operations(p));
+    auto from = needed_operations(p);
+    best.offer(from);
+    if (options_.start) best.offer(from = compute_order(*options_.start));
     if (r.found() && !copies) best.offer(compute_order(r.schedule));
-    local_search(p, best.found() ? best.order() : needed_operations(p), best, m, options_.search,
+    local_search(p, best.found() ? best.order() : from, best, m, options_.search,
                  std::max(r.bound, bounds_without_search(p).seconds));
     if (copies && best.found() && evaluate(p, r.schedule).seconds <= best.seconds()) return r;
     best.put_into(r);
