@@ -27,7 +27,7 @@ TEST_CASE("every change of an order leaves a valid one that needs what it says")
     const auto p = some_problem(g, round);
     const auto all = evaluate(p, store_all_schedule(p)).peak;
     const auto budget = all - uniform(g, 0, all / 3);
-    destroy_repair n(p, budget, g());
+    order::destroy_repair n(p, budget, g());
     n.load(needed_operations(p));
     for (int i = 0; i < 5; ++i) {
       n.shift();
@@ -49,7 +49,7 @@ TEST_CASE("retention within the budget never makes an order slower") {
   for (int round = 0; round < 1000; ++round) {
     const auto p = some_problem(g, round);
     const auto peak = evaluate(p, store_all_schedule(p)).peak;
-    destroy_repair tight(p, peak - peak / 4, 1), loose(p, peak - peak / 8, 1);
+    order::destroy_repair tight(p, peak - peak / 4, 1), loose(p, peak - peak / 8, 1);
     tight.load(needed_operations(p));
     if (!tight.repair()) continue;
     loose.load(tight.order());

@@ -15,7 +15,7 @@
 #include <remat/core/problem.hpp>
 #include <remat/order/destroy_repair.hpp>
 
-namespace remat {
+namespace remat::order {
 
 /// When `local_search` ends, and what it works on.
 struct local_search_options {
@@ -53,45 +53,62 @@ struct local_search_options {
 inline void local_search(const problem& p, std::vector<operation_id> order, incumbent& best, monitor& m,
                          const local_search_options& o = {}, double bound = 0) {
   o.validate();
+  const auto never = std::numeric_limits<double>::infinity();
   const auto stop = [&] { return m.stopped(); };
   const auto done = [&] { return best.found() && best.seconds() * (1 - m.limits().gap) <= bound; };
-  const auto report = [&] { best.report(m, "improvement", bound); };
   std::mt19937_64 random(m.limits().seed + (o.stream << 32));
   destroy_repair n(p, best.budget(), random());
+  std::vector<operation_id> faster;  // than the best, not offered yet
+  const auto offer = [&] {
+    if (!faster.empty() && best.offer(faster)) best.report(m, "improvement", bound);
+    faster.clear();
+  };
   n.load(order);
-  n.repair(0, std::numeric_limits<double>::infinity(), stop);
+  n.repair(0, never, stop);
   auto current = order;
   auto least = n.peak();
   for (std::size_t idle = 0; !best.found() && !n.fits() && idle < o.patience && !stop(); ++idle) {  // first make one fit
     n.load(idle % 2 == 0 ? order : current);
     for (auto shifts = random() % 8; shifts > 0; --shifts) n.shift();
     n.ruin();
-    n.repair(static_cast<double>(random() % 1024) / 128, std::numeric_limits<double>::infinity(), stop);
+    n.repair(static_cast<double>(random() % 1024) / 128, never, stop);
     if (n.peak() < least) idle = 0;
     if (n.peak() <= least) current = n.order(), least = n.peak();
   }
   if (n.fits()) {
     n.retain();
-    if (best.offer(n.order())) report();
+    faster = n.order();
+    offer();
   }
   if (!best.found()) return;
-  current = best.order();
-  double seconds = best.seconds();
-  for (std::size_t idle = 0; idle < o.patience && !done() && !stop(); ++idle) {
-    if (random() % 2000 == 0) current = best.order(), seconds = best.seconds();
-    n.load(current);
+  n.load(best.order());
+  double seconds = n.seconds(), lowest = seconds;  // of what is worked on, and of the fastest seen
+  const double slack = o.slack * std::min(1.0, 400.0 / static_cast<double>(order.size() + 1));
+  for (std::size_t idle = 0, rounds = 1; idle < o.patience && !done() && !stop(); ++idle, ++rounds) {
+    if (random() % 2000 == 0) {
+      offer();
+      n.load(best.order());
+      seconds = n.seconds();
+    }
     for (auto shifts = random() % 3; shifts > 0; --shifts) n.shift();
     n.ruin();
     const double spread = static_cast<double>(random() % 1024) / 1024;
-    const double slack = o.slack * static_cast<double>(random() % 1024) / 1024;
-    if (!n.repair(spread, 1.1 * seconds, stop)) continue;
-    n.retain();
-    if (n.seconds() <= seconds || n.seconds() <= best.seconds() * (1 + slack)) current = n.order(), seconds = n.seconds();
-    if (n.seconds() < best.seconds() * (1 - 1e-12) && best.offer(n.order())) {
-      idle = 0;
-      report();
+    const double most = std::max(seconds, lowest * (1 + slack * static_cast<double>(random() % 1024) / 1024));
+    if (!n.repair(spread, most + (seconds - n.seconds()), stop)) {
+      n.roll_back();
+      continue;
     }
+    n.retain();
+    if (n.seconds() > most) {
+      n.roll_back();
+      continue;
+    }
+    n.commit();
+    seconds = n.seconds();
+    if (seconds < lowest * (1 - 1e-12)) lowest = seconds, faster = n.order(), idle = 0;
+    if (rounds % (1 + order.size() / 200) == 0) offer();
   }
+  offer();
 }
 
-}  // namespace remat
+}  // namespace remat::order

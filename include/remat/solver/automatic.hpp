@@ -53,11 +53,11 @@ template <class B = no_backend>
 class automatic {
  public:
   struct options {
-    std::size_t small_operations = 400;    ///< larger problems are planned in parts as well
-    std::size_t moment_operations = 1000;  ///< larger problems do without the bound from several moments
-    std::size_t staged_operations = 250;   ///< larger problems do without the staged MILP
-    local_search_options search = {};      ///< of the local search
-    std::optional<schedule> start = {};    ///< a schedule that is known; of its copies nothing is taken
+    std::size_t small_operations = 400;       ///< larger problems are planned in parts as well
+    std::size_t moment_operations = 1000;     ///< larger problems do without the bound from several moments
+    std::size_t staged_operations = 250;      ///< larger problems do without the staged MILP
+    order::local_search_options search = {};  ///< of the local search
+    std::optional<schedule> start = {};       ///< a schedule that is known; of its copies nothing is taken
   };
 
   automatic() : automatic(options{}) {}
@@ -211,7 +211,7 @@ class automatic {
     o.stream = stream;
     return now.within(share, true, [&](monitor& m) {
       const double before = now.seconds();
-      local_search(now.p, now.best.found() ? now.best.order() : now.needed, now.best, m, o, now.bound());
+      order::local_search(now.p, now.best.found() ? now.best.order() : now.needed, now.best, m, o, now.bound());
       return m.stopped() || now.best.seconds() < before;
     });
   }
@@ -221,7 +221,7 @@ class automatic {
     incumbent other(now.p, now.budget);
     auto o = options_.search;
     o.patience = std::min<std::size_t>(o.patience, 300);
-    now.within(0.1, false, [&](monitor& m) { local_search(now.p, std::move(order), other, m, o, now.bound()); });
+    now.within(0.1, false, [&](monitor& m) { order::local_search(now.p, std::move(order), other, m, o, now.bound()); });
     if (other.found() && now.best.offer(other.order())) now.take(result{});
   }
 

@@ -168,8 +168,8 @@ class hierarchical {
         if (const auto whole = remat::solve(p, budget, inner_, share(m, 1), now.stop()); whole.found())
           best.offer(compute_order(whole.schedule));
       if (options_.rounds > 0 && best.found() && !m.stopped())
-        local_search(p, best.order(), best, m,
-                     {.patience = std::clamp<std::size_t>(options_.rounds / p.operations().size(), 20, 1000)}, r.bound);
+        order::local_search(p, best.order(), best, m,
+                            {.patience = std::clamp<std::size_t>(options_.rounds / p.operations().size(), 20, 1000)}, r.bound);
     }
     best.put_into(r);
     return r;

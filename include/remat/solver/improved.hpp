@@ -36,7 +36,7 @@ template <solver Inner>
 class improved {
  public:
   struct options {
-    local_search_options search = {};
+    order::local_search_options search = {};
     double share = 0.5;                  ///< part of the time that Inner may take, in (0, 1]
     std::optional<schedule> start = {};  ///< a schedule that is known; of its copies nothing is taken
   };
@@ -68,8 +68,8 @@ class improved {
     best.offer(from);
     if (options_.start) best.offer(from = compute_order(*options_.start));
     if (r.found() && !copies) best.offer(compute_order(r.schedule));
-    local_search(p, best.found() ? best.order() : from, best, m, options_.search,
-                 std::max(r.bound, bounds_without_search(p).seconds));
+    order::local_search(p, best.found() ? best.order() : from, best, m, options_.search,
+                        std::max(r.bound, bounds_without_search(p).seconds));
     if (copies && best.found() && evaluate(p, r.schedule).seconds <= best.seconds()) return r;
     best.put_into(r);
     return r;

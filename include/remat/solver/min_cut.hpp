@@ -34,8 +34,8 @@ namespace remat {
 ///
 /// Which sets are retained comes from `retention_cut` at the breakpoints of its multiplier, and from mixtures of neighbouring
 /// ones: the leaner for the first part of the graph, the richer for the rest. Each is played as it is; those that come closest to
-/// the budget are made to fit by `destroy_repair` and by `eviction`, and `local_search` works on the best. Copies to the host are
-/// not used.
+/// the budget are made to fit by `order::destroy_repair` and by `eviction`, and `local_search` works on the best. Copies to the
+/// host are not used.
 ///
 /// Complexity: some dozens of maximum flows, `options::mixtures` * 10 evaluations per moment, and a number of rounds of
 /// `local_search` that falls with the number of operations.
@@ -224,7 +224,7 @@ class min_cut {
     std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return promise(*a) < promise(*b); });
     const auto operations = std::max<std::size_t>(1, p.operations().size());
     std::vector<std::vector<operation_id>> good;  // each faster than those before
-    destroy_repair n(p, budget, m.limits().seed);
+    order::destroy_repair n(p, budget, m.limits().seed);
     for (std::size_t i = 0; i < order.size() && (i == 0 || i * operations < options_.repairs) && !late() && !good_enough(); ++i) {
       n.load(order[i]->order);
       if (!n.repair(0, best.seconds() * 1.5, late)) continue;
@@ -246,8 +246,8 @@ class min_cut {
     for (std::size_t i = good.size(); i-- > 0 && i + 3 >= good.size() && !stop() && !good_enough();)
       offer(retain_more(p, good[i], budget, stop), "retention");
     if (options_.rounds > 0 && !stop() && !good_enough())
-      local_search(p, best.found() ? best.order() : order[0]->order, best, m,
-                   {.patience = std::clamp<std::size_t>(options_.rounds / operations, 20, 500)}, bound);
+      order::local_search(p, best.found() ? best.order() : order[0]->order, best, m,
+                          {.patience = std::clamp<std::size_t>(options_.rounds / operations, 20, 500)}, bound);
   }
 
   options options_;

@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// An order of computations whose memory is kept up to date while it changes.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <remat/core/liveness.hpp>
+#include <remat/core/problem.hpp>
+
+namespace remat::order {
+
+/// An order of computations under change: steps are inserted and removed, and the memory at every step follows. What changed
+/// since the last `commit` can be taken back.
+///
+/// Any order in which every operation comes after the first computation of its operands is valid: what is not computed again is
+/// retained. A value is on the device from a computation to its last use before the next one, as with `with_drops`.
+///
+/// Steps have numbers that stay, and stand in *slots*, some of which are empty, so that an insertion moves few others. A value is
+/// an ascending list of *events*, the steps that make or use it; two steps stand for what is before and after all others, and
+/// make the sources and use the targets. Memory is added to ranges of slots, in blocks of which each knows its maximum.
+///
+/// Complexity: inserting or removing a step takes O(operands (events of the value + block + slots / block)).
+class sequence {
+ public:
+  using step = std::uint32_t;
+  using slot = std::size_t;
+  static constexpr step nothing = std::numeric_limits<step>::max();
+  static constexpr step start = 0, end = 1;  ///< before and after all others
+
+  /// @param p must outlive this
+  explicit sequence(const problem& p) : p_(p), events_(p.values().size()), inputs_(p.operations().size()) {
+    for (operation_id o = 0; o < inputs_.size(); ++o)
+      for (auto v : p.operations()[o].inputs)
+        if (!p.values()[v].held) inputs_[o].push_back(v);
+  }
+
+  /// Starts from a valid order; computations that nobody reads are left out. Complexity: O(values + edges executed + slots).
+  void load(std::span<const operation_id> order) {
+    const auto kept = prune_order(p_, order);
+    operation_.assign(2, none);
+    for (auto o : kept) operation_.push_back(o);
+    seconds_ = 0;
+    std::vector<step> steps;
+    for (std::size_t k = 0; k < kept.size(); ++k) steps.push_back(static_cast<step>(k + 2)), seconds_ += cost(steps.back());
+    slot_.assign(operation_.size(), 0);
+    free_.clear();
+    changes_.clear();
+    spread(steps);
+  }
+
+  std::vector<operation_id> order() const {
+    std::vector<operation_id> list;
+    for (auto s : at_)
+      if (s != nothing && s > end) list.push_back(operation_[s]);
+    return list;
+  }
+  double seconds() const { return seconds_; }  ///< of all steps, s; rounding errors of the changes add up
+  /// Number of steps. Complexity: O(1).
+  std::size_t size() const { return operation_.size() - 2 - free_.size() - removed_; }
+  /// Bytes needed, if every value is dropped as early as possible.
+  bytes_t peak() const {
+    auto most = p_.source_bytes();
+    for (std::size_t b = 0; b < most_.size(); ++b) most = std::max(most, most_[b] + added_[b]);
+    return most;
+  }
+
+  std::size_t slots() const { return at_.size(); }
+  step at(slot k) const { return at_[k]; }  ///< `nothing` where it is empty
+  slot where(step s) const { return slot_[s]; }
+  operation_id operation(step s) const { return operation_[s]; }
+  /// Bytes at a slot; far below 0 if it is empty.
+  bytes_t memory(slot k) const { return memory_[k] + added_[k / block]; }
+  /// Slots that need more than `budget`, ascending. Complexity: O(slots / block + blocks that hold some).
+  void find_over(bytes_t budget, std::vector<slot>& list) const {
+    list.clear();
+    for (std::size_t b = 0; b < most_.size(); ++b)
+      if (most_[b] + added_[b] > budget)
+        for (slot k = b * block; k < (b + 1) * block; ++k)
+          if (memory(k) > budget) list.push_back(k);
+  }
+  /// The first slot in [from, to) that needs more than `limit`, or `to`.
+  slot first_above(bytes_t limit, slot from, slot to) const {
+    for (slot k = from; k < to;) {
+      const auto b = k / block;
+      const auto stop = std::min(to, (b + 1) * block);
+      if (most_[b] + added_[b] > limit)
+        for (; k < stop; ++k)
+          if (memory(k) > limit) return k;
+      k = stop;
+    }
+    return to;
+  }
+  /// By how much `bytes` more in [from, to) raise the excess over `budget`, summed over steps; the search ends at `most`.
+  double raise(bytes_t bytes, slot from, slot to, bytes_t budget, double most) const {
+    double sum = 0;
+    for (slot k = from; k < to && sum < most;) {
+      const auto b = k / block;
+      const auto stop = std::min(to, (b + 1) * block);
+      if (most_[b] + added_[b] + bytes > budget)
+        for (; k < stop; ++k)
+          if (memory(k) + bytes > budget) sum += static_cast<double>(std::min(bytes, memory(k) + bytes - budget));
+      k = stop;
+    }
+    return sum;
+  }
+
+  /// The steps that make or use a value that is not held, ascending.
+  const std::vector<step>& events(value_id v) const { return events_[v]; }
+  bool makes(step s, value_id v) const { return s == start || (s != end && operation_[s] == p_.producer(v)); }
+  /// The first event of `v` at slot k or later: an index into `events(v)`.
+  std::size_t event_from(value_id v, slot k) const {
+    const auto& list = events_[v];
+    std::size_t low = 0, high = list.size();
+    while (low < high) {
+      const auto middle = (low + high) / 2;
+      slot_[list[middle]] < k ? low = middle + 1 : high = middle;
+    }
+    return low;
+  }
+  /// Does event i of `v` exist and use what the event before it made or used?
+  bool uses(value_id v, std::size_t i) const { return i < events_[v].size() && !makes(events_[v][i], v); }
+  /// Is this the first computation of its operation?
+  bool is_first(step s) const { return events_[p_.operations()[operation_[s]].outputs[0]].front() == s; }
+  /// Operands that are not held.
+  const std::vector<value_id>& inputs(operation_id o) const { return inputs_[o]; }
+
+  /// Computes `o` just before `next`, and removes what nobody reads then. `o` has been computed before.
+  void insert(operation_id o, step next) {
+    step s;
+    if (free_.empty()) {
+      s = static_cast<step>(operation_.size());
+      operation_.push_back(o);
+      slot_.push_back(0);
+    } else {
+      s = free_.back();
+      free_.pop_back();
+      operation_[s] = o;
+    }
+    seconds_ += cost(s);
+    place(s, next);
+    changes_.push_back({s, next, change::inserted});
+    for (auto v : p_.operations()[o].outputs) {
+      const auto e = event_from(v, slot_[s]);
+      if (e > 0) prune(events_[v][e - 1]);
+    }
+  }
+  /// Takes out a step that is not the first of its operation, and what nobody reads then.
+  void remove(step s) {
+    changes_.push_back({s, after(s), change::removed});
+    seconds_ -= cost(s);
+    ++removed_;
+    lift(s);
+    for (auto v : inputs_[operation_[s]]) {
+      const auto e = event_from(v, slot_[s]);
+      if (e > 0) prune(events_[v][e - 1]);
+    }
+  }
+  /// Puts a step just before `next`, where it must be valid.
+  void move(step s, step next) {
+    const auto before = after(s);
+    lift(s);
+    place(s, next);
+    changes_.push_back({s, before, change::moved});
+  }
+  /// Keeps all changes.
+  void commit() {
+    for (const auto& c : changes_)
+      if (c.what == change::removed) free_.push_back(c.s);
+    changes_.clear();
+    removed_ = 0;
+  }
+  /// Takes back all changes since the last `commit` or `load`.
+  void roll_back() {
+    for (; !changes_.empty(); changes_.pop_back()) {
+      const auto [s, next, what] = changes_.back();
+      if (what != change::removed) lift(s);
+      if (what != change::inserted) place(s, next);
+      if (what == change::inserted) seconds_ -= cost(s), free_.push_back(s);
+      if (what == change::removed) seconds_ += cost(s), --removed_;
+    }
+  }
+
+ private:
+  static constexpr std::size_t block = 64;
+  static constexpr bytes_t empty = bytes_t{1} << 60;  ///< taken from the memory of an empty slot
+  struct change {
+    step s, next;  ///< a step, and before which it stood
+    enum { inserted, removed, moved } what;
+  };
+
+  double cost(step s) const { return p_.operations()[operation_[s]].seconds; }
+
+  /// Puts the steps, ascending, into new slots, each after an empty one.
+  void spread(const std::vector<step>& steps) {
+    const auto count = (2 * steps.size() + 2 + block) / block * block;
+    at_.assign(count, nothing);
+    memory_.assign(count, p_.held_bytes() - empty);
+    added_.assign(count / block, 0);
+    most_.assign(count / block, 0);
+    for (auto& list : events_) list.clear();
+    at_[0] = start, slot_[start] = 0;
+    for (value_id v = 0; v < p_.values().size(); ++v)
+      if (p_.is_source(v) && !p_.values()[v].held) events_[v].push_back(start);
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      const auto s = steps[i];
+      slot_[s] = 2 * i + 2;
+      at_[slot_[s]] = s;
+      memory_[slot_[s]] += empty + p_.operations()[operation_[s]].workspace;
+      for (auto v : inputs_[operation_[s]]) events_[v].push_back(s);
+      for (auto v : p_.operations()[operation_[s]].outputs) events_[v].push_back(s);
+    }
+    at_[count - 1] = end, slot_[end] = count - 1;
+    for (auto v : p_.targets())
+      if (!p_.values()[v].held) events_[v].push_back(end);
+    std::vector<bytes_t> change(count + 1, 0);
+    for (value_id v = 0; v < p_.values().size(); ++v) {
+      const auto bytes = p_.values()[v].bytes;
+      const auto& list = events_[v];
+      for (std::size_t i = 0; i < list.size();) {
+        auto last = i;
+        while (uses(v, last + 1)) ++last;
+        if (list[i] != start || last > i) change[slot_[list[i]]] += bytes, change[slot_[list[last]] + 1] -= bytes;
+        i = last + 1;
+      }
+    }
+    bytes_t live = 0;
+    for (slot k = 0; k < count; ++k) memory_[k] += live += change[k];
+    for (std::size_t b = 0; b < most_.size(); ++b) find_most(b);
+  }
+  void find_most(std::size_t b) {
+    most_[b] = *std::max_element(memory_.begin() + static_cast<std::ptrdiff_t>(b * block),
+                                 memory_.begin() + static_cast<std::ptrdiff_t>((b + 1) * block));
+  }
+  /// Adds bytes to the slots [from, to).
+  void add(bytes_t bytes, slot from, slot to) {
+    for (slot k = from; k < to;) {
+      const auto b = k / block;
+      const auto stop = std::min(to, (b + 1) * block);
+      if (stop - k == block) {
+        added_[b] += bytes;
+        k = stop;
+      } else {
+        for (; k < stop; ++k) memory_[k] += bytes;
+        find_most(b);
+      }
+    }
+  }
+
+  /// Is the last event of its group, before the next computation, event i of `v`?
+  bool is_last(value_id v, std::size_t i) const { return !uses(v, i + 1); }
+
+  /// Puts a step that stands nowhere into a slot just before `next`.
+  void place(step s, step next) {
+    slot_[s] = make_room(next);
+    const auto k = slot_[s];
+    at_[k] = s;
+    const auto& op = p_.operations()[operation_[s]];
+    add(empty + op.workspace, k, k + 1);
+    for (auto v : inputs_[operation_[s]]) {
+      const auto e = event_from(v, k);
+      if (!uses(v, e)) add(p_.values()[v].bytes, slot_[events_[v][e - 1]] + 1, k + 1);
+      events_[v].insert(events_[v].begin() + static_cast<std::ptrdiff_t>(e), s);
+    }
+    for (auto v : op.outputs) {
+      const auto e = event_from(v, k);
+      const auto bytes = p_.values()[v].bytes;
+      if (!uses(v, e))
+        add(bytes, k, k + 1);
+      else if (e > 0)
+        add(-bytes, slot_[events_[v][e - 1]] + 1, k);
+      else
+        add(bytes, k, slot_[events_[v][0]]);
+      events_[v].insert(events_[v].begin() + static_cast<std::ptrdiff_t>(e), s);
+    }
+  }
+  /// The inverse of `place`.
+  void lift(step s) {
+    const auto k = slot_[s];
+    const auto& op = p_.operations()[operation_[s]];
+    for (auto v : op.outputs) {
+      const auto e = event_from(v, k);
+      const auto bytes = p_.values()[v].bytes;
+      if (!uses(v, e + 1))
+        add(-bytes, k, k + 1);
+      else if (e > 0)
+        add(bytes, slot_[events_[v][e - 1]] + 1, k);
+      else
+        add(-bytes, k, slot_[events_[v][1]]);
+      events_[v].erase(events_[v].begin() + static_cast<std::ptrdiff_t>(e));
+    }
+    for (auto v : inputs_[operation_[s]]) {
+      const auto e = event_from(v, k);
+      if (!uses(v, e + 1)) add(-p_.values()[v].bytes, slot_[events_[v][e - 1]] + 1, k + 1);
+      events_[v].erase(events_[v].begin() + static_cast<std::ptrdiff_t>(e));
+    }
+    add(-empty - op.workspace, k, k + 1);
+    at_[k] = nothing;
+  }
+  /// The step after s.
+  step after(step s) const {
+    auto k = slot_[s] + 1;
+    while (at_[k] == nothing) ++k;
+    return at_[k];
+  }
+  /// Takes out a step if nobody reads what it makes, and what then nobody reads.
+  void prune(step s) {
+    if (s <= end || at_[slot_[s]] != s) return;
+    for (auto v : p_.operations()[operation_[s]].outputs)
+      if (uses(v, event_from(v, slot_[s]) + 1)) return;
+    remove(s);
+  }
+  /// An empty slot just before `next`; those before it move if there is none.
+  slot make_room(step next) {
+    const auto k = slot_[next];
+    if (at_[k - 1] == nothing) {
+      auto low = k - 1;
+      while (at_[low - 1] == nothing) --low;
+      return low + (k - low) / 2;
+    }
+    auto hole = k - 1;
+    while (hole > 0 && k - hole < 256 && at_[hole] != nothing) --hole;
+    if (hole == 0 || at_[hole] != nothing) {
+      std::vector<step> steps;
+      for (auto s : at_)
+        if (s != nothing && s > end) steps.push_back(s);
+      spread(steps);
+      return make_room(next);
+    }
+    for (; hole + 1 < k; ++hole) shift_down(hole + 1);
+    return k - 1;
+  }
+  /// Moves the step in slot k to k - 1, which is empty.
+  void shift_down(slot k) {
+    const auto s = at_[k];
+    const auto& op = p_.operations()[operation_[s]];
+    bytes_t ends = op.workspace;
+    for (auto v : inputs_[operation_[s]])
+      if (is_last(v, event_from(v, k))) ends += p_.values()[v].bytes;
+    for (auto v : op.outputs)
+      if (is_last(v, event_from(v, k))) ends += p_.values()[v].bytes;
+    const auto whole = memory(k);
+    memory_[k - 1] = whole - added_[(k - 1) / block];
+    memory_[k] -= ends + empty;
+    at_[k - 1] = s;
+    at_[k] = nothing;
+    slot_[s] = k - 1;
+    find_most(k / block);
+    if (k % block == 0) find_most(k / block - 1);
+  }
+
+  const problem& p_;
+  std::vector<std::vector<step>> events_;      // per value
+  std::vector<std::vector<value_id>> inputs_;  // per operation
+  std::vector<operation_id> operation_;        // per step
+  std::vector<slot> slot_;                     // per step
+  std::vector<step> at_;                       // per slot
+  std::vector<bytes_t> memory_;                // per slot, without what is added to its block
+  std::vector<bytes_t> added_, most_;          // per block: to all its slots; the most of `memory_`
+  std::vector<step> free_;
+  std::vector<change> changes_;
+  std::size_t removed_ = 0;  // steps that stand nowhere, but may come back
+  double seconds_ = 0;
+};
+
+}  // namespace remat::order

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Orders whose memory follows each change, against a measurement from scratch.
+#include <catch2/catch.hpp>
+
+#include <random>
+
+#include <remat/core/evaluate.hpp>
+#include <remat/core/liveness.hpp>
+#include <remat/order/sequence.hpp>
+#include <remat/testing/generators.hpp>
+
+using namespace remat;
+using namespace remat::testing;
+using order::sequence;
+
+namespace {
+
+bool agrees(const problem& p, const sequence& s) {
+  const auto order = s.order();
+  const auto needs = measure_order(p, order);
+  std::size_t position = 0;
+  bool same = s.size() == order.size() && s.peak() == needs.peak && s.seconds() == Approx(needs.seconds);
+  for (sequence::slot k = 0; k < s.slots(); ++k) {
+    const auto x = s.at(k);
+    if (x == sequence::nothing || x <= sequence::end)
+      same = same && s.memory(k) < 0;
+    else
+      same = same && s.memory(k) == needs.memory[position++];
+  }
+  CHECK_NOTHROW(evaluate(p, with_drops(p, order)));
+  return same;
+}
+
+}  // namespace
+
+TEST_CASE("memory follows insertions, removals and moves, and what is taken back leaves no trace") {
+  std::mt19937_64 g(3);
+  int inserted = 0, removed = 0, moved = 0, undone = 0;
+  for (int round = 0; round < 600; ++round) {
+    const auto p = round % 3 == 0   ? random_training_chain(g, 2 + static_cast<std::size_t>(round % 40))
+                   : round % 3 == 1 ? random_problem(g, {.operations = 5 + static_cast<std::size_t>(round % 60)})
+                                    : transformer_training_graph(1 + static_cast<std::size_t>(round % 3));
+    sequence s(p);
+    s.load(needed_operations(p));
+    REQUIRE(agrees(p, s));
+    for (int i = 0; i < 20; ++i) {
+      s.commit();
+      const auto before = s.order();
+      for (auto changes = uniform(g, 1, 6); changes > 0; --changes) {
+        const auto x = s.at(static_cast<sequence::slot>(uniform(g, 1, static_cast<std::int64_t>(s.slots()) - 1)));
+        if (x == sequence::nothing) continue;
+        if (x != sequence::end && chance(g, 30) && !s.is_first(x)) {
+          s.remove(x);
+          ++removed;
+        } else if (x != sequence::end && chance(g, 30) && s.where(x) + 1 < s.slots()) {
+          auto k = s.where(x) + 1;
+          while (s.at(k) == sequence::nothing) ++k;
+          const auto y = s.at(k);  // the two change places, unless the second reads the first
+          if (y == sequence::end || s.operation(y) == s.operation(x)) continue;
+          const auto& reads = p.operations()[s.operation(y)].inputs;
+          if (std::any_of(reads.begin(), reads.end(), [&](value_id v) { return p.producer(v) == s.operation(x); })) continue;
+          s.move(y, x);
+          ++moved;
+        } else {
+          const operation_id o = static_cast<index_t>(uniform(g, 0, static_cast<std::int64_t>(p.operations().size()) - 1));
+          const auto& events = s.events(p.operations()[o].outputs[0]);
+          if (events.empty() || s.where(events.front()) >= s.where(x)) continue;
+          s.insert(o, x);
+          ++inserted;
+        }
+        REQUIRE(agrees(p, s));
+      }
+      if (!chance(g, 40)) continue;
+      s.roll_back();
+      ++undone;
+      REQUIRE(s.order() == before);
+      REQUIRE(agrees(p, s));
+    }
+  }
+  CHECK(inserted > 5000);
+  CHECK(removed > 100);
+  CHECK(moved > 800);
+  CHECK(undone > 2000);
+}
