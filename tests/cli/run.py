@@ -98,6 +98,12 @@ if missing:
 expect("check of what solve wrote", 0, "check", instance, plan, "--budget", "80%", prints=["valid"])
 expect("100% is enough", 0, "solve", instance, "-b", "100%", prints=["optimal"])
 expect("the default solver", 0, "solve", small, "-b", "100")
+expect("a start", 0, "solve", instance, "-b", "80%", "-s", "store_all", "--start", plan, "--json", prints=[f'"peak": {result["peak"]}'])
+expect("a start for another problem", 2, "solve", small, "-b", "100", "--start", plan, says=["step"])
+trace = folder / "plan.trace.json"
+expect("a trace", 0, "solve", small, "-b", "100", "--trace", trace)
+if not any(e["ph"] == "X" for e in json.loads(trace.read_text())["traceEvents"]):
+    fail("trace", trace.read_text())
 svg = folder / "plan.svg"
 expect("drawings", 0, "solve", small, "-b", "100", "--timeline", "--svg", svg, prints=["┤", "100 B"])
 if not svg.read_text().startswith("<svg"):
@@ -273,7 +279,10 @@ expect("a file that is not there", 2, "info", folder / "absent.json", says=["abs
 expect("an empty problem", 0, "solve", put("empty.json", changed(values=[], operations=[], targets=[])), "-b", "0", prints=["optimal"])
 expect("no operations", 3, "solve", put("still.json", changed(operations=[], targets=[0])), "-b", "10", prints=["100 bytes"])
 expect("a directory", 2, "info", folder, says=["is a directory"])
-expect("nowhere to write", 2, "solve", small, "-b", "100", "-o", folder / "no" / "plan.json", says=["no/plan.json"])
+for option in ("-o", "--svg", "--trace"):
+    out = expect("nowhere to write", 2, "solve", small, "-b", "100", option, folder / "no" / "plan.json", says=["cannot write", "no/plan.json"])
+    if out:
+        fail("nowhere to write: searched first", out)
 if [p.name for p in folder.iterdir() if p.name.endswith(".part")]:
     failures += 1
     print("FAILED: temporary files are left")

@@ -16,7 +16,7 @@ enum exit_status { success = 0, not_valid = 1, bad_input = 2, infeasible = 3, no
 
 /// What the command line says; each command reads its part.
 struct arguments {
-  std::string problem, schedule, budget, output, svg;
+  std::string problem, schedule, budget, start, output, svg, trace;
   std::string solver, backend = "auto";
   std::vector<std::string> solvers;  ///< of `curve` and `compare`
   std::vector<std::string> budgets;  ///< of `curve`

@@ -15,6 +15,7 @@ namespace cli {
 
 int check(const arguments& a) {
   const auto p = remat::read_problem(a.problem);
+  require_outputs(a);
   auto report = [&](const json& out, const std::string& text) {
     std::cout << (a.as_json ? out.dump(2) : text) << "\n";
     return out["valid"] == true && out.value("within_budget", true) ? success : not_valid;

@@ -54,9 +54,11 @@ int main(int argc, char** argv) {
     command->add_option("--seed", a.limits.seed, "of every random choice")->capture_default_str();
     command->add_option("--gap", a.limits.gap, "relative gap that counts as optimal")->capture_default_str();
   }
-  solving->add_option("-o,--output", a.output, "where to write the remat-schedule");
+  solving->add_option("-o,--output", a.output, "where to write the remat-schedule, the best so far while searching");
   drawing->add_option("-o,--output", a.output, "where to write the points: JSON for a name that ends in .json, otherwise CSV");
+  solving->add_option("--start", a.start, "a remat-schedule to begin with, of any memory need");
   for (auto* command : {solving, checking}) {
+    command->add_option("--trace", a.trace, "write the schedule for chrome://tracing or Perfetto");
     command->add_flag("--timeline", a.draw, "draw memory over time");
     command->add_option("--svg", a.svg, "draw memory over time into this SVG file");
   }

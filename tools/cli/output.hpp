@@ -3,12 +3,9 @@
 /// What the commands print.
 #pragma once
 
-#include <unistd.h>
-
 #include <cstddef>
 #include <cstdio>
 #include <iostream>
-#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,9 +13,9 @@
 #include <nlohmann/json.hpp>
 
 #include <remat/core/evaluate.hpp>
-#include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
 #include <remat/io/bytes.hpp>
+#include <remat/io/chrome_trace.hpp>
 #include <remat/io/file.hpp>
 #include <remat/io/timeline.hpp>
 
@@ -79,35 +76,15 @@ class table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-/// One line that is rewritten while a search runs, on terminals only.
-class status_line {
- public:
-  void show(const remat::progress& p, const std::string& of = "") {
-    if (!terminal_) return;
-    std::string text;
-    const bool found = p.best < std::numeric_limits<double>::infinity();
-    if (found) text += "best " + remat::format_seconds(p.best) + ", ";
-    if (p.bound > 0) text += "bound " + remat::format_seconds(p.bound) + ", ";
-    if (found && p.bound > 0 && p.best > 0) text += "gap " + percent(std::max(0.0, 1 - p.bound / p.best)) + ", ";
-    text = (of.empty() ? "" : of + ": ") + text + p.stage;
-    if (text.size() > 110) text.resize(110);
-    std::fprintf(stderr, "\r\033[K%.1f s  %s", p.elapsed, text.c_str());
-    shown_ = true;
-  }
-  status_line() = default;
-  status_line(const status_line&) = delete;
-  status_line& operator=(const status_line&) = delete;
-  ~status_line() {
-    if (shown_) std::fputs("\r\033[K", stderr);
-  }
-
- private:
-  bool terminal_ = isatty(STDERR_FILENO) != 0;
-  bool shown_ = false;
-};
+/// Throws if a file that the command line names cannot be written, before any work is done.
+inline void require_outputs(const arguments& a) {
+  for (const auto* path : {&a.output, &a.svg, &a.trace})
+    if (!path->empty()) remat::require_writable(*path);
+}
 
 /// Draws a schedule where the command line asks for it.
 inline void draw(const arguments& a, const remat::problem& p, const remat::schedule& s, std::optional<remat::bytes_t> budget) {
+  if (!a.trace.empty()) remat::write_file(a.trace, remat::chrome_trace(p, s));
   if (!a.draw && a.svg.empty()) return;
   const auto timeline = remat::trace_memory(p, s);
   remat::timeline_style style{.title = p.name(), .budget = budget};

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The commands that search: solve, curve, compare.
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <iostream>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +16,7 @@
 #include <remat/core/smallest_budget.hpp>
 #include <remat/io/curve.hpp>
 #include <remat/io/json.hpp>
+#include <remat/io/observers.hpp>
 #include <remat/registry/registry.hpp>
 
 #include "output.hpp"
@@ -23,7 +27,7 @@ namespace {
 
 std::atomic<bool> interrupted = false;
 
-/// Shows progress, and stops searches when the user interrupts the program; lives as long as the searches.
+/// Shows progress on terminals, and stops searches when the user interrupts the program; lives as long as the searches.
 class watcher {
  public:
   watcher() {
@@ -34,15 +38,17 @@ class watcher {
   ~watcher() { std::signal(SIGINT, SIG_DFL); }
 
   /// An observer; `of` stands before what it shows.
-  auto observer(std::string of = "") {
-    return [this, of = std::move(of)](const remat::progress& now) {
-      line_.show(now, of);
+  auto observer(const std::string& of = "") {
+    line_.reset();
+    if (isatty(STDERR_FILENO) != 0) line_.emplace(of.empty() ? "" : of + ": ");
+    return [this](const remat::progress& now) {
+      if (line_) (*line_)(now);
       return interrupted ? remat::control::stop : remat::control::go_on;
     };
   }
 
  private:
-  status_line line_;
+  std::optional<remat::progress_line> line_;
 };
 
 exit_status status_of(const std::vector<remat::result>& results) {
@@ -75,10 +81,20 @@ int solve(const arguments& a) {
   const auto store_all = remat::evaluate(p, remat::store_all_schedule(p));
   const auto budget = remat::parse_budget(a.budget, p);
   const auto solver = remat::registry::find(a.solver).make(a.backend);
+  require_outputs(a);
   remat::result r;
   {
     watcher w;
-    r = remat::solve(p, budget, solver, a.limits, w.observer());
+    std::optional<remat::best_to_file> keep;
+    if (!a.output.empty()) keep.emplace(a.output, p, budget, 1);
+    const auto save = [&](const remat::progress& now) {
+      if (keep) (*keep)(now);
+    };
+    if (a.start.empty())
+      r = remat::solve(p, budget, solver, a.limits, w.observer(), save);
+    else
+      r = remat::solve(p, budget, solver, remat::start_from(remat::read_schedule(a.start).result.schedule), a.limits,
+                       w.observer(), save);
     if (!r.found() && !interrupted) {  // say what would do
       auto share = a.limits;
       share.seconds = std::min(10.0, share.seconds);
@@ -112,7 +128,6 @@ int solve(const arguments& a) {
       if (r.smallest_budget) std::cout << "  a schedule is known for " << exact(*r.smallest_budget) << "\n";
     }
   }
-  std::cout << std::flush;  // before a file that cannot be written is reported
   if (!a.output.empty()) remat::write_schedule(a.output, r, p.name());
   if (r.found()) draw(a, p, r.schedule, r.budget);
   return status_of({r});
@@ -125,6 +140,7 @@ int curve(const arguments& a) {
   for (const auto& text : a.budgets) budgets.push_back(remat::parse_budget(text, p));
   std::vector<std::pair<std::string, remat::any_solver>> solvers;
   for (const auto& name : a.solvers) solvers.emplace_back(name, remat::registry::find(name).make(a.backend));
+  require_outputs(a);
 
   std::vector<remat::labelled_curve> curves;
   std::vector<remat::result> all;
