@@ -11,19 +11,14 @@
 #include <remat/testing/check_solver.hpp>
 #include <remat/testing/generators.hpp>
 
+#include "../instances.hpp"
+
 using namespace remat;
 using namespace remat::testing;
 
 static_assert(solver<chen>);
 
 namespace {
-
-/// The solver's schedule with the least memory among budgets of a byte, two bytes, ...
-template <class S>
-result leanest(const problem& p, const S& s) {
-  for (bytes_t budget = 1;; ++budget)
-    if (auto r = solve(p, budget, s); r.found()) return r;
-}
 
 const std::vector<chen::variant> variants = {chen::variant::crossing, chen::variant::linearised,
                                              chen::variant::articulation_points, chen::variant::last_node};

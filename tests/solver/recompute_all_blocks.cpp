@@ -9,21 +9,12 @@
 #include <remat/testing/check_solver.hpp>
 #include <remat/testing/generators.hpp>
 
+#include "../instances.hpp"
+
 using namespace remat;
 using namespace remat::testing;
 
 static_assert(solver<recompute_all_blocks>);
-
-namespace {
-
-/// The solver's schedule with the least memory among budgets of a byte, two bytes, ...
-template <class S>
-result leanest(const problem& p, const S& s) {
-  for (bytes_t budget = 1;; ++budget)
-    if (auto r = solve(p, budget, s); r.found()) return r;
-}
-
-}  // namespace
 
 TEST_CASE("recompute_all_blocks runs every block once more, up to the last value asked for") {
   const auto p = unit_training_chain(16);  // 33 nodes; the turn is after the loss
