@@ -36,10 +36,10 @@ problem skip() {
 const std::vector<remat::operation_id> twice = {0, 1, 2, 0, 3};
 
 /// Answers as the function given does, and counts.
-struct scripted {
+struct scripted_search {
   std::function<result(bytes_t)> answer;
   int* calls;
-  std::string name() const { return "scripted"; }
+  std::string name() const { return "scripted_search"; }
   result solve(const problem&, bytes_t budget, remat::monitor& m) const {
     ++*calls;
     m.report({.stage = "working"});
@@ -48,7 +48,7 @@ struct scripted {
 };
 
 /// The same, and answers all budgets in one call.
-struct sweeping : scripted {
+struct sweeping : scripted_search {
   std::vector<bytes_t>* seen;
   std::vector<result> sweep(const problem&, std::span<const bytes_t> budgets, remat::monitor&) const {
     seen->assign(budgets.begin(), budgets.end());
@@ -73,13 +73,13 @@ std::vector<bytes_t> budgets_of(const std::vector<result>& curve) {
 
 }  // namespace
 
-static_assert(remat::sweeping_solver<sweeping> && !remat::sweeping_solver<scripted>);
+static_assert(remat::sweeping_solver<sweeping> && !remat::sweeping_solver<scripted_search>);
 static_assert(remat::curve_observer<decltype([](const result&) {})> && !remat::curve_observer<decltype([](int) {})>);
 
 TEST_CASE("points come by falling budget, without duplicates, and what is impossible is not asked for") {
   const auto p = skip();
   int calls = 0;
-  const scripted s{[&](bytes_t) { return result{}; }, &calls};
+  const scripted_search s{[&](bytes_t) { return result{}; }, &calls};
   const auto curve = remat::pareto_curve(p, {10, 40, 25, 19, 40, 0}, s);
   CHECK(budgets_of(curve) == std::vector<bytes_t>{40, 25, 19, 10, 0});
   CHECK(calls == 2);  // below 20 nothing can run c
@@ -93,15 +93,15 @@ TEST_CASE("points come by falling budget, without duplicates, and what is imposs
 TEST_CASE("a schedule counts for every budget that it fits, a bound for every smaller one") {
   const auto p = skip();
   int calls = 0;
-  const scripted s{[&](bytes_t budget) {
-                     if (budget == 50) {
-                       result r;  // nothing found, but a bound
-                       r.bound = 4.5;
-                       return r;
-                     }
-                     return budget == 25 ? found(p, twice) : result{};
-                   },
-                   &calls};
+  const scripted_search s{[&](bytes_t budget) {
+                            if (budget == 50) {
+                              result r;  // nothing found, but a bound
+                              r.bound = 4.5;
+                              return r;
+                            }
+                            return budget == 25 ? found(p, twice) : result{};
+                          },
+                          &calls};
   const auto curve = remat::pareto_curve(p, {50, 40, 25, 22, 20}, s);
   for (const auto& r : curve) {
     REQUIRE(r.found());
@@ -118,12 +118,12 @@ TEST_CASE("a schedule counts for every budget that it fits, a bound for every sm
 TEST_CASE("what is optimal for more and fits less is not searched again") {
   const auto p = skip();
   int calls = 0;
-  const scripted s{[&](bytes_t) {
-                     auto r = found(p, twice);
-                     r.bound = 5;
-                     return r;
-                   },
-                   &calls};
+  const scripted_search s{[&](bytes_t) {
+                            auto r = found(p, twice);
+                            r.bound = 5;
+                            return r;
+                          },
+                          &calls};
   const auto curve = remat::pareto_curve(p, {29, 25, 20}, s);
   CHECK(calls == 1);
   for (const auto& r : curve) CHECK(r.status == status::optimal);
@@ -132,12 +132,12 @@ TEST_CASE("what is optimal for more and fits less is not searched again") {
 TEST_CASE("a proof for a larger budget spares the smaller ones, and every point has it") {
   const auto p = skip();
   int calls = 0;
-  const scripted s{[&](bytes_t) {
-                     result r;
-                     r.status = status::infeasible;
-                     return r;
-                   },
-                   &calls};
+  const scripted_search s{[&](bytes_t) {
+                            result r;
+                            r.status = status::infeasible;
+                            return r;
+                          },
+                          &calls};
   const auto curve = remat::pareto_curve(p, {28, 25, 20}, s);
   CHECK(calls == 1);
   for (const auto& r : curve) {
@@ -181,12 +181,12 @@ TEST_CASE("a sweep gets the possible budgets once, and is judged") {
 TEST_CASE("a bound on the budget that a schedule contradicts is found out") {
   const auto p = skip();
   int calls = 0;
-  const scripted s{[&](bytes_t budget) {
-                     auto r = found(p, twice);
-                     if (budget == 40) r.status = status::infeasible;
-                     return r;
-                   },
-                   &calls};
+  const scripted_search s{[&](bytes_t budget) {
+                            auto r = found(p, twice);
+                            if (budget == 40) r.status = status::infeasible;
+                            return r;
+                          },
+                          &calls};
   CHECK_THROWS_AS(remat::pareto_curve(p, {50, 40}, s), remat::broken_contract);
 }
 
@@ -195,7 +195,7 @@ TEST_CASE("observers see progress and points, and stop") {
   int calls = 0;
   std::vector<bytes_t> points;
   std::vector<std::string> stages;
-  const scripted s{[&](bytes_t) { return found(p, twice); }, &calls};
+  const scripted_search s{[&](bytes_t) { return found(p, twice); }, &calls};
   remat::pareto_curve(
       p, {23, 26, 29}, s, {}, [&](const remat::progress& now) { stages.push_back(now.stage); },
       [&](const result& r) {

@@ -15,7 +15,7 @@
 
 namespace {
 
-struct network {
+struct training_network {
   std::vector<std::vector<int>> operands;
   std::vector<int> ids;
 };
@@ -23,19 +23,19 @@ struct network {
 }  // namespace
 
 template <>
-struct remat::dag_traits<network> {
+struct remat::dag_traits<training_network> {
   using vertex = int;
-  static const auto& vertices(const network& n) { return n.ids; }
-  static const auto& inputs(const network& n, int v) { return n.operands[static_cast<std::size_t>(v)]; }
-  static std::size_t index(const network&, int v) { return static_cast<std::size_t>(v); }
+  static const auto& vertices(const training_network& n) { return n.ids; }
+  static const auto& inputs(const training_network& n, int v) { return n.operands[static_cast<std::size_t>(v)]; }
+  static std::size_t index(const training_network&, int v) { return static_cast<std::size_t>(v); }
 };
 
 namespace {
 
 /// A chain of `layers` and its gradients, the input held; listed from the last vertex to the first. Even vertices have two
 /// results.
-network training_chain(int layers) {
-  network n;
+training_network training_chain(int layers) {
+  training_network n;
   n.operands.push_back({});
   for (int i = 1; i <= layers; ++i) n.operands.push_back({i - 1});
   for (int i = layers; i >= 1; --i) n.operands.push_back({i - 1, i, static_cast<int>(n.operands.size()) - 1});
@@ -53,7 +53,7 @@ struct costs {
 
 /// Keeps what a device would have in memory, and refuses what it could not do.
 struct device {
-  const network& n;
+  const training_network& n;
   std::set<std::pair<int, std::size_t>> there = {{0, 0}, {0, 1}};
   std::int64_t bytes = 8, peak = 8;
   std::vector<int> order = {};
@@ -88,9 +88,9 @@ struct cannot_drop {
   void compute(int) {}
 };
 
-static_assert(remat::schedule_visitor<device, network> && !remat::copying_visitor<device, network>);
-static_assert(remat::copying_visitor<copying_device, network>);
-static_assert(!remat::schedule_visitor<cannot_drop, network> && !remat::schedule_visitor<int, network>);
+static_assert(remat::schedule_visitor<device, training_network> && !remat::copying_visitor<device, training_network>);
+static_assert(remat::copying_visitor<copying_device, training_network>);
+static_assert(!remat::schedule_visitor<cannot_drop, training_network> && !remat::schedule_visitor<int, training_network>);
 
 }  // namespace
 

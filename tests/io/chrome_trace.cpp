@@ -23,7 +23,7 @@ struct trace {
   std::map<int, std::string> lanes;
 };
 
-trace read(const std::string& text) {
+trace read_trace(const std::string& text) {
   trace t;
   const auto document = nlohmann::json::parse(text);
   for (const auto& e : document.at("traceEvents")) {
@@ -42,7 +42,7 @@ TEST_CASE("a schedule with recomputations") {
   const auto p = remat::testing::random_training_chain(g, 12);
   const auto r = remat::solve(p, remat::evaluate(p, remat::store_all_schedule(p)).peak * 7 / 10, remat::chen());
   REQUIRE((r.found() && r.recomputed > 0));
-  const auto t = read(remat::chrome_trace(p, r.schedule));
+  const auto t = read_trace(remat::chrome_trace(p, r.schedule));
   CHECK(t.lanes == std::map<int, std::string>{{1, "computations"}});
   REQUIRE(t.spans.size() == 1);
   const auto& computed = t.spans.at(1);
@@ -75,7 +75,7 @@ TEST_CASE("copies have lanes of their own, and the times of the streams") {
   s.drop(0);
   s.prefetch(0);
   s.compute(2);
-  const auto t = read(remat::chrome_trace(p, s));
+  const auto t = read_trace(remat::chrome_trace(p, s));
   CHECK(t.lanes.size() == 3);
   REQUIRE((t.spans.at(2).size() == 1 && t.spans.at(3).size() == 1));
   const auto times = [&](const nlohmann::json& e) {

@@ -14,7 +14,7 @@ using remat::problem;
 namespace {
 
 /// w (held, 40) and a 1 s operation each for a (20) and b (40, reads a).
-problem small(bool copies = false) {
+problem small_problem(bool copies = false) {
   return problem(
       "small", {{"w", 40, true}, {"a", 20}, {"b", 40}},
       {{.name = "a", .inputs = {0}, .outputs = {1}, .seconds = 1}, {.name = "b", .inputs = {1}, .outputs = {2}, .seconds = 1}},
@@ -26,7 +26,7 @@ const remat::schedule recomputing{{{action::compute, 0}, {action::compute, 1}, {
 }  // namespace
 
 TEST_CASE("a piece per computation") {
-  const auto t = remat::trace_memory(small(), recomputing);
+  const auto t = remat::trace_memory(small_problem(), recomputing);
   REQUIRE(t.pieces.size() == 3);
   CHECK(t.held == 40);
   CHECK(t.peak == 100);
@@ -43,7 +43,7 @@ TEST_CASE("a piece per computation") {
 TEST_CASE("waits for copies are pieces too, without gaps") {
   // The copy of a (2 s) ends at 3; the drop waits from 2 on; the prefetch takes until 5, the end.
   const auto t = remat::trace_memory(
-      small(true),
+      small_problem(true),
       {{{action::compute, 0}, {action::offload, 1}, {action::compute, 1}, {action::drop, 1}, {action::prefetch, 1}}});
   CHECK(t.seconds == 5);
   REQUIRE(t.pieces.size() == 5);
@@ -56,11 +56,11 @@ TEST_CASE("waits for copies are pieces too, without gaps") {
 }
 
 TEST_CASE("invalid schedules are not drawn") {
-  CHECK_THROWS_AS(remat::trace_memory(small(), {{{action::compute, 1}}}), remat::bad_schedule);
+  CHECK_THROWS_AS(remat::trace_memory(small_problem(), {{{action::compute, 1}}}), remat::bad_schedule);
 }
 
 TEST_CASE("text keeps its width and shows title, budget and recomputation") {
-  const auto t = remat::trace_memory(small(), recomputing);
+  const auto t = remat::trace_memory(small_problem(), recomputing);
   for (int width : {40, 57, 120}) {
     const auto all = lines(remat::timeline_text(t, {.title = "small at 150 B", .budget = 150}, width, 6));
     REQUIRE(all.size() == 10);  // title, rows, axis, recomputation, time
@@ -71,7 +71,7 @@ TEST_CASE("text keeps its width and shows title, budget and recomputation") {
     CHECK_THAT(all[9], Catch::EndsWith("3 s"));
     CHECK(count(all[6], "█") == width - 12);  // the lowest row is full
   }
-  CHECK_THAT(remat::timeline_text(remat::trace_memory(small(), remat::store_all_schedule(small())), {}),
+  CHECK_THAT(remat::timeline_text(remat::trace_memory(small_problem(), remat::store_all_schedule(small_problem())), {}),
              !Catch::Contains("recomputed"));
   CHECK_THROWS_AS(remat::timeline_text(t, {}, 39), remat::bad_option);
   CHECK_THROWS_AS(remat::timeline_text(t, {}, 80, 3), remat::bad_option);
@@ -88,7 +88,7 @@ TEST_CASE("nothing to draw, and nothing that takes time") {
 }
 
 TEST_CASE("SVG: title escaped, recomputation, held, budget and overlays there, size bounded") {
-  const auto t = remat::trace_memory(small(), recomputing);
+  const auto t = remat::trace_memory(small_problem(), recomputing);
   auto svg =
       remat::timeline_svg(t, {.title = "a < b & c", .budget = 90, .overlays = {{"measured", {{0, 60}, {1.5, 95}, {3, 95}}}}});
   CHECK_THAT(svg, Catch::StartsWith("<svg") && Catch::Contains("a &lt; b &amp; c") && Catch::Contains("while recomputing") &&

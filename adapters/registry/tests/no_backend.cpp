@@ -10,7 +10,7 @@
 #include <remat/registry/registry.hpp>
 #include <remat/testing/generators.hpp>
 
-#include "../../adapters/registry/src/backend.cpp"
+#include "../src/backend.cpp"
 
 TEST_CASE("without a MILP library") {
   std::mt19937_64 g(1);

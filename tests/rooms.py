@@ -1,0 +1,36 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Holds every include of the repository against what a room may include (docs/architecture.md).
+
+usage: rooms.py SOURCE_ROOT
+"""
+import pathlib
+import re
+import sys
+
+PLANNER = {"core", "graph", "structure", "milp", "order", "bound", "chain", "staged", "hierarchy", "solver", "layout", "io"}
+MAY_INCLUDE = {
+    "core": set(), "graph": {"core"}, "structure": {"core"}, "order": {"core"}, "milp": {"core"}, "layout": {"core"}, "io": {"core"},
+    "bound": {"core", "milp", "order"}, "chain": {"core", "structure", "order"}, "staged": {"core", "milp"},
+    "hierarchy": {"core", "structure", "chain", "order"}, "solver": PLANNER - {"graph", "layout", "io"}, "testing": {"core", "graph", "milp"},
+    "remat.hpp": PLANNER, "highs": {"core", "milp"}, "glpk": {"core", "milp"}, "cuda": {"core"}, "registry": PLANNER | {"highs", "glpk"},
+    "torch": PLANNER | {"registry", "cuda"}, "python": PLANNER | {"registry"}, "tools": PLANNER | {"registry"},
+}
+root = pathlib.Path(sys.argv[1])
+failures, includes = [], 0
+for folder in ("include", "adapters", "tools", "tests", "bench", "examples"):
+    for file in sorted(f for f in (root / folder).rglob("*") if f.suffix in (".hpp", ".cpp")):
+        path = file.relative_to(root)
+        room = {"include": lambda: path.parts[2], "adapters": lambda: path.parts[1]}.get(folder, lambda: folder)()
+        if "tests" in path.parts:
+            room = "tests"
+        for quoted, name in re.findall(r'^#include (?:"([^"]*)"|<remat/([^/>]*))', file.read_text(), re.M):
+            includes += 1
+            if quoted and folder != "tools" and "tools" in pathlib.PurePath(quoted).parts:
+                failures.append(f"{path} reaches into tools/: {quoted}")
+            if quoted and folder == "include":
+                failures.append(f"{path} includes {quoted} by its place and not as <remat/...>")
+            if name and room not in ("tests", "bench", "examples") and name != room and name not in MAY_INCLUDE[room]:
+                failures.append(f"{path}: {room} may not include {name}")
+print("\n".join(failures) or f"{includes} includes, all where they may be")
+sys.exit(1 if failures or includes < 500 else 0)
