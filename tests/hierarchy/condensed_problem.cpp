@@ -52,3 +52,32 @@ TEST_CASE("partitions of any graph: disjoint, in an order, balanced") {
     }
   }
 }
+
+TEST_CASE("the memory of a part: the example of part_problem::measure") {
+  // x -> a -> b -> c -> loss; the backward of the part reads a and the gradient of c.
+  const problem p("example", {{"x", 1, true}, {"a", 10}, {"b", 30}, {"c", 5}, {"dc", 5}, {"da", 10}, {"dx", 1}},
+                  {{"fa", {0}, {1}, 1},
+                   {"fb", {1}, {2}, 1},
+                   {"fc", {2}, {3}, 1},
+                   {"loss", {3}, {4}, 1},
+                   {"back", {1, 4}, {5}, 1},
+                   {"end", {5}, {6}, 1}},
+                  {6});
+  const partition parts = {{{0, 1, 2}, {4}}};
+  const part_index index(p, parts);
+  const part_problem b(p, index, parts[0]);
+  const auto retained = b.measure({0, 1, 2, b.boundary(), 4});
+  CHECK(retained.saved == 10);
+  CHECK(retained.forward_workspace == 30);
+  CHECK(retained.backward_workspace == 0);
+  CHECK(retained.seconds == 4);
+  const auto again = b.measure({0, 1, 2, b.boundary(), 0, 4});
+  CHECK(again.saved == 0);
+  CHECK(again.forward_workspace == 35);
+  CHECK(again.backward_workspace == 10);
+  const auto checkpoint = b.checkpoint();
+  CHECK(checkpoint.forward == std::vector<operation_id>{0, 1, 2});
+  CHECK(checkpoint.backward.empty());
+  CHECK(checkpoint.saved == 0);
+  CHECK(checkpoint.forward_workspace == 35);
+}

@@ -22,7 +22,8 @@
 using namespace remat;
 using namespace remat::testing;
 
-static_assert(solver<hierarchical<>> && solver<hierarchical<rotor>> && solver<hierarchical<rotor, hierarchical<>>>);
+static_assert(solver<hierarchical<>> && solver<hierarchical<rotor>> &&
+              solver<hierarchical<rotor, join_by_outer<hierarchical<>>>>);
 
 namespace {
 
@@ -77,12 +78,11 @@ TEST_CASE("equal parts are solved once, however many there are") {
     std::atomic<int> calls = 0;
     counting inner;
     inner.calls = &calls;
-    hierarchical<counting, min_cut>::options o;
+    hierarchical<counting>::options o;
     o.cut.size = 30;
     o.bound = false;
     o.rounds = 0;
-    o.slots = 300;
-    const auto r = solve(p, share_of_peak(p, .6), hierarchical<counting, min_cut>(inner, quick(), o));
+    const auto r = solve(p, share_of_peak(p, .6), hierarchical<counting>(inner, join_by_default(), o));
     CHECK(r.found());
     counts.push_back(calls);
   }
@@ -98,7 +98,7 @@ TEST_CASE("hierarchical conforms") {
   o.saved = 3;
   o.peaks = 2;
   o.rounds = 0;
-  const hierarchical<> tiny_parts(quick(), quick(), o);
+  const hierarchical<> tiny_parts(quick(), join_by_default(), o);
   CHECK(check_solver(tiny_parts, {.rounds = 80}) == std::vector<std::string>{});
 }
 
@@ -112,7 +112,7 @@ TEST_CASE("parts of training graphs that are no chains are worth it") {
     const auto all = p.total_seconds();
     for (const double f : {.8, .6, .5}) {
       const auto budget = share_of_peak(p, f);
-      const auto r = solve(p, budget, hierarchical<>(quick(), quick())), cut = solve(p, budget, quick());
+      const auto r = solve(p, budget, hierarchical<>(quick())), cut = solve(p, budget, quick());
       INFO(name << " at " << f << ": " << 100 * (r.seconds / all - 1) << " %, min_cut " << 100 * (cut.seconds / all - 1) << " %");
       CHECK(r.found() >= cut.found());
       if (!r.found() || !cut.found()) continue;
@@ -133,7 +133,8 @@ TEST_CASE("parts of parts") {
   flat.peaks = nested.peaks = 2;
   const auto light = quick();
   const auto budget = share_of_peak(p, .5);
-  const auto a = solve(p, budget, hierarchical<>(light, light, flat)), b = solve(p, budget, hierarchical<>(light, light, nested));
+  const auto a = solve(p, budget, hierarchical<>(light, join_by_default(), flat)),
+             b = solve(p, budget, hierarchical<>(light, join_by_default(), nested));
   REQUIRE(a.found());
   REQUIRE(b.found());
   CHECK(b.seconds < 1.02 * a.seconds);
@@ -145,10 +146,10 @@ TEST_CASE("a user's partition is honoured, and refused where it is none") {
   // forward 0-7, loss 8, backward 9-16
   hierarchical<>::options o;
   o.parts = partition{{{0, 1, 2}, {14, 15, 16}}, {{3, 4, 5}, {11, 12, 13}}};
-  CHECK(solve(p, share_of_peak(p, .7), hierarchical<>(min_cut{}, min_cut{}, o)).found());
+  CHECK(solve(p, share_of_peak(p, .7), hierarchical<>(min_cut{}, join_by_default{}, o)).found());
   const auto refused = [&](partition parts) {
     o.parts = std::move(parts);
-    solve(p, max_bytes, hierarchical<>(min_cut{}, min_cut{}, o));
+    solve(p, max_bytes, hierarchical<>(min_cut{}, join_by_default{}, o));
   };
   CHECK_THROWS_WITH(refused({{{0, 1}, {}}, {{2, 1}, {}}}), Catch::Contains("part 1") && Catch::Contains("operation 1 "));
   CHECK_THROWS_WITH(refused({{{0, 1}, {99}}}), Catch::Contains("part 0") && Catch::Contains("99"));
@@ -156,7 +157,25 @@ TEST_CASE("a user's partition is honoured, and refused where it is none") {
   CHECK_THROWS_WITH(refused({{{16}, {0}}}), Catch::Contains("part 0") && Catch::Contains("operation 16"));
   CHECK_THROWS_WITH(refused({{{0}, {}}, {}}), Catch::Contains("part 1") && Catch::Contains("empty"));
   CHECK_THROWS_AS(refused({{{0, 2}, {}}, {{1, 3}, {}}}), bad_option);
-  CHECK_THROWS_AS(hierarchical<>(min_cut{}, min_cut{}, {.saved = 0}), bad_option);
-  CHECK_THROWS_AS(hierarchical<>(min_cut{}, min_cut{}, {.peaks = 0}), bad_option);
-  CHECK_THROWS_AS(hierarchical<>(min_cut{}, min_cut{}, {.tolerance = -1}), bad_option);
+  CHECK_THROWS_AS(hierarchical<>(min_cut{}, join_by_default{}, {.saved = 0}), bad_option);
+  CHECK_THROWS_AS(hierarchical<>(min_cut{}, join_by_default{}, {.peaks = 0}), bad_option);
+  CHECK_THROWS_AS(hierarchical<>(min_cut{}, join_by_default{}, {.tolerance = -1}), bad_option);
+  CHECK_THROWS_AS(join_by_chain({.slots = 0}), bad_option);
+  CHECK_THROWS_AS(join_by_chain({.budgets = 0}), bad_option);
+  CHECK_THROWS_AS(join_by_outer<min_cut>(quick(), {.peaks = 0}), bad_option);
+  CHECK_THROWS_AS(join_by_outer<min_cut>(quick(), {.selections = 0}), bad_option);
+  CHECK_THROWS_AS(join_by_outer<min_cut>(quick(), {.share = 0}), bad_option);
+}
+
+TEST_CASE("joiners and nothing else: methods as published") {
+  using one = hierarchical<min_cut, join_by_chain>;
+  using other = hierarchical<min_cut, join_by_outer<min_cut>>;
+  auto chain = one::options::plain();
+  auto outer = other::options::plain();
+  chain.cut.size = outer.cut.size = 3;
+  chain.leaf_operations = outer.leaf_operations = 4;
+  chain.saved = outer.saved = 2;
+  chain.peaks = outer.peaks = 2;
+  CHECK(check_solver(one(quick(), join_by_chain(), chain), {.rounds = 40}) == std::vector<std::string>{});
+  CHECK(check_solver(other(quick(), join_by_outer(quick()), outer), {.rounds = 40}) == std::vector<std::string>{});
 }

@@ -7,8 +7,7 @@
 namespace remat::registry {
 
 any_solver make_hiremate(const std::string& backend) {
-  if (no_milp(backend)) return hiremate<>();
-  return hiremate<any_solver>(make_checkmate_fast(backend));
+  return hiremate<milp::any_backend, any_solver>({}, make_backend(backend), make_checkmate_fast(backend));
 }
 
 }  // namespace remat::registry

@@ -13,9 +13,8 @@ namespace {
 
 constexpr std::array table = std::to_array<method>({
     {"automatic", "what suits the graph, until the bound is met or time is up", make_automatic},
-    {"hiremate", "any graph in parts, and parts of parts; by checkmate-fast, or by min_cut where there is no MILP library",
-     make_hiremate},
-    {"rockmate", "the same for networks that are chains of blocks, joined by dynamic programming", make_rockmate},
+    {"hiremate", "any graph in parts, and parts of parts, by checkmate-fast, joined by the hierarchical ILP", make_hiremate},
+    {"rockmate", "a chain of parts, by checkmate-fast, joined by dynamic programming", make_rockmate},
     {"min_cut", "any graph, by minimum cuts and evictions, with a lower bound", make_min_cut},
     {"improved", "min_cut, and then a search of neighbourhoods until the time is up", make_improved},
     {"moments", "a MILP over several moments at once: a strong bound, and schedules from it", make_moments},

@@ -21,7 +21,7 @@
 
 namespace remat {
 
-/// Nested parts with ways to run them, seen as a `chain`: part i reads what part i - 1 made. Values that are read further away
+/// Nested parts with their options, seen as a `chain`: part i reads what part i - 1 made. Values that are read further away
 /// (skip connections, masks) count as if they were there throughout. So the chain is a model of the problem, exact where it is a
 /// chain; what its schedules really need is for `measure_order` to say.
 class part_chain {
@@ -29,11 +29,11 @@ class part_chain {
   /// @param p     the problem
   /// @param index of the parts
   /// @param parts nested, as from `find_partition`
-  /// @param ways  at least one for each part
-  /// Complexity: O(values + edges, those of recomputations in the ways included).
-  part_chain(const problem& p, const part_index& index, const partition& parts, const std::vector<std::vector<part_option>>& ways)
-      : p_(p), ways_(ways), checkpoints_(parts.size()) {
-    const auto n = static_cast<index_t>(parts.size());
+  /// @param options of each part; must outlive this
+  /// Complexity: O(values + edges, those of recomputations in the options included).
+  part_chain(const problem& p, const part_index& index, const partition& parts, const std::vector<part_options>& options)
+      : p_(p), options_(options) {
+    const auto n = static_cast<part_id>(parts.size());
     aside_ = p.held_bytes();
     chain_.links.resize(n);
     std::vector<bool> backward(p.operations().size(), false);
@@ -59,14 +59,13 @@ class part_chain {
     for (part_id i = 0; i < n; ++i) {
       auto& l = chain_.links[i];
       const auto out = i + 1 < n ? chain_.links[i + 1].input : 0;
-      for (const auto& w : ways[i]) {
+      for (const auto& w : options[i].list) {
         const double forward = seconds(w.forward);
         l.options.push_back(
             {w.saved + out, forward, w.seconds - forward, w.forward_workspace, w.backward_workspace + l.gradient + l.kept});
       }
-      checkpoints_[i] = leaving(index, ways[i].front().forward);
-      l.checkpoint_seconds = seconds(checkpoints_[i]);
-      l.checkpoint_transient = ways[i].front().forward_workspace;
+      l.checkpoint_seconds = options[i].checkpoint.seconds;
+      l.checkpoint_transient = options[i].checkpoint.forward_workspace;
     }
   }
 
@@ -88,9 +87,9 @@ class part_chain {
       }
     };
     for (const auto& s : steps) {
-      const auto& w = s.what == chain_step::kind::checkpoint ? checkpoints_[s.link]
-                      : s.what == chain_step::kind::forward  ? ways_[s.link][s.option].forward
-                                                             : ways_[s.link][s.option].backward;
+      const auto& w = s.what == chain_step::kind::checkpoint ? options_[s.link].checkpoint.forward
+                      : s.what == chain_step::kind::forward  ? options_[s.link].list[s.option].forward
+                                                             : options_[s.link].list[s.option].backward;
       for (auto o : w) run(o);
     }
     for (auto v : p_.targets())
@@ -104,23 +103,8 @@ class part_chain {
     for (auto o : order) sum += p_.operations()[o].seconds;
     return sum;
   }
-  /// Those operations of a forward that are needed for what leaves it.
-  std::vector<operation_id> leaving(const part_index& index, const std::vector<operation_id>& forward) const {
-    std::vector<bool> wanted(p_.values().size(), false);
-    std::vector<operation_id> order;
-    for (auto k = forward.size(); k-- > 0;) {
-      const auto& op = p_.operations()[forward[k]];
-      if (std::none_of(op.outputs.begin(), op.outputs.end(), [&](value_id v) { return wanted[v] || index.leaves(v); })) continue;
-      for (auto v : op.inputs) wanted[v] = true;
-      order.push_back(forward[k]);
-    }
-    std::reverse(order.begin(), order.end());
-    return order;
-  }
-
   const problem& p_;
-  const std::vector<std::vector<part_option>>& ways_;
-  std::vector<std::vector<operation_id>> checkpoints_;  // the forward that saves nothing
+  const std::vector<part_options>& options_;
   chain chain_;
   bytes_t aside_ = 0;
 };

@@ -22,7 +22,7 @@
 
 namespace remat {
 
-/// A way to run a part, in operations and values of the whole problem.
+/// An option: a way to run a part, in operations and values of the whole problem.
 struct part_option {
   std::vector<operation_id> forward, backward;  ///< orders of computations; `backward` may compute the forward's operations again
   std::vector<value_id> kept;                   ///< values the forward makes for others too, which `backward` reads
@@ -32,6 +32,12 @@ struct part_option {
   bytes_t backward_workspace = 0;               ///< likewise
   bytes_t carried = 0;                          ///< `saved` and the bytes of `kept`
   bytes_t needs() const { return carried + std::max(forward_workspace, backward_workspace); }
+};
+
+/// What a part offers.
+struct part_options {
+  std::vector<part_option> list;  ///< at least one
+  part_option checkpoint;         ///< the forward that saves nothing; no backward
 };
 
 /// Which part every operation belongs to, and which values leave their part.
@@ -46,7 +52,7 @@ class part_index {
         throw bad_option(where + "operation " + std::to_string(o) + " is in part " + std::to_string(part_[o]) + " already");
       part_[o] = i;
     };
-    for (index_t i = 0; i < parts.size(); ++i) {
+    for (part_id i = 0; i < parts.size(); ++i) {
       for (auto o : parts[i].forward) add(o, i);
       for (auto o : parts[i].backward) add(o, i);
     }
@@ -66,9 +72,9 @@ class part_index {
   std::vector<bool> leaves_;
 };
 
-/// A part as a problem of its own. Between forward and backward stands the *turn*, a once-only operation that reads what leaves
-/// the forward and yields what arrives for the backward; bytes asked for at the turn bound what is saved. Values from outside
-/// that are there before the forward occupy nothing: the whole problem counts them.
+/// A part as a problem of its own. Between forward and backward stands the *boundary*, a once-only operation that reads what
+/// leaves the forward and yields what arrives for the backward; bytes asked for at the boundary bound what is saved. Values from
+/// outside that are there before the forward occupy nothing: the whole problem counts them.
 class part_problem {
  public:
   /// @param p     the whole problem
@@ -84,7 +90,7 @@ class part_problem {
       return !p.is_source(v) && (has(piece.forward, p.producer(v)) || has(piece.backward, p.producer(v)));
     };
     const auto add = [&](value_id v, bool counted) {
-      const auto [at, added] = local.emplace(v, static_cast<index_t>(values_.size()));
+      const auto [at, added] = local.emplace(v, static_cast<value_id>(values_.size()));
       if (added) {
         values_.push_back({"", counted ? p.values()[v].bytes : 0, !counted});
         global_values_.push_back(v);
@@ -100,13 +106,13 @@ class part_problem {
       global_.push_back(o);
     };
     for (auto o : piece.forward) copy(o);
-    turn_ = static_cast<index_t>(operations_.size());
-    operation turn;
-    turn.once = true;
+    boundary_ = static_cast<operation_id>(operations_.size());
+    operation boundary;
+    boundary.once = true;
     for (auto o : piece.forward)
       for (auto v : p.operations()[o].outputs)
         if (index.leaves(v)) {
-          turn.inputs.push_back(local.at(v));
+          boundary.inputs.push_back(local.at(v));
           leaving_ += p.values()[v].bytes;
         }
     first_ = piece.backward.empty() ? operation_id() : piece.backward.front();
@@ -115,48 +121,68 @@ class part_problem {
     for (auto o : piece.backward)
       for (auto v : p.operations()[o].inputs)
         if (!p.is_source(v) && !here(v) && p.producer(v) > first && !local.contains(v) && !stays(v)) {
-          turn.outputs.push_back(add(v, true));
+          boundary.outputs.push_back(add(v, true));
           arriving_ += p.values()[v].bytes;
         }
-    turn.outputs.push_back(static_cast<index_t>(values_.size()));
-    targets_.push_back(turn.outputs.back());
-    values_.push_back({"turn", 0, false});
+    boundary.outputs.push_back(static_cast<value_id>(values_.size()));
+    targets_.push_back(boundary.outputs.back());
+    values_.push_back({"boundary", 0, false});
     global_values_.push_back(none);
-    operations_.push_back(std::move(turn));
+    operations_.push_back(std::move(boundary));
     global_.push_back(none);
     for (auto o : piece.backward) {
       copy(o);
       for (auto v : p.operations()[o].outputs)
         if (index.leaves(v)) targets_.push_back(local.at(v));
     }
-    bare_ = with_turn(0);
+    bare_ = with_boundary(0);
   }
 
-  /// The problem with `workspace` bytes needed at the turn.
-  problem with_turn(bytes_t workspace) const {
+  /// The problem with `workspace` bytes needed at the boundary.
+  problem with_boundary(bytes_t workspace) const {
     auto ops = operations_;
-    ops[turn_].workspace = workspace;
+    ops[boundary_].workspace = workspace;
     return problem("part", values_, std::move(ops), targets_);
   }
   const problem& bare() const { return bare_; }
-  /// The turn, an operation of `bare()`.
-  operation_id turn() const { return turn_; }
-  /// Bytes on the device at the turn in any case: what leaves and what arrives.
+  /// The boundary, an operation of `bare()`.
+  operation_id boundary() const { return boundary_; }
+  /// Bytes on the device at the boundary in any case: what leaves and what arrives.
   bytes_t crossing() const { return leaving_ + arriving_; }
 
   /// Measures an order of `bare()`.
+  ///
+  /// With M(k) the bytes on the device while the k-th computation runs, counting what is made here only, `left` those of what
+  /// leaves the forward, `arriving` those of what comes back, `results` those of what the backward leaves, and `longer(k)` those
+  /// of what others still read though the part itself is done with it,
+  ///
+  ///     saved              = bytes made before the boundary, read after it, and of no use to others
+  ///     carried            = saved + bytes read after it that leave the forward, too
+  ///     forward workspace  = max over k before the boundary of M(k) - left - saved
+  ///     backward workspace = max over k after it of M(k) + longer(k) - arriving - carried - results
+  ///
+  /// so that whoever counts inputs, outputs and `saved` of both halves as they come and go, and the workspaces while the halves
+  /// run, counts no less than there is.
+  ///
+  /// Example: a forward x -> a -> b -> c of 10, 30 and 5 bytes, of which c leaves; a backward that reads a and the gradient of c,
+  /// 5 bytes, and yields one of 10. In the order as listed M = 10, 40, 45 before the boundary, `saved` = 10 (a) and `left` = 5:
+  /// the forward workspace is 45 - 5 - 10 = 30, the room of b. After it M = 10 + 5 + 10, and the backward workspace is 25 - 5 -
+  /// 10 - 10 = 0. If a is made again instead, M = 10, 40, 35 before the boundary, `saved` = 0, and the workspaces are 40 - 5 and
+  /// 25 - 5 - 10.
+  /// @param order computations, from those before the boundary to those after it
+  /// @return the option, in operations of the whole problem
   /// Complexity: O(values + edges executed).
   part_option measure(const std::vector<operation_id>& order) const {
     const auto memory = measure_order(bare_, order).memory;
-    const auto turn = static_cast<std::size_t>(std::find(order.begin(), order.end(), turn_) - order.begin());
+    const auto boundary = static_cast<std::size_t>(std::find(order.begin(), order.end(), boundary_) - order.begin());
     std::vector<bool> made(values_.size(), false), there(values_.size(), false), crosses(values_.size(), false);
-    std::vector<std::size_t> last(values_.size(), 0);  // where the turn's value of it is read
+    std::vector<std::size_t> last(values_.size(), 0);  // where what crossed the boundary is read
     part_option w;
     bytes_t before = 0, after = 0, left = 0, results = 0, kept = 0;
     for (std::size_t k = 0; k < order.size(); ++k) {
-      if (k == turn) continue;
+      if (k == boundary) continue;
       const auto& op = operations_[order[k]];
-      const bool forward = k < turn;
+      const bool forward = k < boundary;
       w.seconds += op.seconds;
       (forward ? w.forward : w.backward).push_back(global_[order[k]]);
       if (forward) before = std::max(before, memory[k]);
@@ -174,7 +200,7 @@ class part_problem {
     for (value_id v = 0; v < values_.size(); ++v)
       if (crosses[v] && leaves(v) && stays(global_values_[v])) longer[last[v] + 1] += values_[v].bytes;
     bytes_t more = 0;
-    for (auto k = turn + 1; k < order.size(); ++k) {
+    for (auto k = boundary + 1; k < order.size(); ++k) {
       more += longer[k];
       after = std::max(after, memory[k] + more);
     }
@@ -186,6 +212,26 @@ class part_problem {
     w.carried = w.saved + kept;
     w.forward_workspace = std::max<bytes_t>(0, before - left - w.saved);
     w.backward_workspace = std::max<bytes_t>(0, after - arriving_ - w.carried - results);
+    return w;
+  }
+
+  /// The forward that makes what leaves it and saves nothing.
+  /// Complexity: O(values + edges).
+  part_option checkpoint() const {
+    std::vector<bool> wanted(values_.size(), false);
+    std::vector<operation_id> order = {boundary_};
+    for (auto v : operations_[boundary_].inputs) wanted[v] = true;
+    for (auto o = boundary_; o-- > 0;) {
+      const auto& op = operations_[o];
+      if (std::none_of(op.outputs.begin(), op.outputs.end(), [&](value_id v) { return wanted[v]; })) continue;
+      for (auto v : op.inputs) wanted[v] = true;
+      order.push_back(o);
+    }
+    std::reverse(order.begin(), order.end());
+    auto w = measure(order);
+    bytes_t results = 0;  // of the backward, which this order does not make: `measure` holds them to be there
+    for (auto v : targets_) results += values_[v].bytes;
+    w.forward_workspace = std::max<bytes_t>(0, w.forward_workspace - results);
     return w;
   }
 
@@ -205,7 +251,7 @@ class part_problem {
   std::vector<value_id> targets_, global_values_;
   std::vector<operation_id> global_;
   part_id which_;
-  operation_id turn_, first_;
+  operation_id boundary_, first_;
   bytes_t leaving_ = 0, arriving_ = 0;
   problem bare_;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Planning in parts: any graph, any solver inside, any solver for the whole. Needs Boost.Graph.
+/// Planning in parts: any graph, any solver inside, any joiner for the whole. Needs Boost.Graph.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,6 @@
 #include <vector>
 
 #include <remat/bound/min_cut_bound.hpp>
-#include <remat/chain/persistent_table.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/incumbent.hpp>
 #include <remat/core/liveness.hpp>
@@ -26,12 +25,14 @@
 #include <remat/core/schedule.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/hierarchy/condensed_problem.hpp>
-#include <remat/hierarchy/part_chain.hpp>
+#include <remat/hierarchy/join_by_chain.hpp>
+#include <remat/hierarchy/join_by_outer.hpp>
+#include <remat/hierarchy/level.hpp>
 #include <remat/hierarchy/part_problem.hpp>
 #include <remat/order/eviction.hpp>
+#include <remat/order/local_search.hpp>
 #include <remat/order/replay.hpp>
 #include <remat/order/retain.hpp>
-#include <remat/solver/improved.hpp>
 #include <remat/solver/min_cut.hpp>
 #include <remat/structure/canonical.hpp>
 #include <remat/structure/partition.hpp>
@@ -71,32 +72,63 @@ inline problem with_like_costs(const problem& p, double tolerance) {
   return problem(p.name(), p.values(), std::move(ops), p.targets(), p.copies(), p.backward_start());
 }
 
-/// Cuts a graph into parts, finds several ways to run each, and chooses among them for the whole: for graphs of any size and
-/// shape.
+/// `min_cut` with less effort than where it is on its own; other solvers as they are.
+template <solver S>
+S cheap_default() {
+  if constexpr (std::is_same_v<S, min_cut>)
+    return min_cut({.moments = 2, .cuts = 6, .mixtures = 2, .bound = false, .repairs = 3000, .rounds = 0});
+  else
+    return S();
+}
+
+/// Several joiners, one after another; what the first ones found, the others may better.
+template <joiner... J>
+class join_in_turn {
+ public:
+  explicit join_in_turn(J... joiners) : joiners_(std::move(joiners)...) {}
+
+  std::string name() const {
+    std::string all;
+    std::apply([&](const auto&... j) { ((all += (all.empty() ? "" : "+") + std::string(j.name())), ...); }, joiners_);
+    return all;
+  }
+  /// @throws what they throw
+  void join(level& l, monitor& m) const {
+    std::apply([&](const auto&... j) { (j.join(l, m), ...); }, joiners_);
+  }
+
+ private:
+  std::tuple<J...> joiners_;
+};
+
+/// The joiner that `hierarchical` has by default: the chain, and `min_cut` on the condensed graph, both with evictions.
+class join_by_default : public join_in_turn<join_by_chain, join_by_outer<min_cut>> {
+ public:
+  join_by_default()
+      : join_in_turn(join_by_chain({.evictions = true}), join_by_outer<min_cut>(cheap_default<min_cut>(), {.evictions = true})) {}
+};
+
+/// Cuts a graph into parts, finds several options for each, and joins them: for graphs of any size and shape.
 ///
 /// The parts come from `find_partition` or from the user. Each is a problem of its own (`part_problem`), which Inner solves
 /// for several bounds on what is saved and on the peak; equal parts are solved once (`canonical`), and parts that are too large
-/// are cut again. Of the ways those on the convex hull of seconds against bytes saved are used: a multiplier, seconds per byte,
-/// goes through all parts at once and turns them, one after another, from the richest to the leanest. For some of these
-/// selections the graph with its parts condensed to an operation each (`condensed_problem`) is given to Outer, which may compute
-/// whole parts again; what comes back is a schedule of the whole, because the parts' memory is accounted for. In the end
-/// `retain_more` uses the room that is left, and `local_search` searches around what was found.
+/// are cut again and joined in the same way. Joiner then makes a schedule of the whole: by the dynamic program over the chain of
+/// parts (`join_by_chain`: `rockmate`), by a solver for the condensed graph (`join_by_outer`), or by an ILP (`join_by_hilp`:
+/// `hiremate`). With options that are on here and off there, minimum cuts and evictions add options of parts, `retain_more` uses
+/// the room that is left, and `local_search` searches around what was found.
 ///
 /// Copies to the host are not used.
 ///
-/// @tparam Inner the solver of the parts, such as `checkmate<highs::backend>`
-/// @tparam Outer the solver of the condensed graph
+/// @tparam Inner  the solver of the parts, such as `checkmate<highs::backend>`
+/// @tparam Joiner makes schedules of their options
 ///
-/// Complexity: `saved` * `peaks` calls of Inner per distinct part, some twenty of Outer on a graph of two operations per part,
+/// Complexity: `saved` * `peaks` calls of Inner per distinct part, one of Joiner, as many per distinct part that is cut again,
 /// and O(operations log operations) for the rest but `retain_more` and `local_search`.
-///
-/// Reference: Gusak, Zhao, Le Hellard, Li, Eyraud-Dubois, Beaumont, "HiRemate: Hierarchical Approach for Efficient
-/// Re-materialization of Neural Networks", 2024, which chooses the ways by an ILP.
 /// @code
-/// remat::hierarchical method{checkmate(checkmate::options::fast()), remat::min_cut{}};
+/// remat::hierarchical method{checkmate(checkmate::options::fast()), remat::join_by_chain{}};
 /// auto r = remat::solve(p, budget, method, {.seconds = 30});
 /// @endcode
-template <solver Inner = min_cut, solver Outer = min_cut>
+template <solver Inner = min_cut, joiner Joiner = join_by_default>
 class hierarchical {
  public:
   struct options {
@@ -107,39 +139,29 @@ class hierarchical {
     std::size_t peaks = 3;                ///< bounds on a part's peak that are tried, >= 1
     double tolerance = 0.1;               ///< relative difference of costs that does not make parts differ, >= 0
     bool bound = true;                    ///< prove a lower bound as well
-    bool condensed = true;                ///< join the parts by Outer, on the condensed graph
-    bool chain = true;                    ///< join them by the dynamic program of `persistent_table` as well
-    std::size_t slots = 1000;             ///< of `persistent_table`, >= 1
-    bool compete = false;                 ///< `min_cut` plans the whole first, and the faster schedule is returned
+    bool cuts = true;  ///< options of parts from minimum cuts and evictions as well, whose bytes saved are the bounds to be tried
+    std::size_t retained = 6;  ///< fastest schedules whose room that is left is used
     /// In the end `local_search` works on the whole until `rounds` / operations of its rounds, 20 to 1000, bring nothing; 0:
     /// never.
     std::size_t rounds = 30000;
+
+    /// Nothing but parts, Inner and Joiner: for methods as published.
+    static options plain() { return {.bound = false, .cuts = false, .retained = 0, .rounds = 0}; }
   };
 
-  hierarchical() : hierarchical(light<Inner>()) {}
-  explicit hierarchical(Inner inner, Outer outer = light<Outer>())
-      : hierarchical(std::move(inner), std::move(outer), options{}) {}
+  hierarchical() : hierarchical(cheap_default<Inner>()) {}
+  explicit hierarchical(Inner inner, Joiner joiner = Joiner()) : hierarchical(std::move(inner), std::move(joiner), options{}) {}
   /// @throws bad_option naming the member that is out of range
-  hierarchical(Inner inner, Outer outer, const options& o) : inner_(std::move(inner)), outer_(std::move(outer)), options_(o) {
+  hierarchical(Inner inner, Joiner joiner, const options& o) : inner_(std::move(inner)), joiner_(std::move(joiner)), options_(o) {
     if (o.saved < 1) throw bad_option("hierarchical.saved must be >= 1, got 0");
     if (o.peaks < 1) throw bad_option("hierarchical.peaks must be >= 1, got 0");
-    if (o.slots < 1) throw bad_option("hierarchical.slots must be >= 1, got 0");
     if (!(o.tolerance >= 0)) throw bad_option("hierarchical.tolerance must be >= 0, got " + std::to_string(o.tolerance));
   }
 
-  /// `min_cut` with less effort than where it is on its own.
-  template <solver S>
-  static S light() {
-    if constexpr (std::is_same_v<S, min_cut>)
-      return min_cut({.moments = 2, .cuts = 6, .mixtures = 2, .bound = false, .repairs = 3000, .rounds = 0});
-    else
-      return S();
-  }
-
-  std::string name() const { return "hierarchical/" + std::string(inner_.name()) + "/" + std::string(outer_.name()); }
+  std::string name() const { return "hierarchical/" + std::string(inner_.name()) + "/" + std::string(joiner_.name()); }
 
   /// @throws bad_option if the partition is none: an operation that does not exist or is listed twice, or parts that depend on
-  ///         themselves through others; what Inner and Outer throw
+  ///         themselves through others; what Inner and Joiner throw
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     result r;
     incumbent best(p, budget);
@@ -149,21 +171,11 @@ class hierarchical {
       if (options_.bound) prove_bound(p, budget, r, [&] { return m.stopped(); });
       if (r.status == status::infeasible) return r;
       search now{m, r.bound, {}};
-      if (options_.compete) {
-        monitor first(m, 0.3, [&](progress x) {
-          x.bound = r.bound;
-          m.report(x);
-          return control::go_on;
-        });
-        if (const auto cut = min_cut({.bound = false}).solve(p, budget, first); cut.found())
-          best.offer(compute_order(cut.schedule));
-        if (m.stopped() || best.seconds() * (1 - m.limits().gap) <= r.bound) {
-          best.put_into(r);
-          return r;
-        }
-      }
       const auto alike = with_like_costs(p, options_.tolerance);
-      join(alike, budget, given ? *given : find_partition(alike, options_.cut), best, now);
+      const auto parts = given ? *given : find_partition(alike, options_.cut);
+      if (parts.size() < 2 && p.operations().size() > options_.leaf_operations)
+        r.status = status::not_applicable, r.reason = "the graph cannot be cut into parts";
+      join(alike, parts, best, now, m);
       if (p.operations().size() <= options_.leaf_operations && !m.stopped())
         if (const auto whole = remat::solve(p, budget, inner_, share(m, 1), now.stop()); whole.found())
           best.offer(compute_order(whole.schedule));
@@ -203,7 +215,7 @@ class hierarchical {
       std::sort(piece.backward.begin(), piece.backward.end());
     }
     const part_index index(p, parts);
-    std::vector<part_option> ways;  // all as listed
+    std::vector<part_option> listed;
     for (std::size_t i = 0; i < parts.size(); ++i) {
       const auto& piece = parts[i];
       const auto where = "partition: part " + std::to_string(i);
@@ -214,18 +226,38 @@ class hierarchical {
             throw bad_option(where + ": operation " + std::to_string(o) + " of the forward reads what operation " +
                              std::to_string(p.producer(v)) + " of the backward yields");
       const part_problem b(p, index, piece);
-      ways.push_back(b.measure(needed_operations(b.bare())));
+      listed.push_back(b.measure(needed_operations(b.bare())));
     }
     std::vector<const part_option*> chosen;
-    for (const auto& w : ways) chosen.push_back(&w);
+    for (const auto& o : listed) chosen.push_back(&o);
     if (const condensed_problem c(p, index, chosen); !c.possible()) throw bad_option(c.stuck());
     return parts;
   }
 
-  /// Orders of a part that retain across the turn what minimum cuts say, most bytes first.
-  orders cut_orders(const part_problem& b) const {
+  /// What is asked of Inner: bytes to be saved at most, and an order to start from.
+  struct target {
+    bytes_t saved, peak;
+    std::vector<operation_id> start;
+  };
+  /// Bounds on what is saved, the largest first: those of minimum cuts, or at equal distances.
+  std::vector<target> targets(const part_problem& b) const {
+    std::vector<target> list;
     const auto needed = needed_operations(b.bare());
-    retention_cut cut(b.bare(), needed, b.turn());
+    const auto add = [&](std::vector<operation_id> order) {
+      const auto saved = b.measure(order).saved;
+      const auto peak = measure_order(b.bare(), order).peak;
+      list.push_back({saved, peak, std::move(order)});
+    };
+    if (!options_.cuts) {
+      add(needed);
+      for (std::size_t k = 1; k < options_.saved; ++k) {
+        list.push_back(list[0]);
+        list[k].saved -= static_cast<bytes_t>(static_cast<double>(list[0].saved) * static_cast<double>(k) /
+                                              static_cast<double>(options_.saved - 1));
+      }
+      return list;
+    }
+    retention_cut cut(b.bare(), needed, b.boundary());
     std::vector<retention_cut::choice> found = {cut.retain_all(), cut.retain_least()};
     for (std::size_t i = 0; i + 1 < found.size() && found.size() <= options_.saved;) {
       const auto &rich = found[i], &lean = found[i + 1];
@@ -236,49 +268,46 @@ class hierarchical {
       else
         ++i;
     }
-    orders list;
     for (const auto& c : found)
-      if (auto order = replay_across(b.bare(), needed, b.turn(), c.retained, c.later)) list.push_back(std::move(*order));
+      if (auto order = replay_across(b.bare(), needed, b.boundary(), c.retained, c.later)) add(std::move(*order));
     return list;
   }
 
-  /// Orders in which to run a part: from minimum cuts, and from Inner (or, for what is too large, from parts of the part) under
-  /// bounds on what is saved, those of the cuts, and on the peak.
+  /// Orders in which to run a part: as listed, and from Inner (or, for what is too large, from parts of the part) under bounds on
+  /// what is saved and on the peak.
   orders solve_part(const part_problem& b, search& now) const {
     const auto& bare = b.bare();
-    const auto plain = needed_operations(bare);
     const auto floor = bounds_without_search(bare).budget;
-    const auto cuts = cut_orders(b);
-    orders found = {plain};
-    found.insert(found.end(), cuts.begin(), cuts.end());
+    orders found = {needed_operations(bare)};
     partition pieces;
     const bool large = bare.operations().size() > options_.leaf_operations;
     if (large) {
       auto finer = options_.cut;
-      finer.turn = b.turn();
+      finer.turn = b.boundary();
       pieces = find_partition(bare, finer);
     }
-    auto each = share(now.m, 0.5 / static_cast<double>(options_.peaks * (options_.saved + 1)));
+    const double part_of_time = 0.5 / static_cast<double>(options_.peaks * (options_.saved + 1));
+    auto each = share(now.m, part_of_time);
     each.gap = std::max(each.gap, 1e-3);
     const auto stop = [&] { return now.m.stopped(); };
-    for (const auto& start : cuts) {
-      const auto saved = b.measure(start).saved;
-      const auto peak = measure_order(bare, start).peak;
+    for (const auto& t : targets(b)) {
+      if (options_.cuts) found.push_back(t.start);
       for (std::size_t i = 0; i < options_.peaks && !stop(); ++i) {
-        const auto within = peak - static_cast<bytes_t>(static_cast<double>(peak - floor) * static_cast<double>(i) /
-                                                        static_cast<double>(options_.peaks));
-        const auto limited = b.with_turn(std::max<bytes_t>(0, within - b.crossing() - saved));
-        if (i > 0)
-          if (auto order = eviction(limited, start).run(within, {}, stop)) found.push_back(std::move(*order));
+        const auto within = t.peak - static_cast<bytes_t>(static_cast<double>(t.peak - floor) * static_cast<double>(i) /
+                                                          static_cast<double>(options_.peaks));
+        const auto limited = b.with_boundary(std::max<bytes_t>(0, within - b.crossing() - t.saved));
+        if (i > 0 && options_.cuts)
+          if (auto order = eviction(limited, t.start).run(within, {}, stop)) found.push_back(std::move(*order));
         const auto add = [&](const result& r) {
           if (r.found()) found.push_back(compute_order(r.schedule));
         };
         if (pieces.size() > 1) {
           incumbent best(limited, within);
-          join(limited, within, pieces, best, now);
+          monitor part(now.m, part_of_time, [](const progress&) { return control::go_on; });
+          join(limited, pieces, best, now, part);
           if (best.found()) found.push_back(best.order());
         } else if (large) {
-          add(remat::solve(limited, within, light<min_cut>(), each, now.stop()));
+          add(remat::solve(limited, within, cheap_default<min_cut>(), each, now.stop()));
         } else {
           add(remat::solve(limited, within, inner_, each, now.stop()));
         }
@@ -287,8 +316,8 @@ class hierarchical {
     return found;
   }
 
-  /// Ways to run a part. Equal parts are solved once.
-  std::vector<part_option> ways_for(const part_problem& b, search& now) const {
+  /// Options of a part, by bytes carried. Equal parts are solved once.
+  part_options options_of(const part_problem& b, search& now) const {
     const auto form = canonical(b.bare());
     const auto known = [&]() -> const orders* {
       for (const auto& [other, found] : now.solved[form.hash])
@@ -305,189 +334,47 @@ class hierarchical {
       found.erase(std::unique(found.begin(), found.end()), found.end());
       now.solved[form.hash].emplace_back(form, std::move(found));
     }
-    std::vector<part_option> ways;
+    part_options all;
     for (auto order : *known()) {
       for (auto& o : order) o = form.operations[o];
-      ways.push_back(b.measure(order));
+      all.list.push_back(b.measure(order));
     }
-    std::stable_sort(ways.begin(), ways.end(), [](const part_option& a, const part_option& x) {
+    std::stable_sort(all.list.begin(), all.list.end(), [](const part_option& a, const part_option& x) {
       return std::tuple(a.carried, a.seconds, a.needs()) < std::tuple(x.carried, x.seconds, x.needs());
     });
-    return ways;
-  }
-
-  /// Those ways on the convex hull of seconds against bytes carried that need no more than `most` bytes while they run; if all
-  /// need more, the one that needs the least. Most bytes carried first.
-  static std::vector<const part_option*> hull(const std::vector<part_option>& ways, bytes_t most) {
-    std::vector<const part_option*> line;
-    const auto slope = [](const part_option& a, const part_option& x) {
-      return (a.seconds - x.seconds) / static_cast<double>(x.carried - a.carried);
-    };
-    for (const auto& w : ways) {
-      if (w.needs() > most || (!line.empty() && (w.seconds >= line.back()->seconds || w.carried == line.back()->carried)))
-        continue;
-      while (line.size() > 1 && slope(*line[line.size() - 2], *line.back()) <= slope(*line.back(), w)) line.pop_back();
-      line.push_back(&w);
-    }
-    if (line.empty())
-      line.push_back(
-          &*std::min_element(ways.begin(), ways.end(), [](const auto& a, const auto& x) { return a.needs() < x.needs(); }));
-    std::reverse(line.begin(), line.end());
-    return line;
+    all.checkpoint = b.checkpoint();
+    return all;
   }
 
   /// Plans `p`, cut into `parts`, and offers what it finds.
-  void join(const problem& p, bytes_t budget, const partition& parts, incumbent& best, search& now) const {
-    auto& m = now.m;
-    const bool top = now.depth++ == 0;
+  void join(const problem& p, const partition& parts, incumbent& best, search& now, monitor& m) const {
+    const bool whole = now.depth++ == 0;
     const auto report = [&](const std::string& stage) {
-      if (top) best.report(m, stage, now.bound);
+      if (whole) best.report(m, stage, now.bound);
     };
     const part_index index(p, parts);
-    std::vector<std::vector<part_option>> ways;
-    bytes_t least = 0, most = 0;
+    std::vector<part_options> options;
     for (std::size_t i = 0; i < parts.size() && !m.stopped(); ++i) {
-      ways.push_back(ways_for(part_problem(p, index, parts[i]), now));
-      const auto [low, high] =
-          std::minmax_element(ways[i].begin(), ways[i].end(), [](const auto& a, const auto& x) { return a.needs() < x.needs(); });
-      least = std::max(least, low->needs());
-      most = std::max(most, high->needs());
+      options.push_back(options_of(part_problem(p, index, parts[i]), now));
       if (i % 16 == 0) report("part " + std::to_string(i + 1) + " of " + std::to_string(parts.size()));
     }
-    if (options_.chain && ways.size() == parts.size()) chain_join(p, budget, index, parts, ways, best, now, report);
-    const auto levels = top ? options_.peaks : 1;
-    std::vector<std::vector<const part_option*>> before;
-    for (std::size_t k = 0; k <= levels && options_.condensed && !m.stopped(); ++k) {
-      const auto within =
-          most - static_cast<bytes_t>(static_cast<double>(most - least) * static_cast<double>(k) / static_cast<double>(levels));
-      std::vector<std::vector<const part_option*>> lines;
-      for (const auto& w : ways) lines.push_back(hull(w, within));
-      if (lines != before) select(p, budget, index, lines, best, now, report);
-      before = std::move(lines);
+    if (options.size() == parts.size()) {
+      level l(p, index, parts, options, best, whole, [&] { report("parts joined"); });
+      joiner_.join(l, m);
+      auto& fastest = l.fitting();
+      std::sort(fastest.begin(), fastest.end());
+      const auto stop = [&] { return m.stopped(); };
+      constexpr double near = 1.02;  // times the fastest: slower ones do not catch up
+      for (std::size_t k = 0; whole && k < std::min(fastest.size(), options_.retained) && !stop(); ++k)
+        if (fastest[k].first < near * best.seconds() &&
+            best.offer(retain_more(p, std::move(fastest[k].second), best.budget(), stop)))
+          report("retention");
     }
     --now.depth;
   }
 
-  /// The parts as a chain. Its memory model is cautious, so larger budgets of it are tried as well, and what does not fit is
-  /// played with `eviction`.
-  template <class Report>
-  void chain_join(const problem& p, bytes_t budget, const part_index& index, const partition& parts,
-                  const std::vector<std::vector<part_option>>& ways, incumbent& best, search& now, const Report& report) const {
-    if (parts.size() < 2) return;
-    const auto stop = [&] { return now.m.stopped(); };
-    const part_chain model(p, index, parts, ways);
-    const auto most = std::max<bytes_t>(0, budget - model.aside()) + (budget - p.held_bytes()) / 3;
-    const persistent_table table(model.links(), most, {.slots = options_.slots, .stop = stop});
-    if (!table.complete()) return;
-    orders good, over;
-    std::vector<chain_step> before;
-    const int tries = now.depth == 1 ? 48 : 12;
-    for (int k = 0; k <= tries && !stop(); ++k) {
-      const auto within = most - static_cast<bytes_t>(static_cast<double>(most) * k / (1.5 * tries));
-      if (!table.seconds(within)) break;
-      auto steps = table.steps(within);
-      if (steps == before) continue;
-      auto order = model.order(steps);
-      before = std::move(steps);
-      const auto needs = measure_order(p, order);
-      if (needs.peak <= budget) {
-        if (best.offer(order)) report("chain of parts");
-        good.push_back(std::move(order));
-      } else if (needs.seconds < best.seconds()) {
-        over.push_back(std::move(order));
-      }
-    }
-    for (std::size_t i = over.size(); i-- > 0 && i + 4 >= over.size() && !stop();)
-      for (const double distance : {1.0, 0.5, 2.0})
-        if (auto order = eviction(p, over[i]).run(budget, {.distance = distance}, stop)) {
-          if (best.offer(*order)) report("chain of parts");
-          good.push_back(std::move(*order));
-        }
-    retain(p, budget, std::move(good), best, now, report);
-  }
-
-  /// Improves the best of `good`.
-  template <class Report>
-  static void retain(const problem& p, bytes_t budget, orders good, incumbent& best, search& now, const Report& report) {
-    if (now.depth > 1) return;
-    const auto stop = [&] { return now.m.stopped(); };
-    std::vector<std::pair<double, std::size_t>> fastest;
-    for (std::size_t i = 0; i < good.size(); ++i) fastest.emplace_back(measure_order(p, good[i]).seconds, i);
-    std::sort(fastest.begin(), fastest.end());
-    for (std::size_t k = 0; k < fastest.size() && k < 3 && fastest[k].first < 1.02 * best.seconds() && !stop(); ++k)
-      if (best.offer(retain_more(p, std::move(good[fastest[k].second]), budget, stop))) report("retention");
-  }
-
-  template <class Report>
-  void select(const problem& p, bytes_t budget, const part_index& index, const std::vector<std::vector<const part_option*>>& ways,
-              incumbent& best, search& now, const Report& report) const {
-    // One part after another takes its next leaner way, those first that lose the fewest seconds per byte.
-    struct turn {
-      double price;
-      std::size_t part;
-    };
-    std::vector<turn> turns;
-    for (std::size_t i = 0; i < ways.size(); ++i)
-      for (std::size_t k = 0; k + 1 < ways[i].size(); ++k)
-        turns.push_back(
-            {(ways[i][k + 1]->seconds - ways[i][k]->seconds) / static_cast<double>(ways[i][k]->carried - ways[i][k + 1]->carried),
-             i});
-    std::stable_sort(turns.begin(), turns.end(), [](const turn& a, const turn& b) { return a.price < b.price; });
-    const auto condense = [&](std::size_t count) {
-      std::vector<std::size_t> taken(ways.size(), 0);
-      for (std::size_t k = 0; k < count; ++k) ++taken[turns[k].part];
-      std::vector<const part_option*> chosen;
-      for (std::size_t i = 0; i < ways.size(); ++i) chosen.push_back(ways[i][taken[i]]);
-      return condensed_problem(p, index, chosen);
-    };
-    const auto stop = [&] { return now.m.stopped(); };
-    // Each part run once: the richest selection that fits.
-    const auto fits = [&](std::size_t count) {
-      const auto c = condense(count);
-      if (!c.possible()) return false;
-      const auto order = c.expand(p, needed_operations(c.condensed()));
-      best.offer(order);
-      return measure_order(p, order).peak <= budget;
-    };
-    std::size_t low = 0, high = turns.size();
-    while (low < high && !stop()) {
-      const auto middle = (low + high) / 2;
-      if (fits(middle))
-        high = middle;
-      else
-        low = middle + 1;
-    }
-    report("parts joined");
-    // Parts computed again, by Outer on the condensed graph, or operations, by evictions.
-    std::vector<std::size_t> counts;
-    const std::size_t steps = now.depth == 1 ? 6 : 2;
-    for (std::size_t k = 0; k <= steps; ++k) counts.push_back(low + (turns.size() - low) * k / steps);
-    for (std::size_t k = 0; k <= steps; ++k) counts.push_back(low * k / steps);
-    std::sort(counts.begin(), counts.end());
-    counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
-    orders good;
-    const auto take = [&](std::vector<operation_id> order) {
-      if (best.offer(order)) report("parts joined");
-      good.push_back(std::move(order));
-    };
-    for (auto count : counts) {
-      if (stop()) break;
-      const auto c = condense(count);
-      if (!c.possible()) continue;
-      auto l = share(now.m, 0.1);
-      l.gap = std::max(l.gap, 1e-4);
-      if (const auto r = remat::solve(c.condensed(), budget, outer_, l, now.stop()); r.found())
-        take(c.expand(p, compute_order(r.schedule)));
-      if (count > low || now.depth > 1) continue;
-      const auto start = c.expand(p, needed_operations(c.condensed()));
-      for (const double distance : {1.0, 0.5, 2.0})
-        if (auto order = eviction(p, start).run(budget, {.distance = distance}, stop)) take(std::move(*order));
-    }
-    retain(p, budget, std::move(good), best, now, report);
-  }
-
   Inner inner_;
-  Outer outer_;
+  Joiner joiner_;
   options options_;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Rematerialization in parts of parts, of graphs of any shape. Needs Boost.Graph.
+/// Rematerialization in parts of parts, of graphs of any shape. Needs Boost.Graph and Eigen.
 #pragma once
 
 #include <cstddef>
@@ -10,57 +10,63 @@
 #include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/solve.hpp>
+#include <remat/hierarchy/join_by_hilp.hpp>
+#include <remat/milp/backend.hpp>
+#include <remat/solver/checkmate.hpp>
 #include <remat/solver/hierarchical.hpp>
 
 namespace remat {
 
-/// `hierarchical` as in HiRemate: parts of parts down to some dozens of operations, solved by Inner; above, Outer plans the graph
-/// of the parts, which need not be a chain. The schedules of `min_cut` compete; the fastest that fits wins. Copies to the host
-/// are not used.
+/// HiRemate: parts of parts, down to some dozens of operations, which Inner solves for several bounds; at each level above, the
+/// hierarchical ILP chooses an option of each part and what is retained and computed again between them (`join_by_hilp`), for
+/// several bounds again, and at the top for the budget. That and nothing more: for minimum cuts, local search and the like
+/// around it, there are the options of `hierarchical`, `improved` and `automatic`.
 ///
-/// @tparam Inner the solver of the smallest parts, such as `checkmate<highs::backend>`
-/// @tparam Outer the solver of the graph of parts
+/// As published but for what it is made of: the parts are those of `find_partition`, also where they are no chain; `hilp_model`
+/// says what the program does differently. Copies to the host are not used.
 ///
-/// Complexity: that of `min_cut`, plus that of `hierarchical`.
+/// @tparam B     the MILP backend
+/// @tparam Inner the solver of the smallest parts
+///
+/// Complexity: per distinct part `saved` * `peaks` calls of Inner, or programs of at most some `cut.most` parts.
 ///
 /// Reference: Gusak, Zhao, Le Hellard, Li, Eyraud-Dubois, Beaumont, "HiRemate: Hierarchical Approach for Efficient
 /// Re-materialization of Neural Networks", 2024.
 /// @code
-/// using checkmate = remat::checkmate<remat::highs::backend>;
-/// auto r = remat::solve(p, budget, remat::hiremate{checkmate(checkmate::options::fast())}, {.seconds = 60});
+/// auto r = remat::solve(p, budget, remat::hiremate<remat::highs::backend>{}, {.seconds = 60});
 /// @endcode
-template <solver Inner = min_cut, solver Outer = min_cut>
+template <milp::backend B, solver Inner = checkmate<B>>
 class hiremate {
  public:
   struct options {
-    partition_options cut = {.most = 32};  ///< how graphs are cut, at every level
-    std::size_t leaf_operations = 80;      ///< parts of more operations are cut again
-    std::size_t saved = 6;                 ///< bounds on what a part saves that are tried, >= 1
-    std::size_t peaks = 3;                 ///< bounds on a part's peak that are tried, >= 1
+    partition_options cut = {.size = 30, .most = 12};  ///< how graphs are cut, at every level
+    std::size_t leaf_operations = 60;                  ///< parts of more operations are cut again
+    std::size_t saved = 4;                             ///< bounds on what a part saves that are tried, >= 1
+    std::size_t peaks = 2;                             ///< bounds on a part's peak that are tried, >= 1
+    std::size_t choices = 4;                           ///< options of a part that the ILP may choose from, >= 1
   };
 
-  hiremate() : hiremate(hierarchical<Inner, Outer>::template light<Inner>()) {}
-  explicit hiremate(Inner inner, Outer outer = hierarchical<Inner, Outer>::template light<Outer>())
-      : hiremate(std::move(inner), std::move(outer), options{}) {}
+  explicit hiremate(B backend = B()) : hiremate(options{}, backend, checkmate<B>(checkmate<B>::options::fast(), backend)) {}
   /// @throws bad_option naming the member that is out of range
-  hiremate(Inner inner, Outer outer, const options& o)
-      : name_("hiremate/" + std::string(inner.name()) + "/" + std::string(outer.name())),
-        method_(std::move(inner), std::move(outer),
-                {.cut = o.cut,
-                 .leaf_operations = o.leaf_operations,
-                 .saved = o.saved,
-                 .peaks = o.peaks,
-                 .chain = false,
-                 .compete = true}) {}
+  hiremate(const options& o, B backend, Inner inner)
+      : name_("hiremate/" + std::string(inner.name())),
+        method_(std::move(inner), join_by_hilp<B>({.choices = o.choices}, std::move(backend)), all(o)) {}
 
   std::string name() const { return name_; }
 
-  /// @throws bad_option if the options of the cut are out of range; what Inner and Outer throw
+  /// @throws bad_option if the options of the cut are out of range; what Inner and the backend throw
   result solve(const problem& p, bytes_t budget, monitor& m) const { return method_.solve(p, budget, m); }
 
  private:
+  using method = hierarchical<Inner, join_by_hilp<B>>;
+  static typename method::options all(const options& o) {
+    auto x = method::options::plain();
+    x.cut = o.cut, x.leaf_operations = o.leaf_operations, x.saved = o.saved, x.peaks = o.peaks;
+    return x;
+  }
+
   std::string name_;
-  hierarchical<Inner, Outer> method_;
+  method method_;
 };
 
 }  // namespace remat

@@ -10,17 +10,25 @@
 #include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/solve.hpp>
+#include <remat/hierarchy/join_by_chain.hpp>
 #include <remat/solver/hierarchical.hpp>
 
 namespace remat {
 
-/// `hierarchical` as in Rockmate: the graph is cut into a chain of parts, another solver is asked for several ways to run each
-/// part, equal ones once, and the dynamic program of `persistent_table` joins them. The schedules of `min_cut` compete; the
-/// fastest that fits wins. Copies to the host are not used.
+/// Rockmate: the graph is cut into a chain of parts, another solver is asked for several options of each, equal parts being
+/// solved once, and the dynamic program of rotor joins them (`join_by_chain`). That and nothing more: for minimum cuts, local
+/// search and the like around it, there are the options of `hierarchical`, `improved` and `automatic`.
+///
+/// As published but for what it is made of: the parts are those of `find_partition`, also where values skip parts; the solver of
+/// the parts is the strong form of Checkmate's program, for 6 * 3 bounds where the published default is 10 * 10; sizes are in
+/// bytes.
+///
+/// A graph in which nothing can be cut is one part: it is solved by Inner where it is small enough, and `not_applicable`
+/// otherwise. Copies to the host are not used.
 ///
 /// @tparam Inner the solver of the parts, such as `checkmate<highs::backend>`
 ///
-/// Complexity: that of `min_cut`, plus `saved` * `peaks` calls of Inner per distinct part, plus that of `persistent_table`.
+/// Complexity: `saved` * `peaks` calls of Inner per distinct part, plus that of `persistent_table`.
 ///
 /// Reference: Zhao, Le Hellard, Eyraud-Dubois, Gusak, Beaumont, "Rockmate: an efficient, fast, automatic and generic tool for
 /// re-materialization in PyTorch", ICML 2023.
@@ -36,23 +44,15 @@ class rockmate {
     partition_options cut = {.size = 12, .most = 48};  ///< how the graph is cut
     std::size_t saved = 6;                             ///< bounds on what a part saves that are tried, >= 1
     std::size_t peaks = 3;                             ///< bounds on a part's peak that are tried, >= 1
-    std::size_t inner_operations = 120;                ///< parts of more operations are cut again
+    std::size_t leaf_operations = 120;                 ///< parts of more operations are cut again
     std::size_t slots = 2000;                          ///< of `persistent_table`, >= 1
   };
 
-  rockmate() : rockmate(hierarchical<Inner>::template light<Inner>()) {}
+  rockmate() : rockmate(cheap_default<Inner>()) {}
   explicit rockmate(Inner inner) : rockmate(std::move(inner), options{}) {}
   /// @throws bad_option naming the member that is out of range
   rockmate(Inner inner, const options& o)
-      : name_("rockmate/" + std::string(inner.name())),
-        method_(std::move(inner), hierarchical<Inner>::template light<min_cut>(),
-                {.cut = o.cut,
-                 .leaf_operations = o.inner_operations,
-                 .saved = o.saved,
-                 .peaks = o.peaks,
-                 .condensed = false,
-                 .slots = o.slots,
-                 .compete = true}) {}
+      : name_("rockmate/" + std::string(inner.name())), method_(std::move(inner), join_by_chain({.slots = o.slots}), all(o)) {}
 
   std::string name() const { return name_; }
 
@@ -60,8 +60,15 @@ class rockmate {
   result solve(const problem& p, bytes_t budget, monitor& m) const { return method_.solve(p, budget, m); }
 
  private:
+  using method = hierarchical<Inner, join_by_chain>;
+  static typename method::options all(const options& o) {
+    auto x = method::options::plain();
+    x.cut = o.cut, x.leaf_operations = o.leaf_operations, x.saved = o.saved, x.peaks = o.peaks;
+    return x;
+  }
+
   std::string name_;
-  hierarchical<Inner> method_;
+  method method_;
 };
 
 }  // namespace remat

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <catch2/catch.hpp>
+
+#include <remat/highs/backend.hpp>
+
+#include "../../../tests/hierarchy/check_hilp.hpp"
+
+using namespace remat;
+
+TEST_CASE("highs: the hierarchical ILP of single operations is the staged optimum") {
+  testing::check_hilp_of_operations<highs::backend>(31, 200);
+}
+TEST_CASE("highs: the hierarchical ILP of parts, against every selection of options") {
+  testing::check_hilp_of_parts<highs::backend>(32, 100);
+}
+TEST_CASE("highs: hiremate") { testing::check_hiremate<highs::backend>(); }

@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The hierarchical ILP of HiRemate. Needs Eigen.
+#pragma once
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdlib>
+#include <numeric>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <remat/core/liveness.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
+#include <remat/hierarchy/condensed_problem.hpp>
+#include <remat/hierarchy/level.hpp>
+#include <remat/milp/model.hpp>
+
+namespace remat {
+
+/// Which half of which part, in which option, runs when, as a MILP over one level of a hierarchy: a graph whose nodes are halves
+/// of parts, with an option to be chosen each time they run, and single operations.
+///
+/// With nodes 0 ... T-1 in a topological order, phase t runs some of the nodes 0 ... t in order, and node t for the first time:
+///
+///     R[t,k,o]  node k runs in phase t, in option o; the forward of a part has one option more, which saves nothing
+///     S[t,v]    value v, which leaves its node, is on the device before phase t
+///     Sp[t,j,o] what option o of part j saves ("phantoms") is there before phase t
+///
+///     minimise sum of seconds[k,o] R[t,k,o]   subject to   sum_o R[t,t,o] = 1,   sum_o R[t,k,o] <= 1
+///     S[t+1,v]      <= min(1, S[t,v] + sum_o R[t,maker of v,o])               at the end: targets are there
+///     Sp[t+1,j,o]   <= Sp[t,j,o]  + R[t,forward of j,o],     sum_o of the right side <= 1
+///     R[t,k,o]      <= S[t,v]     + sum_o' R[t,maker of v,o']                 for each v that k reads *in option o*
+///     R[t,backward of j,o] <= Sp[t,j,o] + R[t,forward of j,o]
+///     bytes of the values and phantoms that are there while k runs + sum_o workspace[k,o] R[t,k,o] <= budget   for all k <= t
+///
+/// A value is there while k runs in phase t if it is before the phase and its maker comes later, or if it is made or was there
+/// and has a use to come: with uses u_1 < u_2 < ... in the phase, levels min(1, S + R) >= g_1 >= g_2 ... >= S[t+1], R[t,u_i] <=
+/// g_(i-1), which relax better than the published rows that delete exactly when useless, and have the same integer points but
+/// one: what is saved may be dropped before its backward runs. Dependencies are those of the option, where the published program
+/// joins those of all options of a node. Where every part is a single operation, these are the staged schedules of Checkmate.
+///
+/// Complexity: O(T^2 (values + options)) columns and rows.
+///
+/// Reference: Gusak, Zhao, Le Hellard, Li, Eyraud-Dubois, Beaumont, "HiRemate: Hierarchical Approach for Efficient
+/// Re-materialization of Neural Networks", 2024, section 4.
+class hilp_model {
+ public:
+  /// @param l       the level; must outlive this
+  /// @param options most options of a part, >= 1: the fastest, and then those whose bytes carried differ most
+  hilp_model(const level& l, std::size_t options) : l_(l) {
+    std::vector<const part_option*> plain;
+    for (const auto& part : l.options) plain.push_back(fastest(part.list));
+    const condensed_problem base(l.p, l.index, plain);
+    if (base.possible()) collect(base, options);
+  }
+
+  /// Halves of parts and single operations; 0 if the parts have no order.
+  std::size_t nodes() const { return nodes_.size(); }
+  /// Seconds per unit of the objective.
+  double unit() const { return second_; }
+
+  /// The program for the budget of the level. Complexity: O(nodes^2 (values + options)).
+  milp::model build() {
+    scale();
+    b_ = {};
+    run_.assign(nodes_.size(), {});
+    std::vector<milp::expression> there(values_.size());                // S[t,v]
+    std::vector<std::vector<milp::expression>> phantom(parts_.size());  // Sp[t,j,o]
+    for (std::size_t v = 0; v < values_.size(); ++v) there[v] = constant(values_[v].maker == none ? 1 : 0);
+    for (std::size_t j = 0; j < parts_.size(); ++j) phantom[j].assign(parts_[j].saved.size(), constant(0));
+    for (std::size_t t = 0; t < nodes_.size(); ++t) phase(t, there, phantom);
+    return b_.build();
+  }
+
+  /// The operations behind a solution of the model.
+  std::vector<operation_id> order(const Eigen::VectorXd& x) const {
+    std::vector<operation_id> all;
+    for (const auto& phase : run_)
+      for (std::size_t k = 0; k < phase.size(); ++k)
+        for (std::size_t o = 0; o < phase[k].size(); ++o) {
+          const auto& terms = phase[k][o].terms;
+          if (terms.empty() || x[terms[0].first] < 0.5) continue;
+          const auto& operations = nodes_[k].options[o].run.operations;
+          all.insert(all.end(), operations.begin(), operations.end());
+        }
+    return prune_order(l_.p, all);
+  }
+
+ private:
+  /// A way to run a node, and what of it has to be saved: an index into `part_state::saved`, or none.
+  struct variant {
+    condensed_run run;
+    index_t phantom;
+  };
+  struct node {
+    bool backward;
+    bool once;
+    std::vector<variant> options;
+    std::size_t values;  ///< that leave it
+  };
+  struct value_state {
+    value_id value;
+    index_t maker;                        ///< the node, or none for a source
+    std::vector<std::size_t> users = {};  ///< nodes that read it in some option, ascending
+  };
+  struct part_state {
+    std::size_t forward = 0, backward = 0;  ///< nodes; equal where there is one half only
+    std::vector<bytes_t> saved = {};        ///< by the options that save
+  };
+
+  static const part_option* fastest(const std::vector<part_option>& list) {
+    return &*std::min_element(list.begin(), list.end(), [](const auto& a, const auto& b) {
+      return std::pair(a.seconds, a.carried) < std::pair(b.seconds, b.carried);
+    });
+  }
+  static milp::expression constant(double value) { return {{}, value}; }
+
+  /// At most `most` options: the fastest, then those farthest from the others in bytes carried; none that another beats in all.
+  static std::vector<const part_option*> choose(const std::vector<part_option>& list, std::size_t most) {
+    std::vector<const part_option*> rest, chosen = {fastest(list)};
+    const auto beats = [](const part_option& a, const part_option& b) {
+      const auto key = [](const part_option& x) {
+        return std::array{x.seconds, static_cast<double>(x.carried), static_cast<double>(x.saved),
+                          static_cast<double>(x.forward_workspace), static_cast<double>(x.backward_workspace)};
+      };
+      const auto ka = key(a), kb = key(b);
+      for (std::size_t i = 0; i < ka.size(); ++i)
+        if (ka[i] > kb[i]) return false;
+      return ka != kb || &a < &b;
+    };
+    for (const auto& o : list)
+      if (&o != chosen[0] && std::none_of(list.begin(), list.end(), [&](const auto& x) { return &x != &o && beats(x, o); }))
+        rest.push_back(&o);
+    while (chosen.size() < most && !rest.empty()) {
+      const auto distance = [&](const part_option* o) {
+        bytes_t least = max_bytes;
+        for (const auto* c : chosen) least = std::min(least, std::abs(c->carried - o->carried));
+        return least;
+      };
+      const auto farthest =
+          std::max_element(rest.begin(), rest.end(), [&](const auto* a, const auto* b) { return distance(a) < distance(b); });
+      chosen.push_back(*farthest);
+      rest.erase(farthest);
+    }
+    return chosen;
+  }
+
+  /// Nodes with their options, values with their uses. An option that does not fit the order of the others is left out.
+  void collect(const condensed_problem& base, std::size_t options) {
+    const auto& p = l_.p;
+    std::vector<index_t> part_of(l_.parts.size(), none);
+    place_.assign(p.values().size(), none);
+    const auto add_value = [&](value_id v, index_t maker) {
+      if (place_[v] != none) return;
+      place_[v] = static_cast<index_t>(values_.size());
+      values_.push_back({v, maker});
+    };
+    for (value_id v = 0; v < p.values().size(); ++v)
+      if (p.is_source(v) && !p.values()[v].held) add_value(v, none);
+    for (const auto& run : base.runs()) {
+      const auto k = nodes_.size();
+      nodes_.push_back({run.backward, run.once, {{run, none}}, run.makes.size()});
+      for (auto v : run.makes) add_value(v, static_cast<index_t>(k));
+      if (run.part == none) continue;
+      auto& j = part_of[run.part];
+      if (j == none) {
+        j = static_cast<index_t>(parts_.size());
+        parts_.push_back({k, k});
+      }
+      parts_[j].backward = k;
+      nodes_[k].options.clear();
+    }
+    for (part_id i = 0; i < l_.parts.size(); ++i)
+      if (part_of[i] != none) add_options(base, i, parts_[part_of[i]], choose(l_.options[i].list, options));
+    for (std::size_t k = 0; k < nodes_.size(); ++k)
+      for (const auto& o : nodes_[k].options)
+        for (auto v : o.run.reads)
+          if (place_[v] != none) {
+            auto& users = values_[place_[v]].users;
+            if (users.empty() || users.back() != k) users.push_back(k);
+          }
+  }
+
+  void add_options(const condensed_problem& base, part_id i, part_state& part, const std::vector<const part_option*>& chosen) {
+    const auto& runs = base.runs();
+    const auto fits = [&](const condensed_run& run, std::size_t k, std::vector<value_id> made) {
+      std::sort(made.begin(), made.end());
+      auto own = runs[k].makes;
+      std::sort(own.begin(), own.end());
+      return std::includes(made.begin(), made.end(), own.begin(), own.end()) &&
+             std::all_of(run.reads.begin(), run.reads.end(),
+                         [&](value_id v) { return l_.p.is_source(v) || (place_[v] != none && values_[place_[v]].maker < k); });
+    };
+    for (const auto* o : chosen) {
+      const bool forward = !o->forward.empty(), backward = !o->backward.empty();
+      if (forward != (!nodes_[part.forward].backward) || backward != nodes_[part.backward].backward) continue;
+      std::vector<std::pair<std::size_t, condensed_run>> halves;
+      if (forward) halves.emplace_back(part.forward, condensed_run(l_.p, l_.index, i, false, o->forward, o));
+      if (backward) halves.emplace_back(part.backward, condensed_run(l_.p, l_.index, i, true, o->backward, o));
+      if (!std::all_of(halves.begin(), halves.end(), [&](const auto& h) { return fits(h.second, h.first, h.second.makes); }))
+        continue;
+      index_t phantom = none;
+      if (forward && backward && o->saved > 0) {
+        phantom = static_cast<index_t>(part.saved.size());
+        part.saved.push_back(o->saved);
+      }
+      for (auto& [k, run] : halves) {
+        nodes_[k].once = nodes_[k].once || run.once;
+        nodes_[k].options.push_back({std::move(run), phantom});
+      }
+    }
+    const auto& c = l_.options[i].checkpoint;
+    if (!c.forward.empty() && !nodes_[part.forward].backward) {
+      condensed_run run(l_.p, l_.index, i, false, c.forward, &c);
+      if (fits(run, part.forward, run.makes)) nodes_[part.forward].options.push_back({std::move(run), none});
+    }
+  }
+
+  void scale() {
+    bytes_t divisor = 0;
+    double largest = 0;
+    for (const auto& v : values_) divisor = std::gcd(divisor, bytes(v));
+    for (const auto& part : parts_)
+      for (auto s : part.saved) divisor = std::gcd(divisor, s);
+    for (const auto& n : nodes_)
+      for (const auto& o : n.options) {
+        divisor = std::gcd(divisor, o.run.workspace);
+        largest = std::max(largest, o.run.seconds);
+      }
+    divisor = std::max<bytes_t>(divisor, 1);
+    const auto room = l_.budget() - l_.p.held_bytes();
+    constexpr bytes_t largest_room = 1 << 20;  // rows keep a unit of memory well above the tolerances of a backend
+    byte_ = divisor * std::max<bytes_t>(1, room / divisor / largest_room);
+    room_ = static_cast<double>(room / byte_);
+    if (largest > 0) second_ = largest / 1000;
+  }
+  bytes_t bytes(const value_state& v) const { return l_.p.values()[v.value].bytes; }
+  /// In units of the memory rows, rounded up.
+  double units(bytes_t bytes) const { return static_cast<double>((bytes + byte_ - 1) / byte_); }
+
+  /// Adds the columns and rows of phase t. @param there, phantom before the phase; then after it
+  void phase(std::size_t t, std::vector<milp::expression>& there, std::vector<std::vector<milp::expression>>& phantom) {
+    const bool last = t + 1 == nodes_.size();
+    auto& run = run_[t];
+    std::vector<milp::expression> runs(t + 1), rows(t + 1);
+    for (std::size_t k = 0; k <= t; ++k) {
+      for (const auto& o : nodes_[k].options) {
+        run.resize(k + 1);
+        run[k].push_back(k < t && nodes_[k].once ? constant(0) : b_.binary(o.run.seconds / second_));
+        runs[k].add(run[k].back());
+        rows[k].add(run[k].back(), units(o.run.workspace));
+      }
+      if (k == t)
+        b_.equal(runs[k], 1);
+      else if (!nodes_[k].once)
+        b_.at_most(runs[k], 1);
+    }
+    for (std::size_t i = 0; i < values_.size(); ++i) {
+      const auto& v = values_[i];
+      if (v.maker != none && v.maker > t) continue;
+      const auto size = units(bytes(v));
+      const bool target = l_.p.is_target(v.value);
+      // Is it of use after this phase? A use by a node that runs once is, if that is still to come.
+      const bool useful = target || std::any_of(v.users.begin(), v.users.end(),
+                                                [&](std::size_t u) { return u > t || (!last && !nodes_[u].once); });
+      const auto after = last ? constant(target ? 1 : 0) : useful ? b_.binary(0) : constant(0);
+      auto level = there[i];
+      if (v.maker != none) {
+        if (v.maker == t || nodes_[v.maker].values == 1) {
+          level.add(runs[v.maker]);
+          if (v.maker < t) b_.at_most(level, 1);
+        } else {  // what is there may be made once more, beside what is not, and what is not wanted goes at once
+          const auto either = b_.column(0, 0, 1);
+          b_.at_most(either - level - runs[v.maker], 0);
+          b_.at_most(level - either, 0);
+          b_.at_most(runs[v.maker] - either, 0);
+          level = either;
+        }
+        for (std::size_t k = 0; k < v.maker; ++k) rows[k].add(there[i], size);
+        rows[v.maker].add(level, size);
+        if (v.maker < t && nodes_[v.maker].values > 1) {
+          const auto wanted = b_.column(0, 0, 1);
+          b_.at_most(wanted - level, 0);
+          level = wanted;
+        }
+      }
+      auto from = v.maker == none ? 0 : static_cast<std::size_t>(v.maker) + 1;  // the first row that `level` counts in
+      for (std::size_t n = 0; n < v.users.size() && v.users[n] <= t; ++n) {
+        const auto u = v.users[n];
+        milp::expression reading;
+        for (std::size_t o = 0; o < run[u].size(); ++o)
+          if (const auto& reads = nodes_[u].options[o].run.reads; std::binary_search(reads.begin(), reads.end(), v.value))
+            reading.add(run[u][o]);
+        b_.at_most(reading - level, 0);
+        for (; from <= u; ++from) rows[from].add(level, size);
+        const bool final = n + 1 == v.users.size() || v.users[n + 1] > t;
+        const auto next = final ? after : b_.column(0, 0, 1);
+        b_.at_most(next - level, 0);
+        level = next;
+      }
+      if (v.users.empty() || v.users[0] > t) b_.at_most(after - level, 0);
+      for (; from <= t; ++from) rows[from].add(after, size);
+      there[i] = after;
+    }
+    for (std::size_t j = 0; j < parts_.size(); ++j) {
+      const auto& part = parts_[j];
+      if (part.forward > t || part.forward == part.backward) continue;
+      const bool within = part.backward <= t;
+      milp::expression all;
+      for (index_t s = 0; s < part.saved.size(); ++s) {
+        const auto before = phantom[j][s];
+        auto level = before;
+        for (std::size_t o = 0; o < run[part.forward].size(); ++o)
+          if (nodes_[part.forward].options[o].phantom == s) level.add(run[part.forward][o]);
+        all.add(level);
+        if (within)
+          for (std::size_t o = 0; o < run[part.backward].size(); ++o)
+            if (nodes_[part.backward].options[o].phantom == s) b_.at_most(run[part.backward][o] - level, 0);
+        const bool useful = !last && (part.backward > t || !nodes_[part.backward].once);
+        const auto after = useful ? b_.binary(0) : constant(0);
+        b_.at_most(after - level, 0);
+        const auto size = units(part.saved[s]);
+        for (std::size_t k = 0; k < part.forward; ++k) rows[k].add(before, size);
+        for (auto k = part.forward; k <= std::min(t, part.backward); ++k) rows[k].add(level, size);
+        for (auto k = part.backward + 1; k <= t; ++k) rows[k].add(after, size);
+        phantom[j][s] = after;
+      }
+      if (!all.terms.empty()) b_.at_most(all, 1);
+    }
+    for (std::size_t k = 0; k <= t; ++k) b_.at_most(rows[k], room_);
+  }
+
+  const level& l_;
+  std::vector<node> nodes_;
+  std::vector<value_state> values_;
+  std::vector<part_state> parts_;
+  std::vector<index_t> place_;  // of a value in `values_`
+  bytes_t byte_ = 1;
+  double second_ = 1, room_ = 0;
+  milp::builder b_;
+  std::vector<std::vector<std::vector<milp::expression>>> run_;  // R[t,k,o]
+};
+
+}  // namespace remat

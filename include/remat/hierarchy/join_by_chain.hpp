@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Joins parts by dynamic programming over their chain.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/chain/persistent_table.hpp>
+#include <remat/core/liveness.hpp>
+#include <remat/hierarchy/level.hpp>
+#include <remat/hierarchy/part_chain.hpp>
+#include <remat/order/eviction.hpp>
+
+namespace remat {
+
+/// The top level of Rockmate: the parts are the links of a chain (`part_chain`), and the dynamic program of rotor chooses an
+/// option of each, or recomputes it (`persistent_table`). The chain counts memory with caution, so schedules for other budgets of
+/// the table are measured as well, and the fastest that fits is taken.
+///
+/// Complexity: that of `persistent_table`.
+///
+/// Reference: Zhao, Le Hellard, Eyraud-Dubois, Gusak, Beaumont, "Rockmate: an efficient, fast, automatic and generic tool for
+/// re-materialization in PyTorch", ICML 2023.
+class join_by_chain {
+ public:
+  struct options {
+    std::size_t slots = 1000;           ///< of `persistent_table`, >= 1
+    std::size_t budgets = 48;           ///< of the table that are looked at, >= 1; they end at a third of the largest
+    std::size_t budgets_of_parts = 12;  ///< likewise, where a part is joined of its own parts
+    bool evictions = false;             ///< ours: what does not fit is played with `eviction`
+  };
+
+  join_by_chain() : join_by_chain(options{}) {}
+  /// @throws bad_option naming the member that is out of range
+  explicit join_by_chain(const options& o) : options_(o) {
+    if (o.slots < 1) throw bad_option("join_by_chain.slots must be >= 1, got 0");
+    if (o.budgets < 1 || o.budgets_of_parts < 1) throw bad_option("join_by_chain.budgets must be >= 1, got 0");
+  }
+
+  std::string name() const { return "chain"; }
+
+  void join(level& l, monitor& m) const {
+    if (l.parts.size() < 2) return;
+    const auto stop = [&] { return m.stopped(); };
+    const part_chain model(l.p, l.index, l.parts, l.options);
+    const auto most = std::max<bytes_t>(0, l.budget() - model.aside()) + (l.budget() - l.p.held_bytes()) / 3;
+    const persistent_table table(model.links(), most, {.slots = options_.slots, .stop = stop});
+    if (!table.complete()) return;
+    std::vector<std::vector<operation_id>> over;
+    std::vector<chain_step> before;
+    const auto tries = l.whole ? options_.budgets : options_.budgets_of_parts;
+    for (std::size_t k = 0; k <= tries && !stop(); ++k) {
+      const auto within =
+          most - static_cast<bytes_t>(static_cast<double>(most) * static_cast<double>(k) / (1.5 * static_cast<double>(tries)));
+      if (!table.seconds(within)) break;
+      auto steps = table.steps(within);
+      if (steps == before) continue;
+      auto order = model.order(steps);
+      before = std::move(steps);
+      const auto needs = measure_order(l.p, order);
+      if (needs.peak <= l.budget())
+        l.take(std::move(order));
+      else if (needs.seconds < l.seconds())
+        over.push_back(std::move(order));
+    }
+    constexpr std::size_t played = 4;  // of those that do not fit, the leanest
+    if (!options_.evictions) return;
+    for (std::size_t i = over.size(); i-- > 0 && i + played >= over.size() && !stop();)
+      for (const double distance : {1.0, 0.5, 2.0})
+        if (auto order = eviction(l.p, over[i]).run(l.budget(), {.distance = distance}, stop)) l.take(std::move(*order));
+  }
+
+ private:
+  options options_;
+};
+
+}  // namespace remat

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Joins parts by the hierarchical ILP. Needs Eigen.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include <remat/hierarchy/hilp_model.hpp>
+#include <remat/hierarchy/level.hpp>
+#include <remat/milp/backend.hpp>
+
+namespace remat {
+
+/// The joiner of HiRemate: `hilp_model`, solved by a MILP backend. The parts need not be a chain.
+///
+/// @tparam B the MILP backend
+///
+/// Complexity: that of the backend, for O(nodes^2 (values + options)) columns.
+/// @code
+/// remat::hierarchical method{checkmate, remat::join_by_hilp<remat::highs::backend>{}};
+/// @endcode
+template <milp::backend B>
+class join_by_hilp {
+ public:
+  struct options {
+    std::size_t choices = 4;  ///< most options of a part, >= 1
+    std::size_t nodes = 100;  ///< more halves of parts and single operations are not joined
+  };
+
+  join_by_hilp() : join_by_hilp(options{}) {}
+  /// @throws bad_option naming the member that is out of range
+  explicit join_by_hilp(const options& o, B backend = B()) : options_(o), backend_(std::move(backend)) {
+    if (o.choices < 1) throw bad_option("join_by_hilp.choices must be >= 1, got 0");
+  }
+
+  std::string name() const { return "hilp/" + std::string(backend_.name()); }
+
+  /// @throws what the backend throws
+  void join(level& l, monitor& m) const {
+    hilp_model form(l, options_.choices);
+    if (form.nodes() == 0 || form.nodes() > options_.nodes || m.stopped()) return;
+    const auto s = milp::solve(backend_, form.build(),
+                               {.seconds = m.remaining(),
+                                .gap = m.limits().gap,
+                                .cutoff = l.seconds() / form.unit(),
+                                .threads = m.limits().threads,
+                                .seed = m.limits().seed,
+                                .poll = [&](double, double) { return m.stopped(); }});
+    if (s.found()) l.take(form.order(s.x));
+  }
+
+ private:
+  options options_;
+  B backend_;
+};
+
+}  // namespace remat

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Joins parts by a solver for the graph of the parts.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/core/liveness.hpp>
+#include <remat/core/solve.hpp>
+#include <remat/hierarchy/condensed_problem.hpp>
+#include <remat/hierarchy/level.hpp>
+#include <remat/order/eviction.hpp>
+
+namespace remat {
+
+/// A multiplier, seconds per byte, goes through all parts at once: of the options on the convex hull of seconds against bytes
+/// saved, one part after another takes its next leaner one. For some of these selections the graph with its parts condensed to an
+/// operation per half (`condensed_problem`) is given to Outer, which may compute whole halves again; what comes back is a
+/// schedule of the whole, because the parts' memory is accounted for. The parts need not be a chain.
+///
+/// @tparam Outer the solver of the condensed graph
+///
+/// Complexity: at most `peaks` * 2 (`selections` + 1) calls of Outer, on a graph of two operations per part.
+template <solver Outer>
+class join_by_outer {
+ public:
+  struct options {
+    std::size_t peaks = 3;                ///< bounds on the peaks of options that are tried, >= 1; one only for parts of parts
+    std::size_t selections = 6;           ///< tried on either side of the richest that fits, >= 1
+    std::size_t selections_of_parts = 2;  ///< likewise, where a part is joined of its own parts, >= 1
+    double share = 0.1;                   ///< of the time left, for a call of Outer, in (0, 1]
+    bool evictions = false;               ///< selections that do not fit are played with `eviction` as well
+  };
+
+  explicit join_by_outer(Outer outer = Outer()) : join_by_outer(std::move(outer), options{}) {}
+  /// @throws bad_option naming the member that is out of range
+  join_by_outer(Outer outer, const options& o) : outer_(std::move(outer)), options_(o) {
+    if (o.peaks < 1) throw bad_option("join_by_outer.peaks must be >= 1, got 0");
+    if (o.selections < 1 || o.selections_of_parts < 1) throw bad_option("join_by_outer.selections must be >= 1, got 0");
+    if (!(o.share > 0 && o.share <= 1)) throw bad_option("join_by_outer.share must be in (0, 1], got " + std::to_string(o.share));
+  }
+
+  std::string name() const { return outer_.name(); }
+
+  /// @throws what Outer throws
+  void join(level& l, monitor& m) const {
+    bytes_t least = 0, most = 0;
+    for (const auto& part : l.options) {
+      const auto less = [](const part_option& a, const part_option& b) { return a.needs() < b.needs(); };
+      const auto [low, high] = std::minmax_element(part.list.begin(), part.list.end(), less);
+      least = std::max(least, low->needs());
+      most = std::max(most, high->needs());
+    }
+    const auto levels = l.whole ? options_.peaks : 1;
+    std::vector<hull> before;
+    for (std::size_t k = 0; k <= levels && !m.stopped(); ++k) {
+      const auto within =
+          most - static_cast<bytes_t>(static_cast<double>(most - least) * static_cast<double>(k) / static_cast<double>(levels));
+      std::vector<hull> hulls;
+      for (const auto& part : l.options) hulls.push_back(hull_of(part.list, within));
+      if (hulls != before) select(l, hulls, m);
+      before = std::move(hulls);
+    }
+  }
+
+ private:
+  using hull = std::vector<const part_option*>;
+
+  /// Those options on the convex hull of seconds against bytes carried that need no more than `most` bytes while they run; if all
+  /// need more, the one that needs the least. Most bytes carried first.
+  static hull hull_of(const std::vector<part_option>& options, bytes_t most) {
+    hull line;
+    const auto slope = [](const part_option& a, const part_option& x) {
+      return (a.seconds - x.seconds) / static_cast<double>(x.carried - a.carried);
+    };
+    for (const auto& o : options) {
+      if (o.needs() > most || (!line.empty() && (o.seconds >= line.back()->seconds || o.carried == line.back()->carried)))
+        continue;
+      while (line.size() > 1 && slope(*line[line.size() - 2], *line.back()) <= slope(*line.back(), o)) line.pop_back();
+      line.push_back(&o);
+    }
+    if (line.empty())
+      line.push_back(
+          &*std::min_element(options.begin(), options.end(), [](const auto& a, const auto& x) { return a.needs() < x.needs(); }));
+    std::reverse(line.begin(), line.end());
+    return line;
+  }
+
+  void select(level& l, const std::vector<hull>& hulls, monitor& m) const {
+    // One part after another takes its next leaner option, those first that lose the fewest seconds per byte.
+    struct exchange {
+      double price;
+      std::size_t part;
+    };
+    std::vector<exchange> exchanges;
+    for (std::size_t i = 0; i < hulls.size(); ++i)
+      for (std::size_t k = 0; k + 1 < hulls[i].size(); ++k) {
+        const auto &rich = *hulls[i][k], &lean = *hulls[i][k + 1];
+        exchanges.push_back({(lean.seconds - rich.seconds) / static_cast<double>(rich.carried - lean.carried), i});
+      }
+    std::stable_sort(exchanges.begin(), exchanges.end(), [](const auto& a, const auto& b) { return a.price < b.price; });
+    const auto condense = [&](std::size_t count) {
+      std::vector<std::size_t> taken(hulls.size(), 0);
+      for (std::size_t k = 0; k < count; ++k) ++taken[exchanges[k].part];
+      std::vector<const part_option*> chosen;
+      for (std::size_t i = 0; i < hulls.size(); ++i) chosen.push_back(hulls[i][taken[i]]);
+      return condensed_problem(l.p, l.index, chosen);
+    };
+    const auto stop = [&] { return m.stopped(); };
+    // Each part run once: the richest selection that fits.
+    const auto fits = [&](std::size_t count) {
+      const auto c = condense(count);
+      if (!c.possible()) return false;
+      auto order = c.expand(l.p, needed_operations(c.condensed()));
+      const bool fits = measure_order(l.p, order).peak <= l.budget();
+      l.take(std::move(order));
+      return fits;
+    };
+    std::size_t low = 0, high = exchanges.size();
+    while (low < high && !stop()) {
+      const auto middle = (low + high) / 2;
+      if (fits(middle))
+        high = middle;
+      else
+        low = middle + 1;
+    }
+    // Parts computed again, by Outer on the condensed graph, or operations, by evictions.
+    std::vector<std::size_t> counts;
+    const auto steps = l.whole ? options_.selections : options_.selections_of_parts;
+    for (std::size_t k = 0; k <= steps; ++k) {
+      counts.push_back(low + (exchanges.size() - low) * k / steps);
+      counts.push_back(low * k / steps);
+    }
+    std::sort(counts.begin(), counts.end());
+    counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
+    for (auto count : counts) {
+      if (stop()) break;
+      const auto c = condense(count);
+      if (!c.possible()) continue;
+      auto limits = m.limits();
+      limits.seconds = options_.share * m.remaining();
+      limits.gap = std::max(limits.gap, 1e-4);
+      const auto watch = [&](const progress&) { return stop() ? control::stop : control::go_on; };
+      if (const auto r = remat::solve(c.condensed(), l.budget(), outer_, limits, watch); r.found())
+        l.take(c.expand(l.p, compute_order(r.schedule)));
+      if (!options_.evictions || count > low || !l.whole) continue;
+      const auto start = c.expand(l.p, needed_operations(c.condensed()));
+      for (const double distance : {1.0, 0.5, 2.0})
+        if (auto order = eviction(l.p, start).run(l.budget(), {.distance = distance}, stop)) l.take(std::move(*order));
+    }
+  }
+
+  Outer outer_;
+  options options_;
+};
+
+}  // namespace remat

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// A graph in parts whose options are known: what is joined to a schedule, and what joins it.
+#pragma once
+
+#include <concepts>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/core/incumbent.hpp>
+#include <remat/core/monitor.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/hierarchy/part_problem.hpp>
+#include <remat/structure/partition.hpp>
+
+namespace remat {
+
+/// A problem in parts, and the schedules of it that were found.
+class level {
+ public:
+  /// @param p       the problem
+  /// @param index   of its parts
+  /// @param parts   disjoint
+  /// @param options of each part
+  /// @param best    receives the fastest schedule that fits
+  /// @param whole   is `p` what was asked for, or a part of it, of which there are many?
+  /// @param found   is told when a schedule is the fastest so far
+  level(const problem& p, const part_index& index, const partition& parts, const std::vector<part_options>& options,
+        incumbent& best, bool whole, std::function<void()> found = {})
+      : p(p), index(index), parts(parts), options(options), whole(whole), best_(best), found_(std::move(found)) {}
+
+  const problem& p;
+  const part_index& index;
+  const partition& parts;
+  const std::vector<part_options>& options;
+  const bool whole;
+
+  bytes_t budget() const { return best_.budget(); }
+  /// Of the fastest schedule so far; infinity before the first.
+  double seconds() const { return best_.seconds(); }
+  /// Takes an order of `p`.
+  /// @return true if it fits and is the fastest so far
+  /// Complexity: O(values + edges executed).
+  bool take(std::vector<operation_id> order) {
+    const auto needs = measure_order(p, order);
+    const bool better = best_.offer(order);
+    if (better && found_) found_();
+    if (needs.peak <= budget()) fitting_.emplace_back(needs.seconds, std::move(order));
+    return better;
+  }
+  /// Orders that fit, with their seconds.
+  std::vector<std::pair<double, std::vector<operation_id>>>& fitting() { return fitting_; }
+
+ private:
+  incumbent& best_;
+  std::function<void()> found_;
+  std::vector<std::pair<double, std::vector<operation_id>>> fitting_;
+};
+
+/// A method that makes schedules of the options of parts: `j.join(l, m)` is `const`, re-entrant, polls `m.stopped()` and gives
+/// what it finds to `l.take`.
+/// @code
+/// static_assert(remat::joiner<remat::join_by_chain>);
+/// @endcode
+template <class J>
+concept joiner = requires(const J& j, level& l, monitor& m) {
+  { j.name() } -> std::convertible_to<std::string>;
+  j.join(l, m);
+};
+
+}  // namespace remat
