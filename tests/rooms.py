@@ -12,7 +12,7 @@ PLANNER = {"core", "graph", "structure", "milp", "order", "bound", "chain", "sta
 MAY_INCLUDE = {
     "core": set(), "graph": {"core"}, "structure": {"core"}, "order": {"core"}, "milp": {"core"}, "layout": {"core"}, "io": {"core"},
     "bound": {"core", "milp", "order"}, "chain": {"core", "structure", "order"}, "staged": {"core", "milp"},
-    "hierarchy": {"core", "structure", "chain", "order"}, "solver": PLANNER - {"graph", "layout", "io"}, "testing": {"core", "graph", "milp"},
+    "hierarchy": {"core", "structure", "chain", "milp", "order"}, "solver": PLANNER - {"graph", "layout", "io"}, "testing": {"core", "graph", "milp"},
     "remat.hpp": PLANNER, "highs": {"core", "milp"}, "glpk": {"core", "milp"}, "cuda": {"core"}, "registry": PLANNER | {"highs", "glpk"},
     "torch": PLANNER | {"registry", "cuda"}, "python": PLANNER | {"registry"}, "tools": PLANNER | {"registry"},
 }
