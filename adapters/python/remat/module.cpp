@@ -25,7 +25,8 @@ remat::problem problem_of(const std::string& text) {
 }
 
 std::string solve(const std::string& problem, const std::string& budget, const std::string& solver, const std::string& backend,
-                  double seconds, unsigned threads, std::uint64_t seed, double gap, const py::object& observer) {
+                  double seconds, unsigned threads, std::uint64_t seed, double gap, const py::object& observer,
+                  const std::string& start) {
   const auto p = problem_of(problem);
   const auto method = remat::registry::find(solver).make(backend);
   const auto bytes = remat::parse_budget(budget, p);
@@ -33,13 +34,19 @@ std::string solve(const std::string& problem, const std::string& budget, const s
   {
     py::gil_scoped_release free;
     const remat::limits l{.seconds = seconds, .threads = threads, .seed = seed, .gap = gap};
-    r = remat::solve(p, bytes, method, l, [&](const remat::progress& now) {
+    const auto watch = [&](const remat::progress& now) {
       py::gil_scoped_acquire hold;
       if (PyErr_CheckSignals() != 0) throw py::error_already_set();
       if (observer.is_none()) return remat::control::go_on;
       const auto answer = observer(now.stage, now.elapsed, now.best, now.bound);
       return py::isinstance<py::bool_>(answer) && !answer.cast<bool>() ? remat::control::stop : remat::control::go_on;
-    });
+    };
+    if (start.empty()) {
+      r = remat::solve(p, bytes, method, l, watch);
+    } else {
+      std::istringstream in(start);
+      r = remat::solve(p, bytes, method, remat::start_from(remat::read_schedule(in).result.schedule), l, watch);
+    }
   }
   std::ostringstream out;
   remat::write_schedule(out, r, p.name());

@@ -37,6 +37,14 @@ class Planner(unittest.TestCase):
         self.assertEqual((judged["peak"], judged["seconds"]), (plan["peak"], plan["seconds"]))
         self.assertGreaterEqual(plan["seconds"], plan["bound"])
 
+    def test_a_start_is_never_lost(self):
+        problem = json.loads((INSTANCES / "resnet18.json").read_text())
+        plan = remat.solve(problem, "60%", solver="chen", time_limit=20)
+        again = remat.solve(problem, plan["peak"], solver="store_all", start=plan)
+        self.assertEqual((again["steps"], again["seconds"]), (plan["steps"], plan["seconds"]))
+        with self.assertRaisesRegex(remat.Error, "step"):
+            remat.solve(chain(), 1000, start=plan)
+
     def test_too_little_is_infeasible(self):
         plan = remat.solve(chain(), 30)
         self.assertEqual((plan["status"], plan["steps"]), ("infeasible", []))
