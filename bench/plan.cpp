@@ -84,7 +84,7 @@ struct plans {
   std::vector<std::string> instances, solvers = {"min_cut", "automatic"};
   std::vector<double> budgets = {.8, .6, .5, .4, .3, .2};
   std::string backend = "auto";
-  bool smallest = false;
+  bool smallest = false, beside = false;
   remat::limits limits;
 };
 
@@ -100,6 +100,15 @@ void print_budgets(const plans& x, const std::string& name, const remat::problem
         return remat::solve(p, budget, remat::registry::find(solver).make(x.backend), x.limits, observer);
       }));
       bound = std::max(bound, found.back().bound);
+    }
+    if (x.beside) {
+      std::cout << "| " << name << " | " << f << " | " << percent(bound) << " |";
+      for (const auto& m : found) {
+        const bool any = m.status == remat::status::optimal || m.status == remat::status::feasible;
+        std::cout << " " << (any ? percent(m.seconds) : std::string(to_string(m.status))) << " |";
+      }
+      std::cout << std::endl;
+      continue;
     }
     for (std::size_t i = 0; i < found.size(); ++i) {
       const auto& m = found[i];
@@ -143,9 +152,13 @@ int main(int argc, char** argv) {
   app.add_option("--threads", x.limits.threads, "worker threads")->capture_default_str();
   app.add_option("--gap", x.limits.gap, "relative gap at which a search ends")->capture_default_str();
   app.add_flag("--smallest", x.smallest, "the smallest budget found and the proven bound, instead");
+  app.add_flag("--beside", x.beside, "extra time in %, a column for each solver, and why one has no schedule");
   CLI11_PARSE(app, argc, argv);
   try {
-    std::cout << (x.smallest
+    std::string beside = "| instance (operations) | budget | bound % |", line = "|---|---|---|";
+    for (const auto& solver : x.solvers) beside += " " + solver + " |", line += "---|";
+    std::cout << (x.beside ? beside + "\n" + line + "\n"
+                  : x.smallest
                       ? "| instance (operations) | solver | smallest found [MiB] | share | proven [MiB] | apart % | s | MiB |\n"
                         "|---|---|---|---|---|---|---|---|\n"
                       : "| instance (operations) | budget | solver | extra % | bound % | gap % | first s | s | CPU s | MiB |\n"
