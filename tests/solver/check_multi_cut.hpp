@@ -20,8 +20,9 @@ struct moment_optimum {
   double relaxed, integer;
 };
 template <milp::backend B>
-moment_optimum solve_moments(const problem& p, bytes_t budget, const std::vector<operation_id>& moments) {
-  const multi_cut_model form(p, budget, moments, {}, milp::longest_row(B()));
+moment_optimum solve_moments(const problem& p, bytes_t budget, const std::vector<operation_id>& moments,
+                             const multi_cut_options& o = {}) {
+  const multi_cut_model form(p, budget, moments, o, milp::longest_row(B()));
   const auto solve = [&](const milp::model& m) {
     const auto s = milp::solve(B(), m, {.gap = 0});
     REQUIRE((s.status == milp::status::optimal || s.status == milp::status::infeasible));
@@ -52,7 +53,7 @@ inline std::vector<operation_id> random_moments(const problem& p, std::mt19937_6
 template <milp::backend B>
 void check_moment_forms(std::uint64_t seed, int count) {
   std::mt19937_64 g(seed);
-  int positive = 0, tight = 0, several = 0, infeasible = 0;
+  int positive = 0, tight = 0, several = 0, infeasible = 0, stronger = 0;
   for (int k = 0; k < count; ++k) {
     const bool chain = k % 5 == 4;
     random_options o;
@@ -76,6 +77,15 @@ void check_moment_forms(std::uint64_t seed, int count) {
     infeasible += std::isinf(bound.integer);
     tight += std::abs(bound.integer - best) < slack;
     if (moments.empty()) continue;
+    // With all windows and rows, no moment added weakens the relaxation; without the long ones it may.
+    const multi_cut_options full{.light = 0, .reach = 99}, few{.light = 0, .reach = 1};
+    auto rest = moments;
+    rest.erase(rest.begin() + static_cast<std::ptrdiff_t>(rest.size() / 2));
+    const auto all = solve_moments<B>(p, budget, moments, full);
+    REQUIRE(all.integer <= best + slack);
+    CHECK(all.relaxed >= solve_moments<B>(p, budget, rest, full).relaxed - slack);
+    CHECK(all.relaxed >= solve_moments<B>(p, budget, moments, few).relaxed - slack);
+    stronger += all.relaxed > solve_moments<B>(p, budget, moments, few).relaxed + slack;
     const auto tau = moments.front();
     const auto single = solve_moments<B>(p, budget, {tau});
     retention_cut cut(p, needed_operations(p), tau);
@@ -93,6 +103,7 @@ void check_moment_forms(std::uint64_t seed, int count) {
   CHECK(several > count / 40);
   CHECK(tight > count / 8);
   CHECK(infeasible > 0);
+  CHECK(stronger > 0);
 }
 
 /// The solver, as any other, and where moments are enough to prove the optimum.
@@ -102,6 +113,7 @@ void check_moments() {
   const moments<B> method;
   CHECK(method.name() == "moments/" + B().name());
   CHECK_THROWS_AS(moments<B>({.moments = 0}), bad_option);
+  CHECK_THROWS_AS(moments<B>({.reach = 0}), bad_option);
   CHECK_THROWS_AS(moments<B>({.negligible = std::nan("")}), bad_option);
   CHECK_THROWS_WITH(moments<B>({.light = 1}), Catch::Contains("multi_cut_options.light") && Catch::Contains("1.0"));
   int proven = 0;

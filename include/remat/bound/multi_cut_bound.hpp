@@ -165,7 +165,7 @@ time_bound multi_cut_bound(const problem& p, bytes_t budget, monitor& m, const m
   limits.threads = m.limits().threads;
   limits.seed = m.limits().seed;
   milp::solution s;
-  // Solves a model and takes its bound; true if there is a solution and work left to do.
+  // Solves a model and takes its bound; true if there is work left to do.
   const auto improve = [&](const multi_cut_model& form, const milp::model& model) {
     limits.poll = [&](double, double bound) {
       m.report({.stage = std::to_string(form.moments().size()) + " moments",
@@ -181,27 +181,33 @@ time_bound multi_cut_bound(const problem& p, bytes_t budget, monitor& m, const m
       return false;
     }
     if (std::isfinite(bound)) best.seconds = std::max(best.seconds, bound * form.unit() - safety);
-    if (!s.found()) return false;
-    if (seen) known = seen(form, s.x, best.seconds);
+    if (s.found() && seen) known = seen(form, s.x, best.seconds);
     return !m.stopped() && known * (1 - m.limits().gap) > best.seconds;
   };
 
   multi_cut_choice choice(p, budget, o.moments);
+  auto within = o;
+  within.reach = 1;  // long windows cost more than they give until the moments are there
   for (bool again = true; again && !m.stopped();) {
-    const multi_cut_model form(p, budget, choice.moments(), o, milp::longest_row(backend));
-    const auto start = m.elapsed();
+    const multi_cut_model form(p, budget, choice.moments(), within, milp::longest_row(backend));
+    const auto start = m.elapsed(), before = best.seconds;
     limits.seconds = m.remaining();
     limits.gap = 0;
     limits.cutoff = milp::infinity;
-    if (!improve(form, form.relaxation())) break;
-    again = m.elapsed() - start < m.limits().seconds / 20 && choice.add_strained(form, s.x);
+    if (!improve(form, form.relaxation()) || !s.found()) break;
+    const bool quick = m.elapsed() - start < m.limits().seconds / 20;
+    const bool rising = best.seconds > before * (1 + 1e-3);
+    again = quick && (choice.add_strained(form, s.x) || (rising && within.reach == o.reach && choice.add_exceeded(form, s.x)));
+    if (quick && !again && within.reach < o.reach) within.reach = o.reach, again = true;
     if (again || !o.integer) continue;
     limits.gap = m.limits().gap / 2;
     limits.start.reset();
+    again = false;
     for (const double share : {1.0 / 3, 1.0}) {  // of the time left; all of it once no more moments are found
       limits.seconds = share * m.remaining();
       limits.cutoff = known / form.unit();
       if (!improve(form, form.model())) return best;
+      if (!s.found()) continue;
       again = choice.add_exceeded(form, s.x) || choice.add_strained(form, s.x);
       if (again || s.status == milp::status::optimal) break;
       limits.start = s.x;

@@ -24,10 +24,12 @@ struct multi_cut_options {
   bool integer = true;       ///< branch and bound after the linear relaxations
   double negligible = 1e-4;  ///< values smaller than this part of the bytes beside held values cost no memory, in [0, 1)
   double light = 0.02;       ///< operations that need less than this part of them have no row while they run, in [0, 1)
+  std::size_t reach = 4;     ///< most moments that a window of several passes, the windows to the end excepted; >= 1
 
   /// @throws bad_option naming the member that is out of range
   void validate() const {
     if (moments < 1) throw bad_option("multi_cut_options.moments must be >= 1, got 0");
+    if (reach < 1) throw bad_option("multi_cut_options.reach must be >= 1, got 0");
     const auto part = [](const char* member, double x) {
       if (!(x >= 0 && x < 1))
         throw bad_option(std::string("multi_cut_options.") + member + " must be in [0, 1), got " + std::to_string(x));
@@ -41,8 +43,8 @@ struct multi_cut_options {
 ///
 /// `moments` are operations tau_1 .. tau_K, each an ancestor of the next, so that in any schedule their first runs are at times
 /// t_1 < .. < t_K. A *window* [a, b) lasts from right after t_a (from the start, if a = 0) to just before t_b (the end, if b =
-/// K + 1). The windows are [j, j + 1), and [j, K + 1). Values are *live* that are on the device and read before they are computed
-/// again.
+/// K + 1). The windows are the short ones [j, j + 1), and long ones: [a, b) for b - a up to a reach, and [a, K + 1). Values are
+/// *live* that are on the device and read before they are computed again.
 ///
 /// Columns, for window w = [a, b), moment j, operation o, value v:
 /// - run[o,w] in {0,1}: o runs in w (several runs count once); continuous for the long windows, where it follows from the short;
@@ -56,8 +58,8 @@ struct multi_cut_options {
 /// - memory while o runs in w: bytes of all stay[v,w] and, if o does run, its operands, outputs and workspace <= budget.
 ///
 /// The long windows are redundant for integers. They keep the relaxation from running an operation a little in every window on
-/// operands of which it retains as little; with them it is at least as strong as the single cut of `retention_cut` at each
-/// moment.
+/// operands of which it retains as little. Those to the end make it at least as strong as the single cut of `retention_cut` at
+/// each moment; those between are what a model with fewer moments says, so that, with all of them, no moment added weakens it.
 ///
 /// Values of negligible size are free once made; the operations that make nothing else run once, and are no columns.
 class multi_cut_model {
@@ -146,7 +148,8 @@ class multi_cut_model {
     std::vector<expression> stay;  // per value
   };
 
-  static constexpr double room_units = 1000;  // what held values leave of the budget, in the units of the rows
+  static constexpr double light_in_long = 0.2;  // as `light`, in long windows: the rows of large operations do
+  static constexpr double room_units = 1000;    // what held values leave of the budget, in the units of the rows
 
   template <class List>
   static bool contains(const List& ascending, index_t i) {
@@ -253,7 +256,9 @@ class multi_cut_model {
       if (!works_[o] || moment_of_[o] > 0 || first_[o] + 1 == last_[o]) continue;
       builder_.row(1, builder_.split(runs(o, first_[o], last_[o]), longest_row_), ops[o].once ? 1 : milp::infinity);
     }
-    for (std::size_t a = 0; a + 1 < end; ++a) make_long_window(a, end);
+    for (std::size_t a = 0; a + 1 < end; ++a)
+      for (std::size_t b = a + 2; b <= end; ++b)
+        if (b == end || b - a <= options_.reach) make_long_window(a, b);
   }
 
   window& add_window(std::size_t a, std::size_t b) {
@@ -317,7 +322,8 @@ class multi_cut_model {
         bytes += size(u);
         if (!appears(u, w.a)) builder_.at_most(run, before[u] + made(u));
       }
-      if (bytes < options_.light * room_units) continue;
+      const double light = w.b == w.a + 1 || options_.light == 0 ? options_.light : std::max(options_.light, light_in_long);
+      if (bytes < light * room_units) continue;
       auto row = lasting + bytes * run;
       for (auto u : p_.operations()[o].inputs) {
         if (!modelled_[u] || w.stay[u].is_zero()) continue;
