@@ -6,6 +6,8 @@ usage: run.py COMPILER... -- FLAG...
 A case is a C++ file with one or more lines `// expect: text`: each text must be in the diagnostic. What stands between
 `// broken` and `// end` is the mistake: without it the case must compile, so that nothing else is what is refused.
 """
+import concurrent.futures
+import os
 import pathlib
 import re
 import subprocess
@@ -21,20 +23,23 @@ def compile(compiler, source):
     return done.returncode, done.stdout
 
 
-failures = 0
+def judge(case, compiler):
+    """What is wrong with the case; nothing, if it is refused as it should be."""
+    source = case.read_text()
+    expected = re.findall(r"// expect: (.*)", source)
+    repaired = re.sub(r"// broken\n.*?// end\n", "", source, flags=re.S)
+    status, diagnostic = compile(compiler, source)
+    missing = [text for text in expected if text not in diagnostic]
+    plain, complaint = compile(compiler, repaired)
+    if expected and status != 0 and not missing and repaired != source and plain == 0:
+        return ""
+    return f"FAILED: {case.name} with {compiler}: exit {status}, missing {missing}, without the mistake exit {plain}\n{diagnostic}\n{complaint}\n"
+
+
 cases = sorted(here.glob("*.cpp"))
-for compiler in compilers:
-    for case in cases:
-        source = case.read_text()
-        expected = re.findall(r"// expect: (.*)", source)
-        repaired = re.sub(r"// broken\n.*?// end\n", "", source, flags=re.S)
-        status, diagnostic = compile(compiler, source)
-        missing = [text for text in expected if text not in diagnostic]
-        plain, complaint = compile(compiler, repaired)
-        if not expected or status == 0 or missing or repaired == source or plain != 0:
-            failures += 1
-            print(f"FAILED: {case.name} with {compiler}: exit {status}, missing {missing}, without the mistake exit {plain}\n{diagnostic}\n{complaint}")
+with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    failures = [said for compiler in compilers for said in pool.map(lambda case: judge(case, compiler), cases) if said]
 if not cases:
     sys.exit("no cases")
-print(f"{len(cases)} cases, {len(compilers)} compilers, {failures} failures")
+print(*failures, f"{len(cases)} cases, {len(compilers)} compilers, {len(failures)} failures", sep="")
 sys.exit(1 if failures else 0)

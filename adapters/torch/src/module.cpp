@@ -24,6 +24,7 @@
 #include <remat/torch/memory.hpp>
 #include <remat/torch/module.hpp>
 
+#include "clock.hpp"
 #include "solver.hpp"
 
 namespace remat::torch {
@@ -39,9 +40,6 @@ struct as_solver {
     return call(p, budget, l);
   }
 };
-
-using clock = std::chrono::steady_clock;
-double since(clock::time_point t) { return std::chrono::duration<double>(clock::now() - t).count(); }
 
 /// Bytes of the storages of `tensors`, each counted once in all calls with the same `seen`.
 bytes_t storage_bytes(const std::vector<at::Tensor>& tensors, std::set<const void*>& seen) {

@@ -18,13 +18,11 @@
 #include <remat/torch/memory.hpp>
 #include <remat/torch/profile.hpp>
 
+#include "clock.hpp"
 #include "views.hpp"
 
 namespace remat::torch {
 namespace {
-
-using clock = std::chrono::steady_clock;
-double since(clock::time_point t) { return std::chrono::duration<double>(clock::now() - t).count(); }
 
 std::string environment() {
   std::string processor = "unknown processor";

@@ -5,6 +5,7 @@
 #include <remat/core/evaluate.hpp>
 #include <remat/torch/capture.hpp>
 
+#include "compare.hpp"
 #include "interpret.hpp"
 #include "models.hpp"
 
@@ -20,25 +21,6 @@ using remat::torch::program;
 using tensors = std::vector<Tensor>;
 
 namespace {
-
-bool same_bits(const Tensor& a, const Tensor& b) {
-  if (a.defined() != b.defined()) return false;
-  if (!a.defined()) return true;
-  if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
-  const auto x = a.detach().contiguous(), y = b.detach().contiguous();
-  return x.nbytes() == 0 || std::memcmp(x.data_ptr(), y.data_ptr(), x.nbytes()) == 0;
-}
-
-bool same_bits(const tensors& a, const tensors& b) {
-  return a.size() == b.size() &&
-         std::equal(a.begin(), a.end(), b.begin(), [](const auto& x, const auto& y) { return same_bits(x, y); });
-}
-
-tensors copies(const tensors& list) {
-  tensors result;
-  for (const auto& t : list) result.push_back(t.defined() ? t.detach().clone() : t);
-  return result;
-}
 
 /// Everything a step may change besides its results.
 struct world {

@@ -10,30 +10,13 @@
 #include <remat/torch/capture.hpp>
 #include <remat/torch/executor.hpp>
 
+#include "compare.hpp"
 #include "models.hpp"
 
 using namespace remat;
 using namespace remat::torch;
 
 namespace {
-
-/// Tests share their processors: more threads would wait for each other.
-const bool one_thread = (at::set_num_threads(1), true);
-
-/// Equal bit by bit, layout included.
-bool same(const at::Tensor& a, const at::Tensor& b) {
-  if (a.defined() != b.defined()) return false;
-  if (!a.defined()) return true;
-  const auto x = a.contiguous(), y = b.contiguous();
-  return a.sizes() == b.sizes() && a.strides() == b.strides() && a.dtype() == b.dtype() &&
-         std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
-}
-
-std::vector<at::Tensor> copies(const std::vector<at::Tensor>& list) {
-  std::vector<at::Tensor> result;
-  for (const auto& t : list) result.push_back(t.defined() ? t.detach().clone() : at::Tensor());
-  return result;
-}
 
 struct prepared {
   std::shared_ptr<const program> step;
@@ -141,7 +124,7 @@ void compare(const outcome& a, const outcome& b) {
     REQUIRE(x.size() == y.size());
     for (std::size_t i = 0; i < x.size(); ++i) {
       INFO("tensor " << i);
-      CHECK(same(x[i], y[i]));
+      CHECK(same_layout(x[i], y[i]));
     }
   };
   lists(a.outputs, b.outputs);

@@ -13,15 +13,13 @@
 #include <remat/torch/memory.hpp>
 #include <remat/torch/profile.hpp>
 
+#include "compare.hpp"
 #include "models.hpp"
 
 using namespace remat;
 using namespace remat::torch;
 
 namespace {
-
-/// Tests share their processors: more threads would wait for each other.
-const bool one_thread = (at::set_num_threads(1), true);
 
 program captured(const models::sample& s) { return capture(s.forward, s.inputs, s.module->parameters(), s.module->buffers()); }
 

@@ -13,6 +13,7 @@
 #include <remat/torch/module.hpp>
 #include <sstream>
 
+#include "compare.hpp"
 #include "models.hpp"
 
 using namespace remat;
@@ -20,20 +21,11 @@ namespace rt = remat::torch;
 
 namespace {
 
-/// Tests share their processors: more threads would wait for each other.
-const bool one_thread = (at::set_num_threads(1), true);
-
-bool same(const at::Tensor& a, const at::Tensor& b) {
-  if (a.defined() != b.defined()) return false;
-  if (!a.defined()) return true;
-  const auto x = a.contiguous(), y = b.contiguous();
-  return a.sizes() == b.sizes() && a.dtype() == b.dtype() && std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
-}
 void check_same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   REQUIRE(a.size() == b.size());
   for (std::size_t i = 0; i < a.size(); ++i) {
     INFO("tensor " << i);
-    CHECK(same(a[i], b[i]));
+    CHECK(same_bits(a[i], b[i]));
   }
 }
 
@@ -127,7 +119,8 @@ TEST_CASE("training equals eager mode at every step, within the budget") {
         CHECK(rt::meter::peak() - before <= report.outputs);
         check_same(grads(*t.plain.module), grads(*t.planned.module));
         check_same(t.plain.module->buffers(), t.planned.module->buffers());
-        for (std::size_t i = 0; i < t.plain.inputs.size(); ++i) CHECK(same(t.plain.inputs[i].grad(), t.planned.inputs[i].grad()));
+        for (std::size_t i = 0; i < t.plain.inputs.size(); ++i)
+          CHECK(same_bits(t.plain.inputs[i].grad(), t.planned.inputs[i].grad()));
         sgd(*t.plain.module);
         sgd(*t.planned.module);
       }
@@ -163,7 +156,7 @@ TEST_CASE("a wrapped module is the module") {
     ::torch::manual_seed(3);
     const auto expected = net->forward(ids, target);
     ::torch::manual_seed(3);
-    CHECK(same(w->forward(ids, target), expected));
+    CHECK(same_bits(w->forward(ids, target), expected));
   }
 }
 
@@ -192,23 +185,23 @@ TEST_CASE("results are those of the module: a tensor, a tuple, a struct") {
   ::torch::manual_seed(1);
   auto x = ::torch::rand({2, 4}), y = ::torch::rand({2, 4});
   ::torch::nn::Linear linear(4, 3);
-  CHECK(same(rt::wrap(linear, x, quick())->forward(x), linear(x)));
+  CHECK(same_bits(rt::wrap(linear, x, quick())->forward(x), linear(x)));
   ::torch::nn::GRU gru(4, 5);
   auto sequence = ::torch::rand({3, 2, 4});
   const auto [out, last] = rt::wrap(gru, sequence, quick())->forward(sequence);
   const auto [plain_out, plain_last] = gru(sequence);
-  CHECK(same(out, plain_out));
-  CHECK(same(last, plain_last));
+  CHECK(same_bits(out, plain_out));
+  CHECK(same_bits(last, plain_last));
   auto both = std::make_shared<two_ways>();
   auto w = rt::wrap(both, std::tuple(x, y), quick());
   const auto p = w->forward(x, y), expected = both->forward(x, y);
-  CHECK(same(p.sum, expected.sum));
-  CHECK(same(p.product, expected.product));
+  CHECK(same_bits(p.sum, expected.sum));
+  CHECK(same_bits(p.product, expected.product));
   (p.sum.sum() + p.product.sum()).backward();
   const auto grad = both->parameters()[0].grad().clone();
   both->zero_grad();
   (expected.sum.sum() + expected.product.sum()).backward();
-  CHECK(same(grad, both->parameters()[0].grad()));
+  CHECK(same_bits(grad, both->parameters()[0].grad()));
 }
 
 TEST_CASE("gradients accumulate over two micro-batches, in any order of zero_grad") {
