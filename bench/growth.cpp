@@ -13,10 +13,10 @@
 #include <remat/bound/min_cut_bound.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/solve.hpp>
+#include <remat/hierarchy/part_problem.hpp>
+#include <remat/solver/hierarchical.hpp>
 #include <remat/structure/canonical.hpp>
 #include <remat/structure/partition.hpp>
-#include <remat/solver/hierarchical.hpp>
-#include <remat/hierarchy/part_problem.hpp>
 #include <remat/testing/generators.hpp>
 
 namespace {

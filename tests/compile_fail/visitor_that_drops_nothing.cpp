@@ -20,7 +20,7 @@ struct forgetful {
   void compute(int) {}
 };
 void run(const remat::frozen<network>& f, const remat::schedule& s, forgetful& x) {
-// broken
+  // broken
   remat::execute(f, s, x);
-// end
+  // end
 }

@@ -12,7 +12,8 @@ TEST_CASE("staged form: the store-all schedule is a solution where it fits") {
   const auto p = testing::transformer_training_graph(1);
   const auto s = with_drops(p, needed_operations(p));
   const auto e = evaluate(p, s);
-  for (const auto& rules : {staged::staging{}, staged::staging{true, true, true, {}, 0}, staged::staging{false, true, false, {}, 0}}) {
+  for (const auto& rules :
+       {staged::staging{}, staged::staging{true, true, true, {}, 0}, staged::staging{false, true, false, {}, 0}}) {
     const staged::strong_form form(p, e.peak, rules, 5);
     const auto x = form.encode(s);
     REQUIRE(x);

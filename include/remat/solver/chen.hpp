@@ -103,8 +103,7 @@ class chen {
       for (const auto& ends : divisions(p, needed, turn, *candidates)) {
         if (m.stopped()) return;
         const auto order = play(p, needed, turn, ends, v, m);
-        if (order && best.offer(*order))
-          best.report(m, std::to_string(ends.size() + 1) + " segments");
+        if (order && best.offer(*order)) best.report(m, std::to_string(ends.size() + 1) + " segments");
       }
     }
     if (options_.variant == variant::last_node || (options_.variant == variant::any && !best.found()))

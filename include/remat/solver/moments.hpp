@@ -54,12 +54,12 @@ class moments {
     const auto needed = needed_operations(p);
     incumbent best(p, budget);
     if (!best.offer(needed)) {
-      const auto b = multi_cut_bound<B>(
-          p, budget, m, options_, backend_, [&](const multi_cut_model& form, const Eigen::VectorXd& x, double bound) {
-            round(p, form, x, budget, best, m);
-            best.report(m, std::to_string(form.moments().size()) + " moments", bound);
-            return best.seconds();
-          });
+      const auto b = multi_cut_bound<B>(p, budget, m, options_, backend_,
+                                        [&](const multi_cut_model& form, const Eigen::VectorXd& x, double bound) {
+                                          round(p, form, x, budget, best, m);
+                                          best.report(m, std::to_string(form.moments().size()) + " moments", bound);
+                                          return best.seconds();
+                                        });
       r.budget_bound = b.budget;
       if (std::isfinite(b.seconds))
         r.bound = b.seconds;

@@ -135,8 +135,7 @@ class rotor {
       const auto answer =
           fastest_persistent(joint_.links(), budget - joint_.aside(),
                              {.most_labels = options_.labels, .stop = [&] { return m.stopped() || m.elapsed() > until; }});
-      if (answer.found() && best.offer(joint_.order(answer.steps)))
-        best.report(m, "chain, exact in bytes");
+      if (answer.found() && best.offer(joint_.order(answer.steps))) best.report(m, "chain, exact in bytes");
       return answer.bound + once_;
     }
     /// Offers schedules of the table, the fastest first. What it takes to be a little slower may be faster once evaluated, so the
