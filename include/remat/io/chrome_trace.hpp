@@ -32,7 +32,7 @@ inline std::string chrome_trace(const problem& p, const schedule& s) {
   const auto e = evaluate(p, s);
   auto events = json::array();
   enum lane { computations = 1, to_host, to_device };
-  const auto add = [&](const char* phase, const std::string& name, double at, json members) {
+  const auto add = [&](const char* phase, const std::string& name, double at, const json& members) {
     json event = {{"ph", phase}, {"name", name}, {"pid", 1}, {"ts", at * 1e6}};
     event.update(members);
     events.push_back(std::move(event));

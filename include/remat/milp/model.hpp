@@ -152,7 +152,7 @@ class builder {
 
   /// A column for the value of `sum`, which is not negative.
   expression running_sum(const expression& sum) {
-    const auto total = column(0, 0, std::max(0.0, most(sum)));
+    auto total = column(0, 0, std::max(0.0, most(sum)));
     equal(sum - total, 0);
     return total;
   }

@@ -62,7 +62,10 @@ struct stages {
   /// The bytes of `v`, in units of the memory rows.
   double size(value_id v) const { return static_cast<double>(p->values()[v].bytes) / byte; }
   /// The budget less what is always there, in units of the memory rows.
-  double room(bytes_t budget) const { return static_cast<double>((budget - always_there_) / divisor_) / unit_; }
+  double room(bytes_t budget) const {
+    const bytes_t whole = (budget - always_there_) / divisor_;
+    return static_cast<double>(whole) / unit_;
+  }
   /// Does the block of stage `s` read `v`?
   bool used_in_block(std::size_t s, value_id v) const {
     const auto user = std::lower_bound(uses[v].begin(), uses[v].end(), blocks[s].first);

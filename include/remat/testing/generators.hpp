@@ -178,7 +178,8 @@ inline problem transformer_training_graph(std::size_t layers, bytes_t tokens = 6
     values.push_back({name, bytes, true});
     return static_cast<index_t>(values.size() - 1);
   };
-  const auto op = [&](const std::string& name, std::vector<value_id> inputs, std::vector<bytes_t> outputs, double seconds) {
+  const auto op = [&](const std::string& name, std::vector<value_id> inputs, const std::vector<bytes_t>& outputs,
+                      double seconds) {
     operation o{name, std::move(inputs), {}, seconds};
     for (auto b : outputs) {
       o.outputs.push_back(static_cast<index_t>(values.size()));
