@@ -48,16 +48,17 @@ class last_run_cut {
   /// Complexity: O(values + edges).
   explicit last_run_cut(const problem& p) : p_(p), runs_(p.operations().size()), keeps_(p.values().size()) {
     const auto& ops = p.operations();
-    std::vector<network::vertex> place(keeps_.size()), run(ops.size());
-    for (auto& v : place) v = network_.add_vertex();
+    std::vector<network::vertex> run(ops.size());
     for (auto& o : run) o = network_.add_vertex();
-    for (value_id v = 0; v < place.size(); ++v)
-      keeps_[v] = network_.connect(place[v], p.is_source(v) ? network::sink : run[p.producer(v)], bytes(v));
-    for (operation_id o = 0; o < ops.size(); ++o) {
-      runs_[o] = network_.connect(run[o], network::sink, 0);
-      for (auto v : ops[o].inputs) network_.connect(run[o], place[v], network::infinite);
+    for (value_id v = 0; v < keeps_.size(); ++v) {  // a vertex of its own only where it is no target and has several readers
+      const auto readers = p.consumers(v);
+      const bool several = !p.is_target(v) && (p.is_source(v) || readers.size() != 1);
+      const auto place = p.is_target(v) ? network::source : several ? network_.add_vertex() : run[readers[0]];
+      if (several)
+        for (auto o : readers) network_.connect(run[o], place, network::infinite);
+      keeps_[v] = network_.connect(place, p.is_source(v) ? network::sink : run[p.producer(v)], bytes(v));
     }
-    for (auto v : p.targets()) network_.connect(network::source, place[v], network::infinite);
+    for (operation_id o = 0; o < ops.size(); ++o) runs_[o] = network_.connect(run[o], network::sink, 0);
   }
 
   /// `o` does not run after the last run either.

@@ -129,7 +129,9 @@ inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_
     extra = std::max(extra, duals[i].value);
   }
   best.seconds += extra * (1 - 1e-9);  // floored capacities: the cuts are minimal up to 1e-13 of all costs per edge
-  best.budget = last_large_run_bound(p, best.budget, stop);
+  // Its maximum flows go through the whole graph: fewer of them where that is large.
+  best.budget = last_large_run_bound(p, best.budget, stop,
+                                     std::min<std::size_t>(300, 1 + 1'200'000 / std::max<std::size_t>(1, p.operations().size())));
   if (budget < best.budget) best.seconds = never;
   return best;
 }

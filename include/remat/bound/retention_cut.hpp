@@ -109,25 +109,28 @@ class retention_cut {
     return c;
   }
 
+  /// x_v is a vertex of its own only where it is not known (needed later in any case: the source) and not that of a single
+  /// reader.
   void build() {
     const auto& ops = p_.operations();
-    std::vector<network::vertex> place(p_.values().size(), 0);  // vertex of x_v
-    runs_.assign(ops.size(), 0);                                // vertex of r_o
-    for (value_id v = 0; v < place.size(); ++v)
-      if (stored(v)) place[v] = network_.add_vertex();
+    const auto runs = [&](operation_id o) { return role_[o] == role::ancestor || role_[o] == role::free; };
+    runs_.assign(ops.size(), 0);  // vertex of r_o
     for (operation_id o = 0; o < ops.size(); ++o)
-      if (role_[o] == role::ancestor || role_[o] == role::free) runs_[o] = network_.add_vertex();
-    for (value_id v = 0; v < place.size(); ++v) {
-      if (place[v] == 0) continue;
-      values_.push_back({v, place[v], network_.connect(place[v], p_.is_source(v) ? network::sink : runs_[p_.producer(v)], 0)});
-      if (needed_later_[v]) network_.connect(network::source, place[v], network::infinite);
+      if (runs(o)) runs_[o] = network_.add_vertex();
+    for (value_id v = 0; v < p_.values().size(); ++v) {
+      if (!stored(v)) continue;
+      const auto all = p_.consumers(v);
+      const auto reader = std::find_if(all.begin(), all.end(), runs);
+      if (!needed_later_[v] && reader == all.end()) continue;
+      const bool several = !needed_later_[v] && (p_.is_source(v) || std::any_of(reader + 1, all.end(), runs));
+      const auto place = needed_later_[v] ? network::source : several ? network_.add_vertex() : runs_[*reader];
+      if (several)
+        for (auto o : all)
+          if (runs(o)) network_.connect(runs_[o], place, network::infinite);
+      values_.push_back({v, place, network_.connect(place, p_.is_source(v) ? network::sink : runs_[p_.producer(v)], 0)});
     }
-    for (operation_id o = 0; o < ops.size(); ++o) {
-      if (runs_[o] == 0) continue;
+    for (operation_id o = 0; o < ops.size(); ++o)
       if (role_[o] == role::ancestor) costs_.push_back({o, runs_[o], network_.connect(runs_[o], network::sink, 0)});
-      for (auto v : ops[o].inputs)
-        if (place[v] != 0) network_.connect(runs_[o], place[v], network::infinite);
-    }
   }
 
   choice cut(double lambda, bool ignore_costs) {
