@@ -8,7 +8,9 @@
 #include <cstddef>
 #include <functional>
 #include <limits>
+#include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <utility>
 #include <vector>
@@ -26,9 +28,10 @@ class eviction {
   struct options {
     double distance = 1;           ///< exponent of the distance to the next use, >= 0
     std::size_t repetitions = 12;  ///< gives up once the order is this many times as long
+    std::size_t work = 30000000;   ///< gives up after that many looks at values and operations
   };
 
-  /// Complexity: O(values + edges executed).
+  /// Complexity: O((values + edges) log(values)).
   eviction(const problem& p, std::span<const operation_id> order)
       : p_(p), order_(order), uses_(p.values().size()), made_(p.values().size()) {
     for (std::size_t k = 0; k < order.size(); ++k) {
@@ -38,17 +41,29 @@ class eviction {
     for (auto v : p.targets()) uses_[v].push_back(order.size() + 1);  // after what is computed at the end
     for (value_id v = 0; v < p.values().size(); ++v) lossy_ = lossy_ || (p.is_source(v) && !p.values()[v].held);
     for (const auto& op : p.operations()) lossy_ = lossy_ || op.once;
+    std::map<int, std::size_t> places;
+    kind_.assign(p.values().size(), none);
+    for (value_id v = 0; v < kind_.size(); ++v) {
+      if (p.is_source(v) || p.values()[v].bytes == 0) continue;
+      const auto at = places.emplace(static_cast<int>(std::floor(4 * std::log2(rate(v)))), places.size()).first->second;
+      if (at == most_.size()) most_.push_back(0);
+      most_[at] = std::max(most_[at], rate(v));
+      kind_[v] = static_cast<index_t>(at);
+    }
   }
 
   /// @param budget bytes
   /// @param o      the score
   /// @param stop   polled now and then; true gives up
   /// @return an order whose memory need is within the budget, or nothing
-  /// Complexity: O(evictions * values on the device + edges executed).
+  /// Complexity: O(evictions * kinds + edges executed * log(values)) and the closures of what is evicted or nearly is; a kind are
+  /// values that differ by less than a fifth in bytes per second of computation.
   std::optional<std::vector<operation_id>> run(bytes_t budget, const options& o, const std::function<bool()>& stop = {}) {
     start(budget, o);
     for (now_ = 0; now_ < order_.size(); ++now_) {
       if (now_ % 64 == 0 && stop && stop()) return std::nullopt;
+      for (auto v : p_.operations()[order_[now_]].inputs)
+        if (on_device_[v]) unlist(v), list(v);  // its next use is another now
       const auto& outputs = p_.operations()[order_[now_]].outputs;
       const bool useless = std::all_of(outputs.begin(), outputs.end(), [&](value_id v) { return on_device_[v] || !alive(v); });
       if (useless) {
@@ -76,14 +91,14 @@ class eviction {
   void start(bytes_t budget, const options& o) {
     budget_ = budget;
     options_ = o;
-    now_ = 0;
+    now_ = work_ = 0;
     result_.clear();
-    device_.clear();
+    by_use_.assign(most_.size(), {});
     kept_.clear();
     missing_.clear();
     live_ = 0;
     on_device_.assign(p_.values().size(), false);
-    place_.assign(p_.values().size(), 0);
+    listed_.assign(p_.values().size(), 0);
     locks_.assign(p_.values().size(), 0);
     use_at_.assign(p_.values().size(), 0);
     made_at_.assign(p_.values().size(), 0);
@@ -93,19 +108,26 @@ class eviction {
       if (p_.is_source(v) && (p_.values()[v].held || !uses_[v].empty())) put(v);
   }
 
+  /// Bytes per second of its computation.
+  double rate(value_id v) const {
+    return static_cast<double>(p_.values()[v].bytes) / (p_.operations()[p_.producer(v)].seconds + 1e-30);
+  }
+  void list(value_id v) {
+    if (kind_[v] != none) by_use_[kind_[v]].emplace(listed_[v] = next_use(v), v);
+  }
+  void unlist(value_id v) {
+    if (kind_[v] != none) by_use_[kind_[v]].erase({listed_[v], v});
+  }
   void put(value_id v) {
     if (on_device_[v]) return;
     on_device_[v] = true;
     live_ += p_.values()[v].bytes;
-    place_[v] = device_.size();
-    device_.push_back(v);
+    list(v);
   }
   void take(value_id v) {
     on_device_[v] = false;
     live_ -= p_.values()[v].bytes;
-    place_[device_.back()] = place_[v];
-    device_[place_[v]] = device_.back();
-    device_.pop_back();
+    unlist(v);
   }
 
   /// Position of the next use of `v` after the current one; more than the length of the order + 1 if there is none.
@@ -123,31 +145,28 @@ class eviction {
     return at == made_[v].size() || made_[v][at] >= use;
   }
 
-  /// The operations to compute for `v`, given what is on the device, ascending; false if that cannot be done any more.
-  bool closure(value_id v, std::vector<operation_id>& ops) {
+  /// The operations to compute for `v`, given what is on the device.
+  /// @return their seconds; `never` if that cannot be done any more or takes more than `most`
+  double closure(value_id v, std::vector<operation_id>& ops, double most = never) {
     ops.clear();
-    if (p_.is_source(v)) return false;
+    if (p_.is_source(v)) return never;
     ++stamp_;
     mark_[p_.producer(v)] = stamp_;
     ops.push_back(p_.producer(v));
-    for (std::size_t i = 0; i < ops.size(); ++i) {
+    double sum = 0;
+    for (std::size_t i = 0; i < ops.size(); ++i, ++work_) {
       const auto& op = p_.operations()[ops[i]];
-      if (op.once && has_run_[ops[i]]) return false;
+      sum += op.seconds;
+      if ((op.once && has_run_[ops[i]]) || sum > most) return never;
       for (auto u : op.inputs) {
         if (on_device_[u]) continue;
-        if (p_.is_source(u)) return false;
+        if (p_.is_source(u)) return never;
         const auto maker = p_.producer(u);
         if (mark_[maker] == stamp_) continue;
         mark_[maker] = stamp_;
         ops.push_back(maker);
       }
     }
-    return true;
-  }
-  double cost(value_id v) {
-    if (!closure(v, scratch_)) return never;
-    double sum = 0;
-    for (auto o : scratch_) sum += p_.operations()[o].seconds;
     return sum;
   }
 
@@ -155,7 +174,7 @@ class eviction {
   void release(const std::vector<value_id>& values) {
     for (auto v : values) {
       if (!on_device_[v] || locks_[v] > 0 || p_.values()[v].held || alive(v)) continue;
-      if (lossy_ && cost(v) == never && last_resort(v)) {
+      if (lossy_ && closure(v, scratch_) == never && last_resort(v)) {
         kept_.push_back(v);
         continue;
       }
@@ -166,7 +185,7 @@ class eviction {
   bool last_resort(value_id v) {
     on_device_[v] = false;
     std::erase_if(missing_, [&](value_id w) { return on_device_[w] || !alive(w); });
-    const bool needed = std::any_of(missing_.begin(), missing_.end(), [&](value_id w) { return cost(w) == never; });
+    const bool needed = std::any_of(missing_.begin(), missing_.end(), [&](value_id w) { return closure(w, scratch_) == never; });
     on_device_[v] = true;
     return needed;
   }
@@ -177,7 +196,7 @@ class eviction {
     std::vector<operation_id> list = {o}, more;
     for (auto v : p_.operations()[o].inputs) {
       if (on_device_[v]) continue;
-      if (!closure(v, more)) return false;
+      if (closure(v, more) == never) return false;
       list.insert(list.end(), more.begin(), more.end());
     }
     std::sort(list.begin(), list.end());
@@ -205,20 +224,22 @@ class eviction {
     while (live_ + need > budget_) {
       value_id worst = none;
       double highest = -1;
-      for (auto v : device_) {
-        if (locks_[v] > 0 || p_.values()[v].held || p_.values()[v].bytes == 0 || p_.is_source(v)) continue;
-        const auto distance = static_cast<double>(next_use(v) - now_);
-        const double gain = static_cast<double>(p_.values()[v].bytes) * std::pow(distance, options_.distance);
-        if (gain / (p_.operations()[p_.producer(v)].seconds + 1e-30) <= highest)
-          continue;  // missing operands only add to the cost
-        on_device_[v] = false;
-        const auto again = cost(v);
-        on_device_[v] = true;
-        if (again == never) continue;
-        const double score = gain / (again + 1e-30);
-        if (score > highest) highest = score, worst = v;
-      }
-      if (worst == none) return false;
+      for (std::size_t kind = 0; kind < by_use_.size(); ++kind)
+        for (auto at = by_use_[kind].rbegin(); at != by_use_[kind].rend(); ++at) {
+          const auto v = at->second;
+          ++work_;
+          const auto distance = std::pow(static_cast<double>(at->first - now_), options_.distance);
+          if (most_[kind] * distance <= highest) break;                  // nor are those used earlier better
+          if (locks_[v] > 0 || rate(v) * distance <= highest) continue;  // missing operands only add to the cost
+          const auto gain = static_cast<double>(p_.values()[v].bytes) * distance;
+          on_device_[v] = false;
+          const auto again = closure(v, scratch_, highest > 0 ? gain / highest : never);
+          on_device_[v] = true;
+          if (again == never) continue;
+          const double score = gain / (again + 1e-30);
+          if (score > highest) highest = score, worst = v;
+        }
+      if (worst == none || work_ > options_.work) return false;
       take(worst);
       missing_.push_back(worst);
     }
@@ -226,15 +247,18 @@ class eviction {
   }
   const problem& p_;
   std::span<const operation_id> order_;
-  std::vector<std::vector<std::size_t>> uses_, made_;  // positions in the order, per value
-  bool lossy_ = false;                                 // are there values that cannot be made again?
+  std::vector<std::vector<std::size_t>> uses_, made_;               // positions in the order, per value
+  bool lossy_ = false;                                              // are there values that cannot be made again?
+  std::vector<index_t> kind_;                                       // per value; none: never evicted
+  std::vector<double> most_;                                        // per kind: the largest `rate`
+  std::vector<std::set<std::pair<std::size_t, value_id>>> by_use_;  // per kind: next use and value, of those on the device
   bytes_t budget_ = 0, live_ = 0;
   options options_;
-  std::size_t now_ = 0;
+  std::size_t now_ = 0, work_ = 0;
   std::vector<operation_id> result_, scratch_;
-  std::vector<value_id> device_, kept_, missing_;
+  std::vector<value_id> kept_, missing_;
   std::vector<bool> on_device_, has_run_;
-  std::vector<std::size_t> place_, use_at_, made_at_;
+  std::vector<std::size_t> listed_, use_at_, made_at_;
   std::vector<unsigned> locks_, mark_;
   unsigned stamp_ = 0;
 };

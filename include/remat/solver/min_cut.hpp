@@ -50,7 +50,7 @@ class min_cut {
     std::size_t cuts = 16;         ///< most cuts per moment, >= 2
     std::size_t mixtures = 6;      ///< mixtures of each two neighbouring cuts, >= 1
     bool bound = true;             ///< prove a lower bound as well
-    std::size_t repairs = 300000;  ///< operations times starts that are made to fit; the best start always is
+    std::size_t repairs = 300000;  ///< operations times starts that are made to fit; fewer where there are over 4000 operations
     /// `local_search` ends after `rounds` / operations of its rounds without an improvement, 20 to 500; 0: it is not run.
     std::size_t rounds = 100000;
   };
@@ -69,9 +69,11 @@ class min_cut {
     result r;
     incumbent best(p, budget);
     if (!best.offer(needed_operations(p))) {
+      const auto cuts = moments(p, budget, m);
+      fit(p, budget, cuts, best, m);
       if (options_.bound) prove_bound(p, budget, r, [&] { return m.stopped(); });
       if (r.status == status::infeasible) return r;
-      search(p, budget, starts(p, budget, m, &best, r.bound), best, m, r.bound);
+      search(p, budget, starts(p, cuts, m, best, r.bound), best, m, r.bound);
     }
     best.put_into(r);
     return r;
@@ -89,6 +91,7 @@ class min_cut {
     std::iota(ascending.begin(), ascending.end(), std::size_t{0});
     std::sort(ascending.begin(), ascending.end(), [&](auto a, auto b) { return budgets[a] < budgets[b]; });
     std::vector<result> results(budgets.size());
+    std::vector<moment> cuts;
     std::optional<std::vector<start>> shared;
     std::vector<operation_id> smaller;  // the fastest order for the budgets so far
     bytes_t needed = 0;                 // no schedule fits a smaller budget
@@ -96,7 +99,7 @@ class min_cut {
       auto l = m.limits();
       l.seconds = m.remaining() / static_cast<double>(ascending.size() - i);
       const auto budget = budgets[ascending[i]];
-      results[ascending[i]] = remat::solve(p, budget, one_of_many{*this, shared, smaller, needed}, l, report_to(m));
+      results[ascending[i]] = remat::solve(p, budget, one_of_many{*this, cuts, shared, smaller, needed}, l, report_to(m));
     }
     return results;
   }
@@ -111,9 +114,16 @@ class min_cut {
     double seconds;
   };
 
+  /// An operation across which retention is optimised, and its cuts, most bytes first.
+  struct moment {
+    operation_id tau;
+    std::vector<choice> choices;
+  };
+
   /// `sweep` for one budget.
   struct one_of_many {
     const min_cut& method;
+    std::vector<moment>& cuts;
     std::optional<std::vector<start>>& shared;
     std::vector<operation_id>& smaller;
     bytes_t& needed;
@@ -128,7 +138,9 @@ class min_cut {
         if (method.options_.bound) prove_bound(p, budget, r, [&] { return m.stopped(); });
         needed = r.budget_bound;
         if (r.status == status::infeasible) return r;
-        if (!shared) shared = method.starts(p, budget, m, &best, r.bound);
+        if (cuts.empty()) cuts = method.moments(p, budget, m);
+        method.fit(p, budget, cuts, best, m);
+        if (!shared) shared = method.starts(p, cuts, m, best, r.bound);
         method.search(p, budget, *shared, best, m, r.bound);
       }
       if (best.found()) smaller = best.order();
@@ -175,28 +187,58 @@ class min_cut {
     return c;
   }
 
+  /// The heaviest moments.
+  std::vector<moment> moments(const problem& p, bytes_t budget, monitor& m) const {
+    std::vector<moment> list;
+    for (const auto& cut : retention_cuts(p, budget, options_.moments))
+      if (!m.stopped()) list.push_back({cut->tau(), breakpoints(*cut)});
+    return list;
+  }
+
+  /// Where a cut fits when played and its richer neighbour does not: the mixture of both that just fits, by bisection.
+  /// Complexity: O(cuts + log(operations)) orders played per moment.
+  void fit(const problem& p, bytes_t budget, const std::vector<moment>& moments, incumbent& best, monitor& m) const {
+    const auto needed = needed_operations(p);
+    for (const auto& at : moments) {
+      const auto fits = [&](const choice& c) {
+        const auto order = replay_across(p, needed, at.tau, c.retained, c.later);
+        if (!order) return false;
+        if (best.offer(*order)) m.report({.stage = "cuts", .best = best.seconds()});
+        return measure_order(p, *order).peak <= budget;
+      };
+      bool before = true;
+      for (std::size_t i = 0; i < at.choices.size() && !m.stopped(); ++i) {
+        const bool now = fits(at.choices[i]);
+        index_t low = 0, high = now && !before ? index_t{at.tau} : 0;  // lean for what the first `high` operations make fits
+        while (low + 1 < high && !m.stopped()) {
+          const auto middle = low + (high - low) / 2;
+          (fits(mix(p, at.choices[i], at.choices[i - 1], middle)) ? high : low) = middle;
+        }
+        before = now;
+      }
+    }
+  }
+
   /// Store-all and the orders that retain what the cuts say.
   /// @param best is offered each of them
-  std::vector<start> starts(const problem& p, bytes_t budget, monitor& m, incumbent* best, double bound) const {
+  std::vector<start> starts(const problem& p, const std::vector<moment>& moments, monitor& m, incumbent& best,
+                            double bound) const {
     const auto needed = needed_operations(p);
     std::vector<start> list;
     const auto add = [&](std::vector<operation_id> order) {
       const auto needs = measure_order(p, order);
-      if (best->offer(order)) best->report(m, "cuts", bound);
+      if (best.offer(order)) m.report({.stage = "cuts", .best = best.seconds(), .bound = bound});
       list.push_back({std::move(order), needs.peak, needs.seconds});
     };
     add(needed);
-    for (const auto& cut : retention_cuts(p, budget, options_.moments)) {
-      if (m.stopped()) break;
-      const auto choices = breakpoints(*cut);
+    for (const auto& [tau, choices] : moments)
       for (std::size_t i = 0; i + 1 < choices.size() && !m.stopped(); ++i)
         for (std::size_t part = 0; part <= options_.mixtures; ++part) {
           if (part == 0 && i > 0) continue;
-          const auto count = static_cast<index_t>(cut->tau() * part / options_.mixtures);
+          const auto count = static_cast<index_t>(tau * part / options_.mixtures);
           const auto mixed = mix(p, choices[i + 1], choices[i], count);
-          if (auto order = replay_across(p, needed, cut->tau(), mixed.retained, mixed.later)) add(std::move(*order));
+          if (auto order = replay_across(p, needed, tau, mixed.retained, mixed.later)) add(std::move(*order));
         }
-    }
     return list;
   }
 
@@ -225,7 +267,9 @@ class min_cut {
     const auto operations = std::max<std::size_t>(1, p.operations().size());
     std::vector<std::vector<operation_id>> good;  // each faster than those before
     order::destroy_repair n(p, budget, m.limits().seed);
-    for (std::size_t i = 0; i < order.size() && (i == 0 || i * operations < options_.repairs) && !late() && !good_enough(); ++i) {
+    const auto each = operations * std::max<std::size_t>(1, operations / 4000);  // a repair: as many drops, and a pass for each
+    const auto worth_it = [&](std::size_t i) { return std::max<std::size_t>(i, best.found()) * each <= options_.repairs; };
+    for (std::size_t i = 0; i < order.size() && worth_it(i) && !late() && !good_enough(); ++i) {
       n.load(order[i]->order);
       if (!n.repair(0, best.seconds() * 1.5, late)) continue;
       n.retain();
