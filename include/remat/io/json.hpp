@@ -71,25 +71,31 @@ namespace detail {
 using json = nlohmann::ordered_json;
 
 /// Follows a parser through a document: knows where it stands and enforces the limits.
-class parse_guard {
+class parse_guard : public nlohmann::json_sax<json> {
  public:
   explicit parse_guard(const document_limits& l) : limits_(l) {}
 
-  bool operator()(json::parse_event_t event, const json& parsed) {
-    using kind = json::parse_event_t;
-    if (event == kind::object_start || event == kind::array_start) {
-      if (open_.size() >= limits_.depth) fail("nested deeper than " + std::to_string(limits_.depth));
-      open_.push_back({event == kind::object_start, 0, {}, {}});
-    } else if (event == kind::key) {
-      auto& object = open_.back();
-      object.key = parsed.get_ref<const std::string&>();
-      if (!object.seen.insert(object.key).second) fail("appears twice");
-      if (object.seen.size() > limits_.members) fail("more than " + std::to_string(limits_.members) + " members in an object");
-    } else {
-      if (event != kind::value) open_.pop_back();
-      if (!open_.empty()) ++open_.back().index;
-    }
+  bool null() override { return value(); }
+  bool boolean(bool) override { return value(); }
+  bool number_integer(number_integer_t) override { return value(); }
+  bool number_unsigned(number_unsigned_t) override { return value(); }
+  bool number_float(number_float_t, const string_t&) override { return value(); }
+  bool string(string_t&) override { return value(); }
+  bool binary(binary_t&) override { return value(); }
+  bool start_object(std::size_t) override { return open(true); }
+  bool start_array(std::size_t) override { return open(false); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+  bool key(string_t& name) override {
+    auto& object = open_.back();
+    object.key = name;
+    if (!object.seen.insert(name).second) fail("appears twice");
+    if (object.seen.size() > limits_.members) fail("more than " + std::to_string(limits_.members) + " members in an object");
     return true;
+  }
+  bool parse_error(std::size_t, const std::string&, const json::exception& why) override {
+    const std::string what = why.what();
+    fail("not JSON, " + what.substr(what.find("] ") + 2));
   }
 
   /// The place of the parser, such as `operations[3].inputs[0]`; control characters are shown as `?`.
@@ -110,19 +116,29 @@ class parse_guard {
     std::unordered_set<std::string> seen;
   };
   [[noreturn]] void fail(const std::string& why) const { throw bad_document(where() + ": " + why); }
+  bool value() {
+    if (!open_.empty()) ++open_.back().index;
+    return true;
+  }
+  bool open(bool object) {
+    if (open_.size() >= limits_.depth) fail("nested deeper than " + std::to_string(limits_.depth));
+    open_.push_back({object, 0, {}, {}});
+    return true;
+  }
+  bool close() {
+    open_.pop_back();
+    return value();
+  }
 
   document_limits limits_;
   std::vector<frame> open_;
 };
 
+/// Reads twice: a parser that is told of every element while it builds the document looks at all those before, too.
 inline json parse(const std::string& text, const document_limits& l) {
   parse_guard guard(l);
-  try {
-    return json::parse(text, [&](int, json::parse_event_t event, json& parsed) { return guard(event, parsed); });
-  } catch (const json::exception& why) {
-    const std::string what = why.what();
-    throw bad_document(guard.where() + ": not JSON, " + what.substr(what.find("] ") + 2));
-  }
+  json::sax_parse(text, &guard);
+  return json::parse(text);
 }
 
 /// An object of a document and its place there; typed access to its members.
