@@ -87,6 +87,24 @@ TEST_CASE("equal seeds give equal schedules, and each improvement is reported") 
   CHECK(stopped.found());
 }
 
+TEST_CASE("a longer search begins as a shorter one does, and is never worse") {
+  std::mt19937_64 g(17);
+  int better = 0;
+  for (int round = 0; round < 60; ++round) {
+    const auto p = random_training_chain(g, 12);
+    const auto all = evaluate(p, store_all_schedule(p)).peak;
+    double before = std::numeric_limits<double>::infinity();
+    for (const std::size_t patience : {1, 5, 25, 125}) {
+      const auto r = solve(p, all * 6 / 10, improved<store_all>(store_all{}, {.search = {.patience = patience}}), {.seed = 3});
+      if (!r.found()) continue;
+      REQUIRE(r.seconds <= before * (1 + 1e-12));
+      better += r.seconds < before * (1 - 1e-12) && std::isfinite(before);
+      before = r.seconds;
+    }
+  }
+  CHECK(better > 20);
+}
+
 TEST_CASE("options of an improver out of range are refused") {
   CHECK_THROWS_WITH((improved<store_all>(store_all{}, {.search = {.patience = 0}})), Catch::Contains("patience"));
   CHECK_THROWS_WITH((improved<store_all>(store_all{}, {.search = {.slack = -1}})), Catch::Contains("slack"));

@@ -81,18 +81,19 @@ class automatic {
       known.schedule = *options_.start;
       now.take(known);
     }
-    now.take(now.run(min_cut(), 0.25));
-    if (now.needed.size() > options_.small_operations) now.take(now.run(hierarchical<>(), 0.4));
+    const bool large = now.needed.size() > options_.small_operations;
+    now.take(now.run(min_cut({.repairs = large ? 50'000u : 300'000u}), never));
+    if (large) now.take(now.run(hierarchical<>(), 30));
     if (now.done()) return now.answer();
     if constexpr (milp::backend<B>) {
       if (now.needed.size() <= options_.moment_operations) {
         if (m.limits().threads > 1) {
-          auto proof = std::async(std::launch::async, [&] { return prove(now, 1); });
+          auto proof = std::async(std::launch::async, [&] { return prove(now, never); });
           look(now, [&] { return proof.wait_for(std::chrono::seconds(0)) != std::future_status::ready; });
           now.take(proof.get());
         } else {
-          improve_for(now, 0.15, 0);
-          now.take(prove(now, 0.5));
+          improve_for(now, 2, 0);
+          now.take(prove(now, now.remaining() / 2));
         }
       }
     }
@@ -114,16 +115,19 @@ class automatic {
 
     /// Nothing more to be done?
     bool done() const { return all_.stopped() || answer_.status == status::infeasible; }
-    /// Lends a part of the time that is left. Times reported are those of schedules in `best`, if `offered`.
+    /// Lends some seconds of the time that is left: as many under every limit, so that a longer search begins as a shorter one
+    /// does. Times reported are those of schedules in `best`, if `offered`.
     template <class F>
-    auto within(double share, bool offered, F&& work) {
-      monitor part(all_, share, [this, offered](const progress& x) { return told(x, offered); });
+    auto within(double seconds, bool offered, F&& work) {
+      const double left = all_.remaining();
+      monitor part(all_, std::isfinite(left) && seconds < left ? seconds / left : 1,
+                   [this, offered](const progress& x) { return told(x, offered); });
       return work(part);
     }
     template <solver S>
-    result run(const S& s, double share) {
+    result run(const S& s, double seconds) {
       if (done()) return {};
-      return within(share, false, [&](monitor& m) { return s.solve(p, budget, m); });
+      return within(seconds, false, [&](monitor& m) { return s.solve(p, budget, m); });
     }
     void take(const result& found) {
       if (found.found()) best.offer(compute_order(found.schedule));
@@ -154,6 +158,7 @@ class automatic {
       suggestions_.pop_back();
       return last;
     }
+    double remaining() const { return all_.remaining(); }
     double bound() const { return bound_; }
     double seconds() const { return seconds_; }
     result answer() {
@@ -182,8 +187,8 @@ class automatic {
   };
 
   /// Works on the bound; what the MILPs of several moments find are suggestions.
-  time_bound prove(search& now, double share) const {
-    return now.within(share, false, [&](monitor& m) {
+  time_bound prove(search& now, double seconds) const {
+    return now.within(seconds, false, [&](monitor& m) {
       const auto proven = multi_cut_bound<B>(now.p, now.budget, m, {}, backend_, [&](const auto& form, const auto& x, double) {
         if (auto order = order_of(now.p, form, x)) now.suggest(std::move(*order));
         return now.seconds();
@@ -200,16 +205,16 @@ class automatic {
     for (std::uint64_t stream = 1; !now.done() && finding; ++stream) {
       finding = proving();
       while (auto order = now.suggestion()) follow(now, std::move(*order));
-      finding = improve_for(now, staged ? 0.2 : 0.3, stream) || finding;
+      finding = improve_for(now, staged ? 10 : 5, stream) || finding;
       if (!std::exchange(staged, true)) run_staged(now);
     }
   }
   /// @return false if it found nothing, though it had the time
-  bool improve_for(search& now, double share, std::uint64_t stream) const {
+  bool improve_for(search& now, double seconds, std::uint64_t stream) const {
     if (now.done()) return false;
     auto o = options_.search;
     o.stream = stream;
-    return now.within(share, true, [&](monitor& m) {
+    return now.within(seconds, true, [&](monitor& m) {
       const double before = now.seconds();
       order::local_search(now.p, now.best.found() ? now.best.order() : now.needed, now.best, m, o, now.bound());
       return m.stopped() || now.best.seconds() < before;
@@ -221,7 +226,7 @@ class automatic {
     incumbent other(now.p, now.budget);
     auto o = options_.search;
     o.patience = std::min<std::size_t>(o.patience, 300);
-    now.within(0.1, false, [&](monitor& m) { order::local_search(now.p, std::move(order), other, m, o, now.bound()); });
+    now.within(1, false, [&](monitor& m) { order::local_search(now.p, std::move(order), other, m, o, now.bound()); });
     if (other.found() && now.best.offer(other.order())) now.take(result{});
   }
 
@@ -229,10 +234,11 @@ class automatic {
     if constexpr (milp::backend<B>) {
       auto o = checkmate<B>::options::balanced();
       if (now.best.found()) o.start = with_drops(now.p, now.best.order());
-      now.take(now.run(checkmate<B>(o, backend_), 0.4));
+      now.take(now.run(checkmate<B>(o, backend_), now.remaining() * 0.4));
     }
   }
 
+  static constexpr double never = std::numeric_limits<double>::infinity();
   options options_;
   B backend_;
 };
