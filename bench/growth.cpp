@@ -39,7 +39,7 @@ void print_row(std::size_t layers, double part) {
   const auto start = processor_seconds();
   const auto r = remat::solve(p, budget, remat::hierarchical<>(), {.seconds = 600});
   const auto seconds = processor_seconds() - start;
-  const auto bound = remat::min_cut_bound(p, budget).seconds;
+  const auto bound = remat::bound::min_cut_bound(p, budget).seconds;
   std::printf("| %zu | %zu | %zu | %zu | %.2f | %.2f | %.2f |\n", layers, p.operations().size(), parts.size(), distinct.size(),
               seconds, r.found() ? 100 * (r.seconds / all.seconds - 1) : -1.0, 100 * (bound / all.seconds - 1));
   std::fflush(stdout);

@@ -17,15 +17,15 @@ TEST_CASE("targets that are there when the others are made for the last time") {
   // Two targets of 10 bytes, made from a value of 6 and from one of 2: the former first, then 10 + 10 + 2 bytes.
   const problem p("p", {{"x", 1, true}, {"a", 6}, {"b", 2}, {"s", 10}, {"t", 10}},
                   {{"a", {0}, {1}, 1}, {"b", {0}, {2}, 1}, {"s", {1}, {3}, 1}, {"t", {2}, {4}, 1}}, {3, 4});
-  CHECK(last_runs_bound(p) == 23);
-  CHECK(min_cut_bound(p, 22).budget == 23);
+  CHECK(bound::last_runs_bound(p) == 23);
+  CHECK(bound::min_cut_bound(p, 22).budget == 23);
   CHECK(exhaustive_optimum(p, 23));
   CHECK_FALSE(exhaustive_optimum(p, 22));
   std::mt19937_64 g(9);
   int tight = 0;
   for (int round = 0; round < 500; ++round) {
     const auto q = random_problem(g, {.operations = 5, .held = 100, .target = 60});
-    const auto least = std::max(last_runs_bound(q), bounds_without_search(q).budget);
+    const auto least = std::max(bound::last_runs_bound(q), bounds_without_search(q).budget);
     CHECK_FALSE(exhaustive_optimum(q, least - 1));
     tight += exhaustive_optimum(q, least).has_value();
   }
@@ -36,24 +36,25 @@ TEST_CASE("what is there when the last of the large operations runs for the last
   // The targets s and t, the latter by way of a, are made from w, which is large: s and a run beside it, in either order.
   const problem p("p", {{"x", 1, true}, {"w", 30}, {"s", 10}, {"a", 4}, {"t", 10}},
                   {{"w", {0}, {1}, 1}, {"s", {1}, {2}, 1}, {"a", {1}, {3}, 1}, {"t", {3}, {4}, 1}}, {2, 4});
-  CHECK(last_run_cut(p).working_set(1) == 41);
-  CHECK(last_large_run_bound(p) == 45);  // while the second of them runs, the result of the first is there: 1 + 30 + 10 + 4
+  CHECK(bound::last_run_cut(p).working_set(1) == 41);
+  CHECK(bound::last_large_run_bound(p) ==
+        45);  // while the second of them runs, the result of the first is there: 1 + 30 + 10 + 4
   CHECK(exhaustive_optimum(p, 45));
   CHECK_FALSE(exhaustive_optimum(p, 44));
-  CHECK(last_large_run_bound(p, 50) == 50);
-  CHECK(last_large_run_bound(p, 7, {}, 0) == 7);
-  CHECK(last_large_run_bound(p, 7, [] { return true; }) == 7);
+  CHECK(bound::last_large_run_bound(p, 50) == 50);
+  CHECK(bound::last_large_run_bound(p, 7, {}, 0) == 7);
+  CHECK(bound::last_large_run_bound(p, 7, [] { return true; }) == 7);
   std::mt19937_64 g(10);
   int tight = 0, higher = 0;
   for (int round = 0; round < 2000; ++round) {
     const auto q = random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 3, 6)),
                                       .once = round % 3 == 0 ? 25 : 0,
                                       .target = round % 2 == 0 ? 60 : 20});
-    const auto least = last_large_run_bound(q);
+    const auto least = bound::last_large_run_bound(q);
     INFO("round " << round << ", " << least << " bytes");
     REQUIRE_FALSE(exhaustive_optimum(q, least - 1));
     tight += exhaustive_optimum(q, least).has_value();
-    higher += least > std::max(last_runs_bound(q), bounds_without_search(q).budget);
+    higher += least > std::max(bound::last_runs_bound(q), bounds_without_search(q).budget);
   }
   CAPTURE(tight, higher);
   CHECK(tight > 1000);

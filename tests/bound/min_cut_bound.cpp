@@ -26,11 +26,11 @@ struct tally {
 void compare(const problem& p, bytes_t step, tally& t) {
   const auto all = evaluate(p, store_all_schedule(p));
   for (auto budget = all.peak;; budget -= step) {
-    const auto bound = min_cut_bound(p, budget);
+    const auto bound = bound::min_cut_bound(p, budget);
     const auto best = exhaustive_optimum(p, budget);
     INFO("budget " << budget);
     if (!best) {
-      CHECK(min_cut_bound(p, all.peak).budget <= all.peak);
+      CHECK(bound::min_cut_bound(p, all.peak).budget <= all.peak);
       break;
     }
     REQUIRE(bound.budget <= budget);
@@ -69,9 +69,9 @@ TEST_CASE("once-only operations force their values to be retained") {
   for (bool once : {false, true}) {
     const problem p("p", {{"x", 1, true}, {"big", 10, false}, {"small", 1, false}, {"loss", 10, false}, {"out", 1, false}},
                     {{"a", {0}, {1}, 5, 0, once}, {"b", {1}, {2}, 1}, {"c", {2}, {3}, 1}, {"d", {1, 3}, {4}, 1}}, {4});
-    const auto least = min_cut_bound(p, 23);
+    const auto least = bound::min_cut_bound(p, 23);
     CHECK(least.budget == 22);  // held, big, loss, out
-    const auto tight = min_cut_bound(p, 22);
+    const auto tight = bound::min_cut_bound(p, 22);
     CHECK(tight.seconds <= *exhaustive_optimum(p, 22));
   }
 }
@@ -79,8 +79,8 @@ TEST_CASE("once-only operations force their values to be retained") {
 TEST_CASE("no bound beyond the trivial one where copies are allowed") {
   const auto chain = unit_training_chain(6);
   const problem p("p", chain.values(), chain.operations(), chain.targets(), copy_rates{1, 1, 0});
-  CHECK(min_cut_bound(chain, 5).seconds > 13);
-  CHECK(min_cut_bound(p, 5).seconds == 13);
+  CHECK(bound::min_cut_bound(chain, 5).seconds > 13);
+  CHECK(bound::min_cut_bound(p, 5).seconds == 13);
 }
 
 TEST_CASE("captured networks") {
@@ -98,7 +98,7 @@ TEST_CASE("captured networks") {
     const double fractions[] = {.8, .6, .5, .4};
     for (int i = 0; i < 4; ++i) {
       const auto budget = p.held_bytes() + static_cast<bytes_t>(fractions[i] * static_cast<double>(all.peak - p.held_bytes()));
-      const auto extra = 100 * (min_cut_bound(p, budget).seconds / all.seconds - 1);
+      const auto extra = 100 * (bound::min_cut_bound(p, budget).seconds / all.seconds - 1);
       INFO(r.name << " at " << fractions[i] << ": " << extra << " %, known " << r.extra[i] << " %");
       CHECK(extra >= r.extra[i] - 0.06);
     }
@@ -107,6 +107,6 @@ TEST_CASE("captured networks") {
 
 TEST_CASE("options out of range are refused") {
   const auto p = unit_training_chain(3);
-  CHECK_THROWS_WITH(min_cut_bound(p, 5, {.moments = 0}), Catch::Contains("moments"));
-  CHECK_THROWS_WITH(min_cut_bound(p, 5, {.refined = 0}), Catch::Contains("refined"));
+  CHECK_THROWS_WITH(bound::min_cut_bound(p, 5, {.moments = 0}), Catch::Contains("moments"));
+  CHECK_THROWS_WITH(bound::min_cut_bound(p, 5, {.refined = 0}), Catch::Contains("refined"));
 }

@@ -21,8 +21,8 @@ struct moment_optimum {
 };
 template <milp::backend B>
 moment_optimum solve_moments(const problem& p, bytes_t budget, const std::vector<operation_id>& moments,
-                             const multi_cut_options& o = {}) {
-  const multi_cut_model form(p, budget, moments, o, milp::longest_row(B()));
+                             const bound::multi_cut_options& o = {}) {
+  const bound::multi_cut_model form(p, budget, moments, o, milp::longest_row(B()));
   const auto solve = [&](const milp::model& m) {
     const auto s = milp::solve(B(), m, {.gap = 0});
     REQUIRE((s.status == milp::status::optimal || s.status == milp::status::infeasible));
@@ -73,12 +73,12 @@ void check_moment_forms(std::uint64_t seed, int count) {
     REQUIRE(bound.integer <= best + slack);
     const auto least = bounds_without_search(p).seconds;
     positive += bound.integer > least + slack;
-    several += bound.integer > min_cut_bound(p, budget).seconds + slack;
+    several += bound.integer > bound::min_cut_bound(p, budget).seconds + slack;
     infeasible += std::isinf(bound.integer);
     tight += std::abs(bound.integer - best) < slack;
     if (moments.empty()) continue;
     // With all windows and rows, no moment added weakens the relaxation; without the long ones it may.
-    const multi_cut_options full{.light = 0, .reach = 99}, few{.light = 0, .reach = 1};
+    const bound::multi_cut_options full{.light = 0, .reach = 99}, few{.light = 0, .reach = 1};
     auto rest = moments;
     rest.erase(rest.begin() + static_cast<std::ptrdiff_t>(rest.size() / 2));
     const auto all = solve_moments<B>(p, budget, moments, full);
@@ -88,7 +88,7 @@ void check_moment_forms(std::uint64_t seed, int count) {
     stronger += all.relaxed > solve_moments<B>(p, budget, moments, few).relaxed + slack;
     const auto tau = moments.front();
     const auto single = solve_moments<B>(p, budget, {tau});
-    retention_cut cut(p, needed_operations(p), tau);
+    bound::retention_cut cut(p, needed_operations(p), tau);
     const auto room = budget + cut.room();
     if (cut.retain_least().bytes > room) {
       CHECK(std::isinf(single.relaxed));
@@ -123,7 +123,7 @@ void check_moments() {
     const auto all = evaluate(p, store_all_schedule(p)).peak;
     const auto r = solve(p, bounds_without_search(p).budget + (all - bounds_without_search(p).budget) / 2, method, {.gap = 1e-4});
     proven += r.status == status::optimal;
-    CHECK(r.bound >= min_cut_bound(p, r.budget).seconds);
+    CHECK(r.bound >= bound::min_cut_bound(p, r.budget).seconds);
   }
   CHECK(proven > 5);
 }

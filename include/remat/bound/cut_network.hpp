@@ -21,7 +21,7 @@
 #pragma GCC diagnostic pop
 #endif
 
-namespace remat::detail {
+namespace remat::bound {
 
 /// Vertices 0 (source), 1 (sink) and those added; edges with capacities that may change between cuts. The first cut lays the
 /// network out in rows; it takes no vertices and edges after that. About 60 bytes per edge and 40 per vertex.
@@ -101,4 +101,4 @@ class cut_network {
   std::vector<std::int32_t> distance_;
 };
 
-}  // namespace remat::detail
+}  // namespace remat::bound

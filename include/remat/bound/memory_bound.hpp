@@ -13,7 +13,7 @@
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
 
-namespace remat {
+namespace remat::bound {
 
 /// A lower bound on the memory of every schedule without copies: after the last run of an operation its targets stay, so the last
 /// runs meet, in their order, ever more of them. The least peak over all orders of the last runs has the operation with the
@@ -84,7 +84,7 @@ class last_run_cut {
   }
 
  private:
-  using network = detail::cut_network;
+  using network = cut_network;
   bytes_t bytes(value_id v) const { return p_.values()[v].held ? 0 : p_.values()[v].bytes; }
 
   const problem& p_;
@@ -132,4 +132,4 @@ inline bytes_t last_large_run_bound(const problem& p, bytes_t known = 0, const s
   return known;
 }
 
-}  // namespace remat
+}  // namespace remat::bound

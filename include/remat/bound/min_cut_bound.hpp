@@ -20,7 +20,7 @@
 #include <remat/core/result.hpp>
 #include <remat/core/solve.hpp>
 
-namespace remat {
+namespace remat::bound {
 
 /// A proven lower bound.
 struct time_bound {
@@ -76,7 +76,7 @@ inline std::vector<std::unique_ptr<retention_cut>> retention_cuts(const problem&
 /// Complexity: O(2 moments + 10 refined) maximum flows on O(values + operations) vertices, and those of `last_large_run_bound`; a
 /// fraction of a second for thousands.
 /// @code
-/// auto b = remat::min_cut_bound(p, budget);
+/// auto b = remat::bound::min_cut_bound(p, budget);
 /// std::cout << "no schedule takes less than " << b.seconds << " s\n";
 /// @endcode
 inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_bound_options& o = {},
@@ -147,4 +147,4 @@ inline void prove_bound(const problem& p, bytes_t budget, result& r, const std::
     r.status = status::infeasible;
 }
 
-}  // namespace remat
+}  // namespace remat::bound

@@ -20,7 +20,7 @@
 #include <remat/milp/backend.hpp>
 #include <remat/order/replay.hpp>
 
-namespace remat {
+namespace remat::bound {
 
 /// The order that a solution of `multi_cut_model` stands for: retains at each moment of which the solution has more than
 /// `threshold`. It may need more than the budget. Complexity: that of `replay_through`.
@@ -149,7 +149,7 @@ class multi_cut_choice {
 /// Complexity: that of some linear programs of O(moments (values + edges)) rows; exponential in the rest.
 /// @code
 /// remat::monitor m({.seconds = 10});
-/// auto b = remat::multi_cut_bound<remat::highs::backend>(p, budget, m);
+/// auto b = remat::bound::multi_cut_bound<remat::highs::backend>(p, budget, m);
 /// std::cout << "no schedule takes less than " << b.seconds << " s\n";
 /// @endcode
 template <milp::backend B>
@@ -217,4 +217,4 @@ time_bound multi_cut_bound(const problem& p, bytes_t budget, monitor& m, const m
   return best;
 }
 
-}  // namespace remat
+}  // namespace remat::bound

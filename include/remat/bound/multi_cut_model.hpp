@@ -16,7 +16,7 @@
 #include <remat/core/schedule.hpp>
 #include <remat/milp/model.hpp>
 
-namespace remat {
+namespace remat::bound {
 
 /// What a model of several moments leaves out, and how hard `multi_cut_bound` tries.
 struct multi_cut_options {
@@ -356,4 +356,4 @@ class multi_cut_model {
   milp::model model_;
 };
 
-}  // namespace remat
+}  // namespace remat::bound

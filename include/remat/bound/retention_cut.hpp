@@ -11,7 +11,7 @@
 #include <remat/bound/cut_network.hpp>
 #include <remat/core/problem.hpp>
 
-namespace remat {
+namespace remat::bound {
 
 /// What a schedule has to keep or to compute again at the moment before an operation `tau` runs for the first time.
 ///
@@ -92,7 +92,7 @@ class retention_cut {
 
  private:
   enum class role : unsigned char { unneeded, ancestor, descendant, free };
-  using network = detail::cut_network;
+  using network = cut_network;
   static constexpr double resolution = 1e13;  // units of capacity that all costs together are cut into
 
   /// Can `v` be on the device before `tau` runs, other than for free?
@@ -173,4 +173,4 @@ class retention_cut {
   std::vector<network::vertex> runs_;
 };
 
-}  // namespace remat
+}  // namespace remat::bound

@@ -136,7 +136,7 @@ class automatic {
       if (found.status == status::infeasible && !best.found()) answer_.status = status::infeasible;
       told({.stage = "automatic", .best = best.seconds(), .bound = found.bound}, true);
     }
-    void take(const time_bound& proven) {
+    void take(const bound::time_bound& proven) {
       result r;
       r.budget_bound = proven.budget;
       if (std::isfinite(proven.seconds))
@@ -187,12 +187,13 @@ class automatic {
   };
 
   /// Works on the bound; what the MILPs of several moments find are suggestions.
-  time_bound prove(search& now, double seconds) const {
+  bound::time_bound prove(search& now, double seconds) const {
     return now.within(seconds, false, [&](monitor& m) {
-      const auto proven = multi_cut_bound<B>(now.p, now.budget, m, {}, backend_, [&](const auto& form, const auto& x, double) {
-        if (auto order = order_of(now.p, form, x)) now.suggest(std::move(*order));
-        return now.seconds();
-      });
+      const auto proven =
+          bound::multi_cut_bound<B>(now.p, now.budget, m, {}, backend_, [&](const auto& form, const auto& x, double) {
+            if (auto order = bound::order_of(now.p, form, x)) now.suggest(std::move(*order));
+            return now.seconds();
+          });
       if (std::isfinite(proven.seconds)) m.report({.stage = "moments", .bound = proven.seconds});
       return proven;
     });

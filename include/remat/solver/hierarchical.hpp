@@ -168,7 +168,7 @@ class hierarchical {
     std::optional<partition> given;
     if (options_.parts) given = checked(p, *options_.parts);
     if (!best.offer(needed_operations(p))) {
-      if (options_.bound) prove_bound(p, budget, r, [&] { return m.stopped(); });
+      if (options_.bound) bound::prove_bound(p, budget, r, [&] { return m.stopped(); });
       if (r.status == status::infeasible) return r;
       search now{m, r.bound, {}};
       const auto alike = with_like_costs(p, options_.tolerance);
@@ -257,8 +257,8 @@ class hierarchical {
       }
       return list;
     }
-    retention_cut cut(b.bare(), needed, b.boundary());
-    std::vector<retention_cut::choice> found = {cut.retain_all(), cut.retain_least()};
+    bound::retention_cut cut(b.bare(), needed, b.boundary());
+    std::vector<bound::retention_cut::choice> found = {cut.retain_all(), cut.retain_least()};
     for (std::size_t i = 0; i + 1 < found.size() && found.size() <= options_.saved;) {
       const auto &rich = found[i], &lean = found[i + 1];
       const auto bytes = static_cast<double>(rich.bytes - lean.bytes);

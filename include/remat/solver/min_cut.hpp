@@ -71,7 +71,7 @@ class min_cut {
     if (!best.offer(needed_operations(p))) {
       const auto cuts = moments(p, budget, m);
       fit(p, budget, cuts, best, m);
-      if (options_.bound) prove_bound(p, budget, r, [&] { return m.stopped(); });
+      if (options_.bound) bound::prove_bound(p, budget, r, [&] { return m.stopped(); });
       if (r.status == status::infeasible) return r;
       search(p, budget, starts(p, cuts, m, best, r.bound), best, m, r.bound);
     }
@@ -105,7 +105,7 @@ class min_cut {
   }
 
  private:
-  using choice = retention_cut::choice;
+  using choice = bound::retention_cut::choice;
 
   /// An order from which schedules are made.
   struct start {
@@ -135,7 +135,7 @@ class min_cut {
       incumbent best(p, budget);
       if (!best.offer(needed_operations(p))) {
         if (!smaller.empty()) best.offer(smaller);
-        if (method.options_.bound) prove_bound(p, budget, r, [&] { return m.stopped(); });
+        if (method.options_.bound) bound::prove_bound(p, budget, r, [&] { return m.stopped(); });
         needed = r.budget_bound;
         if (r.status == status::infeasible) return r;
         if (cuts.empty()) cuts = method.moments(p, budget, m);
@@ -150,7 +150,7 @@ class min_cut {
   };
 
   /// The cuts at the breakpoints of the multiplier, most bytes first.
-  std::vector<choice> breakpoints(retention_cut& cut) const {
+  std::vector<choice> breakpoints(bound::retention_cut& cut) const {
     std::vector<choice> found = {cut.retain_all(), cut.retain_least()};
     std::vector<bool> closed = {false};  // between found[i] and found[i + 1] there is no other
     while (found.size() < options_.cuts) {
@@ -190,7 +190,7 @@ class min_cut {
   /// The heaviest moments.
   std::vector<moment> moments(const problem& p, bytes_t budget, monitor& m) const {
     std::vector<moment> list;
-    for (const auto& cut : retention_cuts(p, budget, options_.moments))
+    for (const auto& cut : bound::retention_cuts(p, budget, options_.moments))
       if (!m.stopped()) list.push_back({cut->tau(), breakpoints(*cut)});
     return list;
   }

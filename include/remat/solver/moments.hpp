@@ -41,10 +41,10 @@ namespace remat {
 template <milp::backend B>
 class moments {
  public:
-  explicit moments(const multi_cut_options& o, B backend = B()) : options_(o), backend_(std::move(backend)) {
+  explicit moments(const bound::multi_cut_options& o, B backend = B()) : options_(o), backend_(std::move(backend)) {
     options_.validate();
   }
-  moments() : moments(multi_cut_options{}) {}
+  moments() : moments(bound::multi_cut_options{}) {}
 
   std::string name() const { return "moments/" + std::string(backend_.name()); }
 
@@ -54,12 +54,12 @@ class moments {
     const auto needed = needed_operations(p);
     incumbent best(p, budget);
     if (!best.offer(needed)) {
-      const auto b = multi_cut_bound<B>(p, budget, m, options_, backend_,
-                                        [&](const multi_cut_model& form, const Eigen::VectorXd& x, double bound) {
-                                          round(p, form, x, budget, best, m);
-                                          best.report(m, std::to_string(form.moments().size()) + " moments", bound);
-                                          return best.seconds();
-                                        });
+      const auto b = bound::multi_cut_bound<B>(p, budget, m, options_, backend_,
+                                               [&](const bound::multi_cut_model& form, const Eigen::VectorXd& x, double bound) {
+                                                 round(p, form, x, budget, best, m);
+                                                 best.report(m, std::to_string(form.moments().size()) + " moments", bound);
+                                                 return best.seconds();
+                                               });
       r.budget_bound = b.budget;
       if (std::isfinite(b.seconds))
         r.bound = b.seconds;
@@ -73,13 +73,13 @@ class moments {
  private:
   /// Makes schedules of a solution: its order at several thresholds, with evictions where that does not fit, and retention where
   /// there is room.
-  static void round(const problem& p, const multi_cut_model& form, const Eigen::VectorXd& x, bytes_t budget, incumbent& best,
-                    monitor& m) {
+  static void round(const problem& p, const bound::multi_cut_model& form, const Eigen::VectorXd& x, bytes_t budget,
+                    incumbent& best, monitor& m) {
     const auto stop = [&] { return m.stopped(); };
     std::vector<std::pair<double, std::vector<operation_id>>> fitting;  // with their times
     std::optional<std::vector<operation_id>> last;
     for (const double threshold : {0.5, 0.1, 0.9, 0.3, 0.7}) {
-      auto order = order_of(p, form, x, threshold);
+      auto order = bound::order_of(p, form, x, threshold);
       if (!order || order == last) continue;
       best.offer(*order);
       const bool small = p.operations().size() < 1000;
@@ -101,7 +101,7 @@ class moments {
       best.offer(retain_more(p, std::move(fitting[i].second), budget, stop));
   }
 
-  multi_cut_options options_;
+  bound::multi_cut_options options_;
   B backend_;
 };
 
