@@ -30,7 +30,7 @@ TEST_CASE("chen on unit chains: costs of Checkmate's square-root and last-node b
   for (const auto& [n, cost, peak] : {std::tuple{4u, 11, 5}, {8u, 21, 7}, {16u, 45, 10}, {32u, 89, 14}})
     for (const auto v : {chen::variant::linearised, chen::variant::articulation_points}) {
       INFO("n " << n);
-      const auto r = leanest(unit_training_chain(n), chen({.turn = n, .variant = v, .division = chen::division::square_root}));
+      const auto r = leanest(unit_training_chain(n), chen({.backward_start = n, .variant = v, .division = chen::division::square_root}));
       CHECK(r.seconds == cost);
       CHECK(r.peak <= peak);
       CHECK(r.peak >= peak - 3);
@@ -92,5 +92,5 @@ TEST_CASE("chen on long chains") {
 TEST_CASE("options of chen that are out of range are named") {
   const auto p = unit_training_chain(4);
   CHECK_THROWS_WITH(chen({.tries = 0}), Catch::Contains("chen.tries"));
-  CHECK_THROWS_WITH(solve(p, 5, chen({.turn = 9})), Catch::Contains("chen.turn: no operation 9"));
+  CHECK_THROWS_WITH(solve(p, 5, chen({.backward_start = 9})), Catch::Contains("chen.backward_start: no operation 9"));
 }

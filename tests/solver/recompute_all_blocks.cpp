@@ -24,7 +24,7 @@ TEST_CASE("recompute_all_blocks runs every block once more, up to the last value
   CHECK(r.seconds == 33 + 3 + 3 + 3 + 5);
   const auto kept = leanest(p, recompute_all_blocks({.cuts = cuts, .keep_last = true}));
   CHECK(kept.seconds == 33 + 3 + 3 + 3);
-  const auto turned = leanest(p, recompute_all_blocks({.blocks = {.turn = 17}, .cuts = cuts}));
+  const auto turned = leanest(p, recompute_all_blocks({.blocks = {.backward_start = 17}, .cuts = cuts}));
   CHECK(turned.schedule == r.schedule);
   CHECK(leanest(p, recompute_all_blocks({.blocks = {.least = 8}})).peak < 12);
   CHECK(solve(p, 18, recompute_all_blocks{}).seconds == 33);  // store-all fits
@@ -58,6 +58,6 @@ TEST_CASE("options of recompute_all_blocks that are out of range are named") {
   const auto p = unit_training_chain(4);
   CHECK_THROWS_WITH(recompute_all_blocks({.cuts = {1, 3, 3}}), Catch::Contains("cuts[2] must be above 3, got 3"));
   CHECK_THROWS_WITH(solve(p, 5, recompute_all_blocks({.cuts = {1, 9}})), Catch::Contains("cuts: no operation 9"));
-  CHECK_THROWS_WITH(solve(p, 5, recompute_all_blocks({.blocks = {.turn = 10}})), Catch::Contains("turn: no operation 10"));
+  CHECK_THROWS_WITH(solve(p, 5, recompute_all_blocks({.blocks = {.backward_start = 10}})), Catch::Contains("backward_start: no operation 10"));
   CHECK_THROWS_WITH(solve(p, 5, recompute_all_blocks({.blocks = {.interface = 0}})), Catch::Contains("interface"));
 }

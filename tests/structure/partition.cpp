@@ -21,9 +21,9 @@ TEST_CASE("parts are cut where little crosses") {
   CHECK(find_partition(branches(4, 3, 4), {.size = 24}).size() >= 4);
   CHECK(find_partition(problem{}).empty());
   const auto t = transformer_training_graph(12);
-  CHECK(find_partition(t, {.turn = 150}).size() >= 6);
+  CHECK(find_partition(t, {.backward_start = 150}).size() >= 6);
   CHECK(find_partition(t, {.most = 3}).size() <= 3);
-  CHECK_THROWS_WITH(find_partition(t, {.turn = 5000}), Catch::Contains("turn"));
+  CHECK_THROWS_WITH(find_partition(t, {.backward_start = 5000}), Catch::Contains("backward_start"));
   CHECK_THROWS_WITH(find_partition(t, {.size = 0}), Catch::Contains("size"));
   CHECK_THROWS_WITH(find_partition(t, {.most = 0}), Catch::Contains("most"));
 }

@@ -19,9 +19,9 @@
 
 namespace remat {
 
-/// One block of a chain as a problem of its own, and ways to run it.
+/// One block of a chain as a problem of its own, and the ways to run it.
 ///
-/// Between the forward and the backward stands the *turn*, an operation that reads what the next block reads and yields the
+/// Between the forward and the backward stands the *boundary*, an operation that reads what the next block reads and yields the
 /// gradients that come back. Its workspace bounds what is saved from forward to backward. The block's inputs, held and pinned
 /// values occupy nothing here: the chain counts them.
 class block_problem {
@@ -54,12 +54,12 @@ class block_problem {
     const std::vector<value_id> nothing;
     const auto& incoming = last ? nothing : block.gradients;
     for (auto v : incoming) arrives_ += p.values()[v].bytes;
-    const auto from_turn = [&](value_id v) { return std::binary_search(incoming.begin(), incoming.end(), v); };
+    const auto arrives = [&](value_id v) { return std::binary_search(incoming.begin(), incoming.end(), v); };
     const auto add = [&](value_id v) {
       const auto [at, added] = local.emplace(v, static_cast<index_t>(values_.size()));
       if (!added) return at->second;
-      const bool made = (!p.is_source(v) && here[p.producer(v)]) || from_turn(v);
-      const bool counted = made && !pinned[v] && !(p.is_target(v) && p.producer(v) < c.turn);
+      const bool made = (!p.is_source(v) && here[p.producer(v)]) || arrives(v);
+      const bool counted = made && !pinned[v] && !(p.is_target(v) && p.producer(v) < c.backward_start);
       values_.push_back({"", counted ? p.values()[v].bytes : 0, !made});
       return at->second;
     };
@@ -76,21 +76,21 @@ class block_problem {
     };
     for (auto o : block.forward)
       if (here[o]) copy(o);
-    turn_ = operations_.size();
-    operation turn;
+    boundary_ = operations_.size();
+    operation boundary;
     if (!last)
       for (auto v : c.blocks[which + 1].inputs) {
-        turn.inputs.push_back(add(v));
-        next_.push_back(turn.inputs.back());
+        boundary.inputs.push_back(add(v));
+        next_.push_back(boundary.inputs.back());
         const bool made = !values_[next_.back()].held;
         if (!made) passing_ += p.values()[v].bytes;  // an input of this block as well
       }
-    for (auto v : incoming) turn.outputs.push_back(add(v));
-    turn.outputs.push_back(static_cast<index_t>(values_.size()));
-    targets_.push_back(turn.outputs.back());
-    values_.push_back({"turn", 0, false});
-    turn.once = true;
-    operations_.push_back(turn);
+    for (auto v : incoming) boundary.outputs.push_back(add(v));
+    boundary.outputs.push_back(static_cast<index_t>(values_.size()));
+    targets_.push_back(boundary.outputs.back());
+    values_.push_back({"boundary", 0, false});
+    boundary.once = true;
+    operations_.push_back(boundary);
     global_.push_back(none);
     for (auto o : block.backward) {
       copy(o);
@@ -103,18 +103,16 @@ class block_problem {
     bare_ = with_workspace(0);
   }
 
-  /// The problem with `workspace` bytes needed at the turn.
+  /// The problem with `workspace` bytes needed at the boundary.
   problem with_workspace(bytes_t workspace) const {
     auto ops = operations_;
-    ops[turn_].workspace = workspace;
+    ops[boundary_].workspace = workspace;
     return problem("block", values_, ops, targets_);
   }
   const problem& bare() const { return bare_; }
-  std::size_t turn() const { return turn_; }
   /// Operations computed once, ahead of the block.
   const std::vector<operation_id>& once() const { return once_; }
-  /// Bytes of the gradients that come in at the turn, and of what the backward leaves until the end.
-  bytes_t arriving() const { return arrives_; }
+  /// Bytes of what the backward leaves until the end.
   bytes_t kept() const { return kept_; }
   /// Bytes made here that the next block reads: no option saves less.
   bytes_t least_saved() const {
@@ -128,16 +126,16 @@ class block_problem {
     const auto needs = measure_order(bare_, order);
     option o;
     bytes_t before = 0, after = 0, saved = 0;
-    bool turned = false;
+    bool passed = false;
     for (std::size_t k = 0; k < order.size(); ++k) {
-      if (order[k] == turn_) {
+      if (order[k] == boundary_) {
         saved = needs.memory[k] - arrives_;
-        turned = true;
+        passed = true;
         continue;
       }
-      (turned ? after : before) = std::max(turned ? after : before, needs.memory[k]);
-      (turned ? o.needs.backward : o.needs.forward) += operations_[order[k]].seconds;
-      (turned ? o.backward : o.forward).push_back(global_[order[k]]);
+      (passed ? after : before) = std::max(passed ? after : before, needs.memory[k]);
+      (passed ? o.needs.backward : o.needs.forward) += operations_[order[k]].seconds;
+      (passed ? o.backward : o.forward).push_back(global_[order[k]]);
     }
     o.needs.saved = saved + passing_;
     o.needs.forward_transient = std::max<bytes_t>(0, before - saved);
@@ -146,11 +144,11 @@ class block_problem {
   }
   /// The forward that computes what the next block reads and saves nothing else: order, seconds and transient bytes.
   option checkpoint() const {
-    const std::vector<operation> forward(operations_.begin(), operations_.begin() + static_cast<std::ptrdiff_t>(turn_));
+    const std::vector<operation> forward(operations_.begin(), operations_.begin() + static_cast<std::ptrdiff_t>(boundary_));
     auto values = values_;
     for (value_id v = 0; v < values.size(); ++v) {
       const auto maker = bare_.producer(v);
-      if (maker == none || maker >= turn_) values[v] = {"", 0, true};
+      if (maker == none || maker >= boundary_) values[v] = {"", 0, true};
     }
     const problem p("checkpoint", values, forward, next_);
     const auto order = needed_operations(p);
@@ -161,39 +159,18 @@ class block_problem {
     o.needs.forward_transient = std::max<bytes_t>(0, needs.peak - least_saved());
     return o;
   }
-  /// The same ways to run, for a block that equals this one.
-  option translate(const option& o, const block_problem& from) const {
-    std::map<index_t, index_t> place;
-    for (std::size_t k = 0; k < global_.size(); ++k) place[from.global_[k]] = global_[k];
-    option twin = o;
-    for (auto& x : twin.forward) x = place[x];
-    for (auto& x : twin.backward) x = place[x];
-    twin.needs.saved += passing_ - from.passing_;
-    return twin;
-  }
-  /// Same structure, costs and sizes.
-  friend bool operator==(const block_problem& a, const block_problem& b) {
-    const auto same_value = [](const value& x, const value& y) { return x.bytes == y.bytes && x.held == y.held; };
-    const auto same_operation = [](const operation& x, const operation& y) {
-      return x.inputs == y.inputs && x.outputs == y.outputs && x.seconds == y.seconds && x.workspace == y.workspace &&
-             x.once == y.once;
-    };
-    return a.turn_ == b.turn_ && a.targets_ == b.targets_ && a.next_ == b.next_ &&
-           std::equal(a.values_.begin(), a.values_.end(), b.values_.begin(), b.values_.end(), same_value) &&
-           std::equal(a.operations_.begin(), a.operations_.end(), b.operations_.begin(), b.operations_.end(), same_operation);
-  }
 
  private:
   std::vector<value> values_;
   std::vector<operation> operations_;
   std::vector<value_id> targets_, next_;
   std::vector<operation_id> global_, once_;
-  std::size_t turn_ = 0;
+  std::size_t boundary_ = 0;
   bytes_t arrives_ = 0, kept_ = 0, passing_ = 0;
   problem bare_;
 };
 
-/// The blocks of a chain, ways to run each, and what they make together.
+/// The blocks of a chain, each saved as a whole or not at all, and what they make together.
 class block_joint {
  public:
   using option = block_problem::option;
@@ -208,8 +185,7 @@ class block_joint {
     };
     aside_ = p.held_bytes() + bytes(blocks.pinned);
     for (auto v : p.targets())
-      if (!p.is_source(v) && p.producer(v) < blocks.turn) aside_ += p.values()[v].bytes;
-    ways_.resize(n);
+      if (!p.is_source(v) && p.producer(v) < blocks.backward_start) aside_ += p.values()[v].bytes;
     chain_.links.resize(n);
     for (std::size_t i = 0; i < n; ++i) {
       problems_.emplace_back(p, blocks, i);
@@ -221,21 +197,16 @@ class block_joint {
       l.checkpoint_seconds = checkpoints_[i].needs.forward;
       l.checkpoint_transient = checkpoints_[i].needs.forward_transient;
       l.kept = b.kept();
-      set_options(i, {b.measure(needed_operations(b.bare()))});
+      saved_.push_back(b.measure(needed_operations(b.bare())));
+      l.options = {saved_[i].needs};
     }
   }
 
   const std::vector<block_problem>& problems() const { return problems_; }
-  const std::vector<option>& ways(std::size_t i) const { return ways_[i]; }
   /// Bytes on the device throughout, which the chain does not count.
   bytes_t aside() const { return aside_; }
-  /// The chain, with the options set so far.
+  /// The chain; each link has one option.
   const chain& links() const { return chain_; }
-  void set_options(std::size_t i, std::vector<option> ways) {
-    ways_[i] = std::move(ways);
-    chain_.links[i].options.clear();
-    for (const auto& o : ways_[i]) chain_.links[i].options.push_back(o.needs);
-  }
 
   /// The operations behind the steps of a schedule of the chain.
   /// Complexity: O(values + edges executed).
@@ -251,10 +222,10 @@ class block_joint {
           append(checkpoints_[s.link].forward);
           break;
         case chain_step::kind::forward:
-          append(ways_[s.link][s.option].forward);
+          append(saved_[s.link].forward);
           break;
         case chain_step::kind::backward:
-          append(ways_[s.link][s.option].backward);
+          append(saved_[s.link].backward);
           break;
       }
     }
@@ -282,8 +253,7 @@ class block_joint {
   const problem& p_;
   const block_chain& blocks_;
   std::vector<block_problem> problems_;
-  std::vector<std::vector<option>> ways_;
-  std::vector<option> checkpoints_;
+  std::vector<option> saved_, checkpoints_;  // of each block
   chain chain_;
   bytes_t aside_ = 0;
 };

@@ -20,6 +20,7 @@
 #include <remat/core/schedule.hpp>
 #include <remat/order/replay.hpp>
 #include <remat/structure/articulation.hpp>
+#include <remat/structure/backward_start.hpp>
 
 namespace remat {
 
@@ -54,7 +55,8 @@ class chen {
     greedy        ///< they end at the first candidate after more than b bytes were made, for several b
   };
   struct options {
-    std::optional<operation_id> turn = {};  ///< first operation of the backward; by default where store-all's memory is highest
+    std::optional<operation_id> backward_start =
+        {};  ///< first operation of the backward; by default as `remat::backward_start` says
     chen::variant variant = variant::any;
     chen::division division = division::any;
     std::size_t tries = 64;  ///< most numbers of segments and most b that are tried, >= 1
@@ -68,19 +70,15 @@ class chen {
 
   std::string name() const { return "chen"; }
 
-  /// @throws bad_option if `turn` is no operation
+  /// @throws bad_option if `backward_start` is no operation
   result solve(const problem& p, bytes_t budget, monitor& m) const {
-    if (options_.turn && *options_.turn >= p.operations().size())
-      throw bad_option("chen.turn: no operation " + std::to_string(*options_.turn));
+    if (options_.backward_start && *options_.backward_start >= p.operations().size())
+      throw bad_option("chen.backward_start: no operation " + std::to_string(*options_.backward_start));
     result r;
     const auto needed = needed_operations(p);
     incumbent best(p, budget);
-    if (!best.offer(needed) && !needed.empty()) {
-      const auto memory = measure_order(p, needed).memory;
-      const auto turn = options_.turn ? std::lower_bound(needed.begin(), needed.end(), *options_.turn) - needed.begin()
-                                      : std::max_element(memory.begin(), memory.end()) - memory.begin();
-      search(p, needed, std::min(static_cast<std::size_t>(turn), needed.size() - 1), best, m);
-    }
+    if (!best.offer(needed) && !needed.empty())
+      search(p, needed, remat::backward_start(p, needed, options_.backward_start), best, m);
     best.put_into(r);
     return r;
   }
@@ -88,21 +86,22 @@ class chen {
  private:
   using positions = std::vector<std::size_t>;  // in the list of needed operations
 
-  void search(const problem& p, const std::vector<operation_id>& needed, std::size_t turn, incumbent& best, monitor& m) const {
+  void search(const problem& p, const std::vector<operation_id>& needed, std::size_t backward_start, incumbent& best,
+              monitor& m) const {
     const auto wanted = [&](variant v) { return options_.variant == variant::any || options_.variant == v; };
-    positions all(turn), articulation;
-    for (std::size_t k = 0; k < turn; ++k) all[k] = k;
+    positions all(backward_start), articulation;
+    for (std::size_t k = 0; k < backward_start; ++k) all[k] = k;
     if (wanted(variant::articulation_points)) {
-      const auto points = articulation_points(p, {needed.data(), turn});
-      for (std::size_t k = 0; k < turn; ++k)
+      const auto points = articulation_points(p, {needed.data(), backward_start});
+      for (std::size_t k = 0; k < backward_start; ++k)
         if (std::binary_search(points.begin(), points.end(), needed[k])) articulation.push_back(k);
     }
     for (const auto& [v, candidates] :
          {std::pair{variant::crossing, &all}, {variant::linearised, &all}, {variant::articulation_points, &articulation}}) {
       if (!wanted(v)) continue;
-      for (const auto& ends : divisions(p, needed, turn, *candidates)) {
+      for (const auto& ends : divisions(p, needed, backward_start, *candidates)) {
         if (m.stopped()) return;
-        const auto order = play(p, needed, turn, ends, v, m);
+        const auto order = play(p, needed, backward_start, ends, v, m);
         if (order && best.offer(*order)) best.report(m, std::to_string(ends.size() + 1) + " segments");
       }
     }
@@ -112,7 +111,7 @@ class chen {
   }
 
   /// The sets of ends to be tried, each once.
-  std::set<positions> divisions(const problem& p, const std::vector<operation_id>& needed, std::size_t turn,
+  std::set<positions> divisions(const problem& p, const std::vector<operation_id>& needed, std::size_t backward_start,
                                 const positions& candidates) const {
     std::set<positions> sets;
     const auto n = candidates.size();
@@ -132,8 +131,8 @@ class chen {
       }
     if (wanted(division::greedy)) {
       double total = 0;
-      std::vector<double> made(turn);
-      for (std::size_t k = 0; k < turn; ++k) {
+      std::vector<double> made(backward_start);
+      for (std::size_t k = 0; k < backward_start; ++k) {
         for (auto v : p.operations()[needed[k]].outputs) made[k] += static_cast<double>(p.values()[v].bytes);
         total += made[k];
       }
@@ -141,7 +140,7 @@ class chen {
         positions ends;
         double since = 0;
         auto candidate = candidates.begin();
-        for (std::size_t k = 0; k < turn; ++k) {
+        for (std::size_t k = 0; k < backward_start; ++k) {
           since += made[k];
           while (candidate != candidates.end() && *candidate < k) ++candidate;
           if (candidate == candidates.end() || *candidate != k || since * static_cast<double>(count) <= total) continue;
@@ -157,11 +156,12 @@ class chen {
   /// Computes the forward, forgets what is not retained, and goes on; what is missing is computed again when it is needed.
   /// @return the order, or nothing if it is stopped or longer than anybody wants
   static std::optional<std::vector<operation_id>> play(const problem& p, const std::vector<operation_id>& needed,
-                                                       std::size_t turn, const positions& ends, variant v, const monitor& m) {
+                                                       std::size_t backward_start, const positions& ends, variant v,
+                                                       const monitor& m) {
     const auto& ops = p.operations();
     const auto backward = ends.size() + 1;
     std::vector<std::size_t> segment(ops.size(), backward);  // of an operation
-    for (std::size_t k = 0, s = 0; k < turn; ++k) {
+    for (std::size_t k = 0, s = 0; k < backward_start; ++k) {
       segment[needed[k]] = s;
       if (s < ends.size() && ends[s] == k) ++s;
     }
@@ -192,8 +192,8 @@ class chen {
     operation_id before = none;
     for (std::size_t k = 0; k < needed.size(); ++k) {
       const auto o = needed[k];
-      if (k == turn)
-        for (std::size_t i = 0; i < turn; ++i) forget(needed[i]);
+      if (k == backward_start)
+        for (std::size_t i = 0; i < backward_start; ++i) forget(needed[i]);
       std::size_t here = 0;  // the last segment that the operation reads
       for (auto x : ops[o].inputs)
         if (!p.is_source(x) && segment[p.producer(x)] < backward) here = std::max(here, segment[p.producer(x)]);
@@ -204,7 +204,7 @@ class chen {
       }
       if (order.size() > longest || m.stopped()) return std::nullopt;
       // What was made on the way to this segment is forgotten.
-      if (v != variant::crossing && k >= turn)
+      if (v != variant::crossing && k >= backward_start)
         for (auto x : made)
           if (x != o && (v == variant::last_node || segment[x] < here)) forget(x);
       if (v == variant::last_node && before != none) forget(before);

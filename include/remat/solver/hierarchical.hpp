@@ -283,7 +283,7 @@ class hierarchical {
     const bool large = bare.operations().size() > options_.leaf_operations;
     if (large) {
       auto finer = options_.cut;
-      finer.turn = b.boundary();
+      finer.backward_start = b.boundary();
       pieces = find_partition(bare, finer);
     }
     const double part_of_time = 0.5 / static_cast<double>(options_.peaks * (options_.saved + 1));

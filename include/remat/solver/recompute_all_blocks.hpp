@@ -14,6 +14,7 @@
 #include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>
+#include <remat/structure/backward_start.hpp>
 #include <remat/structure/blocks.hpp>
 
 namespace remat {
@@ -48,13 +49,14 @@ class recompute_all_blocks {
 
   std::string name() const { return "recompute_all_blocks"; }
 
-  /// @throws bad_option if a cut or the turn is no operation, or the options of the blocks are out of range
+  /// @throws bad_option if a cut or the beginning of the backward is no operation, or the options of the blocks are out of range
   result solve(const problem& p, bytes_t budget, monitor&) const {
     const auto n = p.operations().size();
     if (!options_.cuts.empty() && options_.cuts.back() >= n)
       throw bad_option("recompute_all_blocks.cuts: no operation " + std::to_string(options_.cuts.back()));
-    if (options_.blocks.turn && *options_.blocks.turn >= n)
-      throw bad_option("recompute_all_blocks.blocks.turn: no operation " + std::to_string(*options_.blocks.turn));
+    if (options_.blocks.backward_start && *options_.blocks.backward_start >= n)
+      throw bad_option("recompute_all_blocks.blocks.backward_start: no operation " +
+                       std::to_string(*options_.blocks.backward_start));
     result r;
     const auto needed = needed_operations(p);
     incumbent best(p, budget);
@@ -73,12 +75,10 @@ class recompute_all_blocks {
       for (auto& b : find_blocks(p, options_.blocks).blocks) list.push_back(std::move(b.forward));
       return list;
     }
-    const auto memory = measure_order(p, needed).memory;
-    const auto turn = options_.blocks.turn.value_or(
-        needed[static_cast<std::size_t>(std::max_element(memory.begin(), memory.end()) - memory.begin())]);
+    const auto begin = needed[backward_start(p, needed, options_.blocks.backward_start)];
     list.resize(options_.cuts.size() + 1);
     for (auto o : needed)
-      if (o < turn)
+      if (o < begin)
         list[static_cast<std::size_t>(std::upper_bound(options_.cuts.begin(), options_.cuts.end(), o) - options_.cuts.begin())]
             .push_back(o);
     std::erase_if(list, [](const operations& b) { return b.empty(); });

@@ -67,7 +67,7 @@ class rotor {
 
   std::string name() const { return "rotor"; }
 
-  /// @throws bad_option if `blocks.turn` is no operation
+  /// @throws bad_option if `blocks.backward_start` is no operation
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     if (incumbent all(p, budget); all.offer(needed_operations(p))) {
       result r;
@@ -84,7 +84,7 @@ class rotor {
   /// @param budgets bytes, each >= 0, in any order
   /// @param m       limits of all together
   /// @return as from `remat::solve`, in the order of the budgets
-  /// @throws bad_option for a negative budget, or if `blocks.turn` is no operation
+  /// @throws bad_option for a negative budget, or if `blocks.backward_start` is no operation
   std::vector<result> sweep(const problem& p, std::span<const bytes_t> budgets, monitor& m) const {
     std::vector<result> results;
     if (budgets.empty()) return results;

@@ -17,6 +17,7 @@
 #include <remat/core/problem.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>
+#include <remat/structure/backward_start.hpp>
 
 namespace remat {
 
@@ -31,13 +32,15 @@ using partition = std::vector<part>;
 
 /// How `find_partition` cuts.
 struct partition_options {
-  std::optional<operation_id> turn = {};  ///< first operation of the backward; by default what gives the best cuts
+  std::optional<operation_id> backward_start =
+      {};                 ///< first operation of the backward; by default as the problem says, or what gives the best cuts
   std::size_t size = 40;  ///< operations that a part should have, >= 1; a cut in a narrow place may be worth others
   std::size_t most = 64;  ///< most parts, >= 1
 
   /// @throws bad_option naming the member that is out of range
   void validate(const problem& p) const {
-    if (turn && *turn >= p.operations().size()) throw bad_option("partition.turn: no operation " + std::to_string(*turn));
+    if (backward_start && *backward_start >= p.operations().size())
+      throw bad_option("partition.backward_start: no operation " + std::to_string(*backward_start));
     if (size < 1) throw bad_option("partition.size must be >= 1, got 0");
     if (most < 1) throw bad_option("partition.most must be >= 1, got 0");
   }
@@ -90,21 +93,23 @@ struct nested_cut {
   bytes_t crossing;  ///< bytes of the values made on one side and read on the other
 };
 
-/// The best partner of every position before `turn`: for each q the q' >= turn with the fewest bytes between [q, q') and the
-/// rest. Targets do not count where they are made: they stay to the end anyway. Complexity: O(edges log operations).
-inline std::vector<nested_cut> nested_cuts(const problem& p, const std::vector<operation_id>& needed, std::size_t turn) {
+/// The best partner of every position before `backward_start`: for each q the q' >= backward_start with the fewest bytes between
+/// [q, q') and the rest. Targets do not count where they are made: they stay to the end anyway. Complexity: O(edges log
+/// operations).
+inline std::vector<nested_cut> nested_cuts(const problem& p, const std::vector<operation_id>& needed,
+                                           std::size_t backward_start) {
   const auto n = needed.size();
   const auto& values = p.values();
   std::vector<std::size_t> next(values.size(), n), last(values.size(), 0);  // reads at or after q; n: none
   std::vector<bool> inside(values.size(), false);                           // made at or after q
-  raised_line line(n + 1 - turn);                                           // place q' - turn
+  raised_line line(n + 1 - backward_start);                                 // place q' - backward_start
   const auto raise = [&](std::size_t from, std::size_t to, bytes_t by) {    // q' in [from, to)
-    line.raise(std::max(from, turn) - turn, std::max(to, turn) - turn, by);
+    line.raise(std::max(from, backward_start) - backward_start, std::max(to, backward_start) - backward_start, by);
   };
   for (auto k = n; k-- > 0;)
     for (auto v : p.operations()[needed[k]].inputs)
       if (last[v] == 0) last[v] = k;
-  std::vector<nested_cut> cuts(turn + 1);
+  std::vector<nested_cut> cuts(backward_start + 1);
   for (auto q = n; q-- > 0;) {
     const auto& op = p.operations()[needed[q]];
     for (auto v : op.outputs) {
@@ -116,7 +121,7 @@ inline std::vector<nested_cut> nested_cuts(const problem& p, const std::vector<o
       if (!values[v].held) raise(q + 1, next[v] < n ? next[v] + 1 : n + 1, values[v].bytes);  // comes in
       next[v] = q;
     }
-    if (q <= turn) cuts[q] = {q, line.where() + turn, line.least()};
+    if (q <= backward_start) cuts[q] = {q, line.where() + backward_start, line.least()};
   }
   return cuts;
 }
@@ -126,23 +131,23 @@ inline std::vector<nested_cut> nested_cuts(const problem& p, const std::vector<o
 /// Complexity: O(cuts).
 inline std::vector<nested_cut> choose_cuts(const std::vector<nested_cut>& all, std::size_t n, double size, double& cost) {
   // Only places no wider than their neighbours; a cut is judged against the mean of what is around it.
-  const auto turn = all.size() - 1;
+  const auto backward_start = all.size() - 1;
   const auto around = static_cast<std::size_t>(2 * size) + 2;
-  std::vector<double> sum(turn + 2, 0);
-  for (std::size_t q = 0; q <= turn; ++q) sum[q + 1] = sum[q] + static_cast<double>(all[q].crossing);
+  std::vector<double> sum(backward_start + 2, 0);
+  for (std::size_t q = 0; q <= backward_start; ++q) sum[q + 1] = sum[q] + static_cast<double>(all[q].crossing);
   struct state {
     nested_cut cut;
     double price, best;
     std::size_t before;
   };
   std::vector<state> states = {{{0, n, 0}, 0, 0, 0}};
-  for (std::size_t q = 1; q < turn; ++q) {
+  for (std::size_t q = 1; q < backward_start; ++q) {
     if (all[q].crossing > all[q - 1].crossing || all[q].crossing > all[q + 1].crossing) continue;
-    const auto from = q > around ? q - around : 0, to = std::min(turn + 1, q + around + 1);
+    const auto from = q > around ? q - around : 0, to = std::min(backward_start + 1, q + around + 1);
     const double mean = (sum[to] - sum[from]) / static_cast<double>(to - from);
     states.push_back({all[q], 0.1 + (mean > 0 ? 2 * static_cast<double>(all[q].crossing) / mean : 0), 0, 0});
   }
-  states.push_back({{turn, turn, 0}, 0, 0, 0});
+  states.push_back({{backward_start, backward_start, 0}, 0, 0, 0});
   constexpr std::size_t reach = 96;  // candidates looked back; more only where they do not nest
   for (std::size_t j = 1; j < states.size(); ++j) {
     auto& s = states[j];
@@ -202,31 +207,28 @@ inline std::vector<operation_id> without_once(const problem& p, std::vector<oper
 /// @param p the problem
 /// @param o options
 /// @return the parts; none where there is nothing to cut
-/// @throws bad_option if `turn` is no operation, or `size` or `most` is 0
+/// @throws bad_option if `backward_start` is no operation, or `size` or `most` is 0
 /// Complexity: O(edges log operations).
 inline partition find_partition(const problem& p, const partition_options& o = {}) {
   o.validate(p);
   const auto needed = needed_operations(p);
   const auto n = needed.size();
   if (n < 2) return {};
-  const auto at = [&](operation_id op) {
-    return static_cast<std::size_t>(std::lower_bound(needed.begin(), needed.end(), op) - needed.begin());
-  };
   std::vector<detail::nested_cut> all, chosen;
   double least = std::numeric_limits<double>::infinity();
-  const auto attempt = [&](std::size_t turn) {
-    auto cuts = detail::nested_cuts(p, needed, turn);
+  const auto attempt = [&](std::size_t backward_start) {
+    auto cuts = detail::nested_cuts(p, needed, backward_start);
     double cost = 0;
     auto some = detail::choose_cuts(cuts, n, static_cast<double>(o.size), cost);
     if (cost < least) least = cost, all = std::move(cuts), chosen = std::move(some);
   };
-  if (o.turn) {
-    attempt(std::min(at(*o.turn), n - 1));
+  if (o.backward_start || p.backward_start()) {
+    attempt(backward_start(p, needed, o.backward_start));
   } else {
-    // The forward ends somewhere near the peak; a turn that is off spoils the innermost part only, within which it is sought
+    // The forward ends somewhere near the peak; a guess that is off spoils the innermost part only, within which it is sought
     // again.
     const auto memory = measure_order(p, needed).memory;
-    const auto peak = static_cast<std::size_t>(std::max_element(memory.begin(), memory.end()) - memory.begin());
+    const auto peak = backward_start(p, needed);
     for (const double f : {1.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1})
       attempt(std::min(n - 1, static_cast<std::size_t>(f * static_cast<double>(peak))));
     const auto innermost = [&] {
@@ -239,7 +241,7 @@ inline partition find_partition(const problem& p, const partition_options& o = {
       for (std::size_t k = 0; k < tries; ++k) attempt(from + (to - from) * k / tries);
       if (!(least < before)) break;
     }
-    // Within the innermost part the turn makes no difference to the cuts: it is where most is on the device.
+    // Within the innermost part it makes no difference to the cuts: it is where most is on the device.
     const auto [from, to] = innermost();
     least *= 1.1;
     if (from < to)
@@ -251,15 +253,15 @@ inline partition find_partition(const problem& p, const partition_options& o = {
     chosen = detail::choose_cuts(all, n, static_cast<double>(size), least);
 
   partition parts;
-  const auto turn = all.size() - 1;
+  const auto backward_start = all.size() - 1;
   for (std::size_t i = 0; i <= chosen.size(); ++i) {
     const auto run = [&](std::size_t from, std::size_t to) {
       return detail::without_once(
           p, {needed.begin() + static_cast<std::ptrdiff_t>(from), needed.begin() + static_cast<std::ptrdiff_t>(to)});
     };
     const bool first = i == 0, last = i == chosen.size();
-    part piece{run(first ? 0 : chosen[i - 1].forward, last ? turn : chosen[i].forward),
-               run(last ? turn : chosen[i].backward, first ? n : chosen[i - 1].backward)};
+    part piece{run(first ? 0 : chosen[i - 1].forward, last ? backward_start : chosen[i].forward),
+               run(last ? backward_start : chosen[i].backward, first ? n : chosen[i - 1].backward)};
     if (piece.size() > 1) parts.push_back(std::move(piece));
   }
   return parts;

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Where the backward of a training step begins.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+#include <remat/core/liveness.hpp>
+#include <remat/core/problem.hpp>
+
+namespace remat {
+
+/// The position in `needed` of the first operation of the backward: as said, or as the problem says, or, by guess, the one at
+/// which store-all needs most memory: the forward has made all that it retains, and nothing is freed yet.
+/// @param p      the problem
+/// @param needed `needed_operations(p)`, not empty
+/// @param said   the operation, where the user knows
+/// @return a position; the last, where the operation named comes after all
+/// Complexity: O(log operations), or O(values + edges) for a guess.
+inline std::size_t backward_start(const problem& p, const std::vector<operation_id>& needed,
+                                  std::optional<operation_id> said = std::nullopt) {
+  if (!said) said = p.backward_start();
+  if (said) {
+    const auto at = std::lower_bound(needed.begin(), needed.end(), *said) - needed.begin();
+    return std::min(static_cast<std::size_t>(at), needed.size() - 1);
+  }
+  const auto memory = measure_order(p, needed).memory;
+  return static_cast<std::size_t>(std::max_element(memory.begin(), memory.end()) - memory.begin());
+}
+
+}  // namespace remat
