@@ -130,6 +130,27 @@ result solve(const problem& p, bytes_t budget, const S& s, const limits& l = {},
   return judge(p, budget, s.name(), m, std::move(answer));
 }
 
+/// One budget of a sweep, for solvers that share work between budgets: completed and judged as by `solve`.
+/// @param p      the problem
+/// @param budget of this slice, bytes
+/// @param name   of the solver
+/// @param m      limits and observers of the whole sweep
+/// @param left   slices that are left, this one included: it may take its share of the time that is left
+/// @param search what the solver does for this budget
+/// @throws as `solve`
+template <std::invocable<monitor&> Search>
+result budget_slice(const problem& p, bytes_t budget, const std::string& name, monitor& m, double left, const Search& search) {
+  struct slice {
+    const std::string& label;
+    const Search& run;
+    std::string name() const { return label; }
+    result solve(const problem&, bytes_t, monitor& part) const { return run(part); }
+  };
+  auto l = m.limits();
+  l.seconds = m.remaining() / left;
+  return solve(p, budget, slice{name, search}, l, report_to(m));
+}
+
 /// A schedule that is known, to begin with.
 struct start_from {
   explicit start_from(const remat::schedule& s) : schedule(s) {}

@@ -237,22 +237,12 @@ class checkmate {
         const auto order = compute_order(last_.schedule);
         hint = eviction(p_, order).run(budget, {}, [&] { return m_.stopped(); });
       }
-      auto l = m_.limits();
-      l.seconds = m_.remaining() / share;
-      const step one{method_.name(), [&](monitor& m) { return forms_.solve(budget, hint, last_.scope_bound, m); }};
-      last_ = remat::solve(p_, budget, one, l, report_to(m_));
+      last_ = budget_slice(p_, budget, method_.name(), m_, share,
+                           [&](monitor& m) { return forms_.solve(budget, hint, last_.scope_bound, m); });
       return last_;
     }
 
    private:
-    /// One budget, as a solver.
-    struct step {
-      std::string label;
-      std::function<result(monitor&)> search;
-      std::string name() const { return label; }
-      result solve(const problem&, bytes_t, monitor& m) const { return search(m); }
-    };
-
     const checkmate& method_;
     const problem& p_;
     monitor& m_;

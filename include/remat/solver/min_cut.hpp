@@ -96,10 +96,25 @@ class min_cut {
     std::vector<operation_id> smaller;  // the fastest order for the budgets so far
     bytes_t needed = 0;                 // no schedule fits a smaller budget
     for (std::size_t i = 0; i < ascending.size(); ++i) {
-      auto l = m.limits();
-      l.seconds = m.remaining() / static_cast<double>(ascending.size() - i);
       const auto budget = budgets[ascending[i]];
-      results[ascending[i]] = remat::solve(p, budget, one_of_many{*this, cuts, shared, smaller, needed}, l, report_to(m));
+      results[ascending[i]] = budget_slice(p, budget, name(), m, static_cast<double>(ascending.size() - i), [&](monitor& part) {
+        result r;
+        r.budget_bound = needed;
+        incumbent best(p, budget);
+        if (!best.offer(needed_operations(p))) {
+          if (!smaller.empty()) best.offer(smaller);
+          if (options_.bound) bound::prove_bound(p, budget, r, [&] { return part.stopped(); });
+          needed = r.budget_bound;
+          if (r.status == status::infeasible) return r;
+          if (cuts.empty()) cuts = moments(p, budget, part);
+          fit(p, budget, cuts, best, part);
+          if (!shared) shared = starts(p, cuts, part, best, r.bound);
+          search(p, budget, *shared, best, part, r.bound);
+        }
+        if (best.found()) smaller = best.order();
+        best.put_into(r);
+        return r;
+      });
     }
     return results;
   }
@@ -118,35 +133,6 @@ class min_cut {
   struct moment {
     operation_id tau;
     std::vector<choice> choices;
-  };
-
-  /// `sweep` for one budget.
-  struct one_of_many {
-    const min_cut& method;
-    std::vector<moment>& cuts;
-    std::optional<std::vector<start>>& shared;
-    std::vector<operation_id>& smaller;
-    bytes_t& needed;
-
-    std::string name() const { return method.name(); }
-    result solve(const problem& p, bytes_t budget, monitor& m) const {
-      result r;
-      r.budget_bound = needed;
-      incumbent best(p, budget);
-      if (!best.offer(needed_operations(p))) {
-        if (!smaller.empty()) best.offer(smaller);
-        if (method.options_.bound) bound::prove_bound(p, budget, r, [&] { return m.stopped(); });
-        needed = r.budget_bound;
-        if (r.status == status::infeasible) return r;
-        if (cuts.empty()) cuts = method.moments(p, budget, m);
-        method.fit(p, budget, cuts, best, m);
-        if (!shared) shared = method.starts(p, cuts, m, best, r.bound);
-        method.search(p, budget, *shared, best, m, r.bound);
-      }
-      if (best.found()) smaller = best.order();
-      best.put_into(r);
-      return r;
-    }
   };
 
   /// The cuts at the breakpoints of the multiplier, most bytes first.

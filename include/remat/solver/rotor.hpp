@@ -89,11 +89,9 @@ class rotor {
     std::vector<result> results;
     if (budgets.empty()) return results;
     const ground shared(p, options_, *std::max_element(budgets.begin(), budgets.end()), m);
-    for (std::size_t k = 0; k < budgets.size(); ++k) {
-      auto l = m.limits();
-      l.seconds = m.remaining() / static_cast<double>(budgets.size() - k);
-      results.push_back(remat::solve(p, budgets[k], member{shared}, l, report_to(m)));
-    }
+    for (std::size_t k = 0; k < budgets.size(); ++k)
+      results.push_back(budget_slice(p, budgets[k], name(), m, static_cast<double>(budgets.size() - k),
+                                     [&](monitor& part) { return shared.solve(budgets[k], part); }));
     return results;
   }
 
@@ -187,13 +185,6 @@ class rotor {
     const problem& p_;
     links fine_;
     std::optional<links> coarse_;
-  };
-
-  /// A budget of a sweep.
-  struct member {
-    const ground& shared;
-    std::string name() const { return "rotor"; }
-    result solve(const problem&, bytes_t budget, monitor& m) const { return shared.solve(budget, m); }
   };
 
   options options_;
