@@ -2,19 +2,28 @@
 // Plans transformers of more and more layers in half of their activation memory and prints a table in Markdown: processor seconds
 // of the planner, the parts found and the parts solved. Equal parts are solved once, so that twice the layers take at most twice
 // the time.
+//
+// bench_growth SHARE METHOD SECONDS LAYERS..: how soon `min_cut` or `automatic` (without a MILP library) has a schedule, and one
+// within 0.5 % of the bound that it proves in the end; all times are processor seconds but the last, by how much it is late.
+#include <sys/resource.h>
+
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <ctime>
 #include <exception>
 #include <iostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <remat/bound/min_cut_bound.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/hierarchy/part_problem.hpp>
+#include <remat/solver/automatic.hpp>
 #include <remat/solver/hierarchical.hpp>
+#include <remat/solver/min_cut.hpp>
 #include <remat/structure/canonical.hpp>
 #include <remat/structure/partition.hpp>
 #include <remat/testing/generators.hpp>
@@ -45,10 +54,42 @@ void print_row(std::size_t layers, double part) {
   std::fflush(stdout);
 }
 
+template <remat::solver S>
+void print_run(std::size_t layers, double part, const S& method, double limit) {
+  const auto p = remat::testing::transformer_training_graph(layers);
+  const auto all = remat::evaluate(p, remat::store_all_schedule(p));
+  const auto budget = static_cast<remat::bytes_t>(part * static_cast<double>(all.peak));
+  std::vector<std::pair<double, double>> found;  // when, how fast
+  const auto start = processor_seconds();
+  const auto r = remat::solve(p, budget, method, {.seconds = limit}, [&](const remat::progress& now) {
+    if (std::isfinite(now.best) && (found.empty() || now.best < found.back().second))
+      found.emplace_back(processor_seconds() - start, now.best);
+  });
+  const auto seconds = processor_seconds() - start;
+  const auto close = std::find_if(found.begin(), found.end(), [&](auto x) { return x.second * (1 - 0.005) <= r.bound; });
+  rusage used{};
+  getrusage(RUSAGE_SELF, &used);
+  std::printf("| %zu | %.2f | %.2f | %.3f | %.2f | %ld | %.2f |\n", p.operations().size(),
+              found.empty() ? -1.0 : found.front().first, close == found.end() ? -1.0 : close->first, 100 * r.gap(), seconds,
+              used.ru_maxrss / 1024, std::max(0.0, r.elapsed - limit));
+  std::fflush(stdout);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
   const double part = argc > 1 ? std::stod(argv[1]) : 0.5;
+  if (argc > 3) {
+    std::printf(
+        "| operations | first | within 0.5 %% | gap %% | in all | MiB so far | late, s |\n|---|---|---|---|---|---|---|\n");
+    for (int i = 4; i < argc; ++i) {
+      if (std::string(argv[2]) == "min_cut")
+        print_run(std::stoul(argv[i]), part, remat::min_cut(), std::stod(argv[3]));
+      else
+        print_run(std::stoul(argv[i]), part, remat::automatic<>(), std::stod(argv[3]));
+    }
+    return 0;
+  }
   std::printf(
       "| layers | operations | parts | distinct | processor s | extra time %% | bound %% |\n|---|---|---|---|---|---|---|\n");
   for (const std::size_t layers : {6, 12, 24, 48}) print_row(layers, part);

@@ -54,3 +54,14 @@ TEST_CASE("an eviction keeps to the budget") {
   }
   CHECK(fitted > 100);
 }
+
+TEST_CASE("evictions stop when told to, and after the work that they may do") {
+  const auto p = transformer_training_graph(12);
+  const auto order = needed_operations(p);
+  const auto budget = evaluate(p, store_all_schedule(p)).peak * 7 / 10;
+  CHECK(eviction(p, order).run(budget, {}));
+  CHECK_FALSE(eviction(p, order).run(budget, {.work = 10}));
+  int polls = 0;
+  CHECK_FALSE(eviction(p, order).run(budget, {}, [&] { return ++polls, true; }));
+  CHECK(polls == 1);
+}

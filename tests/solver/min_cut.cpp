@@ -145,3 +145,16 @@ TEST_CASE("min_cut stops when told to, and refuses options out of range") {
   CHECK_THROWS_AS(min_cut({.cuts = 1}), bad_option);
   CHECK_THROWS_AS(min_cut({.mixtures = 0}), bad_option);
 }
+
+TEST_CASE("ten thousand operations: a schedule near the bound, and a request to stop ends the search") {
+  const auto p = transformer_training_graph(323);
+  CHECK(p.operations().size() > 10000);
+  const auto budget = evaluate(p, store_all_schedule(p)).peak / 2;
+  const auto near = solve(p, budget, min_cut({.repairs = 0, .rounds = 0}), {.seconds = 600});
+  REQUIRE(near.found());
+  CHECK(near.gap() < 0.005);
+  int reports = 0;
+  const auto first = solve(p, budget, min_cut{}, {.seconds = 600}, [&](const progress&) { return ++reports, control::stop; });
+  CHECK(first.found());
+  CHECK(reports == 1);  // each phase polls before its first step
+}

@@ -48,7 +48,7 @@ class min_cut {
   struct options {
     std::size_t moments = 4;       ///< operations across which retention is optimised, >= 1
     std::size_t cuts = 16;         ///< most cuts per moment, >= 2
-    std::size_t mixtures = 6;      ///< mixtures of each two neighbouring cuts, >= 1
+    std::size_t mixtures = 6;      ///< mixtures of each two neighbouring cuts, >= 1; fewer where there are over 20 000 operations
     bool bound = true;             ///< prove a lower bound as well
     std::size_t repairs = 300000;  ///< operations times starts that are made to fit; fewer where there are over 4000 operations
     /// `local_search` ends after `rounds` / operations of its rounds without an improvement, 20 to 500; 0: it is not run.
@@ -189,8 +189,9 @@ class min_cut {
       const auto fits = [&](const choice& c) {
         const auto order = replay_across(p, needed, at.tau, c.retained, c.later);
         if (!order) return false;
+        if (measure_order(p, *order).peak > budget) return false;
         if (best.offer(*order)) m.report({.stage = "cuts", .best = best.seconds()});
-        return measure_order(p, *order).peak <= budget;
+        return true;
       };
       bool before = true;
       for (std::size_t i = 0; i < at.choices.size() && !m.stopped(); ++i) {
@@ -213,15 +214,16 @@ class min_cut {
     std::vector<start> list;
     const auto add = [&](std::vector<operation_id> order) {
       const auto needs = measure_order(p, order);
-      if (best.offer(order)) m.report({.stage = "cuts", .best = best.seconds(), .bound = bound});
+      if (needs.peak <= best.budget() && best.offer(order)) m.report({.stage = "cuts", .best = best.seconds(), .bound = bound});
       list.push_back({std::move(order), needs.peak, needs.seconds});
     };
     add(needed);
+    const auto mixtures = std::clamp<std::size_t>(options_.mixtures * 20'000 / (p.operations().size() + 1), 1, options_.mixtures);
     for (const auto& [tau, choices] : moments)
       for (std::size_t i = 0; i + 1 < choices.size() && !m.stopped(); ++i)
-        for (std::size_t part = 0; part <= options_.mixtures; ++part) {
+        for (std::size_t part = 0; part <= mixtures; ++part) {
           if (part == 0 && i > 0) continue;
-          const auto count = static_cast<index_t>(tau * part / options_.mixtures);
+          const auto count = static_cast<index_t>(tau * part / mixtures);
           const auto mixed = mix(p, choices[i + 1], choices[i], count);
           if (auto order = replay_across(p, needed, tau, mixed.retained, mixed.later)) add(std::move(*order));
         }
