@@ -42,11 +42,11 @@ struct joined {
 };
 template <milp::backend B>
 std::optional<joined> hilp_optimum(const problem& p, bytes_t budget, const partition& parts,
-                                   const std::vector<part_options>& options) {
-  const part_index index(p, parts);
+                                   const std::vector<hierarchy::part_options>& options) {
+  const hierarchy::part_index index(p, parts);
   incumbent best(p, budget);
-  level l(p, index, parts, options, best, true);
-  hilp_model form(l, 100);
+  hierarchy::level l(p, index, parts, options, best, true);
+  hierarchy::hilp_model form(l, 100);
   const auto s = milp::solve(B(), form.build(), {.gap = 0});
   if (!s.found()) return std::nullopt;
   REQUIRE(l.take(form.order(s.x)));
@@ -91,11 +91,11 @@ void check_hilp_of_parts(std::uint64_t seed, int rounds) {
     const auto p = round % 2 ? random_training_chain(g, static_cast<std::size_t>(uniform(g, 2, 4)))
                              : random_problem(g, {.operations = 8, .once = round % 3 ? 0 : 15});
     const auto parts = find_partition(p, {.size = static_cast<std::size_t>(uniform(g, 2, 4))});
-    const part_index index(p, parts);
-    std::vector<part_options> options;
+    const hierarchy::part_index index(p, parts);
+    std::vector<hierarchy::part_options> options;
     for (const auto& piece : parts) {
-      const part_problem b(p, index, piece);
-      part_options list;
+      const hierarchy::part_problem b(p, index, piece);
+      hierarchy::part_options list;
       const auto listed = needed_operations(b.bare());
       list.list = {b.measure(listed)};
       const auto peak = measure_order(b.bare(), listed).peak;
@@ -116,9 +116,9 @@ void check_hilp_of_parts(std::uint64_t seed, int rounds) {
       double best = std::numeric_limits<double>::infinity();
       std::vector<std::size_t> which(parts.size(), 0);
       for (bool more = true; more;) {
-        std::vector<const part_option*> chosen;
+        std::vector<const hierarchy::part_option*> chosen;
         for (std::size_t i = 0; i < parts.size(); ++i) chosen.push_back(&options[i].list[which[i]]);
-        if (const condensed_problem c(p, index, chosen); c.possible() && c.condensed().values().size() <= 14)
+        if (const hierarchy::condensed_problem c(p, index, chosen); c.possible() && c.condensed().values().size() <= 14)
           best = std::min(best, staged_optimum(c.condensed(), budget).value_or(best));
         more = false;
         for (std::size_t i = 0; i < parts.size() && !more; ++i) {

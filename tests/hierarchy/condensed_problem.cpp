@@ -31,16 +31,16 @@ TEST_CASE("partitions of any graph: disjoint, in an order, balanced") {
                              : random_training_chain(g, static_cast<std::size_t>(3 + round % 17));
     const auto parts = find_partition(p, {.size = static_cast<std::size_t>(3 + round % 9), .most = 12});
     CHECK(parts.size() <= 12);
-    const part_index index(p, parts);  // throws if an operation is listed twice
-    std::vector<part_option> ways;
+    const hierarchy::part_index index(p, parts);  // throws if an operation is listed twice
+    std::vector<hierarchy::part_option> ways;
     for (const auto& x : parts) {
       CHECK(x.size() > 1);
-      const part_problem b(p, index, x);
+      const hierarchy::part_problem b(p, index, x);
       ways.push_back(b.measure(needed_operations(b.bare())));
     }
-    std::vector<const part_option*> chosen;
+    std::vector<const hierarchy::part_option*> chosen;
     for (const auto& w : ways) chosen.push_back(&w);
-    const condensed_problem c(p, index, chosen);
+    const hierarchy::condensed_problem c(p, index, chosen);
     REQUIRE(c.possible());
     // Any schedule of the condensed problem is one of the whole, of no larger peak and no more time.
     for (const auto budget : {max_bytes, share_of_peak(c.condensed(), .7), share_of_peak(c.condensed(), .5)}) {
@@ -64,8 +64,8 @@ TEST_CASE("the memory of a part: the example of part_problem::measure") {
                    {"end", {5}, {6}, 1}},
                   {6});
   const partition parts = {{{0, 1, 2}, {4}}};
-  const part_index index(p, parts);
-  const part_problem b(p, index, parts[0]);
+  const hierarchy::part_index index(p, parts);
+  const hierarchy::part_problem b(p, index, parts[0]);
   const auto retained = b.measure({0, 1, 2, b.boundary(), 4});
   CHECK(retained.saved == 10);
   CHECK(retained.forward_workspace == 30);

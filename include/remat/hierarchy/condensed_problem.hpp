@@ -15,7 +15,7 @@
 #include <remat/core/schedule.hpp>
 #include <remat/hierarchy/part_problem.hpp>
 
-namespace remat {
+namespace remat::hierarchy {
 
 /// A half of a part in one of its options, or an operation that is in no part: what the level above runs as one.
 struct condensed_run {
@@ -181,4 +181,4 @@ class condensed_problem {
   std::string stuck_;
 };
 
-}  // namespace remat
+}  // namespace remat::hierarchy

@@ -20,7 +20,7 @@
 #include <remat/hierarchy/level.hpp>
 #include <remat/milp/model.hpp>
 
-namespace remat {
+namespace remat::hierarchy {
 
 /// Which half of which part, in which option, runs when, as a MILP over one level of a hierarchy: a graph whose nodes are halves
 /// of parts, with an option to be chosen each time they run, and single operations.
@@ -346,4 +346,4 @@ class hilp_model {
   std::vector<std::vector<std::vector<milp::expression>>> run_;  // R[t,k,o]
 };
 
-}  // namespace remat
+}  // namespace remat::hierarchy

@@ -43,10 +43,10 @@ class join_by_chain {
 
   std::string name() const { return "chain"; }
 
-  void join(level& l, monitor& m) const {
+  void join(hierarchy::level& l, monitor& m) const {
     if (l.parts.size() < 2) return;
     const auto stop = [&] { return m.stopped(); };
-    const part_chain model(l.p, l.index, l.parts, l.options);
+    const hierarchy::part_chain model(l.p, l.index, l.parts, l.options);
     const auto most = std::max<bytes_t>(0, l.budget() - model.aside()) + (l.budget() - l.p.held_bytes()) / 3;
     const persistent_table table(model.links(), most, {.slots = options_.slots, .stop = stop});
     if (!table.complete()) return;

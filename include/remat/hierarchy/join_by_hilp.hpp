@@ -38,8 +38,8 @@ class join_by_hilp {
   std::string name() const { return "hilp/" + std::string(backend_.name()); }
 
   /// @throws what the backend throws
-  void join(level& l, monitor& m) const {
-    hilp_model form(l, options_.choices);
+  void join(hierarchy::level& l, monitor& m) const {
+    hierarchy::hilp_model form(l, options_.choices);
     if (form.nodes() == 0 || form.nodes() > options_.nodes || m.stopped()) return;
     const auto s = milp::solve(backend_, form.build(),
                                {.seconds = m.remaining(),

@@ -47,10 +47,10 @@ class join_by_outer {
   std::string name() const { return outer_.name(); }
 
   /// @throws what Outer throws
-  void join(level& l, monitor& m) const {
+  void join(hierarchy::level& l, monitor& m) const {
     bytes_t least = 0, most = 0;
     for (const auto& part : l.options) {
-      const auto less = [](const part_option& a, const part_option& b) { return a.needs() < b.needs(); };
+      const auto less = [](const hierarchy::part_option& a, const hierarchy::part_option& b) { return a.needs() < b.needs(); };
       const auto [low, high] = std::minmax_element(part.list.begin(), part.list.end(), less);
       least = std::max(least, low->needs());
       most = std::max(most, high->needs());
@@ -68,13 +68,13 @@ class join_by_outer {
   }
 
  private:
-  using hull = std::vector<const part_option*>;
+  using hull = std::vector<const hierarchy::part_option*>;
 
   /// Those options on the convex hull of seconds against bytes carried that need no more than `most` bytes while they run; if all
   /// need more, the one that needs the least. Most bytes carried first.
-  static hull hull_of(const std::vector<part_option>& options, bytes_t most) {
+  static hull hull_of(const std::vector<hierarchy::part_option>& options, bytes_t most) {
     hull line;
-    const auto slope = [](const part_option& a, const part_option& x) {
+    const auto slope = [](const hierarchy::part_option& a, const hierarchy::part_option& x) {
       return (a.seconds - x.seconds) / static_cast<double>(x.carried - a.carried);
     };
     for (const auto& o : options) {
@@ -90,7 +90,7 @@ class join_by_outer {
     return line;
   }
 
-  void select(level& l, const std::vector<hull>& hulls, monitor& m) const {
+  void select(hierarchy::level& l, const std::vector<hull>& hulls, monitor& m) const {
     // One part after another takes its next leaner option, those first that lose the fewest seconds per byte.
     struct exchange {
       double price;
@@ -106,9 +106,9 @@ class join_by_outer {
     const auto condense = [&](std::size_t count) {
       std::vector<std::size_t> taken(hulls.size(), 0);
       for (std::size_t k = 0; k < count; ++k) ++taken[exchanges[k].part];
-      std::vector<const part_option*> chosen;
+      std::vector<const hierarchy::part_option*> chosen;
       for (std::size_t i = 0; i < hulls.size(); ++i) chosen.push_back(hulls[i][taken[i]]);
-      return condensed_problem(l.p, l.index, chosen);
+      return hierarchy::condensed_problem(l.p, l.index, chosen);
     };
     const auto stop = [&] { return m.stopped(); };
     // Each part run once: the richest selection that fits.

@@ -15,7 +15,7 @@
 #include <remat/hierarchy/part_problem.hpp>
 #include <remat/structure/partition.hpp>
 
-namespace remat {
+namespace remat::hierarchy {
 
 /// A problem in parts, and the schedules of it that were found.
 class level {
@@ -62,7 +62,7 @@ class level {
 /// A method that makes schedules of the options of parts: `j.join(l, m)` is `const`, re-entrant, polls `m.stopped()` and gives
 /// what it finds to `l.take`.
 /// @code
-/// static_assert(remat::joiner<remat::join_by_chain>);
+/// static_assert(remat::hierarchy::joiner<remat::join_by_chain>);
 /// @endcode
 template <class J>
 concept joiner = requires(const J& j, level& l, monitor& m) {
@@ -70,4 +70,4 @@ concept joiner = requires(const J& j, level& l, monitor& m) {
   j.join(l, m);
 };
 
-}  // namespace remat
+}  // namespace remat::hierarchy

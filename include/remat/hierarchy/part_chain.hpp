@@ -19,7 +19,7 @@
 #include <remat/order/replay.hpp>
 #include <remat/structure/partition.hpp>
 
-namespace remat {
+namespace remat::hierarchy {
 
 /// Nested parts with their options, seen as a `chain`: part i reads what part i - 1 made. Values that are read further away
 /// (skip connections, masks) count as if they were there throughout. So the chain is a model of the problem, exact where it is a
@@ -109,4 +109,4 @@ class part_chain {
   bytes_t aside_ = 0;
 };
 
-}  // namespace remat
+}  // namespace remat::hierarchy

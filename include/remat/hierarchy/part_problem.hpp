@@ -20,7 +20,7 @@
 #include <remat/core/schedule.hpp>
 #include <remat/structure/partition.hpp>
 
-namespace remat {
+namespace remat::hierarchy {
 
 /// An option: a way to run a part, in operations and values of the whole problem.
 struct part_option {
@@ -256,4 +256,4 @@ class part_problem {
   problem bare_;
 };
 
-}  // namespace remat
+}  // namespace remat::hierarchy

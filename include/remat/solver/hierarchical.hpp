@@ -82,7 +82,7 @@ S cheap_default() {
 }
 
 /// Several joiners, one after another; what the first ones found, the others may better.
-template <joiner... J>
+template <hierarchy::joiner... J>
 class join_in_turn {
  public:
   explicit join_in_turn(J... joiners) : joiners_(std::move(joiners)...) {}
@@ -93,7 +93,7 @@ class join_in_turn {
     return all;
   }
   /// @throws what they throw
-  void join(level& l, monitor& m) const {
+  void join(hierarchy::level& l, monitor& m) const {
     std::apply([&](const auto&... j) { (j.join(l, m), ...); }, joiners_);
   }
 
@@ -128,7 +128,7 @@ class join_by_default : public join_in_turn<join_by_chain, join_by_outer<min_cut
 /// remat::hierarchical method{checkmate(checkmate::options::fast()), remat::join_by_chain{}};
 /// auto r = remat::solve(p, budget, method, {.seconds = 30});
 /// @endcode
-template <solver Inner = min_cut, joiner Joiner = join_by_default>
+template <solver Inner = min_cut, hierarchy::joiner Joiner = join_by_default>
 class hierarchical {
  public:
   struct options {
@@ -214,8 +214,8 @@ class hierarchical {
       std::sort(piece.forward.begin(), piece.forward.end());
       std::sort(piece.backward.begin(), piece.backward.end());
     }
-    const part_index index(p, parts);
-    std::vector<part_option> listed;
+    const hierarchy::part_index index(p, parts);
+    std::vector<hierarchy::part_option> listed;
     for (std::size_t i = 0; i < parts.size(); ++i) {
       const auto& piece = parts[i];
       const auto where = "partition: part " + std::to_string(i);
@@ -225,12 +225,12 @@ class hierarchical {
           if (!p.is_source(v) && std::binary_search(piece.backward.begin(), piece.backward.end(), p.producer(v)))
             throw bad_option(where + ": operation " + std::to_string(o) + " of the forward reads what operation " +
                              std::to_string(p.producer(v)) + " of the backward yields");
-      const part_problem b(p, index, piece);
+      const hierarchy::part_problem b(p, index, piece);
       listed.push_back(b.measure(needed_operations(b.bare())));
     }
-    std::vector<const part_option*> chosen;
+    std::vector<const hierarchy::part_option*> chosen;
     for (const auto& o : listed) chosen.push_back(&o);
-    if (const condensed_problem c(p, index, chosen); !c.possible()) throw bad_option(c.stuck());
+    if (const hierarchy::condensed_problem c(p, index, chosen); !c.possible()) throw bad_option(c.stuck());
     return parts;
   }
 
@@ -240,7 +240,7 @@ class hierarchical {
     std::vector<operation_id> start;
   };
   /// Bounds on what is saved, the largest first: those of minimum cuts, or at equal distances.
-  std::vector<target> targets(const part_problem& b) const {
+  std::vector<target> targets(const hierarchy::part_problem& b) const {
     std::vector<target> list;
     const auto needed = needed_operations(b.bare());
     const auto add = [&](std::vector<operation_id> order) {
@@ -275,7 +275,7 @@ class hierarchical {
 
   /// Orders in which to run a part: as listed, and from Inner (or, for what is too large, from parts of the part) under bounds on
   /// what is saved and on the peak.
-  orders solve_part(const part_problem& b, search& now) const {
+  orders solve_part(const hierarchy::part_problem& b, search& now) const {
     const auto& bare = b.bare();
     const auto floor = bounds_without_search(bare).budget;
     orders found = {needed_operations(bare)};
@@ -317,7 +317,7 @@ class hierarchical {
   }
 
   /// Options of a part, by bytes carried. Equal parts are solved once.
-  part_options options_of(const part_problem& b, search& now) const {
+  hierarchy::part_options options_of(const hierarchy::part_problem& b, search& now) const {
     const auto form = canonical(b.bare());
     const auto known = [&]() -> const orders* {
       for (const auto& [other, found] : now.solved[form.hash])
@@ -334,12 +334,12 @@ class hierarchical {
       found.erase(std::unique(found.begin(), found.end()), found.end());
       now.solved[form.hash].emplace_back(form, std::move(found));
     }
-    part_options all;
+    hierarchy::part_options all;
     for (auto order : *known()) {
       for (auto& o : order) o = form.operations[o];
       all.list.push_back(b.measure(order));
     }
-    std::stable_sort(all.list.begin(), all.list.end(), [](const part_option& a, const part_option& x) {
+    std::stable_sort(all.list.begin(), all.list.end(), [](const hierarchy::part_option& a, const hierarchy::part_option& x) {
       return std::tuple(a.carried, a.seconds, a.needs()) < std::tuple(x.carried, x.seconds, x.needs());
     });
     all.checkpoint = b.checkpoint();
@@ -352,14 +352,14 @@ class hierarchical {
     const auto report = [&](const std::string& stage) {
       if (whole) best.report(m, stage, now.bound);
     };
-    const part_index index(p, parts);
-    std::vector<part_options> options;
+    const hierarchy::part_index index(p, parts);
+    std::vector<hierarchy::part_options> options;
     for (std::size_t i = 0; i < parts.size() && !m.stopped(); ++i) {
-      options.push_back(options_of(part_problem(p, index, parts[i]), now));
+      options.push_back(options_of(hierarchy::part_problem(p, index, parts[i]), now));
       if (i % 16 == 0) report("part " + std::to_string(i + 1) + " of " + std::to_string(parts.size()));
     }
     if (options.size() == parts.size()) {
-      level l(p, index, parts, options, best, whole, [&] { report("parts joined"); });
+      hierarchy::level l(p, index, parts, options, best, whole, [&] { report("parts joined"); });
       joiner_.join(l, m);
       auto& fastest = l.fitting();
       std::sort(fastest.begin(), fastest.end());
