@@ -21,7 +21,8 @@ namespace remat::order {
 struct local_search_options {
   std::size_t patience = 20000;  ///< rounds without an improvement after which it ends, >= 1
   std::uint64_t stream = 0;      ///< searches with the same seed and another stream make other choices
-  double slack = 0.003;          ///< orders up to this part slower than the best are worked on too, >= 0
+  /// Orders up to this part slower than the best are worked on too, >= 0; above 400 operations in proportion less.
+  double slack = 0.003;
 
   /// @throws bad_option naming the member that is out of range
   void validate() const {
@@ -45,8 +46,8 @@ struct local_search_options {
 /// @param o     when to end
 /// @param bound a lower bound on the time of every schedule, s: reported, and the search ends when it is met
 /// @throws bad_option for options out of range
-/// Complexity: O(values + edges executed) for each of the few drops of a round; thousands of rounds per second for some 150
-/// operations, some ten for thousands.
+/// Complexity: O(values + closures of what is dropped) for each of the few drops of a round; thousands of rounds per second for
+/// some 150 operations, some hundreds for thousands.
 ///
 /// Reference: Shaw, "Using constraint programming and local search methods to solve vehicle routing problems", CP 1998 (large
 /// neighbourhoods); Dueck, "New optimization heuristics", J. Comput. Phys. 104, 1993 (record-to-record travel).
