@@ -30,7 +30,8 @@ TEST_CASE("chen on unit chains: costs of Checkmate's square-root and last-node b
   for (const auto& [n, cost, peak] : {std::tuple{4u, 11, 5}, {8u, 21, 7}, {16u, 45, 10}, {32u, 89, 14}})
     for (const auto v : {chen::variant::linearised, chen::variant::articulation_points}) {
       INFO("n " << n);
-      const auto r = leanest(unit_training_chain(n), chen({.backward_start = n, .variant = v, .division = chen::division::square_root}));
+      const auto r =
+          leanest(unit_training_chain(n), chen({.backward_start = n, .variant = v, .division = chen::division::square_root}));
       CHECK(r.seconds == cost);
       CHECK(r.peak <= peak);
       CHECK(r.peak >= peak - 3);

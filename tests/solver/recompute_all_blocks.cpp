@@ -58,6 +58,7 @@ TEST_CASE("options of recompute_all_blocks that are out of range are named") {
   const auto p = unit_training_chain(4);
   CHECK_THROWS_WITH(recompute_all_blocks({.cuts = {1, 3, 3}}), Catch::Contains("cuts[2] must be above 3, got 3"));
   CHECK_THROWS_WITH(solve(p, 5, recompute_all_blocks({.cuts = {1, 9}})), Catch::Contains("cuts: no operation 9"));
-  CHECK_THROWS_WITH(solve(p, 5, recompute_all_blocks({.blocks = {.backward_start = 10}})), Catch::Contains("backward_start: no operation 10"));
+  CHECK_THROWS_WITH(solve(p, 5, recompute_all_blocks({.blocks = {.backward_start = 10}})),
+                    Catch::Contains("backward_start: no operation 10"));
   CHECK_THROWS_WITH(solve(p, 5, recompute_all_blocks({.blocks = {.interface = 0}})), Catch::Contains("interface"));
 }

@@ -30,14 +30,14 @@ struct condensed_run {
 
   /// @param o the option, or nothing for an operation in no part
   /// Complexity: O(edges log edges).
-  condensed_run(const problem& p, const part_index& index, part_id part, bool backward, std::vector<operation_id> operations,
+  condensed_run(const problem& p, const part_index& index, part_id of, bool is_backward, std::vector<operation_id> list,
                 const part_option* o)
-      : part(part), backward(backward), operations(std::move(operations)) {
+      : part(of), backward(is_backward), operations(std::move(list)) {
     std::vector<value_id> made;
     const auto add_made = [&](value_id v) { made.insert(std::lower_bound(made.begin(), made.end(), v), v); };
     const auto is_made = [&](value_id v) { return std::binary_search(made.begin(), made.end(), v); };
     const auto own = [&](value_id v) { return part != none && !p.is_source(v) && index.part(p.producer(v)) == part; };
-    for (auto x : this->operations) {
+    for (auto x : operations) {
       const auto& op = p.operations()[x];
       seconds += op.seconds;
       once = once || op.once;

@@ -51,7 +51,6 @@ struct local_search_options {
 ///
 /// Reference: Shaw, "Using constraint programming and local search methods to solve vehicle routing problems", CP 1998 (large
 /// neighbourhoods); Dueck, "New optimization heuristics", J. Comput. Phys. 104, 1993 (record-to-record travel).
-// NOLINTNEXTLINE(performance-unnecessary-value-param): a copy, as it may be the order of `best`, which changes
 inline void local_search(const problem& p, std::vector<operation_id> order, incumbent& best, monitor& m,
                          const local_search_options& o = {}, double bound = 0) {
   o.validate();

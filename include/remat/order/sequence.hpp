@@ -219,19 +219,19 @@ class sequence {
     at_[count - 1] = end, slot_[end] = count - 1;
     for (auto v : p_.targets())
       if (!p_.values()[v].held) events_[v].push_back(end);
-    std::vector<bytes_t> change(count + 1, 0);
+    std::vector<bytes_t> difference(count + 1, 0);
     for (value_id v = 0; v < p_.values().size(); ++v) {
       const auto bytes = p_.values()[v].bytes;
       const auto& list = events_[v];
       for (std::size_t i = 0; i < list.size();) {
         auto last = i;
         while (uses(v, last + 1)) ++last;
-        if (list[i] != start || last > i) change[slot_[list[i]]] += bytes, change[slot_[list[last]] + 1] -= bytes;
+        if (list[i] != start || last > i) difference[slot_[list[i]]] += bytes, difference[slot_[list[last]] + 1] -= bytes;
         i = last + 1;
       }
     }
     bytes_t live = 0;
-    for (slot k = 0; k < count; ++k) memory_[k] += live += change[k];
+    for (slot k = 0; k < count; ++k) memory_[k] += live += difference[k];
     for (std::size_t b = 0; b < most_.size(); ++b) find_most(b);
   }
   void find_most(std::size_t b) {

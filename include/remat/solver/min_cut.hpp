@@ -269,7 +269,7 @@ class min_cut {
       for (std::size_t i = 0; i < order.size() && (i == 0 || 4 * i * operations < options_.repairs) && !late() && !good_enough();
            ++i)
         if (auto played = eviction(p, order[i]->order).run(budget, {.distance = distance}, late)) {
-          n.load(std::move(*played));
+          n.load(*played);
           n.retain();
           const auto before = best.seconds();
           offer(n.order(), "evictions");
