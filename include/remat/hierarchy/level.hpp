@@ -20,16 +20,16 @@ namespace remat::hierarchy {
 /// A problem in parts, and the schedules of it that were found.
 class level {
  public:
-  /// @param p       the problem
-  /// @param index   of its parts
-  /// @param parts   disjoint
-  /// @param options of each part
-  /// @param best    receives the fastest schedule that fits
-  /// @param whole   is `p` what was asked for, or a part of it, of which there are many?
-  /// @param found   is told when a schedule is the fastest so far
-  level(const problem& p, const part_index& index, const partition& parts, const std::vector<part_options>& options,
-        incumbent& best, bool whole, std::function<void()> found = {})
-      : p(p), index(index), parts(parts), options(options), whole(whole), best_(best), found_(std::move(found)) {}
+  /// @param problem    the problem
+  /// @param numbering  of its parts
+  /// @param list       the parts, disjoint
+  /// @param choices    the options of each part
+  /// @param best       receives the fastest schedule that fits
+  /// @param asked_for  is the problem what was asked for, or a part of it, of which there are many?
+  /// @param found      is told when a schedule is the fastest so far
+  level(const remat::problem& problem, const part_index& numbering, const partition& list,
+        const std::vector<part_options>& choices, incumbent& best, bool asked_for, std::function<void()> found = {})
+      : p(problem), index(numbering), parts(list), options(choices), whole(asked_for), best_(best), found_(std::move(found)) {}
 
   const problem& p;
   const part_index& index;
