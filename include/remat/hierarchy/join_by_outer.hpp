@@ -116,9 +116,9 @@ class join_by_outer {
       const auto c = condense(count);
       if (!c.possible()) return false;
       auto order = c.expand(l.p, needed_operations(c.condensed()));
-      const bool fits = measure_order(l.p, order).peak <= l.budget();
+      const bool within = measure_order(l.p, order).peak <= l.budget();
       l.take(std::move(order));
-      return fits;
+      return within;
     };
     std::size_t low = 0, high = exchanges.size();
     while (low < high && !stop()) {

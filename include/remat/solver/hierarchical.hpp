@@ -353,13 +353,13 @@ class hierarchical {
       if (whole) best.report(m, stage, now.bound);
     };
     const hierarchy::part_index index(p, parts);
-    std::vector<hierarchy::part_options> options;
+    std::vector<hierarchy::part_options> choices;
     for (std::size_t i = 0; i < parts.size() && !m.stopped(); ++i) {
-      options.push_back(options_of(hierarchy::part_problem(p, index, parts[i]), now));
+      choices.push_back(options_of(hierarchy::part_problem(p, index, parts[i]), now));
       if (i % 16 == 0) report("part " + std::to_string(i + 1) + " of " + std::to_string(parts.size()));
     }
-    if (options.size() == parts.size()) {
-      hierarchy::level l(p, index, parts, options, best, whole, [&] { report("parts joined"); });
+    if (choices.size() == parts.size()) {
+      hierarchy::level l(p, index, parts, choices, best, whole, [&] { report("parts joined"); });
       joiner_.join(l, m);
       auto& fastest = l.fitting();
       std::sort(fastest.begin(), fastest.end());
