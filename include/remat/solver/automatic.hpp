@@ -83,7 +83,10 @@ class automatic {
     }
     const bool large = now.needed.size() > options_.small_operations;
     now.take(now.run(min_cut({.repairs = large ? 50'000u : 300'000u}), never));
-    if (large) now.take(now.run(hierarchical<>(), 30));
+    if (large) {
+      improve_for(now, 2, 0);
+      now.take(now.run(hierarchical<>(), 10));
+    }
     if (now.done()) return now.answer();
     if constexpr (milp::backend<B>) {
       if (now.needed.size() <= options_.moment_operations) {
