@@ -6,14 +6,14 @@
 
 namespace remat::registry {
 
-using solver_type = checkmate<milp::any_backend>;
+using checkmate_type = checkmate<milp::any_backend>;
 
-any_solver make_checkmate(const std::string& backend) { return solver_type({}, make_backend(backend)); }
+any_solver make_checkmate(const std::string& backend) { return checkmate_type({}, make_backend(backend)); }
 any_solver make_checkmate_fast(const std::string& backend) {
-  return solver_type(solver_type::options::fast(), make_backend(backend));
+  return checkmate_type(checkmate_type::options::fast(), make_backend(backend));
 }
 any_solver make_checkmate_balanced(const std::string& backend) {
-  return solver_type(solver_type::options::balanced(), make_backend(backend));
+  return checkmate_type(checkmate_type::options::balanced(), make_backend(backend));
 }
 
 }  // namespace remat::registry

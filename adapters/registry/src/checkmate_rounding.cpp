@@ -6,11 +6,11 @@
 
 namespace remat::registry {
 
-using solver_type = checkmate_rounding<milp::any_backend>;
+using checkmate_rounding_type = checkmate_rounding<milp::any_backend>;
 
-any_solver make_checkmate_rounding(const std::string& backend) { return solver_type({}, make_backend(backend)); }
+any_solver make_checkmate_rounding(const std::string& backend) { return checkmate_rounding_type({}, make_backend(backend)); }
 any_solver make_checkmate_repaired(const std::string& backend) {
-  return solver_type(solver_type::options::repaired(), make_backend(backend));
+  return checkmate_rounding_type(checkmate_rounding_type::options::repaired(), make_backend(backend));
 }
 
 }  // namespace remat::registry
