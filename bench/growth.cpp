@@ -38,10 +38,10 @@ void print_row(std::size_t layers, double part) {
   const auto budget = p.held_bytes() + static_cast<remat::bytes_t>(part * static_cast<double>(all.peak - p.held_bytes()));
 
   const auto parts = remat::find_partition(p);
-  const remat::part_index index(p, parts);
+  const remat::hierarchy::part_index index(p, parts);
   std::vector<remat::canonical_form> distinct;
   for (const auto& piece : parts) {
-    auto form = remat::canonical(remat::part_problem(p, index, piece).bare());
+    auto form = remat::canonical(remat::hierarchy::part_problem(p, index, piece).bare());
     if (std::find(distinct.begin(), distinct.end(), form) == distinct.end()) distinct.push_back(std::move(form));
   }
 
