@@ -18,9 +18,9 @@ using testing::uniform;
 namespace {
 
 /// Links of random sizes in bytes and random costs; each option saves less than the one after it and takes more time.
-chain random_chain(std::size_t links, int options) {
+chain::heterogeneous_chain random_chain(std::size_t links, int options) {
   std::mt19937_64 g(7);
-  chain c;
+  chain::heterogeneous_chain c;
   c.links.resize(links);
   for (auto& l : c.links) {
     l.input = l.gradient = uniform(g, 1 << 20, 16 << 20);
@@ -43,7 +43,7 @@ chain random_chain(std::size_t links, int options) {
   return c;
 }
 
-bytes_t store_all(const chain& c) {
+bytes_t store_all(const chain::heterogeneous_chain& c) {
   bytes_t sum = c.links[0].input;
   for (const auto& l : c.links) sum += l.options.back().saved;
   return sum;
@@ -60,7 +60,7 @@ void table(std::size_t links, int options, std::size_t slots, double part) {
   const auto c = random_chain(links, options);
   const auto budget = static_cast<bytes_t>(part * static_cast<double>(store_all(c)));
   const auto start = seconds();
-  const persistent_table t(c, budget, {.slots = slots});
+  const chain::persistent_table t(c, budget, {.slots = slots});
   std::printf("| table | %zu | %d | %zu slots | %.0f %% | %.2f | | |\n", links, options, slots, 100 * part, seconds() - start);
 }
 
@@ -68,7 +68,7 @@ void search(std::size_t links, int options, double part, double limit) {
   const auto c = random_chain(links, options);
   const auto budget = static_cast<bytes_t>(part * static_cast<double>(store_all(c)));
   const auto start = seconds();
-  const auto a = fastest_persistent(c, budget, {.stop = [&] { return seconds() - start > limit; }});
+  const auto a = chain::fastest_persistent(c, budget, {.stop = [&] { return seconds() - start > limit; }});
   const auto gap = a.found() ? (a.seconds - a.bound) / a.seconds : 1;
   std::printf("| search | %zu | %d | bytes | %.0f %% | %.2f | %.6f | %.1e |\n", links, options, 100 * part, seconds() - start,
               a.seconds, gap);

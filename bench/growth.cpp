@@ -37,11 +37,11 @@ void print_row(std::size_t layers, double part) {
   const auto all = remat::evaluate(p, remat::store_all_schedule(p));
   const auto budget = p.held_bytes() + static_cast<remat::bytes_t>(part * static_cast<double>(all.peak - p.held_bytes()));
 
-  const auto parts = remat::find_partition(p);
+  const auto parts = remat::structure::find_partition(p);
   const remat::hierarchy::part_index index(p, parts);
-  std::vector<remat::canonical_form> distinct;
+  std::vector<remat::structure::canonical_form> distinct;
   for (const auto& piece : parts) {
-    auto form = remat::canonical(remat::hierarchy::part_problem(p, index, piece).bare());
+    auto form = remat::structure::canonical(remat::hierarchy::part_problem(p, index, piece).bare());
     if (std::find(distinct.begin(), distinct.end(), form) == distinct.end()) distinct.push_back(std::move(form));
   }
 

@@ -11,12 +11,12 @@
 
 using namespace remat;
 using namespace remat::testing;
-using kind = chain_step::kind;
+using kind = chain::chain_step::kind;
 
 namespace {
 
-chain random_chain(std::mt19937_64& g, std::size_t links, std::int64_t options) {
-  chain c;
+chain::heterogeneous_chain random_chain(std::mt19937_64& g, std::size_t links, std::int64_t options) {
+  chain::heterogeneous_chain c;
   c.links.resize(links);
   for (auto& l : c.links) {
     l.input = uniform(g, 0, 9);
@@ -36,7 +36,7 @@ chain random_chain(std::mt19937_64& g, std::size_t links, std::int64_t options) 
 
 /// Time and peak of a sequence, from the meaning of its steps. A value x is on the device from its computation to the last step
 /// that reads it before it is computed again; what a forward saved from there to the backward, x after it included.
-std::pair<double, bytes_t> simulate(const chain& c, const std::vector<chain_step>& steps) {
+std::pair<double, bytes_t> simulate(const chain::heterogeneous_chain& c, const std::vector<chain::chain_step>& steps) {
   const auto n = c.links.size();
   double seconds = 0;
   bytes_t peak = 0, kept = 0;
@@ -89,11 +89,11 @@ std::pair<double, bytes_t> simulate(const chain& c, const std::vector<chain_step
 }
 
 /// All persistent sequences for links i to j.
-std::vector<std::vector<chain_step>> all(const chain& c, std::size_t i, std::size_t j) {
-  std::vector<std::vector<chain_step>> list;
+std::vector<std::vector<chain::chain_step>> all(const chain::heterogeneous_chain& c, std::size_t i, std::size_t j) {
+  std::vector<std::vector<chain::chain_step>> list;
   for (std::size_t k = 0; k < c.links[i].options.size(); ++k)
-    for (const auto& rest : i == j ? std::vector<std::vector<chain_step>>(1) : all(c, i + 1, j)) {
-      std::vector<chain_step> s = {{kind::forward, i, k}};
+    for (const auto& rest : i == j ? std::vector<std::vector<chain::chain_step>>(1) : all(c, i + 1, j)) {
+      std::vector<chain::chain_step> s = {{kind::forward, i, k}};
       s.insert(s.end(), rest.begin(), rest.end());
       s.push_back({kind::backward, i, k});
       list.push_back(s);
@@ -101,7 +101,7 @@ std::vector<std::vector<chain_step>> all(const chain& c, std::size_t i, std::siz
   for (auto split = i + 1; split <= j; ++split)
     for (const auto& right : all(c, split, j))
       for (const auto& left : all(c, i, split - 1)) {
-        std::vector<chain_step> s;
+        std::vector<chain::chain_step> s;
         for (auto t = i; t < split; ++t) s.push_back({kind::checkpoint, t, 0});
         s.insert(s.end(), right.begin(), right.end());
         s.insert(s.end(), left.begin(), left.end());
@@ -125,13 +125,13 @@ TEST_CASE("the table equals the enumeration of persistent schedules") {
       const auto [at, added] = fronts.emplace(peak, seconds);
       if (!added) at->second = std::min(at->second, seconds);
     }
-    const persistent_table table(c, largest + 5), coarse(c, largest + 5, {.slots = 20});
+    const chain::persistent_table table(c, largest + 5), coarse(c, largest + 5, {.slots = 20});
     REQUIRE(table.complete());
     double best = std::numeric_limits<double>::infinity();
     for (bytes_t budget = 0; budget <= largest + 3; ++budget) {
       if (fronts.count(budget)) best = std::min(best, fronts[budget]);
       const auto seconds = table.seconds(budget);
-      const auto answer = fastest_persistent(c, budget);
+      const auto answer = chain::fastest_persistent(c, budget);
       REQUIRE(answer.exact());
       REQUIRE(answer.found() == seconds.has_value());
       REQUIRE(seconds.has_value() == (best < 1e9));
@@ -162,18 +162,18 @@ TEST_CASE("the table equals the enumeration of persistent schedules") {
 }
 
 TEST_CASE("chains of zero, one and many links") {
-  CHECK(persistent_table({}, 10).seconds(10) == 0.0);
-  CHECK(persistent_table({}, 10).steps(10).empty());
+  CHECK(chain::persistent_table({}, 10).seconds(10) == 0.0);
+  CHECK(chain::persistent_table({}, 10).steps(10).empty());
   std::mt19937_64 g(12);
   const auto c = random_chain(g, 200, 3);
-  const persistent_table table(c, 2000, {.slots = 100});
+  const chain::persistent_table table(c, 2000, {.slots = 100});
   REQUIRE(table.complete());
   const auto front = table.front();
   REQUIRE(!front.empty());
   const auto [seconds, peak] = simulate(c, table.steps(front.front().first));
   CHECK(seconds == Approx(front.front().second));
   CHECK(peak <= front.front().first);
-  CHECK_FALSE(persistent_table(c, 2000, {.slots = 0, .stop = [] { return true; }}).complete());
+  CHECK_FALSE(chain::persistent_table(c, 2000, {.slots = 0, .stop = [] { return true; }}).complete());
 }
 
 TEST_CASE("the search for one budget equals the table on longer chains") {
@@ -183,11 +183,11 @@ TEST_CASE("the search for one budget equals the table on longer chains") {
     const auto c = random_chain(g, static_cast<std::size_t>(uniform(g, 5, 24)), 3);
     bytes_t all = c.links[0].input;
     for (const auto& l : c.links) all += l.options[0].saved + l.kept;
-    const persistent_table table(c, all);
+    const chain::persistent_table table(c, all);
     REQUIRE(table.exact());
     for (const int percent : {100, 70, 50, 35, 25}) {
       const auto budget = all * percent / 100;
-      const auto answer = fastest_persistent(c, budget);
+      const auto answer = chain::fastest_persistent(c, budget);
       REQUIRE(answer.exact());
       REQUIRE(answer.found() == table.seconds(budget).has_value());
       if (!answer.found()) continue;
@@ -197,7 +197,7 @@ TEST_CASE("the search for one budget equals the table on longer chains") {
       REQUIRE(seconds == Approx(answer.seconds).epsilon(1e-9));
       REQUIRE(peak <= budget);
       // With few labels: valid, and a bound that holds.
-      const auto rough = fastest_persistent(c, budget, {.most_labels = 1});
+      const auto rough = chain::fastest_persistent(c, budget, {.most_labels = 1});
       CHECK(rough.seconds >= answer.seconds * (1 - 1e-9));
       CHECK(rough.bound <= answer.seconds * (1 + 1e-9));
       if (rough.found()) CHECK(simulate(c, rough.steps).second <= budget);
@@ -207,26 +207,26 @@ TEST_CASE("the search for one budget equals the table on longer chains") {
 }
 
 TEST_CASE("the search on degenerate and long chains, stopped, and from two threads") {
-  CHECK(fastest_persistent({}, 10).seconds == 0);
+  CHECK(chain::fastest_persistent({}, 10).seconds == 0);
   std::mt19937_64 g(14);
   const auto c = random_chain(g, 60, 3);
-  CHECK(fastest_persistent(c, -1).exact());
-  CHECK_FALSE(fastest_persistent(c, -1).found());
+  CHECK(chain::fastest_persistent(c, -1).exact());
+  CHECK_FALSE(chain::fastest_persistent(c, -1).found());
   auto free = c;  // recomputation costs nothing
   for (auto& l : free.links) l.checkpoint_seconds = 0;
-  const auto cheap = fastest_persistent(free, 200, {.most_labels = 10000});
+  const auto cheap = chain::fastest_persistent(free, 200, {.most_labels = 10000});
   CHECK(cheap.bound <= cheap.seconds);
 
-  chain_answer answers[2];
-  std::thread other([&] { answers[0] = fastest_persistent(c, 300); });
-  answers[1] = fastest_persistent(c, 300);
+  chain::chain_answer answers[2];
+  std::thread other([&] { answers[0] = chain::fastest_persistent(c, 300); });
+  answers[1] = chain::fastest_persistent(c, 300);
   other.join();
   REQUIRE(answers[0].found());
   CHECK(answers[0].steps == answers[1].steps);
   CHECK(answers[0].bound == answers[1].bound);
   for (int after : {0, 1, 100, 300, 1000}) {
     int polls = 0;
-    const auto stopped = fastest_persistent(c, 300, {.stop = [&] { return polls++ >= after; }});
+    const auto stopped = chain::fastest_persistent(c, 300, {.stop = [&] { return polls++ >= after; }});
     CHECK(stopped.bound <= answers[0].seconds * (1 + 1e-12));
     CHECK(stopped.seconds >= answers[0].seconds * (1 - 1e-12));
   }
@@ -235,24 +235,25 @@ TEST_CASE("the search on degenerate and long chains, stopped, and from two threa
   bytes_t all = many.links[0].input;
   for (const auto& l : many.links) all += l.options[0].saved + l.kept;
   int polls = 0;
-  CHECK_FALSE(fastest_persistent(many, all / 2, {.stop = [&] { return ++polls > 2000; }}).exact());
+  CHECK_FALSE(chain::fastest_persistent(many, all / 2, {.stop = [&] { return ++polls > 2000; }}).exact());
   CHECK(polls == 2001);
-  const chain same{std::vector<chain::link>(400, {10, 10, {{60, 2, 4, 0, 10}}, 2, 0, 0})};
-  const auto answer = fastest_persistent(same, 400 * 30, {.most_labels = 1 << 18});
+  const chain::heterogeneous_chain same{
+      std::vector<chain::heterogeneous_chain::link>(400, {10, 10, {{60, 2, 4, 0, 10}}, 2, 0, 0})};
+  const auto answer = chain::fastest_persistent(same, 400 * 30, {.most_labels = 1 << 18});
   REQUIRE(answer.found());
   CHECK(answer.seconds < 1.01 * answer.bound);
   CHECK(std::count_if(answer.steps.begin(), answer.steps.end(), [](const auto& s) { return s.what == kind::backward; }) == 400);
 }
 
 TEST_CASE("what no table can be made of is refused") {
-  chain c;
+  chain::heterogeneous_chain c;
   c.links.resize(2);
-  CHECK_THROWS_WITH(persistent_table(c, 10), Catch::Contains("links[0]"));
-  c.links.resize(persistent_table::most_links + 1, {1, 1, {{1, 1, 1, 0, 0}}, 1, 0, 0});
-  CHECK_THROWS_AS(persistent_table(c, 10), bad_option);
+  CHECK_THROWS_WITH(chain::persistent_table(c, 10), Catch::Contains("links[0]"));
+  c.links.resize(chain::persistent_table::most_links + 1, {1, 1, {{1, 1, 1, 0, 0}}, 1, 0, 0});
+  CHECK_THROWS_AS(chain::persistent_table(c, 10), bad_option);
   c.links.resize(3);
-  CHECK_THROWS_WITH(fastest_persistent(c, 10), Catch::Contains("links[0]"));
+  CHECK_THROWS_WITH(chain::fastest_persistent(c, 10), Catch::Contains("links[0]"));
   c.links.erase(c.links.begin(), c.links.begin() + 2);
-  CHECK_THROWS_WITH(persistent_table(c, persistent_table::most_units + 10), Catch::Contains("slots"));
-  CHECK_THROWS_WITH(fastest_persistent(c, 10, {.most_labels = 0}), Catch::Contains("most_labels"));
+  CHECK_THROWS_WITH(chain::persistent_table(c, chain::persistent_table::most_units + 10), Catch::Contains("slots"));
+  CHECK_THROWS_WITH(chain::fastest_persistent(c, 10, {.most_labels = 0}), Catch::Contains("most_labels"));
 }

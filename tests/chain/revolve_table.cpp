@@ -22,7 +22,7 @@ using namespace remat::testing;
 namespace {
 
 /// The least time of `revolve_table` for links i to j in m bytes, straight from its formula.
-double least(const chain& c, std::size_t i, std::size_t j, bytes_t m) {
+double least(const chain::heterogeneous_chain& c, std::size_t i, std::size_t j, bytes_t m) {
   const double never = std::numeric_limits<double>::infinity();
   const auto& links = c.links;
   const auto gradient = [&](std::size_t k) { return k < links.size() ? links[k].gradient : 0; };
@@ -55,16 +55,16 @@ TEST_CASE("revolve_forwards is the recursion of Griewank and Walther") {
       for (std::size_t m = 1; s > 1 && m < l; ++m) t[l][s] = std::min<std::uint64_t>(t[l][s], m + t[l - m][s - 1] + t[m][s]);
     }
   for (std::size_t l = 1; l <= most; ++l)
-    for (std::size_t s = 1; s < 12; ++s) CHECK(revolve_forwards(l, s) == t[l][s]);
-  CHECK(revolve_forwards(1000, 1000) == 999);
-  CHECK(revolve_forwards(1000, 1'000'000'000'000) == 999);
+    for (std::size_t s = 1; s < 12; ++s) CHECK(chain::revolve_forwards(l, s) == t[l][s]);
+  CHECK(chain::revolve_forwards(1000, 1000) == 999);
+  CHECK(chain::revolve_forwards(1000, 1'000'000'000'000) == 999);
   constexpr auto largest = std::uint64_t{1} << 31;
-  CHECK(revolve_forwards(largest, 1) == largest * (largest - 1) / 2);
-  CHECK(revolve_forwards(largest, largest) == largest - 1);
-  CHECK(revolve_forwards(largest, largest - 2) == 2 * largest - largest);  // one step twice
-  CHECK_THROWS_WITH(revolve_forwards(0, 1), Catch::Contains("steps must be in [1, 2^31], got 0"));
-  CHECK_THROWS_WITH(revolve_forwards(largest + 1, 1), Catch::Contains("steps"));
-  CHECK_THROWS_WITH(revolve_forwards(1, 0), Catch::Contains("slots must be >= 1, got 0"));
+  CHECK(chain::revolve_forwards(largest, 1) == largest * (largest - 1) / 2);
+  CHECK(chain::revolve_forwards(largest, largest) == largest - 1);
+  CHECK(chain::revolve_forwards(largest, largest - 2) == 2 * largest - largest);  // one step twice
+  CHECK_THROWS_WITH(chain::revolve_forwards(0, 1), Catch::Contains("steps must be in [1, 2^31], got 0"));
+  CHECK_THROWS_WITH(chain::revolve_forwards(largest + 1, 1), Catch::Contains("steps"));
+  CHECK_THROWS_WITH(chain::revolve_forwards(1, 0), Catch::Contains("slots must be >= 1, got 0"));
 }
 
 TEST_CASE("schedules take as many steps as the closed form says, in as many slots, however long") {
@@ -81,7 +81,7 @@ TEST_CASE("schedules take as many steps as the closed form says, in as many slot
                                      {10'000u, 10'000u},
                                      {200'000u, 20u}}) {
     INFO(links << " links, " << slots << " slots");
-    const auto steps = revolve_schedule(links, slots);
+    const auto steps = chain::revolve_schedule(links, slots);
     // Backwards: state i is wanted from where it is made, or the beginning for state 0, to its last use before that.
     std::vector<bool> wanted(links + 1, false);
     std::size_t live = 0, most = 0, checkpoints = 0, next = 0;
@@ -93,13 +93,14 @@ TEST_CASE("schedules take as many steps as the closed form says, in as many slot
     for (auto k = steps.size(); k-- > 0;) {
       const auto& s = steps[k];
       switch (s.what) {
-        case chain_step::kind::backward:  // the last one first
-          valid = valid && s.link == next++ && k > 0 && steps[k - 1] == chain_step{chain_step::kind::forward, s.link, 0};
+        case chain::chain_step::kind::backward:  // the last one first
+          valid = valid && s.link == next++ && k > 0 &&
+                  steps[k - 1] == chain::chain_step{chain::chain_step::kind::forward, s.link, 0};
           break;
-        case chain_step::kind::forward:
+        case chain::chain_step::kind::forward:
           set(s.link, true);
           break;
-        case chain_step::kind::checkpoint:
+        case chain::chain_step::kind::checkpoint:
           ++checkpoints;
           valid = valid && wanted[s.link + 1];
           set(s.link + 1, false);
@@ -112,10 +113,10 @@ TEST_CASE("schedules take as many steps as the closed form says, in as many slot
     CHECK(next == links);
     CHECK(live == 1);
     CHECK(wanted[0]);
-    CHECK(checkpoints == revolve_forwards(links, slots));
+    CHECK(checkpoints == chain::revolve_forwards(links, slots));
     CHECK(most <= slots + 1);  // and the state that is being moved
   }
-  CHECK_THROWS_WITH(revolve_schedule(3, 0), Catch::Contains("slots"));
+  CHECK_THROWS_WITH(chain::revolve_schedule(3, 0), Catch::Contains("slots"));
 }
 
 TEST_CASE("the table of unequal links is its formula, and its schedules keep what it promises") {
@@ -123,11 +124,11 @@ TEST_CASE("the table of unequal links is its formula, and its schedules keep wha
   int points = 0;
   for (int round = 0; round < 60; ++round) {
     const auto p = random_training_chain(g, static_cast<std::size_t>(uniform(g, 2, 7)));
-    const auto blocks = find_blocks(p, {.least = 1});
+    const auto blocks = structure::find_blocks(p, {.least = 1});
     if (blocks.blocks.size() < 2) continue;
-    const block_joint joint(p, blocks);
+    const chain::block_joint joint(p, blocks);
     const auto most = 2 * evaluate(p, store_all_schedule(p)).peak;
-    const revolve_table exact(joint.links(), most, static_cast<std::size_t>(most)), rough(joint.links(), most, 20);
+    const chain::revolve_table exact(joint.links(), most, static_cast<std::size_t>(most)), rough(joint.links(), most, 20);
     const auto& c = joint.links();
     const auto front = exact.front();
     REQUIRE_FALSE(front.empty());
@@ -152,9 +153,9 @@ TEST_CASE("the table of unequal links is its formula, and its schedules keep wha
 
 TEST_CASE("a table may be stopped, and be too small for anything") {
   const auto p = unit_training_chain(9);
-  const auto blocks = find_blocks(p, {.least = 1});
-  const block_joint joint(p, blocks);
-  CHECK(revolve_table(joint.links(), 20, 20, [] { return true; }).front().empty());
-  CHECK(revolve_table(joint.links(), 0, 20).front().empty());
-  CHECK(revolve_table(chain{}, 20, 20).front().empty());
+  const auto blocks = structure::find_blocks(p, {.least = 1});
+  const chain::block_joint joint(p, blocks);
+  CHECK(chain::revolve_table(joint.links(), 20, 20, [] { return true; }).front().empty());
+  CHECK(chain::revolve_table(joint.links(), 0, 20).front().empty());
+  CHECK(chain::revolve_table(chain::heterogeneous_chain{}, 20, 20).front().empty());
 }

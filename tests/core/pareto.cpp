@@ -214,7 +214,7 @@ TEST_CASE("observers see progress and points, and stop") {
   CHECK(calls == 0);
 }
 
-TEST_CASE("options out of range are named") {
+TEST_CASE("options of curves out of range are named") {
   const auto p = skip();
   CHECK_THROWS_WITH(remat::pareto_curve(p, {3, -1}, remat::store_all{}), Catch::Contains("-1"));
   CHECK_THROWS_WITH(remat::pareto_curve(p, {3}, remat::store_all{}, {.threads = 0}), Catch::Contains("limits.threads"));

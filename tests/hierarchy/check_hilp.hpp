@@ -41,7 +41,7 @@ struct joined {
   double objective, seconds;
 };
 template <milp::backend B>
-std::optional<joined> hilp_optimum(const problem& p, bytes_t budget, const partition& parts,
+std::optional<joined> hilp_optimum(const problem& p, bytes_t budget, const structure::partition& parts,
                                    const std::vector<hierarchy::part_options>& options) {
   const hierarchy::part_index index(p, parts);
   incumbent best(p, budget);
@@ -90,7 +90,7 @@ void check_hilp_of_parts(std::uint64_t seed, int rounds) {
   for (int round = 0; round < rounds; ++round) {
     const auto p = round % 2 ? random_training_chain(g, static_cast<std::size_t>(uniform(g, 2, 4)))
                              : random_problem(g, {.operations = 8, .once = round % 3 ? 0 : 15});
-    const auto parts = find_partition(p, {.size = static_cast<std::size_t>(uniform(g, 2, 4))});
+    const auto parts = structure::find_partition(p, {.size = static_cast<std::size_t>(uniform(g, 2, 4))});
     const hierarchy::part_index index(p, parts);
     std::vector<hierarchy::part_options> options;
     for (const auto& piece : parts) {

@@ -29,7 +29,7 @@ TEST_CASE("partitions of any graph: disjoint, in an order, balanced") {
   for (int round = 0; round < 300; ++round) {
     const auto p = round % 2 ? random_problem(g, {.operations = 40, .once = round % 3 ? 0 : 20})
                              : random_training_chain(g, static_cast<std::size_t>(3 + round % 17));
-    const auto parts = find_partition(p, {.size = static_cast<std::size_t>(3 + round % 9), .most = 12});
+    const auto parts = structure::find_partition(p, {.size = static_cast<std::size_t>(3 + round % 9), .most = 12});
     CHECK(parts.size() <= 12);
     const hierarchy::part_index index(p, parts);  // throws if an operation is listed twice
     std::vector<hierarchy::part_option> ways;
@@ -63,7 +63,7 @@ TEST_CASE("the memory of a part: the example of part_problem::measure") {
                    {"back", {1, 4}, {5}, 1},
                    {"end", {5}, {6}, 1}},
                   {6});
-  const partition parts = {{{0, 1, 2}, {4}}};
+  const structure::partition parts = {{{0, 1, 2}, {4}}};
   const hierarchy::part_index index(p, parts);
   const hierarchy::part_problem b(p, index, parts[0]);
   const auto retained = b.measure({0, 1, 2, b.boundary(), 4});

@@ -33,7 +33,7 @@ TEST_CASE("measure_order agrees with evaluate") {
   }
 }
 
-TEST_CASE("an eviction keeps to the budget") {
+TEST_CASE("an order::eviction keeps to the budget") {
   std::mt19937_64 g(4);
   int fitted = 0;
   for (int round = 0; round < 500; ++round) {
@@ -41,12 +41,12 @@ TEST_CASE("an eviction keeps to the budget") {
     const auto order = needed_operations(p);
     const auto peak = measure_order(p, order).peak;
     for (auto budget = peak - 1; budget > peak / 2; budget -= 2) {
-      const auto played = eviction(p, order).run(budget, {});
+      const auto played = order::eviction(p, order).run(budget, {});
       if (!played) continue;
       ++fitted;
       const auto e = evaluate(p, with_drops(p, *played));
       REQUIRE(e.peak <= std::max(budget, p.source_bytes()));
-      const auto better = retain_more(p, *played, budget);
+      const auto better = order::retain_more(p, *played, budget);
       const auto after = evaluate(p, with_drops(p, better));
       REQUIRE(after.peak <= std::max(budget, p.source_bytes()));
       REQUIRE(after.seconds <= e.seconds);
@@ -59,9 +59,9 @@ TEST_CASE("evictions stop when told to, and after the work that they may do") {
   const auto p = transformer_training_graph(12);
   const auto order = needed_operations(p);
   const auto budget = evaluate(p, store_all_schedule(p)).peak * 7 / 10;
-  CHECK(eviction(p, order).run(budget, {}));
-  CHECK_FALSE(eviction(p, order).run(budget, {.work = 10}));
+  CHECK(order::eviction(p, order).run(budget, {}));
+  CHECK_FALSE(order::eviction(p, order).run(budget, {.work = 10}));
   int polls = 0;
-  CHECK_FALSE(eviction(p, order).run(budget, {}, [&] { return ++polls, true; }));
+  CHECK_FALSE(order::eviction(p, order).run(budget, {}, [&] { return ++polls, true; }));
   CHECK(polls == 1);
 }

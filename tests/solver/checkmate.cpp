@@ -31,7 +31,8 @@ TEST_CASE("checkmate survives a backend that lies") {
   const auto p = testing::unit_training_chain(4);
   for (auto claim : {milp::status::failed, milp::status::optimal, milp::status::unbounded, milp::status::limit}) {
     const auto r = solve(p, 4, checkmate<scripted>({}, scripted{{claim, Eigen::Vector2d(1, 1), 0, 0}}));
-    CHECK(r.status == status::not_found);
+    CHECK(r.status == (claim == milp::status::limit ? status::time_limit : status::not_found));
+    CHECK(r.reason.empty() == (claim == milp::status::limit));
     CHECK(r.scope_bound < 12);
   }
 }

@@ -145,9 +145,9 @@ TEST_CASE("a user's partition is honoured, and refused where it is none") {
   const auto p = random_training_chain(g, 8);
   // forward 0-7, loss 8, backward 9-16
   hierarchical<>::options o;
-  o.parts = partition{{{0, 1, 2}, {14, 15, 16}}, {{3, 4, 5}, {11, 12, 13}}};
+  o.parts = structure::partition{{{0, 1, 2}, {14, 15, 16}}, {{3, 4, 5}, {11, 12, 13}}};
   CHECK(solve(p, share_of_peak(p, .7), hierarchical<>(min_cut{}, join_by_default{}, o)).found());
-  const auto refused = [&](partition parts) {
+  const auto refused = [&](structure::partition parts) {
     o.parts = std::move(parts);
     solve(p, max_bytes, hierarchical<>(min_cut{}, join_by_default{}, o));
   };

@@ -113,7 +113,7 @@ TEST_CASE("min_cut on captured networks stays near the bound") {
       return p.held_bytes() + static_cast<bytes_t>(f * static_cast<double>(all.peak - p.held_bytes()));
     };
     INFO(r.name);
-    const min_cut quick({.repairs = 40000, .rounds = 40000});
+    const min_cut quick({.repairs = 40000, .rounds = 200000});
     const auto loose = solve(p, at(.8), quick), tight = solve(p, at(.5), quick), least = solve(p, at(r.small), quick);
     REQUIRE(loose.found());
     REQUIRE(tight.found());

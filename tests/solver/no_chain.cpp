@@ -26,7 +26,7 @@ TEST_CASE("methods for chains say that there is none") {
   const auto all = evaluate(p, store_all_schedule(p)).peak;
   for (const auto& r : {solve(p, all - 1, rotor{}), solve(p, all - 1, revolve{})}) {
     CHECK(r.status == status::not_applicable);
-    CHECK(r.reason == no_chain);
+    CHECK(r.reason == structure::no_chain);
   }
   CHECK(solve(p, all - 1, min_cut{}).found());
   for (const auto& r : {solve(p, all, rotor{}), solve(p, all, revolve{})}) {  // all fits

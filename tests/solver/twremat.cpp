@@ -43,7 +43,7 @@ TEST_CASE("undivided parts of one operation need memory for width times logarith
     const auto reach = static_cast<index_t>(uniform(g, 1, 4));
     const auto p = round % 5 == 0 ? unit_training_chain(n) : banded(g, n, reach, 2);
     const auto needed = needed_operations(p);
-    const separator_tree tree(p, needed);
+    const structure::separator_tree tree(p, needed);
     const auto order = order_by_separators(p, tree, 1, 10'000'000);
     REQUIRE(order);
     evaluate(p, with_drops(p, *order));  // valid
@@ -57,7 +57,7 @@ TEST_CASE("undivided parts of one operation need memory for width times logarith
 TEST_CASE("orders by separators: nothing twice if nothing is divided, and a limit on their length") {
   const auto p = unit_training_chain(60);
   const auto needed = needed_operations(p);
-  const separator_tree tree(p, needed);
+  const structure::separator_tree tree(p, needed);
   CHECK(order_by_separators(p, tree, needed.size(), 1000) == needed);
   CHECK_FALSE(order_by_separators(p, tree, 1, needed.size()));
   CHECK_FALSE(order_by_separators(p, tree, 1, 100'000, [] { return true; }));
@@ -93,7 +93,7 @@ TEST_CASE("twremat is near the binomial optimum of unit chains") {
     const auto r = solve(unit_training_chain(64), static_cast<bytes_t>(budget), twremat{});
     INFO("budget " << budget);
     REQUIRE(r.found());
-    CHECK(r.seconds <= 1.1 * static_cast<double>(65 + revolve_forwards(65, budget - 2)));
+    CHECK(r.seconds <= 1.1 * static_cast<double>(65 + chain::revolve_forwards(65, budget - 2)));
   }
   const auto r = solve(unit_training_chain(1500), 60, twremat{});
   REQUIRE(r.found());

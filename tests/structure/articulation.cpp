@@ -46,7 +46,7 @@ TEST_CASE("articulation points are the operations whose removal leaves more piec
     for (operation_id o = 0; o < 9; ++o)
       if (chance(g, 80)) ops.push_back(o);
     if (ops.empty()) continue;
-    const auto found = articulation_points(p, ops);
+    const auto found = structure::articulation_points(p, ops);
     for (auto o : ops) {
       INFO("round " << round << ", operation " << o);
       CHECK(std::binary_search(found.begin(), found.end(), o) == (pieces(p, ops, o) > pieces(p, ops, none)));
@@ -55,9 +55,9 @@ TEST_CASE("articulation points are the operations whose removal leaves more piec
   }
   CHECK(some > 500);
   CHECK(none_found > 10);
-  CHECK(articulation_points(problem{}, {}).empty());
+  CHECK(structure::articulation_points(problem{}, {}).empty());
   const auto chain = unit_training_chain(20'000);  // deep
   std::vector<operation_id> forward(20'000);
   for (operation_id o = 0; o < forward.size(); ++o) forward[o] = o;
-  CHECK(articulation_points(chain, forward) == forward);
+  CHECK(structure::articulation_points(chain, forward) == forward);
 }

@@ -21,7 +21,7 @@ namespace {
 
 /// Every needed operation is in one block; the forward of block i reads nothing of earlier blocks but its inputs, pinned and held
 /// values; its backward reads forward values of its own block, its inputs, pinned and held ones, and its gradients.
-void check_blocks(const problem& p, const block_chain& c) {
+void check_blocks(const problem& p, const structure::block_chain& c) {
   std::vector<int> seen(p.operations().size(), 0), block_of(p.operations().size(), -1);
   std::vector<bool> pinned(p.values().size(), false), backward(p.operations().size(), false);
   for (auto v : c.pinned) pinned[v] = true;
@@ -52,10 +52,10 @@ TEST_CASE("training chains fall into their layers") {
   std::mt19937_64 g(21);
   for (std::size_t n : {3u, 8u, 30u}) {
     const auto p = random_training_chain(g, n);
-    const auto c = find_blocks(p, {.least = 1});
+    const auto c = structure::find_blocks(p, {.least = 1});
     check_blocks(p, c);
     CHECK(c.blocks.size() + 3 >= n);
-    const auto joined = find_blocks(p, {.most = 4});
+    const auto joined = structure::find_blocks(p, {.most = 4});
     check_blocks(p, joined);
     CHECK(joined.blocks.size() <= 4);
   }
@@ -63,13 +63,13 @@ TEST_CASE("training chains fall into their layers") {
 
 TEST_CASE("blocks of a transformer repeat, with the mask pinned") {
   const auto p = transformer_training_graph(6);
-  const auto c = find_blocks(p);
+  const auto c = structure::find_blocks(p);
   check_blocks(p, c);
   CHECK(c.blocks.size() >= 11);
   const bool mask = std::any_of(c.pinned.begin(), c.pinned.end(), [&](value_id v) { return p.values()[v].name == "mask:0"; });
   CHECK(mask);
   int equal = 0;
-  const auto form = [&](std::size_t i) { return canonical(block_problem(p, c, i).bare()); };
+  const auto form = [&](std::size_t i) { return structure::canonical(chain::block_problem(p, c, i).bare()); };
   for (std::size_t i = 3; i < 8; ++i) equal += form(i) == form(i + 2);
   CHECK(equal >= 4);
   CHECK_FALSE(form(3) == form(4));
@@ -85,7 +85,7 @@ TEST_CASE("blocks of captured networks") {
                                     {"unet-depth-4", 2u}}) {
     INFO(name);
     const auto p = instance(name);
-    const auto c = find_blocks(p);
+    const auto c = structure::find_blocks(p);
     check_blocks(p, c);
     CHECK(c.blocks.size() >= least);
   }
@@ -101,18 +101,18 @@ TEST_CASE("a graph without a chain is one block, and options out of range are re
     ops.push_back({"o", all, {i}, 1});
   }
   const problem p("dense", values, ops, {9});
-  const auto c = find_blocks(p);
+  const auto c = structure::find_blocks(p);
   check_blocks(p, c);
   CHECK(c.blocks.size() == 1);
-  CHECK(find_blocks(problem{}).blocks.empty());
-  CHECK_THROWS_WITH(find_blocks(p, {.backward_start = 9}), Catch::Contains("backward_start"));
-  CHECK_THROWS_WITH(find_blocks(p, {.interface = 0}), Catch::Contains("interface"));
-  CHECK_THROWS_WITH(find_blocks(p, {.most = 0}), Catch::Contains("most"));
+  CHECK(structure::find_blocks(problem{}).blocks.empty());
+  CHECK_THROWS_WITH(structure::find_blocks(p, {.backward_start = 9}), Catch::Contains("backward_start"));
+  CHECK_THROWS_WITH(structure::find_blocks(p, {.interface = 0}), Catch::Contains("interface"));
+  CHECK_THROWS_WITH(structure::find_blocks(p, {.most = 0}), Catch::Contains("most"));
 }
 
 TEST_CASE("long training chains fall into their layers, all values being small") {
   std::mt19937_64 g(24);
   const auto p = random_training_chain(g, 2500);
-  const auto c = find_blocks(p, {.most = 10'000, .least = 1});
+  const auto c = structure::find_blocks(p, {.most = 10'000, .least = 1});
   CHECK(c.blocks.size() > 2000);
 }

@@ -53,9 +53,9 @@ TEST_CASE("the canonical form does not depend on the numbering, and on everythin
   int equal = 0;
   for (int round = 0; round < 500; ++round) {
     const auto p = random_problem(g, {.operations = 12, .once = 20});
-    const auto form = canonical(p);
+    const auto form = structure::canonical(p);
     const auto other = shuffled(p, g);
-    const auto same = canonical(other);
+    const auto same = structure::canonical(other);
     equal += form == same;
     if (form == same)
       for (std::size_t k = 0; k < form.operations.size(); ++k) {
@@ -82,7 +82,7 @@ TEST_CASE("the canonical form does not depend on the numbering, and on everythin
         op.once = !op.once;
       }
     }
-    REQUIRE_FALSE(form == canonical(problem("", values, operations, p.targets())));
+    REQUIRE_FALSE(form == structure::canonical(problem("", values, operations, p.targets())));
   }
   CHECK(equal == 500);
 }

@@ -15,7 +15,7 @@ using namespace remat::testing;
 namespace {
 
 /// Every needed operation is in one separator; neighbours are in one part or one below the other; children are halves.
-void check_tree(const problem& p, const separator_tree& tree) {
+void check_tree(const problem& p, const structure::separator_tree& tree) {
   const auto needed = needed_operations(p);
   const auto& parts = tree.parts();
   std::vector<int> seen(p.operations().size(), 0);
@@ -46,17 +46,17 @@ TEST_CASE("separators keep parts apart and halve them") {
   std::mt19937_64 g(51);
   for (int round = 0; round < 200; ++round) {
     const auto p = round % 2 == 0 ? random_problem(g, {.operations = 30}) : random_training_chain(g, 8);
-    check_tree(p, separator_tree(p, needed_operations(p)));
+    check_tree(p, structure::separator_tree(p, needed_operations(p)));
   }
   check_tree(transformer_training_graph(10),
-             separator_tree(transformer_training_graph(10), needed_operations(transformer_training_graph(10))));
-  CHECK(separator_tree(problem{}, {}).empty());
+             structure::separator_tree(transformer_training_graph(10), needed_operations(transformer_training_graph(10))));
+  CHECK(structure::separator_tree(problem{}, {}).empty());
   const auto p = pyramid(5);
-  CHECK(separator_tree(p, needed_operations(p), [] { return true; }).empty());
+  CHECK(structure::separator_tree(p, needed_operations(p), [] { return true; }).empty());
 }
 
 TEST_CASE("the width of chains, trees, ladders and complete graphs") {
-  const auto width = [](const problem& p) { return separator_tree(p, needed_operations(p)).width(); };
+  const auto width = [](const problem& p) { return structure::separator_tree(p, needed_operations(p)).width(); };
   std::vector<std::vector<value_id>> chain(50), complete(9);
   for (index_t i = 1; i < 50; ++i) chain[i] = {i - 1};
   for (index_t i = 1; i < 9; ++i)

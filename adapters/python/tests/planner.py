@@ -39,7 +39,7 @@ class Planner(unittest.TestCase):
 
     def test_a_start_is_never_lost(self):
         problem = json.loads((INSTANCES / "resnet18.json").read_text())
-        plan = remat.solve(problem, "60%", solver="chen", time_limit=20)
+        plan = remat.solve(problem, "60%", solver="min_cut", time_limit=20)
         again = remat.solve(problem, plan["peak"], solver="store_all", start=plan)
         self.assertEqual((again["steps"], again["seconds"]), (plan["steps"], plan["seconds"]))
         with self.assertRaisesRegex(remat.Error, "step"):

@@ -32,7 +32,7 @@ inline std::optional<std::vector<operation_id>> order_of(const problem& p, const
     free[v] = form.negligible(v);
     for (std::size_t j = 0; j < retained.size() && !free[v]; ++j) retained[j][v] = form.retained(x, j, v) > threshold;
   }
-  return replay_through(p, form.moments(), retained, free);
+  return order::replay_through(p, form.moments(), retained, free);
 }
 
 /// The path through needed operations on which a schedule without recomputation has most on the device.

@@ -13,7 +13,7 @@
 #include <remat/chain/chain.hpp>
 #include <remat/core/error.hpp>
 
-namespace remat {
+namespace remat::chain {
 
 namespace detail {
 
@@ -101,4 +101,4 @@ inline std::vector<chain_step> revolve_schedule(std::uint64_t links, std::uint64
   return steps;
 }
 
-}  // namespace remat
+}  // namespace remat::chain

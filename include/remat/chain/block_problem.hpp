@@ -17,7 +17,7 @@
 #include <remat/core/schedule.hpp>
 #include <remat/structure/blocks.hpp>
 
-namespace remat {
+namespace remat::chain {
 
 /// One block of a chain as a problem of its own, and the ways to run it.
 ///
@@ -29,13 +29,13 @@ class block_problem {
   /// A way to run the block, in operations of the whole problem.
   struct option {
     std::vector<operation_id> forward, backward;
-    chain::option needs;
+    heterogeneous_chain::option needs;
   };
 
   /// @param p     the whole problem
   /// @param c     its blocks
   /// @param which index of the block
-  block_problem(const problem& p, const block_chain& c, std::size_t which) {
+  block_problem(const problem& p, const structure::block_chain& c, std::size_t which) {
     const auto& block = c.blocks[which];
     const bool last = which + 1 == c.blocks.size();
     std::vector<bool> pinned(p.values().size(), false), here(p.operations().size(), false);
@@ -176,7 +176,7 @@ class block_joint {
   using option = block_problem::option;
 
   /// Every block gets one option: all of it saved.
-  block_joint(const problem& p, const block_chain& blocks) : p_(p), blocks_(blocks) {
+  block_joint(const problem& p, const structure::block_chain& blocks) : p_(p), blocks_(blocks) {
     const auto n = blocks.blocks.size();
     const auto bytes = [&](const std::vector<value_id>& list) {
       bytes_t sum = 0;
@@ -206,7 +206,7 @@ class block_joint {
   /// Bytes on the device throughout, which the chain does not count.
   bytes_t aside() const { return aside_; }
   /// The chain; each link has one option.
-  const chain& links() const { return chain_; }
+  const heterogeneous_chain& links() const { return chain_; }
 
   /// The operations behind the steps of a schedule of the chain.
   /// Complexity: O(values + edges executed).
@@ -251,11 +251,11 @@ class block_joint {
   }
 
   const problem& p_;
-  const block_chain& blocks_;
+  const structure::block_chain& blocks_;
   std::vector<block_problem> problems_;
   std::vector<option> saved_, checkpoints_;  // of each block
-  chain chain_;
+  heterogeneous_chain chain_;
   bytes_t aside_ = 0;
 };
 
-}  // namespace remat
+}  // namespace remat::chain

@@ -9,11 +9,11 @@
 #include <remat/core/error.hpp>
 #include <remat/core/problem.hpp>
 
-namespace remat {
+namespace remat::chain {
 
 /// A chain of links, each with a forward and a backward. The forward of link i reads x_i and yields x_(i+1); its backward reads
 /// x_i, what its forward saved and the gradient of x_(i+1), and yields the gradient of x_i. The loss is part of the last link.
-struct chain {
+struct heterogeneous_chain {
   /// A way to run a link.
   struct option {
     bytes_t saved = 0;               ///< from forward to backward, x_(i+1) included
@@ -41,4 +41,4 @@ struct chain_step {
   friend bool operator==(const chain_step&, const chain_step&) = default;
 };
 
-}  // namespace remat
+}  // namespace remat::chain

@@ -19,7 +19,7 @@
 #include <remat/core/error.hpp>
 #include <remat/core/problem.hpp>
 
-namespace remat {
+namespace remat::chain {
 
 /// What `fastest_persistent` found.
 struct chain_answer {
@@ -55,7 +55,7 @@ namespace detail {
 /// parts enter it with `missing`.
 class fastest_persistent_search {
  public:
-  fastest_persistent_search(const chain& c, bytes_t budget, const fastest_persistent_options& o)
+  fastest_persistent_search(const heterogeneous_chain& c, bytes_t budget, const fastest_persistent_options& o)
       : links_(c.links), most_(budget - c.links[0].input), options_(o), bounds_(c.links.size()) {
     const auto n = links_.size();
     forward_.assign(n + 1, 0);
@@ -63,11 +63,11 @@ class fastest_persistent_search {
     saved_.assign(n + 1, 0);
     for (std::size_t i = 0; i < n; ++i) {
       const auto& l = links_[i];
-      const auto fastest =
-          std::min_element(l.options.begin(), l.options.end(), [](const chain::option& x, const chain::option& y) {
-            const auto one = x.forward + x.backward, other = y.forward + y.backward;
-            return one != other ? one < other : x.saved < y.saved;
-          });
+      const auto fastest = std::min_element(l.options.begin(), l.options.end(),
+                                            [](const heterogeneous_chain::option& x, const heterogeneous_chain::option& y) {
+                                              const auto one = x.forward + x.backward, other = y.forward + y.backward;
+                                              return one != other ? one < other : x.saved < y.saved;
+                                            });
       fastest_.push_back(static_cast<std::size_t>(fastest - l.options.begin()));
       forward_[i + 1] = forward_[i] + l.checkpoint_seconds;
       kept_[i + 1] = kept_[i] + l.kept;
@@ -171,11 +171,11 @@ class fastest_persistent_search {
   bytes_t input(std::size_t i) const { return i < links_.size() ? links_[i].input : 0; }
   bytes_t gradient(std::size_t i) const { return i < links_.size() ? links_[i].gradient : 0; }
   bytes_t kept(std::size_t from, std::size_t to) const { return kept_[to] - kept_[from]; }
-  double overhead(std::size_t i, const chain::option& o) const {
+  double overhead(std::size_t i, const heterogeneous_chain::option& o) const {
     const auto& f = links_[i].options[fastest_[i]];
     return (o.forward + o.backward) - (f.forward + f.backward);
   }
-  bytes_t threshold(std::size_t i, std::size_t j, const chain::option& o) const {
+  bytes_t threshold(std::size_t i, std::size_t j, const heterogeneous_chain::option& o) const {
     return o.saved + std::max(gradient(j + 1) + o.forward_transient, kept(i + 1, j + 1) + gradient(i + 1) + o.backward_transient);
   }
   bool poll() { return stopped_ = stopped_ || (options_.stop && options_.stop()); }
@@ -443,7 +443,7 @@ class fastest_persistent_search {
     bytes_t m;
     found answer;
   };
-  const std::vector<chain::link>& links_;
+  const std::vector<heterogeneous_chain::link>& links_;
   bytes_t most_;
   fastest_persistent_options options_;
   double ideal_ = 0;                   // s, of the fastest options
@@ -481,7 +481,7 @@ class fastest_persistent_search {
 /// const auto answer = remat::fastest_persistent(c, 1 << 30);
 /// if (answer.exact()) run(answer.steps);
 /// @endcode
-inline chain_answer fastest_persistent(const chain& c, bytes_t budget, const fastest_persistent_options& o = {}) {
+inline chain_answer fastest_persistent(const heterogeneous_chain& c, bytes_t budget, const fastest_persistent_options& o = {}) {
   if (o.most_labels < 1) throw bad_option("fastest_persistent_options.most_labels must be >= 1, got 0");
   for (std::size_t i = 0; i < c.links.size(); ++i)
     if (c.links[i].options.empty()) throw bad_option("chain: links[" + std::to_string(i) + "] has no option");
@@ -497,4 +497,4 @@ inline chain_answer fastest_persistent(const chain& c, bytes_t budget, const fas
   return detail::fastest_persistent_search(c, budget, o).run();
 }
 
-}  // namespace remat
+}  // namespace remat::chain

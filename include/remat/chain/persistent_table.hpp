@@ -17,7 +17,7 @@
 #include <remat/core/error.hpp>
 #include <remat/core/problem.hpp>
 
-namespace remat {
+namespace remat::chain {
 
 /// The fastest persistent schedules of a chain for every budget at once. Persistent: what is stored stays until the backward that
 /// reads it.
@@ -52,7 +52,7 @@ class persistent_table {
   /// @param budget bytes, x_0 included; all smaller budgets are answered as well
   /// @param o      options
   /// @throws bad_option if the chain has more than `most_links` links, a link has no option, or there are more than `most_units`
-  persistent_table(const chain& c, bytes_t budget, const options& o) : links_(c.links), budget_(budget) {
+  persistent_table(const heterogeneous_chain& c, bytes_t budget, const options& o) : links_(c.links), budget_(budget) {
     const auto n = links_.size();
     if (n > most_links)
       throw bad_option("chain: " + std::to_string(n) + " links, at most " + std::to_string(most_links) + " are possible");
@@ -80,7 +80,7 @@ class persistent_table {
     best_ = {};
   }
 
-  persistent_table(const chain& c, bytes_t budget) : persistent_table(c, budget, options{}) {}
+  persistent_table(const heterogeneous_chain& c, bytes_t budget) : persistent_table(c, budget, options{}) {}
 
   /// False if `stop` ended the construction; nothing is known then.
   bool complete() const { return complete_; }
@@ -193,7 +193,7 @@ class persistent_table {
     return c.seconds[std::min(static_cast<std::size_t>(m - c.from), c.seconds.size() - 1)];
   }
   /// Units that `o` needs at link i while links i to j are to be done.
-  bytes_t threshold(std::size_t i, std::size_t j, const chain::option& o) const {
+  bytes_t threshold(std::size_t i, std::size_t j, const heterogeneous_chain::option& o) const {
     return units(o.saved + std::max(gradient(j + 1) + o.forward_transient,
                                     kept_[j + 1] - kept_[i + 1] + gradient(i + 1) + o.backward_transient));
   }
@@ -274,7 +274,7 @@ class persistent_table {
     for (bytes_t k = 0; k < count; ++k) best[k] = std::min(best[k], seconds + f[k]);
   }
 
-  std::vector<chain::link> links_;
+  std::vector<heterogeneous_chain::link> links_;
   bytes_t budget_, unit_ = 1, most_ = 0;
   std::vector<bytes_t> kept_;  // prefix sums
   std::vector<curve> table_;
@@ -282,4 +282,4 @@ class persistent_table {
   bool complete_ = false, exact_ = true;
 };
 
-}  // namespace remat
+}  // namespace remat::chain

@@ -14,7 +14,7 @@
 #include <remat/core/error.hpp>
 #include <remat/core/problem.hpp>
 
-namespace remat {
+namespace remat::chain {
 
 /// The fastest schedules of a chain of unequal links that save nothing but inputs of links, everything inside a link being made
 /// right before its backward: heterogeneous revolve.
@@ -36,7 +36,7 @@ class revolve_table {
   /// @param budget bytes, x_0 included; all smaller budgets are answered as well
   /// @param slots  units the budget is cut into, >= 1
   /// @param stop   polled; true leaves the table incomplete
-  revolve_table(const chain& c, bytes_t budget, std::size_t slots, const std::function<bool()>& stop = {})
+  revolve_table(const heterogeneous_chain& c, bytes_t budget, std::size_t slots, const std::function<bool()>& stop = {})
       : links_(c.links), unit_(std::max<bytes_t>(1, (budget + static_cast<bytes_t>(slots) - 1) / static_cast<bytes_t>(slots))) {
     const auto n = links_.size();
     kept_.assign(n + 1, 0);
@@ -133,7 +133,7 @@ class revolve_table {
     });
   }
 
-  std::vector<chain::link> links_;
+  std::vector<heterogeneous_chain::link> links_;
   bytes_t unit_;
   std::vector<bytes_t> kept_;  // prefix sums
   std::size_t columns_ = 0;    // values of m, in units from 0
@@ -141,4 +141,4 @@ class revolve_table {
   bool complete_ = false;
 };
 
-}  // namespace remat
+}  // namespace remat::chain

@@ -48,10 +48,10 @@ class join_by_chain {
     const auto stop = [&] { return m.stopped(); };
     const hierarchy::part_chain model(l.p, l.index, l.parts, l.options);
     const auto most = std::max<bytes_t>(0, l.budget() - model.aside()) + (l.budget() - l.p.held_bytes()) / 3;
-    const persistent_table table(model.links(), most, {.slots = options_.slots, .stop = stop});
+    const chain::persistent_table table(model.links(), most, {.slots = options_.slots, .stop = stop});
     if (!table.complete()) return;
     std::vector<std::vector<operation_id>> over;
-    std::vector<chain_step> before;
+    std::vector<chain::chain_step> before;
     const auto tries = l.whole ? options_.budgets : options_.budgets_of_parts;
     for (std::size_t k = 0; k <= tries && !stop(); ++k) {
       const auto within =
@@ -71,7 +71,7 @@ class join_by_chain {
     if (!options_.evictions) return;
     for (std::size_t i = over.size(); i-- > 0 && i + played >= over.size() && !stop();)
       for (const double distance : {1.0, 0.5, 2.0})
-        if (auto order = eviction(l.p, over[i]).run(l.budget(), {.distance = distance}, stop)) l.take(std::move(*order));
+        if (auto order = order::eviction(l.p, over[i]).run(l.budget(), {.distance = distance}, stop)) l.take(std::move(*order));
   }
 
  private:

@@ -150,7 +150,7 @@ class join_by_outer {
       if (!options_.evictions || count > low || !l.whole) continue;
       const auto start = c.expand(l.p, needed_operations(c.condensed()));
       for (const double distance : {1.0, 0.5, 2.0})
-        if (auto order = eviction(l.p, start).run(l.budget(), {.distance = distance}, stop)) l.take(std::move(*order));
+        if (auto order = order::eviction(l.p, start).run(l.budget(), {.distance = distance}, stop)) l.take(std::move(*order));
     }
   }
 

@@ -27,13 +27,13 @@ class level {
   /// @param best       receives the fastest schedule that fits
   /// @param asked_for  is the problem what was asked for, or a part of it, of which there are many?
   /// @param found      is told when a schedule is the fastest so far
-  level(const remat::problem& problem, const part_index& numbering, const partition& list,
+  level(const remat::problem& problem, const part_index& numbering, const structure::partition& list,
         const std::vector<part_options>& choices, incumbent& best, bool asked_for, std::function<void()> found = {})
       : p(problem), index(numbering), parts(list), options(choices), whole(asked_for), best_(best), found_(std::move(found)) {}
 
   const problem& p;
   const part_index& index;
-  const partition& parts;
+  const structure::partition& parts;
   const std::vector<part_options>& options;
   const bool whole;
 

@@ -31,7 +31,8 @@ class part_chain {
   /// @param parts nested, as from `find_partition`
   /// @param options of each part; must outlive this
   /// Complexity: O(values + edges, those of recomputations in the options included).
-  part_chain(const problem& p, const part_index& index, const partition& parts, const std::vector<part_options>& options)
+  part_chain(const problem& p, const part_index& index, const structure::partition& parts,
+             const std::vector<part_options>& options)
       : p_(p), options_(options) {
     const auto n = static_cast<part_id>(parts.size());
     aside_ = p.held_bytes();
@@ -69,17 +70,17 @@ class part_chain {
     }
   }
 
-  const chain& links() const { return chain_; }
+  const chain::heterogeneous_chain& links() const { return chain_; }
   /// Bytes on the device throughout, which the chain does not count.
   bytes_t aside() const { return aside_; }
 
   /// The operations behind the steps of a schedule of the chain, and those in no part where they are needed.
   /// Complexity: O((values + edges executed) log).
-  std::vector<operation_id> order(const std::vector<chain_step>& steps) const {
+  std::vector<operation_id> order(const std::vector<chain::chain_step>& steps) const {
     std::vector<operation_id> all;
     std::vector<bool> there(p_.values().size(), false);
     for (value_id v = 0; v < there.size(); ++v) there[v] = p_.is_source(v);
-    missing_operations missing(p_);
+    order::missing_operations missing(p_);
     const auto run = [&](operation_id first) {
       for (auto o : missing.for_operation(first, there)) {
         all.push_back(o);
@@ -87,9 +88,9 @@ class part_chain {
       }
     };
     for (const auto& s : steps) {
-      const auto& w = s.what == chain_step::kind::checkpoint ? options_[s.link].checkpoint.forward
-                      : s.what == chain_step::kind::forward  ? options_[s.link].list[s.option].forward
-                                                             : options_[s.link].list[s.option].backward;
+      const auto& w = s.what == chain::chain_step::kind::checkpoint ? options_[s.link].checkpoint.forward
+                      : s.what == chain::chain_step::kind::forward  ? options_[s.link].list[s.option].forward
+                                                                    : options_[s.link].list[s.option].backward;
       for (auto o : w) run(o);
     }
     for (auto v : p_.targets())
@@ -105,7 +106,7 @@ class part_chain {
   }
   const problem& p_;
   const std::vector<part_options>& options_;
-  chain chain_;
+  chain::heterogeneous_chain chain_;
   bytes_t aside_ = 0;
 };
 

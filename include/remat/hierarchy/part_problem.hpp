@@ -44,7 +44,8 @@ struct part_options {
 class part_index {
  public:
   /// @throws bad_option naming the part and the operation if an operation does not exist or is listed twice
-  part_index(const problem& p, const partition& parts) : part_(p.operations().size(), none), leaves_(p.values().size(), false) {
+  part_index(const problem& p, const structure::partition& parts)
+      : part_(p.operations().size(), none), leaves_(p.values().size(), false) {
     const auto add = [&](operation_id o, part_id i) {
       const auto where = "partition: part " + std::to_string(i) + ": ";
       if (o >= part_.size()) throw bad_option(where + "no operation " + std::to_string(o));
@@ -80,7 +81,7 @@ class part_problem {
   /// @param p     the whole problem
   /// @param index of the partition
   /// @param piece the part, not empty
-  part_problem(const problem& p, const part_index& index, const part& piece)
+  part_problem(const problem& p, const part_index& index, const structure::part& piece)
       : p_(&p), index_(&index), which_(index.part(piece.forward.empty() ? piece.backward.at(0) : piece.forward[0])) {
     std::map<value_id, value_id> local;
     const auto has = [](const std::vector<operation_id>& list, operation_id o) {

@@ -18,7 +18,7 @@
 #include <remat/core/liveness.hpp>
 #include <remat/core/problem.hpp>
 
-namespace remat {
+namespace remat::order {
 
 /// Plays an order within a budget: before a computation that would not fit, values are evicted, those first that are large, cheap
 /// to make again and not needed for long; what is missing when it is needed is computed again. Dynamic tensor rematerialization
@@ -263,4 +263,4 @@ class eviction {
   unsigned stamp_ = 0;
 };
 
-}  // namespace remat
+}  // namespace remat::order

@@ -13,7 +13,7 @@
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
 
-namespace remat {
+namespace remat::order {
 
 /// Finds what has to run before values or operations can be used.
 class missing_operations {
@@ -160,4 +160,4 @@ inline std::optional<std::vector<operation_id>> replay_through(const problem& p,
   return prune_order(p, order);
 }
 
-}  // namespace remat
+}  // namespace remat::order

@@ -12,7 +12,7 @@
 #include <remat/core/liveness.hpp>
 #include <remat/core/problem.hpp>
 
-namespace remat {
+namespace remat::order {
 
 namespace detail {
 
@@ -117,4 +117,4 @@ inline std::vector<operation_id> retain_more(const problem& p, std::vector<opera
   return order;
 }
 
-}  // namespace remat
+}  // namespace remat::order

@@ -206,7 +206,8 @@ class checkmate {
       };
       const auto s = milp::solve(method_.backend_, form->model(), o);
       r.scope_bound = std::max(floor, s.bound * form->unit());
-      r.reason = s.status == milp::status::failed ? "the backend had numerical trouble" : "";
+      const bool trouble = s.status == milp::status::failed || s.status == milp::status::unbounded;
+      r.reason = trouble ? "the backend had numerical trouble" : "";
       if (s.found()) best.offer(compute_order(form->extract(s.x)));
     }
 
@@ -235,7 +236,7 @@ class checkmate {
       std::optional<std::vector<operation_id>> hint;
       if (last_.found()) {
         const auto order = compute_order(last_.schedule);
-        hint = eviction(p_, order).run(budget, {}, [&] { return m_.stopped(); });
+        hint = order::eviction(p_, order).run(budget, {}, [&] { return m_.stopped(); });
       }
       last_ = budget_slice(p_, budget, method_.name(), m_, share,
                            [&](monitor& m) { return forms_.solve(budget, hint, last_.scope_bound, m); });

@@ -130,12 +130,12 @@ class checkmate_rounding {
     auto order = prune_order(p, compute_order(s));
     if (!options_.repair) return best.offer(order);
     if (measure_order(p, order).peak > budget) {
-      auto fits = eviction(p, order).run(budget, {}, stop);
+      auto fits = order::eviction(p, order).run(budget, {}, stop);
       if (!fits) return false;
       order = std::move(*fits);
     }
     const bool taken = best.offer(order);
-    return best.offer(retain_more(p, std::move(order), budget, stop)) || taken;
+    return best.offer(order::retain_more(p, std::move(order), budget, stop)) || taken;
   }
 
   options options_;

@@ -78,7 +78,7 @@ class chen {
     const auto needed = needed_operations(p);
     incumbent best(p, budget);
     if (!best.offer(needed) && !needed.empty())
-      search(p, needed, remat::backward_start(p, needed, options_.backward_start), best, m);
+      search(p, needed, structure::backward_start(p, needed, options_.backward_start), best, m);
     best.put_into(r);
     return r;
   }
@@ -92,7 +92,7 @@ class chen {
     positions all(backward_start), articulation;
     for (std::size_t k = 0; k < backward_start; ++k) all[k] = k;
     if (wanted(variant::articulation_points)) {
-      const auto points = articulation_points(p, {needed.data(), backward_start});
+      const auto points = structure::articulation_points(p, {needed.data(), backward_start});
       for (std::size_t k = 0; k < backward_start; ++k)
         if (std::binary_search(points.begin(), points.end(), needed[k])) articulation.push_back(k);
     }
@@ -183,7 +183,7 @@ class chen {
         for (auto x : ops[needed[k]].outputs) retained[x] = true;
 
     std::vector<operation_id> order;
-    missing_operations missing(p);
+    order::missing_operations missing(p);
     const auto forget = [&](operation_id o) {
       for (auto x : ops[o].outputs) there[x] = there[x] && retained[x];
     };

@@ -132,13 +132,13 @@ template <solver Inner = min_cut, hierarchy::joiner Joiner = join_by_default>
 class hierarchical {
  public:
   struct options {
-    partition_options cut = {};           ///< how graphs are cut
-    std::optional<partition> parts = {};  ///< of the whole, instead of cutting it
-    std::size_t leaf_operations = 160;    ///< parts of more operations are cut again; where they cannot be, `min_cut` solves them
-    std::size_t saved = 6;                ///< bounds on what a part saves that are tried, >= 1
-    std::size_t peaks = 3;                ///< bounds on a part's peak that are tried, >= 1
-    double tolerance = 0.1;               ///< relative difference of costs that does not make parts differ, >= 0
-    bool bound = true;                    ///< prove a lower bound as well
+    structure::partition_options cut = {};           ///< how graphs are cut
+    std::optional<structure::partition> parts = {};  ///< of the whole, instead of cutting it
+    std::size_t leaf_operations = 160;  ///< parts of more operations are cut again; where they cannot be, `min_cut` solves them
+    std::size_t saved = 6;              ///< bounds on what a part saves that are tried, >= 1
+    std::size_t peaks = 3;              ///< bounds on a part's peak that are tried, >= 1
+    double tolerance = 0.1;             ///< relative difference of costs that does not make parts differ, >= 0
+    bool bound = true;                  ///< prove a lower bound as well
     bool cuts = true;  ///< options of parts from minimum cuts and evictions as well, whose bytes saved are the bounds to be tried
     std::size_t retained = 6;  ///< fastest schedules whose room that is left is used
     /// In the end `local_search` works on the whole until `rounds` / operations of its rounds, 20 to 1000, bring nothing; 0:
@@ -165,14 +165,14 @@ class hierarchical {
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     result r;
     incumbent best(p, budget);
-    std::optional<partition> given;
+    std::optional<structure::partition> given;
     if (options_.parts) given = checked(p, *options_.parts);
     if (!best.offer(needed_operations(p))) {
       if (options_.bound) bound::prove_bound(p, budget, r, [&] { return m.stopped(); });
       if (r.status == status::infeasible) return r;
       search now{m, r.bound, {}};
       const auto alike = with_like_costs(p, options_.tolerance);
-      const auto parts = given ? *given : find_partition(alike, options_.cut);
+      const auto parts = given ? *given : structure::find_partition(alike, options_.cut);
       if (parts.size() < 2 && p.operations().size() > options_.leaf_operations)
         r.status = status::not_applicable, r.reason = "the graph cannot be cut into parts";
       join(alike, parts, best, now, m);
@@ -194,7 +194,8 @@ class hierarchical {
   struct search {
     monitor& m;
     double bound;
-    std::unordered_map<std::size_t, std::vector<std::pair<canonical_form, orders>>> solved;  // orders in canonical positions
+    std::unordered_map<std::size_t, std::vector<std::pair<structure::canonical_form, orders>>>
+        solved;  // orders in canonical positions
     std::size_t depth = 0;
 
     auto stop() {
@@ -209,7 +210,7 @@ class hierarchical {
   }
 
   /// The user's partition, sorted; every part a forward and a backward that can be put in an order.
-  static partition checked(const problem& p, partition parts) {
+  static structure::partition checked(const problem& p, structure::partition parts) {
     for (auto& piece : parts) {
       std::sort(piece.forward.begin(), piece.forward.end());
       std::sort(piece.backward.begin(), piece.backward.end());
@@ -269,7 +270,7 @@ class hierarchical {
         ++i;
     }
     for (const auto& c : found)
-      if (auto order = replay_across(b.bare(), needed, b.boundary(), c.retained, c.later)) add(std::move(*order));
+      if (auto order = order::replay_across(b.bare(), needed, b.boundary(), c.retained, c.later)) add(std::move(*order));
     return list;
   }
 
@@ -279,12 +280,12 @@ class hierarchical {
     const auto& bare = b.bare();
     const auto floor = bounds_without_search(bare).budget;
     orders found = {needed_operations(bare)};
-    partition pieces;
+    structure::partition pieces;
     const bool large = bare.operations().size() > options_.leaf_operations;
     if (large) {
       auto finer = options_.cut;
       finer.backward_start = b.boundary();
-      pieces = find_partition(bare, finer);
+      pieces = structure::find_partition(bare, finer);
     }
     const double part_of_time = 0.5 / static_cast<double>(options_.peaks * (options_.saved + 1));
     auto each = share(now.m, part_of_time);
@@ -297,7 +298,7 @@ class hierarchical {
                                                           static_cast<double>(options_.peaks));
         const auto limited = b.with_boundary(std::max<bytes_t>(0, within - b.crossing() - t.saved));
         if (i > 0 && options_.cuts)
-          if (auto order = eviction(limited, t.start).run(within, {}, stop)) found.push_back(std::move(*order));
+          if (auto order = order::eviction(limited, t.start).run(within, {}, stop)) found.push_back(std::move(*order));
         const auto add = [&](const result& r) {
           if (r.found()) found.push_back(compute_order(r.schedule));
         };
@@ -318,7 +319,7 @@ class hierarchical {
 
   /// Options of a part, by bytes carried. Equal parts are solved once.
   hierarchy::part_options options_of(const hierarchy::part_problem& b, search& now) const {
-    const auto form = canonical(b.bare());
+    const auto form = structure::canonical(b.bare());
     const auto known = [&]() -> const orders* {
       for (const auto& [other, found] : now.solved[form.hash])
         if (other == form) return &found;
@@ -347,7 +348,7 @@ class hierarchical {
   }
 
   /// Plans `p`, cut into `parts`, and offers what it finds.
-  void join(const problem& p, const partition& parts, incumbent& best, search& now, monitor& m) const {
+  void join(const problem& p, const structure::partition& parts, incumbent& best, search& now, monitor& m) const {
     const bool whole = now.depth++ == 0;
     const auto report = [&](const std::string& stage) {
       if (whole) best.report(m, stage, now.bound);
@@ -367,7 +368,7 @@ class hierarchical {
       constexpr double near = 1.02;  // times the fastest: slower ones do not catch up
       for (std::size_t k = 0; whole && k < std::min(fastest.size(), options_.retained) && !stop(); ++k)
         if (fastest[k].first < near * best.seconds() &&
-            best.offer(retain_more(p, std::move(fastest[k].second), best.budget(), stop)))
+            best.offer(order::retain_more(p, std::move(fastest[k].second), best.budget(), stop)))
           report("retention");
     }
     --now.depth;

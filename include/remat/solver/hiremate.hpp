@@ -39,11 +39,11 @@ template <milp::backend B, solver Inner = checkmate<B>>
 class hiremate {
  public:
   struct options {
-    partition_options cut = {.size = 30, .most = 12};  ///< how graphs are cut, at every level
-    std::size_t leaf_operations = 60;                  ///< parts of more operations are cut again
-    std::size_t saved = 4;                             ///< bounds on what a part saves that are tried, >= 1
-    std::size_t peaks = 2;                             ///< bounds on a part's peak that are tried, >= 1
-    std::size_t choices = 4;                           ///< options of a part that the ILP may choose from, >= 1
+    structure::partition_options cut = {.size = 30, .most = 12};  ///< how graphs are cut, at every level
+    std::size_t leaf_operations = 60;                             ///< parts of more operations are cut again
+    std::size_t saved = 4;                                        ///< bounds on what a part saves that are tried, >= 1
+    std::size_t peaks = 2;                                        ///< bounds on a part's peak that are tried, >= 1
+    std::size_t choices = 4;                                      ///< options of a part that the ILP may choose from, >= 1
   };
 
   explicit hiremate(B backend = B()) : hiremate(options{}, backend, checkmate<B>(checkmate<B>::options::fast(), backend)) {}

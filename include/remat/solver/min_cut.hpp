@@ -51,8 +51,9 @@ class min_cut {
     std::size_t mixtures = 6;      ///< mixtures of each two neighbouring cuts, >= 1; fewer where there are over 20 000 operations
     bool bound = true;             ///< prove a lower bound as well
     std::size_t repairs = 300000;  ///< operations times starts that are made to fit; fewer where there are over 4000 operations
-    /// `local_search` ends after `rounds` / operations of its rounds without an improvement, 20 to 500; 0: it is not run.
-    std::size_t rounds = 100000;
+    /// `local_search` ends after `rounds` / operations of its rounds without an improvement, at least 20, at most 20 per
+    /// operation; 0: it is not run.
+    std::size_t rounds = 800000;
   };
 
   min_cut() : min_cut(options{}) {}
@@ -187,7 +188,7 @@ class min_cut {
     const auto needed = needed_operations(p);
     for (const auto& at : moments) {
       const auto fits = [&](const choice& c) {
-        const auto order = replay_across(p, needed, at.tau, c.retained, c.later);
+        const auto order = order::replay_across(p, needed, at.tau, c.retained, c.later);
         if (!order) return false;
         if (measure_order(p, *order).peak > budget) return false;
         if (best.offer(*order)) m.report({.stage = "cuts", .best = best.seconds()});
@@ -225,7 +226,7 @@ class min_cut {
           if (part == 0 && i > 0) continue;
           const auto count = static_cast<index_t>(tau * part / mixtures);
           const auto mixed = mix(p, choices[i + 1], choices[i], count);
-          if (auto order = replay_across(p, needed, tau, mixed.retained, mixed.later)) add(std::move(*order));
+          if (auto order = order::replay_across(p, needed, tau, mixed.retained, mixed.later)) add(std::move(*order));
         }
     return list;
   }
@@ -268,7 +269,7 @@ class min_cut {
     for (const double distance : {1.0, 0.5, 2.0})
       for (std::size_t i = 0; i < order.size() && (i == 0 || 4 * i * operations < options_.repairs) && !late() && !good_enough();
            ++i)
-        if (auto played = eviction(p, order[i]->order).run(budget, {.distance = distance}, late)) {
+        if (auto played = order::eviction(p, order[i]->order).run(budget, {.distance = distance}, late)) {
           n.load(*played);
           n.retain();
           const auto before = best.seconds();
@@ -276,10 +277,10 @@ class min_cut {
           if (best.seconds() < before) good.push_back(best.order());
         }
     for (std::size_t i = good.size(); i-- > 0 && i + 3 >= good.size() && !stop() && !good_enough();)
-      offer(retain_more(p, good[i], budget, stop), "retention");
+      offer(order::retain_more(p, good[i], budget, stop), "retention");
     if (options_.rounds > 0 && !stop() && !good_enough())
       order::local_search(p, best.found() ? best.order() : order[0]->order, best, m,
-                          {.patience = std::clamp<std::size_t>(options_.rounds / operations, 20, 500)}, bound);
+                          {.patience = std::clamp<std::size_t>(options_.rounds / operations, 20, 20 * operations)}, bound);
   }
 
   options options_;

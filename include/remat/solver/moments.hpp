@@ -87,7 +87,7 @@ class moments {
         for (const double distance : {1.0, 0.5, 2.0}) {
           if (stop() || (part < 1 && (!small || threshold != 0.5)) || (distance != 1 && !small)) continue;
           const auto within = static_cast<bytes_t>(part * static_cast<double>(budget));
-          auto evicted = eviction(p, *order).run(within, {.distance = distance, .repetitions = 3}, stop);
+          auto evicted = order::eviction(p, *order).run(within, {.distance = distance, .repetitions = 3}, stop);
           if (!evicted) continue;
           best.offer(*evicted);
           fitting.emplace_back(measure_order(p, *evicted).seconds, std::move(*evicted));
@@ -98,7 +98,7 @@ class moments {
     const std::size_t most = p.operations().size() < 1000 ? 20 : 3;
     if (fitting.size() > most) fitting.resize(most);
     for (std::size_t i = 0; i < fitting.size() && !stop(); ++i)
-      best.offer(retain_more(p, std::move(fitting[i].second), budget, stop));
+      best.offer(order::retain_more(p, std::move(fitting[i].second), budget, stop));
   }
 
   bound::multi_cut_options options_;

@@ -33,9 +33,9 @@ namespace remat {
 class recompute_all_blocks {
  public:
   struct options {
-    block_options blocks = {};            ///< how the graph is cut
-    std::vector<operation_id> cuts = {};  ///< in place of that: first operations of the second, third, ... block, ascending
-    bool keep_last = false;               ///< the last block is not run again
+    structure::block_options blocks = {};  ///< how the graph is cut
+    std::vector<operation_id> cuts = {};   ///< in place of that: first operations of the second, third, ... block, ascending
+    bool keep_last = false;                ///< the last block is not run again
   };
 
   recompute_all_blocks() : recompute_all_blocks(options{}) {}
@@ -72,10 +72,10 @@ class recompute_all_blocks {
   std::vector<operations> blocks(const problem& p, const operations& needed) const {
     std::vector<operations> list;
     if (options_.cuts.empty()) {
-      for (auto& b : find_blocks(p, options_.blocks).blocks) list.push_back(std::move(b.forward));
+      for (auto& b : structure::find_blocks(p, options_.blocks).blocks) list.push_back(std::move(b.forward));
       return list;
     }
-    const auto begin = needed[backward_start(p, needed, options_.blocks.backward_start)];
+    const auto begin = needed[structure::backward_start(p, needed, options_.blocks.backward_start)];
     list.resize(options_.cuts.size() + 1);
     for (auto o : needed)
       if (o < begin)

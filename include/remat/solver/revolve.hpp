@@ -44,9 +44,9 @@ namespace remat {
 class revolve {
  public:
   struct options {
-    block_options blocks = {.most = 4000, .least = 1};  ///< how the graph is cut for the binomial rule
-    std::size_t links = 128;                            ///< most blocks for the dynamic program, >= 1; the graph is cut again
-    std::size_t slots = 500;                            ///< of the dynamic program, in [1, 10 000]
+    structure::block_options blocks = {.most = 4000, .least = 1};  ///< how the graph is cut for the binomial rule
+    std::size_t links = 128;  ///< most blocks for the dynamic program, >= 1; the graph is cut again
+    std::size_t slots = 500;  ///< of the dynamic program, in [1, 10 000]
   };
 
   revolve() : revolve(options{}) {}
@@ -63,19 +63,19 @@ class revolve {
     result r;
     incumbent best(p, budget);
     if (!best.offer(needed_operations(p))) {
-      auto blocks = find_blocks(p, options_.blocks);
+      auto blocks = structure::find_blocks(p, options_.blocks);
       const auto n = blocks.blocks.size();
-      m.report({.stage = n < 2 ? no_chain : "chain of " + std::to_string(n) + " blocks"});
+      m.report({.stage = n < 2 ? structure::no_chain : "chain of " + std::to_string(n) + " blocks"});
       if (n < 2) {
         r.status = status::not_applicable;
-        r.reason = no_chain;
+        r.reason = structure::no_chain;
       } else {
         binomial(p, std::move(blocks), best, m);
         auto cut = options_.blocks;
         cut.most = std::min(cut.most, options_.links);
         std::size_t before = 0;
         for (int coarser = 0; coarser < 3 && !m.stopped(); ++coarser, cut.least *= 4) {
-          auto links = find_blocks(p, cut);
+          auto links = structure::find_blocks(p, cut);
           if (links.blocks.size() != std::exchange(before, links.blocks.size())) unequal(p, budget, std::move(links), best, m);
         }
       }
@@ -87,7 +87,7 @@ class revolve {
  private:
   /// Moves operations at the beginning of a block's backward into the block after it if they read, of the forward, only what that
   /// block reads: they then need nothing to be made again.
-  static void shift(const problem& p, block_chain& c) {
+  static void shift(const problem& p, structure::block_chain& c) {
     const auto last = c.blocks.size() - 1;
     std::vector<bool> backward(p.operations().size(), false);
     for (const auto& b : c.blocks)
@@ -119,14 +119,14 @@ class revolve {
         for (auto i = earliest[v]; i < block_of[p.producer(v)]; ++i) c.blocks[i].gradients.push_back(v);
   }
 
-  static void binomial(const problem& p, block_chain blocks, incumbent& best, monitor& m) {
+  static void binomial(const problem& p, structure::block_chain blocks, incumbent& best, monitor& m) {
     shift(p, blocks);
-    const block_joint joint(p, blocks);
+    const chain::block_joint joint(p, blocks);
     const auto n = blocks.blocks.size();
     // The most slots that fit, by bisection: more slots take more memory and less time.
     const auto fits = [&](std::size_t slots) {
       const auto known = best.seconds();
-      const auto order = joint.order(revolve_schedule(n, slots));
+      const auto order = joint.order(chain::revolve_schedule(n, slots));
       if (best.offer(order)) best.report(m, std::to_string(slots) + " slots");
       return best.seconds() < known;
     };
@@ -140,12 +140,12 @@ class revolve {
     }
   }
 
-  void unequal(const problem& p, bytes_t budget, block_chain blocks, incumbent& best, monitor& m) const {
+  void unequal(const problem& p, bytes_t budget, structure::block_chain blocks, incumbent& best, monitor& m) const {
     shift(p, blocks);
-    const block_joint joint(p, blocks);
+    const chain::block_joint joint(p, blocks);
     // The table is cautious: schedules for somewhat larger budgets are evaluated as well.
     const auto most = std::max<bytes_t>(0, budget - joint.aside()) + (budget - p.held_bytes()) / 4;
-    const revolve_table table(joint.links(), most, options_.slots, [&] { return m.stopped(); });
+    const chain::revolve_table table(joint.links(), most, options_.slots, [&] { return m.stopped(); });
     const auto front = table.front();
     std::size_t more = 40;
     for (auto at = front.rbegin(); at != front.rend() && more > 0 && !m.stopped(); ++at) {

@@ -41,11 +41,11 @@ template <solver Inner = min_cut>
 class rockmate {
  public:
   struct options {
-    partition_options cut = {.size = 12, .most = 48};  ///< how the graph is cut
-    std::size_t saved = 6;                             ///< bounds on what a part saves that are tried, >= 1
-    std::size_t peaks = 3;                             ///< bounds on a part's peak that are tried, >= 1
-    std::size_t leaf_operations = 120;                 ///< parts of more operations are cut again
-    std::size_t slots = 2000;                          ///< of `persistent_table`, >= 1
+    structure::partition_options cut = {.size = 12, .most = 48};  ///< how the graph is cut
+    std::size_t saved = 6;                                        ///< bounds on what a part saves that are tried, >= 1
+    std::size_t peaks = 3;                                        ///< bounds on a part's peak that are tried, >= 1
+    std::size_t leaf_operations = 120;                            ///< parts of more operations are cut again
+    std::size_t slots = 2000;                                     ///< of `persistent_table`, >= 1
   };
 
   rockmate() : rockmate(cheap_default<Inner>()) {}

@@ -47,10 +47,10 @@ namespace remat {
 class rotor {
  public:
   struct options {
-    block_options blocks = {.most = 10'000, .least = 1};  ///< how the graph is cut
-    std::size_t slots = 2000;                             ///< of the table, at most, >= 1
-    std::size_t table_links = 400;                        ///< longer chains get no table, but a few searches
-    std::size_t labels = 1 << 20;                         ///< of the search, `fastest_persistent_options::most_labels`, >= 1
+    structure::block_options blocks = {.most = 10'000, .least = 1};  ///< how the graph is cut
+    std::size_t slots = 2000;                                        ///< of the table, at most, >= 1
+    std::size_t table_links = 400;                                   ///< longer chains get no table, but a few searches
+    std::size_t labels = 1 << 20;  ///< of the search, `fastest_persistent_options::most_labels`, >= 1
   };
 
   rotor() : rotor(options{}) {}
@@ -59,8 +59,8 @@ class rotor {
     if (o.blocks.interface < 1) throw bad_option("rotor.blocks.interface must be >= 1, got 0");
     if (o.blocks.most < 1) throw bad_option("rotor.blocks.most must be >= 1, got 0");
     if (o.slots < 1) throw bad_option("rotor.slots must be >= 1, got 0");
-    if (o.table_links > persistent_table::most_links)
-      throw bad_option("rotor.table_links must be <= " + std::to_string(persistent_table::most_links) + ", got " +
+    if (o.table_links > chain::persistent_table::most_links)
+      throw bad_option("rotor.table_links must be <= " + std::to_string(chain::persistent_table::most_links) + ", got " +
                        std::to_string(o.table_links));
     if (o.labels < 1) throw bad_option("rotor.labels must be >= 1, got 0");
   }
@@ -101,16 +101,16 @@ class rotor {
   /// The graph as a chain, and its table.
   class links {
    public:
-    links(const problem& p, const options& o, const block_options& cut, bytes_t budget, monitor& m)
-        : p_(p), options_(o), blocks_(find_blocks(p, cut)), joint_(p, blocks_) {
+    links(const problem& p, const options& o, const structure::block_options& cut, bytes_t budget, monitor& m)
+        : p_(p), options_(o), blocks_(structure::find_blocks(p, cut)), joint_(p, blocks_) {
       const auto n = blocks_.blocks.size();
       for (const auto& b : joint_.problems())
         for (auto x : b.once()) once_ += p.operations()[x].seconds;
-      m.report({.stage = n < 2 ? no_chain : "chain of " + std::to_string(n) + " blocks"});
+      m.report({.stage = n < 2 ? structure::no_chain : "chain of " + std::to_string(n) + " blocks"});
       if (n < 2 || n > o.table_links) return;
       const auto within = std::max<bytes_t>(0, budget - joint_.aside()) + (budget - p.held_bytes()) / 4;
       const auto slots = std::clamp<std::size_t>(table_size / (n * (n + 1)), 1, o.slots);
-      table_.emplace(joint_.links(), within, persistent_table::options{slots, [&] { return m.stopped(); }});
+      table_.emplace(joint_.links(), within, chain::persistent_table::options{slots, [&] { return m.stopped(); }});
     }
 
     /// Offers schedules within `budget` to `best`. @return a bound on the time of the chain's schedules, s
@@ -131,8 +131,8 @@ class rotor {
     double search(bytes_t budget, incumbent& best, monitor& m) const {
       const auto until = m.elapsed() + 0.3 * m.remaining();
       const auto answer =
-          fastest_persistent(joint_.links(), budget - joint_.aside(),
-                             {.most_labels = options_.labels, .stop = [&] { return m.stopped() || m.elapsed() > until; }});
+          chain::fastest_persistent(joint_.links(), budget - joint_.aside(),
+                                    {.most_labels = options_.labels, .stop = [&] { return m.stopped() || m.elapsed() > until; }});
       if (answer.found() && best.offer(joint_.order(answer.steps))) best.report(m, "chain, exact in bytes");
       return answer.bound + once_;
     }
@@ -153,10 +153,10 @@ class rotor {
     static constexpr std::size_t table_size = std::size_t{1} << 26;  // twice the numbers in a table
     const problem& p_;
     const options& options_;
-    block_chain blocks_;
-    block_joint joint_;
+    structure::block_chain blocks_;
+    chain::block_joint joint_;
     double once_ = 0;  // s, of operations that no link counts
-    std::optional<persistent_table> table_;
+    std::optional<chain::persistent_table> table_;
   };
 
   /// What the answers for all budgets share: the finest chain and, if that is long, one of larger blocks. The latter has fewer
@@ -175,7 +175,7 @@ class rotor {
       best.offer(needed_operations(p_));
       r.scope = scope;
       r.scope_bound = fine_.solve(budget, best, m);
-      if (fine_.count() < 2) r.status = status::not_applicable, r.reason = no_chain;
+      if (fine_.count() < 2) r.status = status::not_applicable, r.reason = structure::no_chain;
       if (coarse_ && !m.stopped()) coarse_->solve(budget, best, m);
       best.put_into(r);
       return r;

@@ -30,7 +30,7 @@ namespace detail {
 /// The recursion of `order_by_separators`. An operation that is held has its results on the device.
 class separator_walk {
  public:
-  separator_walk(const problem& p, const separator_tree& tree, std::size_t leaf, std::size_t most,
+  separator_walk(const problem& p, const structure::separator_tree& tree, std::size_t leaf, std::size_t most,
                  const std::function<bool()>& stop)
       : p_(p),
         tree_(tree),
@@ -117,7 +117,7 @@ class separator_walk {
     }
     return found;
   }
-  std::size_t child(const separator_tree::part& x, operation_id o) const {
+  std::size_t child(const structure::separator_tree::part& x, operation_id o) const {
     const auto after = std::upper_bound(x.children.begin(), x.children.end(), tree_.home(o));
     return static_cast<std::size_t>(after - x.children.begin()) - 1;
   }
@@ -137,7 +137,7 @@ class separator_walk {
   }
 
   const problem& p_;
-  const separator_tree& tree_;
+  const structure::separator_tree& tree_;
   std::size_t leaf_, most_;
   const std::function<bool()>& stop_;
   std::vector<operation_id> order_;
@@ -163,7 +163,7 @@ class separator_walk {
 /// Complexity: O(edges executed * log(operations)).
 ///
 /// Reference: Kumar, Purohit, Svitkina, Vee, Wang, "Efficient rematerialization for deep networks", NeurIPS 2019.
-inline std::optional<std::vector<operation_id>> order_by_separators(const problem& p, const separator_tree& tree,
+inline std::optional<std::vector<operation_id>> order_by_separators(const problem& p, const structure::separator_tree& tree,
                                                                     std::size_t leaf, std::size_t most,
                                                                     const std::function<bool()>& stop = {}) {
   if (tree.empty()) return std::nullopt;
@@ -220,7 +220,7 @@ class twremat {
   void search(const problem& p, const std::vector<operation_id>& needed, bytes_t budget, incumbent& best, monitor& m) const {
     const std::function<bool()> stop = [&] { return m.stopped(); };
     const auto report = [&](const char* stage) { best.report(m, stage); };
-    const separator_tree tree(p, needed, stop);
+    const structure::separator_tree tree(p, needed, stop);
     best.report(m, "separators of width " + std::to_string(tree.width()));
     std::vector<std::vector<operation_id>> orders = {needed}, good;
     for (auto leaf = needed.size() - 1; leaf > 0 && !stop();) {
@@ -236,14 +236,14 @@ class twremat {
     for (const double distance : {1.0, 0.5, 2.0})
       for (const auto& start : orders) {
         if (stop()) break;
-        auto order = eviction(p, start).run(budget, {.distance = distance}, stop);
+        auto order = order::eviction(p, start).run(budget, {.distance = distance}, stop);
         if (order && best.offer(*order)) {
           report("evictions");
           good.push_back(std::move(*order));
         }
       }
     for (std::size_t i = good.size(); i-- > 0 && i + 4 >= good.size() && !stop();)
-      if (best.offer(retain_more(p, good[i], budget, stop))) report("retention");
+      if (best.offer(order::retain_more(p, good[i], budget, stop))) report("retention");
   }
 
   options options_;

@@ -11,7 +11,7 @@
 
 #include <remat/core/problem.hpp>
 
-namespace remat {
+namespace remat::structure {
 
 /// The operations among `ops` that every path from the first to the last of them passes, or without which some others hang in the
 /// air: their removal disconnects the undirected graph of `ops`, in which a stub hangs on the first and another on the last.
@@ -85,4 +85,4 @@ inline std::vector<operation_id> articulation_points(const problem& p, std::span
   return found;
 }
 
-}  // namespace remat
+}  // namespace remat::structure

@@ -11,7 +11,7 @@
 #include <remat/core/liveness.hpp>
 #include <remat/core/problem.hpp>
 
-namespace remat {
+namespace remat::structure {
 
 /// The position in `needed` of the first operation of the backward: as said, or as the problem says, or, by guess, the one at
 /// which store-all needs most memory: the forward has made all that it retains, and nothing is freed yet.
@@ -31,4 +31,4 @@ inline std::size_t backward_start(const problem& p, const std::vector<operation_
   return static_cast<std::size_t>(std::max_element(memory.begin(), memory.end()) - memory.begin());
 }
 
-}  // namespace remat
+}  // namespace remat::structure

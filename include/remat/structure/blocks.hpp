@@ -20,7 +20,7 @@
 #include <remat/core/schedule.hpp>
 #include <remat/structure/backward_start.hpp>
 
-namespace remat {
+namespace remat::structure {
 
 /// A network cut into blocks: block i is a run of forward operations and the run of backward operations that reads what they
 /// made.
@@ -283,4 +283,4 @@ inline block_chain find_blocks(const problem& p, const block_options& o = {}) {
   return detail::joint_graph(p, needed, best_start, tiny).blocks(best);
 }
 
-}  // namespace remat
+}  // namespace remat::structure

@@ -16,7 +16,7 @@
 
 #include <remat/core/problem.hpp>
 
-namespace remat {
+namespace remat::structure {
 
 /// A problem in words that do not depend on how it is numbered: structure, costs, sizes, what is held, once-only or a target.
 struct canonical_form {
@@ -126,4 +126,4 @@ inline canonical_form canonical(const problem& p) {
   return form;
 }
 
-}  // namespace remat
+}  // namespace remat::structure

@@ -19,7 +19,7 @@
 #include <remat/core/schedule.hpp>
 #include <remat/structure/backward_start.hpp>
 
-namespace remat {
+namespace remat::structure {
 
 /// Operations that are planned together: `backward` comes after all of `forward`. Either may be empty.
 struct part {
@@ -267,4 +267,4 @@ inline partition find_partition(const problem& p, const partition_options& o = {
   return parts;
 }
 
-}  // namespace remat
+}  // namespace remat::structure

@@ -14,7 +14,7 @@
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
 
-namespace remat {
+namespace remat::structure {
 
 /// Needed operations divided by separators, recursively: the operations of a part's separator keep those of its children apart,
 /// and a child has at most half of the part's. Operations are neighbours if one reads what the other yields.
@@ -177,4 +177,4 @@ class separator_tree {
   std::size_t width_ = 0;
 };
 
-}  // namespace remat
+}  // namespace remat::structure
