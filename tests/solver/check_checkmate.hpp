@@ -358,7 +358,7 @@ void check_edges() {
     const problem p("", {{"a", 1, false}, {"b", 1, false}, {"huge", 100, false}}, {{"f", {0}, {1}, 1}, {"g", {1}, {2}, 1}}, {1});
     const auto r = solve(p, 2, method);
     CHECK(r.status == status::optimal);
-    CHECK(compute_order(r.schedule) == std::vector<operation_id>{0});
+    CHECK(compute_order(r.schedule) == std::vector{operation_id(0)});
   }
   const auto p = unit_training_chain(6);
   {
@@ -380,10 +380,10 @@ void check_edges() {
     rejected({.backward_start = 1000});
     rejected({.small_values = 1});
     rejected({.small_values = std::nan("")});
-    rejected({.order = std::vector<operation_id>{0, 1, 2}});
-    rejected({.order = std::vector<operation_id>{1, 0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}});
-    rejected({.order = std::vector<operation_id>{0, 0}});
-    rejected({.order = std::vector<operation_id>{99}});
+    rejected({.order = {0, 1, 2}});
+    rejected({.order = {1, 0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}});
+    rejected({.order = {0, 0}});
+    rejected({.order = {99}});
   }
   {
     const auto r = solve(p, 5, method, {.seconds = 0});

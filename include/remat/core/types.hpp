@@ -19,6 +19,7 @@ using index_t = std::uint32_t;
 inline constexpr index_t none = std::numeric_limits<index_t>::max();
 
 /// The position of one kind of thing in its list. It converts from and to integers, but not to the position of another kind.
+/// (clang 14 takes `std::vector<operation_id>{5}` in a template for five elements: write `std::vector{operation_id(5)}` there.)
 /// @tparam Kind what it is the position of
 /// @code
 /// static_assert(!std::is_convertible_v<remat::value_id, remat::operation_id>);
