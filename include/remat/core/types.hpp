@@ -42,9 +42,15 @@ class id {
 template <class A, class B>
 requires(!std::same_as<A, B>) bool operator==(id<A>, id<B>) = delete;
 
-using operation_id = id<struct operation>;  ///< an operation of a problem
-using value_id = id<struct value>;          ///< a value of a problem
-using part_id = id<struct part>;            ///< a part of a partition
+struct operation;
+struct value;
+namespace structure {
+struct part;
+}
+
+using operation_id = id<operation>;   ///< an operation of a problem
+using value_id = id<value>;           ///< a value of a problem
+using part_id = id<structure::part>;  ///< a part of a partition
 
 /// Largest size a problem accepts: integers up to 2^53 survive a trip through JSON and `double`.
 inline constexpr bytes_t max_bytes = bytes_t{1} << 53;
