@@ -126,14 +126,16 @@ class destroy_repair {
     return true;
   }
 
-  /// Takes out recomputations whose results can be retained, most seconds per byte first.
-  void retain() {
+  /// Takes out recomputations whose results can be retained, most seconds per byte and step first, until none is left.
+  /// @param thorough also those that make their own room, as what they alone read goes with them
+  void retain(bool thorough = false) {
     struct recomputation {
       double worth;
       step s;
     };
     std::vector<recomputation> list;
-    for (bool changed = true; changed;) {
+    for (bool changed = true, exact = false; changed || exact < thorough;) {
+      exact = !changed;
       changed = false;
       list.clear();
       for (slot k = 0; k < sequence_.slots(); ++k) {
@@ -142,9 +144,9 @@ class destroy_repair {
         const auto o = sequence_.operation(s);
         auto& x = operations_[o];
         const auto [bytes, from] = retention(s);
-        if (x.witness > from && x.witness < k && sequence_.memory(x.witness) + bytes > budget_) continue;
+        if (!exact && x.witness > from && x.witness < k && sequence_.memory(x.witness) + bytes > budget_) continue;
         x.witness = sequence_.first_above(budget_ - bytes, from, k);
-        if (x.witness < k) continue;
+        if (!exact && x.witness < k) continue;
         list.push_back({p_.operations()[o].seconds / (static_cast<double>(bytes) * static_cast<double>(k - from) + 1), s});
       }
       std::sort(list.begin(), list.end(),
@@ -153,9 +155,14 @@ class destroy_repair {
         if (!stands(c.s) || sequence_.is_first(c.s)) continue;
         const auto [bytes, from] = retention(c.s);
         const auto k = sequence_.where(c.s);
-        if (sequence_.first_above(budget_ - bytes, from, k) < k) continue;
+        const bool room = sequence_.first_above(budget_ - bytes, from, k) == k;
+        if (!room && !exact) continue;
+        const auto before = sequence_.changes();
         sequence_.remove(c.s);
-        changed = true;
+        if (room || fits())
+          changed = true;
+        else
+          sequence_.roll_back(before);
       }
     }
   }
@@ -357,5 +364,14 @@ class destroy_repair {
   std::uint64_t stamp_ = 0, query_ = 0;
   double gain_ = 0;
 };
+
+/// A valid order, in any case within the budget, without the recomputations whose results can be retained.
+/// Complexity: O(values + edges executed), and a few passes over the recomputations.
+inline std::vector<operation_id> retain_more(const problem& p, const std::vector<operation_id>& order, bytes_t budget) {
+  destroy_repair n(p, budget, 0);
+  n.load(order);
+  n.retain(true);
+  return n.order();
+}
 
 }  // namespace remat::order

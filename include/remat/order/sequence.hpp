@@ -176,9 +176,11 @@ class sequence {
     changes_.clear();
     removed_ = 0;
   }
-  /// Takes back all changes since the last `commit` or `load`.
-  void roll_back() {
-    for (; !changes_.empty(); changes_.pop_back()) {
+  /// The number of changes since the last `commit` or `load`, for `roll_back`.
+  std::size_t changes() const { return changes_.size(); }
+  /// Takes back all changes but the first `kept` since the last `commit` or `load`.
+  void roll_back(std::size_t kept = 0) {
+    for (; changes_.size() > kept; changes_.pop_back()) {
       const auto [s, next, what] = changes_.back();
       if (what != change::removed) lift(s);
       if (what != change::inserted) place(s, next);

@@ -19,8 +19,8 @@
 #include <remat/core/schedule.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/milp/backend.hpp>
+#include <remat/order/destroy_repair.hpp>
 #include <remat/order/eviction.hpp>
-#include <remat/order/retain.hpp>
 #include <remat/staged/strong_form.hpp>
 
 namespace remat {
@@ -135,7 +135,7 @@ class checkmate_rounding {
       order = std::move(*fits);
     }
     const bool taken = best.offer(order);
-    return best.offer(order::retain_more(p, std::move(order), budget, stop)) || taken;
+    return best.offer(order::retain_more(p, order, budget)) || taken;
   }
 
   options options_;

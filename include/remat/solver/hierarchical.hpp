@@ -29,10 +29,10 @@
 #include <remat/hierarchy/join_by_outer.hpp>
 #include <remat/hierarchy/level.hpp>
 #include <remat/hierarchy/part_problem.hpp>
+#include <remat/order/destroy_repair.hpp>
 #include <remat/order/eviction.hpp>
 #include <remat/order/local_search.hpp>
 #include <remat/order/replay.hpp>
-#include <remat/order/retain.hpp>
 #include <remat/solver/min_cut.hpp>
 #include <remat/structure/canonical.hpp>
 #include <remat/structure/partition.hpp>
@@ -364,11 +364,9 @@ class hierarchical {
       joiner_.join(l, m);
       auto& fastest = l.fitting();
       std::sort(fastest.begin(), fastest.end());
-      const auto stop = [&] { return m.stopped(); };
       constexpr double near = 1.02;  // times the fastest: slower ones do not catch up
-      for (std::size_t k = 0; whole && k < std::min(fastest.size(), options_.retained) && !stop(); ++k)
-        if (fastest[k].first < near * best.seconds() &&
-            best.offer(order::retain_more(p, std::move(fastest[k].second), best.budget(), stop)))
+      for (std::size_t k = 0; whole && k < std::min(fastest.size(), options_.retained) && !m.stopped(); ++k)
+        if (fastest[k].first < near * best.seconds() && best.offer(order::retain_more(p, fastest[k].second, best.budget())))
           report("retention");
     }
     --now.depth;

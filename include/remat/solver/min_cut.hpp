@@ -24,7 +24,6 @@
 #include <remat/order/destroy_repair.hpp>
 #include <remat/order/eviction.hpp>
 #include <remat/order/replay.hpp>
-#include <remat/order/retain.hpp>
 #include <remat/solver/improved.hpp>
 
 namespace remat {
@@ -277,7 +276,7 @@ class min_cut {
           if (best.seconds() < before) good.push_back(best.order());
         }
     for (std::size_t i = good.size(); i-- > 0 && i + 3 >= good.size() && !stop() && !good_enough();)
-      offer(order::retain_more(p, good[i], budget, stop), "retention");
+      offer(order::retain_more(p, good[i], budget), "retention");
     if (options_.rounds > 0 && !stop() && !good_enough())
       order::local_search(p, best.found() ? best.order() : order[0]->order, best, m,
                           {.patience = std::clamp<std::size_t>(options_.rounds / operations, 20, 20 * operations)}, bound);

@@ -21,9 +21,9 @@
 #include <remat/core/schedule.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/milp/backend.hpp>
+#include <remat/order/destroy_repair.hpp>
 #include <remat/order/eviction.hpp>
 #include <remat/order/replay.hpp>
-#include <remat/order/retain.hpp>
 
 namespace remat {
 
@@ -97,8 +97,7 @@ class moments {
     std::sort(fitting.begin(), fitting.end());
     const std::size_t most = p.operations().size() < 1000 ? 20 : 3;
     if (fitting.size() > most) fitting.resize(most);
-    for (std::size_t i = 0; i < fitting.size() && !stop(); ++i)
-      best.offer(order::retain_more(p, std::move(fitting[i].second), budget, stop));
+    for (std::size_t i = 0; i < fitting.size() && !stop(); ++i) best.offer(order::retain_more(p, fitting[i].second, budget));
   }
 
   bound::multi_cut_options options_;
