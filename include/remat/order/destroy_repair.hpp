@@ -181,7 +181,8 @@ class destroy_repair {
     step next;  ///< its next use
   };
   struct value_state {
-    double noise = 1, excess = 0;
+    double noise = 1, excess = 0;  ///< the excess that retaining it adds, as far as `summed`
+    slot summed = 0;
     std::uint64_t counted = 0, looked = 0;  ///< stamps
     bool kept = false, missing = false;
   };
@@ -220,24 +221,24 @@ class destroy_repair {
     return {bytes, from};
   }
 
-  /// Is `u` not there before slot k? Remembered, as `excess_of`, until `query_` changes.
+  /// Is `u` not there before slot k? Remembered, as what `excess_of` sums, until `query_` changes.
   bool missing(value_id u, slot k) {
     auto& x = values_[u];
     if (x.looked != query_) {
       x.looked = query_;
-      x.missing = !p_.values()[u].held && !sequence_.uses(u, sequence_.event_from(u, k));
-      x.excess = -1;
+      const auto e = sequence_.event_from(u, k);
+      x.missing = !p_.values()[u].held && !sequence_.uses(u, e);
+      x.excess = 0;
+      x.summed = e == 0 ? 0 : sequence_.where(sequence_.events(u)[e - 1]) + 1;
     }
     return x.missing;
   }
-  /// What retaining `u` since its last use before slot k adds to the excess; no more is found out once it is `gain_`.
-  double excess_of(value_id u, slot k) {
+  /// What retaining `u`, which is `missing`, since its last use before slot k adds to the excess; summed no further than to
+  /// `most` or `gain_`.
+  double excess_of(value_id u, slot k, double most = std::numeric_limits<double>::infinity()) {
     auto& x = values_[u];
-    if (x.excess < 0) {
-      const auto e = sequence_.event_from(u, k);
-      x.excess =
-          sequence_.raise(p_.values()[u].bytes, e == 0 ? 0 : sequence_.where(sequence_.events(u)[e - 1]) + 1, k, budget_, gain_);
-    }
+    if (const auto left = std::min(most, gain_) - x.excess; left > 0)
+      x.excess += sequence_.raise(p_.values()[u].bytes, x.summed, k, budget_, left);
     return x.excess;
   }
 
@@ -254,7 +255,9 @@ class destroy_repair {
       for (auto u : sequence_.inputs(list[i])) {
         const auto maker = p_.producer(u);
         if (!repeatable(maker) || operations_[maker].mark == stamp_ || !missing(u, k)) continue;
-        if (list.size() >= most_operations || (price > 0 && excess_of(u, k) * price <= ops[maker].seconds)) continue;
+        if (list.size() >= most_operations ||
+            (price > 0 && excess_of(u, k, ops[maker].seconds / price) * price <= ops[maker].seconds))
+          continue;
         operations_[maker].mark = stamp_;
         list.push_back(maker);
       }
@@ -266,7 +269,7 @@ class destroy_repair {
         const auto maker = p_.producer(u);
         const double again = repeatable(maker) && operations_[maker].mark == stamp_ ? operations_[maker].estimate : never;
         auto& kept = values_[u].kept;
-        kept = again == never || (price > 0 && excess_of(u, k) * price < again);
+        kept = again == never || (price > 0 && excess_of(u, k, again / price) * price < again);
         sum += kept ? (price > 0 ? excess_of(u, k) * price : 0) : again;
       }
       operations_[o].estimate = sum;

@@ -97,16 +97,22 @@ class sequence {
     }
     return to;
   }
-  /// By how much `bytes` more in [from, to) raise the excess over `budget`, summed over steps; the search ends at `most`.
-  double raise(bytes_t bytes, slot from, slot to, bytes_t budget, double most) const {
+  /// By how much `bytes` more in [from, to) raise the excess over `budget`, summed over steps; ends soon after `most`.
+  /// @param from becomes the slot up to which the sum goes
+  double raise(bytes_t bytes, slot& from, slot to, bytes_t budget, double most) const {
     double sum = 0;
-    for (slot k = from; k < to && sum < most;) {
-      const auto b = k / block;
+    while (from < to && sum < most) {
+      const auto b = from / block;
       const auto stop = std::min(to, (b + 1) * block);
-      if (most_[b] + added_[b] + bytes > budget)
-        for (; k < stop; ++k)
-          if (memory(k) + bytes > budget) sum += static_cast<double>(std::min(bytes, memory(k) + bytes - budget));
-      k = stop;
+      if (const auto level = budget - added_[b]; most_[b] + bytes > level) {
+        bytes_t raised = 0;
+        if (stop - from == block)
+          raised = excess(b, level - bytes) - (most_[b] > level ? excess(b, level) : 0);
+        else
+          for (slot k = from; k < stop; ++k) raised += std::clamp<bytes_t>(memory_[k] + bytes - level, 0, bytes);
+        sum += static_cast<double>(raised);
+      }
+      from = stop;
     }
     return sum;
   }
@@ -197,6 +203,10 @@ class sequence {
     enum { inserted, removed, moved } what;
   };
 
+  struct rank {
+    bytes_t memory, sum;  ///< of a step; of it and those that need more
+  };
+
   double cost(step s) const { return p_.operations()[operation_[s]].seconds; }
 
   /// Puts the steps, ascending, into new slots, each after an empty one.
@@ -206,6 +216,7 @@ class sequence {
     memory_.assign(count, p_.held_bytes() - empty);
     added_.assign(count / block, 0);
     most_.assign(count / block, 0);
+    ranked_.resize(count / block);
     for (auto& list : events_) list.clear();
     at_[0] = start, slot_[start] = 0;
     for (value_id v = 0; v < p_.values().size(); ++v)
@@ -239,6 +250,21 @@ class sequence {
   void find_most(std::size_t b) {
     most_[b] = *std::max_element(memory_.begin() + static_cast<std::ptrdiff_t>(b * block),
                                  memory_.begin() + static_cast<std::ptrdiff_t>((b + 1) * block));
+    ranked_[b].clear();
+  }
+  /// What exceeds `level` in a block, summed over its steps, without what is added to it. Complexity: O(log(block)), and a sort
+  /// when the block has changed.
+  bytes_t excess(std::size_t b, bytes_t level) const {
+    auto& list = ranked_[b];
+    if (list.empty()) {
+      for (slot k = b * block; k < (b + 1) * block; ++k)
+        if (memory_[k] > -empty / 2) list.push_back({memory_[k], 0});
+      std::sort(list.begin(), list.end(), [](const auto& x, const auto& y) { return x.memory > y.memory; });
+      bytes_t sum = 0;
+      for (auto& x : list) sum = x.sum = sum + x.memory;
+    }
+    const auto rest = std::partition_point(list.begin(), list.end(), [&](const auto& x) { return x.memory > level; });
+    return rest == list.begin() ? 0 : (rest - 1)->sum - (rest - list.begin()) * level;
   }
   /// Adds bytes to the slots [from, to).
   void add(bytes_t bytes, slot from, slot to) {
@@ -358,13 +384,14 @@ class sequence {
   }
 
   const problem& p_;
-  std::vector<std::vector<step>> events_;      // per value
-  std::vector<std::vector<value_id>> inputs_;  // per operation
-  std::vector<operation_id> operation_;        // per step
-  std::vector<slot> slot_;                     // per step
-  std::vector<step> at_;                       // per slot
-  std::vector<bytes_t> memory_;                // per slot, without what is added to its block
-  std::vector<bytes_t> added_, most_;          // per block: to all its slots; the most of `memory_`
+  std::vector<std::vector<step>> events_;          // per value
+  std::vector<std::vector<value_id>> inputs_;      // per operation
+  std::vector<operation_id> operation_;            // per step
+  std::vector<slot> slot_;                         // per step
+  std::vector<step> at_;                           // per slot
+  std::vector<bytes_t> memory_;                    // per slot, without what is added to its block
+  std::vector<bytes_t> added_, most_;              // per block: to all its slots; the most of `memory_`
+  mutable std::vector<std::vector<rank>> ranked_;  // per block: its steps, most memory first, once asked for since it changed
   std::vector<step> free_;
   std::vector<change> changes_;
   std::size_t removed_ = 0;  // steps that stand nowhere, but may come back
