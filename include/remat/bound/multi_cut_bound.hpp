@@ -23,7 +23,7 @@
 namespace remat::bound {
 
 /// The order that a solution of `multi_cut_model` stands for: retains at each moment of which the solution has more than
-/// `threshold`. It may need more than the budget. Complexity: that of `replay_through`.
+/// `threshold`. It may need more than the budget. Complexity: that of `replay`.
 inline std::optional<std::vector<operation_id>> order_of(const problem& p, const multi_cut_model& form, const Eigen::VectorXd& x,
                                                          double threshold = 0.5) {
   std::vector<std::vector<bool>> retained(form.moments().size(), std::vector<bool>(p.values().size(), false));
@@ -32,7 +32,7 @@ inline std::optional<std::vector<operation_id>> order_of(const problem& p, const
     free[v] = form.negligible(v);
     for (std::size_t j = 0; j < retained.size() && !free[v]; ++j) retained[j][v] = form.retained(x, j, v) > threshold;
   }
-  return order::replay_through(p, form.moments(), retained, free);
+  return order::replay(p, form.moments(), retained, free);
 }
 
 /// The path through needed operations on which a schedule without recomputation has most on the device.

@@ -25,8 +25,7 @@ class retention_cut {
   struct choice {
     double seconds = 0;          ///< of the ancestors that run again
     bytes_t bytes = 0;           ///< of the values retained, operands of `tau` excepted
-    std::vector<bool> retained;  ///< per value
-    std::vector<bool> later;     ///< per operation: runs (again) later
+    std::vector<bool> retained;  ///< per value: of those retained, the ones that the order of the problem makes before `tau`
   };
 
   /// @param p      the problem
@@ -78,9 +77,10 @@ class retention_cut {
 
   /// Nothing computed again.
   choice retain_all() const {
-    choice c = empty();
+    choice c;
+    c.retained.assign(p_.values().size(), false);
     for (value_id v = 0; v < p_.values().size(); ++v)
-      if (needed_later_[v]) c.retained[v] = true, c.bytes += p_.values()[v].bytes;
+      if (needed_later_[v]) retain(v, c);
     return c;
   }
   /// The fewest bytes retained, at any cost.
@@ -102,11 +102,9 @@ class retention_cut {
     const auto r = role_[p_.producer(v)];
     return r == role::ancestor || r == role::free;
   }
-  choice empty() const {
-    choice c;
-    c.retained.assign(p_.values().size(), false);
-    c.later.assign(p_.operations().size(), false);
-    return c;
+  void retain(value_id v, choice& c) const {
+    c.bytes += p_.values()[v].bytes;
+    c.retained[v] = p_.is_source(v) || p_.producer(v) < tau_;
   }
 
   /// x_v is a vertex of its own only where it is not known (needed later in any case: the source) and not that of a single
@@ -146,15 +144,13 @@ class retention_cut {
     }
     for (const auto& x : values_) network_.set_capacity(x.edge, scaled(lambda * static_cast<double>(p_.values()[x.index].bytes)));
     network_.cut();
-    choice best = empty();
-    for (std::size_t o = 0; o < runs_.size(); ++o) best.later[o] = runs_[o] != 0 && network_.reached(runs_[o]);
+    choice best;
+    best.retained.assign(p_.values().size(), false);
+    const auto again = [&](operation_id o) { return runs_[o] != 0 && network_.reached(runs_[o]); };
     for (const auto& c : costs_)
-      if (best.later[c.index]) best.seconds += p_.operations()[c.index].seconds;
+      if (again(c.index)) best.seconds += p_.operations()[c.index].seconds;
     for (const auto& x : values_)
-      if (network_.reached(x.vertex) && (p_.is_source(x.index) || !best.later[p_.producer(x.index)])) {
-        best.retained[x.index] = true;
-        best.bytes += p_.values()[x.index].bytes;
-      }
+      if (network_.reached(x.vertex) && (p_.is_source(x.index) || !again(p_.producer(x.index)))) retain(x.index, best);
     return best;
   }
 

@@ -50,68 +50,20 @@ class missing_operations {
   std::vector<bool> marked_;  // per operation: found in the current search
 };
 
-/// Computes everything up to `tau` once, forgets what is not retained, goes on and computes what is missing when it is needed.
-/// @param p        the problem
-/// @param needed   `needed_operations(p)`
-/// @param tau      one of them
-/// @param retained per value: kept across `tau`, if made before; the operands of `tau` are
-/// @param later    per operation: computed after `tau` only, unless `tau` depends on it
-/// @return the order, or nothing if a once-only operation would have to run again
-/// Complexity: O(values + edges executed).
-inline std::optional<std::vector<operation_id>> replay_across(const problem& p, const std::vector<operation_id>& needed,
-                                                              operation_id tau, const std::vector<bool>& retained,
-                                                              const std::vector<bool>& later) {
-  const auto& ops = p.operations();
-  std::vector<bool> there(p.values().size(), false), has_run(ops.size(), false);
-  for (value_id v = 0; v < there.size(); ++v) there[v] = p.is_source(v);
-  std::vector<operation_id> order;
-  missing_operations missing(p);
-  const auto run = [&](operation_id o) {
-    for (auto x : missing.for_operation(o, there)) {
-      if (ops[x].once && has_run[x]) return false;
-      has_run[x] = true;
-      order.push_back(x);
-      for (auto v : ops[x].outputs) there[v] = true;
-    }
-    return true;
-  };
-  std::vector<bool> delayed(ops.size(), false);  // not an ancestor of tau and wanted later only
-  {
-    std::vector<bool> ancestor(ops.size(), false);
-    for (auto o = tau + 1; o-- > 0;)
-      if (o == tau || ancestor[o])
-        for (auto v : ops[o].inputs)
-          if (!p.is_source(v)) ancestor[p.producer(v)] = true;
-    for (operation_id o = 0; o < tau; ++o) delayed[o] = later[o] && !ancestor[o];
-  }
-  for (auto o : needed) {
-    if (o == tau) {
-      const auto& operands = ops[tau].inputs;
-      for (value_id v = 0; v < there.size(); ++v)
-        if (!p.is_source(v) && !retained[v] && !std::binary_search(operands.begin(), operands.end(), v)) there[v] = false;
-    }
-    if (o < tau && delayed[o]) continue;
-    if (has_run[o] && o > tau) continue;
-    if (!run(o)) return std::nullopt;
-  }
-  for (auto v : p.targets())
-    if (!there[v] && !run(p.producer(v))) return std::nullopt;
-  return prune_order(p, order);
-}
-
 /// Computes what is needed up to each of several moments, forgets there what is not to be retained, goes on and computes what is
 /// missing when it is needed.
 /// @param p        the problem
 /// @param moments  needed operations, ascending, each an ancestor of the next
-/// @param retained per moment and value: on the device just before the moment runs first; its operands are in any case
-/// @param free     per value: kept once made, and made as soon as that takes nothing else
+/// @param retained per moment and value: on the device just before the moment runs first; its operands and sources are in any
+/// case
+/// @param free     per value: kept once made, and made as soon as that takes nothing else; empty: none is
 /// @return the order, or nothing if a once-only operation would have to run again
 /// Complexity: O(moments (values + edges) + edges executed).
-inline std::optional<std::vector<operation_id>> replay_through(const problem& p, const std::vector<operation_id>& moments,
-                                                               const std::vector<std::vector<bool>>& retained,
-                                                               const std::vector<bool>& free) {
+inline std::optional<std::vector<operation_id>> replay(const problem& p, const std::vector<operation_id>& moments,
+                                                       const std::vector<std::vector<bool>>& retained,
+                                                       const std::vector<bool>& free = {}) {
   const auto& ops = p.operations();
-  const auto needed = needed_operations(p);
+  const auto needed = free.empty() ? std::vector<operation_id>() : needed_operations(p);
   std::vector<bool> there(p.values().size(), false), has_run(ops.size(), false);
   for (value_id v = 0; v < there.size(); ++v) there[v] = p.is_source(v);
   std::vector<operation_id> order;
@@ -127,6 +79,7 @@ inline std::optional<std::vector<operation_id>> replay_through(const problem& p,
   };
   // Adds to the ascending `list`, all of which will run, what then is free.
   const auto add_free = [&](std::vector<operation_id> list, operation_id end) {
+    if (free.empty()) return list;
     std::vector<bool> listed(ops.size(), false);
     for (auto o : list) listed[o] = true;
     for (auto o : needed) {
@@ -140,21 +93,20 @@ inline std::optional<std::vector<operation_id>> replay_through(const problem& p,
     return list;
   };
   for (std::size_t j = 0; j <= moments.size(); ++j) {
-    std::vector<value_id> wanted = p.targets();
-    if (j < moments.size()) {
-      wanted = ops[moments[j]].inputs;
-      for (value_id v = 0; v < there.size(); ++v)
-        if (retained[j][v] && !free[v]) wanted.push_back(v);
-    }
-    // First runs in the order of the problem, each preceded by what it lacks; then what is to be retained and was lost.
-    for (auto o : add_free(missing.for_values(wanted, there), j < moments.size() ? moments[j] : operation_id(none)))
-      if (!has_run[o] && !run(missing.for_operation(o, there))) return std::nullopt;
+    const bool end = j == moments.size();
+    std::vector<value_id> wanted = end ? p.targets() : ops[moments[j]].inputs;
+    for (value_id v = 0; !end && v < there.size(); ++v)
+      if (retained[j][v] && (free.empty() || !free[v])) wanted.push_back(v);
+    // First runs in the order of the problem, each preceded by what it lacks, those from before the last moment where they are
+    // lacked; then what is to be retained and was lost.
+    for (auto o : add_free(missing.for_values(wanted, there), end ? operation_id(none) : moments[j]))
+      if (!has_run[o] && (j == 0 || o > moments[j - 1]) && !run(missing.for_operation(o, there))) return std::nullopt;
     if (!run(missing.for_values(wanted, there))) return std::nullopt;
-    if (j == moments.size()) break;
+    if (end) break;
     const auto& operands = ops[moments[j]].inputs;
     for (value_id v = 0; v < there.size(); ++v)
-      there[v] =
-          there[v] && (p.is_source(v) || free[v] || retained[j][v] || std::binary_search(operands.begin(), operands.end(), v));
+      there[v] = there[v] && (p.is_source(v) || retained[j][v] || (!free.empty() && free[v]) ||
+                              std::binary_search(operands.begin(), operands.end(), v));
     if (!run({moments[j]})) return std::nullopt;
   }
   return prune_order(p, order);

@@ -270,7 +270,7 @@ class hierarchical {
         ++i;
     }
     for (const auto& c : found)
-      if (auto order = order::replay_across(b.bare(), needed, b.boundary(), c.retained, c.later)) add(std::move(*order));
+      if (auto order = order::replay(b.bare(), {b.boundary()}, {c.retained})) add(std::move(*order));
     return list;
   }
 

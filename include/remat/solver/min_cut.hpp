@@ -169,7 +169,6 @@ class min_cut {
     choice c = rich;
     for (value_id v = 0; v < c.retained.size(); ++v)
       if (!p.is_source(v) && p.producer(v) < count) c.retained[v] = lean.retained[v];
-    for (operation_id o = 0; o < count; ++o) c.later[o] = lean.later[o];
     return c;
   }
 
@@ -184,10 +183,9 @@ class min_cut {
   /// Where a cut fits when played and its richer neighbour does not: the mixture of both that just fits, by bisection.
   /// Complexity: O(cuts + log(operations)) orders played per moment.
   void fit(const problem& p, bytes_t budget, const std::vector<moment>& moments, incumbent& best, monitor& m) const {
-    const auto needed = needed_operations(p);
     for (const auto& at : moments) {
       const auto fits = [&](const choice& c) {
-        const auto order = order::replay_across(p, needed, at.tau, c.retained, c.later);
+        const auto order = order::replay(p, {at.tau}, {c.retained});
         if (!order) return false;
         if (measure_order(p, *order).peak > budget) return false;
         if (best.offer(*order)) m.report({.stage = "cuts", .best = best.seconds()});
@@ -210,14 +208,13 @@ class min_cut {
   /// @param best is offered each of them
   std::vector<start> starts(const problem& p, const std::vector<moment>& moments, monitor& m, incumbent& best,
                             double bound) const {
-    const auto needed = needed_operations(p);
     std::vector<start> list;
     const auto add = [&](std::vector<operation_id> order) {
       const auto needs = measure_order(p, order);
       if (needs.peak <= best.budget() && best.offer(order)) m.report({.stage = "cuts", .best = best.seconds(), .bound = bound});
       list.push_back({std::move(order), needs.peak, needs.seconds});
     };
-    add(needed);
+    add(needed_operations(p));
     const auto mixtures = std::clamp<std::size_t>(options_.mixtures * 20'000 / (p.operations().size() + 1), 1, options_.mixtures);
     for (const auto& [tau, choices] : moments)
       for (std::size_t i = 0; i + 1 < choices.size() && !m.stopped(); ++i)
@@ -225,7 +222,7 @@ class min_cut {
           if (part == 0 && i > 0) continue;
           const auto count = static_cast<index_t>(tau * part / mixtures);
           const auto mixed = mix(p, choices[i + 1], choices[i], count);
-          if (auto order = order::replay_across(p, needed, tau, mixed.retained, mixed.later)) add(std::move(*order));
+          if (auto order = order::replay(p, {tau}, {mixed.retained})) add(std::move(*order));
         }
     return list;
   }
