@@ -101,12 +101,11 @@ inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_
   auto cuts = retention_cuts(p, budget, o.moments);
   // Moves to where the two lines meet; true once that is the maximum.
   const auto improve = [&](dual& d) {
-    const auto slope_all = static_cast<double>(d.all.bytes - d.room), slope_few = static_cast<double>(d.few.bytes - d.room);
-    const double lambda = (d.few.seconds - d.all.seconds) / (slope_all - slope_few);
+    const double lambda = retention_cut::multiplier(d.all, d.few);
     if (!(lambda > 0) || !std::isfinite(lambda)) return true;
     auto c = d.cut->minimum(lambda);
     const double value = c.seconds + lambda * static_cast<double>(c.bytes - d.room);
-    const double crossing = d.all.seconds + lambda * slope_all;
+    const double crossing = d.all.seconds + lambda * static_cast<double>(d.all.bytes - d.room);
     d.value = std::max(d.value, value);
     if (value >= crossing * (1 - 1e-6) || c.bytes >= d.all.bytes || c.bytes <= d.few.bytes) return true;
     (c.bytes > d.room ? d.all : d.few) = std::move(c);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include <remat/bound/cut_network.hpp>
@@ -89,6 +90,33 @@ class retention_cut {
   /// @param lambda s per byte, > 0
   /// Complexity: a maximum flow on O(values + operations) vertices.
   choice minimum(double lambda) { return cut(lambda, false); }
+  /// The lambda for which `rich` and `lean` cost the same.
+  static double multiplier(const choice& rich, const choice& lean) {
+    return (lean.seconds - rich.seconds) / static_cast<double>(rich.bytes - lean.bytes);
+  }
+  /// The choices between which the minimum changes while lambda grows, most bytes first.
+  /// @param most of them, >= 2; where there are more, those that divide the widest ranges of bytes
+  /// Complexity: at most 2 `most` calls of `minimum`.
+  std::vector<choice> breakpoints(std::size_t most) {
+    std::vector<choice> found = {retain_all(), retain_least()};
+    std::vector<bytes_t> ranges = {found[0].bytes - found[1].bytes};  // between each two; 0 where there is no other
+    while (found.size() < most) {
+      const auto widest = std::max_element(ranges.begin(), ranges.end());
+      const auto at = widest - ranges.begin() + 1;
+      if (*widest <= 0) break;
+      const auto rich = found.begin() + at - 1, lean = found.begin() + at;
+      const double lambda = multiplier(*rich, *lean);
+      auto between = lambda > 0 ? minimum(lambda) : *rich;
+      if (between.bytes >= rich->bytes || between.bytes <= lean->bytes) {
+        *widest = 0;
+        continue;
+      }
+      *widest = rich->bytes - between.bytes;
+      ranges.insert(ranges.begin() + at, between.bytes - lean->bytes);
+      found.insert(found.begin() + at, std::move(between));
+    }
+    return found;
+  }
 
  private:
   enum class role : unsigned char { unneeded, ancestor, descendant, free };

@@ -259,17 +259,7 @@ class hierarchical {
       return list;
     }
     bound::retention_cut cut(b.bare(), needed, b.boundary());
-    std::vector<bound::retention_cut::choice> found = {cut.retain_all(), cut.retain_least()};
-    for (std::size_t i = 0; i + 1 < found.size() && found.size() <= options_.saved;) {
-      const auto &rich = found[i], &lean = found[i + 1];
-      const auto bytes = static_cast<double>(rich.bytes - lean.bytes);
-      auto between = bytes > 0 && lean.seconds > rich.seconds ? cut.minimum((lean.seconds - rich.seconds) / bytes) : rich;
-      if (between.bytes < rich.bytes && between.bytes > lean.bytes)
-        found.insert(found.begin() + static_cast<std::ptrdiff_t>(i) + 1, std::move(between));
-      else
-        ++i;
-    }
-    for (const auto& c : found)
+    for (const auto& c : cut.breakpoints(options_.saved + 1))
       if (auto order = order::replay(b.bare(), {b.boundary()}, {c.retained})) add(std::move(*order));
     return list;
   }

@@ -135,35 +135,6 @@ class min_cut {
     std::vector<choice> choices;
   };
 
-  /// The cuts at the breakpoints of the multiplier, most bytes first.
-  std::vector<choice> breakpoints(bound::retention_cut& cut) const {
-    std::vector<choice> found = {cut.retain_all(), cut.retain_least()};
-    std::vector<bool> closed = {false};  // between found[i] and found[i + 1] there is no other
-    while (found.size() < options_.cuts) {
-      std::size_t widest = closed.size();
-      for (std::size_t i = 0; i < closed.size(); ++i)
-        if (!closed[i] &&
-            (widest == closed.size() || found[i].bytes - found[i + 1].bytes > found[widest].bytes - found[widest + 1].bytes))
-          widest = i;
-      if (widest == closed.size()) break;
-      const auto &rich = found[widest], &lean = found[widest + 1];
-      if (rich.bytes <= lean.bytes || rich.seconds >= lean.seconds) {
-        closed[widest] = true;
-        continue;
-      }
-      const double lambda = (lean.seconds - rich.seconds) / static_cast<double>(rich.bytes - lean.bytes);
-      auto between = cut.minimum(lambda);
-      if (between.bytes >= rich.bytes || between.bytes <= lean.bytes) {
-        closed[widest] = true;
-        continue;
-      }
-      const auto at = static_cast<std::ptrdiff_t>(widest) + 1;
-      found.insert(found.begin() + at, std::move(between));
-      closed.insert(closed.begin() + at, false);
-    }
-    return found;
-  }
-
   /// The lean choice for what the first `count` operations make, the rich one for the rest.
   static choice mix(const problem& p, const choice& lean, const choice& rich, index_t count) {
     choice c = rich;
@@ -176,7 +147,7 @@ class min_cut {
   std::vector<moment> moments(const problem& p, bytes_t budget, monitor& m) const {
     std::vector<moment> list;
     for (const auto& cut : bound::retention_cuts(p, budget, options_.moments))
-      if (!m.stopped()) list.push_back({cut->tau(), breakpoints(*cut)});
+      if (!m.stopped()) list.push_back({cut->tau(), cut->breakpoints(options_.cuts)});
     return list;
   }
 
