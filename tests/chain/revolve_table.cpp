@@ -9,11 +9,10 @@
 #include <vector>
 
 #include <remat/chain/binomial.hpp>
-#include <remat/chain/block_problem.hpp>
 #include <remat/chain/revolve_table.hpp>
 #include <remat/core/evaluate.hpp>
-#include <remat/order/eviction.hpp>
-#include <remat/structure/blocks.hpp>
+#include <remat/hierarchy/part_chain.hpp>
+#include <remat/structure/partition.hpp>
 #include <remat/testing/generators.hpp>
 
 using namespace remat;
@@ -124,9 +123,9 @@ TEST_CASE("the table of unequal links is its formula, and its schedules keep wha
   int points = 0;
   for (int round = 0; round < 60; ++round) {
     const auto p = random_training_chain(g, static_cast<std::size_t>(uniform(g, 2, 7)));
-    const auto blocks = structure::find_blocks(p, {.least = 1});
-    if (blocks.blocks.size() < 2) continue;
-    const chain::block_joint joint(p, blocks);
+    const hierarchy::saved_parts parts(p, structure::find_partition(p, {.size = 1, .interface = 1}));
+    if (parts.size() < 2) continue;
+    const auto& joint = parts.chain();
     const auto most = 2 * evaluate(p, store_all_schedule(p)).peak;
     const chain::revolve_table exact(joint.links(), most, static_cast<std::size_t>(most)), rough(joint.links(), most, 20);
     const auto& c = joint.links();
@@ -153,8 +152,8 @@ TEST_CASE("the table of unequal links is its formula, and its schedules keep wha
 
 TEST_CASE("a table may be stopped, and be too small for anything") {
   const auto p = unit_training_chain(9);
-  const auto blocks = structure::find_blocks(p, {.least = 1});
-  const chain::block_joint joint(p, blocks);
+  const hierarchy::saved_parts parts(p, structure::find_partition(p, {.size = 1, .interface = 1}));
+  const auto& joint = parts.chain();
   CHECK(chain::revolve_table(joint.links(), 20, 20, [] { return true; }).front().empty());
   CHECK(chain::revolve_table(joint.links(), 0, 20).front().empty());
   CHECK(chain::revolve_table(chain::heterogeneous_chain{}, 20, 20).front().empty());

@@ -26,7 +26,7 @@ TEST_CASE("recompute_all_blocks runs every block once more, up to the last value
   CHECK(kept.seconds == 33 + 3 + 3 + 3);
   const auto turned = leanest(p, recompute_all_blocks({.blocks = {.backward_start = 17}, .cuts = cuts}));
   CHECK(turned.schedule == r.schedule);
-  CHECK(leanest(p, recompute_all_blocks({.blocks = {.least = 8}})).peak < 12);
+  CHECK(leanest(p, recompute_all_blocks({.blocks = {.size = 8, .interface = 1}})).peak < 12);
   CHECK(solve(p, 18, recompute_all_blocks{}).seconds == 33);  // store-all fits
 }
 
@@ -43,7 +43,8 @@ TEST_CASE("recompute_all_blocks costs a forward on networks") {
 
 TEST_CASE("recompute_all_blocks conforms to what is asked of solvers") {
   for (const auto& failure : check_solver(recompute_all_blocks{}, {.rounds = 400})) FAIL_CHECK(failure);
-  for (const auto& failure : check_solver(recompute_all_blocks({.blocks = {.least = 1}, .keep_last = true}), {.rounds = 400}))
+  for (const auto& failure :
+       check_solver(recompute_all_blocks({.blocks = {.size = 1, .interface = 1}, .keep_last = true}), {.rounds = 400}))
     FAIL_CHECK(failure);
 }
 
@@ -60,5 +61,5 @@ TEST_CASE("options of recompute_all_blocks that are out of range are named") {
   CHECK_THROWS_WITH(solve(p, 5, recompute_all_blocks({.cuts = {1, 9}})), Catch::Contains("cuts: no operation 9"));
   CHECK_THROWS_WITH(solve(p, 5, recompute_all_blocks({.blocks = {.backward_start = 10}})),
                     Catch::Contains("backward_start: no operation 10"));
-  CHECK_THROWS_WITH(solve(p, 5, recompute_all_blocks({.blocks = {.interface = 0}})), Catch::Contains("interface"));
+  CHECK_THROWS_WITH(solve(p, 5, recompute_all_blocks({.blocks = {.size = 0}})), Catch::Contains("size"));
 }

@@ -32,7 +32,7 @@ TEST_CASE("revolve finds the optimum of unit chains for every budget") {
 
 TEST_CASE("revolve conforms to what is asked of solvers") {
   for (const auto& failure : check_solver(revolve{}, {.rounds = 600})) FAIL_CHECK(failure);
-  const revolve few({.blocks = {.most = 3, .least = 1}, .links = 2, .slots = 10});
+  const revolve few({.blocks = {.size = 1, .most = 3, .interface = 1}, .links = 2, .slots = 10});
   for (const auto& failure : check_solver(few, {.rounds = 200, .seed = 2})) FAIL_CHECK(failure);
 }
 

@@ -29,15 +29,16 @@ TEST_CASE("rotor without a chain finds nothing, and refuses options out of range
   const problem p("dense", values, ops, {9});
   CHECK_FALSE(solve(p, 900, rotor{}).found());
   const auto layers = unit_training_chain(8);
-  const auto unfit = solve(layers, 6, rotor({.blocks = {.most = 1}}));
+  const auto unfit = solve(layers, 6, rotor({.blocks = {.most = 1, .interface = 1}, .sizes = {}}));
   CHECK(unfit.status == status::not_applicable);
   CHECK(std::isinf(unfit.scope_bound));
   CHECK(solve(layers, 6, rotor{}).found());
   CHECK_THROWS_WITH(rotor({.slots = 0}), Catch::Contains("slots"));
   CHECK_THROWS_WITH(rotor({.table_links = 5000}), Catch::Contains("table_links"));
   CHECK_THROWS_WITH(rotor({.labels = 0}), Catch::Contains("labels"));
-  CHECK_THROWS_WITH(rotor({.blocks = {.interface = 0}}), Catch::Contains("interface"));
-  CHECK_THROWS_WITH(rotor({.blocks = {.most = 0}}), Catch::Contains("most"));
+  CHECK_THROWS_WITH(rotor({.table_links = 0}), Catch::Contains("table_links"));
+  CHECK_THROWS_WITH(solve(layers, 6, rotor({.blocks = {.most = 0}})), Catch::Contains("most"));
+  CHECK_THROWS_WITH(solve(layers, 6, rotor({.sizes = {0}})), Catch::Contains("size"));
 }
 
 TEST_CASE("rotor on long unit chains is near the binomial optimum") {

@@ -21,9 +21,10 @@
 
 namespace remat::hierarchy {
 
-/// Nested parts with their options, seen as a `chain`: part i reads what part i - 1 made. Values that are read further away
-/// (skip connections, masks) count as if they were there throughout. So the chain is a model of the problem, exact where it is a
-/// chain; what its schedules really need is for `measure_order` to say.
+/// Nested parts with their options, seen as a `chain`: part i reads what part i - 1 made. Values that are read a little further
+/// away pass through the links between; those that are read far away (skip connections, masks) count as if they were there
+/// throughout. So the chain is a model of the problem, exact where it is a chain; what its schedules really need is for
+/// `measure_order` to say.
 class part_chain {
  public:
   /// @param p     the problem
@@ -40,30 +41,43 @@ class part_chain {
     std::vector<bool> backward(p.operations().size(), false);
     for (const auto& piece : parts)
       for (auto o : piece.backward) backward[o] = true;
+    std::vector<bytes_t> passing(n, 0);  // of a link's input: what is in that of the next as well
+    std::vector<bytes_t> handed(n, 0);   // made by the forward, for others near by
+    std::vector<bool> near(p.values().size(), false);
     for (value_id v = 0; v < p.values().size(); ++v) {
       if (p.is_source(v) || !index.leaves(v)) continue;
       const auto o = p.producer(v);
       const auto i = index.part(o);
       const auto bytes = p.values()[v].bytes;
-      const auto next = backward[o] ? i - 1 : i + 1;
-      const auto readers = p.consumers(v);
-      const bool near = i != none && next < n && !p.is_target(v) &&
-                        std::all_of(readers.begin(), readers.end(),
-                                    [&](operation_id r) { return index.part(r) == i || index.part(r) == next; });
-      if (near)
-        (backward[o] ? chain_.links[i].gradient : chain_.links[next].input) += bytes;
-      else if (i != none && backward[o] && p.is_target(v))
+      auto first = i, last = i;
+      for (auto r : p.consumers(v)) {
+        first = std::min(first, index.part(r));
+        last = std::max(last, index.part(r));
+      }
+      constexpr part_id reach = 3;  // links
+      near[v] = last != none && !p.is_target(v) && last - first <= reach && (backward[o] ? last : first) == i;
+      if (near[v]) {
+        for (auto k = first + 1; k <= last; ++k) (backward[o] ? chain_.links[k].gradient : chain_.links[k].input) += bytes;
+        if (!backward[o]) {
+          for (auto k = first + 1; k < last; ++k) passing[k] += bytes;
+          handed[i] += bytes;
+        }
+      } else if (i != none && backward[o] && p.is_target(v)) {
         chain_.links[i].kept += bytes;
-      else
+      } else {
         aside_ += bytes;
+      }
     }
     for (part_id i = 0; i < n; ++i) {
       auto& l = chain_.links[i];
-      const auto out = i + 1 < n ? chain_.links[i + 1].input : 0;
+      const auto out = (i + 1 < n ? chain_.links[i + 1].input : 0) - passing[i];
       for (const auto& w : options[i].list) {
         const double forward = seconds(w.forward);
-        l.options.push_back(
-            {w.saved + out, forward, w.seconds - forward, w.forward_workspace, w.backward_workspace + l.gradient + l.kept});
+        auto unread = handed[i];  // by the backward: the chain counts it as saved
+        for (auto v : w.kept)
+          if (near[v]) unread -= p.values()[v].bytes;
+        l.options.push_back({w.saved + out, forward, w.seconds - forward, w.forward_workspace,
+                             std::max<bytes_t>(0, w.backward_transient - unread)});
       }
       l.checkpoint_seconds = options[i].checkpoint.seconds;
       l.checkpoint_transient = options[i].checkpoint.forward_workspace;
@@ -108,6 +122,44 @@ class part_chain {
   const std::vector<part_options>& options_;
   chain::heterogeneous_chain chain_;
   bytes_t aside_ = 0;
+};
+
+/// The parts of a problem, each saved as a whole or not at all, as a chain. Once-only operations stand alone.
+class saved_parts {
+ public:
+  /// @param parts nested, as from `find_partition`
+  /// Complexity: O((values + edges) log).
+  saved_parts(const problem& p, structure::partition parts)
+      : parts_(structure::without_once(p, std::move(parts))),
+        index_(p, parts_),
+        options_(save_all(p)),
+        chain_(p, index_, parts_, options_) {
+    for (auto o : needed_operations(p))
+      if (index_.part(o) == none) alone_ += p.operations()[o].seconds;
+  }
+  saved_parts(const saved_parts&) = delete;
+  saved_parts& operator=(const saved_parts&) = delete;
+
+  std::size_t size() const { return parts_.size(); }
+  const part_chain& chain() const { return chain_; }
+  /// Seconds of the operations in no part.
+  double alone() const { return alone_; }
+
+ private:
+  std::vector<part_options> save_all(const problem& p) const {
+    std::vector<part_options> all;
+    for (const auto& piece : parts_) {
+      const part_problem b(p, index_, piece);
+      all.push_back({{b.measure(needed_operations(b.bare()))}, b.checkpoint()});
+    }
+    return all;
+  }
+
+  structure::partition parts_;
+  part_index index_;
+  std::vector<part_options> options_;
+  part_chain chain_;
+  double alone_ = 0;
 };
 
 }  // namespace remat::hierarchy

@@ -30,7 +30,8 @@ struct part_option {
   bytes_t saved = 0;                            ///< made by `forward` for `backward` only
   bytes_t forward_workspace = 0;                ///< needed besides what comes in, what goes out, and `saved`
   bytes_t backward_workspace = 0;               ///< likewise
-  bytes_t carried = 0;                          ///< `saved` and the bytes of `kept`
+  bytes_t backward_transient = 0;  ///< needed besides `carried` and what comes in; below 0: some of that is not needed
+  bytes_t carried = 0;             ///< `saved` and the bytes of `kept`
   bytes_t needs() const { return carried + std::max(forward_workspace, backward_workspace); }
 };
 
@@ -212,7 +213,8 @@ class part_problem {
       }
     w.carried = w.saved + kept;
     w.forward_workspace = std::max<bytes_t>(0, before - left - w.saved);
-    w.backward_workspace = std::max<bytes_t>(0, after - arriving_ - w.carried - results);
+    w.backward_transient = after - arriving_ - w.carried;
+    w.backward_workspace = std::max<bytes_t>(0, w.backward_transient - results);
     return w;
   }
 

@@ -15,7 +15,7 @@
 #include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>
 #include <remat/structure/backward_start.hpp>
-#include <remat/structure/blocks.hpp>
+#include <remat/structure/partition.hpp>
 
 namespace remat {
 
@@ -25,7 +25,7 @@ namespace remat {
 ///
 /// On graphs of any shape. What once-only operations yield is retained.
 ///
-/// Complexity: that of `find_blocks`, or O(values + edges) with cuts of one's own.
+/// Complexity: that of `find_partition`, or O(values + edges) with cuts of one's own.
 /// @code
 /// auto r = remat::solve(p, budget, remat::recompute_all_blocks{});
 /// auto t = remat::solve(p, budget, remat::recompute_all_blocks({.cuts = {12, 24, 36}}));  // four blocks
@@ -33,9 +33,9 @@ namespace remat {
 class recompute_all_blocks {
  public:
   struct options {
-    structure::block_options blocks = {};  ///< how the graph is cut
-    std::vector<operation_id> cuts = {};   ///< in place of that: first operations of the second, third, ... block, ascending
-    bool keep_last = false;                ///< the last block is not run again
+    structure::partition_options blocks = {.size = 8, .most = 48, .interface = 1};  ///< how the graph is cut
+    std::vector<operation_id> cuts = {};  ///< in place of that: first operations of the second, third, ... block, ascending
+    bool keep_last = false;               ///< the last block is not run again
   };
 
   recompute_all_blocks() : recompute_all_blocks(options{}) {}
@@ -72,23 +72,25 @@ class recompute_all_blocks {
   std::vector<operations> blocks(const problem& p, const operations& needed) const {
     std::vector<operations> list;
     if (options_.cuts.empty()) {
-      for (auto& b : structure::find_blocks(p, options_.blocks).blocks) list.push_back(std::move(b.forward));
-      return list;
+      for (auto& b : structure::find_partition(p, options_.blocks)) list.push_back(std::move(b.forward));
+    } else {
+      const auto begin = needed[structure::backward_start(p, needed, options_.blocks.backward_start)];
+      list.resize(options_.cuts.size() + 1);
+      for (auto o : needed)
+        if (o < begin)
+          list[static_cast<std::size_t>(std::upper_bound(options_.cuts.begin(), options_.cuts.end(), o) - options_.cuts.begin())]
+              .push_back(o);
     }
-    const auto begin = needed[structure::backward_start(p, needed, options_.blocks.backward_start)];
-    list.resize(options_.cuts.size() + 1);
-    for (auto o : needed)
-      if (o < begin)
-        list[static_cast<std::size_t>(std::upper_bound(options_.cuts.begin(), options_.cuts.end(), o) - options_.cuts.begin())]
-            .push_back(o);
     std::erase_if(list, [](const operations& b) { return b.empty(); });
     return list;
   }
 
   operations order(const problem& p, const operations& needed, const std::vector<operations>& blocks) const {
     const auto& ops = p.operations();
-    const auto backward = blocks.size();
+    if (blocks.empty()) return needed;
+    const auto backward = blocks.size(), alone = backward + 1;
     std::vector<std::size_t> block(ops.size(), backward);  // of an operation
+    std::fill_n(block.begin(), blocks.back().back(), alone);
     for (std::size_t i = 0; i < blocks.size(); ++i)
       for (auto o : blocks[i]) block[o] = i;
     // What only its own block and the backward read is made again.
@@ -96,7 +98,7 @@ class recompute_all_blocks {
     for (value_id v = 0; v < missing.size(); ++v) {
       if (p.is_source(v) || p.is_target(v) || ops[p.producer(v)].once) continue;
       const auto own = block[p.producer(v)];
-      if (own == backward || (options_.keep_last && own + 1 == backward)) continue;
+      if (own >= backward || (options_.keep_last && own + 1 == backward)) continue;
       const auto reads = p.consumers(v);
       missing[v] =
           std::all_of(reads.begin(), reads.end(), [&](operation_id o) { return block[o] == own || block[o] == backward; });

@@ -16,7 +16,6 @@
 #include <vector>
 
 #include <remat/chain/binomial.hpp>
-#include <remat/chain/block_problem.hpp>
 #include <remat/chain/persistent_table.hpp>
 #include <remat/chain/revolve_table.hpp>
 #include <remat/core/evaluate.hpp>
@@ -24,7 +23,8 @@
 #include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>
-#include <remat/structure/blocks.hpp>
+#include <remat/hierarchy/part_chain.hpp>
+#include <remat/structure/partition.hpp>
 
 namespace remat {
 
@@ -35,7 +35,7 @@ namespace remat {
 /// A graph without a chain is one block; then there is a schedule only if store-all fits, and the status is `not_applicable`
 /// otherwise.
 ///
-/// Complexity: that of `find_blocks` and of `revolve_table`, and O(log(blocks) (values + edges executed)).
+/// Complexity: that of `find_partition` and of `revolve_table`, and O(log(blocks) (values + edges executed)).
 ///
 /// Reference: Griewank, Walther, "Algorithm 799: revolve", ACM TOMS 26 (2000).
 /// @code
@@ -44,9 +44,10 @@ namespace remat {
 class revolve {
  public:
   struct options {
-    structure::block_options blocks = {.most = 4000, .least = 1};  ///< how the graph is cut for the binomial rule
-    std::size_t links = 128;  ///< most blocks for the dynamic program, >= 1; the graph is cut again
-    std::size_t slots = 500;  ///< of the dynamic program, in [1, 10 000]
+    structure::partition_options blocks = {
+        .size = 1, .most = 4000, .interface = 1};  ///< how the graph is cut for the binomial rule
+    std::size_t links = 128;                       ///< most blocks for the dynamic program, >= 1; the graph is cut again
+    std::size_t slots = 500;                       ///< of the dynamic program, in [1, 10 000]
   };
 
   revolve() : revolve(options{}) {}
@@ -63,20 +64,20 @@ class revolve {
     result r;
     incumbent best(p, budget);
     if (!best.offer(needed_operations(p))) {
-      auto blocks = structure::find_blocks(p, options_.blocks);
-      const auto n = blocks.blocks.size();
+      const auto blocks = structure::find_partition(p, options_.blocks);
+      const auto n = blocks.size();
       m.report({.stage = n < 2 ? structure::no_chain : "chain of " + std::to_string(n) + " blocks"});
       if (n < 2) {
         r.status = status::not_applicable;
         r.reason = structure::no_chain;
       } else {
-        binomial(p, std::move(blocks), best, m);
+        binomial(p, blocks, best, m);
         auto cut = options_.blocks;
         cut.most = std::min(cut.most, options_.links);
-        std::size_t before = 0;
-        for (int coarser = 0; coarser < 3 && !m.stopped(); ++coarser, cut.least *= 4) {
-          auto links = structure::find_blocks(p, cut);
-          if (links.blocks.size() != std::exchange(before, links.blocks.size())) unequal(p, budget, std::move(links), best, m);
+        for (std::size_t before = 0; !m.stopped(); cut.size *= 2) {
+          const auto links = structure::find_partition(p, cut);
+          if (links.size() < 2) break;
+          if (links.size() != std::exchange(before, links.size())) unequal(p, budget, links, best, m);
         }
       }
     }
@@ -85,48 +86,37 @@ class revolve {
   }
 
  private:
-  /// Moves operations at the beginning of a block's backward into the block after it if they read, of the forward, only what that
-  /// block reads: they then need nothing to be made again.
-  static void shift(const problem& p, structure::block_chain& c) {
-    const auto last = c.blocks.size() - 1;
-    std::vector<bool> backward(p.operations().size(), false);
-    for (const auto& b : c.blocks)
-      for (auto o : b.backward) backward[o] = true;
-    for (auto i = last; i-- > 0;) {
-      auto &b = c.blocks[i].backward, &after = c.blocks[i + 1].backward;
+  /// Moves operations at the beginning of a block's backward into the block after it if they read, of the block's own forward,
+  /// only what the next one's reads: they then need nothing to be made again.
+  static structure::partition shifted(const problem& p, structure::partition blocks) {
+    const auto has = [](const std::vector<operation_id>& list, operation_id o) {
+      return std::binary_search(list.begin(), list.end(), o);
+    };
+    for (auto i = blocks.size() - 1; i-- > 0;) {
+      auto& backward = blocks[i].backward;
+      auto& after = blocks[i + 1];
       const auto there = [&](value_id v) {
-        const auto holds = [&](const std::vector<value_id>& list) {
-          return std::find(list.begin(), list.end(), v) != list.end();
-        };
-        return p.is_source(v) || backward[p.producer(v)] || holds(c.blocks[i + 1].inputs) || holds(c.pinned);
+        const auto readers = p.consumers(v);
+        return p.is_source(v) || !has(blocks[i].forward, p.producer(v)) ||
+               std::any_of(readers.begin(), readers.end(), [&](operation_id o) { return has(after.forward, o); });
       };
-      const auto end = std::find_if(b.begin(), b.end(), [&](operation_id o) {
+      const auto end = std::find_if_not(backward.begin(), backward.end(), [&](operation_id o) {
         const auto& inputs = p.operations()[o].inputs;
-        return !std::all_of(inputs.begin(), inputs.end(), there);
+        return std::all_of(inputs.begin(), inputs.end(), there);
       });
-      after.insert(after.end(), b.begin(), end);
-      b.erase(b.begin(), end);
+      after.backward.insert(after.backward.end(), backward.begin(), end);
+      backward.erase(backward.begin(), end);
     }
-    std::vector<std::size_t> block_of(p.operations().size(), 0), earliest(p.values().size(), last);
-    for (std::size_t i = 0; i <= last; ++i)
-      for (auto o : c.blocks[i].backward) {
-        block_of[o] = i;
-        for (auto v : p.operations()[o].inputs) earliest[v] = std::min(earliest[v], i);
-      }
-    for (auto& b : c.blocks) b.gradients.clear();
-    for (value_id v = 0; v < p.values().size(); ++v)
-      if (!p.is_source(v) && backward[p.producer(v)])
-        for (auto i = earliest[v]; i < block_of[p.producer(v)]; ++i) c.blocks[i].gradients.push_back(v);
+    return blocks;
   }
 
-  static void binomial(const problem& p, structure::block_chain blocks, incumbent& best, monitor& m) {
-    shift(p, blocks);
-    const chain::block_joint joint(p, blocks);
-    const auto n = blocks.blocks.size();
+  static void binomial(const problem& p, const structure::partition& blocks, incumbent& best, monitor& m) {
+    const hierarchy::saved_parts parts(p, shifted(p, blocks));
+    const auto n = parts.size();
     // The most slots that fit, by bisection: more slots take more memory and less time.
     const auto fits = [&](std::size_t slots) {
       const auto known = best.seconds();
-      const auto order = joint.order(chain::revolve_schedule(n, slots));
+      const auto order = parts.chain().order(chain::revolve_schedule(n, slots));
       if (best.offer(order)) best.report(m, std::to_string(slots) + " slots");
       return best.seconds() < known;
     };
@@ -140,16 +130,15 @@ class revolve {
     }
   }
 
-  void unequal(const problem& p, bytes_t budget, structure::block_chain blocks, incumbent& best, monitor& m) const {
-    shift(p, blocks);
-    const chain::block_joint joint(p, blocks);
+  void unequal(const problem& p, bytes_t budget, const structure::partition& blocks, incumbent& best, monitor& m) const {
+    const hierarchy::saved_parts parts(p, shifted(p, blocks));
     // The table is cautious: schedules for somewhat larger budgets are evaluated as well.
-    const auto most = std::max<bytes_t>(0, budget - joint.aside()) + (budget - p.held_bytes()) / 4;
-    const chain::revolve_table table(joint.links(), most, options_.slots, [&] { return m.stopped(); });
+    const auto most = std::max<bytes_t>(0, budget - parts.chain().aside()) + (budget - p.held_bytes()) / 4;
+    const chain::revolve_table table(parts.chain().links(), most, options_.slots, [&] { return m.stopped(); });
     const auto front = table.front();
     std::size_t more = 40;
     for (auto at = front.rbegin(); at != front.rend() && more > 0 && !m.stopped(); ++at) {
-      if (best.offer(joint.order(table.steps(at->first)))) best.report(m, "unequal blocks");
+      if (best.offer(parts.chain().order(table.steps(at->first)))) best.report(m, "unequal blocks");
       if (best.found()) --more;
     }
   }

@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
+#include <list>
 #include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <remat/chain/block_problem.hpp>
 #include <remat/chain/fastest_persistent.hpp>
 #include <remat/chain/persistent_table.hpp>
 #include <remat/core/evaluate.hpp>
@@ -22,7 +22,8 @@
 #include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>
 #include <remat/core/solve.hpp>
-#include <remat/structure/blocks.hpp>
+#include <remat/hierarchy/part_chain.hpp>
+#include <remat/structure/partition.hpp>
 
 namespace remat {
 
@@ -30,14 +31,16 @@ namespace remat {
 /// whole, or computed again from a checkpoint.
 ///
 /// `fastest_persistent` finds it, exact in bytes. The memory model of chains is cautious, so schedules for somewhat larger
-/// budgets, from a `persistent_table`, are evaluated as well, and the fastest that fits is taken.
+/// budgets, from a `persistent_table`, are evaluated as well, and the fastest that fits is taken. So are those of the tables of
+/// other cuts into parts, where more than one value may pass from part to part (`part_chain`).
 ///
 /// `result::scope` is the class that was searched, "persistent schedules of the chain": all blocks as above, within the budget as
 /// the chain counts memory. `scope_bound` is proven for it; `scope_gap()` is 0 if nothing in the class is faster than what came
-/// out. A graph without a chain is a chain of one block, of which nothing can be computed again: its only schedule is store-all,
-/// and where that does not fit, `scope_bound` is infinite and the status `not_applicable`.
+/// out. A graph without a chain of blocks is a chain of one block, of which nothing can be computed again: its only schedule is
+/// store-all, and where that does not fit, `scope_bound` is infinite; if it cannot be cut in another way either, the status is
+/// `not_applicable`.
 ///
-/// Complexity: that of `find_blocks`, `fastest_persistent` and `persistent_table`.
+/// Complexity: that of `find_partition`, `fastest_persistent` and `persistent_table`.
 ///
 /// Reference: Beaumont, Eyraud-Dubois, Hermann, Joly, Shilova, "Optimal checkpointing for heterogeneous chains", INRIA RR-9302
 /// (2019).
@@ -47,20 +50,19 @@ namespace remat {
 class rotor {
  public:
   struct options {
-    structure::block_options blocks = {.most = 10'000, .least = 1};  ///< how the graph is cut
-    std::size_t slots = 2000;                                        ///< of the table, at most, >= 1
-    std::size_t table_links = 400;                                   ///< longer chains get no table, but a few searches
-    std::size_t labels = 1 << 20;  ///< of the search, `fastest_persistent_options::most_labels`, >= 1
+    structure::partition_options blocks = {.size = 1, .most = 10'000, .interface = 1};  ///< how the graph is cut into the chain
+    std::vector<std::size_t> sizes = {4, 8, 16};  ///< it is also cut into parts of about so many operations, each >= 1
+    std::size_t slots = 2000;                     ///< of a table, at most, >= 1
+    std::size_t table_links = 400;                ///< longer chains get no table, but a few searches; >= 1
+    std::size_t labels = 1 << 20;                 ///< of the search, `fastest_persistent_options::most_labels`, >= 1
   };
 
   rotor() : rotor(options{}) {}
   /// @throws bad_option naming the member that is out of range
   explicit rotor(const options& o) : options_(o) {
-    if (o.blocks.interface < 1) throw bad_option("rotor.blocks.interface must be >= 1, got 0");
-    if (o.blocks.most < 1) throw bad_option("rotor.blocks.most must be >= 1, got 0");
     if (o.slots < 1) throw bad_option("rotor.slots must be >= 1, got 0");
-    if (o.table_links > chain::persistent_table::most_links)
-      throw bad_option("rotor.table_links must be <= " + std::to_string(chain::persistent_table::most_links) + ", got " +
+    if (o.table_links < 1 || o.table_links > chain::persistent_table::most_links)
+      throw bad_option("rotor.table_links must be in [1, " + std::to_string(chain::persistent_table::most_links) + "], got " +
                        std::to_string(o.table_links));
     if (o.labels < 1) throw bad_option("rotor.labels must be >= 1, got 0");
   }
@@ -98,52 +100,49 @@ class rotor {
  private:
   static constexpr const char* scope = "persistent schedules of the chain";
 
-  /// The graph as a chain, and its table.
-  class links {
+  /// The graph cut in one way as a chain, and its table.
+  class cutting {
    public:
-    links(const problem& p, const options& o, const structure::block_options& cut, bytes_t budget, monitor& m)
-        : p_(p), options_(o), blocks_(structure::find_blocks(p, cut)), joint_(p, blocks_) {
-      const auto n = blocks_.blocks.size();
-      for (const auto& b : joint_.problems())
-        for (auto x : b.once()) once_ += p.operations()[x].seconds;
+    cutting(const problem& p, const options& o, const structure::partition_options& cut, bytes_t budget, monitor& m)
+        : p_(p), options_(o), parts_(p, structure::find_partition(p, cut)) {
+      const auto n = parts_.size();
       m.report({.stage = n < 2 ? structure::no_chain : "chain of " + std::to_string(n) + " blocks"});
       if (n < 2 || n > o.table_links) return;
-      const auto within = std::max<bytes_t>(0, budget - joint_.aside()) + (budget - p.held_bytes()) / 4;
+      const auto within = std::max<bytes_t>(0, budget - chain().aside()) + (budget - p.held_bytes()) / 4;
       const auto slots = std::clamp<std::size_t>(table_size / (n * (n + 1)), 1, o.slots);
-      table_.emplace(joint_.links(), within, chain::persistent_table::options{slots, [&] { return m.stopped(); }});
+      table_.emplace(chain().links(), within, chain::persistent_table::options{slots, [&] { return m.stopped(); }});
     }
 
-    /// Offers schedules within `budget` to `best`. @return a bound on the time of the chain's schedules, s
-    double solve(bytes_t budget, incumbent& best, monitor& m) const {
-      if (blocks_.blocks.size() < 2) return std::numeric_limits<double>::infinity();
-      const auto bound = search(budget, best, m);
-      if (table_ && table_->complete())
-        read_table(best, budget, m);
-      else
-        for (const double more : {1.02, 1.05, 1.1, 0.98, 0.95})
-          if (!m.stopped()) search(static_cast<bytes_t>(static_cast<double>(budget) * more), best, m);
-      return bound;
-    }
-    std::size_t count() const { return blocks_.blocks.size(); }
-
-   private:
-    /// Offers what the search finds for `budget`. @return a bound for the schedules of the chain
+    std::size_t size() const { return parts_.size(); }
+    /// Offers the fastest schedule within `budget`, as the chain counts. @return a bound on the time of them all, s
     double search(bytes_t budget, incumbent& best, monitor& m) const {
+      if (size() < 2) return std::numeric_limits<double>::infinity();
       const auto until = m.elapsed() + 0.3 * m.remaining();
       const auto answer =
-          chain::fastest_persistent(joint_.links(), budget - joint_.aside(),
+          chain::fastest_persistent(chain().links(), budget - chain().aside(),
                                     {.most_labels = options_.labels, .stop = [&] { return m.stopped() || m.elapsed() > until; }});
-      if (answer.found() && best.offer(joint_.order(answer.steps))) best.report(m, "chain, exact in bytes");
-      return answer.bound + once_;
+      if (answer.found() && best.offer(chain().order(answer.steps))) best.report(m, "chain, exact in bytes");
+      return answer.bound + parts_.alone();
     }
+    /// Offers schedules that the chain holds to be a little larger, too.
+    void search_around(bytes_t budget, incumbent& best, monitor& m) const {
+      if (table_ && table_->complete())
+        read_table(budget, best, m);
+      else if (size() >= 2)
+        for (const double more : {1.02, 1.05, 1.1, 0.98, 0.95})
+          if (!m.stopped()) search(static_cast<bytes_t>(static_cast<double>(budget) * more), best, m);
+    }
+
+   private:
+    const hierarchy::part_chain& chain() const { return parts_.chain(); }
     /// Offers schedules of the table, the fastest first. What it takes to be a little slower may be faster once evaluated, so the
     /// search goes on for a while.
-    void read_table(incumbent& best, bytes_t budget, monitor& m) const {
+    void read_table(bytes_t budget, incumbent& best, monitor& m) const {
       const auto front = table_->front();
       std::size_t more = 100;
       bool fits = false;
       for (auto at = front.rbegin(); at != front.rend() && more > 0 && !m.stopped(); ++at) {
-        const auto order = joint_.order(table_->steps(at->first));
+        const auto order = chain().order(table_->steps(at->first));
         fits = fits || measure_order(p_, order).peak <= budget;
         if (best.offer(order)) best.report(m, "table");
         if (fits) --more;
@@ -153,38 +152,40 @@ class rotor {
     static constexpr std::size_t table_size = std::size_t{1} << 26;  // twice the numbers in a table
     const problem& p_;
     const options& options_;
-    structure::block_chain blocks_;
-    chain::block_joint joint_;
-    double once_ = 0;  // s, of operations that no link counts
+    hierarchy::saved_parts parts_;
     std::optional<chain::persistent_table> table_;
   };
 
-  /// What the answers for all budgets share: the finest chain and, if that is long, one of larger blocks. The latter has fewer
-  /// choices, but shares less between blocks that would be retained throughout.
+  /// What the answers for all budgets share: the chain of blocks, and the other cuts.
   class ground {
    public:
-    ground(const problem& p, const options& o, bytes_t budget, monitor& m) : p_(p), fine_(p, o, o.blocks, budget, m) {
-      auto larger = o.blocks;
-      larger.most = std::min<std::size_t>(larger.most, 48);
-      larger.least = std::max<std::size_t>(larger.least, 8);
-      if (fine_.count() > larger.most && !m.stopped()) coarse_.emplace(p, o, larger, budget, m);
+    ground(const problem& p, const options& o, bytes_t budget, monitor& m) : p_(p) {
+      cuttings_.emplace_back(p, o, o.blocks, budget, m);
+      for (const auto size : o.sizes)
+        if (!m.stopped())
+          cuttings_.emplace_back(
+              p, o, structure::partition_options{.backward_start = o.blocks.backward_start, .size = size, .most = o.table_links},
+              budget, m);
     }
     result solve(bytes_t budget, monitor& m) const {
       result r;
       incumbent best(p_, budget);
       best.offer(needed_operations(p_));
       r.scope = scope;
-      r.scope_bound = fine_.solve(budget, best, m);
-      if (fine_.count() < 2) r.status = status::not_applicable, r.reason = structure::no_chain;
-      if (coarse_ && !m.stopped()) coarse_->solve(budget, best, m);
+      r.scope_bound = cuttings_.front().search(budget, best, m);
+      bool any = false;
+      for (const auto& c : cuttings_) {
+        any = any || c.size() > 1;
+        if (!m.stopped()) c.search_around(budget, best, m);
+      }
+      if (!any) r.status = status::not_applicable, r.reason = structure::no_chain;
       best.put_into(r);
       return r;
     }
 
    private:
     const problem& p_;
-    links fine_;
-    std::optional<links> coarse_;
+    std::list<cutting> cuttings_;
   };
 
   options options_;

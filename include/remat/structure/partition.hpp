@@ -30,12 +30,16 @@ struct part {
 /// Disjoint parts of a problem, in the order of their forwards. Operations in no part stand alone.
 using partition = std::vector<part>;
 
+/// What a method for chains says of a graph that cannot be cut.
+inline constexpr const char* no_chain = "the graph has no chain of blocks";
+
 /// How `find_partition` cuts.
 struct partition_options {
   std::optional<operation_id> backward_start =
-      {};                 ///< first operation of the backward; by default as the problem says, or what gives the best cuts
-  std::size_t size = 40;  ///< operations that a part should have, >= 1; a cut in a narrow place may be worth others
-  std::size_t most = 64;  ///< most parts, >= 1
+      {};                     ///< first operation of the backward; by default as the problem says, or what gives the best cuts
+  std::size_t size = 40;      ///< operations that a part should have, >= 1; a cut in a narrow place may be worth others
+  std::size_t most = 64;      ///< most parts, >= 1
+  std::size_t interface = 0;  ///< a chain of blocks: most values that the forward hands from one to the next; 0: any parts
 
   /// @throws bad_option naming the member that is out of range
   void validate(const problem& p) const {
@@ -89,8 +93,8 @@ class raised_line {
 
 /// A place to cut: positions [forward, backward) are inside, the rest outside.
 struct nested_cut {
-  std::size_t forward, backward;
-  bytes_t crossing;  ///< bytes of the values made on one side and read on the other
+  std::size_t forward = 0, backward = 0;
+  bytes_t crossing = -1;  ///< bytes of the values made on one side and read on the other; below 0: no cut here
 };
 
 /// The best partner of every position before `backward_start`: for each q the q' >= backward_start with the fewest bytes between
@@ -126,15 +130,81 @@ inline std::vector<nested_cut> nested_cuts(const problem& p, const std::vector<o
   return cuts;
 }
 
+/// Where a chain of blocks may be cut: the positions q of the forward at which 1 to `interface` values made before q are read by
+/// the forward after it, each with the position of the backward that separates what reads values made before q (these excepted)
+/// from what reads values made after it, if there is one. Values that many places of the forward read (masks, position tables) or
+/// that cannot be made again do not count, nor do those of at most `tiny` bytes among what crosses.
+/// Complexity: O(values + edges).
+inline std::vector<nested_cut> chain_cuts(const problem& p, const std::vector<operation_id>& needed, std::size_t backward_start,
+                                          std::size_t interface, bytes_t tiny) {
+  const auto n = needed.size();
+  struct life {  // positions
+    std::size_t made, last_forward, first_backward, last_backward, forward_reads;
+  };
+  std::vector<life> lives(p.values().size(), {n, 0, n, 0, 0});
+  for (std::size_t k = 0; k < n; ++k) {
+    const auto& op = p.operations()[needed[k]];
+    if (!op.once)
+      for (auto v : op.outputs) lives[v].made = k;
+    for (auto v : op.inputs) {
+      auto& l = lives[v];
+      if (k < backward_start) {
+        l.last_forward = k;
+        ++l.forward_reads;
+      } else {
+        l.first_backward = std::min(l.first_backward, k);
+        l.last_backward = k;
+      }
+    }
+  }
+  const auto counts = [&](value_id v) {
+    const auto& l = lives[v];
+    const bool everywhere = l.forward_reads >= 3 && l.last_forward - l.made > backward_start / 3;
+    return l.made < backward_start && !everywhere;
+  };
+  std::vector<std::vector<value_id>> ends(backward_start + 1);          // values by the position that reads them last
+  std::vector<std::size_t> latest(backward_start + 1, backward_start);  // after all reads of values made there or later
+  for (value_id v = 0; v < lives.size(); ++v) {
+    if (!counts(v)) continue;
+    const auto& l = lives[v];
+    ends[std::max(l.made, l.last_forward)].push_back(v);
+    if (l.first_backward < n) latest[l.made] = std::max(latest[l.made], l.last_backward + 1);
+  }
+  for (auto q = backward_start; q-- > 0;) latest[q] = std::max(latest[q], latest[q + 1]);
+  std::vector<nested_cut> cuts(backward_start + 1);
+  std::size_t crossing = 0, earliest = n;  // first read by the backward of a value that is dead in the forward already
+  bytes_t bytes = 0;
+  const auto add = [&](value_id v, bool enters) {
+    const auto size = p.values()[v].bytes;
+    bytes += enters ? size : -size;
+    if (size > tiny) crossing += enters ? 1 : std::size_t(-1);
+  };
+  for (std::size_t q = 1; q < backward_start; ++q) {  // operation q - 1 has run
+    for (auto v : p.operations()[needed[q - 1]].outputs)
+      if (counts(v)) add(v, true);
+    for (auto v : ends[q - 1]) {
+      add(v, false);
+      earliest = std::min(earliest, lives[v].first_backward);
+    }
+    if (crossing > 0 && crossing <= interface && latest[q] <= earliest) cuts[q] = {q, latest[q], bytes};
+  }
+  return cuts;
+}
+
 /// Chooses cuts with few bytes in them and about `size` operations between them, by dynamic programming.
+/// @param all  a place per position of the forward
+/// @param n    positions
 /// @param cost receives the value of what is minimised
-/// Complexity: O(cuts).
+/// Complexity: O(cuts size).
 inline std::vector<nested_cut> choose_cuts(const std::vector<nested_cut>& all, std::size_t n, double size, double& cost) {
-  // Only places no wider than their neighbours; a cut is judged against the mean of what is around it.
   const auto backward_start = all.size() - 1;
-  const auto around = static_cast<std::size_t>(2 * size) + 2;
-  std::vector<double> sum(backward_start + 2, 0);
-  for (std::size_t q = 0; q <= backward_start; ++q) sum[q + 1] = sum[q] + static_cast<double>(all[q].crossing);
+  const auto around = static_cast<std::size_t>(2 * size) + 2;  // a cut is judged against the mean of what is around it
+  std::vector<double> sum(backward_start + 2, 0), count(backward_start + 2, 0);
+  for (std::size_t q = 0; q <= backward_start; ++q) {
+    const bool cut = all[q].crossing >= 0;
+    sum[q + 1] = sum[q] + (cut ? static_cast<double>(all[q].crossing) : 0);
+    count[q + 1] = count[q] + (cut ? 1 : 0);
+  }
   struct state {
     nested_cut cut;
     double price, best;
@@ -142,23 +212,23 @@ inline std::vector<nested_cut> choose_cuts(const std::vector<nested_cut>& all, s
   };
   std::vector<state> states = {{{0, n, 0}, 0, 0, 0}};
   for (std::size_t q = 1; q < backward_start; ++q) {
-    if (all[q].crossing > all[q - 1].crossing || all[q].crossing > all[q + 1].crossing) continue;
+    if (all[q].crossing < 0) continue;
     const auto from = q > around ? q - around : 0, to = std::min(backward_start + 1, q + around + 1);
-    const double mean = (sum[to] - sum[from]) / static_cast<double>(to - from);
-    states.push_back({all[q], 0.1 + (mean > 0 ? 2 * static_cast<double>(all[q].crossing) / mean : 0), 0, 0});
+    const double bytes = sum[to] - sum[from], cuts = count[to] - count[from];
+    states.push_back({all[q], 0.1 + (bytes > 0 ? 2 * static_cast<double>(all[q].crossing) * cuts / bytes : 0), 0, 0});
   }
   states.push_back({{backward_start, backward_start, 0}, 0, 0, 0});
-  constexpr std::size_t reach = 96;  // candidates looked back; more only where they do not nest
+  constexpr std::size_t reach = 96;  // candidates looked back; more only where they do not nest or are close together
   for (std::size_t j = 1; j < states.size(); ++j) {
     auto& s = states[j];
     s.best = std::numeric_limits<double>::infinity();
     for (auto i = j; i-- > 0;) {
       const auto& outer = states[i];
       if (outer.cut.backward < s.cut.backward) continue;
-      const auto operations = s.cut.forward - outer.cut.forward + (outer.cut.backward - s.cut.backward);
-      const double total = outer.best + s.price + std::pow(static_cast<double>(operations) / size, 2);
+      const auto operations = static_cast<double>(s.cut.forward - outer.cut.forward + (outer.cut.backward - s.cut.backward));
+      const double total = outer.best + s.price + operations * operations / (size * size);
       if (total < s.best) s.best = total, s.before = i;
-      if (j - i > reach && s.best < std::numeric_limits<double>::infinity()) break;
+      if (j - i > reach && operations > 4 * size) break;
     }
   }
   cost = states.back().best;
@@ -204,6 +274,9 @@ inline std::vector<operation_id> without_once(const problem& p, std::vector<oper
 ///
 /// Once-only operations that a part does not need in its middle stand alone, so that the rest can be computed again.
 ///
+/// With `interface`, the parts are the blocks of a chain: cuts are only where few values cross in the forward, and where the
+/// backward can be cut so that it reads, of the forward outside, those only.
+///
 /// @param p the problem
 /// @param o options
 /// @return the parts; none where there is nothing to cut
@@ -216,18 +289,19 @@ inline partition find_partition(const problem& p, const partition_options& o = {
   if (n < 2) return {};
   std::vector<detail::nested_cut> all, chosen;
   double least = std::numeric_limits<double>::infinity();
+  const auto needs = measure_order(p, needed);
+  auto tiny = needs.peak / 1000;
   const auto attempt = [&](std::size_t backward_start) {
-    auto cuts = detail::nested_cuts(p, needed, backward_start);
+    auto cuts = o.interface > 0 ? detail::chain_cuts(p, needed, backward_start, o.interface, tiny)
+                                : detail::nested_cuts(p, needed, backward_start);
     double cost = 0;
     auto some = detail::choose_cuts(cuts, n, static_cast<double>(o.size), cost);
     if (cost < least) least = cost, all = std::move(cuts), chosen = std::move(some);
   };
-  if (o.backward_start || p.backward_start()) {
-    attempt(backward_start(p, needed, o.backward_start));
-  } else {
+  const auto guess = [&] {
+    if (o.backward_start || p.backward_start()) return attempt(backward_start(p, needed, o.backward_start));
     // The forward ends somewhere near the peak; a guess that is off spoils the innermost part only, within which it is sought
     // again.
-    const auto memory = measure_order(p, needed).memory;
     const auto peak = backward_start(p, needed);
     for (const double f : {1.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1})
       attempt(std::min(n - 1, static_cast<std::size_t>(f * static_cast<double>(peak))));
@@ -241,13 +315,19 @@ inline partition find_partition(const problem& p, const partition_options& o = {
       for (std::size_t k = 0; k < tries; ++k) attempt(from + (to - from) * k / tries);
       if (!(least < before)) break;
     }
-    // Within the innermost part it makes no difference to the cuts: it is where most is on the device.
+    // Within the innermost part it makes little difference to the cuts: it is where most is on the device.
     const auto [from, to] = innermost();
-    least *= 1.1;
-    if (from < to)
-      attempt(static_cast<std::size_t>(
-          std::max_element(memory.begin() + static_cast<std::ptrdiff_t>(from), memory.begin() + static_cast<std::ptrdiff_t>(to)) -
-          memory.begin()));
+    if (o.interface == 0) least *= 1.1;
+    if (from < to) {
+      const auto first = needs.memory.begin() + static_cast<std::ptrdiff_t>(from);
+      const auto most = std::max_element(first, needs.memory.begin() + static_cast<std::ptrdiff_t>(to));
+      attempt(static_cast<std::size_t>(most - needs.memory.begin()));
+    }
+  };
+  guess();
+  if (o.interface > 0 && chosen.empty()) {  // in a long chain, everything is tiny
+    tiny = 0;
+    guess();
   }
   for (auto size = 2 * o.size; chosen.size() >= o.most; size *= 2)
     chosen = detail::choose_cuts(all, n, static_cast<double>(size), least);
@@ -262,8 +342,20 @@ inline partition find_partition(const problem& p, const partition_options& o = {
     const bool first = i == 0, last = i == chosen.size();
     part piece{run(first ? 0 : chosen[i - 1].forward, last ? backward_start : chosen[i].forward),
                run(last ? backward_start : chosen[i].backward, first ? n : chosen[i - 1].backward)};
-    if (piece.size() > 1) parts.push_back(std::move(piece));
+    if (piece.size() > (o.interface > 0 ? 0u : 1u)) parts.push_back(std::move(piece));
   }
+  return parts;
+}
+
+/// The parts without their once-only operations, which then stand alone: what is left can be computed again.
+/// Complexity: O(operations).
+inline partition without_once(const problem& p, partition parts) {
+  const auto once = [&](operation_id o) { return p.operations()[o].once; };
+  for (auto& x : parts) {
+    std::erase_if(x.forward, once);
+    std::erase_if(x.backward, once);
+  }
+  std::erase_if(parts, [](const part& x) { return x.size() == 0; });
   return parts;
 }
 
