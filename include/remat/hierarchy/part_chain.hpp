@@ -91,25 +91,16 @@ class part_chain {
   /// The operations behind the steps of a schedule of the chain, and those in no part where they are needed.
   /// Complexity: O((values + edges executed) log).
   std::vector<operation_id> order(const std::vector<chain::chain_step>& steps) const {
-    std::vector<operation_id> all;
-    std::vector<bool> there(p_.values().size(), false);
-    for (value_id v = 0; v < there.size(); ++v) there[v] = p_.is_source(v);
-    order::missing_operations missing(p_);
-    const auto run = [&](operation_id first) {
-      for (auto o : missing.for_operation(first, there)) {
-        all.push_back(o);
-        for (auto v : p_.operations()[o].outputs) there[v] = true;
-      }
-    };
+    using kind = chain::chain_step::kind;
+    order::player now(p_);
     for (const auto& s : steps) {
-      const auto& w = s.what == chain::chain_step::kind::checkpoint ? options_[s.link].checkpoint.forward
-                      : s.what == chain::chain_step::kind::forward  ? options_[s.link].list[s.option].forward
-                                                                    : options_[s.link].list[s.option].backward;
-      for (auto o : w) run(o);
+      const auto& o = options_[s.link];
+      for (auto x : s.what == kind::checkpoint ? o.checkpoint.forward
+                    : s.what == kind::forward  ? o.list[s.option].forward
+                                               : o.list[s.option].backward)
+        now.run(x);
     }
-    for (auto v : p_.targets())
-      if (!there[v]) run(p_.producer(v));
-    return prune_order(p_, all);
+    return *now.finish();  // nothing was forgotten
   }
 
  private:

@@ -15,19 +15,25 @@
 
 namespace remat::order {
 
-/// Finds what has to run before values or operations can be used.
-class missing_operations {
+/// An order in the making: what has run, and what is there.
+class player {
  public:
-  explicit missing_operations(const problem& p) : p_(p), marked_(p.operations().size(), false) {}
+  explicit player(const problem& p)
+      : p_(p), there_(p.values().size()), has_run_(p.operations().size(), false), marked_(p.operations().size(), false) {
+    for (value_id v = 0; v < there_.size(); ++v) there_[v] = p.is_source(v);
+  }
 
-  /// @param wanted values
-  /// @param there  per value: on the device; sources are
-  /// @return what makes those of `wanted` that are not there, and what that lacks in turn, in the order of the problem
+  bool there(value_id v) const { return there_[v]; }
+  bool has_run(operation_id o) const { return has_run_[o]; }
+  /// What has run so far.
+  const std::vector<operation_id>& order() const { return order_; }
+
+  /// What makes those of `wanted` that are not there, and what that lacks in turn, in the order of the problem.
   /// Complexity: O(k log k + edges) for k operations and their operands.
-  std::vector<operation_id> for_values(std::span<const value_id> wanted, const std::vector<bool>& there) {
+  std::vector<operation_id> missing(std::span<const value_id> wanted) {
     std::vector<operation_id> found;
     const auto need = [&](value_id v) {
-      if (there[v] || marked_[p_.producer(v)]) return;
+      if (there_[v] || marked_[p_.producer(v)]) return;
       marked_[p_.producer(v)] = true;
       found.push_back(p_.producer(v));
     };
@@ -38,16 +44,35 @@ class missing_operations {
     for (auto o : found) marked_[o] = false;
     return found;
   }
-  /// The same for the operands of `o`, with `o` at the end.
-  std::vector<operation_id> for_operation(operation_id o, const std::vector<bool>& there) {
-    auto found = for_values(p_.operations()[o].inputs, there);
-    found.push_back(o);
-    return found;
+  /// Runs what makes `wanted`. @return false if a once-only operation would have to run again
+  bool make(std::span<const value_id> wanted) {
+    const auto list = missing(wanted);
+    return std::all_of(list.begin(), list.end(), [&](operation_id o) { return add(o); });
+  }
+  /// Runs `o`, and before it what it lacks. @return likewise
+  bool run(operation_id o) { return make(p_.operations()[o].inputs) && add(o); }
+  /// Forgets `v`, unless it is a source.
+  void forget(value_id v) { there_[v] = p_.is_source(v); }
+  /// The order, targets and all, without what nobody reads.
+  /// @return nothing if a once-only operation would have to run again
+  std::optional<std::vector<operation_id>> finish() {
+    if (!make(p_.targets())) return std::nullopt;
+    return prune_order(p_, order_);
   }
 
  private:
+  bool add(operation_id o) {
+    const auto& op = p_.operations()[o];
+    if (op.once && has_run_[o]) return std::all_of(op.outputs.begin(), op.outputs.end(), [&](value_id v) { return there_[v]; });
+    has_run_[o] = true;
+    order_.push_back(o);
+    for (auto v : op.outputs) there_[v] = true;
+    return true;
+  }
+
   const problem& p_;
-  std::vector<bool> marked_;  // per operation: found in the current search
+  std::vector<bool> there_, has_run_, marked_;  // marked_: found in the current search
+  std::vector<operation_id> order_;
 };
 
 /// Computes what is needed up to each of several moments, forgets there what is not to be retained, goes on and computes what is
@@ -64,29 +89,17 @@ inline std::optional<std::vector<operation_id>> replay(const problem& p, const s
                                                        const std::vector<bool>& free = {}) {
   const auto& ops = p.operations();
   const auto needed = free.empty() ? std::vector<operation_id>() : needed_operations(p);
-  std::vector<bool> there(p.values().size(), false), has_run(ops.size(), false);
-  for (value_id v = 0; v < there.size(); ++v) there[v] = p.is_source(v);
-  std::vector<operation_id> order;
-  missing_operations missing(p);
-  const auto run = [&](const std::vector<operation_id>& list) {
-    for (auto o : list) {
-      if (ops[o].once && has_run[o]) return false;
-      has_run[o] = true;
-      order.push_back(o);
-      for (auto v : ops[o].outputs) there[v] = true;
-    }
-    return true;
-  };
+  player now(p);
   // Adds to the ascending `list`, all of which will run, what then is free.
   const auto add_free = [&](std::vector<operation_id> list, operation_id end) {
     if (free.empty()) return list;
     std::vector<bool> listed(ops.size(), false);
     for (auto o : list) listed[o] = true;
     for (auto o : needed) {
-      if (o >= end || listed[o] || has_run[o]) continue;
+      if (o >= end || listed[o] || now.has_run(o)) continue;
       listed[o] = std::all_of(ops[o].outputs.begin(), ops[o].outputs.end(), [&](value_id v) { return free[v]; }) &&
                   std::all_of(ops[o].inputs.begin(), ops[o].inputs.end(),
-                              [&](value_id v) { return there[v] || (!p.is_source(v) && listed[p.producer(v)]); });
+                              [&](value_id v) { return now.there(v) || listed[p.producer(v)]; });
       if (listed[o]) list.push_back(o);
     }
     std::sort(list.begin(), list.end());
@@ -95,21 +108,21 @@ inline std::optional<std::vector<operation_id>> replay(const problem& p, const s
   for (std::size_t j = 0; j <= moments.size(); ++j) {
     const bool end = j == moments.size();
     std::vector<value_id> wanted = end ? p.targets() : ops[moments[j]].inputs;
-    for (value_id v = 0; !end && v < there.size(); ++v)
+    for (value_id v = 0; !end && v < p.values().size(); ++v)
       if (retained[j][v] && (free.empty() || !free[v])) wanted.push_back(v);
     // First runs in the order of the problem, each preceded by what it lacks, those from before the last moment where they are
     // lacked; then what is to be retained and was lost.
-    for (auto o : add_free(missing.for_values(wanted, there), end ? operation_id(none) : moments[j]))
-      if (!has_run[o] && (j == 0 || o > moments[j - 1]) && !run(missing.for_operation(o, there))) return std::nullopt;
-    if (!run(missing.for_values(wanted, there))) return std::nullopt;
+    for (auto o : add_free(now.missing(wanted), end ? operation_id(none) : moments[j]))
+      if (!now.has_run(o) && (j == 0 || o > moments[j - 1]) && !now.run(o)) return std::nullopt;
+    if (!now.make(wanted)) return std::nullopt;
     if (end) break;
     const auto& operands = ops[moments[j]].inputs;
-    for (value_id v = 0; v < there.size(); ++v)
-      there[v] = there[v] && (p.is_source(v) || retained[j][v] || (!free.empty() && free[v]) ||
-                              std::binary_search(operands.begin(), operands.end(), v));
-    if (!run({moments[j]})) return std::nullopt;
+    for (value_id v = 0; v < p.values().size(); ++v)
+      if (!retained[j][v] && (free.empty() || !free[v]) && !std::binary_search(operands.begin(), operands.end(), v))
+        now.forget(v);
+    if (!now.run(moments[j])) return std::nullopt;
   }
-  return prune_order(p, order);
+  return now.finish();
 }
 
 }  // namespace remat::order

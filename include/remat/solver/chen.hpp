@@ -165,9 +165,8 @@ class chen {
       segment[needed[k]] = s;
       if (s < ends.size() && ends[s] == k) ++s;
     }
-    std::vector<bool> retained(p.values().size(), false), there(p.values().size(), false);
+    std::vector<bool> retained(p.values().size(), false);
     for (value_id x = 0; x < retained.size(); ++x) {
-      there[x] = p.is_source(x);
       if (p.is_source(x) || p.is_target(x) || ops[p.producer(x)].once) {
         retained[x] = true;
         continue;
@@ -182,10 +181,10 @@ class chen {
       for (auto k : ends)
         for (auto x : ops[needed[k]].outputs) retained[x] = true;
 
-    std::vector<operation_id> order;
-    order::missing_operations missing(p);
+    order::player now(p);
     const auto forget = [&](operation_id o) {
-      for (auto x : ops[o].outputs) there[x] = there[x] && retained[x];
+      for (auto x : ops[o].outputs)
+        if (!retained[x]) now.forget(x);
     };
     const auto longest =
         v == variant::last_node ? std::min<std::size_t>(needed.size() * needed.size(), 10'000'000) : 20 * needed.size();
@@ -197,20 +196,16 @@ class chen {
       std::size_t here = 0;  // the last segment that the operation reads
       for (auto x : ops[o].inputs)
         if (!p.is_source(x) && segment[p.producer(x)] < backward) here = std::max(here, segment[p.producer(x)]);
-      const auto made = missing.for_operation(o, there);
-      for (auto x : made) {
-        order.push_back(x);
-        for (auto y : ops[x].outputs) there[y] = true;
-      }
-      if (order.size() > longest || m.stopped()) return std::nullopt;
+      const auto from = now.order().size();
+      if (!now.run(o) || now.order().size() > longest || m.stopped()) return std::nullopt;
       // What was made on the way to this segment is forgotten.
       if (v != variant::crossing && k >= backward_start)
-        for (auto x : made)
-          if (x != o && (v == variant::last_node || segment[x] < here)) forget(x);
+        for (auto i = from; i + 1 < now.order().size(); ++i)
+          if (const auto x = now.order()[i]; v == variant::last_node || segment[x] < here) forget(x);
       if (v == variant::last_node && before != none) forget(before);
       before = o;
     }
-    return prune_order(p, order);
+    return now.finish();
   }
 
   options options_;
