@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What orders of computations need if every value is dropped as early as possible.
+/// What orders of computations want on the device, and what they need if every value is dropped as early as possible.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +12,59 @@
 
 namespace remat {
 
+/// The values that an order of computations wants on the device, followed from its end backwards: those read, or targets at the
+/// end, before they are computed again.
+/// @code
+/// remat::liveness after(p);
+/// for (auto k = order.size(); k-- > 0;) memory[k] = after.step_back(order[k]);
+/// @endcode
+class liveness {
+ public:
+  /// At the end of the order. Complexity: O(values).
+  explicit liveness(const problem& p) : p_(p), wanted_(p.values().size(), 0) {
+    for (value_id v = 0; v < wanted_.size(); ++v)
+      if (p.values()[v].held) want(v);
+    for (auto v : p.targets()) want(v);
+  }
+
+  /// Is `v` wanted now? What is held always is.
+  bool wanted(value_id v) const { return wanted_[v] != 0; }
+  /// Does anybody want what `o` makes?
+  bool useful(operation_id o) const {
+    const auto& outputs = p_.operations()[o].outputs;
+    return std::any_of(outputs.begin(), outputs.end(), [&](value_id v) { return wanted_[v] != 0; });
+  }
+  /// Goes to before `o`, the computation that comes before now.
+  /// @return bytes while `o` is computed
+  bytes_t step_back(operation_id o) {
+    const auto& op = p_.operations()[o];
+    const auto* const values = p_.values().data();
+    auto* const wanted = wanted_.data();
+    auto live = live_, written = op.workspace;  // not members, which the compiler would store each time
+    for (auto v : op.outputs) {
+      written += values[v].bytes;
+      if (wanted[v]) live -= values[v].bytes;
+      wanted[v] = 0;
+    }
+    for (auto v : op.inputs) {
+      if (!wanted[v]) live += values[v].bytes;
+      wanted[v] = 1;
+    }
+    live_ = live;
+    return live + written;
+  }
+
+ private:
+  void want(value_id v) {
+    if (!wanted_[v]) live_ += p_.values()[v].bytes;
+    wanted_[v] = true;
+  }
+
+  const problem& p_;
+  std::vector<unsigned char> wanted_;
+  bytes_t live_ = 0;  // of the values wanted
+};
+
 /// What an order of computations needs if every value is dropped as early as possible (as by `with_drops`).
 struct order_needs {
   bytes_t peak = 0;             ///< bytes
@@ -22,31 +75,14 @@ struct order_needs {
 /// Measures a valid order in one backward pass.
 /// Complexity: O(values + edges executed).
 inline order_needs measure_order(const problem& p, std::span<const operation_id> order) {
-  const auto& values = p.values();
   order_needs n;
   n.memory.resize(order.size());
   n.peak = p.source_bytes();
-  std::vector<bool> wanted(values.size(), false);
-  bytes_t live = 0;
-  const auto want = [&](value_id v) {
-    if (!wanted[v]) live += values[v].bytes;
-    wanted[v] = true;
-  };
-  for (value_id v = 0; v < values.size(); ++v)
-    if (values[v].held) want(v);
-  for (auto v : p.targets()) want(v);
+  liveness after(p);
   for (std::size_t k = order.size(); k-- > 0;) {
-    const auto& op = p.operations()[order[k]];
-    bytes_t written = op.workspace;
-    for (auto v : op.outputs) {
-      written += values[v].bytes;
-      if (wanted[v]) live -= values[v].bytes;
-      wanted[v] = false;
-    }
-    for (auto v : op.inputs) want(v);
-    n.memory[k] = live + written;
+    n.memory[k] = after.step_back(order[k]);
     n.peak = std::max(n.peak, n.memory[k]);
-    n.seconds += op.seconds;
+    n.seconds += p.operations()[order[k]].seconds;
   }
   return n;
 }
@@ -54,14 +90,11 @@ inline order_needs measure_order(const problem& p, std::span<const operation_id>
 /// The order without the computations whose outputs nobody reads before they are computed again.
 /// Complexity: O(values + edges executed).
 inline std::vector<operation_id> prune_order(const problem& p, std::span<const operation_id> order) {
-  std::vector<bool> wanted(p.values().size(), false);
-  for (auto v : p.targets()) wanted[v] = true;
   std::vector<operation_id> kept;
+  liveness after(p);
   for (std::size_t k = order.size(); k-- > 0;) {
-    const auto& op = p.operations()[order[k]];
-    if (std::none_of(op.outputs.begin(), op.outputs.end(), [&](value_id v) { return wanted[v]; })) continue;
-    for (auto v : op.outputs) wanted[v] = false;
-    for (auto v : op.inputs) wanted[v] = true;
+    if (!after.useful(order[k])) continue;
+    after.step_back(order[k]);
     kept.push_back(order[k]);
   }
   std::reverse(kept.begin(), kept.end());

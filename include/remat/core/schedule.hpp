@@ -3,11 +3,14 @@
 /// Schedules: what a solver returns and an executor runs.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string_view>
 #include <vector>
 
+#include <remat/core/liveness.hpp>
 #include <remat/core/problem.hpp>
 
 namespace remat {
@@ -71,28 +74,21 @@ inline std::vector<operation_id> needed_operations(const problem& p) {
 /// @return a schedule that computes `order`; `evaluate` tells whether it is valid
 /// Complexity: O(values + edges executed).
 inline schedule with_drops(const problem& p, std::span<const operation_id> order) {
-  const auto& ops = p.operations();
-  std::vector<std::vector<value_id>> dead(order.size());  // values to drop after each position
-  std::vector<bool> wanted(p.values().size(), false);     // scanning backwards: needed before its next computation?
-  for (auto v : p.targets()) wanted[v] = true;
+  schedule s;  // backwards, at first
+  liveness after(p);
+  const auto drop = [&](const std::vector<value_id>& values) {
+    for (auto v = values.rbegin(); v != values.rend(); ++v)
+      if (!after.wanted(*v)) s.drop(*v);
+  };
   for (std::size_t k = order.size(); k-- > 0;) {
-    const auto& op = ops[order[k]];
-    for (auto v : op.outputs) {
-      if (!wanted[v]) dead[k].push_back(v);
-      wanted[v] = false;
-    }
-    for (auto v : op.inputs) {
-      if (!wanted[v] && !p.values()[v].held) dead[k].push_back(v);
-      wanted[v] = true;
-    }
-  }
-  schedule s;
-  for (value_id v = 0; v < p.values().size(); ++v)  // sources nobody reads
-    if (p.is_source(v) && !p.values()[v].held && !wanted[v]) s.drop(v);
-  for (std::size_t k = 0; k < order.size(); ++k) {
+    drop(p.operations()[order[k]].inputs);
+    drop(p.operations()[order[k]].outputs);
     s.compute(order[k]);
-    for (auto v : dead[k]) s.drop(v);
+    after.step_back(order[k]);
   }
+  for (value_id v = p.values().size(); v-- > 0;)  // sources nobody reads
+    if (p.is_source(v) && !after.wanted(v)) s.drop(v);
+  std::reverse(s.steps.begin(), s.steps.end());
   return s;
 }
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include <remat/core/evaluate.hpp>
+#include <remat/core/liveness.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
 #include <remat/milp/model.hpp>
@@ -93,15 +93,11 @@ class staged_model {
     }
     if (at != order.size()) return std::nullopt;
     starts.push_back(at);
-    std::vector<bool> wanted(stages_.p->values().size(), false);
-    for (auto v : stages_.p->targets()) wanted[v] = true;
+    liveness after(*stages_.p);
     for (std::size_t stage = stages_.size(); stage-- > 0;) {
-      for (at = starts[stage + 1]; at-- > starts[stage];) {
-        for (auto v : stages_.p->operations()[order[at]].outputs) wanted[v] = false;
-        for (auto v : stages_.p->operations()[order[at]].inputs) wanted[v] = true;
-      }
+      for (at = starts[stage + 1]; at-- > starts[stage];) after.step_back(order[at]);
       for (value_id v = 0; v < stages_.p->values().size(); ++v)
-        if (stages_.modelled[v] && !stages_.stays[v] && !set(x, S(stage, v), wanted[v])) return std::nullopt;
+        if (stages_.modelled[v] && !stages_.stays[v] && !set(x, S(stage, v), after.wanted(v))) return std::nullopt;
     }
     for (const auto& d : derived_) {
       x[d.column] = 0;
