@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include <remat/chain/persistent_table.hpp>
+#include <remat/chain/chain.hpp>
 #include <remat/core/error.hpp>
 #include <remat/core/problem.hpp>
 
@@ -41,75 +41,172 @@ struct fastest_persistent_options {
 
 namespace detail {
 
-/// The search behind `fastest_persistent`. It works with overheads: seconds beyond those of each link's fastest option.
+/// A chain measured in overheads: seconds beyond those of each link's fastest option.
+class overheads : public recurrence {
+ public:
+  /// A split of (i, j) and what depends on i and s only.
+  struct split {
+    std::size_t s;
+    double forward;  ///< s, of the checkpoint forwards
+    bytes_t need;    ///< bytes they need
+    bytes_t ample;   ///< bytes with which (i, s - 1) has no overhead
+    double worth;    ///< s that (i, s - 1) costs at least for each byte less
+    /// (i, s - 1) has at least so much overhead with m bytes.
+    double missing(bytes_t m) const { return m >= ample ? 0 : worth * static_cast<double>(ample - m); }
+  };
+
+  explicit overheads(const heterogeneous_chain& c) : recurrence(c), saved_(c.links.size() + 1, 0) {
+    const auto ratio = [](double seconds, bytes_t bytes) { return bytes <= 0 ? never : seconds / static_cast<double>(bytes); };
+    for (std::size_t i = 0; i < size(); ++i) {
+      const auto& l = link(i);
+      const auto order = [](const heterogeneous_chain::option& o) { return std::pair(o.forward + o.backward, o.saved); };
+      const auto f =
+          std::min_element(l.options.begin(), l.options.end(), [&](const auto& x, const auto& y) { return order(x) < order(y); });
+      fastest_.push_back(static_cast<std::size_t>(f - l.options.begin()));
+      saved_[i + 1] = saved_[i] + f->saved;
+      ideal_ += f->forward + f->backward;
+      all_forwards_ += l.checkpoint_seconds;
+      // The least seconds per byte that is gained at this link, whether by another option or by a recomputation.
+      worth_.push_back(ratio(l.checkpoint_seconds, f->saved + f->forward_transient));
+      for (const auto& k : l.options) {
+        const auto transient =
+            std::max({bytes_t{0}, f->forward_transient - k.forward_transient, f->backward_transient - k.backward_transient});
+        worth_[i] = std::min(worth_[i], ratio(overhead(i, k), f->saved - k.saved + transient));
+      }
+    }
+  }
+
+  /// Seconds of the fastest options, of all checkpoint forwards; bytes that the fastest options save.
+  double ideal() const { return ideal_; }
+  double all_forwards() const { return all_forwards_; }
+  bytes_t saved() const { return saved_.back(); }
+  std::size_t fastest(std::size_t i) const { return fastest_[i]; }
+  double overhead(std::size_t i, const heterogeneous_chain::option& o) const {
+    const auto& f = link(i).options[fastest_[i]];
+    return (o.forward + o.backward) - (f.forward + f.backward);
+  }
+  /// Calls `visit(split)` for each split of (i, j), ascending, until it answers false.
+  template <class Visit>
+  void splits(std::size_t i, std::size_t j, Visit&& visit) const {
+    split x{i, 0, 0, 0, never};
+    bytes_t forward = 0, backward = std::numeric_limits<bytes_t>::min();
+    recurrence::splits(i, j, [&](std::size_t s, double seconds, bytes_t need) {
+      const auto& o = link(s - 1).options[fastest_[s - 1]];
+      forward = std::max(forward, saved_[s] + o.forward_transient);
+      backward = std::max(backward, saved_[s] - kept(0, s - 1) + gradient(s) + o.backward_transient);
+      const auto ample = std::max(forward + gradient(s), backward + kept(0, s - 1)) - saved_[i];
+      x = {s, seconds, need, ample, std::min(x.worth, worth_[s - 1])};
+      return visit(x);
+    });
+  }
+
+ private:
+  static constexpr double never = std::numeric_limits<double>::infinity();
+  double ideal_ = 0, all_forwards_ = 0;
+  std::vector<bytes_t> saved_;  // prefix sums
+  std::vector<std::size_t> fastest_;
+  std::vector<double> worth_;
+};
+
+/// Lower bounds on overheads, Lagrangian: with a price of lambda seconds per byte, D_lambda(i, j) is the least of the overhead
+/// and the price of all bytes taken by a path from i to the last link j, so that D_lambda(i, j) - lambda m bounds the overhead
+/// from (i, m) on. Recomputed parts enter it with `split::missing`.
+class price_bounds {
+ public:
+  static constexpr std::size_t prices = 32;
+  using priced = std::array<double, prices>;
+
+  price_bounds(const overheads& c, bytes_t most) : chain_(c), most_(most), bounds_(c.size()) {}
+
+  double price(std::size_t k) const { return price_[k]; }
+  /// D(i, j) for all prices.
+  const priced& at(std::size_t i, std::size_t j) {
+    auto& d = bounds_[j];  // D(j, j), D(j - 1, j), ...
+    while (d.size() <= j - i) {
+      const auto a = j - d.size();
+      priced least;
+      least.fill(std::numeric_limits<double>::infinity());
+      const auto lower = [&](double seconds, bytes_t bytes, const priced* rest) {
+        for (std::size_t k = 0; k < prices; ++k)
+          least[k] = std::min(least[k], seconds + price_[k] * static_cast<double>(bytes) + (rest ? (*rest)[k] : 0));
+      };
+      for (const auto& o : chain_.link(a).options)
+        lower(chain_.overhead(a, o), a == j ? chain_.threshold(a, j, o) : o.saved, a == j ? nullptr : &d.back());
+      const auto most = most_ - (a > 0 ? chain_.input(a) : 0);
+      chain_.splits(a, j, [&](const overheads::split& x) {
+        lower(x.forward + x.missing(most - chain_.kept(x.s, chain_.size() - 1)), chain_.input(x.s), &d[j - x.s]);
+        return true;
+      });
+      d.push_back(least);
+    }
+    return d[j - i];
+  }
+  /// Links i to j have at least so much overhead with m bytes.
+  double least(std::size_t i, std::size_t j, bytes_t m) {
+    const auto& d = at(i, j);
+    double best = 0;
+    for (std::size_t k = 0; k < prices; ++k) best = std::max(best, d[k] - price_[k] * static_cast<double>(m));
+    return best;
+  }
+  /// Chooses prices around the one that gives the whole chain its highest bound; all are 0 if it is stopped.
+  void choose(const std::function<bool()>& stop) {
+    const auto last = chain_.size() - 1;
+    double usual = chain_.all_forwards();
+    for (std::size_t i = 0; i <= last; ++i)
+      for (const auto& o : chain_.link(i).options) usual += chain_.overhead(i, o);
+    usual /= std::max(1.0, static_cast<double>(chain_.saved()));
+    if (usual <= 0) return;
+    double low = usual / 1024, high = usual * 1024;
+    for (int round = 0; round < 3; ++round) {
+      for (std::size_t k = 0; k < prices; ++k) price_[k] = low * std::pow(high / low, static_cast<double>(k) / (prices - 1));
+      bounds_[last].clear();
+      for (auto i = last + 1; i-- > 0;) {
+        if (stop()) return;
+        at(i, last);
+      }
+      const auto& d = at(0, last);
+      std::size_t best = 0;
+      const auto value = [&](std::size_t k) { return d[k] - price_[k] * static_cast<double>(most_); };
+      for (std::size_t k = 1; k < prices; ++k)
+        if (value(k) > value(best)) best = k;
+      low = price_[best > 0 ? best - 1 : 0];
+      high = price_[std::min(best + 1, prices - 1)];
+    }
+    for (std::size_t k = 0; k < prices; ++k)  // dense in the middle
+      price_[k] = (low + high) / 2 * std::exp(6 * std::pow(2 * static_cast<double>(k) / (prices - 1) - 1, 3));
+    bounds_[last].clear();
+  }
+
+ private:
+  const overheads& chain_;
+  bytes_t most_;
+  priced price_{};
+  std::vector<std::vector<priced>> bounds_;  // per last link
+};
+
+/// The search behind `fastest_persistent`.
 ///
 /// For a fixed last link j, the schedules of links i to j are paths in the recurrence of `persistent_table`: at link a with m
 /// bytes left, either run it now with option k and go on at a + 1 with m - saved_k, or split at s: forwards of a..s-1 and the
 /// schedule of (a, s - 1, m - K(s..j)), and go on at s with m - x_s. That is a shortest path with a resource, found with labels
 /// (m, overhead) at each link. A label is dropped if another one is no worse in both, or if its overhead and a lower bound on the
-/// rest together reach the best complete path. The recomputed part of a split has no overhead if it has `ample` memory; otherwise
-/// it is a search of its own.
-///
-/// The lower bound is Lagrangian. With a price of lambda seconds per byte, D_lambda(a) is the least of the overhead and the price
-/// of all bytes taken by a path from a to the end, so that D_lambda(a) - lambda m bounds the overhead from (a, m) on. Recomputed
-/// parts enter it with `missing`.
+/// rest (`price_bounds`) together reach the best complete path. The recomputed part of a split has no overhead if it has `ample`
+/// memory; otherwise it is a search of its own.
 class fastest_persistent_search {
  public:
   fastest_persistent_search(const heterogeneous_chain& c, bytes_t budget, const fastest_persistent_options& o)
-      : links_(c.links), most_(budget - c.links[0].input), options_(o), bounds_(c.links.size()) {
-    const auto n = links_.size();
-    forward_.assign(n + 1, 0);
-    kept_.assign(n + 1, 0);
-    saved_.assign(n + 1, 0);
-    for (std::size_t i = 0; i < n; ++i) {
-      const auto& l = links_[i];
-      const auto fastest = std::min_element(l.options.begin(), l.options.end(),
-                                            [](const heterogeneous_chain::option& x, const heterogeneous_chain::option& y) {
-                                              const auto one = x.forward + x.backward, other = y.forward + y.backward;
-                                              return one != other ? one < other : x.saved < y.saved;
-                                            });
-      fastest_.push_back(static_cast<std::size_t>(fastest - l.options.begin()));
-      forward_[i + 1] = forward_[i] + l.checkpoint_seconds;
-      kept_[i + 1] = kept_[i] + l.kept;
-      saved_[i + 1] = saved_[i] + fastest->saved;
-      ideal_ += fastest->forward + fastest->backward;
-      // The least seconds per byte that is gained at this link, whether by another option or by a recomputation.
-      worth_.push_back(ratio(l.checkpoint_seconds, fastest->saved + fastest->forward_transient));
-      for (const auto& k : l.options) {
-        const auto transient = std::max(
-            {bytes_t{0}, fastest->forward_transient - k.forward_transient, fastest->backward_transient - k.backward_transient});
-        worth_[i] = std::min(worth_[i], ratio(overhead(i, k), fastest->saved - k.saved + transient));
-      }
-    }
-  }
+      : chain_(c), most_(budget - c.links[0].input), options_(o), bounds_(chain_, most_) {}
 
   chain_answer run() {
-    const auto last = links_.size() - 1;
+    const auto last = chain_.size() - 1;
+    bounds_.choose([this] { return poll(); });
     found best;
-    choose_prices();
-    double bound = stopped_ ? 0 : least(last, 0, most_);
-    // Narrow passes without nested searches find good schedules, which make the wide ones short. The first ones pretend to know
-    // a schedule that is nearly as good as the bound.
-    double pretended = 0.02 * std::max(bound, 0.01 * forward_.back());
-    const auto widest = std::max<std::size_t>(1, options_.most_labels / links_.size());
-    for (std::size_t pass = 0; !stopped_ && bound < best.overhead; ++pass) {
-      const bool narrow = pass < 3;
-      nested_ = narrow ? 0 : options_.most_nested;
-      width_ = std::min(widest, narrow ? narrowest << (2 * pass) : 2 * narrowest << (2 * (pass - 3)));
-      found now;
-      for (; narrow && now.plan == none_ && !stopped_ && pretended < 4 * forward_.back(); pretended *= 4) {
-        now = solve({0, last, most_}, std::min(best.overhead, bound + pretended), 0);
-        if (best.plan != none_) break;
-      }
-      if (!narrow) now = solve({0, last, most_}, best.overhead, 0);
-      bound = std::max(bound, now.bound);
-      if (now.plan != none_) best = now;
-      if (!narrow && width_ == widest) break;
-    }
+    double bound = stopped_ ? 0 : bounds_.least(0, last, most_);
+    widen(best, bound);
     chain_answer answer;
-    answer.bound = ideal_ + bound;
+    answer.bound = chain_.ideal() + bound;
     if (best.plan == none_) return answer;
-    answer.seconds = ideal_ + best.overhead;
+    answer.seconds = chain_.ideal() + best.overhead;
     if (bound >= best.overhead) answer.bound = answer.seconds;
     emit(best.plan, answer.steps);
     return answer;
@@ -119,9 +216,7 @@ class fastest_persistent_search {
   using id = std::uint32_t;
   static constexpr id none_ = std::numeric_limits<id>::max();
   static constexpr double never = std::numeric_limits<double>::infinity();
-  static constexpr std::size_t prices = 32;
   static constexpr std::size_t narrowest = 8;  // labels per link in the first pass, which is always finished
-  using priced = std::array<double, prices>;
 
   /// Links i to j with m bytes besides x_i and the gradient after them.
   struct part {
@@ -158,117 +253,35 @@ class fastest_persistent_search {
     double lost = never;                 ///< lower bound on all that was given up for want of room
     label last{};                        ///< of the best complete path
   };
-  /// A split of (i, j) and what depends on i and s only.
-  struct split {
-    std::size_t s;
-    double forward;  ///< s, of the checkpoint forwards
-    bytes_t need;    ///< bytes they need
-    bytes_t ample;   ///< bytes with which (i, s - 1) has no overhead
-    double worth;    ///< s that (i, s - 1) costs at least for each byte less
-  };
-
-  static double ratio(double seconds, bytes_t bytes) { return bytes <= 0 ? never : seconds / static_cast<double>(bytes); }
-  bytes_t input(std::size_t i) const { return i < links_.size() ? links_[i].input : 0; }
-  bytes_t gradient(std::size_t i) const { return i < links_.size() ? links_[i].gradient : 0; }
-  bytes_t kept(std::size_t from, std::size_t to) const { return kept_[to] - kept_[from]; }
-  double overhead(std::size_t i, const heterogeneous_chain::option& o) const {
-    const auto& f = links_[i].options[fastest_[i]];
-    return (o.forward + o.backward) - (f.forward + f.backward);
-  }
-  bytes_t threshold(std::size_t i, std::size_t j, const heterogeneous_chain::option& o) const {
-    return o.saved + std::max(gradient(j + 1) + o.forward_transient, kept(i + 1, j + 1) + gradient(i + 1) + o.backward_transient);
-  }
   bool poll() { return stopped_ = stopped_ || (options_.stop && options_.stop()); }
 
-  /// Calls `visit(split)` for each split of (i, j), ascending, until it answers false.
-  template <class Visit>
-  void splits(std::size_t i, std::size_t j, Visit&& visit) const {
-    split x{i, 0, 0, 0, never};
-    bytes_t forward = 0, backward = std::numeric_limits<bytes_t>::min();
-    for (auto t = i; t < j; ++t) {
-      const auto& l = links_[t];
-      const auto& o = l.options[fastest_[t]];
-      x.s = t + 1;
-      x.forward = forward_[t + 1] - forward_[i];
-      x.need = std::max(x.need, gradient(j + 1) + (t > i ? input(t) : 0) + input(t + 1) + l.checkpoint_transient);
-      forward = std::max(forward, saved_[t + 1] + o.forward_transient);
-      backward = std::max(backward, saved_[t + 1] - kept_[t + 1] + gradient(t + 1) + o.backward_transient);
-      x.ample = std::max(forward + gradient(t + 1), backward + kept_[t + 1]) - saved_[i];
-      x.worth = std::min(x.worth, worth_[t]);
-      if (!visit(x)) return;
-    }
-  }
-  /// The recomputed part of a split has at least so much overhead with m bytes.
-  static double missing(const split& x, bytes_t m) { return m >= x.ample ? 0 : x.worth * static_cast<double>(x.ample - m); }
-
-  /// D(i) for the last link j and all prices.
-  const priced& bounds(std::size_t j, std::size_t i) {
-    auto& d = bounds_[j];  // D(j), D(j - 1), ...
-    while (d.size() <= j - i) {
-      const auto a = j - d.size();
-      priced least;
-      least.fill(never);
-      for (const auto& o : links_[a].options) {
-        const auto seconds = overhead(a, o);
-        const auto bytes = static_cast<double>(a == j ? threshold(a, j, o) : o.saved);
-        for (std::size_t k = 0; k < prices; ++k)
-          least[k] = std::min(least[k], seconds + price_[k] * bytes + (a == j ? 0 : d.back()[k]));
+  /// Searches with wider and wider beams until one has lost nothing. Narrow passes without nested searches find good schedules,
+  /// which make the wide ones short; they pretend to know a schedule that is nearly as good as the bound.
+  void widen(found& best, double& bound) {
+    const part whole{0, chain_.size() - 1, most_};
+    double pretended = 0.02 * std::max(bound, 0.01 * chain_.all_forwards());
+    const auto widest = std::max<std::size_t>(1, options_.most_labels / chain_.size());
+    for (std::size_t pass = 0; !stopped_ && bound < best.overhead; ++pass) {
+      const bool narrow = pass < 3;
+      nested_ = narrow ? 0 : options_.most_nested;
+      width_ = std::min(widest, narrow ? narrowest << (2 * pass) : 2 * narrowest << (2 * (pass - 3)));
+      found now;
+      for (; narrow && now.plan == none_ && !stopped_ && pretended < 4 * chain_.all_forwards(); pretended *= 4) {
+        now = solve(whole, std::min(best.overhead, bound + pretended), 0);
+        if (best.plan != none_) break;
       }
-      const auto most = most_ - (a > 0 ? input(a) : 0);
-      splits(a, j, [&](const split& x) {
-        const auto seconds = x.forward + missing(x, most - kept(x.s, links_.size()));
-        const auto bytes = static_cast<double>(input(x.s));
-        const auto& rest = d[j - x.s];
-        for (std::size_t k = 0; k < prices; ++k) least[k] = std::min(least[k], seconds + price_[k] * bytes + rest[k]);
-        return true;
-      });
-      d.push_back(least);
+      if (!narrow) now = solve(whole, best.overhead, 0);
+      bound = std::max(bound, now.bound);
+      if (now.plan != none_) best = now;
+      if (!narrow && width_ == widest) break;
     }
-    return d[j - i];
-  }
-  /// Links i to j have at least so much overhead with m bytes.
-  double least(std::size_t j, std::size_t i, bytes_t m) {
-    const auto& d = bounds(j, i);
-    const auto bytes = static_cast<double>(m);
-    double best = 0;
-    for (std::size_t k = 0; k < prices; ++k) best = std::max(best, d[k] - price_[k] * bytes);
-    return best;
-  }
-  /// Prices around the one that gives the whole chain its highest bound.
-  void choose_prices() {
-    const auto last = links_.size() - 1;
-    double usual = forward_.back();
-    for (std::size_t i = 0; i <= last; ++i)
-      for (const auto& o : links_[i].options) usual += overhead(i, o);
-    usual /= std::max(1.0, static_cast<double>(saved_.back()));
-    price_.fill(0);
-    if (usual <= 0) return;
-    double low = usual / 1024, high = usual * 1024;
-    for (int round = 0; round < 3; ++round) {
-      for (std::size_t k = 0; k < prices; ++k) price_[k] = low * std::pow(high / low, static_cast<double>(k) / (prices - 1));
-      bounds_[last].clear();
-      for (auto i = last + 1; i-- > 0;) {
-        if (poll()) return;
-        bounds(last, i);
-      }
-      std::size_t best = 0;
-      const auto& d = bounds(last, 0);
-      const auto value = [&](std::size_t k) { return d[k] - price_[k] * static_cast<double>(most_); };
-      for (std::size_t k = 1; k < prices; ++k)
-        if (value(k) > value(best)) best = k;
-      low = price_[best > 0 ? best - 1 : 0];
-      high = price_[std::min(best + 1, prices - 1)];
-    }
-    for (std::size_t k = 0; k < prices; ++k)  // dense in the middle
-      price_[k] = (low + high) / 2 * std::exp(6 * std::pow(2 * static_cast<double>(k) / (prices - 1) - 1, 3));
-    bounds_[last].clear();
   }
 
   /// The least overhead of a part, if it is below `cutoff`.
   found solve(const part& whole, double cutoff, std::size_t depth) {
     search x{whole, cutoff, depth, {}, {}};
     x.at.resize(whole.j - whole.i + 1);
-    bounds(whole.j, whole.i);
+    bounds_.at(whole.i, whole.j);
     x.at[0].push_back({whole.m, 0, none_, none_, none_, none_});
     found answer;
     for (auto a = whole.i; a <= whole.j; ++a) {
@@ -285,7 +298,7 @@ class fastest_persistent_search {
   }
 
   void offer(search& x, std::size_t a, const label& l) {
-    if (l.overhead + least(x.whole.j, a, l.m) < x.cutoff) x.at[a - x.whole.i].push_back(l);
+    if (l.overhead + bounds_.least(a, x.whole.j, l.m) < x.cutoff) x.at[a - x.whole.i].push_back(l);
   }
   /// Moves the labels at link a that are worth it to `kept`, m descending and overhead ascending.
   void select(search& x, std::size_t a) {
@@ -296,7 +309,7 @@ class fastest_persistent_search {
     std::size_t count = 0;
     for (const auto& l : here) {
       if (count > 0 && l.overhead >= here[count - 1].overhead) continue;
-      const auto sum = l.overhead + least(x.whole.j, a, l.m);
+      const auto sum = l.overhead + bounds_.least(a, x.whole.j, l.m);
       if (sum >= x.cutoff) continue;
       total.push_back(sum);
       here[count++] = l;
@@ -317,10 +330,10 @@ class fastest_persistent_search {
   }
   void run_now(search& x, std::size_t a, std::size_t from, found& answer) {
     const auto j = x.whole.j;
-    for (std::size_t k = 0; k < links_[a].options.size(); ++k) {
-      const auto& o = links_[a].options[k];
-      const auto needed = threshold(a, j, o);
-      const auto more = overhead(a, o);
+    for (std::size_t k = 0; k < chain_.link(a).options.size(); ++k) {
+      const auto& o = chain_.link(a).options[k];
+      const auto needed = chain_.threshold(a, j, o);
+      const auto more = chain_.overhead(a, o);
       for (auto y = from; y < x.kept.size() && x.kept[y].m >= needed; ++y) {
         const label next{x.kept[y].m - o.saved, x.kept[y].overhead + more, static_cast<id>(y),
                          static_cast<id>(a),    static_cast<id>(k),        none_};
@@ -336,19 +349,19 @@ class fastest_persistent_search {
   void run_later(search& x, std::size_t a, std::size_t from) {
     const auto j = x.whole.j;
     const auto most = x.kept[from].m;
-    priced lowest;
+    price_bounds::priced lowest;
     lowest.fill(never);
     for (auto y = from; y < x.kept.size(); ++y)
-      for (std::size_t k = 0; k < prices; ++k)
-        lowest[k] = std::min(lowest[k], x.kept[y].overhead - price_[k] * static_cast<double>(x.kept[y].m));
-    splits(a, j, [&](const split& s) {
+      for (std::size_t k = 0; k < price_bounds::prices; ++k)
+        lowest[k] = std::min(lowest[k], x.kept[y].overhead - bounds_.price(k) * static_cast<double>(x.kept[y].m));
+    chain_.splits(a, j, [&](const overheads::split& s) {
       if (s.forward >= x.cutoff) return false;
-      const auto after = kept(s.s, j + 1);
-      const auto& rest = bounds(j, s.s);
+      const auto after = chain_.kept(s.s, j);
+      const auto& rest = bounds_.at(s.s, j);
       double best = 0;
-      for (std::size_t k = 0; k < prices; ++k)
-        best = std::max(best, lowest[k] + rest[k] + price_[k] * static_cast<double>(input(s.s)));
-      if (s.forward + missing(s, most - after) + best >= x.cutoff) return true;
+      for (std::size_t k = 0; k < price_bounds::prices; ++k)
+        best = std::max(best, lowest[k] + rest[k] + bounds_.price(k) * static_cast<double>(chain_.input(s.s)));
+      if (s.forward + s.missing(most - after) + best >= x.cutoff) return true;
       work_ += x.kept.size() - from;
       if (work_ / 256 > options_.most_labels && (width_ > narrowest || nested_ > 0)) stopped_ = true;
       if (stopped_) return false;
@@ -357,16 +370,16 @@ class fastest_persistent_search {
         auto sum = x.kept[y].overhead + s.forward;
         id inner = none_;
         if (m - after < s.ample) {
-          const auto remaining = least(j, s.s, m - input(s.s));
+          const auto remaining = bounds_.least(s.s, j, m - chain_.input(s.s));
           const auto room = x.cutoff - sum - remaining;
-          if (missing(s, m - after) >= room) continue;
+          if (s.missing(m - after) >= room) continue;
           const auto answer = inner_part({a, s.s - 1, m - after}, room, x.depth + 1);
           if (answer.bound < std::min(answer.overhead, room)) x.lost = std::min(x.lost, sum + answer.bound + remaining);
           if (answer.plan == none_) continue;
           sum += answer.overhead;
           inner = answer.plan;
         }
-        offer(x, s.s, {m - input(s.s), sum, static_cast<id>(y), static_cast<id>(a), none_, inner});
+        offer(x, s.s, {m - chain_.input(s.s), sum, static_cast<id>(y), static_cast<id>(a), none_, inner});
       }
       return true;
     });
@@ -375,7 +388,7 @@ class fastest_persistent_search {
   /// The answer to the recomputed part of a split, from memory where possible.
   found inner_part(const part& x, double room, std::size_t depth) {
     found best;
-    best.bound = x.m < 0 ? never : least(x.j, x.i, x.m);
+    best.bound = x.m < 0 ? never : bounds_.least(x.i, x.j, x.m);
     if (best.bound >= room) return best;
     auto& known = known_[{x.i, x.j}];
     for (const auto& [m, answer] : known) {
@@ -402,13 +415,13 @@ class fastest_persistent_search {
     for (auto l = x.last; l.link != none_; l = x.kept[l.parent]) {
       p.moves.push_back({l.link, l.option, to, l.inner});
       if (l.option != none_) {
-        const auto& o = links_[l.link].options[l.option];
-        least = std::max(least + o.saved, threshold(l.link, x.whole.j, o));
+        const auto& o = chain_.link(l.link).options[l.option];
+        least = std::max(least + o.saved, chain_.threshold(l.link, x.whole.j, o));
       } else {
-        splits(l.link, x.whole.j, [&](const split& s) {
+        chain_.splits(l.link, x.whole.j, [&](const overheads::split& s) {
           if (s.s < to) return true;
           const auto inner = l.inner == none_ ? s.ample : plans_[l.inner].least;
-          least = std::max({least + input(to), s.need, inner + kept(to, x.whole.j + 1)});
+          least = std::max({least + chain_.input(to), s.need, inner + chain_.kept(to, x.whole.j)});
           return false;
         });
       }
@@ -434,8 +447,8 @@ class fastest_persistent_search {
       } else if (x->inner != none_) {
         emit(x->inner, list);
       } else {
-        for (std::size_t t = x->link; t < x->to; ++t) list.push_back({forward, t, fastest_[t]});
-        for (std::size_t t = x->to; t-- > x->link;) list.push_back({backward, t, fastest_[t]});
+        for (std::size_t t = x->link; t < x->to; ++t) list.push_back({forward, t, chain_.fastest(t)});
+        for (std::size_t t = x->to; t-- > x->link;) list.push_back({backward, t, chain_.fastest(t)});
       }
   }
 
@@ -443,16 +456,10 @@ class fastest_persistent_search {
     bytes_t m;
     found answer;
   };
-  const std::vector<heterogeneous_chain::link>& links_;
+  overheads chain_;
   bytes_t most_;
   fastest_persistent_options options_;
-  double ideal_ = 0;                   // s, of the fastest options
-  std::vector<double> forward_;        // prefix sums
-  std::vector<bytes_t> kept_, saved_;  // prefix sums
-  std::vector<std::size_t> fastest_;
-  std::vector<double> worth_;
-  priced price_{};
-  std::vector<std::vector<priced>> bounds_;                                   // per last link
+  price_bounds bounds_;
   std::map<std::pair<std::size_t, std::size_t>, std::vector<memory>> known_;  // per first and last link
   std::vector<plan> plans_;
   std::size_t width_ = 0, nested_ = 0, work_ = 0;
@@ -483,8 +490,6 @@ class fastest_persistent_search {
 /// @endcode
 inline chain_answer fastest_persistent(const heterogeneous_chain& c, bytes_t budget, const fastest_persistent_options& o = {}) {
   if (o.most_labels < 1) throw bad_option("fastest_persistent_options.most_labels must be >= 1, got 0");
-  for (std::size_t i = 0; i < c.links.size(); ++i)
-    if (c.links[i].options.empty()) throw bad_option("chain: links[" + std::to_string(i) + "] has no option");
   chain_answer answer;
   if (c.links.empty()) {
     answer.seconds = 0;

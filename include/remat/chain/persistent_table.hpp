@@ -34,10 +34,14 @@ namespace remat::chain {
 /// sizes rounded up, so that what comes out fits in any case. Each Opt(i, j, .) is stored from the least m that will do to the
 /// least m beyond which more does not help. `fastest_persistent` is exact in bytes for one budget and for chains of any length.
 ///
+/// With `inputs_only`, `now` is for i = j alone: heterogeneous revolve, in which everything inside a link is made right before
+/// its backward.
+///
 /// Complexity: O(L^2 (L + options) U) time at most and O(L^2 U) space, 8 bytes each, for L links and U units.
 ///
 /// Reference: Beaumont, Eyraud-Dubois, Hermann, Joly, Shilova, "Optimal checkpointing for heterogeneous chains", INRIA RR-9302
-/// (2019), and, for options per link, "Rockmate", ICML 2023.
+/// (2019); for options per link, "Rockmate", ICML 2023; for `inputs_only`, the dynamic program of Grimm, Pottier,
+/// Rostaing-Schmidt, "Optimal time and minimum space-time product for reversing a certain class of programs" (1996).
 class persistent_table {
  public:
   static constexpr std::size_t most_links = 2000;
@@ -46,25 +50,23 @@ class persistent_table {
   struct options {
     std::size_t slots = 0;            ///< most units the budget is cut into; 0: exact, however many there are
     std::function<bool()> stop = {};  ///< polled; true leaves the table incomplete
+    bool inputs_only = false;  ///< save nothing but inputs of links: a link is run now if it is the last to be done (`revolve`)
   };
 
   /// @param c      the chain
   /// @param budget bytes, x_0 included; all smaller budgets are answered as well
   /// @param o      options
   /// @throws bad_option if the chain has more than `most_links` links, a link has no option, or there are more than `most_units`
-  persistent_table(const heterogeneous_chain& c, bytes_t budget, const options& o) : links_(c.links), budget_(budget) {
-    const auto n = links_.size();
+  persistent_table(const heterogeneous_chain& c, bytes_t budget, const options& o)
+      : chain_(c), inputs_only_(o.inputs_only), budget_(budget) {
+    const auto n = chain_.size();
     if (n > most_links)
       throw bad_option("chain: " + std::to_string(n) + " links, at most " + std::to_string(most_links) + " are possible");
-    for (std::size_t i = 0; i < n; ++i)
-      if (links_[i].options.empty()) throw bad_option("chain: links[" + std::to_string(i) + "] has no option");
     choose_unit(o.slots);
-    most_ = n == 0 ? 0 : floor_units(budget - links_[0].input);
+    most_ = n == 0 ? 0 : floor_units(budget - chain_.input(0));
     if (most_ > most_units)
       throw bad_option("persistent_table.slots: " + std::to_string(most_) + " units, at most " + std::to_string(most_units) +
                        " are possible");
-    kept_.assign(n + 1, 0);
-    for (std::size_t i = 0; i < n; ++i) kept_[i + 1] = kept_[i] + links_[i].kept;
     table_.resize(n * (n + 1) / 2);
     complete_ = true;
     if (most_ < 0) return;
@@ -90,20 +92,20 @@ class persistent_table {
   /// The least time within `budget`, s, or nothing if no persistent schedule fits.
   /// @param budget bytes, at most that of the construction (more are not used)
   std::optional<double> seconds(bytes_t budget) const {
-    if (links_.empty()) return 0.0;
+    if (chain_.size() == 0) return 0.0;
     if (!complete_) return std::nullopt;
-    const double s = at(0, links_.size() - 1, floor_units(std::min(budget, budget_) - links_[0].input));
+    const double s = at(0, chain_.size() - 1, floor_units(std::min(budget, budget_) - chain_.input(0)));
     return s == never ? std::nullopt : std::optional<double>(s);
   }
 
   /// The budgets at which the least time changes, ascending, with the time from there on.
   std::vector<std::pair<bytes_t, double>> front() const {
     std::vector<std::pair<bytes_t, double>> points;
-    if (links_.empty() || !complete_) return points;
-    const auto& c = table_[index(0, links_.size() - 1)];
+    if (chain_.size() == 0 || !complete_) return points;
+    const auto& c = table_[index(0, chain_.size() - 1)];
     auto m = c.from;
     for (const auto s : c.seconds) {
-      if (points.empty() || s < points.back().second) points.emplace_back(m * unit_ + links_[0].input, s);
+      if (points.empty() || s < points.back().second) points.emplace_back(m * unit_ + chain_.input(0), s);
       ++m;
     }
     return points;
@@ -115,13 +117,13 @@ class persistent_table {
   std::vector<chain_step> steps(bytes_t budget) const {
     if (!seconds(budget)) throw bad_option("chain: no persistent schedule within " + std::to_string(budget) + " bytes");
     std::vector<chain_step> list;
-    if (links_.empty()) return list;
+    if (chain_.size() == 0) return list;
     struct task {
       std::size_t i, j;
       bytes_t m;
       std::optional<chain_step> step;  // to be emitted instead
     };
-    std::vector<task> stack = {{0, links_.size() - 1, floor_units(std::min(budget, budget_) - links_[0].input), {}}};
+    std::vector<task> stack = {{0, chain_.size() - 1, floor_units(std::min(budget, budget_) - chain_.input(0)), {}}};
     while (!stack.empty()) {
       const task now = stack.back();
       stack.pop_back();
@@ -133,25 +135,26 @@ class persistent_table {
       const auto m = now.m;
       double best = never;
       std::size_t option = 0, split = 0;  // split 0: run link i now
-      for (std::size_t k = 0; k < links_[i].options.size(); ++k) {
-        const auto& o = links_[i].options[k];
-        if (m < threshold(i, j, o)) continue;
+      for (std::size_t k = 0; k < ways(i, j); ++k) {
+        const auto& o = chain_.link(i).options[k];
+        if (m < units(chain_.threshold(i, j, o))) continue;
         const double t = o.forward + o.backward + (i == j ? 0 : at(i + 1, j, m - units(o.saved)));
         if (t < best) best = t, option = k;
       }
-      splits(i, j, [&](std::size_t s, double forward, bytes_t need) {
-        if (m < need) return;
-        const double t = forward + (at(s, j, m - units(links_[s].input)) + at(i, s - 1, m - units(kept_[j + 1] - kept_[s])));
+      chain_.splits(i, j, [&](std::size_t s, double forward, bytes_t need) {
+        if (m < units(need)) return true;
+        const double t = forward + (at(s, j, m - units(chain_.input(s))) + at(i, s - 1, m - units(chain_.kept(s, j))));
         if (t < best) best = t, split = s;
+        return true;
       });
       if (split == 0) {
         list.push_back({chain_step::kind::forward, i, option});
         stack.push_back({0, 0, 0, chain_step{chain_step::kind::backward, i, option}});
-        if (i < j) stack.push_back({i + 1, j, m - units(links_[i].options[option].saved), {}});
+        if (i < j) stack.push_back({i + 1, j, m - units(chain_.link(i).options[option].saved), {}});
       } else {
         for (auto t = i; t < split; ++t) list.push_back({chain_step::kind::checkpoint, t, 0});
-        stack.push_back({i, split - 1, m - units(kept_[j + 1] - kept_[split]), {}});
-        stack.push_back({split, j, m - units(links_[split].input), {}});
+        stack.push_back({i, split - 1, m - units(chain_.kept(split, j)), {}});
+        stack.push_back({split, j, m - units(chain_.input(split)), {}});
       }
     }
     return list;
@@ -167,13 +170,12 @@ class persistent_table {
 
   bytes_t units(bytes_t bytes) const { return (bytes + unit_ - 1) / unit_; }
   bytes_t floor_units(bytes_t bytes) const { return bytes < 0 ? -1 : bytes / unit_; }
-  bytes_t input(std::size_t i) const { return i < links_.size() ? links_[i].input : 0; }
-  bytes_t gradient(std::size_t i) const { return i < links_.size() ? links_[i].gradient : 0; }
   std::size_t index(std::size_t i, std::size_t j) const { return j * (j + 1) / 2 + i; }
 
   void choose_unit(std::size_t slots) {
     bytes_t divisor = 0;
-    for (const auto& l : links_) {
+    for (std::size_t i = 0; i < chain_.size(); ++i) {
+      const auto& l = chain_.link(i);
       for (auto b : {l.input, l.gradient, l.checkpoint_transient, l.kept}) divisor = std::gcd(divisor, b);
       for (const auto& o : l.options)
         for (auto b : {o.saved, o.forward_transient, o.backward_transient}) divisor = std::gcd(divisor, b);
@@ -192,31 +194,20 @@ class persistent_table {
     if (c.seconds.empty() || m < c.from) return never;
     return c.seconds[std::min(static_cast<std::size_t>(m - c.from), c.seconds.size() - 1)];
   }
-  /// Units that `o` needs at link i while links i to j are to be done.
-  bytes_t threshold(std::size_t i, std::size_t j, const heterogeneous_chain::option& o) const {
-    return units(o.saved + std::max(gradient(j + 1) + o.forward_transient,
-                                    kept_[j + 1] - kept_[i + 1] + gradient(i + 1) + o.backward_transient));
-  }
-  /// Calls `visit(s, seconds of the checkpoint forwards, units they need)` for each split s.
-  template <class Visit>
-  void splits(std::size_t i, std::size_t j, Visit&& visit) const {
-    double forward = 0;
-    bytes_t need = 0;
-    for (auto s = i + 1; s <= j; ++s) {
-      const auto t = s - 1;
-      forward += links_[t].checkpoint_seconds;
-      need = std::max(need, gradient(j + 1) + (t > i ? input(t) : 0) + input(t + 1) + links_[t].checkpoint_transient);
-      visit(s, forward, units(need));
-    }
-  }
+  /// The options with which link i may be run now.
+  std::size_t ways(std::size_t i, std::size_t j) const { return inputs_only_ && i < j ? 0 : chain_.link(i).options.size(); }
 
   /// Computes Opt(i, j, .) in `best_`, which never ascends, and stores the part of it that changes.
   void fill(std::size_t i, std::size_t j) {
     const curve nothing = {0, {0.0}};
-    for (const auto& o : links_[i].options)
-      lower(threshold(i, j, o), o.forward + o.backward, i == j ? nothing : table_[index(i + 1, j)], units(o.saved), nothing, 0);
-    splits(i, j, [&](std::size_t s, double forward, bytes_t need) {
-      lower(need, forward, table_[index(s, j)], units(links_[s].input), table_[index(i, s - 1)], units(kept_[j + 1] - kept_[s]));
+    for (std::size_t k = 0; k < ways(i, j); ++k) {
+      const auto& o = chain_.link(i).options[k];
+      lower(units(chain_.threshold(i, j, o)), o.forward + o.backward, i == j ? nothing : table_[index(i + 1, j)], units(o.saved),
+            nothing, 0);
+    }
+    chain_.splits(i, j, [&](std::size_t s, double forward, bytes_t need) {
+      lower(units(need), forward, table_[index(s, j)], units(chain_.input(s)), table_[index(i, s - 1)], units(chain_.kept(s, j)));
+      return true;
     });
     const auto first = std::find_if(best_.begin(), best_.end(), [](double s) { return s != never; });
     if (first == best_.end()) return;
@@ -274,9 +265,9 @@ class persistent_table {
     for (bytes_t k = 0; k < count; ++k) best[k] = std::min(best[k], seconds + f[k]);
   }
 
-  std::vector<heterogeneous_chain::link> links_;
+  recurrence chain_;
+  bool inputs_only_;
   bytes_t budget_, unit_ = 1, most_ = 0;
-  std::vector<bytes_t> kept_;  // prefix sums
   std::vector<curve> table_;
   std::vector<double> best_;  // of the curve that is being computed
   bool complete_ = false, exact_ = true;

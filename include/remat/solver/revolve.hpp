@@ -17,7 +17,6 @@
 
 #include <remat/chain/binomial.hpp>
 #include <remat/chain/persistent_table.hpp>
-#include <remat/chain/revolve_table.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/incumbent.hpp>
 #include <remat/core/monitor.hpp>
@@ -35,7 +34,7 @@ namespace remat {
 /// A graph without a chain is one block; then there is a schedule only if store-all fits, and the status is `not_applicable`
 /// otherwise.
 ///
-/// Complexity: that of `find_partition` and of `revolve_table`, and O(log(blocks) (values + edges executed)).
+/// Complexity: that of `find_partition` and of `persistent_table`, and O(log(blocks) (values + edges executed)).
 ///
 /// Reference: Griewank, Walther, "Algorithm 799: revolve", ACM TOMS 26 (2000).
 /// @code
@@ -46,14 +45,16 @@ class revolve {
   struct options {
     structure::partition_options blocks = {
         .size = 1, .most = 4000, .interface = 1};  ///< how the graph is cut for the binomial rule
-    std::size_t links = 128;                       ///< most blocks for the dynamic program, >= 1; the graph is cut again
+    std::size_t links = 128;                       ///< most blocks for the dynamic program, in [1, 2000]; the graph is cut again
     std::size_t slots = 500;                       ///< of the dynamic program, in [1, 10 000]
   };
 
   revolve() : revolve(options{}) {}
   /// @throws bad_option naming the member that is out of range
   explicit revolve(const options& o) : options_(o) {
-    if (o.links < 1) throw bad_option("revolve.links must be >= 1, got 0");
+    if (o.links < 1 || o.links > chain::persistent_table::most_links)
+      throw bad_option("revolve.links must be in [1, " + std::to_string(chain::persistent_table::most_links) + "], got " +
+                       std::to_string(o.links));
     if (o.slots < 1 || o.slots > 10'000) throw bad_option("revolve.slots must be in [1, 10000], got " + std::to_string(o.slots));
   }
 
@@ -134,7 +135,8 @@ class revolve {
     const hierarchy::saved_parts parts(p, shifted(p, blocks));
     // The table is cautious: schedules for somewhat larger budgets are evaluated as well.
     const auto most = std::max<bytes_t>(0, budget - parts.chain().aside()) + (budget - p.held_bytes()) / 4;
-    const chain::revolve_table table(parts.chain().links(), most, options_.slots, [&] { return m.stopped(); });
+    const chain::persistent_table table(parts.chain().links(), most,
+                                        {.slots = options_.slots, .stop = [&] { return m.stopped(); }, .inputs_only = true});
     const auto front = table.front();
     std::size_t more = 40;
     for (auto at = front.rbegin(); at != front.rend() && more > 0 && !m.stopped(); ++at) {

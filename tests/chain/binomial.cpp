@@ -9,7 +9,7 @@
 #include <vector>
 
 #include <remat/chain/binomial.hpp>
-#include <remat/chain/revolve_table.hpp>
+#include <remat/chain/persistent_table.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/hierarchy/part_chain.hpp>
 #include <remat/structure/partition.hpp>
@@ -20,7 +20,7 @@ using namespace remat::testing;
 
 namespace {
 
-/// The least time of `revolve_table` for links i to j in m bytes, straight from its formula.
+/// The least time of `persistent_table` with `inputs_only` for links i to j in m bytes, straight from its formula.
 double least(const chain::heterogeneous_chain& c, std::size_t i, std::size_t j, bytes_t m) {
   const double never = std::numeric_limits<double>::infinity();
   const auto& links = c.links;
@@ -127,7 +127,8 @@ TEST_CASE("the table of unequal links is its formula, and its schedules keep wha
     if (parts.size() < 2) continue;
     const auto& joint = parts.chain();
     const auto most = 2 * evaluate(p, store_all_schedule(p)).peak;
-    const chain::revolve_table exact(joint.links(), most, static_cast<std::size_t>(most)), rough(joint.links(), most, 20);
+    const chain::persistent_table exact(joint.links(), most, {.inputs_only = true}),
+        rough(joint.links(), most, {.slots = 20, .inputs_only = true});
     const auto& c = joint.links();
     const auto front = exact.front();
     REQUIRE_FALSE(front.empty());
@@ -154,7 +155,9 @@ TEST_CASE("a table may be stopped, and be too small for anything") {
   const auto p = unit_training_chain(9);
   const hierarchy::saved_parts parts(p, structure::find_partition(p, {.size = 1, .interface = 1}));
   const auto& joint = parts.chain();
-  CHECK(chain::revolve_table(joint.links(), 20, 20, [] { return true; }).front().empty());
-  CHECK(chain::revolve_table(joint.links(), 0, 20).front().empty());
-  CHECK(chain::revolve_table(chain::heterogeneous_chain{}, 20, 20).front().empty());
+  CHECK(chain::persistent_table(joint.links(), 20, {.slots = 20, .stop = [] { return true; }, .inputs_only = true})
+            .front()
+            .empty());
+  CHECK(chain::persistent_table(joint.links(), 0, {.slots = 20, .inputs_only = true}).front().empty());
+  CHECK(chain::persistent_table(chain::heterogeneous_chain{}, 20, {.inputs_only = true}).front().empty());
 }
