@@ -3,6 +3,10 @@
 /// Seconds. Private to the adapter.
 #pragma once
 
+#include <ATen/Parallel.h>
+#include <time.h>
+
+#include <algorithm>
 #include <chrono>
 
 namespace remat::torch {
@@ -10,5 +14,29 @@ namespace remat::torch {
 using clock = std::chrono::steady_clock;
 
 inline double since(clock::time_point t) { return std::chrono::duration<double>(clock::now() - t).count(); }
+
+/// Time of a call, without what the machine did for others where that can be told.
+class stopwatch {
+ public:
+  /// s; with a single thread, no more than the processor worked for it.
+  double seconds() const {
+    const double wall = since(begin_);
+    return at::get_num_threads() == 1 ? std::min(wall, processor() - processor_) : wall;
+  }
+  /// The thread had a processor nearly all the time.
+  bool undisturbed() const {
+    const double wall = since(begin_);
+    return wall < 100e-6 || processor() - processor_ > 0.8 * wall;
+  }
+
+ private:
+  static double processor() {
+    timespec t{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+  }
+  double processor_ = processor();
+  clock::time_point begin_ = clock::now();
+};
 
 }  // namespace remat::torch

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <map>
@@ -53,7 +54,11 @@ struct execution_plan::data {
   std::vector<location> outputs, parameter_grads, input_grads;
   std::vector<bool> copy_grad;  ///< per parameter: its gradient shares bytes with something else
   execution_plan::reads reads;
-  std::vector<bool> saves;  ///< per node: its generator state is needed again
+  struct saved_states {
+    bool before = false, after = false;
+  };
+  std::vector<saved_states> saves;       ///< per node: states of the generator that are needed again
+  bool saves_phase[2] = {false, false};  ///< the same when the forward, the backward begins
   bytes_t arena = 0, live = 0, outside = 0;
   std::size_t recomputed = 0;
 };
@@ -84,7 +89,10 @@ class planner {
   std::unique_ptr<execution_plan::data> run(const layout_options& o) {
     check();
     std::vector<bool> has_run(program_().nodes.size(), false);
-    plan_.saves.assign(program_().nodes.size(), false);
+    plan_.saves.resize(program_().nodes.size());
+    for (const auto& n : program_().nodes) note_origin(n.starts);
+    note_origin(program_().after_forward);
+    note_origin(program_().after_backward);
     for (std::size_t i = 0; i < schedule_.steps.size(); ++i) {
       const auto [what, which] = schedule_.steps[i];
       if (what == action::drop) {
@@ -94,8 +102,7 @@ class planner {
       } else {
         const bool again = has_run[which];
         has_run[which] = true;
-        if (again && program_().nodes[which].random) plan_.saves[which] = true;
-        if (program_().nodes[which].repeats != none) plan_.saves[program_().nodes[which].repeats] = true;
+        if (again && program_().nodes[which].random) plan_.saves[which].before = true;
         plan_.recomputed += again;
         compute(i, which, again);
       }
@@ -110,6 +117,13 @@ class planner {
   static constexpr std::int64_t events = std::int64_t{1} << 24;  // room for the events within a step
   static std::int64_t time(std::size_t i, int event = 0) { return static_cast<std::int64_t>(i) * events + event; }
   const program& program_() const { return *plan_.step; }
+
+  void note_origin(const generator_origin& o) {
+    if (o.from == generator_origin::before) plan_.saves[o.node].before = true;
+    if (o.from == generator_origin::after) plan_.saves[o.node].after = true;
+    if (o.from == generator_origin::forward) plan_.saves_phase[0] = true;
+    if (o.from == generator_origin::backward) plan_.saves_phase[1] = true;
+  }
 
   /// The schedule is valid, which includes that what has effects keeps its order, and leaves out none of that.
   void check() const {
@@ -313,7 +327,7 @@ struct socket {
 struct binding {
   const void* storage = nullptr;
   const void* data = nullptr;
-  int64_t offset = 0;
+  int64_t offset = 0;    ///< bytes
   int64_t captured = 0;  ///< offset when the executor was made
 };
 
@@ -326,7 +340,8 @@ struct executor::state {
     at::AutoDispatchBelowADInplaceOrView below;
     outside.resize(data.buffers.size());
     bound.resize(step.values.size());
-    generators.resize(step.nodes.size());
+    before_draw.resize(step.nodes.size());
+    after_draw.resize(step.nodes.size());
     result.reserve(16);
     for (std::size_t i = 0; i < data.steps.size(); ++i) steps.push_back(prepare(i));
     for (index_t v = 0; v < step.values.size(); ++v) bind_owned(v);
@@ -360,7 +375,8 @@ struct executor::state {
     for (std::size_t k = 0; k < planned.blocks.size(); ++k) {
       const auto& block = data.scripts[i].blocks[k];
       const auto b = planned.blocks[k];
-      s.blocks.push_back({block.bytes, block.deaths, b == none || data.buffers[b].outside ? nullptr : address(b)});
+      s.blocks.push_back(
+          {block.bytes, block.deaths, b == none || data.buffers[b].outside ? nullptr : address(b), block.freed >= 0});
     }
     return s;
   }
@@ -382,7 +398,7 @@ struct executor::state {
   }
   at::Tensor in_place(const location& l, index_t view) {
     auto& t = tensors[{l.buffer, view}];
-    if (!t.defined()) t = tensor_of(step.views[view], storage_in_place(l.buffer, step.values[l.value].device), 0);
+    if (!t.defined()) t = tensor_of(step.views[view], storage_in_place(l.buffer, step.values[l.value].device));
     return t;
   }
   static at::Tensor bytes_of(const c10::Storage& s, bytes_t bytes) {
@@ -396,7 +412,7 @@ struct executor::state {
 
   /// Puts the tensors of an outside storage where they are read.
   /// @param whole  the tensor itself, for views that are `whole`; undefined: none has to be
-  /// @param shift  elements that views lie further on than captured
+  /// @param shift  bytes that views lie further on than captured
   void fill(const location& l, const c10::Storage& s, const at::Tensor& whole, int64_t shift) {
     const auto found = sockets.find(outer(l));
     if (found == sockets.end()) return;
@@ -431,13 +447,15 @@ struct executor::state {
         (x.at.at == 0 ? steps[x.step].copies[x.call].first : steps[x.step].copies[x.call].second) = at::Tensor();
   }
 
+  static int64_t byte_offset(const at::Tensor& t) { return t.storage_offset() * static_cast<int64_t>(t.itemsize()); }
+
   /// Parameters, buffers and constants: looked at before each step, as their memory may have been replaced.
   void bind_owned(index_t v) {
     const auto& value = step.values[v];
     if (!value.tensor.defined()) return;
     const auto& t = value.tensor;
     auto& last = bound[v];
-    binding now{t.storage().unsafeGetStorageImpl(), t.storage().data(), t.storage_offset(), last.captured};
+    binding now{t.storage().unsafeGetStorageImpl(), t.storage().data(), byte_offset(t), last.captured};
     if (last.storage == now.storage && last.data == now.data && last.offset == now.offset) return;
     if (last.storage == nullptr) now.captured = now.offset;
     fill({none, v}, t.storage(), t, now.offset - now.captured);
@@ -446,6 +464,9 @@ struct executor::state {
 
   std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs) {
     TORCH_CHECK(!flying, "remat: forward of an executor with a step in flight");
+    if (!meter::in_front())
+      throw plan_broken(
+          "remat: another allocator of host memory was installed after remat's; nothing would lie where it was planned");
     at::NoGradGuard no_grad;
     at::AutoDispatchBelowADInplaceOrView below;
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
@@ -454,13 +475,18 @@ struct executor::state {
       for (index_t v = 0; v < step.values.size(); ++v) {
         bind_owned(v);
         if (step.values[v].from != role::input) continue;
-        const auto t = inputs.at(step.values[v].position).detach();
-        given[v] = t;
-        fill({none, v}, t.storage(), t, t.storage_offset());
+        const auto& t = given[v] = inputs.at(step.values[v].position);
+        fill({none, v}, t.storage(), t, byte_offset(t));
       }
+      begin_phase(generator_origin::forward);
       run(0, data.loss);
+      go_to(step.after_forward);
       std::vector<at::Tensor> outputs;
-      for (std::size_t i = 0; i < step.outputs.size(); ++i) outputs.push_back(kept(data.outputs[i], step.outputs[i]));
+      for (std::size_t i = 0; i < step.outputs.size(); ++i) {
+        outputs.push_back(kept(data.outputs[i], step.outputs[i]));
+        share_version(outputs);
+      }
+      count_writes(&written_tensor::forward);
       return outputs;
     } catch (...) {
       reset();
@@ -476,7 +502,10 @@ struct executor::state {
     try {
       for (std::size_t i = 0; i < step.outputs.size(); ++i)
         if (step.differentiable[i]) take_gradient(i, output_grads.at(i));
+      begin_phase(generator_origin::backward);
       run(data.loss, data.steps.size());
+      go_to(step.after_backward);
+      count_writes(&written_tensor::backward);
       gradients g;
       for (std::size_t i = 0; i < step.parameter_grads.size(); ++i) {
         auto t = kept(data.parameter_grads[i], step.parameter_grads[i]);
@@ -515,11 +544,11 @@ struct executor::state {
     if (l.buffer == none) {
       const auto& value = step.values[l.value];
       const auto& source = value.tensor.defined() ? value.tensor : given.at(l.value);
-      const auto shift = value.from == role::input ? source.storage_offset() : 0;
-      if (v.whole) return source.detach();
-      return tensor_of(v, source.storage(), shift);
+      auto t = v.whole ? source.detach() : tensor_of(v, source.storage(), value.from == role::input ? byte_offset(source) : 0);
+      ::torch::autograd::impl::set_version_counter(t, ::torch::autograd::impl::version_counter(source));
+      return t;
     }
-    if (data.buffers[l.buffer].outside) return tensor_of(v, *outside[l.buffer], 0);
+    if (data.buffers[l.buffer].outside) return tensor_of(v, *outside[l.buffer]);
     auto* owner = new std::shared_ptr<arena>(memory);
     c10::DataPtr place(
         address(l.buffer), owner, [](void* p) { delete static_cast<std::shared_ptr<arena>*>(p); }, step.values[l.value].device);
@@ -527,6 +556,48 @@ struct executor::state {
                      c10::Storage(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(data.buffers[l.buffer].bytes),
                                   std::move(place), nullptr, false),
                      0);
+  }
+
+  /// Outputs that lie in one storage, other than by way of what is outside, are of one version.
+  static void share_version(const std::vector<at::Tensor>& outputs) {
+    const auto& last = outputs.back();
+    for (std::size_t i = 0; i + 1 < outputs.size(); ++i)
+      if (outputs[i].is_alias_of(last))
+        return ::torch::autograd::impl::set_version_counter(last, ::torch::autograd::impl::version_counter(outputs[i]));
+  }
+
+  /// What the step wrote of outside tensors shows in their versions.
+  void count_writes(int64_t written_tensor::*half) {
+    for (const auto& w : step.written) {
+      const auto& t = w.tensor.defined() ? w.tensor : given_input(w.input);
+      for (int64_t k = 0; k < w.*half; ++k) t.unsafeGetTensorImpl()->bump_version();
+    }
+  }
+  const at::Tensor& given_input(std::size_t position) const {
+    for (const auto& [v, t] : given)
+      if (step.values[v].from == role::input && step.values[v].position == position) return t;
+    throw broken_contract("remat: input " + std::to_string(position) + " was not given");
+  }
+
+  void begin_phase(generator_origin::kind phase) {
+    if (data.saves_phase[phase == generator_origin::backward])
+      phases[phase == generator_origin::backward] = generator_state::now();
+  }
+  void go_to(const generator_origin& origin) const {
+    switch (origin.from) {
+      case generator_origin::next:
+        return;
+      case generator_origin::before:
+        return before_draw[origin.node]->restore();
+      case generator_origin::after:
+        return after_draw[origin.node]->restore();
+      case generator_origin::forward:
+        return phases[0]->restore();
+      case generator_origin::backward:
+        return phases[1]->restore();
+      case generator_origin::fixed:
+        at::Generator(at::detail::getDefaultCPUGenerator()).set_state(origin.state);
+    }
   }
 
   void run(std::size_t first, std::size_t last) {
@@ -543,19 +614,25 @@ struct executor::state {
         }
         s.copies[k].second.copy_(s.copies[k].first);
       }
-      std::optional<generator_state> later;
-      if (node.random) {
-        if (planned.again || node.repeats != none) {
-          later = generator_state::now();
-          (planned.again ? *generators[planned.node] : *generators[node.repeats]).restore();
-        } else if (node.reseed.defined()) {
-          at::Generator(at::detail::getDefaultCPUGenerator()).set_state(node.reseed);
+      struct restored {
+        std::optional<generator_state> state;
+        ~restored() {
+          if (state) state->restore();
         }
-        if (!planned.again && data.saves[planned.node]) generators[planned.node] = generator_state::now();
+      } later;
+      if (node.random && planned.again) {
+        later.state = generator_state::now();
+        before_draw[planned.node]->restore();
+      } else if (node.random) {
+        go_to(node.starts);
+        if (data.saves[planned.node].before) before_draw[planned.node] = generator_state::now();
       }
       allocations.plan(s.blocks);
       for (std::size_t k = 0; k < s.calls.size(); ++k) execute(s.calls[k], planned.calls[k]);
-      if (later) later->restore();
+      if (!allocations.finished())
+        throw plan_broken("remat: " + node.name + " (node " + std::to_string(planned.node) +
+                          ") did not give back memory as it did when it was measured; what it keeps would be overwritten");
+      if (node.random && !planned.again && data.saves[planned.node].after) after_draw[planned.node] = generator_state::now();
     }
   }
 
@@ -609,11 +686,12 @@ struct executor::state {
   const program& step;
   std::shared_ptr<arena> memory;
   std::vector<bound_step> steps;
-  std::map<location, std::vector<socket>> sockets;         ///< by `outer`
-  std::vector<binding> bound;                              ///< per value
-  std::map<index_t, at::Tensor> given;                     ///< inputs and incoming gradients
-  std::vector<std::optional<c10::Storage>> outside;        ///< per buffer
-  std::vector<std::optional<generator_state>> generators;  ///< per node, before its first run
+  std::map<location, std::vector<socket>> sockets;                      ///< by `outer`
+  std::vector<binding> bound;                                           ///< per value
+  std::map<index_t, at::Tensor> given;                                  ///< inputs and incoming gradients
+  std::vector<std::optional<c10::Storage>> outside;                     ///< per buffer
+  std::vector<std::optional<generator_state>> before_draw, after_draw;  ///< per node, of its first run
+  std::optional<generator_state> phases[2];
   std::vector<c10::IValue> result;
   planned_allocations allocations;
   bool flying = false;

@@ -63,6 +63,12 @@ class lowering {
     if (program_.loss == none) add_loss();
     for (const auto& v : trace_.parameter_grads) program_.parameter_grads.push_back(view(v));
     for (const auto& v : trace_.input_grads) program_.input_grads.push_back(v ? view(*v) : none);
+    program_.results = trace_.results;
+    program_.parameter_sources = trace_.parameter_sources;
+    program_.input_sources = trace_.input_sources;
+    program_.written = trace_.written;
+    program_.after_forward = origin(trace_.after_forward);
+    program_.after_backward = origin(trace_.after_backward);
     return compact(needed_nodes());
   }
 
@@ -131,7 +137,8 @@ class lowering {
       if (o.written) (writable_in_place(o.view.value) ? written : written_outside).insert(o.view.value);
     const bool makes =
         std::any_of(c.results.begin(), c.results.end(), [&](const auto& r) { return current_[r.view.value] == none; });
-    if (!makes && written.empty() && written_outside.empty() && c.random == draw::none) return;  // a view, or a question
+    const bool check = c.op.schema().returns().empty() && written.empty();                   // raises an error or does nothing
+    if (!makes && !check && written.empty() && written_outside.empty() && !c.draws) return;  // a view, or a question
 
     if (const auto* factory = find_like_factory(c.op.schema().name()); factory && makes && c.results.size() == 1) {
       add_factory(c, *factory);
@@ -159,12 +166,16 @@ class lowering {
       node.overwrites.emplace_back(old, current_[s]);
     }
     for (auto v : inputs) read(n, v);
-    if (c.random != draw::none) note_draw(n, index);
+    if (c.draws) note_draw(n, index);
     node.calls.push_back(lower_call(n, c));
 
     for (const auto& o : c.operands) {
       const auto s = o.view.value;
       if (!writable_in_place(s) && !written_outside.count(s)) add_once(outside_readers_[s], n);
+    }
+    if (check) {
+      program_.nodes[n].once = true;
+      add_token(n);
     }
     if (written_outside.empty()) return;
     if (!statistics_only) node.once = true;
@@ -211,7 +222,7 @@ class lowering {
       const auto p = producer_[old];
       if (p != none && p != program_.loss && readers_[old].empty() && !is_free_factory(old) &&
           std::all_of(inputs.begin(), inputs.end(), [&](index_t v) { return available(v, p); }) &&
-          (c.random == draw::none || (!program_.nodes[p].random && (last_random_ == none || last_random_ < p))))
+          (!c.draws || (!program_.nodes[p].random && (last_random_ == none || last_random_ < p))))
         return p;
     }
     const auto n = static_cast<index_t>(program_.nodes.size());
@@ -244,9 +255,13 @@ class lowering {
     auto& node = program_.nodes[n];
     node.random = true;
     draws_[index] = n;
-    if (c.random == draw::repeat) node.repeats = draws_.at(c.repeats);
-    if (c.random == draw::reseed) node.reseed = c.state;
+    node.starts = origin(*c.draws);
     last_random_ = n;
+  }
+
+  generator_origin origin(const draw_origin& d) const {
+    const bool of_call = d.from == generator_origin::before || d.from == generator_origin::after;
+    return {d.from, of_call ? draws_.at(d.call) : none, d.state};
   }
 
   call lower_call(index_t n, const traced_call& c) {
@@ -282,7 +297,7 @@ class lowering {
       auto& node = program_.nodes[i];
       bool needed =
           i == program_.loss || std::any_of(node.outputs.begin(), node.outputs.end(), [&](index_t v) { return value[v]; });
-      if (!needed && node.random && node.repeats == none) {
+      if (!needed && node.random) {
         add_token(static_cast<index_t>(i));
         node.once = needed = true;
       }
@@ -323,21 +338,19 @@ class lowering {
         for (auto& o : c.operands) move_view(o.view);
         for (auto& r : c.results) move_view(r.view);
       }
-      if (n.repeats != none) n.repeats = node[n.repeats];
+      if (n.starts.node != none) n.starts.node = node[n.starts.node];
       out.nodes.push_back(std::move(n));
     }
-    out.loss = node[program_.loss];
-    out.parameters = std::move(program_.parameters);
-    out.parameter_grads = std::move(program_.parameter_grads);
-    out.outputs = std::move(program_.outputs);
-    out.differentiable = std::move(program_.differentiable);
-    out.output_grads = std::move(program_.output_grads);
-    out.input_grads = std::move(program_.input_grads);
-    out.tokens = std::move(program_.tokens);
-    for (auto* list : {&out.parameter_grads, &out.outputs, &out.output_grads, &out.input_grads})
+    for (auto* list : {&program_.parameter_grads, &program_.outputs, &program_.output_grads, &program_.input_grads})
       for (auto& v : *list) move_view(v);
-    for (auto& t : out.tokens) t = value[t];
-    return out;
+    for (auto& t : program_.tokens) t = value[t];
+    for (auto* x : {&program_.after_forward, &program_.after_backward})
+      if (x->node != none) x->node = node[x->node];
+    program_.loss = node[program_.loss];
+    program_.values = std::move(out.values);
+    program_.views = std::move(out.views);
+    program_.nodes = std::move(out.nodes);
+    return std::move(program_);
   }
 
   const trace& trace_;

@@ -99,15 +99,15 @@ class host_allocator final : public c10::Allocator {
     TORCH_CHECK(base->raw_deleter() != nullptr, "the host allocator in use has no raw_deleter: memory cannot be measured");
   }
 
-  static void release_planned(void*) {
-    if (active_plan != nullptr) active_plan->died();
+  static void release_planned(void* data) {
+    if (active_plan != nullptr) active_plan->died(data);
   }
   static void release(void* data) {
     if (data == nullptr) return;
     auto& self = instance();
     const auto bytes = self.sizes_.take(data);
     if (bytes == 0 && self.in_arena(data)) return release_planned(data);  // through raw_deallocate
-    if (active_plan != nullptr) active_plan->died();
+    if (active_plan != nullptr) active_plan->died(data);
     if (active_recording != nullptr) active_recording->died(data);
     if (bytes > 0) count(-bytes);
     self.base_->raw_deallocate(data);
@@ -142,6 +142,8 @@ void meter::install() {
   }();
   static_cast<void>(done);
 }
+
+bool meter::in_front() { return c10::GetCPUAllocator() == &host_allocator::instance(); }
 
 bytes_t meter::live() { return live_bytes; }
 bytes_t meter::peak() { return peak_bytes; }
@@ -222,12 +224,20 @@ void planned_allocations::stop() {
   if (active_plan == this) active_plan = nullptr;
 }
 std::optional<char*> planned_allocations::place(bytes_t bytes) {
-  if (!strayed_ && next_ < blocks_.size() && blocks_[next_].bytes == bytes && blocks_[next_].deaths == deaths_)
-    return blocks_[next_++].place;
+  if (!strayed_ && next_ < blocks_.size() && blocks_[next_].bytes == bytes && blocks_[next_].deaths == deaths_) {
+    const auto& b = blocks_[next_++];
+    if (b.dies && b.place != nullptr) mortal_.push_back(b.place);
+    return b.place;
+  }
   strayed_ = true;
   ++unplanned_;
   unplanned_bytes_ += bytes;
   return std::nullopt;
+}
+
+void planned_allocations::died(const void* data) {
+  ++deaths_;
+  if (const auto found = std::find(mortal_.begin(), mortal_.end(), data); found != mortal_.end()) mortal_.erase(found);
 }
 
 namespace {

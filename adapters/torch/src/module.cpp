@@ -9,9 +9,11 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <set>
@@ -25,6 +27,7 @@
 #include <remat/torch/module.hpp>
 
 #include "clock.hpp"
+#include "hooks.hpp"
 #include "solver.hpp"
 
 namespace remat::torch {
@@ -67,11 +70,12 @@ struct setup {
   bytes_t constants = 0;
   double capture_seconds = 0;
   std::map<bytes_t, std::shared_ptr<const plan>> plans;  ///< by bytes available
+  std::atomic<bool> broken = false;                      ///< an operator did not do as it did when it was measured
 };
 
 /// An executor, and what it was made for.
 struct runner {
-  std::shared_ptr<const setup> kind;
+  std::shared_ptr<setup> kind;
   std::shared_ptr<const plan> what;
   std::unique_ptr<executor> run;
 };
@@ -82,6 +86,50 @@ struct watched {
   int64_t version;
   std::string what;
 };
+
+/// The module has put something else in the place of a tensor that the capture came upon.
+bool out_of_date(const program& step) {
+  return std::any_of(step.values.begin(), step.values.end(), [](const auto& v) {
+    if (!v.original) return false;
+    const auto now = v.original->lock();
+    return !now || now->storage().unsafeGetStorageImpl() != v.tensor.storage().unsafeGetStorageImpl() ||
+           now->storage_offset() != v.tensor.storage_offset();
+  });
+}
+
+bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+  if (a.defined() != b.defined()) return false;
+  if (!a.defined()) return true;
+  if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
+  const auto x = a.detach().contiguous().resolve_conj().resolve_neg(), y = b.detach().contiguous().resolve_conj().resolve_neg();
+  return x.nbytes() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
+}
+
+/// Each tensor once, by its name.
+std::vector<std::pair<std::string, at::Tensor>> distinct(const ::torch::OrderedDict<std::string, at::Tensor>& named) {
+  std::vector<std::pair<std::string, at::Tensor>> list;
+  std::set<const c10::TensorImpl*> seen;
+  for (const auto& n : named)
+    if (n.value().defined() && seen.insert(n.value().unsafeGetTensorImpl()).second) list.emplace_back(n.key(), n.value());
+  return list;
+}
+std::vector<at::Tensor> tensors(const std::vector<std::pair<std::string, at::Tensor>>& named) {
+  std::vector<at::Tensor> list;
+  for (const auto& n : named) list.push_back(n.second);
+  return list;
+}
+
+/// What shows whether a step still is what was captured: settings of PyTorch that choose kernels.
+std::string settings() {
+  std::ostringstream out;
+  const auto& c = at::globalContext();
+  out << at::get_num_threads() << c.deterministicAlgorithms() << c.deterministicFillUninitializedMemory() << c.userEnabledMkldnn()
+      << c.userEnabledFlashSDP() << c.userEnabledMemEfficientSDP() << c.userEnabledMathSDP()
+      << static_cast<int>(c.float32MatmulPrecision()) << c10::typeMetaToScalarType(c10::get_default_dtype());
+  for (const auto device : {at::kCPU, at::kCUDA})
+    if (at::autocast::is_autocast_enabled(device)) out << device << at::autocast::get_autocast_dtype(device);
+  return out.str();
+}
 
 }  // namespace
 
@@ -150,29 +198,52 @@ struct plan_runner::state {
   /// All that a capture depends on.
   std::string key_of(const std::vector<at::Tensor>& inputs) const {
     std::ostringstream out;
-    out << describe(inputs) << ";" << at::get_num_threads() << ";";
-    if (at::autocast::is_autocast_enabled(at::kCPU)) out << "autocast " << at::autocast::get_autocast_dtype(at::kCPU);
+    out << describe(inputs) << ";" << settings() << ";";
     for (const auto& m : module->modules()) out << (m->is_training() ? "t" : "e");
-    for (const auto& p : module->parameters())
-      out << ";" << p.unsafeGetTensorImpl() << static_cast<int>(p.scalar_type()) << p.requires_grad() << p.sizes() << p.strides();
-    for (const auto& b : module->buffers())
-      out << ";" << b.unsafeGetTensorImpl() << static_cast<int>(b.scalar_type()) << b.sizes();
+    std::map<const void*, at::Tensor> storages;
+    for (const auto& list : {module->named_parameters(), module->named_buffers()})
+      for (const auto& [name, t] : distinct(list)) {
+        out << ";" << t.unsafeGetTensorImpl() << static_cast<int>(t.scalar_type()) << t.requires_grad() << t.sizes()
+            << t.strides();
+        if (!t.has_storage()) continue;
+        const auto& first = storages.emplace(t.storage().unsafeGetStorageImpl(), t).first->second;
+        if (!first.is_same(t)) out << "=" << first.unsafeGetTensorImpl() << "+" << t.storage_offset() - first.storage_offset();
+      }
     return out.str();
   }
 
   std::shared_ptr<setup> setup_for(const std::vector<at::Tensor>& inputs) {
     const auto key = key_of(inputs);
-    if (const auto found = setups.find(key); found != setups.end()) return found->second;
+    if (const auto found = setups.find(key); found != setups.end()) {
+      const bool broken = found->second->broken;
+      if (!broken && !out_of_date(*found->second->step)) {
+        replaced = 0;
+        return found->second;
+      }
+      forget(found->second);
+      setups.erase(found);
+      if (broken) {
+        forget_profiles();
+        options.profile.cache.clear();
+      } else if (++replaced > 3) {
+        throw cannot_capture(
+            "the module puts a new tensor in the place of one of its members in every forward; register it as a "
+            "buffer and write into it");
+      }
+      log(broken ? "an operator uses memory in another way than it did: measured again"
+                 : "a tensor of the module that is no parameter and no buffer has been replaced: captured again");
+    }
     if (options.fixed_shapes && !setups.empty())
       throw unexpected_inputs("wrapped for " + first_inputs + ", called with " + describe(inputs) +
                               " (or in another mode); wrap_options::fixed_shapes forbids a new plan");
     if (setups.empty()) first_inputs = describe(inputs);
     auto s = std::make_shared<setup>();
     const auto begin = clock::now();
+    const auto parameters = distinct(module->named_parameters()), buffers = distinct(module->named_buffers());
     std::vector<std::string> names;
-    for (const auto& p : module->named_parameters()) names.push_back(p.key());
-    for (const auto& b : module->named_buffers()) names.push_back(b.key());
-    s->step = std::make_shared<program>(capture(plain, inputs, module->parameters(), module->buffers(), names));
+    for (const auto* list : {&parameters, &buffers})
+      for (const auto& n : *list) names.push_back(n.first);
+    s->step = std::make_shared<program>(capture(plain, inputs, tensors(parameters), tensors(buffers), names));
     s->capture_seconds = since(begin);
     s->profiles = profile(*s->step, options.profile);
     s->p = to_problem(*s->step, s->profiles.seconds(), s->profiles.workspace(), module->name());
@@ -192,6 +263,11 @@ struct plan_runner::state {
     log(text.str());
     setups.emplace(key, s);
     return s;
+  }
+
+  /// Lets go of the executors for `s` that are idle.
+  void forget(const std::shared_ptr<setup>& s) {
+    std::erase_if(runners, [&](const auto& r) { return r->kind == s && !r->run->in_flight() && !r->run->arena_in_use(); });
   }
 
   static result judged(const problem& p, const schedule& steps) {
@@ -345,6 +421,17 @@ struct plan_runner::state {
     throw over_budget(text.str(), asked, smallest, bound);
   }
 
+  /// What is idle makes room.
+  void release() {
+    for (const auto& r : runners)
+      if (!r->run->in_flight() && r->run->arena_in_use()) {
+        r->run->leave_gradients_only();
+        retired.push_back(r->run->memory());
+      }
+    std::erase_if(runners, [](const auto& r) { return !r->run->in_flight(); });
+    std::erase_if(retired, [](const auto& a) { return a.expired(); });
+  }
+
   /// An executor for a step that begins now.
   std::shared_ptr<runner> acquire(const std::shared_ptr<setup>& s, const std::vector<at::Tensor>& inputs) {
     std::erase_if(retired, [](const auto& a) { return a.expired(); });
@@ -360,13 +447,7 @@ struct plan_runner::state {
       last_held.gradients = gradients;
       return r;
     }
-    for (const auto& r : runners)  // what is idle makes room
-      if (!r->run->in_flight() && r->run->arena_in_use()) {
-        r->run->leave_gradients_only();
-        retired.push_back(r->run->memory());
-      }
-    std::erase_if(runners, [](const auto& r) { return !r->run->in_flight(); });
-    std::erase_if(retired, [](const auto& a) { return a.expired(); });
+    release();
 
     last_held.gradients = gradient_bytes(nullptr);
     const auto others = other_bytes(nullptr);
@@ -397,16 +478,103 @@ struct plan_runner::state {
   std::vector<std::weak_ptr<arena>> retired;     ///< kept alive by gradients only
   std::shared_ptr<const setup> last_setup;
   std::shared_ptr<const plan> last_plan;
-  std::shared_ptr<runner> last_runner;
   torch::report last_held;
+  int replaced = 0;          ///< captures in a row that a replaced tensor made out of date
+  std::size_t verified = 0;  ///< steps that were compared
 };
 
 namespace {
 
+/// A step run plain beside the planned one, to compare the two.
+class shadow {
+ public:
+  /// Runs the forward of `plain`, and puts back what that changed.
+  shadow(const forward_function& plain, const program& step, const std::vector<at::Tensor>& inputs,
+         const std::vector<at::Tensor>& buffers)
+      : step_(step) {
+    at::AutoGradMode grad_mode(true);
+    for (const auto& t : inputs) inputs_.push_back(t.defined() ? t.detach().requires_grad_(t.requires_grad()) : t);
+    for (const auto& t : buffers) add(t);
+    for (const auto& w : step.written) add(w.tensor.defined() ? w.tensor : inputs[w.input]);
+    const auto before = generator_state::now();
+    returned_ = plain(inputs_);
+    after_ = generator_state::now();
+    before.restore();
+    swap();
+  }
+
+  /// @throws not_equal, with buffers and generator as the plain forward left them
+  void compare(const std::vector<at::Tensor>& outputs) {
+    for (std::size_t i = 0; i < step_.results.size(); ++i)
+      if (!same_bits(outputs[step_.results[i]], returned_.at(i))) fail("output " + std::to_string(i));
+    for (const auto& s : saved_)
+      if (!same_bits(s.tensor, s.contents)) fail("a buffer");
+    if (!(generator_state::now() == after_)) fail("the state of the generator");
+    saved_.clear();
+  }
+
+  /// Runs the backward, and puts back the generator.
+  void backward(const std::vector<at::Tensor>& incoming) {
+    std::vector<at::Tensor> roots, given, wanted = step_.parameters;
+    std::set<std::size_t> taken;
+    for (std::size_t i = 0; i < step_.results.size(); ++i) {
+      const auto k = step_.results[i];
+      if (!incoming[k].defined() || !taken.insert(k).second) continue;
+      roots.push_back(returned_[i]);
+      given.push_back(incoming[k]);
+    }
+    for (std::size_t i = 0; i < inputs_.size(); ++i)
+      if (step_.input_grads[i] != none) wanted.push_back(inputs_[i]);
+    const without_hooks hooks(step_.parameters);
+    const auto before = generator_state::now();
+    gradients_ = ::torch::autograd::grad(roots, wanted, given, std::nullopt, false, true);
+    after_ = generator_state::now();
+    before.restore();
+    returned_.clear();
+  }
+  /// @param gradients of parameters, then of inputs
+  void compare_gradients(const ::torch::autograd::variable_list& gradients) {
+    for (std::size_t i = 0; i < gradients.size(); ++i)
+      if (!same_bits(gradients[i], gradients_.at(i))) fail("gradient " + std::to_string(i) + " (parameters, then inputs)");
+    if (!(generator_state::now() == after_)) fail("the state of the generator after the backward");
+  }
+
+ private:
+  struct entry {
+    at::Tensor tensor, contents;
+    int64_t version;
+  };
+  void add(const at::Tensor& t) { saved_.push_back({t, t.detach().clone(), t._version()}); }
+  /// Each buffer as it was before, or after again.
+  void swap() {
+    at::NoGradGuard no_grad;
+    for (auto& s : saved_) {
+      const auto now = s.tensor.detach().clone();
+      s.tensor.detach().copy_(s.contents);
+      s.contents = now;
+      auto counter = s.tensor.unsafeGetTensorImpl()->version_counter();
+      counter.set_version(s.version);
+    }
+  }
+  [[noreturn]] void fail(const std::string& what) {
+    swap();
+    after_.restore();
+    throw not_equal("remat: " + what +
+                    " of the planned step differs from the plain one; the plan may be out of date: invalidate()");
+  }
+
+  const program& step_;
+  std::vector<at::Tensor> inputs_, returned_;
+  std::vector<entry> saved_;
+  generator_state after_;
+  ::torch::autograd::variable_list gradients_;
+};
+
 /// The backward of one forward.
 class plan_node final : public ::torch::autograd::Node {
  public:
-  plan_node(std::shared_ptr<runner> r, std::vector<watched> w) : runner_(std::move(r)), watched_(std::move(w)) {}
+  plan_node(std::shared_ptr<runner> r, std::vector<watched> w, std::unique_ptr<shadow> beside)
+      : runner_(std::move(r)), watched_(std::move(w)), shadow_(std::move(beside)) {}
   ~plan_node() override { give_back(); }
 
   std::string name() const override { return "RematBackward"; }
@@ -420,6 +588,8 @@ class plan_node final : public ::torch::autograd::Node {
     }
     if (at::GradMode::is_enabled())
       throw not_supported("remat: no graph of the gradients (create_graph=true) of a wrapped module");
+    if (at::autocast::is_autocast_enabled(at::kCPU) || at::autocast::is_autocast_enabled(at::kCUDA))
+      throw not_supported("remat: the backward of a wrapped module must not run under autocast; leave it after the forward");
     for (const auto& w : watched_)
       TORCH_CHECK(
           w.tensor._version() == w.version, "remat: ", w.what,
@@ -428,17 +598,33 @@ class plan_node final : public ::torch::autograd::Node {
           w.tensor._version(), "; expected version ", w.version);
     ran_kept_ = ::torch::autograd::get_current_graph_task_keep_graph();
     const auto r = std::exchange(runner_, nullptr);
+    const auto beside = std::exchange(shadow_, nullptr);
     watched_.clear();
     const auto& step = *r->kind->step;
     std::vector<at::Tensor> given;
     std::size_t next = 0;
     for (bool differentiable : step.differentiable) given.push_back(differentiable ? std::move(incoming[next++]) : at::Tensor());
     incoming.clear();
-    auto g = r->run->backward(given);
+    if (beside) beside->backward(given);
+    executor::gradients g;
+    try {
+      g = r->run->backward(given);
+    } catch (const plan_broken&) {
+      r->kind->broken = true;
+      throw;
+    }
+    // What no used output leads to has no gradient, as in eager mode.
+    const auto reached = [&](const std::vector<bool>& sources) {
+      for (std::size_t i = 0; i < sources.size(); ++i)
+        if (sources[i] && given[i].defined()) return true;
+      return false;
+    };
     ::torch::autograd::variable_list result;
-    for (auto& t : g.parameters) result.push_back(std::move(t));
+    for (std::size_t i = 0; i < g.parameters.size(); ++i)
+      result.push_back(reached(step.parameter_sources[i]) ? std::move(g.parameters[i]) : at::Tensor());
     for (std::size_t i = 0; i < g.inputs.size(); ++i)
-      if (step.input_grads[i] != none) result.push_back(std::move(g.inputs[i]));
+      if (step.input_grads[i] != none) result.push_back(reached(step.input_sources[i]) ? std::move(g.inputs[i]) : at::Tensor());
+    if (beside) beside->compare_gradients(result);
     for (std::size_t i = 0; i < result.size(); ++i)
       if (!task_should_compute_output(i)) result[i].reset();
     return result;
@@ -448,10 +634,12 @@ class plan_node final : public ::torch::autograd::Node {
   void give_back() {
     if (runner_) std::exchange(runner_, nullptr)->run->reset();
     watched_.clear();
+    shadow_.reset();
   }
 
   std::shared_ptr<runner> runner_;  ///< empty once it ran
   std::vector<watched> watched_;
+  std::unique_ptr<shadow> shadow_;
   bool ran_kept_ = false;
 };
 
@@ -469,24 +657,45 @@ std::vector<at::Tensor> plan_runner::state::plain_or_planned(const std::vector<a
   const auto r = acquire(s, inputs);
   last_setup = s;
   last_plan = r->what;
-  last_runner = r;
   const auto& step = *s->step;
-  auto outputs = r->run->forward(inputs);
-
+  std::unique_ptr<shadow> beside;
+  if (verified < options.verify) {
+    ++verified;
+    beside = std::make_unique<shadow>(plain, step, inputs, tensors(distinct(module->named_buffers())));
+  }
+  std::vector<at::Tensor> outputs;
+  try {
+    outputs = r->run->forward(inputs);
+    if (beside) beside->compare(outputs);
+  } catch (const plan_broken&) {
+    s->broken = true;
+    throw;
+  } catch (const not_equal&) {
+    r->run->reset();
+    throw;
+  }
   std::vector<watched> watch;
   const auto& read = r->what->run->read_in_backward();
-  for (std::size_t i = 0; i < outputs.size(); ++i)
-    if (read.outputs[i]) watch.push_back({outputs[i].detach(), outputs[i]._version(), "output " + std::to_string(i)});
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const auto& view = step.views[step.outputs[i]];
+    const auto& value = step.values[view.value];
+    // An input that is returned is the input itself.
+    if (view.whole && value.from == role::input && !step.differentiable[i]) outputs[i] = inputs[value.position];
+    // A write to memory that is shared would change the history of all who share it.
+    const bool shared = value.from != role::internal || std::any_of(outputs.begin(), outputs.end(), [&](const auto& o) {
+                          return !o.is_same(outputs[i]) && o.is_alias_of(outputs[i]);
+                        });
+    if (read.outputs[i] || (shared && step.differentiable[i]))
+      watch.push_back({outputs[i].detach(), outputs[i]._version(), "output " + std::to_string(i)});
+  }
   for (auto v : read.outside) {
     const auto& value = step.values[v];
-    if (value.from == role::parameter)
-      watch.push_back({value.tensor.detach(), value.tensor._version(), "parameter " + value.name});
-    if (value.from == role::input) {
-      const auto& t = inputs[value.position];
-      if (!t.is_inference()) watch.push_back({t.detach(), t._version(), "input " + std::to_string(value.position)});
-    }
+    const auto& t = value.from == role::input ? inputs[value.position] : value.tensor;
+    if (value.from == role::constant || !t.defined() || t.is_inference()) continue;
+    const char* what = value.from == role::parameter ? "parameter " : value.from == role::buffer ? "buffer " : "";
+    watch.push_back({t.detach(), t._version(), what + value.name});
   }
-  auto node = c10::make_intrusive<plan_node>(r, std::move(watch));
+  auto node = c10::make_intrusive<plan_node>(r, std::move(watch), std::move(beside));
   ::torch::autograd::edge_list edges;
   for (const auto& p : step.parameters) edges.push_back(::torch::autograd::impl::gradient_edge(p));
   for (std::size_t i = 0; i < step.input_grads.size(); ++i)
@@ -494,7 +703,9 @@ std::vector<at::Tensor> plan_runner::state::plain_or_planned(const std::vector<a
   node->set_next_edges(std::move(edges));
   for (std::size_t i = 0; i < outputs.size(); ++i)
     if (step.differentiable[i]) ::torch::autograd::set_history(outputs[i], node);
-  return outputs;
+  std::vector<at::Tensor> returned;
+  for (auto i : step.results) returned.push_back(outputs[i]);
+  return returned;
 }
 
 plan_runner::plan_runner(std::shared_ptr<::torch::nn::Module> module, forward_function forward, wrap_options options)
@@ -509,7 +720,17 @@ void plan_runner::prepare(const std::vector<at::Tensor>& inputs) {
   const auto r = state_->acquire(s, inputs);
   state_->last_setup = s;
   state_->last_plan = r->what;
-  state_->last_runner = r;
+}
+
+void plan_runner::invalidate() {
+  std::lock_guard lock(state_->mutex);
+  state_->release();
+  state_->setups.clear();
+}
+
+void plan_runner::release() {
+  std::lock_guard lock(state_->mutex);
+  state_->release();
 }
 
 torch::report plan_runner::report() const {

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -76,6 +77,8 @@ std::string signature(const program& step, const node& n) {
   return out.str();
 }
 
+constexpr bytes_t little = bytes_t{64} << 10;
+
 /// Runs a node on operands of its own.
 class bench {
  public:
@@ -84,6 +87,27 @@ class bench {
       for (const auto& o : c.operands) touch(o.view);
       for (const auto& r : c.results) made_.push_back(step.views[r.view].value);
     }
+    keep_written();
+  }
+
+  /// Other numbers, for operators that refuse the first: positive, and well conditioned where they are square matrices.
+  void make_plausible() {
+    for (const auto& c : node_.calls)
+      for (const auto& o : c.operands) {
+        const auto value = step_.views[o.view].value;
+        if (is_number(step_, o.view) || !storage_.count(value) || std::find(made_.begin(), made_.end(), value) != made_.end())
+          continue;
+        const auto t = operand_of(o.view);
+        if (!t.is_floating_point() && !t.is_complex()) continue;
+        t.fill_(0.25);
+        if (t.dim() >= 2 && t.size(-1) == t.size(-2)) t.diagonal(0, -2, -1).fill_(static_cast<double>(t.size(-1)));
+      }
+    keep_written();
+  }
+
+  /// Operands as they were, where a run has written them: numbers that drift to infinity or denormals take other times.
+  void refresh() {
+    for (auto& [to, from] : written_) to.copy_(from);
   }
 
   /// One run, with `scope` (a recording, planned allocations) active during the calls.
@@ -91,14 +115,16 @@ class bench {
   template <class Scope>
   double run(bool again, Scope* scope) {
     clear();
+    refresh();
     double seconds = 0;
     for (const auto& c : node_.calls) {
       auto stack = stack_of(c, again, [&](index_t v) { return operand_of(v); });
       at::AutoGradMode grad_mode(c.grad_mode);
       if (scope) scope->start();
-      const auto begin = clock::now();
+      const stopwatch watch;
       c.op.callBoxed(stack);
-      seconds += since(begin);
+      seconds += watch.seconds();
+      undisturbed_ = undisturbed_ && watch.undisturbed();
       if (scope) scope->stop();
       for (const auto& r : c.results) storage_.insert_or_assign(step_.views[r.view].value, result_of(stack, r).storage());
     }
@@ -106,8 +132,10 @@ class bench {
   }
 
   /// Shortest of some runs whose allocations lie in an arena, as they will when the program is executed.
-  /// @param elsewhere gets the most that was allocated outside of it
-  double seconds(const allocation_script& s, double limit, bytes_t& elsewhere) {
+  /// @param elsewhere gets what other threads allocated: half of the runs need no more, or it is little, as other work of the
+  ///                  process may be among it
+  /// @param undisturbed was the shortest?
+  double seconds(const allocation_script& s, double limit, bytes_t& elsewhere, bool& undisturbed) {
     std::vector<allocation> list;
     for (const auto& b : s.blocks) list.push_back({b.born, b.freed < 0 ? s.events + 1 : b.freed, b.bytes});
     const auto places = lay_out(list, {.tries = 0});
@@ -116,36 +144,40 @@ class bench {
     for (std::size_t i = 0; i < s.blocks.size(); ++i) {
       const auto& b = s.blocks[i];
       const bool kept_by_operator = b.result == none && b.freed < 0;
-      plan.push_back({b.bytes, b.deaths, kept_by_operator ? nullptr : memory.data() + places.offsets[i]});
+      plan.push_back({b.bytes, b.deaths, kept_by_operator ? nullptr : memory.data() + places.offsets[i], b.freed >= 0});
     }
     planned_allocations planned;
+    double shortest = std::numeric_limits<double>::infinity();
+    std::vector<bytes_t> seen;
     auto once = [&] {
-      clear();
       planned.plan(plan);
+      undisturbed_ = true;
       const auto before = meter::live();
       meter::reset_peak();
       const auto time = run(false, &planned);
-      if (planned.unplanned() == 0) elsewhere = std::max(elsewhere, meter::peak() - before);
-      return time;
+      seen.push_back(meter::peak() - before);
+      if (time < shortest) shortest = time, undisturbed = undisturbed_;
     };
     once();  // touches the memory
-    double shortest = once();
+    shortest = std::numeric_limits<double>::infinity();
+    once();
     const auto begin = clock::now();
-    for (int k = 0; k < 2 || (k < 8 && since(begin) < limit); ++k) shortest = std::min(shortest, once());
+    for (int k = 0; k < 2 || (k < 8 && since(begin) < limit); ++k) once();
     clear();
+    std::sort(seen.begin(), seen.end());
+    elsewhere = seen[seen.size() / 2];
+    for (auto bytes : seen)
+      if (bytes <= little) elsewhere = std::max(elsewhere, bytes);
     return shortest;
   }
 
   allocation_script script(bool again, bytes_t* workspace) {
     recording record;
-    clear();
-    const auto before = meter::live();
-    meter::reset_peak();
     run(again, &record);
-    const auto peak = meter::peak() - before;
     allocation_script s;
     s.events = record.events();
-    bytes_t kept = 0;
+    std::vector<bytes_t> change(static_cast<std::size_t>(s.events) + 1, 0);
+    bytes_t kept = 0, live = 0, peak = 0;
     for (const auto& b : record.blocks()) {
       scripted_block block{b.bytes, b.born, b.freed, 0, none};
       for (const auto& other : record.blocks()) block.deaths += other.freed >= 0 && other.freed < b.born;
@@ -153,8 +185,11 @@ class bench {
         if (const auto found = storage_.find(node_.outputs[i]); found != storage_.end() && found->second.data() == b.data)
           block.result = static_cast<index_t>(i);
       if (block.result != none) kept += b.bytes;
+      change[static_cast<std::size_t>(b.born)] += b.bytes;
+      if (b.freed >= 0) change[static_cast<std::size_t>(b.freed)] -= b.bytes;
       s.blocks.push_back(block);
     }
+    for (auto c : change) peak = std::max(peak, live += c);
     if (workspace != nullptr) *workspace = std::max<bytes_t>(0, peak - kept);
     return s;
   }
@@ -163,24 +198,37 @@ class bench {
   void clear() {
     for (auto v : made_) storage_.erase(v);
   }
+  void keep_written() {
+    written_.clear();
+    for (const auto& [old, fresh] : node_.overwrites) {
+      if (!storage_.count(fresh)) continue;
+      const auto bytes = static_cast<int64_t>(storage_.at(fresh).nbytes());
+      const auto all = tensor_of({none, {bytes}, {1}, 0, at::kByte, false, false, false}, storage_.at(fresh));
+      written_.emplace_back(all, all.clone());
+    }
+  }
   void touch(index_t v) {
     const auto value = step_.views[v].value;
     if (std::find(made_.begin(), made_.end(), value) != made_.end() || storage_.count(value) || is_number(step_, v)) return;
     const auto& view = step_.views[v];
-    const auto elements = step_.values[value].bytes / static_cast<bytes_t>(c10::elementSize(view.dtype));
-    auto scratch = at::zeros({elements}, at::TensorOptions().dtype(view.dtype).device(step_.values[value].device));
-    if (at::isFloatingType(view.dtype)) scratch.uniform_(0, 1);
-    storage_.emplace(value, scratch.storage());
+    const auto bytes = step_.values[value].bytes;
+    const auto scratch = at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(step_.values[value].device)).storage();
+    const auto elements = bytes / static_cast<bytes_t>(c10::elementSize(view.dtype));
+    if (at::isFloatingType(view.dtype))
+      tensor_of({none, {elements}, {1}, 0, view.dtype, false, false, false}, scratch).uniform_(0, 1);
+    storage_.emplace(value, scratch);
   }
   at::Tensor operand_of(index_t v) {
     if (is_number(step_, v)) return step_.values[step_.views[v].value].tensor;
-    return tensor_of(step_.views[v], storage_.at(step_.views[v].value), 0);
+    return tensor_of(step_.views[v], storage_.at(step_.views[v].value));
   }
 
   const program& step_;
   const node& node_;
   std::vector<index_t> made_;
   std::map<index_t, c10::Storage> storage_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> written_;  ///< {operand that the node overwrites, as bytes; what it was}
+  bool undisturbed_ = true;
 };
 
 bool equal(const allocation_script& a, const allocation_script& b) {
@@ -196,7 +244,12 @@ node_profile measure(const program& step, const node& n, double seconds) {
   bench b(step, n);
   recording* const no_scope = nullptr;
   const bool twofold = std::any_of(n.calls.begin(), n.calls.end(), [](const auto& c) { return !c.first_run_only.empty(); });
-  b.run(false, no_scope);  // first-time set-up of kernels
+  try {
+    b.run(false, no_scope);  // first-time set-up of kernels
+  } catch (const c10::Error&) {
+    b.make_plausible();
+    b.run(false, no_scope);
+  }
   bytes_t workspace = 0;
   auto record = [&](bool again) {
     const auto earlier = b.script(again, &workspace);
@@ -209,9 +262,9 @@ node_profile measure(const program& step, const node& n, double seconds) {
   p.first = record(false);
   if (twofold) b.run(true, no_scope);
   p.again = twofold ? record(true) : p.first;
-  p.seconds = b.seconds(p.first, seconds, p.elsewhere);
+  p.seconds = b.seconds(p.first, seconds, p.elsewhere, p.undisturbed);
   // Threads may meet in a way they did not here.
-  p.elsewhere = std::min<bytes_t>(p.elsewhere * at::get_num_threads(), p.elsewhere + (bytes_t{64} << 10));
+  p.elsewhere = std::min<bytes_t>(p.elsewhere * at::get_num_threads(), p.elsewhere + little);
   return p;
 }
 
@@ -259,11 +312,11 @@ node_profile profile_from(const json& j, std::size_t outputs) {
 json read_cache(const std::filesystem::path& path) {
   try {
     auto document = json::parse(read_file(path, std::size_t{256} << 20));
-    if (document.at("format") == "remat-torch-profile" && document.at("version") == 1 && document.at("machines").is_object())
+    if (document.at("format") == "remat-torch-profile" && document.at("version") == 2 && document.at("machines").is_object())
       return document;
   } catch (const std::exception&) {  // missing or damaged: measured anew
   }
-  return {{"format", "remat-torch-profile"}, {"version", 1}, {"machines", json::object()}};
+  return {{"format", "remat-torch-profile"}, {"version", 2}, {"machines", json::object()}};
 }
 
 std::mutex known_mutex;
@@ -288,6 +341,11 @@ std::vector<bytes_t> program_profile::workspace() const {
   std::vector<bytes_t> list;
   for (const auto& n : nodes) list.push_back(n->workspace);
   return list;
+}
+
+void forget_profiles() {
+  std::lock_guard lock(known_mutex);
+  known.clear();
 }
 
 program_profile profile(const program& step, const profile_options& o) {
@@ -318,7 +376,7 @@ program_profile profile(const program& step, const profile_options& o) {
       ++result.measured;
       const double left = std::max(0.0, o.seconds - since(begin));
       entry = std::make_shared<node_profile>(measure(step, n, std::min(0.05, left)));
-      if (read) document["machines"][machine][key] = to_json(*entry);
+      if (read && entry->undisturbed) document["machines"][machine][key] = to_json(*entry);
     }
     here[key] = entry;
     result.nodes.push_back(entry);

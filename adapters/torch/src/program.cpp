@@ -78,9 +78,11 @@ std::string explain(const program& step) {
       out << "}";
     }
     for (const auto& [old, fresh] : n.overwrites) out << " v" << old << "->v" << fresh;
-    if (n.random) out << " random";
-    if (n.repeats != none) out << " repeats " << n.repeats;
-    if (n.reseed.defined()) out << " reseeds";
+    if (n.random) {
+      static constexpr const char* from[] = {"",         " as before ", " as after ", " as at the forward", " as at the backward",
+                                             " reseeded"};
+      out << " random" << from[n.starts.from] << (n.starts.node != none ? std::to_string(n.starts.node) : "");
+    }
     if (n.once) out << " once";
     out << "\n";
   }

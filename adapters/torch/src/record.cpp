@@ -4,22 +4,29 @@
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/TensorUtils.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/node.h>
 #include <torch/csrc/autograd/utils/grad_layout_contract.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <random>
 #include <set>
 #include <unordered_map>
+#include <unordered_set>
 
+#include "hooks.hpp"
 #include "trace.hpp"
 
 namespace remat::torch::detail {
@@ -94,12 +101,55 @@ enum class contents {
   hollow     ///< no memory
 };
 
+/// A state of the generator that no program has by chance.
+at::Tensor unlikely_state(const at::Generator& like) {
+  auto g = like.clone();
+  std::random_device entropy;
+  g.set_current_seed(std::uint64_t{entropy()} << 32 | entropy());
+  return g.get_state();
+}
+
+/// Puts back the `.grad` of tensors.
+class same_gradients {
+ public:
+  explicit same_gradients(const std::vector<at::Tensor>& tensors) {
+    for (const auto& t : tensors) before_.push_back({t, t.grad(), t.grad().defined() ? t.grad()._version() : 0});
+  }
+  ~same_gradients() {
+    for (auto& x : before_) x.tensor.mutable_grad() = x.grad;
+  }
+  same_gradients(const same_gradients&) = delete;
+  same_gradients& operator=(const same_gradients&) = delete;
+  bool hold() const {
+    return std::all_of(before_.begin(), before_.end(), [](const auto& x) {
+      const auto& now = x.tensor.grad();
+      return now.unsafeGetTensorImpl() == x.grad.unsafeGetTensorImpl() && (!now.defined() || now._version() == x.version);
+    });
+  }
+
+ private:
+  struct entry {
+    at::Tensor tensor, grad;
+    int64_t version;
+  };
+  std::vector<entry> before_;
+};
+
+/// Autocast keeps casts of parameters while it is on; those of a capture are hollow, and older ones are not among its calls.
+struct fresh_casts {
+  fresh_casts() { at::autocast::clear_cache(); }
+  ~fresh_casts() { at::autocast::clear_cache(); }
+  fresh_casts(const fresh_casts&) = delete;
+  fresh_casts& operator=(const fresh_casts&) = delete;
+};
+
 class recorder {
  public:
   recorder(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& buffers,
            const std::vector<std::string>& names, c10::Device device)
       : generator_(at::globalContext().defaultGenerator(device)), device_(device) {
-    start_ = expected_ = state();
+    start_ = state();
+    begin_phase();
     for (std::size_t i = 0; i < parameters.size(); ++i)
       add_outside(parameters[i], parameters[i].requires_grad() ? role::parameter : role::buffer,
                   i < names.size() ? names[i] : "parameter " + std::to_string(i));
@@ -115,8 +165,8 @@ class recorder {
   ~recorder() {
     at::AutoDispatchBelowADInplaceOrView below;
     for (auto& [tensor, saved] : saved_) tensor.copy_(saved);
-    std::lock_guard<std::mutex> lock(generator_.mutex());
-    generator_.set_state(start_);
+    for (const auto& o : outside_) reset_version(o);
+    set_state(start_);
   }
 
   /// A tensor of the step that owns no memory: an input or the gradient of an output.
@@ -129,15 +179,25 @@ class recorder {
       filled_.clear();
       t.copy_(like);
     }
+    hide(impl(t));
     auto& origin = trace_.storages[s];
     origin.from = from;
     origin.position = position;
     origin.name = (from == role::input ? "input " : "gradient of output ") + std::to_string(position);
-    if (from == role::input) whole_.emplace(t.unsafeGetTensorImpl(), t);
+    if (from == role::input) {
+      whole_.emplace(t.unsafeGetTensorImpl(), t);
+      watch(t, position);
+    }
     return t;
   }
 
-  void start_backward() { trace_.backward = trace_.calls.size(); }
+  /// The forward is done.
+  void start_backward() {
+    trace_.backward = trace_.calls.size();
+    trace_.after_forward = left_behind();
+    for (auto& o : outside_) o.forward = version(o.tensor);
+    begin_phase();
+  }
   const std::vector<traced_call>& calls() const { return trace_.calls; }
   bool knows(const at::Tensor& t) const { return t.has_storage() && index_.count(impl(t)); }
   bool outside(const at::Tensor& t) const { return trace_.storages[index_.at(impl(t))].from != role::internal; }
@@ -148,9 +208,9 @@ class recorder {
   }
 
   trace finish() {
-    if (!same_bytes(state(), expected_))
-      throw cannot_capture("the module leaves the generator in a state that none of its operators produced");
+    trace_.after_backward = left_behind();
     for (std::size_t s = 0; s < trace_.storages.size(); ++s) freeze_if_temporary(static_cast<index_t>(s));
+    note_versions();
     return std::move(trace_);
   }
 
@@ -167,7 +227,7 @@ class recorder {
     const auto& name = schema.name();
     const auto n = schema.arguments().size();
     const auto first = stack.size() - n;
-    traced_call c{op, {}, {}, {}, at::GradMode::is_enabled(), {}, draw::none, 0, {}};
+    traced_call c{op, {}, {}, {}, at::GradMode::is_enabled(), {}, {}};
     std::vector<at::Tensor> tensors;
     for (std::size_t i = 0; i < n; ++i) {
       const auto& argument = stack[first + i];
@@ -196,14 +256,7 @@ class recorder {
     const bool seeded = op.hasTag(at::Tag::nondeterministic_seeded);
     at::Tensor before;
     if (seeded) before = state();
-    {
-      struct emptied {
-        recorder& r;
-        ~emptied() { r.drain(); }
-      } at_exit{*this};
-      for (const auto& t : tensors) fill(t);
-      op.callBoxed(&stack);
-    }
+    call(op, stack, n, tensors);
     if (seeded) note_draw(c, before);
     for (std::size_t i = 0; i < tensors.size(); ++i)
       if (impl(tensors[i])->nbytes() != bytes[i] || index_.at(impl(tensors[i])) != c.operands[i].view.value)
@@ -218,17 +271,25 @@ class recorder {
         check(name, t);
         if (!index_.count(impl(t))) {
           const bool indices = !constant && at::isIntegralType(t.scalar_type(), true) && impl(t)->nbytes() <= constant_limit;
-          const auto s = add(t, c.random == draw::none && constant ? contents::constant
-                                : indices                          ? contents::kept
-                                                                   : contents::hollow);
+          const auto s = add(t, !c.draws && constant ? contents::constant : indices ? contents::kept : contents::hollow);
           trace_.storages[s].name = name;
           raw_[s] = name.rfind("aten::empty", 0) == 0 && c.operands.empty();
           if (contents_[s] == contents::hollow) release(impl(t));
+          if (contents_[s] == contents::kept) hide(impl(t));
         }
         c.results.push_back({static_cast<int>(i), element, view_of(t), false});
       });
-    for (auto* s : touched) settle(s, constant && c.random == draw::none);
+    for (auto* s : touched) settle(s, constant && !c.draws);
     trace_.calls.push_back(std::move(c));
+  }
+
+  /// A storage of the step that is still there once all results are gone: the module keeps it. @return what made it, or nothing
+  std::optional<std::string> kept_by_module() const {
+    for (std::size_t s = 0; s < alive_.size(); ++s)
+      if (trace_.storages[s].from == role::internal && (contents_[s] == contents::hollow || contents_[s] == contents::kept) &&
+          !alive_[s].expired())
+        return trace_.storages[s].name;
+    return std::nullopt;
   }
 
  private:
@@ -237,6 +298,33 @@ class recorder {
   at::Tensor state() {
     std::lock_guard<std::mutex> lock(generator_.mutex());
     return generator_.get_state();
+  }
+  void set_state(const at::Tensor& s) {
+    std::lock_guard<std::mutex> lock(generator_.mutex());
+    generator_.set_state(s);
+  }
+  /// Each half of the step begins in a state that cannot be met otherwise, so that one set by hand is told from it.
+  void begin_phase() {
+    expected_ = unlikely_state(generator_);
+    set_state(expected_);
+    phases_.push_back(expected_);
+  }
+
+  /// A tensor from outside, whose writes are counted.
+  void watch(const at::Tensor& t, std::size_t input = 0) {
+    if (!t.is_inference()) outside_.push_back({t, input, version(t), 0});
+  }
+  static int64_t version(const at::Tensor& t) { return t._version(); }
+
+  /// How often the step wrote tensors from outside; those that share a version count once.
+  void note_versions() {
+    for (const auto& o : outside_) {
+      const auto now = version(o.tensor);
+      if (now == o.start) continue;
+      const bool input = trace_.storages[index_.at(impl(o.tensor))].from == role::input;
+      trace_.written.push_back({input ? at::Tensor() : o.tensor, o.input, o.forward - o.start, now - o.forward});
+      reset_version(o);
+    }
   }
 
   index_t add(const at::Tensor& t, contents known) {
@@ -254,8 +342,9 @@ class recorder {
 
   void add_outside(const at::Tensor& t, role from, const std::string& name) {
     check(name, t);
+    watch(t);
+    if (index_.count(impl(t))) return;  // shares its memory with another one: known by its geometry
     whole_.emplace(t.unsafeGetTensorImpl(), t);
-    if (index_.count(impl(t))) return;
     auto& origin = trace_.storages[add(t, contents::outside)];
     origin.from = from;
     origin.name = name;
@@ -266,21 +355,35 @@ class recorder {
   void add_unknown(const std::string& op, const at::Tensor& t) {
     if (t.requires_grad()) refuse(op, "reads a tensor that requires a gradient and is not among the parameters");
     add_outside(t, role::buffer, "tensor of " + op);
-    if (impl(t)->nbytes() > constant_limit) return;
-    auto copy = t.detach().clone();
-    if (t.unsafeGetTensorImpl()->is_wrapped_number()) copy.unsafeGetTensorImpl()->set_wrapped_number(true);
+    auto copy = at::Tensor();
+    if (!impl(t)->resizable()) copy = like(t, t.detach().clone());  // memory of somebody who may free it
     unknown_.emplace(index_.at(impl(t)), std::move(copy));
+  }
+  static at::Tensor like(const at::Tensor& t, at::Tensor other) {
+    if (t.unsafeGetTensorImpl()->is_wrapped_number()) other.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return other;
   }
 
   /// After the step: an unknown tensor that only the recorder still holds was made for this step; its contents are a constant.
+  /// Another one belongs to the module, which may put a new one in its place.
   void freeze_if_temporary(index_t s) {
     auto& origin = trace_.storages[s];
     const auto copy = unknown_.find(s);
     if (copy == unknown_.end()) return;
-    whole_.erase(origin.tensor.unsafeGetTensorImpl());
-    if (origin.tensor.use_count() > 1 || origin.tensor.storage().use_count() > 1) return;
-    origin.from = role::constant;
-    origin.tensor = copy->second;
+    const auto t = std::exchange(origin.tensor, {});
+    whole_.erase(t.unsafeGetTensorImpl());
+    auto watched = std::find_if(outside_.begin(), outside_.end(), [&](const auto& o) { return o.tensor.is_same(t); });
+    if (watched != outside_.end()) watched->tensor.reset();
+    const bool temporary = t.use_count() == 1 && t.storage().use_count() == 1 + saved_storages_.count(impl(t));
+    if (temporary) {
+      origin.from = role::constant;
+      origin.tensor = copy->second.defined() ? copy->second : t;
+      if (watched != outside_.end()) outside_.erase(watched);
+    } else {
+      origin.original = weak_tensor(t.getIntrusivePtr());
+      origin.tensor = like(t, t.detach());
+      if (watched != outside_.end()) watched->tensor = origin.tensor;
+    }
   }
 
   /// `empty` whose first use is a read was filled by hand (`torch::tensor`, `data_ptr`): its contents are a constant.
@@ -349,25 +452,22 @@ class recorder {
   }
 
   void note_draw(traced_call& c, const at::Tensor& before) {
-    const auto after = state();
+    auto after = state();
     if (same_bytes(before, after)) return;
-    auto same = [&](const auto& d) { return same_bytes(d.first, before); };
-    if (const auto earlier = std::find_if(draws_.begin(), draws_.end(), same); earlier != draws_.end()) {
-      c.random = draw::repeat;
-      c.repeats = earlier->second;
-      return;
+    c.draws = origin_of(before);
+    draws_.push_back({trace_.calls.size(), before, after});
+    expected_ = std::move(after);
+  }
+  draw_origin left_behind() { return origin_of(state()); }
+  draw_origin origin_of(const at::Tensor& now) const {
+    if (same_bytes(now, expected_)) return {};
+    if (phases_.size() > 1 && same_bytes(now, phases_[1])) return {generator_origin::backward, 0, {}};
+    if (same_bytes(now, phases_[0])) return {generator_origin::forward, 0, {}};
+    for (const auto& d : draws_) {
+      if (same_bytes(now, d.before)) return {generator_origin::before, d.call, {}};
+      if (same_bytes(now, d.after)) return {generator_origin::after, d.call, {}};
     }
-    if (same_bytes(before, expected_)) {
-      c.random = draw::next;
-    } else {
-      for (const auto& past : ends_)
-        if (same_bytes(past, before)) refuse(c.op.schema().name(), "draws after the generator was put back by hand");
-      c.random = draw::reseed;
-      c.state = before;
-    }
-    draws_.emplace_back(before, trace_.calls.size());
-    ends_.push_back(after);
-    expected_ = after;
+    return {generator_origin::fixed, 0, now};
   }
 
   void save(const at::Tensor& t) {
@@ -376,20 +476,67 @@ class recorder {
     saved_.emplace_back(whole, whole.clone());
   }
 
-  /// Lends memory to the storage of a hollow tensor until `drain`.
+  /// Runs an operator on tensors that have memory meanwhile. Zeros suit nearly all; a matrix to be inverted or a distribution to
+  /// be drawn from wants other numbers.
+  void call(const c10::OperatorHandle& op, ::torch::jit::Stack& stack, std::size_t arguments,
+            const std::vector<at::Tensor>& tensors) {
+    struct emptied {
+      recorder& r;
+      ~emptied() { r.drain(); }
+    } at_exit{*this};
+    for (const auto& t : tensors) fill(t);
+    // Whether the matrices of the capture were regular says nothing.
+    if (op.schema().name() == "aten::_linalg_check_errors" && contents_[index_.at(impl(tensors[0]))] == contents::kept)
+      tensors[0].zero_();
+    if (filled_.empty()) return op.callBoxed(&stack);
+    const ::torch::jit::Stack again(stack.end() - static_cast<std::ptrdiff_t>(arguments), stack.end());
+    const auto below = stack.size() - arguments;
+    try {
+      op.callBoxed(&stack);
+    } catch (const c10::Error&) {
+      stack.resize(below);
+      stack.insert(stack.end(), again.begin(), again.end());
+      for (const auto& t : tensors) fill_plausibly(t);
+      op.callBoxed(&stack);
+    }
+  }
+
+  /// Lends memory to the storage of a hollow tensor until `drain`, and shows that of others.
   void fill(const at::Tensor& t) {
     auto* s = impl(t);
-    if (contents_[index_.at(s)] != contents::hollow && s->data() != nullptr) return;
+    if (s->throw_on_immutable_data_ptr()) {
+      s->clear_data_ptr_access_error_msg_();
+      shown_.push_back(t.storage());
+    }
     if (s->nbytes() == 0 || s->data() != nullptr) return;
     s->set_data_ptr_noswap(c10::GetAllocator(s->device_type())->allocate(s->nbytes()));
     filled_.push_back(t.storage());
     at::empty({0}, t.options().dtype(at::kByte)).set_(t.storage(), 0, {static_cast<int64_t>(s->nbytes())}, {1}).zero_();
   }
+  /// Positive numbers, and well conditioned where they are square matrices.
+  void fill_plausibly(const at::Tensor& t) {
+    const bool lent = std::any_of(filled_.begin(), filled_.end(), [&](const auto& s) { return s.is_alias_of(t.storage()); });
+    if (!lent || !(t.is_floating_point() || t.is_complex())) return;
+    at::NoGradGuard no_grad;
+    t.fill_(0.25);
+    if (t.dim() >= 2 && t.size(-1) == t.size(-2)) t.diagonal(0, -2, -1).fill_(static_cast<double>(t.size(-1)));
+  }
   void drain() {
     for (const auto& s : filled_) release(s.unsafeGetStorageImpl());
+    for (const auto& s : shown_) hide(s.unsafeGetStorageImpl());
     filled_.clear();
+    shown_.clear();
   }
-  static void release(c10::StorageImpl* s) { s->set_data_ptr_noswap(c10::DataPtr(nullptr, s->device())); }
+  static void release(c10::StorageImpl* s) {
+    s->set_data_ptr_noswap(c10::DataPtr(nullptr, s->device()));
+    hide(s);
+  }
+  /// Between operators nobody may look at values that are another step's tomorrow.
+  static void hide(c10::StorageImpl* s) {
+    s->release_data_and_set_meta_custom_data_ptr_error_msg_(
+        "remat: the module reads the memory of a tensor of the step directly (accessor, data_ptr, numpy, or on another thread) "
+        "while it is captured; a plan would keep what it read for ever");
+  }
 
   /// After a call touched a storage of the step: constants stay only if small and written from constants.
   void settle(c10::StorageImpl* s, bool constant) {
@@ -410,12 +557,26 @@ class recorder {
   std::map<index_t, at::Tensor> unknown_;                   ///< storages nobody announced, with their contents
   std::vector<std::pair<at::Tensor, at::Tensor>> saved_;    ///< storages from outside that were written, with their contents
   std::set<c10::StorageImpl*> saved_storages_;
-  std::vector<c10::Storage> filled_;
+  std::vector<c10::Storage> filled_, shown_;
+  struct written_outside {
+    at::Tensor tensor;
+    std::size_t input;
+    int64_t start, forward;  ///< versions
+  };
+  static void reset_version(const written_outside& o) {
+    auto counter = o.tensor.unsafeGetTensorImpl()->version_counter();
+    counter.set_version(o.start);
+  }
+  std::vector<written_outside> outside_;
+  struct draw {
+    std::size_t call;
+    at::Tensor before, after;
+  };
   at::Generator generator_;
   c10::Device device_;
-  at::Tensor start_, expected_;  ///< state of the generator at the start, after the last draw
-  std::vector<std::pair<at::Tensor, std::size_t>> draws_;
-  std::vector<at::Tensor> ends_;
+  at::Tensor start_, expected_;  ///< states of the generator: the user's, and after the last draw
+  std::vector<at::Tensor> phases_;
+  std::vector<draw> draws_;
 };
 
 /// The recorder of the capture that runs; threads of the autograd engine inherit the dispatch key, not thread-local data.
@@ -454,6 +615,25 @@ at::Tensor settled(const at::Tensor& grad, const at::Tensor& variable, bool shar
   return ::torch::autograd::utils::clone_obey_contract(grad, variable);
 }
 
+/// For each of `leaves`, from which of `outputs` its gradient comes.
+std::vector<std::vector<bool>> sources_of(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& leaves) {
+  std::vector<std::vector<bool>> sources(leaves.size(), std::vector<bool>(outputs.size(), false));
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i].requires_grad()) continue;
+    std::vector<::torch::autograd::Node*> stack = {::torch::autograd::impl::gradient_edge(outputs[i]).function.get()};
+    std::unordered_set<::torch::autograd::Node*> seen(stack.begin(), stack.end());
+    while (!stack.empty()) {
+      const auto* node = stack.back();
+      stack.pop_back();
+      for (const auto& edge : node->next_edges())
+        if (edge.is_valid() && seen.insert(edge.function.get()).second) stack.push_back(edge.function.get());
+    }
+    for (std::size_t k = 0; k < leaves.size(); ++k)
+      sources[k][i] = seen.count(::torch::autograd::impl::gradient_edge(leaves[k]).function.get()) > 0;
+  }
+  return sources;
+}
+
 }  // namespace
 
 trace record(const forward_function& forward, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& parameters,
@@ -464,30 +644,49 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
   std::lock_guard<std::mutex> lock(one_at_a_time);
   claim_key();
 
-  const auto& any = !parameters.empty() ? parameters : inputs;
-  recorder r(parameters, buffers, names, any.empty() ? c10::Device(c10::kCPU) : any[0].device());
+  at::Tensor any;  // tells the device
+  for (const auto* list : {&inputs, &parameters})
+    for (const auto& t : *list)
+      if (t.defined()) any = t;
+  const fresh_casts casts;
+  const same_gradients before(parameters);
+  const without_hooks hooks(parameters);
+  recorder r(parameters, buffers, names, any.defined() ? any.device() : c10::Device(c10::kCPU));
   std::vector<at::Tensor> arguments, outputs, wanted, grads, roots, root_grads;
+  std::vector<std::size_t> results;
   std::vector<std::optional<at::Tensor>> output_grads;
+  std::vector<std::vector<bool>> sources;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    arguments.push_back(r.stand_in(inputs[i], inputs[i].strides(), role::input, i));
+    arguments.emplace_back();
+    if (!inputs[i].defined()) continue;
+    arguments.back() = r.stand_in(inputs[i], inputs[i].strides(), role::input, i);
     arguments.back().requires_grad_(inputs[i].requires_grad());
   }
   for (const auto& p : parameters)
     if (p.requires_grad()) wanted.push_back(p);
   const auto trained = wanted.size();
   for (const auto& a : arguments)
-    if (a.requires_grad()) wanted.push_back(a);
+    if (a.defined() && a.requires_grad()) wanted.push_back(a);
   {
     recording on(r);
     at::AutoGradMode grad_mode(true);
     {
       c10::impl::IncludeDispatchKeyGuard key(record_key);
-      outputs = forward(arguments);
+      const auto returned = forward(arguments);
+      for (std::size_t i = 0; i < returned.size(); ++i) {
+        if (!returned[i].defined() || !r.knows(returned[i]))
+          throw cannot_capture("output " + std::to_string(i) +
+                               " of the module was not made by a recorded operator of this thread");
+        const auto same = std::find_if(outputs.begin(), outputs.end(), [&](const auto& o) { return o.is_same(returned[i]); });
+        results.push_back(static_cast<std::size_t>(same - outputs.begin()));
+        if (same == outputs.end()) outputs.push_back(returned[i]);
+      }
     }
+    if (!before.hold())
+      throw cannot_capture(
+          "the module writes `.grad` of a parameter in its forward (a backward of its own); call it in the loop");
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       const auto& o = outputs[i];
-      if (!o.defined() || !r.knows(o))
-        throw cannot_capture("output " + std::to_string(i) + " of the module was not made by a recorded operator of this thread");
       output_grads.emplace_back();
       if (!o.requires_grad()) continue;
       at::NoGradGuard no_grad;
@@ -498,8 +697,10 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
       root_grads.push_back(*output_grads.back());
     }
     if (roots.empty()) throw cannot_capture("the outputs of the module need no gradient");
+    sources = sources_of(outputs, wanted);
     r.start_backward();
     c10::impl::IncludeDispatchKeyGuard key(record_key);
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     grads = ::torch::autograd::grad(roots, wanted, root_grads, std::nullopt, false, true);
     std::set<c10::StorageImpl*> taken;
     for (const auto& o : outputs) taken.insert(o.storage().unsafeGetStorageImpl());
@@ -515,16 +716,22 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
   std::vector<at::Tensor> kept;
   std::vector<tensor_view> parameter_grads, output_views;
   std::vector<std::optional<tensor_view>> grad_views, input_grads;
+  std::vector<std::vector<bool>> parameter_sources, input_sources;
   for (std::size_t i = 0; i < trained; ++i)
     if (grads[i].defined()) {
       kept.push_back(wanted[i]);
       parameter_grads.push_back(r.view_of(grads[i]));
+      parameter_sources.push_back(sources[i]);
     }
   auto next = trained;
   for (const auto& a : arguments) {
     input_grads.emplace_back();
-    if (!a.requires_grad()) continue;
-    if (grads[next].defined()) input_grads.back() = r.view_of(grads[next]);
+    input_sources.emplace_back();
+    if (!a.defined() || !a.requires_grad()) continue;
+    if (grads[next].defined()) {
+      input_grads.back() = r.view_of(grads[next]);
+      input_sources.back() = sources[next];
+    }
     ++next;
   }
   for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -532,6 +739,13 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
     grad_views.emplace_back();
     if (output_grads[i]) grad_views.back() = r.view_of(*output_grads[i]);
   }
+  for (auto* list : {&arguments, &outputs, &wanted, &grads, &roots, &root_grads}) list->clear();
+  output_grads.clear();
+  at::autocast::clear_cache();
+  if (const auto what = r.kept_by_module())
+    throw cannot_capture("the module keeps a tensor that " + *what +
+                         " made in its forward; a planned step would not renew it. A cache that does not change can be filled by "
+                         "calling the module once before it is wrapped");
   auto t = r.finish();
   for (auto& origin : t.storages) {
     if (origin.from != role::parameter) continue;
@@ -544,6 +758,9 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
   t.outputs = std::move(output_views);
   t.output_grads = std::move(grad_views);
   t.input_grads = std::move(input_grads);
+  t.results = std::move(results);
+  t.parameter_sources = std::move(parameter_sources);
+  t.input_sources = std::move(input_sources);
   return t;
 }
 

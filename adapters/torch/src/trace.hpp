@@ -15,12 +15,11 @@ struct traced_tensor {
   bool written = false;  ///< the call writes its storage
 };
 
-/// How a call uses the generator.
-enum class draw {
-  none,
-  next,    ///< goes on where the last draw ended
-  repeat,  ///< starts where an earlier draw started
-  reseed   ///< starts from a state of its own
+/// A `generator_origin` in terms of calls.
+struct draw_origin {
+  generator_origin::kind from = generator_origin::next;
+  std::size_t call = 0;
+  at::Tensor state;
 };
 
 /// One call, arguments without their tensors.
@@ -29,10 +28,8 @@ struct traced_call {
   std::vector<c10::IValue> arguments;
   std::vector<traced_tensor> operands, results;
   bool grad_mode = false;
-  std::vector<int> statistics;  ///< arguments written behind the schema's back, and not read by the results
-  draw random = draw::none;
-  std::size_t repeats = 0;  ///< call whose draw is repeated
-  at::Tensor state;         ///< of the generator, for `draw::reseed`
+  std::vector<int> statistics;       ///< arguments written behind the schema's back, and not read by the results
+  std::optional<draw_origin> draws;  ///< where its draw starts, if it draws
 };
 
 /// A recorded step. Views name storages of the trace.
@@ -44,6 +41,10 @@ struct trace {
   std::vector<tensor_view> parameter_grads;
   std::vector<tensor_view> outputs;
   std::vector<std::optional<tensor_view>> output_grads, input_grads;
+  std::vector<std::size_t> results;
+  std::vector<std::vector<bool>> parameter_sources, input_sources;
+  draw_origin after_forward, after_backward;
+  std::vector<written_tensor> written;
 };
 
 /// Runs and records a step; parameters as for `capture`.

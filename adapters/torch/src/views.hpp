@@ -4,6 +4,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
 
 #include <algorithm>
 #include <vector>
@@ -12,9 +13,18 @@
 
 namespace remat::torch {
 
-/// A tensor of storage `s` as view `v` has it, `shift` elements further on.
-inline at::Tensor tensor_of(const tensor_view& v, const c10::Storage& s, int64_t shift) {
-  auto t = at::empty({0}, at::TensorOptions().dtype(v.dtype).device(s.device())).set_(s, v.offset + shift, v.sizes, v.strides);
+/// A tensor of storage `s` as view `v` has it, `shift` bytes further on.
+/// @throws c10::Error if there is no element at that byte, or the storage is too small
+inline at::Tensor tensor_of(const tensor_view& v, const c10::Storage& s, int64_t shift = 0) {
+  const auto element = static_cast<int64_t>(c10::elementSize(v.dtype));
+  TORCH_CHECK(shift % element == 0, "remat: the module views an input as ", v.dtype,
+              ", which takes a first byte that is a multiple of ", element, "; this one begins at byte ", shift,
+              " of its storage");
+  const auto offset = v.offset + shift / element;
+  const auto bytes =
+      at::detail::computeStorageNbytes(v.sizes, v.strides, static_cast<std::size_t>(element), static_cast<std::size_t>(offset));
+  TORCH_CHECK(bytes <= s.nbytes(), "remat: a storage has ", s.nbytes(), " bytes, the module reads ", bytes);
+  auto t = at::empty({0}, at::TensorOptions().dtype(v.dtype).device(s.device())).set_(s, offset, v.sizes, v.strides);
   if (v.conj) t = at::_conj(t);
   if (v.neg) t = at::_neg_view(t);
   return t;

@@ -25,7 +25,7 @@ class interpreter {
     std::size_t recomputed = 0;
   };
 
-  explicit interpreter(const program& p) : p_(p), storage_(p.values.size()), state_(p.nodes.size()) {}
+  explicit interpreter(const program& p) : p_(p), storage_(p.values.size()), state_(p.nodes.size()), ends_(p.nodes.size()) {}
 
   /// @param loss gives the gradients of the outputs
   outcome run(const std::vector<at::Tensor>& inputs,
@@ -37,11 +37,13 @@ class interpreter {
       if (p_.values[v].from == role::input) storage_[v] = inputs[p_.values[v].position].storage();
     }
     std::mt19937 random(seed);
+    phases_[0] = generator().get_state();
     outcome result;
     for (index_t n = 0; n < p_.nodes.size(); ++n) {
       if (mode == recompute::random_nodes)
         for (int k = 0; k < 2 && n > 0; ++k) result.recomputed += again(static_cast<index_t>(random() % n));
       if (n == p_.loss) {
+        go_to(p_.after_forward);
         for (auto v : p_.outputs) result.outputs.push_back(tensor(v).clone());
         auto grads = loss(result.outputs);
         for (std::size_t i = 0; i < p_.output_grads.size(); ++i) {
@@ -51,11 +53,13 @@ class interpreter {
           g.copy_(grads[i]);
           storage_[view.value] = g.storage();
         }
+        phases_[1] = generator().get_state();
         continue;
       }
       execute(n, false);
       if (mode == recompute::each_node_twice) result.recomputed += again(n);
     }
+    go_to(p_.after_backward);
     for (auto v : p_.parameter_grads) result.parameter_grads.push_back(tensor(v));
     for (auto v : p_.input_grads) result.input_grads.push_back(v == none ? at::Tensor() : tensor(v));
     return result;
@@ -97,10 +101,8 @@ class interpreter {
       before = generator().get_state();
       if (recomputation)
         generator().set_state(state_[n]);
-      else if (node.repeats != none)
-        generator().set_state(state_[node.repeats]);
-      else if (node.reseed.defined())
-        generator().set_state(node.reseed);
+      else
+        go_to(node.starts);
       state_[n] = generator().get_state();
     }
     for (const auto& c : node.calls) {
@@ -124,13 +126,23 @@ class interpreter {
         storage_[p_.views[r.view].value] = t.storage();
       }
     }
-    if (node.random && (recomputation || node.repeats != none)) generator().set_state(before);
+    if (node.random && !recomputation) ends_[n] = generator().get_state();
+    if (node.random && recomputation) generator().set_state(before);
+  }
+
+  void go_to(const generator_origin& o) {
+    if (o.from == generator_origin::before) generator().set_state(state_[o.node]);
+    if (o.from == generator_origin::after) generator().set_state(ends_[o.node]);
+    if (o.from == generator_origin::forward) generator().set_state(phases_[0]);
+    if (o.from == generator_origin::backward) generator().set_state(phases_[1]);
+    if (o.from == generator_origin::fixed) generator().set_state(o.state);
   }
 
   const program& p_;
   std::vector<std::optional<c10::Storage>> storage_;
   std::vector<at::Tensor> inputs_;
-  std::vector<at::Tensor> state_;  ///< of the generator, before each random node
+  std::vector<at::Tensor> state_, ends_;  ///< of the generator, before and after each random node
+  at::Tensor phases_[2];                  ///< the same, when the forward and the backward begin
 };
 
 }  // namespace remat::torch

@@ -17,6 +17,11 @@
 
 namespace remat::torch {
 
+/// An operator no longer uses memory as it did when it was measured. Nothing wrong has left the step; `plan_runner` plans anew.
+struct plan_broken : error {
+  using error::error;
+};
+
 /// A program, a schedule of it, and a place in memory for all that the schedule allocates. Immutable; shared by executors.
 ///
 /// Everything lies in the arena but what the caller keeps: the outputs of the forward and the gradients of the inputs.

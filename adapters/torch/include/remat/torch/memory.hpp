@@ -29,6 +29,8 @@ namespace remat::torch {
 struct meter {
   /// Puts the allocator in place; further calls do nothing. Everything below calls it by itself.
   static void install();
+  /// No other allocator has been put in front of it since.
+  static bool in_front();
   static bytes_t live();
   static bytes_t peak();
   /// Makes the peak what is alive now.
@@ -101,6 +103,7 @@ struct planned_block {
   bytes_t bytes = 0;
   int deaths = 0;         ///< planned or other blocks of the script that have died before
   char* place = nullptr;  ///< in an arena, or null: the ordinary allocator
+  bool dies = false;      ///< before the plan ends
 };
 
 /// Answers the allocations of this thread, while it is active, from a plan.
@@ -120,7 +123,10 @@ class planned_allocations {
     next_ = 0;
     deaths_ = 0;
     strayed_ = false;
+    mortal_.clear();
   }
+  /// Those that were to die are dead, so that their places may be used again.
+  bool finished() const { return mortal_.empty(); }
   void start();
   void stop();
 
@@ -128,12 +134,13 @@ class planned_allocations {
   bytes_t unplanned_bytes() const { return unplanned_bytes_; }  ///< their bytes
 
   std::optional<char*> place(bytes_t bytes);  ///< for the allocator: nothing if unplanned
-  void died() { ++deaths_; }                  ///< for the allocator
+  void died(const void* data);                ///< for the allocator
 
  private:
   std::span<const planned_block> blocks_;
   std::size_t next_ = 0, unplanned_ = 0;
   int deaths_ = 0;
+  std::vector<const void*> mortal_;  ///< places given to blocks that are still to die
   bool strayed_ = false;
   bytes_t unplanned_bytes_ = 0;
 };

@@ -43,6 +43,12 @@ struct not_supported : error {
   using error::error;
 };
 
+/// A planned step gave something else than the plain one (`wrap_options::verify`). The module's buffers and the generator are as
+/// the plain step left them.
+struct not_equal : error {
+  using error::error;
+};
+
 /// How much memory a training step may take.
 class budget {
  public:
@@ -78,7 +84,10 @@ struct wrap_options {
   remat::limits limits = {.seconds = 20, .gap = 0.005};  ///< of a search for a schedule
   plan_solver solver = default_solver();
   profile_options profile = {};
-  bool fixed_shapes = false;                         ///< refuse inputs of other shapes or types, instead of planning for them
+  bool fixed_shapes = false;  ///< refuse inputs of other shapes or types, instead of planning for them
+  /// So many steps also run plain, in the memory that this takes, and are compared bit by bit: outputs, gradients, buffers, state
+  /// of the generator. The first difference is a `not_equal`.
+  std::size_t verify = 0;
   std::function<void(const std::string&)> log = {};  ///< told what is captured, planned, and why
 };
 
@@ -134,6 +143,12 @@ class plan_runner {
 
   /// Captures, profiles and plans for such inputs without running.
   void prepare(const std::vector<at::Tensor>& inputs);
+
+  /// Forgets all plans, for a module that has changed in a way that cannot be seen from outside: a member that is no parameter
+  /// and no buffer, another path through its forward. Steps in flight end as they began.
+  void invalidate();
+  /// Gives back the memory that is kept for the next step, but for gradients in it. Plans stay.
+  void release();
 
  private:
   struct state;

@@ -33,10 +33,11 @@ struct allocation_script {
 /// Costs of a node.
 struct node_profile {
   double seconds = 0;       ///< shortest of some runs
-  bytes_t workspace = 0;    ///< peak of what the calls allocate, less the outputs
-  bytes_t elsewhere = 0;    ///< peak of what other threads allocate meanwhile: outside the scripts
+  bytes_t workspace = 0;    ///< peak of what the calls allocate on their thread, less the outputs
+  bytes_t elsewhere = 0;    ///< peak of what other threads allocate for them: outside the scripts
   allocation_script first;  ///< of the first run
   allocation_script again;  ///< of a recomputation, which leaves out `call::first_run_only`
+  bool undisturbed = true;  ///< the machine had time for it: worth to be kept in a file
 };
 
 /// How to profile.
@@ -72,5 +73,8 @@ struct program_profile {
 /// @throws c10::Error if an operator refuses scratch operands (zeros for integers, numbers in [0, 1) for others)
 /// Complexity: at least seven runs per distinct node.
 program_profile profile(const program& step, const profile_options& o = {});
+
+/// Forgets what this process has measured. Files stay.
+void forget_profiles();
 
 }  // namespace remat::torch

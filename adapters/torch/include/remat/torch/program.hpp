@@ -26,6 +26,8 @@ enum class role {
   output_grad  ///< gradient of a differentiable output, by position among `program::outputs`; "written" by the loss node
 };
 
+using weak_tensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
 /// One version of one storage. An in-place write that somebody could still tell from a new tensor makes a new version.
 struct storage_value {
   role from = role::internal;
@@ -34,6 +36,9 @@ struct storage_value {
   std::string name;
   c10::Device device = c10::kCPU;
   at::Tensor tensor;  ///< parameter, buffer, constant: the tensor itself; undefined otherwise
+  /// Set for a buffer that the capture came upon without it having been announced: the tensor that `tensor` is an alias of.
+  /// Once that is gone or lies elsewhere, the module has another in its place, and the program is out of date.
+  std::optional<weak_tensor> original = {};
 };
 
 /// A tensor: how a call sees a value.
@@ -43,7 +48,22 @@ struct tensor_view {
   int64_t offset = 0;  ///< in elements
   at::ScalarType dtype = at::kFloat;
   bool conj = false, neg = false;
-  bool whole = false;  ///< exactly the external tensor itself, flags such as `is_wrapped_number` included
+  bool whole = false;  ///< exactly `storage_value::tensor`, or the input itself, flags such as `is_wrapped_number` included
+};
+
+/// A state of the random generator, told by what of the step it belongs to.
+struct generator_origin {
+  enum kind {
+    next,      ///< whatever it is then: where the last draw ended, or what the caller left
+    before,    ///< what it was before `node` drew
+    after,     ///< what it was after `node` drew
+    forward,   ///< what it was when the forward began
+    backward,  ///< the same of the backward
+    fixed      ///< `state`, in every step alike (`manual_seed`)
+  };
+  kind from = next;
+  index_t node = none;
+  at::Tensor state;
 };
 
 /// Puts view `view` into argument (or result) `at`, element `element` of it if that is a list, -1 if it is a tensor.
@@ -70,12 +90,18 @@ struct node {
   std::vector<call> calls;               ///< empty for the loss node
   std::vector<index_t> inputs, outputs;  ///< values; the problem's operation has the same lists
   std::vector<std::pair<index_t, index_t>>
-      overwrites;          ///< {old version (an input), new version (an output)}: the calls write the
-                           ///< storage of `old` in place; where `old` lives on (always if it is a constant), a copy is made first
-  bool random = false;     ///< draws from the generator
-  index_t repeats = none;  ///< random: starts from the generator state of that earlier node
-  at::Tensor reseed;       ///< random: starts from this state, for every iteration alike
-  bool once = false;       ///< writes something that outlives the step, or reads what a later node overwrites there
+      overwrites;       ///< {old version (an input), new version (an output)}: the calls write the
+                        ///< storage of `old` in place; where `old` lives on (always if it is a constant), a copy is made first
+  bool random = false;  ///< draws from the generator
+  generator_origin starts;  ///< random: from which state
+  bool once = false;        ///< writes something that outlives the step, or reads what a later node overwrites there
+};
+
+/// A tensor from outside that the step writes: eager mode counts the writes.
+struct written_tensor {
+  at::Tensor tensor;                  ///< parameter, buffer or other; undefined: an input
+  std::size_t input = 0;              ///< position of that input
+  int64_t forward = 0, backward = 0;  ///< increments of the version in each half of the step
 };
 
 /// A whole training step. First computations run in the order of the nodes: the forward, the loss node, the backward.
@@ -90,7 +116,12 @@ struct program {
   std::vector<bool> differentiable;      ///< per output: gets an output_grad value
   std::vector<index_t> output_grads;     ///< per output: view of its gradient, `none` if not differentiable
   std::vector<index_t> input_grads;      ///< per input: view of its gradient, `none` if it requires or got none
-  std::vector<index_t> tokens;           ///< values of no bytes that must be there at the end: their nodes write parameters,
+  std::vector<std::size_t> results;      ///< what forward returns: positions among `outputs`, each tensor being there once
+  std::vector<std::vector<bool>> parameter_sources;  ///< per parameter and output: does its gradient come from there?
+  std::vector<std::vector<bool>> input_sources;      ///< the same per input
+  generator_origin after_forward, after_backward;    ///< how the halves leave the generator
+  std::vector<written_tensor> written;
+  std::vector<index_t> tokens;  ///< values of no bytes that must be there at the end: their nodes write parameters,
                                 ///< buffers or inputs, or draw random numbers, and so must run even if nothing reads them
 };
 

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Gradients that nobody is told of. Private to the adapter.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace remat::torch {
+
+/// Takes the hooks off tensors, and puts them back: gradients taken for a capture are nobody's business.
+class without_hooks {
+ public:
+  explicit without_hooks(const std::vector<at::Tensor>& tensors) {
+    for (const auto& t : tensors)
+      if (auto* meta = ::torch::autograd::impl::get_autograd_meta(t)) hidden_.emplace_back(meta, std::move(meta->hooks_));
+    for (auto& [meta, hooks] : hidden_) meta->hooks_.clear();
+  }
+  ~without_hooks() {
+    for (auto& [meta, hooks] : hidden_) meta->hooks_ = std::move(hooks);
+  }
+  without_hooks(const without_hooks&) = delete;
+  without_hooks& operator=(const without_hooks&) = delete;
+
+ private:
+  std::vector<std::pair<::torch::autograd::AutogradMeta*, std::vector<std::unique_ptr<::torch::autograd::FunctionPreHook>>>>
+      hidden_;
+};
+
+}  // namespace remat::torch

@@ -1,0 +1,551 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Uses that are easy to get silently wrong, each in the terms of eager mode.
+#include <c10/core/CPUAllocator.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/torch.h>
+
+#include <ATen/autocast_mode.h>
+
+#include <catch2/catch.hpp>
+#include <functional>
+#include <remat/core/solve.hpp>
+#include <remat/solver/min_cut.hpp>
+#include <remat/torch/memory.hpp>
+#include <remat/torch/module.hpp>
+#include <thread>
+
+#include "compare.hpp"
+
+using namespace remat;
+namespace rt = remat::torch;
+using at::Tensor;
+using Catch::Contains;
+using list = std::vector<Tensor>;
+
+namespace {
+
+/// A module that is what a test makes of it.
+struct any_module : ::torch::nn::Module {
+  using step = std::function<list(any_module&, const list&)>;
+  any_module(std::initializer_list<Tensor> given, step f) : run(std::move(f)) {
+    for (const auto& t : given) weights.push_back(register_parameter("w" + std::to_string(weights.size()), t.clone()));
+  }
+  list forward(const list& x) { return run(*this, x); }
+  Tensor w(std::size_t i = 0) const { return weights[i]; }
+
+  list weights;
+  Tensor member;
+  double scalar = 1;
+  step run;
+};
+
+rt::wrap_options options(rt::budget b = "100%") {
+  rt::wrap_options o;
+  o.budget = b;
+  o.limits.seconds = 5;
+  o.solver = [](const problem& p, bytes_t within, const limits& l) { return solve(p, within, min_cut(), l); };
+  o.profile = {.cache = {}, .seconds = 0.05};
+  return o;
+}
+
+/// A module twice: plain, and with a runner.
+struct pair_of_modules {
+  explicit pair_of_modules(const std::function<std::shared_ptr<any_module>()>& make, const rt::wrap_options& o = options())
+      : plain(seeded(make)),
+        planned(seeded(make)),
+        run(
+            planned, [m = planned](const list& x) { return m->forward(x); }, o) {}
+  static std::shared_ptr<any_module> seeded(const std::function<std::shared_ptr<any_module>()>& make) {
+    ::torch::manual_seed(11);
+    return make();
+  }
+
+  /// One step of each, with inputs made anew from a seed, and all that can be seen of it.
+  /// @param use what the caller does with the outputs; gives the loss, or nothing
+  void step(
+      int seed, const std::function<list()>& inputs,
+      const std::function<Tensor(const list&, const list&)>& use = [](const list& out, const list&) {
+        Tensor sum = ::torch::zeros({});
+        for (const auto& o : out)
+          if (o.requires_grad()) sum = sum + (o * o).sum();  // a gradient laid out like the output
+        return sum;
+      }) {
+    INFO("step " << seed);
+    list in[2], out[2];
+    rt::generator_state state[2];
+    for (int k = 0; k < 2; ++k) {
+      ::torch::manual_seed(static_cast<std::uint64_t>(seed) + 100);
+      in[k] = inputs();
+      out[k] = k == 0 ? plain->forward(in[k]) : run.forward(in[k]);
+      if (const auto loss = use(out[k], in[k]); loss.defined()) loss.backward();
+      state[k] = rt::generator_state::now();
+    }
+    REQUIRE(out[0].size() == out[1].size());
+    for (std::size_t i = 0; i < out[0].size(); ++i) {
+      INFO("output " << i);
+      CHECK(same_bits(out[0][i], out[1][i]));
+      CHECK(out[0][i].requires_grad() == out[1][i].requires_grad());
+      CHECK(out[0][i]._version() == out[1][i]._version());
+    }
+    for (std::size_t i = 0; i < in[0].size(); ++i) {
+      INFO("input " << i);
+      CHECK(same_bits(in[0][i], in[1][i]));
+      if (!in[0][i].defined()) continue;
+      CHECK(same_bits(in[0][i].grad(), in[1][i].grad()));
+      CHECK(in[0][i]._version() == in[1][i]._version());
+    }
+    CHECK(state[0] == state[1]);
+    const auto a = plain->named_parameters(), b = planned->named_parameters();
+    for (const auto& p : a) {
+      INFO(p.key());
+      CHECK(same_bits(p.value(), b[p.key()]));
+      CHECK(same_bits(p.value().grad(), b[p.key()].grad()));
+      CHECK(p.value()._version() == b[p.key()]._version());
+    }
+    const auto x = plain->named_buffers(), y = planned->named_buffers();
+    for (const auto& p : x) {
+      INFO(p.key());
+      CHECK(same_bits(p.value(), y[p.key()]));
+      CHECK(p.value()._version() == y[p.key()]._version());
+    }
+  }
+  void zero_grad() {
+    plain->zero_grad();
+    planned->zero_grad();
+  }
+
+  std::shared_ptr<any_module> plain, planned;
+  rt::plan_runner run;
+};
+
+Tensor square() { return ::torch::randn({6, 6}); }
+list one_input() { return {::torch::randn({4, 6})}; }
+std::shared_ptr<any_module> with(std::initializer_list<Tensor> weights, any_module::step f) {
+  return std::make_shared<any_module>(weights, std::move(f));
+}
+
+}  // namespace
+
+TEST_CASE("hooks of parameters fire where eager fires them, also if they were there before") {
+  int calls[2] = {0, 0};
+  pair_of_modules m(
+      [] { return with({square()}, [](auto& self, const list& x) -> list { return {x[0].matmul(self.w()).tanh()}; }); });
+  m.plain->w().register_hook([&](const Tensor& g) { return ++calls[0], g * 2; });
+  m.planned->w().register_hook([&](const Tensor& g) { return ++calls[1], g * 2; });
+  for (int k = 0; k < 3; ++k) m.step(k, one_input);
+  CHECK(calls[0] == 3);
+  CHECK(calls[1] == 3);
+}
+
+TEST_CASE("parameters that share memory, and modules that are registered twice") {
+  SECTION("one flat tensor") {
+    pair_of_modules m([] {
+      auto made = with({}, [](auto& self, const list& x) -> list { return {x[0].matmul(self.w(0)).tanh().matmul(self.w(1))}; });
+      const auto flat = ::torch::randn({72});
+      for (int64_t i = 0; i < 2; ++i) {
+        auto part = ::torch::empty({0}).set_(flat.storage(), i * 36, {6, 6}, {6, 1});
+        made->weights.push_back(made->register_parameter("part" + std::to_string(i), part));
+      }
+      return made;
+    });
+    for (int k = 0; k < 3; ++k) m.step(k, one_input);
+    // One of them moves: the other stays.
+    for (auto* x : {&m.plain, &m.planned}) (*x)->weights[1].set_data((*x)->weights[1].detach().clone());
+    {
+      at::NoGradGuard no_grad;
+      for (auto* x : {&m.plain, &m.planned}) (*x)->weights[0].mul_(0.5);
+    }
+    for (int k = 3; k < 6; ++k) m.step(k, one_input);
+  }
+  SECTION("a submodule twice") {
+    pair_of_modules m([] {
+      ::torch::nn::Linear shared(6, 6);
+      auto made = with({}, [shared](auto&, const list& x) mutable -> list { return {shared(shared(x[0]).tanh())}; });
+      made->register_module("a", shared);
+      made->register_module("b", shared);
+      return made;
+    });
+    for (int k = 0; k < 3; ++k) m.step(k, one_input);
+  }
+}
+
+TEST_CASE("inputs that begin anywhere in their storage, seen as another type") {
+  pair_of_modules m([] {
+    return with({square()}, [](auto& self, const list& x) -> list {
+      return {::torch::view_as_real(::torch::view_as_complex(x[0].view({4, 3, 2})).mul(c10::complex<double>(0, 1)))
+                  .view({4, 6})
+                  .matmul(self.w())};
+    });
+  });
+  const auto data = ::torch::randn({100});
+  for (const int64_t from : {0, 4, 40, 76})
+    m.step(static_cast<int>(from), [&] { return list{data.slice(0, from, from + 24).view({4, 6})}; });
+  CHECK(data.storage().nbytes() == 400);
+  CHECK_THROWS_AS(m.run.forward({data.slice(0, 3, 27).view({4, 6})}), c10::Error);  // as in eager
+  CHECK(data.storage().nbytes() == 400);
+}
+
+TEST_CASE("what the backward reads must not change before it") {
+  const auto make = [] {
+    auto made = with({square()}, [](auto& self, const list& x) -> list {
+      return {(x[0].matmul(self.w()) * self.named_buffers()["scale"]).tanh().matmul(self.member)};
+    });
+    made->register_buffer("scale", ::torch::rand({6}));
+    made->member = ::torch::randn({6, 6});
+    return made;
+  };
+  pair_of_modules m(make);
+  m.step(1, one_input);
+  for (const bool member : {false, true}) {
+    auto out = m.run.forward(one_input())[0].sum();
+    (member ? m.planned->member : m.planned->named_buffers()["scale"]).add_(1);
+    CHECK_THROWS_WITH(out.backward(), Contains("modified by an inplace operation"));
+  }
+  (m.plain->named_buffers()["scale"]).add_(1), m.plain->member.add_(1);
+  for (auto* x : {&m.plain, &m.planned}) (*x)->named_buffers()["scale"].unsafeGetTensorImpl()->bump_version();
+  m.zero_grad();
+  {
+    const auto counter = m.planned->named_buffers()["scale"]._version();
+    auto other = m.plain->named_buffers()["scale"].unsafeGetTensorImpl()->version_counter();
+    other.set_version(counter);
+  }
+  m.step(2, one_input);
+}
+
+TEST_CASE("writes of the step show in versions, and outputs share them") {
+  pair_of_modules m([] {
+    auto made = with({square()}, [](auto& self, const list& x) -> list {
+      self.named_buffers()["count"].add_(1).mul_(2);
+      x[1].add_(1);
+      const auto h = x[0].matmul(self.w());
+      return {h, h.view({-1}), h, x[1], x[1].view({-1}), self.named_buffers()["count"]};
+    });
+    made->register_buffer("count", ::torch::zeros({1}));
+    return made;
+  });
+  const auto inputs = [] { return list{::torch::randn({4, 6}), ::torch::zeros({2, 2})}; };
+  for (int k = 0; k < 3; ++k) {
+    m.step(k, inputs, [](const list& out, const list&) { return out[0].sum() + out[2].mean(); });
+    m.step(k, inputs, [](const list& out, const list& in) {
+      CHECK(out[0].is_same(out[2]));
+      CHECK(out[3].is_same(in[1]));
+      CHECK(out[4].is_alias_of(in[1]));
+      const auto before = out[1]._version();
+      const auto loss = (out[1] * 2).sum();
+      in[1].add_(1);
+      CHECK(out[4]._version() == in[1]._version());
+      CHECK(out[1]._version() == before);
+      return loss;
+    });
+  }
+  auto out = m.run.forward(inputs());
+  const auto loss = out[1].sum();
+  {
+    at::NoGradGuard no_grad;
+    out[0].mul_(2);
+  }
+  CHECK_THROWS_WITH(loss.backward(), Contains("modified by an inplace operation"));
+}
+
+TEST_CASE("an output with a gradient in the memory of a parameter must stay as it is") {
+  pair_of_modules m([] {
+    return with({square()}, [](auto& self, const list& x) -> list {
+      return {x[0].matmul(self.w()), self.w().view({-1}), self.w()};
+    });
+  });
+  for (int k = 0; k < 3; ++k) m.step(k, one_input);
+  auto out = m.run.forward(one_input());
+  const auto loss = out[1].sum();
+  {
+    at::NoGradGuard no_grad;
+    m.planned->w().mul_(2);
+  }
+  CHECK_THROWS_WITH(loss.backward(), Contains("modified by an inplace operation"));
+}
+
+TEST_CASE("members that are replaced are noticed") {
+  const auto make = [] {
+    auto made = with({square()}, [](auto& self, const list& x) -> list { return {(x[0] * self.member).matmul(self.w())}; });
+    made->member = ::torch::rand({6});
+    return made;
+  };
+  pair_of_modules m(make);
+  for (int k = 0; k < 4; ++k) {
+    m.step(k, one_input);
+    for (auto* x : {&m.plain, &m.planned}) {
+      ::torch::manual_seed(static_cast<std::uint64_t>(k));
+      (*x)->member = ::torch::rand({6});
+    }
+  }
+}
+
+TEST_CASE("memory read directly while capturing is refused, and scalars are for `verify` and `invalidate`") {
+  SECTION("an accessor of an integer input") {
+    pair_of_modules m([] {
+      return with({square()}, [](auto& self, const list& x) -> list {
+        return {x[0].matmul(self.w()) * static_cast<double>(x[1].template accessor<int64_t, 1>()[0])};
+      });
+    });
+    CHECK_THROWS_WITH(m.run.forward({::torch::randn({4, 6}), ::torch::full({1}, 3, ::torch::kLong)}), Contains("directly"));
+  }
+  SECTION("an activation") {
+    pair_of_modules m([] {
+      return with({square()}, [](auto& self, const list& x) -> list {
+        auto y = x[0].matmul(self.w());
+        return {y * static_cast<double>(*y.template data_ptr<float>())};
+      });
+    });
+    CHECK_THROWS_WITH(m.run.forward(one_input()), Contains("directly"));
+  }
+  SECTION("a scalar") {
+    auto o = options();
+    o.verify = 100;
+    pair_of_modules m(
+        [] { return with({square()}, [](auto& self, const list& x) -> list { return {x[0].matmul(self.w()) * self.scalar}; }); },
+        o);
+    for (int k = 0; k < 3; ++k) m.step(k, one_input);
+    m.plain->scalar = m.planned->scalar = 2;
+    CHECK_THROWS_AS(m.run.forward(one_input()), rt::not_equal);
+    m.run.invalidate();
+    for (int k = 3; k < 6; ++k) m.step(k, one_input);
+  }
+  SECTION("an activation that the module keeps") {
+    pair_of_modules m([] {
+      return with({square()}, [](auto& self, const list& x) -> list {
+        self.member = x[0].matmul(self.w()).detach();
+        return {self.member * self.w()[0]};
+      });
+    });
+    CHECK_THROWS_WITH(m.run.forward(one_input()), Contains("keeps a tensor"));
+  }
+}
+
+TEST_CASE("verify compares outputs, buffers, generator and gradients, and changes none of them") {
+  auto o = options();
+  o.verify = 3;
+  pair_of_modules m(
+      [] {
+        auto made = with({square()}, [](auto& self, const list& x) -> list {
+          return {at::batch_norm(::torch::dropout(x[0].matmul(self.w()), 0.5, true), {}, {}, self.named_buffers()["mean"],
+                                 self.named_buffers()["var"], true, 0.1, 1e-5, false)
+                      .tanh()};
+        });
+        made->register_buffer("mean", ::torch::zeros({6}));
+        made->register_buffer("var", ::torch::ones({6}));
+        return made;
+      },
+      o);
+  for (int k = 0; k < 5; ++k) m.step(k, [] { return list{::torch::randn({4, 6}).requires_grad_()}; });
+}
+
+TEST_CASE("autocast: on, off in a region, beside plain calls, and not around the backward") {
+  struct autocast {
+    explicit autocast(bool on) : before(at::autocast::is_autocast_enabled(at::kCPU)) {
+      at::autocast::set_autocast_enabled(at::kCPU, on);
+      at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+      at::autocast::increment_nesting();
+    }
+    ~autocast() {
+      if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+      at::autocast::set_autocast_enabled(at::kCPU, before);
+    }
+    bool before;
+  };
+  const auto make = [] {
+    return with({square(), square()}, [](auto& self, const list& x) -> list {
+      auto y = x[0].matmul(self.w(0));
+      {
+        autocast off(false);
+        y = y.to(at::kFloat).matmul(self.w(1));
+      }
+      return {y.tanh().matmul(self.w(0))};
+    });
+  };
+  pair_of_modules m(make);
+  const auto cast_loss = [](const list& out, const list&) { return out[0].to(at::kFloat).sum(); };
+  {
+    for (int k = 0; k < 3; ++k) {
+      list in[2], out[2];
+      for (int which = 0; which < 2; ++which) {
+        ::torch::manual_seed(static_cast<std::uint64_t>(k));
+        in[which] = one_input();
+        {
+          autocast on(true);
+          if (k == 1) m.plain->forward(in[which]), m.planned->forward(in[which]);  // casts are in the cache
+          if (k == 1) at::autocast::clear_cache();
+          out[which] = which == 0 ? m.plain->forward(in[which]) : m.run.forward(in[which]);
+          if (k == 2) CHECK(same_bits(m.planned->forward(in[which])[0], out[which][0]));  // the plain module still works
+        }
+        cast_loss(out[which], in[which]).backward();
+      }
+      CHECK(same_bits(out[0][0], out[1][0]));
+      for (std::size_t i = 0; i < 2; ++i) CHECK(same_bits(m.plain->w(i).grad(), m.planned->w(i).grad()));
+    }
+    m.zero_grad();
+  }
+  for (int k = 0; k < 2; ++k) m.step(k, one_input);  // without
+  autocast on(true);
+  auto loss = m.run.forward(one_input())[0].to(at::kFloat).sum();
+  CHECK_THROWS_WITH(loss.backward(), Contains("autocast"));
+}
+
+TEST_CASE("other shapes do not keep the memory of the last ones") {
+  pair_of_modules m([] {
+    return with({::torch::randn({64, 64})}, [](auto& self, const list& x) -> list {
+      auto y = x[0];
+      for (int k = 0; k < 6; ++k) y = y.matmul(self.w()).tanh();
+      return {y};
+    });
+  });
+  const auto base = rt::meter::live();
+  bytes_t alone = 0;
+  for (const int64_t batch : {512, 511, 512, 511}) {
+    rt::meter::reset_peak();
+    m.run.forward({::torch::randn({batch, 64})})[0].sum().backward();
+    m.planned->zero_grad();
+    if (alone == 0) alone = rt::meter::peak() - base;
+    CHECK(rt::meter::peak() - base <= alone + (bytes_t{64} << 10));
+  }
+  m.run.forward({::torch::randn({512, 64})})[0].sum().backward();
+  m.run.release();
+  CHECK(rt::meter::live() - base <= (bytes_t{64} << 10));  // the gradient
+  m.zero_grad();
+  m.step(3, [] { return list{::torch::randn({512, 64})}; });
+}
+
+TEST_CASE("memory that an operator keeps, or another allocator takes over, is noticed") {
+  struct front : c10::Allocator {
+    c10::Allocator* base = c10::GetCPUAllocator();
+    c10::DataPtr allocate(std::size_t n) override { return base->allocate(n); }
+    c10::DeleterFnPtr raw_deleter() const override { return base->raw_deleter(); }
+    void copy_data(void* to, const void* from, std::size_t n) const override { default_copy_data(to, from, n); }
+  };
+  pair_of_modules m([] { return with({square()}, [](auto& self, const list& x) -> list { return {x[0].matmul(self.w())}; }); });
+  m.step(0, one_input);
+  static front other;
+  const auto ours = c10::GetCPUAllocator();
+  c10::SetCPUAllocator(&other, 100);
+  CHECK_THROWS_WITH(m.run.forward(one_input()), Contains("allocator"));
+  c10::SetCPUAllocator(ours, 100);
+  m.zero_grad();
+  m.step(1, one_input);
+
+  std::vector<rt::planned_block> plan(2);
+  alignas(64) static char place[128];
+  plan[0] = {64, 0, place, true};
+  plan[1] = {64, 0, place + 64, false};
+  rt::planned_allocations planned;
+  planned.plan(plan);
+  planned.start();
+  auto temporary = at::empty({16}), result = at::empty({16});
+  CHECK_FALSE(planned.finished());
+  temporary.reset();
+  planned.stop();
+  CHECK(planned.finished());
+}
+
+TEST_CASE("gradients are None where the used outputs do not lead") {
+  pair_of_modules m([] {
+    return with({square(), square(), square()}, [](auto& self, const list& x) -> list {
+      const auto h = x[0].matmul(self.w(0));
+      return {h.matmul(self.w(1)), h.matmul(self.w(2)).tanh(), x[1] * 2};
+    });
+  });
+  const auto inputs = [] { return list{::torch::randn({4, 6}).requires_grad_(), ::torch::randn({2}).requires_grad_()}; };
+  for (int k = 0; k < 6; ++k) {
+    m.zero_grad();
+    m.step(k, inputs, [&](const list& out, const list&) { return out[static_cast<std::size_t>(k % 3)].sum(); });
+  }
+}
+
+TEST_CASE("the generator, set and read by the module in any way") {
+  auto generator = at::detail::getDefaultCPUGenerator();
+  SECTION("linked draws of different length") {
+    pair_of_modules m([generator]() mutable {
+      return with({square()}, [generator](auto& self, const list& x) mutable -> list {
+        const auto before = generator.get_state();
+        const auto a = ::torch::rand({6});
+        generator.set_state(before);
+        const auto b = ::torch::rand({4, 6});
+        const auto c = ::torch::rand({6});
+        return {(x[0].matmul(self.w()) * a * b * c).tanh()};
+      });
+    });
+    for (int k = 0; k < 4; ++k) m.step(k, one_input);
+  }
+  SECTION("a seed of its own") {
+    pair_of_modules m([generator]() mutable {
+      return with({square()}, [generator](auto& self, const list& x) mutable -> list {
+        const auto before = generator.get_state();
+        ::torch::manual_seed(111);
+        const auto a = ::torch::rand({6});
+        const auto noise = ::torch::rand({4, 6});
+        generator.set_state(before);
+        return {(x[0].matmul(self.w()) * a * noise * ::torch::rand({6})).tanh()};
+      });
+    });
+    for (const int k : {0, 11, 2}) m.step(k, one_input);
+  }
+  SECTION("left where the forward found it") {
+    pair_of_modules m([generator]() mutable {
+      return with({square()}, [generator](auto& self, const list& x) mutable -> list {
+        const auto before = generator.get_state();
+        const auto a = ::torch::rand({6});
+        generator.set_state(before);
+        return {(x[0].matmul(self.w()) * a).tanh()};
+      });
+    });
+    for (int k = 0; k < 3; ++k) m.step(k, one_input);
+  }
+  SECTION("a throw in a recomputed draw") {
+    pair_of_modules m([] {
+      return with({square()},
+                  [](auto& self, const list& x) -> list { return {::torch::dropout(x[0].matmul(self.w()), 0.5, true)}; });
+    });
+    for (int k = 0; k < 3; ++k) m.step(k, one_input);
+  }
+}
+
+TEST_CASE("foreign memory, undefined inputs, operators that refuse zeros, a backward within the forward") {
+  SECTION("from_blob above and below 1 MiB") {
+    for (const int64_t rows : {4, 60000}) {
+      pair_of_modules m([rows] {
+        return with({square()}, [rows](auto& self, const list& x) -> list {
+          std::vector<float> numbers(static_cast<std::size_t>(rows) * 6, 0.25F);
+          return {x[0].matmul(self.w()).sum() * ::torch::from_blob(numbers.data(), {rows, 6}).sum(0)};
+        });
+      });
+      for (int k = 0; k < 3; ++k) m.step(k, one_input);
+    }
+  }
+  SECTION("an undefined input") {
+    pair_of_modules m([] {
+      return with({square()}, [](auto& self, const list& x) -> list {
+        auto y = x[0].matmul(self.w());
+        return {x[1].defined() ? y * x[1] : y};
+      });
+    });
+    for (int k = 0; k < 4; ++k) m.step(k, [&] { return list{::torch::randn({4, 6}), k % 2 ? ::torch::rand({6}) : Tensor()}; });
+  }
+  SECTION("an inverse, a Cholesky factor and a distribution") {
+    pair_of_modules m([] {
+      return with({square()}, [](auto& self, const list& x) -> list {
+        const auto a = self.w().matmul(self.w().t()) + 6 * ::torch::eye(6);
+        const auto chosen = ::torch::multinomial(x[0].abs() + 0.1, 2, true);
+        return {::torch::linalg_inv(a).matmul(::torch::linalg_cholesky(a)), x[0].matmul(self.w()).gather(1, chosen)};
+      });
+    });
+    for (int k = 0; k < 3; ++k) m.step(k, one_input);
+  }
+  SECTION("a backward of its own") {
+    pair_of_modules m([] {
+      return with({square(), square()}, [](auto& self, const list& x) -> list {
+        x[0].matmul(self.w(1)).sum().backward();
+        return {x[0].matmul(self.w(0))};
+      });
+    });
+    CHECK_THROWS_WITH(m.run.forward(one_input()), Contains(".grad"));
+    CHECK_FALSE(m.planned->w(1).grad().defined());
+  }
+}
