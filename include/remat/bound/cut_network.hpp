@@ -3,10 +3,8 @@
 /// A flow network whose minimum cut is asked for again and again with other capacities. Needs Boost.Graph.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <utility>
 #include <vector>
 

@@ -34,12 +34,7 @@ result smallest_budget(const problem& p, const S& s, const limits& l = {}, doubl
   if (!(tolerance > 0 && tolerance < 1)) throw bad_option("tolerance must be in (0, 1), got " + std::to_string(tolerance));
   l.validate();
   monitor m(l, [&](const progress& now) { return detail::tell(now, observers...); });
-  result best;
-  best.schedule = with_drops(p, needed_operations(p));
-  best.status = status::feasible;
-  const auto stored = evaluate(p, best.schedule);
-  best.peak = stored.peak;
-  best.seconds = stored.seconds;
+  auto best = detail::known(p, with_drops(p, needed_operations(p)));
   auto proven = bounds_without_search(p).budget;
   for (auto low = proven; !m.stopped();) {  // nothing is found at `low`, or it is the bound
     const auto step = std::max<bytes_t>(1, static_cast<bytes_t>(tolerance * static_cast<double>(best.peak)));

@@ -53,6 +53,18 @@ inline progress judged(const problem& p, bytes_t budget, const std::string& solv
   }
 }
 
+/// A given schedule as a result. @throws bad_schedule if it is invalid
+inline result known(const problem& p, const schedule& s) {
+  const auto e = evaluate(p, s);
+  result r;
+  r.status = status::feasible;
+  r.schedule = s;
+  r.peak = e.peak;
+  r.seconds = e.seconds;
+  r.recomputed = e.recomputed;
+  return r;
+}
+
 inline void require_budget(bytes_t budget) {
   if (budget < 0) throw bad_option("budget must be >= 0 bytes, got " + std::to_string(budget));
 }
@@ -140,15 +152,14 @@ result solve(const problem& p, bytes_t budget, const S& s, const limits& l = {},
 /// @throws as `solve`
 template <std::invocable<monitor&> Search>
 result budget_slice(const problem& p, bytes_t budget, const std::string& name, monitor& m, double left, const Search& search) {
-  struct slice {
-    const std::string& label;
-    const Search& run;
-    std::string name() const { return label; }
-    result solve(const problem&, bytes_t, monitor& part) const { return run(part); }
-  };
-  auto l = m.limits();
-  l.seconds = m.remaining() / left;
-  return solve(p, budget, slice{name, search}, l, report_to(m));
+  detail::require_budget(budget);
+  monitor part(m, 1 / left, [&, tell = report_to(m)](const progress& now) { return tell(detail::judged(p, budget, name, now)); });
+  result answer;
+  if (budget < bounds_without_search(p).budget)
+    answer.status = status::infeasible;
+  else
+    answer = search(part);
+  return judge(p, budget, name, part, std::move(answer));
 }
 
 /// A schedule that is known, to begin with.
@@ -166,13 +177,7 @@ struct start_from {
 /// @endcode
 template <solver S, observer... O>
 result solve(const problem& p, bytes_t budget, const S& s, const start_from& start, const limits& l = {}, O&&... observers) {
-  result known;
-  const auto e = evaluate(p, start.schedule);
-  known.status = status::feasible;
-  known.schedule = start.schedule;
-  known.peak = e.peak;
-  known.seconds = e.seconds;
-  known.recomputed = e.recomputed;
+  const auto known = detail::known(p, start.schedule);
   result r;
   if constexpr (warm_startable<S>)
     r = solve(p, budget, s.with_start(start.schedule), l, std::forward<O>(observers)...);

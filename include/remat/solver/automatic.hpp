@@ -18,14 +18,12 @@
 #include <vector>
 
 #include <remat/bound/multi_cut_bound.hpp>
-#include <remat/core/evaluate.hpp>
 #include <remat/core/incumbent.hpp>
 #include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/milp/backend.hpp>
-#include <remat/order/replay.hpp>
 #include <remat/solver/checkmate.hpp>
 #include <remat/solver/hierarchical.hpp>
 #include <remat/solver/improved.hpp>

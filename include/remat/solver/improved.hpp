@@ -4,14 +4,9 @@
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <limits>
 #include <optional>
-#include <random>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include <remat/core/incumbent.hpp>
 #include <remat/core/monitor.hpp>

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <memory>
 #include <numeric>
 #include <optional>
 #include <span>
@@ -14,7 +13,6 @@
 #include <vector>
 
 #include <remat/bound/min_cut_bound.hpp>
-#include <remat/core/evaluate.hpp>
 #include <remat/core/incumbent.hpp>
 #include <remat/core/liveness.hpp>
 #include <remat/core/monitor.hpp>

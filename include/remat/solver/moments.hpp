@@ -12,7 +12,6 @@
 #include <vector>
 
 #include <remat/bound/multi_cut_bound.hpp>
-#include <remat/core/evaluate.hpp>
 #include <remat/core/incumbent.hpp>
 #include <remat/core/liveness.hpp>
 #include <remat/core/monitor.hpp>
@@ -23,7 +22,6 @@
 #include <remat/milp/backend.hpp>
 #include <remat/order/destroy_repair.hpp>
 #include <remat/order/eviction.hpp>
-#include <remat/order/replay.hpp>
 
 namespace remat {
 

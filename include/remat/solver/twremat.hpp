@@ -8,7 +8,6 @@
 #include <functional>
 #include <iterator>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <functional>
 #include <limits>
-#include <vector>
 
 #include <remat/core/problem.hpp>
 #include <remat/milp/model.hpp>
