@@ -127,9 +127,9 @@ TEST_CASE("the table of unequal links is its formula, and its schedules keep wha
     if (parts.size() < 2) continue;
     const auto& joint = parts.chain();
     const auto most = 2 * evaluate(p, store_all_schedule(p)).peak;
-    const chain::persistent_table exact(joint.links(), most, {.inputs_only = true}),
-        rough(joint.links(), most, {.slots = 20, .inputs_only = true});
-    const auto& c = joint.links();
+    const chain::persistent_table exact(joint.model(), most, {.inputs_only = true}),
+        rough(joint.model(), most, {.slots = 20, .inputs_only = true});
+    const auto& c = joint.model();
     const auto front = exact.front();
     REQUIRE_FALSE(front.empty());
     for (std::size_t i = 0; i < front.size(); ++i) {
@@ -155,9 +155,9 @@ TEST_CASE("a table may be stopped, and be too small for anything") {
   const auto p = unit_training_chain(9);
   const hierarchy::saved_parts parts(p, structure::find_partition(p, {.size = 1, .interface = 1}));
   const auto& joint = parts.chain();
-  CHECK(chain::persistent_table(joint.links(), 20, {.slots = 20, .stop = [] { return true; }, .inputs_only = true})
+  CHECK(chain::persistent_table(joint.model(), 20, {.slots = 20, .stop = [] { return true; }, .inputs_only = true})
             .front()
             .empty());
-  CHECK(chain::persistent_table(joint.links(), 0, {.slots = 20, .inputs_only = true}).front().empty());
+  CHECK(chain::persistent_table(joint.model(), 0, {.slots = 20, .inputs_only = true}).front().empty());
   CHECK(chain::persistent_table(chain::heterogeneous_chain{}, 20, {.inputs_only = true}).front().empty());
 }

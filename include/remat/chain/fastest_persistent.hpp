@@ -249,7 +249,7 @@ class fastest_persistent_search {
     double cutoff;                       ///< only less overhead is of interest
     std::size_t depth;                   ///< of nesting
     std::vector<std::vector<label>> at;  ///< labels at link i + k that have not been expanded
-    std::vector<label> kept;             ///< those that have
+    std::vector<label> expanded;         ///< those that have
     double lost = never;                 ///< lower bound on all that was given up for want of room
     label last{};                        ///< of the best complete path
   };
@@ -286,9 +286,9 @@ class fastest_persistent_search {
     found answer;
     for (auto a = whole.i; a <= whole.j; ++a) {
       if (poll()) break;
-      const auto from = x.kept.size();
+      const auto from = x.expanded.size();
       select(x, a);
-      if (x.kept.size() == from) continue;
+      if (x.expanded.size() == from) continue;
       run_now(x, a, from, answer);
       run_later(x, a, from);
     }
@@ -300,7 +300,7 @@ class fastest_persistent_search {
   void offer(search& x, std::size_t a, const label& l) {
     if (l.overhead + bounds_.least(a, x.whole.j, l.m) < x.cutoff) x.at[a - x.whole.i].push_back(l);
   }
-  /// Moves the labels at link a that are worth it to `kept`, m descending and overhead ascending.
+  /// Moves the labels at link a that are worth it to `expanded`, m descending and overhead ascending.
   void select(search& x, std::size_t a) {
     auto here = std::move(x.at[a - x.whole.i]);
     std::sort(here.begin(), here.end(),
@@ -323,7 +323,7 @@ class fastest_persistent_search {
     for (std::size_t k = 0; k < count; ++k) {
       const bool spread = k % (count / width_ + 1) == 0;  // some with much memory left, though they look slow
       if (total[k] < limit || spread)
-        x.kept.push_back(here[k]);
+        x.expanded.push_back(here[k]);
       else
         x.lost = std::min(x.lost, total[k]);
     }
@@ -334,9 +334,10 @@ class fastest_persistent_search {
       const auto& o = chain_.link(a).options[k];
       const auto needed = chain_.threshold(a, j, o);
       const auto more = chain_.overhead(a, o);
-      for (auto y = from; y < x.kept.size() && x.kept[y].m >= needed; ++y) {
-        const label next{x.kept[y].m - o.saved, x.kept[y].overhead + more, static_cast<id>(y),
-                         static_cast<id>(a),    static_cast<id>(k),        none_};
+      for (auto y = from; y < x.expanded.size() && x.expanded[y].m >= needed; ++y) {
+        const label next{x.expanded[y].m - o.saved, x.expanded[y].overhead + more,
+                         static_cast<id>(y),        static_cast<id>(a),
+                         static_cast<id>(k),        none_};
         if (a < j) {
           offer(x, a + 1, next);
         } else if (next.overhead < x.cutoff) {
@@ -348,12 +349,12 @@ class fastest_persistent_search {
   }
   void run_later(search& x, std::size_t a, std::size_t from) {
     const auto j = x.whole.j;
-    const auto most = x.kept[from].m;
+    const auto most = x.expanded[from].m;
     price_bounds::priced lowest;
     lowest.fill(never);
-    for (auto y = from; y < x.kept.size(); ++y)
+    for (auto y = from; y < x.expanded.size(); ++y)
       for (std::size_t k = 0; k < price_bounds::prices; ++k)
-        lowest[k] = std::min(lowest[k], x.kept[y].overhead - bounds_.price(k) * static_cast<double>(x.kept[y].m));
+        lowest[k] = std::min(lowest[k], x.expanded[y].overhead - bounds_.price(k) * static_cast<double>(x.expanded[y].m));
     chain_.splits(a, j, [&](const overheads::split& s) {
       if (s.forward >= x.cutoff) return false;
       const auto after = chain_.kept(s.s, j);
@@ -362,12 +363,12 @@ class fastest_persistent_search {
       for (std::size_t k = 0; k < price_bounds::prices; ++k)
         best = std::max(best, lowest[k] + rest[k] + bounds_.price(k) * static_cast<double>(chain_.input(s.s)));
       if (s.forward + s.missing(most - after) + best >= x.cutoff) return true;
-      work_ += x.kept.size() - from;
+      work_ += x.expanded.size() - from;
       if (work_ / 256 > options_.most_labels && (width_ > narrowest || nested_ > 0)) stopped_ = true;
       if (stopped_) return false;
-      for (auto y = from; y < x.kept.size() && x.kept[y].m >= s.need; ++y) {
-        const auto m = x.kept[y].m;
-        auto sum = x.kept[y].overhead + s.forward;
+      for (auto y = from; y < x.expanded.size() && x.expanded[y].m >= s.need; ++y) {
+        const auto m = x.expanded[y].m;
+        auto sum = x.expanded[y].overhead + s.forward;
         id inner = none_;
         if (m - after < s.ample) {
           const auto remaining = bounds_.least(s.s, j, m - chain_.input(s.s));
@@ -412,7 +413,7 @@ class fastest_persistent_search {
     plan p;
     auto to = static_cast<id>(x.whole.j + 1);
     bytes_t least = 0;  // what the label at hand must have
-    for (auto l = x.last; l.link != none_; l = x.kept[l.parent]) {
+    for (auto l = x.last; l.link != none_; l = x.expanded[l.parent]) {
       p.moves.push_back({l.link, l.option, to, l.inner});
       if (l.option != none_) {
         const auto& o = chain_.link(l.link).options[l.option];

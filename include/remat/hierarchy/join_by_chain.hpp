@@ -46,9 +46,9 @@ class join_by_chain {
   void join(hierarchy::level& l, monitor& m) const {
     if (l.parts.size() < 2) return;
     const auto stop = [&] { return m.stopped(); };
-    const hierarchy::part_chain model(l.p, l.index, l.parts, l.options);
-    const auto most = std::max<bytes_t>(0, l.budget() - model.aside()) + (l.budget() - l.p.held_bytes()) / 3;
-    const chain::persistent_table table(model.links(), most, {.slots = options_.slots, .stop = stop});
+    const hierarchy::part_chain parts(l.p, l.index, l.parts, l.options);
+    const auto most = std::max<bytes_t>(0, l.budget() - parts.aside()) + (l.budget() - l.p.held_bytes()) / 3;
+    const chain::persistent_table table(parts.model(), most, {.slots = options_.slots, .stop = stop});
     if (!table.complete()) return;
     std::vector<std::vector<operation_id>> over;
     std::vector<chain::chain_step> before;
@@ -59,7 +59,7 @@ class join_by_chain {
       if (!table.seconds(within)) break;
       auto steps = table.steps(within);
       if (steps == before) continue;
-      auto order = model.order(steps);
+      auto order = parts.order(steps);
       before = std::move(steps);
       const auto needs = measure_order(l.p, order);
       if (needs.peak <= l.budget())

@@ -84,7 +84,7 @@ class part_chain {
     }
   }
 
-  const chain::heterogeneous_chain& links() const { return chain_; }
+  const chain::heterogeneous_chain& model() const { return chain_; }
   /// Bytes on the device throughout, which the chain does not count.
   bytes_t aside() const { return aside_; }
 

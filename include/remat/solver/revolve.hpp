@@ -129,7 +129,7 @@ class revolve {
     const hierarchy::saved_parts parts(p, shifted(p, blocks));
     // The table is cautious: schedules for somewhat larger budgets are evaluated as well.
     const auto most = std::max<bytes_t>(0, budget - parts.chain().aside()) + (budget - p.held_bytes()) / 4;
-    const chain::persistent_table table(parts.chain().links(), most,
+    const chain::persistent_table table(parts.chain().model(), most,
                                         {.slots = options_.slots, .stop = [&] { return m.stopped(); }, .inputs_only = true});
     const auto front = table.front();
     std::size_t more = 40;

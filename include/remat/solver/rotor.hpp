@@ -109,7 +109,7 @@ class rotor {
       if (n < 2 || n > o.table_links) return;
       const auto within = std::max<bytes_t>(0, budget - chain().aside()) + (budget - p.held_bytes()) / 4;
       const auto slots = std::clamp<std::size_t>(table_size / (n * (n + 1)), 1, o.slots);
-      table_.emplace(chain().links(), within, chain::persistent_table::options{slots, [&] { return m.stopped(); }});
+      table_.emplace(chain().model(), within, chain::persistent_table::options{slots, [&] { return m.stopped(); }});
     }
 
     std::size_t size() const { return parts_.size(); }
@@ -118,7 +118,7 @@ class rotor {
       if (size() < 2) return std::numeric_limits<double>::infinity();
       const auto until = m.elapsed() + 0.3 * m.remaining();
       const auto answer =
-          chain::fastest_persistent(chain().links(), budget - chain().aside(),
+          chain::fastest_persistent(chain().model(), budget - chain().aside(),
                                     {.most_labels = options_.labels, .stop = [&] { return m.stopped() || m.elapsed() > until; }});
       if (answer.found() && best.offer(chain().order(answer.steps))) best.report(m, "chain, exact in bytes");
       return answer.bound + parts_.alone();
@@ -163,7 +163,9 @@ class rotor {
       for (const auto size : o.sizes)
         if (!m.stopped())
           cuttings_.emplace_back(
-              p, o, structure::partition_options{.backward_start = o.blocks.backward_start, .size = size, .most = o.table_links},
+              p, o,
+              structure::partition_options{
+                  .backward_start = o.blocks.backward_start, .size = size, .most = std::min(o.table_links, most_parts)},
               budget, m);
     }
     result solve(bytes_t budget, monitor& m) const {
@@ -183,6 +185,7 @@ class rotor {
     }
 
    private:
+    static constexpr std::size_t most_parts = 200;  // of the other cuts: more take long and gain nothing
     const problem& p_;
     std::list<cutting> cuttings_;
   };
