@@ -8,13 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include <remat/chain/persistent_table.hpp>
-#include <remat/core/evaluate.hpp>
-#include <remat/core/liveness.hpp>
+#include <remat/chain/chain.hpp>
 #include <remat/core/problem.hpp>
-#include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>
-#include <remat/hierarchy/condensed_problem.hpp>
 #include <remat/hierarchy/part_problem.hpp>
 #include <remat/order/replay.hpp>
 #include <remat/structure/partition.hpp>

@@ -5,18 +5,13 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <functional>
 #include <map>
-#include <optional>
-#include <queue>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <remat/core/evaluate.hpp>
 #include <remat/core/liveness.hpp>
 #include <remat/core/problem.hpp>
-#include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>
 #include <remat/structure/partition.hpp>
 

@@ -8,9 +8,7 @@
 #include <string>
 #include <vector>
 
-#include <remat/core/evaluate.hpp>
 #include <remat/core/incumbent.hpp>
-#include <remat/core/liveness.hpp>
 #include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>

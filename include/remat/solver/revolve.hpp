@@ -11,7 +11,6 @@
 
 #include <remat/chain/binomial.hpp>
 #include <remat/chain/persistent_table.hpp>
-#include <remat/core/evaluate.hpp>
 #include <remat/core/incumbent.hpp>
 #include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>

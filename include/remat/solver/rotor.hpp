@@ -14,7 +14,6 @@
 
 #include <remat/chain/fastest_persistent.hpp>
 #include <remat/chain/persistent_table.hpp>
-#include <remat/core/evaluate.hpp>
 #include <remat/core/incumbent.hpp>
 #include <remat/core/liveness.hpp>
 #include <remat/core/monitor.hpp>

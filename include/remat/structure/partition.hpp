@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <optional>
@@ -12,10 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include <remat/core/evaluate.hpp>
 #include <remat/core/liveness.hpp>
 #include <remat/core/problem.hpp>
-#include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>
 #include <remat/structure/backward_start.hpp>
 
