@@ -35,45 +35,32 @@ inline std::optional<std::vector<operation_id>> order_of(const problem& p, const
   return order::replay(p, form.moments(), retained, free);
 }
 
-/// The path through needed operations on which a schedule without recomputation has most on the device.
-/// Complexity: O(values + edges).
-inline std::vector<operation_id> heaviest_path(const problem& p) {
-  const auto needed = needed_operations(p);
-  if (needed.empty()) return {};
-  const auto memory = measure_order(p, needed).memory;
-  const auto peak = static_cast<double>(*std::max_element(memory.begin(), memory.end()));
-  std::vector<double> sum(p.operations().size(), 0);
-  std::vector<operation_id> before(p.operations().size(), none);
-  operation_id end = needed.front();
-  for (std::size_t i = 0; i < needed.size(); ++i) {
-    const auto o = needed[i];
-    for (auto u : p.operations()[o].inputs)
-      if (!p.is_source(u) && sum[p.producer(u)] > sum[o]) sum[o] = sum[p.producer(u)], before[o] = p.producer(u);
-    const auto load = peak > 0 ? static_cast<double>(memory[i]) / peak : 0;
-    sum[o] += 1e-3 + load * load;
-    if (sum[o] > sum[end]) end = o;
-  }
-  std::vector<operation_id> path;
-  for (; end != none; end = before[end]) path.push_back(end);
-  std::reverse(path.begin(), path.end());
-  return path;
-}
-
-/// Moments for `multi_cut_model`: at first a few on the heaviest path, then more of it where solutions are over the budget.
+/// Moments for `multi_cut_model`: at first a few on the path on which a schedule without recomputation has most on the device,
+/// then more of it where solutions are over the budget.
 class multi_cut_choice {
  public:
   /// @param p      the problem, with a needed operation; must outlive this
   /// @param budget bytes
   /// @param most   most moments, >= 1
   /// Complexity: O(values + edges).
-  multi_cut_choice(const problem& p, bytes_t budget, std::size_t most)
-      : p_(p), budget_(budget), most_(most), path_(heaviest_path(p)) {
+  multi_cut_choice(const problem& p, bytes_t budget, std::size_t most) : p_(p), budget_(budget), most_(most) {
     const auto needed = needed_operations(p);
     const auto memory = measure_order(p, needed).memory;
-    const auto load = [&](operation_id o) {
-      return memory[static_cast<std::size_t>(std::lower_bound(needed.begin(), needed.end(), o) - needed.begin())];
-    };
-    add(*std::max_element(path_.begin(), path_.end(), [&](auto a, auto b) { return load(a) < load(b); }));
+    const auto peak = static_cast<double>(*std::max_element(memory.begin(), memory.end()));
+    std::vector<double> load(p.operations().size(), 0), sum = load;  // of an operation, of the heaviest path to it
+    std::vector<operation_id> before(p.operations().size(), none);
+    operation_id end = needed.front();
+    for (std::size_t i = 0; i < needed.size(); ++i) {
+      const auto o = needed[i];
+      for (auto u : p.operations()[o].inputs)
+        if (!p.is_source(u) && sum[p.producer(u)] > sum[o]) sum[o] = sum[p.producer(u)], before[o] = p.producer(u);
+      load[o] = peak > 0 ? static_cast<double>(memory[i]) / peak : 0;
+      sum[o] += 1e-3 + load[o] * load[o];
+      if (sum[o] > sum[end]) end = o;
+    }
+    for (; end != none; end = before[end]) path_.push_back(end);
+    std::reverse(path_.begin(), path_.end());
+    add(*std::max_element(path_.begin(), path_.end(), [&](auto a, auto b) { return load[a] < load[b]; }));
     for (const std::size_t sixth : {5U, 3U, 1U}) add(path_[sixth * path_.size() / 6]);
   }
 
