@@ -110,5 +110,5 @@ TEST_CASE("a longer search begins as a shorter one does, and is never worse") {
 TEST_CASE("options of an improver out of range are refused") {
   CHECK_THROWS_WITH((improved<store_all>(store_all{}, {.search = {.patience = 0}})), Catch::Contains("patience"));
   CHECK_THROWS_WITH((improved<store_all>(store_all{}, {.search = {.slack = -1}})), Catch::Contains("slack"));
-  CHECK_THROWS_WITH((improved<store_all>(store_all{}, {.share = 0})), Catch::Contains("share"));
+  CHECK_THROWS_WITH((improved<store_all>(store_all{}, {.seconds = 0})), Catch::Contains("seconds"));
 }

@@ -3,6 +3,7 @@
 /// Large-neighbourhood search around an order of computations.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -31,6 +32,12 @@ struct local_search_options {
       throw bad_option("local_search_options.slack must be a finite number >= 0, got " + std::to_string(slack));
   }
 };
+
+/// Patience that costs much the same in problems of any size: `rounds` / operations, at least 20, at most 20 per operation.
+inline std::size_t patience_for(const problem& p, std::size_t rounds) {
+  const auto operations = std::max<std::size_t>(1, p.operations().size());
+  return std::clamp<std::size_t>(rounds / operations, 20, 20 * operations);
+}
 
 /// Makes a known order faster, or one that does not fit the budget fit.
 ///

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <future>
 #include <limits>
 #include <mutex>
@@ -24,9 +25,9 @@
 #include <remat/core/schedule.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/milp/backend.hpp>
+#include <remat/order/local_search.hpp>
 #include <remat/solver/checkmate.hpp>
 #include <remat/solver/hierarchical.hpp>
-#include <remat/solver/improved.hpp>
 #include <remat/solver/min_cut.hpp>
 
 namespace remat {
@@ -79,26 +80,25 @@ class automatic {
       known.schedule = *options_.start;
       now.take(known);
     }
-    const bool large = now.needed.size() > options_.small_operations;
-    now.take(now.run(min_cut({.repairs = large ? 50'000u : 300'000u}), never));
-    if (large) {
-      improve_for(now, 2, 0);
-      now.take(now.run(hierarchical<>(), 10));
-    }
+    now.take(now.run(min_cut({.repairs = 10'000, .rounds = 0}), never));
+    const auto start = now.best.found() ? now.best.order() : now.needed;
+    follow(now, start, order::patience_for(p, 800'000));
+    if (now.needed.size() > options_.small_operations)
+      now.take(now.run(hierarchical<>(cheap_default<min_cut>(), {}, {.bound = false}), never));
     if (now.done()) return now.answer();
     if constexpr (milp::backend<B>) {
       if (now.needed.size() <= options_.moment_operations) {
         if (m.limits().threads > 1) {
           auto proof = std::async(std::launch::async, [&] { return prove(now, never); });
-          look(now, [&] { return proof.wait_for(std::chrono::seconds(0)) != std::future_status::ready; });
+          look(now, start, [&] { return proof.wait_for(std::chrono::seconds(0)) != std::future_status::ready; });
           now.take(proof.get());
         } else {
-          improve_for(now, 2, 0);
+          for (int i = 0; i < 8; ++i) look_once(now, start, false);
           now.take(prove(now, now.remaining() / 2));
         }
       }
     }
-    look(now, [] { return false; });
+    look(now, start);
     return now.answer();
   }
 
@@ -113,22 +113,22 @@ class automatic {
     const bytes_t budget;
     const std::vector<operation_id> needed = needed_operations(p);
     incumbent best;
+    std::uint64_t stream = 0;  ///< of the next local search
 
     /// Nothing more to be done?
     bool done() const { return all_.stopped() || answer_.status == status::infeasible; }
-    /// Lends some seconds of the time that is left: as many under every limit, so that a longer search begins as a shorter one
-    /// does. Times reported are those of schedules in `best`, if `offered`.
+    /// Lends some seconds of the time that is left.
     template <class F>
-    auto within(double seconds, bool offered, F&& work) {
+    auto within(double seconds, F&& work) {
       const double left = all_.remaining();
       monitor part(all_, std::isfinite(left) && seconds < left ? seconds / left : 1,
-                   [this, offered](const progress& x) { return told(x, offered); });
+                   [this](const progress& x) { return told(x, false); });
       return work(part);
     }
     template <solver S>
     result run(const S& s, double seconds) {
       if (done()) return {};
-      return within(seconds, false, [&](monitor& m) { return s.solve(p, budget, m); });
+      return within(seconds, [&](monitor& m) { return s.solve(p, budget, m); });
     }
     void take(const result& found) {
       if (found.found()) best.offer(compute_order(found.schedule));
@@ -189,7 +189,7 @@ class automatic {
 
   /// Works on the bound; what the MILPs of several moments find are suggestions.
   bound::time_bound prove(search& now, double seconds) const {
-    return now.within(seconds, false, [&](monitor& m) {
+    return now.within(seconds, [&](monitor& m) {
       const auto proven =
           bound::multi_cut_bound<B>(now.p, now.budget, m, {}, backend_, [&](const auto& form, const auto& x, double) {
             if (auto order = bound::order_of(now.p, form, x)) now.suggest(std::move(*order));
@@ -199,37 +199,35 @@ class automatic {
       return proven;
     });
   }
-  /// Works on the schedule until nothing more is found and nobody is `proving`.
-  template <class Proving>
-  void look(search& now, Proving&& proving) const {
-    bool staged = now.p.operations().size() > options_.staged_operations;
-    bool finding = true;
-    for (std::uint64_t stream = 1; !now.done() && finding; ++stream) {
-      finding = proving();
-      while (auto order = now.suggestion()) follow(now, std::move(*order));
-      finding = improve_for(now, staged ? 10 : 5, stream) || finding;
+  /// Works on the schedule until nothing more is found and nobody is `proving`. On one thread and without MILPs a longer search
+  /// goes on where a shorter one ends.
+  void look(search& now, const std::vector<operation_id>& start, const std::function<bool()>& proving = {}) const {
+    bool staged = now.p.operations().size() > options_.staged_operations, faster = false;
+    for (std::size_t idle = 0; !now.done() && (idle < options_.search.patience || (proving && proving()));) {
+      faster = look_once(now, start, faster);
+      idle = faster ? 0 : idle + patience(now.p);
       if (!std::exchange(staged, true)) run_staged(now);
     }
   }
-  /// @return false if it found nothing, though it had the time
-  bool improve_for(search& now, double seconds, std::uint64_t stream) const {
-    if (now.done()) return false;
-    auto o = options_.search;
-    o.stream = stream;
-    return now.within(seconds, true, [&](monitor& m) {
-      const double before = now.seconds();
-      order::local_search(now.p, now.best.found() ? now.best.order() : now.needed, now.best, m, o, now.bound());
-      return m.stopped() || now.best.seconds() < before;
-    });
+  static std::size_t patience(const problem& p) { return order::patience_for(p, 200'000); }
+  /// Looks around what is suggested; then around the best or, every other time that this `was_faster` not, from `start` anew.
+  /// @return true if it found a faster schedule
+  bool look_once(search& now, const std::vector<operation_id>& start, bool was_faster) const {
+    while (auto order = now.suggestion()) follow(now, std::move(*order), std::min<std::size_t>(patience(now.p), 300));
+    const bool again = was_faster || now.stream % 2 == 1 || now.p.operations().size() > options_.small_operations;
+    return follow(now, again && now.best.found() ? now.best.order() : start, patience(now.p));
   }
-  /// Looks around a suggestion, for a short while.
-  void follow(search& now, std::vector<operation_id> order) const {
-    if (now.done()) return;
+  /// Looks around an order of any memory need until `patience` rounds bring nothing. @return true if that is the best now
+  bool follow(search& now, std::vector<operation_id> order, std::size_t patience) const {
+    if (now.done()) return false;
     incumbent other(now.p, now.budget);
     auto o = options_.search;
-    o.patience = std::min<std::size_t>(o.patience, 300);
-    now.within(1, false, [&](monitor& m) { order::local_search(now.p, std::move(order), other, m, o, now.bound()); });
-    if (other.found() && now.best.offer(other.order())) now.take(result{});
+    o.patience = patience;
+    o.stream = now.stream++;
+    now.within(never, [&](monitor& m) { order::local_search(now.p, std::move(order), other, m, o, now.bound()); });
+    if (!other.found() || !now.best.offer(other.order())) return false;
+    now.take(result{});
+    return true;
   }
 
   void run_staged(search& now) const {

@@ -137,10 +137,8 @@ class hierarchical {
     double tolerance = 0.1;             ///< relative difference of costs that does not make parts differ, >= 0
     bool bound = true;                  ///< prove a lower bound as well
     bool cuts = true;  ///< options of parts from minimum cuts and evictions as well, whose bytes saved are the bounds to be tried
-    std::size_t retained = 6;  ///< fastest schedules whose room that is left is used
-    /// In the end `local_search` works on the whole until `rounds` / operations of its rounds, 20 to 1000, bring nothing; 0:
-    /// never.
-    std::size_t rounds = 30000;
+    std::size_t retained = 6;    ///< fastest schedules whose room that is left is used
+    std::size_t rounds = 30000;  ///< `order::patience_for` that many: when `local_search` on the whole ends; 0: it is not run
 
     /// Nothing but parts, Inner and Joiner: for methods as published.
     static options plain() { return {.bound = false, .cuts = false, .retained = 0, .rounds = 0}; }
@@ -177,8 +175,7 @@ class hierarchical {
         if (const auto whole = remat::solve(p, budget, inner_, share(m, 1), now.stop()); whole.found())
           best.offer(compute_order(whole.schedule));
       if (options_.rounds > 0 && best.found() && !m.stopped())
-        order::local_search(p, best.order(), best, m,
-                            {.patience = std::clamp<std::size_t>(options_.rounds / p.operations().size(), 20, 1000)}, r.bound);
+        order::local_search(p, best.order(), best, m, {.patience = order::patience_for(p, options_.rounds)}, r.bound);
     }
     best.put_into(r);
     return r;

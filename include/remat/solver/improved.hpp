@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <string>
 #include <utility>
@@ -32,7 +33,7 @@ class improved {
  public:
   struct options {
     order::local_search_options search = {};
-    double share = 0.5;                  ///< part of the time that Inner may take, in (0, 1]
+    double seconds = 5;                  ///< the most that Inner may take, under every limit, > 0
     std::optional<schedule> start = {};  ///< a schedule that is known; of its copies nothing is taken
   };
 
@@ -40,7 +41,7 @@ class improved {
   /// @throws bad_option naming the member that is out of range
   improved(Inner inner, const options& o) : inner_(std::move(inner)), options_(o) {
     o.search.validate();
-    if (!(o.share > 0 && o.share <= 1)) throw bad_option("improved.share must be in (0, 1], got " + std::to_string(o.share));
+    if (!(o.seconds > 0)) throw bad_option("improved.seconds must be > 0, got " + std::to_string(o.seconds));
   }
 
   std::string name() const { return "improved/" + std::string(inner_.name()); }
@@ -53,7 +54,8 @@ class improved {
 
   /// @throws what Inner throws
   result solve(const problem& p, bytes_t budget, monitor& m) const {
-    monitor first(m, options_.share);
+    const double left = m.remaining();
+    monitor first(m, options_.seconds < left && std::isfinite(left) ? options_.seconds / left : 1);
     auto r = inner_.solve(p, budget, first);
     if (r.status == status::infeasible) return r;
     if (!r.found()) r.status = status::not_found, r.reason.clear();  // a search follows that has an end of its own

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -21,8 +20,8 @@
 #include <remat/core/solve.hpp>
 #include <remat/order/destroy_repair.hpp>
 #include <remat/order/eviction.hpp>
+#include <remat/order/local_search.hpp>
 #include <remat/order/replay.hpp>
-#include <remat/solver/improved.hpp>
 
 namespace remat {
 
@@ -47,10 +46,8 @@ class min_cut {
     std::size_t cuts = 16;         ///< most cuts per moment, >= 2
     std::size_t mixtures = 6;      ///< mixtures of each two neighbouring cuts, >= 1; fewer where there are over 20 000 operations
     bool bound = true;             ///< prove a lower bound as well
-    std::size_t repairs = 300000;  ///< operations times starts that are made to fit; fewer where there are over 4000 operations
-    /// `local_search` ends after `rounds` / operations of its rounds without an improvement, at least 20, at most 20 per
-    /// operation; 0: it is not run.
-    std::size_t rounds = 800000;
+    std::size_t repairs = 300000;  ///< operations times starts that are made to fit; fewer where there are over 1000 operations
+    std::size_t rounds = 800000;   ///< `order::patience_for` that many: when `local_search` ends; 0: it is not run
   };
 
   min_cut() : min_cut(options{}) {}
@@ -64,17 +61,8 @@ class min_cut {
   std::string name() const { return "min_cut"; }
 
   result solve(const problem& p, bytes_t budget, monitor& m) const {
-    result r;
-    incumbent best(p, budget);
-    if (!best.offer(needed_operations(p))) {
-      const auto cuts = moments(p, budget, m);
-      fit(p, budget, cuts, best, m);
-      if (options_.bound) bound::prove_bound(p, budget, r, [&] { return m.stopped(); });
-      if (r.status == status::infeasible) return r;
-      search(p, budget, starts(p, cuts, m, best, r.bound), best, m, r.bound);
-    }
-    best.put_into(r);
-    return r;
+    shared known;
+    return solve(p, budget, known, m);
   }
 
   /// Solves for several budgets at once: the cuts are shared, and a schedule for less memory is a start for more, so that more
@@ -89,30 +77,11 @@ class min_cut {
     std::iota(ascending.begin(), ascending.end(), std::size_t{0});
     std::sort(ascending.begin(), ascending.end(), [&](auto a, auto b) { return budgets[a] < budgets[b]; });
     std::vector<result> results(budgets.size());
-    std::vector<moment> cuts;
-    std::optional<std::vector<start>> shared;
-    std::vector<operation_id> smaller;  // the fastest order for the budgets so far
-    bytes_t needed = 0;                 // no schedule fits a smaller budget
+    shared known;
     for (std::size_t i = 0; i < ascending.size(); ++i) {
       const auto budget = budgets[ascending[i]];
-      results[ascending[i]] = budget_slice(p, budget, name(), m, static_cast<double>(ascending.size() - i), [&](monitor& part) {
-        result r;
-        r.budget_bound = needed;
-        incumbent best(p, budget);
-        if (!best.offer(needed_operations(p))) {
-          if (!smaller.empty()) best.offer(smaller);
-          if (options_.bound) bound::prove_bound(p, budget, r, [&] { return part.stopped(); });
-          needed = r.budget_bound;
-          if (r.status == status::infeasible) return r;
-          if (cuts.empty()) cuts = moments(p, budget, part);
-          fit(p, budget, cuts, best, part);
-          if (!shared) shared = starts(p, cuts, part, best, r.bound);
-          search(p, budget, *shared, best, part, r.bound);
-        }
-        if (best.found()) smaller = best.order();
-        best.put_into(r);
-        return r;
-      });
+      results[ascending[i]] = budget_slice(p, budget, name(), m, static_cast<double>(ascending.size() - i),
+                                           [&](monitor& part) { return solve(p, budget, known, part); });
     }
     return results;
   }
@@ -132,6 +101,34 @@ class min_cut {
     operation_id tau;
     std::vector<choice> choices;
   };
+
+  /// What searches for more and more budget have in common.
+  struct shared {
+    std::vector<moment> cuts;
+    std::vector<start> starts;
+    std::vector<operation_id> fastest;  // of the orders so far
+    bytes_t needed = 0;                 // no schedule fits a smaller budget
+  };
+
+  result solve(const problem& p, bytes_t budget, shared& known, monitor& m) const {
+    result r;
+    r.budget_bound = known.needed;
+    incumbent best(p, budget);
+    if (!best.offer(needed_operations(p))) {
+      if (!known.fastest.empty()) best.offer(known.fastest);
+      auto cuts = known.cuts.empty() ? moments(p, budget, m) : std::move(known.cuts);
+      fit(p, budget, cuts, best, m);
+      if (options_.bound) bound::prove_bound(p, budget, r, [&] { return m.stopped(); });
+      known.needed = r.budget_bound;
+      if (r.status == status::infeasible) return r;
+      known.cuts = std::move(cuts);
+      if (known.starts.empty()) known.starts = starts(p, known.cuts, m, best, r.bound);
+      search(p, budget, known.starts, best, m, r.bound);
+    }
+    if (best.found()) known.fastest = best.order();
+    best.put_into(r);
+    return r;
+  }
 
   /// The lean choice for what the first `count` operations make, the rich one for the rest.
   static choice mix(const problem& p, const choice& lean, const choice& rich, index_t count) {
@@ -200,8 +197,6 @@ class min_cut {
   void search(const problem& p, bytes_t budget, const std::vector<start>& starts, incumbent& best, monitor& m,
               double bound) const {
     const auto stop = [&] { return m.stopped(); };
-    const auto half = m.remaining() / 2;  // the rest is for `local_search`
-    const auto late = [&] { return m.stopped() || m.remaining() < half; };
     const auto offer = [&](const std::vector<operation_id>& order, const char* stage) {
       if (best.offer(order)) best.report(m, stage, bound);
     };
@@ -221,20 +216,20 @@ class min_cut {
     const auto operations = std::max<std::size_t>(1, p.operations().size());
     std::vector<std::vector<operation_id>> good;  // each faster than those before
     order::destroy_repair n(p, budget, m.limits().seed);
-    const auto each = operations * std::max<std::size_t>(1, operations / 4000);  // a repair: as many drops, and a pass for each
+    const auto each = operations * std::max<std::size_t>(1, operations / 1000);  // a repair: as many drops, and a pass for each
     const auto worth_it = [&](std::size_t i) { return std::max<std::size_t>(i, best.found()) * each <= options_.repairs; };
-    for (std::size_t i = 0; i < order.size() && worth_it(i) && !late() && !good_enough(); ++i) {
+    for (std::size_t i = 0; i < order.size() && worth_it(i) && !stop() && !good_enough(); ++i) {
       n.load(order[i]->order);
-      if (!n.repair(0, best.seconds() * 1.5, late)) continue;
+      if (!n.repair(0, best.seconds() * 1.5, stop)) continue;
       n.retain();
       const auto before = best.seconds();
       offer(n.order(), "repairs");
       if (best.seconds() < before) good.push_back(best.order());
     }
     for (const double distance : {1.0, 0.5, 2.0})
-      for (std::size_t i = 0; i < order.size() && (i == 0 || 4 * i * operations < options_.repairs) && !late() && !good_enough();
+      for (std::size_t i = 0; i < order.size() && (i == 0 || 4 * i * operations < options_.repairs) && !stop() && !good_enough();
            ++i)
-        if (auto played = order::eviction(p, order[i]->order).run(budget, {.distance = distance}, late)) {
+        if (auto played = order::eviction(p, order[i]->order).run(budget, {.distance = distance}, stop)) {
           n.load(*played);
           n.retain();
           const auto before = best.seconds();
@@ -245,7 +240,7 @@ class min_cut {
       offer(order::retain_more(p, good[i], budget), "retention");
     if (options_.rounds > 0 && !stop() && !good_enough())
       order::local_search(p, best.found() ? best.order() : order[0]->order, best, m,
-                          {.patience = std::clamp<std::size_t>(options_.rounds / operations, 20, 20 * operations)}, bound);
+                          {.patience = order::patience_for(p, options_.rounds)}, bound);
   }
 
   options options_;
