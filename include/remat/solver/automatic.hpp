@@ -93,7 +93,7 @@ class automatic {
           look(now, start, [&] { return proof.wait_for(std::chrono::seconds(0)) != std::future_status::ready; });
           now.take(proof.get());
         } else {
-          for (int i = 0; i < 8; ++i) look_once(now, start, false);
+          for (int i = 0; i < 3; ++i) look_once(now, start, false);
           now.take(prove(now, now.remaining() / 2));
         }
       }
@@ -199,17 +199,17 @@ class automatic {
       return proven;
     });
   }
-  /// Works on the schedule until nothing more is found and nobody is `proving`. On one thread and without MILPs a longer search
-  /// goes on where a shorter one ends.
+  /// Works on the schedule until four times the patience brings nothing and nobody is `proving`. On one thread and without MILPs
+  /// a longer search goes on where a shorter one ends.
   void look(search& now, const std::vector<operation_id>& start, const std::function<bool()>& proving = {}) const {
     bool staged = now.p.operations().size() > options_.staged_operations, faster = false;
-    for (std::size_t idle = 0; !now.done() && (idle < options_.search.patience || (proving && proving()));) {
+    for (std::size_t idle = 0; !now.done() && (idle < 4 * options_.search.patience || (proving && proving()));) {
       faster = look_once(now, start, faster);
       idle = faster ? 0 : idle + patience(now.p);
       if (!std::exchange(staged, true)) run_staged(now);
     }
   }
-  static std::size_t patience(const problem& p) { return order::patience_for(p, 200'000); }
+  static std::size_t patience(const problem& p) { return order::patience_for(p, 800'000); }
   /// Looks around what is suggested; then around the best or, every other time that this `was_faster` not, from `start` anew.
   /// @return true if it found a faster schedule
   bool look_once(search& now, const std::vector<operation_id>& start, bool was_faster) const {
