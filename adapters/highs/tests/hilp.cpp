@@ -11,6 +11,6 @@ TEST_CASE("highs: the hierarchical ILP of single operations is the staged optimu
   testing::check_hilp_of_operations<highs::backend>(31, 200);
 }
 TEST_CASE("highs: the hierarchical ILP of parts, against every selection of options") {
-  testing::check_hilp_of_parts<highs::backend>(32, 100);
+  testing::check_hilp_of_parts<highs::backend>(10, 100);
 }
 TEST_CASE("highs: hiremate") { testing::check_hiremate<highs::backend>(); }

@@ -114,7 +114,10 @@ class condensed_problem {
       after[on].push_back(u);
       ++missing[u];
     };
-    const auto first = [&](operation_id u) { return *std::min_element(units[u].operations.begin(), units[u].operations.end()); };
+    const auto at = [&](operation_id u) {  // in the problem's order; backwards may begin with operations of the forward
+      const auto [first, last] = std::minmax_element(units[u].operations.begin(), units[u].operations.end());
+      return units[u].backward ? *last : *first;
+    };
     for (operation_id u = 0; u < units.size(); ++u) {
       const auto& x = units[u];
       if (x.part != none && !x.backward) forward_of[x.part] = u;
@@ -125,7 +128,7 @@ class condensed_problem {
     using entry = std::pair<operation_id, operation_id>;
     std::priority_queue<entry, std::vector<entry>, std::greater<>> ready;
     for (operation_id u = 0; u < units.size(); ++u)
-      if (missing[u] == 0) ready.emplace(first(u), u);
+      if (missing[u] == 0) ready.emplace(at(u), u);
 
     std::vector<value> values;
     std::vector<operation> operations;
@@ -159,14 +162,14 @@ class condensed_problem {
       operations.push_back(std::move(op));
       sorted.push_back(x);
       for (auto w : after[u])
-        if (--missing[w] == 0) ready.emplace(first(w), w);
+        if (--missing[w] == 0) ready.emplace(at(w), w);
     }
     if (operations.size() < units.size()) {
       const auto u =
           static_cast<operation_id>(std::find_if(missing.begin(), missing.end(), [](auto n) { return n > 0; }) - missing.begin());
       const auto& x = units[u];
       stuck_ = "partition: no order of the parts is possible; the " + std::string(x.backward ? "backward" : "forward") +
-               (x.part == none ? " of operation " + std::to_string(first(u)) : " of part " + std::to_string(x.part)) +
+               (x.part == none ? " of operation " + std::to_string(at(u)) : " of part " + std::to_string(x.part)) +
                " depends on itself through others";
       return;
     }

@@ -215,7 +215,7 @@ class hilp_model {
       }
     }
     const auto& c = l_.options[i].checkpoint;
-    if (!c.forward.empty() && !nodes_[part.forward].backward) {
+    if (!nodes_[part.forward].backward) {  // empty where nobody else reads the forward: it need not run
       condensed_run run(l_.p, l_.index, i, false, c.forward, &c);
       if (fits(run, part.forward, run.makes)) nodes_[part.forward].options.push_back({std::move(run), none});
     }

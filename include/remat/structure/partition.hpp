@@ -191,9 +191,11 @@ inline std::vector<nested_cut> chain_cuts(const problem& p, const std::vector<op
 /// Chooses cuts with few bytes in them and about `size` operations between them, by dynamic programming.
 /// @param all  a place per position of the forward
 /// @param n    positions
+/// @param thinnest only places no wider than their neighbours
 /// @param cost receives the value of what is minimised
 /// Complexity: O(cuts size).
-inline std::vector<nested_cut> choose_cuts(const std::vector<nested_cut>& all, std::size_t n, double size, double& cost) {
+inline std::vector<nested_cut> choose_cuts(const std::vector<nested_cut>& all, std::size_t n, double size, bool thinnest,
+                                           double& cost) {
   const auto backward_start = all.size() - 1;
   const auto around = static_cast<std::size_t>(2 * size) + 2;  // a cut is judged against the mean of what is around it
   std::vector<double> sum(backward_start + 2, 0), count(backward_start + 2, 0);
@@ -210,6 +212,7 @@ inline std::vector<nested_cut> choose_cuts(const std::vector<nested_cut>& all, s
   std::vector<state> states = {{{0, n, 0}, 0, 0, 0}};
   for (std::size_t q = 1; q < backward_start; ++q) {
     if (all[q].crossing < 0) continue;
+    if (thinnest && all[q].crossing > std::min(all[q - 1].crossing, all[q + 1].crossing)) continue;
     const auto from = q > around ? q - around : 0, to = std::min(backward_start + 1, q + around + 1);
     const double bytes = sum[to] - sum[from], cuts = count[to] - count[from];
     states.push_back({all[q], 0.1 + (bytes > 0 ? 2 * static_cast<double>(all[q].crossing) * cuts / bytes : 0), 0, 0});
@@ -284,6 +287,7 @@ inline partition find_partition(const problem& p, const partition_options& o = {
   const auto needed = needed_operations(p);
   const auto n = needed.size();
   if (n < 2) return {};
+  const bool thinnest = o.interface == 0 && o.size >= 20;  // parts of a few operations may have to be cut anywhere
   std::vector<detail::nested_cut> all, chosen;
   double least = std::numeric_limits<double>::infinity();
   const auto needs = measure_order(p, needed);
@@ -292,7 +296,7 @@ inline partition find_partition(const problem& p, const partition_options& o = {
     auto cuts = o.interface > 0 ? detail::chain_cuts(p, needed, backward_start, o.interface, tiny)
                                 : detail::nested_cuts(p, needed, backward_start);
     double cost = 0;
-    auto some = detail::choose_cuts(cuts, n, static_cast<double>(o.size), cost);
+    auto some = detail::choose_cuts(cuts, n, static_cast<double>(o.size), thinnest, cost);
     if (cost < least) least = cost, all = std::move(cuts), chosen = std::move(some);
   };
   const auto guess = [&] {
@@ -327,7 +331,7 @@ inline partition find_partition(const problem& p, const partition_options& o = {
     guess();
   }
   for (auto size = 2 * o.size; chosen.size() >= o.most; size *= 2)
-    chosen = detail::choose_cuts(all, n, static_cast<double>(size), least);
+    chosen = detail::choose_cuts(all, n, static_cast<double>(size), thinnest, least);
 
   partition parts;
   const auto backward_start = all.size() - 1;
