@@ -142,6 +142,13 @@ class hierarchical {
 
     /// Nothing but parts, Inner and Joiner: for methods as published.
     static options plain() { return {.bound = false, .cuts = false, .retained = 0, .rounds = 0}; }
+    /// The same with what the options of such a method have, too.
+    template <class Published>
+    static options plain(const Published& o) {
+      auto x = plain();
+      x.cut = o.cut, x.leaf_operations = o.leaf_operations, x.saved = o.saved, x.peaks = o.peaks;
+      return x;
+    }
   };
 
   hierarchical() : hierarchical(cheap_default<Inner>()) {}
@@ -180,6 +187,9 @@ class hierarchical {
     best.put_into(r);
     return r;
   }
+
+ protected:
+  const Inner& inner() const { return inner_; }
 
  private:
   using orders = std::vector<std::vector<operation_id>>;

@@ -7,8 +7,6 @@
 #include <string>
 #include <utility>
 
-#include <remat/core/monitor.hpp>
-#include <remat/core/result.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/hierarchy/join_by_hilp.hpp>
 #include <remat/milp/backend.hpp>
@@ -36,7 +34,9 @@ namespace remat {
 /// auto r = remat::solve(p, budget, remat::hiremate<remat::highs::backend>{}, {.seconds = 60});
 /// @endcode
 template <milp::backend B, solver Inner = checkmate<B>>
-class hiremate {
+class hiremate : public hierarchical<Inner, join_by_hilp<B>> {
+  using base = hierarchical<Inner, join_by_hilp<B>>;
+
  public:
   struct options {
     structure::partition_options cut = {.size = 30, .most = 12};  ///< how graphs are cut, at every level
@@ -49,24 +49,9 @@ class hiremate {
   explicit hiremate(B backend = B()) : hiremate(options{}, backend, checkmate<B>(checkmate<B>::options::fast(), backend)) {}
   /// @throws bad_option naming the member that is out of range
   hiremate(const options& o, B backend, Inner inner)
-      : name_("hiremate/" + std::string(inner.name())),
-        method_(std::move(inner), join_by_hilp<B>({.choices = o.choices}, std::move(backend)), all(o)) {}
+      : base(std::move(inner), join_by_hilp<B>({.choices = o.choices}, std::move(backend)), base::options::plain(o)) {}
 
-  std::string name() const { return name_; }
-
-  /// @throws bad_option if the options of the cut are out of range; what Inner and the backend throw
-  result solve(const problem& p, bytes_t budget, monitor& m) const { return method_.solve(p, budget, m); }
-
- private:
-  using method = hierarchical<Inner, join_by_hilp<B>>;
-  static typename method::options all(const options& o) {
-    auto x = method::options::plain();
-    x.cut = o.cut, x.leaf_operations = o.leaf_operations, x.saved = o.saved, x.peaks = o.peaks;
-    return x;
-  }
-
-  std::string name_;
-  method method_;
+  std::string name() const { return "hiremate/" + std::string(this->inner().name()); }
 };
 
 }  // namespace remat

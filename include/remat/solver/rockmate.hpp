@@ -7,8 +7,6 @@
 #include <string>
 #include <utility>
 
-#include <remat/core/monitor.hpp>
-#include <remat/core/result.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/hierarchy/join_by_chain.hpp>
 #include <remat/solver/hierarchical.hpp>
@@ -38,7 +36,9 @@ namespace remat {
 /// auto r = remat::solve(p, budget, method, {.seconds = 30});
 /// @endcode
 template <solver Inner = min_cut>
-class rockmate {
+class rockmate : public hierarchical<Inner, join_by_chain> {
+  using base = hierarchical<Inner, join_by_chain>;
+
  public:
   struct options {
     structure::partition_options cut = {.size = 12, .most = 48};  ///< how the graph is cut
@@ -51,24 +51,9 @@ class rockmate {
   rockmate() : rockmate(cheap_default<Inner>()) {}
   explicit rockmate(Inner inner) : rockmate(std::move(inner), options{}) {}
   /// @throws bad_option naming the member that is out of range
-  rockmate(Inner inner, const options& o)
-      : name_("rockmate/" + std::string(inner.name())), method_(std::move(inner), join_by_chain({.slots = o.slots}), all(o)) {}
+  rockmate(Inner inner, const options& o) : base(std::move(inner), join_by_chain({.slots = o.slots}), base::options::plain(o)) {}
 
-  std::string name() const { return name_; }
-
-  /// @throws bad_option if the options of the cut are out of range; what Inner throws
-  result solve(const problem& p, bytes_t budget, monitor& m) const { return method_.solve(p, budget, m); }
-
- private:
-  using method = hierarchical<Inner, join_by_chain>;
-  static typename method::options all(const options& o) {
-    auto x = method::options::plain();
-    x.cut = o.cut, x.leaf_operations = o.leaf_operations, x.saved = o.saved, x.peaks = o.peaks;
-    return x;
-  }
-
-  std::string name_;
-  method method_;
+  std::string name() const { return "rockmate/" + std::string(this->inner().name()); }
 };
 
 }  // namespace remat
