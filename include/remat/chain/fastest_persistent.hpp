@@ -399,9 +399,7 @@ class fastest_persistent_search {
       best.plan = answer.plan;
     }
     if (best.bound >= std::min(best.overhead, room) || depth > nested_) return best;
-    // Asked again and again with a little more room, it would be solved many times: so there is more room each time.
-    const auto wider = room * std::pow(4, static_cast<double>(known.size()));
-    auto now = solve(x, std::min(wider, best.overhead), depth);
+    auto now = solve(x, std::min(room, best.overhead), depth);
     best.bound = std::max(best.bound, now.bound);
     now.bound = best.bound;
     if (now.plan != none_) best = now;
