@@ -484,6 +484,10 @@ struct executor::state {
       std::vector<at::Tensor> outputs;
       for (std::size_t i = 0; i < step.outputs.size(); ++i) {
         outputs.push_back(kept(data.outputs[i], step.outputs[i]));
+        if (data.outputs[i].buffer != none) {
+          auto counter = ::torch::autograd::impl::version_counter(outputs[i]);
+          counter.set_version(step.output_versions[i]);
+        }
         share_version(outputs);
       }
       count_writes(&written_tensor::forward);
@@ -501,7 +505,7 @@ struct executor::state {
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     try {
       for (std::size_t i = 0; i < step.outputs.size(); ++i)
-        if (step.differentiable[i]) take_gradient(i, output_grads.at(i));
+        if (step.output_grads[i] != none) take_gradient(i, output_grads.at(i));
       begin_phase(generator_origin::backward);
       run(data.loss, data.steps.size());
       go_to(step.after_backward);

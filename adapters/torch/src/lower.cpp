@@ -64,6 +64,8 @@ class lowering {
     for (const auto& v : trace_.parameter_grads) program_.parameter_grads.push_back(view(v));
     for (const auto& v : trace_.input_grads) program_.input_grads.push_back(v ? view(*v) : none);
     program_.results = trace_.results;
+    program_.output_versions = trace_.output_versions;
+    program_.differentiable = trace_.differentiable;
     program_.parameter_sources = trace_.parameter_sources;
     program_.input_sources = trace_.input_sources;
     program_.written = trace_.written;
@@ -122,7 +124,6 @@ class lowering {
       if (token_[v.value] != none) read(n, token_[v.value]);
     }
     for (const auto& g : trace_.output_grads) {
-      program_.differentiable.push_back(g.has_value());
       program_.output_grads.push_back(none);
       if (!g) continue;
       current_[g->value] = add_output(n, trace_.storages[g->value]);
@@ -373,8 +374,9 @@ program lower(const trace& recorded) { return lowering(recorded).run(); }
 namespace remat::torch {
 
 program capture(const forward_function& forward, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& parameters,
-                const std::vector<at::Tensor>& buffers, const std::vector<std::string>& names) {
-  return detail::lower(detail::record(forward, inputs, parameters, buffers, names));
+                const std::vector<at::Tensor>& buffers, const std::vector<std::string>& names,
+                const std::vector<output_use>& uses) {
+  return detail::lower(detail::record(forward, inputs, parameters, buffers, names, uses));
 }
 
 }  // namespace remat::torch

@@ -61,8 +61,50 @@ struct plan {
   double plan_seconds = 0;
 };
 
+/// What the last loss made of the outputs: the next one is expected to do the same.
+class usage {
+ public:
+  std::vector<output_use> now() const {
+    std::lock_guard lock(mutex_);
+    return uses_;
+  }
+  /// @param seen what this loss makes of them
+  /// @return is `step` the program for that?
+  bool learn(const program& step, std::vector<output_use> seen) {
+    std::lock_guard lock(mutex_);
+    bool same = true;
+    for (std::size_t i = 0; i < seen.size(); ++i) {
+      const bool planned = step.output_grads[i] != none;
+      const auto before = i < uses_.size() ? uses_[i].strides : std::vector<int64_t>();
+      same = same && (!step.differentiable[i] || (planned == seen[i].used && seen[i].strides.empty()));
+      if (planned && seen[i].used && seen[i].strides.empty()) seen[i].strides = before;  // as planned
+    }
+    settled_ = settled_ || same;
+    if (same || all_) return true;
+    uses_ = std::move(seen);
+    return false;
+  }
+  /// A loss has done as expected.
+  bool settled() const {
+    std::lock_guard lock(mutex_);
+    return settled_;
+  }
+  /// Expects all outputs from now on.
+  void expect_all() {
+    std::lock_guard lock(mutex_);
+    uses_.clear();
+    all_ = true;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<output_use> uses_;
+  bool all_ = false, settled_ = false;
+};
+
 /// Everything known of one kind of inputs.
 struct setup {
+  std::shared_ptr<usage> outputs;
   std::shared_ptr<const program> step;
   program_profile profiles;
   problem p;
@@ -159,7 +201,7 @@ budget budget::activations(bytes_t bytes) {
 
 plan_solver default_solver() { return solve_by_default; }
 
-struct plan_runner::state {
+struct plan_runner::state : std::enable_shared_from_this<state> {
   state(std::shared_ptr<::torch::nn::Module> m, forward_function f, wrap_options o)
       : module(std::move(m)), plain(std::move(f)), options(std::move(o)) {
     if (options.optimizer < 0) throw bad_option("wrap_options.optimizer must be >= 0, got " + std::to_string(options.optimizer));
@@ -212,8 +254,21 @@ struct plan_runner::state {
     return out.str();
   }
 
+  static std::string text(const std::vector<output_use>& uses) {
+    std::ostringstream out;
+    for (const auto& u : uses) out << ";" << u.used << at::IntArrayRef(u.strides);
+    return out.str();
+  }
+
   std::shared_ptr<setup> setup_for(const std::vector<at::Tensor>& inputs) {
-    const auto key = key_of(inputs);
+    auto key = key_of(inputs);
+    if (options.fixed_shapes && !used.empty() && !used.count(key))
+      throw unexpected_inputs("wrapped for " + first_inputs + ", called with " + describe(inputs) +
+                              " (or in another mode); wrap_options::fixed_shapes forbids a new plan");
+    auto& outputs = used[key];
+    if (!outputs) outputs = std::make_shared<usage>();
+    const auto uses = outputs->now();
+    key += text(uses);
     if (const auto found = setups.find(key); found != setups.end()) {
       const bool broken = found->second->broken;
       if (!broken && !out_of_date(*found->second->step)) {
@@ -233,17 +288,15 @@ struct plan_runner::state {
       log(broken ? "an operator uses memory in another way than it did: measured again"
                  : "a tensor of the module that is no parameter and no buffer has been replaced: captured again");
     }
-    if (options.fixed_shapes && !setups.empty())
-      throw unexpected_inputs("wrapped for " + first_inputs + ", called with " + describe(inputs) +
-                              " (or in another mode); wrap_options::fixed_shapes forbids a new plan");
     if (setups.empty()) first_inputs = describe(inputs);
     auto s = std::make_shared<setup>();
+    s->outputs = outputs;
     const auto begin = clock::now();
     const auto parameters = distinct(module->named_parameters()), buffers = distinct(module->named_buffers());
     std::vector<std::string> names;
     for (const auto* list : {&parameters, &buffers})
       for (const auto& n : *list) names.push_back(n.first);
-    s->step = std::make_shared<program>(capture(plain, inputs, tensors(parameters), tensors(buffers), names));
+    s->step = std::make_shared<program>(capture(plain, inputs, tensors(parameters), tensors(buffers), names, uses));
     s->capture_seconds = since(begin);
     s->profiles = profile(*s->step, options.profile);
     s->p = to_problem(*s->step, s->profiles.seconds(), s->profiles.workspace(), module->name());
@@ -421,6 +474,18 @@ struct plan_runner::state {
     throw over_budget(text.str(), asked, smallest, bound);
   }
 
+  /// An executor for the use of the outputs that is expected.
+  std::shared_ptr<runner> expected(const std::vector<at::Tensor>& inputs) {
+    const auto s = setup_for(inputs);
+    try {
+      return acquire(s, inputs);
+    } catch (const over_budget&) {  // what this loss uses may take more than all outputs, whose gradients lie outside the arena
+      if (s->outputs->now().empty()) throw;
+      s->outputs->expect_all();
+      return acquire(setup_for(inputs), inputs);
+    }
+  }
+
   /// What is idle makes room.
   void release() {
     for (const auto& r : runners)
@@ -472,7 +537,8 @@ struct plan_runner::state {
   forward_function plain;
   wrap_options options;
   std::mutex mutex;
-  std::map<std::string, std::shared_ptr<setup>> setups;  ///< by `key_of`
+  std::map<std::string, std::shared_ptr<setup>> setups;  ///< by `key_of` and the use of the outputs
+  std::map<std::string, std::shared_ptr<usage>> used;    ///< by `key_of`
   std::string first_inputs;
   std::vector<std::shared_ptr<runner>> runners;  ///< at most one of them idle
   std::vector<std::weak_ptr<arena>> retired;     ///< kept alive by gradients only
@@ -485,96 +551,124 @@ struct plan_runner::state {
 
 namespace {
 
-/// A step run plain beside the planned one, to compare the two.
-class shadow {
+/// A forward that can be run once more: plain, to compare the planned step with it, or by another plan.
+class second_run {
  public:
-  /// Runs the forward of `plain`, and puts back what that changed.
-  shadow(const forward_function& plain, const program& step, const std::vector<at::Tensor>& inputs,
-         const std::vector<at::Tensor>& buffers)
-      : step_(step) {
-    at::AutoGradMode grad_mode(true);
+  /// Notes what a forward begins with.
+  /// @param written what it may change, other than the generator
+  second_run(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& written) : before_(generator_state::now()) {
     for (const auto& t : inputs) inputs_.push_back(t.defined() ? t.detach().requires_grad_(t.requires_grad()) : t);
-    for (const auto& t : buffers) add(t);
-    for (const auto& w : step.written) add(w.tensor.defined() ? w.tensor : inputs[w.input]);
-    const auto before = generator_state::now();
-    returned_ = plain(inputs_);
+    for (const auto& t : written) written_.push_back({t, t.detach().clone(), {}, t._version()});
+  }
+
+  /// Runs `forward` from there, and leaves everything as it is now.
+  void run(const std::function<void(const std::vector<at::Tensor>&)>& forward) {
+    const auto now = generator_state::now();
+    std::vector<std::pair<at::Tensor, int64_t>> present;
+    for (auto& w : written_) {
+      present.emplace_back(w.tensor.detach().clone(), w.tensor._version());
+      set(w.tensor, w.before, w.version);
+    }
+    before_.restore();
+    forward(inputs_);
     after_ = generator_state::now();
-    before.restore();
-    swap();
+    for (std::size_t i = 0; i < written_.size(); ++i) {
+      written_[i].after = written_[i].tensor.detach().clone();
+      set(written_[i].tensor, present[i].first, present[i].second);
+    }
+    now.restore();
+  }
+  void run_plain(const forward_function& plain) {
+    run([&](const auto& inputs) {
+      at::AutoGradMode grad_mode(true);
+      returned_ = plain(inputs);
+    });
   }
 
   /// @throws not_equal, with buffers and generator as the plain forward left them
-  void compare(const std::vector<at::Tensor>& outputs) {
-    for (std::size_t i = 0; i < step_.results.size(); ++i)
-      if (!same_bits(outputs[step_.results[i]], returned_.at(i))) fail("output " + std::to_string(i));
-    for (const auto& s : saved_)
-      if (!same_bits(s.tensor, s.contents)) fail("a buffer");
+  void compare(const program& step, const std::vector<at::Tensor>& outputs) const {
+    for (std::size_t i = 0; i < step.results.size(); ++i)
+      if (!same_bits(outputs[step.results[i]], returned_.at(i))) fail("output " + std::to_string(i));
+    for (const auto& w : written_)
+      if (!same_bits(w.tensor, w.after)) fail("a buffer");
     if (!(generator_state::now() == after_)) fail("the state of the generator");
-    saved_.clear();
   }
 
-  /// Runs the backward, and puts back the generator.
-  void backward(const std::vector<at::Tensor>& incoming) {
-    std::vector<at::Tensor> roots, given, wanted = step_.parameters;
+  /// Runs the plain backward, and puts the generator back.
+  /// @return gradients of `parameters`, then of the inputs that require one
+  ::torch::autograd::variable_list backward(const program& step, const std::vector<at::Tensor>& incoming,
+                                            std::vector<at::Tensor> parameters) {
+    std::vector<at::Tensor> roots, given;
     std::set<std::size_t> taken;
-    for (std::size_t i = 0; i < step_.results.size(); ++i) {
-      const auto k = step_.results[i];
+    for (std::size_t i = 0; i < step.results.size(); ++i) {
+      const auto k = step.results[i];
       if (!incoming[k].defined() || !taken.insert(k).second) continue;
       roots.push_back(returned_[i]);
       given.push_back(incoming[k]);
     }
-    for (std::size_t i = 0; i < inputs_.size(); ++i)
-      if (step_.input_grads[i] != none) wanted.push_back(inputs_[i]);
-    const without_hooks hooks(step_.parameters);
-    const auto before = generator_state::now();
-    gradients_ = ::torch::autograd::grad(roots, wanted, given, std::nullopt, false, true);
+    const without_hooks hooks(parameters);
+    for (const auto& t : inputs_)
+      if (t.defined() && t.requires_grad()) parameters.push_back(t);
+    const auto now = generator_state::now();
+    auto gradients = ::torch::autograd::grad(roots, parameters, given, std::nullopt, false, true);
     after_ = generator_state::now();
-    before.restore();
+    now.restore();
     returned_.clear();
+    return gradients;
   }
-  /// @param gradients of parameters, then of inputs
-  void compare_gradients(const ::torch::autograd::variable_list& gradients) {
+  /// @throws not_equal
+  void compare(const ::torch::autograd::variable_list& expected, const ::torch::autograd::variable_list& gradients) const {
     for (std::size_t i = 0; i < gradients.size(); ++i)
-      if (!same_bits(gradients[i], gradients_.at(i))) fail("gradient " + std::to_string(i) + " (parameters, then inputs)");
+      if (!same_bits(gradients[i], expected[i])) fail("gradient " + std::to_string(i) + " (parameters, then inputs)");
     if (!(generator_state::now() == after_)) fail("the state of the generator after the backward");
   }
 
  private:
-  struct entry {
-    at::Tensor tensor, contents;
-    int64_t version;
-  };
-  void add(const at::Tensor& t) { saved_.push_back({t, t.detach().clone(), t._version()}); }
-  /// Each buffer as it was before, or after again.
-  void swap() {
+  static void set(const at::Tensor& t, const at::Tensor& contents, int64_t version) {
     at::NoGradGuard no_grad;
-    for (auto& s : saved_) {
-      const auto now = s.tensor.detach().clone();
-      s.tensor.detach().copy_(s.contents);
-      s.contents = now;
-      auto counter = s.tensor.unsafeGetTensorImpl()->version_counter();
-      counter.set_version(s.version);
-    }
+    t.detach().copy_(contents);
+    auto counter = t.unsafeGetTensorImpl()->version_counter();
+    counter.set_version(version);
   }
-  [[noreturn]] void fail(const std::string& what) {
-    swap();
+  [[noreturn]] void fail(const std::string& what) const {
+    for (const auto& w : written_) set(w.tensor, w.after, w.tensor._version());
     after_.restore();
     throw not_equal("remat: " + what +
                     " of the planned step differs from the plain one; the plan may be out of date: invalidate()");
   }
 
-  const program& step_;
+  struct entry {
+    at::Tensor tensor, before, after;
+    int64_t version;
+  };
   std::vector<at::Tensor> inputs_, returned_;
-  std::vector<entry> saved_;
-  generator_state after_;
-  ::torch::autograd::variable_list gradients_;
+  std::vector<entry> written_;
+  generator_state before_, after_;
 };
 
 /// The backward of one forward.
 class plan_node final : public ::torch::autograd::Node {
  public:
-  plan_node(std::shared_ptr<runner> r, std::vector<watched> w, std::unique_ptr<shadow> beside)
-      : runner_(std::move(r)), watched_(std::move(w)), shadow_(std::move(beside)) {}
+  using replanner = std::function<std::shared_ptr<runner>(const std::vector<at::Tensor>&)>;
+
+  /// @param parameters that may get a gradient
+  /// @param beside     runs the forward again, if that may be needed
+  /// @param verify     compares with the plain step, which has begun
+  /// @param replan     gives an executor for what the loss has been seen to use
+  plan_node(std::shared_ptr<runner> r, std::vector<watched> w, std::vector<at::Tensor> parameters,
+            const std::vector<at::Tensor>& inputs, std::unique_ptr<second_run> beside, bool verify, replanner replan)
+      : runner_(std::move(r)),
+        watched_(std::move(w)),
+        parameters_(std::move(parameters)),
+        beside_(std::move(beside)),
+        replan_(std::move(replan)),
+        verify_(verify) {
+    ::torch::autograd::edge_list edges;
+    for (const auto& p : parameters_) edges.push_back(::torch::autograd::impl::gradient_edge(p));
+    for (const auto& t : inputs)
+      if (t.defined() && t.requires_grad()) edges.push_back(::torch::autograd::impl::gradient_edge(t));
+    set_next_edges(std::move(edges));
+  }
   ~plan_node() override { give_back(); }
 
   std::string name() const override { return "RematBackward"; }
@@ -598,19 +692,52 @@ class plan_node final : public ::torch::autograd::Node {
           w.tensor._version(), "; expected version ", w.version);
     ran_kept_ = ::torch::autograd::get_current_graph_task_keep_graph();
     const auto r = std::exchange(runner_, nullptr);
-    const auto beside = std::exchange(shadow_, nullptr);
+    const auto beside = std::exchange(beside_, nullptr);
     watched_.clear();
     const auto& step = *r->kind->step;
     std::vector<at::Tensor> given;
+    std::vector<output_use> uses;
     std::size_t next = 0;
-    for (bool differentiable : step.differentiable) given.push_back(differentiable ? std::move(incoming[next++]) : at::Tensor());
+    for (std::size_t i = 0; i < step.differentiable.size(); ++i) {
+      given.push_back(step.differentiable[i] ? std::move(incoming[next++]) : at::Tensor());
+      uses.push_back({given[i].defined(), {}});
+      if (!given[i].defined() || step.output_grads[i] == none) continue;
+      const auto& planned = step.views[step.output_grads[i]].strides;
+      if (given[i].strides() != at::IntArrayRef(planned) && given[i].is_non_overlapping_and_dense())
+        uses[i].strides = given[i].strides().vec();
+    }
     incoming.clear();
-    if (beside) beside->backward(given);
+    ::torch::autograd::variable_list result;
+    ::torch::autograd::variable_list expected;
+    if (verify_) expected = beside->backward(step, given, parameters_);
+    if (r->kind->outputs->learn(step, uses) || !beside) {
+      result = planned(*r, given);
+    } else {  // the forward once more, by a plan for this use of the outputs
+      r->run->reset();
+      std::shared_ptr<runner> other;
+      beside->run([&](const auto& inputs) {
+        other = replan_(inputs);
+        other->run->forward(inputs);
+      });
+      result = planned(*other, given);
+    }
+    if (verify_) beside->compare(expected, result);
+    for (std::size_t i = 0; i < result.size(); ++i)
+      if (!task_should_compute_output(i))
+        result[i].reset();
+      else if (!result[i].defined())
+        next_edges()[i] = {};  // as if it were not there: no hook is called with nothing
+    return result;
+  }
+
+ private:
+  ::torch::autograd::variable_list planned(runner& r, const std::vector<at::Tensor>& given) {
+    const auto& step = *r.kind->step;
     executor::gradients g;
     try {
-      g = r->run->backward(given);
+      g = r.run->backward(given);
     } catch (const plan_broken&) {
-      r->kind->broken = true;
+      r.kind->broken = true;
       throw;
     }
     // What no used output leads to has no gradient, as in eager mode.
@@ -619,28 +746,32 @@ class plan_node final : public ::torch::autograd::Node {
         if (sources[i] && given[i].defined()) return true;
       return false;
     };
-    ::torch::autograd::variable_list result;
-    for (std::size_t i = 0; i < g.parameters.size(); ++i)
-      result.push_back(reached(step.parameter_sources[i]) ? std::move(g.parameters[i]) : at::Tensor());
-    for (std::size_t i = 0; i < g.inputs.size(); ++i)
-      if (step.input_grads[i] != none) result.push_back(reached(step.input_sources[i]) ? std::move(g.inputs[i]) : at::Tensor());
-    if (beside) beside->compare_gradients(result);
-    for (std::size_t i = 0; i < result.size(); ++i)
-      if (!task_should_compute_output(i)) result[i].reset();
+    ::torch::autograd::variable_list result(num_outputs());
+    std::map<const c10::TensorImpl*, std::size_t> place;
+    for (std::size_t i = 0; i < parameters_.size(); ++i) place[parameters_[i].unsafeGetTensorImpl()] = i;
+    for (std::size_t i = 0; i < step.parameters.size(); ++i)
+      if (reached(step.parameter_sources[i]))
+        result[place.at(step.parameters[i].unsafeGetTensorImpl())] = std::move(g.parameters[i]);
+    auto at = parameters_.size();
+    for (std::size_t i = 0; i < step.input_grads.size(); ++i)
+      if (!step.input_sources[i].empty()) {
+        if (step.input_grads[i] != none && reached(step.input_sources[i])) result[at] = std::move(g.inputs[i]);
+        ++at;
+      }
     return result;
   }
-
- private:
   void give_back() {
     if (runner_) std::exchange(runner_, nullptr)->run->reset();
     watched_.clear();
-    shadow_.reset();
+    beside_.reset();
   }
 
   std::shared_ptr<runner> runner_;  ///< empty once it ran
   std::vector<watched> watched_;
-  std::unique_ptr<shadow> shadow_;
-  bool ran_kept_ = false;
+  std::vector<at::Tensor> parameters_;
+  std::unique_ptr<second_run> beside_;
+  replanner replan_;
+  bool verify_ = false, ran_kept_ = false;
 };
 
 }  // namespace
@@ -653,20 +784,29 @@ std::vector<at::Tensor> plan_runner::state::plain_or_planned(const std::vector<a
   if (!at::GradMode::is_enabled() || recorded || (!wants(module->parameters()) && !wants(inputs))) return plain(inputs);
 
   std::lock_guard lock(mutex);
-  const auto s = setup_for(inputs);
-  const auto r = acquire(s, inputs);
+  const auto r = expected(inputs);
+  const auto s = r->kind;
   last_setup = s;
   last_plan = r->what;
   const auto& step = *s->step;
-  std::unique_ptr<shadow> beside;
-  if (verified < options.verify) {
+  const bool verify = verified < options.verify;
+  std::unique_ptr<second_run> beside;
+  if (verify || !s->outputs->settled() || std::count(step.differentiable.begin(), step.differentiable.end(), true) > 1) {
+    auto written = tensors(distinct(module->named_buffers()));
+    for (const auto& w : step.written) {
+      const auto& t = w.tensor.defined() ? w.tensor : inputs[w.input];
+      if (std::none_of(written.begin(), written.end(), [&](const auto& x) { return x.is_same(t); })) written.push_back(t);
+    }
+    beside = std::make_unique<second_run>(inputs, written);
+  }
+  if (verify) {
     ++verified;
-    beside = std::make_unique<shadow>(plain, step, inputs, tensors(distinct(module->named_buffers())));
+    beside->run_plain(plain);
   }
   std::vector<at::Tensor> outputs;
   try {
     outputs = r->run->forward(inputs);
-    if (beside) beside->compare(outputs);
+    if (verify) beside->compare(step, outputs);
   } catch (const plan_broken&) {
     s->broken = true;
     throw;
@@ -695,12 +835,13 @@ std::vector<at::Tensor> plan_runner::state::plain_or_planned(const std::vector<a
     const char* what = value.from == role::parameter ? "parameter " : value.from == role::buffer ? "buffer " : "";
     watch.push_back({t.detach(), t._version(), what + value.name});
   }
-  auto node = c10::make_intrusive<plan_node>(r, std::move(watch), std::move(beside));
-  ::torch::autograd::edge_list edges;
-  for (const auto& p : step.parameters) edges.push_back(::torch::autograd::impl::gradient_edge(p));
-  for (std::size_t i = 0; i < step.input_grads.size(); ++i)
-    if (step.input_grads[i] != none) edges.push_back(::torch::autograd::impl::gradient_edge(inputs[i]));
-  node->set_next_edges(std::move(edges));
+  auto leaves = tensors(distinct(module->named_parameters()));
+  std::erase_if(leaves, [](const auto& p) { return !p.requires_grad(); });
+  const auto node = c10::make_intrusive<plan_node>(r, std::move(watch), std::move(leaves), inputs, std::move(beside), verify,
+                                                   [self = shared_from_this()](const std::vector<at::Tensor>& again) {
+                                                     std::lock_guard held(self->mutex);
+                                                     return self->expected(again);
+                                                   });
   for (std::size_t i = 0; i < outputs.size(); ++i)
     if (step.differentiable[i]) ::torch::autograd::set_history(outputs[i], node);
   std::vector<at::Tensor> returned;
@@ -726,6 +867,7 @@ void plan_runner::invalidate() {
   std::lock_guard lock(state_->mutex);
   state_->release();
   state_->setups.clear();
+  state_->used.clear();
 }
 
 void plan_runner::release() {

@@ -12,6 +12,7 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/node.h>
 #include <torch/csrc/autograd/utils/grad_layout_contract.h>
 #include <torch/csrc/autograd/variable.h>
@@ -615,9 +616,24 @@ at::Tensor settled(const at::Tensor& grad, const at::Tensor& variable, bool shar
   return ::torch::autograd::utils::clone_obey_contract(grad, variable);
 }
 
+/// Stands for the loss: gives the outputs gradients that nobody else holds, which autograd adds to in place, as in a real step.
+class loss_node final : public ::torch::autograd::Node {
+ public:
+  explicit loss_node(std::vector<at::Tensor> gradients) : gradients_(std::move(gradients)) {}
+  std::string name() const override { return "RematLoss"; }
+
+ protected:
+  ::torch::autograd::variable_list apply(::torch::autograd::variable_list&&) override { return std::exchange(gradients_, {}); }
+
+ private:
+  std::vector<at::Tensor> gradients_;
+};
+
 /// For each of `leaves`, from which of `outputs` its gradient comes.
 std::vector<std::vector<bool>> sources_of(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& leaves) {
   std::vector<std::vector<bool>> sources(leaves.size(), std::vector<bool>(outputs.size(), false));
+  std::vector<::torch::autograd::Edge> ends;  // nodes of leaves live as long as somebody holds them
+  for (const auto& t : leaves) ends.push_back(::torch::autograd::impl::gradient_edge(t));
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i].requires_grad()) continue;
     std::vector<::torch::autograd::Node*> stack = {::torch::autograd::impl::gradient_edge(outputs[i]).function.get()};
@@ -628,8 +644,7 @@ std::vector<std::vector<bool>> sources_of(const std::vector<at::Tensor>& outputs
       for (const auto& edge : node->next_edges())
         if (edge.is_valid() && seen.insert(edge.function.get()).second) stack.push_back(edge.function.get());
     }
-    for (std::size_t k = 0; k < leaves.size(); ++k)
-      sources[k][i] = seen.count(::torch::autograd::impl::gradient_edge(leaves[k]).function.get()) > 0;
+    for (std::size_t k = 0; k < leaves.size(); ++k) sources[k][i] = seen.count(ends[k].function.get()) > 0;
   }
   return sources;
 }
@@ -637,7 +652,7 @@ std::vector<std::vector<bool>> sources_of(const std::vector<at::Tensor>& outputs
 }  // namespace
 
 trace record(const forward_function& forward, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& parameters,
-             const std::vector<at::Tensor>& buffers, const std::vector<std::string>& names) {
+             const std::vector<at::Tensor>& buffers, const std::vector<std::string>& names, const std::vector<output_use>& uses) {
   if (c10::impl::TorchDispatchModeTLS::any_modes_set())
     throw cannot_capture("a dispatch mode is active in this thread; capture outside of it");
   static std::mutex one_at_a_time;
@@ -652,9 +667,10 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
   const same_gradients before(parameters);
   const without_hooks hooks(parameters);
   recorder r(parameters, buffers, names, any.defined() ? any.device() : c10::Device(c10::kCPU));
-  std::vector<at::Tensor> arguments, outputs, wanted, grads, roots, root_grads;
+  std::vector<at::Tensor> arguments, outputs, wanted, grads, output_grads;
   std::vector<std::size_t> results;
-  std::vector<std::optional<at::Tensor>> output_grads;
+  std::vector<std::optional<tensor_view>> grad_views;
+  ::torch::autograd::edge_list roots;
   std::vector<std::vector<bool>> sources;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     arguments.emplace_back();
@@ -687,21 +703,26 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
           "the module writes `.grad` of a parameter in its forward (a backward of its own); call it in the loop");
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       const auto& o = outputs[i];
-      output_grads.emplace_back();
-      if (!o.requires_grad()) continue;
+      grad_views.emplace_back();
+      const auto use = i < uses.size() ? uses[i] : output_use{};
+      if (!o.requires_grad() || !use.used) continue;
       at::NoGradGuard no_grad;
       const bool dense = o.is_non_overlapping_and_dense();
-      const auto strides = dense ? o.strides().vec() : at::detail::defaultStrides(o.sizes());
-      output_grads.back() = r.stand_in(o.detach(), strides, role::output_grad, i);
-      roots.push_back(o);
-      root_grads.push_back(*output_grads.back());
+      const auto strides = !use.strides.empty() ? use.strides : dense ? o.strides().vec() : at::detail::defaultStrides(o.sizes());
+      output_grads.push_back(r.stand_in(o.detach(), strides, role::output_grad, i));
+      grad_views.back() = r.view_of(output_grads.back());
+      roots.push_back(::torch::autograd::impl::gradient_edge(o));
     }
     if (roots.empty()) throw cannot_capture("the outputs of the module need no gradient");
     sources = sources_of(outputs, wanted);
+    auto loss = at::zeros({});
+    auto node = c10::make_intrusive<loss_node>(std::exchange(output_grads, {}));
+    node->set_next_edges(std::exchange(roots, {}));
+    ::torch::autograd::set_history(loss, node);
     r.start_backward();
     c10::impl::IncludeDispatchKeyGuard key(record_key);
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    grads = ::torch::autograd::grad(roots, wanted, root_grads, std::nullopt, false, true);
+    grads = ::torch::autograd::grad({loss}, wanted, {at::ones({})}, std::nullopt, false, true);
     std::set<c10::StorageImpl*> taken;
     for (const auto& o : outputs) taken.insert(o.storage().unsafeGetStorageImpl());
     for (std::size_t i = 0; i < grads.size(); ++i) {
@@ -715,8 +736,10 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
 
   std::vector<at::Tensor> kept;
   std::vector<tensor_view> parameter_grads, output_views;
-  std::vector<std::optional<tensor_view>> grad_views, input_grads;
+  std::vector<std::optional<tensor_view>> input_grads;
   std::vector<std::vector<bool>> parameter_sources, input_sources;
+  std::vector<int64_t> versions;
+  std::vector<bool> differentiable;
   for (std::size_t i = 0; i < trained; ++i)
     if (grads[i].defined()) {
       kept.push_back(wanted[i]);
@@ -728,19 +751,16 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
     input_grads.emplace_back();
     input_sources.emplace_back();
     if (!a.defined() || !a.requires_grad()) continue;
-    if (grads[next].defined()) {
-      input_grads.back() = r.view_of(grads[next]);
-      input_sources.back() = sources[next];
-    }
+    input_sources.back() = sources[next];
+    if (grads[next].defined()) input_grads.back() = r.view_of(grads[next]);
     ++next;
   }
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     output_views.push_back(r.view_of(outputs[i]));
-    grad_views.emplace_back();
-    if (output_grads[i]) grad_views.back() = r.view_of(*output_grads[i]);
+    differentiable.push_back(outputs[i].requires_grad());
+    versions.push_back(outputs[i].is_inference() ? 0 : outputs[i]._version());
   }
-  for (auto* list : {&arguments, &outputs, &wanted, &grads, &roots, &root_grads}) list->clear();
-  output_grads.clear();
+  for (auto* list : {&arguments, &outputs, &wanted, &grads}) list->clear();
   at::autocast::clear_cache();
   if (const auto what = r.kept_by_module())
     throw cannot_capture("the module keeps a tensor that " + *what +
@@ -759,6 +779,8 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
   t.output_grads = std::move(grad_views);
   t.input_grads = std::move(input_grads);
   t.results = std::move(results);
+  t.output_versions = std::move(versions);
+  t.differentiable = std::move(differentiable);
   t.parameter_sources = std::move(parameter_sources);
   t.input_sources = std::move(input_sources);
   return t;

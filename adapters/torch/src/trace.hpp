@@ -40,6 +40,8 @@ struct trace {
   std::vector<at::Tensor> parameters;
   std::vector<tensor_view> parameter_grads;
   std::vector<tensor_view> outputs;
+  std::vector<int64_t> output_versions;
+  std::vector<bool> differentiable;
   std::vector<std::optional<tensor_view>> output_grads, input_grads;
   std::vector<std::size_t> results;
   std::vector<std::vector<bool>> parameter_sources, input_sources;
@@ -49,7 +51,7 @@ struct trace {
 
 /// Runs and records a step; parameters as for `capture`.
 trace record(const forward_function& forward, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& parameters,
-             const std::vector<at::Tensor>& buffers, const std::vector<std::string>& names);
+             const std::vector<at::Tensor>& buffers, const std::vector<std::string>& names, const std::vector<output_use>& uses);
 
 /// Storage versions and nodes of a recorded step.
 program lower(const trace& recorded);

@@ -47,7 +47,7 @@ class interpreter {
         for (auto v : p_.outputs) result.outputs.push_back(tensor(v).clone());
         auto grads = loss(result.outputs);
         for (std::size_t i = 0; i < p_.output_grads.size(); ++i) {
-          if (!p_.differentiable[i]) continue;
+          if (p_.output_grads[i] == none) continue;
           const auto& view = p_.views[p_.output_grads[i]];
           auto g = at::empty_strided(view.sizes, view.strides, grads[i].options());
           g.copy_(grads[i]);

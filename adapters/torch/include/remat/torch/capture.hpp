@@ -22,6 +22,13 @@ struct cannot_capture : error {
 /// Forward of a module: tensors to tensors. It takes its inputs from the argument and closes over the module only.
 using forward_function = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
+/// What the loss makes of an output.
+struct output_use {
+  bool used = true;                   ///< it gives it a gradient
+  std::vector<int64_t> strides = {};  ///< of that gradient; empty: those of the output
+  bool operator==(const output_use&) const = default;
+};
+
 /// Records one training step (forward, gradient of the outputs with respect to parameters and inputs) as a program.
 ///
 /// Every ATen call below autograd is recorded while it runs on the real device on *hollow* tensors: storages of the true size
@@ -38,6 +45,7 @@ using forward_function = std::function<std::vector<at::Tensor>(const std::vector
 /// @param parameters of the module; frozen ones (no `requires_grad`) are treated as buffers
 /// @param buffers    of the module
 /// @param names      of the parameters, then of the buffers; may be shorter
+/// @param uses       of the outputs, each tensor once; may be shorter
 /// @return the program; valid for inputs of the same sizes, strides and types
 /// @throws cannot_capture if an output of an operator depends on values of activations (`item`, `nonzero`, boolean indexing),
 ///         no output needs a gradient, a tensor is sparse, quantized or nested, tensors live on several devices, a dispatch
@@ -51,6 +59,7 @@ using forward_function = std::function<std::vector<at::Tensor>(const std::vector
 /// std::cout << remat::torch::explain(step);
 /// @endcode
 program capture(const forward_function& forward, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& parameters,
-                const std::vector<at::Tensor>& buffers = {}, const std::vector<std::string>& names = {});
+                const std::vector<at::Tensor>& buffers = {}, const std::vector<std::string>& names = {},
+                const std::vector<output_use>& uses = {});
 
 }  // namespace remat::torch

@@ -227,7 +227,7 @@ class wrapped : public ::torch::nn::Module {
 ///
 /// Outputs, gradients, buffers and the state of the generator are those of the plain module, bit by bit. `backward`, hooks,
 /// `autograd::grad`, accumulation, `no_grad`, `train` and `eval` work as before. Differences: one backward per forward; no graph
-/// of the gradients; an output that the loss does not use counts as one with a zero gradient.
+/// of the gradients. The plan is for the outputs that the last loss used; another loss runs the forward once more.
 ///
 /// @param module  the module; shared, not copied
 /// @param sample  arguments of forward, as in training: sizes, types and `requires_grad` count
