@@ -555,14 +555,28 @@ namespace {
 class second_run {
  public:
   /// Notes what a forward begins with.
-  /// @param written what it may change, other than the generator
-  second_run(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& written) : before_(generator_state::now()) {
+  /// @param parameters of the module
+  /// @param written    what it may change, other than the generator
+  second_run(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& parameters,
+             const std::vector<at::Tensor>& written)
+      : before_(generator_state::now()) {
+    for (const auto* list : {&inputs, &parameters})
+      for (const auto& t : *list)
+        if (t.defined() && !t.is_inference() &&
+            std::none_of(written.begin(), written.end(), [&](const auto& w) { return w.is_alias_of(t); }))
+          read_.emplace_back(t.detach(), t._version());
     for (const auto& t : inputs) inputs_.push_back(t.defined() ? t.detach().requires_grad_(t.requires_grad()) : t);
     for (const auto& t : written) written_.push_back({t, t.detach().clone(), {}, t._version()});
   }
 
   /// Runs `forward` from there, and leaves everything as it is now.
+  /// @throws c10::Error if what it reads has changed
   void run(const std::function<void(const std::vector<at::Tensor>&)>& forward) {
+    for (const auto& [t, version] : read_)
+      TORCH_CHECK(
+          t._version() == version,
+          "remat: the loss uses other outputs of a wrapped module than the last one, for which the forward runs once more, but "
+          "an input or a parameter was modified by an inplace operation after it");
     const auto now = generator_state::now();
     std::vector<std::pair<at::Tensor, int64_t>> present;
     for (auto& w : written_) {
@@ -642,6 +656,7 @@ class second_run {
     int64_t version;
   };
   std::vector<at::Tensor> inputs_, returned_;
+  std::vector<std::pair<at::Tensor, int64_t>> read_;  ///< and its version
   std::vector<entry> written_;
   generator_state before_, after_;
 };
@@ -797,7 +812,7 @@ std::vector<at::Tensor> plan_runner::state::plain_or_planned(const std::vector<a
       const auto& t = w.tensor.defined() ? w.tensor : inputs[w.input];
       if (std::none_of(written.begin(), written.end(), [&](const auto& x) { return x.is_same(t); })) written.push_back(t);
     }
-    beside = std::make_unique<second_run>(inputs, written);
+    beside = std::make_unique<second_run>(inputs, tensors(distinct(module->named_parameters())), written);
   }
   if (verify) {
     ++verified;
