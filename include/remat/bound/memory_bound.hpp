@@ -46,19 +46,20 @@ inline bytes_t last_runs_bound(const problem& p) {
 class last_run_cut {
  public:
   /// Complexity: O(values + edges).
-  explicit last_run_cut(const problem& p) : p_(p), runs_(p.operations().size()), keeps_(p.values().size()) {
+  explicit last_run_cut(const problem& p)
+      : p_(p), run_(p.operations().size()), place_(p.values().size()), runs_(run_.size()), keeps_(place_.size()) {
     const auto& ops = p.operations();
-    std::vector<network::vertex> run(ops.size());
-    for (auto& o : run) o = network_.add_vertex();
+    for (auto& o : run_) o = network_.add_vertex();
     for (value_id v = 0; v < keeps_.size(); ++v) {  // a vertex of its own only where it is no target and has several readers
       const auto readers = p.consumers(v);
       const bool several = !p.is_target(v) && (p.is_source(v) || readers.size() != 1);
-      const auto place = p.is_target(v) ? network::source : several ? network_.add_vertex() : run[readers[0]];
+      const auto place = p.is_target(v) ? network::source : several ? network_.add_vertex() : run_[readers[0]];
       if (several)
-        for (auto o : readers) network_.connect(run[o], place, network::infinite);
-      keeps_[v] = network_.connect(place, p.is_source(v) ? network::sink : run[p.producer(v)], bytes(v));
+        for (auto o : readers) network_.connect(run_[o], place, network::infinite);
+      place_[v] = place;
+      keeps_[v] = network_.connect(place, p.is_source(v) ? network::sink : run_[p.producer(v)], bytes(v));
     }
-    for (operation_id o = 0; o < ops.size(); ++o) runs_[o] = network_.connect(run[o], network::sink, 0);
+    for (operation_id o = 0; o < ops.size(); ++o) runs_[o] = network_.connect(run_[o], network::sink, 0);
   }
 
   /// `o` does not run after the last run either.
@@ -82,6 +83,30 @@ class last_run_cut {
       for (auto v : *there) network_.set_capacity(keeps_[v], bytes(v));
     return working_set(last) + kept;
   }
+  /// What to keep across a run of `last`, besides its operands and results, for the least bytes, and prices of what runs again.
+  /// @param there  per value: was made before, and may be kept
+  /// @param prices per operation, bytes; `forbidden`: does not run again
+  /// Complexity: that of `least`.
+  std::vector<bool> kept(operation_id last, const std::vector<bool>& there, const std::vector<bytes_t>& prices) {
+    for (operation_id o = 0; o < runs_.size(); ++o) {
+      const auto& outputs = p_.operations()[o].outputs;
+      const bool ran = std::all_of(outputs.begin(), outputs.end(), [&](value_id v) { return there[v]; });
+      network_.set_capacity(runs_[o], ran ? prices[o] : 0);
+    }
+    for (value_id v = 0; v < keeps_.size(); ++v) network_.set_capacity(keeps_[v], there[v] ? bytes(v) : network::infinite);
+    const auto& op = p_.operations()[last];
+    for (const auto* used : {&op.inputs, &op.outputs})
+      for (auto v : *used) network_.set_capacity(keeps_[v], 0);
+    network_.cut();
+    std::vector<bool> list(keeps_.size());
+    for (value_id v = 0; v < list.size(); ++v)
+      list[v] = (place_[v] == network::source || network_.reached(place_[v])) &&
+                (p_.is_source(v) || !network_.reached(run_[p_.producer(v)]));
+    for (const auto* used : {&op.inputs, &op.outputs})
+      for (auto v : *used) list[v] = false;
+    return list;
+  }
+  static constexpr bytes_t forbidden = cut_network::infinite;
 
  private:
   using network = cut_network;
@@ -89,7 +114,8 @@ class last_run_cut {
 
   const problem& p_;
   network network_;
-  std::vector<network::edge> runs_, keeps_;  // per operation, per value
+  std::vector<network::vertex> run_, place_;  // per operation, per value
+  std::vector<network::edge> runs_, keeps_;   // likewise
 };
 
 /// A lower bound on the memory of every schedule without copies: one of the operations with large working sets is the last of

@@ -10,7 +10,8 @@
 
 namespace remat {
 
-/// Looks by bisection for the smallest budget for which a solver finds a schedule.
+/// Looks by bisection, then in small steps, for the smallest budget for which a solver finds a schedule. A solver that can begin
+/// with a schedule is given the last.
 ///
 /// The answer is an upper bound on the smallest feasible budget: a solver that is not exact may miss schedules, and does not have
 /// to find one for every budget above the first.
@@ -36,20 +37,24 @@ result smallest_budget(const problem& p, const S& s, const limits& l = {}, doubl
   monitor m(l, [&](const progress& now) { return detail::tell(now, observers...); });
   auto best = detail::known(p, with_drops(p, needed_operations(p)));
   auto proven = bounds_without_search(p).budget;
-  for (auto low = proven; !m.stopped();) {  // nothing is found at `low`, or it is the bound
-    const auto step = std::max<bytes_t>(1, static_cast<bytes_t>(tolerance * static_cast<double>(best.peak)));
-    if (best.peak - low < step) break;
-    const auto budget = low + (best.peak - low) / 2;
+  const auto look = [&](bytes_t budget) {
     auto share = l;
     share.seconds = m.remaining() / 4;
     share.gap = 0.99;  // any schedule will do
-    const auto r = solve(p, budget, s, share, report_to(m, "smallest budget, " + std::to_string(budget) + " bytes: "));
+    const auto r = solve(p, budget, s, start_from(best.schedule), share,
+                         report_to(m, "smallest budget, " + std::to_string(budget) + " bytes: "));
     proven = std::max(proven, r.budget_bound);
-    if (r.found())
-      best = r;
-    else
-      low = std::max(budget, r.budget_bound);
+    if (r.found()) best = r;
+    return r.found();
+  };
+  const auto part = [&](double x) { return static_cast<bytes_t>(x * static_cast<double>(best.peak)); };
+  for (auto low = proven; !m.stopped() && best.peak - low >= std::max<bytes_t>(1, part(tolerance));) {
+    const auto budget = low + (best.peak - low) / 2;
+    if (!look(budget)) low = std::max(budget + 1, proven);  // nothing is found below `low`
   }
+  if constexpr (warm_startable<S>)  // what is not found from far may be found from near
+    for (double step = 0.02; step >= tolerance && best.peak > proven && !m.stopped();)
+      if (!look(std::max(proven, part(1 - step)))) step /= 2;
   best.status = status::feasible;
   best.solver = s.name();
   best.budget = best.peak;

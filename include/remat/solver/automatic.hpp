@@ -80,7 +80,7 @@ class automatic {
       known.schedule = *options_.start;
       now.take(known);
     }
-    now.take(now.run(min_cut({.repairs = 10'000, .rounds = 0}), never));
+    now.take(now.run(min_cut({.repairs = 10'000, .rounds = 0, .start = options_.start}), never));
     const auto start = now.best.found() ? now.best.order() : now.needed;
     follow(now, start, order::patience_for(p, 800'000));
     if (now.needed.size() > options_.small_operations)

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -22,6 +23,7 @@
 #include <remat/order/eviction.hpp>
 #include <remat/order/local_search.hpp>
 #include <remat/order/replay.hpp>
+#include <remat/solver/lower_peak.hpp>
 
 namespace remat {
 
@@ -30,8 +32,8 @@ namespace remat {
 ///
 /// Which sets are retained comes from `retention_cut` at the breakpoints of its multiplier, and from mixtures of neighbouring
 /// ones: the leaner for the first part of the graph, the richer for the rest. Each is played as it is; those that come closest to
-/// the budget are made to fit by `order::destroy_repair` and by `eviction`, and `local_search` works on the best. Copies to the
-/// host are not used.
+/// the budget are made to fit by `order::destroy_repair` and by `eviction`, and `local_search` works on the best. A start that
+/// needs up to a tenth more than the budget is made to need less (`lower_peak`). Copies to the host are not used.
 ///
 /// Complexity: some dozens of maximum flows, `options::mixtures` * 10 evaluations per moment, and a number of rounds of
 /// `local_search` that falls with the number of operations.
@@ -48,6 +50,7 @@ class min_cut {
     bool bound = true;             ///< prove a lower bound as well
     std::size_t repairs = 300000;  ///< operations times starts that are made to fit; fewer where there are over 1000 operations
     std::size_t rounds = 800000;   ///< `order::patience_for` that many: when `local_search` ends; 0: it is not run
+    std::optional<schedule> start = {};  ///< a schedule that is known, to begin with; of its copies nothing is taken
   };
 
   min_cut() : min_cut(options{}) {}
@@ -59,6 +62,11 @@ class min_cut {
   }
 
   std::string name() const { return "min_cut"; }
+  min_cut with_start(schedule s) const {
+    auto started = *this;
+    started.options_.start = std::move(s);
+    return started;
+  }
 
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     shared known;
@@ -116,6 +124,7 @@ class min_cut {
     incumbent best(p, budget);
     if (!best.offer(needed_operations(p))) {
       if (!known.fastest.empty()) best.offer(known.fastest);
+      if (options_.start) begin(p, compute_order(*options_.start), best, m);
       auto cuts = known.cuts.empty() ? moments(p, budget, m) : std::move(known.cuts);
       fit(p, budget, cuts, best, m);
       if (options_.bound) bound::prove_bound(p, budget, r, [&] { return m.stopped(); });
@@ -128,6 +137,13 @@ class min_cut {
     if (best.found()) known.fastest = best.order();
     best.put_into(r);
     return r;
+  }
+
+  /// Offers the start: as it is, or for less memory where it needs little more than the budget.
+  static void begin(const problem& p, const std::vector<operation_id>& start, incumbent& best, monitor& m) {
+    if (static_cast<double>(measure_order(p, start).peak) > 1.1 * static_cast<double>(best.budget())) return;
+    const auto order = lower_peak(p, start, best.budget(), [&] { return m.stopped(); });
+    if (order && best.offer(order::retain_more(p, *order, best.budget()))) best.report(m, "start");
   }
 
   /// The lean choice for what the first `count` operations make, the rich one for the rest.

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Orders for less memory, from those for somewhat more. Needs Boost.Graph.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <functional>
+#include <iterator>
+#include <limits>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <remat/bound/memory_bound.hpp>
+#include <remat/core/liveness.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/order/destroy_repair.hpp>
+#include <remat/order/replay.hpp>
+
+namespace remat {
+
+namespace detail {
+
+/// What may be kept across a run of `last` within `room` bytes besides its working set, by its bytes, the most first: minimum
+/// cuts at ascending prices of time, and neighbouring ones mixed.
+/// @param there per value: may be kept
+/// @param large working sets from so many bytes on are not to be met after it
+inline std::map<bytes_t, std::vector<bool>, std::greater<>> kept_across(const problem& p, operation_id last, bytes_t room,
+                                                                        const std::vector<bool>& there, bytes_t large) {
+  constexpr std::size_t most = 8, mixtures = 24;
+  const auto& ops = p.operations();
+  bound::last_run_cut cut(p);
+  std::map<bytes_t, std::vector<bool>, std::greater<>> found;
+  const auto add = [&](const std::vector<bool>& kept) {
+    bytes_t bytes = 0;
+    for (value_id v = 0; v < kept.size(); ++v)
+      if (kept[v] && !p.values()[v].held) bytes += p.values()[v].bytes;
+    if (bytes <= room) found.try_emplace(bytes, kept);
+    if (found.size() > most) found.erase(std::prev(found.end()));
+  };
+  std::vector<bool> rich;
+  for (double worth = 50; worth > 0; worth = worth > 0.01 ? worth / 1.1 : 0) {  // of all seconds, in peaks
+    std::vector<bytes_t> prices(ops.size(), bound::last_run_cut::forbidden);
+    const auto price = worth * static_cast<double>(room + cut.working_set(last)) / (p.total_seconds() + 1e-30);
+    for (operation_id o = 0; o < ops.size(); ++o)
+      if (cut.working_set(o) < large) prices[o] = static_cast<bytes_t>(price * ops[o].seconds);
+    auto lean = cut.kept(last, there, prices);
+    if (lean == rich) continue;
+    add(lean);
+    for (std::size_t i = 1; !rich.empty() && i < mixtures; ++i)
+      for (const bool first : {true, false}) {  // lean is what the first operations make, or what the others do
+        auto mixed = rich;
+        for (value_id v = 0; v < mixed.size(); ++v)
+          if (!p.is_source(v) && (p.producer(v) < ops.size() * i / mixtures) == first) mixed[v] = lean[v];
+        add(mixed);
+      }
+    rich = std::move(lean);
+  }
+  return found;
+}
+
+/// An order that keeps `kept` and what the computation at `at` reads and makes, and puts off what else it had made by then:
+/// values until they are read, targets until the end, where they are made one after the other.
+inline std::optional<std::vector<operation_id>> put_off(const problem& p, const std::vector<operation_id>& order, std::size_t at,
+                                                        std::vector<bool> kept) {
+  order::player now(p);
+  const auto& op = p.operations()[order[at]];
+  for (const auto* used : {&op.inputs, &op.outputs})
+    for (auto v : *used) kept[v] = true;
+  const auto forget = [&](bool targets) {
+    for (value_id v = 0; v < kept.size(); ++v)
+      if (!kept[v] && (targets || !p.is_target(v))) now.forget(v);
+  };
+  for (std::size_t k = 0; k < order.size(); ++k) {
+    if (k == at) forget(true);
+    if (!now.run(order[k])) return std::nullopt;
+  }
+  for (auto v : p.targets()) {
+    if (now.there(v)) continue;
+    forget(false);
+    if (!now.make(std::vector{v})) return std::nullopt;
+  }
+  return now.finish();
+}
+
+}  // namespace detail
+
+/// Lowers the peak of an order, by 2 % at a time or less: where it exceeds that last, it keeps less, which a minimum cut or a
+/// mixture of two chooses, and makes the rest, targets that it had already too, later; that is repaired to fit. Begins again,
+/// with other choices first, where it is stuck.
+/// @param p      the problem
+/// @param start  a valid order
+/// @param budget bytes
+/// @param stop   polled now and then; true gives up
+/// @return an order within the budget, or nothing
+/// Complexity: per step at most 300 maximum flows on O(values + operations) vertices, and 64 repairs.
+inline std::optional<std::vector<operation_id>> lower_peak(const problem& p, const std::vector<operation_id>& start,
+                                                           bytes_t budget, const std::function<bool()>& stop = {}) {
+  constexpr std::array parts{1.0, 0.7, 0.4, 1e6};  // of the working set at the peak: what needs more is not met again after it
+  const auto part_of = [](double part, bytes_t bytes) { return static_cast<bytes_t>(part * static_cast<double>(bytes)); };
+  const auto lower = [&](const std::vector<operation_id>& order, const std::vector<bytes_t>& memory, bytes_t aim,
+                         std::size_t first) -> std::optional<std::vector<operation_id>> {
+    const auto over = std::find_if(memory.rbegin(), memory.rend(), [&](bytes_t b) { return b > aim; });
+    if (over == memory.rend()) return std::nullopt;  // what is there at the beginning exceeds it
+    const auto at = static_cast<std::size_t>(std::distance(over, memory.rend())) - 1;
+    std::vector<bool> there(p.values().size());
+    for (value_id v = 0; v < there.size(); ++v) there[v] = p.is_source(v);
+    for (std::size_t k = 0; k < at; ++k)
+      for (auto v : p.operations()[order[k]].outputs) there[v] = true;
+    const auto working_set = bound::last_run_cut(p).working_set(order[at]);
+    order::destroy_repair n(p, aim, first);
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const auto large = p.held_bytes() + part_of(parts[(first + i) % parts.size()], working_set - p.held_bytes());
+      for (const auto& [bytes, kept] : detail::kept_across(p, order[at], aim - working_set, there, large))
+        if (const auto later = detail::put_off(p, order, at, kept))
+          for (const double spread : {0.0, 1.0}) {
+            if (stop && stop()) return std::nullopt;
+            n.load(*later);
+            std::size_t drops = 0;
+            if (n.repair(spread, std::numeric_limits<double>::infinity(),
+                         [&] { return drops++ > 200 + p.operations().size() / 8 || (stop && stop()); }))
+              return n.order();
+          }
+    }
+    return std::nullopt;
+  };
+  double widest = 0.02;  // of the steps from the start
+  for (std::size_t first = 0; first < parts.size(); ++first) {
+    std::optional<std::vector<operation_id>> order;
+    for (double step = widest; step > 0.002;) {
+      const auto now = measure_order(p, order.value_or(start));
+      if (now.peak <= budget) return order.value_or(start);
+      auto next = lower(order.value_or(start), now.memory, std::max(budget, part_of(1 - step, now.peak)), first);
+      if (next)
+        order = std::move(next);
+      else
+        step /= 2;
+      if (!order) widest = step;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace remat
