@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <functional>
 #include <iterator>
@@ -42,7 +43,8 @@ inline std::map<bytes_t, std::vector<bool>, std::greater<>> kept_across(const pr
     if (found.size() > most) found.erase(std::prev(found.end()));
   };
   std::vector<bool> rich;
-  for (double worth = 50; worth > 0; worth = worth > 0.01 ? worth / 1.1 : 0) {  // of all seconds, in peaks
+  for (int i = 0; i <= 90; ++i) {
+    const double worth = i < 90 ? 50 * std::pow(1.1, -i) : 0;  // of all seconds, in peaks
     std::vector<bytes_t> prices(ops.size(), bound::last_run_cut::forbidden);
     const auto price = worth * static_cast<double>(room + cut.working_set(last)) / (p.total_seconds() + 1e-30);
     for (operation_id o = 0; o < ops.size(); ++o)
@@ -50,11 +52,11 @@ inline std::map<bytes_t, std::vector<bool>, std::greater<>> kept_across(const pr
     auto lean = cut.kept(last, there, prices);
     if (lean == rich) continue;
     add(lean);
-    for (std::size_t i = 1; !rich.empty() && i < mixtures; ++i)
+    for (std::size_t part = 1; !rich.empty() && part < mixtures; ++part)
       for (const bool first : {true, false}) {  // lean is what the first operations make, or what the others do
         auto mixed = rich;
         for (value_id v = 0; v < mixed.size(); ++v)
-          if (!p.is_source(v) && (p.producer(v) < ops.size() * i / mixtures) == first) mixed[v] = lean[v];
+          if (!p.is_source(v) && (p.producer(v) < ops.size() * part / mixtures) == first) mixed[v] = lean[v];
         add(mixed);
       }
     rich = std::move(lean);
