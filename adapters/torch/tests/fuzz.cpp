@@ -229,7 +229,7 @@ struct random_net : ::torch::nn::Module {
   Tensor state, mean, var;
 };
 
-rt::wrap_options options(const rt::budget& b) {
+rt::wrap_options fuzz_options(const rt::budget& b) {
   rt::wrap_options o;
   o.budget = b;
   o.limits.seconds = 0.5;
@@ -283,9 +283,9 @@ seen step_of(random_net& net, const std::function<tensor_list(const tensor_list&
   return s;
 }
 
-enum class outcome { equal, eager_fails, refused };
+enum class verdict { equal, eager_fails, refused };
 
-outcome differential(unsigned seed, std::string& why) {
+verdict differential(unsigned seed, std::string& why) {
   const auto make = [&] {
     ::torch::manual_seed(seed);
     return std::make_shared<random_net>(seed);
@@ -299,14 +299,14 @@ outcome differential(unsigned seed, std::string& why) {
           *plain, [&](const auto& x) { return plain->forward(x); }, seed, k));
   } catch (const c10::Error& e) {
     why = e.what_without_backtrace();
-    return outcome::eager_fails;
+    return verdict::eager_fails;
   }
   std::optional<rt::budget> budget = rt::budget("100%");
   for (int round = 0; round < 2 && budget; ++round) {
     INFO("seed " << seed << (round == 0 ? " at 100 %" : " at the smallest budget"));
     auto net = make();
     rt::plan_runner run(
-        net, [net](const tensor_list& x) { return net->forward(x); }, options(*budget));
+        net, [net](const tensor_list& x) { return net->forward(x); }, fuzz_options(*budget));
     budget.reset();
     for (int k = 0; k < steps; ++k) {
       INFO("step " << k);
@@ -316,10 +316,10 @@ outcome differential(unsigned seed, std::string& why) {
             *net, [&](const auto& x) { return run.forward(x); }, seed, k);
       } catch (const rt::cannot_capture& e) {
         why = e.what();
-        return outcome::refused;
+        return verdict::refused;
       } catch (const rt::over_budget& e) {
         why = e.what();
-        return outcome::refused;
+        return verdict::refused;
       }
       const auto& e = expected[static_cast<std::size_t>(k)];
       CHECK(same_bits(s.outputs, e.outputs));
@@ -333,13 +333,13 @@ outcome differential(unsigned seed, std::string& why) {
     net->zero_grad();
     try {  // the smallest budget that is known
       rt::plan_runner none(
-          net, [net](const tensor_list& x) { return net->forward(x); }, options(rt::budget::activations(0)));
+          net, [net](const tensor_list& x) { return net->forward(x); }, fuzz_options(rt::budget::activations(0)));
       none.prepare(inputs_of(seed, 0));
     } catch (const rt::over_budget& e) {
       if (e.smallest) budget = rt::budget::activations(*e.smallest - e.asked);
     }
   }
-  return outcome::equal;
+  return verdict::equal;
 }
 
 }  // namespace
@@ -354,7 +354,7 @@ TEST_CASE("random programs") {
     std::string why;
     const auto o = differential(seed, why);
     ++count[static_cast<int>(o)];
-    if (o == outcome::refused) std::printf("%u: %s\n", seed, why.substr(0, 300).c_str());
+    if (o == verdict::refused) std::printf("%u: %s\n", seed, why.substr(0, 300).c_str());
   }
   std::printf("%d equal, %d in which eager mode fails, %d refused\n", count[0], count[1], count[2]);
   CHECK(count[0] > static_cast<int>(seeds.size()) * 3 / 4);

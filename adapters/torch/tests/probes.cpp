@@ -21,26 +21,26 @@ using namespace remat;
 namespace rt = remat::torch;
 using at::Tensor;
 using Catch::Contains;
-using list = std::vector<Tensor>;
+using tensor_list = std::vector<Tensor>;
 
 namespace {
 
 /// A module that is what a test makes of it.
 struct any_module : ::torch::nn::Module {
-  using step = std::function<list(any_module&, const list&)>;
+  using step = std::function<tensor_list(any_module&, const tensor_list&)>;
   any_module(std::initializer_list<Tensor> given, step f) : run(std::move(f)) {
     for (const auto& t : given) weights.push_back(register_parameter("w" + std::to_string(weights.size()), t.clone()));
   }
-  list forward(const list& x) { return run(*this, x); }
+  tensor_list forward(const tensor_list& x) { return run(*this, x); }
   Tensor w(std::size_t i = 0) const { return weights[i]; }
 
-  list weights;
+  tensor_list weights;
   Tensor member;
   double scalar = 1;
   step run;
 };
 
-rt::wrap_options options(rt::budget b = "100%") {
+rt::wrap_options probe_options(rt::budget b = "100%") {
   rt::wrap_options o;
   o.budget = b;
   o.limits.seconds = 5;
@@ -51,11 +51,11 @@ rt::wrap_options options(rt::budget b = "100%") {
 
 /// A module twice: plain, and with a runner.
 struct pair_of_modules {
-  explicit pair_of_modules(const std::function<std::shared_ptr<any_module>()>& make, const rt::wrap_options& o = options())
+  explicit pair_of_modules(const std::function<std::shared_ptr<any_module>()>& make, const rt::wrap_options& o = probe_options())
       : plain(seeded(make)),
         planned(seeded(make)),
         run(
-            planned, [m = planned](const list& x) { return m->forward(x); }, o) {}
+            planned, [m = planned](const tensor_list& x) { return m->forward(x); }, o) {}
   static std::shared_ptr<any_module> seeded(const std::function<std::shared_ptr<any_module>()>& make) {
     ::torch::manual_seed(11);
     return make();
@@ -64,15 +64,15 @@ struct pair_of_modules {
   /// One step of each, with inputs made anew from a seed, and all that can be seen of it.
   /// @param use what the caller does with the outputs; gives the loss, or nothing
   void step(
-      int seed, const std::function<list()>& inputs,
-      const std::function<Tensor(const list&, const list&)>& use = [](const list& out, const list&) {
+      int seed, const std::function<tensor_list()>& inputs,
+      const std::function<Tensor(const tensor_list&, const tensor_list&)>& use = [](const tensor_list& out, const tensor_list&) {
         Tensor sum = ::torch::zeros({});
         for (const auto& o : out)
           if (o.requires_grad()) sum = sum + (o * o).sum();  // a gradient laid out like the output
         return sum;
       }) {
     INFO("step " << seed);
-    list in[2], out[2];
+    tensor_list in[2], out[2];
     rt::generator_state state[2];
     for (int k = 0; k < 2; ++k) {
       ::torch::manual_seed(static_cast<std::uint64_t>(seed) + 100);
@@ -120,7 +120,7 @@ struct pair_of_modules {
 };
 
 Tensor square() { return ::torch::randn({6, 6}); }
-list one_input() { return {::torch::randn({4, 6})}; }
+tensor_list one_input() { return {::torch::randn({4, 6})}; }
 std::shared_ptr<any_module> with(std::initializer_list<Tensor> weights, any_module::step f) {
   return std::make_shared<any_module>(weights, std::move(f));
 }
@@ -129,8 +129,9 @@ std::shared_ptr<any_module> with(std::initializer_list<Tensor> weights, any_modu
 
 TEST_CASE("hooks of parameters fire where eager fires them, also if they were there before") {
   int calls[2] = {0, 0};
-  pair_of_modules m(
-      [] { return with({square()}, [](auto& self, const list& x) -> list { return {x[0].matmul(self.w()).tanh()}; }); });
+  pair_of_modules m([] {
+    return with({square()}, [](auto& self, const tensor_list& x) -> tensor_list { return {x[0].matmul(self.w()).tanh()}; });
+  });
   m.plain->w().register_hook([&](const Tensor& g) { return ++calls[0], g * 2; });
   m.planned->w().register_hook([&](const Tensor& g) { return ++calls[1], g * 2; });
   for (int k = 0; k < 3; ++k) m.step(k, one_input);
@@ -141,7 +142,8 @@ TEST_CASE("hooks of parameters fire where eager fires them, also if they were th
 TEST_CASE("parameters that share memory, and modules that are registered twice") {
   SECTION("one flat tensor") {
     pair_of_modules m([] {
-      auto made = with({}, [](auto& self, const list& x) -> list { return {x[0].matmul(self.w(0)).tanh().matmul(self.w(1))}; });
+      auto made = with(
+          {}, [](auto& self, const tensor_list& x) -> tensor_list { return {x[0].matmul(self.w(0)).tanh().matmul(self.w(1))}; });
       const auto flat = ::torch::randn({72});
       for (int64_t i = 0; i < 2; ++i) {
         auto part = ::torch::empty({0}).set_(flat.storage(), i * 36, {6, 6}, {6, 1});
@@ -161,7 +163,8 @@ TEST_CASE("parameters that share memory, and modules that are registered twice")
   SECTION("a submodule twice") {
     pair_of_modules m([] {
       ::torch::nn::Linear shared(6, 6);
-      auto made = with({}, [shared](auto&, const list& x) mutable -> list { return {shared(shared(x[0]).tanh())}; });
+      auto made =
+          with({}, [shared](auto&, const tensor_list& x) mutable -> tensor_list { return {shared(shared(x[0]).tanh())}; });
       made->register_module("a", shared);
       made->register_module("b", shared);
       return made;
@@ -172,7 +175,7 @@ TEST_CASE("parameters that share memory, and modules that are registered twice")
 
 TEST_CASE("inputs that begin anywhere in their storage, seen as another type") {
   pair_of_modules m([] {
-    return with({square()}, [](auto& self, const list& x) -> list {
+    return with({square()}, [](auto& self, const tensor_list& x) -> tensor_list {
       return {::torch::view_as_real(::torch::view_as_complex(x[0].view({4, 3, 2})).mul(c10::complex<double>(0, 1)))
                   .view({4, 6})
                   .matmul(self.w())};
@@ -180,7 +183,7 @@ TEST_CASE("inputs that begin anywhere in their storage, seen as another type") {
   });
   const auto data = ::torch::randn({100});
   for (const int64_t from : {0, 4, 40, 76})
-    m.step(static_cast<int>(from), [&] { return list{data.slice(0, from, from + 24).view({4, 6})}; });
+    m.step(static_cast<int>(from), [&] { return tensor_list{data.slice(0, from, from + 24).view({4, 6})}; });
   CHECK(data.storage().nbytes() == 400);
   CHECK_THROWS_AS(m.run.forward({data.slice(0, 3, 27).view({4, 6})}), c10::Error);  // as in eager
   CHECK(data.storage().nbytes() == 400);
@@ -188,7 +191,7 @@ TEST_CASE("inputs that begin anywhere in their storage, seen as another type") {
 
 TEST_CASE("what the backward reads must not change before it") {
   const auto make = [] {
-    auto made = with({square()}, [](auto& self, const list& x) -> list {
+    auto made = with({square()}, [](auto& self, const tensor_list& x) -> tensor_list {
       return {(x[0].matmul(self.w()) * self.named_buffers()["scale"]).tanh().matmul(self.member)};
     });
     made->register_buffer("scale", ::torch::rand({6}));
@@ -215,7 +218,7 @@ TEST_CASE("what the backward reads must not change before it") {
 
 TEST_CASE("writes of the step show in versions, and outputs share them") {
   pair_of_modules m([] {
-    auto made = with({square()}, [](auto& self, const list& x) -> list {
+    auto made = with({square()}, [](auto& self, const tensor_list& x) -> tensor_list {
       self.named_buffers()["count"].add_(1).mul_(2);
       x[1].add_(1);
       const auto h = x[0].matmul(self.w());
@@ -224,10 +227,10 @@ TEST_CASE("writes of the step show in versions, and outputs share them") {
     made->register_buffer("count", ::torch::zeros({1}));
     return made;
   });
-  const auto inputs = [] { return list{::torch::randn({4, 6}), ::torch::zeros({2, 2})}; };
+  const auto inputs = [] { return tensor_list{::torch::randn({4, 6}), ::torch::zeros({2, 2})}; };
   for (int k = 0; k < 3; ++k) {
-    m.step(k, inputs, [](const list& out, const list&) { return out[0].sum() + out[2].mean(); });
-    m.step(k, inputs, [](const list& out, const list& in) {
+    m.step(k, inputs, [](const tensor_list& out, const tensor_list&) { return out[0].sum() + out[2].mean(); });
+    m.step(k, inputs, [](const tensor_list& out, const tensor_list& in) {
       CHECK(out[0].is_same(out[2]));
       CHECK(out[3].is_same(in[1]));
       CHECK(out[4].is_alias_of(in[1]));
@@ -250,7 +253,7 @@ TEST_CASE("writes of the step show in versions, and outputs share them") {
 
 TEST_CASE("an output with a gradient in the memory of a parameter must stay as it is") {
   pair_of_modules m([] {
-    return with({square()}, [](auto& self, const list& x) -> list {
+    return with({square()}, [](auto& self, const tensor_list& x) -> tensor_list {
       return {x[0].matmul(self.w()), self.w().view({-1}), self.w()};
     });
   });
@@ -266,7 +269,8 @@ TEST_CASE("an output with a gradient in the memory of a parameter must stay as i
 
 TEST_CASE("members that are replaced are noticed") {
   const auto make = [] {
-    auto made = with({square()}, [](auto& self, const list& x) -> list { return {(x[0] * self.member).matmul(self.w())}; });
+    auto made =
+        with({square()}, [](auto& self, const tensor_list& x) -> tensor_list { return {(x[0] * self.member).matmul(self.w())}; });
     made->member = ::torch::rand({6});
     return made;
   };
@@ -283,7 +287,7 @@ TEST_CASE("members that are replaced are noticed") {
 TEST_CASE("memory read directly while capturing is refused, and scalars are for `verify` and `invalidate`") {
   SECTION("an accessor of an integer input") {
     pair_of_modules m([] {
-      return with({square()}, [](auto& self, const list& x) -> list {
+      return with({square()}, [](auto& self, const tensor_list& x) -> tensor_list {
         return {x[0].matmul(self.w()) * static_cast<double>(x[1].template accessor<int64_t, 1>()[0])};
       });
     });
@@ -291,7 +295,7 @@ TEST_CASE("memory read directly while capturing is refused, and scalars are for 
   }
   SECTION("an activation") {
     pair_of_modules m([] {
-      return with({square()}, [](auto& self, const list& x) -> list {
+      return with({square()}, [](auto& self, const tensor_list& x) -> tensor_list {
         auto y = x[0].matmul(self.w());
         return {y * static_cast<double>(*y.template data_ptr<float>())};
       });
@@ -299,10 +303,13 @@ TEST_CASE("memory read directly while capturing is refused, and scalars are for 
     CHECK_THROWS_WITH(m.run.forward(one_input()), Contains("directly"));
   }
   SECTION("a scalar") {
-    auto o = options();
+    auto o = probe_options();
     o.verify = 100;
     pair_of_modules m(
-        [] { return with({square()}, [](auto& self, const list& x) -> list { return {x[0].matmul(self.w()) * self.scalar}; }); },
+        [] {
+          return with({square()},
+                      [](auto& self, const tensor_list& x) -> tensor_list { return {x[0].matmul(self.w()) * self.scalar}; });
+        },
         o);
     for (int k = 0; k < 3; ++k) m.step(k, one_input);
     m.plain->scalar = m.planned->scalar = 2;
@@ -312,7 +319,7 @@ TEST_CASE("memory read directly while capturing is refused, and scalars are for 
   }
   SECTION("an activation that the module keeps") {
     pair_of_modules m([] {
-      return with({square()}, [](auto& self, const list& x) -> list {
+      return with({square()}, [](auto& self, const tensor_list& x) -> tensor_list {
         self.member = x[0].matmul(self.w()).detach();
         return {self.member * self.w()[0]};
       });
@@ -322,11 +329,11 @@ TEST_CASE("memory read directly while capturing is refused, and scalars are for 
 }
 
 TEST_CASE("verify compares outputs, buffers, generator and gradients, and changes none of them") {
-  auto o = options();
+  auto o = probe_options();
   o.verify = 3;
   pair_of_modules m(
       [] {
-        auto made = with({square()}, [](auto& self, const list& x) -> list {
+        auto made = with({square()}, [](auto& self, const tensor_list& x) -> tensor_list {
           return {at::batch_norm(::torch::dropout(x[0].matmul(self.w()), 0.5, true), {}, {}, self.named_buffers()["mean"],
                                  self.named_buffers()["var"], true, 0.1, 1e-5, false)
                       .tanh()};
@@ -336,7 +343,7 @@ TEST_CASE("verify compares outputs, buffers, generator and gradients, and change
         return made;
       },
       o);
-  for (int k = 0; k < 5; ++k) m.step(k, [] { return list{::torch::randn({4, 6}).requires_grad_()}; });
+  for (int k = 0; k < 5; ++k) m.step(k, [] { return tensor_list{::torch::randn({4, 6}).requires_grad_()}; });
 }
 
 TEST_CASE("autocast: on, off in a region, beside plain calls, and not around the backward") {
@@ -353,7 +360,7 @@ TEST_CASE("autocast: on, off in a region, beside plain calls, and not around the
     bool before;
   };
   const auto make = [] {
-    return with({square(), square()}, [](auto& self, const list& x) -> list {
+    return with({square(), square()}, [](auto& self, const tensor_list& x) -> tensor_list {
       auto y = x[0].matmul(self.w(0));
       {
         autocast off(false);
@@ -363,10 +370,10 @@ TEST_CASE("autocast: on, off in a region, beside plain calls, and not around the
     });
   };
   pair_of_modules m(make);
-  const auto cast_loss = [](const list& out, const list&) { return out[0].to(at::kFloat).sum(); };
+  const auto cast_loss = [](const tensor_list& out, const tensor_list&) { return out[0].to(at::kFloat).sum(); };
   {
     for (int k = 0; k < 3; ++k) {
-      list in[2], out[2];
+      tensor_list in[2], out[2];
       for (int which = 0; which < 2; ++which) {
         ::torch::manual_seed(static_cast<std::uint64_t>(k));
         in[which] = one_input();
@@ -392,7 +399,7 @@ TEST_CASE("autocast: on, off in a region, beside plain calls, and not around the
 
 TEST_CASE("other shapes do not keep the memory of the last ones") {
   pair_of_modules m([] {
-    return with({::torch::randn({64, 64})}, [](auto& self, const list& x) -> list {
+    return with({::torch::randn({64, 64})}, [](auto& self, const tensor_list& x) -> tensor_list {
       auto y = x[0];
       for (int k = 0; k < 6; ++k) y = y.matmul(self.w()).tanh();
       return {y};
@@ -411,7 +418,7 @@ TEST_CASE("other shapes do not keep the memory of the last ones") {
   m.run.release();
   CHECK(rt::meter::live() - base <= (bytes_t{64} << 10));  // the gradient
   m.zero_grad();
-  m.step(3, [] { return list{::torch::randn({512, 64})}; });
+  m.step(3, [] { return tensor_list{::torch::randn({512, 64})}; });
 }
 
 TEST_CASE("memory that an operator keeps, or another allocator takes over, is noticed") {
@@ -421,7 +428,8 @@ TEST_CASE("memory that an operator keeps, or another allocator takes over, is no
     c10::DeleterFnPtr raw_deleter() const override { return base->raw_deleter(); }
     void copy_data(void* to, const void* from, std::size_t n) const override { default_copy_data(to, from, n); }
   };
-  pair_of_modules m([] { return with({square()}, [](auto& self, const list& x) -> list { return {x[0].matmul(self.w())}; }); });
+  pair_of_modules m(
+      [] { return with({square()}, [](auto& self, const tensor_list& x) -> tensor_list { return {x[0].matmul(self.w())}; }); });
   m.step(0, one_input);
   static front other;
   const auto ours = c10::GetCPUAllocator();
@@ -447,15 +455,15 @@ TEST_CASE("memory that an operator keeps, or another allocator takes over, is no
 
 TEST_CASE("gradients are None where the used outputs do not lead") {
   pair_of_modules m([] {
-    return with({square(), square(), square()}, [](auto& self, const list& x) -> list {
+    return with({square(), square(), square()}, [](auto& self, const tensor_list& x) -> tensor_list {
       const auto h = x[0].matmul(self.w(0));
       return {h.matmul(self.w(1)), h.matmul(self.w(2)).tanh(), x[1] * 2};
     });
   });
-  const auto inputs = [] { return list{::torch::randn({4, 6}).requires_grad_(), ::torch::randn({2}).requires_grad_()}; };
+  const auto inputs = [] { return tensor_list{::torch::randn({4, 6}).requires_grad_(), ::torch::randn({2}).requires_grad_()}; };
   for (int k = 0; k < 6; ++k) {
     m.zero_grad();
-    m.step(k, inputs, [&](const list& out, const list&) { return out[static_cast<std::size_t>(k % 3)].sum(); });
+    m.step(k, inputs, [&](const tensor_list& out, const tensor_list&) { return out[static_cast<std::size_t>(k % 3)].sum(); });
   }
 }
 
@@ -463,7 +471,7 @@ TEST_CASE("the generator, set and read by the module in any way") {
   auto generator = at::detail::getDefaultCPUGenerator();
   SECTION("linked draws of different length") {
     pair_of_modules m([generator]() mutable {
-      return with({square()}, [generator](auto& self, const list& x) mutable -> list {
+      return with({square()}, [generator](auto& self, const tensor_list& x) mutable -> tensor_list {
         const auto before = generator.get_state();
         const auto a = ::torch::rand({6});
         generator.set_state(before);
@@ -476,7 +484,7 @@ TEST_CASE("the generator, set and read by the module in any way") {
   }
   SECTION("a seed of its own") {
     pair_of_modules m([generator]() mutable {
-      return with({square()}, [generator](auto& self, const list& x) mutable -> list {
+      return with({square()}, [generator](auto& self, const tensor_list& x) mutable -> tensor_list {
         const auto before = generator.get_state();
         ::torch::manual_seed(111);
         const auto a = ::torch::rand({6});
@@ -489,7 +497,7 @@ TEST_CASE("the generator, set and read by the module in any way") {
   }
   SECTION("left where the forward found it") {
     pair_of_modules m([generator]() mutable {
-      return with({square()}, [generator](auto& self, const list& x) mutable -> list {
+      return with({square()}, [generator](auto& self, const tensor_list& x) mutable -> tensor_list {
         const auto before = generator.get_state();
         const auto a = ::torch::rand({6});
         generator.set_state(before);
@@ -500,8 +508,9 @@ TEST_CASE("the generator, set and read by the module in any way") {
   }
   SECTION("a throw in a recomputed draw") {
     pair_of_modules m([] {
-      return with({square()},
-                  [](auto& self, const list& x) -> list { return {::torch::dropout(x[0].matmul(self.w()), 0.5, true)}; });
+      return with({square()}, [](auto& self, const tensor_list& x) -> tensor_list {
+        return {::torch::dropout(x[0].matmul(self.w()), 0.5, true)};
+      });
     });
     for (int k = 0; k < 3; ++k) m.step(k, one_input);
   }
@@ -511,7 +520,7 @@ TEST_CASE("foreign memory, undefined inputs, operators that refuse zeros, a back
   SECTION("from_blob above and below 1 MiB") {
     for (const int64_t rows : {4, 60000}) {
       pair_of_modules m([rows] {
-        return with({square()}, [rows](auto& self, const list& x) -> list {
+        return with({square()}, [rows](auto& self, const tensor_list& x) -> tensor_list {
           std::vector<float> numbers(static_cast<std::size_t>(rows) * 6, 0.25F);
           return {x[0].matmul(self.w()).sum() * ::torch::from_blob(numbers.data(), {rows, 6}).sum(0)};
         });
@@ -521,16 +530,17 @@ TEST_CASE("foreign memory, undefined inputs, operators that refuse zeros, a back
   }
   SECTION("an undefined input") {
     pair_of_modules m([] {
-      return with({square()}, [](auto& self, const list& x) -> list {
+      return with({square()}, [](auto& self, const tensor_list& x) -> tensor_list {
         auto y = x[0].matmul(self.w());
         return {x[1].defined() ? y * x[1] : y};
       });
     });
-    for (int k = 0; k < 4; ++k) m.step(k, [&] { return list{::torch::randn({4, 6}), k % 2 ? ::torch::rand({6}) : Tensor()}; });
+    for (int k = 0; k < 4; ++k)
+      m.step(k, [&] { return tensor_list{::torch::randn({4, 6}), k % 2 ? ::torch::rand({6}) : Tensor()}; });
   }
   SECTION("an inverse, a Cholesky factor and a distribution") {
     pair_of_modules m([] {
-      return with({square()}, [](auto& self, const list& x) -> list {
+      return with({square()}, [](auto& self, const tensor_list& x) -> tensor_list {
         const auto a = self.w().matmul(self.w().t()) + 6 * ::torch::eye(6);
         const auto chosen = ::torch::multinomial(x[0].abs() + 0.1, 2, true);
         return {::torch::linalg_inv(a).matmul(::torch::linalg_cholesky(a)), x[0].matmul(self.w()).gather(1, chosen)};
@@ -540,7 +550,7 @@ TEST_CASE("foreign memory, undefined inputs, operators that refuse zeros, a back
   }
   SECTION("a backward of its own") {
     pair_of_modules m([] {
-      return with({square(), square()}, [](auto& self, const list& x) -> list {
+      return with({square(), square()}, [](auto& self, const tensor_list& x) -> tensor_list {
         x[0].matmul(self.w(1)).sum().backward();
         return {x[0].matmul(self.w(0))};
       });
