@@ -99,6 +99,19 @@ inline problem dense_net(std::size_t blocks, std::size_t layers) {
   return std::move(n).training();
 }
 
+/// Operations that read all values before them.
+inline problem uncuttable(index_t operations) {
+  std::vector<value> values = {{"x", 1, true}};
+  std::vector<operation> ops;
+  for (index_t i = 1; i <= operations; ++i) {
+    values.push_back({"v", 100, false});
+    std::vector<value_id> all(i);
+    for (index_t k = 0; k < i; ++k) all[k] = k;
+    ops.push_back({"o", all, {i}, 1});
+  }
+  return problem("uncuttable", values, ops, {operations});
+}
+
 /// Towers beside one another that are joined at their ends, several times.
 inline problem branches(std::size_t times, std::size_t towers, std::size_t layers) {
   network n;

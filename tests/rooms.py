@@ -14,7 +14,7 @@ MAY_INCLUDE = {
     "bound": {"core", "milp", "order"}, "chain": {"core", "structure", "order"}, "staged": {"core", "milp"},
     "hierarchy": {"core", "structure", "chain", "milp", "order"}, "solver": PLANNER - {"graph", "layout", "io"}, "testing": {"core", "graph", "milp"},
     "remat.hpp": PLANNER, "highs": {"core", "milp"}, "glpk": {"core", "milp"}, "cuda": {"core"}, "registry": PLANNER | {"highs", "glpk"},
-    "torch": PLANNER | {"registry", "cuda"}, "python": PLANNER | {"registry"}, "tools": PLANNER | {"registry"},
+    "torch": PLANNER | {"registry", "cuda", "pytorch"}, "python": PLANNER | {"registry", "pytorch"}, "tools": PLANNER | {"registry"},
 }
 root = pathlib.Path(sys.argv[1])
 failures, includes = [], 0

@@ -11,23 +11,15 @@
 #include <remat/testing/check_solver.hpp>
 #include <remat/testing/generators.hpp>
 
+#include "../networks.hpp"
+
 using namespace remat;
 using namespace remat::testing;
 
 static_assert(solver<rotor>);
 
 TEST_CASE("rotor without a chain finds nothing, and refuses options out of range") {
-  // Each operation reads all values before it.
-  std::vector<value> values = {{"x", 1, true}};
-  std::vector<operation> ops;
-  for (index_t i = 1; i <= 9; ++i) {
-    values.push_back({"v", 100, false});
-    std::vector<value_id> all(i);
-    for (index_t k = 0; k < i; ++k) all[k] = k;
-    ops.push_back({"o", all, {i}, 1});
-  }
-  const problem p("dense", values, ops, {9});
-  CHECK_FALSE(solve(p, 900, rotor{}).found());
+  CHECK_FALSE(solve(uncuttable(9), 900, rotor{}).found());
   const auto layers = unit_training_chain(8);
   const auto unfit = solve(layers, 6, rotor({.blocks = {.most = 1, .interface = 1}, .sizes = {}}));
   CHECK(unfit.status == status::not_applicable);

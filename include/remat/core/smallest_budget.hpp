@@ -35,7 +35,7 @@ result smallest_budget(const problem& p, const S& s, const limits& l = {}, doubl
   if (!(tolerance > 0 && tolerance < 1)) throw bad_option("tolerance must be in (0, 1), got " + std::to_string(tolerance));
   l.validate();
   monitor m(l, [&](const progress& now) { return detail::tell(now, observers...); });
-  auto best = detail::known(p, with_drops(p, needed_operations(p)));
+  auto best = as_result(p, with_drops(p, needed_operations(p)));
   auto proven = bounds_without_search(p).budget;
   const auto look = [&](bytes_t budget) {
     auto share = l;

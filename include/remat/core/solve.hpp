@@ -53,8 +53,16 @@ inline progress judged(const problem& p, bytes_t budget, const std::string& solv
   }
 }
 
-/// A given schedule as a result. @throws bad_schedule if it is invalid
-inline result known(const problem& p, const schedule& s) {
+inline void require_budget(bytes_t budget) {
+  if (budget < 0) throw bad_option("budget must be >= 0 bytes, got " + std::to_string(budget));
+}
+
+}  // namespace detail
+
+/// A given schedule as a result: feasible, with its peak and times.
+/// @throws bad_schedule if it is invalid
+/// Complexity: that of `evaluate`.
+inline result as_result(const problem& p, const schedule& s) {
   const auto e = evaluate(p, s);
   result r;
   r.status = status::feasible;
@@ -64,12 +72,6 @@ inline result known(const problem& p, const schedule& s) {
   r.recomputed = e.recomputed;
   return r;
 }
-
-inline void require_budget(bytes_t budget) {
-  if (budget < 0) throw bad_option("budget must be >= 0 bytes, got " + std::to_string(budget));
-}
-
-}  // namespace detail
 
 /// Judges what a solver answered: nothing it says of its schedule is believed.
 /// @param p      the problem
@@ -177,7 +179,7 @@ struct start_from {
 /// @endcode
 template <solver S, observer... O>
 result solve(const problem& p, bytes_t budget, const S& s, const start_from& start, const limits& l = {}, O&&... observers) {
-  const auto known = detail::known(p, start.schedule);
+  const auto known = as_result(p, start.schedule);
   result r;
   if constexpr (warm_startable<S>)
     r = solve(p, budget, s.with_start(start.schedule), l, std::forward<O>(observers)...);

@@ -4,11 +4,13 @@
 #pragma once
 
 #include <cerrno>
+#include <concepts>
 #include <cstddef>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <istream>
+#include <ostream>
 #include <random>
 #include <string>
 #include <string_view>
@@ -66,40 +68,47 @@ inline void require_writable(const std::filesystem::path& path) {
 
 /// Writes a file as a whole: readers see the old content or the new one, and a failure leaves the old one.
 ///
-/// The text goes to a new file in the same directory, which then takes the place of `path`. What is not a regular file (a pipe, a
-/// terminal) is written to directly.
+/// The content goes to a new file in the same directory, which then takes the place of `path`. What is not a regular file (a
+/// pipe, a terminal) is written to directly.
+/// @param path where to
+/// @param put  called with the stream; what it throws leaves the old file
 /// @throws error naming the file, with the reason why it cannot be written
-inline void write_file(const std::filesystem::path& path, std::string_view text) {
+template <std::invocable<std::ostream&> Put>
+void write_file(const std::filesystem::path& path, const Put& put) {
   namespace fs = std::filesystem;
   auto fail = [&](const std::string& why) { throw error("cannot write " + path.string() + ": " + why); };
-  auto put = [&](const fs::path& to) {
+  auto put_to = [&](const fs::path& to) {
     std::ofstream out(to, std::ios::binary);
     if (!out) return false;
-    out << text << std::flush;
+    put(out);
+    out << std::flush;
     return out.good();
   };
   std::error_code failed;
   const bool exists = fs::exists(path, failed);
   if (exists && fs::is_directory(path, failed)) fail("is a directory");
   if (exists && !fs::is_regular_file(path, failed)) {
-    if (!put(path)) fail(std::strerror(errno));
+    if (!put_to(path)) fail(std::strerror(errno));
     return;
   }
   const fs::path target = exists ? fs::canonical(path, failed) : path;
   if (failed && exists) fail(failed.message());
   fs::path part = target;
   part += "." + std::to_string(std::random_device{}()) + ".part";
-  if (!put(part)) {
-    const std::string why = std::strerror(errno);
-    fs::remove(part, failed);
-    fail(why);
+  try {
+    if (!put_to(part)) fail(std::strerror(errno));
+    fs::rename(part, target, failed);
+    if (failed) fail(failed.message());
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove(part, ignored);
+    throw;
   }
-  fs::rename(part, target, failed);
-  if (failed) {
-    const std::string why = failed.message();
-    fs::remove(part, failed);
-    fail(why);
-  }
+}
+
+/// The same for a text.
+inline void write_file(const std::filesystem::path& path, std::string_view text) {
+  write_file(path, [&](std::ostream& out) { out << text; });
 }
 
 }  // namespace remat

@@ -82,7 +82,7 @@ class automatic {
     }
     now.take(now.run(min_cut({.repairs = 10'000, .rounds = 0, .start = options_.start}), never));
     const auto start = now.best.found() ? now.best.order() : now.needed;
-    follow(now, start, order::patience_for(p, 800'000));
+    follow(now, start, patience(p));
     if (now.needed.size() > options_.small_operations)
       now.take(now.run(hierarchical<>(cheap_default<min_cut>(), {}, {.bound = false}), never));
     if (now.done()) return now.answer();

@@ -27,13 +27,14 @@ namespace detail {
 
 /// What may be kept across a run of `last` within `room` bytes besides its working set, by its bytes, the most first: minimum
 /// cuts at ascending prices of time, and neighbouring ones mixed.
+/// @param cut   of `p`
 /// @param there per value: may be kept
 /// @param large working sets from so many bytes on are not to be met after it
-inline std::map<bytes_t, std::vector<bool>, std::greater<>> kept_across(const problem& p, operation_id last, bytes_t room,
+inline std::map<bytes_t, std::vector<bool>, std::greater<>> kept_across(const problem& p, bound::last_run_cut& cut,
+                                                                        operation_id last, bytes_t room,
                                                                         const std::vector<bool>& there, bytes_t large) {
   constexpr std::size_t most = 8, mixtures = 24;
   const auto& ops = p.operations();
-  bound::last_run_cut cut(p);
   std::map<bytes_t, std::vector<bool>, std::greater<>> found;
   const auto add = [&](const std::vector<bool>& kept) {
     bytes_t bytes = 0;
@@ -102,6 +103,7 @@ inline std::optional<std::vector<operation_id>> put_off(const problem& p, const 
 inline std::optional<std::vector<operation_id>> lower_peak(const problem& p, const std::vector<operation_id>& start,
                                                            bytes_t budget, const std::function<bool()>& stop = {}) {
   constexpr std::array parts{1.0, 0.7, 0.4, 1e6};  // of the working set at the peak: what needs more is not met again after it
+  bound::last_run_cut cut(p);
   const auto part_of = [](double part, bytes_t bytes) { return static_cast<bytes_t>(part * static_cast<double>(bytes)); };
   const auto lower = [&](const std::vector<operation_id>& order, const std::vector<bytes_t>& memory, bytes_t aim,
                          std::size_t first) -> std::optional<std::vector<operation_id>> {
@@ -112,11 +114,11 @@ inline std::optional<std::vector<operation_id>> lower_peak(const problem& p, con
     for (value_id v = 0; v < there.size(); ++v) there[v] = p.is_source(v);
     for (std::size_t k = 0; k < at; ++k)
       for (auto v : p.operations()[order[k]].outputs) there[v] = true;
-    const auto working_set = bound::last_run_cut(p).working_set(order[at]);
+    const auto working_set = cut.working_set(order[at]);
     order::destroy_repair n(p, aim, first);
     for (std::size_t i = 0; i < parts.size(); ++i) {
       const auto large = p.held_bytes() + part_of(parts[(first + i) % parts.size()], working_set - p.held_bytes());
-      for (const auto& [bytes, kept] : detail::kept_across(p, order[at], aim - working_set, there, large))
+      for (const auto& [bytes, kept] : detail::kept_across(p, cut, order[at], aim - working_set, there, large))
         if (const auto later = detail::put_off(p, order, at, kept))
           for (const double spread : {0.0, 1.0}) {
             if (stop && stop()) return std::nullopt;
