@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <chrono>
 
-namespace remat::torch {
+namespace remat::pytorch {
 
 using clock = std::chrono::steady_clock;
 
@@ -39,4 +39,4 @@ class stopwatch {
   clock::time_point begin_ = clock::now();
 };
 
-}  // namespace remat::torch
+}  // namespace remat::pytorch

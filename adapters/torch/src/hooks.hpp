@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace remat::torch {
+namespace remat::pytorch {
 
 /// Takes the hooks off tensors, and puts them back: gradients taken for a capture are nobody's business.
 class without_hooks {
@@ -32,4 +32,4 @@ class without_hooks {
       hidden_;
 };
 
-}  // namespace remat::torch
+}  // namespace remat::pytorch

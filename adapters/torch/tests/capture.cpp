@@ -3,7 +3,7 @@
 #include <thread>
 
 #include <remat/core/evaluate.hpp>
-#include <remat/torch/capture.hpp>
+#include <remat/pytorch/capture.hpp>
 
 #include "compare.hpp"
 #include "interpret.hpp"
@@ -14,10 +14,11 @@
 
 using at::Tensor;
 using remat::none;
-using remat::torch::cannot_capture;
-using remat::torch::capture;
-using remat::torch::interpreter;
-using remat::torch::program;
+using remat::pytorch::cannot_capture;
+using remat::pytorch::capture;
+using remat::pytorch::captured;
+using remat::pytorch::interpreter;
+using remat::pytorch::program;
 using tensors = std::vector<Tensor>;
 
 namespace {
@@ -89,11 +90,11 @@ step_result eager(const models::sample& s, const tensors& inputs, uint64_t seed)
   return r;
 }
 
-step_result interpreted(const program& p, const models::sample& s, const tensors& inputs, uint64_t seed,
+step_result interpreted(const captured& p, const models::sample& s, const tensors& inputs, uint64_t seed,
                         interpreter::recompute mode, std::size_t* recomputed = nullptr) {
   torch::manual_seed(seed);
   auto fresh = copies(inputs);
-  auto r = interpreter(p).run(fresh, output_grads, mode, static_cast<unsigned>(seed));
+  auto r = interpreter(*p.step, p.tensors).run(fresh, output_grads, mode, static_cast<unsigned>(seed));
   if (recomputed) *recomputed = r.recomputed;
   return {r.outputs,     r.parameter_grads,
           r.input_grads, copies(s.module->buffers()),
@@ -109,7 +110,7 @@ void check_equal(const step_result& a, const step_result& b) {
   CHECK(same_bits(a.generator, b.generator));
 }
 
-program capture_sample(const models::sample& s) {
+captured capture_sample(const models::sample& s) {
   return capture(s.forward, s.inputs, s.module->parameters(), s.module->buffers());
 }
 
@@ -123,11 +124,11 @@ tensors other_batch(const tensors& inputs) {
 }
 
 /// Captures, and compares with eager PyTorch while recomputing nothing, each node at once, and any node at any time.
-program check_against_eager(const models::sample& s) {
+captured check_against_eager(const models::sample& s) {
   const world before(*s.module);
   auto p = capture_sample(s);
   REQUIRE(world(*s.module) == before);
-  INFO(remat::torch::explain(p));
+  INFO(remat::pytorch::explain(*p.step));
   const auto batch = other_batch(s.inputs);
   const auto expected = eager(s, batch, 7);
   restore_buffers(*s.module, before.buffers);
@@ -180,7 +181,7 @@ TEST_CASE("every node of a captured program can be trusted alone") {
       restore_buffers(*s.module, before.buffers);
       const auto other = interpreted(p, s, s.inputs, 8, interpreter::recompute::nothing);
       restore_buffers(*s.module, before.buffers);
-      const bool random = std::any_of(p.nodes.begin(), p.nodes.end(), [](const auto& n) { return n.random; });
+      const bool random = std::any_of(p.step->nodes.begin(), p.step->nodes.end(), [](const auto& n) { return n.random; });
       CHECK(same_bits(one.parameter_grads, other.parameter_grads) != random);
     }
   }
@@ -353,8 +354,8 @@ TEST_CASE("a parameter that is not used gets no gradient") {
   auto s = small("unused", [](auto& m, auto& x) -> tensors { return {x[0].matmul(weight(m))}; });
   s.module->register_parameter("idle", torch::randn({100}));
   const auto p = check_against_eager(s);
-  REQUIRE(p.parameters.size() == 1);
-  CHECK(p.parameters[0].is_same(weight(*s.module)));
+  REQUIRE(p.step->parameters.size() == 1);
+  CHECK(p.tensors[p.step->parameters[0]].is_same(weight(*s.module)));
 }
 
 TEST_CASE("capture needs the memory of one operator") {
@@ -379,9 +380,9 @@ TEST_CASE("capture needs the memory of one operator") {
 TEST_CASE("programs as planning problems") {
   for (const auto& s : models::all()) {
     DYNAMIC_SECTION(s.name) {
-      const auto p = capture_sample(s);
+      const auto p = *capture_sample(s).step;
       const auto n = p.nodes.size();
-      const auto q = remat::torch::to_problem(p, std::vector<double>(n, 1), std::vector<remat::bytes_t>(n, 0), s.name);
+      const auto q = remat::pytorch::to_problem(p, std::vector<double>(n, 1), std::vector<remat::bytes_t>(n, 0), s.name);
       REQUIRE(q.values().size() >= p.values.size());
       for (remat::index_t v = 0; v < q.values().size(); ++v)  // those that order what has effects take nothing
         if (v >= p.values.size()) CHECK((q.values()[v].bytes == 0 && q.is_target(v) && q.consumers(v).size() == 1));
@@ -395,7 +396,7 @@ TEST_CASE("programs as planning problems") {
       remat::bytes_t held = 0;
       for (const auto& t : s.module->parameters()) held += (static_cast<remat::bytes_t>(t.nbytes()) + 63) / 64 * 64;
       CHECK(q.held_bytes() >= held);
-      CHECK_THROWS_AS(remat::torch::to_problem(p, {}, {}), remat::bad_option);
+      CHECK_THROWS_AS(remat::pytorch::to_problem(p, {}, {}), remat::bad_option);
     }
   }
 }
@@ -403,13 +404,31 @@ TEST_CASE("programs as planning problems") {
 TEST_CASE("gradients are laid out like the parameters") {
   for (const auto& s : models::all()) {
     DYNAMIC_SECTION(s.name) {
-      const auto p = capture_sample(s);
+      const auto p = *capture_sample(s).step;
       REQUIRE(p.parameters.size() == p.parameter_grads.size());
       for (std::size_t i = 0; i < p.parameters.size(); ++i) {
         const auto& v = p.views[p.parameter_grads[i]];
-        CHECK(p.parameters[i].sizes() == at::IntArrayRef(v.sizes));
-        CHECK(p.parameters[i].strides() == at::IntArrayRef(v.strides));
+        CHECK(p.slots[p.parameters[i]].type.sizes == v.sizes);
+        CHECK(p.slots[p.parameters[i]].type.strides == v.strides);
       }
     }
   }
+}
+
+TEST_CASE("draws of other threads during a capture are neither frozen nor lost") {
+  auto generator = at::detail::getDefaultCPUGenerator();
+  int foreign = 0;
+  const auto s = small("another thread", [&](auto& m, auto& x) -> tensors {
+    auto y = torch::dropout(x[0].matmul(weight(m)), 0.5, true);
+    std::thread([&] { torch::rand({1000}), ++foreign; }).join();
+    return {torch::dropout(y.sin(), 0.5, true)};
+  });
+  torch::manual_seed(1);
+  torch::rand({1000});
+  const auto drawn = generator.get_state();
+  torch::manual_seed(1);
+  const auto p = capture_sample(s);
+  CHECK(foreign == 1);
+  CHECK(same_bits(generator.get_state(), drawn));
+  for (const auto& n : p.step->nodes) CHECK(n.starts.from == remat::pytorch::generator_origin::next);
 }

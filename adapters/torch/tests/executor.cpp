@@ -7,26 +7,29 @@
 #include <cstring>
 #include <random>
 #include <remat/core/evaluate.hpp>
-#include <remat/torch/capture.hpp>
-#include <remat/torch/executor.hpp>
+#include <remat/pytorch/capture.hpp>
+#include <remat/pytorch/executor.hpp>
 
 #include "compare.hpp"
 #include "models.hpp"
 
 using namespace remat;
-using namespace remat::torch;
+using namespace remat::pytorch;
 
 namespace {
 
 struct prepared {
   std::shared_ptr<const program> step;
+  std::optional<bindings> tensors;
   program_profile profiles;
   problem p;
 };
 
 prepared prepare(const models::sample& s) {
   prepared x;
-  x.step = std::make_shared<program>(capture(s.forward, s.inputs, s.module->parameters(), s.module->buffers()));
+  const auto c = capture(s.forward, s.inputs, s.module->parameters(), s.module->buffers());
+  x.step = c.step;
+  x.tensors = c.tensors;
   x.profiles = profile(*x.step, {.cache = {}, .seconds = 0});
   x.p = to_problem(*x.step, x.profiles.seconds(), x.profiles.workspace(), s.name);
   return x;
@@ -89,7 +92,7 @@ outcome eager(const models::sample& s) {
 }
 
 /// Gradients of the parameters that require one, undefined where there is none.
-outcome planned(const models::sample& s, executor& e) {
+outcome planned(const models::sample& s, executor& e, const bindings& tensors) {
   outcome r;
   auto outputs = e.forward(s.inputs);
   r.outputs = copies(outputs);
@@ -110,7 +113,7 @@ outcome planned(const models::sample& s, executor& e) {
     if (!p.requires_grad()) continue;
     r.grads.emplace_back();
     for (std::size_t i = 0; i < step.parameters.size(); ++i)
-      if (step.parameters[i].is_same(p)) r.grads.back() = grads.parameters[i].clone();
+      if (tensors[step.parameters[i]].is_same(p)) r.grads.back() = grads.parameters[i].clone();
   }
   for (std::size_t i = 0; i < s.inputs.size(); ++i)
     if (s.inputs[i].requires_grad()) r.input_grads.push_back(grads.inputs[i].clone());
@@ -154,13 +157,55 @@ TEST_CASE("schedules give what eager mode gives, bit by bit, without unplanned a
     restore(s, buffers);
     std::vector<outcome> expected = {eager(s), eager(s)};
     for (const auto& plan : schedules) {
-      executor e(std::make_shared<execution_plan>(x.step, plan, x.profiles));
+      executor e(std::make_shared<execution_plan>(x.step, plan, x.profiles), *x.tensors);
       restore(s, buffers);
-      for (const auto& o : expected) compare(o, planned(s, e));
+      for (const auto& o : expected) compare(o, planned(s, e, *x.tensors));
       CHECK(e.unplanned() == 0);
       CHECK_FALSE(e.in_flight());
       CHECK(e.plan().arena_bytes() >= e.plan().live_peak());
     }
     CHECK(execution_plan(x.step, schedules[1], x.profiles).recomputed() > 0);
+  }
+}
+
+TEST_CASE("replicas of a module share a program and a plan") {
+  ::torch::manual_seed(5);
+  const auto a = models::conv(), b = models::conv();
+  const auto x = prepare(a);
+  const auto plan = std::make_shared<execution_plan>(x.step, recompute_all(x.p, x.step->loss), x.profiles);
+  auto announced = b.module->parameters();
+  for (const auto& t : b.module->buffers()) announced.push_back(t);
+  const bindings other(x.step, announced);
+  executor first(plan, *x.tensors), second(plan, other);
+  const auto before_a = copies(a.module->buffers()), before_b = copies(b.module->buffers());
+  restore(a, before_a);
+  const auto expected_a = eager(a);
+  restore(b, before_b);
+  const auto expected_b = eager(b);
+  CHECK_FALSE(same_bits(expected_a.grads, expected_b.grads));
+  for (int step = 0; step < 2; ++step) {
+    restore(b, before_b);
+    compare(expected_b, planned(b, second, other));
+    restore(a, before_a);
+    compare(expected_a, planned(a, first, *x.tensors));
+  }
+
+  SECTION("tensors that do not fit are named") {
+    const auto fails = [&](std::vector<at::Tensor> list, const std::string& slot) {
+      CHECK_THROWS_WITH(bindings(x.step, list), Catch::Contains(slot));
+    };
+    auto list = announced;
+    list.pop_back();
+    fails(list, "there is no tensor");
+    list = announced;
+    list[0] = list[0].to(at::kDouble);
+    fails(list, "slot 0 (parameter 0): the tensor has another type");
+    list = announced;
+    list[0] = list[0].transpose(0, 1).contiguous().transpose(0, 1);
+    fails(list, "slot 0");
+    list = announced;
+    list[3] = list[2].detach();
+    fails(list, "shares memory");
+    CHECK_THROWS_AS(executor(plan, *prepare(b).tensors), broken_contract);
   }
 }

@@ -13,14 +13,15 @@
 #include <functional>
 #include <random>
 #include <remat/core/solve.hpp>
+#include <remat/pytorch/memory.hpp>
+#include <remat/pytorch/wrap.hpp>
 #include <remat/solver/min_cut.hpp>
-#include <remat/torch/memory.hpp>
-#include <remat/torch/module.hpp>
 
 #include "compare.hpp"
+#include "quick.hpp"
 
 using namespace remat;
-namespace rt = remat::torch;
+namespace rt = remat::pytorch;
 using at::Tensor;
 using tensor_list = std::vector<Tensor>;
 
@@ -229,15 +230,6 @@ struct random_net : ::torch::nn::Module {
   Tensor state, mean, var;
 };
 
-rt::wrap_options fuzz_options(const rt::budget& b) {
-  rt::wrap_options o;
-  o.budget = b;
-  o.limits.seconds = 0.5;
-  o.solver = [](const problem& p, bytes_t within, const limits& l) { return solve(p, within, min_cut(), l); };
-  o.profile = {.cache = {}, .seconds = 0};
-  return o;
-}
-
 /// All that can be seen of a step.
 struct seen {
   tensor_list outputs, gradients, buffers;
@@ -305,8 +297,8 @@ verdict differential(unsigned seed, std::string& why) {
   for (int round = 0; round < 2 && budget; ++round) {
     INFO("seed " << seed << (round == 0 ? " at 100 %" : " at the smallest budget"));
     auto net = make();
-    rt::plan_runner run(
-        net, [net](const tensor_list& x) { return net->forward(x); }, fuzz_options(*budget));
+    testing::runner run(
+        net, [net](const tensor_list& x) { return net->forward(x); }, testing::quick(*budget, 0.5));
     budget.reset();
     for (int k = 0; k < steps; ++k) {
       INFO("step " << k);
@@ -332,8 +324,8 @@ verdict differential(unsigned seed, std::string& why) {
     if (round > 0) break;
     net->zero_grad();
     try {  // the smallest budget that is known
-      rt::plan_runner none(
-          net, [net](const tensor_list& x) { return net->forward(x); }, fuzz_options(rt::budget::activations(0)));
+      testing::runner none(
+          net, [net](const tensor_list& x) { return net->forward(x); }, testing::quick(rt::budget::activations(0), 0.5));
       none.prepare(inputs_of(seed, 0));
     } catch (const rt::over_budget& e) {
       if (e.smallest) budget = rt::budget::activations(*e.smallest - e.asked);

@@ -6,14 +6,15 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
 
+#include <cstring>
 #include <functional>
 #include <map>
 #include <random>
 #include <vector>
 
-#include <remat/torch/program.hpp>
+#include <remat/pytorch/bindings.hpp>
 
-namespace remat::torch {
+namespace remat::pytorch {
 
 class interpreter {
  public:
@@ -25,16 +26,18 @@ class interpreter {
     std::size_t recomputed = 0;
   };
 
-  explicit interpreter(const program& p) : p_(p), storage_(p.values.size()), state_(p.nodes.size()), ends_(p.nodes.size()) {}
+  interpreter(const program& p, const bindings& tensors)
+      : p_(p), tensors_(tensors), storage_(p.values.size()), state_(p.nodes.size()), ends_(p.nodes.size()) {}
 
   /// @param loss gives the gradients of the outputs
   outcome run(const std::vector<at::Tensor>& inputs,
               const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& loss, recompute mode,
               unsigned seed = 0) {
-    inputs_ = inputs;
     for (std::size_t v = 0; v < p_.values.size(); ++v) {
-      if (p_.values[v].tensor.defined()) storage_[v] = p_.values[v].tensor.storage();
-      if (p_.values[v].from == role::input) storage_[v] = inputs[p_.values[v].position].storage();
+      const auto k = p_.values[v].slot;
+      if (k == none || p_.slots[k].from == role::output_grad) continue;
+      if (p_.slots[k].from == role::input) tensors_.set(k, inputs[p_.slots[k].position]);
+      storage_[v] = tensors_[k].storage();
     }
     std::mt19937 random(seed);
     phases_[0] = generator().get_state();
@@ -68,12 +71,12 @@ class interpreter {
  private:
   at::Tensor tensor(index_t view) const {
     const auto& v = p_.views[view];
-    const auto& origin = p_.values[v.value];
-    if (v.whole) return origin.from == role::input ? inputs_[origin.position].detach() : origin.tensor;
-    int64_t offset = v.offset;
-    if (origin.from == role::input) offset += inputs_[origin.position].storage_offset();
-    auto t = at::empty({0}, at::TensorOptions().dtype(v.dtype).device(origin.device))
-                 .set_(*storage_[v.value], offset, v.sizes, v.strides);
+    const auto k = p_.values[v.value].slot;
+    if (v.whole) return p_.slots[k].from == role::input ? tensors_[k].detach() : tensors_[k];
+    auto offset = v.offset;
+    if (p_.from(v.value) == role::input) offset += tensors_[k].storage_offset() * static_cast<bytes_t>(tensors_[k].itemsize());
+    auto t = at::empty({0}, at::TensorOptions().dtype(v.dtype).device(p_.values[v.value].device))
+                 .set_(*storage_[v.value], offset / static_cast<bytes_t>(c10::elementSize(v.dtype)), v.sizes, v.strides);
     if (v.conj) t = at::_conj(t);
     if (v.neg) t = at::_neg_view(t);
     return t;
@@ -135,14 +138,18 @@ class interpreter {
     if (o.from == generator_origin::after) generator().set_state(ends_[o.node]);
     if (o.from == generator_origin::forward) generator().set_state(phases_[0]);
     if (o.from == generator_origin::backward) generator().set_state(phases_[1]);
-    if (o.from == generator_origin::fixed) generator().set_state(o.state);
+    if (o.from == generator_origin::fixed) {
+      auto state = at::empty({static_cast<int64_t>(o.state.size())}, at::kByte);
+      std::memcpy(state.mutable_data_ptr(), o.state.data(), o.state.size());
+      generator().set_state(state);
+    }
   }
 
   const program& p_;
+  bindings tensors_;
   std::vector<std::optional<c10::Storage>> storage_;
-  std::vector<at::Tensor> inputs_;
   std::vector<at::Tensor> state_, ends_;  ///< of the generator, before and after each random node
   at::Tensor phases_[2];                  ///< the same, when the forward and the backward begin
 };
 
-}  // namespace remat::torch
+}  // namespace remat::pytorch

@@ -2,15 +2,19 @@
 #include <ATen/ATen.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <cstring>
-#include <remat/torch/memory.hpp>
+#include <remat/pytorch/memory.hpp>
 #include <thread>
+#include <vector>
 
 using namespace remat;
-using namespace remat::torch;
+using namespace remat::pytorch;
 
 namespace {
 
@@ -26,10 +30,64 @@ struct reporter : c10::MemoryReportingInfoBase {
 
 }  // namespace
 
+TEST_CASE("memory is handed out untouched where nothing is active") {
+  placing_allocator::install();
+  REQUIRE(placing_allocator::in_front());
+  const auto deleter_of = [](const at::Tensor& t) { return t.storage().data_ptr().get_deleter(); };
+  const auto plain = at::empty({16});
+  at::Tensor counted, recorded;
+  {
+    const meter counting;
+    counted = at::empty({16});
+  }
+  {
+    recording r;
+    r.start();
+    recorded = at::empty({16});
+    r.stop();
+    CHECK(r.blocks().size() == 1);
+  }
+  CHECK(deleter_of(counted) == c10::GetCPUAllocator()->raw_deleter());
+  CHECK(deleter_of(recorded) == c10::GetCPUAllocator()->raw_deleter());
+  CHECK(deleter_of(plain) != deleter_of(counted));
+  CHECK(deleter_of(at::empty({16})) == deleter_of(plain));
+  const auto before = meter::live();
+  const auto more = at::empty({16});
+  CHECK(meter::live() == before);
+  counted.reset();
+  CHECK(meter::live() == before - 64);
+}
+
+TEST_CASE("a process may fork while others allocate") {
+  const meter counting;
+  std::atomic<bool> end = false;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i)
+    threads.emplace_back([&] {
+      while (!end) at::empty({256});
+    });
+  int failed = 0;
+  for (int i = 0; i < 20; ++i) {
+    const auto child = fork();
+    if (child == 0) {
+      alarm(20);  // a lock that is never freed ends the child
+      for (int k = 0; k < 50; ++k) at::empty({256});
+      { const arena memory(4096); }
+      _exit(0);
+    }
+    int how = 0;
+    waitpid(child, &how, 0);
+    failed += how != 0;
+  }
+  end = true;
+  for (auto& t : threads) t.join();
+  CHECK(failed == 0);
+}
+
 TEST_CASE("blocks from before the installation are freed, and not counted") {
   auto old = at::zeros({1000});
   void* raw = c10::GetCPUAllocator()->raw_allocate(512);
-  meter::install();
+  const meter counting;
   const auto before = meter::live();
   old.reset();
   c10::GetCPUAllocator()->raw_deallocate(raw);
@@ -41,7 +99,7 @@ TEST_CASE("blocks from before the installation are freed, and not counted") {
 }
 
 TEST_CASE("the meter agrees with PyTorch's own report") {
-  meter::install();
+  const meter counting;
   auto own = std::make_shared<reporter>();
   c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, own);
   const auto before = meter::live();
@@ -58,6 +116,7 @@ TEST_CASE("the meter agrees with PyTorch's own report") {
 }
 
 TEST_CASE("every change is observed, from all threads") {
+  const meter counting;
   const auto before = meter::live();
   bytes_t largest = 0;
   std::size_t changes = 0;
@@ -100,6 +159,7 @@ TEST_CASE("a recording lists births and deaths of its own thread") {
 TEST_CASE("planned allocations lie where they should, others are counted and harmless") {
   arena memory(4096);
   planned_allocations p;
+  const meter counting;
   const std::vector<planned_block> plan = {{64, 0, memory.data()}, {128, 0, memory.data() + 64}, {64, 1, nullptr}};
   const auto before = meter::live();
 

@@ -10,15 +10,16 @@
 #include <catch2/catch.hpp>
 #include <functional>
 #include <remat/core/solve.hpp>
+#include <remat/pytorch/memory.hpp>
+#include <remat/pytorch/wrap.hpp>
 #include <remat/solver/min_cut.hpp>
-#include <remat/torch/memory.hpp>
-#include <remat/torch/module.hpp>
 #include <thread>
 
 #include "compare.hpp"
+#include "quick.hpp"
 
 using namespace remat;
-namespace rt = remat::torch;
+namespace rt = remat::pytorch;
 using at::Tensor;
 using Catch::Contains;
 using tensor_list = std::vector<Tensor>;
@@ -28,7 +29,7 @@ namespace {
 /// A module that is what a test makes of it.
 struct any_module : ::torch::nn::Module {
   using step = std::function<tensor_list(any_module&, const tensor_list&)>;
-  any_module(std::initializer_list<Tensor> given, step f) : run(std::move(f)) {
+  any_module(const tensor_list& given, step f) : run(std::move(f)) {
     for (const auto& t : given) weights.push_back(register_parameter("w" + std::to_string(weights.size()), t.clone()));
   }
   tensor_list forward(const tensor_list& x) { return run(*this, x); }
@@ -40,18 +41,9 @@ struct any_module : ::torch::nn::Module {
   step run;
 };
 
-rt::wrap_options probe_options(rt::budget b = "100%") {
-  rt::wrap_options o;
-  o.budget = b;
-  o.limits.seconds = 5;
-  o.solver = [](const problem& p, bytes_t within, const limits& l) { return solve(p, within, min_cut(), l); };
-  o.profile = {.cache = {}, .seconds = 0.05};
-  return o;
-}
-
 /// A module twice: plain, and with a runner.
 struct pair_of_modules {
-  explicit pair_of_modules(const std::function<std::shared_ptr<any_module>()>& make, const rt::wrap_options& o = probe_options())
+  explicit pair_of_modules(const std::function<std::shared_ptr<any_module>()>& make, const rt::wrap_options& o = testing::quick())
       : plain(seeded(make)),
         planned(seeded(make)),
         run(
@@ -75,6 +67,7 @@ struct pair_of_modules {
     tensor_list in[2], out[2];
     rt::generator_state state[2];
     for (int k = 0; k < 2; ++k) {
+      turn = k;
       ::torch::manual_seed(static_cast<std::uint64_t>(seed) + 100);
       in[k] = inputs();
       out[k] = k == 0 ? plain->forward(in[k]) : run.forward(in[k]);
@@ -116,12 +109,13 @@ struct pair_of_modules {
   }
 
   std::shared_ptr<any_module> plain, planned;
-  rt::plan_runner run;
+  testing::runner run;
+  int turn = 0;  ///< of `step`: 0 the plain module, 1 the planned one
 };
 
 Tensor square() { return ::torch::randn({6, 6}); }
 tensor_list one_input() { return {::torch::randn({4, 6})}; }
-std::shared_ptr<any_module> with(std::initializer_list<Tensor> weights, any_module::step f) {
+std::shared_ptr<any_module> with(const tensor_list& weights, any_module::step f) {
   return std::make_shared<any_module>(weights, std::move(f));
 }
 
@@ -303,7 +297,7 @@ TEST_CASE("memory read directly while capturing is refused, and scalars are for 
     CHECK_THROWS_WITH(m.run.forward(one_input()), Contains("directly"));
   }
   SECTION("a scalar") {
-    auto o = probe_options();
+    auto o = testing::quick();
     o.verify = 100;
     pair_of_modules m(
         [] {
@@ -329,7 +323,7 @@ TEST_CASE("memory read directly while capturing is refused, and scalars are for 
 }
 
 TEST_CASE("verify compares outputs, buffers, generator and gradients, and changes none of them") {
-  auto o = probe_options();
+  auto o = testing::quick();
   o.verify = 3;
   pair_of_modules m(
       [] {
@@ -344,6 +338,34 @@ TEST_CASE("verify compares outputs, buffers, generator and gradients, and change
       },
       o);
   for (int k = 0; k < 5; ++k) m.step(k, [] { return tensor_list{::torch::randn({4, 6}).requires_grad_()}; });
+}
+
+TEST_CASE("a plain forward that fails beside a planned step leaves everything as it was") {
+  auto o = testing::quick();
+  o.verify = 100;
+  pair_of_modules m(
+      [] {
+        auto made = with({square()}, [](auto& self, const tensor_list& x) -> tensor_list {
+          const auto y = ::torch::dropout(x[0].matmul(self.w()), 0.5, true);
+          {
+            at::NoGradGuard no_grad;
+            self.named_buffers()["sum"].add_(1);
+          }
+          if (self.scalar < 0) throw std::runtime_error("negative");
+          return {y.tanh()};
+        });
+        made->register_buffer("sum", ::torch::zeros({1}));
+        return made;
+      },
+      o);
+  for (int k = 0; k < 2; ++k) m.step(k, one_input);
+  m.planned->scalar = -1;
+  const auto before = rt::generator_state::now();
+  CHECK_THROWS_WITH(m.run.forward({::torch::zeros({4, 6})}), Contains("negative"));
+  CHECK(rt::generator_state::now() == before);
+  CHECK(m.planned->named_buffers()["sum"].item<float>() == 2);
+  m.planned->scalar = 1;
+  for (int k = 2; k < 4; ++k) m.step(k, one_input);
 }
 
 TEST_CASE("autocast: on, off in a region, beside plain calls, and not around the backward") {
@@ -405,6 +427,7 @@ TEST_CASE("other shapes do not keep the memory of the last ones") {
       return {y};
     });
   });
+  const rt::meter counting;
   const auto base = rt::meter::live();
   bytes_t alone = 0;
   for (const int64_t batch : {512, 511, 512, 511}) {
@@ -412,6 +435,7 @@ TEST_CASE("other shapes do not keep the memory of the last ones") {
     m.run.forward({::torch::randn({batch, 64})})[0].sum().backward();
     m.planned->zero_grad();
     if (alone == 0) alone = rt::meter::peak() - base;
+    INFO("batch " << batch);
     CHECK(rt::meter::peak() - base <= alone + (bytes_t{64} << 10));
   }
   m.run.forward({::torch::randn({512, 64})})[0].sum().backward();
@@ -451,6 +475,63 @@ TEST_CASE("memory that an operator keeps, or another allocator takes over, is no
   temporary.reset();
   planned.stop();
   CHECK(planned.finished());
+}
+
+TEST_CASE("gradients are added to those that are there as soon as they are complete") {
+  auto deep = [] {
+    tensor_list weights;
+    for (int k = 0; k < 12; ++k) weights.push_back(::torch::randn({128, 128}));
+    return with(weights, [](auto& self, const tensor_list& x) -> tensor_list {
+      auto y = x[0];
+      for (const auto& w : self.weights) y = y.matmul(w).tanh();
+      return {y, y.sum()};
+    });
+  };
+  const auto input = [] { return tensor_list{::torch::randn({4, 128})}; };
+  const auto both = [](const tensor_list& out, const tensor_list&) { return (out[0] * out[0]).sum() + out[1]; };
+  SECTION("in the memory of one set") {
+    pair_of_modules m(deep);
+    const bytes_t set = 12 * 128 * 128 * 4;
+    m.step(0, input, both);
+    m.step(1, input, both);
+    m.step(2, input, both);
+    m.zero_grad();
+    const auto held = rt::meter::live();
+    rt::meter::reset_peak();
+    for (int k = 3; k < 7; ++k) {
+      both(m.run.forward(input()), {}).backward();
+    }
+    CHECK(rt::meter::peak() - held <= set * 115 / 100);
+  }
+  SECTION("equal to eager mode, in any order with other uses") {
+    pair_of_modules m(deep);
+    for (int k = 0; k < 3; ++k) m.step(k, input, both);
+    auto first = m.planned->w().grad(), second = m.plain->w().grad();
+    m.step(3, input, both);
+    CHECK(m.planned->w().grad().is_same(first));
+    CHECK(first._version() == second._version());
+    m.step(4, input, [](const tensor_list& out, const tensor_list&) { return out[1]; });  // another use of the outputs
+    m.step(5, input, [&](const tensor_list& out, const tensor_list&) {                    // gradients go between the halves
+      (m.turn == 0 ? m.plain : m.planned)->zero_grad();
+      return (out[0] * out[0]).sum() + out[1];
+    });
+    for (int k = 6; k < 8; ++k) m.step(k, input, both);
+    m.step(8, input, [](const tensor_list& out, const tensor_list&) {
+      out[1].backward({}, true);
+      return Tensor();
+    });
+    m.step(9, input, [&](const tensor_list& out, const tensor_list&) {  // not for `.grad`
+      const auto& self = m.turn == 0 ? m.plain : m.planned;
+      const auto g = ::torch::autograd::grad({out[1]}, {self->w()})[0];
+      self->w().mutable_grad().mul_(g.sum());
+      return Tensor();
+    });
+    for (const auto& list : {m.plain->parameters(), m.planned->parameters()})
+      list[3].register_hook([](const Tensor& g) { return g * 2; });
+    for (int k = 10; k < 13; ++k) m.step(k, input, both);
+    for (const auto& list : {m.plain->parameters(), m.planned->parameters()}) list[5].mutable_grad() = Tensor();
+    for (int k = 13; k < 16; ++k) m.step(k, input, both);
+  }
 }
 
 TEST_CASE("gradients are None where the used outputs do not lead") {
@@ -557,5 +638,88 @@ TEST_CASE("foreign memory, undefined inputs, operators that refuse zeros, a back
     });
     CHECK_THROWS_WITH(m.run.forward(one_input()), Contains(".grad"));
     CHECK_FALSE(m.planned->w(1).grad().defined());
+  }
+}
+
+TEST_CASE("probes: outputs that need no gradient") {
+  pair_of_modules m([] {
+    return std::make_shared<any_module>(std::initializer_list<Tensor>{::torch::rand({3}), ::torch::rand({3})},
+                                        [](any_module& self, const tensor_list& x) -> tensor_list {
+                                          return {self.w(1).requires_grad() ? self.w(1) * x[0] : ::torch::rand({3}) * x[0]};
+                                        });
+  });
+  auto nothing = [](const tensor_list& out, const tensor_list&) { return out[0].requires_grad() ? out[0].sum() : Tensor(); };
+  auto inputs = [] { return tensor_list{::torch::rand({3})}; };
+  for (int i = 0; i < 3; ++i) m.step(i, inputs, nothing);
+  for (auto* x : {&m.plain, &m.planned}) (*x)->weights[1].set_requires_grad(false);
+  for (int i = 0; i < 3; ++i) m.step(i, inputs, nothing);
+  for (auto* x : {&m.plain, &m.planned}) (*x)->weights[1].set_requires_grad(true);
+  for (int i = 0; i < 3; ++i) m.step(i, inputs, nothing);
+}
+
+TEST_CASE("probes: a forward under autocast that runs once more after it") {
+  pair_of_modules m([] {
+    return std::make_shared<any_module>(std::initializer_list<Tensor>{::torch::rand({8, 8}), ::torch::rand({8, 8})},
+                                        [](any_module& self, const tensor_list& x) -> tensor_list {
+                                          const auto y = x[0].matmul(self.w()).matmul(self.w(1));
+                                          return {y.to(at::kFloat).sin().sum(), y};
+                                        });
+  });
+  for (int i = 0; i < 4; ++i) {
+    m.zero_grad();
+    m.step(
+        i,
+        [] {
+          at::autocast::set_autocast_enabled(at::kCPU, true);
+          return tensor_list{::torch::rand({6, 8})};
+        },
+        [&](const tensor_list& out, const tensor_list&) {
+          at::autocast::set_autocast_enabled(at::kCPU, false);
+          return i < 2 ? out[0] : out[1].to(at::kFloat).square().sum();
+        });
+  }
+}
+
+TEST_CASE("probes: dropout in attention under autocast") {
+  pair_of_modules m([] {
+    return std::make_shared<any_module>(
+        std::initializer_list<Tensor>{::torch::rand({2, 2, 6, 4})}, [](any_module& self, const tensor_list& x) -> tensor_list {
+          const auto q = (self.w() * x[0]).to(at::kBFloat16);
+          return {at::scaled_dot_product_attention(q, q * 2, q * 3, {}, 0.1).to(at::kFloat).square().sum()};
+        });
+  });
+  for (int i = 0; i < 3; ++i)
+    m.step(
+        i,
+        [] {
+          at::autocast::set_autocast_enabled(at::kCPU, true);
+          return tensor_list{::torch::rand({2, 2, 6, 4})};
+        },
+        [](const tensor_list& out, const tensor_list&) {
+          at::autocast::set_autocast_enabled(at::kCPU, false);
+          return out[0];
+        });
+}
+
+TEST_CASE("probes: running statistics of a forward that runs once more") {
+  pair_of_modules m([] {
+    auto made = std::make_shared<any_module>(
+        std::initializer_list<Tensor>{::torch::rand({4})}, [](any_module& self, const tensor_list& x) -> tensor_list {
+          const auto b = self.named_buffers();
+          const auto y = at::batch_norm(x[0] * self.w(), {}, {}, b["mean"], b["variance"], true, 0.1, 1e-5, false);
+          return {y.sin().sum(), y};
+        });
+    made->register_buffer("mean", ::torch::zeros({4}));
+    made->register_buffer("variance", ::torch::ones({4}));
+    return made;
+  });
+  for (int i = 0; i < 4; ++i) {
+    m.zero_grad();
+    m.step(
+        i,
+        [] {
+          return tensor_list{::torch::rand({6, 4})};
+        },
+        [&](const tensor_list& out, const tensor_list&) { return i < 2 ? out[0] : out[1].square().sum(); });
   }
 }

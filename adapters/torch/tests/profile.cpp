@@ -9,19 +9,21 @@
 #include <nlohmann/json.hpp>
 #include <random>
 #include <remat/io/file.hpp>
-#include <remat/torch/capture.hpp>
-#include <remat/torch/memory.hpp>
-#include <remat/torch/profile.hpp>
+#include <remat/pytorch/capture.hpp>
+#include <remat/pytorch/memory.hpp>
+#include <remat/pytorch/profile.hpp>
 
 #include "compare.hpp"
 #include "models.hpp"
 
 using namespace remat;
-using namespace remat::torch;
+using namespace remat::pytorch;
 
 namespace {
 
-program captured(const models::sample& s) { return capture(s.forward, s.inputs, s.module->parameters(), s.module->buffers()); }
+program step_of(const models::sample& s) {
+  return *capture(s.forward, s.inputs, s.module->parameters(), s.module->buffers()).step;
+}
 
 /// A file in a directory of its own that goes away with it.
 struct temporary {
@@ -36,10 +38,11 @@ struct temporary {
 TEST_CASE("nodes have costs and scripts; equal nodes share; nothing changes") {
   ::torch::manual_seed(1);
   const auto s = models::conv();
-  const auto step = captured(s);
+  const auto step = step_of(s);
   std::vector<at::Tensor> buffers;
   for (const auto& b : s.module->buffers()) buffers.push_back(b.clone());
   const auto generator = generator_state::now();
+  const meter counting;
   const auto live = meter::live();
   const auto p = profile(step, {.cache = {}, .seconds = 0});
   CHECK(generator_state::now() == generator);
@@ -74,7 +77,7 @@ TEST_CASE("nodes have costs and scripts; equal nodes share; nothing changes") {
 TEST_CASE("the cache file serves other processes; a damaged one is measured anew") {
   ::torch::manual_seed(1);
   temporary t;
-  const auto first = profile(captured(models::mlp(3, 24, 3)), {.cache = t.file, .seconds = 0});
+  const auto first = profile(step_of(models::mlp(3, 24, 3)), {.cache = t.file, .seconds = 0});
   CHECK(first.measured > 0);
   auto document = nlohmann::json::parse(read_file(t.file, 1 << 24));
   CHECK(document.at("format") == "remat-torch-profile");
@@ -83,11 +86,11 @@ TEST_CASE("the cache file serves other processes; a damaged one is measured anew
   CHECK(entries.size() == first.measured);
 
   // Times that no measurement gives tell what comes from the file; other sizes are not known to this process yet.
-  const auto next = captured(models::mlp(5, 24, 3));
+  const auto next = step_of(models::mlp(5, 24, 3));
   for (const char* text : {"", "{", "[1, 2]", "{\"format\": \"remat-torch-profile\", \"version\": 1, \"machines\": 7}"}) {
     std::ofstream(t.file) << text;
     const auto batch = static_cast<int64_t>(10 + std::string(text).size());
-    const auto p = profile(captured(models::mlp(batch, 24, 3)), {.cache = t.file, .seconds = 0});
+    const auto p = profile(step_of(models::mlp(batch, 24, 3)), {.cache = t.file, .seconds = 0});
     CHECK(p.measured > 0);
     CHECK(nlohmann::json::parse(read_file(t.file, 1 << 24)).at("machines").size() == 1);
   }
@@ -96,7 +99,7 @@ TEST_CASE("the cache file serves other processes; a damaged one is measured anew
   CHECK(known.measured > 0);
 
   SECTION("a file that cannot be written costs nothing but time") {
-    const auto p = profile(captured(models::mlp(6, 24, 3)), {.cache = "/dev/null/profile.json", .seconds = 0});
+    const auto p = profile(step_of(models::mlp(6, 24, 3)), {.cache = "/dev/null/profile.json", .seconds = 0});
     CHECK(p.measured > 0);
   }
 }

@@ -4,20 +4,23 @@
 
 #include <ATen/Parallel.h>
 
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <cstring>
+#include <mutex>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/solve.hpp>
+#include <remat/pytorch/memory.hpp>
+#include <remat/pytorch/wrap.hpp>
 #include <remat/solver/min_cut.hpp>
-#include <remat/torch/memory.hpp>
-#include <remat/torch/module.hpp>
 #include <sstream>
 
 #include "compare.hpp"
 #include "models.hpp"
+#include "quick.hpp"
 
 using namespace remat;
-namespace rt = remat::torch;
+namespace rt = remat::pytorch;
 
 namespace {
 
@@ -33,15 +36,6 @@ std::vector<at::Tensor> grads(const ::torch::nn::Module& m) {
   std::vector<at::Tensor> list;
   for (const auto& p : m.parameters()) list.push_back(p.grad());
   return list;
-}
-
-rt::wrap_options quick(rt::budget b = "100%") {
-  rt::wrap_options o;
-  o.budget = b;
-  o.limits.seconds = 5;
-  o.solver = [](const problem& p, bytes_t within, const limits& l) { return solve(p, within, min_cut(), l); };
-  o.profile = {.cache = {}, .seconds = 0.2};
-  return o;
 }
 
 /// A model twice, with equal parameters.
@@ -74,7 +68,7 @@ TEST_CASE("training equals eager mode at every step, within the budget") {
     for (const char* share : {"100%", "50%"}) {
       twins t(which);
       INFO(t.plain.name << " at " << share);
-      auto runner = std::make_unique<rt::plan_runner>(t.planned.module, t.planned.forward, quick(share));
+      auto runner = std::make_unique<testing::runner>(t.planned.module, t.planned.forward, testing::quick(share));
       try {
         runner->prepare(t.planned.inputs);
       } catch (const rt::over_budget& e) {  // gradients alone are more than half in small models: what is said to do must do
@@ -82,7 +76,7 @@ TEST_CASE("training equals eager mode at every step, within the budget") {
         REQUIRE(e.smallest.has_value());
         CHECK(*e.smallest >= e.bound);
         CHECK(*e.smallest > e.asked);
-        runner = std::make_unique<rt::plan_runner>(t.planned.module, t.planned.forward, quick(rt::budget(*e.smallest)));
+        runner = std::make_unique<testing::runner>(t.planned.module, t.planned.forward, testing::quick(rt::budget(*e.smallest)));
         runner->prepare(t.planned.inputs);
       }
       auto& run = *runner;
@@ -106,6 +100,7 @@ TEST_CASE("training equals eager mode at every step, within the budget") {
         const auto generator = rt::generator_state::now();
 
         ::torch::manual_seed(static_cast<std::uint64_t>(step));
+        const rt::meter counting;
         const auto before = rt::meter::live();  // the arena is there
         rt::meter::reset_peak();
         {
@@ -132,7 +127,7 @@ TEST_CASE("a wrapped module is the module") {
   ::torch::manual_seed(1);
   auto net = std::make_shared<models::gpt_net>(2, 32, 50, 16, 0.1, true, false);
   auto ids = ::torch::randint(50, {2, 16}), target = ::torch::randint(50, {2, 16});
-  auto w = rt::wrap(net, std::tuple(ids, target), quick());
+  auto w = rt::wrap(net, std::tuple(ids, target), testing::quick());
   const auto names = net->named_parameters(), wrapped_names = w->named_parameters();
   REQUIRE(names.size() == wrapped_names.size());
   for (const auto& n : names) CHECK(wrapped_names[n.key()].is_same(n.value()));
@@ -176,7 +171,7 @@ struct two_ways : ::torch::nn::Module {
 }  // namespace
 
 template <>
-struct remat::torch::output_trait<pair_of> {
+struct remat::pytorch::output_trait<pair_of> {
   static std::vector<at::Tensor> list(const pair_of& p) { return {p.sum, p.product}; }
   static pair_of make(std::vector<at::Tensor> list) { return {list.at(0), list.at(1)}; }
 };
@@ -185,15 +180,15 @@ TEST_CASE("results are those of the module: a tensor, a tuple, a struct") {
   ::torch::manual_seed(1);
   auto x = ::torch::rand({2, 4}), y = ::torch::rand({2, 4});
   ::torch::nn::Linear linear(4, 3);
-  CHECK(same_bits(rt::wrap(linear, x, quick())->forward(x), linear(x)));
+  CHECK(same_bits(rt::wrap(linear, x, testing::quick())->forward(x), linear(x)));
   ::torch::nn::GRU gru(4, 5);
   auto sequence = ::torch::rand({3, 2, 4});
-  const auto [out, last] = rt::wrap(gru, sequence, quick())->forward(sequence);
+  const auto [out, last] = rt::wrap(gru, sequence, testing::quick())->forward(sequence);
   const auto [plain_out, plain_last] = gru(sequence);
   CHECK(same_bits(out, plain_out));
   CHECK(same_bits(last, plain_last));
   auto both = std::make_shared<two_ways>();
-  auto w = rt::wrap(both, std::tuple(x, y), quick());
+  auto w = rt::wrap(both, std::tuple(x, y), testing::quick());
   const auto p = w->forward(x, y), expected = both->forward(x, y);
   CHECK(same_bits(p.sum, expected.sum));
   CHECK(same_bits(p.product, expected.product));
@@ -210,12 +205,12 @@ TEST_CASE("gradients accumulate over two micro-batches, in any order of zero_gra
     return models::gpt(3, 4, 32, 64);
   };
   const auto plain = make(), planned = make();
-  std::optional<rt::plan_runner> run(std::in_place, planned.module, planned.forward, quick());
+  std::optional<testing::runner> run(std::in_place, planned.module, planned.forward, testing::quick());
   const bool tight = GENERATE(false, true);
   if (tight) {  // just enough for a step without gradients: with them, there must be recomputation
     run->prepare(planned.inputs);
     const auto total = run->report().total();
-    run.emplace(planned.module, planned.forward, quick(total));
+    run.emplace(planned.module, planned.forward, testing::quick(total));
   }
   std::size_t recomputed = 0;
   for (int step = 0; step < 6; ++step) {
@@ -241,7 +236,7 @@ TEST_CASE("gradients accumulate over two micro-batches, in any order of zero_gra
 
 TEST_CASE("two forwards before a backward, each with its own memory") {
   twins t(3);
-  rt::plan_runner run(t.planned.module, t.planned.forward, quick("250%"));
+  testing::runner run(t.planned.module, t.planned.forward, testing::quick("250%"));
   for (auto* s : {&t.plain, &t.planned}) {
     ::torch::manual_seed(4);
     auto a = s == &t.plain ? s->forward(s->inputs) : run.forward(s->inputs);
@@ -251,7 +246,7 @@ TEST_CASE("two forwards before a backward, each with its own memory") {
   check_same(grads(*t.plain.module), grads(*t.planned.module));
 
   SECTION("or an error if that does not fit") {
-    rt::plan_runner tight(t.planned.module, t.planned.forward, quick());
+    testing::runner tight(t.planned.module, t.planned.forward, testing::quick());
     t.planned.module->zero_grad();
     auto a = tight.forward(t.planned.inputs);
     CHECK_THROWS_AS(tight.forward(t.planned.inputs), rt::over_budget);
@@ -262,8 +257,8 @@ TEST_CASE("two forwards before a backward, each with its own memory") {
 
 TEST_CASE("other shapes and modes are planned anew, or refused") {
   twins t(0);
-  auto o = quick();
-  rt::plan_runner run(t.planned.module, t.planned.forward, o);
+  auto o = testing::quick();
+  testing::runner run(t.planned.module, t.planned.forward, o);
   for (int64_t batch : {8, 5, 8}) {
     auto x = ::torch::randn({batch, 32});
     for (auto* s : {&t.plain, &t.planned}) {
@@ -273,10 +268,71 @@ TEST_CASE("other shapes and modes are planned anew, or refused") {
     }
     check_same(grads(*t.plain.module), grads(*t.planned.module));
   }
-  o.fixed_shapes = true;
-  rt::plan_runner fixed(t.planned.module, t.planned.forward, o);
+  o.new_shapes = rt::new_shape::error;
+  testing::runner fixed(t.planned.module, t.planned.forward, o);
   fixed.prepare(t.planned.inputs);
   CHECK_THROWS_WITH(fixed.forward({::torch::randn({3, 32})}), Catch::Contains("[8, 32]") && Catch::Contains("[3, 32]"));
+}
+
+TEST_CASE("decisions are taken over for other sizes of the same graph, and a better plan replaces them") {
+  twins t(0);
+  std::mutex mutex;
+  std::vector<std::string> told;
+  std::atomic<int> searches = 0;
+  auto o = testing::quick("75%");
+  o.log = [&](const std::string& text) {
+    std::lock_guard lock(mutex);
+    told.push_back(text);
+  };
+  o.solver = [&, solver = o.solver](const problem& p, bytes_t within, const limits& l, const rt::plan_observer& watch) {
+    searches += l.seconds > 0.1;
+    return solver(p, within, l, watch);
+  };
+  testing::runner run(t.planned.module, t.planned.forward, o);
+  run.prepare({::torch::randn({24, 32})});
+  const int first = searches;
+  auto limit = run.report().budget;
+  std::size_t adopted = 0;
+  auto step = [&](int64_t batch) {
+    auto x = ::torch::randn({batch, 32});
+    for (auto* s : {&t.plain, &t.planned}) {
+      ::torch::manual_seed(static_cast<std::uint64_t>(batch));
+      s->module->zero_grad();
+      models::loss_of(s == &t.plain ? s->forward({x}) : run.forward({x})).backward();
+    }
+    check_same(grads(*t.plain.module), grads(*t.planned.module));
+    CHECK(run.report().total() <= limit);
+  };
+  for (int64_t batch = 23; batch > 3; batch -= 2) {
+    step(batch);
+    adopted += run.report().solver.find("taken over") != std::string::npos || run.report().recomputed == 0;
+  }
+  CHECK(adopted == 10);
+  CHECK(searches == first);
+  CHECK(run.reports().size() >= 11);
+
+  // The decisions are looked at again once they are used again.
+  for (int k = 0; k < 200 && searches == first; ++k) step(23);
+  if (run.report().recomputed > 0) CHECK(searches > first);
+  run.set_budget("100%");
+  limit = run.report().budget;
+  step(23);
+  CHECK(run.report().recomputed == 0);
+}
+
+TEST_CASE("kinds of inputs that were not used for long are forgotten; others may run plain") {
+  twins t(0);
+  auto o = testing::quick();
+  o.most_shapes = 3;
+  testing::runner run(t.planned.module, t.planned.forward, o);
+  for (int64_t batch : {4, 5, 6, 7, 8, 5}) run.prepare({::torch::randn({batch, 32})});
+  CHECK(run.reports().size() == 3);
+  o.new_shapes = rt::new_shape::plain;
+  testing::runner plain(t.planned.module, t.planned.forward, o);
+  plain.prepare({::torch::randn({4, 32})});
+  for (int k = 0; k < 2; ++k) models::loss_of(plain.forward({::torch::randn({5, 32})})).backward();
+  CHECK(plain.reports().size() == 1);
+  CHECK(t.planned.module->parameters()[0].grad().defined());
 }
 
 TEST_CASE("misuse and failures are typed errors, and leave the module usable") {
@@ -286,14 +342,14 @@ TEST_CASE("misuse and failures are typed errors, and leave the module usable") {
   CHECK_THROWS_AS(rt::budget(bytes_t{-1}), bad_option);
   CHECK_THROWS_AS(rt::budget("-5%"), bad_option);
   try {
-    rt::plan_runner run(t.planned.module, t.planned.forward, quick(bytes_t{100}));
+    testing::runner run(t.planned.module, t.planned.forward, testing::quick(bytes_t{100}));
     run.prepare(t.planned.inputs);
     FAIL("100 bytes were enough");
   } catch (const rt::over_budget& e) {
     CHECK(e.asked == 100);
     CHECK(e.bound > 100);
   }
-  rt::plan_runner run(t.planned.module, t.planned.forward, quick());
+  testing::runner run(t.planned.module, t.planned.forward, testing::quick());
   auto loss = models::loss_of(run.forward(t.planned.inputs));
   loss.backward();
   CHECK_THROWS_WITH(loss.backward(), Catch::Contains("second time"));
@@ -318,7 +374,8 @@ TEST_CASE("misuse and failures are typed errors, and leave the module usable") {
 
 TEST_CASE("autograd::grad, hooks, two modules in one process, a forward without backward") {
   twins t(3), u(0);
-  rt::plan_runner run(t.planned.module, t.planned.forward, quick()), other(u.planned.module, u.planned.forward, quick());
+  testing::runner run(t.planned.module, t.planned.forward, testing::quick()),
+      other(u.planned.module, u.planned.forward, testing::quick());
   ::torch::manual_seed(2);
   auto params = t.plain.module->parameters();
   auto expected = ::torch::autograd::grad({models::loss_of(t.plain.forward(t.plain.inputs))}, params);
@@ -350,7 +407,7 @@ TEST_CASE("an absolute budget holds whatever gradients there are") {
   held = gradients;
   for (const auto& t : planned.inputs) held += static_cast<bytes_t>(t.nbytes());
   at::set_num_threads(2);
-  rt::plan_runner whole(planned.module, planned.forward, quick());
+  testing::runner whole(planned.module, planned.forward, testing::quick());
   whole.prepare(planned.inputs);
   const auto constants = whole.report().constants;
   const auto need = whole.report().store_all;
@@ -359,8 +416,9 @@ TEST_CASE("an absolute budget holds whatever gradients there are") {
   at::set_num_threads(threads);
   for (const bytes_t beyond : {need + gradients, need, need * 8 / 10}) {
     const auto limit = held + constants + beyond;
+    const rt::meter counting;
     const auto base = rt::meter::live();
-    rt::plan_runner run(planned.module, planned.forward, quick(limit));
+    testing::runner run(planned.module, planned.forward, testing::quick(limit));
     run.prepare(planned.inputs);
     INFO("gradients " << gradients << ", plain step " << need << ", beyond " << beyond);
     for (int step = 0; step < (threads == 1 ? 6 : 3); ++step) {

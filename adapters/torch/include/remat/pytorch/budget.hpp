@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// How much memory a training step may take, and what it does take.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+
+#include <remat/core/error.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/result.hpp>
+
+namespace remat::pytorch {
+
+/// How much memory a training step may take.
+class budget {
+ public:
+  /// @param text a size such as `512MiB`, for everything the step needs; or `N%` of the activations of the plain step (of the
+  ///             largest so far, if it is called with several shapes), beyond what is held anyway
+  /// @throws bad_option naming the text, for anything else
+  budget(const std::string& text);
+  budget(const char* text) : budget(std::string(text)) {}
+  /// Everything the step needs: parameters, buffers, inputs, constants, optimizer, gradients, activations.
+  /// @throws bad_option if negative
+  budget(bytes_t bytes);
+  /// Activations, outputs and new gradients only; what is held before the step begins comes on top.
+  /// @throws bad_option if negative
+  static budget activations(bytes_t bytes);
+
+  std::optional<bytes_t> total;         ///< bytes
+  std::optional<bytes_t> for_the_step;  ///< bytes beyond what is held
+  double share = 1;                     ///< of the plain step, if neither is set
+
+ private:
+  budget() = default;
+};
+
+/// What a plan takes, in bytes and seconds.
+struct report {
+  bytes_t parameters = 0, inputs = 0, constants = 0, optimizer = 0;
+  bytes_t buffers = 0;           ///< twice, as a step may have to put back what it writes
+  bytes_t gradients = 0;         ///< that existed when the step began
+  bytes_t budget = 0;            ///< for all of it
+  bytes_t left = 0;              ///< of the budget, for activations, outputs and new gradients
+  bytes_t arena = 0;             ///< reserved for activations and new gradients
+  bytes_t live_peak = 0;         ///< largest sum alive in the arena: the difference is fragmentation
+  bytes_t outputs = 0;           ///< outside the arena: outputs, their gradients, gradients of inputs
+  bytes_t store_all = 0;         ///< arena and outputs if nothing is recomputed
+  bytes_t planned_peak = 0;      ///< of the schedule, as `evaluate` counts
+  double step_seconds = 0;       ///< predicted time of the operators
+  double store_all_seconds = 0;  ///< the same if nothing is recomputed
+  double bound = 0;              ///< proven: no schedule within the budget of the search is faster, s
+  double gap = 0;                ///< relative distance to the bound
+  double capture_seconds = 0, profile_seconds = 0, plan_seconds = 0;
+  std::size_t operations = 0;  ///< computed in a step
+  std::size_t recomputed = 0;  ///< of these, again
+  std::size_t unplanned = 0;   ///< allocations outside the plan so far
+  std::string solver;
+  std::string planned_for;     ///< description of the inputs
+  remat::status status = {};   ///< of the schedule
+  bytes_t smallest = 0;        ///< smallest budget that is known to do
+  bytes_t smallest_bound = 0;  ///< proven: no smaller one does
+
+  bytes_t held() const { return parameters + buffers + inputs + constants + optimizer + gradients; }
+  bytes_t total() const { return held() + arena + outputs; }  ///< at most `budget`
+  /// A table of all this.
+  std::string text() const;
+};
+
+}  // namespace remat::pytorch

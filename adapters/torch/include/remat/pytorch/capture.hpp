@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// From a module as it is to a program: the training step is run once, without its memory, and recorded below autograd.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <remat/core/error.hpp>
+#include <remat/pytorch/bindings.hpp>
+#include <remat/pytorch/model.hpp>
+#include <remat/pytorch/program.hpp>
+
+namespace remat::pytorch {
+
+/// The module cannot be captured; `what()` names the operator, its place among the calls, and the reason.
+struct cannot_capture : error {
+  using error::error;
+};
+
+/// No output of the module depends on anything that requires a gradient.
+struct no_gradient : cannot_capture {
+  no_gradient() : cannot_capture("the outputs of the module need no gradient") {}
+};
+
+/// What the loss makes of an output.
+struct output_use {
+  bool used = true;                   ///< it gives it a gradient
+  std::vector<int64_t> strides = {};  ///< of that gradient; empty: those of the output
+  bool operator==(const output_use&) const = default;
+};
+
+/// Numbers that the forward asked for on its way (`item`, `bool`), where inputs and buffers tell them: is a mask all ones?
+/// Inputs that give other answers may take another path.
+class questions {
+ public:
+  virtual ~questions() = default;
+  /// Do such inputs, and the tensors of the module as they are, give the answers of the capture?
+  virtual bool same_answers(const bindings& tensors, const std::vector<at::Tensor>& inputs) const = 0;
+  /// The operator that gave the last one.
+  virtual std::string last() const = 0;
+};
+
+/// A step, and the tensors of the module it was captured from.
+struct captured {
+  std::shared_ptr<const program> step;
+  bindings tensors;
+  std::shared_ptr<const questions> asked = {};  ///< empty: nothing
+};
+
+/// Records one training step (forward, gradient of the outputs with respect to parameters and inputs) as a program.
+///
+/// Every ATen call below autograd is recorded while it runs on the real device on *hollow* tensors: storages of the true size
+/// that own memory only while an operator touches them. The peak memory of a capture is that of the largest single operator.
+/// The recorded calls are then turned into storage versions: a view is no call, an in-place write makes a new version or
+/// becomes part of the node that made the old one.
+///
+/// Nothing is left changed: parameters, buffers, inputs, `.grad` and the state of the generator are as before, also if an
+/// exception is thrown. One capture runs at a time in a process; a second thread waits.
+///
+/// @param forward    the module; run once, with grad mode on
+/// @param inputs     its arguments: sizes, strides, types and `requires_grad` count; values only of small integer tensors, as
+///                   a hint to kernels that index with them
+/// @param parameters of the module; frozen ones (no `requires_grad`) are treated as buffers
+/// @param buffers    of the module
+/// @param names      of the parameters, then of the buffers; may be shorter
+/// @param uses       of the outputs, each tensor once; may be shorter
+/// @return the program, valid for inputs of the same sizes, strides and types; and the tensors of this module for it
+/// @throws cannot_capture if the forward asks for values of activations (`item`) or the size of an output depends on values
+///         (`nonzero`, boolean indexing), but for what small integer inputs, buffers and constants tell (`questions`);
+///         no output needs a gradient, a tensor is sparse, quantized or nested, tensors live on several devices, a dispatch
+///         mode is active, a module resizes storages or returns a tensor no recorded operator made
+/// @throws broken_contract if the program would not pass `verify`: a bug
+/// @throws not_available if this build of PyTorch, or another library, has taken the dispatch key the recorder needs
+/// Complexity: one training step; O(calls + views) bookkeeping.
+///
+/// @code
+/// auto step = remat::pytorch::capture([&](const auto& in) { return std::vector<at::Tensor>{net->forward(in[0])}; }, {x},
+///                                   net->parameters(), net->buffers());
+/// std::cout << remat::pytorch::explain(*step.step);
+/// @endcode
+captured capture(const forward_function& forward, const std::vector<at::Tensor>& inputs,
+                 const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& buffers = {},
+                 const std::vector<std::string>& names = {}, const std::vector<output_use>& uses = {});
+
+}  // namespace remat::pytorch

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Runs a program as a schedule says, inside an arena.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <remat/core/schedule.hpp>
+#include <remat/layout/layout.hpp>
+#include <remat/pytorch/bindings.hpp>
+#include <remat/pytorch/memory.hpp>
+#include <remat/pytorch/profile.hpp>
+#include <remat/pytorch/program.hpp>
+
+namespace remat::pytorch {
+
+/// An operator no longer uses memory as it did when it was measured. Nothing wrong has left the step; `session` plans anew.
+struct plan_broken : error {
+  using error::error;
+};
+
+/// A program, a schedule of it, and a place in memory for all that the schedule allocates. Immutable; shared by executors.
+///
+/// Everything lies in the arena but what the caller keeps: the outputs of the forward and the gradients of the inputs.
+class execution_plan {
+ public:
+  /// @param step     the program
+  /// @param s        schedule of `to_problem(step, ...)`: computes, drops
+  /// @param profiles allocation scripts of the nodes
+  /// @param o        options of the layout; the alignment must be 64 at least
+  /// @throws bad_schedule if the schedule is invalid, copies to the host, or runs what draws random
+  ///         numbers or writes buffers out of program order
+  /// Complexity: that of `lay_out`, + O(operands + allocations of all steps).
+  execution_plan(std::shared_ptr<const program> step, const schedule& s, const program_profile& profiles,
+                 const layout_options& o = {});
+  ~execution_plan();
+
+  bytes_t arena_bytes() const;
+  bytes_t live_peak() const;  ///< largest sum of bytes alive in the arena: a lower bound on the arena
+  /// Bytes outside of the arena: what the caller keeps (outputs and their gradients, gradients of inputs, gradients that must be
+  /// copies), and what operators allocate on other threads.
+  bytes_t outside_bytes() const;
+  bytes_t needed_bytes() const { return arena_bytes() + outside_bytes(); }
+  std::size_t operations() const;  ///< nodes computed
+  std::size_t recomputed() const;  ///< of these, again
+  const program& step() const;
+
+  /// What must not change between forward and backward.
+  struct reads {
+    std::vector<bool> outputs;     ///< per output
+    std::vector<index_t> outside;  ///< parameters, buffers, inputs
+  };
+  const reads& read_in_backward() const;
+
+  struct data;
+  const data& get() const { return *data_; }
+
+ private:
+  std::unique_ptr<const data> data_;
+};
+
+/// One step in flight: `forward`, then `backward` once, then it may run again.
+///
+/// Not thread-safe; the two calls may come from different threads. Equals eager mode bit by bit: outputs, gradients, buffers,
+/// state of the generator.
+class executor {
+ public:
+  /// Allocates the arena and prepares every argument.
+  /// @param plan    may be that of several executors
+  /// @param tensors of the module
+  /// @throws broken_contract if the tensors are those for another program
+  executor(std::shared_ptr<const execution_plan> plan, bindings tensors);
+  ~executor();
+
+  /// @param inputs sizes, strides and types as captured
+  /// @return the outputs, without autograd; they belong to the caller
+  /// @throws c10::Error and what operators throw; the executor can be used again afterwards
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs);
+
+  struct gradients {
+    std::vector<at::Tensor> parameters;  ///< in the arena, and owners of it; undefined where added to a sum
+    std::vector<at::Tensor> inputs;      ///< undefined where none was asked for
+  };
+  /// @param output_grads gradient per output; undefined means zero; ignored where the output is not differentiable
+  /// @param sums for an `accumulating` program, per parameter: what its gradient is added to; undefined: it is handed out
+  /// @throws broken_contract without a forward before
+  gradients backward(const std::vector<at::Tensor>& output_grads, const std::vector<at::Tensor>& sums = {});
+
+  /// Forgets a step in flight and the tensors it holds.
+  void reset();
+
+  bool in_flight() const;
+  /// Somebody still holds a gradient of an earlier step in the arena.
+  bool arena_in_use() const;
+  /// Gives back all pages of the arena but those of the gradients of the last step; the executor must not run again.
+  void leave_gradients_only();
+  /// `t` lies in the arena.
+  bool owns(const at::Tensor& t) const;
+  const std::shared_ptr<arena>& memory() const;
+  const execution_plan& plan() const;
+
+  std::size_t unplanned() const;  ///< allocations outside the plan so far
+  bytes_t unplanned_bytes() const;
+  std::size_t made_contiguous() const;  ///< incoming gradients that had to be copied, so far
+
+ private:
+  struct state;
+  std::unique_ptr<state> state_;
+};
+
+}  // namespace remat::pytorch

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// What can be trained inside a budget: all that a front end gives.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace remat::pytorch {
+
+/// A tensor of a model, by its name.
+struct named_tensor {
+  std::string name;
+  at::Tensor tensor;
+};
+
+/// The tensors without their names, as optimizers take them.
+inline std::vector<at::Tensor> tensors_of(const std::vector<named_tensor>& named) {
+  std::vector<at::Tensor> list;
+  for (const auto& n : named) list.push_back(n.tensor);
+  return list;
+}
+
+/// Tensors to tensors.
+using forward_function = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
+
+/// One way to call a model: a forward with all arguments that are no tensors put in.
+struct invocation {
+  forward_function forward;    ///< runs with or without grad mode; may be kept for the backward of its step
+  std::string signature = {};  ///< of those arguments: two invocations of one signature do the same
+  /// What `forward` leaves beside its tensors; `session::forward` gives that of the call whose capture a step follows.
+  std::shared_ptr<void> note = {};
+};
+
+/// Something that can be trained: a C++ module, a Python one, an exported program.
+///
+/// All functions are called on threads of the caller or of autograd, one at a time.
+class model {
+ public:
+  virtual ~model() = default;
+  virtual std::string name() const = 0;
+  /// Parameters, frozen ones too. A tensor that has two names may be there twice.
+  virtual std::vector<named_tensor> parameters() = 0;
+  /// Tensors that the forward may write and that need no gradient.
+  virtual std::vector<named_tensor> buffers() = 0;
+  /// All that the forward depends on besides tensors, settings of PyTorch and the invocation: training flags, attributes.
+  virtual std::string signature() = 0;
+};
+
+}  // namespace remat::pytorch

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Trains a model by plans.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/core/error.hpp>
+#include <remat/core/monitor.hpp>
+#include <remat/core/result.hpp>
+#include <remat/pytorch/budget.hpp>
+#include <remat/pytorch/capture.hpp>
+#include <remat/pytorch/model.hpp>
+#include <remat/pytorch/plan_cache.hpp>
+#include <remat/pytorch/profile.hpp>
+
+namespace remat::pytorch {
+
+/// No schedule is known that fits the budget.
+struct over_budget : error {
+  over_budget(const std::string& what, bytes_t asked_bytes, std::optional<bytes_t> smallest_bytes, bytes_t bound_bytes,
+              std::string largest_node)
+      : error(what), asked(asked_bytes), smallest(smallest_bytes), bound(bound_bytes), largest(std::move(largest_node)) {}
+  bytes_t asked;                    ///< the budget, bytes
+  std::optional<bytes_t> smallest;  ///< smallest budget that is known to do, bytes
+  bytes_t bound;                    ///< proven: no smaller one does, bytes
+  std::string largest;              ///< operator with the largest working set, and its bytes
+};
+
+/// The inputs are not like those planned for, and `wrap_options::new_shapes` is `error`.
+struct unexpected_inputs : error {
+  using error::error;
+};
+
+/// Something that eager mode can do and a wrapped module cannot: a second backward of one forward, a graph of the gradients.
+struct not_supported : error {
+  using error::error;
+};
+
+/// A planned step gave something else than the plain one (`wrap_options::verify`). The module's buffers and the generator are as
+/// the plain step left them.
+struct not_equal : error {
+  using error::error;
+};
+
+/// Told how a search goes on; the answer `stop` ends it with what it has.
+using plan_observer = std::function<control(const progress&)>;
+
+/// A method with its options, such as
+/// `[](const auto& p, bytes_t b, const limits& l, const plan_observer& o) { return solve(p, b, rotor{}, l, o); }`.
+using plan_solver = std::function<result(const problem&, bytes_t, const remat::limits&, const plan_observer&)>;
+
+/// `automatic`, with HiGHS or GLPK, whichever there is, or without a MILP library.
+plan_solver default_solver();
+
+/// What to do with inputs of other shapes or types than those planned so far, or in another mode.
+enum class new_shape {
+  nearest,  ///< take over the decisions for another size of the same graph, and look for better ones beside the training
+  plan,     ///< search
+  plain,    ///< run the model itself, in the memory that takes
+  error     ///< `unexpected_inputs`
+};
+
+struct wrap_options {
+  pytorch::budget budget = "100%";
+  bytes_t optimizer = 0;                                 ///< bytes reserved for the states of the optimizer, >= 0
+  remat::limits limits = {.seconds = 20, .gap = 0.005};  ///< of a search for a schedule
+  plan_solver solver = default_solver();
+  /// Tells a solver other than the default one, with its options, from others in the cache of plans; empty: they are not kept.
+  std::string solver_name = {};
+  profile_options profile = {};
+  plan_cache cache = plan_cache();  ///< of what was found in earlier processes
+  new_shape new_shapes = new_shape::nearest;
+  std::size_t most_shapes = 64;  ///< kinds of inputs whose plans are kept, >= 1: those that were used last
+  /// So many steps also run plain, in the memory that this takes, and are compared bit by bit: outputs, gradients, buffers, state
+  /// of the generator. The first difference is a `not_equal`.
+  std::size_t verify = 0;
+  std::function<void(const std::string&)> log = {};  ///< told what is captured, planned, and why; on any thread
+  plan_observer watch = {};                          ///< of searches that a step waits for
+};
+
+/// Runs a model by plans.
+///
+/// The first call with gradients captures, profiles and plans; so does every later one with other shapes, strides, types,
+/// training flags or `requires_grad`, and one that finds less memory free (gradients to accumulate into, another step in
+/// flight). Without grad mode the model itself runs.
+///
+/// Every step in flight has an arena of its own. Gradients lie in the arena of their step; those that are still there when the
+/// next one begins are moved out of its way, and count.
+class session {
+ public:
+  explicit session(std::shared_ptr<model> trained, wrap_options options = {});
+  /// Ends a search beside the steps, and waits for that: not to be called with a lock that `wrap_options::log` takes.
+  ~session();
+
+  /// One forward; with grad mode on, and anything that requires a gradient, by a plan.
+  /// @param call   what to run
+  /// @param inputs its tensors
+  /// @param note   set to the `note` of the call that ran: this one, or the one that was captured
+  /// @return what it returns
+  /// @throws cannot_capture, over_budget, unexpected_inputs, what the forward throws
+  std::vector<at::Tensor> forward(const invocation& call, const std::vector<at::Tensor>& inputs,
+                                  std::shared_ptr<void>* note = nullptr);
+
+  /// The plan that was used last, or made by `prepare`.
+  /// @throws error before the first
+  pytorch::report report() const;
+  /// All plans that are kept, the one used last first.
+  std::vector<pytorch::report> reports() const;
+  /// The problem of that plan, and its schedule.
+  const problem& planning_problem() const;
+  const schedule& planned_schedule() const;
+
+  /// Captures, profiles and plans for such inputs without running.
+  void prepare(const invocation& call, const std::vector<at::Tensor>& inputs);
+
+  /// Another budget from the next step on. Plans for other budgets are kept.
+  void set_budget(const budget& b);
+  /// Forgets all plans, for a module that has changed in a way that cannot be seen from outside: a member that is no parameter
+  /// and no buffer, another path through its forward. Steps in flight end as they began.
+  void invalidate();
+  /// Gives back the memory that is kept for the next step, but for gradients in it. Plans stay.
+  void release();
+
+ private:
+  struct state;
+  std::shared_ptr<state> state_;
+};
+
+}  // namespace remat::pytorch

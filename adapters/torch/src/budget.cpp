@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <charconv>
+#include <cmath>
+#include <sstream>
+
+#include <remat/io/bytes.hpp>
+#include <remat/pytorch/budget.hpp>
+
+#include "clock.hpp"
+
+namespace remat::pytorch {
+
+budget::budget(const std::string& text) {
+  if (text.empty() || text.back() != '%') {
+    total = parse_bytes(text);
+    return;
+  }
+  double percent = 0;
+  const char* const end = text.data() + text.size() - 1;
+  const auto [rest, failed] = std::from_chars(text.data(), end, percent, std::chars_format::fixed);
+  if (failed != std::errc{} || rest != end || !std::isfinite(percent) || std::signbit(percent) || percent > 1e6)
+    throw bad_option("\"" + text + "\" is not a budget: no percentage >= 0");
+  share = percent / 100;
+}
+
+budget::budget(bytes_t bytes) : total(bytes) {
+  if (bytes < 0) throw bad_option("budget must be >= 0 bytes, got " + std::to_string(bytes));
+}
+
+budget budget::activations(bytes_t bytes) {
+  if (bytes < 0) throw bad_option("budget must be >= 0 bytes, got " + std::to_string(bytes));
+  budget b;
+  b.for_the_step = bytes;
+  return b;
+}
+
+std::string report::text() const {
+  std::ostringstream out;
+  auto row = [&](const char* name, const std::string& value) {
+    out << name << std::string(28 - std::string(name).size(), ' ') << value << "\n";
+  };
+  row("budget", format_bytes(budget));
+  row("  parameters", format_bytes(parameters));
+  row("  buffers", format_bytes(buffers));
+  row("  inputs", format_bytes(inputs));
+  row("  constants", format_bytes(constants));
+  row("  optimizer", format_bytes(optimizer));
+  row("  gradients of before", format_bytes(gradients));
+  row("  left for activations", format_bytes(left));
+  row("arena", format_bytes(arena));
+  row("  alive at most", format_bytes(live_peak));
+  row("outputs", format_bytes(outputs));
+  row("plain step: arena + outputs", format_bytes(store_all));
+  row("operations", std::to_string(operations) + ", of these recomputed " + std::to_string(recomputed));
+  row("predicted time",
+      format_seconds(step_seconds) + ", plain " + format_seconds(store_all_seconds) + ", bound " + format_seconds(bound));
+  row("solver", solver + " in " + format_seconds(plan_seconds));
+  row("capture, profile", format_seconds(capture_seconds) + ", " + format_seconds(profile_seconds));
+  return out.str();
+}
+
+}  // namespace remat::pytorch

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// What capture must know of operators and their schemas do not tell. Private to the adapter.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace remat::pytorch {
+
+/// An operator that reads only the geometry of a tensor, and what the new one is filled with.
+enum class filled { as_called, with_nothing, with_zeros, with_ones, with_argument };
+
+struct operator_facts {
+  std::vector<std::string> writes = {};  ///< arguments written although the schema does not say so
+  std::string writes_if = {};            ///< boolean argument that switches that on; empty: always
+  bool statistics = false;               ///< results do not depend on what `writes` held: a recomputation can do without them
+  bool resizes = false;                  ///< gives a storage another size, or a tensor another storage
+  bool reads_files = false;              ///< nothing a file may ask for
+  bool overwrites = false;               ///< writes the whole of its first argument without reading it
+  std::optional<int> masks = {};         ///< the size of the result depends on values only if this argument holds masks
+  filled makes = filled::as_called;
+  std::size_t fill_value = 0;  ///< position of that argument
+};
+
+/// The one table of them. @param name with namespace, without overload, such as "aten::copy_"
+const operator_facts& facts(const std::string& name);
+inline const operator_facts& facts(const c10::OperatorHandle& op) { return facts(op.schema().name()); }
+
+/// May draw from a generator.
+bool may_draw(const c10::OperatorHandle& op);
+/// Gives a view of its first argument, and does nothing else.
+bool is_view(const c10::OperatorHandle& op);
+/// Writes all of an argument without reading it: draws into it, an `out` variant, or by the table.
+bool overwrites(const c10::OperatorHandle& op);
+/// Makes a tensor that nobody has written yet.
+bool makes_raw(const c10::OperatorHandle& op);
+/// The results depend on the values of operands in more than their own values.
+/// @param is_mask is the tensor in this argument a mask?
+template <class F>
+bool is_dynamic(const c10::OperatorHandle& op, F is_mask) {
+  if (const auto& masks = facts(op).masks) return is_mask(*masks);
+  return op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape);
+}
+
+/// Numbers for operators that refuse zeros: positive, well conditioned where they are a square matrix, one where they are
+/// integers.
+void fill_plausibly(const at::Tensor& t);
+
+}  // namespace remat::pytorch

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// What a forward asks of values on its way (`item`, `equal`), asked again of the inputs of another step. Private to the adapter.
+#pragma once
+
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <cstring>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../program/views.hpp"
+#include "trace.hpp"
+
+namespace remat::pytorch::detail {
+
+/// A call that gave the forward a number.
+struct question {
+  std::size_t call;                 ///< of the trace
+  std::vector<c10::IValue> answer;  ///< its results
+};
+
+/// Of a trace, what its questions need.
+class recorded_questions final : public questions {
+ public:
+  /// @param recorded   all calls; each operand that a question depends on is told by what is there before the step
+  /// @param calculable calls all of whose operands are told so, in order, the questions among them
+  recorded_questions(const trace& recorded, const std::vector<std::size_t>& calculable, const std::vector<question>& asked) {
+    std::set<index_t> needed;
+    auto next = asked.rbegin();
+    for (auto at = calculable.rbegin(); at != calculable.rend() && (next != asked.rend() || !needed.empty()); ++at) {
+      const auto& c = recorded.calls[*at];
+      const bool ask = next != asked.rend() && next->call == *at;
+      const auto operand_of = [&](index_t s) {
+        return std::any_of(c.operands.begin(), c.operands.end(), [&](const auto& o) { return o.view.value == s; });
+      };
+      bool makes = ask;
+      for (const auto& o : c.operands) makes |= o.written && needed.count(o.view.value);
+      for (const auto& r : c.results) makes |= needed.count(r.view.value) && !operand_of(r.view.value);
+      if (!makes) continue;
+      steps_.push_back({c, ask ? std::optional(next->answer) : std::nullopt});
+      if (ask) ++next;
+      for (const auto& o : c.operands) needed.insert(o.view.value);
+    }
+    std::reverse(steps_.begin(), steps_.end());
+    storages_ = recorded.storages.size();
+    for (auto s : needed)
+      if (const auto k = recorded.storages[s].slot; k != none) sources_.push_back({s, k});
+    last_ = recorded.calls[asked.back().call].op.schema().name();
+  }
+
+  bool same_answers(const bindings& tensors, const std::vector<at::Tensor>& inputs) const override {
+    at::AutoDispatchBelowADInplaceOrView below;
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    struct source {
+      at::Tensor tensor;
+      bytes_t shift = 0;
+    };
+    std::vector<c10::Storage> storages(storages_);
+    std::vector<source> outside(storages_);
+    for (const auto& [s, k] : sources_) {
+      const auto& slot = tensors.step().slots[k];
+      const auto& t = outside[s].tensor = slot.from == role::input ? inputs[slot.position] : tensors[k];
+      outside[s].shift = t.storage_offset() * static_cast<bytes_t>(t.itemsize()) - slot.offset;
+      storages[s] = t.storage();
+    }
+    for (const auto& step : steps_) {
+      auto stack = step.what.arguments;
+      for (auto& argument : stack)
+        if (argument.isList()) argument = c10::IValue(argument.toList().copy());
+      for (const auto& o : step.what.operands) {
+        const auto s = o.view.value;
+        const auto& from = outside[s];
+        const auto t = from.tensor.defined() && o.view.whole ? from.tensor : tensor_of(o.view, storages[s], from.shift);
+        auto& argument = stack[static_cast<std::size_t>(o.at)];
+        if (o.element < 0)
+          argument = t;
+        else
+          argument.toList().set(static_cast<std::size_t>(o.element), c10::IValue(t));
+      }
+      step.what.op.callBoxed(stack);
+      for (const auto& r : step.what.results) {
+        const auto t = result_of(stack, {r.at, r.element, none});
+        if (!storages[r.view.value]) storages[r.view.value] = t.storage();
+      }
+      if (step.answer && !same(*step.answer, stack)) return false;
+    }
+    return true;
+  }
+  std::string last() const override { return last_; }
+
+ private:
+  struct entry {
+    traced_call what;
+    std::optional<std::vector<c10::IValue>> answer;
+  };
+
+  static bool same(const std::vector<c10::IValue>& a, const std::vector<c10::IValue>& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
+      if (x.isDouble() && y.isDouble()) {  // bit by bit: no number equals itself there
+        const double p = x.toDouble(), q = y.toDouble();
+        return std::memcmp(&p, &q, sizeof p) == 0;
+      }
+      return x.type()->kind() == y.type()->kind() && x == y;
+    });
+  }
+
+  std::vector<entry> steps_;
+  std::size_t storages_ = 0;
+  std::vector<std::pair<index_t, index_t>> sources_;  ///< storage, slot
+  std::string last_;
+};
+
+}  // namespace remat::pytorch::detail

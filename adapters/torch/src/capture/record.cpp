@@ -1,0 +1,855 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The recorder: a boxed fallback below autograd, and hollow execution.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/Functions.h>
+#include <ATen/TensorUtils.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/Generator.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/node.h>
+#include <torch/csrc/autograd/utils/grad_layout_contract.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <random>
+#include <set>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "../hooks.hpp"
+#include "../program/views.hpp"
+#include "operators.hpp"
+#include "questions.hpp"
+#include "trace.hpp"
+
+namespace remat::pytorch::detail {
+namespace {
+
+/// The one functionality key below autograd that PyTorch gives neither kernels nor a fallback.
+constexpr auto record_key = c10::DispatchKey::Fake;
+
+/// Constants (results of operators without any other input) keep their values up to this size, so that masks can be asked.
+constexpr std::size_t constant_limit = std::size_t{1} << 20;
+
+/// Calls `f(tensor, element)` for each defined tensor of an argument or result.
+template <class F>
+void each_tensor(const c10::IValue& v, F f) {
+  if (v.isTensor()) {
+    if (v.toTensor().defined()) f(v.toTensor(), -1);
+  } else if (v.isList()) {
+    const auto list = v.toListRef();
+    for (std::size_t i = 0; i < list.size(); ++i)
+      if (list[i].isTensor() && list[i].toTensor().defined()) f(list[i].toTensor(), static_cast<int>(i));
+  }
+}
+
+/// An argument with undefined tensors in place of its tensors.
+c10::IValue without_tensors(const c10::IValue& v) {
+  if (v.isTensor()) return c10::IValue(at::Tensor());
+  if (!v.isList()) return v;
+  auto list = v.toList().copy();
+  for (std::size_t i = 0; i < list.size(); ++i)
+    if (list.get(i).isTensor()) list.set(i, c10::IValue(at::Tensor()));
+  return c10::IValue(list);
+}
+
+bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
+  return a.nbytes() == b.nbytes() && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+}
+
+/// A tensor of the given geometry whose storage owns no memory.
+at::Tensor hollow_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, const at::TensorOptions& options) {
+  const auto bytes = at::detail::computeStorageNbytes(sizes, strides, options.dtype().itemsize());
+  const auto device = options.device();
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(nullptr, device), nullptr, false);
+  return at::empty({0}, options).set_(storage, 0, sizes, strides);
+}
+
+/// What is known of the contents of a storage while recording.
+enum class contents {
+  outside,   ///< parameters, buffers and other tensors that were there before
+  constant,  ///< made during the capture, the same in every step
+  kept,      ///< small integers that other operators may index with: valid values, but not constants
+  hollow     ///< no memory
+};
+
+/// A state of the generator that no program has by chance.
+at::Tensor unlikely_state(const at::Generator& like) {
+  auto g = like.clone();
+  std::random_device entropy;
+  g.set_current_seed(std::uint64_t{entropy()} << 32 | entropy());
+  return g.get_state();
+}
+
+/// Puts back the `.grad` of tensors.
+class same_gradients {
+ public:
+  explicit same_gradients(const std::vector<at::Tensor>& tensors) {
+    for (const auto& t : tensors) before_.push_back({t, t.grad(), t.grad().defined() ? t.grad()._version() : 0});
+  }
+  ~same_gradients() {
+    for (auto& x : before_) x.tensor.mutable_grad() = x.grad;
+  }
+  same_gradients(const same_gradients&) = delete;
+  same_gradients& operator=(const same_gradients&) = delete;
+  bool hold() const {
+    return std::all_of(before_.begin(), before_.end(), [](const auto& x) {
+      const auto& now = x.tensor.grad();
+      return now.unsafeGetTensorImpl() == x.grad.unsafeGetTensorImpl() && (!now.defined() || now._version() == x.version);
+    });
+  }
+
+ private:
+  struct entry {
+    at::Tensor tensor, grad;
+    int64_t version;
+  };
+  std::vector<entry> before_;
+};
+
+/// Autocast keeps casts of parameters while it is on; those of a capture are hollow, and older ones are not among its calls.
+struct fresh_casts {
+  fresh_casts() { at::autocast::clear_cache(); }
+  ~fresh_casts() { at::autocast::clear_cache(); }
+  fresh_casts(const fresh_casts&) = delete;
+  fresh_casts& operator=(const fresh_casts&) = delete;
+};
+
+class recorder {
+ public:
+  recorder(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& buffers,
+           const std::vector<std::string>& names, c10::Device device)
+      : generator_(at::globalContext().defaultGenerator(device)), device_(device) {
+    start_ = state();
+    begin_phase();
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+      add_outside(parameters[i], parameters[i].requires_grad() ? role::parameter : role::buffer, i,
+                  i < names.size() ? names[i] : "parameter " + std::to_string(i));
+    for (std::size_t i = 0; i < buffers.size(); ++i) {
+      const auto at = parameters.size() + i;
+      add_outside(buffers[i], role::buffer, at, at < names.size() ? names[at] : "buffer " + std::to_string(i));
+    }
+  }
+  recorder(const recorder&) = delete;
+  recorder& operator=(const recorder&) = delete;
+
+  /// Puts back what the operators wrote.
+  ~recorder() {
+    at::AutoDispatchBelowADInplaceOrView below;
+    for (auto& [storage, saved] : saved_) saved.first.copy_(saved.second);
+    for (const auto& o : outside_) reset_version(o);
+    set_state(advanced(start_, foreign_));
+  }
+
+  /// A tensor of the step that owns no memory: an input or the gradient of an output.
+  at::Tensor stand_in(const at::Tensor& like, at::IntArrayRef strides, role from, std::size_t position) {
+    const bool keep = from == role::input && at::isIntegralType(like.scalar_type(), true) && like.nbytes() <= constant_limit;
+    auto t = hollow_tensor(like.sizes(), strides, like.options());
+    const auto s = add(t, keep ? contents::kept : contents::hollow);
+    if (keep) {
+      told_[s] = true;
+      fill(t);
+      filled_.clear();
+      t.copy_(like);
+    }
+    hide(impl(t));
+    const auto slot =
+        add_slot(t, s, from, position, (from == role::input ? "input " : "gradient of output ") + std::to_string(position));
+    if (from == role::input) {
+      whole_.emplace(t.unsafeGetTensorImpl(), t);
+      watch(t, slot);
+    }
+    return t;
+  }
+
+  /// The forward is done.
+  void start_backward() {
+    trace_.backward = trace_.calls.size();
+    trace_.after_forward = left_behind();
+    for (auto& o : outside_) o.forward = version(o.tensor);
+    begin_phase();
+  }
+  const std::vector<traced_call>& calls() const { return trace_.calls; }
+  bool knows(const at::Tensor& t) const { return t.has_storage() && index_.count(impl(t)); }
+  bool outside(const at::Tensor& t) const { return trace_.storages[index_.at(impl(t))].slot != none; }
+
+  byte_view view_of(const at::Tensor& t) const {
+    return {index_.at(impl(t)), t.sizes().vec(), t.strides().vec(), byte_offset(t),
+            t.scalar_type(),    t.is_conj(),     t.is_neg(),        whole_.count(t.unsafeGetTensorImpl()) > 0};
+  }
+
+  trace finish() {
+    trace_.after_backward = left_behind();
+    for (std::size_t s = 0; s < trace_.storages.size(); ++s) freeze_if_temporary(static_cast<index_t>(s));
+    note_versions();
+    if (!asked_.empty()) trace_.asked = std::make_shared<recorded_questions>(trace_, calculable_, asked_);
+    return std::move(trace_);
+  }
+
+  [[noreturn]] void refuse(const std::string& op, const std::string& why) const {
+    const auto& calls = trace_.calls;
+    std::string where = "call " + std::to_string(calls.size()) + ", " + (trace_.backward ? "backward" : "forward");
+    if (!calls.empty()) where += ", after " + calls.back().op.schema().name();
+    refusal_ = op + " (" + where + ") " + why;
+    throw cannot_capture(*refusal_);
+  }
+
+  /// Runs code of the module. A refusal reaches the caller whatever that code, or a language between, makes of the exception.
+  template <class F>
+  auto insist(F f) const {
+    try {
+      auto result = f();
+      if (refusal_) throw cannot_capture(*refusal_);
+      return result;
+    } catch (const std::exception& e) {
+      if (refusal_) throw cannot_capture(*refusal_);
+      if (std::strstr(e.what(), reads_memory) != nullptr) throw cannot_capture(reads_memory);
+      throw;
+    }
+  }
+
+  /// Runs and records one call.
+  void run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
+    const auto& schema = op.schema();
+    const auto& name = schema.name();
+    const auto n = schema.arguments().size();
+    const auto first = stack.size() - n;
+    traced_call c{op, {}, {}, {}, at::GradMode::is_enabled(), {}, {}};
+    std::vector<at::Tensor> tensors;
+    for (std::size_t i = 0; i < n; ++i) {
+      const auto& argument = stack[first + i];
+      if (argument.isGenerator() && argument.toGenerator().defined() && argument.toGenerator() != generator_)
+        refuse(name, "draws from a generator other than the default one of " + device_.str());
+      const auto* alias = schema.arguments()[i].alias_info();
+      each_tensor(argument, [&](const at::Tensor& t, int element) {
+        check(name, t);
+        if (!index_.count(impl(t))) add_unknown(name, t);
+        c.operands.push_back({static_cast<int>(i), element, view_of(t), alias && alias->isWrite()});
+        tensors.push_back(t);
+      });
+      c.arguments.push_back(without_tensors(argument));
+    }
+    mark_hidden_writes(c);
+    const bool ask = refuse_dynamic(c, tensors);
+    freeze_raw_filled(c, tensors);
+    const bool told = std::all_of(c.operands.begin(), c.operands.end(), [&](const auto& o) { return told_[o.view.value]; });
+    const bool constant = std::all_of(c.operands.begin(), c.operands.end(),
+                                      [&](const auto& o) { return contents_[o.view.value] == contents::constant; });
+    std::vector<std::size_t> bytes;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      if (c.operands[i].written && contents_[c.operands[i].view.value] == contents::outside) save(tensors[i]);
+      bytes.push_back(impl(tensors[i])->nbytes());
+    }
+
+    const bool seeded = may_draw(op);
+    at::Tensor before;
+    if (seeded) before = state();
+    if (only_checks(c) && !constant)
+      stack.resize(first);  // the verdict on made-up numbers says nothing
+    else
+      call(op, stack, n, tensors);
+    if (seeded) note_draw(c, before);
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      if (impl(tensors[i])->nbytes() != bytes[i] || index_.at(impl(tensors[i])) != c.operands[i].view.value)
+        refuse(name, "resizes or replaces the storage of a tensor");
+
+    std::vector<c10::StorageImpl*> touched;
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      if (c.operands[i].written || impl(tensors[i])->nbytes() > constant_limit) touched.push_back(impl(tensors[i]));
+    const auto results = schema.returns().size();
+    for (std::size_t i = 0; i < results; ++i)
+      each_tensor(stack[stack.size() - results + i], [&](const at::Tensor& t, int element) {
+        check(name, t);
+        if (!index_.count(impl(t))) {
+          const bool indices =
+              !constant && (told || at::isIntegralType(t.scalar_type(), true)) && impl(t)->nbytes() <= constant_limit;
+          const auto s = add(t, !c.draws && constant ? contents::constant : indices ? contents::kept : contents::hollow);
+          trace_.storages[s].name = name;
+          raw_[s] = makes_raw(op);
+          if (contents_[s] == contents::hollow) release(impl(t));
+          if (contents_[s] == contents::kept) hide(impl(t));
+          told_[s] = told && !c.draws && contents_[s] != contents::hollow;
+        }
+        c.results.push_back({static_cast<int>(i), element, view_of(t), false});
+      });
+    for (auto* s : touched) settle(s, constant && !c.draws, told && !c.draws);
+    for (const auto& o : c.operands) {
+      const auto s = o.view.value;
+      if (o.written && (!told || c.draws || trace_.storages[s].slot != none)) told_[s] = false;
+      if (contents_[s] == contents::hollow) told_[s] = false;
+    }
+    if (told && !c.draws) calculable_.push_back(trace_.calls.size());
+    if (ask) asked_.push_back({trace_.calls.size(), {stack.end() - static_cast<std::ptrdiff_t>(results), stack.end()}});
+    trace_.calls.push_back(std::move(c));
+  }
+
+  /// A storage of the step that is still there once all results are gone: the module keeps it. @return what made it, or nothing
+  std::optional<std::string> kept_by_module() const {
+    for (std::size_t s = 0; s < alive_.size(); ++s)
+      if (trace_.storages[s].slot == none && (contents_[s] == contents::hollow || contents_[s] == contents::kept) &&
+          !alive_[s].expired())
+        return trace_.storages[s].name;
+    return std::nullopt;
+  }
+
+ private:
+  static c10::StorageImpl* impl(const at::Tensor& t) { return t.storage().unsafeGetStorageImpl(); }
+  static bytes_t byte_offset(const at::Tensor& t) { return t.storage_offset() * static_cast<bytes_t>(t.itemsize()); }
+
+  at::Tensor state() {
+    std::lock_guard<std::mutex> lock(generator_.mutex());
+    return generator_.get_state();
+  }
+  void set_state(const at::Tensor& s) {
+    std::lock_guard<std::mutex> lock(generator_.mutex());
+    generator_.set_state(s);
+  }
+  /// Each half of the step begins in a state that cannot be met otherwise, so that one set by hand is told from it.
+  void begin_phase() {
+    expected_ = unlikely_state(generator_);
+    set_state(expected_);
+    phases_.push_back(expected_);
+  }
+
+  /// A tensor from outside, whose writes are counted.
+  void watch(const at::Tensor& t, index_t slot) {
+    if (!t.is_inference()) outside_.push_back({t, slot, version(t), 0});
+  }
+  static int64_t version(const at::Tensor& t) { return t._version(); }
+
+  /// How often the step wrote tensors from outside; those that share a version count once.
+  void note_versions() {
+    for (const auto& o : outside_) {
+      const auto now = version(o.tensor);
+      if (now == o.start) continue;
+      trace_.written.push_back({o.slot, o.forward - o.start, now - o.forward});
+      reset_version(o);
+    }
+  }
+
+  index_t add(const at::Tensor& t, contents known) {
+    const auto s = static_cast<index_t>(trace_.storages.size());
+    index_.emplace(impl(t), s);
+    alive_.push_back(t.storage().getWeakStorageImpl());
+    storage_value origin;
+    origin.bytes = static_cast<bytes_t>(impl(t)->nbytes());
+    origin.device = t.device();
+    trace_.storages.push_back(std::move(origin));
+    contents_.push_back(known);
+    raw_.push_back(false);
+    told_.push_back(false);
+    return s;
+  }
+
+  index_t add_slot(const at::Tensor& t, index_t storage, role from, std::size_t position, const std::string& name) {
+    const auto k = static_cast<index_t>(trace_.slots.size());
+    trace_.slots.push_back(
+        {from, position, name, type_of(t), byte_offset(t), t.unsafeGetTensorImpl()->is_wrapped_number(), storage});
+    auto& s = trace_.storages[storage];
+    if (s.slot == none) s.slot = k, s.name = name;
+    return k;
+  }
+
+  void add_outside(const at::Tensor& t, role from, std::size_t position, const std::string& name) {
+    check(name, t);
+    const auto known = index_.find(impl(t));
+    // One that shares its memory with another is known by its geometry.
+    if (known == index_.end()) whole_.emplace(t.unsafeGetTensorImpl(), t);
+    watch(t, add_slot(t, known == index_.end() ? add(t, contents::outside) : known->second, from, position, name));
+    if (known == index_.end()) told_.back() = from != role::parameter;
+  }
+
+  /// A tensor that nobody announced: kept by the module in another place, or made outside the dispatcher during forward.
+  void add_unknown(const std::string& op, const at::Tensor& t) {
+    if (t.requires_grad()) refuse(op, "reads a tensor that requires a gradient and is not among the parameters");
+    add_outside(t, role::found, 0, "tensor of " + op);
+    std::optional<content> copy;
+    if (!impl(t)->resizable()) copy = content_of(t.storage());  // memory of somebody who may free it
+    unknown_.insert({index_.at(impl(t)), {t, std::move(copy)}});
+  }
+
+  /// How many hold `x`, but for a wrapper in Python that is there only because C++ holds `x` too.
+  template <class T>
+  static std::size_t holders(T& x, std::size_t count) {
+    return count - (x.pyobj_slot()->has_unique_reference() ? 1 : 0);
+  }
+
+  /// After the step: an unknown tensor that only the recorder still holds was made for this step; its contents are a constant.
+  /// Another one belongs to the module, which may put a new one in its place.
+  void freeze_if_temporary(index_t s) {
+    const auto found = unknown_.find(s);
+    if (found == unknown_.end()) return;
+    auto t = std::exchange(found->second.first, {});
+    whole_.erase(t.unsafeGetTensorImpl());
+    auto& slot = trace_.slots[trace_.storages[s].slot];
+    auto watched = std::find_if(outside_.begin(), outside_.end(), [&](const auto& o) { return o.tensor.is_same(t); });
+    if (watched != outside_.end()) watched->tensor.reset();
+    const auto saved = saved_.find(impl(t));
+    const bool temporary = holders(*t.unsafeGetTensorImpl(), t.use_count()) == 1 &&
+                           holders(*impl(t), t.storage().use_count()) == (saved != saved_.end() ? 2U : 1U);
+    if (temporary) {
+      const auto& as_found = saved != saved_.end() ? saved->second.second : t;
+      freeze(slot, found->second.second ? std::move(*found->second.second) : content_of(as_found.storage()));
+      if (watched != outside_.end()) outside_.erase(watched);
+    } else {
+      slot.position = trace_.found.size();
+      if (watched != outside_.end()) watched->tensor = t;
+      trace_.found.push_back(std::move(t));
+    }
+  }
+  void freeze(slot& s, content bytes) {
+    s.from = role::constant;
+    s.position = trace_.constants.size();
+    trace_.constants.push_back(std::move(bytes));
+  }
+
+  /// `empty` whose first use is a read was filled by hand (`torch::tensor`, `data_ptr`): its contents are a constant.
+  void freeze_raw_filled(const traced_call& c, const std::vector<at::Tensor>& tensors) {
+    const bool view = is_view(c.op);
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const auto s = c.operands[i].view.value;
+      if (!raw_[s] || view) continue;
+      raw_[s] = false;
+      if (c.operands[i].written && overwrites(c.op)) continue;
+      const auto& t = tensors[i];
+      if (impl(t)->nbytes() == 0) continue;
+      trace_.storages[s].name = "constant";
+      freeze(trace_.slots[add_slot(bytes_of(t), s, role::constant, 0, "constant")], content_of(t.storage()));
+    }
+  }
+
+  void check(const std::string& op, const at::Tensor& t) const {
+    if (t.layout() != c10::kStrided || !t.has_storage() || t.is_quantized() || t.is_nested())
+      refuse(op, "takes or gives a tensor that is sparse, quantized, nested or otherwise without a plain storage");
+    if (t.device() != device_ && !(t.is_cpu() && (t.dim() == 0 || t.nbytes() <= constant_limit)))
+      refuse(op, "meets a tensor on " + t.device().str() + ", the step runs on " + device_.str());
+  }
+
+  void mark_hidden_writes(traced_call& c) const {
+    const auto& arguments = c.op.schema().arguments();
+    auto position = [&](const std::string& name) {
+      for (std::size_t i = 0; i < arguments.size(); ++i)
+        if (arguments[i].name() == name) return static_cast<int>(i);
+      return -1;
+    };
+    const auto& known = facts(c.op);
+    if (!known.writes_if.empty() && !c.arguments[static_cast<std::size_t>(position(known.writes_if))].toBool()) return;
+    for (const auto& name : known.writes)
+      for (auto& o : c.operands)
+        if (o.at == position(name)) {
+          o.written = true;
+          if (known.statistics) c.statistics.push_back(o.at);
+        }
+  }
+
+  /// @return the call gives the forward a number that is not the same in every step, but told before the step
+  bool refuse_dynamic(const traced_call& c, const std::vector<at::Tensor>& tensors) const {
+    const auto& name = c.op.schema().name();
+    if (facts(c.op).resizes) refuse(name, "resizes or replaces the storage of a tensor");
+    const bool dynamic = is_dynamic(c.op, [&](int argument) {
+      for (std::size_t i = 0; i < tensors.size(); ++i)
+        if (c.operands[i].at == argument && (tensors[i].scalar_type() == at::kBool || tensors[i].scalar_type() == at::kByte))
+          return true;
+      return false;
+    });
+    if (!dynamic) return false;
+    const auto& returns = c.op.schema().returns();
+    const bool numbers = std::none_of(returns.begin(), returns.end(), [](const auto& r) {
+      return r.type()->kind() == c10::TypeKind::TensorType || r.type()->kind() == c10::TypeKind::ListType;
+    });
+    const bool ask = std::any_of(c.operands.begin(), c.operands.end(),
+                                 [&](const auto& o) { return contents_[o.view.value] != contents::constant; });
+    for (const auto& o : c.operands)
+      if (ask && (!numbers || !told_[o.view.value]))
+        refuse(name, "depends on the values of an activation, an input, a parameter or a buffer; a plan needs a fixed graph");
+    return ask;
+  }
+
+  void note_draw(traced_call& c, const at::Tensor& before) {
+    auto after = state();
+    if (same_bytes(before, after)) return;
+    c.draws = origin_of(before);
+    draws_.push_back({trace_.calls.size(), before, after});
+    expected_ = std::move(after);
+  }
+  draw_origin left_behind() { return origin_of(state()); }
+  draw_origin origin_of(const at::Tensor& now) {
+    if (same_bytes(now, expected_)) return {};
+    if (phases_.size() > 1 && same_bytes(now, phases_[1])) return {generator_origin::backward, 0, {}};
+    if (same_bytes(now, phases_[0])) return {generator_origin::forward, 0, {}};
+    for (const auto& d : draws_) {
+      if (same_bytes(now, d.before)) return {generator_origin::before, d.call, {}};
+      if (same_bytes(now, d.after)) return {generator_origin::after, d.call, {}};
+    }
+    if (const auto drawn = draws_between(expected_, now)) {  // another thread's: no business of the step
+      foreign_ += *drawn;
+      expected_ = now;
+      return {};
+    }
+    return {generator_origin::fixed, 0, content_of(now.storage())};
+  }
+
+  /// The engine of the host's generator in a state.
+  at::mt19937 engine_in(const at::Tensor& state) const {
+    auto g = generator_.clone();
+    g.set_state(state);
+    return at::check_generator<at::CPUGeneratorImpl>(g)->engine();
+  }
+  /// How many numbers were drawn from one state to another, if that can be.
+  std::optional<std::uint64_t> draws_between(const at::Tensor& from, const at::Tensor& to) const {
+    if (!device_.is_cpu()) return std::nullopt;
+    auto engine = engine_in(from);
+    const auto goal = engine_in(to).data();
+    constexpr std::uint64_t limit = 1 << 23;
+    for (std::uint64_t n = 0; n < limit;) {
+      const auto now = engine.data();
+      if (now.state_ == goal.state_ && now.left_ >= goal.left_ &&
+          static_cast<int64_t>(goal.next_) - now.next_ == now.left_ - goal.left_)
+        return n + static_cast<std::uint64_t>(now.left_ - goal.left_);
+      for (auto k = now.left_; k > 0; --k, ++n) engine();  // up to the first number of the next block
+    }
+    return std::nullopt;
+  }
+  at::Tensor advanced(const at::Tensor& state, std::uint64_t draws) const {
+    if (draws == 0) return state;
+    auto engine = engine_in(state);
+    while (draws-- > 0) engine();
+    auto g = generator_.clone();
+    g.set_state(state);
+    at::check_generator<at::CPUGeneratorImpl>(g)->set_engine(engine);
+    return g.get_state();
+  }
+
+  void save(const at::Tensor& t) {
+    if (saved_.count(impl(t))) return;
+    const auto whole = bytes_of(t);
+    saved_.insert({impl(t), {whole, whole.clone()}});
+  }
+  /// The storage of a tensor as a tensor of bytes.
+  static at::Tensor bytes_of(const at::Tensor& t) {
+    return at::empty({0}, t.options().dtype(at::kByte)).set_(t.storage(), 0, {static_cast<int64_t>(impl(t)->nbytes())}, {1});
+  }
+
+  /// Runs an operator on tensors that have memory meanwhile. Zeros suit nearly all; a matrix to be inverted or a distribution to
+  /// be drawn from wants other numbers.
+  void call(const c10::OperatorHandle& op, ::torch::jit::Stack& stack, std::size_t arguments,
+            const std::vector<at::Tensor>& tensors) {
+    struct emptied {
+      recorder& r;
+      ~emptied() { r.drain(); }
+    } at_exit{*this};
+    for (const auto& t : tensors) fill(t);
+    if (filled_.empty()) return op.callBoxed(&stack);
+    const ::torch::jit::Stack again(stack.end() - static_cast<std::ptrdiff_t>(arguments), stack.end());
+    const auto below = stack.size() - arguments;
+    try {
+      op.callBoxed(&stack);
+    } catch (const c10::Error&) {
+      stack.resize(below);
+      stack.insert(stack.end(), again.begin(), again.end());
+      for (const auto& t : tensors)
+        if (std::any_of(filled_.begin(), filled_.end(), [&](const auto& lent) { return lent.is_alias_of(t.storage()); }))
+          fill_plausibly(t);
+      op.callBoxed(&stack);
+    }
+  }
+
+  /// Lends memory to the storage of a hollow tensor until `drain`, and shows that of others.
+  void fill(const at::Tensor& t) {
+    auto* s = impl(t);
+    if (s->throw_on_immutable_data_ptr()) {
+      s->clear_data_ptr_access_error_msg_();
+      shown_.push_back(t.storage());
+    }
+    if (s->nbytes() == 0 || s->data() != nullptr) return;
+    s->set_data_ptr_noswap(c10::GetAllocator(s->device_type())->allocate(s->nbytes()));
+    filled_.push_back(t.storage());
+    bytes_of(t).zero_();
+  }
+  void drain() {
+    for (const auto& s : filled_) release(s.unsafeGetStorageImpl());
+    for (const auto& s : shown_) hide(s.unsafeGetStorageImpl());
+    filled_.clear();
+    shown_.clear();
+  }
+  static void release(c10::StorageImpl* s) {
+    s->set_data_ptr_noswap(c10::DataPtr(nullptr, s->device()));
+    hide(s);
+  }
+  /// Between operators nobody may look at values that are another step's tomorrow.
+  static void hide(c10::StorageImpl* s) { s->release_data_and_set_meta_custom_data_ptr_error_msg_(reads_memory); }
+
+  /// After a call touched a storage of the step: constants stay only if small and written from constants.
+  void settle(c10::StorageImpl* s, bool constant, bool told) {
+    auto& known = contents_[index_.at(s)];
+    if (known == contents::outside || known == contents::hollow) return;
+    if (known == contents::constant && constant && s->nbytes() <= constant_limit) return;
+    if ((known == contents::kept || told) && s->nbytes() <= constant_limit) {
+      known = contents::kept;
+      return hide(s);
+    }
+    known = contents::hollow;
+    release(s);
+  }
+
+  static constexpr const char* reads_memory =
+      "the module reads the memory of a tensor of the step directly (accessor, data_ptr, numpy, tolist, or on another thread) "
+      "while "
+      "it is captured; a plan would keep what it read for ever";
+
+  trace trace_;
+  mutable std::optional<std::string> refusal_;
+  std::unordered_map<c10::StorageImpl*, index_t> index_;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> alive_;  ///< keeps addresses from being used again, not the memory
+  std::vector<contents> contents_;
+  std::vector<bool> told_;  ///< the values are those of the real step: inputs, buffers and what is computed from these alone
+  std::vector<std::size_t> calculable_;  ///< calls whose operands are all told
+  std::vector<question> asked_;
+  std::vector<bool> raw_;                                                     ///< made by `empty`, not yet written by an operator
+  std::unordered_map<c10::TensorImpl*, at::Tensor> whole_;                    ///< tensors from outside
+  std::map<index_t, std::pair<at::Tensor, std::optional<content>>> unknown_;  ///< storages nobody announced, with their contents
+  /// Storages from outside that were written, with their contents, as bytes.
+  std::unordered_map<c10::StorageImpl*, std::pair<at::Tensor, at::Tensor>> saved_;
+  std::vector<c10::Storage> filled_, shown_;
+  struct written_outside {
+    at::Tensor tensor;
+    index_t slot;
+    int64_t start, forward;  ///< versions
+  };
+  static void reset_version(const written_outside& o) {
+    auto counter = o.tensor.unsafeGetTensorImpl()->version_counter();
+    counter.set_version(o.start);
+  }
+  std::vector<written_outside> outside_;
+  struct draw {
+    std::size_t call;
+    at::Tensor before, after;
+  };
+  at::Generator generator_;
+  c10::Device device_;
+  at::Tensor start_, expected_;  ///< states of the generator: the user's, and after the last draw
+  std::uint64_t foreign_ = 0;    ///< numbers that other threads have drawn meanwhile
+  std::vector<at::Tensor> phases_;
+  std::vector<draw> draws_;
+};
+
+/// The recorder of the capture that runs; threads of the autograd engine inherit the dispatch key, not thread-local data.
+recorder* active = nullptr;
+
+void fallback(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
+  c10::impl::ExcludeDispatchKeyGuard below(record_key);
+  if (active)
+    active->run(op, *stack);
+  else
+    op.callBoxed(stack);
+}
+
+/// Registers the fallback on first use.
+void claim_key() {
+  static const auto library = [] {
+    if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(record_key))
+      throw not_available("capture needs the dispatch key Fake, but a fallback is registered for it already");
+    auto lib = std::make_unique<::torch::Library>(::torch::Library::IMPL, "_", record_key, __FILE__, __LINE__);
+    lib->fallback(::torch::CppFunction::makeFromBoxedFunction<&fallback>());
+    return lib;
+  }();
+}
+
+struct recording {
+  explicit recording(recorder& r) { active = &r; }
+  ~recording() { active = nullptr; }
+  recording(const recording&) = delete;
+  recording& operator=(const recording&) = delete;
+};
+
+/// What AccumulateGrad makes of a first gradient: laid out like the parameter, and a tensor of its own.
+at::Tensor settled(const at::Tensor& grad, const at::Tensor& variable, bool shared) {
+  at::NoGradGuard no_grad;
+  if (!shared && ::torch::autograd::utils::obeys_layout_contract(grad, variable)) return grad;
+  return ::torch::autograd::utils::clone_obey_contract(grad, variable);
+}
+
+/// Stands for the loss: gives the outputs gradients that nobody else holds, which autograd adds to in place, as in a real step.
+class loss_node final : public ::torch::autograd::Node {
+ public:
+  explicit loss_node(std::vector<at::Tensor> gradients) : gradients_(std::move(gradients)) {}
+  std::string name() const override { return "RematLoss"; }
+
+ protected:
+  ::torch::autograd::variable_list apply(::torch::autograd::variable_list&&) override { return std::exchange(gradients_, {}); }
+
+ private:
+  std::vector<at::Tensor> gradients_;
+};
+
+/// For each of `leaves`, from which of `outputs` its gradient comes.
+std::vector<std::vector<bool>> sources_of(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& leaves) {
+  std::vector<std::vector<bool>> sources(leaves.size(), std::vector<bool>(outputs.size(), false));
+  std::vector<::torch::autograd::Edge> ends;  // nodes of leaves live as long as somebody holds them
+  for (const auto& t : leaves) ends.push_back(::torch::autograd::impl::gradient_edge(t));
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i].requires_grad()) continue;
+    std::vector<::torch::autograd::Node*> stack = {::torch::autograd::impl::gradient_edge(outputs[i]).function.get()};
+    std::unordered_set<::torch::autograd::Node*> seen(stack.begin(), stack.end());
+    while (!stack.empty()) {
+      const auto* node = stack.back();
+      stack.pop_back();
+      for (const auto& edge : node->next_edges())
+        if (edge.is_valid() && seen.insert(edge.function.get()).second) stack.push_back(edge.function.get());
+    }
+    for (std::size_t k = 0; k < leaves.size(); ++k) sources[k][i] = seen.count(ends[k].function.get()) > 0;
+  }
+  return sources;
+}
+
+}  // namespace
+
+trace record(const forward_function& forward, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& parameters,
+             const std::vector<at::Tensor>& buffers, const std::vector<std::string>& names, const std::vector<output_use>& uses) {
+  if (c10::impl::TorchDispatchModeTLS::any_modes_set())
+    throw cannot_capture("a dispatch mode is active in this thread; capture outside of it");
+  static std::mutex one_at_a_time;
+  std::lock_guard<std::mutex> lock(one_at_a_time);
+  claim_key();
+
+  at::Tensor any;  // tells the device
+  for (const auto* list : {&inputs, &parameters})
+    for (const auto& t : *list)
+      if (t.defined()) any = t;
+  const fresh_casts casts;
+  const same_gradients before(parameters);
+  const without_hooks hooks(parameters);
+  recorder r(parameters, buffers, names, any.defined() ? any.device() : c10::Device(c10::kCPU));
+  std::vector<at::Tensor> arguments, outputs, wanted, grads, output_grads;
+  std::vector<std::size_t> results;
+  std::vector<std::optional<byte_view>> grad_views;
+  ::torch::autograd::edge_list roots;
+  std::vector<std::vector<bool>> sources;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    arguments.emplace_back();
+    if (!inputs[i].defined()) continue;
+    arguments.back() = r.stand_in(inputs[i], inputs[i].strides(), role::input, i);
+    arguments.back().requires_grad_(inputs[i].requires_grad());
+  }
+  std::vector<index_t> wanted_slots;
+  for (index_t i = 0; i < parameters.size(); ++i)
+    if (parameters[i].requires_grad()) {
+      wanted.push_back(parameters[i]);
+      wanted_slots.push_back(i);
+    }
+  const auto trained = wanted.size();
+  for (const auto& a : arguments)
+    if (a.defined() && a.requires_grad()) wanted.push_back(a);
+  {
+    recording on(r);
+    at::AutoGradMode grad_mode(true);
+    {
+      c10::impl::IncludeDispatchKeyGuard key(record_key);
+      const auto returned = r.insist([&] { return forward(arguments); });
+      for (std::size_t i = 0; i < returned.size(); ++i) {
+        if (!returned[i].defined() || !r.knows(returned[i]))
+          throw cannot_capture("output " + std::to_string(i) +
+                               " of the module was not made by a recorded operator of this thread");
+        const auto same = std::find_if(outputs.begin(), outputs.end(), [&](const auto& o) { return o.is_same(returned[i]); });
+        results.push_back(static_cast<std::size_t>(same - outputs.begin()));
+        if (same == outputs.end()) outputs.push_back(returned[i]);
+      }
+    }
+    if (!before.hold())
+      throw cannot_capture(
+          "the module writes `.grad` of a parameter in its forward (a backward of its own); call it in the loop");
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      const auto& o = outputs[i];
+      grad_views.emplace_back();
+      const auto use = i < uses.size() ? uses[i] : output_use{};
+      if (!o.requires_grad() || !use.used) continue;
+      at::NoGradGuard no_grad;
+      const bool dense = o.is_non_overlapping_and_dense();
+      const auto strides = !use.strides.empty() ? use.strides : dense ? o.strides().vec() : at::detail::defaultStrides(o.sizes());
+      output_grads.push_back(r.stand_in(o.detach(), strides, role::output_grad, i));
+      grad_views.back() = r.view_of(output_grads.back());
+      roots.push_back(::torch::autograd::impl::gradient_edge(o));
+    }
+    if (roots.empty()) throw no_gradient();
+    sources = sources_of(outputs, wanted);
+    auto loss = at::zeros({});
+    auto node = c10::make_intrusive<loss_node>(std::exchange(output_grads, {}));
+    node->set_next_edges(std::exchange(roots, {}));
+    ::torch::autograd::set_history(loss, node);
+    r.start_backward();
+    c10::impl::IncludeDispatchKeyGuard key(record_key);
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    grads = r.insist([&] { return ::torch::autograd::grad({loss}, wanted, {at::ones({})}, std::nullopt, false, true); });
+    std::set<c10::StorageImpl*> taken;
+    for (const auto& o : outputs) taken.insert(o.storage().unsafeGetStorageImpl());
+    for (std::size_t i = 0; i < grads.size(); ++i) {
+      if (!grads[i].defined()) continue;
+      if (!r.knows(grads[i])) throw cannot_capture("a gradient was not made by a recorded operator");
+      const bool shared = r.outside(grads[i]) || taken.count(grads[i].storage().unsafeGetStorageImpl());
+      grads[i] = settled(grads[i], wanted[i], shared);
+      taken.insert(grads[i].storage().unsafeGetStorageImpl());
+    }
+  }
+
+  std::vector<index_t> kept;  // slots: those of the parameters come first
+  std::vector<byte_view> parameter_grads, output_views;
+  std::vector<std::optional<byte_view>> input_grads;
+  std::vector<std::vector<bool>> parameter_sources, input_sources;
+  std::vector<int64_t> versions;
+  std::vector<bool> differentiable;
+  for (std::size_t i = 0; i < trained; ++i)
+    if (grads[i].defined()) {
+      kept.push_back(wanted_slots[i]);
+      parameter_grads.push_back(r.view_of(grads[i]));
+      parameter_sources.push_back(sources[i]);
+    }
+  auto next = trained;
+  for (const auto& a : arguments) {
+    input_grads.emplace_back();
+    input_sources.emplace_back();
+    if (!a.defined() || !a.requires_grad()) continue;
+    input_sources.back() = sources[next];
+    if (grads[next].defined()) input_grads.back() = r.view_of(grads[next]);
+    ++next;
+  }
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    output_views.push_back(r.view_of(outputs[i]));
+    differentiable.push_back(outputs[i].requires_grad());
+    versions.push_back(outputs[i].is_inference() ? 0 : outputs[i]._version());
+  }
+  for (auto* list : {&arguments, &outputs, &wanted, &grads}) list->clear();
+  at::autocast::clear_cache();
+  if (const auto what = r.kept_by_module())
+    throw cannot_capture("the module keeps a tensor that " + *what +
+                         " made in its forward; a planned step would not renew it. A cache that does not change can be filled by "
+                         "calling the module once before it is wrapped");
+  auto t = r.finish();
+  for (index_t k = 0; k < t.slots.size(); ++k)
+    if (t.slots[k].from == role::parameter && std::find(kept.begin(), kept.end(), k) == kept.end())
+      t.slots[k].from = role::buffer;
+  t.parameters = std::move(kept);
+  t.parameter_grads = std::move(parameter_grads);
+  t.outputs = std::move(output_views);
+  t.output_grads = std::move(grad_views);
+  t.input_grads = std::move(input_grads);
+  t.results = std::move(results);
+  t.output_versions = std::move(versions);
+  t.differentiable = std::move(differentiable);
+  t.parameter_sources = std::move(parameter_sources);
+  t.input_sources = std::move(input_sources);
+  return t;
+}
+
+}  // namespace remat::pytorch::detail

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// A training step as it was called: what the recorder writes and `lower` turns into a program. Private to the adapter.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+
+#include <remat/pytorch/capture.hpp>
+#include <remat/pytorch/program.hpp>
+
+namespace remat::pytorch::detail {
+
+/// A tensor of a call. In a trace, `view.value` is a storage of the trace: views are told by storage and geometry.
+struct traced_tensor {
+  int at = 0, element = -1;  ///< see `operand`
+  byte_view view;
+  bool written = false;  ///< the call writes its storage
+};
+
+/// A `generator_origin` in terms of calls.
+struct draw_origin {
+  generator_origin::kind from = generator_origin::next;
+  std::size_t call = 0;
+  content state = {};
+};
+
+/// One call, arguments without their tensors.
+struct traced_call {
+  c10::OperatorHandle op;
+  std::vector<c10::IValue> arguments;
+  std::vector<traced_tensor> operands, results;
+  bool grad_mode = false;
+  std::vector<int> statistics;       ///< arguments written behind the schema's back, and not read by the results
+  std::optional<draw_origin> draws;  ///< where its draw starts, if it draws
+};
+
+/// The call raises an error or does nothing, such as `_linalg_check_errors`.
+inline bool only_checks(const traced_call& c) {
+  return c.op.schema().returns().empty() &&
+         std::none_of(c.operands.begin(), c.operands.end(), [](const auto& o) { return o.written; });
+}
+
+/// A recorded step. Views and slots name storages of the trace.
+struct trace {
+  std::vector<slot> slots;
+  std::vector<content> constants;
+  std::vector<at::Tensor> found;  ///< for the slots that are `role::found`
+  std::vector<storage_value> storages;
+  std::vector<traced_call> calls;
+  std::size_t backward = 0;  ///< first call after the forward
+  std::vector<index_t> parameters;
+  std::vector<byte_view> parameter_grads;
+  std::vector<byte_view> outputs;
+  std::vector<int64_t> output_versions;
+  std::vector<bool> differentiable;
+  std::vector<std::optional<byte_view>> output_grads, input_grads;
+  std::vector<std::size_t> results;
+  std::vector<std::vector<bool>> parameter_sources, input_sources;
+  draw_origin after_forward, after_backward;
+  std::vector<written_tensor> written;
+  std::shared_ptr<const questions> asked;
+};
+
+/// Runs and records a step; parameters as for `capture`.
+trace record(const forward_function& forward, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& parameters,
+             const std::vector<at::Tensor>& buffers, const std::vector<std::string>& names, const std::vector<output_use>& uses);
+
+/// Storage versions and nodes of a recorded step.
+program lower(const trace& recorded);
+
+}  // namespace remat::pytorch::detail

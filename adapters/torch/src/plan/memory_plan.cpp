@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory_plan.hpp"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+
+#include <remat/core/evaluate.hpp>
+
+#include "../program/effects.hpp"
+
+namespace remat::pytorch {
+namespace {
+
+bool from_outside(const program& p, index_t v) { return p.values[v].slot != none; }
+
+/// Bytes [first, second) of its storage that a view touches.
+std::pair<bytes_t, bytes_t> extent(const byte_view& v) {
+  int64_t last = 0;
+  for (std::size_t d = 0; d < v.sizes.size(); ++d) {
+    if (v.sizes[d] == 0) return {0, 0};
+    last += (v.sizes[d] - 1) * v.strides[d];
+  }
+  const auto element = static_cast<bytes_t>(c10::elementSize(v.dtype));
+  return {v.offset, v.offset + (last + 1) * element};
+}
+
+class planner {
+ public:
+  planner(std::shared_ptr<const program> step, const schedule& s, const program_profile& profiles)
+      : schedule_(s), profiles_(profiles), now_(step->values.size(), none) {
+    plan_.step = std::move(step);
+    TORCH_CHECK(profiles.nodes.size() == program_().nodes.size(), "profiles of another program");
+  }
+
+  std::unique_ptr<execution_plan::data> run(const layout_options& o) {
+    check();
+    std::vector<bool> has_run(program_().nodes.size(), false);
+    plan_.saves.resize(program_().nodes.size());
+    for (const auto& n : program_().nodes) note_origin(n.starts);
+    note_origin(program_().after_forward);
+    note_origin(program_().after_backward);
+    for (std::size_t i = 0; i < schedule_.steps.size(); ++i) {
+      const auto [what, which] = schedule_.steps[i];
+      if (what == action::drop) {
+        drop(which, time(i));
+      } else if (which == program_().loss) {
+        leave_forward();
+      } else {
+        const bool again = has_run[which];
+        has_run[which] = true;
+        if (again && program_().nodes[which].random) plan_.saves[which].before = true;
+        plan_.recomputed += again;
+        compute(i, which, again);
+      }
+    }
+    finish();
+    note_reads();
+    place(o);
+    return std::make_unique<execution_plan::data>(std::move(plan_));
+  }
+
+ private:
+  static constexpr std::int64_t events = std::int64_t{1} << 24;  // room for the events within a step
+  static std::int64_t time(std::size_t i, int event = 0) { return static_cast<std::int64_t>(i) * events + event; }
+  const program& program_() const { return *plan_.step; }
+
+  void note_origin(const generator_origin& o) {
+    if (o.from == generator_origin::before) plan_.saves[o.node].before = true;
+    if (o.from == generator_origin::after) plan_.saves[o.node].after = true;
+    if (o.from == generator_origin::forward) plan_.saves_phase[0] = true;
+    if (o.from == generator_origin::backward) plan_.saves_phase[1] = true;
+  }
+
+  /// The schedule is valid, which includes that what has effects keeps its order, and leaves out none of that.
+  void check() const {
+    const auto p = to_problem(program_(), profiles_.seconds(), profiles_.workspace());
+    evaluate(p, schedule_);
+    const auto n = static_cast<index_t>(program_().nodes.size());
+    std::vector<bool> has_run(n, false);
+    for (std::size_t i = 0; i < schedule_.steps.size(); ++i) {
+      const auto [what, which] = schedule_.steps[i];
+      if (what == action::offload || what == action::prefetch)
+        throw bad_schedule(i, "step " + std::to_string(i) + ": copies to the host are not supported");
+      if (what == action::compute) has_run[which] = true;
+    }
+    for (index_t i = 0; i < n; ++i)
+      if (!has_run[i] && has_effects(program_(), program_().nodes[i]))
+        throw bad_schedule(schedule_.steps.size(), "node " + std::to_string(i) + " never runs");
+  }
+
+  index_t new_buffer(bytes_t bytes, std::int64_t born) {
+    plan_.buffers.push_back({bytes, born});
+    return static_cast<index_t>(plan_.buffers.size() - 1);
+  }
+  void leave(index_t b, std::int64_t when) {
+    if (b != none && --plan_.buffers[b].values == 0) plan_.buffers[b].dies = when;
+  }
+  void drop(index_t v, std::int64_t when) {
+    if (v < now_.size()) leave(std::exchange(now_[v], none), when);  // the others only order what has effects
+  }
+  void enter(index_t v, index_t b, std::int64_t when) {
+    ++plan_.buffers[b].values;
+    leave(std::exchange(now_[v], b), when);  // computed again while it was there: the new one counts
+  }
+  location where(index_t v) const { return from_outside(program_(), v) ? location{none, v} : location{now_[v], v}; }
+
+  bool dies_after(std::size_t i, index_t v) const {
+    for (++i; i < schedule_.steps.size() && schedule_.steps[i].what == action::drop; ++i)
+      if (schedule_.steps[i].which == v) return true;
+    return false;
+  }
+
+  void compute(std::size_t i, index_t n, bool again) {
+    const auto& node = program_().nodes[n];
+    const auto& script = again ? profiles_.nodes[n]->again : profiles_.nodes[n]->first;
+    planned_step s{n, again, {}, {}, {}};
+    std::map<index_t, location> here;  // outputs, and versions that share their buffer
+    std::vector<index_t> entered;
+
+    for (const auto& [old, fresh] : node.overwrites) {
+      const auto from = where(old);
+      const bool in_place = from.buffer != none && plan_.buffers[from.buffer].values == 1 && dies_after(i, old);
+      const auto b = in_place ? from.buffer : new_buffer(program_().values[fresh].bytes, time(i));
+      if (!in_place) s.copies.push_back({from, {b, fresh}});
+      here[fresh] = {b, fresh};
+    }
+    for (const auto& block : script.blocks) {
+      const bool temporary = block.result == none && block.freed >= 0;
+      if (block.result == none && !temporary) {
+        s.blocks.push_back(none);  // kept by the operator
+        continue;
+      }
+      const auto b = new_buffer(block.bytes, time(i, block.born + 1));
+      s.blocks.push_back(b);
+      if (temporary)
+        plan_.buffers[b].dies = time(i, block.freed + 1);
+      else
+        here[node.outputs[block.result]] = {b, node.outputs[block.result]};
+    }
+    for (const auto& c : node.calls) {
+      placed_call placed{&c, {}, {}};
+      for (const auto& o : c.operands) {
+        const auto v = program_().views[o.view].value;
+        const auto found = here.find(v);
+        placed.operands.push_back(found != here.end() ? found->second : where(v));
+      }
+      for (const auto& r : c.results) {
+        const auto v = program_().views[r.view].value;
+        if (!here.count(v))  // not in the script: an empty tensor, or a script that could not tell
+          here[v] = {new_buffer(program_().values[v].bytes, time(i)), v};
+        placed.results.push_back(here[v]);
+      }
+      s.calls.push_back(std::move(placed));
+    }
+    for (auto v : node.outputs)
+      if (const auto found = here.find(v); found != here.end()) enter(v, found->second.buffer, time(i + 1));
+    elsewhere_ = std::max(elsewhere_, profiles_.nodes[n]->elsewhere);
+    plan_.steps.push_back(std::move(s));
+    plan_.scripts.push_back(script);
+  }
+
+  /// The caller gets the outputs.
+  void leave_forward() {
+    plan_.loss = plan_.steps.size();
+    for (auto v : program_().outputs) plan_.outputs.push_back(keep(v));
+    for (auto v : program_().output_grads)
+      if (v != none) plan_.outside += page(program_().values[program_().views[v].value].bytes);
+  }
+  location keep(index_t view) {
+    const auto l = where(program_().views[view].value);
+    if (l.buffer != none && !std::exchange(plan_.buffers[l.buffer].outside, true)) {
+      plan_.outside += page(plan_.buffers[l.buffer].bytes);
+      ++plan_.buffers[l.buffer].values;  // never written in place, never dead
+    }
+    return l;
+  }
+  static bytes_t page(bytes_t bytes) { return (bytes + 63) / 64 * 64; }
+
+  void finish() {
+    plan_.outside += elsewhere_;
+    for (auto v : program_().input_grads) plan_.input_grads.push_back(v == none ? location{} : keep(v));
+    std::vector<std::pair<index_t, std::pair<bytes_t, bytes_t>>> taken;
+    for (auto v : program_().parameter_grads) {
+      const auto& view = program_().views[v];
+      const auto l = where(view.value);
+      const auto range = extent(view);
+      const bool sum = l.buffer == none && program_().from(l.value) == role::gradient;
+      const bool shared = !sum && (l.buffer == none || plan_.buffers[l.buffer].outside ||
+                                   std::any_of(taken.begin(), taken.end(), [&](const auto& t) {
+                                     return t.first == l.buffer && t.second.first < range.second && range.first < t.second.second;
+                                   }));
+      if (sum)
+        plan_.sums.push_back(program_().values[l.value].slot);
+      else if (shared)
+        plan_.outside += page(range.second - range.first);
+      else
+        taken.emplace_back(l.buffer, range);
+      plan_.copy_grad.push_back(shared);
+      plan_.parameter_grads.push_back(l);
+    }
+  }
+
+  void note_reads() {
+    std::set<index_t> outside, buffers;
+    for (std::size_t i = plan_.loss; i < plan_.steps.size(); ++i) {
+      auto note = [&](const location& l) { l.buffer == none ? outside.insert(l.value) : buffers.insert(l.buffer); };
+      for (const auto& c : plan_.steps[i].calls)
+        for (const auto& l : c.operands) note(l);
+      for (const auto& [from, to] : plan_.steps[i].copies) note(from);
+    }
+    for (const auto& l : plan_.outputs) plan_.reads.outputs.push_back(l.buffer != none && buffers.count(l.buffer) > 0);
+    plan_.reads.outside.assign(outside.begin(), outside.end());
+  }
+
+  void place(const layout_options& o) {
+    const auto end = time(schedule_.steps.size() + 1);
+    std::vector<allocation> list;
+    std::vector<index_t> which;
+    for (index_t b = 0; b < plan_.buffers.size(); ++b) {
+      const auto& x = plan_.buffers[b];
+      if (x.outside || x.bytes == 0) continue;
+      list.push_back({x.born, x.dies < 0 ? end : std::max(x.dies, x.born + 1), x.bytes});
+      which.push_back(b);
+    }
+    const auto l = lay_out(list, o);
+    for (std::size_t i = 0; i < which.size(); ++i) plan_.buffers[which[i]].offset = l.offsets[i];
+    plan_.arena = l.arena;
+    plan_.live = l.live_peak;
+  }
+
+  const schedule& schedule_;
+  const program_profile& profiles_;
+  execution_plan::data plan_;
+  bytes_t elsewhere_ = 0;     ///< most that other threads allocate during a step
+  std::vector<index_t> now_;  ///< per value: its buffer, none if it is not on the device
+};
+
+}  // namespace
+
+execution_plan::execution_plan(std::shared_ptr<const program> step, const schedule& s, const program_profile& profiles,
+                               const layout_options& o)
+    : data_(planner(std::move(step), s, profiles).run(o)) {}
+execution_plan::~execution_plan() = default;
+bytes_t execution_plan::arena_bytes() const { return data_->arena; }
+bytes_t execution_plan::live_peak() const { return data_->live; }
+bytes_t execution_plan::outside_bytes() const { return data_->outside; }
+std::size_t execution_plan::operations() const { return data_->steps.size(); }
+std::size_t execution_plan::recomputed() const { return data_->recomputed; }
+const program& execution_plan::step() const { return *data_->step; }
+const execution_plan::reads& execution_plan::read_in_backward() const { return data_->reads; }
+
+}  // namespace remat::pytorch

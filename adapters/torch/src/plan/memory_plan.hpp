@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// A schedule as steps whose memory has its place. Private to the adapter.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <remat/pytorch/executor.hpp>
+
+namespace remat::pytorch {
+
+/// Bytes that one or more values occupy one after the other (the versions of a storage that is written in place).
+struct buffer {
+  bytes_t bytes = 0;
+  std::int64_t born = 0, dies = -1;  ///< -1: at the end
+  int values = 0;                    ///< on the device now
+  bool outside = false;              ///< the caller keeps it
+  bytes_t offset = 0;                ///< in the arena
+};
+
+/// Where a value is during a step: in a buffer, or outside the program (parameter, input, ..): the value itself.
+struct location {
+  index_t buffer = none;  ///< none: from outside
+  index_t value = none;
+  auto operator<=>(const location&) const = default;
+};
+
+/// A call of a step, with the places of its tensors.
+struct placed_call {
+  const call* what = nullptr;
+  std::vector<location> operands, results;  ///< parallel to those of the call; operands left out are none
+};
+
+struct planned_step {
+  index_t node = none;
+  bool again = false;
+  std::vector<placed_call> calls;
+  std::vector<std::pair<location, location>> copies;  ///< {old, new}, before the calls
+  std::vector<index_t> blocks;                        ///< per block of the script: buffer, or none: the ordinary allocator
+};
+
+struct execution_plan::data {
+  std::shared_ptr<const program> step;
+  std::vector<planned_step> steps;
+  std::vector<allocation_script> scripts;  ///< per step
+  std::size_t loss = 0;                    ///< first step of the backward
+  std::vector<buffer> buffers;
+  std::vector<location> outputs, parameter_grads, input_grads;
+  std::vector<bool> copy_grad;  ///< per parameter: its gradient shares bytes with something else
+  std::vector<index_t> sums;    ///< per parameter: slot to which its gradient is added; empty: gradients are handed out
+  execution_plan::reads reads;
+  struct saved_states {
+    bool before = false, after = false;
+  };
+  std::vector<saved_states> saves;       ///< per node: states of the generator that are needed again
+  bool saves_phase[2] = {false, false};  ///< the same when the forward, the backward begins
+  bytes_t arena = 0, live = 0, outside = 0;
+  std::size_t recomputed = 0;
+};
+
+}  // namespace remat::pytorch

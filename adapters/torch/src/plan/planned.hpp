@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// What is known of a kind of inputs, and planned for it. Private to the adapter.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <remat/core/result.hpp>
+#include <remat/pytorch/executor.hpp>
+#include <remat/pytorch/session.hpp>
+
+#include "../usage.hpp"
+
+namespace remat::pytorch {
+
+/// What was planned for one budget.
+struct plan {
+  std::shared_ptr<const execution_plan> run;
+  schedule steps;
+  result found;
+  double plan_seconds = 0;
+  std::string taken_from = {};                   ///< not empty: decisions of that plan; a longer search may find better ones
+  mutable std::atomic<bool> superseded = false;  ///< there is a better one by now
+};
+
+/// Everything known of one kind of inputs.
+struct setup {
+  std::shared_ptr<usage> outputs;
+  std::vector<at::Tensor> parameters, buffers;  ///< of the module, each once
+  std::vector<at::Tensor> trained;              ///< of the parameters, those that require a gradient
+  std::vector<std::size_t> place;               ///< per parameter of the program: position among `trained`
+
+  std::shared_ptr<const program> step;
+  std::unique_ptr<const bindings> tensors;
+  program_profile profiles;
+  std::shared_ptr<const questions> asked;
+  std::shared_ptr<void> note;  ///< of the invocation that was captured
+  problem p;
+  std::string inputs;     ///< for people
+  std::size_t graph = 0;  ///< hash of the program without sizes
+  std::shared_ptr<const plan> store_all;
+  bytes_t parameter_bytes = 0, buffer_bytes = 0, constants = 0;
+  double capture_seconds = 0;
+  std::shared_ptr<setup> adding;                         ///< the same step with `accumulating` gradients, once it is needed
+  std::uint64_t last_used = 0;                           ///< steps of the session before
+  std::map<bytes_t, std::shared_ptr<const plan>> plans;  ///< by bytes available
+  std::atomic<bool> broken = false;                      ///< an operator did not do as it did when it was measured
+};
+
+/// An executor, and what it was made for.
+struct runner {
+  std::shared_ptr<setup> kind;
+  std::shared_ptr<const plan> what;
+  std::unique_ptr<executor> run;
+  bytes_t available = 0;  ///< what the plan was made for
+  std::size_t steps = 0;
+};
+
+}  // namespace remat::pytorch

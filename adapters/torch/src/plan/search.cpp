@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "search.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <sstream>
+#include <string>
+
+#include <remat/core/smallest_budget.hpp>
+#include <remat/core/solve.hpp>
+#include <remat/io/bytes.hpp>
+
+#include "../clock.hpp"
+#include "../solver.hpp"
+
+namespace remat::pytorch {
+namespace {
+
+/// A `plan_solver` where a solver is asked for.
+struct as_solver {
+  const search_options& options;
+  std::string name() const { return "the solver of the wrapped module"; }
+  result solve(const problem& p, bytes_t budget, monitor& m) const {
+    auto l = m.limits();
+    l.seconds = m.remaining();
+    return options.solver(p, budget, l, report_to(m));
+  }
+};
+
+class hash_of {
+ public:
+  template <class T>
+  hash_of& operator<<(const T& x) {
+    value_ = value_ * 0x9e3779b97f4a7c15u + std::hash<T>{}(x) + (value_ >> 29);
+    return *this;
+  }
+  std::size_t value() const { return value_; }
+
+ private:
+  std::size_t value_ = 0;
+};
+
+}  // namespace
+
+std::size_t graph_hash(const program& step) {
+  hash_of h;
+  h << step.values.size() << step.nodes.size() << step.loss;
+  for (const auto& s : step.slots) h << static_cast<int>(s.from) << s.position << s.value;
+  for (const auto& n : step.nodes) {
+    h << n.name << n.calls.size() << n.random << n.once;
+    for (const auto& c : n.calls) h << c.op.schema().name() << c.operands.size() << c.results.size();
+    for (const auto* list : {&n.inputs, &n.outputs}) {
+      h << list->size();
+      for (auto v : *list) h << v;
+    }
+    for (const auto& [old, fresh] : n.overwrites) h << old << fresh;
+  }
+  return h.value();
+}
+
+std::shared_ptr<plan> lay_out_plan(const setup& s, const schedule& steps) {
+  auto made = std::make_shared<plan>();
+  made->steps = steps;
+  made->run = std::make_shared<execution_plan>(s.step, steps, s.profiles);
+  made->found = as_result(s.p, steps);
+  return made;
+}
+
+std::shared_ptr<const plan> take_over(const setup& s, bytes_t available, const setup& other) {
+  const auto begin = clock::now();
+  std::vector<std::shared_ptr<const plan>> known;  // the fastest first
+  for (const auto& [bytes, plan] : other.plans) known.push_back(plan);
+  std::sort(known.begin(), known.end(), [](const auto& a, const auto& b) { return a->found.seconds < b->found.seconds; });
+  for (const auto& k : known) {
+    auto made = lay_out_plan(s, k->steps);
+    if (made->run->needed_bytes() > available) continue;
+    made->found.solver = k->found.solver;
+    made->taken_from = k->taken_from.empty() ? other.inputs : k->taken_from;
+    made->plan_seconds = since(begin);
+    return made;
+  }
+  return nullptr;
+}
+
+std::shared_ptr<const plan> glance(const setup& s, bytes_t available, const search_options& o) {
+  const auto begin = clock::now();
+  auto l = o.limits;
+  l.seconds = std::min(l.seconds, 0.05);
+  const auto r = o.solver(s.p, s.p.held_bytes() + available, l, o.watch);
+  if (!r.found()) return nullptr;
+  const auto made = lay_out_plan(s, r.schedule);
+  if (made->run->needed_bytes() > available) return nullptr;
+  made->found = r;
+  made->taken_from = "a short search";
+  made->plan_seconds = since(begin);
+  return made;
+}
+
+namespace {
+
+/// A schedule of an earlier process, if it does for this one.
+std::shared_ptr<plan> laid_out_again(const setup& s, bytes_t available, const result& earlier) {
+  try {
+    auto made = lay_out_plan(s, earlier.schedule);
+    if (made->run->needed_bytes() > available) return nullptr;
+    made->found.status = earlier.status;
+    made->found.solver = earlier.solver;
+    made->found.bound = std::min(earlier.bound, made->found.seconds);
+    return made;
+  } catch (const bad_schedule&) {  // of another program by chance, or damaged
+    return nullptr;
+  }
+}
+
+/// The planner's memory model is cautious where operators work in place, and knows nothing of fragmentation; so several
+/// budgets are tried, each corrected by what the layout of the answer took.
+std::shared_ptr<const plan> search_anew(const setup& s, bytes_t available, bytes_t held_bytes, const search_options& o) {
+  auto best = std::make_shared<plan>();
+  const auto begin = clock::now();
+  auto within = s.p.held_bytes() + available;
+  constexpr int rounds = 4;
+  for (int round = 0; round < rounds; ++round) {
+    auto l = o.limits;
+    l.seconds = std::max(0.1, (l.seconds - since(begin)) / (rounds - round));
+    auto r = o.solver(s.p, within, l, o.watch);
+    if (!r.found()) {
+      o.log("no schedule within " + format_bytes(within) + " (" + std::string(to_string(r.status)) + ")");
+      if (best->run || within >= s.p.held_bytes() + 2 * available) break;
+      within += available / 4;  // the layout may need less than the model says
+      continue;
+    }
+    auto run = std::make_shared<execution_plan>(s.step, r.schedule, s.profiles);
+    const auto need = run->needed_bytes();
+    const auto excess = need - available;
+    o.log("schedule of " + format_seconds(r.seconds) + " with " + std::to_string(r.recomputed) + " recomputations needs " +
+          format_bytes(need) + " of " + format_bytes(available));
+    if (excess <= 0 && (!best->run || r.seconds < best->found.seconds)) {
+      best->run = run;
+      best->steps = r.schedule;
+      best->found = r;
+    }
+    if (excess <= 0 && (-excess < available / 50 || r.recomputed == 0)) break;
+    within -= excess + (excess > 0 ? available / 200 : 0);
+  }
+  if (best->run) {
+    best->plan_seconds = since(begin);
+    return best;
+  }
+  best = leanest(s, o);
+  best->plan_seconds = since(begin);
+  if (best->run->needed_bytes() > available) fail_over_budget(s, *best, held_bytes + available, held_bytes);
+  return best;
+}
+
+}  // namespace
+
+std::shared_ptr<const plan> search(const setup& s, bytes_t available, bytes_t held_bytes, const search_options& o) {
+  using function = result (*)(const problem&, bytes_t, const limits&, const plan_observer&);
+  const auto begin = clock::now();
+  const auto* known = o.solver.target<function>();
+  const auto key = o.cache.key(*s.step, available, known && *known == &solve_by_default ? "automatic" : o.solver_name, o.limits);
+  if (const auto earlier = key ? o.cache.find(*key) : std::nullopt)
+    if (const auto made = laid_out_again(s, available, *earlier)) {
+      made->plan_seconds = since(begin);
+      o.log("plan of an earlier process");
+      return made;
+    }
+  std::atomic<bool> cut_off = false;
+  auto watched = o;
+  watched.watch = [&](const progress& p) {
+    const auto answer = o.watch(p);
+    if (answer == control::stop) cut_off = true;
+    return answer;
+  };
+  auto found = search_anew(s, available, held_bytes, watched);
+  if (key && !cut_off) o.cache.store(*key, found->found);
+  return found;
+}
+
+/// The plan of the smallest budget that bisection finds.
+std::shared_ptr<plan> leanest(const setup& s, const search_options& o) {
+  auto least = std::make_shared<plan>();
+  least->found = smallest_budget(s.p, as_solver{o}, o.limits, 0.01, o.watch);
+  least->steps = least->found.schedule;
+  least->run = std::make_shared<execution_plan>(s.step, least->steps, s.profiles);
+  return least;
+}
+
+/// @throws over_budget always
+[[noreturn]] void fail_over_budget(const setup& s, const plan& least, bytes_t asked, bytes_t held_bytes) {
+  const auto store_all = s.store_all->run->needed_bytes();
+  const auto smallest =
+      held_bytes + std::min(store_all, std::max(least.run->needed_bytes(), least.found.peak - s.p.held_bytes()));
+  const auto bound = std::min(smallest, held_bytes + least.found.budget_bound - s.p.held_bytes());
+  std::string largest;
+  bytes_t most = -1;
+  for (std::size_t i = 0; i < s.step->nodes.size(); ++i) {
+    const auto& node = s.step->nodes[i];
+    auto bytes = s.profiles.nodes[i]->workspace;
+    for (const auto* list : {&node.inputs, &node.outputs})
+      for (auto v : *list) bytes += s.step->values[v].bytes;
+    if (bytes > most) most = bytes, largest = node.name + " with " + std::to_string(bytes) + " bytes";
+  }
+  std::ostringstream text;
+  text << "budget of " << asked << " bytes (" << format_bytes(std::max<bytes_t>(0, asked))
+       << "): no schedule fits. Smallest budget known to do: " << smallest << " bytes (" << format_bytes(smallest)
+       << "); every budget is at least " << bound << " bytes; " << held_bytes
+       << " bytes are held before the step begins; the plain step takes " << store_all
+       << " bytes beyond that; the largest operator is " << largest;
+  throw over_budget(text.str(), asked, smallest, bound, largest);
+}
+
+}  // namespace remat::pytorch

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// From a captured step and a number of bytes to a plan. Private to the adapter.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <remat/pytorch/session.hpp>
+
+#include "planned.hpp"
+
+namespace remat::pytorch {
+
+/// How to search.
+struct search_options {
+  plan_solver solver;
+  std::string solver_name;  ///< see `wrap_options`
+  plan_cache cache;
+  remat::limits limits;
+  plan_observer watch;
+  std::function<void(const std::string&)> log;  ///< not empty
+};
+
+/// A hash of what two programs share that differ in sizes only: nodes, operators, and which values these read, write and make.
+std::size_t graph_hash(const program& step);
+
+/// A given schedule, laid out for `s`.
+/// @throws bad_schedule if it is none of its problem
+std::shared_ptr<plan> lay_out_plan(const setup& s, const schedule& steps);
+
+/// The fastest schedule that the solver finds among those whose layout takes at most `available` bytes, or found in an earlier
+/// process. What was cut off by the observer is not kept for later ones.
+/// @param held bytes that are there before the step begins, for messages
+/// @throws over_budget if it finds none
+std::shared_ptr<const plan> search(const setup& s, bytes_t available, bytes_t held, const search_options& o);
+
+/// The decisions of `other`, taken over for `s`: one of its plans, or none if none fits.
+std::shared_ptr<const plan> take_over(const setup& s, bytes_t available, const setup& other);
+
+/// What the solver finds in no more than 0.05 s, or none if that does not fit.
+std::shared_ptr<const plan> glance(const setup& s, bytes_t available, const search_options& o);
+
+/// The plan of the smallest budget that bisection finds.
+std::shared_ptr<plan> leanest(const setup& s, const search_options& o);
+
+/// @throws over_budget always
+[[noreturn]] void fail_over_budget(const setup& s, const plan& least, bytes_t asked, bytes_t held);
+
+}  // namespace remat::pytorch

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// What costs depend on besides the program, and where they are kept. Private to the adapter.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <torch/version.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+namespace remat::pytorch {
+
+/// PyTorch, processor and threads.
+inline std::string environment() {
+  std::string processor = "unknown processor";
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);)
+    if (line.rfind("model name", 0) == 0) {
+      processor = line.substr(std::min(line.size(), line.find(':') + 2));
+      break;
+    }
+  return std::string("torch ") + TORCH_VERSION + ", " + processor + ", " + std::to_string(at::get_num_threads()) + " threads";
+}
+
+/// `$XDG_CACHE_HOME/remat`, else `~/.cache/remat`, else nothing.
+inline std::filesystem::path cache_folder() {
+  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache != 0)
+    return std::filesystem::path(cache) / "remat";
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home != 0)
+    return std::filesystem::path(home) / ".cache" / "remat";
+  return {};
+}
+
+}  // namespace remat::pytorch

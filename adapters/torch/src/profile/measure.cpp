@@ -1,0 +1,459 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include <remat/io/file.hpp>
+#include <remat/layout/layout.hpp>
+#include <remat/pytorch/capture.hpp>
+#include <remat/pytorch/memory.hpp>
+#include <remat/pytorch/profile.hpp>
+
+#include "../capture/operators.hpp"
+#include "../clock.hpp"
+#include "../program/views.hpp"
+#include "environment.hpp"
+#include "json.hpp"
+
+namespace remat::pytorch {
+namespace {
+
+/// All that the cost of a node depends on, as text; values are numbered by their first appearance.
+std::string signature(const program& step, const node& n) {
+  std::ostringstream out;
+  out.precision(17);
+  std::map<index_t, std::size_t> number;
+  auto tensor = [&](index_t v) {
+    const auto& view = step.views[v];
+    out << number.emplace(view.value, number.size()).first->second << ":" << step.values[view.value].bytes << ":"
+        << c10::toString(view.dtype) << view.offset << (view.conj ? "c" : "") << (view.neg ? "n" : "");
+    for (auto s : view.sizes) out << "," << s;
+    out << ";";
+    for (auto s : view.strides) out << "," << s;
+    if (is_number(step, v)) out << "!";
+  };
+  for (auto v : n.outputs) out << step.values[v].bytes << "/";
+  for (const auto& c : n.calls) {
+    out << c.op.operator_name() << (c.grad_mode ? "+" : "") << "(";
+    for (const auto& a : c.arguments)
+      if (a.isTensor())
+        out << "T ";
+      else if (a.isGenerator() || a.isCapsule())
+        out << a.tagKind() << " ";
+      else if (a.isTensorList() || a.isOptionalTensorList())
+        out << "L" << a.toListRef().size() << " ";
+      else
+        out << a << " ";
+    for (const auto& o : c.operands) {
+      out << "|" << o.at << "." << o.element << "=";
+      tensor(o.view);
+    }
+    for (const auto& r : c.results) {
+      out << ">" << r.at << "." << r.element << "=";
+      tensor(r.view);
+    }
+    for (auto a : c.first_run_only) out << "?" << a;
+    out << ")";
+  }
+  for (const auto& [old, fresh] : n.overwrites) out << "w" << number.emplace(fresh, number.size()).first->second;
+  return out.str();
+}
+
+constexpr bytes_t little = bytes_t{64} << 10;
+
+/// Runs a node on operands of its own.
+class bench {
+ public:
+  bench(const program& step, const node& n) : step_(step), node_(n) {
+    for (const auto& c : n.calls) {
+      for (const auto& o : c.operands) touch(o.view);
+      for (const auto& r : c.results) made_.push_back(step.views[r.view].value);
+    }
+    keep_written();
+  }
+
+  /// Other numbers, for operators that refuse the first.
+  void make_plausible() {
+    for (const auto& c : node_.calls)
+      for (const auto& o : c.operands) {
+        const auto value = step_.views[o.view].value;
+        if (is_number(step_, o.view) || !storage_.count(value) || std::find(made_.begin(), made_.end(), value) != made_.end())
+          continue;
+        fill_plausibly(operand_of(o.view));
+      }
+    keep_written();
+  }
+
+  /// A first run, in which kernels set themselves up, on numbers that they take.
+  /// @throws cannot_capture if they take none
+  void warm_up(const std::function<void()>& run) {
+    try {
+      run();
+      return;
+    } catch (const c10::Error&) {
+      make_plausible();
+    }
+    try {
+      run();
+    } catch (const c10::Error& e) {
+      throw cannot_capture(
+          node_.name + " cannot be measured, as it takes no other numbers than those of the step: " + e.what_without_backtrace());
+    }
+  }
+
+  /// Operands as they were, where a run has written them: numbers that drift to infinity or denormals take other times.
+  void refresh() {
+    for (auto& [to, from] : written_) to.copy_(from);
+  }
+
+  /// One run, with `scope` (a recording, planned allocations) active during the calls.
+  /// @return s
+  template <class Scope>
+  double run(bool again, Scope* scope) {
+    clear();
+    refresh();
+    double seconds = 0;
+    for (const auto& c : node_.calls) {
+      auto stack = stack_of(c, again, [&](index_t v) { return operand_of(v); });
+      at::AutoGradMode grad_mode(c.grad_mode);
+      if (scope) scope->start();
+      const stopwatch watch;
+      c.op.callBoxed(stack);
+      seconds += watch.seconds();
+      undisturbed_ = undisturbed_ && watch.undisturbed();
+      if (scope) scope->stop();
+      for (const auto& r : c.results) storage_.insert_or_assign(step_.views[r.view].value, result_of(stack, r).storage());
+    }
+    return seconds;
+  }
+
+  /// Shortest of some runs whose allocations lie in an arena, as they will when the program is executed.
+  /// @param elsewhere gets what other threads allocated: half of the runs need no more, or it is little, as other work of the
+  ///                  process may be among it
+  /// @param undisturbed was the shortest?
+  double seconds(const allocation_script& s, double limit, bytes_t& elsewhere, bool& undisturbed) {
+    std::vector<allocation> list;
+    for (const auto& b : s.blocks) list.push_back({b.born, b.freed < 0 ? s.events + 1 : b.freed, b.bytes});
+    const auto places = lay_out(list, {.tries = 0});
+    const arena memory(places.arena);
+    std::vector<planned_block> plan;
+    for (std::size_t i = 0; i < s.blocks.size(); ++i) {
+      const auto& b = s.blocks[i];
+      const bool kept_by_operator = b.result == none && b.freed < 0;
+      plan.push_back({b.bytes, b.deaths, kept_by_operator ? nullptr : memory.data() + places.offsets[i], b.freed >= 0});
+    }
+    planned_allocations planned;
+    double shortest = std::numeric_limits<double>::infinity();
+    std::vector<bytes_t> seen;
+    const meter counting;
+    auto once = [&] {
+      planned.plan(plan);
+      undisturbed_ = true;
+      const auto before = meter::live();
+      meter::reset_peak();
+      const auto time = run(false, &planned);
+      seen.push_back(meter::peak() - before);
+      if (time < shortest) shortest = time, undisturbed = undisturbed_;
+    };
+    once();  // touches the memory
+    shortest = std::numeric_limits<double>::infinity();
+    once();
+    const auto begin = clock::now();
+    for (int k = 0; k < 2 || (k < 8 && since(begin) < limit); ++k) once();
+    clear();
+    std::sort(seen.begin(), seen.end());
+    elsewhere = seen[seen.size() / 2];
+    for (auto bytes : seen)
+      if (bytes <= little) elsewhere = std::max(elsewhere, bytes);
+    return shortest;
+  }
+
+  allocation_script script(bool again, bytes_t* workspace) {
+    recording record;
+    run(again, &record);
+    allocation_script s;
+    s.events = record.events();
+    std::vector<bytes_t> change(static_cast<std::size_t>(s.events) + 1, 0);
+    bytes_t kept = 0, live = 0, peak = 0;
+    for (const auto& b : record.blocks()) {
+      scripted_block block{b.bytes, b.born, b.freed, 0, none};
+      for (const auto& other : record.blocks()) block.deaths += other.freed >= 0 && other.freed < b.born;
+      for (std::size_t i = 0; i < node_.outputs.size() && b.freed < 0; ++i)
+        if (const auto found = storage_.find(node_.outputs[i]); found != storage_.end() && found->second.data() == b.data)
+          block.result = static_cast<index_t>(i);
+      if (block.result != none) kept += b.bytes;
+      change[static_cast<std::size_t>(b.born)] += b.bytes;
+      if (b.freed >= 0) change[static_cast<std::size_t>(b.freed)] -= b.bytes;
+      s.blocks.push_back(block);
+    }
+    for (auto c : change) peak = std::max(peak, live += c);
+    if (workspace != nullptr) *workspace = std::max<bytes_t>(0, peak - kept);
+    return s;
+  }
+
+ private:
+  void clear() {
+    for (auto v : made_) storage_.erase(v);
+  }
+  void keep_written() {
+    written_.clear();
+    for (const auto& [old, fresh] : node_.overwrites) {
+      if (!storage_.count(fresh)) continue;
+      const auto bytes = static_cast<int64_t>(storage_.at(fresh).nbytes());
+      const auto all = tensor_of({none, {bytes}, {1}, 0, at::kByte}, storage_.at(fresh));
+      written_.emplace_back(all, all.clone());
+    }
+  }
+  void touch(index_t v) {
+    const auto value = step_.views[v].value;
+    if (std::find(made_.begin(), made_.end(), value) != made_.end() || storage_.count(value) || is_number(step_, v)) return;
+    const auto& view = step_.views[v];
+    const auto bytes = step_.values[value].bytes;
+    const auto scratch = at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(step_.values[value].device)).storage();
+    const auto elements = bytes / static_cast<bytes_t>(c10::elementSize(view.dtype));
+    if (at::isFloatingType(view.dtype)) tensor_of({none, {elements}, {1}, 0, view.dtype}, scratch).uniform_(0, 1);
+    storage_.emplace(value, scratch);
+  }
+  at::Tensor operand_of(index_t v) {
+    if (is_number(step_, v)) return constant_tensor(step_, step_.values[step_.views[v].value].slot);
+    return tensor_of(step_.views[v], storage_.at(step_.views[v].value));
+  }
+
+  const program& step_;
+  const node& node_;
+  std::vector<index_t> made_;
+  std::map<index_t, c10::Storage> storage_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> written_;  ///< {operand that the node overwrites, as bytes; what it was}
+  bool undisturbed_ = true;
+};
+
+bool equal(const allocation_script& a, const allocation_script& b) {
+  auto same = [](const scripted_block& x, const scripted_block& y) {
+    return x.bytes == y.bytes && x.born == y.born && x.freed == y.freed && x.result == y.result;
+  };
+  return a.events == b.events && std::equal(a.blocks.begin(), a.blocks.end(), b.blocks.begin(), b.blocks.end(), same);
+}
+
+node_profile measure(const program& step, const node& n, double seconds) {
+  node_profile p;
+  if (n.calls.empty()) return p;
+  bench b(step, n);
+  recording* const no_scope = nullptr;
+  const bool twofold = std::any_of(n.calls.begin(), n.calls.end(), [](const auto& c) { return !c.first_run_only.empty(); });
+  b.warm_up([&] { b.run(false, no_scope); });
+  bytes_t workspace = 0;
+  auto record = [&](bool again) {
+    const auto earlier = b.script(again, &workspace);
+    p.workspace = std::max(p.workspace, workspace);
+    auto s = b.script(again, &workspace);
+    p.workspace = std::max(p.workspace, workspace);
+    s.stable = equal(earlier, s);
+    return s;
+  };
+  p.first = record(false);
+  if (twofold) b.run(true, no_scope);
+  p.again = twofold ? record(true) : p.first;
+  p.seconds = b.seconds(p.first, seconds, p.elsewhere, p.undisturbed);
+  // Threads may meet in a way they did not here.
+  p.elsewhere = std::min<bytes_t>(p.elsewhere * at::get_num_threads(), p.elsewhere + little);
+  return p;
+}
+
+/// Bytes of what a node reads and writes.
+double touched(const program& step, const node& n) {
+  double sum = 1;
+  for (const auto* list : {&n.inputs, &n.outputs})
+    for (auto v : *list) sum += static_cast<double>(step.values[v].bytes);
+  return sum;
+}
+
+/// Allocations from two runs, times scaled by `growth`.
+node_profile measure_like(const program& step, const node& n, const node_profile& like, double growth) {
+  node_profile p;
+  if (n.calls.empty()) return p;
+  bench b(step, n);
+  bytes_t workspace = 0;
+  auto record = [&](bool again) {
+    b.warm_up([&] { b.script(again, nullptr); });
+    auto s = b.script(again, &workspace);
+    p.workspace = std::max(p.workspace, workspace);
+    return s;
+  };
+  p.first = record(false);
+  const bool twofold = std::any_of(n.calls.begin(), n.calls.end(), [](const auto& c) { return !c.first_run_only.empty(); });
+  p.again = twofold ? record(true) : p.first;
+  p.first.stable = like.first.stable;
+  p.again.stable = like.again.stable;
+  p.seconds = like.seconds * growth;
+  p.elsewhere = static_cast<bytes_t>(static_cast<double>(like.elsewhere) * std::max(1.0, growth));
+  return p;
+}
+
+nlohmann::json to_json(const allocation_script& s) {
+  nlohmann::json blocks = nlohmann::json::array();
+  for (const auto& b : s.blocks)
+    blocks.push_back({b.bytes, b.born, b.freed, b.deaths, b.result == none ? std::int64_t{-1} : std::int64_t{b.result}});
+  return {{"events", s.events}, {"stable", s.stable}, {"blocks", blocks}};
+}
+}  // namespace
+
+nlohmann::json to_json(const node_profile& p) {
+  return {{"seconds", p.seconds},
+          {"workspace", p.workspace},
+          {"elsewhere", p.elsewhere},
+          {"first", to_json(p.first)},
+          {"again", to_json(p.again)}};
+}
+
+namespace {
+
+allocation_script script_from(const nlohmann::json& j, std::size_t outputs) {
+  allocation_script s;
+  s.events = j.at("events").get<int>();
+  s.stable = j.at("stable").get<bool>();
+  if (s.events < 0 || s.events >= 1 << 20) throw bad_document("a script has too many events");
+  for (const auto& b : j.at("blocks")) {
+    const auto result = b.at(4).get<std::int64_t>();
+    scripted_block block{b.at(0).get<bytes_t>(), b.at(1).get<int>(), b.at(2).get<int>(), b.at(3).get<int>(),
+                         result < 0 ? none : static_cast<index_t>(result)};
+    const bool in_range = block.bytes > 0 && block.bytes <= max_bytes && block.born >= 0 && block.born < s.events &&
+                          block.freed < s.events && (block.freed < 0 || block.freed > block.born) &&
+                          (result < 0 || static_cast<std::size_t>(result) < outputs);
+    if (!in_range) throw bad_document("a block is out of range");
+    s.blocks.push_back(block);
+  }
+  return s;
+}
+
+}  // namespace
+
+node_profile profile_from(const nlohmann::json& j, std::size_t outputs) {
+  node_profile p{j.at("seconds").get<double>(), j.at("workspace").get<bytes_t>(), j.at("elsewhere").get<bytes_t>(),
+                 script_from(j.at("first"), outputs), script_from(j.at("again"), outputs)};
+  if (!(p.seconds >= 0) || p.workspace < 0 || p.workspace > max_bytes || p.elsewhere < 0 || p.elsewhere > max_bytes)
+    throw bad_document("a cost is out of range");
+  return p;
+}
+
+namespace {
+
+/// Entries of the cache file for this machine, an empty object if there is none.
+nlohmann::json read_cache(const std::filesystem::path& path) {
+  try {
+    auto document = nlohmann::json::parse(read_file(path, std::size_t{256} << 20));
+    if (document.at("format") == "remat-torch-profile" && document.at("version") == 3 && document.at("machines").is_object())
+      return document;
+  } catch (const std::exception&) {  // missing or damaged: measured anew
+  }
+  return {{"format", "remat-torch-profile"}, {"version", 3}, {"machines", nlohmann::json::object()}};
+}
+
+std::mutex known_mutex;
+std::map<std::string, std::map<std::string, std::shared_ptr<const node_profile>>> known;  // environment, signature
+
+}  // namespace
+
+std::filesystem::path profile_options::default_cache() {
+  const auto folder = cache_folder();
+  return folder.empty() ? folder : folder / "torch-profile.json";
+}
+
+std::vector<double> program_profile::seconds() const {
+  std::vector<double> list;
+  for (const auto& n : nodes) list.push_back(n->seconds);
+  return list;
+}
+std::vector<bytes_t> program_profile::workspace() const {
+  std::vector<bytes_t> list;
+  for (const auto& n : nodes) list.push_back(n->workspace);
+  return list;
+}
+
+void forget_profiles() {
+  std::lock_guard lock(known_mutex);
+  known.clear();
+}
+
+program_profile profile(const program& step, const profile_options& o) {
+  const auto begin = clock::now();
+  std::lock_guard lock(known_mutex);
+  const auto machine = environment();
+  auto& here = known[machine];
+  nlohmann::json document;
+  bool read = false;
+  at::NoGradGuard no_grad;
+  at::AutoDispatchBelowADInplaceOrView below;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const auto generator = generator_state::now();
+
+  program_profile result;
+  std::map<std::string, std::shared_ptr<const node_profile>> used;
+  for (const auto& n : step.nodes) {
+    const auto key = signature(step, n);
+    auto& entry = used[key];
+    if (!entry) entry = here[key];
+    if (!entry && !o.cache.empty()) {
+      if (!std::exchange(read, true)) document = read_cache(o.cache);
+      try {
+        entry = std::make_shared<node_profile>(profile_from(document["machines"][machine].at(key), n.outputs.size()));
+      } catch (const std::exception&) {  // not there, or damaged
+      }
+    }
+    if (!entry) {
+      ++result.measured;
+      const double left = std::max(0.0, o.seconds - since(begin));
+      entry = std::make_shared<node_profile>(measure(step, n, std::min(0.05, left)));
+      if (read && entry->undisturbed) document["machines"][machine][key] = to_json(*entry);
+    }
+    here[key] = entry;
+    result.nodes.push_back(entry);
+  }
+  generator.restore();
+  result.distinct = used.size();
+  if (read && result.measured > 0) try {
+      std::filesystem::create_directories(o.cache.parent_path());
+      write_file(o.cache, document.dump());
+    } catch (const std::exception&) {  // a cache that cannot be written costs time only
+    }
+  result.elapsed = since(begin);
+  return result;
+}
+
+program_profile profile_like(const program& step, const program& other, const program_profile& costs) {
+  TORCH_CHECK(step.nodes.size() == other.nodes.size() && costs.nodes.size() == other.nodes.size(), "costs of another program");
+  const auto begin = clock::now();
+  std::lock_guard lock(known_mutex);
+  const auto& here = known[environment()];
+  at::NoGradGuard no_grad;
+  at::AutoDispatchBelowADInplaceOrView below;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const auto generator = generator_state::now();
+  program_profile result;
+  std::map<std::string, std::shared_ptr<const node_profile>> used;
+  for (std::size_t i = 0; i < step.nodes.size(); ++i) {
+    const auto& n = step.nodes[i];
+    auto& entry = used[signature(step, n)];
+    if (const auto found = here.find(signature(step, n)); !entry && found != here.end()) entry = found->second;
+    if (!entry) {
+      const auto growth = touched(step, n) / touched(other, other.nodes[i]);
+      entry = std::make_shared<node_profile>(measure_like(step, n, *costs.nodes[i], growth));
+    }
+    result.nodes.push_back(entry);
+  }
+  result.distinct = used.size();
+  generator.restore();
+  result.elapsed = since(begin);
+  return result;
+}
+
+}  // namespace remat::pytorch

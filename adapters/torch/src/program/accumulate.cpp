@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/EmptyTensor.h>
+
+#include <algorithm>
+#include <remat/pytorch/program.hpp>
+#include <utility>
+#include <vector>
+
+namespace remat::pytorch {
+namespace {
+
+/// Puts a node that adds gradient `k` of `out` to a slot of its own behind the others.
+void add_to_gradient(program& out, std::size_t k) {
+  const auto& parameter = out.slots[out.parameters[k]];
+  const auto& view = out.views[out.parameter_grads[k]];
+  const auto value = static_cast<index_t>(out.values.size()), token = value + 1;
+  slot target{role::gradient, k, "gradient of " + parameter.name, {view.sizes, view.strides, view.dtype, parameter.type.device}};
+  target.value = value;
+  const auto bytes = at::detail::computeStorageNbytes(view.sizes, view.strides, c10::elementSize(view.dtype));
+  out.values.push_back({static_cast<index_t>(out.slots.size()), static_cast<bytes_t>(bytes), target.name, target.type.device});
+  out.values.push_back({none, 0, "done: " + target.name, target.type.device});
+  out.views.push_back({value, view.sizes, view.strides, 0, view.dtype});
+  out.views.back().whole = true;
+  const auto sum = static_cast<index_t>(out.views.size() - 1), added = std::exchange(out.parameter_grads[k], sum);
+  node n;
+  n.name = "accumulate";
+  auto& add =
+      n.calls.emplace_back(call{c10::Dispatcher::singleton().findSchemaOrThrow("aten::add_", "Tensor"), {}, {}, {}, false, {}});
+  for (const auto& hole : std::vector<at::Tensor>(2)) add.arguments.emplace_back(hole);
+  add.arguments.emplace_back(1);
+  add.operands = {{0, -1, sum}, {1, -1, added}};
+  n.inputs = {value, out.views[added].value};
+  n.outputs = {token};
+  n.once = true;
+  out.tokens.push_back(token);
+  out.slots.push_back(std::move(target));
+  out.nodes.push_back(std::move(n));
+}
+
+}  // namespace
+
+program accumulating(const program& step) {
+  std::vector<index_t> producer(step.values.size(), none);
+  for (index_t i = 0; i < step.nodes.size(); ++i)
+    for (auto v : step.nodes[i].outputs) producer[v] = i;
+  std::vector<std::vector<std::size_t>> complete(step.nodes.size());  // per node: gradients that it completes
+  for (std::size_t k = 0; k < step.parameter_grads.size(); ++k) {
+    const auto p = producer[step.views[step.parameter_grads[k]].value];
+    complete[p == none ? step.loss : std::max(p, step.loss)].push_back(k);
+  }
+  auto out = step;
+  auto nodes = std::exchange(out.nodes, {});
+  std::vector<index_t> moved;
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    moved.push_back(static_cast<index_t>(out.nodes.size()));
+    out.nodes.push_back(std::move(nodes[i]));
+    for (auto k : complete[i]) add_to_gradient(out, k);
+  }
+  out.loss = moved[out.loss];
+  for (auto* origin : {&out.after_forward, &out.after_backward})
+    if (origin->node != none) origin->node = moved[origin->node];
+  for (auto& n : out.nodes)
+    if (n.starts.node != none) n.starts.node = moved[n.starts.node];
+  return out;
+}
+
+}  // namespace remat::pytorch

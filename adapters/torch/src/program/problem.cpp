@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The program as a planning problem, and as text.
+#include <optional>
+#include <sstream>
+
+#include <remat/pytorch/program.hpp>
+
+#include "effects.hpp"
+
+namespace remat::pytorch {
+
+problem to_problem(const program& step, const std::vector<double>& seconds, const std::vector<bytes_t>& workspace,
+                   const std::string& name) {
+  const auto n = step.nodes.size();
+  if (seconds.size() != n || workspace.size() != n)
+    throw bad_option("seconds has " + std::to_string(seconds.size()) + " entries and workspace " +
+                     std::to_string(workspace.size()) + " for a program of " + std::to_string(n) + " nodes");
+  auto rounded = [](bytes_t b) { return (b + 63) / 64 * 64; };
+  std::vector<value> values;
+  for (index_t v = 0; v < step.values.size(); ++v)
+    values.push_back({step.values[v].name, rounded(step.values[v].bytes), step.is_given(v)});
+  std::vector<operation> operations;
+  for (std::size_t i = 0; i < n; ++i) {
+    const auto& node = step.nodes[i];
+    operations.push_back({node.name,
+                          {node.inputs.begin(), node.inputs.end()},
+                          {node.outputs.begin(), node.outputs.end()},
+                          seconds[i],
+                          rounded(workspace[i]),
+                          node.once,
+                          node.name});
+  }
+  std::vector<value_id> targets(step.tokens.begin(), step.tokens.end());
+  // A value without bytes from each node with effects to the next: solvers may reorder everything else.
+  for (std::size_t i = 0, last = n; i < n; ++i) {
+    if (!has_effects(step, step.nodes[i])) continue;
+    if (last < n) {
+      const auto order = static_cast<index_t>(values.size());
+      values.push_back({"order " + std::to_string(last), 0, false});
+      operations[last].outputs.push_back(order);
+      operations[i].inputs.push_back(order);
+      targets.push_back(order);
+    }
+    last = i;
+  }
+  for (const auto* views : {&step.parameter_grads, &step.input_grads, &step.outputs})
+    for (auto v : *views)
+      if (v != none) targets.push_back(step.views[v].value);
+  std::optional<operation_id> backward;
+  if (step.loss < n && step.loss + 1 < n) backward = operation_id(step.loss + 1);
+  return {name, std::move(values), std::move(operations), std::move(targets), std::nullopt, backward};
+}
+
+std::string explain(const program& step) {
+  std::ostringstream out;
+  auto value = [&](index_t v) { return "v" + std::to_string(v) + (step.is_given(v) ? " [" + step.values[v].name + "]" : ""); };
+  auto list = [&](const std::vector<index_t>& values, bool sizes) {
+    std::string text;
+    for (auto v : values)
+      text += (text.empty() ? "" : ", ") + value(v) + (sizes ? ": " + std::to_string(step.values[v].bytes) + " B" : "");
+    return text;
+  };
+  for (std::size_t i = 0; i < step.nodes.size(); ++i) {
+    const auto& n = step.nodes[i];
+    out << i << ": ";
+    if (!n.outputs.empty()) out << list(n.outputs, true) << " = ";
+    out << n.name << "(" << list(n.inputs, false) << ")";
+    if (n.calls.size() > 1) {
+      out << " {";
+      for (std::size_t k = 0; k < n.calls.size(); ++k) out << (k ? "; " : "") << n.calls[k].op.schema().name();
+      out << "}";
+    }
+    for (const auto& [old, fresh] : n.overwrites) out << " v" << old << "->v" << fresh;
+    if (n.random) {
+      static constexpr const char* from[] = {"",         " as before ", " as after ", " as at the forward", " as at the backward",
+                                             " reseeded"};
+      out << " random" << from[n.starts.from] << (n.starts.node != none ? std::to_string(n.starts.node) : "");
+    }
+    if (n.once) out << " once";
+    out << "\n";
+  }
+  auto views = [&](const char* title, const std::vector<index_t>& which) {
+    out << title << ":";
+    for (auto v : which) out << " " << (v == none ? "none" : value(step.views[v].value));
+    out << "\n";
+  };
+  views("outputs", step.outputs);
+  views("gradients of parameters", step.parameter_grads);
+  views("gradients of inputs", step.input_grads);
+  return out.str();
+}
+
+}  // namespace remat::pytorch

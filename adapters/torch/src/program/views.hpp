@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Tensors and argument lists from the views of a program. Private to the adapter.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include <remat/pytorch/program.hpp>
+
+namespace remat::pytorch {
+
+/// A tensor of storage `s` as view `v` has it, `shift` bytes further on.
+/// @throws c10::Error if there is no element at that byte, or the storage is too small
+inline at::Tensor tensor_of(const byte_view& v, const c10::Storage& s, int64_t shift = 0) {
+  const auto element = static_cast<int64_t>(c10::elementSize(v.dtype));
+  const auto first = v.offset + shift;
+  TORCH_CHECK(first >= 0 && first % element == 0, "remat: the module views a tensor as ", v.dtype,
+              ", which takes a first byte that is a multiple of ", element, "; this one begins at byte ", first,
+              " of its storage");
+  const auto offset = first / element;
+  const auto bytes =
+      at::detail::computeStorageNbytes(v.sizes, v.strides, static_cast<std::size_t>(element), static_cast<std::size_t>(offset));
+  TORCH_CHECK(bytes <= s.nbytes(), "remat: a storage has ", s.nbytes(), " bytes, the module reads ", bytes);
+  auto t = at::empty({0}, at::TensorOptions().dtype(v.dtype).device(s.device())).set_(s, offset, v.sizes, v.strides);
+  if (v.conj) t = at::_conj(t);
+  if (v.neg) t = at::_neg_view(t);
+  return t;
+}
+
+/// The view is a tensor of no dimensions that the program owns, such as a wrapped number.
+inline bool is_number(const program& step, index_t view) {
+  const auto& v = step.views[view];
+  return v.whole && v.sizes.empty() && step.from(v.value) == role::constant;
+}
+
+/// A copy of bytes of a tensor's storage.
+inline content content_of(const c10::Storage& s) {
+  const auto bytes = static_cast<int64_t>(s.nbytes());
+  const auto host = at::empty({0}, at::TensorOptions().dtype(at::kByte).device(s.device())).set_(s, 0, {bytes}, {1}).cpu();
+  const auto* data = static_cast<const std::byte*>(host.const_data_ptr());
+  return bytes == 0 ? content() : content(data, data + bytes);
+}
+
+/// The same as a tensor of bytes.
+inline at::Tensor byte_tensor(const content& bytes) {
+  auto t = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
+  if (!bytes.empty()) std::memcpy(t.mutable_data_ptr(), bytes.data(), bytes.size());
+  return t;
+}
+
+/// A copy of the contents of a constant, with the flags it had.
+inline at::Tensor constant_tensor(const program& step, index_t slot) {
+  const auto& s = step.slots[slot];
+  const auto copy = byte_tensor(step.constants[s.position]).to(s.type.device);
+  auto t = tensor_of({none, s.type.sizes, s.type.strides, s.offset, s.type.dtype, s.type.conj, s.type.neg}, copy.storage());
+  if (s.number) t.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return t;
+}
+
+/// Arguments of a call.
+/// @param again  it is a recomputation
+/// @param tensor gives the tensor for a view
+template <class F>
+std::vector<c10::IValue> stack_of(const call& c, bool again, F&& tensor) {
+  auto stack = c.arguments;
+  for (auto& argument : stack)
+    if (argument.isList()) argument = c10::IValue(argument.toList().copy());
+  for (const auto& o : c.operands) {
+    if (again && std::find(c.first_run_only.begin(), c.first_run_only.end(), o.at) != c.first_run_only.end()) continue;
+    auto& argument = stack[static_cast<std::size_t>(o.at)];
+    if (o.element < 0)
+      argument = tensor(o.view);
+    else
+      argument.toList().set(static_cast<std::size_t>(o.element), c10::IValue(tensor(o.view)));
+  }
+  return stack;
+}
+
+/// The tensor that a call left on the stack as result `r`.
+inline at::Tensor result_of(const std::vector<c10::IValue>& stack, const operand& r) {
+  const auto& v = stack[static_cast<std::size_t>(r.at)];
+  return r.element < 0 ? v.toTensor() : v.toListRef()[static_cast<std::size_t>(r.element)].toTensor();
+}
+
+}  // namespace remat::pytorch

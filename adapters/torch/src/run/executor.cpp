@@ -1,0 +1,460 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <map>
+
+#include <remat/pytorch/executor.hpp>
+
+#include "../plan/memory_plan.hpp"
+#include "../program/views.hpp"
+
+namespace remat::pytorch {
+namespace {
+
+/// A call ready to run.
+struct bound_call {
+  const call* what = nullptr;
+  std::vector<c10::IValue> stack;  ///< arguments; those from outside are put in when they are known
+  c10::DispatchKeySet keys;
+  const c10::KernelFunction* kernel = nullptr;  ///< looked up at the first run
+};
+
+struct bound_step {
+  std::vector<bound_call> calls;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  ///< {from, to}, as bytes; undefined where not known yet
+  std::vector<planned_block> blocks;
+};
+
+/// A place in an argument list for a tensor that is not in the arena.
+struct socket {
+  std::size_t step = 0;
+  std::size_t call = 0;
+  operand at;  ///< its view; none: the source, and `at.at == 1` the target, of copy `call`
+};
+
+/// Where the tensor of a slot was when its sockets were filled.
+struct place {
+  const void* storage = nullptr;
+  const void* data = nullptr;
+  bytes_t offset = 0;
+  bool operator==(const place&) const = default;
+};
+
+}  // namespace
+
+struct executor::state {
+  state(std::shared_ptr<const execution_plan> p, bindings b)
+      : plan(std::move(p)),
+        data(plan->get()),
+        step(*data.step),
+        slots(std::move(b)),
+        memory(std::make_shared<arena>(data.arena)) {
+    if (&slots.step() != &step) throw broken_contract("remat: an executor got tensors for another program");
+    at::NoGradGuard no_grad;
+    at::AutoDispatchBelowADInplaceOrView below;
+    outside.resize(data.buffers.size());
+    places.resize(step.slots.size());
+    before_draw.resize(step.nodes.size());
+    after_draw.resize(step.nodes.size());
+    result.reserve(16);
+    for (std::size_t i = 0; i < data.steps.size(); ++i) steps.push_back(prepare(i));
+    for (index_t k = 0; k < step.slots.size(); ++k) bind(k);
+    storages.clear();
+    tensors.clear();
+  }
+
+  /// Argument lists of a step, with all tensors that lie in the arena.
+  bound_step prepare(std::size_t i) {
+    const auto& planned = data.steps[i];
+    bound_step s;
+    for (std::size_t k = 0; k < planned.copies.size(); ++k) {
+      const auto& [from, to] = planned.copies[k];
+      s.copies.push_back({copy_side(from, i, k, 0), copy_side(to, i, k, 1)});
+    }
+    for (std::size_t k = 0; k < planned.calls.size(); ++k) {
+      const auto& c = planned.calls[k];
+      std::size_t next = 0;
+      bound_call b{c.what, {}, {}, nullptr};
+      for (const auto& o : c.what->operands) {
+        const auto& l = c.operands[next++];
+        if (planned.again && left_out(*c.what, o.at)) continue;
+        if (!in_arena(l)) sockets[outer(l)].push_back({i, k, o});
+      }
+      next = 0;
+      std::map<index_t, location> at;
+      for (const auto& o : c.what->operands) at[o.view] = c.operands[next++];
+      b.stack = stack_of(*c.what, planned.again, [&](index_t v) { return in_arena(at[v]) ? in_place(at[v], v) : at::Tensor(); });
+      s.calls.push_back(std::move(b));
+    }
+    for (std::size_t k = 0; k < planned.blocks.size(); ++k) {
+      const auto& block = data.scripts[i].blocks[k];
+      const auto b = planned.blocks[k];
+      s.blocks.push_back(
+          {block.bytes, block.deaths, b == none || data.buffers[b].outside ? nullptr : address(b), block.freed >= 0});
+    }
+    return s;
+  }
+
+  static bool left_out(const call& c, int argument) {
+    return std::find(c.first_run_only.begin(), c.first_run_only.end(), argument) != c.first_run_only.end();
+  }
+  bool in_arena(const location& l) const { return l.buffer != none && !data.buffers[l.buffer].outside; }
+  /// What is outside is told by its buffer, or else by its value.
+  static location outer(const location& l) { return l.buffer != none ? location{l.buffer, none} : l; }
+  char* address(index_t b) const { return memory->data() + data.buffers[b].offset; }
+
+  c10::Storage storage_in_place(index_t b, c10::Device device) {
+    auto& s = storages[b];
+    if (!s)
+      s = c10::Storage(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(data.buffers[b].bytes),
+                       c10::DataPtr(address(b), device), nullptr, false);
+    return *s;
+  }
+  at::Tensor in_place(const location& l, index_t view) {
+    auto& t = tensors[{l.buffer, view}];
+    if (!t.defined()) t = tensor_of(step.views[view], storage_in_place(l.buffer, step.values[l.value].device));
+    return t;
+  }
+  static at::Tensor bytes_of(const c10::Storage& s, bytes_t bytes) { return tensor_of({none, {bytes}, {1}, 0, at::kByte}, s); }
+  at::Tensor copy_side(const location& l, std::size_t i, std::size_t k, int side) {
+    if (in_arena(l)) return bytes_of(storage_in_place(l.buffer, step.values[l.value].device), data.buffers[l.buffer].bytes);
+    sockets[outer(l)].push_back({i, k, {side, -1, none}});
+    return {};
+  }
+
+  /// Puts the tensors of an outside storage where they are read.
+  /// @param whole  the tensor itself, for views that are `whole`; undefined: none has to be
+  /// @param shift  bytes that views lie further on than captured
+  void fill(const location& l, const c10::Storage& s, const at::Tensor& whole, int64_t shift) {
+    const auto found = sockets.find(outer(l));
+    if (found == sockets.end()) return;
+    std::map<index_t, at::Tensor> made;
+    for (const auto& x : found->second) {
+      if (x.at.view == none) {
+        const auto bytes = l.buffer != none ? data.buffers[l.buffer].bytes : step.values[l.value].bytes;
+        auto& copy = steps[x.step].copies[x.call];
+        (x.at.at == 0 ? copy.first : copy.second) = bytes_of(s, bytes);
+        continue;
+      }
+      auto& t = made[x.at.view];
+      const auto& v = step.views[x.at.view];
+      if (!t.defined()) t = v.whole && whole.defined() ? whole : tensor_of(v, s, shift);
+      put(x, t);
+    }
+  }
+  void put(const socket& x, const at::Tensor& t) {
+    auto& argument = steps[x.step].calls[x.call].stack[static_cast<std::size_t>(x.at.at)];
+    if (x.at.element < 0)
+      argument = t;
+    else
+      argument.toList().set(static_cast<std::size_t>(x.at.element), c10::IValue(t));
+  }
+  void empty(const location& l) {
+    const auto found = sockets.find(outer(l));
+    if (found == sockets.end()) return;
+    for (const auto& x : found->second)
+      if (x.at.view != none)
+        put(x, {});
+      else
+        (x.at.at == 0 ? steps[x.step].copies[x.call].first : steps[x.step].copies[x.call].second) = at::Tensor();
+  }
+
+  static int64_t byte_offset(const at::Tensor& t) { return t.storage_offset() * static_cast<int64_t>(t.itemsize()); }
+
+  /// Puts the tensor of a slot where it is read, unless it is there: memory of parameters and buffers may have been replaced.
+  void bind(index_t k) {
+    const auto& slot = step.slots[k];
+    const auto& t = slots[k];
+    if (!t.defined() || step.values[slot.value].slot != k) return;  // the first slot of a storage stands for all
+    const place now{t.storage().unsafeGetStorageImpl(), t.storage().data(), byte_offset(t)};
+    if (places[k] == now) return;
+    fill({none, slot.value}, t.storage(), t, now.offset - slot.offset);
+    if (step.is_given(slot.value) && slot.from != role::input && slot.from != role::gradient) places[k] = now;
+  }
+
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs) {
+    TORCH_CHECK(!flying, "remat: forward of an executor with a step in flight");
+    if (!placing_allocator::in_front())
+      throw plan_broken(
+          "remat: another allocator of host memory was installed after remat's; nothing would lie where it was planned");
+    at::NoGradGuard no_grad;
+    at::AutoDispatchBelowADInplaceOrView below;
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    flying = true;
+    try {
+      for (index_t k = 0; k < step.slots.size(); ++k) {
+        if (step.slots[k].from == role::input) slots.set(k, inputs.at(step.slots[k].position));
+        bind(k);
+      }
+      begin_phase(0);
+      run(0, data.loss);
+      go_to(step.after_forward);
+      std::vector<at::Tensor> outputs;
+      for (std::size_t i = 0; i < step.outputs.size(); ++i) {
+        outputs.push_back(kept(data.outputs[i], step.outputs[i]));
+        if (data.outputs[i].buffer != none) {
+          auto counter = ::torch::autograd::impl::version_counter(outputs[i]);
+          counter.set_version(step.output_versions[i]);
+        }
+        share_version(outputs);
+      }
+      count_writes(&written_tensor::forward);
+      return outputs;
+    } catch (...) {
+      reset();
+      throw;
+    }
+  }
+
+  gradients backward(const std::vector<at::Tensor>& output_grads, const std::vector<at::Tensor>& sums) {
+    if (!flying) throw broken_contract("remat: backward without a forward");
+    at::NoGradGuard no_grad;
+    at::AutoDispatchBelowADInplaceOrView below;
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    try {
+      for (std::size_t i = 0; i < step.outputs.size(); ++i)
+        if (step.output_grads[i] != none) take_gradient(i, output_grads.at(i));
+      for (std::size_t i = 0; i < data.sums.size(); ++i) {
+        const auto k = data.sums[i];
+        slots.set(k, i < sums.size() && sums[i].defined() ? sums[i].detach() : negative_zeros(step.slots[k].type));
+        bind(k);
+      }
+      begin_phase(1);
+      run(data.loss, data.steps.size());
+      go_to(step.after_backward);
+      count_writes(&written_tensor::backward);
+      gradients g;
+      for (std::size_t i = 0; i < step.parameter_grads.size(); ++i) {
+        if (!data.sums.empty()) {
+          const bool added = i < sums.size() && sums[i].defined();
+          g.parameters.push_back(added ? at::Tensor() : slots[data.sums[i]]);
+          if (added) sums[i].unsafeGetTensorImpl()->bump_version();
+          continue;
+        }
+        auto t = kept(data.parameter_grads[i], step.parameter_grads[i]);
+        g.parameters.push_back(data.copy_grad[i] ? t.clone() : t);
+      }
+      for (std::size_t i = 0; i < step.input_grads.size(); ++i)
+        g.inputs.push_back(step.input_grads[i] == none ? at::Tensor() : kept(data.input_grads[i], step.input_grads[i]));
+      reset();
+      return g;
+    } catch (...) {
+      reset();
+      throw;
+    }
+  }
+
+  /// What leaves every number that is added to it as it is, zeros of either sign included.
+  static at::Tensor negative_zeros(const tensor_type& type) {
+    auto t = at::empty_strided(type.sizes, type.strides, at::TensorOptions().dtype(type.dtype).device(type.device));
+    return t.is_complex() ? t.fill_(c10::complex<double>(-0.0, -0.0)) : t.fill_(-0.0);
+  }
+
+  void take_gradient(std::size_t i, const at::Tensor& incoming) {
+    const auto& view = step.views[step.output_grads[i]];
+    auto t = incoming;
+    const bool fits = t.defined() && t.dtype() == view.dtype && t.sizes() == at::IntArrayRef(view.sizes) &&
+                      t.strides() == at::IntArrayRef(view.strides) && t.is_conj() == view.conj && t.is_neg() == view.neg &&
+                      t.storage_offset() == view.offset;
+    if (!fits) {
+      contiguous += t.defined();
+      const auto options = at::TensorOptions().dtype(view.dtype).device(step.values[view.value].device);
+      auto copy = at::empty_strided(view.sizes, view.strides, options);
+      t = t.defined() ? copy.copy_(t) : copy.zero_();
+    }
+    t = t.detach();
+    const auto k = step.values[view.value].slot;
+    slots.set(k, t);
+    bind(k);
+  }
+
+  /// A tensor that leaves the executor.
+  at::Tensor kept(const location& l, index_t view) {
+    const auto& v = step.views[view];
+    if (l.buffer == none) {
+      const auto k = step.values[l.value].slot;
+      if (step.slots[k].from == role::constant)  // a new one each time, as in eager mode: it may be written
+        return tensor_of(v, byte_tensor(step.constants[step.slots[k].position]).to(step.slots[k].type.device).storage());
+      const auto& source = slots[k];
+      auto t = v.whole ? source.detach() : tensor_of(v, source.storage(), byte_offset(source) - step.slots[k].offset);
+      ::torch::autograd::impl::set_version_counter(t, ::torch::autograd::impl::version_counter(source));
+      return t;
+    }
+    if (data.buffers[l.buffer].outside) return tensor_of(v, *outside[l.buffer]);
+    auto* owner = new std::shared_ptr<arena>(memory);
+    c10::DataPtr place(
+        address(l.buffer), owner, [](void* p) { delete static_cast<std::shared_ptr<arena>*>(p); }, step.values[l.value].device);
+    return tensor_of(v,
+                     c10::Storage(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(data.buffers[l.buffer].bytes),
+                                  std::move(place), nullptr, false),
+                     0);
+  }
+
+  /// Outputs that lie in one storage, other than by way of what is outside, are of one version.
+  static void share_version(const std::vector<at::Tensor>& outputs) {
+    const auto& last = outputs.back();
+    for (std::size_t i = 0; i + 1 < outputs.size(); ++i)
+      if (outputs[i].is_alias_of(last))
+        return ::torch::autograd::impl::set_version_counter(last, ::torch::autograd::impl::version_counter(outputs[i]));
+  }
+
+  /// What the step wrote of outside tensors shows in their versions.
+  void count_writes(int64_t written_tensor::*half) {
+    for (const auto& w : step.written) {
+      for (int64_t k = 0; k < w.*half; ++k) slots[w.slot].unsafeGetTensorImpl()->bump_version();
+    }
+  }
+
+  void begin_phase(std::size_t half) {
+    if (data.saves_phase[half]) phases[half] = generator_state::now();
+  }
+  void go_to(const generator_origin& origin) const {
+    switch (origin.from) {
+      case generator_origin::next:
+        return;
+      case generator_origin::before:
+        return before_draw[origin.node]->restore();
+      case generator_origin::after:
+        return after_draw[origin.node]->restore();
+      case generator_origin::forward:
+        return phases[0]->restore();
+      case generator_origin::backward:
+        return phases[1]->restore();
+      case generator_origin::fixed:
+        at::Generator(at::detail::getDefaultCPUGenerator()).set_state(byte_tensor(origin.state));
+    }
+  }
+
+  void run(std::size_t first, std::size_t last) {
+    for (std::size_t i = first; i < last; ++i) {
+      const auto& planned = data.steps[i];
+      const auto& node = step.nodes[planned.node];
+      auto& s = steps[i];
+      for (std::size_t k = 0; k < planned.copies.size(); ++k) {
+        const auto& to = planned.copies[k].second;
+        if (!in_arena(to)) {
+          const auto& value = step.values[to.value];
+          auto fresh = at::empty({value.bytes}, at::TensorOptions().dtype(at::kByte).device(value.device));
+          hold(to, fresh.storage());
+        }
+        s.copies[k].second.copy_(s.copies[k].first);
+      }
+      struct restored {
+        std::optional<generator_state> state;
+        ~restored() {
+          if (state) state->restore();
+        }
+      } later;
+      if (node.random && planned.again) {
+        later.state = generator_state::now();
+        before_draw[planned.node]->restore();
+      } else if (node.random) {
+        go_to(node.starts);
+        if (data.saves[planned.node].before) before_draw[planned.node] = generator_state::now();
+      }
+      allocations.plan(s.blocks);
+      for (std::size_t k = 0; k < s.calls.size(); ++k) execute(s.calls[k], planned.calls[k]);
+      if (!allocations.finished())
+        throw plan_broken("remat: " + node.name + " (node " + std::to_string(planned.node) +
+                          ") did not give back memory as it did when it was measured; what it keeps would be overwritten");
+      if (node.random && !planned.again && data.saves[planned.node].after) after_draw[planned.node] = generator_state::now();
+    }
+  }
+
+  void execute(bound_call& c, const placed_call& planned) {
+    result = c.stack;
+    if (c.kernel == nullptr) {
+      c.keys = c.what->op.dispatchKeyExtractor().getDispatchKeySetBoxed(&result);
+      c.kernel = &c.what->op.lookup(c.keys);
+    }
+    {
+      at::AutoGradMode grad_mode(c.what->grad_mode);
+      allocations.start();
+      try {
+        c.kernel->callBoxed(c.what->op, c.keys, &result);
+      } catch (...) {
+        allocations.stop();
+        throw;
+      }
+      allocations.stop();
+    }
+    for (std::size_t k = 0; k < planned.results.size(); ++k) {
+      const auto& r = c.what->results[k];
+      const auto& l = planned.results[k];
+      const auto t = result_of(result, r);
+      if (!in_arena(l)) {
+        hold(l, t.storage());
+      } else if (data.buffers[l.buffer].bytes > 0 && t.storage().data() != address(l.buffer)) {  // unplanned
+        const auto device = t.device();
+        tensor_of(step.views[r.view], storage_in_place(l.buffer, device), 0).copy_(t);
+        storages.erase(l.buffer);
+      }
+    }
+    result.clear();
+  }
+
+  void hold(const location& l, const c10::Storage& s) {
+    outside[l.buffer] = s;
+    fill(l, s, {}, 0);
+  }
+
+  void reset() {
+    flying = false;
+    for (std::size_t b = 0; b < outside.size(); ++b) outside[b].reset();
+    slots.clear_step();
+    for (const auto& [l, list] : sockets)
+      if (l.buffer != none || !slots[step.values[l.value].slot].defined()) empty(l);
+  }
+
+  std::shared_ptr<const execution_plan> plan;
+  const execution_plan::data& data;
+  const program& step;
+  bindings slots;
+  std::shared_ptr<arena> memory;
+  std::vector<bound_step> steps;
+  std::map<location, std::vector<socket>> sockets;                      ///< by `outer`
+  std::vector<place> places;                                            ///< per slot
+  std::vector<std::optional<c10::Storage>> outside;                     ///< per buffer
+  std::vector<std::optional<generator_state>> before_draw, after_draw;  ///< per node, of its first run
+  std::optional<generator_state> phases[2];
+  std::vector<c10::IValue> result;
+  planned_allocations allocations;
+  bool flying = false;
+  std::size_t contiguous = 0;
+  std::map<index_t, std::optional<c10::Storage>> storages;    ///< while the steps are prepared
+  std::map<std::pair<index_t, index_t>, at::Tensor> tensors;  ///< the same: by buffer and view
+};
+
+executor::executor(std::shared_ptr<const execution_plan> plan, bindings tensors)
+    : state_(std::make_unique<state>(std::move(plan), std::move(tensors))) {}
+executor::~executor() = default;
+std::vector<at::Tensor> executor::forward(const std::vector<at::Tensor>& inputs) { return state_->forward(inputs); }
+executor::gradients executor::backward(const std::vector<at::Tensor>& output_grads, const std::vector<at::Tensor>& sums) {
+  return state_->backward(output_grads, sums);
+}
+void executor::reset() { state_->reset(); }
+bool executor::in_flight() const { return state_->flying; }
+bool executor::arena_in_use() const { return state_->memory.use_count() > 1; }
+void executor::leave_gradients_only() {
+  std::vector<std::pair<bytes_t, bytes_t>> kept;
+  const auto& data = state_->data;
+  for (std::size_t i = 0; i < data.parameter_grads.size(); ++i)
+    if (const auto& l = data.parameter_grads[i]; !data.copy_grad[i] && l.buffer != none)
+      kept.emplace_back(data.buffers[l.buffer].offset, data.buffers[l.buffer].bytes);
+  state_->memory->discard_except(std::move(kept));
+}
+bool executor::owns(const at::Tensor& t) const {
+  const auto* data = static_cast<const char*>(t.storage().data());
+  const auto& m = *state_->memory;
+  return m.data() <= data && data < m.data() + m.bytes();
+}
+const std::shared_ptr<arena>& executor::memory() const { return state_->memory; }
+const execution_plan& executor::plan() const { return *state_->plan; }
+std::size_t executor::unplanned() const { return state_->allocations.unplanned(); }
+bytes_t executor::unplanned_bytes() const { return state_->allocations.unplanned_bytes(); }
+std::size_t executor::made_contiguous() const { return state_->contiguous; }
+
+}  // namespace remat::pytorch

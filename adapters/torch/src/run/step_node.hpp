@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The backward of a planned step, for autograd. Private to the adapter.
+#pragma once
+
+#include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/node.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../plan/planned.hpp"
+#include "../second_run.hpp"
+#include "accumulation.hpp"
+
+namespace remat::pytorch {
+
+/// The backward of one forward.
+class step_node final : public ::torch::autograd::Node {
+ public:
+  using replanner = std::function<std::shared_ptr<runner>(const std::vector<at::Tensor>&)>;
+
+  /// @param beside runs the forward again, if that may be needed
+  /// @param verify compares with the plain step, which has begun
+  /// @param replan gives an executor for what the loss has been seen to use
+  step_node(std::shared_ptr<runner> r, std::vector<watched> w, const std::vector<at::Tensor>& inputs,
+            std::unique_ptr<second_run> beside, bool verify, replanner replan)
+      : runner_(std::move(r)), watched_(std::move(w)), beside_(std::move(beside)), replan_(std::move(replan)), verify_(verify) {
+    ::torch::autograd::edge_list edges;
+    for (const auto& p : runner_->kind->trained) edges.push_back(::torch::autograd::impl::gradient_edge(p));
+    for (const auto& t : inputs)
+      if (t.defined() && t.requires_grad()) edges.push_back(::torch::autograd::impl::gradient_edge(t));
+    set_next_edges(std::move(edges));
+  }
+  ~step_node() override { give_back(); }
+
+  std::string name() const override { return "RematBackward"; }
+  void release_variables() override { give_back(); }
+
+ protected:
+  ::torch::autograd::variable_list apply(::torch::autograd::variable_list&& incoming) override {
+    if (!runner_) {
+      if (ran_kept_) throw not_supported("remat: a wrapped module runs one backward per forward, also with retain_graph=true");
+      TORCH_CHECK(false, ::torch::autograd::ERR_BACKWARD_TWICE);
+    }
+    if (at::GradMode::is_enabled())
+      throw not_supported("remat: no graph of the gradients (create_graph=true) of a wrapped module");
+    if (at::autocast::is_autocast_enabled(at::kCPU) || at::autocast::is_autocast_enabled(at::kCUDA))
+      throw not_supported("remat: the backward of a wrapped module must not run under autocast; leave it after the forward");
+    for (const auto& w : watched_)
+      TORCH_CHECK(
+          w.tensor._version() == w.version, "remat: ", w.what,
+          " is needed by the backward of a wrapped module, but was modified by an inplace operation after the forward: it is "
+          "at version ",
+          w.tensor._version(), "; expected version ", w.version);
+    ran_kept_ = ::torch::autograd::get_current_graph_task_keep_graph();
+    const auto r = std::exchange(runner_, nullptr);
+    const auto beside = std::exchange(beside_, nullptr);
+    watched_.clear();
+    const auto& step = *r->kind->step;
+    std::vector<at::Tensor> given;
+    std::vector<output_use> uses;
+    std::size_t next = 0;
+    for (std::size_t i = 0; i < step.differentiable.size(); ++i) {
+      given.push_back(step.differentiable[i] ? std::move(incoming[next++]) : at::Tensor());
+      uses.push_back({given[i].defined(), {}});
+      if (!given[i].defined() || step.output_grads[i] == none) continue;
+      const auto& planned = step.views[step.output_grads[i]].strides;
+      if (given[i].strides() != at::IntArrayRef(planned) && given[i].is_non_overlapping_and_dense())
+        uses[i].strides = given[i].strides().vec();
+    }
+    incoming.clear();
+    ::torch::autograd::variable_list result;
+    ::torch::autograd::variable_list expected;
+    if (verify_) expected = beside->backward(step, given, r->kind->trained);
+    if (r->kind->outputs->learn(step, uses) || !beside) {
+      result = planned(*r, given);
+    } else {  // the forward once more, by a plan for this use of the outputs
+      r->run->reset();
+      std::shared_ptr<runner> other;
+      beside->run([&](const auto& inputs) {
+        other = replan_(inputs);
+        other->run->forward(inputs);
+      });
+      result = planned(*other, given);
+    }
+    if (verify_) beside->compare(expected, result);
+    for (std::size_t i = 0; i < result.size(); ++i)
+      if (!task_should_compute_output(i))
+        result[i].reset();
+      else if (!result[i].defined())
+        next_edges()[i] = {};  // as if it were not there: no hook is called with nothing
+    return result;
+  }
+
+ private:
+  ::torch::autograd::variable_list planned(runner& r, const std::vector<at::Tensor>& given) {
+    const auto& step = *r.kind->step;
+    // What no used output leads to has no gradient, as in eager mode.
+    const auto reached = [&](const std::vector<bool>& sources) {
+      for (std::size_t i = 0; i < sources.size(); ++i)
+        if (sources[i] && given[i].defined()) return true;
+      return false;
+    };
+    std::vector<at::Tensor> sums;
+    const auto* captured = ::torch::autograd::get_current_graph_task_exec_info();
+    if (!verify_ && (captured == nullptr || captured->empty()))  // all gradients go to their parameters
+      for (std::size_t i = 0; i < step.parameters.size(); ++i) {
+        const auto& p = r.kind->trained[r.kind->place[i]];
+        sums.push_back(reached(step.parameter_sources[i]) && only_adds(p) ? p.grad() : at::Tensor());
+      }
+    executor::gradients g;
+    try {
+      g = r.run->backward(given, sums);
+    } catch (const plan_broken&) {
+      r.kind->broken = true;
+      throw;
+    }
+    ::torch::autograd::variable_list result(num_outputs());
+    for (std::size_t i = 0; i < step.parameters.size(); ++i)
+      if (reached(step.parameter_sources[i])) result[r.kind->place[i]] = std::move(g.parameters[i]);
+    auto at = r.kind->trained.size();
+    for (std::size_t i = 0; i < step.input_grads.size(); ++i)
+      if (!step.input_sources[i].empty()) {
+        if (step.input_grads[i] != none && reached(step.input_sources[i])) result[at] = std::move(g.inputs[i]);
+        ++at;
+      }
+    return result;
+  }
+  void give_back() {
+    if (runner_) std::exchange(runner_, nullptr)->run->reset();
+    watched_.clear();
+    beside_.reset();
+  }
+
+  std::shared_ptr<runner> runner_;  ///< empty once it ran
+  std::vector<watched> watched_;
+  std::unique_ptr<second_run> beside_;
+  replanner replan_;
+  bool verify_ = false, ran_kept_ = false;
+};
+
+}  // namespace remat::pytorch

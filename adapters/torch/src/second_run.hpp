@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Forwards that run once more, beside a planned step or in its place. Private to the adapter.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <cstring>
+#include <functional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/pytorch/memory.hpp>
+#include <remat/pytorch/session.hpp>
+
+#include "hooks.hpp"
+
+namespace remat::pytorch {
+
+inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+  if (a.defined() != b.defined()) return false;
+  if (!a.defined()) return true;
+  if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
+  const auto x = a.detach().contiguous().resolve_conj().resolve_neg(), y = b.detach().contiguous().resolve_conj().resolve_neg();
+  return x.nbytes() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
+}
+
+/// Autocast of this thread.
+class autocast_state {
+ public:
+  static autocast_state now() {
+    autocast_state s;
+    for (const auto device : {at::kCPU, at::kCUDA})
+      s.modes_.push_back({device, at::autocast::is_autocast_enabled(device), at::autocast::get_autocast_dtype(device)});
+    s.cache_ = at::autocast::is_autocast_cache_enabled();
+    return s;
+  }
+  void restore() const {
+    for (const auto& m : modes_) {
+      at::autocast::set_autocast_enabled(m.device, m.enabled);
+      at::autocast::set_autocast_dtype(m.device, m.type);
+    }
+    at::autocast::set_autocast_cache_enabled(cache_);
+  }
+
+ private:
+  struct mode {
+    at::DeviceType device;
+    bool enabled;
+    at::ScalarType type;
+  };
+  std::vector<mode> modes_;
+  bool cache_ = true;
+};
+
+/// A forward that can be run once more: plain, to compare the planned step with it, or by another plan.
+class second_run {
+ public:
+  /// Notes what a forward begins with.
+  /// @param parameters of the module
+  /// @param written    what it may change, other than the generator
+  second_run(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& parameters,
+             const std::vector<at::Tensor>& written)
+      : before_(generator_state::now()) {
+    for (const auto* list : {&inputs, &parameters})
+      for (const auto& t : *list)
+        if (t.defined() && !t.is_inference() &&
+            std::none_of(written.begin(), written.end(), [&](const auto& w) { return w.is_alias_of(t); }))
+          read_.emplace_back(t.detach(), t._version());
+    for (const auto& t : inputs) inputs_.push_back(t.defined() ? t.detach().requires_grad_(t.requires_grad()) : t);
+    for (const auto& t : written) written_.push_back({t, t.detach().clone(), {}, t._version()});
+  }
+
+  /// Runs `forward` from there, and leaves everything as it is now, also if that throws.
+  /// @throws c10::Error if what it reads has changed
+  void run(const std::function<void(const std::vector<at::Tensor>&)>& forward) {
+    for (const auto& [t, version] : read_)
+      TORCH_CHECK(
+          t._version() == version,
+          "remat: the loss uses other outputs of a wrapped module than the last one, for which the forward runs once more, but "
+          "an input or a parameter was modified by an inplace operation after it");
+    struct put_back {
+      std::vector<entry>& written;
+      generator_state generator = generator_state::now();
+      autocast_state autocast = autocast_state::now();
+      std::vector<std::pair<at::Tensor, int64_t>> present = {};
+      explicit put_back(std::vector<entry>& list) : written(list) {
+        for (const auto& w : written) present.emplace_back(w.tensor.detach().clone(), w.tensor._version());
+      }
+      ~put_back() {
+        for (std::size_t i = 0; i < written.size(); ++i) set(written[i].tensor, present[i].first, present[i].second);
+        generator.restore();
+        autocast.restore();
+      }
+    } at_exit(written_);
+    for (const auto& w : written_) set(w.tensor, w.before, w.version);
+    before_.restore();
+    autocast_.restore();
+    forward(inputs_);
+    after_ = generator_state::now();
+    for (auto& w : written_) w.after = w.tensor.detach().clone();
+  }
+  void run_plain(const forward_function& plain) {
+    run([&](const auto& inputs) {
+      at::AutoGradMode grad_mode(true);
+      returned_ = plain(inputs);
+    });
+  }
+
+  /// @throws not_equal, with buffers and generator as the plain forward left them
+  void compare(const program& step, const std::vector<at::Tensor>& outputs) const {
+    for (std::size_t i = 0; i < step.results.size(); ++i)
+      if (!same_bits(outputs[step.results[i]], returned_.at(i))) fail("output " + std::to_string(i));
+    for (const auto& w : written_)
+      if (!same_bits(w.tensor, w.after)) fail("a buffer");
+    if (!(generator_state::now() == after_)) fail("the state of the generator");
+  }
+
+  /// Runs the plain backward, and puts the generator back.
+  /// @return gradients of `parameters`, then of the inputs that require one
+  ::torch::autograd::variable_list backward(const program& step, const std::vector<at::Tensor>& incoming,
+                                            std::vector<at::Tensor> parameters) {
+    std::vector<at::Tensor> roots, given;
+    std::set<std::size_t> taken;
+    for (std::size_t i = 0; i < step.results.size(); ++i) {
+      const auto k = step.results[i];
+      if (!incoming[k].defined() || !taken.insert(k).second) continue;
+      roots.push_back(returned_[i]);
+      given.push_back(incoming[k]);
+    }
+    const without_hooks hooks(parameters);
+    for (const auto& t : inputs_)
+      if (t.defined() && t.requires_grad()) parameters.push_back(t);
+    const auto now = generator_state::now();
+    auto gradients = ::torch::autograd::grad(roots, parameters, given, std::nullopt, false, true);
+    after_ = generator_state::now();
+    now.restore();
+    returned_.clear();
+    return gradients;
+  }
+  /// @throws not_equal
+  void compare(const ::torch::autograd::variable_list& expected, const ::torch::autograd::variable_list& gradients) const {
+    for (std::size_t i = 0; i < gradients.size(); ++i)
+      if (!same_bits(gradients[i], expected[i])) fail("gradient " + std::to_string(i) + " (parameters, then inputs)");
+    if (!(generator_state::now() == after_)) fail("the state of the generator after the backward");
+  }
+
+ private:
+  struct entry {
+    at::Tensor tensor, before, after;
+    int64_t version;
+  };
+  static void set(const at::Tensor& t, const at::Tensor& contents, int64_t version) {
+    at::NoGradGuard no_grad;
+    t.detach().copy_(contents);
+    auto counter = t.unsafeGetTensorImpl()->version_counter();
+    counter.set_version(version);
+  }
+  [[noreturn]] void fail(const std::string& what) const {
+    for (const auto& w : written_) set(w.tensor, w.after, w.tensor._version());
+    after_.restore();
+    throw not_equal("remat: " + what +
+                    " of the planned step differs from the plain one; the plan may be out of date: invalidate()");
+  }
+
+  std::vector<at::Tensor> inputs_, returned_;
+  std::vector<std::pair<at::Tensor, int64_t>> read_;  ///< and its version
+  std::vector<entry> written_;
+  generator_state before_, after_;
+  autocast_state autocast_ = autocast_state::now();
+};
+
+}  // namespace remat::pytorch

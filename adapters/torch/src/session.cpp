@@ -1,0 +1,762 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <set>
+#include <sstream>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+
+#include <remat/core/bounds.hpp>
+#include <remat/core/evaluate.hpp>
+#include <remat/io/bytes.hpp>
+#include <remat/pytorch/executor.hpp>
+#include <remat/pytorch/memory.hpp>
+#include <remat/pytorch/session.hpp>
+
+#include "clock.hpp"
+#include "plan/planned.hpp"
+#include "plan/search.hpp"
+#include "run/step_node.hpp"
+#include "second_run.hpp"
+#include "solver.hpp"
+
+namespace remat::pytorch {
+namespace {
+
+/// Bytes of the storages of `tensors`, each counted once in all calls with the same `seen`.
+using storages = std::unordered_set<const void*>;
+bytes_t storage_bytes(const std::vector<at::Tensor>& tensors, storages& seen) {
+  bytes_t sum = 0;
+  for (const auto& t : tensors)
+    if (t.defined() && t.has_storage() && seen.insert(t.storage().unsafeGetStorageImpl()).second)
+      sum += static_cast<bytes_t>(t.storage().nbytes());
+  return sum;
+}
+
+/// Runs one job at a time on a thread of its own.
+class background {
+ public:
+  background() = default;
+  background(const background&) = delete;
+  background& operator=(const background&) = delete;
+  ~background() {
+    ending_ = true;
+    if (!thread_.joinable()) return;
+    process_ == getpid() ? thread_.join() : thread_.detach();  // a fork has no threads but its own
+  }
+  /// Starts `job`, unless one is running.
+  void start(std::function<void()> job) {
+    if (busy_.exchange(true)) return;
+    if (thread_.joinable()) thread_.join();
+    process_ = getpid();
+    thread_ = std::thread([this, job = std::move(job)] {
+      job();
+      busy_ = false;
+    });
+  }
+  bool ending() const { return ending_; }
+
+ private:
+  std::thread thread_;
+  std::atomic<bool> busy_ = false, ending_ = false;
+  pid_t process_ = 0;
+};
+
+/// Each tensor once, by its name.
+std::vector<named_tensor> distinct(const std::vector<named_tensor>& named) {
+  std::vector<named_tensor> list;
+  std::set<const c10::TensorImpl*> seen;
+  for (const auto& n : named)
+    if (n.tensor.defined() && seen.insert(n.tensor.unsafeGetTensorImpl()).second) list.push_back(n);
+  return list;
+}
+std::vector<at::Tensor> tensors(const std::vector<named_tensor>& named) {
+  std::vector<at::Tensor> list;
+  for (const auto& n : named) list.push_back(n.tensor);
+  return list;
+}
+
+/// What shows whether a step still is what was captured: settings of PyTorch that choose kernels.
+std::string settings() {
+  std::ostringstream out;
+  const auto& c = at::globalContext();
+  out << at::get_num_threads() << c.deterministicAlgorithms() << c.deterministicFillUninitializedMemory() << c.userEnabledMkldnn()
+      << c.userEnabledFlashSDP() << c.userEnabledMemEfficientSDP() << c.userEnabledMathSDP()
+      << static_cast<int>(c.float32MatmulPrecision()) << c10::typeMetaToScalarType(c10::get_default_dtype());
+  for (const auto device : {at::kCPU, at::kCUDA})
+    if (at::autocast::is_autocast_enabled(device)) out << device << at::autocast::get_autocast_dtype(device);
+  return out.str();
+}
+
+}  // namespace
+
+plan_solver default_solver() { return solve_by_default; }
+
+struct session::state : std::enable_shared_from_this<state> {
+  state(std::shared_ptr<model> m, wrap_options o) : trained(std::move(m)), options(std::move(o)) {
+    if (options.optimizer < 0) throw bad_option("wrap_options.optimizer must be >= 0, got " + std::to_string(options.optimizer));
+    if (!options.solver) throw bad_option("wrap_options.solver is empty");
+    if (options.most_shapes < 1) throw bad_option("wrap_options.most_shapes must be >= 1, got 0");
+    if (!options.watch) options.watch = [](const progress&) { return control::go_on; };
+    options.limits.validate();
+    placing_allocator::install();
+  }
+
+  void log(const std::string& text) const {
+    if (options.log) options.log(text);
+  }
+
+  // --- kinds of inputs -------------------------------------------------------------------------------------------------------
+
+  static std::string describe(const std::vector<at::Tensor>& inputs) {
+    std::ostringstream out;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const auto& t = inputs[i];
+      out << (i ? ", " : "");
+      if (!t.defined()) {
+        out << "undefined";
+        continue;
+      }
+      out << c10::toString(t.scalar_type()) << t.sizes();
+      if (!t.is_contiguous()) out << " strides " << t.strides();
+      if (t.requires_grad()) out << " with gradient";
+      for (std::size_t j = 0; j < i; ++j)
+        if (inputs[j].defined() && inputs[j].is_alias_of(t)) {
+          out << " sharing memory with " << j << " at " << t.storage_offset() - inputs[j].storage_offset();
+          break;
+        }
+    }
+    return out.str();
+  }
+
+  /// All that a capture depends on, as bytes.
+  class key {
+   public:
+    template <class T>
+    key& operator<<(const T& x) requires std::is_trivially_copyable_v<T> {
+      bytes_.append(reinterpret_cast<const char*>(&x), sizeof x);
+      return *this;
+    }
+    key& operator<<(const std::string& x) {
+      *this << x.size();
+      bytes_ += x;
+      return *this;
+    }
+    key& operator<<(const at::Tensor& t) {
+      *this << t.scalar_type() << t.requires_grad() << t.device() << t.dim();
+      for (const auto& list : {t.sizes(), t.strides()})
+        for (auto x : list) *this << x;
+      return *this;
+    }
+    std::string take() { return std::move(bytes_); }
+
+   private:
+    std::string bytes_;
+  };
+
+  std::string key_of(const invocation& call, const std::vector<at::Tensor>& inputs) const {
+    key k;
+    k << call.signature << settings() << trained->signature() << inputs.size();
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const auto& t = inputs[i];
+      k << t.defined();
+      if (!t.defined()) continue;
+      k << t;
+      for (std::size_t j = 0; j < i; ++j)
+        if (inputs[j].defined() && inputs[j].is_alias_of(t)) k << j << t.storage_offset() - inputs[j].storage_offset();
+    }
+    std::unordered_map<const void*, const at::Tensor*> storages;
+    for (const auto* list : {&parameters, &buffers})
+      for (const auto& [name, t] : *list) {
+        k << t.unsafeGetTensorImpl() << t;
+        if (!t.has_storage()) continue;
+        k << t.storage().nbytes();
+        const auto& first = *storages.emplace(t.storage().unsafeGetStorageImpl(), &t).first->second;
+        if (!first.is_same(t)) k << first.unsafeGetTensorImpl() << t.storage_offset() - first.storage_offset();
+      }
+    return k.take();
+  }
+
+  static std::string text(const std::vector<output_use>& uses) {
+    std::ostringstream out;
+    for (const auto& u : uses) out << ";" << u.used << at::IntArrayRef(u.strides);
+    return out.str();
+  }
+
+  /// Of one key, programs for several answers to what the forward asks; the result is that of the one for `inputs`.
+  std::string path_of(const std::string& base, const std::vector<at::Tensor>& inputs) const {
+    constexpr int most = 8;
+    auto path = base;
+    for (int other = 1;; ++other) {
+      const auto found = setups.find(path);
+      if (found == setups.end()) return path;
+      const auto& s = *found->second;
+      if (!s.asked || s.asked->same_answers(*s.tensors, inputs)) return path;
+      if (other == most)
+        throw cannot_capture(s.asked->last() + " gives the forward a number that its inputs tell; it was another one in " +
+                             std::to_string(most) + " captures. Compute it outside of the module and pass it as an argument");
+      path = base + ";other answers " + std::to_string(other);
+    }
+  }
+
+  std::shared_ptr<setup> setup_for(const invocation& call, const std::vector<at::Tensor>& inputs) {
+    auto k = key_of(call, inputs);
+    auto& outputs = used[k];
+    if (!outputs) outputs = std::make_shared<usage>();
+    if (outputs->without_gradient) throw no_gradient();
+    const auto uses = outputs->now();
+    k = path_of(k + text(uses), inputs);
+    if (const auto found = setups.find(k); found != setups.end()) {
+      const auto s = found->second;
+      if (!s->broken && !s->tensors->out_of_date()) {
+        replaced = 0;
+        s->last_used = ++clock_;
+        return s;
+      }
+      forget(s);
+      setups.erase(found);
+      if (s->broken) {
+        forget_profiles();
+        options.profile.cache.clear();
+      } else if (++replaced > 3) {
+        throw cannot_capture(
+            "the module puts a new tensor in the place of one of its members in every forward; register it as a "
+            "buffer and write into it");
+      }
+      log(s->broken ? "an operator uses memory in another way than it did: measured again"
+                    : "a tensor of the module that is no parameter and no buffer has been replaced: captured again");
+    }
+    std::shared_ptr<setup> s;
+    try {
+      s = make_setup(call, inputs, uses);
+    } catch (const no_gradient&) {
+      outputs->without_gradient = true;
+      throw;
+    }
+    s->outputs = outputs;
+    s->last_used = ++clock_;
+    setups.emplace(k, s);
+    while (setups.size() > options.most_shapes) {
+      const auto oldest = std::min_element(
+          setups.begin(), setups.end(), [](const auto& a, const auto& b) { return a.second->last_used < b.second->last_used; });
+      forget(oldest->second);
+      setups.erase(oldest);
+    }
+    return s;
+  }
+
+  /// The kind of step for such inputs and the gradients there are.
+  std::shared_ptr<setup> kind_for(const invocation& call, const std::vector<at::Tensor>& inputs) {
+    const auto s = setup_for(call, inputs);
+    if (!all_only_add(s->trained)) return s;
+    if (!s->adding || s->adding->broken) s->adding = make_adding(*s);
+    s->adding->last_used = s->last_used;
+    return s->adding;
+  }
+
+  std::shared_ptr<setup> make_adding(const setup& s) {
+    release();
+    auto a = std::make_shared<setup>();
+    a->outputs = s.outputs;
+    a->parameters = s.parameters;
+    a->buffers = s.buffers;
+    a->trained = s.trained;
+    a->place = s.place;
+    a->note = s.note;
+    a->inputs = s.inputs + ", gradients accumulate";
+    a->step = std::make_shared<const program>(accumulating(*s.step));
+    a->tensors = std::make_unique<bindings>(s.tensors->followed_by(a->step));
+    complete(*a);
+    return a;
+  }
+
+  std::shared_ptr<setup> make_setup(const invocation& call, const std::vector<at::Tensor>& inputs,
+                                    const std::vector<output_use>& uses) {
+    release();  // capture and measurements take memory of their own
+    auto s = std::make_shared<setup>();
+    const auto begin = clock::now();
+    std::vector<std::string> names;
+    for (const auto* list : {&parameters, &buffers})
+      for (const auto& n : *list) names.push_back(n.name);
+    s->inputs = describe(inputs);
+    s->parameters = tensors(parameters);
+    s->buffers = tensors(buffers);
+    for (const auto& p : s->parameters)
+      if (p.requires_grad()) s->trained.push_back(p);
+    auto captured = capture(call.forward, inputs, s->parameters, s->buffers, names, uses);
+    s->step = captured.step;
+    s->tensors = std::make_unique<bindings>(std::move(captured.tensors));
+    s->asked = std::move(captured.asked);
+    s->note = call.note;
+    for (auto slot : s->step->parameters)
+      s->place.push_back(static_cast<std::size_t>(
+          std::find_if(s->trained.begin(), s->trained.end(),
+                       [&](const auto& t) { return t.is_same(s->parameters[s->step->slots[slot].position]); }) -
+          s->trained.begin()));
+    s->capture_seconds = since(begin);
+    complete(*s);
+    return s;
+  }
+
+  /// Measures a captured step.
+  void complete(setup& s) {
+    s.graph = graph_hash(*s.step);
+    const auto relative = sibling(s);
+    s.profiles = relative ? profile_like(*s.step, *relative->step, relative->profiles) : profile(*s.step, options.profile);
+    s.p = to_problem(*s.step, s.profiles.seconds(), s.profiles.workspace(), trained->name());
+    storages seen;
+    s.parameter_bytes = storage_bytes(s.parameters, seen);
+    s.buffer_bytes = storage_bytes(s.buffers, seen);
+    for (const auto& c : s.step->constants) s.constants += static_cast<bytes_t>(c.size());
+    // Copies, as long as the forward may have to run once more.
+    for (const auto& b : s.buffers) s.buffer_bytes += static_cast<bytes_t>(b.nbytes());
+    for (const auto& w : s.step->written)
+      if (const auto& slot = s.step->slots[w.slot]; slot.from == role::input) s.buffer_bytes += s.step->values[slot.value].bytes;
+    const auto all = lay_out_plan(s, store_all_schedule(s.p));
+    all->found.solver = "store_all";
+    all->found.bound = all->found.seconds;
+    s.store_all = all;
+    std::ostringstream text;
+    text << "captured " << s.inputs << ": " << s.step->nodes.size() << " operations (" << s.profiles.distinct << " different, "
+         << s.profiles.measured << " measured) in " << format_seconds(s.capture_seconds) << " + "
+         << format_seconds(s.profiles.elapsed) << "; plain step needs " << format_bytes(s.store_all->run->needed_bytes());
+    log(text.str());
+    largest_plain = std::max(largest_plain, s.store_all->run->needed_bytes());
+  }
+
+  std::vector<std::shared_ptr<setup>> kinds() const {
+    std::vector<std::shared_ptr<setup>> all;
+    for (const auto& [k, s] : setups)
+      for (const auto& x : {s, s->adding})
+        if (x) all.push_back(x);
+    return all;
+  }
+
+  /// Of the steps of the same graph that have been planned, the one whose size is next.
+  std::shared_ptr<const setup> sibling(const setup& s) const {
+    std::shared_ptr<const setup> nearest;
+    if (options.new_shapes != new_shape::nearest) return nearest;
+    auto size = [](const setup& x) {
+      double sum = 0;
+      for (const auto& v : x.step->values) sum += static_cast<double>(v.bytes);
+      return sum;
+    };
+    const auto own = size(s);
+    double best = 0;
+    for (const auto& other : kinds()) {
+      if (other->graph != s.graph || other->plans.empty() || other->broken) continue;
+      const auto theirs = size(*other);
+      const auto distance = std::abs(std::log(theirs / own)) + (theirs < own ? 10 : 0);  // decisions for more suit less
+      if (!nearest || distance < best) nearest = other, best = distance;
+    }
+    return nearest;
+  }
+
+  /// Looks at the model as it is now.
+  void look() {
+    parameters = distinct(trained->parameters());
+    buffers = distinct(trained->buffers());
+  }
+
+  /// Lets go of the executors for `s` that are idle.
+  void forget(const std::shared_ptr<setup>& s) {
+    std::erase_if(runners, [&](const auto& r) {
+      return (r->kind == s || r->kind == s->adding) && !r->run->in_flight() && !r->run->arena_in_use();
+    });
+  }
+
+  // --- memory ----------------------------------------------------------------------------------------------------------------
+
+  /// Bytes that are there whatever the plan.
+  pytorch::report held(const setup& s, const std::vector<at::Tensor>& inputs) const {
+    pytorch::report r;
+    storages seen;
+    r.parameters = s.parameter_bytes;
+    r.buffers = s.buffer_bytes;
+    r.inputs = storage_bytes(inputs, seen);
+    r.constants = s.constants;
+    r.optimizer = options.optimizer;
+    return r;
+  }
+
+  /// Gradients that exist, apart from those in an arena that is counted as a whole.
+  bytes_t gradient_bytes(const executor* in) const {
+    bytes_t sum = 0;
+    storages seen;
+    for (const auto& [name, p] : parameters) {
+      const auto& g = p.grad();
+      if (!g.defined() || !g.has_storage()) continue;
+      const bool counted = (in != nullptr && in->owns(g)) ||
+                           std::any_of(retired.begin(), retired.end(), [&](const auto& a) { return contains(a.lock(), g); });
+      if (!counted) sum += storage_bytes({g}, seen);
+    }
+    return sum;
+  }
+  static bool contains(const std::shared_ptr<arena>& a, const at::Tensor& t) {
+    const auto* data = static_cast<const char*>(t.storage().data());
+    return a && a->data() <= data && data < a->data() + a->bytes();
+  }
+
+  /// Arenas of other steps, and what these handed out.
+  bytes_t other_bytes(const runner* but) const {
+    bytes_t sum = 0;
+    for (const auto& r : runners)
+      if (r.get() != but) sum += r->what->run->needed_bytes();
+    for (const auto& a : retired)
+      if (const auto memory = a.lock()) sum += memory->resident();
+    return sum;
+  }
+
+  /// The budget in bytes. Relative ones leave out what is held and the gradients there are, and are of the largest plain step so
+  /// far: the last batch of an epoch, smaller than the others, may take what these take.
+  bytes_t budget_bytes(bytes_t held_bytes, bytes_t gradients) const {
+    const auto& b = options.budget;
+    if (b.total) return *b.total;
+    if (b.for_the_step) return held_bytes + gradients + *b.for_the_step;
+    return held_bytes + gradients + static_cast<bytes_t>(std::ceil(b.share * static_cast<double>(largest_plain)));
+  }
+
+  /// Moves the gradients of parameters out of the arena of `r`.
+  void evacuate(const executor& r) {
+    at::NoGradGuard no_grad;
+    for (const auto& [name, p] : parameters) {
+      auto& g = p.mutable_grad();
+      if (g.defined() && r.owns(g)) g.set_data(g.clone());
+    }
+  }
+
+  // --- plans -----------------------------------------------------------------------------------------------------------------
+
+  search_options searching() const {
+    return {options.solver, options.solver_name, options.cache,
+            options.limits, options.watch,       [this](const std::string& text) { log(text); }};
+  }
+
+  /// A plan that needs at most `available` bytes.
+  std::shared_ptr<const plan> plan_for(const std::shared_ptr<setup>& s, bytes_t available, bytes_t held_bytes) {
+    for (auto p = s->plans.lower_bound(available); p != s->plans.end(); ++p)  // made for no less, and fits
+      if (p->second->run->needed_bytes() <= available) return p->second;
+    std::shared_ptr<const plan> best;
+    if (s->store_all->run->needed_bytes() <= available)
+      best = s->store_all;
+    else if (const auto relative = sibling(*s)) {
+      best = take_over(*s, available, *relative);
+      if (!best || best->run->needed_bytes() < available / 10 * 9)  // there is room for better decisions
+        if (const auto other = glance(*s, available, searching()); other && (!best || other->found.seconds < best->found.seconds))
+          best = other;
+    }
+    if (!best) best = search(*s, available, held_bytes, searching());
+    announce(*best, available);
+    s->plans[available] = best;
+    return best;
+  }
+  void announce(const plan& p, bytes_t available) const {
+    std::ostringstream text;
+    text << "planned for " << format_bytes(available) << " in " << format_seconds(p.plan_seconds) << ": " << p.found.recomputed
+         << " recomputations, arena " << format_bytes(p.run->arena_bytes()) << ", outputs "
+         << format_bytes(p.run->outside_bytes());
+    log(text.str());
+  }
+
+  /// An executor for the use of the outputs that is expected.
+  std::shared_ptr<runner> expected(const invocation& call, const std::vector<at::Tensor>& inputs) {
+    const auto s = kind_for(call, inputs);
+    try {
+      return acquire(s, inputs);
+    } catch (const over_budget&) {  // what this loss uses may take more than all outputs, whose gradients lie outside the arena
+      if (s->outputs->now().empty()) throw;
+      s->outputs->expect_all();
+      return acquire(kind_for(call, inputs), inputs);
+    }
+  }
+
+  /// Looks for a better plan than one that was taken over, beside the steps.
+  void refine(const runner& r, bytes_t held_bytes) {
+    if (r.what->taken_from.empty() || r.what->superseded || r.steps < 2) return;
+    worker.start([this, s = r.kind, old = r.what, available = r.available, held_bytes] {
+      auto o = searching();
+      o.watch = [this](const progress&) { return worker.ending() ? control::stop : control::go_on; };
+      std::shared_ptr<const plan> found;
+      try {
+        found = search(*s, available, held_bytes, o);
+      } catch (const error& e) {
+        log(std::string("no better plan beside the steps: ") + e.what());
+      }
+      std::lock_guard lock(mutex);
+      if (!found || found->found.seconds >= old->found.seconds) found = settled(*old);
+      announce(*found, available);
+      s->plans[available] = found;
+      old->superseded = true;
+    });
+  }
+  /// The same plan, not to be looked at again.
+  static std::shared_ptr<const plan> settled(const plan& p) {
+    auto same = std::make_shared<plan>();
+    same->run = p.run;
+    same->steps = p.steps;
+    same->found = p.found;
+    same->plan_seconds = p.plan_seconds;
+    return same;
+  }
+
+  /// What is idle makes room.
+  void release() {
+    for (const auto& r : runners)
+      if (!r->run->in_flight() && r->run->arena_in_use()) {
+        r->run->leave_gradients_only();
+        retired.push_back(r->run->memory());
+      }
+    std::erase_if(runners, [](const auto& r) { return !r->run->in_flight(); });
+    std::erase_if(retired, [](const auto& a) { return a.expired(); });
+  }
+
+  /// An executor for a step that begins now.
+  std::shared_ptr<runner> acquire(const std::shared_ptr<setup>& s, const std::vector<at::Tensor>& inputs) {
+    std::erase_if(retired, [](const auto& a) { return a.expired(); });
+    last_held = held(*s, inputs);
+    const auto fixed = last_held.held();
+    for (const auto& r : runners) {  // one that is ready
+      if (r->kind != s || r->run->in_flight() || r->what->superseded) continue;
+      const auto need = r->what->run->needed_bytes();
+      const auto gradients = gradient_bytes(nullptr);
+      if (fixed + gradients + need + other_bytes(r.get()) > budget_bytes(fixed, gradients)) continue;
+      if (r->run->arena_in_use()) evacuate(*r->run);
+      if (r->run->arena_in_use()) continue;
+      last_held.gradients = gradients;
+      return r;
+    }
+    release();
+
+    last_held.gradients = gradient_bytes(nullptr);
+    const auto others = other_bytes(nullptr);
+    // Gradients that stayed behind in an arena count there; a relative budget has them on top in any case.
+    bytes_t behind = 0;
+    for (const auto& a : retired)
+      if (const auto memory = a.lock()) behind += memory->resident();
+    const auto available = budget_bytes(fixed, last_held.gradients + behind) - fixed - last_held.gradients - others;
+    const auto held_bytes = fixed + last_held.gradients + others;
+    if (available < 0) fail_over_budget(*s, *leanest(*s, searching()), held_bytes + available, held_bytes);
+    auto r = std::make_shared<runner>();
+    r->kind = s;
+    r->available = available;
+    r->what = plan_for(s, available, held_bytes);
+    r->run = std::make_unique<executor>(r->what->run, *s->tensors);
+    runners.push_back(r);
+    return r;
+  }
+
+  std::vector<at::Tensor> forward(const invocation& call, const std::vector<at::Tensor>& inputs, std::shared_ptr<void>* note);
+
+  pytorch::report report(const setup& s, const plan& p) const;
+
+  std::shared_ptr<model> trained;
+  wrap_options options;
+  std::mutex mutex;
+  std::vector<named_tensor> parameters, buffers;                   ///< of the model, each once, when `look` was called last
+  std::unordered_map<std::string, std::shared_ptr<setup>> setups;  ///< by `key_of` and the use of the outputs
+  std::unordered_map<std::string, std::shared_ptr<usage>> used;    ///< by `key_of`
+  std::uint64_t clock_ = 0;
+  std::vector<std::shared_ptr<runner>> runners;  ///< at most one of them idle
+  std::vector<std::weak_ptr<arena>> retired;     ///< kept alive by gradients only
+  std::shared_ptr<const setup> last_setup;
+  std::shared_ptr<const plan> last_plan;
+  pytorch::report last_held;
+  bytes_t largest_plain = 0;  ///< bytes of the plain step of the largest kind of inputs so far
+  background worker;
+  int replaced = 0;          ///< captures in a row that a replaced tensor made out of date
+  std::size_t verified = 0;  ///< steps that were compared
+};
+
+std::vector<at::Tensor> session::state::forward(const invocation& call, const std::vector<at::Tensor>& inputs,
+                                                std::shared_ptr<void>* note) {
+  if (note != nullptr) *note = call.note;
+  const bool recorded = c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Fake);
+  if (!at::GradMode::is_enabled() || recorded) return call.forward(inputs);
+
+  std::unique_lock lock(mutex);
+  look();
+  if (std::none_of(parameters.begin(), parameters.end(), [](const auto& p) { return p.tensor.requires_grad(); }) &&
+      std::none_of(inputs.begin(), inputs.end(), [](const auto& t) { return t.defined() && t.requires_grad(); })) {
+    lock.unlock();
+    return call.forward(inputs);
+  }
+  if ((options.new_shapes == new_shape::plain || options.new_shapes == new_shape::error) && !used.empty() &&
+      !used.count(key_of(call, inputs))) {
+    if (options.new_shapes == new_shape::error)
+      throw unexpected_inputs("wrapped for " + setups.begin()->second->inputs + ", called with " + describe(inputs) +
+                              " (or in another mode); wrap_options::new_shapes forbids a new plan");
+    lock.unlock();
+    return call.forward(inputs);
+  }
+  std::shared_ptr<runner> r;
+  try {
+    r = expected(call, inputs);
+  } catch (const no_gradient&) {
+    lock.unlock();
+    return call.forward(inputs);
+  }
+  const auto s = r->kind;
+  if (note != nullptr) *note = s->note;
+  ++r->steps;
+  refine(*r, last_held.held());
+  last_setup = s;
+  last_plan = r->what;
+  const auto& step = *s->step;
+  const bool verify = verified < options.verify;
+  std::unique_ptr<second_run> beside;
+  if (verify || !s->outputs->settled() || std::count(step.differentiable.begin(), step.differentiable.end(), true) > 1) {
+    auto written = s->buffers;
+    for (const auto& w : step.written) {
+      const auto& slot = step.slots[w.slot];
+      const auto& t = slot.from == role::input ? inputs[slot.position] : (*s->tensors)[w.slot];
+      if (std::none_of(written.begin(), written.end(), [&](const auto& x) { return x.is_same(t); })) written.push_back(t);
+    }
+    beside = std::make_unique<second_run>(inputs, s->parameters, written);
+  }
+  if (verify) {
+    ++verified;
+    beside->run_plain(call.forward);
+  }
+  std::vector<at::Tensor> outputs;
+  try {
+    outputs = r->run->forward(inputs);
+    if (verify) beside->compare(step, outputs);
+  } catch (const plan_broken&) {
+    s->broken = true;
+    throw;
+  } catch (const not_equal&) {
+    r->run->reset();
+    throw;
+  }
+  const auto& read = r->what->run->read_in_backward();
+  auto watch = s->tensors->watch(read.outside, inputs);
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const auto& view = step.views[step.outputs[i]];
+    const auto from = step.from(view.value);
+    // An input that is returned is the input itself.
+    if (view.whole && from == role::input && !step.differentiable[i])
+      outputs[i] = inputs[step.slots[step.values[view.value].slot].position];
+    // A write to memory that is shared would change the history of all who share it.
+    const bool shared = from != role::internal || std::any_of(outputs.begin(), outputs.end(), [&](const auto& o) {
+                          return !o.is_same(outputs[i]) && o.is_alias_of(outputs[i]);
+                        });
+    if (read.outputs[i] || (shared && step.differentiable[i]))
+      watch.push_back({outputs[i].detach(), outputs[i]._version(), "output " + std::to_string(i)});
+  }
+  const auto node = c10::make_intrusive<step_node>(r, std::move(watch), inputs, std::move(beside), verify,
+                                                   [self = shared_from_this(), call](const std::vector<at::Tensor>& again) {
+                                                     std::lock_guard held(self->mutex);
+                                                     self->look();
+                                                     return self->expected(call, again);
+                                                   });
+  for (std::size_t i = 0; i < outputs.size(); ++i)
+    if (step.differentiable[i]) ::torch::autograd::set_history(outputs[i], node);
+  std::vector<at::Tensor> returned;
+  for (auto i : step.results) returned.push_back(outputs[i]);
+  return returned;
+}
+
+session::session(std::shared_ptr<model> trained, wrap_options options)
+    : state_(std::make_shared<state>(std::move(trained), std::move(options))) {}
+session::~session() = default;
+
+std::vector<at::Tensor> session::forward(const invocation& call, const std::vector<at::Tensor>& inputs,
+                                         std::shared_ptr<void>* note) {
+  return state_->forward(call, inputs, note);
+}
+
+void session::prepare(const invocation& call, const std::vector<at::Tensor>& inputs) {
+  std::lock_guard lock(state_->mutex);
+  state_->look();
+  const auto s = state_->kind_for(call, inputs);
+  const auto r = state_->acquire(s, inputs);
+  state_->last_setup = s;
+  state_->last_plan = r->what;
+}
+
+void session::invalidate() {
+  std::lock_guard lock(state_->mutex);
+  state_->release();
+  state_->setups.clear();
+  state_->largest_plain = 0;
+  state_->used.clear();
+}
+
+void session::set_budget(const budget& b) {
+  std::lock_guard lock(state_->mutex);
+  state_->options.budget = b;
+  state_->release();
+}
+
+void session::release() {
+  std::lock_guard lock(state_->mutex);
+  state_->release();
+}
+
+pytorch::report session::report() const {
+  std::lock_guard lock(state_->mutex);
+  const auto& x = *state_;
+  if (!x.last_plan) throw error("no step has been planned yet");
+  return x.report(*x.last_setup, *x.last_plan);
+}
+
+std::vector<pytorch::report> session::reports() const {
+  std::lock_guard lock(state_->mutex);
+  const auto& x = *state_;
+  auto kinds = x.kinds();
+  std::sort(kinds.begin(), kinds.end(), [](const auto& a, const auto& b) { return a->last_used > b->last_used; });
+  std::vector<pytorch::report> list;
+  for (const auto& s : kinds)
+    for (const auto& [available, plan] : s->plans) list.push_back(x.report(*s, *plan));
+  return list;
+}
+
+pytorch::report session::state::report(const setup& s, const plan& p) const {
+  auto r = last_held;
+  const auto& run = *p.run;
+  const auto fixed = r.held() - r.gradients;
+  r.budget = budget_bytes(fixed, r.gradients);
+  r.left = r.budget - r.held();
+  r.arena = run.arena_bytes();
+  r.live_peak = run.live_peak();
+  r.outputs = run.outside_bytes();
+  r.store_all = s.store_all->run->needed_bytes();
+  r.planned_peak = p.found.peak;
+  r.step_seconds = p.found.seconds;
+  r.store_all_seconds = s.store_all->found.seconds;
+  r.bound = p.found.bound;
+  r.gap = p.found.gap();
+  r.capture_seconds = s.capture_seconds;
+  r.profile_seconds = s.profiles.elapsed;
+  r.plan_seconds = p.plan_seconds;
+  r.operations = run.operations();
+  r.recomputed = run.recomputed();
+  for (const auto& a : runners) r.unplanned += a->run->unplanned();
+  r.solver = p.found.solver + (p.taken_from.empty() ? "" : " (taken over from " + p.taken_from + ")");
+  r.planned_for = s.inputs;
+  r.status = p.found.status;
+  auto least = run.needed_bytes();
+  for (const auto& [available, other] : s.plans) least = std::min(least, other->run->needed_bytes());
+  r.smallest = r.held() + least;
+  r.smallest_bound = std::min(r.smallest, r.held() + bounds_without_search(s.p).budget - s.p.held_bytes());
+  return r;
+}
+
+const problem& session::planning_problem() const {
+  if (!state_->last_setup) throw error("no step has been planned yet");
+  return state_->last_setup->p;
+}
+const schedule& session::planned_schedule() const {
+  if (!state_->last_plan) throw error("no step has been planned yet");
+  return state_->last_plan->steps;
+}
+
+}  // namespace remat::pytorch

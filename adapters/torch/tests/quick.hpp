@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Modules that run by plans made quickly.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <remat/core/solve.hpp>
+#include <remat/pytorch/wrap.hpp>
+#include <remat/solver/min_cut.hpp>
+
+namespace testing {
+
+/// @param seconds for a search
+inline remat::pytorch::wrap_options quick(const remat::pytorch::budget& b = "100%", double seconds = 5) {
+  remat::pytorch::wrap_options o;
+  o.budget = b;
+  o.limits.seconds = seconds;
+  o.solver = [](const remat::problem& p, remat::bytes_t within, const remat::limits& l,
+                const remat::pytorch::plan_observer& watch) { return remat::solve(p, within, remat::min_cut(), l, watch); };
+  o.profile = {.cache = {}, .seconds = 0.05};
+  return o;
+}
+
+/// A C++ module with one way to call it.
+class runner : public remat::pytorch::session {
+ public:
+  runner(std::shared_ptr<::torch::nn::Module> module, remat::pytorch::forward_function forward, remat::pytorch::wrap_options o)
+      : session(std::make_shared<remat::pytorch::module_model>(std::move(module)), std::move(o)), call_{std::move(forward)} {}
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs) { return session::forward(call_, inputs); }
+  void prepare(const std::vector<at::Tensor>& inputs) { session::prepare(call_, inputs); }
+
+ private:
+  remat::pytorch::invocation call_;
+};
+
+}  // namespace testing
