@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rematerialization of any DAG inside a budget in bytes.
+"""Rematerialization: training inside a budget of bytes.
 
-Problems and schedules are dictionaries of the exchange formats (docs/problem-and-schedule.md).
+Any PyTorch model, in place:
+
+    import remat
+    model = remat.wrap(model, budget="6 GiB")   # the same object; train it as before
+    print(remat.of(model).report())
+
+Any DAG, as dictionaries of the exchange formats (docs/problem-and-schedule.md):
 
     import json, remat
     problem = json.load(open("bench/instances/resnet18.json"))
@@ -9,42 +15,32 @@ Problems and schedules are dictionaries of the exchange formats (docs/problem-an
     print(plan["status"], plan["peak"], plan["seconds"], plan["bound"])
 """
 
-import json as _json
+from __future__ import annotations
 
-from . import _core
-from ._core import Error
+import importlib as _importlib
+from typing import TYPE_CHECKING
 
-__all__ = ["Error", "evaluate", "solve", "solvers"]
+from ._errors import Error, NotEqual, OverBudget, Refused
+from ._planner import evaluate, solve, solvers
 
+if TYPE_CHECKING:
+    from ._plan import Curve, curve, plan
+    from ._session import Session
+    from ._wrap import is_wrapped, of, unwrap, wrap
 
-def solve(problem, budget, *, solver="automatic", backend="auto", time_limit=60.0, threads=1, seed=0, gap=1e-4, observer=None,
-          start=None):
-    """Looks for the fastest schedule of `problem` within `budget`.
+#: What needs torch, which is imported when one of these is used.
+_WITH_TORCH = {"Curve": "_plan", "Session": "_session", "curve": "_plan", "plan": "_plan", "is_wrapped": "_wrap", "of": "_wrap", "unwrap": "_wrap", "wrap": "_wrap"}
 
-    problem: a remat-problem as a dictionary.
-    budget: bytes for everything on the device, as a number or as text: 1234, "1.5GiB", "60%" (held sources + 60 % of what
-        store-all needs beyond them).
-    solver, backend: names, see `solvers()`; backend is "highs", "glpk" or "auto".
-    time_limit: seconds. threads, seed, gap: see `remat::limits`.
-    start: a remat-schedule of the problem as a dictionary, of any memory need, to begin with: no answer is slower if it fits.
-    observer: called as observer(stage, elapsed, best, bound) while the search runs; the answer False stops it.
-
-    Returns a remat-schedule as a dictionary, `steps` empty unless `status` is "optimal" or "feasible"; "time_limit": time was up;
-        "not_found": the method ended without a schedule; "not_applicable": the problem is not of its kind; a `reason` may say more.
-    Raises Error (a ValueError) that names the culprit for bad input.
-    """
-    return _json.loads(_core.solve(_json.dumps(problem), str(budget), solver, backend, time_limit, threads, seed, gap, observer,
-                                   _json.dumps(start) if start is not None else ""))
+__all__ = ["Error", "NotEqual", "OverBudget", "Refused", "evaluate", "solve", "solvers", *_WITH_TORCH]
 
 
-def evaluate(problem, schedule):
-    """Executes a remat-schedule on paper: {"peak": bytes, "seconds", "recomputed", "memory": bytes per step}.
+def __getattr__(name: str):
+    if name not in _WITH_TORCH:
+        raise AttributeError(f"module 'remat' has no attribute {name!r}")
+    found = getattr(_importlib.import_module("." + _WITH_TORCH[name], __name__), name)
+    globals()[name] = found
+    return found
 
-    Raises Error naming the step that breaks a rule.
-    """
-    return _core.evaluate(_json.dumps(problem), _json.dumps(schedule))
 
-
-def solvers():
-    """The solvers by name, with a summary each."""
-    return dict(_core.solvers())
+def __dir__():
+    return sorted(__all__)

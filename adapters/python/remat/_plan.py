@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans of a model that is not wrapped: what a budget would cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any, Mapping
+
+import torch
+
+from ._session import SLOT, Options, Session
+
+
+def plan(model: torch.nn.Module, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *, budget: int | float | str | None = None,
+         activation_budget: int | float | str | None = None, solver: str = "auto", time_limit: float = 20.0, gap: float = 0.005,
+         seed: int = 0) -> dict[str, Any]:
+    """What a training step of `model` would take and cost inside a budget. The model is captured, not trained, and stays as it is.
+
+    args, kwargs: of a training step. For the rest see `wrap`; for the result, `Session.plan`.
+    Raises OverBudget if no schedule fits, Refused if the model cannot be captured, Error or ValueError for options.
+    """
+    options = Options(budget, activation_budget, solver, time_limit, gap, seed)
+    return _prepared(model, args, kwargs, options).plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """Time against budget."""
+
+    points: list[dict[str, Any]]  #: by falling budget: budget, peak (bytes), seconds, bound (seconds, proven), status
+    plain_seconds: float  #: of the step without recomputation
+    picture: str
+
+    def svg(self, path: str | pathlib.Path | None = None) -> str:
+        """The curve as an SVG document; also written to `path` if there is one."""
+        if path is not None:
+            pathlib.Path(path).write_text(self.picture)
+        return self.picture
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draws extra time in percent over budgets in bytes with matplotlib; returns the axes."""
+        if axes is None:
+            import matplotlib.pyplot
+
+            axes = matplotlib.pyplot.subplots()[1]
+        found = sorted((p["peak"], 100 * (p["seconds"] / self.plain_seconds - 1)) for p in self.points if p["seconds"] is not None)
+        axes.step([x for x, _ in found], [y for _, y in found], where="post")
+        axes.set_xlabel("budget [bytes]")
+        axes.set_ylabel("extra time [%]")
+        return axes
+
+
+def curve(model: torch.nn.Module, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *, points: int = 20, solver: str = "auto",
+          time_limit: float = 60.0, gap: float = 0.005, seed: int = 0) -> Curve:
+    """The time of a training step against its budget. The model is captured, not trained, and stays as it is.
+
+    args, kwargs: of a training step. points: number of budgets. time_limit: of all searches together, seconds.
+    Raises Refused if the model cannot be captured, Error or ValueError for options.
+    """
+    options = Options(solver=solver, time_limit=time_limit, gap=gap, seed=seed)
+    session = _prepared(model, args, kwargs, options)
+    found, picture = session._run.curve("automatic" if solver == "auto" else solver, time_limit, gap, seed, points)
+    return Curve(found, session.plan["plain_seconds"], picture)
+
+
+def _prepared(model: torch.nn.Module, args: tuple, kwargs: Mapping[str, Any] | None, options: Options) -> Session:
+    wrapped = model.__dict__.get(SLOT)
+    original = model.__dict__.get("forward") if wrapped is None else wrapped._original
+    session = Session(model, original, options.check())
+    session._prepare(model, tuple(args), dict(kwargs or {}))
+    return session

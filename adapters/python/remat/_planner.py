@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The planner: problems and schedules as dictionaries."""
+
+import json as _json
+
+from . import _core
+
+
+def solve(problem, budget, *, solver="automatic", backend="auto", time_limit=60.0, threads=1, seed=0, gap=1e-4, observer=None,
+          start=None):
+    """Looks for the fastest schedule of `problem` within `budget`.
+
+    problem: a remat-problem as a dictionary.
+    budget: bytes for everything on the device, as a number or as text: 1234, "1.5GiB", "60%" (held sources + 60 % of what
+        store-all needs beyond them).
+    solver, backend: names, see `solvers()`; backend is "highs", "glpk" or "auto".
+    time_limit: seconds. threads, seed, gap: see `remat::limits`.
+    start: a remat-schedule of the problem as a dictionary, of any memory need, to begin with: no answer is slower if it fits.
+    observer: called as observer(stage, elapsed, best, bound) while the search runs; the answer False stops it.
+
+    Returns a remat-schedule as a dictionary, `steps` empty unless `status` is "optimal" or "feasible"; "time_limit": time was up;
+        "not_found": the method ended without a schedule; "not_applicable": the problem is not of its kind; a `reason` may say more.
+    Raises Error (a ValueError) that names the culprit for bad input.
+    """
+    return _json.loads(_core.solve(_json.dumps(problem), str(budget), solver, backend, time_limit, threads, seed, gap, observer,
+                                   _json.dumps(start) if start is not None else ""))
+
+
+def evaluate(problem, schedule):
+    """Executes a remat-schedule on paper: {"peak": bytes, "seconds", "recomputed", "memory": bytes per step}.
+
+    Raises Error naming the step that breaks a rule.
+    """
+    return _core.evaluate(_json.dumps(problem), _json.dumps(schedule))
+
+
+def solvers():
+    """The solvers by name, with a summary each."""
+    return dict(_core.solvers())

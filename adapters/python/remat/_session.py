@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The session of a wrapped model: how each of its calls is turned into a planned step."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import copy
+import dataclasses
+import logging
+import os
+import sys
+import traceback
+import types
+import weakref
+from typing import Any, Iterator, Literal
+
+import torch
+
+from . import _torch, _tree
+from ._errors import Error, Refused
+from ._state import Attributes, Draws, describe_hooks
+
+SLOT = "_remat"  #: of the model's `__dict__`, where its session is
+log = logging.getLogger("remat")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What `wrap` was told."""
+
+    budget: int | float | str | None = None
+    activation_budget: int | float | str | None = None
+    solver: str = "auto"
+    time_limit: float = 20.0
+    gap: float = 0.005
+    seed: int = 0
+    verify: int = 0
+    on_new_shape: Literal["nearest", "plan", "plain", "error"] = "nearest"
+    on_refuse: Literal["error", "warn"] = "error"
+    cache: Any = True
+
+    def check(self) -> Options:
+        """Raises ValueError or TypeError naming the option that is out of range."""
+        for name in ("budget", "activation_budget"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float, str, type(None))):
+                raise TypeError(f"{name} must be a number of bytes or a text such as \"6 GiB\" or \"60%\", got {value!r}")
+            if isinstance(value, str) and not value.strip():
+                raise ValueError(f"{name} is empty")
+        if self.budget is not None and self.activation_budget is not None:
+            raise ValueError("give budget or activation_budget, not both")
+        for name, allowed in (("on_new_shape", ("nearest", "plan", "plain", "error")), ("on_refuse", ("error", "warn"))):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        if self.verify < 0:
+            raise ValueError(f"verify must be >= 0, got {self.verify}")
+        _torch.check_budget(*self.limit())
+        return self
+
+    def folder(self) -> str | None:
+        """Where plans are kept: None for the usual place, empty for nowhere."""
+        return None if self.cache is True else os.fspath(self.cache) if self.cache else ""
+
+    def limit(self) -> tuple[str, bool]:
+        """The budget as text, empty for none, and whether it is for activations only."""
+        value = self.budget if self.activation_budget is None else self.activation_budget
+        if value is None:
+            return "", False
+        if not isinstance(value, str):
+            value = f"{value:.0f}"
+        return value.strip(), self.activation_budget is not None
+
+
+class Note:
+    """What a call left beside its tensors."""
+
+    __slots__ = ("form", "where", "changed", "before", "raised")
+
+    def __init__(self):
+        self.form = self.where = self.changed = self.before = self.raised = None
+
+
+class Source:
+    """The model as the planner sees it."""
+
+    def __init__(self, model: torch.nn.Module):
+        self._model = weakref.ref(model)
+        self.state = Attributes()
+
+    def model(self) -> torch.nn.Module:
+        model = self._model()
+        if model is None:
+            raise ReferenceError("the wrapped model is gone")
+        return model
+
+    def parameters(self) -> list[tuple[str, torch.Tensor]]:
+        return list(self.model().named_parameters(remove_duplicate=False))
+
+    def buffers(self) -> list[tuple[str, torch.Tensor]]:
+        return list(self.model().named_buffers(remove_duplicate=False))
+
+    def signature(self) -> str:
+        return self.state.text(self.model())
+
+
+class Session:
+    """Trains one model by plans; `remat.of(model)` gives it."""
+
+    def __init__(self, model: torch.nn.Module, original: Any, options: Options):
+        self._original = original  # what `forward` was in the model's `__dict__`, or None
+        self._options = options
+        self._open = True
+        self._paused = 0
+        self._refused: set[Any] = set()
+        self._warned: set[str] = set()
+        self._source = Source(model)
+        self._made: _torch.Session | None = None
+        _sessions.add(self)
+
+    @property
+    def _run(self) -> _torch.Session:
+        if self._made is None:  # not with the model: a copy has no parameters yet when its session is copied
+            if not self._open:
+                raise Error("this session is closed: call remat.wrap again")
+            o = self._options
+            self._made = _torch.Session(type(self._source.model()).__name__, self._source, *o.limit(),
+                                        "automatic" if o.solver == "auto" else o.solver, o.time_limit, o.gap, o.seed, o.verify,
+                                        o.on_new_shape, o.folder(), _progress)
+        return self._made
+
+    # --- calls ---------------------------------------------------------------------------------------------------------------
+
+    def _plain(self, model: torch.nn.Module) -> Any:
+        """The forward of the model as it was."""
+        return self._original if self._original is not None else types.MethodType(type(model).forward, model)
+
+    def _call(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> Any:
+        plain = self._plain(model)
+        plans = torch.is_grad_enabled() and self._open and not self._paused
+        if not plans or _torch.capturing() or torch.jit.is_tracing() or torch.compiler.is_compiling():
+            return plain(*args, **kwargs)
+        key = None
+        try:
+            inputs, form, text = _tree.flatten((args, kwargs), "arguments")
+            key = (text, tuple((t.shape, t.dtype) for t in inputs))
+            if key in self._refused:
+                return plain(*args, **kwargs)
+            self._check(model)
+            result = self._step(model, plain, inputs, form, text)
+        except Refused as e:
+            if self._options.on_refuse == "error":
+                raise
+            self._refused.add(key)
+            log.warning("this call is not planned: %s", e)
+            return plain(*args, **kwargs)
+        return result
+
+    def _step(self, model, plain, inputs, form, text):
+        note = Note()
+        before = None
+        for _ in range(2):
+            note.raised = None
+            try:
+                outputs, used = self._run.forward(_forward(self._source, plain, form, text, note), text, inputs, note)
+            except Refused as e:
+                e.source = note.where
+                self._undo(model, before or note.before)
+                raise
+            except _Changed as e:  # a first call may fill in what it computes once; what changes again changes in every step
+                before = before or e.before
+                continue
+            except Exception as e:
+                self._undo(model, before or note.before)
+                if isinstance(e, RuntimeError) and "use_reentrant" in str(e):
+                    raise Refused("torch.utils.checkpoint with use_reentrant=True runs a backward of its own",
+                                  advice="use_reentrant=False, or no checkpoint: the planner decides what is recomputed") from e
+                if isinstance(e, Error) or (note.raised is None and before is None):
+                    raise
+                args, kwargs = _tree.unflatten(form, iter(inputs))
+                result = plain(*args, **kwargs)  # raises the same, after what it does until then
+                refusal = f"the forward raises {type(e).__name__} when it is captured: {e}"
+                if self._options.on_refuse == "error" and before is None:  # else it is a first call, that computes what it keeps
+                    raise Refused(refusal, source=note.where) from e
+                log.warning("this call is not planned: %s", refusal)
+                return result
+            return _tree.unflatten(used.form, iter(outputs))
+        self._undo(model, before)
+        what = ", ".join(note.changed)
+        raise Refused(f"the forward changes {what}, which no planned step would do", source=note.where,
+                      advice="count in the training loop or in a hook of the model, or keep it in a buffer")
+
+    def _undo(self, model, before):
+        """Puts attributes back as they were before a capture."""
+        if before is not None:
+            self._source.state.restore(model, before)
+
+    def _prepare(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> None:
+        inputs, form, text = _tree.flatten((args, kwargs), "arguments")
+        self._check(model)
+        note = Note()
+        with torch.enable_grad():
+            self._run.prepare(_forward(self._source, self._plain(model), form, text, note), text, inputs, note)
+
+    def _check(self, model: torch.nn.Module) -> None:
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise Refused("a wrapped model cannot be planned inside a transform of torch.func",
+                          advice="call it within remat.of(model).paused()")
+        hooked = describe_hooks(model)
+        if hooked and hooked not in self._warned:
+            self._warned.add(hooked)
+            log.warning("hooks of modules inside the model are called when a step is captured, not in planned steps: %s", hooked)
+
+    # --- for the user --------------------------------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """The plan used last: status, peak (bytes), seconds, bound, gap, and the smallest budgets known and proven."""
+        return self._run.plan()
+
+    @property
+    def plans(self) -> list[dict[str, Any]]:
+        """All plans that are kept."""
+        return self._run.plans()
+
+    def report(self) -> str:
+        """A table of what the plan used last takes.
+
+        Raises Error before the first.
+        """
+        return self._run.report()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes: `budget`, `peak` (measured since `reset_peak`), `planned`, `arena`, `held`."""
+        return self._run.memory()
+
+    def reset_peak(self) -> None:
+        """Measures the peak anew from here on."""
+        self._run.reset_peak()
+
+    def set_budget(self, budget: int | float | str | None = None, *,
+                   activation_budget: int | float | str | None = None) -> None:
+        """Plans for another budget from the next step on.
+
+        Raises Error or ValueError naming a budget that is none.
+        """
+        options = dataclasses.replace(self._options, budget=budget, activation_budget=activation_budget).check()
+        self._set_options(options)
+
+    def _set_options(self, options: Options) -> None:
+        old, self._options = self._options, options
+        if dataclasses.replace(options, budget=old.budget, activation_budget=old.activation_budget, on_refuse=old.on_refuse) != old:
+            self._made = None
+        elif self._made is not None and options.limit() != old.limit():
+            self._made.set_budget(*options.limit())
+        self._open = True
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """A context in which the model runs as it is."""
+        self._paused += 1
+        try:
+            yield
+        finally:
+            self._paused -= 1
+
+    def invalidate(self) -> None:
+        """Forgets all plans, for a model that has changed in a way that cannot be seen from outside."""
+        self._refused.clear()
+        if self._made is not None:
+            self._made.invalidate()
+
+    def release(self) -> None:
+        """Gives back the memory that is kept for the next step. Plans stay."""
+        if self._made is not None:
+            self._made.release()
+
+    def close(self) -> None:
+        """Ends planning; the model stays as it is. `unwrap` also removes what `wrap` put into it."""
+        self._open = False
+        self._made = None
+
+    def __repr__(self) -> str:
+        return f"<remat.Session budget={self._options.limit()[0]!r}{'' if self._open else ' closed'}>"
+
+    def __deepcopy__(self, memo: dict) -> Session:
+        model = self._source.model()
+        if id(model) not in memo:
+            raise TypeError("a session is copied with its model only")
+        return Session(memo[id(model)], copy.deepcopy(self._original, memo), self._options)
+
+    def __reduce__(self):
+        return type(None), ()  # a pickled model is the plain one: plans and memory belong to this process
+
+
+class _Changed(Exception):
+    """The forward changed attributes while it was captured."""
+
+    def __init__(self, before: Any):
+        super().__init__()
+        self.before = before  # as they were
+
+
+def _forward(source: Source, plain: Any, form: Any, text: str, note: Note):
+    """The model as a function of tensors."""
+
+    def forward(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        model = source.model()
+        args, kwargs = _tree.unflatten(form, iter(tensors))
+        if not _torch.capturing():  # beside a planned step, or as nothing is to be planned
+            outputs, note.form, _ = _tree.flatten(plain(*args, **kwargs), "result")
+            return outputs
+        note.before = before = source.state.snapshot(model)
+        draws = Draws()
+        try:
+            _refuse_compiled(model)
+            result = plain(*args, **kwargs)
+            left, _, now = _tree.flatten((args, kwargs), "arguments")
+            if now != text or any(a is not b for a, b in zip(left, tensors)):
+                raise Refused("the forward changes its arguments, which no planned step would do",
+                              advice="copy the container before it is written to")
+            outputs, note.form, _ = _tree.flatten(result, "result")
+            note.changed = source.state.changes(model, before)
+            if note.changed:
+                raise _Changed(before)
+            if draws.happened():
+                raise Refused("the forward draws from Python's random or numpy's, and no planned step would draw anew",
+                              advice="draw with torch, or pass what was drawn as an argument")
+            return outputs
+        except BaseException as e:
+            note.where, note.raised = _line(e), e
+            if not isinstance(e, _Changed):
+                source.state.restore(model, before)
+                draws.undo()
+            raise
+
+    return forward
+
+
+def _refuse_compiled(model: torch.nn.Module) -> None:
+    for name, module in model.named_modules():
+        if module is not model and (type(module).__module__.startswith("torch._dynamo") or module._compiled_call_impl is not None):
+            raise Refused(f"module {name} inside is compiled: a plan is made of the operators of eager mode",
+                          advice="wrap parts that hold no compiled modules, or leave out torch.compile")
+
+
+def _line(e: BaseException) -> str | None:
+    """Where in the model an exception comes from: the innermost line that is not PyTorch's own."""
+    found = None
+    for frame in traceback.extract_tb(e.__traceback__):
+        module = frame.filename
+        if not module.startswith((_TORCH, _HERE)):
+            found = f"{module}:{frame.lineno}, in {frame.name}: {frame.line}"
+    return found
+
+
+_TORCH = torch.__path__[0]
+_HERE = __file__.rpartition("/")[0]
+
+
+#: Searches beside the steps end before the interpreter does.
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+@atexit.register
+def _end() -> None:
+    for session in list(_sessions):
+        session.close()
+
+
+def _progress(text: str) -> None:
+    """Tells what the planner does."""
+    if sys.stderr is not None and sys.stderr.isatty() and not log.isEnabledFor(logging.INFO):
+        print("remat: " + text, file=sys.stderr)
+    else:
+        log.info("%s", text)

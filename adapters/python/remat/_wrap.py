@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`wrap` and its counterparts: what is put into a model, and taken out again."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+from typing import Any, Literal, Mapping, TypeVar
+
+import torch
+
+from ._errors import Refused
+from ._session import SLOT, Options, Session
+
+M = TypeVar("M", bound=torch.nn.Module)
+
+
+def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *, budget: int | float | str | None = None,
+         activation_budget: int | float | str | None = None, solver: str = "auto", time_limit: float = 20.0, gap: float = 0.005,
+         seed: int = 0, verify: int = 0, on_new_shape: Literal["nearest", "plan", "plain", "error"] = "nearest",
+         on_refuse: Literal["error", "warn"] = "error", cache: Any = True) -> M:
+    """Lets `model` train inside a budget of bytes: outputs, gradients, buffers and generator stay those of the plain model, bit by bit.
+
+    model: any module; it is changed in place and returned. Its class, `state_dict`, attributes and methods stay as they are.
+    args, kwargs: of a training step, to plan at once; without them the first training call plans.
+    budget: bytes for everything the step needs, as a number or as text: 8e9, "8 GB", "6 GiB"; or "60%" of the activations of the
+        plain step, beyond what is held anyway. Default: "100%".
+    activation_budget: the same for activations, outputs and new gradients only; what is held before the step comes on top.
+    solver: see `solvers()`. time_limit: of a search, seconds. gap: relative distance to the bound that will do. seed: of the search.
+    verify: so many steps also run plain and are compared bit by bit; the first difference raises NotEqual.
+    on_new_shape: what a call with other shapes does: "nearest" takes over the decisions of a plan for another shape where it can,
+        "plan" plans anew, "plain" runs the model as it is, "error" raises Refused.
+    on_refuse: "warn" runs calls that cannot be planned as they are.
+    cache: keeps plans on disk, in the usual place or in that folder; False keeps nothing.
+
+    Without grad mode the model runs as it is. A wrapped model that is wrapped again takes over the new options.
+    Raises OverBudget if no schedule fits, Refused if the model cannot be captured, Error or ValueError for options.
+    """
+    options = Options(budget, activation_budget, solver, time_limit, gap, seed, verify, on_new_shape, on_refuse, cache).check()
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"remat.wrap takes a torch.nn.Module, got {type(model).__qualname__}")
+    if isinstance(model, torch.nn.DataParallel):
+        raise Refused(_NO_REPLICAS)
+    if type(model).__module__.startswith("torch._dynamo"):
+        raise Refused("remat.wrap takes the module itself, not what torch.compile made of it",
+                      advice="wrap the module, then compile it")
+    session = model.__dict__.get(SLOT)
+    if session is not None:
+        session._set_options(options)
+    else:
+        original = model.__dict__.get("forward")
+        session = Session(model, original, options)
+        session._run  # says at once what is wrong with an option
+        model.__dict__[SLOT] = session
+        model.__dict__["forward"] = types.MethodType(_make_forward(original or type(model).forward, original is not None), model)
+        model.__dict__["_replicate_for_data_parallel"] = types.MethodType(_replicate_for_data_parallel, model)
+    if args or kwargs:
+        session._prepare(model, tuple(args), dict(kwargs or {}))
+    return model
+
+
+def unwrap(model: M) -> M:
+    """Takes out what `wrap` put into `model`, and returns it. A model that is not wrapped stays as it is."""
+    session = model.__dict__.get(SLOT)
+    if session is None:
+        return model
+    session.close()
+    forward = model.__dict__.get("forward")
+    if getattr(forward, "__func__", None) in _made:
+        if session._original is None:
+            del model.__dict__["forward"]
+        else:
+            model.__dict__["forward"] = session._original
+        del model.__dict__[SLOT]
+    else:
+        return model  # somebody has wrapped our forward in turn: it stays, and runs the model as it is
+    model.__dict__.pop("_replicate_for_data_parallel", None)
+    return model
+
+
+def is_wrapped(model: torch.nn.Module) -> bool:
+    """Does `model` train by plans?"""
+    session = model.__dict__.get(SLOT)
+    return session is not None and session._open
+
+
+def of(model: torch.nn.Module) -> Session:
+    """The session of a wrapped model.
+
+    Raises Error if it is not wrapped.
+    """
+    from ._core import Error
+
+    session = model.__dict__.get(SLOT)
+    if session is None:
+        raise Error(f"this {type(model).__qualname__} is not wrapped: call remat.wrap first")
+    return session
+
+
+_NO_REPLICAS = ("nn.DataParallel copies a wrapped model into threads, whose plans would share one memory; start one process per device "
+                "with torchrun and DistributedDataParallel")
+
+
+def _replicate_for_data_parallel(self):
+    raise Refused(_NO_REPLICAS, advice="torchrun")
+
+
+import weakref  # noqa: E402
+
+_made: "weakref.WeakSet" = weakref.WeakSet()
+
+
+def _make_forward(original: Any, bound: bool):
+    """A function that acts as `forward` of a wrapped model."""
+
+    def forward(self, *args, **kwargs):
+        session = self.__dict__[SLOT]
+        if "torch._dynamo.eval_frame" in sys.modules:
+            return _undynamic()(session, self, args, kwargs)
+        return session._call(self, args, kwargs)
+
+    forward.__doc__ = original.__doc__
+    forward.__module__ = getattr(original, "__module__", forward.__module__)
+    try:
+        signature = inspect.signature(original)
+    except (TypeError, ValueError):
+        pass
+    else:
+        if bound:
+            signature = signature.replace(parameters=[inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY),
+                                                      *signature.parameters.values()])
+        forward.__signature__ = signature
+    forward._torchdynamo_disable = True
+    _made.add(forward)
+    return forward
+
+
+@functools.cache
+def _undynamic():
+    """The call of a session, out of reach of the tracer of torch.compile."""
+    return torch.compiler.disable(Session._call)

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Sessions for Python. Everything runs without the GIL but the model's own Python: its forward, and what it tells of itself.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/core/pareto_curve.hpp>
+#include <remat/core/solve.hpp>
+#include <remat/io/bytes.hpp>
+#include <remat/io/curve.hpp>
+#include <remat/pytorch/memory.hpp>
+#include <remat/pytorch/session.hpp>
+#include <remat/registry/registry.hpp>
+
+namespace py = pybind11;
+namespace rp = remat::pytorch;
+
+namespace {
+
+/// A Python object that may die on any thread.
+std::shared_ptr<py::object> shared(py::object o) {
+  return {new py::object(std::move(o)), [](py::object* held) {
+            if (Py_IsInitialized()) {
+              py::gil_scoped_acquire hold;
+              delete held;
+            } else {
+              held->release();
+              delete held;
+            }
+          }};
+}
+
+/// A module of Python, as `remat._session.Source` tells of it.
+class python_model final : public rp::model {
+ public:
+  python_model(std::string name, py::object source) : name_(std::move(name)), source_(shared(std::move(source))) {}
+  std::string name() const override { return name_; }
+  std::vector<rp::named_tensor> parameters() override { return tensors("parameters"); }
+  std::vector<rp::named_tensor> buffers() override { return tensors("buffers"); }
+  /// Bytes of its tensors, a storage that several share counted once.
+  remat::bytes_t bytes() {
+    std::set<const void*> seen;
+    remat::bytes_t sum = 0;
+    for (const auto& list : {parameters(), buffers()})
+      for (const auto& n : list)
+        if (n.tensor.has_storage() && seen.insert(n.tensor.storage().unsafeGetStorageImpl()).second)
+          sum += static_cast<remat::bytes_t>(n.tensor.storage().nbytes());
+    return sum;
+  }
+  std::string signature() override {
+    py::gil_scoped_acquire hold;
+    return source_->attr("signature")().cast<std::string>();
+  }
+
+ private:
+  std::vector<rp::named_tensor> tensors(const char* what) {
+    py::gil_scoped_acquire hold;
+    std::vector<rp::named_tensor> list;
+    for (const auto& item : source_->attr(what)().cast<py::list>()) {
+      const auto pair = item.cast<py::tuple>();
+      list.push_back({pair[0].cast<std::string>(), pair[1].cast<at::Tensor>()});
+    }
+    return list;
+  }
+
+  std::string name_;
+  std::shared_ptr<py::object> source_;
+};
+
+/// Ends searches when Ctrl-C is pressed.
+class interruption {
+ public:
+  /// Observes one search.
+  remat::control look() {
+    if (pressed_) return remat::control::stop;
+    py::gil_scoped_acquire hold;
+    if (PyErr_CheckSignals() == 0) return remat::control::go_on;
+    exception_ = shared(py::reinterpret_steal<py::object>(take()));
+    pressed_ = true;
+    return remat::control::stop;
+  }
+  bool pressed() const { return pressed_; }
+  /// Raises what the signal raised.
+  [[noreturn]] void raise() {
+    py::gil_scoped_acquire hold;
+    pressed_ = false;
+    const auto e = std::exchange(exception_, nullptr);
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(e->ptr())), e->ptr());
+    throw py::error_already_set();
+  }
+  void forget() {
+    pressed_ = false;
+    exception_.reset();
+  }
+
+ private:
+  static PyObject* take() {
+    PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    Py_XDECREF(type);
+    Py_XDECREF(trace);
+    return value;
+  }
+  std::atomic<bool> pressed_ = false;
+  std::shared_ptr<py::object> exception_;
+};
+
+/// Raises an exception of `remat._errors`.
+template <class... A>
+[[noreturn]] void raise(const char* kind, A&&... arguments) {
+  py::gil_scoped_acquire hold;
+  const py::object type = py::module_::import("remat._errors").attr(kind);
+  const py::object e = type(std::forward<A>(arguments)...);
+  PyErr_SetObject(type.ptr(), e.ptr());
+  throw py::error_already_set();
+}
+
+/// Calls `f` without the GIL; what it throws becomes what Python expects.
+template <class F>
+auto translated(F f) {
+  try {
+    py::gil_scoped_release free;
+    return f();
+  } catch (const rp::over_budget& e) {
+    raise("OverBudget", std::string(e.what()) + "; the step would run out of memory.", e.smallest, e.bound, e.largest);
+  } catch (const rp::cannot_capture& e) {
+    const std::string what = e.what();
+    const auto end = what.find(" (call ");
+    raise("Refused", what, end == what.npos ? py::none() : py::object(py::str(what.substr(0, end))));
+  } catch (const rp::unexpected_inputs& e) {
+    raise("Refused", e.what());
+  } catch (const rp::not_supported& e) {
+    raise("Refused", e.what());
+  } catch (const rp::not_equal& e) {
+    raise("NotEqual", e.what());
+  } catch (const remat::error& e) {
+    raise("Error", e.what());
+  }
+}
+
+rp::budget budget_of(const std::string& text, bool activations) {
+  if (text.empty()) return rp::budget(remat::max_bytes);
+  if (!activations || text.ends_with('%')) return rp::budget(text);
+  return rp::budget::activations(remat::parse_bytes(text));
+}
+
+class python_session {
+ private:
+  static rp::invocation invocation(py::object call, std::string signature, py::object note) {
+    return {.forward =
+                [call = shared(std::move(call))](const std::vector<at::Tensor>& tensors) {
+                  py::gil_scoped_acquire hold;
+                  return (*call)(tensors).cast<std::vector<at::Tensor>>();
+                },
+            .signature = std::move(signature),
+            .note = shared(std::move(note))};
+  }
+
+  /// Calls `f`; Ctrl-C ends its searches, and it goes on with what they found.
+  template <class F>
+  auto uninterrupted(F f) {
+    interrupted_->forget();
+    return translated([&] {
+      try {
+        return f();
+      } catch (const rp::over_budget&) {
+        if (interrupted_->pressed()) interrupted_->raise();
+        throw;
+      }
+    });
+  }
+
+ public:
+  python_session(std::string name, py::object source, const std::string& budget, bool activations, const std::string& solver,
+                 double seconds, double gap, std::uint64_t seed, std::size_t verify, const std::string& on_new_shape,
+                 const std::optional<std::string>& cache, py::object log)
+      : interrupted_(std::make_shared<interruption>()) {
+    auto trained = std::make_shared<python_model>(std::move(name), std::move(source));
+    const auto tell = shared(std::move(log));
+    const auto new_shapes = on_new_shape == "nearest" ? rp::new_shape::nearest
+                            : on_new_shape == "plan"  ? rp::new_shape::plan
+                            : on_new_shape == "plain" ? rp::new_shape::plain
+                                                      : rp::new_shape::error;
+    translated([&] {
+      rp::meter::install();
+      before_ = rp::meter::live() - trained->bytes();
+      rp::wrap_options o;
+      o.budget = budget_of(budget, activations);
+      o.limits = {.seconds = seconds, .seed = seed, .gap = gap};
+      o.solver = [method = remat::registry::find(solver).make("auto")](const remat::problem& p, remat::bytes_t b,
+                                                                       const remat::limits& l, const rp::plan_observer& watch) {
+        return remat::solve(p, b, method, l, watch);
+      };
+      o.watch = [stop = interrupted_](const remat::progress&) { return stop->look(); };
+      o.solver_name = solver;
+      if (cache) o.cache = rp::plan_cache(*cache);
+      if (cache && cache->empty()) o.profile.cache.clear();
+      o.new_shapes = new_shapes;
+      o.verify = verify;
+      o.log = [tell](const std::string& text) {
+        py::gil_scoped_acquire hold;
+        (*tell)(text);
+      };
+      run_ = {new rp::session(std::move(trained), std::move(o)), [](rp::session* held) {
+                py::gil_scoped_release free;  // its thread may be about to tell something
+                delete held;
+              }};
+    });
+  }
+
+  std::pair<std::vector<at::Tensor>, py::object> forward(py::object call, std::string signature,
+                                                         const std::vector<at::Tensor>& inputs, py::object note) {
+    const auto c = invocation(std::move(call), std::move(signature), std::move(note));
+    std::shared_ptr<void> used;
+    auto outputs = uninterrupted([&] { return run_->forward(c, inputs, &used); });
+    return {std::move(outputs), *std::static_pointer_cast<py::object>(used)};
+  }
+  void prepare(py::object call, std::string signature, const std::vector<at::Tensor>& inputs, py::object note) {
+    const auto c = invocation(std::move(call), std::move(signature), std::move(note));
+    uninterrupted([&] { run_->prepare(c, inputs); });
+  }
+
+  std::string report() {
+    return translated([&] { return run_->report().text(); });
+  }
+  py::dict memory() {
+    const auto r = translated([&] { return run_->report(); });
+    return py::dict(py::arg("budget") = r.budget, py::arg("peak") = rp::meter::peak() - before_, py::arg("planned") = r.total(),
+                    py::arg("arena") = r.arena, py::arg("held") = r.held(), py::arg("live") = rp::meter::live());
+  }
+  py::dict plan() {
+    return told(translated([&] { return run_->report(); }));
+  }
+  static py::dict told(const rp::report& r) {
+    return py::dict(py::arg("status") = std::string(to_string(r.status)), py::arg("inputs") = r.planned_for,
+                    py::arg("solver") = r.solver, py::arg("peak") = r.total(), py::arg("seconds") = r.step_seconds,
+                    py::arg("plain_seconds") = r.store_all_seconds, py::arg("bound") = r.bound, py::arg("gap") = r.gap,
+                    py::arg("smallest") = r.smallest, py::arg("smallest_bound") = r.smallest_bound,
+                    py::arg("operations") = r.operations, py::arg("recomputed") = r.recomputed);
+  }
+  std::vector<py::dict> plans() {
+    std::vector<py::dict> list;
+    for (const auto& r : translated([&] { return run_->reports(); })) list.push_back(told(r));
+    return list;
+  }
+  /// Time against budget for the step planned last: points, and a picture.
+  py::tuple curve(const std::string& solver, double seconds, double gap, std::uint64_t seed, std::size_t points) {
+    std::vector<remat::result> found;
+    const auto picture = translated([&] {
+      const auto& p = run_->planning_problem();
+      interrupted_->forget();
+      found = remat::pareto_curve(p, remat::evenly{points}, remat::registry::find(solver).make("auto"),
+                                  remat::limits{.seconds = seconds, .seed = seed, .gap = gap},
+                                  [&](const remat::progress&) { return interrupted_->look(); });
+      if (interrupted_->pressed() && std::none_of(found.begin(), found.end(), [](const auto& r) { return r.found(); }))
+        interrupted_->raise();
+      return remat::curve_svg({{solver, found}}, {.title = p.name(), .base = run_->report().store_all_seconds});
+    });
+    py::list list;
+    for (const auto& r : found)
+      list.append(py::dict(py::arg("budget") = r.budget, py::arg("status") = std::string(to_string(r.status)),
+                           py::arg("peak") = r.found() ? py::object(py::int_(r.peak)) : py::none(),
+                           py::arg("seconds") = r.found() ? py::object(py::float_(r.seconds)) : py::none(),
+                           py::arg("bound") = r.bound));
+    return py::make_tuple(list, picture);
+  }
+  void reset_peak() { rp::meter::reset_peak(); }
+  void set_budget(const std::string& text, bool activations) {
+    translated([&] { run_->set_budget(budget_of(text, activations)); });
+  }
+  void invalidate() {
+    translated([&] { run_->invalidate(); });
+  }
+  void release() {
+    translated([&] { run_->release(); });
+  }
+
+ private:
+  std::shared_ptr<interruption> interrupted_;
+  std::shared_ptr<rp::session> run_;
+  remat::bytes_t before_ = 0;  ///< what the meter counted when the model was wrapped, less the model
+};
+
+/// Is this thread's Python being captured?
+bool capturing() { return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Fake); }
+
+/// A function of Python that turns exceptions of PyTorch into those that its own functions raise.
+template <class F>
+struct as_torch;
+template <class R, class... A>
+struct as_torch<R (python_session::*)(A...)> {
+  template <R (python_session::*f)(A...)>
+  static R call(python_session& s, A... arguments) {
+    HANDLE_TH_ERRORS
+    return (s.*f)(std::forward<A>(arguments)...);
+    END_HANDLE_TH_ERRORS_PYBIND
+  }
+};
+template <auto f>
+constexpr auto bound = &as_torch<decltype(f)>::template call<f>;
+
+}  // namespace
+
+PYBIND11_MODULE(_torch, m) {
+  m.def("capturing", &capturing);
+  m.def("check_budget", [](const std::string& text, bool activations) { translated([&] { budget_of(text, activations); }); });
+  py::class_<python_session>(m, "Session")
+      .def(py::init<std::string, py::object, const std::string&, bool, const std::string&, double, double, std::uint64_t,
+                    std::size_t, const std::string&, const std::optional<std::string>&, py::object>())
+      .def("forward", bound<&python_session::forward>)
+      .def("prepare", bound<&python_session::prepare>)
+      .def("report", bound<&python_session::report>)
+      .def("memory", bound<&python_session::memory>)
+      .def("plan", bound<&python_session::plan>)
+      .def("plans", bound<&python_session::plans>)
+      .def("reset_peak", bound<&python_session::reset_peak>)
+      .def("invalidate", bound<&python_session::invalidate>)
+      .def("curve", bound<&python_session::curve>)
+      .def("set_budget", bound<&python_session::set_budget>)
+      .def("release", bound<&python_session::release>);
+}

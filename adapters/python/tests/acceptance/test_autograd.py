@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people do with gradients, hooks and random numbers."""
+
+import gc
+
+import pytest
+import torch
+from differential import assert_same, content, train
+from test_module import Net, batches, made, wrapped
+from torch import nn
+
+import remat
+
+
+@pytest.mark.parametrize("budget", ["100%", "60%"])
+def test_hooks(budget, caplog):
+    """Row 17."""
+
+    def run(model):
+        calls = []
+        model.register_forward_pre_hook(lambda m, a: calls.append("before"))
+        model.register_forward_hook(lambda m, a, y: calls.append(("after", content(y))))
+        model.register_full_backward_hook(lambda m, gx, gy: calls.append(("backward", content(gy[0]))))
+        for n, p in model.named_parameters():
+            if p.requires_grad:
+                p.register_hook(lambda g, n=n: calls.append((n, content(g))))
+                p.register_post_accumulate_grad_hook(lambda p, n=n: calls.append((n, "done", content(p.grad))))
+        model.first.weight.register_hook(lambda g: g * 2)
+        torch.manual_seed(3)
+        for (x,) in batches(3):
+            model.zero_grad()
+            model(x).square().sum().backward()
+            calls.append([content(p.grad) for p in model.parameters()])
+        return sorted(map(repr, calls))
+
+    assert run(wrapped(budget)) == run(made())
+
+
+def test_hooks_inside_are_named(caplog):
+    """Row 17: those of modules inside run when a step is captured, which is said."""
+    model = wrapped()
+    seen = []
+    model.first.register_forward_hook(lambda m, a, y: seen.append(1))
+    train(model, batches())
+    assert "first" in caplog.text and seen
+
+
+def test_hooks_inside_that_compute_are_planned():
+    """Row 17."""
+
+    def with_hook(model):
+        model.first.register_forward_hook(lambda m, a, y: y * 3)
+        return model
+
+    assert_same(train(with_hook(made()), batches()), train(with_hook(wrapped()), batches()))
+
+
+@pytest.mark.parametrize("budget", ["100%", "60%"])
+def test_grad(budget):
+    """Row 18: torch.autograd.grad."""
+
+    def run(model):
+        torch.manual_seed(3)
+        seen = []
+        for (x,) in batches(3):
+            x.requires_grad_()
+            y = model(x)
+            seen += [content(g) for g in torch.autograd.grad(y.sum(), [x, model.first.weight, model.norm.bias])]
+            y = model(x)
+            seen += [content(g) for g in torch.autograd.grad(y[:3].sin().sum(), list(model.second.parameters()) + [x])]
+            assert x.grad is None and all(p.grad is None for p in model.parameters())
+        return seen
+
+    assert run(wrapped(budget)) == run(made())
+
+
+@pytest.mark.parametrize("budget", ["100%", "60%"])
+def test_two_forwards_before_a_backward(budget):
+    """Row 18. A weight that is used twice in the model would get the same four terms, of which each call adds its own first."""
+
+    def run(model):
+        model.third = nn.Linear(8, 8)
+        torch.manual_seed(3)
+        seen = []
+        for (x,) in batches(3):
+            model.zero_grad()
+            a, b = model(x), model(x * 2)
+            (a.sum() * b.sum()).backward()
+            seen += [content(t) for t in (a, b)] + [content(p.grad) for p in model.parameters()]
+            c, d = model(x), model(x + 1)
+            c.sum().backward()
+            d.square().sum().backward()
+            seen += [content(p.grad) for p in model.parameters()]
+        return seen
+
+    assert run(wrapped("200%" if budget == "100%" else "160%")) == run(made())
+
+
+def test_functional_call():
+    """Row 18."""
+
+    def run(model):
+        other = {n: (p.detach() * 1.5).requires_grad_() for n, p in made().named_parameters()}
+        torch.manual_seed(3)
+        seen = []
+        for (x,) in batches(3):
+            y = torch.func.functional_call(model, other, (x,))
+            y.square().sum().backward()
+            seen += [content(t.grad) for t in other.values()] + [content(y)]
+            assert all(p.grad is None for p in model.parameters())
+        model(x).sum().backward()
+        return seen + [content(p.grad) for p in model.parameters()]
+
+    assert run(wrapped()) == run(made())
+
+
+def test_transforms_are_refused():
+    """Row 18."""
+    model = wrapped()
+    state = {n: p.detach() for n, p in model.named_parameters()}
+    with pytest.raises(remat.Refused, match="torch.func"):
+        torch.func.grad(lambda s: torch.func.functional_call(model, s, batches()[0]).sum())(state)
+    with remat.of(model).paused():
+        torch.func.grad(lambda s: torch.func.functional_call(model.eval(), s, batches()[0]).sum())(state)
+
+
+def test_second_backward_is_refused():
+    """Row 18: where eager mode could go on."""
+    model = wrapped()
+    x = batches()[0][0].requires_grad_()
+    loss = model(x).sum()
+    loss.backward(retain_graph=True)
+    before = {n: content(p.grad) for n, p in model.named_parameters()}
+    with pytest.raises((remat.Refused, RuntimeError), match="backward"):
+        loss.backward()
+    assert {n: content(p.grad) for n, p in model.named_parameters()} == before
+    with pytest.raises((remat.Refused, RuntimeError), match="graph|twice|second"):
+        torch.autograd.grad(model(x).sum(), x, create_graph=True)[0].sum().backward()
+
+
+def test_thousand_forwards_without_backward():
+    """Row 18: no growth."""
+    model = wrapped()
+    x = batches()[0][0]
+    train(model, batches())
+    session = remat.of(model)
+    session.release(), gc.collect(), session.reset_peak()
+    live = session.memory()["peak"]
+    for _ in range(1000):
+        model(x)
+    gc.collect(), session.release(), session.reset_peak()
+    assert session.memory()["peak"] <= live
+    plain = made()
+    train(plain, batches())
+    with torch.no_grad():
+        for _ in range(1000):
+            plain(x)
+    assert_same(train(plain, batches()), train(model, batches()))
+
+
+class Failing(Net):
+    """Raises when it is told to."""
+
+    def forward(self, x, fail=False):
+        x = self.drop(self.first(x))
+        if fail:
+            raise KeyError("no")
+        return super().forward(x[:, :6])
+
+
+def test_exceptions():
+    """Row 18."""
+
+    def run(model):
+        torch.manual_seed(3)
+        seen = []
+        for i, (x,) in enumerate(batches(6)):
+            model.zero_grad()
+            if i % 2:
+                with pytest.raises(KeyError):
+                    model(x, fail=True)
+            else:
+                y = model(x)
+
+                def hook(g):
+                    raise ValueError("in a hook")
+
+                if i == 2:
+                    handle = y.register_hook(hook)
+                    with pytest.raises(ValueError):
+                        y.sum().backward()
+                    handle.remove()
+                    model.zero_grad()
+                else:
+                    y.sum().backward()
+                del y
+            seen += [content(p.grad) for p in model.parameters()] + [content(t) for t in model.buffers()]
+        return seen
+
+    def failing():
+        torch.manual_seed(0)
+        return Failing()
+
+    assert run(wrapped("60%", failing())) == run(failing())
+
+
+@pytest.mark.parametrize("budget", ["100%", "60%"])
+def test_seeds(budget):
+    """Row 20."""
+
+    def run(model):
+        seen = []
+        for seed in (1, 2, 1):
+            torch.manual_seed(seed)
+            for (x,) in batches(2):
+                model.zero_grad()
+                y = model(x)
+                y.sum().backward()
+                seen += [content(y), content(torch.rand(3)), torch.get_rng_state().numpy().tobytes()]
+        return seen
+
+    assert run(wrapped(budget)) == run(made())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype):
+    """Row 6: an own autocast block, around the forward, the loss, or nothing; a scaler."""
+
+    def run(model):
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+        torch.manual_seed(3)
+        seen = []
+        for i, (x,) in enumerate(batches(6)):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype, enabled=i != 3):
+                y = model(x)
+                loss = y.float().square().sum()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            seen.append(content(nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
+            scaler.step(optimizer)
+            scaler.update()
+            seen += [content(y), scaler.get_scale()] + [content(p) for p in model.parameters()]
+        return seen
+
+    assert run(wrapped()) == run(made())

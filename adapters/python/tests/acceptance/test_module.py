@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people do with a module: it stays the module that it was."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from differential import assert_same, content, train
+from torch import nn
+
+import remat
+
+
+class Net(nn.Module):
+    """Dropout, batch norm, a frozen layer and tied weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.second = nn.Linear(8, 8)
+        self.third = nn.Linear(8, 8)
+        self.third.weight = self.second.weight
+        self.drop = nn.Dropout(0.25)
+
+    def forward(self, x, scale=1.0):
+        x = self.drop(self.norm(self.first(x)).relu())
+        x = self.second(self.frozen(x).tanh()).sigmoid().sin().exp().tanh().sin().cos()
+        return self.third(x).sin().exp().tanh().sin() * scale
+
+
+def made():
+    torch.manual_seed(0)
+    return Net()
+
+
+def batches(steps=4, n=50):
+    g = torch.Generator().manual_seed(1)
+    return [(torch.randn(n, 6, generator=g),) for _ in range(steps)]
+
+
+def wrapped(budget="60%", model=None, **options):
+    return remat.wrap(model or made(), budget=budget, time_limit=1, **options)
+
+
+def public(model):
+    return {name for name in dir(model) if not name.startswith("_")}
+
+
+def test_wrap_returns_the_same_object():
+    """Row 1."""
+    model, plain = made(), made()
+    names, text, kind = public(model), repr(model), type(model)
+    assert remat.wrap(model, budget="1 GiB") is model
+    assert type(model) is kind and isinstance(model, Net)
+    assert repr(model) == text
+    assert public(model) == names
+    assert list(model.state_dict()) == list(plain.state_dict())
+    assert [n for n, _ in model.named_modules()] == [n for n, _ in plain.named_modules()]
+    assert remat.is_wrapped(model) and not remat.is_wrapped(plain)
+    assert_same(train(plain, batches()), train(model, batches()))
+    assert remat.unwrap(model) is model and not remat.is_wrapped(model)
+    assert sorted(dir(model)) == sorted(dir(plain)) and "forward" not in model.__dict__
+    assert remat.unwrap(model) is model
+
+
+@pytest.mark.parametrize("budget", ["100%", "60%"])
+@pytest.mark.parametrize("optimizer_first", [True, False])
+def test_optimizer_before_or_after(optimizer_first, budget):
+    """Row 2."""
+
+    def run(planned):
+        model = made()
+        parameters = list(model.parameters())
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9) if optimizer_first else None
+        if planned:
+            wrapped(budget, model)
+        optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        assert all(a is b for a, b in zip(parameters, model.parameters()))
+        torch.manual_seed(2)
+        for (x,) in batches():
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+        return {n: content(t) for n, t in model.state_dict().items()}
+
+    assert run(True) == run(False)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_state_dict(assign):
+    """Row 3."""
+    plain, model = made(), wrapped()
+    train(plain, batches())
+    train(model, batches())
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    fresh = made()
+    fresh.load_state_dict(torch.load(file, weights_only=True), assign=assign)
+    assert {n: content(t) for n, t in fresh.state_dict().items()} == {n: content(t) for n, t in plain.state_dict().items()}
+    torch.manual_seed(5)
+    other = Net()
+    state = copy.deepcopy(other.state_dict())
+    plain.load_state_dict(state, assign=assign)
+    model.load_state_dict(copy.deepcopy(state), assign=assign)
+    assert_same(train(plain, batches()), train(model, batches()))
+    assert remat.of(model).plan["recomputed"] > 0
+
+
+@pytest.mark.parametrize("budget", ["100%", "60%"])
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("clip", [None, nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_])
+def test_accumulation_and_clipping(budget, set_to_none, clip):
+    """Row 8."""
+
+    def run(model):
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        torch.manual_seed(3)
+        seen = []
+        for i, (x,) in enumerate(batches(9)):
+            (model(x).square().sum() / 3).backward()
+            if i % 3 == 2:
+                if clip:
+                    seen.append(content(clip(model.parameters(), 0.5)))
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=set_to_none)
+            seen += [content(p.grad) for p in model.parameters()] + [content(p) for p in model.parameters()]
+        return seen
+
+    assert run(wrapped(budget)) == run(made())
+
+
+def test_no_grad_in_training():
+    """Row 9."""
+
+    def run(model):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        torch.manual_seed(3)
+        seen = []
+        for (x,) in batches(4):
+            optimizer.zero_grad()
+            y = model(x)
+            with torch.no_grad():
+                seen.append(content(model(x)))
+            with torch.inference_mode():
+                seen.append(content(model(x)))
+            y.square().sum().backward()
+            optimizer.step()
+            model.eval()
+            with torch.no_grad():
+                seen.append(content(model(x)))
+            seen.append(content(model(x).detach()))
+            model.train()
+            seen += [content(t) for t in model.state_dict().values()] + [torch.get_rng_state().numpy().tobytes()]
+        return seen
+
+    assert run(wrapped()) == run(made())
+
+
+def test_deepcopy_owns_its_weights():
+    """Row 16."""
+    model = wrapped()
+    plain = made()
+    train(model, batches()), train(plain, batches())
+    twin, plain_twin = copy.deepcopy(model), copy.deepcopy(plain)
+    assert remat.is_wrapped(twin) and remat.of(twin) is not remat.of(model)
+    assert not {t.data_ptr() for t in twin.parameters()} & {t.data_ptr() for t in model.parameters()}
+    assert_same(train(plain_twin, batches()), train(twin, batches()))
+    assert_same(train(plain, batches()), train(model, batches()))
+
+
+def test_moving_average():
+    """Row 16: as torch.optim.swa_utils does it."""
+
+    def run(model):
+        average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        torch.manual_seed(3)
+        for (x,) in batches(5):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+            average.update_parameters(model)
+        return [content(t) for t in average.state_dict().values()]
+
+    assert run(wrapped()) == run(made())
+
+
+def test_pickle():
+    """Row 16: what is loaded is the plain model; the file holds weights."""
+    model, plain = wrapped(), made()
+    train(model, batches()), train(plain, batches())
+    for write, read in ((pickle.dump, pickle.load), (torch.save, lambda f: torch.load(f, weights_only=False))):
+        file, plain_file = io.BytesIO(), io.BytesIO()
+        model.zero_grad(), plain.zero_grad()
+        write(model, file), write(plain, plain_file)
+        assert file.tell() < plain_file.tell() + 1000
+        file.seek(0)
+        loaded = read(file)
+        expected = copy.deepcopy(plain)
+        assert_same(train(expected, batches()), train(loaded, batches()))
+        remat.wrap(loaded, budget="60%", time_limit=1)
+        assert_same(train(expected, batches()), train(loaded, batches()))
+
+
+def test_changes_of_the_model():
+    """Row 19."""
+
+    def run(model, planned):
+        torch.manual_seed(4)
+        seen = []
+
+        def step(dtype=torch.float32):
+            x = torch.randn(50, 6).to(dtype)
+            for _ in range(2):
+                model.zero_grad()
+                y = model(x)
+                y.square().sum().backward()
+                seen.append(content(y))
+                seen.extend((n, content(p.grad)) for n, p in model.named_parameters())
+                if planned:
+                    assert remat.of(model).plan["recomputed"] > 0
+
+        step()
+        model.frozen.requires_grad_(True)
+        step()
+        model.first.requires_grad_(False)
+        step()
+        model.extra = nn.Linear(3, 3)  # not used
+        step()
+        model.second = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+        step()
+        model.third.weight = model.second[0].weight
+        step()
+        with torch.no_grad():
+            model.norm.weight.copy_(torch.rand(8))
+            model.norm.bias = nn.Parameter(torch.rand(8))
+            model.third.weight.data = torch.rand(8, 8)
+        step()
+        model.drop.p = 0.5
+        step()
+        model.drop = nn.Identity()
+        step()
+        model.eval()
+        step()
+        nn.utils.parametrizations.weight_norm(model.second[0])
+        step()
+        model.to(torch.float64)
+        step(torch.float64)
+        return seen
+
+    assert run(wrapped(), True) == run(made(), False)
+
+
+def test_wrap_again_changes_the_budget():
+    """Row 22."""
+    model = wrapped("100%")
+    train(model, batches())
+    assert remat.of(model).plan["recomputed"] == 0
+    session = remat.of(model)
+    assert remat.wrap(model, budget="60%", time_limit=1) is model
+    assert remat.of(model) is session
+    assert_same(train(made(), batches()), train(wrapped("60%"), batches()))
+    train(model, batches())
+    assert session.plan["recomputed"] > 0
+    session.set_budget("100%")
+    train(model, batches())
+    assert session.plan["recomputed"] == 0
+
+
+def test_budgets_are_parsed_alike():
+    """Row 25."""
+    seen = set()
+    for budget in ("8GB", "8 GB", 8e9, 8_000_000_000, "8000000000", "8000000000 B"):
+        model = wrapped(budget)
+        train(model, batches(1))
+        seen.add(remat.of(model).memory()["budget"])
+    assert seen == {8_000_000_000}
+    model = wrapped("8 GiB")
+    train(model, batches(1))
+    assert remat.of(model).memory()["budget"] == 8 << 30
+    model = wrapped("60%")
+    train(model, batches(1))
+    assert remat.of(model).memory()["planned"] <= remat.of(model).memory()["budget"]
+    for wrong in ("8 XB", "", "-1", -1, "120 % of it", float("nan"), float("inf")):
+        with pytest.raises((ValueError, remat.Error)):
+            remat.wrap(made(), budget=wrong)
+    for wrong in ([], True, b"8"):
+        with pytest.raises(TypeError):
+            remat.wrap(made(), budget=wrong)
+
+
+def test_over_budget_says_what_it_would_take():
+    """Row 22: and leaves the model as it was."""
+    model = wrapped(1000)
+    state = {n: content(t) for n, t in model.state_dict().items()}
+    generator = torch.get_rng_state()
+    with pytest.raises(remat.OverBudget, match="out of memory") as over:
+        model(*batches()[0])
+    assert over.value.needed >= over.value.bound > 1000
+    assert over.value.largest
+    assert {n: content(t) for n, t in model.state_dict().items()} == state
+    assert torch.equal(generator, torch.get_rng_state())
+    remat.wrap(model, budget=over.value.needed, time_limit=1)
+    assert_same(train(made(), batches()), train(model, batches()))

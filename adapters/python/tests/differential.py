@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training steps, written down so that two of them can be compared bit by bit."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, NamedTuple
+
+import torch
+import torch.utils._pytree as pytree
+
+
+def content(value: Any) -> Any:
+    """What two runs must have in common of a value: a tensor's geometry and bytes, anything else itself."""
+    if not isinstance(value, torch.Tensor):
+        if type(value).__eq__ is object.__eq__ and hasattr(value, "__dict__") and not isinstance(value, (type, torch.nn.Module)):
+            return (type(value).__qualname__, written(vars(value)))  # a cache of keys and values
+        return value
+    t = value.detach()
+    if t.layout is not torch.strided:
+        return (str(t.layout), t.shape, content(t.to_dense()))
+    if t._is_zerotensor():
+        t = torch.zeros(t.shape, dtype=t.dtype)
+    data = t.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return (t.dtype, tuple(t.shape), t.stride(), data.view(torch.uint8).numpy().tobytes() if data.numel() else b"")
+
+
+def written(value: Any) -> tuple:
+    """The same of a structure of values."""
+    leaves, form = pytree.tree_flatten(value)
+    return str(form), [content(leaf) for leaf in leaves]
+
+
+class Step(NamedTuple):
+    """What a step leaves."""
+
+    outputs: Any
+    gradients: dict[str, Any]
+    state: dict[str, Any]
+    inputs: Any
+    generator: bytes
+
+
+def loss_of(outputs: Any) -> torch.Tensor:
+    """The loss: what is called so, else a sum over all outputs that have a gradient."""
+    if isinstance(outputs, dict) and outputs.get("loss") is not None:
+        return outputs["loss"]
+    leaves = [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad]
+    if len(leaves) == 1 and leaves[0].dim() == 0 and not leaves[0].is_complex():
+        return leaves[0]
+    return sum((t.abs().square() if t.is_complex() else t.square()).sum() for t in leaves)
+
+
+def train(model: torch.nn.Module, batches: Iterable[dict[str, Any] | tuple], *, loss: Callable = loss_of, seed: int = 7,
+          optimizer: Callable | None = lambda p: torch.optim.AdamW(p, lr=1e-3), before: Callable = lambda: None,
+          after: Callable = lambda: None) -> list[Step]:
+    """Trains a model, a step per batch.
+
+    batches: keyword arguments or positional ones of each call. loss: of what the model returns. before, after: called around the
+    forward and backward of each step.
+    """
+    torch.manual_seed(seed)
+    update = optimizer([p for p in model.parameters() if p.requires_grad]) if optimizer else None
+    steps = []
+    for batch in batches:
+        model.zero_grad()
+        before()
+        outputs = model(**batch) if isinstance(batch, dict) else model(*batch)
+        loss(outputs).backward()
+        after()
+        steps.append(Step(written(outputs), {n: content(p.grad) for n, p in model.named_parameters()}, {}, written(batch),
+                          torch.get_rng_state().numpy().tobytes()))
+        if update:
+            update.step()
+        steps[-1].state.update({n: content(t) for n, t in [*model.named_parameters(), *model.named_buffers()]})
+    return steps
+
+
+def assert_same(plain: list[Step], planned: list[Step]) -> None:
+    """Fails naming the first thing that is not, bit by bit, what it is in plain steps."""
+    assert len(plain) == len(planned)
+    for i, (a, b) in enumerate(zip(plain, planned)):
+        assert a.outputs == b.outputs, f"step {i}: other outputs"
+        assert a.inputs == b.inputs, f"step {i}: other inputs"
+        for what in ("gradients", "state"):
+            x, y = getattr(a, what), getattr(b, what)
+            assert x.keys() == y.keys()
+            other = [name for name in x if x[name] != y[name]]
+            assert not other, f"step {i}: other {what}: {', '.join(other)}"
+        assert a.generator == b.generator, f"step {i}: the generator is in another state"
