@@ -18,8 +18,8 @@
 #include <vector>
 
 #include <remat/io/bytes.hpp>
-#include <remat/torch/memory.hpp>
-#include <remat/torch/module.hpp>
+#include <remat/pytorch/memory.hpp>
+#include <remat/pytorch/wrap.hpp>
 
 #include "../adapters/torch/tests/models.hpp"
 
@@ -113,7 +113,7 @@ int main(int argc, char** argv) {
   app.add_option("--budgets", budgets, "of the wrapped modules");
   CLI11_PARSE(app, argc, argv);
   at::set_num_threads(threads);
-  remat::torch::meter::install();
+  remat::pytorch::meter::install();
 
   auto ids = torch::randint(512, {batch, length}), target = torch::randint(512, {batch, length});
   auto make = [&](bool checkpoints) {
@@ -126,11 +126,12 @@ int main(int argc, char** argv) {
     all.push_back({checkpoints ? "eager, every block checkpointed" : "eager", m, [=] { return m->forward(ids, target); }});
   }
   for (const auto& b : budgets) {
-    remat::torch::wrap_options o;
+    remat::pytorch::wrap_options o;
     o.budget = b;
     o.limits.seconds = seconds;
+    o.cache = remat::pytorch::plan_cache("");  // every plan is searched
     o.log = [](const std::string& text) { std::cerr << text << "\n"; };
-    auto m = remat::torch::wrap(make(false), std::tuple(ids, target), o);
+    auto m = remat::pytorch::wrap(make(false), std::tuple(ids, target), o);
     std::cerr << m->report().text() << "\n";
     all.push_back({"wrapped, " + b, m, [=] { return m->forward(ids, target); }, {}, 0, m->report().arena});
   }
@@ -139,8 +140,8 @@ int main(int argc, char** argv) {
     for (std::size_t k = 0; k < all.size(); ++k) {
       auto& c = all[(k + static_cast<std::size_t>(round + 2)) % all.size()];
       torch::manual_seed(static_cast<std::uint64_t>(round + 2));
-      const auto before = remat::torch::meter::live();
-      remat::torch::meter::reset_peak();
+      const auto before = remat::pytorch::meter::live();
+      remat::pytorch::meter::reset_peak();
       const auto begin = std::chrono::steady_clock::now();
       {
         auto loss = c.forward();
@@ -148,7 +149,7 @@ int main(int argc, char** argv) {
         c.loss = loss.item<double>();
       }
       if (round >= 0) c.seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-      c.peak = std::max(c.peak, remat::torch::meter::peak() - before + c.arena);
+      c.peak = std::max(c.peak, remat::pytorch::meter::peak() - before + c.arena);
       c.module->zero_grad();
     }
 

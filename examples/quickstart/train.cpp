@@ -23,8 +23,8 @@
 #include <remat/io/file.hpp>
 #include <remat/io/json.hpp>
 #include <remat/io/timeline.hpp>
-#include <remat/torch/memory.hpp>
-#include <remat/torch/module.hpp>
+#include <remat/pytorch/memory.hpp>
+#include <remat/pytorch/wrap.hpp>
 
 #include "gpt.hpp"
 
@@ -85,13 +85,14 @@ struct measurement {
     using clock = std::chrono::steady_clock;
     const auto begin = clock::now();
     const auto elapsed = [&] { return std::chrono::duration<double>(clock::now() - begin).count(); };
-    memory.points = {{0, remat::torch::meter::live() - foreign}};
-    remat::torch::meter::reset_peak();
-    if (record) remat::torch::meter::observe([&](remat::bytes_t live) { memory.points.emplace_back(elapsed(), live - foreign); });
+    memory.points = {{0, remat::pytorch::meter::live() - foreign}};
+    remat::pytorch::meter::reset_peak();
+    if (record)
+      remat::pytorch::meter::observe([&](remat::bytes_t live) { memory.points.emplace_back(elapsed(), live - foreign); });
     auto loss = step();
     seconds.push_back(elapsed());
-    remat::torch::meter::observe({});
-    peak = std::max(peak, remat::torch::meter::peak() - foreign);
+    remat::pytorch::meter::observe({});
+    peak = std::max(peak, remat::pytorch::meter::peak() - foreign);
     return loss;
   }
 };
@@ -104,7 +105,7 @@ struct arguments {
 };
 
 int run(const arguments& a) {
-  remat::torch::meter::install();
+  remat::pytorch::meter::install();
   const corpus book(a.text);
   auto sizes = a.model;
   sizes.vocabulary = book.vocabulary;
@@ -112,13 +113,13 @@ int run(const arguments& a) {
 
   torch::manual_seed(1);
   Gpt plain(sizes);
-  const auto plain_bytes = remat::torch::meter::live();  // parameters
+  const auto plain_bytes = remat::pytorch::meter::live();  // parameters
   torch::manual_seed(1);
   Gpt model(sizes);
 
   // The one line that matters: the same model, inside a budget.
   const auto sample = book.batch(a.batch, sizes.context, batches);
-  const auto wrapped = remat::torch::wrap(model, std::tuple(sample.first, sample.second), {.budget = a.budget});
+  const auto wrapped = remat::pytorch::wrap(model, std::tuple(sample.first, sample.second), {.budget = a.budget});
 
   torch::optim::SGD plain_optimizer(plain->parameters(), 0.3), optimizer(wrapped->parameters(), 0.3);
   measurement eager, planned;
@@ -139,7 +140,7 @@ int run(const arguments& a) {
             l.backward();
             return l.detach();
           },
-          remat::torch::meter::live() - plain_bytes - inputs, last);
+          remat::pytorch::meter::live() - plain_bytes - inputs, last);
     };
     const auto planned_step = [&, &x = tokens, &y = next] {
       torch::manual_seed(static_cast<uint64_t>(step));
@@ -177,7 +178,7 @@ int run(const arguments& a) {
   const auto r = wrapped->report();
   const auto eager_seconds = median(eager.seconds), seconds = median(planned.seconds);
   const auto store_all_peak = r.held() + r.store_all;
-  const auto operations = wrapped->runner().planning_problem().operations().size();
+  const auto operations = wrapped->session().planning_problem().operations().size();
   const auto row = [](const char* name, const std::string& text) { std::printf("%-22s %s\n", name, text.c_str()); };
   const auto size = [](remat::bytes_t b) { return remat::format_bytes(b) + " (" + std::to_string(b) + " bytes)"; };
   const auto number = [](const char* format, auto... x) {
@@ -203,7 +204,7 @@ int run(const arguments& a) {
   row("losses", number("%.4f to %.4f, largest difference %g", first_loss, last_loss, loss_difference));
   row("gradients", number("largest difference %g%s", gradient_difference, bitwise ? ", equal bit by bit at every step" : ""));
 
-  const auto timeline = remat::trace_memory(wrapped->runner().planning_problem(), wrapped->runner().planned_schedule());
+  const auto timeline = remat::trace_memory(wrapped->session().planning_problem(), wrapped->session().planned_schedule());
   eager.memory.label = "plain model, measured";
   planned.memory.label = "wrapped, measured";
   const remat::timeline_style style{.title = "Memory of a training step: planned inside the budget, and measured",
@@ -237,7 +238,7 @@ int run(const arguments& a) {
                                          {"bitwise", bitwise},
                                          {"unplanned_allocations", r.unplanned}};
   remat::write_file(a.folder + "/result.json", result.dump(2) + "\n");
-  remat::write_problem(a.folder + "/problem.json", wrapped->runner().planning_problem());  // for the program `remat`
+  remat::write_problem(a.folder + "/problem.json", wrapped->session().planning_problem());  // for the program `remat`
   std::printf("\nwritten to %s: result.json, memory.svg, problem.json\n", a.folder.c_str());
   return bitwise && planned.peak <= r.budget ? 0 : 1;
 }

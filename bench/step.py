@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Time and memory of training steps from Python: eager mode, a checkpoint around every block, torch.compile, and `remat.wrap`.
+
+Contestants take turns within a round, in rotating order. A ratio is the median over rounds of (processor time / that of eager mode
+in the same round). Peaks are measured by the meter of the host allocator, beyond what is held when a step begins; gradients are
+there and are zeroed in place. The memory of `remat` at the checkpoint's peak is a budget in bytes: it must not be exceeded.
+
+usage: step.py [--works gpt2,unet] [--rounds 7] [--threads 1] [--compile]
+"""
+import argparse
+import statistics
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import remat
+from remat import _torch
+
+
+class Loss(nn.Module):
+    """A network and its loss; `blocks` are what one would put checkpoints around."""
+
+    def __init__(self, net, loss, blocks):
+        super().__init__()
+        self.net, self.loss, self.blocks = net, loss, blocks
+
+    def forward(self, *inputs):
+        return self.loss(self.net, *inputs)
+
+
+def language_model(net, ids):
+    logits = net(input_ids=ids, use_cache=False).logits
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def translation(net, ids, labels):
+    logits = net(input_ids=ids, decoder_input_ids=labels, use_cache=False).logits
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+def classification(net, images, labels):
+    return F.cross_entropy(net(images), labels)
+
+
+class UNet(nn.Module):
+    def __init__(self, width=24, levels=4, classes=4):
+        super().__init__()
+        sizes = [width << i for i in range(levels + 1)]
+
+        def twice(a, b):
+            return nn.Sequential(nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU(inplace=True),
+                                 nn.Conv2d(b, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU(inplace=True))
+
+        self.down = nn.ModuleList(twice(a, b) for a, b in zip([3] + sizes, sizes))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, 2) for a, b in zip(sizes, sizes[1:]))
+        self.join = nn.ModuleList(twice(2 * a, a) for a in sizes[:-1])
+        self.head = nn.Conv2d(width, classes, 1)
+
+    def forward(self, x):
+        skips = []
+        for block in self.down[:-1]:
+            x = block(x)
+            skips.append(x)
+            x = F.max_pool2d(x, 2)
+        x = self.down[-1](x)
+        for up, join in zip(reversed(self.up), reversed(self.join)):
+            x = join(torch.cat([skips.pop(), up(x)], 1))
+        return self.head(x)
+
+
+def gpt2(dropout=0.0):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=6, n_embd=384, n_head=6, n_positions=256, vocab_size=8192, resid_pdrop=dropout,
+                        embd_pdrop=dropout, attn_pdrop=dropout)
+    net = GPT2LMHeadModel(config)
+    return Loss(net, language_model, list(net.transformer.h)), (torch.randint(8192, (4, 256)),)
+
+
+def llama():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    net = LlamaForCausalLM(LlamaConfig(num_hidden_layers=6, hidden_size=384, intermediate_size=1024, num_attention_heads=6,
+                                       vocab_size=8192, max_position_embeddings=256))
+    return Loss(net, language_model, list(net.model.layers)), (torch.randint(8192, (4, 256)),)
+
+
+def t5():
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    net = T5ForConditionalGeneration(T5Config(num_layers=3, d_model=384, d_kv=64, d_ff=1024, num_heads=6, vocab_size=8192,
+                                              dropout_rate=0.0))
+    ids = torch.randint(8192, (4, 192))
+    return Loss(net, translation, list(net.encoder.block) + list(net.decoder.block)), (ids, ids.flip(1))
+
+
+def resnet50():
+    from torchvision.models import resnet50 as make
+
+    net = make(num_classes=100)
+    blocks = [block for layer in (net.layer1, net.layer2, net.layer3, net.layer4) for block in layer]
+    return Loss(net, classification, blocks), (torch.randn(8, 3, 128, 128), torch.randint(100, (8,)))
+
+
+def unet():
+    net = UNet()
+    return Loss(net, classification, [*net.down, *net.join]), (torch.randn(4, 3, 96, 96), torch.randint(4, (4, 96, 96)))
+
+
+WORKS = {"gpt2": gpt2, "gpt2 dropout": lambda: gpt2(0.1), "llama": llama, "t5": t5, "resnet50": resnet50, "unet": unet}
+
+
+def checkpointed(model):
+    for block in model.blocks:
+        plain = block.forward
+        block.forward = lambda *a, _f=plain, **k: checkpoint(_f, *a, use_reentrant=False, **k)
+    return model
+
+
+def step(model, inputs):
+    """Processor seconds of a forward and a backward, and the peak beyond what was held, bytes."""
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad.zero_()
+    before = _torch.meter_reset()
+    begin = time.process_time()
+    model(*inputs).backward()
+    return time.process_time() - begin, _torch.meter_peak() - before
+
+
+def measure(name, rounds, compiled):
+    def make():
+        torch.manual_seed(0)
+        return WORKS[name]()
+
+    contestants = {"eager": make(), "checkpoint per block": make()}
+    checkpointed(contestants["checkpoint per block"][0])
+    peaks = {}
+    for who in contestants:
+        peaks[who] = max(step(*contestants[who])[1] for _ in range(3))
+    limit = peaks["checkpoint per block"]
+    for who, budget in (("remat 100 %", "100%"), ("remat 50 %", "50%"), ("remat at the checkpoint's peak", limit)):
+        model, inputs = make()
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        begin = time.perf_counter()
+        if isinstance(budget, str):
+            remat.wrap(model, inputs, budget=budget)
+        else:
+            remat.wrap(model, inputs, activation_budget=budget)
+        print(f"{name}: {who}: ready in {time.perf_counter() - begin:.1f} s", file=sys.stderr)
+        contestants[who] = model, inputs
+    if compiled:
+        model, inputs = make()
+        contestants["torch.compile"] = torch.compile(model), inputs
+    for who, (model, inputs) in contestants.items():
+        peaks[who] = max(step(model, inputs)[1] for _ in range(3))
+    times = {who: [] for who in contestants}
+    order = list(contestants)
+    for k in range(rounds):
+        for who in order[k % len(order):] + order[:k % len(order)]:
+            times[who].append(step(*contestants[who])[0])
+    for who in contestants:
+        ratio = statistics.median(a / b for a, b in zip(times[who], times["eager"]))
+        print(f"| {name} | {who} | {peaks[who] / 2**20:.1f} | {peaks[who] / peaks['eager']:.3f} | {ratio:.3f} |", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--works", default=",".join(WORKS))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--compile", action="store_true", help="torch.compile as well (Inductor needs a compiler)")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print("| work | contestant | peak MiB | peak / eager | processor time / eager |\n|---|---|---|---|---|")
+    for work in options.works.split(","):
+        measure(work, options.rounds, options.compile)

@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Trains a GPT-2-like model of torch.nn in half of its activation memory, next to the plain model, and compares them bit by bit.
+
+usage: train.py TEXT [STEPS]
+"""
+import copy
+import pathlib
+import sys
+import time
+
+import torch
+from torch import nn
+
+import remat
+
+CONFIG = {"vocabulary": 256, "length": 128, "width": 192, "heads": 6, "layers": 4, "dropout": 0.1}
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads, dropout, **_):
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(dropout))
+
+    def forward(self, x):
+        b, n, w = x.shape
+        q, k, v = self.qkv(self.before(x)).view(b, n, 3, self.heads, w // self.heads).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + nn.functional.dropout(self.out(y.transpose(1, 2).reshape(b, n, w)), self.dropout, self.training)
+        return x + self.mlp(self.between(x))
+
+
+class GPT(nn.Module):
+    def __init__(self, vocabulary, length, width, layers, **config):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(width, **config) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, ids, labels):
+        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(self.norm(x))
+        return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+
+
+def train(model, text, steps):
+    """Losses, seconds of the second half of the steps, and the state of the generator."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    torch.manual_seed(1)
+    losses, times = [], []
+    for step in range(steps):
+        starts = torch.randint(len(text) - CONFIG["length"] - 1, (8,))
+        rows = torch.stack([text[s:s + CONFIG["length"] + 1] for s in starts])
+        begin = time.perf_counter()
+        optimizer.zero_grad()
+        loss = model(rows[:, :-1], labels=rows[:, 1:])["loss"]
+        loss.backward()
+        times.append(time.perf_counter() - begin)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, min(times[steps // 2:]), torch.get_rng_state()
+
+
+if __name__ == "__main__":
+    text = torch.tensor(list(pathlib.Path(sys.argv[1]).read_bytes()))
+    steps = int(sys.argv[2]) if len(sys.argv) > 2 else 20
+    torch.manual_seed(0)
+    plain = GPT(**CONFIG)
+    model = copy.deepcopy(plain)
+    remat.wrap(model, budget="50%")  # the only line that a training script needs
+    session = remat.of(model)
+
+    losses, seconds, state = train(plain, text, steps)
+    session.reset_peak()
+    ours, our_seconds, our_state = train(model, text, steps)
+    equal = losses == ours and torch.equal(state, our_state) and all(
+        torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters()))
+    print(session.report())
+    print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f} after {steps} steps; "
+          f"weights, losses and generator {'equal bit by bit' if equal else 'DIFFER'}")
+    print(f"measured peak {session.memory()['peak']} bytes; forward and backward take {our_seconds / seconds:.2f} of the plain model's time")
+    sys.exit(not equal)
