@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows 13 and 15: several processes, several devices."""
+
+import os
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+from differential import content
+from test_module import Net, wrapped
+from torch import nn
+
+import remat
+
+MODES = {
+    "default": {},
+    "static graph": {"static_graph": True},
+    "find unused": {"find_unused_parameters": True},
+    "bucket view": {"gradient_as_bucket_view": True},
+    "small buckets": {"bucket_cap_mb": 0.0001},
+}
+
+
+class Plain(nn.Module):
+    """Without batch norm's broadcast or frozen parts, with one part that not every step uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x, skip=False):
+        x = self.norm(self.a(x)).sin().exp().tanh().sin().cos()
+        return (self.b(x) if skip else self.c(self.b(x).tanh().exp())).sin().tanh().sum(1)
+
+
+def steps(model, rank, mode, hook):
+    if hook:
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+        model.register_comm_hook(None, fp16_compress_hook)
+    torch.manual_seed(rank)
+    seen = []
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for i in range(6):
+        x = torch.randn(50, 6)
+        skip = mode == "find unused" and i % 2 == 1
+        if mode == "default" and i == 3:
+            with model.no_sync():
+                model(x, skip=skip).sum().backward()
+        y = model(x, skip=skip)
+        y.sum().backward()
+        seen += [content(y)] + [content(p.grad) for p in model.parameters()]
+        optimizer.step()
+        optimizer.zero_grad()
+    return seen + [content(t) for t in model.state_dict().values()]
+
+
+def work(rank, port, mode, hook, queue):
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    try:
+        results = []
+        for planned in (False, True):
+            torch.manual_seed(0)
+            model = Plain()
+            if planned:
+                remat.wrap(model, budget="70%", time_limit=1)
+            results.append(steps(nn.parallel.DistributedDataParallel(model, **MODES[mode]), rank, mode, hook))
+        queue.put((rank, results[0] == results[1], remat.of(model).plan["recomputed"]))
+    except Exception as e:  # told to the test
+        queue.put((rank, f"{type(e).__name__}: {e}", 0))
+    finally:
+        dist.destroy_process_group()
+
+
+def together(target, *args):
+    """Runs it in two processes; gives what they told."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    context = torch.multiprocessing.get_context("spawn")
+    queue = context.SimpleQueue()
+    torch.multiprocessing.spawn(target, (port, *args, queue), nprocs=2)
+    return sorted(queue.get() for _ in range(2))
+
+
+@pytest.mark.parametrize("mode, hook", [(mode, False) for mode in MODES] + [("default", True)])
+def test_distributed_data_parallel(mode, hook):
+    """Row 13: gradients are those of plain DDP."""
+    for _, same, recomputed in together(work, mode, hook):
+        assert same is True, same
+        assert recomputed > 0
+
+
+def shard(rank, port, first, queue):
+    from torch.distributed.fsdp import fully_shard
+
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    try:
+        results = []
+        for planned in (False, True):
+            torch.manual_seed(0)
+            model = Plain()
+            if planned and first:
+                remat.wrap(model, budget="70%", time_limit=1)
+            fully_shard(model)
+            if planned and not first:
+                remat.wrap(model, budget="70%", time_limit=1)
+            seen = []
+            for i in range(3):
+                x = torch.randn(50, 6, generator=torch.Generator().manual_seed(10 * rank + i))
+                y = model(x)
+                y.sum().backward()
+                seen += [content(y)] + [content(p.grad.to_local()) for p in model.parameters()]
+                model.zero_grad()
+            results.append(seen)
+        queue.put((rank, results[0] == results[1]))
+    except remat.Refused as e:
+        queue.put((rank, str(e)))
+    except Exception as e:  # told to the test
+        queue.put((rank, f"{type(e).__name__}: {e}"))
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_fully_shard(first):
+    """Row 13: gradients are those of plain FSDP, or a refusal says why."""
+    for _, same in together(shard, first):
+        assert same is True or "DTensor" in same, same
+
+
+def test_data_parallel_is_refused():
+    """Row 15."""
+    with pytest.raises(remat.Refused, match="torchrun"):
+        remat.wrap(nn.DataParallel(Net()))
+    model = wrapped()
+    with pytest.raises(remat.Refused, match="torchrun"):
+        model._replicate_for_data_parallel()

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every model of the zoo trains as in eager mode, bit by bit, inside every budget."""
+
+import os
+
+import pytest
+import torch
+from differential import assert_same, train
+from models import ZOO, mixtral_with
+
+import remat
+
+LOSS = 64  #: bytes of the gradient of the loss, which is not the model's
+FULL = os.environ.get("REMAT_FULL") == "1"
+
+
+def made(name):
+    torch.manual_seed(0)
+    return ZOO[name].make().train()
+
+
+def batches(name, steps=5):
+    g = torch.Generator().manual_seed(1)
+    return [ZOO[name].batch(g) for _ in range(steps)]
+
+
+def planned(name, budget):
+    """Trains by plans; every step stays inside the budget, but those in which something is captured."""
+    model = remat.wrap(made(name), budget=budget, time_limit=1)
+    session = remat.of(model)
+    before = {}
+
+    def begin():
+        if session.plans:
+            session.release()
+            session.reset_peak()
+            before.update(session.memory(), plans=len(session.plans))
+
+    def end():
+        m = session.memory()
+        if before and before["plans"] == len(session.plans):
+            assert m["peak"] - before["peak"] <= m["budget"] - m["held"] + LOSS
+
+    return train(model, batches(name), before=begin, after=end), session
+
+
+@pytest.mark.parametrize("name", [name for name, e in ZOO.items() if FULL or not e.large])
+def test_zoo(name):
+    plain = train(made(name), batches(name))
+    with pytest.raises(remat.OverBudget) as over:
+        planned(name, 1)
+    smallest = over.value.needed
+    for budget in ("100%", "60%", "40%", smallest):
+        try:
+            steps, session = planned(name, budget)
+        except remat.OverBudget as e:
+            assert budget in ("60%", "40%"), e
+            assert e.needed == smallest
+            continue
+        assert_same(plain, steps)
+        if budget == smallest:
+            assert session.plan["recomputed"] > 0
+
+
+def test_experts_in_a_loop():
+    """A loop over the experts that got tokens is refused; it says where it is, and training goes on plain where that is wanted."""
+
+    def made():
+        torch.manual_seed(0)
+        return mixtral_with("eager").train()
+
+    data = batches("mixtral")
+    with pytest.raises(remat.Refused, match="depends on the values") as refused:
+        remat.wrap(made(), budget="60%")(**data[0])
+    assert "transformers" in refused.value.source
+    model = remat.wrap(made(), budget="60%", on_refuse="warn")
+    assert_same(train(made(), data), train(model, data))
