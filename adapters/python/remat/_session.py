@@ -73,12 +73,21 @@ class Options:
 
 
 class Note:
-    """What a call left beside its tensors."""
+    """What a call left beside its tensors. Plans keep it, and so it must not lead to the model."""
 
-    __slots__ = ("form", "where", "changed", "before", "raised")
+    __slots__ = ("form",)
 
     def __init__(self):
-        self.form = self.where = self.changed = self.before = self.raised = None
+        self.form = None
+
+
+class Attempt:
+    """How a capture goes."""
+
+    __slots__ = ("where", "changed", "before", "raised")
+
+    def __init__(self):
+        self.where = self.changed = self.before = self.raised = None
 
 
 class Source:
@@ -157,37 +166,37 @@ class Session:
         return result
 
     def _step(self, model, plain, inputs, form, text):
-        note = Note()
+        note, attempt = Note(), Attempt()
         before = None
         for _ in range(2):
-            note.raised = None
+            attempt.raised = None
             try:
-                outputs, used = self._run.forward(_forward(self._source, plain, form, text, note), text, inputs, note)
+                outputs, used = self._run.forward(_forward(self._source, plain, form, text, note, attempt), text, inputs, note)
             except Refused as e:
-                e.source = note.where
-                self._undo(model, before or note.before)
+                e.source = attempt.where
+                self._undo(model, before or attempt.before)
                 raise
             except _Changed as e:  # a first call may fill in what it computes once; what changes again changes in every step
                 before = before or e.before
                 continue
             except Exception as e:
-                self._undo(model, before or note.before)
+                self._undo(model, before or attempt.before)
                 if isinstance(e, RuntimeError) and "use_reentrant" in str(e):
                     raise Refused("torch.utils.checkpoint with use_reentrant=True runs a backward of its own",
                                   advice="use_reentrant=False, or no checkpoint: the planner decides what is recomputed") from e
-                if isinstance(e, Error) or (note.raised is None and before is None):
+                if isinstance(e, Error) or (attempt.raised is None and before is None):
                     raise
                 args, kwargs = _tree.unflatten(form, iter(inputs))
                 result = plain(*args, **kwargs)  # raises the same, after what it does until then
                 refusal = f"the forward raises {type(e).__name__} when it is captured: {e}"
                 if self._options.on_refuse == "error" and before is None:  # else it is a first call, that computes what it keeps
-                    raise Refused(refusal, source=note.where) from e
+                    raise Refused(refusal, source=attempt.where) from e
                 log.warning("this call is not planned: %s", refusal)
                 return result
             return _tree.unflatten(used.form, iter(outputs))
         self._undo(model, before)
-        what = ", ".join(note.changed)
-        raise Refused(f"the forward changes {what}, which no planned step would do", source=note.where,
+        what = ", ".join(attempt.changed)
+        raise Refused(f"the forward changes {what}, which no planned step would do", source=attempt.where,
                       advice="count in the training loop or in a hook of the model, or keep it in a buffer")
 
     def _undo(self, model, before):
@@ -200,7 +209,7 @@ class Session:
         self._check(model)
         note = Note()
         with torch.enable_grad():
-            self._run.prepare(_forward(self._source, self._plain(model), form, text, note), text, inputs, note)
+            self._run.prepare(_forward(self._source, self._plain(model), form, text, note, Attempt()), text, inputs, note)
 
     def _check(self, model: torch.nn.Module) -> None:
         if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -301,7 +310,7 @@ class _Changed(Exception):
         self.before = before  # as they were
 
 
-def _forward(source: Source, plain: Any, form: Any, text: str, note: Note):
+def _forward(source: Source, plain: Any, form: Any, text: str, note: Note, attempt: Attempt):
     """The model as a function of tensors."""
 
     def forward(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -310,7 +319,7 @@ def _forward(source: Source, plain: Any, form: Any, text: str, note: Note):
         if not _torch.capturing():  # beside a planned step, or as nothing is to be planned
             outputs, note.form, _ = _tree.flatten(plain(*args, **kwargs), "result")
             return outputs
-        note.before = before = source.state.snapshot(model)
+        attempt.before = before = source.state.snapshot(model)
         draws = Draws()
         try:
             _refuse_compiled(model)
@@ -320,15 +329,15 @@ def _forward(source: Source, plain: Any, form: Any, text: str, note: Note):
                 raise Refused("the forward changes its arguments, which no planned step would do",
                               advice="copy the container before it is written to")
             outputs, note.form, _ = _tree.flatten(result, "result")
-            note.changed = source.state.changes(model, before)
-            if note.changed:
+            attempt.changed = source.state.changes(model, before)
+            if attempt.changed:
                 raise _Changed(before)
             if draws.happened():
                 raise Refused("the forward draws from Python's random or numpy's, and no planned step would draw anew",
                               advice="draw with torch, or pass what was drawn as an argument")
             return outputs
         except BaseException as e:
-            note.where, note.raised = _line(e), e
+            attempt.where, attempt.raised = _line(e), e
             if not isinstance(e, _Changed):
                 source.state.restore(model, before)
                 draws.undo()
