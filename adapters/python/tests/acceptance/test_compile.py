@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Row 14: torch.compile leaves wrapped models alone."""
 
+import pytest
 import torch
 import torch._dynamo
 from differential import assert_same, train
@@ -73,15 +74,21 @@ def test_wrapped_part_of_a_compiled_model():
     assert not any("linear" in o for o in backend.operations())
 
 
-def test_compiled_part_of_a_wrapped_model():
-    """Either planned or refused; never another result."""
-    torch._dynamo.reset()
-    model = made()
-    model.second = torch.compile(model.second, backend="aot_eager")
-    remat.wrap(model, budget="60%", time_limit=1)
-    plain = made()
-    plain.second = torch.compile(plain.second, backend="aot_eager")
-    assert_same(train(plain, batches()), train(model, batches()))
+def test_compiled_part_of_a_wrapped_model(caplog):
+    """Refused by name; where that is only to be told, the model trains as it is."""
+
+    def make():
+        torch._dynamo.reset()
+        model = made()
+        model.second = torch.compile(model.second, backend="aot_eager")
+        return model
+
+    with pytest.raises(remat.Refused, match="module second inside is compiled") as refused:
+        remat.wrap(make(), budget="60%", time_limit=1)(*batches()[0])
+    assert "torch.compile" in refused.value.advice
+    plain = train(make(), batches())
+    assert_same(plain, train(wrapped(model=make(), on_refuse="warn"), batches()))
+    assert "module second inside is compiled" in caplog.text
 
 
 def test_wrap_of_a_compiled_model():
