@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import random
 import sys
 from typing import Any
@@ -14,7 +15,7 @@ from ._tree import attributes, constant
 #: Of `Module.__dict__`: what PyTorch keeps there. Parameters, buffers and modules are seen by themselves; hooks as `describe_hooks`.
 _OWN = frozenset(set(torch.nn.Module().__dict__) - {"training"})
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_TABLES = ("_parameters", "_buffers", "_modules")
+_CONTAINERS = (list, dict, set, collections.OrderedDict)
 _DEPTH = 6
 _SKIP = frozenset({"_remat", "_trainer", "_fabric"})
 
@@ -59,7 +60,7 @@ class Attributes:
         generators = []
         for module in model.modules():
             generators += [g for value in module.__dict__.values() if (g := _generator(value))]
-            kept.append((module.__dict__, {k: _copied(v) for k, v in module.__dict__.items() if k not in _OWN or k in _TABLES}))
+            kept.append((module.__dict__, {k: (v, _copied(v)) for k, v in module.__dict__.items()}))
         return self._all(model), kept, generators
 
     def changes(self, model: torch.nn.Module, before: Any) -> list[str]:
@@ -68,20 +69,17 @@ class Attributes:
         return sorted(name for name in now.keys() | before[0].keys() if now.get(name) != before[0].get(name))
 
     def restore(self, model: torch.nn.Module, before: Any) -> None:
-        """Puts attributes back."""
+        """Puts attributes and hooks back."""
         for put, state in before[2]:
             put(state)
         for held, values in before[1]:
-            for name in [n for n in held if n not in _OWN and n not in values]:
+            for name in [n for n in held if n not in values]:
                 del held[name]
-            for name, value in values.items():
-                if type(value) is list and type(held.get(name)) is list:
-                    held[name][:] = value
-                elif type(value) is dict and type(held.get(name)) is dict and name in held:
-                    held[name].clear()
-                    held[name].update(value)
-                else:
-                    held[name] = value
+            for name, (value, contents) in values.items():
+                held[name] = value
+                if type(value) in _CONTAINERS:
+                    value.clear()
+                    value.extend(contents) if type(value) is list else value.update(contents)
 
 
 class Draws:
@@ -118,7 +116,7 @@ def _generator(value: Any) -> tuple[Any, Any] | None:
 
 
 def _copied(value: Any) -> Any:
-    return value.copy() if type(value) in (list, dict) else value
+    return value.copy() if type(value) in _CONTAINERS else value
 
 
 def _describe(value: Any, seen: set[int], depth: int) -> str | None:

@@ -835,6 +835,22 @@ class Refusals(unittest.TestCase):
         self.assertTrue(same(expected, found))
         self.assertEqual(len([r for r in seen.records if "not planned" in r.getMessage()]), 1)
 
+    def test_hooks_that_a_refused_forward_registers_once(self):
+        class Net(Chain):
+            def forward(self, x):
+                if not hasattr(self, "hooked"):
+                    self.hooked = True
+                    self.layers[0].register_forward_hook(lambda module, args, y: y * 2)
+                    self.layers[0].register_forward_pre_hook(lambda module, args, kwargs: None, with_kwargs=True)
+                y = super().forward(x)
+                return y if y.sum().item() > 0 else -y
+
+        _, expected = trained(Net, inputs())
+        model, found = trained(Net, inputs(), lambda m: remat.wrap(m, on_refuse="warn"))
+        self.assertTrue(same(expected, found))
+        self.assertEqual(len(model.layers[0]._forward_hooks), 1)
+        self.assertEqual(len(model.layers[0]._forward_pre_hooks_with_kwargs), 1)
+
     def test_new_shapes(self):
         for choice in ("plain", "error"):
             m = remat.wrap(Chain(), on_new_shape=choice)
