@@ -122,7 +122,7 @@ class second_run {
   }
 
   /// Runs the plain backward, and puts the generator back.
-  /// @return gradients of `parameters`, then of the inputs that require one
+  /// @return gradients of `parameters`, then of the inputs that an output leads to
   ::torch::autograd::variable_list backward(const program& step, const std::vector<at::Tensor>& incoming,
                                             std::vector<at::Tensor> parameters) {
     std::vector<at::Tensor> roots, given;
@@ -134,8 +134,8 @@ class second_run {
       given.push_back(incoming[k]);
     }
     const without_hooks hooks(parameters);
-    for (const auto& t : inputs_)
-      if (t.defined() && t.requires_grad()) parameters.push_back(t);
+    for (std::size_t i = 0; i < inputs_.size(); ++i)
+      if (!step.input_sources[i].empty()) parameters.push_back(inputs_[i]);
     const auto now = generator_state::now();
     auto gradients = ::torch::autograd::grad(roots, parameters, given, std::nullopt, false, true);
     after_ = generator_state::now();

@@ -289,10 +289,9 @@ struct session::state : std::enable_shared_from_this<state> {
     s->inputs = describe(inputs);
     s->parameters = tensors(parameters);
     s->buffers = tensors(buffers);
-    for (const auto& p : s->parameters)
-      if (p.requires_grad()) s->trained.push_back(p);
     auto captured = capture(call.forward, inputs, s->parameters, s->buffers, names, uses);
     s->step = captured.step;
+    for (auto i : captured.reached) s->trained.push_back(s->parameters[i]);
     s->tensors = std::make_unique<bindings>(std::move(captured.tensors));
     s->asked = std::move(captured.asked);
     s->note = call.note;

@@ -7,6 +7,7 @@
 
 #include <ATen/autocast_mode.h>
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <functional>
 #include <remat/core/solve.hpp>
@@ -721,5 +722,41 @@ TEST_CASE("probes: running statistics of a forward that runs once more") {
           return tensor_list{::torch::rand({6, 4})};
         },
         [&](const tensor_list& out, const tensor_list&) { return i < 2 ? out[0] : out[1].square().sum(); });
+  }
+}
+
+TEST_CASE("probes: the graph leads to what an output depends on, and to nothing else") {
+  pair_of_modules m([] {
+    return with({square(), square(), square()}, [](any_module& self, const tensor_list& x) -> tensor_list {
+      const auto y = x[0].matmul(self.w()).sin();
+      return {y.exp().sum(), y.matmul(self.w(1)).tanh()};
+    });
+  });
+  auto inputs = [] {
+    auto in = tensor_list{one_input()[0], one_input()[0]};
+    for (auto& t : in) t.requires_grad_();
+    return in;
+  };
+  for (int i = 0; i < 6; ++i) {
+    if (i == 4) m.zero_grad();
+    m.step(i, inputs, [&](const tensor_list& out, const tensor_list& in) {
+      if (m.turn == 1) {
+        std::vector<const ::torch::autograd::Node*> ends;
+        for (const auto& edge : out[0].grad_fn()->next_edges()) ends.push_back(edge.function.get());
+        const auto leads_to = [&](const Tensor& t) {
+          return std::count(ends.begin(), ends.end(), ::torch::autograd::impl::gradient_edge(t).function.get()) == 1;
+        };
+        CHECK(leads_to(m.planned->w(0)));
+        CHECK(leads_to(m.planned->w(1)));  // also where this loss does not use its output
+        CHECK_FALSE(leads_to(m.planned->w(2)));
+        CHECK(leads_to(in[0]));
+        CHECK_FALSE(leads_to(in[1]));
+        CHECK_THROWS_WITH(::torch::autograd::grad({out[0]}, {m.planned->w(2)}, {}, true), Contains("not have been used"));
+      }
+      return i % 4 < 2 ? out[0] : out[1].square().sum();
+    });
+    CHECK(m.planned->w().grad().defined());
+    CHECK(m.planned->w(1).grad().defined() == (i == 2 || i == 3));
+    CHECK_FALSE(m.planned->w(2).grad().defined());
   }
 }

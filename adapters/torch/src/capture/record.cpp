@@ -809,18 +809,22 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
   std::vector<std::vector<bool>> parameter_sources, input_sources;
   std::vector<int64_t> versions;
   std::vector<bool> differentiable;
-  for (std::size_t i = 0; i < trained; ++i)
+  const auto leads_to = [&](std::size_t i) { return std::count(sources[i].begin(), sources[i].end(), true) > 0; };
+  std::vector<std::size_t> reached;
+  for (std::size_t i = 0; i < trained; ++i) {
+    if (leads_to(i)) reached.push_back(wanted_slots[i]);
     if (grads[i].defined()) {
       kept.push_back(wanted_slots[i]);
       parameter_grads.push_back(r.view_of(grads[i]));
       parameter_sources.push_back(sources[i]);
     }
+  }
   auto next = trained;
   for (const auto& a : arguments) {
     input_grads.emplace_back();
     input_sources.emplace_back();
     if (!a.defined() || !a.requires_grad()) continue;
-    input_sources.back() = sources[next];
+    if (leads_to(next)) input_sources.back() = sources[next];
     if (grads[next].defined()) input_grads.back() = r.view_of(grads[next]);
     ++next;
   }
@@ -849,6 +853,7 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
   t.differentiable = std::move(differentiable);
   t.parameter_sources = std::move(parameter_sources);
   t.input_sources = std::move(input_sources);
+  t.reached = std::move(reached);
   return t;
 }
 

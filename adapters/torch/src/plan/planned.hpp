@@ -34,7 +34,7 @@ struct plan {
 struct setup {
   std::shared_ptr<usage> outputs;
   std::vector<at::Tensor> parameters, buffers;  ///< of the module, each once
-  std::vector<at::Tensor> trained;              ///< of the parameters, those that require a gradient
+  std::vector<at::Tensor> trained;              ///< of the parameters, those that an output leads to
   std::vector<std::size_t> place;               ///< per parameter of the program: position among `trained`
 
   std::shared_ptr<const program> step;

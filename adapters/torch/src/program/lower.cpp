@@ -378,7 +378,7 @@ captured capture(const forward_function& forward, const std::vector<at::Tensor>&
   }
   auto announced = parameters;
   announced.insert(announced.end(), buffers.begin(), buffers.end());
-  return {step, bindings(step, announced, recorded.found), recorded.asked};
+  return {step, bindings(step, announced, recorded.found), recorded.reached, recorded.asked};
 }
 
 }  // namespace remat::pytorch

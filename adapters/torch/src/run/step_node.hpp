@@ -35,8 +35,8 @@ class step_node final : public ::torch::autograd::Node {
       : runner_(std::move(r)), watched_(std::move(w)), beside_(std::move(beside)), replan_(std::move(replan)), verify_(verify) {
     ::torch::autograd::edge_list edges;
     for (const auto& p : runner_->kind->trained) edges.push_back(::torch::autograd::impl::gradient_edge(p));
-    for (const auto& t : inputs)
-      if (t.defined() && t.requires_grad()) edges.push_back(::torch::autograd::impl::gradient_edge(t));
+    for (std::size_t i = 0; i < inputs.size(); ++i)
+      if (!runner_->kind->step->input_sources[i].empty()) edges.push_back(::torch::autograd::impl::gradient_edge(inputs[i]));
     set_next_edges(std::move(edges));
   }
   ~step_node() override { give_back(); }

@@ -48,6 +48,7 @@ class questions {
 struct captured {
   std::shared_ptr<const program> step;
   bindings tensors;
+  std::vector<std::size_t> reached;             ///< parameters that a differentiable output leads to, used by the loss or not
   std::shared_ptr<const questions> asked = {};  ///< empty: nothing
 };
 

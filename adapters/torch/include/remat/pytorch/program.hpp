@@ -142,7 +142,7 @@ struct program {
   std::vector<index_t> input_grads;      ///< per input: view of its gradient, `none` if it requires or got none
   std::vector<std::size_t> results;      ///< what forward returns: positions among `outputs`, each tensor being there once
   std::vector<std::vector<bool>> parameter_sources;  ///< per parameter and output: does its gradient come from there?
-  std::vector<std::vector<bool>> input_sources;      ///< the same per input
+  std::vector<std::vector<bool>> input_sources;      ///< the same per input; empty for one that no output leads to
   generator_origin after_forward, after_backward;    ///< how the halves leave the generator
   std::vector<written_tensor> written;
   std::vector<index_t> tokens;  ///< values of no bytes that must be there at the end: their nodes write parameters,
