@@ -57,7 +57,7 @@ def vision(name: str, **options) -> nn.Module:
     return Classifier(getattr(torchvision.models, name)(num_classes=5, **options))
 
 
-@entry(images(2, 32))
+@entry(images(8, 96))
 def resnet18():
     return vision("resnet18")
 
@@ -67,7 +67,7 @@ def resnet50():
     return vision("resnet50")
 
 
-@entry(images(2, 32))
+@entry(images(8, 64))
 def mobilenet_v3_small():
     return vision("mobilenet_v3_small")
 
@@ -97,7 +97,7 @@ def convnext():
     return Classifier(ConvNeXt([CNBlockConfig(16, 32, 2), CNBlockConfig(32, None, 2)], stochastic_depth_prob=0.2, num_classes=5))
 
 
-@entry(images(2, 64), large=True)
+@entry(images(8, 96), large=True)
 def swin_t():
     return vision("swin_t")
 
@@ -119,12 +119,12 @@ def vit():
                                                            mlp_dim=32, dropout=0.1, attention_dropout=0.1, num_classes=5))
 
 
-@entry(images(2, 64))
+@entry(images(4, 96))
 def googlenet():
     return vision("googlenet", aux_logits=False, init_weights=False)
 
 
-@entry(images(2, 96), large=True)
+@entry(images(8, 96), large=True)
 def googlenet_with_heads():
     return vision("googlenet", aux_logits=True, init_weights=False)
 
@@ -196,7 +196,7 @@ def padded(g, x):
     return (torch.arange(x.shape[1]) < length).long()
 
 
-@entry(lambda g: {"ids": torch.randint(0, 20, (3, 9), generator=g)})
+@entry(lambda g: {"ids": torch.randint(0, 20, (8, 24), generator=g)})
 def lstm():
     return Recurrent()
 
