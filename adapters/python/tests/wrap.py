@@ -303,13 +303,27 @@ class Equal(unittest.TestCase):
         class Net(Chain):
             reentrant = False
 
+            def part(self, act, x):
+                return checkpoint(act, x, use_reentrant=self.reentrant)
+
             def forward(self, x):
                 x = self.layers[0](x)
                 for layer in self.layers:
-                    x = checkpoint(lambda y, layer=layer: self.dropout(torch.tanh(layer(y))), x, use_reentrant=self.reentrant)
-                return x
+                    x = self.part(lambda y, layer=layer: self.dropout(torch.tanh(layer(y).relu_())), x)
+                return self.norm(x)
+
+        class Plain(Net):
+            def part(self, act, x):
+                return act(x)
 
         check(self, Net, inputs())
+        # Recomputing is the planner's decision: both are one step, with one smallest budget.
+        made = [remat.wrap(kind(), *inputs()[0], budget="100%") for kind in (Net, Plain)]
+        operations = [remat.of(m).plan["operations"] for m in made]
+        self.assertEqual(operations[0], operations[1])
+        self.assertEqual(remat.of(made[0]).plan["recomputed"], 0)
+        self.assertEqual(remat.of(made[0]).memory()["arena"], remat.of(made[1]).memory()["arena"])
+        self.assertEqual(*(smallest(kind, inputs()) for kind in (Net, Plain)))
         Net.reentrant = True
         with self.assertRaisesRegex(remat.Refused, "use_reentrant"):
             remat.wrap(Net())(inputs()[0][0][0])

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <functional>
+#include <map>
 #include <remat/core/solve.hpp>
 #include <remat/pytorch/memory.hpp>
 #include <remat/pytorch/wrap.hpp>
@@ -758,5 +759,53 @@ TEST_CASE("probes: the graph leads to what an output depends on, and to nothing 
     CHECK(m.planned->w().grad().defined());
     CHECK(m.planned->w(1).grad().defined() == (i == 2 || i == 3));
     CHECK_FALSE(m.planned->w(2).grad().defined());
+  }
+}
+
+namespace {
+
+/// Computes its values once more in the backward, from the same state of the generator, as `torch.utils.checkpoint` does.
+struct recomputing : ::torch::autograd::Function<recomputing> {
+  static std::pair<Tensor, Tensor> values(const Tensor& x) {
+    const auto e = x.exp();
+    return {e, ::torch::rand_like(e).add_(1)};
+  }
+  static Tensor forward(::torch::autograd::AutogradContext* ctx, const Tensor& x, bool other_draw) {
+    ctx->save_for_backward({x, at::detail::getDefaultCPUGenerator().get_state()});
+    ctx->saved_data["other"] = other_draw;
+    const auto [e, noise] = values(x);
+    return e * noise;
+  }
+  static tensor_list backward(::torch::autograd::AutogradContext* ctx, const tensor_list& grads) {
+    auto generator = at::detail::getDefaultCPUGenerator();
+    const auto saved = ctx->get_saved_variables();
+    const auto now = generator.get_state();
+    generator.set_state(saved[1]);
+    if (ctx->saved_data["other"].toBool()) ::torch::rand({1});
+    const auto [e, noise] = values(saved[0]);
+    const auto after = ::torch::rand({6});
+    generator.set_state(now);
+    return {grads[0] * e * noise * after, {}};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("probes: what a backward computes as the forward did is one with it") {
+  for (const bool other : {false, true}) {
+    INFO("another draw " << other);
+    pair_of_modules m([other] {
+      return with({square(), square()}, [other](auto& self, const tensor_list& x) -> tensor_list {
+        const auto y = recomputing::apply(x[0].matmul(self.w()), other);
+        return {recomputing::apply(y.matmul(self.w(1)).tanh(), other) * ::torch::rand({6})};
+      });
+    });
+    for (int k = 0; k < 3; ++k) m.step(k, one_input);
+    std::map<std::string, int> count;
+    for (const auto& o : m.run.planning_problem().operations()) ++count[o.name];
+    CHECK(count["aten::exp"] == 2);
+    CHECK(count["aten::rand_like"] + count["aten::uniform_"] + count["aten::rand"] + count["aten::empty_strided"] +
+              count["aten::empty"] ==
+          (other ? 9 : 5));
   }
 }

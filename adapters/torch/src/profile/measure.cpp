@@ -21,53 +21,13 @@
 
 #include "../capture/operators.hpp"
 #include "../clock.hpp"
+#include "../program/signature.hpp"
 #include "../program/views.hpp"
 #include "environment.hpp"
 #include "json.hpp"
 
 namespace remat::pytorch {
 namespace {
-
-/// All that the cost of a node depends on, as text; values are numbered by their first appearance.
-std::string signature(const program& step, const node& n) {
-  std::ostringstream out;
-  out.precision(17);
-  std::map<index_t, std::size_t> number;
-  auto tensor = [&](index_t v) {
-    const auto& view = step.views[v];
-    out << number.emplace(view.value, number.size()).first->second << ":" << step.values[view.value].bytes << ":"
-        << c10::toString(view.dtype) << view.offset << (view.conj ? "c" : "") << (view.neg ? "n" : "");
-    for (auto s : view.sizes) out << "," << s;
-    out << ";";
-    for (auto s : view.strides) out << "," << s;
-    if (is_number(step, v)) out << "!";
-  };
-  for (auto v : n.outputs) out << step.values[v].bytes << "/";
-  for (const auto& c : n.calls) {
-    out << c.op.operator_name() << (c.grad_mode ? "+" : "") << "(";
-    for (const auto& a : c.arguments)
-      if (a.isTensor())
-        out << "T ";
-      else if (a.isGenerator() || a.isCapsule())
-        out << a.tagKind() << " ";
-      else if (a.isTensorList() || a.isOptionalTensorList())
-        out << "L" << a.toListRef().size() << " ";
-      else
-        out << a << " ";
-    for (const auto& o : c.operands) {
-      out << "|" << o.at << "." << o.element << "=";
-      tensor(o.view);
-    }
-    for (const auto& r : c.results) {
-      out << ">" << r.at << "." << r.element << "=";
-      tensor(r.view);
-    }
-    for (auto a : c.first_run_only) out << "?" << a;
-    out << ")";
-  }
-  for (const auto& [old, fresh] : n.overwrites) out << "w" << number.emplace(fresh, number.size()).first->second;
-  return out.str();
-}
 
 constexpr bytes_t little = bytes_t{64} << 10;
 

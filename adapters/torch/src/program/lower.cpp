@@ -9,6 +9,7 @@
 
 #include "../capture/operators.hpp"
 #include "../capture/trace.hpp"
+#include "merge.hpp"
 
 namespace remat::pytorch::detail {
 namespace {
@@ -52,7 +53,8 @@ class lowering {
     program_.written = trace_.written;
     program_.after_forward = origin(trace_.after_forward);
     program_.after_backward = origin(trace_.after_backward);
-    return compact(needed_nodes());
+    const auto needed = needed_nodes();
+    return only(std::move(program_), needed);
   }
 
  private:
@@ -301,52 +303,6 @@ class lowering {
     return result;
   }
 
-  /// The program without the nodes that are not needed, and what only they made.
-  program compact(const std::vector<bool>& needed) {
-    std::vector<index_t> value(program_.values.size(), none), node(program_.nodes.size(), none),
-        seen(program_.views.size(), none);
-    program out;
-    for (std::size_t v = 0; v < program_.values.size(); ++v) {
-      if (producer_[v] != none && !needed[producer_[v]]) continue;
-      value[v] = static_cast<index_t>(out.values.size());
-      out.values.push_back(program_.values[v]);
-    }
-    auto move_view = [&](index_t& v) {
-      if (v == none) return;
-      if (seen[v] == none) {
-        seen[v] = static_cast<index_t>(out.views.size());
-        out.views.push_back(program_.views[v]);
-        out.views.back().value = value[out.views.back().value];
-      }
-      v = seen[v];
-    };
-    for (std::size_t i = 0; i < program_.nodes.size(); ++i) {
-      if (!needed[i]) continue;
-      node[i] = static_cast<index_t>(out.nodes.size());
-      auto n = std::move(program_.nodes[i]);
-      for (auto& v : n.inputs) v = value[v];
-      for (auto& v : n.outputs) v = value[v];
-      for (auto& [old, fresh] : n.overwrites) old = value[old], fresh = value[fresh];
-      for (auto& c : n.calls) {
-        for (auto& o : c.operands) move_view(o.view);
-        for (auto& r : c.results) move_view(r.view);
-      }
-      if (n.starts.node != none) n.starts.node = node[n.starts.node];
-      out.nodes.push_back(std::move(n));
-    }
-    for (auto* list : {&program_.parameter_grads, &program_.outputs, &program_.output_grads, &program_.input_grads})
-      for (auto& v : *list) move_view(v);
-    for (auto& t : program_.tokens) t = value[t];
-    for (auto& s : program_.slots) s.value = value[s.value];
-    for (auto* x : {&program_.after_forward, &program_.after_backward})
-      if (x->node != none) x->node = node[x->node];
-    program_.loss = node[program_.loss];
-    program_.values = std::move(out.values);
-    program_.views = std::move(out.views);
-    program_.nodes = std::move(out.nodes);
-    return std::move(program_);
-  }
-
   const trace& trace_;
   program program_;
   std::vector<index_t> current_;                       ///< per storage: the value that holds it now
@@ -370,7 +326,7 @@ captured capture(const forward_function& forward, const std::vector<at::Tensor>&
                  const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& buffers,
                  const std::vector<std::string>& names, const std::vector<output_use>& uses) {
   const auto recorded = detail::record(forward, inputs, parameters, buffers, names, uses);
-  auto step = std::make_shared<const program>(detail::lower(recorded));
+  auto step = std::make_shared<const program>(merged(detail::lower(recorded)));
   try {
     verify(*step);
   } catch (const bad_program& why) {

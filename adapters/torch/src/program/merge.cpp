@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "merge.hpp"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "signature.hpp"
+
+namespace remat::pytorch {
+
+program only(program step, const std::vector<bool>& wanted) {
+  std::vector<index_t> value(step.values.size(), none), node_at(step.nodes.size(), none), view(step.views.size(), none);
+  std::vector<bool> dropped(step.values.size(), false);
+  for (std::size_t i = 0; i < step.nodes.size(); ++i)
+    for (auto v : step.nodes[i].outputs) dropped[v] = !wanted[i];
+  std::vector<storage_value> values;
+  for (std::size_t v = 0; v < step.values.size(); ++v) {
+    if (dropped[v]) continue;
+    value[v] = static_cast<index_t>(values.size());
+    values.push_back(std::move(step.values[v]));
+  }
+  std::vector<byte_view> views;
+  auto move_view = [&](index_t& v) {
+    if (v == none) return;
+    if (view[v] == none) {
+      view[v] = static_cast<index_t>(views.size());
+      views.push_back(step.views[v]);
+      views.back().value = value[views.back().value];
+    }
+    v = view[v];
+  };
+  std::vector<node> nodes;
+  for (std::size_t i = 0; i < step.nodes.size(); ++i) {
+    if (!wanted[i]) continue;
+    node_at[i] = static_cast<index_t>(nodes.size());
+    auto n = std::move(step.nodes[i]);
+    for (auto& v : n.inputs) v = value[v];
+    for (auto& v : n.outputs) v = value[v];
+    for (auto& [old, fresh] : n.overwrites) old = value[old], fresh = value[fresh];
+    for (auto& c : n.calls) {
+      for (auto& o : c.operands) move_view(o.view);
+      for (auto& r : c.results) move_view(r.view);
+    }
+    if (n.starts.node != none) n.starts.node = node_at[n.starts.node];
+    nodes.push_back(std::move(n));
+  }
+  for (auto* list : {&step.parameter_grads, &step.outputs, &step.output_grads, &step.input_grads})
+    for (auto& v : *list) move_view(v);
+  for (auto& t : step.tokens) t = value[t];
+  for (auto& s : step.slots) s.value = value[s.value];
+  for (auto* x : {&step.after_forward, &step.after_backward})
+    if (x->node != none) x->node = node_at[x->node];
+  step.loss = node_at[step.loss];
+  step.values = std::move(values);
+  step.views = std::move(views);
+  step.nodes = std::move(nodes);
+  return step;
+}
+
+namespace {
+
+/// Numbers what the nodes of a program compute: equal numbers, equal bytes.
+class numbering {
+ public:
+  /// @param apart values that are equal to themselves only
+  numbering(const program& step, const std::set<index_t>& apart)
+      : step_(step), apart_(apart), same(step.values.size()), twin(step.nodes.size(), none), before(step.nodes.size()) {
+    std::iota(same.begin(), same.end(), index_t{0});
+    std::map<content, std::vector<index_t>> constants;
+    for (index_t v = 0; v < step.values.size(); ++v) {
+      if (step.from(v) != role::constant) continue;
+      auto& equal = constants[step.constants[slot_of(v).position]];
+      equal.push_back(v);
+      same[v] = *std::find_if(equal.begin(), equal.end(), [&](index_t w) {
+        const auto &a = slot_of(w), &b = slot_of(v);
+        return a.type == b.type && a.offset == b.offset && a.number == b.number;
+      });
+    }
+    state now = {generator_origin::forward, none};
+    for (index_t i = 0; i < step.nodes.size(); ++i) {
+      if (i == step.loss) now = {generator_origin::backward, none};
+      const auto& n = step.nodes[i];
+      if (n.random) before[i] = now = start(i, now);
+      look(i);
+      if (n.random) now = {generator_origin::after, twin[i] == none ? i : twin[i]};
+    }
+  }
+
+  /// A state of the generator.
+  using state = std::pair<generator_origin::kind, index_t>;
+
+ private:
+  const slot& slot_of(index_t v) const { return step_.slots[step_.values[v].slot]; }
+
+  state start(index_t i, const state& now) const {
+    const auto& o = step_.nodes[i].starts;
+    switch (o.from) {
+      case generator_origin::next:
+        return now;
+      case generator_origin::before:
+        return before[o.node];
+      case generator_origin::after:
+        return {generator_origin::after, twin[o.node] == none ? o.node : twin[o.node]};
+      case generator_origin::fixed:
+        return {generator_origin::before, i};
+      default:
+        return {o.from, none};
+    }
+  }
+
+  void look(index_t i) {
+    const auto& n = step_.nodes[i];
+    if (i == step_.loss || n.once) return;
+    for (const auto& c : n.calls)
+      for (const auto& a : c.arguments)
+        if (a.isGenerator() || a.isCapsule()) return;
+    std::vector<index_t> order;
+    auto key = signature(step_, n, &order);
+    const std::set<index_t> own(n.outputs.begin(), n.outputs.end());
+    for (auto v : order) key += own.count(v) ? "." : " " + std::to_string(same[v]);
+    for (const auto& [old, fresh] : n.overwrites) key += " w" + std::to_string(same[old]);
+    if (n.random) key += " d" + std::to_string(before[i].first) + "," + std::to_string(before[i].second);
+    const auto [first, fresh] = seen_.emplace(std::move(key), i);
+    if (fresh || i < step_.loss) return;
+    const auto j = first->second;
+    const auto& m = step_.nodes[j];
+    std::vector<std::pair<index_t, index_t>> equal;  // of the calls' results: tokens come last and are no results
+    std::vector<index_t> theirs;
+    signature(step_, m, &theirs);
+    for (std::size_t k = 0; k < order.size(); ++k)
+      if (own.count(order[k])) equal.emplace_back(order[k], theirs[k]);
+    if (std::any_of(equal.begin(), equal.end(), [&](const auto& e) { return apart_.count(e.first) || apart_.count(e.second); }))
+      return;
+    for (const auto& [v, w] : equal) same[v] = w;
+    twin[i] = j;
+  }
+
+  const program& step_;
+  const std::set<index_t>& apart_;
+  std::map<std::string, index_t> seen_;
+
+ public:
+  std::vector<index_t> same;  ///< per value: the first that is equal
+  std::vector<index_t> twin;  ///< per node: the earlier one that computes the same; none
+  std::vector<state> before;  ///< per node that draws: from which state
+};
+
+/// Values that the caller gets.
+std::set<index_t> handed_out(const program& step) {
+  std::set<index_t> values;
+  for (const auto* list : {&step.outputs, &step.parameter_grads, &step.input_grads})
+    for (auto v : *list)
+      if (v != none) values.insert(step.views[v].value);
+  return values;
+}
+
+/// Is what the node does more than its results?
+bool has_token(const program& step, const node& n) {
+  return std::any_of(n.outputs.begin(), n.outputs.end(),
+                     [&](index_t v) { return std::find(step.tokens.begin(), step.tokens.end(), v) != step.tokens.end(); });
+}
+
+/// What must run: the nodes that stay, and are needed by targets.
+std::vector<bool> needed(const program& step, std::vector<bool> stays) {
+  std::vector<bool> value(step.values.size(), false);
+  for (auto v : handed_out(step)) value[v] = true;
+  for (auto v : step.tokens) value[v] = true;
+  for (index_t i = step.nodes.size(); i-- > 0;) {
+    const auto& n = step.nodes[i];
+    stays[i] = stays[i] && (n.once || n.random || i == step.loss ||
+                            std::any_of(n.outputs.begin(), n.outputs.end(), [&](index_t v) { return value[v]; }));
+    if (stays[i])
+      for (auto v : n.inputs) value[v] = true;
+  }
+  return stays;
+}
+
+}  // namespace
+
+program merged(program step) {
+  auto apart = handed_out(step);
+  for (;;) {
+    const numbering found(step, apart);
+    std::vector<bool> stays(step.nodes.size());
+    for (std::size_t i = 0; i < stays.size(); ++i) stays[i] = found.twin[i] == none || has_token(step, step.nodes[i]);
+    const auto known = apart.size();
+    for (std::size_t i = 0; i < stays.size(); ++i)
+      for (const auto& o : step.nodes[i].overwrites)
+        if (stays[i] && (found.same[o.first] != o.first || found.twin[i] != none)) apart.insert({o.first, o.second});
+    if (apart.size() != known) continue;
+    if (std::all_of(found.twin.begin(), found.twin.end(), [](auto j) { return j == none; })) return step;
+
+    // Draws are told by the nodes that stay.
+    auto tell = [&](generator_origin& o, const numbering::state& is, bool skipped) {
+      if (o.node != none ? !stays[o.node] : o.from == generator_origin::next && skipped) o = {is.first, is.second, {}};
+    };
+    numbering::state now = {generator_origin::forward, none};
+    bool skipped = false;   // the last draw is made no more
+    std::set<index_t> own;  // views of what a node writes
+    for (index_t i = 0; i < step.nodes.size(); ++i) {
+      auto& n = step.nodes[i];
+      if (n.random) {
+        if (stays[i]) tell(n.starts, found.before[i], skipped);
+        skipped = !stays[i];
+        now = {generator_origin::after, skipped ? found.twin[i] : i};
+      }
+      if (!stays[i]) continue;
+      std::set<index_t> inputs;
+      for (auto& v : n.inputs) v = found.same[v];
+      std::erase_if(n.inputs, [&](index_t v) { return !inputs.insert(v).second; });
+      for (auto& o : n.overwrites) o.first = found.same[o.first];
+      for (const auto& c : n.calls)
+        for (const auto* list : {&c.operands, &c.results})
+          for (const auto& o : *list)
+            if (std::find(n.outputs.begin(), n.outputs.end(), step.views[o.view].value) != n.outputs.end()) own.insert(o.view);
+    }
+    auto& end = step.after_backward;
+    tell(end,
+         end.node == none                      ? now
+         : end.from == generator_origin::after ? numbering::state{end.from, found.twin[end.node]}
+                                               : found.before[end.node],
+         skipped);
+    for (index_t v = 0; v < step.views.size(); ++v)
+      if (!own.count(v)) step.views[v].value = found.same[step.views[v].value];
+    return only(std::move(step), needed(step, std::move(stays)));
+  }
+}
+
+}  // namespace remat::pytorch
