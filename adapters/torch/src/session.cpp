@@ -399,7 +399,7 @@ struct session::state : std::enable_shared_from_this<state> {
     }
     return sum;
   }
-  static bool contains(const std::shared_ptr<arena>& a, const at::Tensor& t) {
+  static bool contains(const std::shared_ptr<region>& a, const at::Tensor& t) {
     const auto* data = static_cast<const char*>(t.storage().data());
     return a && a->data() <= data && data < a->data() + a->bytes();
   }
@@ -564,7 +564,7 @@ struct session::state : std::enable_shared_from_this<state> {
   std::unordered_map<std::string, std::shared_ptr<usage>> used;    ///< by `key_of`
   std::uint64_t clock_ = 0;
   std::vector<std::shared_ptr<runner>> runners;  ///< at most one of them idle
-  std::vector<std::weak_ptr<arena>> retired;     ///< kept alive by gradients only
+  std::vector<std::weak_ptr<region>> retired;     ///< kept alive by gradients only
   std::shared_ptr<const setup> last_setup;
   std::shared_ptr<const plan> last_plan;
   pytorch::report last_held;

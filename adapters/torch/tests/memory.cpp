@@ -248,3 +248,92 @@ TEST_CASE("the state of the generator comes back") {
   CHECK(at::equal(a, at::normal(0, 1, {5})));
   CHECK(at::equal(b, at::rand({3})));
 }
+
+TEST_CASE("a tier reserves no more than its limit") {
+  const auto far = host_memory("far", 10000);
+  CHECK(far->limit() == 10000);
+  auto one = far->reserve(6000);
+  try {
+    far->reserve(5000);
+    FAIL("there is no room");
+  } catch (const out_of_memory& e) {
+    CHECK(e.tier == "far");
+    CHECK(e.asked == 5000);
+    CHECK(e.available == 4000);
+  }
+  const auto two = far->reserve(4000);
+  CHECK_THROWS_AS(far->reserve(1), out_of_memory);
+  one.reset();
+  CHECK(far->reserve(6000)->bytes() == 6000);
+  CHECK_THROWS_AS(host_memory("none", -1), bad_option);
+  CHECK_THROWS_AS(far->reserve(-1), bad_option);
+  CHECK_THROWS_AS(host_memory("all")->reserve(max_bytes), out_of_memory);
+}
+
+TEST_CASE("a link copies in order, after what it waits for, and passes failures on") {
+  const auto far = host_memory("far");
+  const auto a = far->reserve(100), b = far->reserve(300);
+  const auto to_b = host_link(), to_a = host_link();
+  for (int round = 0; round < 200; ++round) {
+    std::memset(a->data(), round, 100);
+    const auto there = to_b->copy({b, 200, 100}, {a, 0, 100});
+    const auto back = to_a->copy({a, 0, 50}, {b, 250, 50}, there);
+    const auto again = to_b->copy({b, 0, 100}, {a, 0, 100}, back);
+    again->wait();
+    CHECK(back->reached());
+    CHECK((b->data()[0] == static_cast<char>(round) && b->data()[299] == static_cast<char>(round)));
+  }
+  CHECK_THROWS_AS(to_b->copy({b, 0, 10}, {a, 0, 11}), broken_contract);
+  CHECK_THROWS_AS(to_b->copy({b, 0, 10}, {a, 91, 10}), broken_contract);
+  CHECK_THROWS_AS(to_b->copy({nullptr, 0, 10}, {a, 0, 10}), broken_contract);
+
+  struct failing final : event {
+    bool reached() const override { return true; }
+    void wait() const override { throw copy_failed("the disk is full"); }
+  };
+  const auto before = b->data()[0];
+  a->data()[0] = static_cast<char>(before + 1);
+  const auto failed = to_b->copy({b, 0, 1}, {a, 0, 1}, std::make_shared<failing>());
+  CHECK_THROWS_AS(to_a->copy({a, 0, 1}, {b, 0, 1}, failed)->wait(), copy_failed);
+  CHECK(b->data()[0] == before);
+  to_b->copy({b, 0, 1}, {a, 0, 1})->wait();  // others go on
+  CHECK(b->data()[0] != before);
+}
+
+TEST_CASE("a link holds its blocks until it is done, also without anybody to wait") {
+  const auto far = host_memory("far", 200);
+  auto l = host_link();
+  {
+    auto a = far->reserve(100), b = far->reserve(100);
+    l->copy({a, 0, 100}, {b, 0, 100});
+  }
+  l.reset();
+  CHECK(far->reserve(200) != nullptr);
+}
+
+TEST_CASE("a link goes on in a fork") {
+  const auto far = host_memory("far");
+  const auto a = far->reserve(8), b = far->reserve(8);
+  const auto l = host_link();
+  l->copy({a, 0, 8}, {b, 0, 8})->wait();
+  const auto child = fork();
+  if (child == 0) {
+    b->data()[0] = 7;
+    l->copy({a, 0, 8}, {b, 0, 8})->wait();
+    _exit(a->data()[0] == 7 ? 0 : 1);
+  }
+  int status = 1;
+  waitpid(child, &status, 0);
+  CHECK(status == 0);
+}
+
+TEST_CASE("the host as a device") {
+  auto& d = host_device();
+  CHECK(d.which() == c10::kCPU);
+  CHECK(d.mark() == nullptr);
+  d.wait(d.mark());
+  const auto state = d.random();
+  const auto first = at::rand({5});
+  d.random(*state);
+  CHECK(at::equal(at::rand({5}), first));
+}

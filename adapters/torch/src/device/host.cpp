@@ -1,288 +1,164 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <c10/core/CPUAllocator.h>
-#include <pthread.h>
-#include <sys/mman.h>
+#include <unistd.h>
 
-#include <algorithm>
-#include <array>
-#include <atomic>
+#include <condition_variable>
 #include <cstring>
+#include <deque>
+#include <functional>
+#include <future>
 #include <mutex>
+#include <thread>
 
 #include <remat/pytorch/memory.hpp>
 
 namespace remat::pytorch {
 namespace {
 
-std::atomic<bytes_t> live_bytes{0}, peak_bytes{0};
-std::atomic<int> meters{0};
-std::atomic<bool> observed{false};
-std::mutex observer_mutex;
-std::function<void(bytes_t)> observer;
-
-/// What is active on a thread.
-struct activity {
-  recording* record;
-  planned_allocations* plan;
-};
-thread_local constinit activity active{nullptr, nullptr};
-
-void count(bytes_t change) {
-  const auto now = live_bytes += change;
-  auto peak = peak_bytes.load(std::memory_order_relaxed);
-  while (now > peak && !peak_bytes.compare_exchange_weak(peak, now)) {
-  }
-  if (observed.load(std::memory_order_relaxed)) {
-    std::lock_guard lock(observer_mutex);
-    if (observer) observer(now);
-  }
-}
-
-/// Sizes of the counted blocks that are alive, by address.
-class sizes {
+class memory_of_host final : public tier {
  public:
-  void lock() {
-    for (auto& p : parts_) p.mutex.lock();
-  }
-  void unlock() {
-    for (auto& p : parts_) p.mutex.unlock();
-  }
-  void add(const void* data, bytes_t bytes) {
-    auto& s = shard(data);
-    std::lock_guard lock(s.mutex);
-    s.bytes[data] = bytes;
-  }
-  bytes_t take(const void* data) {
-    auto& s = shard(data);
-    std::lock_guard lock(s.mutex);
-    const auto found = s.bytes.find(data);
-    if (found == s.bytes.end()) return 0;
-    const auto bytes = found->second;
-    s.bytes.erase(found);
-    return bytes;
-  }
-
- private:
-  struct part {
-    std::mutex mutex;
-    std::unordered_map<const void*, bytes_t> bytes;
-  };
-  part& shard(const void* data) { return parts_[(reinterpret_cast<std::uintptr_t>(data) >> 6) % parts_.size()]; }
-  std::array<part, 32> parts_;
-};
-
-class host_allocator final : public c10::Allocator {
- public:
-  /// The one of this process. Never destroyed: tensors die after static objects.
-  static host_allocator& instance() {
-    static auto* const only = new host_allocator(c10::GetCPUAllocator());
-    return *only;
-  }
-
-  c10::DataPtr allocate(std::size_t n) override {
-    const auto [record, plan] = active;
-    const bool counted = meters.load(std::memory_order_relaxed) > 0;
-    if (n == 0 || (record == nullptr && plan == nullptr && !counted)) return base_->allocate(n);
-    const auto bytes = static_cast<bytes_t>(n);
-    if (plan != nullptr)
-      if (const auto place = plan->place(bytes); place && *place != nullptr) return {*place, *place, &release_planned, c10::kCPU};
-    void* data = base_->raw_allocate(n);
-    if (counted) {
-      sizes_.add(data, bytes);
-      count(bytes);
+  memory_of_host(std::string name, bytes_t limit) : name_(std::move(name)), limit_(limit) {}
+  std::string name() const override { return name_; }
+  bytes_t limit() const override { return limit_; }
+  std::shared_ptr<region> reserve(bytes_t bytes) override {
+    if (bytes < 0) throw bad_option("bytes to reserve in " + name_ + " must be >= 0, got " + std::to_string(bytes));
+    {
+      std::lock_guard lock(use_->mutex);
+      if (bytes > limit_ - use_->bytes) throw out_of_memory(name_, bytes, limit_ - use_->bytes);
+      use_->bytes += bytes;
     }
-    if (record != nullptr) record->born(data, bytes);
-    return {data, data, &release, c10::kCPU};
-  }
-  c10::DeleterFnPtr raw_deleter() const override { return &release; }
-  void copy_data(void* to, const void* from, std::size_t n) const override { default_copy_data(to, from, n); }
-
-  c10::Allocator* base() const { return base_; }
-
-  /// Address ranges of the arenas; blocks in them are not given back.
-  void add_arena(const char* data, bytes_t bytes) {
-    std::lock_guard lock(arenas_mutex_);
-    arenas_.emplace_back(data, data + bytes);
-  }
-  void remove_arena(const char* data) {
-    std::lock_guard lock(arenas_mutex_);
-    std::erase_if(arenas_, [&](const auto& a) { return a.first == data; });
+    try {
+      return {new arena(bytes), [use = use_, bytes](const arena* held) {
+                delete held;
+                std::lock_guard lock(use->mutex);
+                use->bytes -= bytes;
+              }};
+    } catch (const out_of_memory&) {
+      std::lock_guard lock(use_->mutex);
+      use_->bytes -= bytes;
+      throw out_of_memory(name_, bytes, 0);
+    }
   }
 
  private:
-  explicit host_allocator(c10::Allocator* base) : base_(base) {
-    TORCH_CHECK(base->raw_deleter() != nullptr, "the host allocator in use has no raw_deleter: memory cannot be measured");
-    // A child of a fork has one thread, whatever the others were about.
-    pthread_atfork([] { instance().lock(); }, [] { instance().unlock(); }, [] { instance().unlock(); });
-  }
-  void lock() {
-    observer_mutex.lock();
-    arenas_mutex_.lock();
-    sizes_.lock();
-  }
-  void unlock() {
-    sizes_.unlock();
-    arenas_mutex_.unlock();
-    observer_mutex.unlock();
-  }
-
-  static void release_planned(void* data) {
-    if (active.plan != nullptr) active.plan->died(data);
-  }
-  static void release(void* data) {
-    if (data == nullptr) return;
-    auto& self = instance();
-    const auto bytes = self.sizes_.take(data);
-    if (bytes == 0 && self.in_arena(data)) return release_planned(data);  // through raw_deallocate
-    if (active.plan != nullptr) active.plan->died(data);
-    if (active.record != nullptr) active.record->died(data);
-    if (bytes > 0) count(-bytes);
-    self.base_->raw_deallocate(data);
-  }
-  bool in_arena(const void* data) {
-    std::lock_guard lock(arenas_mutex_);
-    return std::any_of(arenas_.begin(), arenas_.end(), [&](const auto& a) { return a.first <= data && data < a.second; });
-  }
-
-  c10::Allocator* base_;
-  sizes sizes_;
-  std::mutex arenas_mutex_;
-  std::vector<std::pair<const char*, const char*>> arenas_;
+  struct use {
+    std::mutex mutex;
+    bytes_t bytes = 0;
+  };
+  std::string name_;
+  bytes_t limit_;
+  std::shared_ptr<use> use_ = std::make_shared<use>();
 };
 
-bytes_t page_up(bytes_t bytes) {
-  const auto page = static_cast<bytes_t>(arena::alignment);
-  return (bytes + page - 1) / page * page;
-}
+class promised final : public event {
+ public:
+  explicit promised(std::shared_future<void> f) : done_(std::move(f)) {}
+  bool reached() const override { return done_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
+  void wait() const override { done_.get(); }
 
-/// Tells PyTorch's profiler of memory that does not come from its allocator.
-void tell_profiler(void* data, bytes_t change) {
-  c10::reportMemoryUsageToProfiler(data, change, static_cast<std::size_t>(meter::live()), 0, c10::kCPU);
-}
+ private:
+  std::shared_future<void> done_;
+};
 
-}  // namespace
-
-void placing_allocator::install() {
-  static const bool done = [] {
-    c10::SetCPUAllocator(&host_allocator::instance(), 100);
-    return true;
-  }();
-  static_cast<void>(done);
-}
-
-bool placing_allocator::in_front() { return c10::GetCPUAllocator() == &host_allocator::instance(); }
-
-meter::meter() {
-  placing_allocator::install();
-  ++meters;
-}
-meter::~meter() { --meters; }
-void meter::install() {
-  static const auto* const forever = new meter;
-  static_cast<void>(forever);
-}
-
-bytes_t meter::live() { return live_bytes; }
-bytes_t meter::peak() { return peak_bytes; }
-void meter::reset_peak() { peak_bytes = live_bytes.load(); }
-
-void meter::observe(std::function<void(bytes_t)> f) {
-  static std::unique_ptr<meter> counting;
-  std::lock_guard lock(observer_mutex);
-  if (!f != !counting) counting = f ? std::make_unique<meter>() : nullptr;
-  observer = std::move(f);
-  observed = static_cast<bool>(observer);
-}
-
-arena::arena(bytes_t bytes) : bytes_(bytes), counted_(bytes) {
-  placing_allocator::install();
-  constexpr std::size_t huge = std::size_t{2} << 20;
-  const auto size = static_cast<std::size_t>(page_up(std::max<bytes_t>(bytes, 1)));
-  reserved_ = size < huge ? size : size + huge;  // room to begin at a huge page
-  void* memory = mmap(nullptr, reserved_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  TORCH_CHECK(memory != MAP_FAILED, "no memory for an arena of ", bytes, " bytes: ", std::strerror(errno));
-  data_ = static_cast<char*>(memory);
-  if (size >= huge) {
-    const auto skip = (huge - reinterpret_cast<std::uintptr_t>(data_) % huge) % huge;
-    if (skip > 0) munmap(data_, skip);
-    data_ += skip;
-    reserved_ -= skip;
-    if (reserved_ > size) munmap(data_ + size, reserved_ - size);
-    reserved_ = size;
-    madvise(data_, reserved_, MADV_HUGEPAGE);
+class copying_thread final : public link {
+ public:
+  ~copying_thread() override {
+    if (!thread_.joinable()) return;
+    if (process_ != getpid()) {  // a fork has no threads but its own
+      thread_.detach();
+      return;
+    }
+    {
+      std::lock_guard lock(mutex_);
+      ending_ = true;
+    }
+    changed_.notify_one();
+    thread_.join();
   }
-  host_allocator::instance().add_arena(data_, bytes_);
-  count(bytes_);
-  tell_profiler(data_, bytes_);
-}
 
-arena::~arena() {
-  host_allocator::instance().remove_arena(data_);
-  munmap(data_, reserved_);
-  count(-counted_);
-  tell_profiler(data_, -counted_);
-}
-
-void arena::discard_except(std::vector<std::pair<bytes_t, bytes_t>> ranges) {
-  const auto page = static_cast<bytes_t>(alignment);
-  std::sort(ranges.begin(), ranges.end());
-  ranges.emplace_back(page_up(bytes_), 0);
-  bytes_t kept = 0, end = 0;  // bytes on kept pages; end of the last kept page
-  for (const auto& [offset, bytes] : ranges) {
-    const auto first = std::max(end, offset / page * page);
-    if (first > end) madvise(data_ + end, static_cast<std::size_t>(first - end), MADV_DONTNEED);
-    const auto last = std::max(end, page_up(offset + bytes));
-    if (bytes > 0) kept += last - first;
-    end = last;
+  ticket copy(const block& to, const block& from, ticket after) override {
+    if (to.bytes != from.bytes)
+      throw broken_contract("remat: a copy of " + std::to_string(from.bytes) + " bytes to a block of " +
+                            std::to_string(to.bytes));
+    for (const auto* b : {&to, &from})
+      if (!b->in || b->in->data() == nullptr || b->bytes < 0 || b->offset < 0 || b->bytes > b->in->bytes() - b->offset)
+        throw broken_contract("remat: a copy of " + std::to_string(b->bytes) + " bytes at " + std::to_string(b->offset) +
+                              " reaches beyond its region, or that has no address");
+    std::packaged_task<void()> job([to, from, after = std::move(after)] {
+      if (after) after->wait();
+      std::memcpy(to.in->data() + to.offset, from.in->data() + from.offset, static_cast<std::size_t>(from.bytes));
+    });
+    const auto done = std::make_shared<promised>(job.get_future().share());
+    {
+      std::lock_guard lock(mutex_);
+      if (process_ != getpid()) start();
+      jobs_.push_back(std::move(job));
+    }
+    changed_.notify_one();
+    return done;
   }
-  kept = std::min(kept, counted_);
-  const auto change = kept - counted_;
-  counted_ = kept;
-  count(change);
-  tell_profiler(data_, change);
-}
 
-void recording::start() { active.record = this; }
-void recording::stop() {
-  if (active.record == this) active.record = nullptr;
-}
-void recording::born(const void* data, bytes_t bytes) {
-  alive_[data] = blocks_.size();
-  blocks_.push_back({bytes, events_++, -1, data});
-}
-void recording::died(const void* data) {
-  const auto found = alive_.find(data);
-  if (found == alive_.end()) return;
-  blocks_[found->second].freed = events_++;
-  alive_.erase(found);
-}
-
-void planned_allocations::start() { active.plan = this; }
-void planned_allocations::stop() {
-  if (active.plan == this) active.plan = nullptr;
-}
-std::optional<char*> planned_allocations::place(bytes_t bytes) {
-  if (!strayed_ && next_ < blocks_.size() && blocks_[next_].bytes == bytes && blocks_[next_].deaths == deaths_) {
-    const auto& b = blocks_[next_++];
-    if (b.dies && b.place != nullptr) mortal_.push_back(b.place);
-    return b.place;
+ private:
+  void start() {
+    if (thread_.joinable()) thread_.detach();
+    jobs_.clear();
+    process_ = getpid();
+    thread_ = std::thread([this] {
+      std::unique_lock lock(mutex_);
+      for (;;) {
+        changed_.wait(lock, [&] { return ending_ || !jobs_.empty(); });
+        if (jobs_.empty()) return;
+        auto job = std::move(jobs_.front());
+        jobs_.pop_front();
+        lock.unlock();
+        job();
+        job = {};  // lets go of the blocks
+        lock.lock();
+      }
+    });
   }
-  strayed_ = true;
-  ++unplanned_;
-  unplanned_bytes_ += bytes;
-  return std::nullopt;
-}
 
-void planned_allocations::died(const void* data) {
-  ++deaths_;
-  if (const auto found = std::find(mortal_.begin(), mortal_.end(), data); found != mortal_.end()) mortal_.erase(found);
-}
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::packaged_task<void()>> jobs_;
+  bool ending_ = false;
+  pid_t process_ = 0;  ///< that has the thread
+  std::thread thread_;
+};
 
-namespace {
+class host final : public device {
+ public:
+  c10::Device which() const override { return c10::kCPU; }
+  tier& memory() override { return memory_; }
+  std::unique_ptr<placement> place() override { return std::make_unique<planned_allocations>(); }
+  std::shared_ptr<const random_state> random() const override { return std::make_shared<drawn>(); }
+  void random(const random_state& state) override { dynamic_cast<const drawn&>(state).state.restore(); }
+  ticket mark() override { return nullptr; }
+  void wait(const ticket& t) override {
+    if (t) t->wait();
+  }
+
+ private:
+  struct drawn final : random_state {
+    generator_state state = generator_state::now();
+  };
+  memory_of_host memory_{"host", max_bytes};
+};
+
 at::CPUGeneratorImpl& default_generator() {
   return *at::get_generator_or_default<at::CPUGeneratorImpl>(std::nullopt, at::detail::getDefaultCPUGenerator());
 }
+
 }  // namespace
+
+device& host_device() {
+  static host only;
+  return only;
+}
+std::shared_ptr<tier> host_memory(std::string name, bytes_t limit) {
+  if (limit < 0) throw bad_option("the limit of " + name + " must be >= 0, got " + std::to_string(limit));
+  return std::make_shared<memory_of_host>(std::move(name), limit);
+}
+std::unique_ptr<link> host_link() { return std::make_unique<copying_thread>(); }
 
 generator_state generator_state::now() {
   auto& g = default_generator();

@@ -46,12 +46,14 @@ struct place {
 }  // namespace
 
 struct executor::state {
-  state(std::shared_ptr<const execution_plan> p, bindings b)
+  state(std::shared_ptr<const execution_plan> p, bindings b, device& d)
       : plan(std::move(p)),
         data(plan->get()),
         step(*data.step),
         slots(std::move(b)),
-        memory(std::make_shared<arena>(data.arena)) {
+        on(d),
+        memory(on.memory().reserve(data.arena)),
+        allocations(on.place()) {
     if (&slots.step() != &step) throw broken_contract("remat: an executor got tensors for another program");
     at::NoGradGuard no_grad;
     at::AutoDispatchBelowADInplaceOrView below;
@@ -177,9 +179,9 @@ struct executor::state {
 
   std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs) {
     TORCH_CHECK(!flying, "remat: forward of an executor with a step in flight");
-    if (!placing_allocator::in_front())
-      throw plan_broken(
-          "remat: another allocator of host memory was installed after remat's; nothing would lie where it was planned");
+    if (!allocations->in_front())
+      throw plan_broken("remat: another allocator of " + on.memory().name() +
+                        " memory was installed after remat's; nothing would lie where it was planned");
     at::NoGradGuard no_grad;
     at::AutoDispatchBelowADInplaceOrView below;
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
@@ -284,9 +286,9 @@ struct executor::state {
       return t;
     }
     if (data.buffers[l.buffer].outside) return tensor_of(v, *outside[l.buffer]);
-    auto* owner = new std::shared_ptr<arena>(memory);
+    auto* owner = new std::shared_ptr<region>(memory);
     c10::DataPtr place(
-        address(l.buffer), owner, [](void* p) { delete static_cast<std::shared_ptr<arena>*>(p); }, step.values[l.value].device);
+        address(l.buffer), owner, [](void* p) { delete static_cast<std::shared_ptr<region>*>(p); }, step.values[l.value].device);
     return tensor_of(v,
                      c10::Storage(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(data.buffers[l.buffer].bytes),
                                   std::move(place), nullptr, false),
@@ -309,22 +311,22 @@ struct executor::state {
   }
 
   void begin_phase(std::size_t half) {
-    if (data.saves_phase[half]) phases[half] = generator_state::now();
+    if (data.saves_phase[half]) phases[half] = on.random();
   }
   void go_to(const generator_origin& origin) const {
     switch (origin.from) {
       case generator_origin::next:
         return;
       case generator_origin::before:
-        return before_draw[origin.node]->restore();
+        return on.random(*before_draw[origin.node]);
       case generator_origin::after:
-        return after_draw[origin.node]->restore();
+        return on.random(*after_draw[origin.node]);
       case generator_origin::forward:
-        return phases[0]->restore();
+        return on.random(*phases[0]);
       case generator_origin::backward:
-        return phases[1]->restore();
+        return on.random(*phases[1]);
       case generator_origin::fixed:
-        at::Generator(at::detail::getDefaultCPUGenerator()).set_state(byte_tensor(origin.state));
+        at::Generator(at::globalContext().defaultGenerator(on.which())).set_state(byte_tensor(origin.state));
     }
   }
 
@@ -343,24 +345,25 @@ struct executor::state {
         s.copies[k].second.copy_(s.copies[k].first);
       }
       struct restored {
-        std::optional<generator_state> state;
+        device& on;
+        random state = nullptr;
         ~restored() {
-          if (state) state->restore();
+          if (state) on.random(*state);
         }
-      } later;
+      } later{on};
       if (node.random && planned.again) {
-        later.state = generator_state::now();
-        before_draw[planned.node]->restore();
+        later.state = on.random();
+        on.random(*before_draw[planned.node]);
       } else if (node.random) {
         go_to(node.starts);
-        if (data.saves[planned.node].before) before_draw[planned.node] = generator_state::now();
+        if (data.saves[planned.node].before) before_draw[planned.node] = on.random();
       }
-      allocations.plan(s.blocks);
+      allocations->plan(s.blocks);
       for (std::size_t k = 0; k < s.calls.size(); ++k) execute(s.calls[k], planned.calls[k]);
-      if (!allocations.finished())
+      if (!allocations->finished())
         throw plan_broken("remat: " + node.name + " (node " + std::to_string(planned.node) +
                           ") did not give back memory as it did when it was measured; what it keeps would be overwritten");
-      if (node.random && !planned.again && data.saves[planned.node].after) after_draw[planned.node] = generator_state::now();
+      if (node.random && !planned.again && data.saves[planned.node].after) after_draw[planned.node] = on.random();
     }
   }
 
@@ -372,14 +375,14 @@ struct executor::state {
     }
     {
       at::AutoGradMode grad_mode(c.what->grad_mode);
-      allocations.start();
+      allocations->start();
       try {
         c.kernel->callBoxed(c.what->op, c.keys, &result);
       } catch (...) {
-        allocations.stop();
+        allocations->stop();
         throw;
       }
-      allocations.stop();
+      allocations->stop();
     }
     for (std::size_t k = 0; k < planned.results.size(); ++k) {
       const auto& r = c.what->results[k];
@@ -413,23 +416,25 @@ struct executor::state {
   const execution_plan::data& data;
   const program& step;
   bindings slots;
-  std::shared_ptr<arena> memory;
+  device& on;
+  std::shared_ptr<region> memory;
+  std::unique_ptr<placement> allocations;
   std::vector<bound_step> steps;
-  std::map<location, std::vector<socket>> sockets;                      ///< by `outer`
-  std::vector<place> places;                                            ///< per slot
-  std::vector<std::optional<c10::Storage>> outside;                     ///< per buffer
-  std::vector<std::optional<generator_state>> before_draw, after_draw;  ///< per node, of its first run
-  std::optional<generator_state> phases[2];
+  std::map<location, std::vector<socket>> sockets;   ///< by `outer`
+  std::vector<place> places;                         ///< per slot
+  std::vector<std::optional<c10::Storage>> outside;  ///< per buffer
+  using random = std::shared_ptr<const random_state>;
+  std::vector<random> before_draw, after_draw;  ///< per node, of its first run
+  random phases[2];
   std::vector<c10::IValue> result;
-  planned_allocations allocations;
   bool flying = false;
   std::size_t contiguous = 0;
   std::map<index_t, std::optional<c10::Storage>> storages;    ///< while the steps are prepared
   std::map<std::pair<index_t, index_t>, at::Tensor> tensors;  ///< the same: by buffer and view
 };
 
-executor::executor(std::shared_ptr<const execution_plan> plan, bindings tensors)
-    : state_(std::make_unique<state>(std::move(plan), std::move(tensors))) {}
+executor::executor(std::shared_ptr<const execution_plan> plan, bindings tensors, device& on)
+    : state_(std::make_unique<state>(std::move(plan), std::move(tensors), on)) {}
 executor::~executor() = default;
 std::vector<at::Tensor> executor::forward(const std::vector<at::Tensor>& inputs) { return state_->forward(inputs); }
 executor::gradients executor::backward(const std::vector<at::Tensor>& output_grads, const std::vector<at::Tensor>& sums) {
@@ -451,10 +456,10 @@ bool executor::owns(const at::Tensor& t) const {
   const auto& m = *state_->memory;
   return m.data() <= data && data < m.data() + m.bytes();
 }
-const std::shared_ptr<arena>& executor::memory() const { return state_->memory; }
+const std::shared_ptr<region>& executor::memory() const { return state_->memory; }
 const execution_plan& executor::plan() const { return *state_->plan; }
-std::size_t executor::unplanned() const { return state_->allocations.unplanned(); }
-bytes_t executor::unplanned_bytes() const { return state_->allocations.unplanned_bytes(); }
+std::size_t executor::unplanned() const { return state_->allocations->unplanned(); }
+bytes_t executor::unplanned_bytes() const { return state_->allocations->unplanned_bytes(); }
 std::size_t executor::made_contiguous() const { return state_->contiguous; }
 
 }  // namespace remat::pytorch

@@ -12,7 +12,7 @@
 #include <remat/core/schedule.hpp>
 #include <remat/layout/layout.hpp>
 #include <remat/pytorch/bindings.hpp>
-#include <remat/pytorch/memory.hpp>
+#include <remat/pytorch/device.hpp>
 #include <remat/pytorch/profile.hpp>
 #include <remat/pytorch/program.hpp>
 
@@ -72,8 +72,9 @@ class executor {
   /// Allocates the arena and prepares every argument.
   /// @param plan    may be that of several executors
   /// @param tensors of the module
-  /// @throws broken_contract if the tensors are those for another program
-  executor(std::shared_ptr<const execution_plan> plan, bindings tensors);
+  /// @param on      must outlive the executor
+  /// @throws broken_contract if the tensors are those for another program, out_of_memory if the device has no room for the arena
+  executor(std::shared_ptr<const execution_plan> plan, bindings tensors, device& on = host_device());
   ~executor();
 
   /// @param inputs sizes, strides and types as captured
@@ -100,7 +101,7 @@ class executor {
   void leave_gradients_only();
   /// `t` lies in the arena.
   bool owns(const at::Tensor& t) const;
-  const std::shared_ptr<arena>& memory() const;
+  const std::shared_ptr<region>& memory() const;
   const execution_plan& plan() const;
 
   std::size_t unplanned() const;  ///< allocations outside the plan so far

@@ -14,12 +14,12 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include <remat/core/problem.hpp>
+#include <remat/pytorch/device.hpp>
 
 namespace remat::pytorch {
 
@@ -54,27 +54,24 @@ class meter {
   static void observe(std::function<void(bytes_t)> f);
 };
 
-/// Memory that planned allocations lie in. Whoever holds a tensor in it holds it as well.
-class arena {
+/// Memory of the host that planned allocations lie in.
+class arena final : public region {
  public:
   /// Address and size of every arena are multiples of it, bytes.
   static constexpr std::size_t alignment = 4096;
 
   /// @param bytes size, >= 0; counted by the meter
-  /// @throws c10::Error if the system has no memory left
+  /// @throws out_of_memory if the system has no memory left
   explicit arena(bytes_t bytes);
-  ~arena();
+  ~arena() override;
   arena(const arena&) = delete;
   arena& operator=(const arena&) = delete;
 
-  char* data() const { return data_; }
-  bytes_t bytes() const { return bytes_; }
-  /// Bytes not given back.
-  bytes_t resident() const { return counted_; }
-
-  /// Gives the pages outside of `ranges` ({offset, bytes}) back to the system and the meter; their content is lost,
-  /// and the arena can no longer hold another step.
-  void discard_except(std::vector<std::pair<bytes_t, bytes_t>> ranges);
+  char* data() const override { return data_; }
+  bytes_t bytes() const override { return bytes_; }
+  bytes_t resident() const override { return counted_; }
+  /// Gives the pages outside of `ranges` back to the system and the meter.
+  void discard_except(std::vector<std::pair<bytes_t, bytes_t>> ranges) override;
 
  private:
   char* data_ = nullptr;
@@ -113,40 +110,27 @@ class recording {
   int events_ = 0;
 };
 
-/// Where the next allocation is expected to go.
-struct planned_block {
-  bytes_t bytes = 0;
-  int deaths = 0;         ///< planned or other blocks of the script that have died before
-  char* place = nullptr;  ///< in an arena, or null: the ordinary allocator
-  bool dies = false;      ///< before the plan ends
-};
-
-/// Answers the allocations of this thread, while it is active, from a plan.
-///
-/// An allocation that differs from the plan (in size, in the number of deaths before it, or beyond its end) and all that follow
-/// come from the ordinary allocator: never wrong, but counted as unplanned.
-class planned_allocations {
+/// The `placement` of the host.
+class planned_allocations final : public placement {
  public:
   planned_allocations() { placing_allocator::install(); }
-  ~planned_allocations() { stop(); }
+  ~planned_allocations() override { stop(); }
   planned_allocations(const planned_allocations&) = delete;
   planned_allocations& operator=(const planned_allocations&) = delete;
 
-  /// Begins a plan; it takes effect between `start` and `stop`.
-  void plan(std::span<const planned_block> blocks) {
+  bool in_front() const override { return placing_allocator::in_front(); }
+  void plan(std::span<const planned_block> blocks) override {
     blocks_ = blocks;
     next_ = 0;
     deaths_ = 0;
     strayed_ = false;
     mortal_.clear();
   }
-  /// Those that were to die are dead, so that their places may be used again.
-  bool finished() const { return mortal_.empty(); }
-  void start();
-  void stop();
-
-  std::size_t unplanned() const { return unplanned_; }          ///< allocations outside the plan, since construction
-  bytes_t unplanned_bytes() const { return unplanned_bytes_; }  ///< their bytes
+  void start() override;
+  void stop() override;
+  bool finished() const override { return mortal_.empty(); }
+  std::size_t unplanned() const override { return unplanned_; }
+  bytes_t unplanned_bytes() const override { return unplanned_bytes_; }
 
   std::optional<char*> place(bytes_t bytes);  ///< for the allocator: nothing if unplanned
   void died(const void* data);                ///< for the allocator

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// What a step runs on: a device, memory on it and elsewhere, and the ways between.
+///
+/// `host_device` is the implementation for the host: kernels run in the calling thread, its memory is the process's, and copies
+/// to and from other memory run on a thread of each link. Other devices derive from the same classes.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/core/error.hpp>
+#include <remat/core/problem.hpp>
+
+namespace remat::pytorch {
+
+/// A tier has no room for what was asked of it.
+struct out_of_memory : error {
+  out_of_memory(const std::string& name, bytes_t wanted, bytes_t left)
+      : error(name + " has no room for " + std::to_string(wanted) + " bytes: " + std::to_string(left) + " are left"),
+        tier(name),
+        asked(wanted),
+        available(left) {}
+  std::string tier;
+  bytes_t asked, available;
+};
+
+/// A copy could not be made; `what()` names the bytes and why.
+struct copy_failed : error {
+  using error::error;
+};
+
+/// Memory reserved in a tier. Whoever holds a tensor in it holds it as well.
+class region {
+ public:
+  virtual ~region() = default;
+  /// Its first byte; null if it has no address, as in a file.
+  virtual char* data() const = 0;
+  virtual bytes_t bytes() const = 0;
+  /// Bytes not given back.
+  virtual bytes_t resident() const = 0;
+  /// Gives what is outside of `ranges` ({offset, bytes}) back as far as the tier can; its content is lost, and the region can no
+  /// longer hold another step.
+  virtual void discard_except(std::vector<std::pair<bytes_t, bytes_t>> ranges) = 0;
+};
+
+/// Part of a region.
+struct block {
+  std::shared_ptr<region> in;
+  bytes_t offset = 0, bytes = 0;
+};
+
+/// Memory of one kind: of a device, of the host, of a file.
+class tier {
+ public:
+  virtual ~tier() = default;
+  virtual std::string name() const = 0;
+  /// Bytes that may be reserved at a time; `max_bytes`: nobody says.
+  virtual bytes_t limit() const = 0;
+  /// @param bytes >= 0
+  /// @throws out_of_memory
+  virtual std::shared_ptr<region> reserve(bytes_t bytes) = 0;
+};
+
+/// A moment that work given to a queue reaches.
+class event {
+ public:
+  virtual ~event() = default;
+  /// The moment has passed.
+  virtual bool reached() const = 0;
+  /// Holds the calling thread until then.
+  /// @throws copy_failed if what comes before has failed
+  virtual void wait() const = 0;
+};
+using ticket = std::shared_ptr<const event>;  ///< null: passed long ago
+
+/// A way for bytes from one tier to another. Copies are made in the order in which they were given.
+class link {
+ public:
+  virtual ~link() = default;
+  /// Copies once `after` is reached; returns at once. The blocks are held until it is done; a failure of `after` is passed on.
+  /// @return the moment at which it is done
+  /// @throws broken_contract if the blocks differ in size or reach beyond their regions
+  virtual ticket copy(const block& to, const block& from, ticket after = nullptr) = 0;
+};
+
+/// Where the next allocation is expected to go.
+struct planned_block {
+  bytes_t bytes = 0;
+  int deaths = 0;         ///< planned or other blocks of the script that have died before
+  char* place = nullptr;  ///< in a region, or null: the ordinary allocator
+  bool dies = false;      ///< before the plan ends
+};
+
+/// Answers the allocations of the calling thread, while it is active, from a plan.
+///
+/// An allocation that differs from the plan (in size, in the number of deaths before it, or beyond its end) and all that follow
+/// come from the ordinary allocator: never wrong, but counted as unplanned.
+class placement {
+ public:
+  virtual ~placement() = default;
+  /// Allocations do come here.
+  virtual bool in_front() const = 0;
+  /// Begins a plan; it takes effect between `start` and `stop`.
+  virtual void plan(std::span<const planned_block> blocks) = 0;
+  virtual void start() = 0;
+  virtual void stop() = 0;
+  /// Those that were to die are dead, so that their places may be used again.
+  virtual bool finished() const = 0;
+  virtual std::size_t unplanned() const = 0;    ///< allocations outside the plan, since construction
+  virtual bytes_t unplanned_bytes() const = 0;  ///< their bytes
+};
+
+/// A state of a random generator.
+struct random_state {
+  virtual ~random_state() = default;
+};
+
+/// Where the kernels of a step run.
+class device {
+ public:
+  virtual ~device() = default;
+  virtual c10::Device which() const = 0;
+  virtual tier& memory() = 0;
+  virtual std::unique_ptr<placement> place() = 0;
+  /// The state of its default generator.
+  virtual std::shared_ptr<const random_state> random() const = 0;
+  /// @param state of this device
+  virtual void random(const random_state& state) = 0;
+  /// The moment at which all kernels so far are done.
+  virtual ticket mark() = 0;
+  /// Kernels from now on run after `t`.
+  virtual void wait(const ticket& t) = 0;
+};
+
+/// The host as a device.
+device& host_device();
+
+/// Memory of the host in which at most `limit` bytes are reserved at a time.
+std::shared_ptr<tier> host_memory(std::string name, bytes_t limit = max_bytes);
+
+/// A link that copies between regions that have addresses, on a thread of its own; the thread is there from the first copy on.
+std::unique_ptr<link> host_link();
+
+}  // namespace remat::pytorch

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <c10/core/CPUAllocator.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <mutex>
+
+#include <remat/pytorch/memory.hpp>
+
+#include "allocator.hpp"
+
+namespace remat::pytorch {
+namespace {
+
+std::atomic<bytes_t> live_bytes{0}, peak_bytes{0};
+std::atomic<int> meters{0};
+std::atomic<bool> observed{false};
+std::mutex observer_mutex;
+std::function<void(bytes_t)> observer;
+
+/// What is active on a thread.
+struct activity {
+  recording* record;
+  planned_allocations* plan;
+};
+thread_local constinit activity active{nullptr, nullptr};
+
+/// Sizes of the counted blocks that are alive, by address.
+class sizes {
+ public:
+  void lock() {
+    for (auto& p : parts_) p.mutex.lock();
+  }
+  void unlock() {
+    for (auto& p : parts_) p.mutex.unlock();
+  }
+  void add(const void* data, bytes_t bytes) {
+    auto& s = shard(data);
+    std::lock_guard lock(s.mutex);
+    s.bytes[data] = bytes;
+  }
+  bytes_t take(const void* data) {
+    auto& s = shard(data);
+    std::lock_guard lock(s.mutex);
+    const auto found = s.bytes.find(data);
+    if (found == s.bytes.end()) return 0;
+    const auto bytes = found->second;
+    s.bytes.erase(found);
+    return bytes;
+  }
+
+ private:
+  struct part {
+    std::mutex mutex;
+    std::unordered_map<const void*, bytes_t> bytes;
+  };
+  part& shard(const void* data) { return parts_[(reinterpret_cast<std::uintptr_t>(data) >> 6) % parts_.size()]; }
+  std::array<part, 32> parts_;
+};
+
+class host_allocator final : public c10::Allocator {
+ public:
+  /// The one of this process. Never destroyed: tensors die after static objects.
+  static host_allocator& instance() {
+    static auto* const only = new host_allocator(c10::GetCPUAllocator());
+    return *only;
+  }
+
+  c10::DataPtr allocate(std::size_t n) override {
+    const auto [record, plan] = active;
+    const bool counted = meters.load(std::memory_order_relaxed) > 0;
+    if (n == 0 || (record == nullptr && plan == nullptr && !counted)) return base_->allocate(n);
+    const auto bytes = static_cast<bytes_t>(n);
+    if (plan != nullptr)
+      if (const auto place = plan->place(bytes); place && *place != nullptr) return {*place, *place, &release_planned, c10::kCPU};
+    void* data = base_->raw_allocate(n);
+    if (counted) {
+      sizes_.add(data, bytes);
+      detail::count(bytes);
+    }
+    if (record != nullptr) record->born(data, bytes);
+    return {data, data, &release, c10::kCPU};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, std::size_t n) const override { default_copy_data(to, from, n); }
+
+  c10::Allocator* base() const { return base_; }
+
+  /// Address ranges of the arenas; blocks in them are not given back.
+  void add_arena(const char* data, bytes_t bytes) {
+    std::lock_guard lock(arenas_mutex_);
+    arenas_.emplace_back(data, data + bytes);
+  }
+  void remove_arena(const char* data) {
+    std::lock_guard lock(arenas_mutex_);
+    std::erase_if(arenas_, [&](const auto& a) { return a.first == data; });
+  }
+
+ private:
+  explicit host_allocator(c10::Allocator* base) : base_(base) {
+    TORCH_CHECK(base->raw_deleter() != nullptr, "the host allocator in use has no raw_deleter: memory cannot be measured");
+    // A child of a fork has one thread, whatever the others were about.
+    pthread_atfork([] { instance().lock(); }, [] { instance().unlock(); }, [] { instance().unlock(); });
+  }
+  void lock() {
+    observer_mutex.lock();
+    arenas_mutex_.lock();
+    sizes_.lock();
+  }
+  void unlock() {
+    sizes_.unlock();
+    arenas_mutex_.unlock();
+    observer_mutex.unlock();
+  }
+
+  static void release_planned(void* data) {
+    if (active.plan != nullptr) active.plan->died(data);
+  }
+  static void release(void* data) {
+    if (data == nullptr) return;
+    auto& self = instance();
+    const auto bytes = self.sizes_.take(data);
+    if (bytes == 0 && self.in_arena(data)) return release_planned(data);  // through raw_deallocate
+    if (active.plan != nullptr) active.plan->died(data);
+    if (active.record != nullptr) active.record->died(data);
+    if (bytes > 0) detail::count(-bytes);
+    self.base_->raw_deallocate(data);
+  }
+  bool in_arena(const void* data) {
+    std::lock_guard lock(arenas_mutex_);
+    return std::any_of(arenas_.begin(), arenas_.end(), [&](const auto& a) { return a.first <= data && data < a.second; });
+  }
+
+  c10::Allocator* base_;
+  sizes sizes_;
+  std::mutex arenas_mutex_;
+  std::vector<std::pair<const char*, const char*>> arenas_;
+};
+
+}  // namespace
+
+void detail::count(bytes_t change) {
+  const auto now = live_bytes += change;
+  auto peak = peak_bytes.load(std::memory_order_relaxed);
+  while (now > peak && !peak_bytes.compare_exchange_weak(peak, now)) {
+  }
+  if (observed.load(std::memory_order_relaxed)) {
+    std::lock_guard lock(observer_mutex);
+    if (observer) observer(now);
+  }
+}
+void detail::add_arena(const char* data, bytes_t bytes) { host_allocator::instance().add_arena(data, bytes); }
+void detail::remove_arena(const char* data) { host_allocator::instance().remove_arena(data); }
+
+void placing_allocator::install() {
+  static const bool done = [] {
+    c10::SetCPUAllocator(&host_allocator::instance(), 100);
+    return true;
+  }();
+  static_cast<void>(done);
+}
+
+bool placing_allocator::in_front() { return c10::GetCPUAllocator() == &host_allocator::instance(); }
+
+meter::meter() {
+  placing_allocator::install();
+  ++meters;
+}
+meter::~meter() { --meters; }
+void meter::install() {
+  static const auto* const forever = new meter;
+  static_cast<void>(forever);
+}
+
+bytes_t meter::live() { return live_bytes; }
+bytes_t meter::peak() { return peak_bytes; }
+void meter::reset_peak() { peak_bytes = live_bytes.load(); }
+
+void meter::observe(std::function<void(bytes_t)> f) {
+  static std::unique_ptr<meter> counting;
+  std::lock_guard lock(observer_mutex);
+  if (!f != !counting) counting = f ? std::make_unique<meter>() : nullptr;
+  observer = std::move(f);
+  observed = static_cast<bool>(observer);
+}
+
+void recording::start() { active.record = this; }
+void recording::stop() {
+  if (active.record == this) active.record = nullptr;
+}
+void recording::born(const void* data, bytes_t bytes) {
+  alive_[data] = blocks_.size();
+  blocks_.push_back({bytes, events_++, -1, data});
+}
+void recording::died(const void* data) {
+  const auto found = alive_.find(data);
+  if (found == alive_.end()) return;
+  blocks_[found->second].freed = events_++;
+  alive_.erase(found);
+}
+
+void planned_allocations::start() { active.plan = this; }
+void planned_allocations::stop() {
+  if (active.plan == this) active.plan = nullptr;
+}
+std::optional<char*> planned_allocations::place(bytes_t bytes) {
+  if (!strayed_ && next_ < blocks_.size() && blocks_[next_].bytes == bytes && blocks_[next_].deaths == deaths_) {
+    const auto& b = blocks_[next_++];
+    if (b.dies && b.place != nullptr) mortal_.push_back(b.place);
+    return b.place;
+  }
+  strayed_ = true;
+  ++unplanned_;
+  unplanned_bytes_ += bytes;
+  return std::nullopt;
+}
+
+void planned_allocations::died(const void* data) {
+  ++deaths_;
+  if (const auto found = std::find(mortal_.begin(), mortal_.end(), data); found != mortal_.end()) mortal_.erase(found);
+}
+
+}  // namespace remat::pytorch
