@@ -9,6 +9,7 @@
 #include <remat/core/evaluate.hpp>
 #include <remat/pytorch/capture.hpp>
 #include <remat/pytorch/executor.hpp>
+#include <remat/pytorch/memory.hpp>
 
 #include "compare.hpp"
 #include "models.hpp"
