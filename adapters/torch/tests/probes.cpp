@@ -15,6 +15,7 @@
 #include <remat/pytorch/memory.hpp>
 #include <remat/pytorch/wrap.hpp>
 #include <remat/solver/min_cut.hpp>
+#include <set>
 #include <thread>
 
 #include "compare.hpp"
@@ -808,4 +809,75 @@ TEST_CASE("probes: what a backward computes as the forward did is one with it") 
               count["aten::empty"] ==
           (other ? 9 : 5));
   }
+}
+
+TEST_CASE("probes: masks of dropout as bits") {
+  using change = std::function<Tensor(const Tensor&)>;
+  const std::vector<std::pair<std::string, change>> uses = {
+      {"plain", [](const Tensor& y) { return ::torch::dropout(y, 0.3, true); }},
+      {"in place",
+       [](const Tensor& y) {
+         auto z = y * 2;
+         return ::torch::dropout_(z, 0.3, true);
+       }},
+      {"transposed", [](const Tensor& y) { return ::torch::dropout(y.t(), 0.1, true).t().contiguous(); }},
+      {"channels last",
+       [](const Tensor& y) {
+         return ::torch::dropout(y.view({1, 3, 17, 11}).contiguous(at::MemoryFormat::ChannelsLast), 0.5, true).reshape({33, 17});
+       }},
+      {"double", [](const Tensor& y) { return ::torch::dropout(y.to(at::kDouble), 0.2, true).to(at::kFloat); }},
+      {"bfloat16", [](const Tensor& y) { return ::torch::dropout(y.to(at::kBFloat16), 0.2, true).to(at::kFloat); }},
+      {"half", [](const Tensor& y) { return ::torch::dropout(y.to(at::kHalf), 0.2, true).to(at::kFloat); }},
+      {"not divided", [](const Tensor& y) { return y * ::torch::empty_like(y).bernoulli_(0.6); }},
+      {"read in another way",
+       [](const Tensor& y) {
+         const auto mask = ::torch::empty_like(y).bernoulli_(0.6);
+         return (y * mask).cumsum(0) + mask.sum(0) + y * mask.t().reshape({33, 17});
+       }},
+      {"infinite and not a number",
+       [](const Tensor& y) { return ::torch::dropout((y - 0.5).log() / (y - 0.2).relu(), 0.3, true); }},
+      {"twice", [](const Tensor& y) { return ::torch::dropout(::torch::dropout(y, 0.1, true).sin(), 0.7, true); }}};
+  for (const auto& [name, use] : uses) {
+    INFO(name);
+    auto layers = [use = use] {
+      return with({::torch::rand({17, 17}), ::torch::rand({17, 17})}, [use](auto& self, const tensor_list& x) -> tensor_list {
+        return {use(use(x[0].matmul(self.w()).sin()).matmul(self.w(1)).cos())};
+      });
+    };
+    for (const double share : {1.0, 0.8}) {
+      auto o = testing::quick();
+      o.budget.share = share;
+      pair_of_modules m(layers, o);
+      for (int k = 0; k < 3; ++k) {
+        m.zero_grad();
+        m.step(k, [] { return tensor_list{::torch::rand({33, 17})}; });
+      }
+      std::set<std::string> names;
+      for (const auto& operation : m.run.planning_problem().operations()) names.insert(operation.name);
+      CHECK(names.count("remat::draw") == 1);
+      CHECK(names.count("aten::bernoulli_") == 0);
+    }
+  }
+}
+
+TEST_CASE("probes: bits are drawn as bernoulli_ draws them") {
+  const auto draw = c10::Dispatcher::singleton().findSchemaOrThrow("remat::draw", "");
+  for (const double p : {0.0, 1e-20, 0.1, 0.5, 0.9, 1 - 1e-16, 1.0})
+    for (const int64_t n : {0, 1, 7, 8, 9, 311, 312, 313, 624, 1000, 5003}) {
+      INFO(n << " at " << p);
+      ::torch::manual_seed(static_cast<std::uint64_t>(n));
+      ::torch::rand({n % 5});  // begins within a block of the generator, at odd words too
+      const auto begin = rt::generator_state::now();
+      const auto expected = ::torch::empty({n}).bernoulli_(p);
+      const auto after = rt::generator_state::now();
+      begin.restore();
+      torch::jit::Stack stack{n, p};
+      draw.callBoxed(stack);
+      CHECK(rt::generator_state::now() == after);
+      const auto bits = stack[0].toTensor();
+      bool same = bits.numel() == (n + 7) / 8;
+      for (int64_t i = 0; i < n && same; ++i)
+        same = (expected[i].item<float>() != 0) == ((bits[i / 8].item<uint8_t>() >> (i % 8) & 1) != 0);
+      CHECK(same);
+    }
 }

@@ -6,11 +6,13 @@
 #include <utility>
 #include <vector>
 
+#include "edit.hpp"
+
 namespace remat::pytorch {
 namespace {
 
-/// Puts a node that adds gradient `k` of `out` to a slot of its own behind the others.
-void add_to_gradient(program& out, std::size_t k) {
+/// A node that adds gradient `k` of `out` to a slot of its own.
+node add_to_gradient(program& out, std::size_t k) {
   const auto& parameter = out.slots[out.parameters[k]];
   const auto& view = out.views[out.parameter_grads[k]];
   const auto value = static_cast<index_t>(out.values.size()), token = value + 1;
@@ -34,7 +36,7 @@ void add_to_gradient(program& out, std::size_t k) {
   n.once = true;
   out.tokens.push_back(token);
   out.slots.push_back(std::move(target));
-  out.nodes.push_back(std::move(n));
+  return n;
 }
 
 }  // namespace
@@ -43,24 +45,13 @@ program accumulating(const program& step) {
   std::vector<index_t> producer(step.values.size(), none);
   for (index_t i = 0; i < step.nodes.size(); ++i)
     for (auto v : step.nodes[i].outputs) producer[v] = i;
-  std::vector<std::vector<std::size_t>> complete(step.nodes.size());  // per node: gradients that it completes
+  auto out = step;
+  std::vector<std::vector<node>> added(step.nodes.size());
   for (std::size_t k = 0; k < step.parameter_grads.size(); ++k) {
     const auto p = producer[step.views[step.parameter_grads[k]].value];
-    complete[p == none ? step.loss : std::max(p, step.loss)].push_back(k);
+    added[p == none ? step.loss : std::max(p, step.loss)].push_back(add_to_gradient(out, k));  // when it is complete
   }
-  auto out = step;
-  auto nodes = std::exchange(out.nodes, {});
-  std::vector<index_t> moved;
-  for (std::size_t i = 0; i < nodes.size(); ++i) {
-    moved.push_back(static_cast<index_t>(out.nodes.size()));
-    out.nodes.push_back(std::move(nodes[i]));
-    for (auto k : complete[i]) add_to_gradient(out, k);
-  }
-  out.loss = moved[out.loss];
-  for (auto* origin : {&out.after_forward, &out.after_backward})
-    if (origin->node != none) origin->node = moved[origin->node];
-  for (auto& n : out.nodes)
-    if (n.starts.node != none) n.starts.node = moved[n.starts.node];
+  insert_behind(out, std::move(added));
   return out;
 }
 

@@ -9,7 +9,9 @@
 
 #include "../capture/operators.hpp"
 #include "../capture/trace.hpp"
+#include "edit.hpp"
 #include "merge.hpp"
+#include "pack.hpp"
 
 namespace remat::pytorch::detail {
 namespace {
@@ -326,7 +328,7 @@ captured capture(const forward_function& forward, const std::vector<at::Tensor>&
                  const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& buffers,
                  const std::vector<std::string>& names, const std::vector<output_use>& uses) {
   const auto recorded = detail::record(forward, inputs, parameters, buffers, names, uses);
-  auto step = std::make_shared<const program>(merged(detail::lower(recorded)));
+  auto step = std::make_shared<const program>(packed(merged(detail::lower(recorded))));
   try {
     verify(*step);
   } catch (const bad_program& why) {

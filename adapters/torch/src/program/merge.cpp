@@ -8,58 +8,10 @@
 #include <string>
 #include <utility>
 
+#include "edit.hpp"
 #include "signature.hpp"
 
 namespace remat::pytorch {
-
-program only(program step, const std::vector<bool>& wanted) {
-  std::vector<index_t> value(step.values.size(), none), node_at(step.nodes.size(), none), view(step.views.size(), none);
-  std::vector<bool> dropped(step.values.size(), false);
-  for (std::size_t i = 0; i < step.nodes.size(); ++i)
-    for (auto v : step.nodes[i].outputs) dropped[v] = !wanted[i];
-  std::vector<storage_value> values;
-  for (std::size_t v = 0; v < step.values.size(); ++v) {
-    if (dropped[v]) continue;
-    value[v] = static_cast<index_t>(values.size());
-    values.push_back(std::move(step.values[v]));
-  }
-  std::vector<byte_view> views;
-  auto move_view = [&](index_t& v) {
-    if (v == none) return;
-    if (view[v] == none) {
-      view[v] = static_cast<index_t>(views.size());
-      views.push_back(step.views[v]);
-      views.back().value = value[views.back().value];
-    }
-    v = view[v];
-  };
-  std::vector<node> nodes;
-  for (std::size_t i = 0; i < step.nodes.size(); ++i) {
-    if (!wanted[i]) continue;
-    node_at[i] = static_cast<index_t>(nodes.size());
-    auto n = std::move(step.nodes[i]);
-    for (auto& v : n.inputs) v = value[v];
-    for (auto& v : n.outputs) v = value[v];
-    for (auto& [old, fresh] : n.overwrites) old = value[old], fresh = value[fresh];
-    for (auto& c : n.calls) {
-      for (auto& o : c.operands) move_view(o.view);
-      for (auto& r : c.results) move_view(r.view);
-    }
-    if (n.starts.node != none) n.starts.node = node_at[n.starts.node];
-    nodes.push_back(std::move(n));
-  }
-  for (auto* list : {&step.parameter_grads, &step.outputs, &step.output_grads, &step.input_grads})
-    for (auto& v : *list) move_view(v);
-  for (auto& t : step.tokens) t = value[t];
-  for (auto& s : step.slots) s.value = value[s.value];
-  for (auto* x : {&step.after_forward, &step.after_backward})
-    if (x->node != none) x->node = node_at[x->node];
-  step.loss = node_at[step.loss];
-  step.values = std::move(values);
-  step.views = std::move(views);
-  step.nodes = std::move(nodes);
-  return step;
-}
 
 namespace {
 

@@ -1,17 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Programs without parts of others. Private to the adapter.
+/// What is computed twice. Private to the adapter.
 #pragma once
-
-#include <vector>
 
 #include <remat/pytorch/program.hpp>
 
 namespace remat::pytorch {
-
-/// The program without the nodes that are not wanted, and without what only they made.
-/// @param wanted per node; the loss is, and whatever wanted nodes, targets and origins of draws name
-program only(program step, const std::vector<bool>& wanted);
 
 /// The same step without what its backward computes as it has been computed before: a recomputation that the model does by itself
 /// (`torch.utils.checkpoint`) becomes the planner's decision.
