@@ -110,7 +110,7 @@ TEST_CASE("programs survive a document") {
       std::vector<at::Tensor> found;
       for (index_t k = 0; k < c.step->slots.size(); ++k)
         if (c.step->slots[k].from == role::found) found.push_back(c.tensors[k]);
-      const captured other{again, bindings(again, tensors_of(*s.module), found)};
+      const captured other{again, bindings(again, tensors_of(*s.module), found), c.reached};
       CHECK(same_bits(interpreted_from(c, s, buffers), interpreted_from(other, s, buffers)));
       CHECK_FALSE(document_of(*c.step, {.names = false}).find("\"name\"") < text.size());
       // Programs of one kind of module have one document, whatever they are called.
