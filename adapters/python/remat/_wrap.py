@@ -25,8 +25,8 @@ def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *,
 
     model: any module; it is changed in place and returned. Its class, `state_dict`, attributes and methods stay as they are.
     args, kwargs: of a training step, to plan at once; without them the first training call plans.
-    budget: bytes for everything the step needs, as a number or as text: 8e9, "8 GB", "6 GiB"; or "60%" of the activations of the
-        plain step, beyond what is held anyway. Default: "100%".
+    budget: bytes for everything the step needs, as a number or as text: 8e9, "8 GB", "6 GiB"; or "60%" of the activations of
+        a step that recomputes nothing, beyond what is held anyway. Default: no limit.
     activation_budget: the same for activations, outputs and new gradients only; what is held before the step comes on top.
     solver: see `solvers()`. time_limit: of a search, seconds. gap: relative distance to the bound that will do. seed: of the search.
     verify: so many steps also run plain and are compared bit by bit; the first difference raises NotEqual.

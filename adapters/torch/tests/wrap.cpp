@@ -279,7 +279,7 @@ TEST_CASE("decisions are taken over for other sizes of the same graph, and a bet
   std::mutex mutex;
   std::vector<std::string> told;
   std::atomic<int> searches = 0;
-  auto o = testing::quick("75%");
+  auto o = testing::quick("90%");
   o.log = [&](const std::string& text) {
     std::lock_guard lock(mutex);
     told.push_back(text);

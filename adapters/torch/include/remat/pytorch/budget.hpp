@@ -16,8 +16,8 @@ namespace remat::pytorch {
 /// How much memory a training step may take.
 class budget {
  public:
-  /// @param text a size such as `512MiB`, for everything the step needs; or `N%` of the activations of the plain step (of the
-  ///             largest so far, if it is called with several shapes), beyond what is held anyway
+  /// @param text a size such as `512MiB`, for everything the step needs; or `N%` of the activations of a step that recomputes
+  ///             nothing (of the largest so far, if it is called with several shapes), beyond what is held anyway
   /// @throws bad_option naming the text, for anything else
   budget(const std::string& text);
   budget(const char* text) : budget(std::string(text)) {}
@@ -30,7 +30,7 @@ class budget {
 
   std::optional<bytes_t> total;         ///< bytes
   std::optional<bytes_t> for_the_step;  ///< bytes beyond what is held
-  double share = 1;                     ///< of the plain step, if neither is set
+  double share = 1;                     ///< of a step that recomputes nothing, if neither is set
 
  private:
   budget() = default;
