@@ -234,6 +234,31 @@ TEST_CASE("gradients accumulate over two micro-batches, in any order of zero_gra
   CHECK((recomputed > 0) == tight);
 }
 
+TEST_CASE("a thousand iterations neither drift nor grow") {
+  const rt::meter counting;
+  for (const std::size_t which : {2, 3}) {
+    twins t(which);
+    INFO(t.plain.name);
+    testing::runner run(t.planned.module, t.planned.forward, testing::quick("90%"));
+    bytes_t live = 0;
+    for (int step = 0; step < 1000; ++step) {
+      for (auto* s : {&t.plain, &t.planned}) {
+        ::torch::manual_seed(static_cast<std::uint64_t>(step));
+        s->module->zero_grad();
+        models::loss_of(s == &t.plain ? s->forward(s->inputs) : run.forward(s->inputs)).backward();
+        sgd(*s->module);
+      }
+      if (step == 10) live = rt::meter::live();
+    }
+    CHECK(rt::meter::live() == live);
+    CHECK(run.reports().size() <= 2);
+    CHECK(run.report().unplanned == 0);
+    check_same(t.plain.module->parameters(), t.planned.module->parameters());
+    check_same(t.plain.module->buffers(), t.planned.module->buffers());
+    check_same(grads(*t.plain.module), grads(*t.planned.module));
+  }
+}
+
 TEST_CASE("two forwards before a backward, each with its own memory") {
   twins t(3);
   testing::runner run(t.planned.module, t.planned.forward, testing::quick("250%"));

@@ -14,7 +14,7 @@
 namespace remat::pytorch {
 namespace {
 
-constexpr bytes_t worth = 1024;  ///< of a mask, below which nothing is gained
+constexpr bytes_t worth = 128;  ///< of a mask, below which nothing is gained
 
 bool is(const call& c, const char* name, const char* overload) {
   return c.op.schema().name() == name && c.op.schema().overload_name() == overload;
