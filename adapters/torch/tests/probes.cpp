@@ -811,6 +811,14 @@ TEST_CASE("probes: what a backward computes as the forward did is one with it") 
   }
 }
 
+TEST_CASE("probes: modules on other devices are refused") {
+  const auto module = with({::torch::empty({4, 4}, at::kMeta)},
+                           [](auto& self, const tensor_list& x) -> tensor_list { return {x[0].matmul(self.w())}; });
+  testing::runner run(
+      module, [module](const tensor_list& x) { return module->forward(x); }, testing::quick());
+  CHECK_THROWS_WITH(run.forward({::torch::empty({2, 4}, at::kMeta)}), Contains("on meta"));
+}
+
 TEST_CASE("probes: masks of dropout as bits") {
   using change = std::function<Tensor(const Tensor&)>;
   const std::vector<std::pair<std::string, change>> uses = {

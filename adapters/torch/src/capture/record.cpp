@@ -728,6 +728,8 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
   for (const auto* list : {&inputs, &parameters})
     for (const auto& t : *list)
       if (t.defined()) any = t;
+  if (any.defined() && !any.is_cpu())
+    throw cannot_capture("the step runs on " + any.device().str() + "; so far steps are planned and run on the host only");
   const fresh_casts casts;
   const same_gradients before(parameters);
   const without_hooks hooks(parameters);
