@@ -132,3 +132,36 @@ TEST_CASE("plans that were used least recently go") {
   CHECK(cache.find("c"));
   CHECK(cache.find("d"));
 }
+
+TEST_CASE("plans: a budget that was called known to do does, also when a later search finds nothing") {
+  const plan_folder folder;
+  ::torch::manual_seed(4);
+  const auto s = models::gpt(2, 4, 32, 64);
+  bool tired = false;
+  auto o = testing::quick("100%", 1);
+  o.solver = [&, inner = o.solver](const problem& p, bytes_t b, const limits& l, const rt::plan_observer& w) {
+    return tired ? result() : inner(p, b, l, w);
+  };
+  o.solver_name = "tired";
+  const bool cached = GENERATE(false, true);
+  o.cache = cached ? rt::plan_cache(folder.path) : rt::plan_cache("");
+  o.budget = bytes_t{1};
+  testing::runner first(s.module, s.forward, o);
+  bytes_t smallest = 0;
+  try {
+    first.prepare(s.inputs);
+  } catch (const rt::over_budget& e) {
+    smallest = e.smallest.value();
+  }
+  REQUIRE(smallest > 0);
+  tired = true;
+  o.budget = smallest;
+  testing::runner second(s.module, s.forward, o);
+  auto& run = cached ? second : first;
+  run.set_budget(smallest);
+  run.prepare(s.inputs);
+  CHECK(run.report().recomputed > 0);
+  CHECK(run.report().total() <= smallest);
+  CHECK(run.report().smallest_bound <= smallest);
+  if (!cached) CHECK_THROWS_AS(second.prepare(s.inputs), rt::over_budget);
+}

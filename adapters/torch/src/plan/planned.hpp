@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -51,7 +52,9 @@ struct setup {
   std::shared_ptr<setup> adding;                         ///< the same step with `accumulating` gradients, once it is needed
   std::uint64_t last_used = 0;                           ///< steps of the session before
   std::map<bytes_t, std::shared_ptr<const plan>> plans;  ///< by bytes available
-  std::atomic<bool> broken = false;                      ///< an operator did not do as it did when it was measured
+  mutable std::mutex least_mutex;
+  mutable std::shared_ptr<const plan> least;  ///< see `leanest`
+  std::atomic<bool> broken = false;           ///< an operator did not do as it did when it was measured
 };
 
 /// An executor, and what it was made for.

@@ -7,6 +7,7 @@
 #include <sstream>
 #include <string>
 
+#include <remat/core/bounds.hpp>
 #include <remat/core/smallest_budget.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/io/bytes.hpp>
@@ -27,6 +28,33 @@ struct as_solver {
     return options.solver(p, budget, l, report_to(m));
   }
 };
+
+/// Options that tell whether the observer has stopped a search.
+class watched_search {
+ public:
+  explicit watched_search(const search_options& o) : options_(o) {
+    options_.watch = [this, watch = o.watch](const progress& p) {
+      const auto answer = watch(p);
+      if (answer == control::stop) stopped_ = true;
+      return answer;
+    };
+  }
+  watched_search(const watched_search&) = delete;
+  watched_search& operator=(const watched_search&) = delete;
+  const search_options& options() const { return options_; }
+  bool stopped() const { return stopped_; }
+
+ private:
+  search_options options_;
+  std::atomic<bool> stopped_ = false;
+};
+
+/// The key of a plan in the cache, if it can have one.
+std::optional<std::string> key_of_plan(const setup& s, bytes_t available, const search_options& o, const limits& l) {
+  using function = result (*)(const problem&, bytes_t, const limits&, const plan_observer&);
+  const auto* known = o.solver.target<function>();
+  return o.cache.key(*s.step, available, known && *known == &solve_by_default ? "automatic" : o.solver_name, l);
+}
 
 class hash_of {
  public:
@@ -147,44 +175,47 @@ std::shared_ptr<const plan> search_anew(const setup& s, bytes_t available, bytes
     best->plan_seconds = since(begin);
     return best;
   }
-  best = leanest(s, o);
-  best->plan_seconds = since(begin);
-  if (best->run->needed_bytes() > available) fail_over_budget(s, *best, held_bytes + available, held_bytes);
-  return best;
+  const auto least = leanest(s, o);
+  if (least->run->needed_bytes() > available) fail_over_budget(s, *least, held_bytes + available, held_bytes);
+  return least;
 }
 
 }  // namespace
 
 std::shared_ptr<const plan> search(const setup& s, bytes_t available, bytes_t held_bytes, const search_options& o) {
-  using function = result (*)(const problem&, bytes_t, const limits&, const plan_observer&);
   const auto begin = clock::now();
-  const auto* known = o.solver.target<function>();
-  const auto key = o.cache.key(*s.step, available, known && *known == &solve_by_default ? "automatic" : o.solver_name, o.limits);
+  const auto key = key_of_plan(s, available, o, o.limits);
   if (const auto earlier = key ? o.cache.find(*key) : std::nullopt)
     if (const auto made = laid_out_again(s, available, *earlier)) {
       made->plan_seconds = since(begin);
       o.log("plan of an earlier process");
       return made;
     }
-  std::atomic<bool> cut_off = false;
-  auto watched = o;
-  watched.watch = [&](const progress& p) {
-    const auto answer = o.watch(p);
-    if (answer == control::stop) cut_off = true;
-    return answer;
-  };
-  auto found = search_anew(s, available, held_bytes, watched);
-  if (key && !cut_off) o.cache.store(*key, found->found);
+  const watched_search w(o);
+  auto found = search_anew(s, available, held_bytes, w.options());
+  if (key && !w.stopped()) o.cache.store(*key, found->found);
   return found;
 }
 
-/// The plan of the smallest budget that bisection finds.
-std::shared_ptr<plan> leanest(const setup& s, const search_options& o) {
-  auto least = std::make_shared<plan>();
-  least->found = smallest_budget(s.p, as_solver{o}, o.limits, 0.01, o.watch);
+std::shared_ptr<const plan> leanest(const setup& s, const search_options& o) {
+  std::lock_guard lock(s.least_mutex);
+  if (s.least) return s.least;
+  constexpr bytes_t smallest = -1;  // in place of the bytes that other plans are for
+  const auto key = key_of_plan(s, smallest, o, {});
+  const auto bound = bounds_without_search(s.p).budget;
+  if (const auto earlier = key ? o.cache.find(*key) : std::nullopt)
+    if (const auto made = laid_out_again(s, max_bytes, *earlier)) {
+      made->found.budget_bound = std::max(bound, earlier->budget_bound);
+      return s.least = made;
+    }
+  const watched_search w(o);
+  const auto least = std::make_shared<plan>();
+  least->found = smallest_budget(s.p, as_solver{w.options()}, o.limits, 0.01, w.options().watch);
   least->steps = least->found.schedule;
   least->run = std::make_shared<execution_plan>(s.step, least->steps, s.profiles);
-  return least;
+  if (w.stopped()) return least;
+  if (key) o.cache.store(*key, least->found);
+  return s.least = least;
 }
 
 /// @throws over_budget always

@@ -42,8 +42,9 @@ std::shared_ptr<const plan> take_over(const setup& s, bytes_t available, const s
 /// What the solver finds in no more than 0.05 s, or none if that does not fit.
 std::shared_ptr<const plan> glance(const setup& s, bytes_t available, const search_options& o);
 
-/// The plan of the smallest budget that bisection finds.
-std::shared_ptr<plan> leanest(const setup& s, const search_options& o);
+/// The plan of the smallest budget that bisection finds. It is kept, here and in the cache: a budget that was once called known
+/// to do does, however much time a later search has.
+std::shared_ptr<const plan> leanest(const setup& s, const search_options& o);
 
 /// @throws over_budget always
 [[noreturn]] void fail_over_budget(const setup& s, const plan& least, bytes_t asked, bytes_t held);
