@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 
 #include <remat/pytorch/executor.hpp>
@@ -405,11 +406,11 @@ struct executor::state {
   }
 
   void reset() {
-    flying = false;
     for (std::size_t b = 0; b < outside.size(); ++b) outside[b].reset();
     slots.clear_step();
     for (const auto& [l, list] : sockets)
       if (l.buffer != none || !slots[step.values[l.value].slot].defined()) empty(l);
+    flying = false;  // from here on another thread may begin a step
   }
 
   std::shared_ptr<const execution_plan> plan;
@@ -427,7 +428,7 @@ struct executor::state {
   std::vector<random> before_draw, after_draw;  ///< per node, of its first run
   random phases[2];
   std::vector<c10::IValue> result;
-  bool flying = false;
+  std::atomic<bool> flying = false;
   std::size_t contiguous = 0;
   std::map<index_t, std::optional<c10::Storage>> storages;    ///< while the steps are prepared
   std::map<std::pair<index_t, index_t>, at::Tensor> tensors;  ///< the same: by buffer and view
