@@ -19,7 +19,7 @@ import torch
 
 from . import _torch, _tree
 from ._errors import Error, Refused
-from ._state import Attributes, Draws, describe_hooks
+from ._state import Attributes, Draws, Record, describe_hooks
 
 SLOT = "_remat"  #: of the model's `__dict__`, where its session is
 log = logging.getLogger("remat")
@@ -93,8 +93,9 @@ class Attempt:
 class Source:
     """The model as the planner sees it."""
 
-    def __init__(self, model: torch.nn.Module):
+    def __init__(self, model: torch.nn.Module, session: Session):
         self._model = weakref.ref(model)
+        self._session = weakref.ref(session)
         self.state = Attributes()
 
     def model(self) -> torch.nn.Module:
@@ -110,7 +111,18 @@ class Source:
         return list(self.model().named_buffers(remove_duplicate=False))
 
     def signature(self) -> str:
-        return self.state.text(self.model())
+        model, session, record = self.model(), self._session(), Record()
+        text = self.state.text(model, record)
+        if session is not None and session._source is self:
+            session._seen = record
+            session._tell_hooks(model)
+        return text
+
+    def changed(self) -> bool:
+        """May anything be other than it was when `signature` was last asked for?"""
+        session = self._session()
+        known = session._seen if session is not None and session._source is self else None
+        return known is None or not known.holds()
 
 
 class Session:
@@ -123,7 +135,8 @@ class Session:
         self._paused = 0
         self._refused: set[Any] = set()
         self._warned: set[str] = set()
-        self._source = Source(model)
+        self._source = Source(model, self)
+        self._seen: Record | None = None
         self._made: _torch.Session | None = None
         _sessions.add(self)
 
@@ -132,8 +145,9 @@ class Session:
         if self._made is None:  # not with the model: a copy has no parameters yet when its session is copied
             if not self._open:
                 raise Error("this session is closed: call remat.wrap again")
-            o = self._options
-            self._made = _torch.Session(type(self._source.model()).__name__, self._source, *o.limit(),
+            o, model = self._options, self._source.model()
+            self._source, self._seen = Source(model, self), None  # one that may still have steps in flight keeps its own
+            self._made = _torch.Session(type(model).__name__, self._source, *o.limit(),
                                         "automatic" if o.solver == "auto" else o.solver, o.time_limit, o.gap, o.seed, o.verify,
                                         o.on_new_shape, o.folder(), _progress)
         return self._made
@@ -155,7 +169,7 @@ class Session:
             key = (text, tuple((t.shape, t.dtype) for t in inputs))
             if key in self._refused:
                 return plain(*args, **kwargs)
-            self._check(model)
+            _refuse_transforms()
             result = self._step(model, plain, inputs, form, text)
         except Refused as e:
             if self._options.on_refuse == "error":
@@ -206,15 +220,12 @@ class Session:
 
     def _prepare(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> None:
         inputs, form, text = _tree.flatten((args, kwargs), "arguments")
-        self._check(model)
+        _refuse_transforms()
         note = Note()
         with torch.enable_grad():
             self._run.prepare(_forward(self._source, self._plain(model), form, text, note, Attempt()), text, inputs, note)
 
-    def _check(self, model: torch.nn.Module) -> None:
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            raise Refused("a wrapped model cannot be planned inside a transform of torch.func",
-                          advice="call it within remat.of(model).paused()")
+    def _tell_hooks(self, model: torch.nn.Module) -> None:
         hooked = describe_hooks(model)
         if hooked and hooked not in self._warned:
             self._warned.add(hooked)
@@ -287,7 +298,7 @@ class Session:
     def close(self) -> None:
         """Ends planning; the model stays as it is. `unwrap` also removes what `wrap` put into it."""
         self._open = False
-        self._made = None
+        self._made = self._seen = None
 
     def __repr__(self) -> str:
         return f"<remat.Session budget={self._options.limit()[0]!r}{'' if self._open else ' closed'}>"
@@ -344,6 +355,12 @@ def _forward(source: Source, plain: Any, form: Any, text: str, note: Note, attem
             raise
 
     return forward
+
+
+def _refuse_transforms() -> None:
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise Refused("a wrapped model cannot be planned inside a transform of torch.func",
+                      advice="call it within remat.of(model).paused()")
 
 
 def _refuse_compiled(model: torch.nn.Module) -> None:

@@ -4,19 +4,26 @@
 from __future__ import annotations
 
 import collections
+import enum
+import itertools
 import random
 import sys
+import types
 from typing import Any
 
 import torch
 
-from ._tree import attributes, constant
+from . import _torch
+from ._tree import PLAIN, attributes, constant
 
 #: Of `Module.__dict__`: what PyTorch keeps there. Parameters, buffers and modules are seen by themselves; hooks as `describe_hooks`.
 _OWN = frozenset(set(torch.nn.Module().__dict__) - {"training"})
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_TABLES = ("_parameters", "_buffers", "_modules")
 _CONTAINERS = (list, dict, set, collections.OrderedDict)
 _DEPTH = 6
+_DICTS = (dict, collections.OrderedDict, collections.defaultdict)
+_LISTS = ("named_parameters", "named_buffers", "named_modules", "_named_members")  #: of `Module`: what its tensors are found by
 _SKIP = frozenset({"_remat", "_trainer", "_fabric"})
 
 
@@ -27,14 +34,77 @@ def describe_hooks(model: torch.nn.Module) -> str:
     return ", ".join(found)
 
 
+class Record:
+    """The objects that a text was read from. While all of them are as they were, so is the text.
+
+    A value that may be another one without becoming another object is read again each time. What the record holds is kept alive:
+    so it belongs to the session, where the garbage collector sees it.
+    """
+
+    __slots__ = ("complete", "types", "states", "dicts", "orders", "tensors", "texts")
+
+    def __init__(self):
+        self.complete = True  #: else nothing is known to be as it was
+        self.types: list[tuple] = []  #: object, type
+        self.states: list[tuple] = []  #: object, `__dict__`
+        self.dicts: list[tuple] = []  #: dict, key, value, key, value, ...
+        self.orders: list[tuple] = []  #: list, set or ordered dict, what iterating over it gives ...
+        self.tensors: list[tuple] = []  #: tensor, dtype, device, shape, requires_grad
+        self.texts: list[tuple] = []  #: object, depth, text
+
+    def holds(self) -> bool:
+        """Is everything as it was?"""
+        return (self.complete and _torch.unchanged(self.types, self.states, self.dicts, self.orders, self.tensors)
+                and all(_describe(value, set(), depth, Record()) == text for value, depth, text in self.texts))
+
+    def add_module(self, module: torch.nn.Module, root: bool) -> None:
+        """Parameters, buffers, modules and attributes, and hooks where it is not the root."""
+        self.types.append((module, type(module)))
+        held = [table for name in (_TABLES if root else _TABLES + _HOOKS) if (table := module.__dict__.get(name)) is not None]
+        lists = all(getattr(type(module), name) is getattr(torch.nn.Module, name) and name not in module.__dict__ for name in _LISTS)
+        self.complete = self.complete and lists and self._add_state(module) and all(map(self.add_dict, held))
+
+    def _add_state(self, value: Any) -> bool:
+        held = _torch.state_of(value)
+        if held is None or held is not value.__dict__:
+            return False
+        self.states.append((value, held))
+        return self.add_dict(held)
+
+    def add_dict(self, held: Any) -> bool:
+        """False: its entries cannot be compared one by one."""
+        if type(held) not in _DICTS or not all(map(_immutable, held)):
+            return False
+        self.dicts.append((held, *itertools.chain.from_iterable(dict.items(held))))
+        if type(held) is collections.OrderedDict and len(held) > 1:
+            self.orders.append((held, *held))
+        return True
+
+    def add_object(self, value: Any, state: dict[str, Any]) -> bool:
+        """An object that is nothing but its attributes. False: they cannot be compared one by one."""
+        owner = value.__func__ if type(value) is types.MethodType else value
+        return len(state) == len(getattr(value, "__dict__", ())) and self._add_state(owner)
+
+    def add_sequence(self, value: Any) -> bool:
+        """A list, tuple or set. False: its items cannot be compared one by one."""
+        for kind in (list, tuple, set, frozenset):
+            if isinstance(value, kind):
+                if type(value).__iter__ is not kind.__iter__ or (kind in (set, frozenset) and not all(map(_immutable, value))):
+                    return False
+                if kind in (list, set):
+                    self.orders.append((value, *value))
+                return True
+        return False
+
+
 class Attributes:
     """Reads the attributes of a model's modules."""
 
-    def text(self, model: torch.nn.Module) -> str:
+    def text(self, model: torch.nn.Module, record: Record) -> str:
         """Equal texts: the same modules with the same attributes and hooks."""
-        return repr(self._all(model))
+        return repr(self._all(model, record))
 
-    def _all(self, model: torch.nn.Module) -> dict[str, str]:
+    def _all(self, model: torch.nn.Module, record: Record) -> dict[str, str]:
         found: dict[str, str] = {}
         seen: set[int] = set()
         for path, module in model.named_modules(remove_duplicate=False):
@@ -42,12 +112,11 @@ class Attributes:
             if id(module) in seen:
                 continue
             seen.add(id(module))
+            record.add_module(module, module is model)
             for name, value in module.__dict__.items():
                 if name in _OWN or name in _SKIP or (name == "forward" and module is model):
                     continue
-                text = _describe(value, seen, _DEPTH)
-                if text is not None:
-                    found[f"{path}.{name}" if path else name] = text
+                found[f"{path}.{name}" if path else name] = _describe(value, seen, _DEPTH, record)
             if module is not model:
                 for hooks in _HOOKS:
                     if module.__dict__.get(hooks):
@@ -61,11 +130,11 @@ class Attributes:
         for module in model.modules():
             generators += [g for value in module.__dict__.values() if (g := _generator(value))]
             kept.append((module.__dict__, {k: (v, _copied(v)) for k, v in module.__dict__.items()}))
-        return self._all(model), kept, generators
+        return self._all(model, Record()), kept, generators
 
     def changes(self, model: torch.nn.Module, before: Any) -> list[str]:
         """Names of the attributes that are not as they were."""
-        now = self._all(model)
+        now = self._all(model, Record())
         return sorted(name for name in now.keys() | before[0].keys() if now.get(name) != before[0].get(name))
 
     def restore(self, model: torch.nn.Module, before: Any) -> None:
@@ -119,29 +188,47 @@ def _copied(value: Any) -> Any:
     return value.copy() if type(value) in _CONTAINERS else value
 
 
-def _describe(value: Any, seen: set[int], depth: int) -> str | None:
-    """A text of what a module holds, as far as it can be told, or None."""
+def _immutable(value: Any) -> bool:
+    """What `constant` tells of it stays the same as long as it is the same object."""
+    return (type(value) in PLAIN and type(value) is not slice) or isinstance(value, (enum.Enum, type, types.FunctionType, types.BuiltinFunctionType))
+
+
+def _describe(value: Any, seen: set[int], depth: int, record: Record) -> str:
+    """A text of what a module holds, as far as it can be told."""
+    text, recorded = _read(value, seen, depth, record)
+    if not recorded:
+        record.texts.append((value, depth, _read(value, set(), depth, Record())[0]))
+    return text
+
+
+def _read(value: Any, seen: set[int], depth: int, record: Record) -> tuple[str, bool]:
+    """The text, and whether the record tells when it changes."""
     text = constant(value)
     if text is not None:
-        return text
+        return text, _immutable(value)
     kind = type(value)
+    record.types.append((value, kind))
     if isinstance(value, torch.Tensor):
-        return f"tensor {id(value)} {value.dtype} {value.device} {tuple(value.shape)} {value.requires_grad}"
+        told = value.dtype, value.device, tuple(value.shape), value.requires_grad
+        record.tensors.append((value, *told))
+        return f"tensor {id(value)} {' '.join(map(str, told))}", kind in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     generator = _generator(value)
     if generator is not None:
-        return f"{kind.__qualname__} {id(value)} {generator[1]!r}"
+        return f"{kind.__qualname__} {id(value)} {generator[1]!r}", False
     if isinstance(value, torch.nn.Module) or depth == 0 or id(value) in seen:
-        return f"{kind.__qualname__} {id(value)}"
+        return f"{kind.__qualname__} {id(value)}", True
     if isinstance(value, (list, tuple, set, frozenset)):
         items = sorted(map(repr, value)) if isinstance(value, (set, frozenset)) else value
-        return f"{kind.__qualname__} [{', '.join(str(_describe(v, seen, depth - 1)) for v in items)}]"
+        told = ", ".join(_describe(v, seen, depth - 1, record) for v in items)
+        return f"{kind.__qualname__} [{told}]", record.add_sequence(value)
     if isinstance(value, dict):
-        return f"{kind.__qualname__} {{{', '.join(f'{constant(k)}: {_describe(v, seen, depth - 1)}' for k, v in value.items())}}}"
+        told = ", ".join(f"{constant(k)}: {_describe(v, seen, depth - 1, record)}" for k, v in value.items())
+        return f"{kind.__qualname__} {{{told}}}", record.add_dict(value)
     state = attributes(value)
     if state is None:
         state = getattr(value, "__dict__", None)
     if not isinstance(state, dict):
-        return f"{kind.__qualname__} {id(value)}"
+        return f"{kind.__qualname__} {id(value)}", True
     seen.add(id(value))
-    told = ", ".join(f"{k}: {_describe(v, seen, depth - 1)}" for k, v in state.items())
-    return f"{kind.__qualname__} {id(value)} {{{told}}}"
+    told = ", ".join(f"{k}: {_describe(v, seen, depth - 1, record)}" for k, v in state.items())
+    return f"{kind.__qualname__} {id(value)} {{{told}}}", record.add_object(value, state)

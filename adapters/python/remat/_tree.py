@@ -14,7 +14,7 @@ import torch.utils._pytree as pytree
 from ._errors import Refused
 
 #: Told apart by type and text alone.
-_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice, torch.dtype, torch.device,
+PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice, torch.dtype, torch.device,
                     torch.layout, torch.memory_format, torch.Size})
 _DEFINED_IN_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
@@ -43,7 +43,7 @@ TENSOR = _Tensor()
 def constant(value: Any) -> str | None:
     """A text that tells `value` from all that act otherwise, or None if there is none."""
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in PLAIN:
         return f"{kind.__name__} {value!r}"
     if isinstance(value, enum.Enum):
         return f"{kind.__module__}.{kind.__qualname__} {value.name}"
@@ -78,7 +78,7 @@ def _flatten(value, what, tensors, key, inside):
         tensors.append(value)
         key.append("T")
         return TENSOR
-    if kind in _PLAIN:
+    if kind in PLAIN:
         key.append(f"{kind.__name__}{value!r},")
         return Leaf(value)
     if isinstance(value, torch.Tensor):

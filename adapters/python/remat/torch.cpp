@@ -23,6 +23,8 @@
 #include <remat/pytorch/session.hpp>
 #include <remat/registry/registry.hpp>
 
+#include "unchanged.hpp"
+
 namespace py = pybind11;
 namespace rp = remat::pytorch;
 
@@ -61,6 +63,10 @@ class python_model final : public rp::model {
   std::string signature() override {
     py::gil_scoped_acquire hold;
     return source_->attr("signature")().cast<std::string>();
+  }
+  bool changed() override {
+    py::gil_scoped_acquire hold;
+    return source_->attr("changed")().cast<bool>();
   }
 
  private:
@@ -315,7 +321,15 @@ constexpr auto bound = &as_torch<decltype(f)>::template call<f>;
 
 PYBIND11_MODULE(_torch, m) {
   m.def("capturing", &capturing);
+  m.def("state_of", &remat::python::state_of);
+  m.def("unchanged", &remat::python::unchanged);
   m.def("check_budget", [](const std::string& text, bool activations) { translated([&] { budget_of(text, activations); }); });
+  m.def("meter_install", &rp::meter::install);
+  m.def("meter_reset", [] {
+    rp::meter::reset_peak();
+    return rp::meter::live();
+  });
+  m.def("meter_peak", &rp::meter::peak);
   py::class_<python_session>(m, "Session")
       .def(py::init<std::string, py::object, const std::string&, bool, const std::string&, double, double, std::uint64_t,
                     std::size_t, const std::string&, const std::optional<std::string>&, py::object>())

@@ -11,8 +11,10 @@ import inspect
 import io
 import logging
 import pickle
+import random
 import threading
 import unittest
+import unittest.mock
 import weakref
 
 import torch
@@ -261,6 +263,95 @@ class Equal(unittest.TestCase):
             model.settings["on"][0] = i < 3
 
         check(self, Net, inputs(5), before=change, budgets=("100%",))
+
+    def test_attributes_of_every_kind_are_told_apart(self):
+        class Slotted:
+            __slots__ = ("value",)
+
+        class Scale:
+            def __init__(self):
+                self.value = 1.0
+
+        class Double(Scale):
+            pass
+
+        class Half(Scale):
+            pass
+
+        class Number(float):
+            factor = 1.0
+
+            def __repr__(self):
+                return f"{self.factor} times {float(self)}"
+
+        class Net(Chain):
+            def __init__(self):
+                super().__init__()
+                self.order = collections.OrderedDict(a=1.0, b=2.0)
+                self.chosen = {"a", "b"}
+                self.nested = ({"list": [1.0, (2.0, [3.0])]},)
+                self.counts = collections.defaultdict(float, a=1.0)
+                self.slotted = Slotted()
+                self.slotted.value = 1.0
+                self.object = Double()
+                self.number = Number(1.0)
+                self.generator = random.Random(1)
+                self.table = torch.ones(3)
+                self.function = lambda: None
+                self.function.value = 1.0
+                self.bound = Scale.__init__.__get__(self.object)
+                self.by_number = {1: 1.0, (2, 3): 2.0}
+                self.flag = False
+
+            def forward(self, x):
+                scale = next(iter(self.order.values())) + len(self.chosen) + self.nested[0]["list"][1][1][0] + self.counts["a"]
+                scale += self.slotted.value + self.object.value * (2 if type(self.object) is Double else 0.5) + self.number.factor
+                scale += random.Random(self.generator.getstate()[1][0]).random() + self.table.dim() + self.function.value
+                scale += getattr(self.bound, "value", 0.0) + self.by_number[1] + (0.5 if self.flag is False else 0.25)
+                return super().forward(x) * scale
+
+        changes = [
+            lambda m: m.order.move_to_end("a"), lambda m: m.order.__setitem__("b", 5.0), lambda m: m.chosen.discard("a"),
+            lambda m: m.nested[0]["list"][1][1].__setitem__(0, -3.0), lambda m: m.counts.__setitem__("a", 2.0),
+            lambda m: setattr(m.slotted, "value", 2.0), lambda m: setattr(m.object, "value", 3.0),
+            lambda m: setattr(m.object, "__class__", Half), lambda m: setattr(m.object, "__dict__", {"value": 4.0}),
+            lambda m: setattr(m.number, "factor", 2.0), lambda m: m.generator.seed(2), lambda m: setattr(m, "table", torch.ones(3, 1)),
+            lambda m: m.table.resize_(9), lambda m: setattr(m.function, "value", 3.0), lambda m: m.by_number.__setitem__(1, -0.0),
+            lambda m: setattr(m, "flag", 0), lambda m: setattr(Scale.__init__, "value", 7.0),
+        ]
+
+        def change(model, i):
+            if i == 0:
+                vars(Scale.__init__).clear()
+            if i % 3 == 2:
+                changes[i // 3](model)
+
+        check(self, Net, inputs(3 * len(changes)), before=change, budgets=("100%",))
+
+    def test_what_has_not_changed_is_not_read_again(self):
+        class Shared:
+            def __init__(self):
+                self.sizes, self.names = [1, 2], {"a", "b"}
+
+        class Net(Chain):
+            def __init__(self):
+                super().__init__()
+                self.config = self.layers[0].config = Shared()
+                self.step, self.table = 1000000, {"scale": [torch.ones(3), 1.5]}
+                self.lstm = nn.LSTM(32, 32)
+
+            def forward(self, x):
+                return self.lstm(super().forward(x))[0]
+
+        m = remat.wrap(Net())
+        (x,), _ = inputs()[0]
+        for _ in range(2):
+            m(x).sum().backward()
+        with unittest.mock.patch.object(remat._state.Attributes, "text", side_effect=AssertionError("read again")):
+            for _ in range(3):
+                m.step, m.table["scale"][1] = int("1000000"), float("1.5")  # other objects of the same values
+                m(x).sum().backward()
+                m.zero_grad()
 
     def test_modules_are_told_apart(self):
         def change(model, i):
@@ -682,11 +773,14 @@ class InPlace(unittest.TestCase):
         wrong = []
 
         def work():
-            for _ in range(20):
-                y = m(x)
-                if not same(copied(y), expected):
-                    wrong.append(1)
-                y.sum().backward()
+            try:
+                for _ in range(20):
+                    y = m(x)
+                    if not same(copied(y), expected):
+                        wrong.append("other outputs")
+                    y.sum().backward()
+            except Exception as e:
+                wrong.append(e)
 
         threads = [threading.Thread(target=work) for _ in range(3)]
         [t.start() for t in threads]

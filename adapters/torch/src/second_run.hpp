@@ -12,6 +12,7 @@
 #include <functional>
 #include <set>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -67,11 +68,12 @@ class second_run {
   second_run(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& parameters,
              const std::vector<at::Tensor>& written)
       : before_(generator_state::now()) {
+    std::unordered_set<const c10::StorageImpl*> storages;
+    for (const auto& w : written) storages.insert(w.storage().unsafeGetStorageImpl());
     for (const auto* list : {&inputs, &parameters})
       for (const auto& t : *list)
-        if (t.defined() && !t.is_inference() &&
-            std::none_of(written.begin(), written.end(), [&](const auto& w) { return w.is_alias_of(t); }))
-          read_.emplace_back(t.detach(), t._version());
+        if (t.defined() && !t.is_inference() && !(t.has_storage() && storages.count(t.storage().unsafeGetStorageImpl())))
+          read_.emplace_back(t.unsafeGetTensorImpl()->version_counter(), t._version());
     for (const auto& t : inputs) inputs_.push_back(t.defined() ? t.detach().requires_grad_(t.requires_grad()) : t);
     for (const auto& t : written) written_.push_back({t, t.detach().clone(), {}, t._version()});
   }
@@ -79,9 +81,9 @@ class second_run {
   /// Runs `forward` from there, and leaves everything as it is now, also if that throws.
   /// @throws c10::Error if what it reads has changed
   void run(const std::function<void(const std::vector<at::Tensor>&)>& forward) {
-    for (const auto& [t, version] : read_)
+    for (const auto& [counter, version] : read_)
       TORCH_CHECK(
-          t._version() == version,
+          counter.current_version() == version,
           "remat: the loss uses other outputs of a wrapped module than the last one, for which the forward runs once more, but "
           "an input or a parameter was modified by an inplace operation after it");
     struct put_back {
@@ -169,7 +171,7 @@ class second_run {
   }
 
   std::vector<at::Tensor> inputs_, returned_;
-  std::vector<std::pair<at::Tensor, int64_t>> read_;  ///< and its version
+  std::vector<std::pair<c10::VariableVersion, int64_t>> read_;  ///< of what must stay as it is: the counter, and what it must say
   std::vector<entry> written_;
   generator_state before_, after_;
   autocast_state autocast_ = autocast_state::now();

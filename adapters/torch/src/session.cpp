@@ -33,11 +33,13 @@ namespace {
 
 /// Bytes of the storages of `tensors`, each counted once in all calls with the same `seen`.
 using storages = std::unordered_set<const void*>;
+bytes_t storage_bytes(const at::Tensor& t, storages& seen) {
+  const bool counts = t.defined() && t.has_storage() && seen.insert(t.storage().unsafeGetStorageImpl()).second;
+  return counts ? static_cast<bytes_t>(t.storage().nbytes()) : 0;
+}
 bytes_t storage_bytes(const std::vector<at::Tensor>& tensors, storages& seen) {
   bytes_t sum = 0;
-  for (const auto& t : tensors)
-    if (t.defined() && t.has_storage() && seen.insert(t.storage().unsafeGetStorageImpl()).second)
-      sum += static_cast<bytes_t>(t.storage().nbytes());
+  for (const auto& t : tensors) sum += storage_bytes(t, seen);
   return sum;
 }
 
@@ -84,16 +86,42 @@ std::vector<at::Tensor> tensors(const std::vector<named_tensor>& named) {
   return list;
 }
 
+/// All that a capture depends on, as bytes.
+class key {
+ public:
+  template <class T>
+  key& operator<<(const T& x) requires std::is_trivially_copyable_v<T> {
+    bytes_.append(reinterpret_cast<const char*>(&x), sizeof x);
+    return *this;
+  }
+  key& operator<<(const std::string& x) {
+    *this << x.size();
+    bytes_ += x;
+    return *this;
+  }
+  key& operator<<(at::IntArrayRef list) {
+    *this << list.size();
+    bytes_.append(reinterpret_cast<const char*>(list.data()), list.size() * sizeof list[0]);
+    return *this;
+  }
+  key& operator<<(const at::Tensor& t) {
+    return *this << t.scalar_type() << t.requires_grad() << t.device() << t.sizes() << t.strides();
+  }
+  const std::string& bytes() const { return bytes_; }
+  void clear() { bytes_.clear(); }
+
+ private:
+  std::string bytes_;
+};
+
 /// What shows whether a step still is what was captured: settings of PyTorch that choose kernels.
-std::string settings() {
-  std::ostringstream out;
+void add_settings(key& k) {
   const auto& c = at::globalContext();
-  out << at::get_num_threads() << c.deterministicAlgorithms() << c.deterministicFillUninitializedMemory() << c.userEnabledMkldnn()
-      << c.userEnabledFlashSDP() << c.userEnabledMemEfficientSDP() << c.userEnabledMathSDP()
-      << static_cast<int>(c.float32MatmulPrecision()) << c10::typeMetaToScalarType(c10::get_default_dtype());
+  k << at::get_num_threads() << c.deterministicAlgorithms() << c.deterministicFillUninitializedMemory() << c.userEnabledMkldnn()
+    << c.userEnabledFlashSDP() << c.userEnabledMemEfficientSDP() << c.userEnabledMathSDP() << c.float32MatmulPrecision()
+    << c10::typeMetaToScalarType(c10::get_default_dtype());
   for (const auto device : {at::kCPU, at::kCUDA})
-    if (at::autocast::is_autocast_enabled(device)) out << device << at::autocast::get_autocast_dtype(device);
-  return out.str();
+    if (at::autocast::is_autocast_enabled(device)) k << device << at::autocast::get_autocast_dtype(device);
 }
 
 }  // namespace
@@ -137,34 +165,12 @@ struct session::state : std::enable_shared_from_this<state> {
     return out.str();
   }
 
-  /// All that a capture depends on, as bytes.
-  class key {
-   public:
-    template <class T>
-    key& operator<<(const T& x) requires std::is_trivially_copyable_v<T> {
-      bytes_.append(reinterpret_cast<const char*>(&x), sizeof x);
-      return *this;
-    }
-    key& operator<<(const std::string& x) {
-      *this << x.size();
-      bytes_ += x;
-      return *this;
-    }
-    key& operator<<(const at::Tensor& t) {
-      *this << t.scalar_type() << t.requires_grad() << t.device() << t.dim();
-      for (const auto& list : {t.sizes(), t.strides()})
-        for (auto x : list) *this << x;
-      return *this;
-    }
-    std::string take() { return std::move(bytes_); }
-
-   private:
-    std::string bytes_;
-  };
-
-  std::string key_of(const invocation& call, const std::vector<at::Tensor>& inputs) const {
-    key k;
-    k << call.signature << settings() << trained->signature() << inputs.size();
+  /// Of a call, in a buffer that the next call of this function uses again.
+  const std::string& key_of(const invocation& call, const std::vector<at::Tensor>& inputs) {
+    auto& k = key_;
+    k.clear();
+    k << call.signature << signature << inputs.size();
+    add_settings(k);
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const auto& t = inputs[i];
       k << t.defined();
@@ -173,22 +179,42 @@ struct session::state : std::enable_shared_from_this<state> {
       for (std::size_t j = 0; j < i; ++j)
         if (inputs[j].defined() && inputs[j].is_alias_of(t)) k << j << t.storage_offset() - inputs[j].storage_offset();
     }
-    std::unordered_map<const void*, const at::Tensor*> storages;
+    by_storage_.clear();
     for (const auto* list : {&parameters, &buffers})
       for (const auto& [name, t] : *list) {
-        k << t.unsafeGetTensorImpl() << t;
+        k << t.unsafeGetTensorImpl() << t << t.has_storage();
         if (!t.has_storage()) continue;
         k << t.storage().nbytes();
-        const auto& first = *storages.emplace(t.storage().unsafeGetStorageImpl(), &t).first->second;
-        if (!first.is_same(t)) k << first.unsafeGetTensorImpl() << t.storage_offset() - first.storage_offset();
+        by_storage_.push_back({t.storage().unsafeGetStorageImpl(), by_storage_.size(), &t});
       }
-    return k.take();
+    std::sort(by_storage_.begin(), by_storage_.end());
+    std::map<std::size_t, std::pair<std::size_t, int64_t>> sharing;  // place: the first one in its storage, distance
+    for (std::size_t i = 1, first = 0; i < by_storage_.size(); ++i) {
+      const auto& [storage, place, t] = by_storage_[i];
+      const auto& [other, start, owner] = by_storage_[first];
+      if (storage == other)
+        sharing[place] = {start, t->storage_offset() - owner->storage_offset()};
+      else
+        first = i;
+    }
+    for (const auto& [place, to] : sharing) k << place << to.first << to.second;
+    return k.bytes();
   }
 
-  static std::string text(const std::vector<output_use>& uses) {
-    std::ostringstream out;
-    for (const auto& u : uses) out << ";" << u.used << at::IntArrayRef(u.strides);
-    return out.str();
+  /// What losses have made of the outputs of such calls.
+  std::shared_ptr<usage> usage_of(const std::string& k) {
+    if (last_used_ == nullptr || last_used_->first != k) {
+      last_used_ = &*used.try_emplace(k).first;
+      if (!last_used_->second) last_used_->second = std::make_shared<usage>(used.size());
+    }
+    return last_used_->second;
+  }
+
+  static std::string text(const usage& outputs) {
+    key k;
+    k << outputs.number;
+    for (const auto& u : outputs.now()) k << u.used << at::IntArrayRef(u.strides);
+    return k.bytes();
   }
 
   /// Of one key, programs for several answers to what the forward asks; the result is that of the one for `inputs`.
@@ -208,12 +234,10 @@ struct session::state : std::enable_shared_from_this<state> {
   }
 
   std::shared_ptr<setup> setup_for(const invocation& call, const std::vector<at::Tensor>& inputs) {
-    auto k = key_of(call, inputs);
-    auto& outputs = used[k];
-    if (!outputs) outputs = std::make_shared<usage>();
+    const auto outputs = usage_of(key_of(call, inputs));
     if (outputs->without_gradient) throw no_gradient();
     const auto uses = outputs->now();
-    k = path_of(k + text(uses), inputs);
+    const auto k = path_of(text(*outputs), inputs);
     if (const auto found = setups.find(k); found != setups.end()) {
       const auto s = found->second;
       if (!s->broken && !s->tensors->out_of_date()) {
@@ -361,8 +385,12 @@ struct session::state : std::enable_shared_from_this<state> {
 
   /// Looks at the model as it is now.
   void look() {
+    if (looked_ && !trained->changed()) return;
+    looked_ = false;
+    signature = trained->signature();
     parameters = distinct(trained->parameters());
     buffers = distinct(trained->buffers());
+    looked_ = true;
   }
 
   /// Lets go of the executors for `s` that are idle.
@@ -395,7 +423,7 @@ struct session::state : std::enable_shared_from_this<state> {
       if (!g.defined() || !g.has_storage()) continue;
       const bool counted = (in != nullptr && in->owns(g)) ||
                            std::any_of(retired.begin(), retired.end(), [&](const auto& a) { return contains(a.lock(), g); });
-      if (!counted) sum += storage_bytes({g}, seen);
+      if (!counted) sum += storage_bytes(g, seen);
     }
     return sum;
   }
@@ -559,9 +587,14 @@ struct session::state : std::enable_shared_from_this<state> {
   std::shared_ptr<model> trained;
   wrap_options options;
   std::mutex mutex;
-  std::vector<named_tensor> parameters, buffers;                   ///< of the model, each once, when `look` was called last
-  std::unordered_map<std::string, std::shared_ptr<setup>> setups;  ///< by `key_of` and the use of the outputs
+  std::vector<named_tensor> parameters, buffers;  ///< of the model, each once, when `look` was called last
+  std::string signature;                          ///< of the model, then
+  bool looked_ = false;
+  std::unordered_map<std::string, std::shared_ptr<setup>> setups;  ///< by the use of the outputs
   std::unordered_map<std::string, std::shared_ptr<usage>> used;    ///< by `key_of`
+  decltype(used)::value_type* last_used_ = nullptr;
+  key key_;
+  std::vector<std::tuple<const void*, std::size_t, const at::Tensor*>> by_storage_;
   std::uint64_t clock_ = 0;
   std::vector<std::shared_ptr<runner>> runners;  ///< at most one of them idle
   std::vector<std::weak_ptr<region>> retired;     ///< kept alive by gradients only
@@ -648,7 +681,7 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
                           return !o.is_same(outputs[i]) && o.is_alias_of(outputs[i]);
                         });
     if (read.outputs[i] || (shared && step.differentiable[i]))
-      watch.push_back({outputs[i].detach(), outputs[i]._version(), "output " + std::to_string(i)});
+      watch.push_back({::torch::autograd::impl::version_counter(outputs[i]), outputs[i]._version(), none, i});
   }
   const auto node = c10::make_intrusive<step_node>(r, std::move(watch), inputs, std::move(beside), verify,
                                                    [self = shared_from_this(), call](const std::vector<at::Tensor>& again) {
@@ -687,6 +720,8 @@ void session::invalidate() {
   state_->setups.clear();
   state_->largest_plain = 0;
   state_->used.clear();
+  state_->last_used_ = nullptr;
+  state_->looked_ = false;
 }
 
 void session::set_budget(const budget& b) {

@@ -15,6 +15,9 @@ namespace remat::pytorch {
 /// What the last loss made of the outputs: the next one is expected to do the same.
 class usage {
  public:
+  explicit usage(std::size_t n) : number(n) {}
+
+  const std::size_t number;       ///< tells it from others of a session
   bool without_gradient = false;  ///< no output needs one: there is nothing to plan
 
   std::vector<output_use> now() const {

@@ -97,13 +97,13 @@ bool bindings::out_of_date() const {
 
 std::vector<watched> bindings::watch(const std::vector<index_t>& values, const std::vector<at::Tensor>& inputs) const {
   std::vector<watched> list;
+  list.reserve(values.size());
   for (auto v : values) {
     const auto k = step_->values[v].slot;
     const auto& s = step_->slots[k];
     const auto& t = s.from == role::input ? inputs.at(s.position) : tensors_[k];
     if (s.from == role::constant || !t.defined() || t.is_inference()) continue;
-    const char* what = s.from == role::parameter ? "parameter " : s.from == role::buffer ? "buffer " : "";
-    list.push_back({t.detach(), t._version(), what + s.name});
+    list.push_back({t.unsafeGetTensorImpl()->version_counter(), t._version(), k});
   }
   return list;
 }

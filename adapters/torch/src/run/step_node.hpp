@@ -56,10 +56,10 @@ class step_node final : public ::torch::autograd::Node {
       throw not_supported("remat: the backward of a wrapped module must not run under autocast; leave it after the forward");
     for (const auto& w : watched_)
       TORCH_CHECK(
-          w.tensor._version() == w.version, "remat: ", w.what,
+          w.counter.current_version() == w.version, "remat: ", name_of(w),
           " is needed by the backward of a wrapped module, but was modified by an inplace operation after the forward: it is "
           "at version ",
-          w.tensor._version(), "; expected version ", w.version);
+          w.counter.current_version(), "; expected version ", w.version);
     ran_kept_ = ::torch::autograd::get_current_graph_task_keep_graph();
     const auto r = std::exchange(runner_, nullptr);
     const auto beside = std::exchange(beside_, nullptr);
@@ -101,6 +101,11 @@ class step_node final : public ::torch::autograd::Node {
   }
 
  private:
+  std::string name_of(const watched& w) const {
+    if (w.slot == none) return "output " + std::to_string(w.output);
+    const auto& slot = runner_->kind->step->slots[w.slot];
+    return (slot.from == role::parameter ? "parameter " : slot.from == role::buffer ? "buffer " : "") + slot.name;
+  }
   ::torch::autograd::variable_list planned(runner& r, const std::vector<at::Tensor>& given) {
     const auto& step = *r.kind->step;
     // What no used output leads to has no gradient, as in eager mode.

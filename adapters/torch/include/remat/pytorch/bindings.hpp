@@ -21,11 +21,12 @@ struct bad_binding : error {
   using error::error;
 };
 
-/// A tensor that must stay as it is, the version it had, and its name.
+/// Counts the writes to a tensor that must stay as it is.
 struct watched {
-  at::Tensor tensor;
-  int64_t version;
-  std::string what;
+  c10::VariableVersion counter;
+  int64_t version;  ///< that it must have
+  index_t slot;     ///< `none`: an output
+  std::size_t output = 0;
 };
 
 /// Tensors in the slots of a program: those of one module, and for the time of a step its inputs and incoming gradients.

@@ -49,6 +49,8 @@ class model {
   virtual std::vector<named_tensor> buffers() = 0;
   /// All that the forward depends on besides tensors, settings of PyTorch and the invocation: training flags, attributes.
   virtual std::string signature() = 0;
+  /// May parameters, buffers or signature be other ones than when they were asked for last, all three? Every step asks.
+  virtual bool changed() { return true; }
 };
 
 }  // namespace remat::pytorch
