@@ -73,12 +73,10 @@ class background {
 };
 
 /// Each tensor once, by its name.
-std::vector<named_tensor> distinct(const std::vector<named_tensor>& named) {
-  std::vector<named_tensor> list;
-  std::set<const c10::TensorImpl*> seen;
-  for (const auto& n : named)
-    if (n.tensor.defined() && seen.insert(n.tensor.unsafeGetTensorImpl()).second) list.push_back(n);
-  return list;
+std::vector<named_tensor> distinct(std::vector<named_tensor> named) {
+  std::unordered_set<const c10::TensorImpl*> seen;
+  std::erase_if(named, [&](const auto& n) { return !n.tensor.defined() || !seen.insert(n.tensor.unsafeGetTensorImpl()).second; });
+  return named;
 }
 std::vector<at::Tensor> tensors(const std::vector<named_tensor>& named) {
   std::vector<at::Tensor> list;
@@ -597,7 +595,7 @@ struct session::state : std::enable_shared_from_this<state> {
   std::vector<std::tuple<const void*, std::size_t, const at::Tensor*>> by_storage_;
   std::uint64_t clock_ = 0;
   std::vector<std::shared_ptr<runner>> runners;  ///< at most one of them idle
-  std::vector<std::weak_ptr<region>> retired;     ///< kept alive by gradients only
+  std::vector<std::weak_ptr<region>> retired;    ///< kept alive by gradients only
   std::shared_ptr<const setup> last_setup;
   std::shared_ptr<const plan> last_plan;
   pytorch::report last_held;

@@ -889,3 +889,36 @@ TEST_CASE("probes: bits are drawn as bernoulli_ draws them") {
       CHECK(same);
     }
 }
+
+TEST_CASE("probes: modules and parameters that come later, and modes of parts") {
+  const auto part = [] { return with({square()}, [](any_module&, const tensor_list& x) { return x; }); };
+  pair_of_modules m([&] {
+    auto made = with({square()}, [](any_module& self, const tensor_list& x) -> tensor_list {
+      auto y = x[0];
+      for (const auto& w : self.parameters(false)) y = y.matmul(w).sin();
+      for (const auto& child : self.children())
+        y = ::torch::dropout(y.matmul(child->parameters()[0]).sin(), 0.5, child->is_training());
+      return {y};
+    });
+    made->register_module("part", part());
+    return made;
+  });
+  const std::function<void(any_module&)> changes[] = {
+      [&](any_module& x) { x.replace_module("part", part()); },
+      [&](any_module& x) { x.register_module("another", part()); },
+      [&](any_module& x) { x.children()[1]->eval(); },
+      [&](any_module& x) { x.register_parameter("late", square()); },
+      [&](any_module& x) { x.parameters(false)[0].set_requires_grad(false); },
+      [&](any_module& x) { x.unregister_module("part"); },
+  };
+  int i = 0;
+  for (const auto& change : changes) {
+    for (int k = 0; k < 3; ++k) m.step(i++, one_input);
+    for (const auto& x : {m.plain, m.planned}) {
+      ::torch::manual_seed(static_cast<std::uint64_t>(i));
+      change(*x);
+    }
+    m.zero_grad();
+  }
+  for (int k = 0; k < 3; ++k) m.step(i++, one_input);
+}

@@ -102,6 +102,18 @@ def test_trainer(make, tmp_path, caplog):
     assert any(plan["recomputed"] > 0 for plan in remat.of(model).plans)
 
 
+@pytest.mark.parametrize("make", [gpt2, llama, lambda: get_peft_model(gpt2(), LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True))])
+def test_configurations_are_read_once(make, monkeypatch):
+    """Row 4: what it costs to see that nothing has changed."""
+    model = wrapped(make(), "200%")
+    batch = padded([Sentences([9])[0]])
+    for _ in range(2):
+        model(**batch).loss.backward()
+    monkeypatch.setattr(remat._state.Attributes, "text", None)
+    for _ in range(2):
+        model(**batch).loss.backward()
+
+
 def test_saving_and_resuming(tmp_path):
     """Row 5."""
     expected = trained(gpt2(), tmp_path / "a")
