@@ -36,6 +36,18 @@ struct socket {
   operand at;  ///< its view; none: the source, and `at.at == 1` the target, of copy `call`
 };
 
+/// Allocations follow the plan while it is there.
+class active_placement {
+ public:
+  explicit active_placement(placement& p) : placement_(p) { placement_.start(); }
+  ~active_placement() { placement_.stop(); }
+  active_placement(const active_placement&) = delete;
+  active_placement& operator=(const active_placement&) = delete;
+
+ private:
+  placement& placement_;
+};
+
 /// Where the tensor of a slot was when its sockets were filled.
 struct place {
   const void* storage = nullptr;
@@ -376,14 +388,8 @@ struct executor::state {
     }
     {
       at::AutoGradMode grad_mode(c.what->grad_mode);
-      allocations->start();
-      try {
-        c.kernel->callBoxed(c.what->op, c.keys, &result);
-      } catch (...) {
-        allocations->stop();
-        throw;
-      }
-      allocations->stop();
+      const active_placement on_plan(*allocations);
+      c.kernel->callBoxed(c.what->op, c.keys, &result);
     }
     for (std::size_t k = 0; k < planned.results.size(); ++k) {
       const auto& r = c.what->results[k];
