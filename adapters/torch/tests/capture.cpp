@@ -312,6 +312,9 @@ TEST_CASE("what cannot be captured is refused by name, and leaves no trace") {
              Contains("outputs of the module need no gradient"));
   CHECK_THAT(refusal(small("sparse", [](auto& m, auto& x) -> tensors { return {weight(m).to_sparse().sum() + x[0].sum()}; })),
              Contains("aten::"));
+  CHECK_THAT(
+      refusal(small("zeros without memory", [](auto& m, auto& x) -> tensors { return {weight(m).sgn().sum() + x[0].sum()}; })),
+      Contains("aten::_efficientzerotensor") && Contains("plain storage"));
   CHECK_THAT(refusal(small("resize",
                            [](auto& m, auto& x) -> tensors {
                              auto y = x[0].sin();

@@ -21,6 +21,8 @@ const operator_facts& facts(const std::string& name) {
       {"aten::mkldnn_rnn_layer_backward", {.writes = {"workspace"}}},
       {"aten::_cudnn_rnn_backward", {.writes = {"reserve"}}},
       {"aten::miopen_rnn_backward", {.writes = {"reserve"}}},
+      {"aten::_unsafe_masked_index", {.writes_lists = true}},
+      {"aten::_unsafe_masked_index_put_accumulate", {.writes_lists = true}},
       {"aten::set_", {.resizes = true}},
       {"aten::resize_", {.resizes = true}},
       {"aten::resize_as_", {.resizes = true}},

@@ -19,6 +19,7 @@ struct operator_facts {
   std::vector<std::string> writes = {};  ///< arguments written although the schema does not say so
   std::string writes_if = {};            ///< boolean argument that switches that on; empty: always
   bool statistics = false;               ///< results do not depend on what `writes` held: a recomputation can do without them
+  bool writes_lists = false;             ///< puts other tensors into lists among its arguments
   bool resizes = false;                  ///< gives a storage another size, or a tensor another storage
   bool reads_files = false;              ///< nothing a file may ask for
   bool overwrites = false;               ///< writes the whole of its first argument without reading it

@@ -431,7 +431,7 @@ class recorder {
   }
 
   void check(const std::string& op, const at::Tensor& t) const {
-    if (t.layout() != c10::kStrided || !t.has_storage() || t.is_quantized() || t.is_nested())
+    if (t.layout() != c10::kStrided || !t.has_storage() || t.is_quantized() || t.is_nested() || t._is_zerotensor())
       refuse(op, "takes or gives a tensor that is sparse, quantized, nested or otherwise without a plain storage");
     if (t.device() != device_ && !(t.is_cpu() && (t.dim() == 0 || t.nbytes() <= constant_limit)))
       refuse(op, "meets a tensor on " + t.device().str() + ", the step runs on " + device_.str());

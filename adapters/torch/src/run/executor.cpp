@@ -9,6 +9,7 @@
 
 #include <remat/pytorch/executor.hpp>
 
+#include "../capture/operators.hpp"
 #include "../plan/memory_plan.hpp"
 #include "../program/views.hpp"
 
@@ -21,6 +22,7 @@ struct bound_call {
   std::vector<c10::IValue> stack;  ///< arguments; those from outside are put in when they are known
   c10::DispatchKeySet keys;
   const c10::KernelFunction* kernel = nullptr;  ///< looked up at the first run
+  bool writes_lists = false;
 };
 
 struct bound_step {
@@ -92,7 +94,7 @@ struct executor::state {
     for (std::size_t k = 0; k < planned.calls.size(); ++k) {
       const auto& c = planned.calls[k];
       std::size_t next = 0;
-      bound_call b{c.what, {}, {}, nullptr};
+      bound_call b{c.what, {}, {}, nullptr, facts(c.what->op).writes_lists};
       for (const auto& o : c.what->operands) {
         const auto& l = c.operands[next++];
         if (planned.again && left_out(*c.what, o.at)) continue;
@@ -382,6 +384,9 @@ struct executor::state {
 
   void execute(bound_call& c, const placed_call& planned) {
     result = c.stack;
+    if (c.writes_lists)
+      for (auto& argument : result)
+        if (argument.isList()) argument = c10::IValue(argument.toList().copy());
     if (c.kernel == nullptr) {
       c.keys = c.what->op.dispatchKeyExtractor().getDispatchKeySetBoxed(&result);
       c.kernel = &c.what->op.lookup(c.keys);
