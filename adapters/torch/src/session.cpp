@@ -118,8 +118,10 @@ void add_settings(key& k) {
   k << at::get_num_threads() << c.deterministicAlgorithms() << c.deterministicFillUninitializedMemory() << c.userEnabledMkldnn()
     << c.userEnabledFlashSDP() << c.userEnabledMemEfficientSDP() << c.userEnabledMathSDP() << c.float32MatmulPrecision()
     << c10::typeMetaToScalarType(c10::get_default_dtype());
-  for (const auto device : {at::kCPU, at::kCUDA})
-    if (at::autocast::is_autocast_enabled(device)) k << device << at::autocast::get_autocast_dtype(device);
+  for (const auto device : {at::kCPU, at::kCUDA}) {
+    const bool on = at::autocast::is_autocast_enabled(device);
+    k << on << (on ? at::autocast::get_autocast_dtype(device) : at::ScalarType::Undefined);
+  }
 }
 
 }  // namespace
@@ -174,17 +176,21 @@ struct session::state : std::enable_shared_from_this<state> {
       k << t.defined();
       if (!t.defined()) continue;
       k << t;
-      for (std::size_t j = 0; j < i; ++j)
-        if (inputs[j].defined() && inputs[j].is_alias_of(t)) k << j << t.storage_offset() - inputs[j].storage_offset();
+      for (std::size_t j = 0; j < i; ++j) {
+        const bool shared = inputs[j].defined() && inputs[j].is_alias_of(t);
+        k << shared << (shared ? t.storage_offset() - inputs[j].storage_offset() : 0);
+      }
     }
     by_storage_.clear();
-    for (const auto* list : {&parameters, &buffers})
+    for (const auto* list : {&parameters, &buffers}) {
+      k << list->size();
       for (const auto& [name, t] : *list) {
         k << t.unsafeGetTensorImpl() << t << t.has_storage();
         if (!t.has_storage()) continue;
         k << t.storage().nbytes();
         by_storage_.push_back({t.storage().unsafeGetStorageImpl(), by_storage_.size(), &t});
       }
+    }
     std::sort(by_storage_.begin(), by_storage_.end());
     std::map<std::size_t, std::pair<std::size_t, int64_t>> sharing;  // place: the first one in its storage, distance
     for (std::size_t i = 1, first = 0; i < by_storage_.size(); ++i) {
