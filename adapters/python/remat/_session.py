@@ -235,7 +235,8 @@ class Session:
 
     @property
     def plan(self) -> dict[str, Any]:
-        """The plan used last: status, peak (bytes), seconds, bound, gap, and the smallest budgets known and proven."""
+        """The plan used last: status, peak (bytes), seconds, bound, gap, the smallest budgets known and proven, and names of
+        the operators that run again."""
         return self._run.plan()
 
     @property

@@ -247,7 +247,14 @@ class python_session {
                     py::arg("arena") = r.arena, py::arg("held") = r.held(), py::arg("live") = rp::meter::live());
   }
   py::dict plan() {
-    return told(translated([&] { return run_->report(); }));
+    auto plan = told(translated([&] { return run_->report(); }));
+    const auto& operations = run_->planning_problem().operations();
+    std::set<remat::index_t> once;
+    std::set<std::string> again;
+    for (auto i : remat::compute_order(run_->planned_schedule()))
+      if (!once.insert(i).second) again.insert(operations[i].name);
+    plan["again"] = again;
+    return plan;
   }
   static py::dict told(const rp::report& r) {
     return py::dict(py::arg("status") = std::string(to_string(r.status)), py::arg("inputs") = r.planned_for,

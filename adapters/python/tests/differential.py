@@ -10,7 +10,10 @@ import torch.utils._pytree as pytree
 
 
 def content(value: Any) -> Any:
-    """What two runs must have in common of a value: a tensor's geometry and bytes, anything else itself."""
+    """What two runs must have in common of a value: a tensor's geometry and bytes, anything else itself.
+
+    Where a dimension has one element, its stride has no meaning.
+    """
     if not isinstance(value, torch.Tensor):
         if type(value).__eq__ is object.__eq__ and hasattr(value, "__dict__") and not isinstance(value, (type, torch.nn.Module)):
             return (type(value).__qualname__, written(vars(value)))  # a cache of keys and values
@@ -21,7 +24,8 @@ def content(value: Any) -> Any:
     if t._is_zerotensor():
         t = torch.zeros(t.shape, dtype=t.dtype)
     data = t.resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return (t.dtype, tuple(t.shape), t.stride(), data.view(torch.uint8).numpy().tobytes() if data.numel() else b"")
+    strides = tuple(stride for size, stride in zip(t.shape, t.stride()) if size != 1)
+    return (t.dtype, tuple(t.shape), strides, data.view(torch.uint8).numpy().tobytes() if data.numel() else b"")
 
 
 def written(value: Any) -> tuple:
