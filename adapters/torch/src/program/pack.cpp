@@ -49,7 +49,8 @@ class packing {
         any = true;
       }
     if (!any) return std::move(p_);
-    ::torch::jit::Stack none_drawn{0, 0.5};  // tries how the installed PyTorch draws now, and not in a step, whose memory is counted
+    ::torch::jit::Stack none_drawn{0,
+                                   0.5};  // tries how the installed PyTorch draws now, and not in a step, whose memory is counted
     c10::Dispatcher::singleton().findSchemaOrThrow("remat::draw", "").callBoxed(none_drawn);
     insert_behind(p_, std::move(added_));
     const std::vector<bool> all(p_.nodes.size(), true);
