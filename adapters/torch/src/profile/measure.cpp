@@ -344,17 +344,33 @@ void forget_profiles() {
   known.clear();
 }
 
+namespace {
+
+/// Operators run below autograd and autocast while it is there, one program at a time; the generator is as before after it.
+class measuring {
+ public:
+  measuring() = default;
+  ~measuring() { generator_.restore(); }
+  measuring(const measuring&) = delete;
+  measuring& operator=(const measuring&) = delete;
+
+ private:
+  std::lock_guard<std::mutex> lock_{known_mutex};
+  at::NoGradGuard no_grad_;
+  at::AutoDispatchBelowADInplaceOrView below_;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast_{c10::autocast_dispatch_keyset};
+  generator_state generator_ = generator_state::now();
+};
+
+}  // namespace
+
 program_profile profile(const program& step, const profile_options& o) {
   const auto begin = clock::now();
-  std::lock_guard lock(known_mutex);
+  const measuring alone;
   const auto machine = environment();
   auto& here = known[machine];
   nlohmann::json document;
   bool read = false;
-  at::NoGradGuard no_grad;
-  at::AutoDispatchBelowADInplaceOrView below;
-  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  const auto generator = generator_state::now();
 
   program_profile result;
   std::map<std::string, std::shared_ptr<const node_profile>> used;
@@ -378,7 +394,6 @@ program_profile profile(const program& step, const profile_options& o) {
     here[key] = entry;
     result.nodes.push_back(entry);
   }
-  generator.restore();
   result.distinct = used.size();
   if (read && result.measured > 0) try {
       std::filesystem::create_directories(o.cache.parent_path());
@@ -392,18 +407,15 @@ program_profile profile(const program& step, const profile_options& o) {
 program_profile profile_like(const program& step, const program& other, const program_profile& costs) {
   TORCH_CHECK(step.nodes.size() == other.nodes.size() && costs.nodes.size() == other.nodes.size(), "costs of another program");
   const auto begin = clock::now();
-  std::lock_guard lock(known_mutex);
+  const measuring alone;
   const auto& here = known[environment()];
-  at::NoGradGuard no_grad;
-  at::AutoDispatchBelowADInplaceOrView below;
-  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  const auto generator = generator_state::now();
   program_profile result;
   std::map<std::string, std::shared_ptr<const node_profile>> used;
   for (std::size_t i = 0; i < step.nodes.size(); ++i) {
     const auto& n = step.nodes[i];
-    auto& entry = used[signature(step, n)];
-    if (const auto found = here.find(signature(step, n)); !entry && found != here.end()) entry = found->second;
+    const auto key = signature(step, n);
+    auto& entry = used[key];
+    if (const auto found = here.find(key); !entry && found != here.end()) entry = found->second;
     if (!entry) {
       const auto growth = touched(step, n) / touched(other, other.nodes[i]);
       entry = std::make_shared<node_profile>(measure_like(step, n, *costs.nodes[i], growth));
@@ -411,7 +423,6 @@ program_profile profile_like(const program& step, const program& other, const pr
     result.nodes.push_back(entry);
   }
   result.distinct = used.size();
-  generator.restore();
   result.elapsed = since(begin);
   return result;
 }

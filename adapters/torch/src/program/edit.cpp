@@ -5,6 +5,14 @@
 
 namespace remat::pytorch {
 
+std::set<index_t> handed_out(const program& step) {
+  std::set<index_t> values;
+  for (const auto* list : {&step.outputs, &step.parameter_grads, &step.input_grads})
+    for (auto v : *list)
+      if (v != none) values.insert(step.views[v].value);
+  return values;
+}
+
 program only(program step, const std::vector<bool>& wanted) {
   std::vector<index_t> value(step.values.size(), none), node_at(step.nodes.size(), none), view(step.views.size(), none);
   std::vector<bool> there(step.values.size());

@@ -3,11 +3,15 @@
 /// Programs with fewer or more nodes. Private to the adapter.
 #pragma once
 
+#include <set>
 #include <vector>
 
 #include <remat/pytorch/program.hpp>
 
 namespace remat::pytorch {
+
+/// Values that the caller gets.
+std::set<index_t> handed_out(const program& step);
 
 /// The program without the nodes that are not wanted, and without values that nobody makes.
 /// @param wanted per node; the loss is, and whatever wanted nodes, targets and origins of draws name

@@ -9,11 +9,13 @@
 
 namespace remat::pytorch {
 
-/// The node draws random numbers, writes something that outlives the step, or is the loss.
-inline bool has_effects(const program& step, const node& n) {
-  return n.random || n.once || std::any_of(n.outputs.begin(), n.outputs.end(), [&](index_t v) {
-           return std::find(step.tokens.begin(), step.tokens.end(), v) != step.tokens.end();
-         });
+/// The node must run although nothing may read its results: it writes what outlives the step, or draws.
+inline bool has_token(const program& step, const node& n) {
+  return std::any_of(n.outputs.begin(), n.outputs.end(),
+                     [&](index_t v) { return std::find(step.tokens.begin(), step.tokens.end(), v) != step.tokens.end(); });
 }
+
+/// The node draws random numbers, writes something that outlives the step, or is the loss.
+inline bool has_effects(const program& step, const node& n) { return n.random || n.once || has_token(step, n); }
 
 }  // namespace remat::pytorch

@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "edit.hpp"
+#include "effects.hpp"
 #include "signature.hpp"
 
 namespace remat::pytorch {
-
 namespace {
 
 /// Numbers what the nodes of a program compute: equal numbers, equal bytes.
@@ -76,13 +76,10 @@ class numbering {
     for (auto v : order) key += own.count(v) ? "." : " " + std::to_string(same[v]);
     for (const auto& [old, fresh] : n.overwrites) key += " w" + std::to_string(same[old]);
     if (n.random) key += " d" + std::to_string(before[i].first) + "," + std::to_string(before[i].second);
-    const auto [first, fresh] = seen_.emplace(std::move(key), i);
+    const auto [first, fresh] = seen_.emplace(std::move(key), named{i, order});
     if (fresh || i < step_.loss) return;
-    const auto j = first->second;
-    const auto& m = step_.nodes[j];
-    std::vector<std::pair<index_t, index_t>> equal;  // of the calls' results: tokens come last and are no results
-    std::vector<index_t> theirs;
-    signature(step_, m, &theirs);
+    const auto& [j, theirs] = first->second;
+    std::vector<std::pair<index_t, index_t>> equal;  // results of the calls; tokens are none
     for (std::size_t k = 0; k < order.size(); ++k)
       if (own.count(order[k])) equal.emplace_back(order[k], theirs[k]);
     if (std::any_of(equal.begin(), equal.end(), [&](const auto& e) { return apart_.count(e.first) || apart_.count(e.second); }))
@@ -93,28 +90,14 @@ class numbering {
 
   const program& step_;
   const std::set<index_t>& apart_;
-  std::map<std::string, index_t> seen_;
+  using named = std::pair<index_t, std::vector<index_t>>;  ///< a node, and the values its calls name
+  std::map<std::string, named> seen_;
 
  public:
   std::vector<index_t> same;  ///< per value: the first that is equal
   std::vector<index_t> twin;  ///< per node: the earlier one that computes the same; none
   std::vector<state> before;  ///< per node that draws: from which state
 };
-
-/// Values that the caller gets.
-std::set<index_t> handed_out(const program& step) {
-  std::set<index_t> values;
-  for (const auto* list : {&step.outputs, &step.parameter_grads, &step.input_grads})
-    for (auto v : *list)
-      if (v != none) values.insert(step.views[v].value);
-  return values;
-}
-
-/// Is what the node does more than its results?
-bool has_token(const program& step, const node& n) {
-  return std::any_of(n.outputs.begin(), n.outputs.end(),
-                     [&](index_t v) { return std::find(step.tokens.begin(), step.tokens.end(), v) != step.tokens.end(); });
-}
 
 /// What must run: the nodes that stay, and are needed by targets.
 std::vector<bool> needed(const program& step, std::vector<bool> stays) {

@@ -3,12 +3,14 @@
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <set>
 #include <utility>
 #include <vector>
 
+#include "../run/masks.hpp"
 #include "edit.hpp"
 
 namespace remat::pytorch {
@@ -31,27 +33,22 @@ call new_call(const char* name, std::vector<c10::IValue> arguments, std::vector<
 
 class packing {
  public:
-  explicit packing(program step) : p_(std::move(step)), readers_(p_.values.size()), added_(p_.nodes.size()) {
+  explicit packing(program step)
+      : p_(std::move(step)), readers_(p_.values.size()), added_(p_.nodes.size()), apart_(handed_out(p_)) {
     for (index_t i = 0; i < p_.nodes.size(); ++i) {
       for (auto v : p_.nodes[i].inputs) readers_[v].push_back(i);
       for (const auto& [old, fresh] : p_.nodes[i].overwrites) apart_.insert(old);
     }
-    for (const auto* list : {&p_.outputs, &p_.parameter_grads, &p_.input_grads})
-      for (auto v : *list)
-        if (v != none) apart_.insert(p_.views[v].value);
   }
 
   program run() {
     bool any = false;
     for (index_t i = 0; i < p_.nodes.size(); ++i)
-      if (draws_mask(p_.nodes[i])) {
+      if (draws_mask(p_.nodes[i]) && draws_masks_alike()) {
         pack(i);
         any = true;
       }
     if (!any) return std::move(p_);
-    ::torch::jit::Stack none_drawn{0,
-                                   0.5};  // tries how the installed PyTorch draws now, and not in a step, whose memory is counted
-    c10::Dispatcher::singleton().findSchemaOrThrow("remat::draw", "").callBoxed(none_drawn);
     insert_behind(p_, std::move(added_));
     const std::vector<bool> all(p_.nodes.size(), true);
     return only(std::move(p_), all);
@@ -76,11 +73,7 @@ class packing {
            std::all_of(n.calls.begin() + 1, n.calls.end(),
                        [&](const auto& c) { return alike(p_.views[c.operands[0].view], mask); });
   }
-  static bytes_t elements(const byte_view& v) {
-    bytes_t n = 1;
-    for (auto s : v.sizes) n *= s;
-    return n;
-  }
+  static bytes_t elements(const byte_view& v) { return c10::multiply_integers(v.sizes); }
   /// The elements lie in the same order.
   static bool alike(const byte_view& a, const byte_view& b) {
     return a.sizes == b.sizes && a.strides == b.strides && a.dtype == b.dtype && a.conj == b.conj && a.neg == b.neg;

@@ -14,6 +14,8 @@
 #include <mutex>
 #include <vector>
 
+#include "masks.hpp"
+
 namespace {
 
 /// The words that `at::mt19937` would give, a block at a time, which compilers turn into vector instructions. Matsumoto and
@@ -92,8 +94,9 @@ void draw_bits(at::CPUGeneratorImpl& generator, int64_t elements, double p, uint
   generator.set_engine(source.engine());
 }
 
-/// `bernoulli_` of the installed PyTorch draws like that; builds with other random libraries may not.
-bool draws_alike() {
+}  // namespace
+
+bool remat::pytorch::draws_masks_alike() {
   static const bool alike = [] {
     constexpr int64_t n = 4099;
     for (const double p : {0.9, 0.31}) {
@@ -111,22 +114,17 @@ bool draws_alike() {
   return alike;
 }
 
+namespace {
+
 /// Bits of as many draws as `bernoulli_(p)` makes, in the order of a dense tensor's memory.
 at::Tensor draw(int64_t elements, double p) {
   TORCH_CHECK(elements >= 0, "remat::draw: elements must be >= 0, got ", elements);
   TORCH_CHECK(p >= 0 && p <= 1, "remat::draw: p must be in [0, 1], got ", p);
+  TORCH_CHECK(remat::pytorch::draws_masks_alike(), "remat::draw: bernoulli_ of this PyTorch draws otherwise on this machine");
   auto bits = at::empty({(elements + 7) / 8}, at::kByte);
-  auto* to = bits.mutable_data_ptr<uint8_t>();
-  if (draws_alike()) {
-    auto& generator = *at::get_generator_or_default<at::CPUGeneratorImpl>(std::nullopt, at::detail::getDefaultCPUGenerator());
-    std::lock_guard lock(generator.mutex_);
-    draw_bits(generator, elements, p, to);
-    return bits;
-  }
-  const auto drawn = at::empty({elements}, at::kByte).bernoulli_(p);
-  const auto* from = drawn.const_data_ptr<uint8_t>();
-  std::fill_n(to, bits.numel(), uint8_t{0});
-  for (int64_t i = 0; i < elements; ++i) to[i >> 3] = static_cast<uint8_t>(to[i >> 3] | from[i] << (i & 7));
+  auto& generator = *at::get_generator_or_default<at::CPUGeneratorImpl>(std::nullopt, at::detail::getDefaultCPUGenerator());
+  std::lock_guard lock(generator.mutex_);
+  draw_bits(generator, elements, p, bits.mutable_data_ptr<uint8_t>());
   return bits;
 }
 
