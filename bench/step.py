@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Time and memory of training steps from Python: eager mode, a checkpoint around every block, torch.compile, and `remat.wrap`.
+With --fixed, what does not depend on kernels: the time of a step with many parameters and hardly any work, and of `remat.wrap`.
 
 Contestants take turns within a round, in rotating order. A ratio is the median over rounds of (processor time / that of eager mode
 in the same round). Peaks are measured by the meter of the host allocator, beyond what is held when a step begins; gradients are
 there and are zeroed in place. The memory of `remat` at the checkpoint's peak is a budget in bytes: it must not be exceeded.
 
-usage: step.py [--works gpt2,unet] [--rounds 7] [--threads 1] [--compile]
+usage: step.py [--works gpt2,unet] [--rounds 7] [--threads 1] [--compile] [--fixed]
 """
 import argparse
+import os
 import statistics
 import sys
+import tempfile
 import time
 
 import torch
@@ -177,7 +180,44 @@ def measure(name, rounds, compiled):
             times[who].append(step(*contestants[who])[0])
     for who in contestants:
         ratio = statistics.median(a / b for a, b in zip(times[who], times["eager"]))
-        print(f"| {name} | {who} | {peaks[who] / 2**20:.1f} | {peaks[who] / peaks['eager']:.3f} | {ratio:.3f} |", flush=True)
+        model = contestants[who][0]
+        plan = remat.of(model).plan if remat.is_wrapped(model) else None
+        told = f"{plan['seconds'] / plan['plain_seconds']:.3f} | {100 * plan['gap']:.2f}" if plan else " | "
+        print(f"| {name} | {who} | {peaks[who] / 2**20:.1f} | {peaks[who] / peaks['eager']:.3f} | {ratio:.3f} | {told} |", flush=True)
+
+
+class Parameters(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.list = nn.ParameterList(nn.Parameter(torch.rand(4)) for _ in range(160))
+
+    def forward(self, x):
+        return (x * torch.cat(list(self.list))).sum()
+
+
+def fixed():
+    """What planning and wrapping cost by themselves."""
+    x = torch.rand(640)
+    for who, model in (("plain", Parameters()), ("wrapped", remat.wrap(Parameters(), (x,)))):
+        times = []
+        for _ in range(400):
+            model.zero_grad()
+            begin = time.perf_counter()
+            model(x).backward()
+            times.append(time.perf_counter() - begin)
+        print(f"160 parameters, {who}: {1e6 * statistics.median(times):.0f} us a step")
+
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    ids = torch.randint(8192, (4, 128))
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["XDG_CACHE_HOME"] = cache
+        for start in ("cold", "cached"):
+            torch.manual_seed(0)
+            model = GPT2LMHeadModel(GPT2Config(n_layer=12, n_positions=256, vocab_size=8192))
+            begin = time.perf_counter()
+            remat.wrap(model, kwargs={"input_ids": ids, "labels": ids, "use_cache": False}, budget="75%")
+            print(f"GPT-2, 12 layers: remat.wrap, {start}: {time.perf_counter() - begin:.1f} s")
 
 
 if __name__ == "__main__":
@@ -186,9 +226,12 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--compile", action="store_true", help="torch.compile as well (Inductor needs a compiler)")
+    parser.add_argument("--fixed", action="store_true", help="the cost of a step without work, and of wrapping")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    if options.fixed:
+        sys.exit(fixed())
     _torch.meter_install()
-    print("| work | contestant | peak MiB | peak / eager | processor time / eager |\n|---|---|---|---|---|")
+    print("| work | contestant | peak MiB | peak / eager | processor time / eager | predicted | gap % |\n|---|---|---|---|---|---|---|")
     for work in options.works.split(","):
         measure(work, options.rounds, options.compile)

@@ -57,21 +57,17 @@ def steps(model, rank, mode, hook):
     return seen + [content(t) for t in model.state_dict().values()]
 
 
-def work(rank, port, mode, hook, queue):
+def in_group(rank, port, target, args, queue):
+    """Runs `target` as one of two processes, and tells what it gives, or why it fails."""
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=2)
     try:
-        results = []
-        for planned in (False, True):
-            torch.manual_seed(0)
-            model = Plain()
-            if planned:
-                remat.wrap(model, budget="70%", time_limit=1)
-            results.append(steps(nn.parallel.DistributedDataParallel(model, **MODES[mode]), rank, mode, hook))
-        queue.put((rank, results[0] == results[1], remat.of(model).plan["recomputed"]))
+        queue.put((rank, target(rank, *args)))
+    except remat.Refused as e:
+        queue.put((rank, str(e)))
     except Exception as e:  # told to the test
-        queue.put((rank, f"{type(e).__name__}: {e}", 0))
+        queue.put((rank, f"{type(e).__name__}: {e}"))
     finally:
         dist.destroy_process_group()
 
@@ -83,55 +79,58 @@ def together(target, *args):
         port = s.getsockname()[1]
     context = torch.multiprocessing.get_context("spawn")
     queue = context.SimpleQueue()
-    torch.multiprocessing.spawn(target, (port, *args, queue), nprocs=2)
-    return sorted(queue.get() for _ in range(2))
+    torch.multiprocessing.spawn(in_group, (port, target, args, queue), nprocs=2)
+    return [told for _, told in sorted((queue.get() for _ in range(2)), key=lambda x: x[0])]
+
+
+def work(rank, mode, hook):
+    results = []
+    for planned in (False, True):
+        torch.manual_seed(0)
+        model = Plain()
+        if planned:
+            remat.wrap(model, budget="70%", time_limit=1)
+        results.append(steps(nn.parallel.DistributedDataParallel(model, **MODES[mode]), rank, mode, hook))
+    return results[0] == results[1], remat.of(model).plan["recomputed"]
 
 
 @pytest.mark.parametrize("mode, hook", [(mode, False) for mode in MODES] + [("default", True)])
 def test_distributed_data_parallel(mode, hook):
     """Row 13: gradients are those of plain DDP."""
-    for _, same, recomputed in together(work, mode, hook):
+    for told in together(work, mode, hook):
+        assert isinstance(told, tuple), told
+        same, recomputed = told
         assert same is True, same
         assert recomputed > 0
 
 
-def shard(rank, port, first, queue):
+def shard(rank, first):
     from torch.distributed.fsdp import fully_shard
 
-    torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=2)
-    try:
-        results = []
-        for planned in (False, True):
-            torch.manual_seed(0)
-            model = Plain()
-            if planned and first:
-                remat.wrap(model, budget="70%", time_limit=1)
-            fully_shard(model)
-            if planned and not first:
-                remat.wrap(model, budget="70%", time_limit=1)
-            seen = []
-            for i in range(3):
-                x = torch.randn(50, 6, generator=torch.Generator().manual_seed(10 * rank + i))
-                y = model(x)
-                y.sum().backward()
-                seen += [content(y)] + [content(p.grad.to_local()) for p in model.parameters()]
-                model.zero_grad()
-            results.append(seen)
-        queue.put((rank, results[0] == results[1]))
-    except remat.Refused as e:
-        queue.put((rank, str(e)))
-    except Exception as e:  # told to the test
-        queue.put((rank, f"{type(e).__name__}: {e}"))
-    finally:
-        dist.destroy_process_group()
+    results = []
+    for planned in (False, True):
+        torch.manual_seed(0)
+        model = Plain()
+        if planned and first:
+            remat.wrap(model, budget="70%", time_limit=1)
+        fully_shard(model)
+        if planned and not first:
+            remat.wrap(model, budget="70%", time_limit=1)
+        seen = []
+        for i in range(3):
+            x = torch.randn(50, 6, generator=torch.Generator().manual_seed(10 * rank + i))
+            y = model(x)
+            y.sum().backward()
+            seen += [content(y)] + [content(p.grad.to_local()) for p in model.parameters()]
+            model.zero_grad()
+        results.append(seen)
+    return results[0] == results[1]
 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_fully_shard(first):
     """Row 13: gradients are those of plain FSDP, or a refusal says why."""
-    for _, same in together(shard, first):
+    for same in together(shard, first):
         assert same is True or "DTensor" in same, same
 
 
