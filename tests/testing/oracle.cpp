@@ -2,11 +2,13 @@
 // The exhaustive oracles against closed forms and one another.
 #include <catch2/catch.hpp>
 
+#include <cmath>
 #include <limits>
 #include <random>
 
 #include <remat/core/evaluate.hpp>
 #include <remat/core/solve.hpp>
+#include <remat/testing/copy_oracle.hpp>
 #include <remat/testing/generators.hpp>
 #include <remat/testing/oracle.hpp>
 #include <remat/testing/staged_oracle.hpp>
@@ -128,4 +130,43 @@ TEST_CASE("staged oracle: unit chains, and the price of stages") {
   CHECK(equal > worse);
   CHECK(worse > 0);
   CHECK(helped > 0);
+}
+
+TEST_CASE("copies: without them the optimum is the other oracle's, with them it is no slower") {
+  std::mt19937_64 g(3);
+  int compared = 0, faster = 0;
+  for (int round = 0; round < 200; ++round) {
+    const auto p = random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 2, 4)), .outputs = 1, .once = 20});
+    const auto least = bounds_without_search(p).budget, all = evaluate(p, store_all_schedule(p)).peak;
+    const auto budget = least + (all - least) / 2;
+    const auto best = exhaustive_optimum(p, budget);
+    REQUIRE(exhaustive_optimum_with_copies(p, budget) == best.value_or(std::numeric_limits<double>::infinity()));
+    const problem slow(p.name(), p.values(), p.operations(), p.targets(), copy_rates{1e-6, 1e-6, 0});
+    if (const auto optimum = exhaustive_optimum_with_copies(slow, budget, 4'000); best && optimum) CHECK(*optimum == *best);
+    const problem fast(p.name(), p.values(), p.operations(), p.targets(), copy_rates{8, 8, 0});
+    const auto optimum = exhaustive_optimum_with_copies(fast, budget, 4'000);
+    if (!optimum) continue;
+    REQUIRE(std::isfinite(*optimum));
+    REQUIRE(*optimum >= bounds_without_search(p).seconds);
+    if (!best) continue;
+    REQUIRE(*optimum <= *best);
+    ++compared;
+    faster += *optimum < *best;
+  }
+  CAPTURE(compared, faster);
+  CHECK((compared > 50 && faster > 10));
+}
+
+TEST_CASE("copies: a value waits on the host while there is no room for it") {
+  // 0 is out from 1 s to 5 s, and back from 11 s, when 2 has been made, to 19 s.
+  const std::vector<operation> ops = {
+      {"0", {}, {0}, 1}, {"1", {0}, {1}, 5}, {"2", {1}, {2}, 5, 4}, {"3", {2}, {3}, 3}, {"4", {0, 3}, {4}, 1}};
+  const problem p("p", {{"0", 4}, {"1", 2}, {"2", 3}, {"3", 2}, {"4", 1}}, ops, {4}, copy_rates{1, 0.5, 0});
+  CHECK(exhaustive_optimum_with_copies(p, 9) == 16.0);  // 0 is made again
+  auto once = ops;
+  once[0].once = true;
+  const problem q("q", p.values(), once, {4}, copy_rates{1, 0.5, 0});
+  CHECK(exhaustive_optimum_with_copies(q, 9) == 20.0);
+  CHECK(exhaustive_optimum_with_copies(q, 13) == 15.0);
+  CHECK(std::isinf(*exhaustive_optimum_with_copies(problem("r", p.values(), once, {4}), 9)));
 }

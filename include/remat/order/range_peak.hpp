@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Bytes along an order: ranges are raised and lowered, and the most in a range is asked for.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include <remat/core/types.hpp>
+
+namespace remat::order {
+
+/// A segment tree over positions: range addition, range maximum.
+/// @code
+/// remat::order::range_peak memory(bytes);
+/// memory.add(2, 7, -1024);  // a value that leaves from position 2 to 7
+/// if (memory.most(2, 7) + 512 <= budget) fits();
+/// @endcode
+class range_peak {
+ public:
+  /// @param bytes at each position. Complexity: O(positions).
+  explicit range_peak(std::span<const bytes_t> bytes)
+      : leaves_(std::bit_ceil(std::max<std::size_t>(1, bytes.size()))),
+        most_(2 * leaves_, std::numeric_limits<bytes_t>::min() / 2),
+        added_(leaves_, 0) {
+    std::copy(bytes.begin(), bytes.end(), most_.begin() + static_cast<std::ptrdiff_t>(leaves_));
+    for (auto node = leaves_; node-- > 1;) most_[node] = std::max(most_[2 * node], most_[2 * node + 1]);
+  }
+
+  /// Bytes at a position. Complexity: O(log(positions)).
+  bytes_t at(std::size_t position) const {
+    auto node = position + leaves_;
+    auto bytes = most_[node];
+    while (node >>= 1) bytes += added_[node];
+    return bytes;
+  }
+  /// The most in [from, to), far below 0 if that is empty. Complexity: O(log(positions)).
+  bytes_t most(std::size_t from, std::size_t to) const { return most(1, 0, leaves_, from, to); }
+  /// Adds to the positions [from, to). Complexity: O(log(positions)).
+  void add(std::size_t from, std::size_t to, bytes_t bytes) {
+    if (from >= to) return;
+    auto low = from + leaves_, high = to + leaves_;
+    for (; low < high; low >>= 1, high >>= 1) {
+      if (low & 1) raise(low++, bytes);
+      if (high & 1) raise(--high, bytes);
+    }
+    update(from + leaves_);
+    update(to - 1 + leaves_);
+  }
+
+ private:
+  void raise(std::size_t node, bytes_t bytes) {
+    most_[node] += bytes;
+    if (node < leaves_) added_[node] += bytes;
+  }
+  void update(std::size_t node) {
+    while (node >>= 1) most_[node] = std::max(most_[2 * node], most_[2 * node + 1]) + added_[node];
+  }
+  bytes_t most(std::size_t node, std::size_t begin, std::size_t end, std::size_t from, std::size_t to) const {
+    if (from >= end || to <= begin) return std::numeric_limits<bytes_t>::min() / 2;
+    if (from <= begin && end <= to) return most_[node];
+    const auto middle = begin + (end - begin) / 2;
+    return std::max(most(2 * node, begin, middle, from, to), most(2 * node + 1, middle, end, from, to)) + added_[node];
+  }
+
+  std::size_t leaves_;
+  std::vector<bytes_t> most_;   // of the positions below a node, without what is added to the nodes above it
+  std::vector<bytes_t> added_;  // to all positions below a node
+};
+
+}  // namespace remat::order

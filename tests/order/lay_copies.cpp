@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <catch2/catch.hpp>
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include <remat/core/bounds.hpp>
+#include <remat/core/evaluate.hpp>
+#include <remat/order/lay_copies.hpp>
+#include <remat/testing/copy_oracle.hpp>
+#include <remat/testing/generators.hpp>
+
+using remat::bytes_t;
+using remat::problem;
+using remat::testing::chance;
+using remat::testing::uniform;
+
+namespace {
+
+problem with_link(const problem& p, remat::copy_rates link) {
+  return problem(p.name(), p.values(), p.operations(), p.targets(), link, p.backward_start());
+}
+
+/// A valid order with recomputations: some operations run again some time later.
+std::vector<remat::operation_id> order_with_repeats(std::mt19937_64& g, const problem& p) {
+  auto order = remat::needed_operations(p);
+  const auto first = order;
+  for (std::size_t k = 0; k < first.size(); ++k)
+    if (!p.operations()[first[k]].once && chance(g, 40)) {
+      const auto made = std::find(order.begin(), order.end(), first[k]) - order.begin();
+      order.insert(order.begin() + uniform(g, made + 1, static_cast<std::int64_t>(order.size())), first[k]);
+    }
+  return order;
+}
+
+}  // namespace
+
+TEST_CASE("range_peak agrees with an array") {
+  std::mt19937_64 g(2);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<bytes_t> plain(static_cast<std::size_t>(uniform(g, 1, 40)));
+    for (auto& x : plain) x = uniform(g, -5, 50);
+    remat::order::range_peak tree(plain);
+    for (int i = 0; i < 50; ++i) {
+      const auto from = static_cast<std::size_t>(uniform(g, 0, static_cast<std::int64_t>(plain.size()) - 1));
+      const auto to =
+          static_cast<std::size_t>(uniform(g, static_cast<std::int64_t>(from), static_cast<std::int64_t>(plain.size())));
+      const auto bytes = uniform(g, -9, 9);
+      tree.add(from, to, bytes);
+      for (auto k = from; k < to; ++k) plain[k] += bytes;
+      const auto at = static_cast<std::size_t>(uniform(g, 0, static_cast<std::int64_t>(plain.size()) - 1));
+      REQUIRE(tree.at(at) == plain[at]);
+      const auto until =
+          static_cast<std::size_t>(uniform(g, static_cast<std::int64_t>(at) + 1, static_cast<std::int64_t>(plain.size())));
+      REQUIRE(tree.most(at, until) == *std::max_element(plain.begin() + static_cast<std::ptrdiff_t>(at),
+                                                        plain.begin() + static_cast<std::ptrdiff_t>(until)));
+    }
+  }
+}
+
+TEST_CASE("lay_copies: every order within every budget above the least") {
+  std::mt19937_64 g(4);
+  for (int round = 0; round < 3000; ++round) {
+    const auto chain = round % 4 == 3;
+    const auto plain = chain ? remat::testing::random_training_chain(g, static_cast<std::size_t>(uniform(g, 1, 12)))
+                             : remat::testing::random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 1, 30)),
+                                                                  .once = round % 3 == 0 ? 30 : 0});
+    const auto p = with_link(plain, {0.5 * static_cast<double>(uniform(g, 1, 8)), 0.5 * static_cast<double>(uniform(g, 1, 8)),
+                                     0.5 * static_cast<double>(uniform(g, 0, 2))});
+    const auto order = round % 2 == 0 ? remat::needed_operations(p) : order_with_repeats(g, p);
+    const auto least = remat::bounds_without_search(p).budget;
+    const auto needs = remat::measure_order(p, order);
+    for (const auto budget : {least - 1, least, uniform(g, least, std::max(least, needs.peak)), needs.peak})
+      for (const bool frugal : {false, true}) {
+        INFO("round " << round << ", budget " << budget << ", frugal " << frugal);
+        const auto laid = remat::order::lay_copies(p, order, budget, {.frugal = frugal, .small = round % 5 == 0 ? 0.2 : 0});
+        REQUIRE(laid.has_value() == (budget >= least));
+        if (!laid) continue;
+        const auto e = remat::evaluate(p, laid->schedule);
+        REQUIRE(e.peak <= budget);
+        REQUIRE(e.seconds <= laid->seconds * (1 + 1e-12));
+        REQUIRE(remat::compute_order(laid->schedule) == order);
+        double waits = 0;
+        for (const auto& w : laid->waits) waits += w.seconds;
+        REQUIRE(needs.seconds + waits == Approx(laid->seconds));
+        if (budget >= needs.peak) {
+          REQUIRE(e.copies.empty());
+          REQUIRE(e.seconds == Approx(needs.seconds));
+        }
+      }
+  }
+}
+
+TEST_CASE("lay_copies: never faster than the optimum, and it often") {
+  std::mt19937_64 g(6);
+  int compared = 0, met = 0;
+  for (int round = 0; round < 1500; ++round) {
+    const auto p = with_link(
+        remat::testing::random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 2, 4)), .sources = 1, .outputs = 1}),
+        {2, 2, 0.5 * static_cast<double>(uniform(g, 0, 1))});
+    const auto order = remat::needed_operations(p);
+    const auto peak = remat::measure_order(p, order).peak;
+    const auto budget = uniform(g, remat::bounds_without_search(p).budget, peak);
+    if (budget == peak) continue;
+    const auto optimum = remat::testing::exhaustive_optimum_with_copies(p, budget, 20'000);
+    if (!optimum) continue;
+    const auto laid = remat::order::lay_copies(p, order, budget, {.small = 0});
+    INFO("round " << round);
+    REQUIRE(laid.has_value());
+    const auto seconds = remat::evaluate(p, laid->schedule).seconds;
+    REQUIRE(seconds >= *optimum - 1e-6);
+    ++compared;
+    met += seconds <= *optimum + 1e-6;
+  }
+  CAPTURE(compared, met);
+  CHECK(compared > 50);
+  CHECK(4 * met > compared);
+}
+
+TEST_CASE("lay_copies: a value that is not used for a while goes to the host and comes back in time") {
+  // a is needed at both ends of a chain of b, c, d; there is no room for it beside the workspace of c
+  const problem p("detour", {{"a", 4}, {"b", 2}, {"c", 3}, {"d", 2}, {"e", 1}},
+                  {{"a", {}, {0}, 1}, {"b", {0}, {1}, 9}, {"c", {1}, {2}, 9, 4}, {"d", {2}, {3}, 9}, {"e", {0, 3}, {4}, 1}}, {4},
+                  remat::copy_rates{1, 1, 0.5});
+  const auto laid = remat::order::lay_copies(p, remat::needed_operations(p), 9);
+  REQUIRE(laid.has_value());
+  CHECK(laid->waits.empty());
+  CHECK(remat::evaluate(p, laid->schedule).seconds == 29);
+  CHECK(laid->schedule.steps[1] == remat::step{remat::action::offload, 0});
+}
+
+TEST_CASE("lay_copies: misuse is named") {
+  const problem p("two", {{"a", 1}, {"b", 1}}, {{"a", {}, {0}, 1}, {"b", {0}, {1}, 1}}, {1}, remat::copy_rates{1, 1, 0});
+  const std::vector<remat::operation_id> late = {1, 0};
+  CHECK_THROWS_WITH(remat::order::lay_copies(p, late, 9), Catch::Contains("value 0"));
+  const problem none("two", p.values(), p.operations(), p.targets());
+  CHECK_THROWS_WITH(remat::order::lay_copies(none, late, 9), Catch::Contains("no copies"));
+  CHECK_THROWS_WITH(remat::order::lay_copies(p, late, 9, {.small = 2}), Catch::Contains("copy_options.small"));
+}
