@@ -135,10 +135,10 @@ TEST_CASE("staged oracle: unit chains, and the price of stages") {
 TEST_CASE("copies: without them the optimum is the other oracle's, with them it is no slower") {
   std::mt19937_64 g(3);
   int compared = 0, faster = 0;
-  for (int round = 0; round < 200; ++round) {
+  for (int round = 0; round < 400; ++round) {
     const auto p = random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 2, 4)), .outputs = 1, .once = 20});
     const auto least = bounds_without_search(p).budget, all = evaluate(p, store_all_schedule(p)).peak;
-    const auto budget = least + (all - least) / 2;
+    const auto budget = least + (all - least) / 4;
     const auto best = exhaustive_optimum(p, budget);
     REQUIRE(exhaustive_optimum_with_copies(p, budget) == best.value_or(std::numeric_limits<double>::infinity()));
     const problem slow(p.name(), p.values(), p.operations(), p.targets(), copy_rates{1e-6, 1e-6, 0});
@@ -154,7 +154,7 @@ TEST_CASE("copies: without them the optimum is the other oracle's, with them it 
     faster += *optimum < *best;
   }
   CAPTURE(compared, faster);
-  CHECK((compared > 50 && faster > 10));
+  CHECK((compared > 50 && faster > 3));
 }
 
 TEST_CASE("copies: a value waits on the host while there is no room for it") {

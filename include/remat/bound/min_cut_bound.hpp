@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <remat/bound/copy_bound.hpp>
 #include <remat/bound/memory_bound.hpp>
 #include <remat/bound/retention_cut.hpp>
 #include <remat/core/liveness.hpp>
@@ -33,34 +34,9 @@ struct min_cut_bound_options {
   bytes_t needed = 0;        ///< proven before: no schedule fits a smaller budget, bytes
 };
 
-/// Operations before which a schedule has to hold much: candidates for `retention_cut`, those first that order most of the
-/// others. Complexity: O(operations + count * edges).
-inline std::vector<std::unique_ptr<retention_cut>> retention_cuts(const problem& p, bytes_t budget, std::size_t count) {
-  const auto needed = needed_operations(p);
-  if (needed.empty()) return {};
-  const auto memory = measure_order(p, needed).memory;
-  std::vector<std::size_t> over;  // positions where store-all exceeds the budget, or its peak
-  for (std::size_t k = 0; k < needed.size(); ++k)
-    if (memory[k] > budget) over.push_back(k);
-  const auto peak = static_cast<std::size_t>(std::max_element(memory.begin(), memory.end()) - memory.begin());
-  if (over.empty()) over.push_back(peak);
-  std::vector<std::size_t> sample = {peak};
-  const auto tries = std::min(over.size(), 3 * count);
-  const auto at = [&](std::size_t i) { return over.begin() + static_cast<std::ptrdiff_t>(i); };
-  for (std::size_t i = 0; i < tries; ++i)  // where each part of them needs most
-    sample.push_back(*std::max_element(at(i * over.size() / tries), at((i + 1) * over.size() / tries),
-                                       [&](auto a, auto b) { return memory[a] < memory[b]; }));
-  std::sort(sample.begin(), sample.end());
-  sample.erase(std::unique(sample.begin(), sample.end()), sample.end());
-  std::vector<std::unique_ptr<retention_cut>> cuts;
-  for (auto k : sample) cuts.push_back(std::make_unique<retention_cut>(p, needed, needed[k]));
-  std::stable_sort(cuts.begin(), cuts.end(), [](const auto& a, const auto& b) { return a->demand() > b->demand(); });
-  while (cuts.size() > count) cuts.pop_back();
-  return cuts;
-}
-
-/// A lower bound on the time of *every* schedule within a budget: staged or not, whatever it computes again. Copies to the host
-/// void it: they free memory at no cost in computations, so that only `bounds_without_search` is left.
+/// A lower bound on the time of *every* schedule within a budget: staged or not, whatever it computes again. Where the
+/// problem allows copies to the host, that on the time is `copy_bound`, and that on the budget is the one of
+/// `bounds_without_search`: with copies it is the smallest budget that is enough.
 ///
 /// For each of some operations `tau`, the Lagrangian dual in lambda of `retention_cut` under the bytes that are left before `tau`
 /// runs for the first time; concave and piecewise linear, so a few cuts find its maximum.
@@ -85,7 +61,7 @@ inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_
   time_bound best{least.seconds, std::max(least.budget, o.needed)};
   const double never = std::numeric_limits<double>::infinity();
   if (p.copies()) {
-    if (budget < best.budget) best.seconds = never;
+    best.seconds = budget < best.budget ? never : copy_bound(p, budget, {}, stop);
     return best;
   }
   best.budget = std::max(best.budget, last_runs_bound(p));

@@ -120,7 +120,7 @@ class multi_cut_choice {
 
 /// A lower bound on the time of *every* schedule within a budget: the largest of `min_cut_bound`, linear relaxations of
 /// `multi_cut_model` over more and more moments, and then the MILP itself. Moments are added where the last solution seems to be
-/// over the budget. Copies to the host void all but `bounds_without_search`.
+/// over the budget. Where the problem allows copies to the host, only `min_cut_bound` is left.
 ///
 /// @tparam B      the MILP backend
 /// @param p       the problem

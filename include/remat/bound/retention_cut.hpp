@@ -4,13 +4,18 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include <remat/bound/cut_network.hpp>
+#include <remat/core/liveness.hpp>
 #include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
 
 namespace remat::bound {
 
@@ -19,7 +24,8 @@ namespace remat::bound {
 /// The ancestors of `tau` have run, its descendants have not, the other needed operations may have. Every value that `tau` or a
 /// descendant reads, or that is a target, is on the device then (*retained*) or made later. With r_o = 1 if o runs later, and
 /// x_v = 1 if v is needed later, the least sum of seconds(o) r_o over the ancestors plus lambda bytes(v) x_v (1 - r_producer(v))
-/// over the values is a minimum cut.
+/// over the values is a minimum cut. So it is where a value may also be absent, having been copied to the host before, and be
+/// copied back later, at a price.
 class retention_cut {
  public:
   /// A choice of r and x.
@@ -27,6 +33,22 @@ class retention_cut {
     double seconds = 0;          ///< of the ancestors that run again
     bytes_t bytes = 0;           ///< of the values retained, operands of `tau` excepted
     std::vector<bool> retained;  ///< per value: of those retained, the ones that the order of the problem makes before `tau`
+    // Of `exchange` only:
+    double later = 0;                   ///< seconds of the operations that are neither ancestors nor descendants and run later
+    double to_host = 0, to_device = 0;  ///< seconds of the copies of the values moved
+    bytes_t moved = 0;
+  };
+
+  /// What counts how much in `exchange`, each >= 0.
+  struct prices {
+    double byte = 0;       ///< a byte retained, s
+    double to_host = 0;    ///< a second of copies before `tau`, and how much less than 1 one of computations, in [0, 1]
+    double to_device = 0;  ///< the same after `tau`, in [0, 1]
+  };
+
+  /// Seconds of operations: all those needed.
+  struct seconds_of {
+    double ancestors = 0, descendants = 0, others = 0;
   };
 
   /// @param p      the problem
@@ -68,6 +90,10 @@ class retention_cut {
       if (role_[o] == role::descendant)
         for (auto v : ops[o].inputs) needed_later_[v] = true;
     for (value_id v = 0; v < nv; ++v) needed_later_[v] = needed_later_[v] && stored(v);
+    for (auto o : needed)
+      (role_[o] == role::ancestor     ? seconds_.ancestors
+       : role_[o] == role::descendant ? seconds_.descendants
+                                      : seconds_.others) += ops[o].seconds;
   }
 
   operation_id tau() const { return tau_; }
@@ -85,11 +111,34 @@ class retention_cut {
     return c;
   }
   /// The fewest bytes retained, at any cost.
-  choice retain_least() { return cut(1, true); }
+  choice retain_least() { return cut({.ancestors = 0, .byte = 1}, 1); }
   /// The least of seconds + lambda bytes.
   /// @param lambda s per byte, > 0
   /// Complexity: a maximum flow on O(values + operations) vertices.
-  choice minimum(double lambda) { return cut(lambda, false); }
+  choice minimum(double lambda) { return cut({.byte = lambda}, unit()); }
+  const seconds_of& seconds() const { return seconds_; }
+  /// Every value that is needed later moved.
+  choice move_all() const {
+    choice c;
+    c.retained.assign(p_.values().size(), false);
+    for (value_id v = 0; v < p_.values().size(); ++v)
+      if (needed_later_[v]) move(v, c);
+    return c;
+  }
+  /// The least of (1 - to_device) * seconds of the ancestors that run again, the same of the others that run later, (1 - to_host)
+  /// of the others that do not, byte * bytes retained, and to_host and to_device * the copies of the values moved; for problems
+  /// that allow copies. Minimal up to `error`.
+  /// Complexity: that of `minimum`.
+  choice exchange(const prices& at) {
+    return cut({.ancestors = 1 - at.to_device,
+                .others = at.to_host - at.to_device,
+                .byte = at.byte,
+                .to_host = at.to_host,
+                .to_device = at.to_device},
+               unit());
+  }
+  /// How much less than what `exchange` or `minimum` finds the least may be, s.
+  double error() const { return unit() * static_cast<double>(p_.values().size() + 2 * p_.operations().size()); }
   /// The lambda for which `rich` and `lean` cost the same.
   static double multiplier(const choice& rich, const choice& lean) {
     return (lean.seconds - rich.seconds) / static_cast<double>(rich.bytes - lean.bytes);
@@ -121,7 +170,15 @@ class retention_cut {
  private:
   enum class role : unsigned char { unneeded, ancestor, descendant, free };
   using network = cut_network;
-  static constexpr double resolution = 1e13;  // units of capacity that all costs together are cut into
+  /// Of the capacities.
+  struct weights {
+    double ancestors = 1, others = 0;  ///< of a second of operations that run later; below 0: of those that do not
+    double byte = 0;                   ///< of a byte retained, s
+    double to_host = std::numeric_limits<double>::infinity(), to_device = to_host;  ///< of a second of copies
+  };
+
+  /// Units of capacity, s: 1e13 are all costs together.
+  double unit() const { return p_.total_seconds() > 0 ? p_.total_seconds() / 1e13 : 1; }
 
   /// Can `v` be on the device before `tau` runs, other than for free?
   bool stored(value_id v) const {
@@ -133,6 +190,22 @@ class retention_cut {
   void retain(value_id v, choice& c) const {
     c.bytes += p_.values()[v].bytes;
     c.retained[v] = p_.is_source(v) || p_.producer(v) < tau_;
+  }
+
+  double copy_seconds(value_id v, double rate) const {
+    return p_.copies()->latency + static_cast<double>(p_.values()[v].bytes) / rate;
+  }
+  void move(value_id v, choice& c) const {
+    c.moved += p_.values()[v].bytes;
+    c.to_host += copy_seconds(v, p_.copies()->to_host);
+    c.to_device += copy_seconds(v, p_.copies()->to_device);
+  }
+  /// What it costs that `v` is needed later and not made again; and whether it is moved then.
+  std::pair<double, bool> price(value_id v, const weights& w) const {
+    const double keep = w.byte * static_cast<double>(p_.values()[v].bytes);
+    if (!p_.copies() || std::isinf(w.to_host)) return {keep, false};
+    const double go = w.to_host * copy_seconds(v, p_.copies()->to_host) + w.to_device * copy_seconds(v, p_.copies()->to_device);
+    return {std::min(keep, go), go < keep};
   }
 
   /// x_v is a vertex of its own only where it is not known (needed later in any case: the source) and not that of a single
@@ -155,30 +228,36 @@ class retention_cut {
           if (runs(o)) network_.connect(runs_[o], place, network::infinite);
       values_.push_back({v, place, network_.connect(place, p_.is_source(v) ? network::sink : runs_[p_.producer(v)], 0)});
     }
-    for (operation_id o = 0; o < ops.size(); ++o)
-      if (role_[o] == role::ancestor) costs_.push_back({o, runs_[o], network_.connect(runs_[o], network::sink, 0)});
+    for (operation_id o = 0; o < ops.size(); ++o) {
+      if (role_[o] == role::ancestor || (p_.copies() && role_[o] == role::free))
+        costs_.push_back({o, runs_[o], network_.connect(runs_[o], network::sink, 0)});
+      if (p_.copies() && role_[o] == role::free) gains_.push_back({o, runs_[o], network_.connect(network::source, runs_[o], 0)});
+    }
   }
 
-  choice cut(double lambda, bool ignore_costs) {
+  /// Capacities are rounded down to units, s: the cut found is minimal up to one of them per edge.
+  choice cut(const weights& w, double unit) {
     if (runs_.empty()) build();
-    // Capacities are rounded down: the cut found is minimal up to one unit per edge.
-    const double unit = ignore_costs ? 1 : p_.total_seconds() / resolution;
     const auto scaled = [&](double x) {
-      return std::min(network::infinite, static_cast<std::int64_t>(std::min(x / (unit > 0 ? unit : 1), 1e17)));
+      return std::min(network::infinite, static_cast<std::int64_t>(std::min(std::max(0.0, x / unit), 1e17)));
     };
     for (const auto& c : costs_) {
       const auto& op = p_.operations()[c.index];
-      network_.set_capacity(c.edge, op.once ? network::infinite : ignore_costs ? 0 : scaled(op.seconds));
+      const bool ancestor = role_[c.index] == role::ancestor;
+      network_.set_capacity(c.edge,
+                            ancestor && op.once ? network::infinite : scaled((ancestor ? w.ancestors : w.others) * op.seconds));
     }
-    for (const auto& x : values_) network_.set_capacity(x.edge, scaled(lambda * static_cast<double>(p_.values()[x.index].bytes)));
+    for (const auto& g : gains_) network_.set_capacity(g.edge, scaled(-w.others * p_.operations()[g.index].seconds));
+    for (const auto& x : values_) network_.set_capacity(x.edge, scaled(price(x.index, w).first));
     network_.cut();
     choice best;
     best.retained.assign(p_.values().size(), false);
     const auto again = [&](operation_id o) { return runs_[o] != 0 && network_.reached(runs_[o]); };
     for (const auto& c : costs_)
-      if (again(c.index)) best.seconds += p_.operations()[c.index].seconds;
+      if (again(c.index)) (role_[c.index] == role::ancestor ? best.seconds : best.later) += p_.operations()[c.index].seconds;
     for (const auto& x : values_)
-      if (network_.reached(x.vertex) && (p_.is_source(x.index) || !again(p_.producer(x.index)))) retain(x.index, best);
+      if (network_.reached(x.vertex) && (p_.is_source(x.index) || !again(p_.producer(x.index))))
+        price(x.index, w).second ? move(x.index, best) : retain(x.index, best);
     return best;
   }
 
@@ -193,8 +272,35 @@ class retention_cut {
   std::vector<bool> operand_, needed_later_;
   bytes_t room_ = 0;
   network network_;
-  std::vector<item> values_, costs_;
+  seconds_of seconds_;
+  std::vector<item> values_, costs_, gains_;
   std::vector<network::vertex> runs_;
 };
+
+/// Operations before which a schedule has to hold much: candidates for `retention_cut`, those first that order most of the
+/// others. Complexity: O(operations + count * edges).
+inline std::vector<std::unique_ptr<retention_cut>> retention_cuts(const problem& p, bytes_t budget, std::size_t count) {
+  const auto needed = needed_operations(p);
+  if (needed.empty()) return {};
+  const auto memory = measure_order(p, needed).memory;
+  std::vector<std::size_t> over;  // positions where store-all exceeds the budget, or its peak
+  for (std::size_t k = 0; k < needed.size(); ++k)
+    if (memory[k] > budget) over.push_back(k);
+  const auto peak = static_cast<std::size_t>(std::max_element(memory.begin(), memory.end()) - memory.begin());
+  if (over.empty()) over.push_back(peak);
+  std::vector<std::size_t> sample = {peak};
+  const auto tries = std::min(over.size(), 3 * count);
+  const auto at = [&](std::size_t i) { return over.begin() + static_cast<std::ptrdiff_t>(i); };
+  for (std::size_t i = 0; i < tries; ++i)  // where each part of them needs most
+    sample.push_back(*std::max_element(at(i * over.size() / tries), at((i + 1) * over.size() / tries),
+                                       [&](auto a, auto b) { return memory[a] < memory[b]; }));
+  std::sort(sample.begin(), sample.end());
+  sample.erase(std::unique(sample.begin(), sample.end()), sample.end());
+  std::vector<std::unique_ptr<retention_cut>> cuts;
+  for (auto k : sample) cuts.push_back(std::make_unique<retention_cut>(p, needed, needed[k]));
+  std::stable_sort(cuts.begin(), cuts.end(), [](const auto& a, const auto& b) { return a->demand() > b->demand(); });
+  while (cuts.size() > count) cuts.pop_back();
+  return cuts;
+}
 
 }  // namespace remat::bound

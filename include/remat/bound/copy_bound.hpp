@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// A lower bound on the time of every schedule within a budget that may copy values to the host and back. Needs Boost.Graph.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <remat/bound/retention_cut.hpp>
+#include <remat/core/bounds.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
+
+namespace remat::bound {
+
+/// How hard `copy_bound` tries.
+struct copy_bound_options {
+  std::size_t moments = 32;  ///< operations `tau` tried with a few cuts each, >= 1
+  std::size_t refined = 6;   ///< the best of them, and operations next to these, whose prices are optimised, >= 1
+  std::size_t cuts = 40;     ///< most per moment, >= 1
+};
+
+namespace detail {
+
+/// The maximum over a box of the least of linear functions, found by the simplex method on the dual; functions may be added.
+class concave_model {
+ public:
+  static constexpr std::size_t dimensions = 3;
+  using point = std::array<double, dimensions>;
+
+  /// @param limits the box is [0, limits]
+  explicit concave_model(const point& limits) {
+    for (std::size_t i = 0; i < dimensions; ++i)
+      for (const double sign : {1.0, -1.0}) {
+        column c{{}, sign > 0 ? limits[i] : 0};
+        c.a[i + 1] = sign;
+        columns_.push_back(c);
+      }
+  }
+  /// Adds at + slope * x.
+  void add(double at, const point& slope) {
+    column c{{1}, at};
+    for (std::size_t i = 0; i < dimensions; ++i) c.a[i + 1] = -slope[i];
+    if (columns_.size() == 2 * dimensions) {  // the first one starts the basis
+      basis_[0] = columns_.size();
+      for (std::size_t i = 0; i < dimensions; ++i) basis_[i + 1] = 2 * i + (slope[i] < 0);
+    }
+    columns_.push_back(c);
+  }
+  /// @return the maximum, and where it is
+  std::pair<double, point> maximum() {
+    for (int pivots = 0;; ++pivots) {
+      vector costs;
+      for (std::size_t r = 0; r < rows; ++r) costs[r] = columns_[basis_[r]].cost;
+      const auto y = solve(costs, true);
+      std::size_t entering = columns_.size();
+      double least = -1e-11;
+      for (std::size_t j = 0; j < columns_.size(); ++j) {
+        double reduced = columns_[j].cost;
+        for (std::size_t r = 0; r < rows; ++r) reduced -= y[r] * columns_[j].a[r];
+        if (reduced < least) least = reduced, entering = j;
+      }
+      if (entering == columns_.size() || pivots > 500) return {y[0], {y[1], y[2], y[3]}};
+      const auto x = solve({1}, false), d = solve(columns_[entering].a, false);
+      std::size_t leaving = rows;
+      for (std::size_t r = 0; r < rows; ++r)
+        if (d[r] > 1e-12 && (leaving == rows || x[r] * d[leaving] < x[leaving] * d[r])) leaving = r;
+      if (leaving == rows) return {y[0], {y[1], y[2], y[3]}};
+      basis_[leaving] = entering;
+    }
+  }
+
+ private:
+  static constexpr std::size_t rows = dimensions + 1;
+  using vector = std::array<double, rows>;
+  struct column {
+    vector a;
+    double cost;
+  };
+
+  /// Solves with the basis, or its transpose, by elimination.
+  vector solve(vector b, bool transposed) const {
+    std::array<vector, rows> m;
+    for (std::size_t r = 0; r < rows; ++r)
+      for (std::size_t c = 0; c < rows; ++c) m[r][c] = transposed ? columns_[basis_[r]].a[c] : columns_[basis_[c]].a[r];
+    for (std::size_t k = 0; k < rows; ++k) {
+      auto pivot = k;
+      for (auto r = k; r < rows; ++r)
+        if (std::abs(m[r][k]) > std::abs(m[pivot][k])) pivot = r;
+      std::swap(m[k], m[pivot]);
+      std::swap(b[k], b[pivot]);
+      for (std::size_t r = 0; r < rows; ++r) {
+        if (r == k || m[k][k] == 0) continue;
+        const double factor = m[r][k] / m[k][k];
+        for (auto c = k; c < rows; ++c) m[r][c] -= factor * m[k][c];
+        b[r] -= factor * b[k];
+      }
+    }
+    for (std::size_t k = 0; k < rows; ++k) b[k] = m[k][k] == 0 ? 0 : b[k] / m[k][k];
+    return b;
+  }
+
+  std::vector<column> columns_;
+  std::array<std::size_t, rows> basis_{};
+};
+
+/// The Lagrangian dual of one moment in three prices, by cutting planes.
+class copy_dual {
+ public:
+  copy_dual(const problem& p, const std::vector<operation_id>& needed, operation_id tau, bytes_t budget)
+      : copy_dual(p, std::make_unique<retention_cut>(p, needed, tau), budget) {}
+  copy_dual(const problem& p, std::unique_ptr<retention_cut> cut, bytes_t budget)
+      : cut_(std::move(cut)),
+        room_(static_cast<double>(budget + cut_->room())),
+        scale_(1 / p.copies()->to_host + 1 / p.copies()->to_device),
+        total_(cut_->seconds().ancestors + cut_->seconds().descendants + cut_->seconds().others),
+        model_({2, 1, 1}) {
+    add(cut_->retain_all());
+    add(cut_->move_all());
+  }
+
+  operation_id tau() const { return cut_->tau(); }
+  /// The bound so far, s.
+  double value() const { return value_; }
+  /// Asks for a cut at the prices that look best. @return false if nothing above `known` is left to be found
+  bool improve(double known) {
+    const auto [most, x] = model_.maximum();
+    if (done_ || most * total_ <= std::max(known, value_) * (1 + 1e-5)) return false;
+    retention_cut::prices at;
+    at.byte = std::clamp(x[0], 0.0, 2.0) * scale_;
+    at.to_host = std::clamp(x[1], 0.0, 1.0);
+    at.to_device = std::clamp(x[2], 0.0, 1.0);
+    const auto c = cut_->exchange(at);
+    const auto [before, after] = computations(c);
+    const double value = (1 - at.to_host) * before + (1 - at.to_device) * after + at.to_host * c.to_host +
+                         at.to_device * c.to_device + at.byte * (static_cast<double>(c.bytes) - room_) - cut_->error();
+    done_ = value <= value_ && most * total_ <= value * (1 + 1e-5);
+    value_ = std::max(value_, value);
+    add(c);
+    return true;
+  }
+
+ private:
+  /// Seconds of the computations before and after the moment.
+  std::pair<double, double> computations(const retention_cut::choice& c) const {
+    const auto& s = cut_->seconds();
+    return {s.ancestors + (s.others - c.later), s.descendants + c.later + c.seconds};
+  }
+  void add(const retention_cut::choice& c) {
+    const auto [before, after] = computations(c);
+    model_.add((before + after) / total_, {(static_cast<double>(c.bytes) - room_) * scale_ / total_,
+                                           (c.to_host - before) / total_, (c.to_device - after) / total_});
+  }
+
+  std::unique_ptr<retention_cut> cut_;
+  double room_, scale_, total_;
+  concave_model model_;
+  double value_ = 0;
+  bool done_ = false;
+};
+
+}  // namespace detail
+
+/// A lower bound on the time of *every* schedule within a budget, whatever it computes again and copies to the host and back.
+///
+/// Just before an operation `tau` runs for the first time, what is needed later is on the device, is made again, or is brought in
+/// later and has been sent to the host before. So computations and copies to the host fit into the time before, computations
+/// and copies to the device into the time after, and the bytes into the budget; of these five inequalities, combined with three
+/// prices, a minimum cut finds the least, and cutting planes the best prices.
+///
+/// @param p      a problem that allows copies
+/// @param budget bytes
+/// @param o      how hard to try
+/// @param stop   polled between cuts; true returns what is proven by then
+/// @return no schedule within the budget is faster, s
+/// @throws bad_option for options out of range or a problem without copies
+/// Complexity: O(4 moments + 3 refined cuts) maximum flows on O(values + operations) vertices.
+/// @code
+/// std::cout << "no schedule takes less than " << remat::bound::copy_bound(p, budget) << " s\n";
+/// @endcode
+inline double copy_bound(const problem& p, bytes_t budget, const copy_bound_options& o = {},
+                         const std::function<bool()>& stop = {}) {
+  if (o.moments < 1) throw bad_option("copy_bound_options.moments must be >= 1, got 0");
+  if (o.refined < 1) throw bad_option("copy_bound_options.refined must be >= 1, got 0");
+  if (o.cuts < 1) throw bad_option("copy_bound_options.cuts must be >= 1, got 0");
+  if (!p.copies()) throw bad_option("copy_bound: the problem allows no copies");
+  double best = bounds_without_search(p).seconds;
+  if (!(best > 0)) return best;
+  const auto needed = needed_operations(p);
+  std::vector<std::unique_ptr<detail::copy_dual>> duals;
+  const auto known = [&](operation_id tau) {
+    return std::any_of(duals.begin(), duals.end(), [&](const auto& d) { return d->tau() == tau; });
+  };
+  const auto refine = [&](detail::copy_dual& d, std::size_t cuts) {
+    for (std::size_t i = 0; i < cuts && !(stop && stop()) && d.improve(best); ++i) continue;
+    best = std::max(best, d.value());
+  };
+  for (auto& cut : retention_cuts(p, budget, o.moments))
+    if (cut->demand() > budget) duals.push_back(std::make_unique<detail::copy_dual>(p, std::move(cut), budget));
+  for (auto& d : duals) refine(*d, 4);
+  const auto by_value = [](const auto& a, const auto& b) { return a->value() > b->value(); };
+  std::stable_sort(duals.begin(), duals.end(), by_value);
+  for (std::size_t i = 0; i < std::min(o.refined, duals.size()); ++i) refine(*duals[i], o.cuts);
+  for (bool better = !duals.empty(); better && !(stop && stop());) {  // what is near the best
+    std::stable_sort(duals.begin(), duals.end(), by_value);
+    const auto before = best;
+    const auto at = std::lower_bound(needed.begin(), needed.end(), duals[0]->tau()) - needed.begin();
+    for (const int step : {-4, -2, -1, 1, 2, 4}) {
+      const auto k = at + step;
+      if (k < 0 || k >= static_cast<std::ptrdiff_t>(needed.size()) || known(needed[static_cast<std::size_t>(k)])) continue;
+      duals.push_back(std::make_unique<detail::copy_dual>(p, needed, needed[static_cast<std::size_t>(k)], budget));
+      refine(*duals.back(), o.cuts);
+    }
+    better = best > before;
+  }
+  return best;
+}
+
+}  // namespace remat::bound

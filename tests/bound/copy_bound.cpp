@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <catch2/catch.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include <remat/bound/copy_bound.hpp>
+#include <remat/bound/min_cut_bound.hpp>
+#include <remat/core/evaluate.hpp>
+#include <remat/testing/copy_oracle.hpp>
+#include <remat/testing/generators.hpp>
+
+using remat::bytes_t;
+using remat::problem;
+using remat::testing::uniform;
+
+namespace {
+
+problem copied_by(const problem& p, remat::copy_rates link) {
+  return problem(p.name(), p.values(), p.operations(), p.targets(), link, p.backward_start());
+}
+
+bytes_t part_of_store_all(const problem& p, double part) {
+  const auto all = remat::evaluate(p, remat::store_all_schedule(p)).peak;
+  return p.held_bytes() + static_cast<bytes_t>(part * static_cast<double>(all - p.held_bytes()));
+}
+
+}  // namespace
+
+TEST_CASE("copy_bound: never above the optimum") {
+  std::mt19937_64 g(8);
+  int compared = 0, slower = 0;
+  double covered = 0;
+  for (int round = 0; round < 2500; ++round) {
+    const auto chain = round % 3 == 2;
+    const auto plain = chain ? remat::testing::random_training_chain(g, static_cast<std::size_t>(uniform(g, 1, 2)))
+                             : remat::testing::random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 2, 5)),
+                                                                  .sources = 1,
+                                                                  .outputs = static_cast<std::size_t>(uniform(g, 1, 2)),
+                                                                  .once = round % 2 == 0 ? 40 : 0});
+    if (plain.values().size() > 8) continue;
+    const auto rate = [&] { return 0.5 * static_cast<double>(uniform(g, 1, 8)); };
+    const auto p = copied_by(plain, {rate(), rate(), 0.5 * static_cast<double>(uniform(g, 0, 1))});
+    const auto least = remat::bounds_without_search(p), all = remat::bounds_without_search(plain);
+    const auto budget = uniform(g, least.budget, std::max(least.budget, part_of_store_all(p, 1) - 1));
+    const auto optimum = remat::testing::exhaustive_optimum_with_copies(p, budget, 4'000);
+    if (!optimum) continue;
+    INFO("round " << round << ", budget " << budget);
+    REQUIRE(std::isfinite(*optimum));
+    const double bound = remat::bound::copy_bound(p, budget);
+    REQUIRE(bound <= *optimum + 1e-5);
+    REQUIRE(bound >= all.seconds);
+    ++compared;
+    if (*optimum > all.seconds + 1e-5) ++slower, covered += (bound - all.seconds) / (*optimum - all.seconds);
+  }
+  CAPTURE(compared, slower, covered);
+  CHECK(compared > 800);
+  CHECK(covered > 0.01 * slower);
+}
+
+TEST_CASE("copy_bound: without a link it is that of recomputation, with a fast one that of store-all") {
+  for (const std::size_t layers : {2u, 5u}) {
+    const auto p = remat::testing::transformer_training_graph(layers);
+    for (const double part : {0.9, 0.75, 0.6}) {
+      const auto budget = part_of_store_all(p, part);
+      const double alone = remat::bound::min_cut_bound(p, budget).seconds;
+      if (!std::isfinite(alone)) continue;
+      INFO(layers << " layers, " << part);
+      CHECK(remat::bound::copy_bound(copied_by(p, {1e-3, 1e-3, 0}), budget) == Approx(alone).epsilon(2e-3));
+      CHECK(remat::bound::copy_bound(copied_by(p, {1e12, 1e12, 0}), budget) == Approx(p.total_seconds()));
+      double before = alone * (1 + 1e-3);
+      for (const double seconds : {8.0, 4.0, 2.0, 1.0, 0.5}) {  // for what is over the budget, out and back, in store-all's
+        const double rate = 2 * static_cast<double>(part_of_store_all(p, 1) - budget) / (seconds * p.total_seconds());
+        const double now = remat::bound::copy_bound(copied_by(p, {rate, rate, 0}), budget);
+        CHECK(now <= before * (1 + 1e-3));
+        before = now;
+      }
+    }
+  }
+}
+
+TEST_CASE("copy_bound: a value that may only be copied") {
+  // a is out of the way for c only if it is copied, out while b runs and in while d runs: 12 s each
+  const problem p(
+      "detour", {{"a", 4}, {"b", 2}, {"c", 3}, {"d", 2}, {"e", 1}},
+      {{"a", {}, {0}, 1, 0, true}, {"b", {0}, {1}, 5}, {"c", {1}, {2}, 3, 4}, {"d", {2}, {3}, 2}, {"e", {0, 3}, {4}, 1}}, {4},
+      remat::copy_rates{0.5, 0.5, 4});
+  CHECK(remat::bound::copy_bound(p, 13) == 12);
+  CHECK(remat::bound::copy_bound(p, 9) == Approx(12 + 12));
+  CHECK(remat::bound::min_cut_bound(p, 9).seconds == remat::bound::copy_bound(p, 9));
+  CHECK(std::isinf(remat::bound::min_cut_bound(p, 8).seconds));
+}
+
+TEST_CASE("copy_bound: options out of range are named") {
+  const problem p("one", {{"a", 1}}, {{"a", {}, {0}, 1}}, {0}, remat::copy_rates{1, 1, 0});
+  CHECK_THROWS_WITH(remat::bound::copy_bound(p, 9, {.moments = 0}), Catch::Contains("moments"));
+  CHECK_THROWS_WITH(remat::bound::copy_bound(p, 9, {.refined = 0}), Catch::Contains("refined"));
+  CHECK_THROWS_WITH(remat::bound::copy_bound(p, 9, {.cuts = 0}), Catch::Contains("cuts"));
+  CHECK_THROWS_WITH(remat::bound::copy_bound(problem("one", p.values(), p.operations(), {0}), 9), Catch::Contains("no copies"));
+}
