@@ -16,6 +16,8 @@ constexpr std::array table = std::to_array<method>({
     {"hiremate", "any graph in parts, and parts of parts, by checkmate-fast, joined by the hierarchical ILP", make_hiremate},
     {"rockmate", "a chain of parts, by checkmate-fast, joined by dynamic programming", make_rockmate},
     {"min_cut", "any graph, by minimum cuts and evictions, with a lower bound", make_min_cut},
+    {"offmate", "recomputation and copies to the host together, with a lower bound", make_offmate},
+    {"offload_only", "copies to the host and no recomputation, with a lower bound", make_offload_only},
     {"improved", "min_cut, and then a search of neighbourhoods until the time is up", make_improved},
     {"moments", "a MILP over several moments at once: a strong bound, and schedules from it", make_moments},
     {"checkmate", "optimal staged schedules by a MILP (ours, with the optimum of the published one)", make_checkmate},

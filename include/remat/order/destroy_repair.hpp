@@ -45,6 +45,11 @@ class destroy_repair {
   /// Bytes needed, if every value is dropped as early as possible.
   bytes_t peak() const { return sequence_.peak(); }
   bool fits() const { return peak() <= budget_; }
+  /// Works for another budget from now on, bytes.
+  void set_budget(bytes_t budget) {
+    budget_ = budget;
+    for (auto& x : operations_) x.witness = 0;
+  }
   /// Keeps what changed since the last `load`, `commit` or `roll_back`.
   void commit() { sequence_.commit(); }
   /// Takes it back.
@@ -123,6 +128,22 @@ class destroy_repair {
       if (drops > 2 * operations_.size() + 16 || sequence_.size() > longest || seconds() > most || (stop && stop()) ||
           !drop_one())
         return false;
+    return true;
+  }
+
+  /// Makes `v` again just before a position of the order.
+  /// @param deep makes its operands again too where they are not there; otherwise they are retained for it
+  /// @return false if it cannot be made again there
+  bool make_again(value_id v, std::size_t position, bool deep) {
+    slot k = sequence_.where(sequence::start);
+    for (auto left = position + 1; left > 0 && sequence_.at(k) != sequence::end;) left -= sequence_.at(++k) != sequence::nothing;
+    if (!repeatable(p_.producer(v)) || sequence_.event_from(v, k) == 0) return false;
+    scratch_.assign(1, p_.producer(v));
+    ++query_;
+    if (deep) closure(v, k, 0, scratch_);
+    const auto next = sequence_.at(k);
+    std::sort(scratch_.begin(), scratch_.end());
+    for (auto o : scratch_) sequence_.insert(o, next);
     return true;
   }
 

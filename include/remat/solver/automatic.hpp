@@ -29,6 +29,7 @@
 #include <remat/solver/checkmate.hpp>
 #include <remat/solver/hierarchical.hpp>
 #include <remat/solver/min_cut.hpp>
+#include <remat/solver/offmate.hpp>
 
 namespace remat {
 
@@ -39,7 +40,10 @@ struct no_backend {};
 /// more is found or time is up: minimum cuts first, which take a fraction of a second, and parts; then local search and the
 /// staged MILP for the schedule, and several moments at once for the bound, whose solutions are orders to search around. With
 /// `limits.threads` of 2 or more, schedule and bound are worked on at the same time; which schedule is found then depends on
-/// timing. Anytime: every improvement is reported. Copies to the host are not used.
+/// timing. Anytime: every improvement is reported.
+///
+/// Where the problem allows copies to the host, it is the `Inner` of an `offmate`, which searches until time is up or nothing
+/// more is found for long.
 ///
 /// @tparam B the MILP backend, or `no_backend`: bounds and schedules are then those of minimum cuts and local search
 ///
@@ -72,6 +76,11 @@ class automatic {
 
   /// @throws what the backend throws
   result solve(const problem& p, bytes_t budget, monitor& m) const {
+    if (p.copies()) {
+      auto alone = *this;
+      alone.options_.start.reset();
+      return offmate<automatic>(std::move(alone), {.idle = 16, .start = options_.start}).solve(p, budget, m);
+    }
     search now(p, budget, m);
     if (now.best.offer(now.needed)) return now.answer();
     if (options_.start) {

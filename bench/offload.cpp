@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plans recomputation and copies to the host together and prints a table in Markdown: extra time in % of store-all's, as
+// bound / plan (recomputation alone; copies alone).
+//
+// A budget f stands for held + f (peak of store-all - held) bytes. A link of rho moves these (peak - held) bytes out and back,
+// one after the other, in rho times the time of store-all; it is alike in both directions, with a latency of a 10 000th of that
+// time, at most 10 us.
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <iostream>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include <remat/core/evaluate.hpp>
+#include <remat/core/solve.hpp>
+#include <remat/io/json.hpp>
+#include <remat/solver/min_cut.hpp>
+#include <remat/solver/offload_only.hpp>
+#include <remat/solver/offmate.hpp>
+
+namespace {
+
+struct plans {
+  std::vector<std::string> instances;
+  std::vector<double> budgets = {.5, .3, .2, .1}, links = {2, 1};
+  bool step = false;
+  remat::limits limits{.seconds = 10};
+};
+
+remat::problem linked(const remat::problem& p, std::optional<remat::copy_rates> link) {
+  return {p.name(), p.values(), p.operations(), p.targets(), link, p.backward_start()};
+}
+
+/// The same step with an optimizer: each target of more than 512 bytes is read by an operation of its own as soon as it is there,
+/// five passes over it at 2 TB/s, and need not be kept.
+remat::problem with_steps(const remat::problem& p) {
+  auto values = p.values();
+  std::vector<remat::operation> operations;
+  std::vector<remat::value_id> targets;
+  for (auto t : p.targets())
+    if (p.is_source(t) || values[t].bytes <= 512) targets.push_back(t);
+  for (const auto& op : p.operations()) {
+    operations.push_back(op);
+    for (auto v : op.outputs)
+      if (p.is_target(v) && p.values()[v].bytes > 512) {
+        targets.push_back(static_cast<remat::index_t>(values.size()));
+        operations.push_back({"step", {v}, {targets.back()}, 5 * static_cast<double>(p.values()[v].bytes) / 2e12});
+        values.push_back({"stepped " + p.values()[v].name, 0, false});
+      }
+  }
+  return {p.name() + " + step", std::move(values), std::move(operations), std::move(targets)};
+}
+
+std::string percent(double seconds, double all) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f", std::max(0.0, 100 * (seconds / all - 1)));
+  return text;
+}
+
+void print_row(const plans& x, const std::string& name, const remat::problem& plain, double rho) {
+  const auto all = remat::evaluate(plain, remat::store_all_schedule(plain));
+  const double rate = 2 * static_cast<double>(all.peak - plain.held_bytes()) / (rho * all.seconds);
+  const auto p = linked(plain, remat::copy_rates{rate, rate, std::min(1e-5, 1e-4 * all.seconds)});
+  std::cout << "| " << name << " (" << p.operations().size() << ") | " << rho << " |";
+  for (const double f : x.budgets) {
+    const auto budget = p.held_bytes() + static_cast<remat::bytes_t>(f * static_cast<double>(all.peak - p.held_bytes()));
+    const auto cell = [&](const remat::result& r) { return r.found() ? percent(r.seconds, all.seconds) : "-"; };
+    const auto joint = remat::solve(p, budget, remat::offmate<>(), x.limits);
+    if (!joint.found()) {
+      std::cout << " - |";
+      continue;
+    }
+    char seconds[32];
+    std::snprintf(seconds, sizeof seconds, "%.1f", joint.elapsed);
+    std::cout << " " << percent(joint.bound, all.seconds) << " / " << cell(joint) << " ("
+              << cell(remat::solve(plain, budget, remat::min_cut(), x.limits)) << "; "
+              << cell(remat::solve(p, budget, remat::offload_only(), x.limits)) << ") " << seconds << " s |" << std::flush;
+  }
+  std::cout << std::endl;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  plans x;
+  CLI::App app{
+      "Plans recomputation and copies together; prints extra time in % of store-all's, bound / plan (recomputation alone; copies "
+      "alone)."};
+  app.add_option("problems", x.instances, "remat-problem files")->required()->check(CLI::ExistingFile);
+  app.add_option("-b,--budgets", x.budgets, "shares of what store-all needs beyond the held sources")
+      ->delimiter(',')
+      ->capture_default_str();
+  app.add_option("-r,--links", x.links, "time to move that out and back, in store-all's time")
+      ->delimiter(',')
+      ->capture_default_str();
+  app.add_option("-t,--seconds", x.limits.seconds, "time limit of each search")->capture_default_str();
+  app.add_flag("--step", x.step, "with an optimizer that takes each gradient at once");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    std::cout << "| instance (operations) | link |";
+    for (const double f : x.budgets) std::cout << " " << 100 * f << " % |";
+    std::cout << "\n|---|---|";
+    for (std::size_t i = 0; i < x.budgets.size(); ++i) std::cout << "---|";
+    std::cout << std::endl;
+    for (const double rho : x.links)
+      for (const std::filesystem::path file : x.instances) {
+        const auto p = linked(remat::read_problem(file), std::nullopt);
+        print_row(x, file.stem().string() + (x.step ? " + step" : ""), x.step ? with_steps(p) : p, rho);
+      }
+  } catch (const std::exception& why) {
+    std::cerr << "offload: " << why.what() << "\n";
+    return 1;
+  }
+}

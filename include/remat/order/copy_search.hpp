@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Search among orders of computations by what they take with copies laid over them.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/core/evaluate.hpp>
+#include <remat/core/monitor.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/result.hpp>
+#include <remat/core/schedule.hpp>
+#include <remat/order/destroy_repair.hpp>
+#include <remat/order/lay_copies.hpp>
+
+namespace remat::order {
+
+/// The fastest schedule with copies found so far within a budget.
+class copy_incumbent {
+ public:
+  /// @param p      a problem that allows copies; must outlive this
+  /// @param budget bytes
+  copy_incumbent(const problem& p, bytes_t budget) : p_(p), budget_(budget) {}
+
+  bool found() const { return schedule_.has_value(); }
+  double seconds() const { return seconds_; }  ///< from `evaluate`; infinity if there is none
+  const std::vector<operation_id>& order() const { return order_; }
+  /// Lays copies over a valid order, in the way that is faster, and takes the schedule if it is the fastest.
+  /// @return the schedule and where it waits; nothing if the order does not fit
+  /// Complexity: that of `lay_copies` and, where it may be the fastest, `evaluate`.
+  std::optional<laid_copies> offer(const std::vector<operation_id>& order) {
+    auto laid = lay_copies(p_, order, budget_);
+    if (laid && !laid->waits.empty())
+      if (auto frugal = lay_copies(p_, order, budget_, {.frugal = true}); frugal && frugal->seconds < laid->seconds)
+        laid = frugal;
+    if (!laid || laid->seconds > 1.01 * seconds_) return laid;
+    laid->seconds = evaluate(p_, laid->schedule).seconds;
+    if (laid->seconds < seconds_) {
+      seconds_ = laid->seconds;
+      order_ = order;
+      schedule_ = laid->schedule;
+    }
+    return laid;
+  }
+  /// Tells the observers of `m`, with the schedule.
+  /// @param bound proven lower bound on the time, s
+  void report(monitor& m, std::string stage, double bound) const {
+    m.report({.stage = std::move(stage), .best = seconds_, .bound = bound, .schedule = schedule_ ? &*schedule_ : nullptr});
+  }
+  /// The schedule, if there is one.
+  void put_into(result& r) const {
+    if (!schedule_) return;
+    r.status = status::feasible;
+    r.reason.clear();
+    r.schedule = *schedule_;
+  }
+
+ private:
+  const problem& p_;
+  bytes_t budget_;
+  std::vector<operation_id> order_;
+  std::optional<remat::schedule> schedule_;
+  double seconds_ = std::numeric_limits<double>::infinity();
+};
+
+/// When `copy_search` ends, and what it works on.
+struct copy_search_options {
+  std::size_t patience = 1000;  ///< rounds without an improvement after which it ends, >= 1
+  std::uint64_t stream = 0;     ///< searches with the same seed and another stream make other choices
+  double slack = 0.003;         ///< orders up to this part slower than the best are worked on too, >= 0
+  double reach = 0.1;           ///< virtual budgets are tried that differ by up to this part, in [0, 1)
+};
+
+namespace detail {
+
+/// Where a schedule waits for copies, some of the values of that run of copies are made again instead.
+/// @param n holds the order of `laid`
+/// @return false if there is none
+template <class Random>
+bool make_instead(const problem& p, const laid_copies& laid, destroy_repair& n, Random& random) {
+  const auto pick = [&](std::size_t k) { return static_cast<std::size_t>(random() % k); };
+  if (laid.waits.empty()) return false;
+  auto wait = laid.waits[pick(laid.waits.size())];
+  for (int i = 0; i < 4; ++i)  // a long one rather than a short one
+    if (const auto& other = laid.waits[pick(laid.waits.size())]; other.seconds > wait.seconds) wait = other;
+  const auto& copies = wait.arrival ? laid.to_device : laid.to_host;
+  auto end = std::upper_bound(copies.begin(), copies.end(), wait.until * (1 + 1e-12),
+                              [](double t, const laid_copies::transfer& x) { return t < x.end; });
+  struct choice {
+    double price;
+    value_id value;
+    std::size_t next;
+  };
+  std::vector<choice> choices;
+  for (auto x = end; x != copies.begin() && choices.size() < 64; --x) {
+    const auto& c = *(x - 1);
+    if (x != end && c.end < x->begin - 0.02 * laid.seconds) break;
+    if (p.is_source(c.value)) continue;
+    const double noise = 0.5 + static_cast<double>(random() % 1024) / 1024;
+    choices.push_back(
+        {noise * p.operations()[p.producer(c.value)].seconds / static_cast<double>(p.values()[c.value].bytes), c.value, c.next});
+  }
+  const auto count = std::min<std::size_t>(choices.size(), std::size_t{1} << pick(4));
+  std::partial_sort(choices.begin(), choices.begin() + static_cast<std::ptrdiff_t>(count), choices.end(),
+                    [](const choice& a, const choice& b) { return a.price < b.price; });
+  choices.resize(count);
+  std::sort(choices.begin(), choices.end(), [](const choice& a, const choice& b) { return a.next > b.next; });  // positions stay
+  const bool deep = pick(2) == 0;
+  bool any = false;
+  for (const auto& c : choices) any = n.make_again(c.value, c.next, deep) || any;
+  return any;
+}
+
+}  // namespace detail
+
+/// Makes an order faster with copies. Each round does one of three: takes some recomputations out; makes some values again where
+/// the schedule waits for copies of them; or does what a round of `local_search` does within a *virtual* budget, larger than the
+/// budget by what copies are to make room for. `lay_copies` within the true budget judges, record-to-record as there.
+/// @param p       a problem that allows copies
+/// @param order   a valid order of computations
+/// @param virtual_budget bytes
+/// @param best    the fastest known, which is improved
+/// @param m       seed, limits and stop; is told of each improvement
+/// @param o       when to end
+/// @param bound   a lower bound on the time of every schedule, s: reported, and the search ends when it is met
+/// Complexity: that of a round of `local_search` and a `lay_copies` each; hundreds of rounds per second for thousands of
+/// operations.
+inline void copy_search(const problem& p, const std::vector<operation_id>& order, bytes_t virtual_budget, copy_incumbent& best,
+                        monitor& m, const copy_search_options& o = {}, double bound = 0) {
+  const auto stop = [&] { return m.stopped(); };
+  const auto done = [&] { return best.seconds() * (1 - m.limits().gap) <= bound; };
+  std::mt19937_64 random(m.limits().seed + (o.stream << 32));
+  const auto part = [&] { return static_cast<double>(random() % 1024) / 1024; };
+  destroy_repair n(p, virtual_budget, random());
+  n.load(order);
+  auto current = best.offer(n.order());
+  if (!current) return;
+  double lowest = current->seconds;
+  for (std::size_t idle = 0; idle < o.patience && !done() && !stop(); ++idle) {
+    const double most = std::max(current->seconds, lowest * (1 + o.slack * part()));
+    switch (random() % 3) {
+      case 0:
+        n.ruin();
+        break;
+      case 1:
+        if (!detail::make_instead(p, *current, n, random)) continue;
+        break;
+      default:
+        n.set_budget(static_cast<bytes_t>(static_cast<double>(virtual_budget) * (1 + o.reach * (2 * part() - 1))));
+        for (auto shifts = random() % 3; shifts > 0; --shifts) n.shift();
+        n.ruin();
+        n.repair(part(), most, stop);  // copies may make the room that is lacking then
+        n.retain();
+    }
+    if (n.seconds() <= most) {
+      const auto before = best.seconds();
+      auto laid = best.offer(n.order());
+      if (best.seconds() < before) best.report(m, "copies", bound);
+      if (laid && laid->seconds <= most) {
+        n.commit();
+        current = std::move(laid);
+        if (current->seconds < lowest * (1 - 1e-9)) lowest = current->seconds, idle = 0;
+        continue;
+      }
+    }
+    n.roll_back();
+  }
+}
+
+}  // namespace remat::order

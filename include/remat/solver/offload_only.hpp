@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Copies to the host and no recomputation. Needs Boost.Graph.
+#pragma once
+
+#include <string>
+
+#include <remat/bound/min_cut_bound.hpp>
+#include <remat/core/incumbent.hpp>
+#include <remat/core/monitor.hpp>
+#include <remat/core/result.hpp>
+#include <remat/core/schedule.hpp>
+#include <remat/order/copy_search.hpp>
+
+namespace remat {
+
+/// Computes every needed operation once, in the order of the problem, and moves what does not fit to the host and back
+/// (`order::lay_copies`). Finds a schedule for every budget that has one; a problem that allows no copies is `not_applicable`,
+/// unless nothing has to move.
+///
+/// Complexity: that of `order::lay_copies` and `bound::copy_bound`.
+/// @code
+/// auto r = remat::solve(p, budget, remat::offload_only{});
+/// @endcode
+class offload_only {
+ public:
+  std::string name() const { return "offload_only"; }
+
+  result solve(const problem& p, bytes_t budget, monitor& m) const {
+    result r;
+    const auto needed = needed_operations(p);
+    if (incumbent all(p, budget); all.offer(needed)) {
+      all.put_into(r);
+    } else if (!p.copies()) {
+      r.status = status::not_applicable;
+      r.reason = no_copies;
+    } else {
+      order::copy_incumbent best(p, budget);
+      best.offer(needed);
+      best.report(m, name(), 0);
+      best.put_into(r);
+      bound::prove_bound(p, budget, r, [&] { return m.stopped(); });
+    }
+    return r;
+  }
+
+ private:
+  static constexpr const char* no_copies = "the problem allows no copies to the host";
+};
+
+}  // namespace remat

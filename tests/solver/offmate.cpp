@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// Planners with copies to the host.
+#include <catch2/catch.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include <remat/core/pareto_curve.hpp>
+#include <remat/solver/offload_only.hpp>
+#include <remat/solver/offmate.hpp>
+#include <remat/testing/check_solver.hpp>
+#include <remat/testing/copy_oracle.hpp>
+#include <remat/testing/generators.hpp>
+
+#include "../instances.hpp"
+
+using namespace remat;
+using namespace remat::testing;
+
+static_assert(solver<offmate<>> && solver<offload_only>);
+
+namespace {
+
+constexpr auto no_limit = std::numeric_limits<double>::infinity();
+
+problem copying(const problem& p, double to_host, double to_device, double latency = 0) {
+  return problem(p.name(), p.values(), p.operations(), p.targets(), copy_rates{to_host, to_device, latency}, p.backward_start());
+}
+/// A link that moves what store-all needs beyond what is held out and back in `rho` times the time of store-all.
+problem copying(const problem& p, double rho) {
+  const double bytes = static_cast<double>(share_of_peak(p, 1) - p.held_bytes());
+  return copying(p, 2 * bytes / (rho * p.total_seconds()), 2 * bytes / (rho * p.total_seconds()), 1e-5 * p.total_seconds());
+}
+std::size_t copies_of(const result& r) {
+  return static_cast<std::size_t>(std::count_if(r.schedule.steps.begin(), r.schedule.steps.end(), [](const step& s) {
+    return s.what == action::offload || s.what == action::prefetch;
+  }));
+}
+
+}  // namespace
+
+TEST_CASE("offmate conforms") {
+  for (const auto& failure : check_solver(offmate<>(min_cut{}, {.search = 20'000, .idle = 1}), {.rounds = 300}))
+    FAIL_CHECK(failure);
+}
+
+TEST_CASE("offload_only conforms") {
+  for (const auto& failure : check_solver(offload_only{})) FAIL_CHECK(failure);
+}
+
+TEST_CASE("with copies every budget from the least on has a schedule, never slower than either alone, never below the optimum") {
+  std::mt19937_64 g(5);
+  int compared = 0, met = 0, joint = 0;
+  const offmate<> both(min_cut{}, {.search = 40'000, .idle = 2});
+  for (int round = 0; round < 250; ++round) {
+    const auto plain = round % 3 == 0 ? random_training_chain(g, static_cast<std::size_t>(uniform(g, 1, 2)))
+                                      : random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 2, 5)),
+                                                           .sources = 1,
+                                                           .outputs = 1,
+                                                           .once = round % 2 == 0 ? 20 : 0});
+    const auto rate = [&] { return 0.5 * static_cast<double>(uniform(g, 1, 12)); };
+    const auto p = copying(plain, rate(), rate(), 0.5 * static_cast<double>(uniform(g, 0, 1)));
+    const auto least = bounds_without_search(p).budget;
+    const auto budget = uniform(g, least, std::max(least, share_of_peak(p, 1) - 1));
+    INFO("round " << round << ", budget " << budget);
+    REQUIRE(solve(p, least - 1, both).status == status::infeasible);
+    const auto r = solve(p, budget, both, {.seconds = no_limit, .gap = 0});
+    REQUIRE(r.found());
+    const auto copied = solve(p, budget, offload_only{}), made = solve(plain, budget, min_cut{}, {.seconds = no_limit});
+    REQUIRE(copied.found());
+    CHECK(r.seconds <= copied.seconds + 1e-9);
+    if (made.found()) CHECK(r.seconds <= made.seconds + 1e-9);
+    joint += r.seconds < copied.seconds - 1e-9 && !(made.found() && made.seconds <= r.seconds + 1e-9);
+    if (p.values().size() > 12) continue;
+    const auto optimum = exhaustive_optimum_with_copies(p, budget, 10'000);
+    if (!optimum) continue;
+    REQUIRE(r.bound <= *optimum + 1e-5);
+    REQUIRE(r.seconds >= *optimum - 1e-5);
+    if (r.status == status::optimal) REQUIRE(r.seconds <= *optimum + 1e-5);
+    ++compared;
+    met += r.seconds <= *optimum + 1e-5;
+  }
+  CAPTURE(compared, met, joint);
+  CHECK(compared > 100);
+  CHECK(100 * met > 80 * compared);
+  CHECK(joint > 0);
+}
+
+TEST_CASE("a fast link gives store-all's time, a dead one recomputation's, and nothing moves where all fits") {
+  const auto p = transformer_training_graph(4);
+  const auto budget = share_of_peak(p, 0.6);
+  const offmate<> both;
+  const limits l{.seconds = no_limit};
+  const auto fast = solve(copying(p, 1e-3), budget, both, l);
+  CHECK(fast.status == status::optimal);
+  CHECK(fast.seconds == Approx(p.total_seconds()));
+  CHECK(copies_of(fast) > 0);
+  const auto dead = solve(copying(p, 1e9), budget, both, l);
+  const auto alone = solve(p, budget, min_cut{}, l);
+  CHECK(dead.seconds <= alone.seconds * (1 + 1e-9));
+  CHECK(dead.bound == Approx(alone.bound).epsilon(2e-3));
+  CHECK(copies_of(dead) == 0);
+  const auto fits = solve(copying(p, 1), share_of_peak(p, 1), both, l);
+  CHECK(fits.status == status::optimal);
+  CHECK(copies_of(fits) == 0);
+  const auto none = solve(p, budget, offmate<>{}, l);
+  CHECK(none.schedule == alone.schedule);
+  CHECK(solve(p, budget, offload_only{}).status == status::not_applicable);
+}
+
+TEST_CASE("a faster link and more memory are no slower, within what a search may miss") {
+  const auto p = transformer_training_graph(3);
+  const offmate<> both;
+  double before = no_limit;
+  for (const double rho : {8.0, 4.0, 2.0, 1.0, 0.5, 0.25}) {
+    const auto r = solve(copying(p, rho), share_of_peak(p, 0.5), both, {.seconds = no_limit});
+    REQUIRE(r.found());
+    CHECK(r.seconds <= before * 1.005);
+    before = r.seconds;
+  }
+  CHECK(before == Approx(p.total_seconds()));
+  const auto curve = pareto_curve(copying(p, 2), {share_of_peak(p, 0.4), share_of_peak(p, 0.6), share_of_peak(p, 0.8)}, both,
+                                  {.seconds = no_limit});
+  for (std::size_t i = 1; i < curve.size(); ++i) CHECK(curve[i - 1].seconds <= curve[i].seconds);
+}
+
+TEST_CASE("captured networks: together better than each alone, near the bound") {
+  for (const auto* const name : {"resnet18", "gpt2-layers-2-seq-256"}) {
+    INFO(name);
+    const auto p = copying(instance(name), 2);
+    const auto budget = share_of_peak(p, 0.6);
+    const auto r = solve(p, budget, offmate<>{}, {.seconds = no_limit});
+    const auto copied = solve(p, budget, offload_only{}, {.seconds = no_limit});
+    REQUIRE((r.found() && copied.found()));
+    CHECK(r.seconds < copied.seconds);
+    CHECK(r.bound == copied.bound);
+    CHECK(r.gap() < 0.02);
+    CHECK(copies_of(r) > 0);
+  }
+}
+
+TEST_CASE("offmate: options out of range are named") {
+  CHECK_THROWS_WITH(offmate<>(min_cut{}, {.scan = 0}), Catch::Contains("offmate.scan"));
+  CHECK_THROWS_WITH(offmate<>(min_cut{}, {.starts = 0}), Catch::Contains("offmate.starts"));
+}
