@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
-#include <ATen/autocast_mode.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,6 +20,7 @@
 #include <remat/pytorch/session.hpp>
 
 #include "clock.hpp"
+#include "key.hpp"
 #include "plan/planned.hpp"
 #include "plan/search.hpp"
 #include "run/step_node.hpp"
@@ -82,46 +81,6 @@ std::vector<at::Tensor> tensors(const std::vector<named_tensor>& named) {
   std::vector<at::Tensor> list;
   for (const auto& n : named) list.push_back(n.tensor);
   return list;
-}
-
-/// All that a capture depends on, as bytes.
-class key {
- public:
-  template <class T>
-  key& operator<<(const T& x) requires std::is_trivially_copyable_v<T> {
-    bytes_.append(reinterpret_cast<const char*>(&x), sizeof x);
-    return *this;
-  }
-  key& operator<<(const std::string& x) {
-    *this << x.size();
-    bytes_ += x;
-    return *this;
-  }
-  key& operator<<(at::IntArrayRef list) {
-    *this << list.size();
-    bytes_.append(reinterpret_cast<const char*>(list.data()), list.size() * sizeof list[0]);
-    return *this;
-  }
-  key& operator<<(const at::Tensor& t) {
-    return *this << t.scalar_type() << t.requires_grad() << t.device() << t.sizes() << t.strides();
-  }
-  const std::string& bytes() const { return bytes_; }
-  void clear() { bytes_.clear(); }
-
- private:
-  std::string bytes_;
-};
-
-/// What shows whether a step still is what was captured: settings of PyTorch that choose kernels.
-void add_settings(key& k) {
-  const auto& c = at::globalContext();
-  k << at::get_num_threads() << c.deterministicAlgorithms() << c.deterministicFillUninitializedMemory() << c.userEnabledMkldnn()
-    << c.userEnabledFlashSDP() << c.userEnabledMemEfficientSDP() << c.userEnabledMathSDP() << c.float32MatmulPrecision()
-    << c10::typeMetaToScalarType(c10::get_default_dtype());
-  for (const auto device : {at::kCPU, at::kCUDA}) {
-    const bool on = at::autocast::is_autocast_enabled(device);
-    k << on << (on ? at::autocast::get_autocast_dtype(device) : at::ScalarType::Undefined);
-  }
 }
 
 }  // namespace

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstring>
+#include <sstream>
 #include <thread>
 
 #include <remat/core/evaluate.hpp>
 #include <remat/pytorch/capture.hpp>
+#include <remat/pytorch/io.hpp>
+#include <remat/pytorch/profile.hpp>
 
 #include "compare.hpp"
 #include "interpret.hpp"
@@ -123,10 +126,25 @@ tensors other_batch(const tensors& inputs) {
   return result;
 }
 
+std::string text_of(const captured& c) {
+  std::ostringstream out;
+  remat::pytorch::write_program(out, *c.step);
+  return out.str();
+}
+
+/// Captures twice: operators run, or their results are known.
+captured capture_known(const models::sample& s) {
+  remat::pytorch::forget_profiles();
+  const auto first = text_of(capture_sample(s));
+  auto again = capture_sample(s);
+  CHECK(text_of(again) == first);
+  return again;
+}
+
 /// Captures, and compares with eager PyTorch while recomputing nothing, each node at once, and any node at any time.
 captured check_against_eager(const models::sample& s) {
   const world before(*s.module);
-  auto p = capture_sample(s);
+  auto p = capture_known(s);
   REQUIRE(world(*s.module) == before);
   INFO(remat::pytorch::explain(*p.step));
   const auto batch = other_batch(s.inputs);
@@ -290,6 +308,87 @@ TEST_CASE("what modules do besides calling layers") {
   for (const auto& s : samples) DYNAMIC_SECTION(s.name) {
       check_against_eager(s);
     }
+}
+
+TEST_CASE("operators whose results are known") {
+  torch::manual_seed(4);
+  SECTION("equal calls on other operands, in place and with draws") {
+    check_against_eager(small("layers", [](auto& m, auto& x) -> tensors {
+      auto y = x[0];
+      for (int i = 0; i < 4; ++i) {
+        auto z = torch::dropout(y.matmul(weight(m)).relu_(), 0.5, true);
+        y = z.add_(i % 2 ? y : y.sin()).mul_(2);
+      }
+      return {y, y.to(torch::kDouble).select(1, 2), std::get<0>(torch::native_dropout(y, 0.5, true))};
+    }));
+  }
+  SECTION("one operand twice is not two operands") {
+    check_against_eager(small("twice", [](auto& m, auto& x) -> tensors {
+      const auto y = x[0].matmul(weight(m)), z = y.sin();
+      auto a = y * 2, b = y * 3;
+      return {a.add_(z), b.add_(b)};
+    }));
+  }
+  SECTION("settings count") {
+    const auto s = small("put", [](auto& m, auto& x) -> tensors {
+      return {x[0].matmul(weight(m)).put(torch::tensor({3, 1}), torch::tensor({1.0F, 2.0F}))};
+    });
+    capture_sample(s);
+    at::globalContext().setDeterministicAlgorithms(true, false);
+    CHECK_THROWS_WITH(capture_sample(s), Catch::Contains("deterministic"));
+    at::globalContext().setDeterministicAlgorithms(false, false);
+    CHECK_NOTHROW(capture_sample(s));
+  }
+  SECTION("what a kernel refuses stays refused, what would be a number stays unknown") {
+    const auto s = small("after known calls", [](auto& m, auto& x) -> tensors {
+      auto y = x[0].matmul(weight(m)).sin();
+      return {x.size() > 1 ? y.matmul(x[1]) : y.sum().template item<float>() > 0 ? y : y.cos()};
+    });
+    for (int i = 0; i < 2; ++i) CHECK_THAT(refusal(s), Catch::Contains("aten::_local_scalar_dense"));
+    auto wrong = s;
+    wrong.inputs.push_back(torch::rand({5, 2}));
+    for (int i = 0; i < 2; ++i) CHECK_THROWS_WITH(capture_sample(wrong), Catch::Contains("cannot be multiplied"));
+  }
+  SECTION("products of matrices lie where their kernels put them") {
+    const std::vector<std::pair<std::string, std::function<Tensor(Tensor, Tensor)>>> products = {
+        {"mm", [](auto x, auto w) { return x.mm(w); }},
+        {"mm of a transpose", [](auto x, auto w) { return w.t().mm(x.t()); }},
+        {"mm of slices", [](auto x, auto w) { return x.slice(1, 0, 6, 2).mm(w.slice(0, 1, 6, 2)); }},
+        {"mm with nothing", [](auto x, auto w) { return x.slice(0, 0, 0).mm(w); }},
+        {"addmm", [](auto x, auto w) { return at::addmm(x.sum(0), x, w.t(), 0.5, 2); }},
+        {"bmm",
+         [](auto x, auto w) {
+           return x.view({2, 2, 6}).bmm(w.expand({2, 6, 6}).transpose(1, 2)).transpose(0, 1);
+         }},
+        {"baddbmm", [](auto x, auto w) {
+           return at::baddbmm(x.sum(), x.view({2, 2, 6}), w.expand({2, 6, 6}));
+         }}};
+    for (const auto& [name, f] : products)
+      for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16}) {
+        INFO(name << " of " << type);
+        const auto s = small(name, [f = f, type](auto& m, auto& x) -> tensors { return {f(x[0].to(type), weight(m).to(type))}; });
+        const auto c = capture_known(s);
+        const auto real = s.forward(s.inputs)[0];
+        const auto& told = c.step->views[c.step->outputs[0]];
+        CHECK(at::IntArrayRef(told.sizes) == real.sizes());
+        CHECK(at::IntArrayRef(told.strides) == real.strides());
+        CHECK(told.dtype == real.scalar_type());
+        CHECK(c.step->values[told.value].bytes == static_cast<remat::bytes_t>(real.storage().nbytes()));
+      }
+  }
+  SECTION("layouts that kernels choose") {
+    auto conv = std::make_shared<torch::nn::Conv2dImpl>(torch::nn::Conv2dOptions(3, 4, 3));
+    conv->to(torch::kFloat);
+    for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
+      const auto c = check_against_eager(
+          {"conv",
+           conv,
+           [conv](const tensors& x) -> tensors { return {conv->forward(conv->forward(x[0]).sin().slice(1, 0, 3))}; },
+           {torch::rand({2, 3, 9, 9}).contiguous(format)}});
+      const auto& strides = c.step->views[c.step->outputs[0]].strides;
+      CHECK((strides[1] == 1) == (format == at::MemoryFormat::ChannelsLast));
+    }
+  }
 }
 
 TEST_CASE("what cannot be captured is refused by name, and leaves no trace") {

@@ -45,6 +45,8 @@ const operator_facts& facts(const std::string& name) {
   return found == table.end() ? nothing : found->second;
 }
 
+bool is_native(const c10::OperatorHandle& op) { return op.schema().name().rfind("aten::", 0) == 0; }
+
 bool may_draw(const c10::OperatorHandle& op) { return op.hasTag(at::Tag::nondeterministic_seeded); }
 
 bool is_view(const c10::OperatorHandle& op) {

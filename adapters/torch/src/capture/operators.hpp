@@ -32,6 +32,8 @@ struct operator_facts {
 const operator_facts& facts(const std::string& name);
 inline const operator_facts& facts(const c10::OperatorHandle& op) { return facts(op.schema().name()); }
 
+/// One of PyTorch's own.
+bool is_native(const c10::OperatorHandle& op);
 /// May draw from a generator.
 bool may_draw(const c10::OperatorHandle& op);
 /// Gives a view of its first argument, and does nothing else.

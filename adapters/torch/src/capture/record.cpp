@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// The recorder: a boxed fallback below autograd, and hollow execution.
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/TensorUtils.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/core/Generator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <c10/core/Allocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -23,13 +20,15 @@
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <random>
 #include <set>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "../hooks.hpp"
 #include "../program/views.hpp"
+#include "draws.hpp"
+#include "hollow.hpp"
+#include "known_results.hpp"
 #include "operators.hpp"
 #include "questions.hpp"
 #include "trace.hpp"
@@ -65,18 +64,6 @@ c10::IValue without_tensors(const c10::IValue& v) {
   return c10::IValue(list);
 }
 
-bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
-  return a.nbytes() == b.nbytes() && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
-}
-
-/// A tensor of the given geometry whose storage owns no memory.
-at::Tensor hollow_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, const at::TensorOptions& options) {
-  const auto bytes = at::detail::computeStorageNbytes(sizes, strides, options.dtype().itemsize());
-  const auto device = options.device();
-  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(nullptr, device), nullptr, false);
-  return at::empty({0}, options).set_(storage, 0, sizes, strides);
-}
-
 /// What is known of the contents of a storage while recording.
 enum class contents {
   outside,   ///< parameters, buffers and other tensors that were there before
@@ -84,14 +71,6 @@ enum class contents {
   kept,      ///< small integers that other operators may index with: valid values, but not constants
   hollow     ///< no memory
 };
-
-/// A state of the generator that no program has by chance.
-at::Tensor unlikely_state(const at::Generator& like) {
-  auto g = like.clone();
-  std::random_device entropy;
-  g.set_current_seed(std::uint64_t{entropy()} << 32 | entropy());
-  return g.get_state();
-}
 
 /// Puts back the `.grad` of tensors.
 class same_gradients {
@@ -131,9 +110,7 @@ class recorder {
  public:
   recorder(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& buffers,
            const std::vector<std::string>& names, c10::Device device)
-      : generator_(at::globalContext().defaultGenerator(device)), device_(device) {
-    start_ = state();
-    begin_phase();
+      : draws_(device), device_(device) {
     for (std::size_t i = 0; i < parameters.size(); ++i)
       add_outside(parameters[i], parameters[i].requires_grad() ? role::parameter : role::buffer, i,
                   i < names.size() ? names[i] : "parameter " + std::to_string(i));
@@ -150,7 +127,6 @@ class recorder {
     at::AutoDispatchBelowADInplaceOrView below;
     for (auto& [storage, saved] : saved_) saved.first.copy_(saved.second);
     for (const auto& o : outside_) reset_version(o);
-    set_state(advanced(start_, foreign_));
   }
 
   /// A tensor of the step that owns no memory: an input or the gradient of an output.
@@ -160,11 +136,12 @@ class recorder {
     const auto s = add(t, keep ? contents::kept : contents::hollow);
     if (keep) {
       told_[s] = true;
-      fill(t);
-      filled_.clear();
+      lent_memory memory;
+      memory.fill(t);
+      memory.give();
       t.copy_(like);
     }
-    hide(impl(t));
+    hide(storage_of(t));
     const auto slot =
         add_slot(t, s, from, position, (from == role::input ? "input " : "gradient of output ") + std::to_string(position));
     if (from == role::input) {
@@ -177,21 +154,21 @@ class recorder {
   /// The forward is done.
   void start_backward() {
     trace_.backward = trace_.calls.size();
-    trace_.after_forward = left_behind();
+    trace_.after_forward = draws_.left_behind();
     for (auto& o : outside_) o.forward = version(o.tensor);
-    begin_phase();
+    draws_.begin_phase();
   }
   const std::vector<traced_call>& calls() const { return trace_.calls; }
-  bool knows(const at::Tensor& t) const { return t.has_storage() && index_.count(impl(t)); }
-  bool outside(const at::Tensor& t) const { return trace_.storages[index_.at(impl(t))].slot != none; }
+  bool knows(const at::Tensor& t) const { return t.has_storage() && index_.count(storage_of(t)); }
+  bool outside(const at::Tensor& t) const { return trace_.storages[index_.at(storage_of(t))].slot != none; }
 
   byte_view view_of(const at::Tensor& t) const {
-    return {index_.at(impl(t)), t.sizes().vec(), t.strides().vec(), byte_offset(t),
-            t.scalar_type(),    t.is_conj(),     t.is_neg(),        whole_.count(t.unsafeGetTensorImpl()) > 0};
+    return {index_.at(storage_of(t)), t.sizes().vec(), t.strides().vec(), byte_offset(t),
+            t.scalar_type(),          t.is_conj(),     t.is_neg(),        whole_.count(t.unsafeGetTensorImpl()) > 0};
   }
 
   trace finish() {
-    trace_.after_backward = left_behind();
+    trace_.after_backward = draws_.left_behind();
     for (std::size_t s = 0; s < trace_.storages.size(); ++s) freeze_if_temporary(static_cast<index_t>(s));
     note_versions();
     if (!asked_.empty()) trace_.asked = std::make_shared<recorded_questions>(trace_, calculable_, asked_);
@@ -230,12 +207,12 @@ class recorder {
     std::vector<at::Tensor> tensors;
     for (std::size_t i = 0; i < n; ++i) {
       const auto& argument = stack[first + i];
-      if (argument.isGenerator() && argument.toGenerator().defined() && argument.toGenerator() != generator_)
+      if (argument.isGenerator() && argument.toGenerator().defined() && argument.toGenerator() != draws_.generator())
         refuse(name, "draws from a generator other than the default one of " + device_.str());
       const auto* alias = schema.arguments()[i].alias_info();
       each_tensor(argument, [&](const at::Tensor& t, int element) {
         check(name, t);
-        if (!index_.count(impl(t))) add_unknown(name, t);
+        if (!index_.count(storage_of(t))) add_unknown(name, t);
         c.operands.push_back({static_cast<int>(i), element, view_of(t), alias && alias->isWrite()});
         tensors.push_back(t);
       });
@@ -250,36 +227,28 @@ class recorder {
     std::vector<std::size_t> bytes;
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       if (c.operands[i].written && contents_[c.operands[i].view.value] == contents::outside) save(tensors[i]);
-      bytes.push_back(impl(tensors[i])->nbytes());
+      bytes.push_back(storage_of(tensors[i])->nbytes());
     }
 
-    const bool seeded = may_draw(op);
-    at::Tensor before;
-    if (seeded) before = state();
-    if (only_checks(c) && !constant)
-      stack.resize(first);  // the verdict on made-up numbers says nothing
-    else
-      call(op, stack, n, tensors);
-    if (seeded) note_draw(c, before);
+    execute(c, stack, first, tensors, told, constant);
     for (std::size_t i = 0; i < tensors.size(); ++i)
-      if (impl(tensors[i])->nbytes() != bytes[i] || index_.at(impl(tensors[i])) != c.operands[i].view.value)
+      if (storage_of(tensors[i])->nbytes() != bytes[i] || index_.at(storage_of(tensors[i])) != c.operands[i].view.value)
         refuse(name, "resizes or replaces the storage of a tensor");
 
     std::vector<c10::StorageImpl*> touched;
     for (std::size_t i = 0; i < tensors.size(); ++i)
-      if (c.operands[i].written || impl(tensors[i])->nbytes() > constant_limit) touched.push_back(impl(tensors[i]));
+      if (c.operands[i].written || storage_of(tensors[i])->nbytes() > constant_limit) touched.push_back(storage_of(tensors[i]));
     const auto results = schema.returns().size();
     for (std::size_t i = 0; i < results; ++i)
       each_tensor(stack[stack.size() - results + i], [&](const at::Tensor& t, int element) {
         check(name, t);
-        if (!index_.count(impl(t))) {
-          const bool indices =
-              !constant && (told || at::isIntegralType(t.scalar_type(), true)) && impl(t)->nbytes() <= constant_limit;
-          const auto s = add(t, !c.draws && constant ? contents::constant : indices ? contents::kept : contents::hollow);
+        if (!index_.count(storage_of(t))) {
+          const bool keep = !constant && kept(t.scalar_type(), storage_of(t)->nbytes(), told);
+          const auto s = add(t, !c.draws && constant ? contents::constant : keep ? contents::kept : contents::hollow);
           trace_.storages[s].name = name;
           raw_[s] = makes_raw(op);
-          if (contents_[s] == contents::hollow) release(impl(t));
-          if (contents_[s] == contents::kept) hide(impl(t));
+          if (contents_[s] == contents::hollow) release(storage_of(t));
+          if (contents_[s] == contents::kept) hide(storage_of(t));
           told_[s] = told && !c.draws && contents_[s] != contents::hollow;
         }
         c.results.push_back({static_cast<int>(i), element, view_of(t), false});
@@ -305,23 +274,7 @@ class recorder {
   }
 
  private:
-  static c10::StorageImpl* impl(const at::Tensor& t) { return t.storage().unsafeGetStorageImpl(); }
   static bytes_t byte_offset(const at::Tensor& t) { return t.storage_offset() * static_cast<bytes_t>(t.itemsize()); }
-
-  at::Tensor state() {
-    std::lock_guard<std::mutex> lock(generator_.mutex());
-    return generator_.get_state();
-  }
-  void set_state(const at::Tensor& s) {
-    std::lock_guard<std::mutex> lock(generator_.mutex());
-    generator_.set_state(s);
-  }
-  /// Each half of the step begins in a state that cannot be met otherwise, so that one set by hand is told from it.
-  void begin_phase() {
-    expected_ = unlikely_state(generator_);
-    set_state(expected_);
-    phases_.push_back(expected_);
-  }
 
   /// A tensor from outside, whose writes are counted.
   void watch(const at::Tensor& t, index_t slot) {
@@ -341,10 +294,10 @@ class recorder {
 
   index_t add(const at::Tensor& t, contents known) {
     const auto s = static_cast<index_t>(trace_.storages.size());
-    index_.emplace(impl(t), s);
+    index_.emplace(storage_of(t), s);
     alive_.push_back(t.storage().getWeakStorageImpl());
     storage_value origin;
-    origin.bytes = static_cast<bytes_t>(impl(t)->nbytes());
+    origin.bytes = static_cast<bytes_t>(storage_of(t)->nbytes());
     origin.device = t.device();
     trace_.storages.push_back(std::move(origin));
     contents_.push_back(known);
@@ -364,7 +317,7 @@ class recorder {
 
   void add_outside(const at::Tensor& t, role from, std::size_t position, const std::string& name) {
     check(name, t);
-    const auto known = index_.find(impl(t));
+    const auto known = index_.find(storage_of(t));
     // One that shares its memory with another is known by its geometry.
     if (known == index_.end()) whole_.emplace(t.unsafeGetTensorImpl(), t);
     watch(t, add_slot(t, known == index_.end() ? add(t, contents::outside) : known->second, from, position, name));
@@ -376,8 +329,8 @@ class recorder {
     if (t.requires_grad()) refuse(op, "reads a tensor that requires a gradient and is not among the parameters");
     add_outside(t, role::found, 0, "tensor of " + op);
     std::optional<content> copy;
-    if (!impl(t)->resizable()) copy = content_of(t.storage());  // memory of somebody who may free it
-    unknown_.insert({index_.at(impl(t)), {t, std::move(copy)}});
+    if (!storage_of(t)->resizable()) copy = content_of(t.storage());  // memory of somebody who may free it
+    unknown_.insert({index_.at(storage_of(t)), {t, std::move(copy)}});
   }
 
   /// How many hold `x`, but for a wrapper in Python that is there only because C++ holds `x` too.
@@ -396,9 +349,9 @@ class recorder {
     auto& slot = trace_.slots[trace_.storages[s].slot];
     auto watched = std::find_if(outside_.begin(), outside_.end(), [&](const auto& o) { return o.tensor.is_same(t); });
     if (watched != outside_.end()) watched->tensor.reset();
-    const auto saved = saved_.find(impl(t));
+    const auto saved = saved_.find(storage_of(t));
     const bool temporary = holders(*t.unsafeGetTensorImpl(), t.use_count()) == 1 &&
-                           holders(*impl(t), t.storage().use_count()) == (saved != saved_.end() ? 2U : 1U);
+                           holders(*storage_of(t), t.storage().use_count()) == (saved != saved_.end() ? 2U : 1U);
     if (temporary) {
       const auto& as_found = saved != saved_.end() ? saved->second.second : t;
       freeze(slot, found->second.second ? std::move(*found->second.second) : content_of(as_found.storage()));
@@ -424,7 +377,7 @@ class recorder {
       raw_[s] = false;
       if (c.operands[i].written && overwrites(c.op)) continue;
       const auto& t = tensors[i];
-      if (impl(t)->nbytes() == 0) continue;
+      if (storage_of(t)->nbytes() == 0) continue;
       trace_.storages[s].name = "constant";
       freeze(trace_.slots[add_slot(bytes_of(t), s, role::constant, 0, "constant")], content_of(t.storage()));
     }
@@ -477,120 +430,55 @@ class recorder {
     return ask;
   }
 
-  void note_draw(traced_call& c, const at::Tensor& before) {
-    auto after = state();
-    if (same_bytes(before, after)) return;
-    c.draws = origin_of(before);
-    draws_.push_back({trace_.calls.size(), before, after});
-    expected_ = std::move(after);
-  }
-  draw_origin left_behind() { return origin_of(state()); }
-  draw_origin origin_of(const at::Tensor& now) {
-    if (same_bytes(now, expected_)) return {};
-    if (phases_.size() > 1 && same_bytes(now, phases_[1])) return {generator_origin::backward, 0, {}};
-    if (same_bytes(now, phases_[0])) return {generator_origin::forward, 0, {}};
-    for (const auto& d : draws_) {
-      if (same_bytes(now, d.before)) return {generator_origin::before, d.call, {}};
-      if (same_bytes(now, d.after)) return {generator_origin::after, d.call, {}};
-    }
-    if (const auto drawn = draws_between(expected_, now)) {  // another thread's: no business of the step
-      foreign_ += *drawn;
-      expected_ = now;
-      return {};
-    }
-    return {generator_origin::fixed, 0, content_of(now.storage())};
+  /// The values of what a call makes may be needed during the capture.
+  static bool kept(at::ScalarType type, std::size_t bytes, bool told) {
+    return (told || at::isIntegralType(type, true)) && bytes <= constant_limit;
   }
 
-  /// The engine of the host's generator in a state.
-  at::mt19937 engine_in(const at::Tensor& state) const {
-    auto g = generator_.clone();
-    g.set_state(state);
-    return at::check_generator<at::CPUGeneratorImpl>(g)->engine();
-  }
-  /// How many numbers were drawn from one state to another, if that can be.
-  std::optional<std::uint64_t> draws_between(const at::Tensor& from, const at::Tensor& to) const {
-    if (!device_.is_cpu()) return std::nullopt;
-    auto engine = engine_in(from);
-    const auto goal = engine_in(to).data();
-    constexpr std::uint64_t limit = 1 << 23;
-    for (std::uint64_t n = 0; n < limit;) {
-      const auto now = engine.data();
-      if (now.state_ == goal.state_ && now.left_ >= goal.left_ &&
-          static_cast<int64_t>(goal.next_) - now.next_ == now.left_ - goal.left_)
-        return n + static_cast<std::uint64_t>(now.left_ - goal.left_);
-      for (auto k = now.left_; k > 0; --k, ++n) engine();  // up to the first number of the next block
+  /// Puts the results of a call in the place of its arguments. One of no consequence but where its results lie, and known to give
+  /// them there, need not run.
+  /// @param first position of the arguments on the stack
+  void execute(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const std::vector<at::Tensor>& tensors, bool told,
+               bool constant) {
+    if (only_checks(c) && !constant) return stack.resize(first);  // the verdict on made-up numbers says nothing
+    const bool no_values = !told && !constant && std::none_of(c.operands.begin(), c.operands.end(), [&](const auto& o) {
+      const bool statistics = std::find(c.statistics.begin(), c.statistics.end(), o.at) != c.statistics.end();
+      return o.written && !statistics && contents_[o.view.value] != contents::hollow;
+    });
+    const auto key = no_values ? geometry_key(c, tensors) : std::nullopt;
+    const bool seeded = may_draw(c.op);
+    const auto before = seeded ? draws_.state() : at::Tensor();
+    const auto drawn = [&] {
+      c.draws = draws_.note(trace_.calls.size(), before, key ? draws_.pass(before, *key) : draws_.state());
+    };
+    const auto looked_at = [&](const known_results& r) {
+      return r.any_made([&](auto type, auto bytes) { return kept(type, bytes, told); });
+    };
+    auto known = key ? find_known(*key) : nullptr;
+    if (key && !known)
+      if (auto results = deduced(c, tensors); results && !looked_at(*results)) known = remember(*key, std::move(*results));
+    if (known) {
+      stack.resize(first);
+      for (auto& result : known->over(tensors)) stack.push_back(std::move(result));
+      if (known->drew) drawn();
+      return;
     }
-    return std::nullopt;
-  }
-  at::Tensor advanced(const at::Tensor& state, std::uint64_t draws) const {
-    if (draws == 0) return state;
-    auto engine = engine_in(state);
-    while (draws-- > 0) engine();
-    auto g = generator_.clone();
-    g.set_state(state);
-    at::check_generator<at::CPUGeneratorImpl>(g)->set_engine(engine);
-    return g.get_state();
+    if (is_view(c.op) && is_native(c.op))
+      c.op.callBoxed(&stack);
+    else
+      run_hollow(c.op, stack, stack.size() - first, tensors);
+    if (seeded && !same_bytes(before, draws_.state())) drawn();
+    if (!key || geometry_key(c, tensors) != key) return;
+    known_results results(tensors, {stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end()});
+    results.drew = c.draws.has_value();
+    if (results.complete() && !looked_at(results)) remember(*key, std::move(results));
   }
 
   void save(const at::Tensor& t) {
-    if (saved_.count(impl(t))) return;
+    if (saved_.count(storage_of(t))) return;
     const auto whole = bytes_of(t);
-    saved_.insert({impl(t), {whole, whole.clone()}});
+    saved_.insert({storage_of(t), {whole, whole.clone()}});
   }
-  /// The storage of a tensor as a tensor of bytes.
-  static at::Tensor bytes_of(const at::Tensor& t) {
-    return at::empty({0}, t.options().dtype(at::kByte)).set_(t.storage(), 0, {static_cast<int64_t>(impl(t)->nbytes())}, {1});
-  }
-
-  /// Runs an operator on tensors that have memory meanwhile. Zeros suit nearly all; a matrix to be inverted or a distribution to
-  /// be drawn from wants other numbers.
-  void call(const c10::OperatorHandle& op, ::torch::jit::Stack& stack, std::size_t arguments,
-            const std::vector<at::Tensor>& tensors) {
-    struct emptied {
-      recorder& r;
-      ~emptied() { r.drain(); }
-    } at_exit{*this};
-    for (const auto& t : tensors) fill(t);
-    if (filled_.empty()) return op.callBoxed(&stack);
-    const ::torch::jit::Stack again(stack.end() - static_cast<std::ptrdiff_t>(arguments), stack.end());
-    const auto below = stack.size() - arguments;
-    try {
-      op.callBoxed(&stack);
-    } catch (const c10::Error&) {
-      stack.resize(below);
-      stack.insert(stack.end(), again.begin(), again.end());
-      for (const auto& t : tensors)
-        if (std::any_of(filled_.begin(), filled_.end(), [&](const auto& lent) { return lent.is_alias_of(t.storage()); }))
-          fill_plausibly(t);
-      op.callBoxed(&stack);
-    }
-  }
-
-  /// Lends memory to the storage of a hollow tensor until `drain`, and shows that of others.
-  void fill(const at::Tensor& t) {
-    auto* s = impl(t);
-    if (s->throw_on_immutable_data_ptr()) {
-      s->clear_data_ptr_access_error_msg_();
-      shown_.push_back(t.storage());
-    }
-    if (s->nbytes() == 0 || s->data() != nullptr) return;
-    s->set_data_ptr_noswap(c10::GetAllocator(s->device_type())->allocate(s->nbytes()));
-    filled_.push_back(t.storage());
-    bytes_of(t).zero_();
-  }
-  void drain() {
-    for (const auto& s : filled_) release(s.unsafeGetStorageImpl());
-    for (const auto& s : shown_) hide(s.unsafeGetStorageImpl());
-    filled_.clear();
-    shown_.clear();
-  }
-  static void release(c10::StorageImpl* s) {
-    s->set_data_ptr_noswap(c10::DataPtr(nullptr, s->device()));
-    hide(s);
-  }
-  /// Between operators nobody may look at values that are another step's tomorrow.
-  static void hide(c10::StorageImpl* s) { s->release_data_and_set_meta_custom_data_ptr_error_msg_(reads_memory); }
-
   /// After a call touched a storage of the step: constants stay only if small and written from constants.
   void settle(c10::StorageImpl* s, bool constant, bool told) {
     auto& known = contents_[index_.at(s)];
@@ -603,11 +491,6 @@ class recorder {
     known = contents::hollow;
     release(s);
   }
-
-  static constexpr const char* reads_memory =
-      "the module reads the memory of a tensor of the step directly (accessor, data_ptr, numpy, tolist, or on another thread) "
-      "while "
-      "it is captured; a plan would keep what it read for ever";
 
   trace trace_;
   mutable std::optional<std::string> refusal_;
@@ -622,7 +505,6 @@ class recorder {
   std::map<index_t, std::pair<at::Tensor, std::optional<content>>> unknown_;  ///< storages nobody announced, with their contents
   /// Storages from outside that were written, with their contents, as bytes.
   std::unordered_map<c10::StorageImpl*, std::pair<at::Tensor, at::Tensor>> saved_;
-  std::vector<c10::Storage> filled_, shown_;
   struct written_outside {
     at::Tensor tensor;
     index_t slot;
@@ -633,16 +515,8 @@ class recorder {
     counter.set_version(o.start);
   }
   std::vector<written_outside> outside_;
-  struct draw {
-    std::size_t call;
-    at::Tensor before, after;
-  };
-  at::Generator generator_;
+  draw_log draws_;
   c10::Device device_;
-  at::Tensor start_, expected_;  ///< states of the generator: the user's, and after the last draw
-  std::uint64_t foreign_ = 0;    ///< numbers that other threads have drawn meanwhile
-  std::vector<at::Tensor> phases_;
-  std::vector<draw> draws_;
 };
 
 /// The recorder of the capture that runs; threads of the autograd engine inherit the dispatch key, not thread-local data.

@@ -19,6 +19,7 @@
 #include <remat/pytorch/memory.hpp>
 #include <remat/pytorch/profile.hpp>
 
+#include "../capture/known_results.hpp"
 #include "../capture/operators.hpp"
 #include "../clock.hpp"
 #include "../program/signature.hpp"
@@ -340,6 +341,7 @@ std::vector<bytes_t> program_profile::workspace() const {
 }
 
 void forget_profiles() {
+  detail::forget_results();
   std::lock_guard lock(known_mutex);
   known.clear();
 }

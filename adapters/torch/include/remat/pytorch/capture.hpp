@@ -56,6 +56,8 @@ struct captured {
 ///
 /// Every ATen call below autograd is recorded while it runs on the real device on *hollow* tensors: storages of the true size
 /// that own memory only while an operator touches them. The peak memory of a capture is that of the largest single operator.
+/// A call like one that has run in this process (operator, arguments, geometry and sharing of operands, settings) does not run
+/// again: its results are made as the kernel made them then. So equal layers cost one, and a second capture next to nothing.
 /// The recorded calls are then turned into storage versions: a view is no call, an in-place write makes a new version or
 /// becomes part of the node that made the old one.
 ///
@@ -76,7 +78,7 @@ struct captured {
 ///         mode is active, a module resizes storages or returns a tensor no recorded operator made
 /// @throws broken_contract if the program would not pass `verify`: a bug
 /// @throws not_available if this build of PyTorch, or another library, has taken the dispatch key the recorder needs
-/// Complexity: one training step; O(calls + views) bookkeeping.
+/// Complexity: one run of each different call; O(calls + views) bookkeeping.
 ///
 /// @code
 /// auto step = remat::pytorch::capture([&](const auto& in) { return std::vector<at::Tensor>{net->forward(in[0])}; }, {x},

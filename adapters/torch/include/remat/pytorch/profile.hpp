@@ -83,7 +83,7 @@ program_profile profile(const program& step, const profile_options& o = {});
 /// Complexity: two runs per distinct node.
 program_profile profile_like(const program& step, const program& other, const program_profile& costs);
 
-/// Forgets what this process has measured. Files stay.
+/// Forgets what this process has measured, and where results of operators lie, which captures remember. Files stay.
 void forget_profiles();
 
 }  // namespace remat::pytorch

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "draws.hpp"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/Functions.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <random>
+
+#include "../program/views.hpp"
+
+namespace remat::pytorch::detail {
+
+bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
+  return a.nbytes() == b.nbytes() && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+}
+
+namespace {
+
+at::Tensor state_of(const at::Generator& like, std::uint64_t seed) {
+  auto g = like.clone();
+  g.set_current_seed(seed);
+  return g.get_state();
+}
+
+/// A state of the generator that no program has by chance.
+at::Tensor unlikely_state(const at::Generator& like) {
+  std::random_device entropy;
+  return state_of(like, std::uint64_t{entropy()} << 32 | entropy());
+}
+
+/// The engine of the host's generator in a state.
+at::mt19937 engine_in(const at::Generator& like, const at::Tensor& state) {
+  auto g = like.clone();
+  g.set_state(state);
+  return at::check_generator<at::CPUGeneratorImpl>(g)->engine();
+}
+
+}  // namespace
+
+draw_log::draw_log(c10::Device device) : generator_(at::globalContext().defaultGenerator(device)), device_(device) {
+  start_ = state();
+  begin_phase();
+}
+
+draw_log::~draw_log() {
+  at::AutoDispatchBelowADInplaceOrView below;
+  set_state(advanced(start_, foreign_));
+}
+
+at::Tensor draw_log::state() {
+  std::lock_guard<std::mutex> lock(generator_.mutex());
+  return generator_.get_state();
+}
+
+void draw_log::set_state(const at::Tensor& s) {
+  std::lock_guard<std::mutex> lock(generator_.mutex());
+  generator_.set_state(s);
+}
+
+void draw_log::begin_phase() {
+  expected_ = unlikely_state(generator_);
+  set_state(expected_);
+  phases_.push_back(expected_);
+}
+
+draw_origin draw_log::note(std::size_t call, const at::Tensor& before, at::Tensor after) {
+  auto origin = origin_of(before);
+  draws_.push_back({call, before, after});
+  expected_ = std::move(after);
+  return origin;
+}
+
+at::Tensor draw_log::pass(const at::Tensor& before, const std::string& equal) {
+  auto told = equal;
+  told.append(static_cast<const char*>(before.const_data_ptr()), before.nbytes());
+  auto after = state_of(generator_, std::hash<std::string>()(told));
+  set_state(after);
+  return after;
+}
+
+draw_origin draw_log::origin_of(const at::Tensor& now) {
+  if (same_bytes(now, expected_)) return {};
+  if (phases_.size() > 1 && same_bytes(now, phases_[1])) return {generator_origin::backward, 0, {}};
+  if (same_bytes(now, phases_[0])) return {generator_origin::forward, 0, {}};
+  for (const auto& d : draws_) {
+    if (same_bytes(now, d.before)) return {generator_origin::before, d.call, {}};
+    if (same_bytes(now, d.after)) return {generator_origin::after, d.call, {}};
+  }
+  if (const auto drawn = draws_between(expected_, now)) {  // another thread's: no business of the step
+    foreign_ += *drawn;
+    expected_ = now;
+    return {};
+  }
+  return {generator_origin::fixed, 0, content_of(now.storage())};
+}
+
+std::optional<std::uint64_t> draw_log::draws_between(const at::Tensor& from, const at::Tensor& to) const {
+  if (!device_.is_cpu()) return std::nullopt;
+  auto engine = engine_in(generator_, from);
+  const auto goal = engine_in(generator_, to).data();
+  constexpr std::uint64_t limit = 1 << 23;
+  for (std::uint64_t n = 0; n < limit;) {
+    const auto now = engine.data();
+    if (now.state_ == goal.state_ && now.left_ >= goal.left_ &&
+        static_cast<int64_t>(goal.next_) - now.next_ == now.left_ - goal.left_)
+      return n + static_cast<std::uint64_t>(now.left_ - goal.left_);
+    for (auto k = now.left_; k > 0; --k, ++n) engine();  // up to the first number of the next block
+  }
+  return std::nullopt;
+}
+
+at::Tensor draw_log::advanced(const at::Tensor& state, std::uint64_t draws) const {
+  if (draws == 0) return state;
+  auto engine = engine_in(generator_, state);
+  while (draws-- > 0) engine();
+  auto g = generator_.clone();
+  g.set_state(state);
+  at::check_generator<at::CPUGeneratorImpl>(g)->set_engine(engine);
+  return g.get_state();
+}
+
+}  // namespace remat::pytorch::detail

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "hollow.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+#include <c10/core/Allocator.h>
+
+#include <algorithm>
+
+#include "operators.hpp"
+
+namespace remat::pytorch::detail {
+
+at::Tensor bytes_of(const at::Tensor& t) {
+  return at::empty({0}, t.options().dtype(at::kByte)).set_(t.storage(), 0, {static_cast<int64_t>(storage_of(t)->nbytes())}, {1});
+}
+
+at::Tensor hollow_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, const at::TensorOptions& options) {
+  const auto bytes = at::detail::computeStorageNbytes(sizes, strides, options.dtype().itemsize());
+  const auto device = options.device();
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(nullptr, device), nullptr, false);
+  return at::empty({0}, options).set_(storage, 0, sizes, strides);
+}
+
+void release(c10::StorageImpl* s) {
+  s->set_data_ptr_noswap(c10::DataPtr(nullptr, s->device()));
+  hide(s);
+}
+void hide(c10::StorageImpl* s) { s->release_data_and_set_meta_custom_data_ptr_error_msg_(reads_memory); }
+
+lent_memory::~lent_memory() {
+  for (const auto& s : filled_) release(s.unsafeGetStorageImpl());
+  for (const auto& s : shown_) hide(s.unsafeGetStorageImpl());
+}
+
+void lent_memory::fill(const at::Tensor& t) {
+  auto* s = storage_of(t);
+  if (s->throw_on_immutable_data_ptr()) {
+    s->clear_data_ptr_access_error_msg_();
+    shown_.push_back(t.storage());
+  }
+  if (s->nbytes() == 0 || s->data() != nullptr) return;
+  s->set_data_ptr_noswap(c10::GetAllocator(s->device_type())->allocate(s->nbytes()));
+  filled_.push_back(t.storage());
+  bytes_of(t).zero_();
+}
+
+void lent_memory::give() { filled_.clear(); }
+
+void run_hollow(const c10::OperatorHandle& op, ::torch::jit::Stack& stack, std::size_t arguments,
+                const std::vector<at::Tensor>& tensors) {
+  lent_memory memory;
+  for (const auto& t : tensors) memory.fill(t);
+  if (memory.filled_.empty()) return op.callBoxed(&stack);
+  const ::torch::jit::Stack again(stack.end() - static_cast<std::ptrdiff_t>(arguments), stack.end());
+  const auto below = stack.size() - arguments;
+  try {
+    op.callBoxed(&stack);
+  } catch (const c10::Error&) {
+    stack.resize(below);
+    stack.insert(stack.end(), again.begin(), again.end());
+    for (const auto& t : tensors)
+      if (std::any_of(memory.filled_.begin(), memory.filled_.end(), [&](const auto& s) { return s.is_alias_of(t.storage()); }))
+        fill_plausibly(t);
+    op.callBoxed(&stack);
+  }
+}
+
+}  // namespace remat::pytorch::detail

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Tensors of the true size without memory, and how operators run on them. Private to the adapter.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <vector>
+
+namespace remat::pytorch::detail {
+
+/// What somebody is told who reads memory between operators.
+inline constexpr const char* reads_memory =
+    "the module reads the memory of a tensor of the step directly (accessor, data_ptr, numpy, tolist, or on another thread) "
+    "while "
+    "it is captured; a plan would keep what it read for ever";
+
+inline c10::StorageImpl* storage_of(const at::Tensor& t) { return t.storage().unsafeGetStorageImpl(); }
+
+/// The storage of a tensor as a tensor of bytes.
+at::Tensor bytes_of(const at::Tensor& t);
+
+/// A tensor of the given geometry whose storage owns no memory.
+at::Tensor hollow_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, const at::TensorOptions& options);
+
+/// Takes its memory from a storage.
+void release(c10::StorageImpl* s);
+/// Between operators nobody may look at values that are another step's tomorrow.
+void hide(c10::StorageImpl* s);
+
+/// Memory that hollow tensors have while an operator runs.
+class lent_memory {
+ public:
+  lent_memory() = default;
+  ~lent_memory();
+  lent_memory(const lent_memory&) = delete;
+  lent_memory& operator=(const lent_memory&) = delete;
+
+  /// Lends zeros to the storage of a hollow tensor, and shows that of others.
+  void fill(const at::Tensor& t);
+  /// The borrowers keep what they have.
+  void give();
+
+ private:
+  friend void run_hollow(const c10::OperatorHandle&, ::torch::jit::Stack&, std::size_t, const std::vector<at::Tensor>&);
+  std::vector<c10::Storage> filled_, shown_;
+};
+
+/// Runs an operator on tensors that have memory meanwhile. Zeros suit nearly all; a matrix to be inverted or a distribution to be
+/// drawn from wants other numbers.
+/// @param arguments how many it takes from the stack
+/// @param tensors   those among them
+void run_hollow(const c10::OperatorHandle& op, ::torch::jit::Stack& stack, std::size_t arguments,
+                const std::vector<at::Tensor>& tensors);
+
+}  // namespace remat::pytorch::detail

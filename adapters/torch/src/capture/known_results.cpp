@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "known_results.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <mutex>
+#include <set>
+#include <unordered_map>
+
+#include "../key.hpp"
+#include "hollow.hpp"
+#include "operators.hpp"
+
+namespace remat::pytorch::detail {
+namespace {
+
+/// @return false for a kind of argument whose value is not told by bytes
+bool add_argument(key& k, const c10::IValue& v) {
+  k << v.tagKind();
+  if (v.isList()) {
+    const auto list = v.toListRef();
+    k << list.size();
+    return std::all_of(list.begin(), list.end(), [&](const auto& x) { return add_argument(k, x); });
+  }
+  if (v.isBool())
+    k << v.toBool();
+  else if (v.isInt())
+    k << v.toInt();
+  else if (v.isDouble())
+    k << v.toDouble();
+  else if (v.isComplexDouble())
+    k << v.toComplexDouble();
+  else if (v.isString())
+    k << v.toStringRef();
+  else if (v.isDevice())
+    k << v.toDevice();
+  else
+    return v.isNone() || v.isTensor() || v.isGenerator();
+  return true;
+}
+
+/// Of a backend, without memory.
+c10::Storage empty_storage(std::size_t bytes, c10::DispatchKey backend) {
+  const auto device = c10::dispatchKeyToDeviceType(backend);
+  return {c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(nullptr, device), c10::GetAllocator(device), true};
+}
+
+bool same_geometry(const at::Tensor& a, const at::Tensor& b) {
+  const auto *x = a.unsafeGetTensorImpl(), *y = b.unsafeGetTensorImpl();
+  return a.sizes() == b.sizes() && a.strides() == b.strides() && a.storage_offset() == b.storage_offset() &&
+         x->dtype() == y->dtype() && x->key_set() == y->key_set() && x->is_wrapped_number() == y->is_wrapped_number() &&
+         storage_of(a)->nbytes() == storage_of(b)->nbytes();
+}
+
+std::mutex known_mutex;
+std::unordered_map<std::string, std::shared_ptr<const known_results>> known;
+
+}  // namespace
+
+known_results::known_results(const std::vector<at::Tensor>& tensors, const std::vector<c10::IValue>& returned,
+                             c10::DispatchKey backend) {
+  std::vector<const c10::StorageImpl*> made;
+  for (const auto& v : returned) {
+    results_.emplace_back();
+    if (v.isTensor() && !v.toTensor().defined()) continue;
+    complete_ = complete_ && v.isTensor() && v.toTensor().layout() == c10::kStrided && v.toTensor().has_storage();
+    if (!complete_) return;
+    const auto& t = v.toTensor();
+    auto& r = results_.back().emplace();
+    for (std::size_t i = 0; i < tensors.size() && !r.itself; ++i)
+      if (r.itself = tensors[i].is_same(t); r.itself || (r.operand < 0 && storage_of(tensors[i]) == storage_of(t)))
+        r.operand = static_cast<int>(i);
+    if (r.itself) continue;
+    if (r.operand < 0) {
+      const auto place = std::find(made.begin(), made.end(), storage_of(t));
+      r.storage = static_cast<std::size_t>(place - made.begin());
+      if (place == made.end()) {
+        made.push_back(storage_of(t));
+        storages_.push_back(storage_of(t)->nbytes());
+      }
+    }
+    const auto* impl = t.unsafeGetTensorImpl();
+    r.type = impl->dtype();
+    r.sizes = t.sizes().vec();
+    r.strides = t.strides().vec();
+    r.offset = t.storage_offset();
+  }
+  const auto again = over(tensors, backend);
+  for (std::size_t i = 0; i < returned.size(); ++i)
+    complete_ = complete_ && (!results_[i] || same_geometry(returned[i].toTensor(), again[i].toTensor()));
+}
+
+std::vector<c10::IValue> known_results::over(const std::vector<at::Tensor>& tensors, c10::DispatchKey backend) const {
+  std::vector<c10::Storage> made;
+  for (auto bytes : storages_) made.push_back(empty_storage(bytes, backend));
+  std::vector<c10::IValue> list;
+  for (const auto& r : results_) {
+    if (!r || r->itself) {
+      list.emplace_back(r ? tensors[static_cast<std::size_t>(r->operand)] : at::Tensor());
+      continue;
+    }
+    auto storage = r->operand < 0 ? made[r->storage] : tensors[static_cast<std::size_t>(r->operand)].storage();
+    auto t = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(backend), r->type);
+    t.unsafeGetTensorImpl()->set_sizes_and_strides(r->sizes, r->strides, r->offset);
+    list.emplace_back(std::move(t));
+  }
+  return list;
+}
+
+std::optional<std::string> geometry_key(const traced_call& c, const std::vector<at::Tensor>& tensors) {
+  const auto& schema = c.op.schema();
+  const auto& returns = schema.returns();
+  const bool plain =
+      std::all_of(returns.begin(), returns.end(), [](const auto& r) { return r.type()->kind() == c10::TypeKind::TensorType; });
+  if (!plain || !is_native(c.op) || facts(c.op).writes_lists) return std::nullopt;
+  key k;
+  k << schema.name() << schema.overload_name() << c.grad_mode << c10::InferenceMode::is_enabled();
+  const auto tls = c10::impl::tls_local_dispatch_key_set();
+  k << tls.included_ << tls.excluded_;
+  add_settings(k);
+  for (const auto& argument : c.arguments)
+    if (!add_argument(k, argument)) return std::nullopt;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto& t = tensors[i];
+    const auto first =
+        std::find_if(tensors.begin(), tensors.end(), [&](const auto& o) { return storage_of(o) == storage_of(t); });
+    const auto same = std::find_if(tensors.begin(), tensors.end(), [&](const auto& o) { return o.is_same(t); });
+    const auto* impl = t.unsafeGetTensorImpl();
+    k << c.operands[i].at << c.operands[i].element << first - tensors.begin() << same - tensors.begin() << t << t.storage_offset()
+      << impl->key_set() << impl->is_wrapped_number() << storage_of(t)->nbytes();
+  }
+  return k.bytes();
+}
+
+std::shared_ptr<const known_results> find_known(const std::string& key) {
+  const std::lock_guard lock(known_mutex);
+  const auto found = known.find(key);
+  return found == known.end() ? nullptr : found->second;
+}
+
+std::shared_ptr<const known_results> remember(std::string key, known_results results) {
+  constexpr std::size_t most = 1 << 16;
+  const std::lock_guard lock(known_mutex);
+  if (known.size() >= most) known.clear();
+  return known[std::move(key)] = std::make_shared<known_results>(std::move(results));
+}
+
+void forget_results() {
+  const std::lock_guard lock(known_mutex);
+  known.clear();
+}
+
+std::optional<known_results> deduced(const traced_call& c, const std::vector<at::Tensor>& tensors) {
+  static const std::set<std::string> products = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"};
+  if (!products.count(c.op.schema().name()) || !c.op.schema().overload_name().empty()) return std::nullopt;
+  at::AutoDispatchBelowADInplaceOrView below;
+  std::vector<at::Tensor> list;
+  auto stack = c.arguments;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto& t = tensors[i];
+    if (t.is_conj() || t.is_neg()) return std::nullopt;
+    constexpr auto meta = c10::DispatchKey::Meta;
+    auto like = at::detail::make_tensor<c10::TensorImpl>(empty_storage(storage_of(t)->nbytes(), meta), c10::DispatchKeySet(meta),
+                                                         t.dtype());
+    like.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides(), t.storage_offset());
+    stack[static_cast<std::size_t>(c.operands[i].at)] = like;
+    list.push_back(std::move(like));
+  }
+  try {
+    c.op.callBoxed(&stack);
+  } catch (const c10::Error&) {  // the host's kernel is to say so
+    return std::nullopt;
+  }
+  known_results results(list, stack, c10::DispatchKey::Meta);
+  return results.complete() ? std::optional(std::move(results)) : std::nullopt;
+}
+
+}  // namespace remat::pytorch::detail

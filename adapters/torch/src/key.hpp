@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// What a capture, or one of its calls, depends on. Private to the adapter.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
+
+#include <string>
+#include <type_traits>
+
+namespace remat::pytorch {
+
+/// Bytes that differ where what was put into them does.
+class key {
+ public:
+  template <class T>
+  key& operator<<(const T& x) requires std::is_trivially_copyable_v<T> {
+    bytes_.append(reinterpret_cast<const char*>(&x), sizeof x);
+    return *this;
+  }
+  key& operator<<(const std::string& x) {
+    *this << x.size();
+    bytes_ += x;
+    return *this;
+  }
+  key& operator<<(at::IntArrayRef list) {
+    *this << list.size();
+    bytes_.append(reinterpret_cast<const char*>(list.data()), list.size() * sizeof list[0]);
+    return *this;
+  }
+  key& operator<<(const at::Tensor& t) {
+    return *this << t.scalar_type() << t.requires_grad() << t.device() << t.sizes() << t.strides();
+  }
+  const std::string& bytes() const { return bytes_; }
+  void clear() { bytes_.clear(); }
+
+ private:
+  std::string bytes_;
+};
+
+/// Settings of PyTorch that choose kernels.
+inline void add_settings(key& k) {
+  const auto& c = at::globalContext();
+  k << at::get_num_threads() << c.deterministicAlgorithms() << c.deterministicFillUninitializedMemory() << c.userEnabledMkldnn()
+    << c.userEnabledFlashSDP() << c.userEnabledMemEfficientSDP() << c.userEnabledMathSDP() << c.float32MatmulPrecision()
+    << c10::typeMetaToScalarType(c10::get_default_dtype());
+  for (const auto device : {at::kCPU, at::kCUDA}) {
+    const bool on = at::autocast::is_autocast_enabled(device);
+    k << on << (on ? at::autocast::get_autocast_dtype(device) : at::ScalarType::Undefined);
+  }
+}
+
+}  // namespace remat::pytorch
