@@ -134,7 +134,7 @@ TEST_CASE("lay_copies: misuse is named") {
   const problem p("two", {{"a", 1}, {"b", 1}}, {{"a", {}, {0}, 1}, {"b", {0}, {1}, 1}}, {1}, remat::copy_rates{1, 1, 0});
   const std::vector<remat::operation_id> late = {1, 0};
   CHECK_THROWS_WITH(remat::order::lay_copies(p, late, 9), Catch::Contains("value 0"));
-  const problem none("two", p.values(), p.operations(), p.targets());
-  CHECK_THROWS_WITH(remat::order::lay_copies(none, late, 9), Catch::Contains("no copies"));
+  const problem still("two", p.values(), p.operations(), p.targets());
+  CHECK_THROWS_WITH(remat::order::lay_copies(still, late, 9), Catch::Contains("no copies"));
   CHECK_THROWS_WITH(remat::order::lay_copies(p, late, 9, {.small = 2}), Catch::Contains("copy_options.small"));
 }

@@ -106,8 +106,8 @@ TEST_CASE("a fast link gives store-all's time, a dead one recomputation's, and n
   const auto fits = solve(copying(p, 1), share_of_peak(p, 1), both, l);
   CHECK(fits.status == status::optimal);
   CHECK(copies_of(fits) == 0);
-  const auto none = solve(p, budget, offmate<>{}, l);
-  CHECK(none.schedule == alone.schedule);
+  const auto without = solve(p, budget, offmate<>{}, l);
+  CHECK(without.schedule == alone.schedule);
   CHECK(solve(p, budget, offload_only{}).status == status::not_applicable);
 }
 
@@ -145,4 +145,6 @@ TEST_CASE("captured networks: together better than each alone, near the bound") 
 TEST_CASE("offmate: options out of range are named") {
   CHECK_THROWS_WITH(offmate<>(min_cut{}, {.scan = 0}), Catch::Contains("offmate.scan"));
   CHECK_THROWS_WITH(offmate<>(min_cut{}, {.starts = 0}), Catch::Contains("offmate.starts"));
+  for (const order::copy_search_options& o : {order::copy_search_options{.patience = 0}, {.slack = -1}, {.reach = 1}})
+    CHECK_THROWS_WITH(o.validate(), Catch::Contains("copy_search_options."));
 }

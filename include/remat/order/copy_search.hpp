@@ -77,6 +77,13 @@ struct copy_search_options {
   std::uint64_t stream = 0;     ///< searches with the same seed and another stream make other choices
   double slack = 0.003;         ///< orders up to this part slower than the best are worked on too, >= 0
   double reach = 0.1;           ///< virtual budgets are tried that differ by up to this part, in [0, 1)
+
+  /// @throws bad_option naming the member that is out of range
+  void validate() const {
+    if (patience < 1) throw bad_option("copy_search_options.patience must be >= 1, got 0");
+    if (!(slack >= 0)) throw bad_option("copy_search_options.slack must be >= 0, got " + std::to_string(slack));
+    if (!(reach >= 0 && reach < 1)) throw bad_option("copy_search_options.reach must be in [0, 1), got " + std::to_string(reach));
+  }
 };
 
 namespace detail {
@@ -131,10 +138,12 @@ bool make_instead(const problem& p, const laid_copies& laid, destroy_repair& n, 
 /// @param m       seed, limits and stop; is told of each improvement
 /// @param o       when to end
 /// @param bound   a lower bound on the time of every schedule, s: reported, and the search ends when it is met
+/// @throws bad_option for options out of range, or if the problem allows no copies
 /// Complexity: that of a round of `local_search` and a `lay_copies` each; hundreds of rounds per second for thousands of
 /// operations.
 inline void copy_search(const problem& p, const std::vector<operation_id>& order, bytes_t virtual_budget, copy_incumbent& best,
                         monitor& m, const copy_search_options& o = {}, double bound = 0) {
+  o.validate();
   const auto stop = [&] { return m.stopped(); };
   const auto done = [&] { return best.seconds() * (1 - m.limits().gap) <= bound; };
   std::mt19937_64 random(m.limits().seed + (o.stream << 32));
