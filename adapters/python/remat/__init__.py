@@ -24,12 +24,12 @@ from ._errors import Error, NotEqual, OverBudget, Refused
 from ._planner import evaluate, solve, solvers
 
 if TYPE_CHECKING:
-    from ._plan import Curve, curve, plan
+    from ._plan import Curve, Roofline, curve, plan
     from ._session import Session
     from ._wrap import is_wrapped, of, unwrap, wrap
 
 #: What needs torch, which is imported when one of these is used.
-_WITH_TORCH = {"Curve": "_plan", "Session": "_session", "curve": "_plan", "plan": "_plan", "is_wrapped": "_wrap", "of": "_wrap", "unwrap": "_wrap", "wrap": "_wrap"}
+_WITH_TORCH = {"Curve": "_plan", "Roofline": "_plan", "Session": "_session", "curve": "_plan", "plan": "_plan", "is_wrapped": "_wrap", "of": "_wrap", "unwrap": "_wrap", "wrap": "_wrap"}
 
 __all__ = ["Error", "NotEqual", "OverBudget", "Refused", "evaluate", "solve", "solvers", *_WITH_TORCH]
 

@@ -4,23 +4,42 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 from typing import Any, Mapping
 
 import torch
 
+from ._errors import Refused
 from ._session import SLOT, Options, Session
+
+
+@dataclasses.dataclass(frozen=True)
+class Roofline:
+    """A device by its peaks, to plan for without it: an operation takes the time of its arithmetic or of its bytes, whichever is longer."""
+
+    flops_per_second: float | Mapping[torch.dtype, float]  #: of all types, or by type, of which the smallest also stands for others
+    bytes_per_second: float
+    overhead: float = 0.0  #: seconds per operation
+
+    def __post_init__(self):
+        rates = self.flops_per_second.values() if isinstance(self.flops_per_second, Mapping) else [self.flops_per_second]
+        if not rates or not all(math.isfinite(x) and x > 0 for x in (*rates, self.bytes_per_second)):
+            raise ValueError("flops_per_second and bytes_per_second of a Roofline must be finite and > 0")
+        if not (math.isfinite(self.overhead) and self.overhead >= 0):
+            raise ValueError(f"overhead of a Roofline must be finite and >= 0, got {self.overhead}")
 
 
 def plan(model: torch.nn.Module, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *, budget: int | float | str | None = None,
          activation_budget: int | float | str | None = None, solver: str = "auto", time_limit: float = 20.0, gap: float = 0.005,
-         seed: int = 0) -> dict[str, Any]:
+         seed: int = 0, device: Roofline | None = None) -> dict[str, Any]:
     """What a training step of `model` would take and cost inside a budget. The model is captured, not trained, and stays as it is.
 
     args, kwargs: of a training step. For the rest see `wrap`; for the result, `Session.plan`.
+    device: where to take times from instead of measuring; model and arguments may then be on `meta`, without any data.
     Raises OverBudget if no schedule fits, Refused if the model cannot be captured, Error or ValueError for options.
     """
-    options = Options(budget, activation_budget, solver, time_limit, gap, seed)
+    options = Options(budget, activation_budget, solver, time_limit, gap, seed, device=_parts(device))
     return _prepared(model, args, kwargs, options).plan
 
 
@@ -52,19 +71,31 @@ class Curve:
 
 
 def curve(model: torch.nn.Module, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *, points: int = 20, solver: str = "auto",
-          time_limit: float = 60.0, gap: float = 0.005, seed: int = 0) -> Curve:
+          time_limit: float = 60.0, gap: float = 0.005, seed: int = 0, device: Roofline | None = None) -> Curve:
     """The time of a training step against its budget. The model is captured, not trained, and stays as it is.
 
-    args, kwargs: of a training step. points: number of budgets. time_limit: of all searches together, seconds.
+    args, kwargs, device: as for `plan`. points: number of budgets. time_limit: of all searches together, seconds.
     Raises Refused if the model cannot be captured, Error or ValueError for options.
     """
-    options = Options(solver=solver, time_limit=time_limit, gap=gap, seed=seed)
+    options = Options(solver=solver, time_limit=time_limit, gap=gap, seed=seed, device=_parts(device))
     session = _prepared(model, args, kwargs, options)
     found, picture = session._run.curve("automatic" if solver == "auto" else solver, time_limit, gap, seed, points)
     return Curve(found, session.plan["plain_seconds"], picture)
 
 
+def _parts(device: Roofline | None) -> tuple | None:
+    if device is None:
+        return None
+    if not isinstance(device, Roofline):
+        raise TypeError(f"device must be a remat.Roofline, got {device!r}")
+    rates = device.flops_per_second
+    by_type = dict(rates) if isinstance(rates, Mapping) else {}
+    return list(by_type.items()), min(by_type.values(), default=rates), device.bytes_per_second, device.overhead
+
+
 def _prepared(model: torch.nn.Module, args: tuple, kwargs: Mapping[str, Any] | None, options: Options) -> Session:
+    if options.device is None and any(t.is_meta for t in (*model.parameters(), *model.buffers())):
+        raise Refused("the model is on meta, where nothing can be measured", advice="device=remat.Roofline(...) tells what operations take")
     wrapped = model.__dict__.get(SLOT)
     original = model.__dict__.get("forward") if wrapped is None else wrapped._original
     session = Session(model, original, options.check())

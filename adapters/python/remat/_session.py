@@ -39,6 +39,7 @@ class Options:
     on_new_shape: Literal["nearest", "plan", "plain", "error"] = "nearest"
     on_refuse: Literal["error", "warn"] = "error"
     cache: Any = True
+    device: Any = None  # a roofline: parts for `_torch.Session`
 
     def check(self) -> Options:
         """Raises ValueError or TypeError naming the option that is out of range."""
@@ -149,7 +150,7 @@ class Session:
             self._source, self._seen = Source(model, self), None  # one that may still have steps in flight keeps its own
             self._made = _torch.Session(type(model).__name__, self._source, *o.limit(),
                                         "automatic" if o.solver == "auto" else o.solver, o.time_limit, o.gap, o.seed, o.verify,
-                                        o.on_new_shape, o.folder(), _progress)
+                                        o.on_new_shape, o.folder(), _progress, o.device)
         return self._made
 
     # --- calls ---------------------------------------------------------------------------------------------------------------
@@ -222,7 +223,7 @@ class Session:
         inputs, form, text = _tree.flatten((args, kwargs), "arguments")
         _refuse_transforms()
         note = Note()
-        with torch.enable_grad():
+        with torch.enable_grad(), _shadows(model, inputs) if self._options.device else contextlib.nullcontext(inputs) as inputs:
             self._run.prepare(_forward(self._source, self._plain(model), form, text, note, Attempt()), text, inputs, note)
 
     def _tell_hooks(self, model: torch.nn.Module) -> None:
@@ -312,6 +313,28 @@ class Session:
 
     def __reduce__(self):
         return type(None), ()  # a pickled model is the plain one: plans and memory belong to this process
+
+
+@contextlib.contextmanager
+def _shadows(model: torch.nn.Module, inputs: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Tensors of the host without memory, in the place of those of the model and its inputs that are on meta."""
+    places = [(store, name) for m in model.modules() for store in (m._parameters, m._buffers)
+              for name, t in store.items() if t is not None and t.is_meta]
+    originals = [store[name] for store, name in places]
+    distinct = {id(t): t for t in originals + [t for t in inputs if t.is_meta]}
+    shadows = dict(zip(distinct, _torch.without_memory(list(distinct.values()))))
+    for key, t in distinct.items():
+        if isinstance(t, torch.nn.Parameter):
+            shadows[key] = torch.nn.Parameter(shadows[key], t.requires_grad)
+        else:
+            shadows[key].requires_grad_(t.requires_grad)
+    for (store, name), t in zip(places, originals):
+        store[name] = shadows[id(t)]
+    try:
+        yield [shadows.get(id(t), t) for t in inputs]
+    finally:
+        for (store, name), t in zip(places, originals):
+            store[name] = t
 
 
 class _Changed(Exception):

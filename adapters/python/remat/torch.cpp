@@ -8,10 +8,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -162,6 +164,19 @@ rp::budget budget_of(const std::string& text, bool activations) {
   return rp::budget::activations(remat::parse_bytes(text));
 }
 
+/// As `remat.Roofline` tells it: rates by type, the rate of other types, bytes per second, seconds per call.
+using roofline_parts = std::tuple<std::vector<std::pair<at::ScalarType, double>>, double, double, double>;
+
+rp::device_rates rates_of(const std::optional<roofline_parts>& parts) {
+  if (!parts) return {};
+  const auto& [rates, others, bytes, overhead] = *parts;
+  return [known = std::map<at::ScalarType, double>(rates.begin(), rates.end()), others = others, bytes = bytes,
+          overhead = overhead](at::ScalarType type) {
+    const auto found = known.find(type);
+    return remat::roofline{found == known.end() ? others : found->second, bytes, overhead};
+  };
+}
+
 class python_session {
  private:
   static rp::invocation invocation(py::object call, std::string signature, py::object note) {
@@ -191,7 +206,7 @@ class python_session {
  public:
   python_session(std::string name, py::object source, const std::string& budget, bool activations, const std::string& solver,
                  double seconds, double gap, std::uint64_t seed, std::size_t verify, const std::string& on_new_shape,
-                 const std::optional<std::string>& cache, py::object log)
+                 const std::optional<std::string>& cache, py::object log, const std::optional<roofline_parts>& device)
       : interrupted_(std::make_shared<interruption>()) {
     auto trained = std::make_shared<python_model>(std::move(name), std::move(source));
     const auto tell = shared(std::move(log));
@@ -213,6 +228,7 @@ class python_session {
       o.solver_name = solver;
       if (cache) o.cache = rp::plan_cache(*cache);
       if (cache && cache->empty()) o.profile.cache.clear();
+      o.device = rates_of(device);
       o.new_shapes = new_shapes;
       o.verify = verify;
       o.log = [tell](const std::string& text) {
@@ -328,6 +344,7 @@ constexpr auto bound = &as_torch<decltype(f)>::template call<f>;
 
 PYBIND11_MODULE(_torch, m) {
   m.def("capturing", &capturing);
+  m.def("without_memory", &rp::without_memory);
   m.def("state_of", &remat::python::state_of);
   m.def("unchanged", &remat::python::unchanged);
   m.def("check_budget", [](const std::string& text, bool activations) { translated([&] { budget_of(text, activations); }); });
@@ -339,7 +356,8 @@ PYBIND11_MODULE(_torch, m) {
   m.def("meter_peak", &rp::meter::peak);
   py::class_<python_session>(m, "Session")
       .def(py::init<std::string, py::object, const std::string&, bool, const std::string&, double, double, std::uint64_t,
-                    std::size_t, const std::string&, const std::optional<std::string>&, py::object>())
+                    std::size_t, const std::string&, const std::optional<std::string>&, py::object,
+                    const std::optional<roofline_parts>&>())
       .def("forward", bound<&python_session::forward>)
       .def("prepare", bound<&python_session::prepare>)
       .def("report", bound<&python_session::report>)

@@ -94,6 +94,7 @@ struct session::state : std::enable_shared_from_this<state> {
     if (options.most_shapes < 1) throw bad_option("wrap_options.most_shapes must be >= 1, got 0");
     if (!options.watch) options.watch = [](const progress&) { return control::go_on; };
     options.limits.validate();
+    if (options.device) options.cache = plan_cache("");  // whose plans are for measured costs
     placing_allocator::install();
   }
 
@@ -296,7 +297,9 @@ struct session::state : std::enable_shared_from_this<state> {
   void complete(setup& s) {
     s.graph = graph_hash(*s.step);
     const auto relative = sibling(s);
-    s.profiles = relative ? profile_like(*s.step, *relative->step, relative->profiles) : profile(*s.step, options.profile);
+    s.profiles = options.device ? estimate(*s.step, options.device)
+                 : relative     ? profile_like(*s.step, *relative->step, relative->profiles)
+                                : profile(*s.step, options.profile);
     s.p = to_problem(*s.step, s.profiles.seconds(), s.profiles.workspace(), trained->name());
     storages seen;
     s.parameter_bytes = storage_bytes(s.parameters, seen);
@@ -524,7 +527,19 @@ struct session::state : std::enable_shared_from_this<state> {
       return r;
     }
     release();
+    const auto [available, held_bytes] = room(*s);
+    auto r = std::make_shared<runner>();
+    r->kind = s;
+    r->available = available;
+    r->what = plan_for(s, available, held_bytes);
+    r->run = std::make_unique<executor>(r->what->run, *s->tensors);
+    runners.push_back(r);
+    return r;
+  }
 
+  /// Bytes that a step may take, and those that are held meanwhile.
+  std::pair<bytes_t, bytes_t> room(const setup& s) {
+    const auto fixed = last_held.held() - last_held.gradients;
     last_held.gradients = gradient_bytes(nullptr);
     const auto others = other_bytes(nullptr);
     // Gradients that stayed behind in an arena count there; a relative budget has them on top in any case.
@@ -533,14 +548,8 @@ struct session::state : std::enable_shared_from_this<state> {
       if (const auto memory = a.lock()) behind += memory->resident();
     const auto available = budget_bytes(fixed, last_held.gradients + behind) - fixed - last_held.gradients - others;
     const auto held_bytes = fixed + last_held.gradients + others;
-    if (available < 0) fail_over_budget(*s, *leanest(*s, searching()), held_bytes + available, held_bytes);
-    auto r = std::make_shared<runner>();
-    r->kind = s;
-    r->available = available;
-    r->what = plan_for(s, available, held_bytes);
-    r->run = std::make_unique<executor>(r->what->run, *s->tensors);
-    runners.push_back(r);
-    return r;
+    if (available < 0) fail_over_budget(s, *leanest(s, searching()), held_bytes + available, held_bytes);
+    return {available, held_bytes};
   }
 
   std::vector<at::Tensor> forward(const invocation& call, const std::vector<at::Tensor>& inputs, std::shared_ptr<void>* note);
@@ -576,6 +585,7 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
   const bool recorded = c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Fake);
   if (!at::GradMode::is_enabled() || recorded) return call.forward(inputs);
 
+  if (options.device) throw not_supported("plans for a device that is estimated are not run");
   std::unique_lock lock(mutex);
   look();
   if (std::none_of(parameters.begin(), parameters.end(), [](const auto& p) { return p.tensor.requires_grad(); }) &&
@@ -672,9 +682,16 @@ void session::prepare(const invocation& call, const std::vector<at::Tensor>& inp
   std::lock_guard lock(state_->mutex);
   state_->look();
   const auto s = state_->kind_for(call, inputs);
-  const auto r = state_->acquire(s, inputs);
+  std::shared_ptr<const plan> made;
+  if (state_->options.device) {
+    state_->last_held = state_->held(*s, inputs);
+    const auto [available, held_bytes] = state_->room(*s);
+    made = state_->plan_for(s, available, held_bytes);
+  } else {
+    made = state_->acquire(s, inputs)->what;
+  }
   state_->last_setup = s;
-  state_->last_plan = r->what;
+  state_->last_plan = std::move(made);
 }
 
 void session::invalidate() {

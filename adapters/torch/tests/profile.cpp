@@ -103,3 +103,45 @@ TEST_CASE("the cache file serves other processes; a damaged one is measured anew
     CHECK(p.measured > 0);
   }
 }
+
+TEST_CASE("costs of a device that is not there") {
+  ::torch::manual_seed(1);
+  auto conv = std::make_shared<::torch::nn::Conv2dImpl>(::torch::nn::Conv2dOptions(4, 6, 3).groups(2).bias(false));
+  auto up =
+      std::make_shared<::torch::nn::ConvTranspose2dImpl>(::torch::nn::ConvTranspose2dOptions(6, 2, 2).stride(2).bias(false));
+  auto net = std::make_shared<::torch::nn::SequentialImpl>(conv, up);
+  const auto forward = [&](const std::vector<at::Tensor>& x) -> std::vector<at::Tensor> {
+    const auto y = net->forward(x[0]).flatten(1);  // 2 x 512
+    const auto heads = y.view({2, 4, 8, 16});
+    return {y.mm(y.t()), at::scaled_dot_product_attention(heads, heads, heads), y.to(at::kDouble).exp()};
+  };
+  const auto step = *capture(forward, {::torch::randn({2, 4, 10, 10})}, net->parameters()).step;
+  constexpr double flops = 1e9, bytes = 1e30, overhead = 1e-3;
+  const auto p = estimate(step, [](at::ScalarType t) { return roofline{t == at::kDouble ? flops / 2 : flops, bytes, overhead}; });
+  REQUIRE(p.nodes.size() == step.nodes.size());
+  std::map<std::string, std::vector<double>> operations;  // by operator
+  for (std::size_t i = 0; i < step.nodes.size(); ++i) {
+    CHECK(p.nodes[i]->workspace == 0);
+    CHECK((p.nodes[i]->seconds > 0) == (i != step.loss));
+    operations[step.nodes[i].name].push_back((p.nodes[i]->seconds - overhead * static_cast<double>(step.nodes[i].calls.size())) *
+                                             flops);
+  }
+  const auto all = [&](const std::string& name, const std::vector<double>& expected) {
+    INFO(name);
+    REQUIRE(operations[name].size() == expected.size());
+    for (std::size_t i = 0; i < expected.size(); ++i) CHECK(operations[name][i] == Approx(expected[i]));
+  };
+  constexpr double first = 2.0 * (2 * 6 * 8 * 8) * (2 * 9), second = 2.0 * (2 * 6 * 8 * 8) * (2 * 4);
+  all("aten::convolution", {first, second});
+  all("aten::convolution_backward", {2 * second, first});  // the input needs no gradient
+  all("aten::mm", {2.0 * 2 * 2 * 512, 2.0 * 2 * 2 * 512, 2.0 * 2 * 2 * 512});
+  all("aten::_scaled_dot_product_flash_attention_for_cpu", {4.0 * 2 * 4 * 8 * 8 * 16});
+  all("aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+      {10.0 * 2 * 4 * 8 * 8 * 16 + 2 * 1024});  // and sums of its results
+  all("aten::exp", {2.0 * 2 * 512});            // at half the rate
+
+  const auto moved = estimate(step, [](at::ScalarType) { return roofline{1e30, 1e9}; });
+  for (std::size_t i = 0; i < step.nodes.size(); ++i)
+    if (step.nodes[i].name == "aten::exp") CHECK(moved.nodes[i]->seconds == Approx(2 * 2 * 512 * 8 / 1e9));
+  CHECK_THROWS_AS(estimate(step, [](at::ScalarType) { return roofline{0, 1}; }), bad_option);
+}

@@ -464,3 +464,28 @@ TEST_CASE("an absolute budget holds whatever gradients there are") {
   }
   at::set_num_threads(1);
 }
+
+TEST_CASE("a step without memory is planned as one with it, and not run") {
+  ::torch::manual_seed(2);
+  const auto s = models::all().at(0);
+  auto options = testing::quick("100%");
+  options.device = [](at::ScalarType) { return remat::roofline{1e12, 1e11}; };
+  testing::runner real(s.module, s.forward, options);
+  real.prepare(s.inputs);
+  CHECK_THROWS_AS(real.forward(s.inputs), rt::not_supported);
+
+  const auto program = rt::capture(s.forward, s.inputs, s.module->parameters(), s.module->buffers());
+  const auto parameters = s.module->parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    auto p = parameters[i];
+    p.set_data(rt::without_memory({p}).front());
+  }
+  auto inputs = rt::without_memory(s.inputs);
+  for (std::size_t i = 0; i < inputs.size(); ++i) inputs[i].requires_grad_(s.inputs[i].requires_grad());
+  const auto shadow = rt::capture(s.forward, inputs, s.module->parameters(), s.module->buffers());
+  CHECK(rt::explain(*shadow.step) == rt::explain(*program.step));
+  testing::runner hollow(s.module, s.forward, options);
+  hollow.prepare(inputs);
+  CHECK(hollow.report().total() == real.report().total());
+  CHECK(hollow.report().step_seconds == real.report().step_seconds);
+}

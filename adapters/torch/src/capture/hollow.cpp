@@ -6,6 +6,9 @@
 #include <c10/core/Allocator.h>
 
 #include <algorithm>
+#include <unordered_map>
+
+#include <remat/pytorch/capture.hpp>
 
 #include "operators.hpp"
 
@@ -20,6 +23,11 @@ at::Tensor hollow_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, const a
   const auto device = options.device();
   c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(nullptr, device), nullptr, false);
   return at::empty({0}, options).set_(storage, 0, sizes, strides);
+}
+
+bool has_memory(const at::Tensor& t) {
+  const auto* s = storage_of(t);
+  return s->nbytes() == 0 || (!s->throw_on_immutable_data_ptr() && s->data() != nullptr);
 }
 
 void release(c10::StorageImpl* s) {
@@ -67,3 +75,21 @@ void run_hollow(const c10::OperatorHandle& op, ::torch::jit::Stack& stack, std::
 }
 
 }  // namespace remat::pytorch::detail
+
+namespace remat::pytorch {
+
+std::vector<at::Tensor> without_memory(const std::vector<at::Tensor>& tensors) {
+  const at::NoGradGuard no_grad;
+  std::unordered_map<const c10::StorageImpl*, c10::Storage> storages;
+  std::vector<at::Tensor> list;
+  for (const auto& t : tensors) {
+    const auto* like = detail::storage_of(t);
+    const auto made = storages.try_emplace(like, c10::Storage::use_byte_size_t(), like->nbytes(),
+                                           c10::DataPtr(nullptr, c10::kCPU), c10::GetAllocator(c10::kCPU), true);
+    list.push_back(at::empty({0}, at::TensorOptions(c10::kCPU).dtype(t.dtype()))
+                       .set_(made.first->second, t.storage_offset(), t.sizes(), t.strides()));
+  }
+  return list;
+}
+
+}  // namespace remat::pytorch

@@ -22,6 +22,9 @@ inline c10::StorageImpl* storage_of(const at::Tensor& t) { return t.storage().un
 /// The storage of a tensor as a tensor of bytes.
 at::Tensor bytes_of(const at::Tensor& t);
 
+/// Its memory can be read.
+bool has_memory(const at::Tensor& t);
+
 /// A tensor of the given geometry whose storage owns no memory.
 at::Tensor hollow_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, const at::TensorOptions& options);
 

@@ -131,7 +131,8 @@ class recorder {
 
   /// A tensor of the step that owns no memory: an input or the gradient of an output.
   at::Tensor stand_in(const at::Tensor& like, at::IntArrayRef strides, role from, std::size_t position) {
-    const bool keep = from == role::input && at::isIntegralType(like.scalar_type(), true) && like.nbytes() <= constant_limit;
+    const bool keep = from == role::input && at::isIntegralType(like.scalar_type(), true) && like.nbytes() <= constant_limit &&
+                      has_memory(like);
     auto t = hollow_tensor(like.sizes(), strides, like.options());
     const auto s = add(t, keep ? contents::kept : contents::hollow);
     if (keep) {
@@ -320,8 +321,11 @@ class recorder {
     const auto known = index_.find(storage_of(t));
     // One that shares its memory with another is known by its geometry.
     if (known == index_.end()) whole_.emplace(t.unsafeGetTensorImpl(), t);
-    watch(t, add_slot(t, known == index_.end() ? add(t, contents::outside) : known->second, from, position, name));
-    if (known == index_.end()) told_.back() = from != role::parameter;
+    const bool memory = known != index_.end() || has_memory(t);
+    const auto s = known != index_.end() ? known->second : add(t, memory ? contents::outside : contents::hollow);
+    watch(t, add_slot(t, s, from, position, name));
+    if (known == index_.end()) told_.back() = from != role::parameter && memory;
+    if (!memory) hide(storage_of(t));
   }
 
   /// A tensor that nobody announced: kept by the module in another place, or made outside the dispatcher during forward.

@@ -52,6 +52,18 @@ struct captured {
   std::shared_ptr<const questions> asked = {};  ///< empty: nothing
 };
 
+/// Tensors of the host like these, without memory: a module on `meta`, which has none either, can be captured with them in the
+/// place of its own, to be planned but not run. They share storages as these do.
+///
+/// @param tensors parameters, buffers, inputs; `requires_grad` is left to the caller
+/// @return as many; capture knows nothing of their contents
+/// Complexity: linear in their number.
+///
+/// @code
+/// auto shadows = remat::pytorch::without_memory(module->parameters());
+/// @endcode
+std::vector<at::Tensor> without_memory(const std::vector<at::Tensor>& tensors);
+
 /// Records one training step (forward, gradient of the outputs with respect to parameters and inputs) as a program.
 ///
 /// Every ATen call below autograd is recorded while it runs on the real device on *hollow* tensors: storages of the true size

@@ -4,11 +4,13 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include <remat/graph/roofline.hpp>
 #include <remat/pytorch/program.hpp>
 
 namespace remat::pytorch {
@@ -82,6 +84,29 @@ program_profile profile(const program& step, const profile_options& o = {});
 /// @param costs of `other`
 /// Complexity: two runs per distinct node.
 program_profile profile_like(const program& step, const program& other, const program_profile& costs);
+
+/// A device that need not be there, by the type that it computes in.
+using device_rates = std::function<roofline(at::ScalarType)>;
+
+/// Costs of a program from a roofline instead of measurements, for a device that is not there, or tensors that have no memory.
+///
+/// A call takes what `roofline::seconds` says of the bytes of its tensors and its arithmetic: two operations per multiplication
+/// in products of matrices, convolutions and attention, one per element elsewhere. Operators are taken to need no workspace, and
+/// there are no allocation scripts: plans tell what a step would take, and no executor may run them.
+///
+/// @param step   the program
+/// @param device its peaks
+/// @return costs per node
+/// @throws bad_option for peaks out of range
+/// Complexity: linear in the size of the program.
+/// Reference: see `roofline`.
+///
+/// @code
+/// auto costs = remat::pytorch::estimate(*step, [](at::ScalarType t) {
+///   return remat::roofline{.flops_per_second = t == at::kFloat ? 67e12 : 990e12, .bytes_per_second = 3.3e12};
+/// });
+/// @endcode
+program_profile estimate(const program& step, const device_rates& device);
 
 /// Forgets what this process has measured, and where results of operators lie, which captures remember. Files stay.
 void forget_profiles();

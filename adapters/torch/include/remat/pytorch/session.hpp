@@ -75,6 +75,8 @@ struct wrap_options {
   /// Tells a solver other than the default one, with its options, from others in the cache of plans; empty: they are not kept.
   std::string solver_name = {};
   profile_options profile = {};
+  /// Not empty: costs are `estimate`s for such a device, and plans are made (`session::prepare`) but not run, nor kept on disk.
+  device_rates device = {};
   plan_cache cache = plan_cache();  ///< of what was found in earlier processes
   new_shape new_shapes = new_shape::nearest;
   std::size_t most_shapes = 64;  ///< kinds of inputs whose plans are kept, >= 1: those that were used last
