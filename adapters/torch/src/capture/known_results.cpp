@@ -57,8 +57,8 @@ bool same_geometry(const at::Tensor& a, const at::Tensor& b) {
          storage_of(a)->nbytes() == storage_of(b)->nbytes();
 }
 
-std::mutex known_mutex;
-std::unordered_map<std::string, std::shared_ptr<const known_results>> known;
+std::mutex results_mutex;
+std::unordered_map<std::string, std::shared_ptr<const known_results>> results_by_key;
 
 }  // namespace
 
@@ -138,21 +138,21 @@ std::optional<std::string> geometry_key(const traced_call& c, const std::vector<
 }
 
 std::shared_ptr<const known_results> find_known(const std::string& key) {
-  const std::lock_guard lock(known_mutex);
-  const auto found = known.find(key);
-  return found == known.end() ? nullptr : found->second;
+  const std::lock_guard lock(results_mutex);
+  const auto found = results_by_key.find(key);
+  return found == results_by_key.end() ? nullptr : found->second;
 }
 
 std::shared_ptr<const known_results> remember(std::string key, known_results results) {
   constexpr std::size_t most = 1 << 16;
-  const std::lock_guard lock(known_mutex);
-  if (known.size() >= most) known.clear();
-  return known[std::move(key)] = std::make_shared<known_results>(std::move(results));
+  const std::lock_guard lock(results_mutex);
+  if (results_by_key.size() >= most) results_by_key.clear();
+  return results_by_key[std::move(key)] = std::make_shared<known_results>(std::move(results));
 }
 
 void forget_results() {
-  const std::lock_guard lock(known_mutex);
-  known.clear();
+  const std::lock_guard lock(results_mutex);
+  results_by_key.clear();
 }
 
 std::optional<known_results> deduced(const traced_call& c, const std::vector<at::Tensor>& tensors) {
