@@ -36,7 +36,6 @@ class retention_cut {
     // Of `exchange` only:
     double later = 0;                   ///< seconds of the operations that are neither ancestors nor descendants and run later
     double to_host = 0, to_device = 0;  ///< seconds of the copies of the values moved
-    bytes_t moved = 0;
   };
 
   /// What counts how much in `exchange`, each >= 0.
@@ -196,7 +195,6 @@ class retention_cut {
     return p_.copies()->latency + static_cast<double>(p_.values()[v].bytes) / rate;
   }
   void move(value_id v, choice& c) const {
-    c.moved += p_.values()[v].bytes;
     c.to_host += copy_seconds(v, p_.copies()->to_host);
     c.to_device += copy_seconds(v, p_.copies()->to_device);
   }

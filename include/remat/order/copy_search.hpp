@@ -30,7 +30,6 @@ class copy_incumbent {
   /// @param budget bytes
   copy_incumbent(const problem& p, bytes_t budget) : p_(p), budget_(budget) {}
 
-  bool found() const { return schedule_.has_value(); }
   double seconds() const { return seconds_; }  ///< from `evaluate`; infinity if there is none
   const std::vector<operation_id>& order() const { return order_; }
   /// Lays copies over a valid order, in the way that is faster, and takes the schedule if it is the fastest.
