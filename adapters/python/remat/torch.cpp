@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <sstream>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -268,7 +269,10 @@ class python_session {
     std::set<remat::index_t> once;
     std::set<std::string> again;
     for (auto i : remat::compute_order(run_->planned_schedule()))
-      if (!once.insert(i).second) again.insert(operations[i].name);
+      if (!once.insert(i).second) {
+        std::istringstream names(operations[i].name);  // one operator, or several
+        for (std::string name; std::getline(names, name, '+');) again.insert(name);
+      }
     plan["again"] = again;
     return plan;
   }

@@ -18,6 +18,7 @@
 #include <remat/pytorch/wrap.hpp>
 #include <remat/solver/min_cut.hpp>
 #include <set>
+#include <sstream>
 #include <thread>
 
 #include "compare.hpp"
@@ -805,7 +806,10 @@ TEST_CASE("probes: what a backward computes as the forward did is one with it") 
     });
     for (int k = 0; k < 3; ++k) m.step(k, one_input);
     std::map<std::string, int> count;
-    for (const auto& o : m.run.planning_problem().operations()) ++count[o.name];
+    for (const auto& o : m.run.planning_problem().operations()) {
+      std::istringstream names(o.name);
+      for (std::string name; std::getline(names, name, '+');) ++count[name];
+    }
     CHECK(count["aten::exp"] == 2);
     CHECK(count["aten::rand_like"] + count["aten::uniform_"] + count["aten::rand"] + count["aten::empty_strided"] +
               count["aten::empty"] ==

@@ -3,6 +3,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <string_view>
 #include <unordered_map>
 
 namespace remat::pytorch {
@@ -60,6 +62,40 @@ bool overwrites(const c10::OperatorHandle& op) {
   const auto& s = op.schema();
   return may_draw(op) || facts(op).overwrites || s.name().find("_out") != std::string::npos ||
          s.overload_name().find("out") != std::string::npos;
+}
+
+namespace {
+
+/// Element by element, or (softmax) row by row with each read before it is written; by one kernel in all variants.
+constexpr std::string_view one_by_one =
+    " aten::abs aten::add aten::addcdiv aten::addcmul aten::clamp aten::clamp_max aten::clamp_min aten::cos"
+    " aten::div aten::elu aten::elu_backward aten::erf aten::exp aten::expm1 aten::gelu aten::gelu_backward"
+    " aten::hardsigmoid aten::hardsigmoid_backward aten::hardswish aten::hardtanh aten::hardtanh_backward"
+    " aten::leaky_relu aten::leaky_relu_backward aten::lerp aten::log aten::log1p aten::_log_softmax"
+    " aten::_log_softmax_backward_data aten::masked_fill aten::maximum aten::minimum aten::mul aten::neg aten::pow"
+    " aten::reciprocal aten::relu aten::rsqrt aten::sigmoid aten::sigmoid_backward aten::silu aten::silu_backward"
+    " aten::sin aten::_softmax aten::_softmax_backward_data aten::softplus aten::softplus_backward aten::sqrt"
+    " aten::sub aten::tanh aten::tanh_backward aten::threshold_backward aten::where remat::masked ";
+
+}  // namespace
+
+std::optional<c10::OperatorHandle> in_place_variant(const c10::OperatorHandle& op, int argument) {
+  const auto& name = op.schema().name();
+  if (one_by_one.find(" " + name + " ") == one_by_one.npos) return std::nullopt;
+  const auto& overload = op.schema().overload_name();
+  auto& dispatcher = c10::Dispatcher::singleton();
+  if (argument == 0)
+    if (auto found = dispatcher.findSchema({name + "_", overload})) return found;
+  for (const auto& out : {overload + "_out", std::string("out"), std::string("grad_input")}) {
+    const auto found = dispatcher.findSchema({name, out});
+    // Without a kernel of its own it would be computed elsewhere and copied.
+    if (!found || !found->hasKernelForDispatchKey(c10::DispatchKey::CPU)) continue;
+    const auto &wanted = op.schema().arguments(), &given = found->schema().arguments();
+    if (given.size() == wanted.size() + 1 && std::equal(wanted.begin(), wanted.end(), given.begin(),
+                                                        [](const auto& a, const auto& b) { return *a.type() == *b.type(); }))
+      return found;
+  }
+  return std::nullopt;
 }
 
 bool makes_raw(const c10::OperatorHandle& op) {

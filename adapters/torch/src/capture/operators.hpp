@@ -42,6 +42,11 @@ bool is_view(const c10::OperatorHandle& op);
 bool overwrites(const c10::OperatorHandle& op);
 /// Makes a tensor that nobody has written yet.
 bool makes_raw(const c10::OperatorHandle& op);
+/// The variant of an operator that writes its result over tensor argument `argument`, each element where the operator has read it
+/// before: `add_` or `add.out` of `add`. Its last argument is the `out` one if it has one more. It gives the same bits if operand
+/// and result are real and have the same layout (`mul_` by a number is another kernel for complex ones).
+/// @return nothing if there is none, or the operator is not known to allow it
+std::optional<c10::OperatorHandle> in_place_variant(const c10::OperatorHandle& op, int argument);
 /// The results depend on the values of operands in more than their own values.
 /// @param is_mask is the tensor in this argument a mask?
 template <class F>

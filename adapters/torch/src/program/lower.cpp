@@ -10,6 +10,7 @@
 #include "../capture/operators.hpp"
 #include "../capture/trace.hpp"
 #include "edit.hpp"
+#include "in_place.hpp"
 #include "merge.hpp"
 #include "pack.hpp"
 
@@ -328,7 +329,7 @@ captured capture(const forward_function& forward, const std::vector<at::Tensor>&
                  const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& buffers,
                  const std::vector<std::string>& names, const std::vector<output_use>& uses) {
   const auto recorded = detail::record(forward, inputs, parameters, buffers, names, uses);
-  auto step = std::make_shared<const program>(packed(merged(detail::lower(recorded))));
+  auto step = std::make_shared<const program>(in_place(packed(merged(detail::lower(recorded)))));
   try {
     verify(*step);
   } catch (const bad_program& why) {

@@ -107,7 +107,7 @@ struct call {
 
 /// The unit of planning: calls that run together, e.g. {empty, bernoulli_, div_}. Operation `i` of the problem is node `i`.
 struct node {
-  std::string name;                      ///< of the main operator, such as "aten::addmm"
+  std::string name;                      ///< of the main operator, such as "aten::addmm", or several: "aten::mm+aten::relu"
   std::vector<call> calls;               ///< empty for the loss node
   std::vector<index_t> inputs, outputs;  ///< values; the problem's operation has the same lists
   std::vector<std::pair<index_t, index_t>>

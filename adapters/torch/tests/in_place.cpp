@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <functional>
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+
+#include <remat/pytorch/capture.hpp>
+
+#include "../src/capture/operators.hpp"
+#include "compare.hpp"
+
+#undef CHECK  // of PyTorch's logging: it aborts, and hides the one of Catch2
+#include <catch2/catch.hpp>
+
+using at::Tensor;
+
+namespace {
+
+/// Numbers around zero; among them infinities, and NaN of either sign.
+Tensor odd_numbers(const Tensor& like) {
+  auto t = at::rand_like(like).mul_(2).sub_(0.5);
+  const auto which = at::randint(12, like.sizes());
+  constexpr auto infinity = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+  t.masked_fill_(which.eq(0), infinity).masked_fill_(which.eq(1), -infinity);
+  return t.masked_fill_(which.eq(2), nan).masked_fill_(which.eq(3), -nan);
+}
+
+/// An argument of type `type` for tensors like `like`, or nothing if no such is known.
+std::optional<c10::IValue> made_up(const c10::Argument& argument, const Tensor& like) {
+  const auto& name = argument.name();
+  auto type = argument.type();
+  if (name == "condition" || name == "mask") return at::rand(like.sizes()).gt(0.5);
+  if (name == "value" && type->kind() == c10::TypeKind::TensorType) return at::rand({}, like.options());
+  if (name == "bits") return at::randint(256, {(like.numel() + 7) / 8}, at::kByte);
+  if (const auto optional = type->cast<c10::OptionalType>()) {
+    if (name == "rounding_mode") return c10::IValue();
+    type = optional->getElementType();
+  }
+  switch (type->kind()) {
+    case c10::TypeKind::TensorType:
+      return odd_numbers(like);
+    case c10::TypeKind::NumberType:
+    case c10::TypeKind::FloatType:
+      return c10::IValue(0.625);
+    case c10::TypeKind::IntType:
+      return c10::IValue(name == "input_dtype" ? static_cast<int64_t>(like.scalar_type()) : like.dim() - 1);
+    case c10::TypeKind::BoolType:
+      return c10::IValue(false);
+    case c10::TypeKind::StringType:
+      return c10::IValue("tanh");
+    default:
+      return std::nullopt;
+  }
+}
+
+std::vector<c10::IValue> run(const c10::OperatorHandle& op, std::vector<c10::IValue> stack) {
+  at::NoGradGuard no_grad;
+  op.callBoxed(stack);
+  return stack;
+}
+
+/// Compares all variants of an operator that write over an argument with the operator. @return how many there were
+int compare_in_place(const c10::OperatorHandle& op, const Tensor& like) {
+  std::vector<c10::IValue> arguments;
+  for (const auto& a : op.schema().arguments()) {
+    const auto made = made_up(a, like);
+    if (!made) return 0;
+    arguments.push_back(*made);
+  }
+  int compared = 0;
+  for (std::size_t k = 0; k < arguments.size(); ++k) {
+    const auto variant = remat::pytorch::in_place_variant(op, static_cast<int>(k));
+    if (!arguments[k].isTensor() || !variant) continue;
+    const auto result = run(op, arguments)[0].toTensor();
+    auto given = arguments;
+    const auto target = given[k].toTensor().clone();
+    if (result.scalar_type() != target.scalar_type() || result.sizes() != target.sizes() || result.strides() != target.strides())
+      continue;
+    given[k] = target;
+    if (variant->schema().arguments().size() > given.size()) given.emplace_back(target);
+    run(*variant, given);
+    INFO(variant->operator_name() << " over argument " << k << " " << like.scalar_type() << like.sizes() << like.strides());
+    CHECK(same_layout(target, result));
+    ++compared;
+  }
+  return compared;
+}
+
+remat::pytorch::program step_of(const std::function<Tensor(const Tensor&, const Tensor&)>& f) {
+  const auto x = at::rand({8, 40}), w = at::rand({40, 40}).requires_grad_();
+  return *remat::pytorch::capture([&](const auto& in) { return std::vector<Tensor>{f(in[0], w)}; }, {x}, {w}, {}, {}).step;
+}
+
+/// Calls of the forward's node that begins with a product.
+std::string calls_behind_product(const remat::pytorch::program& step) {
+  for (const auto& n : step.nodes)
+    if (!n.calls.empty() && n.calls[0].op.schema().name() == "aten::mm") {
+      std::string all;
+      for (const auto& c : n.calls) all += c.op.schema().name() + " ";
+      return all;
+    }
+  return "none";
+}
+
+}  // namespace
+
+TEST_CASE("operators write the same bits over an operand") {
+  at::manual_seed(1);
+  std::map<std::string, int> compared;
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16})
+    for (const auto& like :
+         {at::empty({1}, dtype), at::empty({7, 33, 65}, dtype), at::empty({33, 70}, dtype).t(),
+          at::empty({2, 5, 9, 11}, at::device(at::kCPU).dtype(dtype).memory_format(at::MemoryFormat::ChannelsLast)),
+          at::empty({3, 1000, 40}, dtype).transpose(1, 2)})
+      for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+        const auto op = c10::Dispatcher::singleton().findSchema(name);
+        if (!op || op->schema().is_mutable() || !remat::pytorch::in_place_variant(*op, 0)) continue;
+        if (name.name == "remat::masked" && !like.is_contiguous()) continue;  // reads both as they lie
+        compared[c10::toString(name)] += compare_in_place(*op, like);
+      }
+  CHECK(compared.size() >= 60);
+  std::set<std::string> never;
+  for (const auto& [name, times] : compared)
+    if (times == 0) never.insert(name);
+  CAPTURE(never);
+  CHECK(never.empty());
+}
+
+TEST_CASE("results lie where operands end, and only there") {
+  const std::string mm = "aten::mm ";
+  CHECK(calls_behind_product(step_of([](auto x, auto w) { return x.mm(w).add(x).relu().sum(); })) ==
+        mm + "aten::add_ aten::relu_ ");
+  CHECK(calls_behind_product(step_of([](auto x, auto w) { return x.add(x.mm(w)).sum(); })) == mm + "aten::add ");
+  CHECK(calls_behind_product(step_of([](auto x, auto w) { return at::log_softmax(x.mm(w), 1).sum(); })) ==
+        mm + "aten::_log_softmax ");
+  const auto apart = [&](const auto& f) { CHECK(calls_behind_product(step_of(f)) == mm); };
+  apart([](auto x, auto w) { return at::gelu(x.mm(w)).sum(); });  // read in the backward
+  apart([](auto x, auto w) {
+    auto y = x.mm(w);
+    return y.relu().mul(y).sum();
+  });                                                                                       // read by others
+  apart([](auto x, auto w) { return x.mm(w).add(at::rand({3, 8, 40})).sum(); });            // smaller
+  apart([](auto x, auto w) { return at::ones({40, 8}).add(x.mm(w).t()).sum(); });           // lies otherwise
+  apart([](auto x, auto w) { return x.mm(w).narrow(0, 0, 4).neg().sum(); });                // part of it
+  apart([](auto x, auto w) { return x.mm(w).add(at::rand({8, 40}, at::kDouble)).sum(); });  // other type
+  apart([](auto x, auto w) { return x.mm(w).add(x.mm(w.sin())).sum(); });                   // others are made later
+}
+
+TEST_CASE("complex numbers are not written over") {  // `mul_` would give them other signs of zeros and of NaN than `mul`
+  const auto step = step_of([](auto x, auto w) {
+    return at::view_as_real(at::view_as_complex(x.mm(w).view({8, 20, 2})) * 2).sum();
+  });
+  CHECK(calls_behind_product(step) == "aten::mm ");
+}
+
+TEST_CASE("what the caller gets is not written over") {
+  const auto x = at::rand({8, 40}), w = at::rand({40, 40}).requires_grad_();
+  const auto step = *remat::pytorch::capture(
+                         [&](const auto& in) {
+                           const auto y = in[0].mm(w);
+                           return std::vector<Tensor>{y, y.neg()};
+                         },
+                         {x}, {w}, {}, {})
+                         .step;
+  CHECK(calls_behind_product(step) == "aten::mm ");
+}
