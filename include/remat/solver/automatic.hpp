@@ -77,9 +77,8 @@ class automatic {
   /// @throws what the backend throws
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     if (p.copies()) {
-      auto alone = *this;
-      alone.options_.start.reset();
-      return offmate<automatic>(std::move(alone), {.idle = 16, .start = options_.start}).solve(p, budget, m);
+      const options alone{options_.small_operations, options_.moment_operations, options_.staged_operations, options_.search, {}};
+      return offmate<automatic>(automatic(alone, backend_), {.idle = 16, .start = options_.start}).solve(p, budget, m);
     }
     search now(p, budget, m);
     if (now.best.offer(now.needed)) return now.answer();
