@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <catch2/catch.hpp>
 #include <functional>
 #include <limits>
 #include <map>
@@ -12,9 +13,6 @@
 
 #include "../src/capture/operators.hpp"
 #include "compare.hpp"
-
-#undef CHECK  // of PyTorch's logging: it aborts, and hides the one of Catch2
-#include <catch2/catch.hpp>
 
 using at::Tensor;
 
