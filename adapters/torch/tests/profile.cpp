@@ -138,11 +138,11 @@ TEST_CASE("costs of a device that is not there") {
   all("aten::mm", {2.0 * 2 * 2 * 512, 2.0 * 2 * 2 * 512, 2.0 * 2 * 2 * 512});
   all("aten::_scaled_dot_product_flash_attention_for_cpu", {4.0 * 2 * 4 * 8 * 8 * 16});
   all("aten::_scaled_dot_product_flash_attention_for_cpu_backward",
-      {10.0 * 2 * 4 * 8 * 8 * 16 + 2 * 1024});  // and sums of its results
-  all("aten::exp", {2.0 * 2 * 512});            // at half the rate
+      {10.0 * 2 * 4 * 8 * 8 * 16 + 2 * 1024});                 // and sums of its results
+  all("aten::_to_copy+aten::exp", {2 * 512 + 2.0 * 2 * 512});  // the latter at half the rate
 
   const auto moved = estimate(step, [](at::ScalarType) { return roofline{1e30, 1e9}; });
   for (std::size_t i = 0; i < step.nodes.size(); ++i)
-    if (step.nodes[i].name == "aten::exp") CHECK(moved.nodes[i]->seconds == Approx(2 * 2 * 512 * 8 / 1e9));
+    if (step.nodes[i].name == "aten::_to_copy+aten::exp") CHECK(moved.nodes[i]->seconds == Approx(2 * 512 * (4 + 3 * 8) / 1e9));
   CHECK_THROWS_AS(estimate(step, [](at::ScalarType) { return roofline{0, 1}; }), bad_option);
 }

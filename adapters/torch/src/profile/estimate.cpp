@@ -4,6 +4,8 @@
 
 #include <remat/pytorch/profile.hpp>
 
+#include "../capture/operators.hpp"
+
 namespace remat::pytorch {
 namespace {
 
@@ -21,17 +23,23 @@ class call_tensors {
   const byte_view* operand(int at) const { return found(call_.operands, at); }
   const byte_view* result(int at) const { return found(call_.results, at); }
 
-  /// Bytes that the call reads and writes, a tensor counted once.
+  /// Bytes that the call reads, and those that it writes; of each, a tensor counts once.
   double bytes() const {
-    std::set<index_t> views;
-    for (const auto* list : {&call_.operands, &call_.results})
-      for (const auto& o : *list) views.insert(o.view);
-    double sum = 0;
-    for (auto v : views) {
-      const auto& view = step_.views[v];
-      const auto whole = static_cast<double>(step_.values[view.value].bytes);  // less than its elements where it is expanded
-      sum += std::min(whole, elements(view) * static_cast<double>(c10::elementSize(view.dtype)));
+    std::set<index_t> read, written;
+    for (const auto& o : call_.operands) {
+      const auto* alias = call_.op.schema().arguments()[static_cast<std::size_t>(o.at)].alias_info();
+      const bool writes = alias != nullptr && alias->isWrite();
+      if (writes) written.insert(o.view);
+      if (!writes || !overwrites(call_.op)) read.insert(o.view);
     }
+    for (const auto& r : call_.results) written.insert(r.view);
+    double sum = 0;
+    for (const auto* views : {&read, &written})
+      for (auto v : *views) {
+        const auto& view = step_.views[v];
+        const auto whole = static_cast<double>(step_.values[view.value].bytes);  // less than its elements where it is expanded
+        sum += std::min(whole, elements(view) * static_cast<double>(c10::elementSize(view.dtype)));
+      }
     return sum;
   }
   double most_elements() const {
