@@ -310,7 +310,7 @@ verdict differential(unsigned seed, std::string& why) {
         why = e.what();
         return verdict::refused;
       } catch (const rt::over_budget& e) {
-        why = e.what();
+        why = "step " + std::to_string(k) + ": " + e.what();
         return verdict::refused;
       }
       const auto& e = expected[static_cast<std::size_t>(k)];
