@@ -337,7 +337,7 @@ verdict differential(unsigned seed, std::string& why) {
 }  // namespace
 
 TEST_CASE("random programs") {
-  std::vector<unsigned> seeds = {93, 103, 114, 178, 220, 403};  // failed once
+  std::vector<unsigned> seeds = {93, 103, 114, 133, 178, 220, 403};  // failed once
   unsigned from = 0, to = 60;
   if (const char* range = std::getenv("REMAT_FUZZ")) REQUIRE(std::sscanf(range, "%u:%u", &from, &to) == 2);
   for (auto seed = from; seed < to; ++seed) seeds.push_back(seed);

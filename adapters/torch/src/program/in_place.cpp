@@ -53,7 +53,7 @@ class overwriting {
   }
 
   bool fills_its_value(const byte_view& v) const {
-    return v.offset == 0 && !v.conj && !v.neg && !c10::isComplexType(v.dtype) &&
+    return v.offset == 0 && !v.conj && !v.neg && !c10::isComplexType(v.dtype) && !c10::isReducedFloatingType(v.dtype) &&
            c10::multiply_integers(v.sizes) * static_cast<bytes_t>(c10::elementSize(v.dtype)) == p_.values[v.value].bytes;
   }
 
