@@ -79,10 +79,11 @@ constexpr std::string_view one_by_one =
 
 }  // namespace
 
-std::optional<c10::OperatorHandle> in_place_variant(const c10::OperatorHandle& op, int argument) {
-  const auto& name = op.schema().name();
-  if (one_by_one.find(" " + name + " ") == one_by_one.npos) return std::nullopt;
-  const auto& overload = op.schema().overload_name();
+std::optional<c10::OperatorHandle> in_place_variant(const c10::OperatorHandle& op, int argument, c10::ScalarType dtype) {
+  const auto &name = op.schema().name(), &overload = op.schema().overload_name();
+  if (one_by_one.find(" " + name + " ") == one_by_one.npos || c10::isComplexType(dtype)) return std::nullopt;
+  // `mul_` by a number swaps the two: the kernel then takes the number for a tensor and rounds it.
+  if (name == "aten::mul" && overload == "Scalar" && c10::isReducedFloatingType(dtype)) return std::nullopt;
   auto& dispatcher = c10::Dispatcher::singleton();
   if (argument == 0)
     if (auto found = dispatcher.findSchema({name + "_", overload})) return found;

@@ -44,9 +44,10 @@ bool overwrites(const c10::OperatorHandle& op);
 bool makes_raw(const c10::OperatorHandle& op);
 /// The variant of an operator that writes its result over tensor argument `argument`, each element where the operator has read it
 /// before: `add_` or `add.out` of `add`. Its last argument is the `out` one if it has one more. It gives the same bits if operand
-/// and result are real and have the same layout (`mul_` by a number is another kernel for complex ones).
-/// @return nothing if there is none, or the operator is not known to allow it
-std::optional<c10::OperatorHandle> in_place_variant(const c10::OperatorHandle& op, int argument);
+/// and result have the same layout.
+/// @param dtype of operand and result
+/// @return nothing if there is none, or the operator is not known to allow it for that type
+std::optional<c10::OperatorHandle> in_place_variant(const c10::OperatorHandle& op, int argument, c10::ScalarType dtype);
 /// The results depend on the values of operands in more than their own values.
 /// @param is_mask is the tensor in this argument a mask?
 template <class F>

@@ -53,7 +53,7 @@ class overwriting {
   }
 
   bool fills_its_value(const byte_view& v) const {
-    return v.offset == 0 && !v.conj && !v.neg && !c10::isComplexType(v.dtype) && !c10::isReducedFloatingType(v.dtype) &&
+    return v.offset == 0 && !v.conj && !v.neg &&
            c10::multiply_integers(v.sizes) * static_cast<bytes_t>(c10::elementSize(v.dtype)) == p_.values[v.value].bytes;
   }
 
@@ -79,9 +79,11 @@ class overwriting {
         continue;
       const bool there = std::all_of(n.inputs.begin(), n.inputs.end(), [&](index_t x) {
         const auto other = producer_[value(x)];
-        return other == none || other <= maker;
+        const auto& gone = p_.nodes[maker].overwrites;  // when the maker's last call has run
+        return (other == none || other <= maker) &&
+               std::none_of(gone.begin(), gone.end(), [&](const auto& versions) { return value(versions.first) == value(x); });
       });
-      if (there && in_place_variant(c.op, o.at)) last = o;
+      if (there && in_place_variant(c.op, o.at, v.dtype)) last = o;
     }
     return last;
   }
@@ -91,7 +93,7 @@ class overwriting {
     auto c = std::move(from.calls[0]);
     const auto result = p_.views[c.results[0].view].value, old = value(p_.views[o.view].value), maker = producer_[old];
     auto& to = p_.nodes[maker];
-    const auto variant = *in_place_variant(c.op, o.at);
+    const auto variant = *in_place_variant(c.op, o.at, p_.views[o.view].dtype);
     if (variant.schema().arguments().size() > c.arguments.size()) {  // the `out` argument is the last one
       c.operands.push_back({static_cast<int>(c.arguments.size()), -1, o.view});
       c.arguments.emplace_back(at::Tensor());
