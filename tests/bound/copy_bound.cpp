@@ -18,8 +18,11 @@ using remat::testing::uniform;
 
 namespace {
 
-problem copied_by(const problem& p, remat::copy_rates link) {
-  return problem(p.name(), p.values(), p.operations(), p.targets(), link, p.backward_start());
+/// @param fixed values of which every `fixed`-th may not be copied; 0: none
+problem copied_by(const problem& p, remat::copy_rates link, std::size_t fixed = 0) {
+  auto values = p.values();
+  for (std::size_t v = 0; fixed > 0 && v < values.size(); ++v) values[v].movable = v % fixed != 0;
+  return problem(p.name(), std::move(values), p.operations(), p.targets(), link, p.backward_start());
 }
 
 bytes_t part_of_store_all(const problem& p, double part) {
@@ -42,15 +45,16 @@ TEST_CASE("copy_bound: never above the optimum") {
                                                                   .once = round % 2 == 0 ? 40 : 0});
     if (plain.values().size() > 8) continue;
     const auto rate = [&] { return 0.5 * static_cast<double>(uniform(g, 1, 8)); };
-    const auto p = copied_by(plain, {rate(), rate(), 0.5 * static_cast<double>(uniform(g, 0, 1))});
+    const auto p = copied_by(plain, {rate(), rate(), 0.5 * static_cast<double>(uniform(g, 0, 1))}, round % 4 == 3 ? 2 : 0);
     const auto least = remat::bounds_without_search(p), all = remat::bounds_without_search(plain);
     const auto budget = uniform(g, least.budget, std::max(least.budget, part_of_store_all(p, 1) - 1));
     const auto optimum = remat::testing::exhaustive_optimum_with_copies(p, budget, 4'000);
     if (!optimum) continue;
     INFO("round " << round << ", budget " << budget);
-    REQUIRE(std::isfinite(*optimum));
     const double bound = remat::bound::copy_bound(p, budget);
     REQUIRE(bound <= *optimum + 1e-5);
+    if (round % 4 == 3 && !std::isfinite(*optimum)) continue;
+    REQUIRE(std::isfinite(*optimum));
     REQUIRE(bound >= all.seconds);
     ++compared;
     if (*optimum > all.seconds + 1e-5) ++slower, covered += (bound - all.seconds) / (*optimum - all.seconds);

@@ -21,6 +21,7 @@ class Cell:
 
     size: int
     keep: bool
+    movable: bool
     resident: bool
     usable_at: float = 0.0  # end of the copy that brings it in
     free_at: float = 0.0  # end of the copy out that reads it
@@ -31,7 +32,7 @@ class Device:
     def __init__(self, problem):
         self.problem = problem
         produced = {v for o in problem["operations"] for v in o["outputs"]}
-        self.cells = [Cell(v["bytes"], v.get("held", False), i not in produced) for i, v in enumerate(problem["values"])]
+        self.cells = [Cell(v["bytes"], v.get("held", False), v.get("movable", True), i not in produced) for i, v in enumerate(problem["values"])]
         self.rates = problem.get("offload")
         self.clock = {"compute": 0.0, "out": 0.0, "in": 0.0}
         self.ran = set()
@@ -80,6 +81,8 @@ class Device:
         c = self.cell(i)
         if self.rates is None or not c.resident:
             raise ValueError("no copies" if self.rates is None else "not resident")
+        if not c.movable:
+            raise ValueError("not movable")
         c.host_at = c.free_at = self.transfer("out", "to_host", c.size, c.usable_at)
 
     def prefetch(self, i):

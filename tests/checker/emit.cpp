@@ -21,7 +21,9 @@ using remat::testing::chance;
 using remat::testing::uniform;
 
 remat::problem with_copies(std::mt19937_64& g, const remat::problem& p) {
-  return {p.name(), p.values(), p.operations(), p.targets(),
+  auto values = p.values();
+  for (auto& v : values) v.movable = chance(g, 90);
+  return {p.name(), std::move(values), p.operations(), p.targets(),
           remat::copy_rates{.to_host = static_cast<double>(uniform(g, 1, 8)),
                             .to_device = static_cast<double>(uniform(g, 1, 8)),
                             .latency = static_cast<double>(uniform(g, 0, 3)) / 2}};

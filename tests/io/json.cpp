@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 namespace {
 
 const char* const small = R"({"format": "remat-problem", "version": 1, "name": "small", "author": {"name": "A", "tags": [1, [2]]},
-  "values": [{"name": "x", "bytes": 10, "held": true, "dtype": "f32"}, {"name": "y", "bytes": 9007199254740982}],
+  "values": [{"name": "x", "bytes": 10, "held": true, "dtype": "f32"}, {"name": "y", "bytes": 9007199254740982, "movable": false}],
   "operations": [{"name": "f", "inputs": [0], "outputs": [1], "seconds": 0.1, "workspace": 7, "once": true, "kind": "k", "id": 18446744073709551615}],
   "targets": [1], "backward_start": 0, "offload": {"to_host": 1e9, "to_device": 2e9, "latency": 1e-5, "lanes": 4}, "x": null})";
 

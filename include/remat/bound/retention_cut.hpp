@@ -201,7 +201,7 @@ class retention_cut {
   /// What it costs that `v` is needed later and not made again; and whether it is moved then.
   std::pair<double, bool> price(value_id v, const weights& w) const {
     const double keep = w.byte * static_cast<double>(p_.values()[v].bytes);
-    if (!p_.copies() || std::isinf(w.to_host)) return {keep, false};
+    if (!p_.copies() || !p_.values()[v].movable || std::isinf(w.to_host)) return {keep, false};
     const double go = w.to_host * copy_seconds(v, p_.copies()->to_host) + w.to_device * copy_seconds(v, p_.copies()->to_device);
     return {std::min(keep, go), go < keep};
   }

@@ -109,6 +109,7 @@ inline evaluation evaluate(const problem& p, const schedule& s) {
       e.peak = std::max(e.peak, live);
     } else {
       if (what == action::offload && !copies) fail("the problem allows no copies");
+      if (what == action::offload && !values[i].movable) fail("the value may not be copied");
       if (!on_device[i]) fail("the value is not on the device");
       if (what == action::offload) {
         const double begin = std::max({now, to_host_free, arrives[i]});

@@ -20,7 +20,8 @@ namespace remat {
 struct value {
   std::string name;
   bytes_t bytes = 0;
-  bool held = false;  ///< a source that is never dropped (parameter, input the caller keeps)
+  bool held = false;    ///< a source that is never dropped (parameter, input the caller keeps)
+  bool movable = true;  ///< may be copied to the host, where the problem allows copies
 };
 
 /// Something that takes values and yields values.

@@ -279,8 +279,8 @@ inline problem_document read_problem_document(std::istream& in, const document_l
   std::vector<value> values;
   for (const auto& x : document.array("values")) {
     const detail::members v(x, detail::at_index("values", values.size()));
-    values.push_back({.name = v.text("name", ""), .bytes = v.integer("bytes"), .held = v.boolean("held", false)});
-    d.unknown.values.push_back(v.except({"name", "bytes", "held"}));
+    values.push_back({.name = v.text("name", ""), .bytes = v.integer("bytes"), .held = v.boolean("held", false), .movable = v.boolean("movable", true)});
+    d.unknown.values.push_back(v.except({"name", "bytes", "held", "movable"}));
   }
   std::vector<operation> operations;
   for (const auto& x : document.array("operations")) {
@@ -336,6 +336,7 @@ inline void write_problem(std::ostream& out, const problem& p, const unknown_pro
     const auto& v = p.values()[i];
     json x = {{"name", v.name}, {"bytes", v.bytes}};
     if (v.held) x["held"] = true;
+    if (!v.movable) x["movable"] = false;
     if (i < unknown.values.size()) x.update(unknown.values[i]);
     document["values"].push_back(std::move(x));
   }

@@ -104,7 +104,7 @@ class copy_layer {
   using by_use = std::set<std::pair<std::size_t, value_id>>;
 
   struct state {
-    /// What may happen to a value that lives. Those of no bytes and those held are in no list, nor are those being copied.
+    /// What may happen to a value that lives. Those of no bytes, held, or not movable are in no list, nor are those being copied.
     enum list : unsigned char {
       ready,   ///< on the host: may leave
       unsent,  ///< may be sent
@@ -131,7 +131,7 @@ class copy_layer {
 
   double seconds(std::size_t i) const { return p_.operations()[order_[i]].seconds; }
   bytes_t bytes(value_id v) const { return p_.values()[v].bytes; }
-  bool movable(value_id v) const { return bytes(v) > 0 && !p_.values()[v].held; }
+  bool movable(value_id v) const { return bytes(v) > 0 && !p_.values()[v].held && p_.values()[v].movable; }
   double to_host(value_id v) const { return p_.copies()->latency + static_cast<double>(bytes(v)) / p_.copies()->to_host; }
   double to_device(value_id v) const { return p_.copies()->latency + static_cast<double>(bytes(v)) / p_.copies()->to_device; }
   by_use& list_of(state::list l) { return lists_[l]; }
@@ -355,8 +355,9 @@ class copy_layer {
 /// @param order  operations in the order of their execution; valid without drops
 /// @param budget bytes
 /// @param o      what is sent
-/// @return a valid schedule within the budget that computes `order`; nothing if there is none, which is the case only if the
-///         sources, the targets, or one operation with what it reads and writes, each with what is held, exceed the budget
+/// @return a valid schedule within the budget that computes `order`; nothing if there is none, which, if all values are
+///         movable, is the case only if the sources, the targets, or one operation with what it reads and writes, each with what
+///         is held, exceed the budget
 /// @throws bad_option if the problem allows no copies, or the order reads what is not there
 /// Complexity: O((uses + copies) log(order)).
 /// Reference: Belady, "A study of replacement algorithms", IBM Systems Journal 5(2), 1966, for what leaves.

@@ -72,8 +72,8 @@ class offmate {
       all.put_into(r);
       return r;
     }
-    scan now{p, without_copies(p), budget, m, {p, budget}, {}, 0};
-    now.offer(needed, measure_order(p, needed).peak);
+    scan now{p, without_copies(p), budget, measure_order(p, needed).peak, m, {p, budget}, {}, 0};
+    now.offer(needed, now.most);
     bound::prove_bound(p, budget, r, [&] { return m.stopped(); });
     now.bound = r.bound;
     if (options_.start) {
@@ -94,8 +94,8 @@ class offmate {
   };
   struct scan {
     const problem& p;
-    const problem plain;  ///< the same without copies
-    const bytes_t budget;
+    const problem plain;         ///< the same without copies
+    const bytes_t budget, most;  ///< virtual budgets reach up to what store-all needs
     monitor& m;
     order::copy_incumbent best;
     std::vector<start> starts;
@@ -127,18 +127,19 @@ class offmate {
   }
 
   void look(scan& now) const {
-    const auto most = now.starts.front().budget;
-    const auto step = (most - now.budget) / static_cast<bytes_t>(options_.scan);
+    const auto step = (now.most - now.budget) / static_cast<bytes_t>(options_.scan);
     std::vector<bytes_t> budgets;
     for (std::size_t i = 0; i < options_.scan; ++i) budgets.push_back(now.budget + step * static_cast<bytes_t>(i));
     sweep(now, budgets);
+    const auto promising = [&] { return now.starts.empty() ? now.budget : now.starts.front().budget; };
     budgets.clear();
     for (bytes_t i = -3; i <= 3; ++i)
-      if (const auto budget = now.starts.front().budget + i * step / 4; i != 0 && budget >= now.budget && budget < most)
+      if (const auto budget = promising() + i * step / 4; i != 0 && budget >= now.budget && budget < now.most)
         budgets.push_back(budget);
     if (!now.done()) sweep(now, budgets);
 
     budgets.clear();
+    if (now.starts.empty()) budgets.push_back(now.budget);
     for (std::size_t i = 0; i < std::min(options_.inner, now.starts.size()); ++i) budgets.push_back(now.starts[i].budget);
     for (std::size_t i = 0; i < budgets.size() && !now.done(); ++i) {
       monitor part(now.m, 0.3 / static_cast<double>(budgets.size() - i), [&](const progress& x) {
@@ -150,6 +151,7 @@ class offmate {
     }
 
     now.rank();
+    if (now.starts.empty()) return;
     auto best_budget = now.starts.front().budget;
     now.starts.resize(std::min(now.starts.size(), std::max<std::size_t>(1, options_.starts)));
     for (std::size_t i = 0, idle = 0; idle < options_.idle && !now.done(); ++i) {  // the best and the others in turn

@@ -137,7 +137,9 @@ std::vector<std::string> check_solver(const S& s, const solver_suite& o = {}) {
     if (copies) r.operations = 2 + r.operations / 3, r.sources = 1, r.outputs = 1;
     auto p = chain ? random_training_chain(g, length) : random_problem(g, r);
     const auto rate = [&] { return 0.5 * static_cast<double>(uniform(g, 1, 16)); };
-    if (copies) p = problem(p.name(), p.values(), p.operations(), p.targets(), copy_rates{rate(), rate(), 0.5});
+    auto values = p.values();
+    for (std::size_t v = 0; v < values.size(); ++v) values[v].movable = round % 8 != 1 || v % 3 != 1;
+    if (copies) p = problem(p.name(), std::move(values), p.operations(), p.targets(), copy_rates{rate(), rate(), 0.5});
     const auto all = evaluate(p, store_all_schedule(p)).peak, least = bounds_without_search(p).budget;
     for (const auto budget : {least, least + (all - least) / 2, all - 1})
       if (budget >= 0) check(p, budget, (chain ? "chain " : "random problem ") + std::to_string(round));
