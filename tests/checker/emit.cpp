@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writes random schedules, valid and broken, copies included, with the verdict of `evaluate`: one JSON document per line.
-// usage: emit COUNT SEED > lines
+// usage: emit COUNT SEED [tiers] > lines
 #include <cstdlib>
 #include <iostream>
+#include <optional>
 #include <random>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -13,6 +15,8 @@
 #include <remat/core/evaluate.hpp>
 #include <remat/io/json.hpp>
 #include <remat/testing/generators.hpp>
+
+#include "../tiers.hpp"
 
 namespace {
 
@@ -97,28 +101,51 @@ nlohmann::json document(Write write) {
   return nlohmann::json::parse(out.str());
 }
 
+/// A problem and a schedule of it, of version 1 of the formats.
+std::pair<remat::problem, remat::schedule> plain_case(std::mt19937_64& g) {
+  const auto once = chance(g, 20) ? 30 : 0;
+  auto p =
+      remat::testing::random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 1, 8)), .sources = 3, .once = once});
+  if (chance(g, 70)) p = with_copies(g, p);
+  auto s = random_walk(g, p);
+  if (chance(g, 40)) break_somewhere(g, p, s);
+  return {p, s};
+}
+
+/// Of version 2; some tiers have budgets, about what the schedule needs.
+std::pair<remat::problem, remat::schedule> tiers_case(std::mt19937_64& g) {
+  auto p = remat::testing::random_tiers_problem(g);
+  auto s = remat::testing::tiers_walk(g, p).run();
+  if (chance(g, 25)) remat::testing::break_tiers(g, p, s);
+  if (chance(g, 30)) {
+    std::vector<std::optional<remat::bytes_t>> budgets(p.tiers().size());
+    for (std::size_t t = 1; t < budgets.size(); ++t)
+      if (chance(g, 50)) budgets[t] = uniform(g, 10, 60);
+    p = remat::testing::with_budgets(p, budgets);
+  }
+  return {p, s};
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
+  if (argc != 3 && argc != 4) return 2;
   std::mt19937_64 g(std::strtoull(argv[2], nullptr, 10));
   for (long n = std::strtol(argv[1], nullptr, 10); n > 0; --n) {
-    const auto once = chance(g, 20) ? 30 : 0;
-    auto p =
-        remat::testing::random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 1, 8)), .sources = 3, .once = once});
-    if (chance(g, 70)) p = with_copies(g, p);
+    const auto [p, s] = argc == 3 ? plain_case(g) : tiers_case(g);
     remat::result r;
-    r.schedule = random_walk(g, p);
-    if (chance(g, 40)) break_somewhere(g, p, r.schedule);
+    r.schedule = s;
     nlohmann::json verdict;
     try {
-      const auto e = remat::evaluate(p, r.schedule);
+      const auto e = remat::evaluate(p, s);
       verdict = {{"peak", e.peak}, {"seconds", e.seconds}, {"recomputed", e.recomputed}};
+      for (std::size_t t = 0; t < e.peaks.size(); ++t) verdict["peaks"][p.tiers()[t].name] = e.peaks[t];
     } catch (const remat::bad_schedule& why) {
       verdict = {{"step", why.step}, {"why", why.what()}};
     }
-    std::cout << nlohmann::json{{"problem", document([&](std::ostream& out) { remat::write_problem(out, p); })},
-                                {"schedule", document([&](std::ostream& out) { remat::write_schedule(out, r, p.name()); })},
+    const auto& problem = p;
+    std::cout << nlohmann::json{{"problem", document([&](std::ostream& out) { remat::write_problem(out, problem); })},
+                                {"schedule", document([&](std::ostream& out) { remat::write_schedule(out, r, problem); })},
                                 {"verdict", verdict}}
               << "\n";
   }

@@ -252,7 +252,7 @@ bad = {
     "no json": ("hello", "not JSON"),
     "array": ([], "not an object"),
     "schedule instead": (schedule([]), "format"),
-    "version": (changed(version=2), "version"),
+    "version": (changed(version=3), "version"),
     "dangling input": (changed(operations=[{"name": "a", "inputs": [9], "outputs": [1], "seconds": 1}]), "operations[0].inputs[0]: no value 9"),
     "dangling target": (changed(targets=[7]), "targets[0]: no value 7"),
     "cyclic": (changed(operations=[{"inputs": [2], "outputs": [1], "seconds": 1}, {"inputs": [1], "outputs": [2], "seconds": 1}]),
@@ -309,6 +309,26 @@ for steps, message in (
 expect("a step that is no step", 2, "check", small, put("wrong.json", schedule([["drop"]])), says=["wrong.json", "steps[0]"])
 expect("a problem instead of a schedule", 2, "check", small, small, says=["format"])
 expect("bad budget of check", 2, "check", small, good, "-b", "much", says=["much"])
+
+# On several tiers: the optimizer on the host, in place.
+HOSTED = {
+    "format": "remat-problem", "version": 2, "name": "hosted", "targets": [2], "next": [[2, 0]], "offload": {"to_host": 10, "to_device": 10},
+    "tiers": [{"name": "device"}, {"name": "host", "budget": 20}],
+    "values": [{"name": "w", "bytes": 10, "starts": "host"}, {"name": "g", "bytes": 10}, {"name": "w'", "bytes": 10, "ends": "host"}],
+    "operations": [{"name": "gradient", "inputs": [0], "outputs": [1], "seconds": 4},
+                   {"name": "adamw", "on": "host", "inputs": [0, 1], "outputs": [2], "seconds": 3, "overwrites": [[2, 0]]}],
+}
+hosted = put("hosted.json", HOSTED)
+hosted_steps = [["prefetch", 0], ["compute", 0], ["drop", 0], ["copy", 1, "device", "host"], ["drop", 1], ["compute", 1], ["drop", 1, "host"]]
+step_on_tiers = put("hosted-step.json", {"format": "remat-schedule", "version": 2, "steps": hosted_steps})
+expect("check on tiers", 0, "check", hosted, step_on_tiers, "-b", "20", prints=["peak 20 B", "9 s", "host: peak 20 B (20 bytes) of 20 B"])
+out = expect("check on tiers --json", 0, "check", hosted, step_on_tiers, "--json")
+if json.loads(out)["peaks"] != {"device": 20, "host": 20}:
+    fail("peaks of tiers", out)
+HOSTED["tiers"][1]["budget"] = 19
+expect("a tier over its budget", 1, "check", put("tight.json", HOSTED), step_on_tiers, says=["step 3 (copy 1): the host needs 20 bytes, its budget is 19"])
+expect("info on tiers", 0, "info", hosted, prints=["device host (20 B), 2 links", "1 targets are its sources"])
+expect("no solver for tiers", 2, "solve", hosted, "-b", "20", says=["tiers: beyond version 1"])
 
 # info
 out = json.loads(expect("info --json", 0, "info", small, "--json"))

@@ -162,7 +162,7 @@ TEST_CASE("documents that are not remat-problems: the message begins with the pl
   };
   const row rows[] = {
       {"remat-problem", "remat-schedule", "format: "},
-      {"\"version\": 1", "\"version\": 2", "version: only version 1"},
+      {"\"version\": 1", "\"version\": 3", "version: only versions 1 and 2"},
       {"\"version\": 1", "\"version\": \"1\"", "version: not an integer"},
       {"\"version\": 1, ", "", "version: missing"},
       {"\"targets\": [1]", "\"targets\": {}", "targets: not an array"},

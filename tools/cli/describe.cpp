@@ -23,15 +23,21 @@ int check(const arguments& a) {
   remat::schedule s;
   remat::evaluation e;
   try {
-    s = remat::read_schedule(a.schedule).result.schedule;
+    s = remat::read_schedule(a.schedule, p).result.schedule;
     e = remat::evaluate(p, s);
   } catch (const remat::bad_schedule& why) {
     std::cerr << "remat: invalid: " << why.what() << "\n";
     return report({{"valid", false}, {"step", why.step}, {"error", why.what()}}, "invalid");
   }
   json out = {{"valid", true}, {"peak", e.peak}, {"seconds", e.seconds}, {"recomputed", e.recomputed}};
-  std::string text = "valid: peak " + remat::format_bytes(e.peak) + " (" + std::to_string(e.peak) + " bytes), " +
-                     remat::format_seconds(e.seconds) + ", " + std::to_string(e.recomputed) + " recomputed";
+  std::string text = "valid: peak " + exact(e.peak) + ", " + remat::format_seconds(e.seconds) + ", " +
+                     std::to_string(e.recomputed) + " recomputed";
+  if (!p.plain() || !s.plain())
+    for (remat::tier_id t = 0; t < e.peaks.size(); ++t) {
+      const auto& tier = p.tiers()[t];
+      out["peaks"][tier.name] = e.peaks[t];
+      text += "\n  " + tier.name + ": peak " + exact(e.peaks[t]) + (tier.budget ? " of " + exact(*tier.budget) : "");
+    }
   std::optional<remat::bytes_t> budget;
   if (!a.budget.empty()) {
     budget = remat::parse_budget(a.budget, p);
@@ -52,8 +58,9 @@ int check(const arguments& a) {
 
 int info(const arguments& a) {
   const auto p = remat::read_problem(a.problem);
-  const auto store_all = remat::evaluate(p, remat::store_all_schedule(p));
   const auto least = remat::bounds_without_search(p);
+  std::optional<remat::evaluation> store_all;  // what store-all is on several tiers, no one says
+  if (p.plain()) store_all = remat::evaluate(p, remat::store_all_schedule(p));
   std::size_t uses = 0, once = 0, held = 0;
   for (const auto& o : p.operations()) {
     uses += o.inputs.size();
@@ -61,32 +68,43 @@ int info(const arguments& a) {
   }
   for (const auto& v : p.values()) held += v.held;
   if (a.as_json) {
-    std::cout << json{{"name", p.name()},
-                      {"values", p.values().size()},
-                      {"held", held},
-                      {"operations", p.operations().size()},
-                      {"once", once},
-                      {"uses", uses},
-                      {"targets", p.targets().size()},
-                      {"copies", p.copies().has_value()},
-                      {"held_bytes", p.held_bytes()},
-                      {"source_bytes", p.source_bytes()},
-                      {"store_all_peak", store_all.peak},
-                      {"store_all_seconds", store_all.seconds},
-                      {"budget_bound", least.budget},
-                      {"bound", least.seconds}}
-                     .dump(2)
-              << "\n";
-  } else {
-    std::cout << p.name() << "\n"
-              << "  values      " << p.values().size() << " (" << held << " held, " << p.targets().size() << " targets)\n"
-              << "  operations  " << p.operations().size() << " (" << once << " once only, " << uses << " inputs)\n"
-              << "  copies      " << (p.copies() ? "allowed" : "not allowed") << "\n"
-              << "  held        " << remat::format_bytes(p.held_bytes()) << "\n"
-              << "  store-all   " << remat::format_bytes(store_all.peak) << ", " << remat::format_seconds(store_all.seconds)
-              << "\n"
-              << "  every budget is at least " << remat::format_bytes(least.budget) << " (" << least.budget << " bytes)\n";
+    json out = {{"name", p.name()},
+                {"values", p.values().size()},
+                {"held", held},
+                {"operations", p.operations().size()},
+                {"once", once},
+                {"uses", uses},
+                {"targets", p.targets().size()},
+                {"copies", p.copies().has_value()},
+                {"held_bytes", p.held_bytes()},
+                {"source_bytes", p.source_bytes()},
+                {"budget_bound", least.budget},
+                {"bound", least.seconds}};
+    if (store_all) out.update(json{{"store_all_peak", store_all->peak}, {"store_all_seconds", store_all->seconds}});
+    if (!p.plain()) {
+      for (const auto& t : p.tiers()) out["tiers"].push_back(t.name);
+      out["links"] = p.links().size();
+      out["cyclic"] = !p.next().empty();
+    }
+    std::cout << out.dump(2) << "\n";
+    return success;
   }
+  std::cout << p.name() << "\n"
+            << "  values      " << p.values().size() << " (" << held << " held, " << p.targets().size() << " targets)\n"
+            << "  operations  " << p.operations().size() << " (" << once << " once only, " << uses << " inputs)\n";
+  if (p.plain()) {
+    std::cout << "  copies      " << (p.copies() ? "allowed" : "not allowed") << "\n";
+  } else {
+    std::cout << "  tiers      ";
+    for (const auto& t : p.tiers()) std::cout << " " << t.name << (t.budget ? " (" + remat::format_bytes(*t.budget) + ")" : "");
+    std::cout << ", " << p.links().size() << " links\n";
+    if (!p.next().empty()) std::cout << "  next step   " << p.next().size() << " targets are its sources\n";
+  }
+  std::cout << "  held        " << remat::format_bytes(p.held_bytes()) << "\n";
+  if (store_all)
+    std::cout << "  store-all   " << remat::format_bytes(store_all->peak) << ", " << remat::format_seconds(store_all->seconds)
+              << "\n";
+  std::cout << "  every budget is at least " << remat::format_bytes(least.budget) << " (" << least.budget << " bytes)\n";
   return success;
 }
 

@@ -78,7 +78,7 @@ std::string csv(const std::vector<remat::labelled_curve>& curves) {
 
 int solve(const arguments& a) {
   const auto p = remat::read_problem(a.problem);
-  const auto store_all = remat::evaluate(p, remat::store_all_schedule(p));
+  const auto store_all = remat::evaluate_plain(p, remat::store_all_schedule(p));
   const auto budget = remat::parse_budget(a.budget, p);
   const auto solver = remat::registry::find(a.solver).make(a.backend);
   require_outputs(a);
@@ -93,7 +93,7 @@ int solve(const arguments& a) {
     if (a.start.empty())
       r = remat::solve(p, budget, solver, a.limits, w.observer(), save);
     else
-      r = remat::solve(p, budget, solver, remat::start_from(remat::read_schedule(a.start).result.schedule), a.limits,
+      r = remat::solve(p, budget, solver, remat::start_from(remat::read_schedule(a.start, p).result.schedule), a.limits,
                        w.observer(), save);
     if (!r.found() && !interrupted) {  // say what would do
       auto share = a.limits;
@@ -128,14 +128,14 @@ int solve(const arguments& a) {
       if (r.smallest_budget) std::cout << "  a schedule is known for " << exact(*r.smallest_budget) << "\n";
     }
   }
-  if (!a.output.empty()) remat::write_schedule(a.output, r, p.name());
+  if (!a.output.empty()) remat::write_schedule(a.output, r, p);
   if (r.found()) draw(a, p, r.schedule, r.budget);
   return status_of({r});
 }
 
 int curve(const arguments& a) {
   const auto p = remat::read_problem(a.problem);
-  const auto store_all = remat::evaluate(p, remat::store_all_schedule(p));
+  const auto store_all = remat::evaluate_plain(p, remat::store_all_schedule(p));
   std::vector<remat::bytes_t> budgets;
   for (const auto& text : a.budgets) budgets.push_back(remat::parse_budget(text, p));
   std::vector<std::pair<std::string, remat::any_solver>> solvers;
@@ -186,7 +186,7 @@ int curve(const arguments& a) {
 
 int compare(const arguments& a) {
   const auto p = remat::read_problem(a.problem);
-  const auto store_all = remat::evaluate(p, remat::store_all_schedule(p));
+  const auto store_all = remat::evaluate_plain(p, remat::store_all_schedule(p));
   const auto budget = remat::parse_budget(a.budget, p);
   std::vector<const remat::registry::method*> chosen;
   for (const auto& name : a.solvers) chosen.push_back(&remat::registry::find(name));

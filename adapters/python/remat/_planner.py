@@ -27,7 +27,8 @@ def solve(problem, budget, *, solver="automatic", backend="auto", time_limit=60.
 
 
 def evaluate(problem, schedule):
-    """Executes a remat-schedule on paper: {"peak": bytes, "seconds", "recomputed", "memory": bytes per step}.
+    """Executes a remat-schedule on paper: {"peak": bytes, "peaks": bytes per tier, "seconds", "recomputed",
+    "memory": bytes on the device per step}.
 
     Raises Error naming the step that breaks a rule.
     """

@@ -45,19 +45,22 @@ std::string solve(const std::string& problem, const std::string& budget, const s
       r = remat::solve(p, bytes, method, l, watch);
     } else {
       std::istringstream in(start);
-      r = remat::solve(p, bytes, method, remat::start_from(remat::read_schedule(in).result.schedule), l, watch);
+      r = remat::solve(p, bytes, method, remat::start_from(remat::read_schedule(in, p).result.schedule), l, watch);
     }
   }
   std::ostringstream out;
-  remat::write_schedule(out, r, p.name());
+  remat::write_schedule(out, r, p);
   return out.str();
 }
 
 py::dict evaluate(const std::string& problem, const std::string& schedule) {
   std::istringstream in(schedule);
-  const auto e = remat::evaluate(problem_of(problem), remat::read_schedule(in).result.schedule);
-  return py::dict(py::arg("peak") = e.peak, py::arg("seconds") = e.seconds, py::arg("recomputed") = e.recomputed,
-                  py::arg("memory") = e.memory);
+  const auto p = problem_of(problem);
+  const auto e = remat::evaluate(p, remat::read_schedule(in, p).result.schedule);
+  py::dict peaks;
+  for (std::size_t t = 0; t < e.peaks.size(); ++t) peaks[py::str(p.tiers()[t].name)] = e.peaks[t];
+  return py::dict(py::arg("peak") = e.peak, py::arg("peaks") = peaks, py::arg("seconds") = e.seconds,
+                  py::arg("recomputed") = e.recomputed, py::arg("memory") = e.memory);
 }
 
 }  // namespace

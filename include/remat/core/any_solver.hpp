@@ -29,6 +29,8 @@ class any_solver {
       : self_(std::make_shared<const model<S>>(std::move(s))) {}
 
   std::string name() const { return self_->name(); }
+  /// Does it understand problems that are not plain?
+  bool plans_tiers() const { return self_->plans_tiers(); }
   /// @throws what the solver throws
   result solve(const problem& p, bytes_t budget, monitor& m) const { return self_->solve(p, budget, m); }
   /// That of the solver, or nothing where it shares no work between budgets.
@@ -49,6 +51,7 @@ class any_solver {
     interface& operator=(const interface&) = delete;
     virtual ~interface() = default;
     virtual std::string name() const = 0;
+    virtual bool plans_tiers() const = 0;
     virtual result solve(const problem& p, bytes_t budget, monitor& m) const = 0;
     virtual std::vector<result> sweep(const problem& p, std::span<const bytes_t> budgets, monitor& m) const = 0;
     virtual std::shared_ptr<const interface> with_start(const schedule& x) const = 0;
@@ -57,6 +60,12 @@ class any_solver {
   struct model final : interface {
     explicit model(S s) : solver(std::move(s)) {}
     std::string name() const override { return solver.name(); }
+    bool plans_tiers() const override {
+      if constexpr (requires { solver.plans_tiers(); })
+        return solver.plans_tiers();
+      else
+        return false;
+    }
     result solve(const problem& p, bytes_t budget, monitor& m) const override { return solver.solve(p, budget, m); }
     std::vector<result> sweep(const problem& p, std::span<const bytes_t> budgets, monitor& m) const override {
       if constexpr (sweeping_solver<S>)

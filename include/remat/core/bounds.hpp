@@ -12,23 +12,26 @@ namespace remat {
 
 /// Lower bounds that hold for every schedule of `p` and need no search.
 struct trivial_bounds {
-  double seconds = 0;  ///< sum of the costs of the operations that targets depend on, s
-  bytes_t budget = 0;  ///< largest of: sources; held + targets; held + inputs + outputs + workspace of a needed operation
+  double seconds = 0;  ///< sum of the costs of the operations on the device that targets depend on, s
+  bytes_t budget = 0;  ///< largest of: sources; held + targets; held + inputs + outputs + workspace of such an operation
 };
 
 /// Computes `trivial_bounds` in O(values + edges).
 inline trivial_bounds bounds_without_search(const problem& p) {
   const auto& values = p.values();
-  const auto droppable = [&](value_id v) { return values[v].held ? 0 : values[v].bytes; };
+  const auto droppable = [&](value_id v) { return values[v].held && values[v].starts == device_tier ? 0 : values[v].bytes; };
   trivial_bounds b;
   bytes_t end = p.held_bytes();
-  for (auto v : p.targets()) end += droppable(v);
+  for (auto v : p.targets())
+    if (values[v].ends == device_tier) end += droppable(v);
   b.budget = std::max(p.source_bytes(), end);
   for (auto o : needed_operations(p)) {
     const auto& op = p.operations()[o];
+    if (op.on != device_tier) continue;
     b.seconds += op.seconds;
     bytes_t here = p.held_bytes() + op.workspace;
     for (auto v : op.outputs) here += values[v].bytes;
+    for (const auto& x : op.overwrites) here -= values[x.output].bytes;
     for (auto v : op.inputs) here += droppable(v);
     b.budget = std::max(b.budget, here);
   }

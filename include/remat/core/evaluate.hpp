@@ -7,26 +7,12 @@
 #include <string>
 #include <vector>
 
+#include <remat/core/evaluate_tiers.hpp>
+#include <remat/core/evaluation.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
 
 namespace remat {
-
-/// What a schedule costs.
-struct evaluation {
-  /// A copy between device and host.
-  struct copy {
-    std::size_t step;   ///< that asks for it
-    double begin, end;  ///< s
-  };
-  bytes_t peak = 0;             ///< largest memory over all steps, held sources included
-  double seconds = 0;           ///< makespan over the compute stream and the two copy streams
-  std::size_t computed = 0;     ///< compute steps
-  std::size_t recomputed = 0;   ///< compute steps of an operation that had run before
-  std::vector<bytes_t> memory;  ///< bytes while step i runs (after it, for a drop)
-  std::vector<copy> copies;     ///< in the order in which they are asked for
-  std::vector<double> ends;     ///< time at which step i ends, for a copy at which it is asked for, s
-};
 
 /// Executes `s` step by step and measures it.
 ///
@@ -41,6 +27,9 @@ struct evaluation {
 /// than the computes before it in the list have ended; a compute waits for its prefetched inputs; a prefetch waits for its
 /// offload. At the end all targets are on the device.
 ///
+/// That is for schedules and problems that are `plain`. Of the others, `detail::evaluate_tiers` has the rules: they are the same
+/// for those, but that a value is not sent again to a tier where it is.
+///
 /// @param p the problem
 /// @param s the schedule
 /// @return peak, time, counts and memory per step
@@ -54,21 +43,24 @@ inline evaluation evaluate(const problem& p, const schedule& s) {
   const auto& values = p.values();
   const auto& ops = p.operations();
   const auto& copies = p.copies();
+  if (!p.plain() || !s.starts.empty()) return detail::evaluate_tiers(p, s);
 
   evaluation e;
   e.memory.reserve(s.steps.size());
   std::vector<bool> on_device(values.size()), has_run(ops.size()), on_host(values.size());
   std::vector<double> arrives(values.size(), 0), leaves(values.size(), 0), host_ready(values.size(), 0);
   for (value_id v = 0; v < values.size(); ++v) on_device[v] = p.is_source(v);
-  bytes_t live = p.source_bytes();
+  bytes_t live = p.source_bytes(), sent = 0;
   double now = 0, to_host_free = 0, to_device_free = 0;
   e.peak = live;
 
   for (std::size_t at = 0; at < s.steps.size(); ++at) {
-    const auto [what, i] = s.steps[at];
-    auto fail = [&, w = what, who = i](const std::string& why) {
+    if (!s.steps[at].plain()) return detail::evaluate_tiers(p, s);
+    const auto what = s.steps[at].what;
+    const auto i = s.steps[at].which;
+    auto fail = [&](const std::string& why) {
       throw bad_schedule(
-          at, "step " + std::to_string(at) + " (" + std::string(to_string(w)) + " " + std::to_string(who) + "): " + why);
+          at, "step " + std::to_string(at) + " (" + std::string(to_string(what)) + " " + std::to_string(i) + "): " + why);
     };
     if (what == action::compute) {
       if (i >= ops.size()) fail("no such operation");
@@ -116,6 +108,7 @@ inline evaluation evaluate(const problem& p, const schedule& s) {
         to_host_free = begin + copies->latency + static_cast<double>(values[i].bytes) / copies->to_host;
         e.copies.push_back({at, begin, to_host_free});
         leaves[i] = host_ready[i] = to_host_free;
+        if (!on_host[i]) sent += values[i].bytes;
         on_host[i] = true;
       } else {
         if (values[i].held) fail("a held value is dropped");
@@ -133,7 +126,19 @@ inline evaluation evaluate(const problem& p, const schedule& s) {
     now = std::max(now, arrives[v]);
   }
   e.seconds = now;
+  e.peaks = {e.peak, sent};
   return e;
+}
+
+/// As `evaluate`, for those who know offloads and prefetches but no tiers.
+/// @throws bad_problem if `p` is not plain, naming the member; bad_schedule if `s` is not plain, or as `evaluate`
+inline evaluation evaluate_plain(const problem& p, const schedule& s) {
+  if (!p.plain()) throw bad_problem(p.beyond_plain() + ": beyond version 1 of the format, and not supported here");
+  if (!s.starts.empty()) throw bad_schedule(0, "starts are not supported here");
+  for (std::size_t at = 0; at < s.steps.size(); ++at)
+    if (!s.steps[at].plain())
+      throw bad_schedule(at, "step " + std::to_string(at) + ": it names a tier, which is not supported here");
+  return evaluate(p, s);
 }
 
 /// The schedule that executes every operation once, in the order of the problem, and drops values as early as possible.

@@ -103,7 +103,8 @@ std::vector<result> trace_curve(const problem& p, const std::vector<bytes_t>& bu
   if constexpr (sweeping_solver<S>) {
     const auto end = std::find_if(budgets.begin(), budgets.end(), [&](bytes_t b) { return b < least; });
     const std::vector<bytes_t> possible(budgets.begin(), end);
-    auto answers = possible.empty() ? std::vector<result>{} : s.sweep(p, std::span<const bytes_t>(possible), m);
+    auto answers =
+        possible.empty() || !understands(s, p) ? std::vector<result>{} : s.sweep(p, std::span<const bytes_t>(possible), m);
     if (!answers.empty() && answers.size() != possible.size())
       throw broken_contract(std::string(s.name()) + ": " + std::to_string(answers.size()) + " results for " +
                             std::to_string(possible.size()) + " budgets");
@@ -165,7 +166,7 @@ std::vector<result> pareto_curve(const problem& p, std::vector<bytes_t> budgets,
 }
 
 /// As above, for budgets at equal distances. A quarter of the time is for the search of the smallest.
-/// @throws bad_option for no points
+/// @throws bad_option for no points; bad_problem for a problem that is not plain
 /// @code
 /// const auto curve = remat::pareto_curve(p, remat::evenly{20}, remat::min_cut{}, {.seconds = 60});
 /// @endcode
@@ -175,7 +176,7 @@ std::vector<result> pareto_curve(const problem& p, evenly spacing, const S& s, c
   const auto points = static_cast<std::size_t>(spacing);
   if (points < 1) throw bad_option("evenly must be >= 1 points, got 0");
   monitor m(l, [&](const progress& now) { return detail::tell(now, observers...); });
-  const auto top = evaluate(p, with_drops(p, needed_operations(p))).peak;
+  const auto top = evaluate_plain(p, with_drops(p, needed_operations(p))).peak;
   std::vector<bytes_t> budgets = {top};
   std::vector<result> known;
   if (points > 1) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <remat/core/error.hpp>
+#include <remat/core/tiers.hpp>
 #include <remat/core/types.hpp>
 
 namespace remat {
@@ -20,19 +21,23 @@ namespace remat {
 struct value {
   std::string name;
   bytes_t bytes = 0;
-  bool held = false;    ///< a source that is never dropped (parameter, input the caller keeps)
-  bool movable = true;  ///< may be copied to the host, where the problem allows copies
+  bool held = false;    ///< a source that is never dropped (parameter, input the caller keeps) from the tier where it starts
+  bool movable = true;  ///< may be copied to other tiers, where the problem allows copies
+  tier_id starts = device_tier;  ///< where a source is at first; `any_tier`: the schedule says where
+  tier_id ends = device_tier;    ///< where a target must be at the end; `any_tier`: anywhere
 };
 
 /// Something that takes values and yields values.
 struct operation {
   std::string name;
-  std::vector<value_id> inputs;   ///< values read; no duplicates after validation
-  std::vector<value_id> outputs;  ///< values written, all of them at once
-  double seconds = 0;             ///< cost of one execution, s
-  bytes_t workspace = 0;          ///< bytes needed while it runs, besides inputs and outputs
-  bool once = false;              ///< may be computed once only
-  std::string kind = {};          ///< free text, such as the ATen operator
+  std::vector<value_id> inputs;            ///< values read; no duplicates after validation
+  std::vector<value_id> outputs;           ///< values written, all of them at once
+  double seconds = 0;                      ///< cost of one execution, s
+  bytes_t workspace = 0;                   ///< bytes needed while it runs, besides inputs and outputs
+  bool once = false;                       ///< may be computed once only
+  std::string kind = {};                   ///< free text, such as the ATen operator
+  tier_id on = device_tier;                ///< where it runs: its inputs, outputs and workspace are there
+  std::vector<overwrite> overwrites = {};  ///< outputs in the places of inputs, which are gone then; it may be computed once only
 };
 
 /// Copies between device and host, where the problem allows them.
@@ -48,7 +53,7 @@ struct copy_rates {
 /// shared between threads.
 class problem {
  public:
-  problem() = default;
+  problem() : problem("", {}, {}, {}) {}
 
   /// @param name       label, copied into schedules
   /// @param values     V values
@@ -56,19 +61,26 @@ class problem {
   /// @param targets    values that must be on the device at the end; duplicates are merged
   /// @param copies     rates of the copy streams, or nothing where no copies are allowed
   /// @param backward   position of the first operation of the backward, where the problem is a training step whose maker knows
+  /// @param system     tiers and links, besides those of `copies`, which are between the device and the tier called "host"
+  /// @param next       targets that are sources of the next step; any make schedules cyclic
   /// @throws bad_problem for an index out of range, two producers of one value, an order that is not topological, a negative
-  ///         or non-finite number, a size above `max_bytes` (single or in total), a held value with a producer
+  ///         or non-finite number, a size above `max_bytes` (single or in total), a held value with a producer, and whatever else
+  ///         no schedule could make sense of; it names the member
   /// Complexity: O(V + edges).
   problem(std::string name, std::vector<value> values, std::vector<operation> operations, std::vector<value_id> targets,
-          std::optional<copy_rates> copies = std::nullopt, std::optional<operation_id> backward = std::nullopt)
+          std::optional<copy_rates> copies = std::nullopt, std::optional<operation_id> backward = std::nullopt,
+          memory_system system = {}, std::vector<carry> next = {})
       : name_(std::move(name)),
         values_(std::move(values)),
         operations_(std::move(operations)),
         targets_(std::move(targets)),
         copies_(copies),
-        backward_start_(backward) {
+        backward_start_(backward),
+        system_(std::move(system)),
+        next_(std::move(next)) {
     validate();
     index();
+    validate_system();
   }
 
   /// The same problem with other costs, such as those measured since.
@@ -89,7 +101,14 @@ class problem {
       operations[o].seconds = seconds[o];
       if (!workspace.empty()) operations[o].workspace = workspace[o];
     }
-    return {name_, values_, std::move(operations), targets_, copies_, backward_start_};
+    return {name_,
+            values_,
+            std::move(operations),
+            targets_,
+            copies_,
+            backward_start_,
+            {system_.tiers, {links_beyond_copies().begin(), links_beyond_copies().end()}},
+            next_};
   }
 
   const std::string& name() const { return name_; }
@@ -101,6 +120,23 @@ class problem {
   /// solvers that need to know guess.
   std::optional<operation_id> backward_start() const { return backward_start_; }
 
+  /// The device, and where else values can be.
+  const std::vector<tier>& tiers() const { return system_.tiers; }
+  /// The tier of offloads and prefetches, called "host"; `any_tier` if there is none.
+  tier_id host() const { return host_; }
+  /// All links, first the two of `copies` if there are any: streams "up" and "down".
+  std::span<const copy_link> links() const { return system_.links; }
+  std::span<const copy_link> links_beyond_copies() const { return links().subspan(copies_ ? 2 : 0); }
+  /// The link from `from` to `to`, or a null pointer if there is none.
+  const copy_link* link(tier_id from, tier_id to) const { return system_.find(from, to); }
+  /// The targets that are sources of the next step, as given.
+  const std::vector<carry>& next() const { return next_; }
+  /// Is there no more than a device and a host without limit, with copies between the two, and does all start, run and end on
+  /// the device, nothing in the place of another? This is what version 1 of the format has, and what most solvers take.
+  bool plain() const { return beyond_plain_.empty(); }
+  /// What is there besides, such as "operations[3].on"; empty if the problem is plain.
+  const std::string& beyond_plain() const { return beyond_plain_; }
+
   /// The operation that yields `v`, or `none` if `v` is a source.
   operation_id producer(value_id v) const { return producer_[v]; }
   /// The operations that read `v`, ascending.
@@ -108,9 +144,9 @@ class problem {
   bool is_source(value_id v) const { return producer_[v] == none; }
   bool is_target(value_id v) const { return target_[v]; }
 
-  /// Bytes of all sources: what is on the device before the first step.
+  /// Bytes of all sources that start on the device: what is there before the first step, besides those that start anywhere.
   bytes_t source_bytes() const { return source_bytes_; }
-  /// Bytes of the held sources: what is on the device at every step of every schedule.
+  /// Bytes of the held ones among them: what is on the device at every step of every schedule.
   bytes_t held_bytes() const { return held_bytes_; }
   /// Sum of the costs of all operations, s: the time of the store-all schedule.
   double total_seconds() const { return total_seconds_; }
@@ -185,10 +221,94 @@ class problem {
     target_.assign(values_.size(), false);
     for (auto v : targets_) target_[v] = true;
     for (std::size_t v = 0; v < values_.size(); ++v)
-      if (producer_[v] == none) {
+      if (producer_[v] == none && values_[v].starts == device_tier) {
         source_bytes_ += values_[v].bytes;
         if (values_[v].held) held_bytes_ += values_[v].bytes;
       }
+  }
+
+  /// What version 1 of the format does not have.
+  void validate_system() {
+    system_.validate();
+    const auto& tiers = system_.tiers;
+    if (tiers.size() != 2 || tiers[0].name != "device" || tiers[1].name != "host" || tiers[1].budget) beyond("tiers");
+    if (!system_.links.empty()) beyond("links");
+    if (!next_.empty()) beyond("next");
+    if (const auto found = system_.find("host"); found != device_tier) host_ = found;
+    if (copies_) {
+      if (host_ == any_tier) fail("offload: no tier beyond the device is called \"host\"");
+      auto& links = system_.links;
+      for (std::size_t i = 0; i < links.size(); ++i)
+        if (std::minmax(links[i].from, links[i].to) == std::minmax(device_tier, host_))
+          fail(at("links", i, "") + ": offload links the device and the host already");
+      links.insert(links.begin(), {{device_tier, host_, copies_->to_host, copies_->latency, "up"},
+                                   {host_, device_tier, copies_->to_device, copies_->latency, "down"}});
+    }
+    for (value_id v = 0; v < values_.size(); ++v) check_places(v);
+    for (operation_id o = 0; o < operations_.size(); ++o) check_memory(o);
+    check_next();
+  }
+
+  void beyond(std::string member) {
+    if (beyond_plain_.empty()) beyond_plain_ = std::move(member);
+  }
+
+  void check_places(value_id v) {
+    const auto starts = values_[v].starts, ends = values_[v].ends;
+    if (starts == device_tier && ends == device_tier) return;
+    beyond(at("values", v, starts == device_tier ? "ends" : "starts"));
+    const auto known = [&](tier_id t) { return t < system_.tiers.size() || t == any_tier; };
+    if (!known(starts)) fail(at("values", v, "starts") + ": no tier " + std::to_string(starts));
+    if (!known(ends)) fail(at("values", v, "ends") + ": no tier " + std::to_string(ends));
+    if (starts != device_tier && !is_source(v))
+      fail(at("values", v, "starts") + ": only sources start somewhere, but operation " + std::to_string(producer_[v]) +
+           " produces it");
+    if (ends != device_tier && !target_[v]) fail(at("values", v, "ends") + ": only targets end somewhere, and it is none");
+  }
+
+  void check_memory(operation_id o) {
+    const auto& op = operations_[o];
+    if (op.on == device_tier && op.overwrites.empty()) return;
+    beyond(at("operations", o, op.on == device_tier ? "overwrites" : "on"));
+    if (op.on >= system_.tiers.size()) fail(at("operations", o, "on") + ": no tier " + std::to_string(op.on));
+    const auto where = at("operations", o, "overwrites");
+    const auto has = [](const std::vector<value_id>& list, value_id v) {
+      return std::find(list.begin(), list.end(), v) != list.end();
+    };
+    for (std::size_t i = 0; i < op.overwrites.size(); ++i) {
+      const auto [output, input] = op.overwrites[i];
+      if (!has(op.outputs, output)) fail(where + ": value " + std::to_string(output) + " is no output");
+      if (!has(op.inputs, input)) fail(where + ": value " + std::to_string(input) + " is no input");
+      if (values_[input].held) fail(where + ": value " + std::to_string(input) + " is held");
+      if (values_[output].bytes != values_[input].bytes)
+        fail(where + ": values " + std::to_string(output) + " and " + std::to_string(input) + " differ in bytes");
+      for (std::size_t j = 0; j < i; ++j) {
+        if (op.overwrites[j].output == output) fail(where + ": value " + std::to_string(output) + " takes two places");
+        if (op.overwrites[j].input == input) fail(where + ": value " + std::to_string(input) + " is overwritten twice");
+      }
+    }
+  }
+
+  void check_next() {
+    std::vector<bool> carried(next_.empty() ? 0 : values_.size(), false), replaced = carried;
+    for (std::size_t i = 0; i < next_.size(); ++i) {
+      const auto [target, source] = next_[i];
+      const auto wrong = [&](value_id v, const std::string& why) {
+        fail(at("next", i, "") + ": value " + std::to_string(v) + why);
+      };
+      for (auto v : {target, source})
+        if (v >= values_.size()) fail(at("next", i, "") + ": no value " + std::to_string(v));
+      const auto &from = values_[target], &to = values_[source];
+      if (!target_[target] || is_source(target)) wrong(target, " is no target that an operation produces");
+      if (!is_source(source)) wrong(source, " is no source");
+      if (to.held) wrong(source, " is held");
+      if (from.bytes != to.bytes) wrong(target, " and value " + std::to_string(source) + " differ in bytes");
+      if (from.ends != to.starts && from.ends != any_tier && to.starts != any_tier)
+        wrong(target, " ends on another tier than value " + std::to_string(source) + " starts on");
+      if (carried[target]) wrong(target, " is two sources of the next step");
+      if (replaced[source]) wrong(source, " is two targets of the step before");
+      carried[target] = replaced[source] = true;
+    }
   }
 
   std::string name_;
@@ -197,9 +317,13 @@ class problem {
   std::vector<value_id> targets_;
   std::optional<copy_rates> copies_;
   std::optional<operation_id> backward_start_;
+  memory_system system_;
+  std::vector<carry> next_;
   std::vector<operation_id> producer_, consumers_;
   std::vector<std::size_t> first_ = {0};
   std::vector<bool> target_;
+  tier_id host_ = any_tier;
+  std::string beyond_plain_;
   bytes_t source_bytes_ = 0, held_bytes_ = 0;
   double total_seconds_ = 0;
 };

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
@@ -39,6 +40,7 @@ struct result {
   remat::schedule schedule;                ///< empty unless `found()`
   bytes_t budget = 0;                      ///< what was asked for
   bytes_t peak = 0;                        ///< of the schedule, from `evaluate`
+  std::vector<bytes_t> peaks;              ///< of the schedule on each tier, from `evaluate`
   double seconds = 0;                      ///< of the schedule, from `evaluate`
   std::size_t recomputed = 0;              ///< computations beyond the first of each operation
   double bound = 0;                        ///< proven lower bound on the time of every schedule within the budget, s
@@ -69,6 +71,7 @@ inline void adopt(result& to, const result& from, double gap) {
   if (!from.found() || from.peak > to.budget || (to.found() && to.seconds <= from.seconds)) return;
   to.schedule = from.schedule;
   to.peak = from.peak;
+  to.peaks = from.peaks;
   to.seconds = from.seconds;
   to.recomputed = from.recomputed;
   to.smallest_budget = std::min(from.peak, to.smallest_budget.value_or(from.peak));

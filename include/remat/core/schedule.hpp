@@ -16,29 +16,52 @@
 namespace remat {
 
 /// What a step does; the meaning of each is that of `evaluate`.
-enum class action : std::uint8_t { compute, drop, offload, prefetch };
+enum class action : std::uint8_t { compute, drop, offload, prefetch, copy };
 
 /// The names of the actions, in their order.
-inline constexpr std::string_view action_names[] = {"compute", "drop", "offload", "prefetch"};
+inline constexpr std::string_view action_names[] = {"compute", "drop", "offload", "prefetch", "copy"};
 inline constexpr std::string_view to_string(action a) { return action_names[static_cast<int>(a)]; }
 
 /// One step of a schedule: an action on an operation (`compute`) or on a value (the others).
 struct step {
   action what = action::compute;
+  tier_id from = device_tier;  ///< of a drop or a copy; an offload is a copy from the device to the host, a prefetch one back
+  tier_id to = device_tier;    ///< of a copy
   index_t which = 0;
+
+  constexpr step() = default;
+  constexpr step(action a, index_t i, tier_id source = device_tier, tier_id destination = device_tier)
+      : what(a), from(source), to(destination), which(i) {}
   operation_id operation() const { return which; }  ///< of a computation
   value_id value() const { return which; }          ///< of anything else
+  /// Is it one of version 1 of the format?
+  bool plain() const { return what != action::copy && from == device_tier; }
   friend bool operator==(const step&, const step&) = default;
+};
+static_assert(sizeof(step) == 8);
+
+/// Where a source that may start anywhere does.
+struct start_place {
+  value_id value;
+  tier_id tier;
+  friend bool operator==(const start_place&, const start_place&) = default;
 };
 
 /// A list of steps, executed in order.
 struct schedule {
   std::vector<step> steps;
+  std::vector<start_place> starts = {};  ///< of each source that may start anywhere
 
   void compute(operation_id operation) { steps.push_back({action::compute, operation}); }
-  void drop(value_id value) { steps.push_back({action::drop, value}); }
+  void drop(value_id value, tier_id from = device_tier) { steps.push_back({action::drop, value, from}); }
   void offload(value_id value) { steps.push_back({action::offload, value}); }
   void prefetch(value_id value) { steps.push_back({action::prefetch, value}); }
+  void copy(value_id value, tier_id from, tier_id to) { steps.push_back({action::copy, value, from, to}); }
+
+  /// Does it name no tier? This is what version 1 of the format has.
+  bool plain() const {
+    return starts.empty() && std::all_of(steps.begin(), steps.end(), [](const step& s) { return s.plain(); });
+  }
   friend bool operator==(const schedule&, const schedule&) = default;
 };
 

@@ -24,7 +24,7 @@ namespace remat {
 /// @param observers callables on `const progress&`; any may return `control::stop`
 /// @return the schedule of the smallest peak found, at worst that of store-all; `budget` and `smallest_budget` are its peak,
 ///         `budget_bound` is proven
-/// @throws bad_option for limits or a tolerance out of range; what the solver throws
+/// @throws bad_option for limits or a tolerance out of range; bad_problem for a problem that is not plain; what the solver throws
 /// Complexity: O(log(1 / tolerance)) calls of the solver.
 /// @code
 /// const auto least = remat::smallest_budget(p, remat::rotor{}, {.seconds = 10});
@@ -35,7 +35,9 @@ result smallest_budget(const problem& p, const S& s, const limits& l = {}, doubl
   if (!(tolerance > 0 && tolerance < 1)) throw bad_option("tolerance must be in (0, 1), got " + std::to_string(tolerance));
   l.validate();
   monitor m(l, [&](const progress& now) { return detail::tell(now, observers...); });
-  auto best = as_result(p, with_drops(p, needed_operations(p)));
+  const auto all = with_drops(p, needed_operations(p));
+  evaluate_plain(p, all);
+  auto best = as_result(p, all);
   auto proven = bounds_without_search(p).budget;
   const auto look = [&](bytes_t budget) {
     auto share = l;

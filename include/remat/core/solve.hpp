@@ -53,6 +53,14 @@ inline progress judged(const problem& p, bytes_t budget, const std::string& solv
   }
 }
 
+/// The answer for a problem beyond what the solver called `solver` understands.
+inline result beyond_solver(const problem& p, const std::string& solver) {
+  result r;
+  r.status = status::not_applicable;
+  r.reason = solver + " plans for a device and copies to a host; the problem has " + p.beyond_plain();
+  return r;
+}
+
 inline void require_budget(bytes_t budget) {
   if (budget < 0) throw bad_option("budget must be >= 0 bytes, got " + std::to_string(budget));
 }
@@ -68,6 +76,7 @@ inline result as_result(const problem& p, const schedule& s) {
   r.status = status::feasible;
   r.schedule = s;
   r.peak = e.peak;
+  r.peaks = e.peaks;
   r.seconds = e.seconds;
   r.recomputed = e.recomputed;
   return r;
@@ -98,6 +107,7 @@ inline result judge(const problem& p, bytes_t budget, const std::string& solver,
       if (e.peak > budget)
         throw broken_contract(solver + ": schedule needs " + std::to_string(e.peak) + " bytes, budget " + std::to_string(budget));
       r.peak = e.peak;
+      r.peaks = e.peaks;
       r.seconds = e.seconds;
       r.recomputed = e.recomputed;
     } catch (const bad_schedule& why) {
@@ -120,7 +130,8 @@ inline result judge(const problem& p, bytes_t budget, const std::string& solver,
 /// @param s          the method
 /// @param l          limits of the search
 /// @param observers  callables on `const progress&`; any may return `control::stop`
-/// @return the schedule and what is known of it; every number of the schedule comes from `evaluate`
+/// @return the schedule and what is known of it; every number of the schedule comes from `evaluate`;
+///         `not_applicable` for a problem that the solver does not understand
 /// @throws bad_option for a negative budget or limits out of range; what the solver throws; `broken_contract` if its schedule is
 ///         invalid or over the budget
 /// Complexity: that of the solver, + O(values + edges executed) for the evaluation.
@@ -139,6 +150,8 @@ result solve(const problem& p, bytes_t budget, const S& s, const limits& l = {},
   result answer;
   if (budget < bounds_without_search(p).budget)
     answer.status = status::infeasible;
+  else if (!understands(s, p))
+    answer = detail::beyond_solver(p, s.name());
   else
     answer = s.solve(p, budget, m);
   return judge(p, budget, s.name(), m, std::move(answer));

@@ -40,4 +40,15 @@ concept warm_startable = solver<S> && requires(const S& s, const schedule& x) {
   { s.with_start(x) } -> std::same_as<S>;
 };
 
+/// Is `p` a problem that `s` understands: a plain one, or any if it has a member `s.plans_tiers()` that says so? Others are not
+/// given to it: `solve` answers `not_applicable`.
+template <solver S>
+bool understands(const S& s, const problem& p) {
+  if constexpr (requires {
+                  { s.plans_tiers() } -> std::same_as<bool>;
+                })
+    return p.plain() || s.plans_tiers();
+  return p.plain();
+}
+
 }  // namespace remat

@@ -28,10 +28,10 @@ struct memory_timeline {
 /// @param p the problem
 /// @param s a valid schedule of it
 /// @return a piece per compute step, and per wait for a copy
-/// @throws bad_schedule if `s` is not valid
+/// @throws as `evaluate_plain`
 /// Complexity: O(values + edges executed).
 inline memory_timeline trace_memory(const problem& p, const schedule& s) {
-  const auto e = evaluate(p, s);
+  const auto e = evaluate_plain(p, s);
   memory_timeline t{.pieces = {}, .seconds = e.seconds, .held = p.held_bytes(), .peak = e.peak};
   std::vector<bool> has_run(p.operations().size(), false), on_device(p.values().size());
   for (value_id v = 0; v < p.values().size(); ++v) on_device[v] = p.is_source(v);

@@ -20,27 +20,28 @@ inline constexpr index_t none = std::numeric_limits<index_t>::max();
 
 /// The position of one kind of thing in its list. It converts from and to integers, but not to the position of another kind.
 /// (clang 14 takes `std::vector<operation_id>{5}` in a template for five elements: write `std::vector{operation_id(5)}` there.)
-/// @tparam Kind what it is the position of
+/// @tparam Kind  what it is the position of
+/// @tparam Index an unsigned integer that is large enough for it
 /// @code
 /// static_assert(!std::is_convertible_v<remat::value_id, remat::operation_id>);
 /// @endcode
-template <class Kind>
+template <class Kind, std::unsigned_integral Index = index_t>
 class id {
  public:
   constexpr id() = default;
-  constexpr id(std::integral auto at) : at_(static_cast<index_t>(at)) {}  // NOLINT: literals in problems and tests
+  constexpr id(std::integral auto at) : at_(static_cast<Index>(at)) {}  // NOLINT: literals in problems and tests
   constexpr operator index_t() const { return at_; }
   constexpr id& operator++() { return ++at_, *this; }
   constexpr id operator++(int) { return at_++; }
   constexpr id operator--(int) { return at_--; }
 
  private:
-  index_t at_ = 0;
+  Index at_ = 0;
 };
 
 /// Positions of different kinds are not compared.
-template <class A, class B>
-requires(!std::same_as<A, B>) bool operator==(id<A>, id<B>) = delete;
+template <class A, class I, class B, class J>
+requires(!std::same_as<A, B>) bool operator==(id<A, I>, id<B, J>) = delete;
 
 struct operation;
 struct value;

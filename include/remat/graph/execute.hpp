@@ -59,13 +59,15 @@ concept copying_visitor = schedule_visitor<X, G> && requires(X& x, const vertex_
 template <class G, class X>
 requires schedule_visitor<X, G>
 void execute(const frozen<G>& f, const schedule& s, X&& x) {
-  evaluate(f.problem, s);
+  evaluate_plain(f.problem, s);
   if constexpr (!copying_visitor<X, G>)
     for (std::size_t at = 0; at < s.steps.size(); ++at)
       if (const auto what = s.steps[at].what; what == action::offload || what == action::prefetch)
         throw bad_schedule(at, "step " + std::to_string(at) + " (" + std::string(to_string(what)) + " " +
                                    f.problem.values()[s.steps[at].which].name + "): the visitor has no offload and prefetch");
-  for (const auto& [what, which] : s.steps) {
+  for (const auto& step : s.steps) {
+    const auto what = step.what;
+    const auto which = step.which;
     if (what == action::compute) {
       x.compute(f.operations[which]);
       continue;

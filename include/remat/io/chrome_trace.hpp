@@ -20,7 +20,7 @@ namespace remat {
 /// @return a document in the Trace Event Format, in microseconds; computations beyond the first of an operation are in the
 /// category
 ///         `recomputed`
-/// @throws bad_schedule if `s` is not valid; bad_document if a name is not valid UTF-8
+/// @throws as `evaluate_plain`; bad_document if a name is not valid UTF-8
 /// Complexity: O(values + edges executed).
 ///
 /// Reference: "Trace Event Format", Chromium project.
@@ -29,7 +29,7 @@ namespace remat {
 /// @endcode
 inline std::string chrome_trace(const problem& p, const schedule& s) {
   using json = nlohmann::ordered_json;
-  const auto e = evaluate(p, s);
+  const auto e = evaluate_plain(p, s);
   auto events = json::array();
   enum lane { computations = 1, to_host, to_device };
   const auto add = [&](const char* phase, const std::string& name, double at, const json& members) {

@@ -106,7 +106,7 @@ class best_to_file {
     r.peak = now.peak;
     r.seconds = now.best;
     r.bound = now.bound;
-    write_schedule(path_, r, p_.name());
+    write_schedule(path_, r, p_);
   }
 
  private:

@@ -44,7 +44,8 @@ class planner {
     note_origin(program_().after_forward);
     note_origin(program_().after_backward);
     for (std::size_t i = 0; i < schedule_.steps.size(); ++i) {
-      const auto [what, which] = schedule_.steps[i];
+      const auto what = schedule_.steps[i].what;
+      const auto which = schedule_.steps[i].which;
       if (what == action::drop) {
         drop(which, time(i));
       } else if (which == program_().loss) {
@@ -78,11 +79,12 @@ class planner {
   /// The schedule is valid, which includes that what has effects keeps its order, and leaves out none of that.
   void check() const {
     const auto p = to_problem(program_(), profiles_.seconds(), profiles_.workspace());
-    evaluate(p, schedule_);
+    evaluate_plain(p, schedule_);
     const auto n = static_cast<index_t>(program_().nodes.size());
     std::vector<bool> has_run(n, false);
     for (std::size_t i = 0; i < schedule_.steps.size(); ++i) {
-      const auto [what, which] = schedule_.steps[i];
+      const auto what = schedule_.steps[i].what;
+      const auto which = schedule_.steps[i].which;
       if (what == action::offload || what == action::prefetch)
         throw bad_schedule(i, "step " + std::to_string(i) + ": copies to the host are not supported");
       if (what == action::compute) has_run[which] = true;

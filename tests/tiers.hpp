@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Random problems on several tiers, and schedules of them, valid and broken.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
+#include <remat/testing/generators.hpp>
+
+namespace remat::testing {
+
+inline constexpr tier_id device = device_tier, host = 1, disk = 2;
+
+/// A step whose optimizer runs on the host, in place: w starts and ends there.
+struct step_parts {
+  std::vector<value> values = {{.name = "w", .bytes = 10, .starts = host}, {"g", 10}, {.name = "w'", .bytes = 10, .ends = host}};
+  std::vector<operation> operations = {
+      {.name = "gradient", .inputs = {0}, .outputs = {1}, .seconds = 4},
+      {.name = "adamw", .inputs = {0, 1}, .outputs = {2}, .seconds = 3, .on = host, .overwrites = {{2, 0}}}};
+  std::vector<value_id> targets = {2};
+  std::optional<copy_rates> copies = copy_rates{10, 10, 0};
+  memory_system system = {};
+  std::vector<carry> next = {{2, 0}};
+
+  problem build() const { return {"step", values, operations, targets, copies, std::nullopt, system, next}; }
+};
+
+inline schedule host_step() {
+  schedule s;
+  s.prefetch(0);
+  s.compute(0);
+  s.drop(0);
+  s.offload(1);
+  s.drop(1);
+  s.compute(1);
+  s.drop(1, host);
+  return s;
+}
+
+template <class List>
+auto& pick(std::mt19937_64& g, List& list) {
+  return list[static_cast<std::size_t>(uniform(g, 0, static_cast<std::int64_t>(list.size()) - 1))];
+}
+
+/// The same with other budgets of its tiers.
+inline problem with_budgets(const problem& p, const std::vector<std::optional<bytes_t>>& budgets) {
+  auto tiers = p.tiers();
+  for (std::size_t t = 0; t < tiers.size(); ++t) tiers[t].budget = budgets[t];
+  const auto links = p.links_beyond_copies();
+  return {
+      p.name(), p.values(), p.operations(), p.targets(), p.copies(), p.backward_start(), {tiers, {links.begin(), links.end()}},
+      p.next()};
+}
+
+inline memory_system random_system(std::mt19937_64& g, bool short_form) {
+  memory_system system{{{"device"}, {"host"}}, {}};
+  if (chance(g, 60)) system.tiers.push_back({"disk"});
+  if (chance(g, 20)) std::swap(system.tiers[1], system.tiers.back());
+  const auto memory = system.find("host");
+  static const char* const streams[] = {"", "up", "down", "bus"};
+  for (tier_id a = 0; a < system.tiers.size(); ++a)
+    for (tier_id b = 0; b < system.tiers.size(); ++b) {
+      if (a == b || (short_form && std::minmax(a, b) == std::minmax(device_tier, memory))) continue;
+      if (!chance(g, a == memory || b == memory ? 95 : 30)) continue;
+      system.links.push_back(
+          {a, b, static_cast<double>(uniform(g, 1, 8)), static_cast<double>(uniform(g, 0, 3)) / 2, streams[uniform(g, 0, 3)]});
+    }
+  return system;
+}
+
+/// A problem that uses what several tiers allow: starts and ends elsewhere, operations elsewhere and in place, a next step.
+inline problem random_tiers_problem(std::mt19937_64& g) {
+  const auto p =
+      random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 1, 7)), .sources = 3, .held = 25, .once = 8});
+  const bool short_form = chance(g, 40), cyclic = chance(g, 50);
+  auto system = random_system(g, short_form);
+  const auto some_tier = [&] { return tier_id(uniform(g, 0, static_cast<std::int64_t>(system.tiers.size()) - 1)); };
+  auto values = p.values();
+  auto operations = p.operations();
+  for (value_id v = 0; v < values.size(); ++v) {
+    if (p.is_source(v) && chance(g, 60)) values[v].starts = chance(g, 40) ? any_tier : some_tier();
+    values[v].movable = chance(g, 97);
+    if (p.is_target(v) && chance(g, 40)) values[v].ends = chance(g, 40) ? any_tier : some_tier();
+  }
+  std::vector<carry> next;
+  if (cyclic)
+    for (value_id source = 0; source < values.size(); ++source) {
+      if (!p.is_source(source) || values[source].held || !chance(g, 70)) continue;
+      const auto target = pick(g, p.targets());
+      const auto is_one = [&](const carry& c) { return c.target == target; };
+      if (p.is_source(target) || std::any_of(next.begin(), next.end(), is_one)) continue;
+      values[target].bytes = values[source].bytes;
+      if (values[target].ends != any_tier && values[source].starts != any_tier) values[target].ends = values[source].starts;
+      next.push_back({target, source});
+    }
+  for (auto& op : operations) {
+    if (chance(g, 30)) op.on = system.find("host");
+    for (auto out : op.outputs)
+      if (chance(g, 25)) {
+        const auto in = pick(g, op.inputs);
+        const bool taken = std::any_of(op.overwrites.begin(), op.overwrites.end(), [&](const auto& x) { return x.input == in; });
+        const bool carried = std::any_of(next.begin(), next.end(), [&](const carry& c) { return c.target == out; });
+        if (taken || values[in].held || (carried && values[out].bytes != values[in].bytes)) continue;
+        values[out].bytes = values[in].bytes;
+        op.overwrites.push_back({out, in});
+      }
+  }
+  std::optional<copy_rates> copies;
+  if (short_form)
+    copies = {.to_host = static_cast<double>(uniform(g, 1, 8)),
+              .to_device = static_cast<double>(uniform(g, 1, 8)),
+              .latency = static_cast<double>(uniform(g, 0, 3)) / 2};
+  return {"tiers", values, operations, p.targets(), copies, std::nullopt, system, next};
+}
+
+/// Takes steps that are mostly allowed, computes everything once at least, and tries to end as the problem says.
+class tiers_walk {
+ public:
+  tiers_walk(std::mt19937_64& g, const problem& p)
+      : g_(g), p_(p), homes_(p.values().size(), any_tier), on_(p.values().size()), has_run_(p.operations().size()) {}
+
+  schedule run() {
+    for (value_id v = 0; v < homes_.size(); ++v) {
+      if (!p_.is_source(v)) continue;
+      homes_[v] = p_.values()[v].starts;
+      if (homes_[v] == any_tier) s_.starts.push_back({v, homes_[v] = some_tier()});
+      on_[v].insert(homes_[v]);
+    }
+    for (operation_id o = 0; o < has_run_.size(); ++o) {
+      compute(o);
+      for (auto n = uniform(g_, 0, 4); n > 0; --n) disturb();
+    }
+    finish();
+    return std::move(s_);
+  }
+
+ private:
+  tier_id some_tier() { return tier_id(uniform(g_, 0, static_cast<std::int64_t>(p_.tiers().size()) - 1)); }
+
+  void compute(operation_id o) {
+    const auto& op = p_.operations()[o];
+    if (has_run_[o] && (op.once || !op.overwrites.empty()) && chance(g_, 93)) return;
+    for (auto v : op.inputs) bring(v, op.on, 0);
+    for (const auto& x : op.overwrites)
+      if (chance(g_, 30)) copy_somewhere(x.input);
+    s_.compute(o);
+    has_run_[o] = true;
+    for (const auto& x : op.overwrites) on_[x.input].erase(op.on);
+    for (auto v : op.outputs) on_[v].insert(op.on);
+  }
+
+  /// Puts `v` on `t`, by copies or by computing it, where that goes.
+  void bring(value_id v, tier_id t, int depth) {
+    if (on_[v].contains(t) || depth > 6) return;
+    for (const auto& l : p_.links())
+      if (l.to == t && on_[v].contains(l.from) && chance(g_, 80)) return copy(v, l.from, t);
+    if (!p_.is_source(v) && (on_[v].empty() || chance(g_, 40))) compute(p_.producer(v));
+    if (on_[v].contains(t)) return;
+    for (const auto& l : p_.links())
+      if (l.to == t && !on_[v].contains(t)) {
+        bring(v, l.from, depth + 1);
+        if (on_[v].contains(l.from) && !on_[v].contains(t)) copy(v, l.from, t);
+      }
+  }
+
+  void copy(value_id v, tier_id from, tier_id to) {
+    const bool brief = chance(g_, 50);
+    if (brief && from == device_tier && to == p_.host())
+      s_.offload(v);
+    else if (brief && from == p_.host() && to == device_tier)
+      s_.prefetch(v);
+    else
+      s_.copy(v, from, to);
+    on_[v].insert(to);
+  }
+
+  void copy_somewhere(value_id v) {
+    for (const auto& l : p_.links())
+      if (on_[v].contains(l.from) && !on_[v].contains(l.to) && chance(g_, 60)) return copy(v, l.from, l.to);
+  }
+
+  void drop(value_id v, tier_id t) {
+    if (p_.values()[v].held && homes_[v] == t && chance(g_, 95)) return;
+    s_.drop(v, t);
+    on_[v].erase(t);
+  }
+
+  void disturb() {
+    const auto v = static_cast<value_id>(uniform(g_, 0, static_cast<std::int64_t>(on_.size()) - 1));
+    if (chance(g_, 40)) copy_somewhere(v);
+    if (on_[v].empty() || (on_[v].size() == 1 && (p_.is_source(v) || chance(g_, 70)))) return;
+    const auto places = std::vector<tier_id>(on_[v].begin(), on_[v].end());
+    if (chance(g_, 70)) drop(v, pick(g_, places));
+  }
+
+  void finish() {
+    if (!p_.next().empty())
+      for (value_id v = 0; v < homes_.size(); ++v)  // sources that stay, before what they need is dropped
+        if (homes_[v] != any_tier && !successor(v)) bring(v, homes_[v], 0);
+    for (auto v : p_.targets()) {
+      auto t = p_.values()[v].ends;
+      for (const auto& c : p_.next())
+        if (c.target == v) t = homes_[c.source];
+      if (t == any_tier && on_[v].empty()) t = device_tier;
+      if (t != any_tier) bring(v, t, 0);
+    }
+    if (p_.next().empty()) return;
+    auto expected = homes_;
+    for (const auto& [target, source] : p_.next()) expected[target] = std::exchange(expected[source], any_tier);
+    for (value_id v = 0; v < on_.size(); ++v)
+      for (auto t : std::set<tier_id>(on_[v]))
+        if (t != expected[v] && (expected[v] != any_tier || homes_[v] != any_tier || !p_.is_target(v)) && chance(g_, 98))
+          drop(v, t);
+  }
+
+  const value_id* successor(value_id v) const {
+    for (const auto& c : p_.next())
+      if (c.source == v) return &c.target;
+    return nullptr;
+  }
+
+  std::mt19937_64& g_;
+  const problem& p_;
+  schedule s_;
+  std::vector<tier_id> homes_;
+  std::vector<std::set<tier_id>> on_;
+  std::vector<bool> has_run_;
+};
+
+/// Breaks a schedule, probably: a step or a start removed, added, changed or moved.
+inline void break_tiers(std::mt19937_64& g, const problem& p, schedule& s) {
+  const auto some_tier = [&] { return tier_id(uniform(g, 0, static_cast<std::int64_t>(p.tiers().size()) - 1)); };
+  const auto value = [&] { return static_cast<index_t>(uniform(g, 0, static_cast<std::int64_t>(p.values().size()))); };
+  if (!s.starts.empty() && chance(g, 15)) {
+    auto& start = pick(g, s.starts);
+    if (chance(g, 40)) return void(s.starts.erase(s.starts.begin() + (&start - s.starts.data())));
+    if (chance(g, 50)) return void(s.starts.push_back(start_place(start)));
+    start = {value(), some_tier()};
+    return;
+  }
+  if (s.steps.empty()) return;
+  step other(static_cast<action>(uniform(g, 0, 4)), value());
+  if (other.what == action::copy) other.to = some_tier();
+  if (other.what == action::copy || other.what == action::drop) other.from = some_tier();
+  auto& at = pick(g, s.steps);
+  switch (uniform(g, 0, 3)) {
+    case 0:
+      s.steps.erase(s.steps.begin() + (&at - s.steps.data()));
+      break;
+    case 1:
+      s.steps.insert(s.steps.begin() + (&at - s.steps.data()), other);
+      break;
+    case 2:
+      at = other;
+      break;
+    default:
+      std::swap(at, pick(g, s.steps));
+  }
+}
+
+}  // namespace remat::testing
