@@ -13,7 +13,6 @@
 #include <remat/core/evaluate.hpp>
 #include <remat/core/smallest_budget.hpp>
 #include <remat/core/solve.hpp>
-#include <remat/core/trace.hpp>
 #include <remat/solver/store_all.hpp>
 
 #include "../tiers.hpp"
@@ -264,13 +263,13 @@ TEST_CASE("whoever knows no tiers refuses them, and says why") {
   CHECK(remat::solve(p, 1, remat::store_all{}).status == remat::status::infeasible);
   CHECK_THROWS_AS(remat::smallest_budget(p, remat::store_all{}), remat::bad_problem);
   CHECK_THROWS_AS(remat::pareto_curve(p, remat::evenly{3}, remat::store_all{}), remat::bad_problem);
-  CHECK_THROWS_WITH(remat::trace_memory(p, host_step()), Catch::StartsWith("next: beyond version 1"));
+  CHECK_THROWS_WITH(remat::evaluate_plain(p, host_step()), "next: beyond version 1 of the format, and not supported here");
   const problem plain("plain", {{"a", 1}}, {}, {0}, remat::copy_rates{1, 1, 0});
   schedule s;
   s.offload(0);
   s.drop(0, host);
   CHECK(remat::evaluate(plain, s).peaks == std::vector<remat::bytes_t>{1, 1});
-  CHECK_THROWS_WITH(remat::trace_memory(plain, s), "step 1: it names a tier, which is not supported here");
+  CHECK_THROWS_WITH(remat::evaluate_plain(plain, s), "step 1: it names a tier, which is not supported here");
   const auto known = remat::as_result(p, host_step());
   CHECK((known.found() && known.seconds == 9 && known.peaks == std::vector<remat::bytes_t>{20, 20}));
 

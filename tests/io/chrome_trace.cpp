@@ -15,6 +15,8 @@
 #include <remat/solver/chen.hpp>
 #include <remat/testing/generators.hpp>
 
+#include "../tiers.hpp"
+
 namespace {
 
 struct trace {
@@ -85,4 +87,15 @@ TEST_CASE("copies have lanes of their own, and the times of the streams") {
   CHECK((out.first == Approx(1) && out.second == Approx(3)));
   CHECK((back.first == Approx(11) && back.second == Approx(5)));
   CHECK((last.first == Approx(16) && last.second == Approx(1)));
+}
+
+TEST_CASE("other tiers and streams have lanes of their own") {
+  remat::testing::step_parts x;
+  const auto t = read_trace(remat::chrome_trace(x.build(), remat::testing::host_step()));
+  CHECK(t.lanes == std::map<int, std::string>{
+                       {1, "computations"}, {2, "computations on the host"}, {3, "copies on up"}, {4, "copies on down"}});
+  REQUIRE((t.spans.at(2).size() == 1 && t.spans.at(3).size() == 1 && t.spans.at(4).size() == 1));
+  CHECK(t.spans.at(2)[0].at("name") == "adamw");
+  CHECK(t.spans.at(2)[0].at("ts") == 9e6);  // when the gradient is there, with the step before
+  CHECK(t.spans.at(4)[0].at("cat") == "prefetch");
 }

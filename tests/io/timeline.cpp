@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <catch2/catch.hpp>
 
+#include <algorithm>
+#include <random>
 #include <string>
 #include <vector>
 
 #include <remat/io/timeline.hpp>
 
+#include "../tiers.hpp"
 #include "text.hpp"
 
 using remat::action;
@@ -106,4 +109,34 @@ TEST_CASE("SVG: title escaped, recomputation, held, budget and overlays there, s
   many.peak = 1999;
   svg = remat::timeline_svg(many, {.overlays = {line}});
   CHECK(svg.size() < 150'000);
+}
+
+TEST_CASE("the memory of the device is followed where there are other tiers") {
+  std::mt19937_64 g(31);
+  int followed = 0;
+  for (int round = 0; round < 500; ++round) {
+    const auto p = remat::testing::random_tiers_problem(g);
+    const auto s = remat::testing::tiers_walk(g, p).run();
+    remat::evaluation e;
+    try {
+      e = remat::evaluate(p, s);
+    } catch (const remat::bad_schedule&) {
+      continue;
+    }
+    ++followed;
+    const auto t = remat::trace_memory(p, s);
+    double now = 0;
+    auto most = p.source_bytes();
+    for (const auto& [v, tier] : s.starts)
+      if (tier == remat::device_tier) most += p.values()[v].bytes;
+    for (const auto& x : t.pieces) {
+      REQUIRE((x.begin == Approx(now).margin(1e-9) && x.end >= x.begin));
+      now = x.end;
+      most = std::max(most, x.bytes);
+    }
+    REQUIRE(now >= e.seconds * (1 - 1e-6));  // more in an execution that is longer than the mean
+    if (p.next().empty()) REQUIRE(now == Approx(e.seconds).margin(1e-6 * e.seconds));
+    REQUIRE((most == e.peak && t.peak == e.peak && t.held <= e.peak));
+  }
+  CHECK(followed > 150);
 }

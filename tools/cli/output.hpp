@@ -90,7 +90,7 @@ inline void draw(const arguments& a, const remat::problem& p, const remat::sched
   remat::timeline_style style{.title = p.name(), .budget = budget};
   if (a.draw) (a.as_json ? std::cerr : std::cout) << remat::timeline_text(timeline, style);
   if (a.svg.empty()) return;
-  style.overlays = {remat::as_series(remat::trace_memory(p, remat::store_all_schedule(p)), "store-all")};
+  if (p.plain()) style.overlays = {remat::as_series(remat::trace_memory(p, remat::store_all_schedule(p)), "store-all")};
   remat::write_file(a.svg, remat::timeline_svg(timeline, style));
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Memory over time of a schedule.
+/// Memory of the device over time of a schedule.
 #pragma once
 
 #include <vector>
@@ -27,15 +27,21 @@ struct memory_timeline {
 /// Follows a schedule.
 /// @param p the problem
 /// @param s a valid schedule of it
-/// @return a piece per compute step, and per wait for a copy
-/// @throws as `evaluate_plain`
-/// Complexity: O(values + edges executed).
+/// @return a piece per compute step on the device, and per wait; of a cyclic schedule, for one period
+/// @throws bad_schedule if `s` is not valid
+/// Complexity: that of `evaluate`.
 inline memory_timeline trace_memory(const problem& p, const schedule& s) {
-  const auto e = evaluate_plain(p, s);
+  const auto e = evaluate(p, s);
   memory_timeline t{.pieces = {}, .seconds = e.seconds, .held = p.held_bytes(), .peak = e.peak};
   std::vector<bool> has_run(p.operations().size(), false), on_device(p.values().size());
-  for (value_id v = 0; v < p.values().size(); ++v) on_device[v] = p.is_source(v);
+  for (value_id v = 0; v < p.values().size(); ++v) on_device[v] = p.is_source(v) && p.values()[v].starts == device_tier;
   bytes_t live = p.source_bytes();
+  for (const auto& [v, tier] : s.starts) {
+    if (tier != device_tier) continue;
+    on_device[v] = true;
+    live += p.values()[v].bytes;
+    if (p.values()[v].held) t.held += p.values()[v].bytes;
+  }
   double now = 0;
   const auto wait_until = [&](double then) {
     if (then <= now + 1e-9 * e.seconds) return;  // rounding is no wait
@@ -43,13 +49,18 @@ inline memory_timeline trace_memory(const problem& p, const schedule& s) {
     now = then;
   };
   for (std::size_t at = 0; at < s.steps.size(); ++at) {
-    const auto& x = s.steps[at];
+    const auto x = detail::with_tiers(p, s.steps[at]);
     if (x.what == action::compute) {
       const auto& op = p.operations()[x.which];
+      if (op.on != device_tier) continue;
       wait_until(e.ends[at] - op.seconds);
       t.pieces.push_back({now, e.ends[at], e.memory[at], has_run[x.which]});
       now = e.ends[at];
       has_run[x.which] = true;
+      for (const auto& o : op.overwrites) {
+        live -= p.values()[o.input].bytes;
+        on_device[o.input] = false;
+      }
       for (auto v : op.outputs) {
         if (!on_device[v]) live += p.values()[v].bytes;
         on_device[v] = true;
@@ -57,8 +68,9 @@ inline memory_timeline trace_memory(const problem& p, const schedule& s) {
     } else {
       wait_until(e.ends[at]);
       live = e.memory[at];
-      if (x.what == action::prefetch) t.pieces.push_back({now, now, live, false});
-      if (x.what != action::offload) on_device[x.which] = x.what == action::prefetch;
+      const bool arrives = x.what == action::copy && x.to == device_tier;
+      if (arrives) t.pieces.push_back({now, now, live, false});
+      if (arrives || (x.what == action::drop && x.from == device_tier)) on_device[x.which] = arrives;
     }
   }
   wait_until(e.seconds);
