@@ -270,6 +270,16 @@ TEST_CASE("whoever knows no tiers refuses them, and says why") {
   s.drop(0, host);
   CHECK(remat::evaluate(plain, s).peaks == std::vector<remat::bytes_t>{1, 1});
   CHECK_THROWS_WITH(remat::evaluate_plain(plain, s), "step 1: it names a tier, which is not supported here");
+  struct started : remat::store_all {
+    bool begins = false;
+    started with_start(const schedule&) const { return {{}, true}; }
+    remat::result solve(const problem& q, remat::bytes_t budget, remat::monitor& m) const {
+      REQUIRE_FALSE(begins);
+      return remat::store_all::solve(q, budget, m);
+    }
+  };
+  CHECK(remat::solve(problem("sources", {{"a", 1}}, {}, {}, remat::copy_rates{1, 1, 0}), 1, started{}, remat::start_from(s))
+            .found());
   const auto known = remat::as_result(p, host_step());
   CHECK((known.found() && known.seconds == 9 && known.peaks == std::vector<remat::bytes_t>{20, 20}));
 

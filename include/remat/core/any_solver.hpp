@@ -29,7 +29,7 @@ class any_solver {
       : self_(std::make_shared<const model<S>>(std::move(s))) {}
 
   std::string name() const { return self_->name(); }
-  /// Does it understand problems that are not plain?
+  /// Does it plan for problems that are not plain?
   bool plans_tiers() const { return self_->plans_tiers(); }
   /// @throws what the solver throws
   result solve(const problem& p, bytes_t budget, monitor& m) const { return self_->solve(p, budget, m); }
@@ -60,12 +60,7 @@ class any_solver {
   struct model final : interface {
     explicit model(S s) : solver(std::move(s)) {}
     std::string name() const override { return solver.name(); }
-    bool plans_tiers() const override {
-      if constexpr (requires { solver.plans_tiers(); })
-        return solver.plans_tiers();
-      else
-        return false;
-    }
+    bool plans_tiers() const override { return remat::plans_tiers(solver); }
     result solve(const problem& p, bytes_t budget, monitor& m) const override { return solver.solve(p, budget, m); }
     std::vector<result> sweep(const problem& p, std::span<const bytes_t> budgets, monitor& m) const override {
       if constexpr (sweeping_solver<S>)

@@ -103,8 +103,8 @@ std::vector<result> trace_curve(const problem& p, const std::vector<bytes_t>& bu
   if constexpr (sweeping_solver<S>) {
     const auto end = std::find_if(budgets.begin(), budgets.end(), [&](bytes_t b) { return b < least; });
     const std::vector<bytes_t> possible(budgets.begin(), end);
-    auto answers =
-        possible.empty() || !understands(s, p) ? std::vector<result>{} : s.sweep(p, std::span<const bytes_t>(possible), m);
+    auto answers = possible.empty() || !(p.plain() || plans_tiers(s)) ? std::vector<result>{}
+                                                                      : s.sweep(p, std::span<const bytes_t>(possible), m);
     if (!answers.empty() && answers.size() != possible.size())
       throw broken_contract(std::string(s.name()) + ": " + std::to_string(answers.size()) + " results for " +
                             std::to_string(possible.size()) + " budgets");

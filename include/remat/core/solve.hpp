@@ -150,7 +150,7 @@ result solve(const problem& p, bytes_t budget, const S& s, const limits& l = {},
   result answer;
   if (budget < bounds_without_search(p).budget)
     answer.status = status::infeasible;
-  else if (!understands(s, p))
+  else if (!p.plain() && !plans_tiers(s))
     answer = detail::beyond_solver(p, s.name());
   else
     answer = s.solve(p, budget, m);
@@ -195,7 +195,8 @@ result solve(const problem& p, bytes_t budget, const S& s, const start_from& sta
   const auto known = as_result(p, start.schedule);
   result r;
   if constexpr (warm_startable<S>)
-    r = solve(p, budget, s.with_start(start.schedule), l, std::forward<O>(observers)...);
+    r = solve(p, budget, start.schedule.plain() || plans_tiers(s) ? s.with_start(start.schedule) : s, l,
+              std::forward<O>(observers)...);
   else
     r = solve(p, budget, s, l, std::forward<O>(observers)...);
   if (known.peak < r.budget_bound)

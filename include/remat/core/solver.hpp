@@ -40,15 +40,14 @@ concept warm_startable = solver<S> && requires(const S& s, const schedule& x) {
   { s.with_start(x) } -> std::same_as<S>;
 };
 
-/// Is `p` a problem that `s` understands: a plain one, or any if it has a member `s.plans_tiers()` that says so? Others are not
-/// given to it: `solve` answers `not_applicable`.
+/// Does `s` take problems and schedules that are not plain, and plan for their tiers? It does if it has a member
+/// `s.plans_tiers()` that says so; to others `solve` does not give any.
 template <solver S>
-bool understands(const S& s, const problem& p) {
-  if constexpr (requires {
-                  { s.plans_tiers() } -> std::same_as<bool>;
-                })
-    return p.plain() || s.plans_tiers();
-  return p.plain();
+bool plans_tiers(const S& s) {
+  if constexpr (requires { s.plans_tiers(); })
+    return s.plans_tiers();
+  else
+    return false;
 }
 
 }  // namespace remat
