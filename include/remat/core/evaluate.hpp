@@ -14,36 +14,13 @@
 
 namespace remat {
 
-/// Executes `s` step by step and measures it.
-///
-/// The device holds a set of values, at first the sources.
-/// - `compute o`: every input of `o` is on the device. Memory = bytes on the device + bytes of *all* outputs of `o`, also of
-///   those on the device already, + workspace. Afterwards every output is on the device (once).
-/// - `drop v`: `v` is on the device and not held; its bytes are free afterwards.
-/// - `offload v`: a copy to the host starts. It frees nothing: a later `drop v` waits for the copy to end.
-/// - `prefetch v`: a host copy of `v` exists or is under way and `v` is not on the device; its bytes count from here on.
-///
-/// Computes follow one another; so do copies in either direction, each lasting latency + bytes / rate. A copy starts no earlier
-/// than the computes before it in the list have ended; a compute waits for its prefetched inputs; a prefetch waits for its
-/// offload. At the end all targets are on the device.
-///
-/// That is for schedules and problems that are `plain`. Of the others, `detail::evaluate_tiers` has the rules: they are the same
-/// for those, but that a value is not sent again to a tier where it is.
-///
-/// @param p the problem
-/// @param s the schedule
-/// @return peak, time, counts and memory per step
-/// @throws bad_schedule at the first step that breaks a rule, or at the end if a target is missing
-/// Complexity: O(values + edges executed).
-/// @code
-/// auto e = remat::evaluate(p, plan.steps);
-/// std::cout << e.peak << " bytes, " << e.seconds << " s\n";
-/// @endcode
-inline evaluation evaluate(const problem& p, const schedule& s) {
+namespace detail {
+
+/// `evaluate` for a problem and a schedule that are plain.
+inline evaluation evaluate_device_and_host(const problem& p, const schedule& s) {
   const auto& values = p.values();
   const auto& ops = p.operations();
   const auto& copies = p.copies();
-  if (!p.plain() || !s.starts.empty()) return detail::evaluate_tiers(p, s);
 
   evaluation e;
   e.memory.reserve(s.steps.size());
@@ -55,10 +32,10 @@ inline evaluation evaluate(const problem& p, const schedule& s) {
   e.peak = live;
 
   for (std::size_t at = 0; at < s.steps.size(); ++at) {
-    if (!s.steps[at].plain()) return detail::evaluate_tiers(p, s);
-    const auto what = s.steps[at].what;
-    const auto i = s.steps[at].which;
-    auto fail = [&](const std::string& why) {
+    const step x = s.steps[at];
+    const auto what = x.what;
+    const auto i = x.which;
+    auto fail = [at, what, i](const std::string& why) {
       throw bad_schedule(
           at, "step " + std::to_string(at) + " (" + std::string(to_string(what)) + " " + std::to_string(i) + "): " + why);
     };
@@ -128,6 +105,37 @@ inline evaluation evaluate(const problem& p, const schedule& s) {
   e.seconds = now;
   e.peaks = {e.peak, sent};
   return e;
+}
+
+}  // namespace detail
+
+/// Executes `s` step by step and measures it.
+///
+/// The device holds a set of values, at first the sources.
+/// - `compute o`: every input of `o` is on the device. Memory = bytes on the device + bytes of *all* outputs of `o`, also of
+///   those on the device already, + workspace. Afterwards every output is on the device (once).
+/// - `drop v`: `v` is on the device and not held; its bytes are free afterwards.
+/// - `offload v`: a copy to the host starts. It frees nothing: a later `drop v` waits for the copy to end.
+/// - `prefetch v`: a host copy of `v` exists or is under way and `v` is not on the device; its bytes count from here on.
+///
+/// Computes follow one another; so do copies in either direction, each lasting latency + bytes / rate. A copy starts no earlier
+/// than the computes before it in the list have ended; a compute waits for its prefetched inputs; a prefetch waits for its
+/// offload. At the end all targets are on the device.
+///
+/// That is for schedules and problems that are `plain`. Of the others, `detail::evaluate_tiers` has the rules: they are the same
+/// for those, but that a value is not sent again to a tier where it is.
+///
+/// @param p the problem
+/// @param s the schedule
+/// @return peak, time, counts and memory per step
+/// @throws bad_schedule at the first step that breaks a rule, or at the end if a target is missing
+/// Complexity: O(values + edges executed).
+/// @code
+/// auto e = remat::evaluate(p, plan.steps);
+/// std::cout << e.peak << " bytes, " << e.seconds << " s\n";
+/// @endcode
+inline evaluation evaluate(const problem& p, const schedule& s) {
+  return p.plain() && s.plain() ? detail::evaluate_device_and_host(p, s) : detail::evaluate_tiers(p, s);
 }
 
 /// As `evaluate`, for those who know offloads and prefetches but no tiers.
