@@ -52,6 +52,9 @@ std::string report::text() const {
   row("outputs", format_bytes(outputs));
   row("plain step: arena + outputs", format_bytes(store_all));
   row("operations", std::to_string(operations) + ", of these recomputed " + std::to_string(recomputed));
+  if (far > 0)
+    row("far memory", format_bytes(far) + ", of a step out " + format_bytes(moved_out) + ", in " + format_bytes(moved_in) +
+                          ", waited " + format_seconds(waited) + " so far");
   row("predicted time",
       format_seconds(step_seconds) + ", plain " + format_seconds(store_all_seconds) + ", bound " + format_seconds(bound));
   row("solver", solver + " in " + format_seconds(plan_seconds));

@@ -94,6 +94,9 @@ struct session::state : std::enable_shared_from_this<state> {
     if (options.most_shapes < 1) throw bad_option("wrap_options.most_shapes must be >= 1, got 0");
     if (!options.watch) options.watch = [](const progress&) { return control::go_on; };
     options.limits.validate();
+    const auto& far = options.far;
+    if (far.memory && (!far.out || !far.in)) throw bad_option("wrap_options.far has a memory without links");
+    if (far.memory && options.device) throw bad_option("wrap_options.far: costs of an estimated device, and copies of this one");
     if (options.device) options.cache = plan_cache("");  // whose plans are for measured costs
     placing_allocator::install();
   }
@@ -300,7 +303,9 @@ struct session::state : std::enable_shared_from_this<state> {
     s.profiles = options.device ? estimate(*s.step, options.device)
                  : relative     ? profile_like(*s.step, *relative->step, relative->profiles)
                                 : profile(*s.step, options.profile);
-    s.p = to_problem(*s.step, s.profiles.seconds(), s.profiles.workspace(), trained->name());
+    s.far = options.far;
+    if (s.far.memory && !rates) rates = measure_rates(host_device(), s.far);
+    s.p = to_problem(*s.step, s.profiles.seconds(), s.profiles.workspace(), trained->name(), rates);
     storages seen;
     s.parameter_bytes = storage_bytes(s.parameters, seen);
     s.buffer_bytes = storage_bytes(s.buffers, seen);
@@ -532,7 +537,7 @@ struct session::state : std::enable_shared_from_this<state> {
     r->kind = s;
     r->available = available;
     r->what = plan_for(s, available, held_bytes);
-    r->run = std::make_unique<executor>(r->what->run, *s->tensors);
+    r->run = std::make_unique<executor>(r->what->run, *s->tensors, host_device(), s->far);
     runners.push_back(r);
     return r;
   }
@@ -573,7 +578,8 @@ struct session::state : std::enable_shared_from_this<state> {
   std::shared_ptr<const setup> last_setup;
   std::shared_ptr<const plan> last_plan;
   pytorch::report last_held;
-  bytes_t largest_plain = 0;  ///< bytes of the plain step of the largest kind of inputs so far
+  std::optional<copy_rates> rates;  ///< to far memory and back
+  bytes_t largest_plain = 0;        ///< bytes of the plain step of the largest kind of inputs so far
   background worker;
   int replaced = 0;          ///< captures in a row that a replaced tensor made out of date
   std::size_t verified = 0;  ///< steps that were compared
@@ -753,7 +759,12 @@ pytorch::report session::state::report(const setup& s, const plan& p) const {
   r.plan_seconds = p.plan_seconds;
   r.operations = run.operations();
   r.recomputed = run.recomputed();
-  for (const auto& a : runners) r.unplanned += a->run->unplanned();
+  r.far = run.far_bytes();
+  std::tie(r.moved_out, r.moved_in) = run.moved_bytes();
+  for (const auto& a : runners) {
+    r.unplanned += a->run->unplanned();
+    r.waited += a->run->waited_seconds();
+  }
   r.solver = p.found.solver + (p.taken_from.empty() ? "" : " (taken over from " + p.taken_from + ")");
   r.planned_for = s.inputs;
   r.status = p.found.status;

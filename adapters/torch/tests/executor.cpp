@@ -4,12 +4,17 @@
 #include <ATen/Parallel.h>
 
 #include <catch2/catch.hpp>
+#include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <random>
+#include <remat/core/bounds.hpp>
 #include <remat/core/evaluate.hpp>
+#include <remat/order/lay_copies.hpp>
 #include <remat/pytorch/capture.hpp>
 #include <remat/pytorch/executor.hpp>
 #include <remat/pytorch/memory.hpp>
+#include <thread>
 
 #include "compare.hpp"
 #include "models.hpp"
@@ -69,6 +74,64 @@ schedule recompute_all(const problem& p, index_t loss) {
   }
   return with_drops(p, order);
 }
+
+/// The same computations; values go to far memory and come back at random.
+schedule with_random_copies(const problem& p, const schedule& s, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<bool> here(p.values().size()), far(p.values().size()), wanted(p.values().size());
+  for (value_id v = 0; v < here.size(); ++v) here[v] = wanted[v] = p.is_source(v);
+  schedule made;
+  const auto bring = [&](value_id v) {
+    if (here[v]) return;
+    made.prefetch(v);
+    here[v] = true;
+  };
+  for (const auto& x : s.steps) {
+    if (x.what == action::drop) {
+      if (here[x.value()]) made.drop(x.value());
+      here[x.value()] = wanted[x.value()] = false;
+      continue;
+    }
+    const auto& op = p.operations()[x.operation()];
+    for (auto v : op.inputs) bring(v);
+    made.compute(x.operation());
+    for (auto v : op.outputs) here[v] = wanted[v] = true;
+    for (value_id v = 0; v < here.size(); ++v) {
+      if (!wanted[v] || !p.values()[v].movable || p.values()[v].bytes == 0 || random() % 4 != 0) continue;
+      if (!here[v]) {
+        bring(v);
+        continue;
+      }
+      if (!far[v] || random() % 4 == 0) made.offload(v);
+      far[v] = true;
+      if (random() % 2 == 0) continue;
+      made.drop(v);
+      here[v] = false;
+    }
+  }
+  for (auto v : p.targets()) bring(v);
+  return made;
+}
+
+/// Copies that begin late.
+class late_link final : public link {
+ public:
+  explicit late_link(unsigned seed) : random_(seed) {}
+  ticket copy(const block& to, const block& from, std::vector<ticket> after) override {
+    struct nap final : event {
+      explicit nap(int us) : microseconds(us) {}
+      bool reached() const override { return false; }
+      void wait() const override { std::this_thread::sleep_for(std::chrono::microseconds(microseconds)); }
+      int microseconds;
+    };
+    after.push_back(std::make_shared<nap>(random_() % 8 == 0 ? 300 : 0));
+    return inner_->copy(to, from, std::move(after));
+  }
+
+ private:
+  std::mt19937 random_;
+  std::unique_ptr<link> inner_ = host_link();
+};
 
 struct outcome {
   std::vector<at::Tensor> outputs, grads, input_grads, buffers;
@@ -167,6 +230,46 @@ TEST_CASE("schedules give what eager mode gives, bit by bit, without unplanned a
     }
     CHECK(execution_plan(x.step, schedules[1], x.profiles).recomputed() > 0);
   }
+}
+
+TEST_CASE("values that were away give what eager mode gives, bit by bit") {
+  ::torch::manual_seed(4);
+  const auto folder = std::filesystem::temp_directory_path().string();
+  std::size_t moves = 0;
+  for (const auto& s : models::all()) {
+    const auto x = prepare(s);
+    const auto p = to_problem(*x.step, x.profiles.seconds(), x.profiles.workspace(), s.name, copy_rates{1, 1, 0});
+    const auto buffers = copies(s.module->buffers());
+    restore(s, buffers);
+    std::vector<outcome> expected = {eager(s), eager(s)};
+    std::vector<schedule> schedules;
+    for (unsigned seed = 0; seed < 4; ++seed)
+      schedules.push_back(with_random_copies(p, seed % 2 == 0 ? store_all_schedule(p) : random_schedule(p, seed, 0.3), seed));
+    const auto needed = needed_operations(p);
+    for (const double part : {0.0, 0.5}) {
+      const auto least = bounds_without_search(p).budget;
+      const auto most = static_cast<double>(evaluate(p, store_all_schedule(p)).peak - least);
+      if (const auto laid = order::lay_copies(p, needed, least + static_cast<bytes_t>(part * most)))
+        schedules.push_back(laid->schedule);
+    }
+    for (const auto& plan : schedules)
+      for (const bool disk : {false, true}) {
+        INFO(s.name << (disk ? " on disk" : " in memory"));
+        const auto e_plan =
+            std::make_shared<execution_plan>(x.step, plan, x.profiles, layout_options{.alignment = disk ? 4096 : 64});
+        const auto limit = e_plan->far_bytes();
+        far_memory far{disk ? file_memory(folder, limit) : host_memory("far", limit), std::make_unique<late_link>(1),
+                       std::make_unique<late_link>(2)};
+        executor e(e_plan, *x.tensors, host_device(), far);
+        restore(s, buffers);
+        for (const auto& o : expected) compare(o, planned(s, e, *x.tensors));
+        CHECK(e.unplanned() == 0);
+        CHECK_FALSE(e.arena_in_use());
+        moves += e_plan->moved_bytes().second > 0;
+        if (e_plan->moved_bytes().first > 0) CHECK_THROWS_AS(executor(e_plan, *x.tensors), broken_contract);
+      }
+  }
+  CHECK(moves > 4 * models::all().size());
 }
 
 TEST_CASE("replicas of a module share a program and a plan") {

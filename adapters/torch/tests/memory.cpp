@@ -277,8 +277,8 @@ TEST_CASE("a link copies in order, after what it waits for, and passes failures 
   for (int round = 0; round < 200; ++round) {
     std::memset(a->data(), round, 100);
     const auto there = to_b->copy({b, 200, 100}, {a, 0, 100});
-    const auto back = to_a->copy({a, 0, 50}, {b, 250, 50}, there);
-    const auto again = to_b->copy({b, 0, 100}, {a, 0, 100}, back);
+    const auto back = to_a->copy({a, 0, 50}, {b, 250, 50}, {there});
+    const auto again = to_b->copy({b, 0, 100}, {a, 0, 100}, {back});
     again->wait();
     CHECK(back->reached());
     CHECK((b->data()[0] == static_cast<char>(round) && b->data()[299] == static_cast<char>(round)));
@@ -293,8 +293,8 @@ TEST_CASE("a link copies in order, after what it waits for, and passes failures 
   };
   const auto before = b->data()[0];
   a->data()[0] = static_cast<char>(before + 1);
-  const auto failed = to_b->copy({b, 0, 1}, {a, 0, 1}, std::make_shared<failing>());
-  CHECK_THROWS_AS(to_a->copy({a, 0, 1}, {b, 0, 1}, failed)->wait(), copy_failed);
+  const auto failed = to_b->copy({b, 0, 1}, {a, 0, 1}, {std::make_shared<failing>()});
+  CHECK_THROWS_AS(to_a->copy({a, 0, 1}, {b, 0, 1}, {failed})->wait(), copy_failed);
   CHECK(b->data()[0] == before);
   to_b->copy({b, 0, 1}, {a, 0, 1})->wait();  // others go on
   CHECK(b->data()[0] != before);

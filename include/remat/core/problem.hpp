@@ -45,6 +45,7 @@ struct copy_rates {
   double to_host = 0;    ///< bytes / s
   double to_device = 0;  ///< bytes / s
   double latency = 0;    ///< s per copy
+  friend bool operator==(const copy_rates&, const copy_rates&) = default;
 };
 
 /// A validated directed acyclic problem: values, operations in a topological order, targets.

@@ -73,6 +73,12 @@ inline std::vector<operation_id> compute_order(const schedule& s) {
   return order;
 }
 
+/// The schedule copies values to the host or back.
+inline bool has_copies(const schedule& s) {
+  return std::any_of(s.steps.begin(), s.steps.end(),
+                     [](const step& x) { return x.what == action::offload || x.what == action::prefetch; });
+}
+
 /// The operations that some target depends on, ascending: the order of store-all without what is not needed.
 /// Complexity: O(values + edges).
 inline std::vector<operation_id> needed_operations(const problem& p) {

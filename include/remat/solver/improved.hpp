@@ -73,11 +73,6 @@ class improved {
   }
 
  private:
-  static bool has_copies(const schedule& s) {
-    return std::any_of(s.steps.begin(), s.steps.end(),
-                       [](const step& x) { return x.what == action::offload || x.what == action::prefetch; });
-  }
-
   Inner inner_;
   options options_;
 };

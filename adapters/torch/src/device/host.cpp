@@ -11,6 +11,8 @@
 
 #include <remat/pytorch/memory.hpp>
 
+#include "../clock.hpp"
+
 namespace remat::pytorch {
 namespace {
 
@@ -75,29 +77,50 @@ class copying_thread final : public link {
     thread_.join();
   }
 
-  ticket copy(const block& to, const block& from, ticket after) override {
+  ticket copy(const block& to, const block& from, std::vector<ticket> after) override {
     if (to.bytes != from.bytes)
       throw broken_contract("remat: a copy of " + std::to_string(from.bytes) + " bytes to a block of " +
                             std::to_string(to.bytes));
     for (const auto* b : {&to, &from})
-      if (!b->in || b->in->data() == nullptr || b->bytes < 0 || b->offset < 0 || b->bytes > b->in->bytes() - b->offset)
+      if (!b->in || b->bytes < 0 || b->offset < 0 || b->bytes > b->in->bytes() - b->offset)
         throw broken_contract("remat: a copy of " + std::to_string(b->bytes) + " bytes at " + std::to_string(b->offset) +
-                              " reaches beyond its region, or that has no address");
-    std::packaged_task<void()> job([to, from, after = std::move(after)] {
-      if (after) after->wait();
-      std::memcpy(to.in->data() + to.offset, from.in->data() + from.offset, static_cast<std::size_t>(from.bytes));
-    });
-    const auto done = std::make_shared<promised>(job.get_future().share());
+                              " reaches beyond its region");
+    if (to.in->data() == nullptr && from.in->data() == nullptr)
+      throw broken_contract("remat: a copy between regions that have no address");
+    job next{to, from, std::move(after), {}};
+    const auto done = std::make_shared<promised>(next.done.get_future().share());
     {
       std::lock_guard lock(mutex_);
       if (process_ != getpid()) start();
-      jobs_.push_back(std::move(job));
+      jobs_.push_back(std::move(next));
     }
     changed_.notify_one();
     return done;
   }
 
  private:
+  struct job {
+    block to, from;
+    std::vector<ticket> after;
+    std::promise<void> done;
+
+    void run() {
+      std::exception_ptr failed;
+      try {
+        for (const auto& t : after)
+          if (t) t->wait();
+        if (auto* data = to.in->data())
+          from.in->read(data + to.offset, from.offset, from.bytes);
+        else
+          to.in->write(from.in->data() + from.offset, to.offset, to.bytes);
+      } catch (...) {
+        failed = std::current_exception();
+      }
+      to = from = {};  // who waits finds the regions free
+      failed ? done.set_exception(failed) : done.set_value();
+    }
+  };
+
   void start() {
     if (thread_.joinable()) thread_.detach();
     jobs_.clear();
@@ -107,11 +130,10 @@ class copying_thread final : public link {
       for (;;) {
         changed_.wait(lock, [&] { return ending_ || !jobs_.empty(); });
         if (jobs_.empty()) return;
-        auto job = std::move(jobs_.front());
+        auto next = std::move(jobs_.front());
         jobs_.pop_front();
         lock.unlock();
-        job();
-        job = {};  // lets go of the blocks
+        next.run();
         lock.lock();
       }
     });
@@ -119,7 +141,7 @@ class copying_thread final : public link {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::packaged_task<void()>> jobs_;
+  std::deque<job> jobs_;
   bool ending_ = false;
   pid_t process_ = 0;  ///< that has the thread
   std::thread thread_;
@@ -149,6 +171,49 @@ at::CPUGeneratorImpl& default_generator() {
 }
 
 }  // namespace
+
+void region::read(char* to, bytes_t offset, bytes_t bytes) const {
+  std::memcpy(to, data() + offset, static_cast<std::size_t>(bytes));
+}
+void region::write(const char* from, bytes_t offset, bytes_t bytes) {
+  std::memcpy(data() + offset, from, static_cast<std::size_t>(bytes));
+}
+
+copy_rates measure_rates(device& d, const far_memory& far, bytes_t sample) {
+  if (!far.memory || !far.out || !far.in) throw bad_option("measure_rates: there is no far memory");
+  if (sample <= 0) throw bad_option("measure_rates: the sample must be > 0 bytes, got " + std::to_string(sample));
+  constexpr bytes_t pieces = 8;
+  const auto unit = std::max<bytes_t>(4096, far.memory->alignment());
+  const auto piece = std::max(unit, std::min(sample, far.memory->limit() / 2) / pieces / unit * unit);
+  const auto near_by = d.memory().reserve(2 * pieces * piece), beyond = far.memory->reserve(2 * pieces * piece);
+  std::memset(near_by->data(), 1, static_cast<std::size_t>(near_by->bytes()));
+  const auto send = [&](bytes_t at, bytes_t bytes) { return far.out->copy({beyond, at, bytes}, {near_by, at, bytes}); };
+  const auto fetch = [&](bytes_t at, bytes_t bytes) { return far.in->copy({near_by, at, bytes}, {beyond, at, bytes}); };
+  for (bytes_t k = 0; k < pieces; ++k) send(k * piece, piece)->wait();  // also wakes the threads and touches the pages
+  fetch(0, unit)->wait();
+  auto begin = clock::now();
+  fetch(0, unit)->wait();
+  const double latency = since(begin);
+  begin = clock::now();
+  ticket sent, fetched;
+  for (bytes_t k = 0; k < pieces; ++k) {
+    fetched = fetch(k * piece, piece);
+    sent = send((pieces + k) * piece, piece);
+  }
+  const auto bytes = static_cast<double>(pieces * piece);
+  double to_host = 0, to_device = 0;
+  while (to_host == 0 || to_device == 0) {
+    if (to_host == 0 && sent->reached()) to_host = since(begin);
+    if (to_device == 0 && fetched->reached()) to_device = since(begin);
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  sent->wait();  // for a failure
+  fetched->wait();
+  constexpr double relied_on = 0.9;
+  return {relied_on * bytes / to_host, relied_on * bytes / to_device, latency};
+}
+
+far_memory on_disk(const std::string& folder, bytes_t limit) { return {file_memory(folder, limit), host_link(), host_link()}; }
 
 device& host_device() {
   static host only;

@@ -31,7 +31,7 @@ std::pair<bytes_t, bytes_t> extent(const byte_view& v) {
 class planner {
  public:
   planner(std::shared_ptr<const program> step, const schedule& s, const program_profile& profiles)
-      : schedule_(s), profiles_(profiles), now_(step->values.size(), none) {
+      : schedule_(s), profiles_(profiles), now_(step->values.size(), none), sent_(now_), leaving_(now_), coming_(now_) {
     plan_.step = std::move(step);
     TORCH_CHECK(profiles.nodes.size() == program_().nodes.size(), "profiles of another program");
   }
@@ -47,9 +47,14 @@ class planner {
       const auto what = schedule_.steps[i].what;
       const auto which = schedule_.steps[i].which;
       if (what == action::drop) {
+        wait_for(which, i);
         drop(which, time(i));
+      } else if (what == action::offload) {
+        send(which, i, o.alignment);
+      } else if (what == action::prefetch) {
+        bring_back(which, i, o.alignment);
       } else if (which == program_().loss) {
-        leave_forward();
+        leave_forward(i);
       } else {
         const bool again = has_run[which];
         has_run[which] = true;
@@ -78,17 +83,12 @@ class planner {
 
   /// The schedule is valid, which includes that what has effects keeps its order, and leaves out none of that.
   void check() const {
-    const auto p = to_problem(program_(), profiles_.seconds(), profiles_.workspace());
-    evaluate_plain(p, schedule_);
+    const auto some_rate = has_copies(schedule_) ? std::optional(copy_rates{1, 1, 0}) : std::nullopt;
+    evaluate_plain(to_problem(program_(), profiles_.seconds(), profiles_.workspace(), "", some_rate), schedule_);
     const auto n = static_cast<index_t>(program_().nodes.size());
     std::vector<bool> has_run(n, false);
-    for (std::size_t i = 0; i < schedule_.steps.size(); ++i) {
-      const auto what = schedule_.steps[i].what;
-      const auto which = schedule_.steps[i].which;
-      if (what == action::offload || what == action::prefetch)
-        throw bad_schedule(i, "step " + std::to_string(i) + ": copies to the host are not supported");
-      if (what == action::compute) has_run[which] = true;
-    }
+    for (const auto& x : schedule_.steps)
+      if (x.what == action::compute) has_run[x.which] = true;
     for (index_t i = 0; i < n; ++i)
       if (!has_run[i] && has_effects(program_(), program_().nodes[i]))
         throw bad_schedule(schedule_.steps.size(), "node " + std::to_string(i) + " never runs");
@@ -110,6 +110,41 @@ class planner {
   }
   location where(index_t v) const { return from_outside(program_(), v) ? location{none, v} : location{now_[v], v}; }
 
+  void send(index_t v, std::size_t i, bytes_t alignment) {
+    if (v >= now_.size() || sent_[v] != none) return;  // computed again, it has the same bytes
+    planned_move m{v, now_[v], aligned(program_().values[v].bytes, alignment)};
+    if (coming_[v] != none) m.after.push_back(coming_[v]);
+    sent_[v] = leaving_[v] = begin(std::move(m));
+    far_.push_back({time(i), time(i) + 1, plan_.moves.back().bytes});
+    far_of_.push_back(sent_[v]);
+  }
+  void bring_back(index_t v, std::size_t i, bytes_t alignment) {
+    if (v >= now_.size()) return;
+    planned_move m{v, new_buffer(program_().values[v].bytes, time(i)), aligned(program_().values[v].bytes, alignment)};
+    m.brings = sent_[v];
+    m.after.push_back(sent_[v]);
+    enter(v, m.buffer, time(i));
+    coming_[v] = begin(std::move(m));
+  }
+  index_t begin(planned_move m) {
+    const auto k = static_cast<index_t>(plan_.moves.size());
+    plan_.moves.push_back(std::move(m));
+    pending_.push_back({k, false});
+    return k;
+  }
+  /// What follows waits for the moves of a value that go on.
+  void wait_for(index_t v, std::size_t i) {
+    if (v >= now_.size()) return;
+    for (auto* moves : {&leaving_, &coming_}) {
+      const auto k = std::exchange((*moves)[v], none);
+      if (k == none) continue;
+      pending_.push_back({k, true});
+      const auto place = std::lower_bound(far_of_.begin(), far_of_.end(), sent_[v]) - far_of_.begin();
+      far_[static_cast<std::size_t>(place)].death = time(i) + 1;
+    }
+  }
+  static bytes_t aligned(bytes_t bytes, bytes_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
+
   bool dies_after(std::size_t i, index_t v) const {
     for (++i; i < schedule_.steps.size() && schedule_.steps[i].what == action::drop; ++i)
       if (schedule_.steps[i].which == v) return true;
@@ -119,7 +154,14 @@ class planner {
   void compute(std::size_t i, index_t n, bool again) {
     const auto& node = program_().nodes[n];
     const auto& script = again ? profiles_.nodes[n]->again : profiles_.nodes[n]->first;
-    planned_step s{n, again, {}, {}, {}};
+    for (auto v : node.inputs) {
+      const bool overwritten =
+          std::any_of(node.overwrites.begin(), node.overwrites.end(), [&](const auto& versions) { return versions.first == v; });
+      if (overwritten || coming_[v] != none) wait_for(v, i);
+    }
+    for (auto v : node.outputs)
+      if (now_[v] != none) wait_for(v, i);
+    planned_step s{n, again, std::exchange(pending_, {}), {}, {}, {}};
     std::map<index_t, location> here;  // outputs, and versions that share their buffer
     std::vector<index_t> entered;
 
@@ -166,7 +208,9 @@ class planner {
   }
 
   /// The caller gets the outputs.
-  void leave_forward() {
+  void leave_forward(std::size_t i) {
+    for (auto v : program_().outputs) wait_for(program_().views[v].value, i);
+    plan_.after_forward = std::exchange(pending_, {});
     plan_.loss = plan_.steps.size();
     for (auto v : program_().outputs) plan_.outputs.push_back(keep(v));
     for (auto v : program_().output_grads)
@@ -183,6 +227,8 @@ class planner {
   static bytes_t page(bytes_t bytes) { return (bytes + 63) / 64 * 64; }
 
   void finish() {
+    for (index_t v = 0; v < now_.size(); ++v) wait_for(v, schedule_.steps.size());
+    plan_.after_backward = std::exchange(pending_, {});
     plan_.outside += elsewhere_;
     for (auto v : program_().input_grads) plan_.input_grads.push_back(v == none ? location{} : keep(v));
     std::vector<std::pair<index_t, std::pair<bytes_t, bytes_t>>> taken;
@@ -230,15 +276,27 @@ class planner {
     }
     const auto l = lay_out(list, o);
     for (std::size_t i = 0; i < which.size(); ++i) plan_.buffers[which[i]].offset = l.offsets[i];
-    plan_.arena = l.arena;
+    plan_.arena = plan_.moves.empty() ? l.arena : aligned(l.arena, o.alignment);
     plan_.live = l.live_peak;
+    const auto beyond = lay_out(far_, {.alignment = o.alignment, .tries = 0});
+    for (std::size_t i = 0; i < far_.size(); ++i) plan_.moves[far_of_[i]].far = beyond.offsets[i];
+    for (auto& m : plan_.moves) {
+      if (m.brings != none) m.far = plan_.moves[m.brings].far;
+      TORCH_CHECK(!plan_.buffers[m.buffer].outside, "a value that the caller gets is moved");
+    }
+    plan_.far = beyond.arena;
   }
 
   const schedule& schedule_;
   const program_profile& profiles_;
   execution_plan::data plan_;
-  bytes_t elsewhere_ = 0;     ///< most that other threads allocate during a step
-  std::vector<index_t> now_;  ///< per value: its buffer, none if it is not on the device
+  bytes_t elsewhere_ = 0;                  ///< most that other threads allocate during a step
+  std::vector<index_t> now_;               ///< per value: its buffer, none if it is not on the device
+  std::vector<index_t> sent_;              ///< per value: the move that sent it
+  std::vector<index_t> leaving_, coming_;  ///< per value: the move that nobody has waited for
+  std::vector<move_step> pending_;         ///< before what comes next
+  std::vector<allocation> far_;            ///< of what is sent, in far memory
+  std::vector<index_t> far_of_;            ///< the same: the moves
 };
 
 }  // namespace
@@ -249,6 +307,12 @@ execution_plan::execution_plan(std::shared_ptr<const program> step, const schedu
 execution_plan::~execution_plan() = default;
 bytes_t execution_plan::arena_bytes() const { return data_->arena; }
 bytes_t execution_plan::live_peak() const { return data_->live; }
+bytes_t execution_plan::far_bytes() const { return data_->far; }
+std::pair<bytes_t, bytes_t> execution_plan::moved_bytes() const {
+  std::pair<bytes_t, bytes_t> sum;
+  for (const auto& m : data_->moves) (m.brings == none ? sum.first : sum.second) += m.bytes;
+  return sum;
+}
 bytes_t execution_plan::outside_bytes() const { return data_->outside; }
 std::size_t execution_plan::operations() const { return data_->steps.size(); }
 std::size_t execution_plan::recomputed() const { return data_->recomputed; }

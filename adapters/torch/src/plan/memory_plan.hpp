@@ -35,9 +35,25 @@ struct placed_call {
   std::vector<location> operands, results;  ///< parallel to those of the call; operands left out are none
 };
 
+/// A value goes to far memory or comes back.
+struct planned_move {
+  index_t value = none, buffer = none;
+  bytes_t bytes = 0;                ///< of the copy: those of the value, rounded up
+  bytes_t far = 0;                  ///< where it lies there
+  index_t brings = none;            ///< the move whose bytes it brings back; none: it sends them
+  std::vector<index_t> after = {};  ///< moves that have to be done before it begins
+};
+
+/// A move begins, or what follows waits for its end.
+struct move_step {
+  index_t move;
+  bool wait;
+};
+
 struct planned_step {
   index_t node = none;
   bool again = false;
+  std::vector<move_step> moves;  ///< before all else
   std::vector<placed_call> calls;
   std::vector<std::pair<location, location>> copies;  ///< {old, new}, before the calls
   std::vector<index_t> blocks;                        ///< per block of the script: buffer, or none: the ordinary allocator
@@ -48,6 +64,8 @@ struct execution_plan::data {
   std::vector<planned_step> steps;
   std::vector<allocation_script> scripts;  ///< per step
   std::size_t loss = 0;                    ///< first step of the backward
+  std::vector<planned_move> moves;
+  std::vector<move_step> after_forward, after_backward;
   std::vector<buffer> buffers;
   std::vector<location> outputs, parameter_grads, input_grads;
   std::vector<bool> copy_grad;  ///< per parameter: its gradient shares bytes with something else
@@ -58,7 +76,7 @@ struct execution_plan::data {
   };
   std::vector<saved_states> saves;       ///< per node: states of the generator that are needed again
   bool saves_phase[2] = {false, false};  ///< the same when the forward, the backward begins
-  bytes_t arena = 0, live = 0, outside = 0;
+  bytes_t arena = 0, live = 0, outside = 0, far = 0;
   std::size_t recomputed = 0;
 };
 

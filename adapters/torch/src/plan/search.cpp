@@ -53,7 +53,9 @@ class watched_search {
 std::optional<std::string> key_of_plan(const setup& s, bytes_t available, const search_options& o, const limits& l) {
   using function = result (*)(const problem&, bytes_t, const limits&, const plan_observer&);
   const auto* known = o.solver.target<function>();
-  return o.cache.key(*s.step, available, known && *known == &solve_by_default ? "automatic" : o.solver_name, l);
+  auto solver = known && *known == &solve_by_default ? "automatic" : o.solver_name;
+  if (s.far.memory && !solver.empty()) solver += " with " + s.far.memory->name() + " of " + std::to_string(s.far.memory->limit());
+  return o.cache.key(*s.step, available, solver, l);
 }
 
 class hash_of {
@@ -87,10 +89,32 @@ std::size_t graph_hash(const program& step) {
   return h.value();
 }
 
+namespace {
+
+std::shared_ptr<const execution_plan> with_memory(const setup& s, const schedule& steps) {
+  layout_options o;
+  if (has_copies(steps) && s.far.memory) o.alignment = std::max(o.alignment, s.far.memory->alignment());
+  return std::make_shared<execution_plan>(s.step, steps, s.profiles, o);
+}
+
+bool fits(const setup& s, const execution_plan& run, bytes_t available) {
+  return run.needed_bytes() <= available && (!s.far.memory || run.far_bytes() <= s.far.memory->limit());
+}
+
+/// The same problem with a slower way to far memory, over which less is sent; none if `share` of the rate is nothing.
+problem with_slower_link(const problem& p, double share) {
+  auto copies = p.copies();
+  if (copies) copies->to_host *= share;
+  if (share <= 0) copies.reset();
+  return {p.name(), p.values(), p.operations(), p.targets(), copies, p.backward_start()};
+}
+
+}  // namespace
+
 std::shared_ptr<plan> lay_out_plan(const setup& s, const schedule& steps) {
   auto made = std::make_shared<plan>();
   made->steps = steps;
-  made->run = std::make_shared<execution_plan>(s.step, steps, s.profiles);
+  made->run = with_memory(s, steps);
   made->found = as_result(s.p, steps);
   return made;
 }
@@ -102,7 +126,7 @@ std::shared_ptr<const plan> take_over(const setup& s, bytes_t available, const s
   std::sort(known.begin(), known.end(), [](const auto& a, const auto& b) { return a->found.seconds < b->found.seconds; });
   for (const auto& k : known) {
     auto made = lay_out_plan(s, k->steps);
-    if (made->run->needed_bytes() > available) continue;
+    if (!fits(s, *made->run, available)) continue;
     made->found.solver = k->found.solver;
     made->taken_from = k->taken_from.empty() ? other.inputs : k->taken_from;
     made->plan_seconds = since(begin);
@@ -118,7 +142,7 @@ std::shared_ptr<const plan> glance(const setup& s, bytes_t available, const sear
   const auto r = o.solver(s.p, s.p.held_bytes() + available, l, o.watch);
   if (!r.found()) return nullptr;
   const auto made = lay_out_plan(s, r.schedule);
-  if (made->run->needed_bytes() > available) return nullptr;
+  if (!fits(s, *made->run, available)) return nullptr;
   made->found = r;
   made->taken_from = "a short search";
   made->plan_seconds = since(begin);
@@ -131,7 +155,7 @@ namespace {
 std::shared_ptr<plan> laid_out_again(const setup& s, bytes_t available, const result& earlier) {
   try {
     auto made = lay_out_plan(s, earlier.schedule);
-    if (made->run->needed_bytes() > available) return nullptr;
+    if (!fits(s, *made->run, available)) return nullptr;
     made->found.status = earlier.status;
     made->found.solver = earlier.solver;
     made->found.bound = std::min(earlier.bound, made->found.seconds);
@@ -147,18 +171,26 @@ std::shared_ptr<const plan> search_anew(const setup& s, bytes_t available, bytes
   auto best = std::make_shared<plan>();
   const auto begin = clock::now();
   auto within = s.p.held_bytes() + available;
+  const auto far = s.far.memory ? s.far.memory->limit() : 0;
+  auto p = s.p;  // with a slower link where there is too little far memory
   constexpr int rounds = 4;
   for (int round = 0; round < rounds; ++round) {
     auto l = o.limits;
     l.seconds = std::max(0.1, (l.seconds - since(begin)) / (rounds - round));
-    auto r = o.solver(s.p, within, l, o.watch);
+    auto r = o.solver(p, within, l, o.watch);
     if (!r.found()) {
       o.log("no schedule within " + format_bytes(within) + " (" + std::string(to_string(r.status)) + ")");
       if (best->run || within >= s.p.held_bytes() + 2 * available) break;
       within += available / 4;  // the layout may need less than the model says
       continue;
     }
-    auto run = std::make_shared<execution_plan>(s.step, r.schedule, s.profiles);
+    const auto run = with_memory(s, r.schedule);
+    if (run->far_bytes() > far) {
+      const auto share = static_cast<double>(far) / static_cast<double>(run->far_bytes());
+      p = with_slower_link(p, round + 2 < rounds ? share * share : 0);
+      o.log("schedule with " + format_bytes(run->far_bytes()) + " beyond the device, of " + format_bytes(far));
+      continue;
+    }
     const auto need = run->needed_bytes();
     const auto excess = need - available;
     o.log("schedule of " + format_seconds(r.seconds) + " with " + std::to_string(r.recomputed) + " recomputations needs " +
@@ -167,6 +199,10 @@ std::shared_ptr<const plan> search_anew(const setup& s, bytes_t available, bytes
       best->run = run;
       best->steps = r.schedule;
       best->found = r;
+      if (p.copies() != s.p.copies()) {  // what was proven with a slower link is not proven
+        best->found = as_result(s.p, r.schedule);
+        best->found.solver = r.solver;
+      }
     }
     if (excess <= 0 && (-excess < available / 50 || r.recomputed == 0)) break;
     within -= excess + (excess > 0 ? available / 200 : 0);
@@ -210,9 +246,13 @@ std::shared_ptr<const plan> leanest(const setup& s, const search_options& o) {
     }
   const watched_search w(o);
   const auto least = std::make_shared<plan>();
-  least->found = smallest_budget(s.p, as_solver{w.options()}, o.limits, 0.01, w.options().watch);
-  least->steps = least->found.schedule;
-  least->run = std::make_shared<execution_plan>(s.step, least->steps, s.profiles);
+  const auto find = [&](const problem& p) {
+    least->found = smallest_budget(p, as_solver{w.options()}, o.limits, 0.01, w.options().watch);
+    least->steps = least->found.schedule;
+    least->run = with_memory(s, least->steps);
+  };
+  find(s.p);
+  if (!fits(s, *least->run, max_bytes)) find(with_slower_link(s.p, 0));  // too little far memory
   if (w.stopped()) return least;
   if (key) o.cache.store(*key, least->found);
   return s.least = least;

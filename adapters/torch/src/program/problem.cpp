@@ -9,9 +9,8 @@
 #include "effects.hpp"
 
 namespace remat::pytorch {
-
 problem to_problem(const program& step, const std::vector<double>& seconds, const std::vector<bytes_t>& workspace,
-                   const std::string& name) {
+                   const std::string& name, const std::optional<copy_rates>& copies) {
   const auto n = step.nodes.size();
   if (seconds.size() != n || workspace.size() != n)
     throw bad_option("seconds has " + std::to_string(seconds.size()) + " entries and workspace " +
@@ -49,7 +48,13 @@ problem to_problem(const program& step, const std::vector<double>& seconds, cons
       if (v != none) targets.push_back(step.views[v].value);
   std::optional<operation_id> backward;
   if (step.loss < n && step.loss + 1 < n) backward = operation_id(step.loss + 1);
-  return {name, std::move(values), std::move(operations), std::move(targets), std::nullopt, backward};
+  for (index_t v = 0; v < step.values.size(); ++v) values[v].movable = step.values[v].slot == none;
+  for (const auto* views : {&step.input_grads, &step.outputs})
+    for (auto v : *views)
+      if (v != none) values[step.views[v].value].movable = false;
+  for (auto node = step.nodes.rbegin(); node != step.nodes.rend(); ++node)
+    for (const auto& [old, fresh] : node->overwrites) values[old].movable = values[old].movable && values[fresh].movable;
+  return {name, std::move(values), std::move(operations), std::move(targets), copies, backward};
 }
 
 std::string explain(const program& step) {

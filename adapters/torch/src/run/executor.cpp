@@ -10,6 +10,7 @@
 #include <remat/pytorch/executor.hpp>
 
 #include "../capture/operators.hpp"
+#include "../clock.hpp"
 #include "../plan/memory_plan.hpp"
 #include "../program/views.hpp"
 
@@ -61,15 +62,21 @@ struct place {
 }  // namespace
 
 struct executor::state {
-  state(std::shared_ptr<const execution_plan> p, bindings b, device& d)
+  state(std::shared_ptr<const execution_plan> p, bindings b, device& d, far_memory f)
       : plan(std::move(p)),
         data(plan->get()),
         step(*data.step),
         slots(std::move(b)),
         on(d),
         memory(on.memory().reserve(data.arena)),
+        far(std::move(f)),
         allocations(on.place()) {
     if (&slots.step() != &step) throw broken_contract("remat: an executor got tensors for another program");
+    if (!data.moves.empty()) {
+      if (!far.memory || !far.out || !far.in) throw broken_contract("remat: a plan with copies, and no far memory");
+      beyond = far.memory->reserve(data.far);
+      moving.resize(data.moves.size());
+    }
     at::NoGradGuard no_grad;
     at::AutoDispatchBelowADInplaceOrView below;
     outside.resize(data.buffers.size());
@@ -208,6 +215,7 @@ struct executor::state {
       }
       begin_phase(0);
       run(0, data.loss);
+      make_moves(data.after_forward);
       go_to(step.after_forward);
       std::vector<at::Tensor> outputs;
       for (std::size_t i = 0; i < step.outputs.size(); ++i) {
@@ -241,6 +249,7 @@ struct executor::state {
       }
       begin_phase(1);
       run(data.loss, data.steps.size());
+      make_moves(data.after_backward);
       go_to(step.after_backward);
       count_writes(&written_tensor::backward);
       gradients g;
@@ -350,6 +359,7 @@ struct executor::state {
       const auto& planned = data.steps[i];
       const auto& node = step.nodes[planned.node];
       auto& s = steps[i];
+      make_moves(planned.moves);
       for (std::size_t k = 0; k < planned.copies.size(); ++k) {
         const auto& to = planned.copies[k].second;
         if (!in_arena(to)) {
@@ -379,6 +389,39 @@ struct executor::state {
         throw plan_broken("remat: " + node.name + " (node " + std::to_string(planned.node) +
                           ") did not give back memory as it did when it was measured; what it keeps would be overwritten");
       if (node.random && !planned.again && data.saves[planned.node].after) after_draw[planned.node] = on.random();
+    }
+  }
+
+  void make_moves(const std::vector<move_step>& list) {
+    for (const auto& [k, wait] : list) wait ? wait_for(k) : begin(k);
+  }
+  void begin(index_t k) {
+    const auto& m = data.moves[k];
+    std::vector<ticket> after{on.mark()};
+    for (auto other : m.after) after.push_back(moving[other]);
+    const block here{memory, data.buffers[m.buffer].offset, m.bytes}, there{beyond, m.far, m.bytes};
+    moving[k] = m.brings == none ? far.out->copy(there, here, std::move(after)) : far.in->copy(here, there, std::move(after));
+  }
+  void wait_for(index_t k) {
+    const auto begin = clock::now();
+    const bool late = !moving[k]->reached();
+    try {
+      on.wait(moving[k]);
+    } catch (const copy_failed& why) {
+      const auto& v = step.values[data.moves[k].value];
+      throw copy_failed("remat: value " + (v.name.empty() ? std::to_string(data.moves[k].value) : v.name) + " of " +
+                        std::to_string(v.bytes) + " bytes: " + why.what());
+    }
+    if (late) waited += since(begin);
+  }
+  /// Until no copy touches the arena.
+  void let_moves_end() {
+    for (auto& t : moving) {
+      try {
+        if (t) t->wait();
+      } catch (const copy_failed&) {  // nobody needs it any more
+      }
+      t = nullptr;
     }
   }
 
@@ -417,6 +460,7 @@ struct executor::state {
   }
 
   void reset() {
+    let_moves_end();
     for (std::size_t b = 0; b < outside.size(); ++b) outside[b].reset();
     slots.clear_step();
     for (const auto& [l, list] : sockets)
@@ -430,6 +474,10 @@ struct executor::state {
   bindings slots;
   device& on;
   std::shared_ptr<region> memory;
+  far_memory far;
+  std::shared_ptr<region> beyond;  ///< in far memory
+  std::vector<ticket> moving;      ///< per move of the step in flight
+  double waited = 0;               ///< for moves, s
   std::unique_ptr<placement> allocations;
   std::vector<bound_step> steps;
   std::map<location, std::vector<socket>> sockets;   ///< by `outer`
@@ -445,8 +493,8 @@ struct executor::state {
   std::map<std::pair<index_t, index_t>, at::Tensor> tensors;  ///< the same: by buffer and view
 };
 
-executor::executor(std::shared_ptr<const execution_plan> plan, bindings tensors, device& on)
-    : state_(std::make_unique<state>(std::move(plan), std::move(tensors), on)) {}
+executor::executor(std::shared_ptr<const execution_plan> plan, bindings tensors, device& on, far_memory far)
+    : state_(std::make_unique<state>(std::move(plan), std::move(tensors), on, std::move(far))) {}
 executor::~executor() = default;
 std::vector<at::Tensor> executor::forward(const std::vector<at::Tensor>& inputs) { return state_->forward(inputs); }
 executor::gradients executor::backward(const std::vector<at::Tensor>& output_grads, const std::vector<at::Tensor>& sums) {
@@ -472,6 +520,7 @@ const std::shared_ptr<region>& executor::memory() const { return state_->memory;
 const execution_plan& executor::plan() const { return *state_->plan; }
 std::size_t executor::unplanned() const { return state_->allocations->unplanned(); }
 bytes_t executor::unplanned_bytes() const { return state_->allocations->unplanned_bytes(); }
+double executor::waited_seconds() const { return state_->waited; }
 std::size_t executor::made_contiguous() const { return state_->contiguous; }
 
 }  // namespace remat::pytorch

@@ -53,9 +53,12 @@ struct report {
   double bound = 0;              ///< proven: no schedule within the budget of the search is faster, s
   double gap = 0;                ///< relative distance to the bound
   double capture_seconds = 0, profile_seconds = 0, plan_seconds = 0;
-  std::size_t operations = 0;  ///< computed in a step
-  std::size_t recomputed = 0;  ///< of these, again
-  std::size_t unplanned = 0;   ///< allocations outside the plan so far
+  std::size_t operations = 0;           ///< computed in a step
+  std::size_t recomputed = 0;           ///< of these, again
+  std::size_t unplanned = 0;            ///< allocations outside the plan so far
+  bytes_t far = 0;                      ///< reserved in far memory
+  bytes_t moved_out = 0, moved_in = 0;  ///< by a step: to far memory, back
+  double waited = 0;                    ///< for copies so far, s
   std::string solver;
   std::string planned_for;     ///< description of the inputs
   remat::status status = {};   ///< of the schedule

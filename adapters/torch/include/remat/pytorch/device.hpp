@@ -48,6 +48,10 @@ class region {
   /// Gives what is outside of `ranges` ({offset, bytes}) back as far as the tier can; its content is lost, and the region can no
   /// longer hold another step.
   virtual void discard_except(std::vector<std::pair<bytes_t, bytes_t>> ranges) = 0;
+  /// Copies bytes [offset, offset + bytes) to memory of the process, and from there.
+  /// @throws copy_failed
+  virtual void read(char* to, bytes_t offset, bytes_t bytes) const;
+  virtual void write(const char* from, bytes_t offset, bytes_t bytes);
 };
 
 /// Part of a region.
@@ -63,6 +67,8 @@ class tier {
   virtual std::string name() const = 0;
   /// Bytes that may be reserved at a time; `max_bytes`: nobody says.
   virtual bytes_t limit() const = 0;
+  /// Addresses, offsets and sizes of copies are multiples of it, bytes; a power of two.
+  virtual bytes_t alignment() const { return 64; }
   /// @param bytes >= 0
   /// @throws out_of_memory
   virtual std::shared_ptr<region> reserve(bytes_t bytes) = 0;
@@ -84,10 +90,17 @@ using ticket = std::shared_ptr<const event>;  ///< null: passed long ago
 class link {
  public:
   virtual ~link() = default;
-  /// Copies once `after` is reached; returns at once. The blocks are held until it is done; a failure of `after` is passed on.
+  /// Copies once all of `after` are reached; returns at once. The blocks are held until it is done; a failure of one of `after`
+  /// is passed on.
   /// @return the moment at which it is done
-  /// @throws broken_contract if the blocks differ in size or reach beyond their regions
-  virtual ticket copy(const block& to, const block& from, ticket after = nullptr) = 0;
+  /// @throws broken_contract if the blocks differ in size or reach beyond their regions, or neither has an address
+  virtual ticket copy(const block& to, const block& from, std::vector<ticket> after = {}) = 0;
+};
+
+/// Memory beyond a device, and the ways there and back.
+struct far_memory {
+  std::shared_ptr<tier> memory;   ///< null: there is none
+  std::shared_ptr<link> out, in;  ///< to it, from it
 };
 
 /// Where the next allocation is expected to go.
@@ -145,7 +158,28 @@ device& host_device();
 /// Memory of the host in which at most `limit` bytes are reserved at a time.
 std::shared_ptr<tier> host_memory(std::string name, bytes_t limit = max_bytes);
 
-/// A link that copies between regions that have addresses, on a thread of its own; the thread is there from the first copy on.
+/// A link between regions of which one at least has an address, on a thread of its own that is there from the first copy on.
 std::unique_ptr<link> host_link();
+
+/// Memory in files that have no name, are readable by nobody else, and are gone with their regions. The file system sets all
+/// space aside when it is reserved, and copies pass its cache by, where it can do that. A region belongs to the process that
+/// reserved it.
+/// @param folder on the disk that is meant
+/// @param limit  bytes reserved at a time
+/// @throws bad_option if no file can be made there
+std::shared_ptr<tier> file_memory(const std::string& folder, bytes_t limit = max_bytes);
+
+/// `file_memory` with a link each way.
+/// @code
+/// auto net = remat::pytorch::wrap(gpt, ids, {.budget = "2GiB", .far = remat::pytorch::on_disk("/scratch")});
+/// @endcode
+far_memory on_disk(const std::string& folder, bytes_t limit = max_bytes);
+
+/// What `far` can be relied on for: nine tenths of what copies both ways at once reach.
+/// @param d       the device
+/// @param far     not empty
+/// @param sample  bytes copied each way, > 0; less where the limit of `far` asks for it
+/// @throws out_of_memory, copy_failed
+copy_rates measure_rates(device& d, const far_memory& far, bytes_t sample = 64 << 20);
 
 }  // namespace remat::pytorch

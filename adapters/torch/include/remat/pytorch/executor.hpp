@@ -29,11 +29,10 @@ struct plan_broken : error {
 class execution_plan {
  public:
   /// @param step     the program
-  /// @param s        schedule of `to_problem(step, ...)`: computes, drops
+  /// @param s        schedule of `to_problem(step, ...)`
   /// @param profiles allocation scripts of the nodes
-  /// @param o        options of the layout; the alignment must be 64 at least
-  /// @throws bad_schedule if the schedule is invalid, copies to the host, or runs what draws random
-  ///         numbers or writes buffers out of program order
+  /// @param o        options of the layouts; the alignment must be 64 at least, and that of the far memory if there are copies
+  /// @throws bad_schedule if the schedule is invalid, or runs what draws random numbers or writes buffers out of program order
   /// Complexity: that of `lay_out`, + O(operands + allocations of all steps).
   execution_plan(std::shared_ptr<const program> step, const schedule& s, const program_profile& profiles,
                  const layout_options& o = {});
@@ -44,6 +43,8 @@ class execution_plan {
   /// Bytes outside of the arena: what the caller keeps (outputs and their gradients, gradients of inputs, gradients that must be
   /// copies), and what operators allocate on other threads.
   bytes_t outside_bytes() const;
+  bytes_t far_bytes() const;                        ///< to be reserved in far memory
+  std::pair<bytes_t, bytes_t> moved_bytes() const;  ///< per step: {to far memory, back}
   bytes_t needed_bytes() const { return arena_bytes() + outside_bytes(); }
   std::size_t operations() const;  ///< nodes computed
   std::size_t recomputed() const;  ///< of these, again
@@ -73,13 +74,16 @@ class executor {
   /// @param plan    may be that of several executors
   /// @param tensors of the module
   /// @param on      must outlive the executor
-  /// @throws broken_contract if the tensors are those for another program, out_of_memory if the device has no room for the arena
-  executor(std::shared_ptr<const execution_plan> plan, bindings tensors, device& on = host_device());
+  /// @param far     where a plan with copies puts values; its alignment is at most that of the plan's layout
+  /// @throws broken_contract if the tensors are those for another program, or copies lack a far memory; out_of_memory if the
+  /// device
+  ///         or the far memory has no room
+  executor(std::shared_ptr<const execution_plan> plan, bindings tensors, device& on = host_device(), far_memory far = {});
   ~executor();
 
   /// @param inputs sizes, strides and types as captured
   /// @return the outputs, without autograd; they belong to the caller
-  /// @throws c10::Error and what operators throw; the executor can be used again afterwards
+  /// @throws c10::Error, what operators throw, copy_failed naming the value; the executor can be used again afterwards
   std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs);
 
   struct gradients {
@@ -88,7 +92,7 @@ class executor {
   };
   /// @param output_grads gradient per output; undefined means zero; ignored where the output is not differentiable
   /// @param sums for an `accumulating` program, per parameter: what its gradient is added to; undefined: it is handed out
-  /// @throws broken_contract without a forward before
+  /// @throws broken_contract without a forward before; what `forward` throws
   gradients backward(const std::vector<at::Tensor>& output_grads, const std::vector<at::Tensor>& sums = {});
 
   /// Forgets a step in flight and the tensors it holds.
@@ -106,6 +110,7 @@ class executor {
 
   std::size_t unplanned() const;  ///< allocations outside the plan so far
   bytes_t unplanned_bytes() const;
+  double waited_seconds() const;        ///< for copies, so far
   std::size_t made_contiguous() const;  ///< incoming gradients that had to be copied, so far
 
  private:

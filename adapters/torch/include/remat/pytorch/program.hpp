@@ -180,18 +180,19 @@ void verify(const program& step);
 /// Parameters, buffers, inputs and constants are held sources. Targets are gradients, outputs (they belong to the caller until
 /// the end of the step) and tokens. Sizes are rounded up to multiples of 64 bytes. After the V values come some without bytes,
 /// from each node with effects (random numbers, writes that outlive the step) to the next: they keep the order of these. The
-/// backward begins after the loss node.
+/// backward begins after the loss node. Values whose memory is the caller's are not movable.
 ///
 /// @param step      captured program with V values and E nodes
 /// @param seconds   cost of each node, s; E numbers
 /// @param workspace bytes each node needs while it runs, besides inputs and outputs; E numbers
 /// @param name      label of the problem
+/// @param copies    rates of copies to far memory and back, if there is such
 /// @return the problem
 /// @throws bad_option if `seconds` or `workspace` has not one entry per node
 /// @throws bad_problem for a cost that is negative or not finite
 /// Complexity: O(V + edges).
 problem to_problem(const program& step, const std::vector<double>& seconds, const std::vector<bytes_t>& workspace,
-                   const std::string& name = "step");
+                   const std::string& name = "step", const std::optional<copy_rates>& copies = std::nullopt);
 
 /// A listing of the program for people: one line per node, with values, sizes and marks.
 ///

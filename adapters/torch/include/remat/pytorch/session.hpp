@@ -16,6 +16,7 @@
 #include <remat/core/result.hpp>
 #include <remat/pytorch/budget.hpp>
 #include <remat/pytorch/capture.hpp>
+#include <remat/pytorch/device.hpp>
 #include <remat/pytorch/model.hpp>
 #include <remat/pytorch/plan_cache.hpp>
 #include <remat/pytorch/profile.hpp>
@@ -77,6 +78,8 @@ struct wrap_options {
   profile_options profile = {};
   /// Not empty: costs are `estimate`s for such a device, and plans are made (`session::prepare`) but not run, nor kept on disk.
   device_rates device = {};
+  /// Where values may go that are dear to compute again; empty: nowhere. Its rates are measured when the first step is captured.
+  far_memory far = {};
   plan_cache cache = plan_cache();  ///< of what was found in earlier processes
   new_shape new_shapes = new_shape::nearest;
   std::size_t most_shapes = 64;  ///< kinds of inputs whose plans are kept, >= 1: those that were used last

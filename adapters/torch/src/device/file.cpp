@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "file.hpp"
+
+#include <fcntl.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <new>
+
+#include <remat/pytorch/device.hpp>
+
+namespace remat::pytorch {
+namespace {
+
+constexpr bytes_t page = 4096;
+
+/// A file without a name.
+class nameless_file {
+ public:
+  /// @throws bad_option
+  nameless_file(const std::string& folder, bool direct) {
+    const auto& system = files_of_system();
+    const int flags = O_RDWR | O_CLOEXEC | (direct ? O_DIRECT : 0);
+    number_ = system.open(folder.c_str(), flags | O_TMPFILE | O_EXCL, 0600);
+    if (number_ < 0 && direct && errno == EINVAL)
+      number_ = system.open(folder.c_str(), (flags & ~O_DIRECT) | O_TMPFILE | O_EXCL, 0600);
+    if (number_ < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL)) {  // not for this file system
+      auto name = folder + "/remat-XXXXXX";
+      number_ = mkostemp(name.data(), flags & (O_CLOEXEC | O_DIRECT));
+      if (number_ < 0 && direct && errno == EINVAL) number_ = mkostemp(name.data(), O_CLOEXEC);
+      if (number_ >= 0) unlink(name.c_str());
+    }
+    if (number_ < 0) throw bad_option("no file can be made in " + folder + ": " + std::strerror(errno));
+  }
+  ~nameless_file() { close(number_); }
+  nameless_file(const nameless_file&) = delete;
+  nameless_file& operator=(const nameless_file&) = delete;
+  int number() const { return number_; }
+
+ private:
+  int number_;
+};
+
+struct usage_of_folder {
+  std::mutex mutex;
+  bytes_t bytes = 0;
+};
+
+class region_of_file final : public region {
+ public:
+  region_of_file(const std::string& folder, std::string name, bytes_t bytes, bool direct)
+      : name_(std::move(name)), bytes_(bytes), file_(folder, direct) {
+    if (bytes == 0) return;
+    int failed = files_of_system().allocate(file_.number(), 0, 0, bytes) == 0 ? 0 : errno;
+    if (failed == EOPNOTSUPP) failed = free_bytes() < bytes ? ENOSPC : ftruncate(file_.number(), bytes) == 0 ? 0 : errno;
+    if (failed != 0) throw out_of_memory(name_, bytes, std::min(bytes, failed == ENOSPC ? free_bytes() : 0));
+  }
+
+  char* data() const override { return nullptr; }
+  bytes_t bytes() const override { return bytes_; }
+  bytes_t resident() const override { return bytes_; }
+  void discard_except(std::vector<std::pair<bytes_t, bytes_t>>) override {}
+
+  void read(char* to, bytes_t offset, bytes_t bytes) const override {
+    transfer("read", offset, bytes, [&](bytes_t done, std::size_t left) {
+      return files_of_system().read(file_.number(), to + done, left, offset + done);
+    });
+  }
+  void write(const char* from, bytes_t offset, bytes_t bytes) override {
+    transfer("write", offset, bytes, [&](bytes_t done, std::size_t left) {
+      return files_of_system().write(file_.number(), from + done, left, offset + done);
+    });
+  }
+
+ private:
+  bytes_t free_bytes() const {
+    struct statvfs s {};
+    return fstatvfs(file_.number(), &s) == 0 ? static_cast<bytes_t>(s.f_bavail) * static_cast<bytes_t>(s.f_frsize) : 0;
+  }
+
+  /// Calls until all is done; a call may do a part.
+  template <class Call>
+  void transfer(const char* what, bytes_t offset, bytes_t bytes, const Call& call) const {
+    constexpr bytes_t most = 16 << 20;  // a call
+    const auto fail = [&](bytes_t done, const std::string& why) {
+      throw copy_failed(name_ + ": " + what + " of " + std::to_string(bytes) + " bytes at " + std::to_string(offset) +
+                        " stopped after " + std::to_string(done) + ": " + why);
+    };
+    if (getpid() != process_) fail(0, "the file belongs to the process that this one was forked from");
+    for (bytes_t done = 0; done < bytes;) {
+      const auto moved = call(done, static_cast<std::size_t>(std::min(most, bytes - done)));
+      if (moved < 0 && errno == EINTR) continue;
+      if (moved < 0) fail(done, std::strerror(errno));
+      if (moved == 0) fail(done, "the file ends there");
+      done += moved;
+    }
+  }
+
+  std::string name_;
+  bytes_t bytes_;
+  nameless_file file_;
+  pid_t process_ = getpid();
+};
+
+class memory_of_files final : public tier {
+ public:
+  memory_of_files(std::string folder, bytes_t limit) : folder_(std::move(folder)), limit_(limit), direct_(allows_direct()) {}
+  std::string name() const override { return "the disk at " + folder_; }
+  bytes_t limit() const override { return limit_; }
+  bytes_t alignment() const override { return page; }
+  std::shared_ptr<region> reserve(bytes_t bytes) override {
+    if (bytes < 0) throw bad_option("bytes to reserve in " + name() + " must be >= 0, got " + std::to_string(bytes));
+    std::lock_guard lock(use_->mutex);
+    if (bytes > limit_ - use_->bytes) throw out_of_memory(name(), bytes, limit_ - use_->bytes);
+    auto made = std::make_unique<region_of_file>(folder_, name(), bytes, direct_);
+    use_->bytes += bytes;
+    return {made.release(), [use = use_](const region_of_file* held) {
+              const auto freed = held->bytes();
+              delete held;
+              std::lock_guard again(use->mutex);
+              use->bytes -= freed;
+            }};
+  }
+
+ private:
+  /// The file system takes copies of whole pages that pass its cache by.
+  bool allows_direct() const {
+    const std::unique_ptr<char, void (*)(void*)> memory(static_cast<char*>(std::aligned_alloc(page, page)), std::free);
+    if (!memory) throw std::bad_alloc();
+    std::memset(memory.get(), 0, page);
+    try {
+      region_of_file probe(folder_, name(), page, true);
+      probe.write(memory.get(), 0, page);
+      probe.read(memory.get(), 0, page);
+      return true;
+    } catch (const copy_failed&) {
+      return false;
+    }
+  }
+
+  std::string folder_;
+  bytes_t limit_;
+  bool direct_;
+  std::shared_ptr<usage_of_folder> use_ = std::make_shared<usage_of_folder>();
+};
+
+}  // namespace
+
+file_calls& files_of_system() {
+  static file_calls calls{::pread, ::pwrite, ::fallocate,
+                          [](const char* path, int flags, mode_t mode) { return ::open(path, flags, mode); }};
+  return calls;
+}
+
+std::shared_ptr<tier> file_memory(const std::string& folder, bytes_t limit) {
+  if (limit < 0) throw bad_option("the limit of the disk at " + folder + " must be >= 0, got " + std::to_string(limit));
+  return std::make_shared<memory_of_files>(folder, limit);
+}
+
+}  // namespace remat::pytorch
