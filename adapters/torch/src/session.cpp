@@ -304,6 +304,7 @@ struct session::state : std::enable_shared_from_this<state> {
                  : relative     ? profile_like(*s.step, *relative->step, relative->profiles)
                                 : profile(*s.step, options.profile);
     s.far = options.far;
+    auto& rates = options.far.rates;
     if (s.far.memory && !rates) rates = measure_rates(host_device(), s.far);
     s.p = to_problem(*s.step, s.profiles.seconds(), s.profiles.workspace(), trained->name(), rates);
     storages seen;
@@ -578,7 +579,6 @@ struct session::state : std::enable_shared_from_this<state> {
   std::shared_ptr<const setup> last_setup;
   std::shared_ptr<const plan> last_plan;
   pytorch::report last_held;
-  std::optional<copy_rates> rates;  ///< to far memory and back
   bytes_t largest_plain = 0;        ///< bytes of the plain step of the largest kind of inputs so far
   background worker;
   int replaced = 0;          ///< captures in a row that a replaced tensor made out of date

@@ -259,7 +259,7 @@ TEST_CASE("values that were away give what eager mode gives, bit by bit") {
             std::make_shared<execution_plan>(x.step, plan, x.profiles, layout_options{.alignment = disk ? 4096 : 64});
         const auto limit = e_plan->far_bytes();
         far_memory far{disk ? file_memory(folder, limit) : host_memory("far", limit), std::make_unique<late_link>(1),
-                       std::make_unique<late_link>(2)};
+                       std::make_unique<late_link>(2), {}};
         executor e(e_plan, *x.tensors, host_device(), far);
         restore(s, buffers);
         for (const auto& o : expected) compare(o, planned(s, e, *x.tensors));

@@ -16,6 +16,7 @@
 #include <remat/pytorch/memory.hpp>
 #include <remat/pytorch/wrap.hpp>
 #include <remat/solver/min_cut.hpp>
+#include <remat/solver/offmate.hpp>
 
 #include "compare.hpp"
 #include "quick.hpp"
@@ -277,7 +278,8 @@ seen step_of(random_net& net, const std::function<tensor_list(const tensor_list&
 
 enum class verdict { equal, eager_fails, refused };
 
-verdict differential(unsigned seed, std::string& why) {
+/// @param away counts plans that moved something
+verdict differential(unsigned seed, std::string& why, int& away) {
   const auto make = [&] {
     ::torch::manual_seed(seed);
     return std::make_shared<random_net>(seed);
@@ -294,11 +296,21 @@ verdict differential(unsigned seed, std::string& why) {
     return verdict::eager_fails;
   }
   std::optional<rt::budget> budget = rt::budget("100%");
-  for (int round = 0; round < 2 && budget; ++round) {
-    INFO("seed " << seed << (round == 0 ? " at 100 %" : " at the smallest budget"));
+  for (int round = 0; round < 3 && budget; ++round) {
+    constexpr const char* names[] = {" at 100 %", " at the smallest budget", " at the smallest budget with copies"};
+    INFO("seed " << seed << names[round]);
     auto net = make();
+    const auto options = [](const rt::budget& b, bool copies) {
+      auto o = testing::quick(b, 0.5);
+      if (!copies) return o;
+      o.far = {rt::host_memory("far"), rt::host_link(), rt::host_link(), copy_rates{1e10, 1e10, 0}};
+      o.solver = [](const auto& p, bytes_t within, const limits& l, const auto& watch) {
+        return solve(p, within, offmate<min_cut>(), l, watch);
+      };
+      return o;
+    };
     testing::runner run(
-        net, [net](const tensor_list& x) { return net->forward(x); }, testing::quick(*budget, 0.5));
+        net, [net](const tensor_list& x) { return net->forward(x); }, options(*budget, round == 2));
     budget.reset();
     for (int k = 0; k < steps; ++k) {
       INFO("step " << k);
@@ -321,11 +333,12 @@ verdict differential(unsigned seed, std::string& why) {
       CHECK(s.generator == e.generator);
     }
     CHECK(run.report().unplanned == 0);
-    if (round > 0) break;
+    away += run.report().moved_in > 0;
     net->zero_grad();
+    if (round == 2) break;
     try {  // the smallest budget that is known
       testing::runner none(
-          net, [net](const tensor_list& x) { return net->forward(x); }, testing::quick(rt::budget::activations(0), 0.5));
+          net, [net](const tensor_list& x) { return net->forward(x); }, options(rt::budget::activations(0), round == 1));
       none.prepare(inputs_of(seed, 0));
     } catch (const rt::over_budget& e) {
       if (e.smallest) budget = rt::budget::activations(*e.smallest - e.asked);
@@ -341,13 +354,15 @@ TEST_CASE("random programs") {
   unsigned from = 0, to = 60;
   if (const char* range = std::getenv("REMAT_FUZZ")) REQUIRE(std::sscanf(range, "%u:%u", &from, &to) == 2);
   for (auto seed = from; seed < to; ++seed) seeds.push_back(seed);
-  int count[3] = {0, 0, 0};
+  int count[3] = {0, 0, 0}, away = 0;
   for (auto seed : seeds) {
     std::string why;
-    const auto o = differential(seed, why);
+    const auto o = differential(seed, why, away);
     ++count[static_cast<int>(o)];
     if (o == verdict::refused) std::printf("%u: %s\n", seed, why.substr(0, 300).c_str());
   }
-  std::printf("%d equal, %d in which eager mode fails, %d refused\n", count[0], count[1], count[2]);
+  std::printf("%d equal, %d in which eager mode fails, %d refused; in %d something was away\n", count[0], count[1], count[2],
+              away);
   CHECK(count[0] > static_cast<int>(seeds.size()) * 3 / 4);
+  CHECK(away > static_cast<int>(seeds.size()) / 10);  // plans that moved something
 }

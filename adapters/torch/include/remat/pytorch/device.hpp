@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -99,8 +100,9 @@ class link {
 
 /// Memory beyond a device, and the ways there and back.
 struct far_memory {
-  std::shared_ptr<tier> memory;   ///< null: there is none
-  std::shared_ptr<link> out, in;  ///< to it, from it
+  std::shared_ptr<tier> memory;          ///< null: there is none
+  std::shared_ptr<link> out, in;         ///< to it, from it
+  std::optional<copy_rates> rates = {};  ///< that plans rely on; nothing: `measure_rates`
 };
 
 /// Where the next allocation is expected to go.

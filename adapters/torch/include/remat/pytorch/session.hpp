@@ -78,7 +78,8 @@ struct wrap_options {
   profile_options profile = {};
   /// Not empty: costs are `estimate`s for such a device, and plans are made (`session::prepare`) but not run, nor kept on disk.
   device_rates device = {};
-  /// Where values may go that are dear to compute again; empty: nowhere. Its rates are measured when the first step is captured.
+  /// Where values may go that are dear to compute again; empty: nowhere. Rates that it does not name are measured when the first
+  /// step is captured.
   far_memory far = {};
   plan_cache cache = plan_cache();  ///< of what was found in earlier processes
   new_shape new_shapes = new_shape::nearest;
