@@ -20,7 +20,7 @@ from __future__ import annotations
 import importlib as _importlib
 from typing import TYPE_CHECKING
 
-from ._errors import Error, NotEqual, OverBudget, Refused
+from ._errors import CopyFailed, Error, NotEqual, OverBudget, Refused
 from ._planner import evaluate, solve, solvers
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 #: What needs torch, which is imported when one of these is used.
 _WITH_TORCH = {"Curve": "_plan", "Roofline": "_plan", "Session": "_session", "curve": "_plan", "plan": "_plan", "is_wrapped": "_wrap", "of": "_wrap", "unwrap": "_wrap", "wrap": "_wrap"}
 
-__all__ = ["Error", "NotEqual", "OverBudget", "Refused", "evaluate", "solve", "solvers", *_WITH_TORCH]
+__all__ = ["CopyFailed", "Error", "NotEqual", "OverBudget", "Refused", "evaluate", "solve", "solvers", *_WITH_TORCH]
 
 
 def __getattr__(name: str):

@@ -43,5 +43,9 @@ class NotEqual(Error, RuntimeError):
     """A planned step gave something else than the plain one (`verify`)."""
 
 
+class CopyFailed(Error, RuntimeError):
+    """A value could not be copied out of the device's memory or back. Weights are as they were, and the next step may run."""
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C came before there was a schedule to go on with."""

@@ -39,6 +39,9 @@ class Options:
     on_new_shape: Literal["nearest", "plan", "plain", "error"] = "nearest"
     on_refuse: Literal["error", "warn"] = "error"
     cache: Any = True
+    offload: Literal["none", "activations"] = "none"
+    disk: Any = None
+    disk_budget: int | str | None = None
     device: Any = None  # a roofline: parts for `_torch.Session`
 
     def check(self) -> Options:
@@ -51,13 +54,25 @@ class Options:
                 raise ValueError(f"{name} is empty")
         if self.budget is not None and self.activation_budget is not None:
             raise ValueError("give budget or activation_budget, not both")
-        for name, allowed in (("on_new_shape", ("nearest", "plan", "plain", "error")), ("on_refuse", ("error", "warn"))):
+        for name, allowed in (("on_new_shape", ("nearest", "plan", "plain", "error")), ("on_refuse", ("error", "warn")),
+                              ("offload", ("none", "activations"))):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         if self.verify < 0:
             raise ValueError(f"verify must be >= 0, got {self.verify}")
         _torch.check_budget(*self.limit())
+        if self.offload == "none" and (self.disk is not None or self.disk_budget is not None):
+            raise ValueError('disk and disk_budget are for offload="activations"')
+        if self.offload != "none":
+            if self.disk is None:
+                raise ValueError(f'offload="{self.offload}" needs disk, a folder: what leaves the memory of the host goes to a disk')
+            _torch.check_disk(*self.spill())
         return self
+
+    def spill(self) -> tuple[str | None, str]:
+        """The folder to offload to, and the bytes that may be taken there, empty for all."""
+        folder = None if self.disk is None else os.fspath(self.disk)
+        return folder, "" if self.disk_budget is None else str(self.disk_budget)
 
     def folder(self) -> str | None:
         """Where plans are kept: None for the usual place, empty for nowhere."""
@@ -150,7 +165,7 @@ class Session:
             self._source, self._seen = Source(model, self), None  # one that may still have steps in flight keeps its own
             self._made = _torch.Session(type(model).__name__, self._source, *o.limit(),
                                         "automatic" if o.solver == "auto" else o.solver, o.time_limit, o.gap, o.seed, o.verify,
-                                        o.on_new_shape, o.folder(), _progress, o.device)
+                                        o.on_new_shape, o.folder(), _progress, o.device, *o.spill())
         return self._made
 
     # --- calls ---------------------------------------------------------------------------------------------------------------
@@ -253,7 +268,8 @@ class Session:
         return self._run.report()
 
     def memory(self) -> dict[str, int]:
-        """Bytes: `budget`, `peak` (measured since `reset_peak`), `planned`, `arena`, `held`."""
+        """Bytes: `budget`, `peak` (measured since `reset_peak`), `planned`, `arena`, `held`; `disk`, reserved there, and `to_disk`,
+        `from_disk`, copied in each step."""
         return self._run.memory()
 
     def reset_peak(self) -> None:

@@ -20,7 +20,8 @@ M = TypeVar("M", bound=torch.nn.Module)
 def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *, budget: int | float | str | None = None,
          activation_budget: int | float | str | None = None, solver: str = "auto", time_limit: float = 20.0, gap: float = 0.005,
          seed: int = 0, verify: int = 0, on_new_shape: Literal["nearest", "plan", "plain", "error"] = "nearest",
-         on_refuse: Literal["error", "warn"] = "error", cache: Any = True) -> M:
+         on_refuse: Literal["error", "warn"] = "error", cache: Any = True, offload: Literal["none", "activations"] = "none",
+         disk: Any = None, disk_budget: int | str | None = None) -> M:
     """Lets `model` train inside a budget of bytes: outputs, gradients, buffers and generator stay those of the plain model, bit by bit.
 
     model: any module; it is changed in place and returned. Its class, `state_dict`, attributes and methods stay as they are.
@@ -33,12 +34,17 @@ def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *,
     on_new_shape: what a call with other shapes does: "nearest" takes over the decisions of a plan for another shape where it can,
         "plan" plans anew, "plain" runs the model as it is, "error" raises Refused.
     on_refuse: "warn" runs calls that cannot be planned as they are.
+    offload: "activations" also moves values to a disk and back where that is faster than computing them again, beside the computations.
+    disk: folder for that, on a fast disk. Space is taken when a plan is made, in files without a name that go with the process.
+    disk_budget: bytes that may be taken there, as a number or as text; default: what is free.
     cache: keeps plans on disk, in the usual place or in that folder; False keeps nothing.
 
     Without grad mode the model runs as it is. A wrapped model that is wrapped again takes over the new options.
-    Raises OverBudget if no schedule fits, Refused if the model cannot be captured, Error or ValueError for options.
+    Raises OverBudget if no schedule fits, Refused if the model cannot be captured, Error or ValueError for options; a
+    step raises CopyFailed if a disk fails.
     """
-    options = Options(budget, activation_budget, solver, time_limit, gap, seed, verify, on_new_shape, on_refuse, cache).check()
+    options = Options(budget, activation_budget, solver, time_limit, gap, seed, verify, on_new_shape, on_refuse, cache, offload,
+                      disk, disk_budget).check()
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"remat.wrap takes a torch.nn.Module, got {type(model).__qualname__}")
     if isinstance(model, torch.nn.DataParallel):

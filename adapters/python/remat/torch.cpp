@@ -152,6 +152,8 @@ auto translated(F f) {
     raise("Refused", e.what());
   } catch (const rp::not_supported& e) {
     raise("Refused", e.what());
+  } catch (const rp::copy_failed& e) {
+    raise("CopyFailed", e.what());
   } catch (const rp::not_equal& e) {
     raise("NotEqual", e.what());
   } catch (const remat::error& e) {
@@ -207,7 +209,8 @@ class python_session {
  public:
   python_session(std::string name, py::object source, const std::string& budget, bool activations, const std::string& solver,
                  double seconds, double gap, std::uint64_t seed, std::size_t verify, const std::string& on_new_shape,
-                 const std::optional<std::string>& cache, py::object log, const std::optional<roofline_parts>& device)
+                 const std::optional<std::string>& cache, py::object log, const std::optional<roofline_parts>& device,
+                 const std::optional<std::string>& disk, const std::string& disk_budget)
       : interrupted_(std::make_shared<interruption>()) {
     auto trained = std::make_shared<python_model>(std::move(name), std::move(source));
     const auto tell = shared(std::move(log));
@@ -230,6 +233,7 @@ class python_session {
       if (cache) o.cache = rp::plan_cache(*cache);
       if (cache && cache->empty()) o.profile.cache.clear();
       o.device = rates_of(device);
+      if (disk) o.far = rp::on_disk(*disk, disk_budget.empty() ? remat::max_bytes : remat::parse_bytes(disk_budget));
       o.new_shapes = new_shapes;
       o.verify = verify;
       o.log = [tell](const std::string& text) {
@@ -261,7 +265,8 @@ class python_session {
   py::dict memory() {
     const auto r = translated([&] { return run_->report(); });
     return py::dict(py::arg("budget") = r.budget, py::arg("peak") = rp::meter::peak() - before_, py::arg("planned") = r.total(),
-                    py::arg("arena") = r.arena, py::arg("held") = r.held(), py::arg("live") = rp::meter::live());
+                    py::arg("arena") = r.arena, py::arg("held") = r.held(), py::arg("live") = rp::meter::live(), py::arg("disk") = r.far,
+                    py::arg("to_disk") = r.moved_out, py::arg("from_disk") = r.moved_in);
   }
   py::dict plan() {
     auto plan = told(translated([&] { return run_->report(); }));
@@ -281,7 +286,8 @@ class python_session {
                     py::arg("solver") = r.solver, py::arg("peak") = r.total(), py::arg("seconds") = r.step_seconds,
                     py::arg("plain_seconds") = r.store_all_seconds, py::arg("bound") = r.bound, py::arg("gap") = r.gap,
                     py::arg("smallest") = r.smallest, py::arg("smallest_bound") = r.smallest_bound,
-                    py::arg("operations") = r.operations, py::arg("recomputed") = r.recomputed);
+                    py::arg("operations") = r.operations, py::arg("recomputed") = r.recomputed, py::arg("moved") = r.moved_out + r.moved_in,
+                    py::arg("waited") = r.waited);
   }
   std::vector<py::dict> plans() {
     std::vector<py::dict> list;
@@ -351,6 +357,9 @@ PYBIND11_MODULE(_torch, m) {
   m.def("without_memory", &rp::without_memory);
   m.def("state_of", &remat::python::state_of);
   m.def("unchanged", &remat::python::unchanged);
+  m.def("check_disk", [](const std::string& folder, const std::string& bytes) {
+    translated([&] { rp::file_memory(folder, bytes.empty() ? remat::max_bytes : remat::parse_bytes(bytes)); });
+  });
   m.def("check_budget", [](const std::string& text, bool activations) { translated([&] { budget_of(text, activations); }); });
   m.def("meter_install", &rp::meter::install);
   m.def("meter_reset", [] {
@@ -361,7 +370,7 @@ PYBIND11_MODULE(_torch, m) {
   py::class_<python_session>(m, "Session")
       .def(py::init<std::string, py::object, const std::string&, bool, const std::string&, double, double, std::uint64_t,
                     std::size_t, const std::string&, const std::optional<std::string>&, py::object,
-                    const std::optional<roofline_parts>&>())
+                    const std::optional<roofline_parts>&, const std::optional<std::string>&, const std::string&>())
       .def("forward", bound<&python_session::forward>)
       .def("prepare", bound<&python_session::prepare>)
       .def("report", bound<&python_session::report>)

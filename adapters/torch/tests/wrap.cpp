@@ -7,6 +7,7 @@
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <cstring>
+#include <filesystem>
 #include <mutex>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/solve.hpp>
@@ -463,6 +464,97 @@ TEST_CASE("an absolute budget holds whatever gradients there are") {
     CHECK(run.report().unplanned == 0);
   }
   at::set_num_threads(1);
+}
+
+TEST_CASE("a first step whose loss leaves outputs out stays within the budget") {
+  ::torch::manual_seed(4);
+  const auto net = std::make_shared<::torch::nn::Linear>(400, 400);
+  const auto w = (*net)->weight;
+  const auto x = ::torch::randn({400, 400});
+  const auto forward = [&w](const std::vector<at::Tensor>& in) {
+    auto h = in[0];
+    for (int i = 0; i < 6; ++i) h = h.matmul(w).tanh();
+    return std::vector<at::Tensor>{h.sum(), h.sin().cumsum(1)};
+  };
+  const rt::meter counting;
+  const auto base = rt::meter::live();
+  bytes_t held = 0, budget = 0;
+  {
+    testing::runner all(net->ptr(), forward, testing::quick());
+    all.prepare({x});
+    held = all.report().held();
+    budget = held + (all.report().budget - held) * 7 / 10;
+  }
+  testing::runner run(net->ptr(), forward, testing::quick(budget));
+  run.prepare({x});
+  for (int step = 0; step < 3; ++step) {
+    INFO("step " << step);
+    rt::meter::reset_peak();
+    run.forward({x})[0].backward();
+    net->ptr()->zero_grad();
+    CHECK(rt::meter::peak() - base <= budget - held);
+  }
+}
+
+TEST_CASE("values that go to a disk: results, limits, nothing without need") {
+  ::torch::manual_seed(6);
+  const auto folder = std::filesystem::temp_directory_path().string();
+  struct count final : rt::link {
+    explicit count(int& n) : copies(n) {}
+    rt::ticket copy(const rt::block& to, const rt::block& from, std::vector<rt::ticket> after) override {
+      ++copies;
+      return inner->copy(to, from, std::move(after));
+    }
+    int& copies;
+    std::unique_ptr<rt::link> inner = rt::host_link();
+  };
+  twins t(3);
+  auto &plain = t.plain, &planned = t.planned;
+  int copies = 0;
+  const auto options = [&](const rt::budget& b, bytes_t limit) {
+    auto o = testing::quick(b);
+    o.solver = rt::default_solver();
+    o.far = {rt::file_memory(folder, limit), std::make_shared<count>(copies), std::make_shared<count>(copies), copy_rates{1e12, 1e12, 0}};
+    return o;
+  };
+  const auto train = [&](testing::runner& run) {
+    for (int step = 0; step < 3; ++step) {
+      for (auto* s : {&plain, &planned}) s->module->zero_grad();
+      ::torch::manual_seed(static_cast<std::uint64_t>(step));
+      auto expected = plain.forward(plain.inputs);
+      models::loss_of(expected).backward();
+      ::torch::manual_seed(static_cast<std::uint64_t>(step));
+      auto outputs = run.forward(planned.inputs);
+      check_same(expected, outputs);
+      models::loss_of(outputs).backward();
+      check_same(grads(*plain.module), grads(*planned.module));
+      check_same(plain.module->buffers(), planned.module->buffers());
+      CHECK(run.report().total() <= run.report().budget);
+    }
+  };
+  bytes_t far = 0;
+  {
+    testing::runner run(planned.module, planned.forward, options("60%", max_bytes));
+    run.prepare(planned.inputs);
+    CHECK(copies == 0);
+    train(run);
+    far = run.report().far;
+    CHECK(far > 0);
+    CHECK(copies > 0);
+    CHECK(run.report().moved_in > 0);
+    CHECK(run.report().moved_out >= far);
+  }
+  for (const auto limit : {far, far / 2, bytes_t{0}}) {
+    INFO("limit " << limit);
+    testing::runner run(planned.module, planned.forward, options("60%", limit));
+    train(run);
+    CHECK(run.report().far <= limit);
+  }
+  copies = 0;
+  testing::runner run(planned.module, planned.forward, options("100%", max_bytes));
+  train(run);
+  CHECK(run.report().far == 0);
+  CHECK(copies == 0);
 }
 
 TEST_CASE("a step without memory is planned as one with it, and not run") {

@@ -61,10 +61,11 @@ class step_node final : public ::torch::autograd::Node {
           "at version ",
           w.counter.current_version(), "; expected version ", w.version);
     ran_kept_ = ::torch::autograd::get_current_graph_task_keep_graph();
-    const auto r = std::exchange(runner_, nullptr);
+    auto r = std::exchange(runner_, nullptr);
     const auto beside = std::exchange(beside_, nullptr);
     watched_.clear();
-    const auto& step = *r->kind->step;
+    const auto kind = r->kind;
+    const auto& step = *kind->step;
     std::vector<at::Tensor> given;
     std::vector<output_use> uses;
     std::size_t next = 0;
@@ -79,17 +80,16 @@ class step_node final : public ::torch::autograd::Node {
     incoming.clear();
     ::torch::autograd::variable_list result;
     ::torch::autograd::variable_list expected;
-    if (verify_) expected = beside->backward(step, given, r->kind->trained);
-    if (r->kind->outputs->learn(step, uses) || !beside) {
+    if (verify_) expected = beside->backward(step, given, kind->trained);
+    if (kind->outputs->learn(step, uses) || !beside) {
       result = planned(*r, given);
     } else {  // the forward once more, by a plan for this use of the outputs
-      r->run->reset();
-      std::shared_ptr<runner> other;
+      std::exchange(r, nullptr)->run->reset();  // and nobody holds its arena
       beside->run([&](const auto& inputs) {
-        other = replan_(inputs);
-        other->run->forward(inputs);
+        r = replan_(inputs);
+        r->run->forward(inputs);
       });
-      result = planned(*other, given);
+      result = planned(*r, given);
     }
     if (verify_) beside->compare(expected, result);
     for (std::size_t i = 0; i < result.size(); ++i)
