@@ -305,7 +305,8 @@ struct session::state : std::enable_shared_from_this<state> {
                                 : profile(*s.step, options.profile);
     s.far = options.far;
     auto& rates = options.far.rates;
-    if (s.far.memory && !rates) rates = measure_rates(host_device(), s.far);
+    constexpr bytes_t worth_it = 1 << 20;
+    if (s.far.memory && !rates && s.far.memory->limit() >= worth_it) rates = measure_rates(host_device(), s.far);
     s.p = to_problem(*s.step, s.profiles.seconds(), s.profiles.workspace(), trained->name(), rates);
     storages seen;
     s.parameter_bytes = storage_bytes(s.parameters, seen);
@@ -411,7 +412,7 @@ struct session::state : std::enable_shared_from_this<state> {
       if (r.get() != but) sum += r->what->run->needed_bytes();
     for (const auto& a : retired)
       if (const auto memory = a.lock()) sum += memory->resident();
-    return sum;
+    return sum + outputs_of_before;
   }
 
   /// The budget in bytes. Relative ones leave out what is held and the gradients there are, and are of the largest plain step so
@@ -579,7 +580,8 @@ struct session::state : std::enable_shared_from_this<state> {
   std::shared_ptr<const setup> last_setup;
   std::shared_ptr<const plan> last_plan;
   pytorch::report last_held;
-  bytes_t largest_plain = 0;        ///< bytes of the plain step of the largest kind of inputs so far
+  bytes_t outputs_of_before = 0;  ///< outputs that exist while their forward runs once more
+  bytes_t largest_plain = 0;      ///< bytes of the plain step of the largest kind of inputs so far
   background worker;
   int replaced = 0;          ///< captures in a row that a replaced tensor made out of date
   std::size_t verified = 0;  ///< steps that were compared
@@ -662,12 +664,24 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
     if (read.outputs[i] || (shared && step.differentiable[i]))
       watch.push_back({::torch::autograd::impl::version_counter(outputs[i]), outputs[i]._version(), none, i});
   }
-  const auto node = c10::make_intrusive<step_node>(r, std::move(watch), inputs, std::move(beside), verify,
-                                                   [self = shared_from_this(), call](const std::vector<at::Tensor>& again) {
-                                                     std::lock_guard held(self->mutex);
-                                                     self->look();
-                                                     return self->expected(call, again);
-                                                   });
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> given_out;
+  for (std::size_t i = 0; i < outputs.size(); ++i)
+    if (step.from(step.views[step.outputs[i]].value) == role::internal)
+      given_out.push_back(outputs[i].storage().getWeakStorageImpl());
+  const auto once_more = [self = shared_from_this(), call, given_out](const std::vector<at::Tensor>& again) {
+    std::lock_guard held(self->mutex);
+    std::set<c10::StorageImpl*> alive;
+    for (const auto& weak : given_out)
+      if (const auto there = weak.lock(); there && alive.insert(there.get()).second)
+        self->outputs_of_before += static_cast<bytes_t>(there->nbytes());
+    struct restored {
+      bytes_t& bytes;
+      ~restored() { bytes = 0; }
+    } const later{self->outputs_of_before};
+    self->look();
+    return self->expected(call, again);
+  };
+  const auto node = c10::make_intrusive<step_node>(r, std::move(watch), inputs, std::move(beside), verify, once_more);
   for (std::size_t i = 0; i < outputs.size(); ++i)
     if (step.differentiable[i]) ::torch::autograd::set_history(outputs[i], node);
   std::vector<at::Tensor> returned;

@@ -114,7 +114,7 @@ schedule with_random_copies(const problem& p, const schedule& s, unsigned seed) 
 }
 
 /// Copies that begin late.
-class late_link final : public link {
+class late_link final : public remat::pytorch::link {
  public:
   explicit late_link(unsigned seed) : random_(seed) {}
   ticket copy(const block& to, const block& from, std::vector<ticket> after) override {
@@ -130,7 +130,7 @@ class late_link final : public link {
 
  private:
   std::mt19937 random_;
-  std::unique_ptr<link> inner_ = host_link();
+  std::unique_ptr<remat::pytorch::link> inner_ = host_link();
 };
 
 struct outcome {
@@ -258,8 +258,10 @@ TEST_CASE("values that were away give what eager mode gives, bit by bit") {
         const auto e_plan =
             std::make_shared<execution_plan>(x.step, plan, x.profiles, layout_options{.alignment = disk ? 4096 : 64});
         const auto limit = e_plan->far_bytes();
-        far_memory far{disk ? file_memory(folder, limit) : host_memory("far", limit), std::make_unique<late_link>(1),
-                       std::make_unique<late_link>(2), {}};
+        far_memory far{disk ? file_memory(folder, limit) : host_memory("far", limit),
+                       std::make_unique<late_link>(1),
+                       std::make_unique<late_link>(2),
+                       {}};
         executor e(e_plan, *x.tensors, host_device(), far);
         restore(s, buffers);
         for (const auto& o : expected) compare(o, planned(s, e, *x.tensors));

@@ -342,7 +342,7 @@ struct failing_files {
 
 constexpr bytes_t block_size = 4096;
 
-std::string how_it_fails(link& l, const block& to, const block& from) {
+std::string how_it_fails(remat::pytorch::link& l, const block& to, const block& from) {
   try {
     l.copy(to, from)->wait();
   } catch (const copy_failed& e) {

@@ -146,7 +146,8 @@ inline std::optional<double> exhaustive_optimum_with_copies(const problem& p, by
       }
       if (!p.copies()) continue;
       const double size = static_cast<double>(p.values()[v].bytes);
-      if (here && p.values()[v].movable && !(held & bit(v)) && !(s.host & bit(v))) {  // what is held need not move, and one copy is enough
+      if (here && p.values()[v].movable && !(held & bit(v)) &&
+          !(s.host & bit(v))) {  // what is held need not move, and one copy is enough
         auto next = s;
         next.to_host = next.leaves[v] =
             std::max(s.to_host, s.arrives[v]) + ticks(p.copies()->latency + size / p.copies()->to_host);

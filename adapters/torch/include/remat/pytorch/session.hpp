@@ -80,6 +80,7 @@ struct wrap_options {
   device_rates device = {};
   /// Where values may go that are dear to compute again; empty: nowhere. Rates that it does not name are measured when the first
   /// step is captured.
+  /// A limit below 1 MiB is taken for nowhere then.
   far_memory far = {};
   plan_cache cache = plan_cache();  ///< of what was found in earlier processes
   new_shape new_shapes = new_shape::nearest;
