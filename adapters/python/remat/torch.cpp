@@ -265,8 +265,8 @@ class python_session {
   py::dict memory() {
     const auto r = translated([&] { return run_->report(); });
     return py::dict(py::arg("budget") = r.budget, py::arg("peak") = rp::meter::peak() - before_, py::arg("planned") = r.total(),
-                    py::arg("arena") = r.arena, py::arg("held") = r.held(), py::arg("live") = rp::meter::live(), py::arg("disk") = r.far,
-                    py::arg("to_disk") = r.moved_out, py::arg("from_disk") = r.moved_in);
+                    py::arg("arena") = r.arena, py::arg("held") = r.held(), py::arg("live") = rp::meter::live(),
+                    py::arg("disk") = r.far, py::arg("to_disk") = r.moved_out, py::arg("from_disk") = r.moved_in);
   }
   py::dict plan() {
     auto plan = told(translated([&] { return run_->report(); }));
@@ -286,8 +286,8 @@ class python_session {
                     py::arg("solver") = r.solver, py::arg("peak") = r.total(), py::arg("seconds") = r.step_seconds,
                     py::arg("plain_seconds") = r.store_all_seconds, py::arg("bound") = r.bound, py::arg("gap") = r.gap,
                     py::arg("smallest") = r.smallest, py::arg("smallest_bound") = r.smallest_bound,
-                    py::arg("operations") = r.operations, py::arg("recomputed") = r.recomputed, py::arg("moved") = r.moved_out + r.moved_in,
-                    py::arg("waited") = r.waited);
+                    py::arg("operations") = r.operations, py::arg("recomputed") = r.recomputed,
+                    py::arg("moved") = r.moved_out + r.moved_in, py::arg("waited") = r.waited);
   }
   std::vector<py::dict> plans() {
     std::vector<py::dict> list;

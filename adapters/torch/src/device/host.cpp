@@ -213,7 +213,9 @@ copy_rates measure_rates(device& d, const far_memory& far, bytes_t sample) {
   return {relied_on * bytes / to_host, relied_on * bytes / to_device, latency};
 }
 
-far_memory on_disk(const std::string& folder, bytes_t limit) { return {file_memory(folder, limit), host_link(), host_link(), {}}; }
+far_memory on_disk(const std::string& folder, bytes_t limit) {
+  return {file_memory(folder, limit), host_link(), host_link(), {}};
+}
 
 device& host_device() {
   static host only;

@@ -83,7 +83,7 @@ class step_node final : public ::torch::autograd::Node {
     if (verify_) expected = beside->backward(step, given, kind->trained);
     if (kind->outputs->learn(step, uses) || !beside) {
       result = planned(*r, given);
-    } else {  // the forward once more, by a plan for this use of the outputs
+    } else {                                    // the forward once more, by a plan for this use of the outputs
       std::exchange(r, nullptr)->run->reset();  // and nobody holds its arena
       beside->run([&](const auto& inputs) {
         r = replan_(inputs);
