@@ -16,7 +16,7 @@
 namespace remat::pytorch {
 namespace {
 
-constexpr bytes_t page = 4096;
+constexpr bytes_t unit_of_files = 4096;
 
 /// A file without a name.
 class nameless_file {
@@ -111,7 +111,7 @@ class memory_of_files final : public tier {
   memory_of_files(std::string folder, bytes_t limit) : folder_(std::move(folder)), limit_(limit), direct_(allows_direct()) {}
   std::string name() const override { return "the disk at " + folder_; }
   bytes_t limit() const override { return limit_; }
-  bytes_t alignment() const override { return page; }
+  bytes_t alignment() const override { return unit_of_files; }
   std::shared_ptr<region> reserve(bytes_t bytes) override {
     if (bytes < 0) throw bad_option("bytes to reserve in " + name() + " must be >= 0, got " + std::to_string(bytes));
     std::lock_guard lock(use_->mutex);
@@ -129,13 +129,14 @@ class memory_of_files final : public tier {
  private:
   /// The file system takes copies of whole pages that pass its cache by.
   bool allows_direct() const {
-    const std::unique_ptr<char, void (*)(void*)> memory(static_cast<char*>(std::aligned_alloc(page, page)), std::free);
+    const std::unique_ptr<char, void (*)(void*)> memory(static_cast<char*>(std::aligned_alloc(unit_of_files, unit_of_files)),
+                                                        std::free);
     if (!memory) throw std::bad_alloc();
-    std::memset(memory.get(), 0, page);
+    std::memset(memory.get(), 0, unit_of_files);
     try {
-      region_of_file probe(folder_, name(), page, true);
-      probe.write(memory.get(), 0, page);
-      probe.read(memory.get(), 0, page);
+      region_of_file probe(folder_, name(), unit_of_files, true);
+      probe.write(memory.get(), 0, unit_of_files);
+      probe.read(memory.get(), 0, unit_of_files);
       return true;
     } catch (const copy_failed&) {
       return false;

@@ -97,7 +97,7 @@ std::shared_ptr<const execution_plan> with_memory(const setup& s, const schedule
   return std::make_shared<execution_plan>(s.step, steps, s.profiles, o);
 }
 
-bool fits(const setup& s, const execution_plan& run, bytes_t available) {
+bool has_room(const setup& s, const execution_plan& run, bytes_t available) {
   return run.needed_bytes() <= available && (!s.far.memory || run.far_bytes() <= s.far.memory->limit());
 }
 
@@ -126,7 +126,7 @@ std::shared_ptr<const plan> take_over(const setup& s, bytes_t available, const s
   std::sort(known.begin(), known.end(), [](const auto& a, const auto& b) { return a->found.seconds < b->found.seconds; });
   for (const auto& k : known) {
     auto made = lay_out_plan(s, k->steps);
-    if (!fits(s, *made->run, available)) continue;
+    if (!has_room(s, *made->run, available)) continue;
     made->found.solver = k->found.solver;
     made->taken_from = k->taken_from.empty() ? other.inputs : k->taken_from;
     made->plan_seconds = since(begin);
@@ -142,7 +142,7 @@ std::shared_ptr<const plan> glance(const setup& s, bytes_t available, const sear
   const auto r = o.solver(s.p, s.p.held_bytes() + available, l, o.watch);
   if (!r.found()) return nullptr;
   const auto made = lay_out_plan(s, r.schedule);
-  if (!fits(s, *made->run, available)) return nullptr;
+  if (!has_room(s, *made->run, available)) return nullptr;
   made->found = r;
   made->taken_from = "a short search";
   made->plan_seconds = since(begin);
@@ -155,7 +155,7 @@ namespace {
 std::shared_ptr<plan> laid_out_again(const setup& s, bytes_t available, const result& earlier) {
   try {
     auto made = lay_out_plan(s, earlier.schedule);
-    if (!fits(s, *made->run, available)) return nullptr;
+    if (!has_room(s, *made->run, available)) return nullptr;
     made->found.status = earlier.status;
     made->found.solver = earlier.solver;
     made->found.bound = std::min(earlier.bound, made->found.seconds);
@@ -252,7 +252,7 @@ std::shared_ptr<const plan> leanest(const setup& s, const search_options& o) {
     least->run = with_memory(s, least->steps);
   };
   find(s.p);
-  if (!fits(s, *least->run, max_bytes)) find(with_slower_link(s.p, 0));  // too little far memory
+  if (!has_room(s, *least->run, max_bytes)) find(with_slower_link(s.p, 0));  // too little far memory
   if (w.stopped()) return least;
   if (key) o.cache.store(*key, least->found);
   return s.least = least;
