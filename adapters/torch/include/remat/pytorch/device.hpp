@@ -182,6 +182,6 @@ far_memory on_disk(const std::string& folder, bytes_t limit = max_bytes);
 /// @param far     not empty
 /// @param sample  bytes copied each way, > 0; less where the limit of `far` asks for it
 /// @throws out_of_memory, copy_failed
-copy_rates measure_rates(device& d, const far_memory& far, bytes_t sample = 64 << 20);
+copy_rates measure_rates(device& d, const far_memory& far, bytes_t sample = 8 << 20);
 
 }  // namespace remat::pytorch

@@ -81,7 +81,7 @@ struct wrap_options {
   /// Where values may go that are dear to compute again; empty: nowhere. Rates that it does not name are measured when the first
   /// step is captured.
   /// A limit below 1 MiB is taken for nowhere then.
-  far_memory far = {};
+  far_memory far = far_memory();
   plan_cache cache = plan_cache();  ///< of what was found in earlier processes
   new_shape new_shapes = new_shape::nearest;
   std::size_t most_shapes = 64;  ///< kinds of inputs whose plans are kept, >= 1: those that were used last
