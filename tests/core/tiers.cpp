@@ -148,11 +148,11 @@ TEST_CASE("a computation elsewhere needs its workspace until it ends") {
   CHECK(remat::evaluate(make(5), s).copies[0].begin == 3);
   CHECK(remat::evaluate(make(5), s).peaks == std::vector<remat::bytes_t>{10, 12, 0});
   CHECK(remat::evaluate(make(0), s).copies[0].begin == 0);
-  schedule twice;
-  twice.compute(0);
-  twice.compute(0);
-  twice.copy(0, device, host);
-  CHECK(remat::evaluate(make(0), twice).copies[0].begin == 6);  // until then c is there twice
+  schedule again;
+  again.compute(0);
+  again.compute(0);
+  again.copy(0, device, host);
+  CHECK(remat::evaluate(make(0), again).copies[0].begin == 6);  // until then c is there twice
 }
 
 TEST_CASE("links with one stream share a queue") {
@@ -181,16 +181,16 @@ TEST_CASE("a value that starts or ends anywhere") {
     return remat::evaluate(p, {{steps...}, std::move(starts)});
   };
   const remat::step down(remat::action::copy, 0, host, device), run(remat::action::compute, 0),
-      up(remat::action::copy, 1, device, host), drop(remat::action::drop, 1), drop_a(remat::action::drop, 0),
+      up(remat::action::copy, 1, device, host), drop_b(remat::action::drop, 1), drop_a(remat::action::drop, 0),
       drop_a_there(remat::action::drop, 0, host);
   CHECK(from({{0, device}}, run).peaks == std::vector<remat::bytes_t>{14, 0, 0});
   CHECK(from({{0, host}}, down, run).seconds == 1);
   CHECK(from({{0, host}}, down, run, drop_a).peaks == std::vector<remat::bytes_t>{14, 10, 0});  // held on the host, a copy here
-  CHECK(from({{0, device}}, run, up, drop).seconds == Approx(0.4));
+  CHECK(from({{0, device}}, run, up, drop_b).seconds == Approx(0.4));
   CHECK(from({{0, device}}, run, up).seconds == 0);  // it is on the device all the time
   CHECK_THROWS_WITH(from({{0, device}}, run, drop_a), "step 1 (drop 0): a held value is dropped");
   CHECK_THROWS_WITH(from({{0, host}}, down, run, drop_a_there), "step 2 (drop 0): a held value is dropped");
-  CHECK_THROWS_WITH(from({{0, device}}, run, drop), "target 1 is on no tier at the end");
+  CHECK_THROWS_WITH(from({{0, device}}, run, drop_b), "target 1 is on no tier at the end");
   CHECK_THROWS_WITH(from({}, run), "starts: value 0 may start on any tier, and the schedule does not say on which");
   CHECK_THROWS_WITH(from({{2, device}}, run), "starts[0]: no value 2");
   CHECK_THROWS_WITH(from({{0, 3}}, run), "starts[0]: no such tier");
