@@ -11,7 +11,6 @@
 #include <exception>
 #include <filesystem>
 #include <iostream>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,10 +32,6 @@ struct plans {
   bool step = false;
   remat::limits limits{.seconds = 10};
 };
-
-remat::problem linked(const remat::problem& p, std::optional<remat::copy_rates> link) {
-  return {p.name(), p.values(), p.operations(), p.targets(), link, p.backward_start()};
-}
 
 /// The same step with an optimizer: each target of more than 512 bytes is read by an operation of its own as soon as it is there,
 /// five passes over it at 2 TB/s, and need not be kept.
@@ -67,7 +62,7 @@ std::string percent(double seconds, double all) {
 void print_row(const plans& x, const std::string& name, const remat::problem& plain, double rho) {
   const auto all = remat::evaluate(plain, remat::store_all_schedule(plain));
   const double rate = 2 * static_cast<double>(all.peak - plain.held_bytes()) / (rho * all.seconds);
-  const auto p = linked(plain, remat::copy_rates{rate, rate, std::min(1e-5, 1e-4 * all.seconds)});
+  const auto p = plain.with_copies(remat::copy_rates{rate, rate, std::min(1e-5, 1e-4 * all.seconds)});
   std::cout << "| " << name << " (" << p.operations().size() << ") | " << rho << " |";
   for (const double f : x.budgets) {
     const auto budget = p.held_bytes() + static_cast<remat::bytes_t>(f * static_cast<double>(all.peak - p.held_bytes()));
@@ -111,7 +106,7 @@ int main(int argc, char** argv) {
     std::cout << std::endl;
     for (const double rho : x.links)
       for (const std::filesystem::path file : x.instances) {
-        const auto p = linked(remat::read_problem(file), std::nullopt);
+        const auto p = remat::read_problem(file).with_copies({});
         print_row(x, file.stem().string() + (x.step ? " + step" : ""), x.step ? with_steps(p) : p, rho);
       }
   } catch (const std::exception& why) {

@@ -91,6 +91,24 @@ TEST_CASE("other costs leave tiers, links and the next step as they are") {
   CHECK((p.next() == x.next && p.links().size() == 2 && p.total_seconds() == 3));
 }
 
+TEST_CASE("other rates of copies leave all else as it is") {
+  step_parts x;
+  x.system = {{{"device"}, {"host", 100}, {"disk"}}, {{host, disk, 3}}};
+  const auto p = x.build();
+  const auto slower = p.with_copies(remat::copy_rates{5, 6, 7}), without = p.with_copies({});
+  CHECK(slower.copies() == remat::copy_rates{5, 6, 7});
+  REQUIRE(slower.links().size() == 3);
+  CHECK((slower.link(host, device)->rate == 6 && slower.link(host, disk)->rate == 3));
+  CHECK_FALSE(without.copies());
+  REQUIRE(without.links().size() == 1);
+  CHECK(without.link(host, disk)->rate == 3);
+  for (const auto* q : {&slower, &without})
+    CHECK((q->name() == p.name() && q->tiers()[host].budget == 100 && q->next() == x.next && q->targets() == p.targets() &&
+           q->values()[0].starts == host && q->operations()[1].on == host));
+  CHECK(slower.with_copies(p.copies()).link(device, host)->rate == 10);
+  CHECK_THROWS_WITH(p.with_copies(remat::copy_rates{0, 1}), Catch::StartsWith("offload.to_host"));
+}
+
 TEST_CASE("tiers and links that make no sense are refused") {
   const double infinity = std::numeric_limits<double>::infinity();
   const auto system = [&](remat::memory_system s) {

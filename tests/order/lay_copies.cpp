@@ -18,10 +18,6 @@ using remat::testing::uniform;
 
 namespace {
 
-problem with_link(const problem& p, remat::copy_rates link) {
-  return problem(p.name(), p.values(), p.operations(), p.targets(), link, p.backward_start());
-}
-
 /// A valid order with recomputations: some operations run again some time later.
 std::vector<remat::operation_id> order_with_repeats(std::mt19937_64& g, const problem& p) {
   auto order = remat::needed_operations(p);
@@ -66,8 +62,9 @@ TEST_CASE("lay_copies: every order within every budget above the least") {
     const auto plain = chain ? remat::testing::random_training_chain(g, static_cast<std::size_t>(uniform(g, 1, 12)))
                              : remat::testing::random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 1, 30)),
                                                                   .once = round % 3 == 0 ? 30 : 0});
-    const auto p = with_link(plain, {0.5 * static_cast<double>(uniform(g, 1, 8)), 0.5 * static_cast<double>(uniform(g, 1, 8)),
-                                     0.5 * static_cast<double>(uniform(g, 0, 2))});
+    const auto p = plain.with_copies(remat::copy_rates{0.5 * static_cast<double>(uniform(g, 1, 8)),
+                                                       0.5 * static_cast<double>(uniform(g, 1, 8)),
+                                                       0.5 * static_cast<double>(uniform(g, 0, 2))});
     const auto order = round % 2 == 0 ? remat::needed_operations(p) : order_with_repeats(g, p);
     const auto least = remat::bounds_without_search(p).budget;
     const auto needs = remat::measure_order(p, order);
@@ -114,9 +111,9 @@ TEST_CASE("lay_copies: never faster than the optimum, and it often") {
   std::mt19937_64 g(6);
   int compared = 0, met = 0;
   for (int round = 0; round < 1500; ++round) {
-    const auto p = with_link(
-        remat::testing::random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 2, 4)), .sources = 1, .outputs = 1}),
-        {2, 2, 0.5 * static_cast<double>(uniform(g, 0, 1))});
+    const auto plain =
+        remat::testing::random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 2, 4)), .sources = 1, .outputs = 1});
+    const auto p = plain.with_copies(remat::copy_rates{2, 2, 0.5 * static_cast<double>(uniform(g, 0, 1))});
     const auto order = remat::needed_operations(p);
     const auto peak = remat::measure_order(p, order).peak;
     const auto budget = uniform(g, remat::bounds_without_search(p).budget, peak);

@@ -26,13 +26,11 @@ namespace {
 
 constexpr auto no_limit = std::numeric_limits<double>::infinity();
 
-problem copying(const problem& p, double to_host, double to_device, double latency = 0) {
-  return problem(p.name(), p.values(), p.operations(), p.targets(), copy_rates{to_host, to_device, latency}, p.backward_start());
-}
 /// A link that moves what store-all needs beyond what is held out and back in `rho` times the time of store-all.
 problem copying(const problem& p, double rho) {
   const double bytes = static_cast<double>(share_of_peak(p, 1) - p.held_bytes());
-  return copying(p, 2 * bytes / (rho * p.total_seconds()), 2 * bytes / (rho * p.total_seconds()), 1e-5 * p.total_seconds());
+  const double rate = 2 * bytes / (rho * p.total_seconds());
+  return p.with_copies(copy_rates{rate, rate, 1e-5 * p.total_seconds()});
 }
 std::size_t copies_of(const result& r) {
   return static_cast<std::size_t>(std::count_if(r.schedule.steps.begin(), r.schedule.steps.end(), [](const step& s) {
@@ -62,7 +60,7 @@ TEST_CASE("with copies every budget from the least on has a schedule, never slow
                                                            .outputs = 1,
                                                            .once = round % 2 == 0 ? 20 : 0});
     const auto rate = [&] { return 0.5 * static_cast<double>(uniform(g, 1, 12)); };
-    const auto p = copying(plain, rate(), rate(), 0.5 * static_cast<double>(uniform(g, 0, 1)));
+    const auto p = plain.with_copies(copy_rates{rate(), rate(), 0.5 * static_cast<double>(uniform(g, 0, 1))});
     const auto least = bounds_without_search(p).budget;
     const auto budget = uniform(g, least, std::max(least, share_of_peak(p, 1) - 1));
     INFO("round " << round << ", budget " << budget);

@@ -102,14 +102,18 @@ class problem {
       operations[o].seconds = seconds[o];
       if (!workspace.empty()) operations[o].workspace = workspace[o];
     }
-    return {name_,
-            values_,
-            std::move(operations),
-            targets_,
-            copies_,
-            backward_start_,
-            {system_.tiers, {links_beyond_copies().begin(), links_beyond_copies().end()}},
-            next_};
+    return {name_, values_, std::move(operations), targets_, copies_, backward_start_, own_system(), next_};
+  }
+
+  /// The same problem with other rates of copies between the device and the host, or without these copies.
+  /// @param copies rates, or nothing where no such copies are allowed; other links stay
+  /// @throws bad_problem for a rate out of range, or for rates where another link is between the two or there is no host
+  /// Complexity: O(V + edges).
+  /// @code
+  /// const auto slower = p.with_copies(remat::copy_rates{.to_host = 10e9, .to_device = 10e9});
+  /// @endcode
+  problem with_copies(const std::optional<copy_rates>& copies) const {
+    return {name_, values_, operations_, targets_, copies, backward_start_, own_system(), next_};
   }
 
   const std::string& name() const { return name_; }
@@ -153,6 +157,11 @@ class problem {
   double total_seconds() const { return total_seconds_; }
 
  private:
+  /// The tiers and links as given.
+  memory_system own_system() const {
+    const auto links = links_beyond_copies();
+    return {system_.tiers, {links.begin(), links.end()}};
+  }
   [[noreturn]] static void fail(const std::string& what) { throw bad_problem(what); }
   static std::string at(const char* list, std::size_t i, const char* member) {
     return std::string(list) + "[" + std::to_string(i) + "]" + (*member ? "." : "") + member;

@@ -72,7 +72,7 @@ class offmate {
       all.put_into(r);
       return r;
     }
-    scan now{p, without_copies(p), budget, measure_order(p, needed).peak, m, {p, budget}, {}, 0};
+    scan now{p, p.with_copies({}), budget, measure_order(p, needed).peak, m, {p, budget}, {}, 0};
     now.offer(needed, now.most);
     bound::prove_bound(p, budget, r, [&] { return m.stopped(); });
     now.bound = r.bound;
@@ -112,10 +112,6 @@ class offmate {
       std::stable_sort(starts.begin(), starts.end(), [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
     }
   };
-
-  static problem without_copies(const problem& p) {
-    return problem(p.name(), p.values(), p.operations(), p.targets(), std::nullopt, p.backward_start());
-  }
 
   /// Plans recomputation quickly for virtual budgets, and offers the orders.
   static void sweep(scan& now, const std::vector<bytes_t>& budgets) {

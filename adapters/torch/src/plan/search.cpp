@@ -106,7 +106,7 @@ problem with_slower_link(const problem& p, double share) {
   auto copies = p.copies();
   if (copies) copies->to_host *= share;
   if (share <= 0) copies.reset();
-  return {p.name(), p.values(), p.operations(), p.targets(), copies, p.backward_start()};
+  return p.with_copies(copies);
 }
 
 }  // namespace
