@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Time and memory of training steps from Python: eager mode, a checkpoint around every block, torch.compile, and `remat.wrap`.
-With --fixed, what does not depend on kernels: the time of a step with many parameters and hardly any work, and of `remat.wrap`.
+With --fixed, what does not depend on kernels: the time of a step with many parameters and hardly any work, and of `remat.wrap`; the
+memory that capturing and profiling take, and that of the gradients while micro-batches add to them.
 
 Contestants take turns within a round, in rotating order. A ratio is the median over rounds of (processor time / that of eager mode
 in the same round). Peaks are measured by the meter of the host allocator, beyond what is held when a step begins; gradients are
@@ -159,8 +160,12 @@ def measure(name, rounds, compiled):
     peaks = {}
     for who in contestants:
         peaks[who] = peak(*contestants[who])
-    limit = peaks["checkpoint per block"]
-    for who, budget in (("remat 100 %", "100%"), ("remat 50 %", "50%"), ("remat at the checkpoint's peak", limit)):
+    budgets = {"remat 100 %": "100%", "remat 50 %": "50%", "remat at the checkpoint's peak": peaks["checkpoint per block"]}
+    if compiled:
+        model, inputs = make()
+        contestants["torch.compile"] = torch.compile(model), inputs
+        budgets["remat at torch.compile's peak"] = peak(*contestants["torch.compile"])
+    for who, budget in budgets.items():
         model, inputs = make()
         begin = time.perf_counter()
         if isinstance(budget, str):
@@ -169,9 +174,6 @@ def measure(name, rounds, compiled):
             remat.wrap(model, inputs, activation_budget=budget)
         print(f"{name}: {who}: ready in {time.perf_counter() - begin:.1f} s", file=sys.stderr)
         contestants[who] = model, inputs
-    if compiled:
-        model, inputs = make()
-        contestants["torch.compile"] = torch.compile(model), inputs
     for who, (model, inputs) in contestants.items():
         peaks[who] = peak(model, inputs)
     times = {who: [] for who in contestants}
@@ -208,12 +210,44 @@ def fixed():
             times.append(time.perf_counter() - begin)
         print(f"160 parameters, {who}: {1e6 * statistics.median(times):.0f} us a step")
 
+    _torch.meter_install()
+    captured()
+    accumulated()
     with tempfile.TemporaryDirectory() as cache:
         os.environ["XDG_CACHE_HOME"] = cache
         for start in ("cold", "cached"):
             process = multiprocessing.get_context("spawn").Process(target=wrap_gpt2, args=(start, torch.get_num_threads()))
             process.start()
             process.join()
+
+
+def captured():
+    """Memory of the first plan, against what the step holds of the largest operation, the parameters and all activations."""
+    for name, make in WORKS.items():
+        torch.manual_seed(0)
+        model, inputs = make()
+        parameters = sum(p.nbytes for p in model.parameters())
+        before = _torch.meter_reset()
+        remat.wrap(model, inputs, cache=False, time_limit=1)
+        found = _torch.meter_peak() - before
+        plan = remat.of(model).plan
+        print(f"{name}: capture and profile: {found / 2**20:.1f} MiB beyond the model; parameters {parameters / 2**20:.1f}, "
+              f"largest operation {plan['largest_bytes'] / 2**20:.1f}, the plain step {plan['peak'] / 2**20:.1f}")
+
+
+def accumulated():
+    """Gradients of a network that is all parameters: memory of the second micro-batch beyond what is held but gradients."""
+    for who in ("eager", "remat"):
+        model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(16)))
+        x = torch.rand(2, 1024)
+        if who == "remat":
+            remat.wrap(model, (x,))
+        held = _torch.meter_reset()
+        for _ in range(3):
+            model(x).sum().backward()
+        _torch.meter_reset()
+        model(x).sum().backward()
+        print(f"a micro-batch that adds its gradients, {who}: {(_torch.meter_peak() - held) / (16 * 2**22):.3f} of the parameters' bytes")
 
 
 def wrap_gpt2(start, threads):

@@ -7,11 +7,15 @@ import collections
 import enum
 import itertools
 import random
-import sys
 import types
 from typing import Any
 
 import torch
+
+try:  # now: its first import, in the middle of a forward, would look like a draw
+    from numpy import random as numpy_random
+except ImportError:
+    numpy_random = None
 
 from . import _torch
 from ._tree import PLAIN, attributes, constant
@@ -155,9 +159,8 @@ class Draws:
     """The generators of Python and numpy, as they are now."""
 
     def __init__(self):
-        numpy = sys.modules.get("numpy.random")
         self._python = random.getstate()
-        self._numpy = numpy.get_state() if numpy is not None else None
+        self._numpy = numpy_random.get_state() if numpy_random else None
 
     def happened(self) -> bool:
         """Has anything been drawn since?"""
@@ -170,7 +173,7 @@ class Draws:
         """Puts them back."""
         random.setstate(self._python)
         if self._numpy is not None:
-            sys.modules["numpy.random"].set_state(self._numpy)
+            numpy_random.set_state(self._numpy)
 
 
 def _generator(value: Any) -> tuple[Any, Any] | None:

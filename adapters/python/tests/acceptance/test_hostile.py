@@ -3,6 +3,8 @@
 
 import functools
 import random
+import subprocess
+import sys
 
 import numpy
 import pytest
@@ -336,6 +338,18 @@ def test_draws_of_python(draw):
         return model
 
     refused(make, match="random|changes")
+
+
+def test_first_import_of_numpy_is_no_draw():
+    """In a process that has imported nothing else, the first forward may be the first to need `numpy.random`."""
+    code = ("import torch, remat\n"
+            "class Model(torch.nn.Linear):\n"
+            "    def forward(self, x):\n"
+            "        import numpy.random\n"
+            "        return super().forward(x)\n"
+            "model = remat.wrap(Model(3, 3), (torch.rand(2, 3),))\n"
+            "print(len(remat.of(model).plans))")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "1\n"
 
 
 def test_initialisation_by_the_first_batch():

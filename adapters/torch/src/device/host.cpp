@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <unistd.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
-#include <functional>
 #include <future>
 #include <mutex>
 #include <thread>
@@ -64,17 +64,15 @@ class promised final : public event {
 class copying_thread final : public link {
  public:
   ~copying_thread() override {
-    if (!thread_.joinable()) return;
-    if (process_ != getpid()) {  // a fork has no threads but its own
-      thread_.detach();
-      return;
-    }
+    auto* q = queue_.load();
+    if (q == nullptr || q->process != getpid()) return;  // a fork has no threads but its own
     {
-      std::lock_guard lock(mutex_);
-      ending_ = true;
+      std::lock_guard lock(q->mutex);
+      q->ending = true;
     }
-    changed_.notify_one();
-    thread_.join();
+    q->changed.notify_one();
+    q->thread.join();
+    delete q;
   }
 
   ticket copy(const block& to, const block& from, std::vector<ticket> after) override {
@@ -89,12 +87,13 @@ class copying_thread final : public link {
       throw broken_contract("remat: a copy between regions that have no address");
     job next{to, from, std::move(after), {}};
     const auto done = std::make_shared<promised>(next.done.get_future().share());
+    auto& q = of_process();
     {
-      std::lock_guard lock(mutex_);
-      if (process_ != getpid()) start();
-      jobs_.push_back(std::move(next));
+      std::lock_guard lock(q.mutex);
+      if (!q.thread.joinable()) q.thread = std::thread([&q] { q.run(); });
+      q.jobs.push_back(std::move(next));
     }
-    changed_.notify_one();
+    q.changed.notify_one();
     return done;
   }
 
@@ -121,30 +120,37 @@ class copying_thread final : public link {
     }
   };
 
-  void start() {
-    if (thread_.joinable()) thread_.detach();
-    jobs_.clear();
-    process_ = getpid();
-    thread_ = std::thread([this] {
-      std::unique_lock lock(mutex_);
+  struct queue {
+    const pid_t process = getpid();
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<job> jobs;
+    bool ending = false;
+    std::thread thread;
+
+    void run() {
+      std::unique_lock lock(mutex);
       for (;;) {
-        changed_.wait(lock, [&] { return ending_ || !jobs_.empty(); });
-        if (jobs_.empty()) return;
-        auto next = std::move(jobs_.front());
-        jobs_.pop_front();
+        changed.wait(lock, [&] { return ending || !jobs.empty(); });
+        if (jobs.empty()) return;
+        auto next = std::move(jobs.front());
+        jobs.pop_front();
         lock.unlock();
         next.run();
         lock.lock();
       }
-    });
+    }
+  };
+
+  /// That of the parent is left as it is in a fork: its thread may have held the mutex.
+  queue& of_process() {
+    auto* q = queue_.load();
+    if (q != nullptr && q->process == getpid()) return *q;
+    auto fresh = std::make_unique<queue>();
+    return queue_.compare_exchange_strong(q, fresh.get()) ? *fresh.release() : *q;
   }
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<job> jobs_;
-  bool ending_ = false;
-  pid_t process_ = 0;  ///< that has the thread
-  std::thread thread_;
+  std::atomic<queue*> queue_ = nullptr;
 };
 
 class host final : public device {

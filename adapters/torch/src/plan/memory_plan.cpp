@@ -54,7 +54,7 @@ class planner {
       } else if (what == action::prefetch) {
         bring_back(which, i, o.alignment);
       } else if (which == program_().loss) {
-        leave_forward(i);
+        leave_forward();
       } else {
         const bool again = has_run[which];
         has_run[which] = true;
@@ -208,8 +208,7 @@ class planner {
   }
 
   /// The caller gets the outputs.
-  void leave_forward(std::size_t i) {
-    for (auto v : program_().outputs) wait_for(program_().views[v].value, i);
+  void leave_forward() {
     plan_.after_forward = std::exchange(pending_, {});
     plan_.loss = plan_.steps.size();
     for (auto v : program_().outputs) plan_.outputs.push_back(keep(v));
