@@ -20,18 +20,20 @@ from __future__ import annotations
 import importlib as _importlib
 from typing import TYPE_CHECKING
 
-from ._errors import CopyFailed, Error, NotEqual, OverBudget, Refused
+from ._errors import CopyFailed, Error, NoSpace, NotEqual, OverBudget, Refused
 from ._planner import evaluate, solve, solvers
 
 if TYPE_CHECKING:
+    from ._optimizer import offloaded, optimizer
     from ._plan import Curve, Roofline, curve, plan
     from ._session import Session
     from ._wrap import is_wrapped, of, unwrap, wrap
 
 #: What needs torch, which is imported when one of these is used.
-_WITH_TORCH = {"Curve": "_plan", "Roofline": "_plan", "Session": "_session", "curve": "_plan", "plan": "_plan", "is_wrapped": "_wrap", "of": "_wrap", "unwrap": "_wrap", "wrap": "_wrap"}
+_WITH_TORCH = {"Curve": "_plan", "Roofline": "_plan", "Session": "_session", "curve": "_plan", "plan": "_plan", "is_wrapped": "_wrap", "of": "_wrap", "unwrap": "_wrap", "wrap": "_wrap",
+               "offloaded": "_optimizer", "optimizer": "_optimizer"}
 
-__all__ = ["CopyFailed", "Error", "NotEqual", "OverBudget", "Refused", "evaluate", "solve", "solvers", *_WITH_TORCH]
+__all__ = ["CopyFailed", "Error", "NoSpace", "NotEqual", "OverBudget", "Refused", "evaluate", "solve", "solvers", *_WITH_TORCH]
 
 
 def __getattr__(name: str):

@@ -44,7 +44,25 @@ class NotEqual(Error, RuntimeError):
 
 
 class CopyFailed(Error, RuntimeError):
-    """A value could not be copied out of the device's memory or back. Weights are as they were, and the next step may run."""
+    """A value could not be copied out of the device's memory or back. Weights are as they were, and the next step may run.
+
+    Raised by the step of an optimizer, it says how many parameters have stepped, and no step follows before a checkpoint is loaded.
+    """
+
+
+class NoSpace(Error, RuntimeError):
+    """A disk, or the `disk_budget`, has no room for states of an optimizer. Weights are as they were."""
+
+    folder: str
+    needed: int  #: bytes that were asked for
+    available: int  #: bytes that are left
+
+    def __init__(self, reason: str, folder: str, needed: int, available: int):
+        super().__init__(f"states of the optimizer need {needed} bytes on the disk at {folder}, where {available} are left: {reason}")
+        self.reason, self.folder, self.needed, self.available = reason, folder, needed, available
+
+    def __reduce__(self):
+        return type(self), (self.reason, self.folder, self.needed, self.available)
 
 
 class Interrupted(KeyboardInterrupt):

@@ -15,6 +15,8 @@
 #include <remat/io/json.hpp>
 #include <remat/registry/registry.hpp>
 
+#include "pages.hpp"
+
 namespace py = pybind11;
 
 namespace {
@@ -74,4 +76,9 @@ PYBIND11_MODULE(_core, m) {
     for (const auto& method : remat::registry::methods()) all.emplace_back(method.name, method.summary);
     return all;
   });
+  m.def("parse_bytes", [](const std::string& text) { return remat::parse_bytes(text); });
+  m.def("populate", &remat::python::populate);
+  m.def("write_back", &remat::python::write_back);
+  m.def("write", &remat::python::write);
+  m.def("trim", &remat::python::trim);
 }

@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers whose states are on a disk, and that step one parameter after another."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import os
+from typing import Any, Callable, Iterable, Iterator, Literal, NamedTuple
+
+import torch
+
+from . import _core
+from ._disk import Disk, Layout, Traffic, movable
+from ._errors import CopyFailed, Refused
+from ._overlap import Overlap, detach
+
+_FUSED = frozenset({torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad})  # those with such a kernel for the host
+PARCEL = 32 << 20  #: bytes of states that are brought into memory at a time, or those of one parameter
+
+
+def optimizer(params: Iterable, cls: type[torch.optim.Optimizer] = torch.optim.AdamW, *, disk: str | os.PathLike | None = None,
+              disk_budget: int | float | str | None = None, step: Literal["after", "overlap"] = "after",
+              **options: Any) -> torch.optim.Optimizer:
+    """An optimizer that keeps its states on a disk, or steps while gradients arrive; otherwise it is a `cls`.
+
+    params, options: as for `cls`. `fused=True` is added where `cls` has such a kernel for the host and neither `fused` nor
+        `foreach` is told; the results are those of `cls` with the same options, bit by bit.
+    disk: folder on the disk that is to hold the states; default: they stay in memory. Space is taken before the step that makes
+        them, in files without a name that go with the process.
+    disk_budget: bytes that may be taken there, as a number or as text; default: what is free.
+    step: "after" all gradients are there, as ever; or "overlap": each parameter steps as soon as its gradient is there, which is
+        freed, and `step()` ends that. Whatever would need the gradients later (clipping, accumulation, gradient scaling, closures,
+        DistributedDataParallel) is Refused: in the first step, which keeps the gradients, before any weight changes.
+
+    Raises Refused for a class or an option that cannot be stepped parameter by parameter, Error if no file can be made; a step
+    raises NoSpace before it changes weights, CopyFailed if the disk fails.
+
+        opt = remat.optimizer(model.parameters(), torch.optim.AdamW, disk="/scratch", lr=3e-4)
+    """
+    return offloaded(cls, disk=disk, disk_budget=disk_budget, step=step)(params, **options)
+
+
+def offloaded(cls: type[torch.optim.Optimizer], *, disk: str | os.PathLike | None = None, disk_budget: int | float | str | None = None,
+              step: Literal["after", "overlap"] = "after") -> type[torch.optim.Optimizer]:
+    """A subclass of `cls` whose instances are what `optimizer` makes, for code that makes its optimizers itself.
+
+    For arguments and what is raised see `optimizer`; `disk_budget` is for each instance.
+
+        Trainer(..., optimizer_cls_and_kwargs=(remat.offloaded(torch.optim.AdamW, disk="/scratch"), {"lr": 3e-4}))
+    """
+    if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
+        raise TypeError(f"cls must be a class derived from torch.optim.Optimizer, got {cls!r}")
+    if issubclass(cls, _Offloaded):
+        raise TypeError(f"cls is made by remat.offloaded already: {cls.__name__}")
+    if issubclass(cls, torch.optim.LBFGS):
+        raise Refused("LBFGS makes its step of all parameters together", advice="a class that steps each parameter by itself")
+    if step not in ("after", "overlap"):
+        raise ValueError(f"step must be one of after, overlap, got {step!r}")
+    if disk is None and disk_budget is not None:
+        raise ValueError("disk_budget is for disk, a folder")
+    return _derived(cls, None if disk is None else os.fspath(disk), disk_budget, step)
+
+
+@functools.lru_cache(maxsize=None)
+def _derived(cls: type, disk: str | None, disk_budget: int | float | str | None, step: str) -> type:
+    return type(f"Offloaded{cls.__name__}", (_Offloaded, cls), {"__module__": __name__, "__doc__": cls.__doc__, "_plain": cls,
+                                                               "_options": (disk, disk_budget, step)})
+
+
+def _empty(cls: type, disk: str | None, disk_budget: int | float | str | None, step: str) -> torch.optim.Optimizer:
+    made = offloaded(cls, disk=disk, disk_budget=disk_budget, step=step)
+    found = made.__new__(made)
+    found._begin()
+    return found
+
+
+class _Parcel(NamedTuple):
+    group: dict[str, Any]
+    params: list[torch.Tensor]
+
+
+class _Offloaded(torch.optim.Optimizer):
+    """What is put before a class of optimizers."""
+
+    _plain: type[torch.optim.Optimizer]  # that class
+    _options: tuple[str | None, int | float | str | None, str]  # disk, disk_budget, step
+
+    def __init__(self, params: Iterable, *args: Any, **options: Any):
+        self._begin()
+        if not isinstance(params, (torch.Tensor, set, dict)):
+            params = list(params)
+            if self._plain in _FUSED and _may_fuse(params, args, options):
+                options["fused"] = True
+        super().__init__(params, *args, **options)
+        self._settle(self.state)
+
+    def _begin(self) -> None:
+        disk, disk_budget, step = self._options
+        self._disk = None if disk is None else Disk(disk, disk_budget)
+        self._layouts: dict[tuple, dict[str, Layout]] = {}  # of states of parameters that are alike
+        self._rooms: dict[torch.Tensor, dict[str, torch.Tensor]] = {}  # on the disk, for states that are not made yet
+        self._failure: str | None = None  # of the disk: no step can follow
+        self._freed = 0  # bytes, since the last trim
+        self._bytes = 0, 0  # written and read by the last step
+        self._overlap = Overlap(self) if step == "overlap" else None
+
+    # --- as an optimizer -----------------------------------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """A step of all parameters that have gradients.
+
+        Raises NoSpace or Refused before it changes weights. Raises CopyFailed if the disk fails: after all parameters have stepped
+        if their states could not be written, or else before some have, which it says; then a checkpoint must be loaded.
+        """
+        if self._overlap is not None:
+            return self._overlap.finish(self, closure)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._step_all()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if self._overlap is not None:
+            self._overlap.check_idle("zero_grad()")
+            if not set_to_none:
+                raise Refused("zero_grad(set_to_none=False) keeps gradients, which step=\"overlap\" frees", advice="set_to_none=True")
+        super().zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        added = self.param_groups[-1]
+        for flag in ("differentiable", "capturable"):
+            if added.get(flag):
+                del self.param_groups[-1]
+                raise Refused(f"{flag}=True cannot go with states that leave the memory and parameters that step by themselves",
+                              advice=f"{flag}=False")
+        for p in added["params"]:
+            detach(p)
+        if self._overlap is not None:
+            self._overlap.attach(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._overlap is not None:
+            self._overlap.check_idle("state_dict()")
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self._overlap is not None:
+            self._overlap.check_idle("load_state_dict()")
+        super().load_state_dict(state_dict)
+        self._failure = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:  # of load_state_dict, of copies and of pickles
+        super().__setstate__(state)
+        self._layouts.clear()
+        self._rooms.clear()
+        self._settle(self.state)
+        if self._overlap is not None:
+            self._overlap.attach(self)
+
+    def __reduce__(self):
+        if self._overlap is not None:
+            self._overlap.check_idle("a copy of the optimizer")
+        return _empty, (self._plain, *self._options), self.__getstate__()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of states: in `memory`, on the `disk` (reserved), and copied `to_disk` and `from_disk` by the last step."""
+        tensors = [t for state in self.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
+        here = sum(t.numel() * t.element_size() for t in tensors if self._disk is None or not self._disk.holds(t))
+        return {"memory": here, "disk": 0 if self._disk is None else self._disk.reserved, "to_disk": self._bytes[0],
+                "from_disk": self._bytes[1]}
+
+    # --- steps ---------------------------------------------------------------------------------------------------------------
+
+    def _step_all(self) -> None:
+        """Steps every parameter that has a gradient, a parcel at a time."""
+        todo = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        self._prepare(todo)
+        parcels = list(self._parcels(todo))
+        if self._disk is None:
+            for parcel in parcels:
+                self._apply(*parcel)
+            return
+        before, traffic, done = (self._disk.written, self._disk.read), Traffic(self._disk), 0
+        try:
+            for i, parcel in enumerate(parcels):
+                traffic.ready(i, self._at_home(parcel.params))
+                if i + 1 < len(parcels):
+                    traffic.ahead(i + 1, self._at_home(parcels[i + 1].params))
+                self._apply(*parcel)
+                traffic.done(self._at_home(parcel.params))
+                done += len(parcel.params)
+        except CopyFailed as e:
+            raise self._failed(f"{e}; {done} of {len(todo)} parameters have made the step. Load a checkpoint") from e
+        finally:
+            traffic.close()
+            self._bytes = self._disk.written - before[0], self._disk.read - before[1]
+        self._check_traffic(traffic)
+
+    def _check_traffic(self, traffic: Traffic) -> None:
+        """Raises CopyFailed if something could not be written."""
+        if traffic.failure is not None:
+            raise self._failed(f"{traffic.failure}; all parameters have made the step, but their states may be lost. Load a checkpoint")
+
+    def _failed(self, message: str) -> CopyFailed:
+        self._failure = message
+        return CopyFailed(message)
+
+    def _prepare(self, todo: list[tuple[dict[str, Any], torch.Tensor]]) -> None:
+        """Sees to it that a step can be made: class, options, room for states. Changes no weights."""
+        if self._failure is not None:
+            raise CopyFailed(self._failure)
+        wanted = []
+        for group, p in todo:
+            if not self.state.get(p):
+                sparse = p.grad is not None and p.grad.is_sparse
+                like = id(group), Layout.of(p), p.device, sparse
+                if like not in self._layouts:
+                    self._layouts[like] = self._rehearse(group, p, sparse)
+                if p not in self._rooms:
+                    wanted.append((p, self._layouts[like]))
+        if self._disk is None:
+            return
+        self._disk.check_process()
+        for _, p in todo:
+            if p.device.type != "cpu":
+                raise Refused(f"states of a parameter on {p.device} cannot be on a disk", advice="disk=None, or a model on the host")
+        self._settle(p for _, p in todo)
+        rooms = iter(self._disk.reserve(layout for _, of in wanted for layout in of.values()))
+        for p, of in wanted:
+            self._rooms[p] = {key: next(rooms) for key in of}
+
+    def _rehearse(self, group: dict[str, Any], p: torch.Tensor, sparse: bool) -> dict[str, Layout]:
+        """Steps a parameter like `p`, to see what the class does. Returns the states that can be on a disk."""
+        double = torch.zeros_like(p, requires_grad=True)
+        double.grad = torch.sparse_coo_tensor(size=p.shape, dtype=p.dtype, device=p.device, check_invariants=False) if sparse else torch.zeros_like(p)
+        state: dict = collections.defaultdict(dict)
+        with torch.random.fork_rng(devices=[]):
+            self._run(group, [double], state=state, grad_scale=None, found_inf=None)
+        return {key: Layout.of(t) for key, t in state[double].items() if movable(t)}
+
+    def _apply(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
+        """Steps these parameters; their states are at home afterwards."""
+        homes = {p: dict(self.state.get(p, ())) or self._rooms.pop(p, {}) for p in params}
+        for sparse in (False, True):
+            some = [p for p in params if p.grad.is_sparse == sparse]
+            if some:
+                self._run(group, some)
+        if self._disk is not None:
+            for p in params:
+                self._bring_home(self.state.get(p, {}), homes[p])
+
+    def _run(self, group: dict[str, Any], params: list[torch.Tensor], **instead: Any) -> None:
+        """The arithmetic: a step of `_plain` as if there were no other parameters."""
+        part = {**group, "params": params}
+        if params[0].grad.is_sparse and part.get("fused"):
+            part["fused"] = False  # those kernels cannot
+        inner = self._plain.__new__(self._plain)
+        vars(inner).update(vars(self), param_groups=[part], **instead)
+        given, told = dict(part), dict(vars(inner))
+        step = self._plain.step
+        (step.__wrapped__ if getattr(step, "hooked", False) else step)(inner)  # hooks of the step are for the whole of it
+        for what, was, now in (("its param_groups", given, part), ("itself", told, vars(inner))):
+            for key, value in now.items():
+                if key not in was or was[key] is not value:
+                    if type(value) is not bool:
+                        raise Refused(f"{self._plain.__name__} keeps {key!r} in {what} from parameter to parameter",
+                                      advice="use the class as it is: it cannot step parameter by parameter")
+                    if now is part:
+                        group[key] = value
+                    else:
+                        vars(self)[key] = value
+
+    # --- states --------------------------------------------------------------------------------------------------------------
+
+    def _settle(self, params: Iterable) -> None:
+        """Moves their states to the disk, where they are not there yet."""
+        if self._disk is None:
+            return
+        states = [state for p in params if isinstance(state := self.state.get(p), dict)]
+        away = [(state, key) for state in states for key, t in state.items() if not self._disk.holds(t) and movable(t)]
+        homes = self._disk.reserve(Layout.of(state[key]) for state, key in away)
+        for (state, key), home in zip(away, homes):
+            self._disk.write(home, state[key])
+            state[key] = home
+            self._disk.evict([home])
+
+    def _bring_home(self, state: dict[str, Any], homes: dict[str, Any]) -> None:
+        """Moves what a step has made anew to where it was before, or to the room that is reserved for it."""
+        for key, t in state.items():
+            if self._disk.holds(t) or not movable(t):
+                continue
+            home = homes.get(key)
+            if not (isinstance(home, torch.Tensor) and self._disk.holds(home) and Layout.of(home) == Layout.of(t)):
+                home, = self._disk.reserve([Layout.of(t)])
+            self._disk.write(home, t)
+            state[key] = home
+            self._freed += t.nbytes
+        self._trim()
+
+    def _trim(self) -> None:
+        """Gives back to the system what has been freed: the C library keeps blocks between smaller ones that are in use."""
+        if self._freed >= PARCEL:
+            self._freed = 0
+            _core.trim()
+
+    def _at_home(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [t for p in params for t in self.state.get(p, {}).values() if self._disk.holds(t)]
+
+    def _parcels(self, todo: list[tuple[dict[str, Any], torch.Tensor]]) -> Iterator[_Parcel]:
+        """Neighbours of one group, as many as may be in memory together."""
+        parcel, size = None, 0
+        for group, p in todo:
+            states = self.state.get(p) or self._rooms.get(p, {})
+            count = sum(t.numel() * t.element_size() for t in states.values() if isinstance(t, torch.Tensor))
+            if parcel is None or parcel.group is not group or size + count > PARCEL:
+                if parcel is not None:
+                    yield parcel
+                parcel, size = _Parcel(group, []), 0
+            parcel.params.append(p)
+            size += count
+        if parcel is not None:
+            yield parcel
+
+
+def _may_fuse(params: list, args: tuple, options: dict[str, Any]) -> bool:
+    """Nobody has chosen a kernel, and the fused one can do these parameters."""
+    groups = [g for g in params if isinstance(g, dict)]
+    if any(key in told for told in (options, *groups) for key in ("fused", "foreach")) or options.get("differentiable") or options.get("capturable"):
+        return False
+    if any(isinstance(v, torch.Tensor) for told in (options, *groups) for k, v in told.items() if k != "params") or any(isinstance(a, torch.Tensor) for a in args):
+        return False
+    members = [p for g in groups for p in ([g["params"]] if isinstance(g["params"], torch.Tensor) else g["params"])] if groups else params
+    members = [p[1] if isinstance(p, tuple) else p for p in members]
+    return all(isinstance(p, torch.Tensor) and p.is_floating_point() and p.device.type == "cpu" for p in members)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of parameters while gradients arrive, and what shows that somebody needs these gradients."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ._disk import Traffic
+from ._errors import CopyFailed, Refused
+
+_hooks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # of a parameter: it steps for one optimizer
+
+
+class Spent(torch.Tensor):
+    """Stands for a gradient that has been used and freed, until the step ends."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        raise _refusal(f"{getattr(func, '__name__', func)} reads a gradient that is freed already")
+
+
+class Overlap:
+    """What happens to the parameters of one optimizer between two calls of its `step()`."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self._optimizer = weakref.ref(optimizer)
+        self._tried = False  # a whole step has shown that nobody needs the gradients
+        self._held: dict[torch.Tensor, tuple[torch.Tensor, Any]] = {}  # gradients of a step that is not tried yet, and what they were
+        self._applied: dict[torch.Tensor, None] = {}  # parameters that have stepped
+        self._lifted: set[torch.Tensor] = set()  # of these: asked for another gradient
+        self._settings: dict[int, tuple[dict, dict]] = {}  # of groups, when their first gradient came
+        self._order: dict[torch.Tensor, torch.Tensor] = {}  # of the last step: what came next
+        self._last: torch.Tensor | None = None
+        self._groups: dict[torch.Tensor, dict] = {}
+        self._traffic: Traffic | None = None
+        self._before = 0, 0
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """Has all trainable parameters tell when their gradients come."""
+        self._regroup(optimizer)
+        me = weakref.ref(self)
+        for p in self._groups:
+            if p.requires_grad and p.is_leaf and not (p in _hooks and _hooks[p][0]() is self):
+                detach(p)
+                here = weakref.ref(p)
+                _hooks[p] = me, (p.register_hook(lambda grad, here=here: _tell(me, Overlap._coming, here())),
+                                 p.register_post_accumulate_grad_hook(lambda p: _tell(me, Overlap._arrived, p)))
+
+    def _regroup(self, optimizer: torch.optim.Optimizer) -> None:
+        self._groups = {p: group for group in optimizer.param_groups for p in group["params"]}
+
+    def check_idle(self, what: str) -> None:
+        """Raises Refused between a backward and its step."""
+        if self._applied or self._held:
+            raise _refusal(f"{what} came between backward and step()")
+
+    def _coming(self, p: torch.Tensor) -> None:
+        if p in self._applied and isinstance(p.grad, Spent):
+            self._lifted.add(p)  # nothing can be added to it; what came will be seen when it is there
+            p.grad = None
+
+    def _arrived(self, p: torch.Tensor) -> None:
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return
+        if not (self._applied or self._held):
+            self._regroup(optimizer)
+        group = self._groups.get(p)
+        if group is None or p.grad is None:
+            return
+        if p in self._applied or p in self._held:
+            raise _refusal("a second gradient of a parameter came before step(): gradients are accumulated, or the backward is run twice")
+        if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            raise _refusal("gradients of other processes come later")
+        if id(group) not in self._settings:
+            self._settings[id(group)] = group, _settings(group)
+        if not self._tried:
+            self._held[p] = p.grad, _print(p.grad)
+            return
+        optimizer._prepare([(group, p)])
+        if optimizer._disk is None:
+            optimizer._apply(group, [p])
+        else:
+            self._apply_on_disk(optimizer, group, p)
+        self._applied[p] = None
+        torch.autograd.graph.increment_version(p)  # fused kernels do not: what still needs the old values of `p` must know
+        optimizer._freed += p.grad.numel() * p.grad.element_size()
+        p.grad = torch.zeros((), dtype=p.dtype, device=p.device).expand(p.shape).as_subclass(Spent)
+        optimizer._trim()
+
+    def _apply_on_disk(self, optimizer, group, p) -> None:
+        if self._traffic is None:
+            self._traffic, self._last = Traffic(optimizer._disk), None
+            self._before = optimizer._disk.written, optimizer._disk.read
+        try:
+            self._traffic.ready(p, optimizer._at_home([p]))
+            following = self._order.get(p)
+            if following is not None:
+                self._traffic.ahead(following, optimizer._at_home([following]))
+            optimizer._apply(group, [p])
+        except CopyFailed as e:
+            raise optimizer._failed(f"{e}; {len(self._applied)} parameters have made the step. Load a checkpoint") from e
+        self._traffic.done(optimizer._at_home([p]))
+        if self._last is not None:
+            self._order[self._last] = p
+        self._last = p
+
+    def finish(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> None:
+        """Ends a step."""
+        if closure is not None:
+            raise _refusal("step(closure) computes the loss when all parameters are as they were")
+        if getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None:
+            raise _refusal("a GradScaler divides gradients when all are there")
+        for p, (grad, was) in self._held.items():
+            if p.grad is not grad or _print(grad) != was:
+                raise _refusal("a gradient was changed between backward and step(), as clipping does")
+        for p in self._applied:
+            if not isinstance(p.grad, Spent) and not (p.grad is None and p in self._lifted):
+                raise _refusal("a gradient was replaced or removed between backward and step()")
+        for group, settings in self._settings.values():
+            if not _equal(_settings(group), settings):
+                raise _refusal("options of a parameter group were changed between backward and step()", "change them after step()")
+        for p in self._applied:
+            p.grad = None
+        if not self._tried:
+            optimizer._prepare([(group, p) for p, group in self._groups.items() if p.requires_grad])
+        traffic, self._traffic = self._traffic, None
+        if traffic is not None:
+            traffic.close()
+        optimizer._step_all()  # what has not stepped yet: gradients of the first step, or set by hand
+        if traffic is not None:
+            optimizer._bytes = optimizer._disk.written - self._before[0], optimizer._disk.read - self._before[1]
+        if self._held or self._applied:
+            self._tried = True
+        for p in self._groups:
+            p.grad = None
+        for found in (self._held, self._applied, self._lifted, self._settings):
+            found.clear()
+        self.attach(optimizer)  # what has become trainable
+        if traffic is not None:
+            optimizer._check_traffic(traffic)
+
+
+def detach(p: torch.Tensor) -> None:
+    """The parameter steps for no optimizer while gradients arrive."""
+    if p in _hooks:
+        for hook in _hooks.pop(p)[1]:
+            hook.remove()
+
+
+def _tell(me: weakref.ref, what: Callable, p: torch.Tensor) -> None:
+    overlap = me()
+    if overlap is not None:
+        what(overlap, p)
+
+
+def _print(grad: torch.Tensor) -> tuple[int, int]:
+    """Tells contents that somebody has written to; not all that writes tells autograd (`GradScaler.unscale_`)."""
+    values = (grad._values() if grad.is_sparse else grad).detach()
+    values = torch.view_as_real(values) if values.is_complex() else values
+    return grad._version, values.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.itemsize]).sum().item()
+
+
+def _settings(group: dict) -> dict:
+    return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in group.items() if k != "params"}
+
+
+def _equal(a: dict, b: dict) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) if isinstance(a[k], torch.Tensor) and isinstance(b[k], torch.Tensor)
+                                        else type(a[k]) is type(b[k]) and a[k] == b[k] for k in a)
+
+
+def _refusal(reason: str, advice: str = "step=\"after\"") -> Refused:
+    return Refused(f"{reason}: with step=\"overlap\" parameters step as soon as their gradients are there", advice=advice)
