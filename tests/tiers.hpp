@@ -122,6 +122,102 @@ inline problem random_tiers_problem(std::mt19937_64& g) {
   return {"tiers", values, operations, p.targets(), copies, std::nullopt, system, next};
 }
 
+/// What `random_step` draws.
+struct step_shape {
+  std::size_t layers = 4;
+  bool cyclic = true;
+  int host_optimizer = 50;  ///< in %, of a layer's update to run on the host
+};
+
+/// A training step of a chain of layers whose weights and optimizer states start on either tier or anywhere, and whose updates
+/// run on either, in place or not, one by one or after a norm of all gradients.
+inline problem random_step(std::mt19937_64& g, const step_shape& shape) {
+  std::vector<value> values;
+  std::vector<operation> forward, backward, updates;
+  std::vector<value_id> targets;
+  std::vector<carry> next;
+  const auto add = [&](value v) {
+    values.push_back(std::move(v));
+    return value_id(values.size() - 1);
+  };
+  const auto seconds = [&] { return static_cast<double>(uniform(g, 0, 6)); };
+  const auto place = [&] { return chance(g, 25) ? any_tier : chance(g, 60) ? host : device; };
+  auto x = add({.name = "x", .bytes = uniform(g, 0, 4), .held = chance(g, 30), .starts = place()});
+  std::vector<value_id> inputs = {x}, gradients;
+  struct layer {
+    value_id weight, state, gradient;
+  };
+  std::vector<layer> layers;
+  for (std::size_t l = 0; l < shape.layers; ++l) {
+    const auto bytes = uniform(g, 0, 6);
+    const auto w = add({.name = "w", .bytes = bytes, .starts = place()});
+    const auto s = add({.name = "s", .bytes = 2 * bytes, .starts = place()});
+    const auto a = add({.name = "a", .bytes = uniform(g, 1, 9)});
+    forward.push_back(
+        {.name = "forward", .inputs = {inputs.back(), w}, .outputs = {a}, .seconds = seconds(), .workspace = uniform(g, 0, 2)});
+    inputs.push_back(a);
+    layers.push_back({w, s, 0});
+  }
+  auto d = inputs.back();
+  for (auto l = shape.layers; l-- > 0;) {
+    auto& [w, s, gradient] = layers[l];
+    gradient = add({.name = "g", .bytes = values[w].bytes});
+    const auto before = add({.name = "d", .bytes = values[inputs[l]].bytes});
+    backward.push_back({.name = "backward",
+                        .inputs = {d, inputs[l], w},
+                        .outputs = {gradient, before},
+                        .seconds = seconds(),
+                        .once = chance(g, 20)});
+    gradients.push_back(gradient);
+    d = before;
+  }
+  if (chance(g, 30)) {
+    const auto norm = add({.name = "norm", .bytes = uniform(g, 0, 1)});
+    backward.push_back(
+        {.name = "norm", .inputs = gradients, .outputs = {norm}, .seconds = 1, .on = chance(g, 50) ? host : device});
+    d = norm;
+  }
+  const bool clipped = backward.back().name == "norm", interleaved = !clipped && chance(g, 50);
+  for (const auto& [w, s, gradient] : layers) {
+    if (chance(g, 15)) {  // frozen
+      if (chance(g, 50)) values[w].held = true;
+      continue;
+    }
+    const auto nw = add({.name = "w'", .bytes = values[w].bytes}), ns = add({.name = "s'", .bytes = values[s].bytes});
+    operation update{.name = "update", .inputs = {gradient, w, s}, .outputs = {nw, ns}, .seconds = seconds()};
+    if (clipped) update.inputs.push_back(d);
+    if (chance(g, shape.host_optimizer)) {
+      update.on = host;
+      update.workspace = chance(g, 10) ? 1 : 0;
+    }
+    if (chance(g, 80)) update.overwrites = {{nw, w}, {ns, s}};
+    for (const auto& [after, before] : {std::pair(nw, w), std::pair(ns, s)}) {
+      values[after].ends = chance(g, 20) ? any_tier : values[before].starts;
+      targets.push_back(after);
+      if (shape.cyclic) next.push_back({after, before});
+    }
+    updates.push_back(std::move(update));
+  }
+  auto operations = std::move(forward);
+  for (auto& op : backward) {
+    operations.push_back(std::move(op));
+    for (auto& u : updates)
+      if (interleaved && !u.name.empty() && u.inputs[0] == operations.back().outputs[0])
+        operations.push_back(std::exchange(u, {.name = ""}));
+  }
+  for (auto& u : updates)
+    if (!u.name.empty()) operations.push_back(std::move(u));
+  if (chance(g, 50)) values[d].ends = chance(g, 50) ? device : any_tier, targets.push_back(d);
+  const auto rate = [&] { return static_cast<double>(uniform(g, 1, 8)) / 2; };
+  const auto latency = static_cast<double>(uniform(g, 0, 2)) / 2;
+  if (chance(g, 50)) return {"step", values, operations, targets, copy_rates{rate(), rate(), latency}, std::nullopt, {}, next};
+  const bool shared = chance(g, 30);
+  memory_system system{
+      {{"gpu"}, {"memory"}},
+      {{device, host, rate(), latency, shared ? "bus" : "up"}, {host, device, rate(), latency, shared ? "bus" : "down"}}};
+  return {"step", values, operations, targets, std::nullopt, std::nullopt, system, next};
+}
+
 /// Takes steps that are mostly allowed, computes everything once at least, and tries to end as the problem says.
 class tiers_walk {
  public:

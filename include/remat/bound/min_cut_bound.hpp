@@ -15,6 +15,7 @@
 #include <remat/bound/copy_bound.hpp>
 #include <remat/bound/memory_bound.hpp>
 #include <remat/bound/retention_cut.hpp>
+#include <remat/bound/tier_bound.hpp>
 #include <remat/core/liveness.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/solve.hpp>
@@ -109,9 +110,13 @@ inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_
   return best;
 }
 
-/// Adds the bounds of `min_cut_bound` to those of a result: `bound`, `budget_bound`, and `infeasible` where that is proven and no
-/// schedule is known.
+/// Adds the bounds of `min_cut_bound`, of problems that are not plain that of `tier_bound`, to those of a result: `bound`,
+/// `budget_bound`, and `infeasible` where that is proven and no schedule is known.
 inline void prove_bound(const problem& p, bytes_t budget, result& r, const std::function<bool()>& stop = {}) {
+  if (!p.plain()) {
+    r.bound = std::max(r.bound, tier_bound(p, budget, stop));
+    return;
+  }
   const auto b = min_cut_bound(p, budget, {.needed = r.budget_bound}, stop);
   r.budget_bound = std::max(r.budget_bound, b.budget);
   if (std::isfinite(b.seconds))

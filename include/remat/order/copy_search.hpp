@@ -26,10 +26,11 @@ namespace remat::order {
 /// The fastest schedule with copies found so far within a budget.
 class copy_incumbent {
  public:
-  /// @param p      a problem that allows copies; must outlive this
+  /// @param p      a problem that `lay_copies` takes; must outlive this
   /// @param budget bytes
-  copy_incumbent(const problem& p, bytes_t budget) : p_(p), budget_(budget) {}
+  copy_incumbent(const remat::problem& p, bytes_t budget) : p_(p), budget_(budget) {}
 
+  const remat::problem& problem() const { return p_; }
   double seconds() const { return seconds_; }  ///< from `evaluate`; infinity if there is none
   const std::vector<operation_id>& order() const { return order_; }
   /// Lays copies over a valid order, in the way that is faster, and takes the schedule if it is the fastest.
@@ -37,8 +38,8 @@ class copy_incumbent {
   /// Complexity: that of `lay_copies` and, where it may be the fastest, `evaluate`.
   std::optional<laid_copies> offer(const std::vector<operation_id>& order) {
     auto laid = lay_copies(p_, order, budget_);
-    if (laid && !laid->waits.empty())
-      if (auto frugal = lay_copies(p_, order, budget_, {.frugal = true}); frugal && frugal->seconds < laid->seconds)
+    if (laid ? !laid->waits.empty() : !p_.plain())
+      if (auto frugal = lay_copies(p_, order, budget_, {.frugal = true}); frugal && (!laid || frugal->seconds < laid->seconds))
         laid = frugal;
     if (!laid || laid->seconds > 1.01 * seconds_) return laid;
     laid->seconds = evaluate(p_, laid->schedule).seconds;
@@ -63,7 +64,7 @@ class copy_incumbent {
   }
 
  private:
-  const problem& p_;
+  const remat::problem& p_;
   bytes_t budget_;
   std::vector<operation_id> order_;
   std::optional<remat::schedule> schedule_;
@@ -109,7 +110,7 @@ bool make_instead(const problem& p, const laid_copies& laid, destroy_repair& n, 
   for (auto x = end; x != copies.begin() && choices.size() < 64; --x) {
     const auto& c = *(x - 1);
     if (x != end && c.end < x->begin - 0.02 * laid.seconds) break;
-    if (p.is_source(c.value)) continue;
+    if (p.is_source(c.value) || p.values()[c.value].bytes == 0) continue;
     const double noise = 0.5 + static_cast<double>(random() % 1024) / 1024;
     choices.push_back(
         {noise * p.operations()[p.producer(c.value)].seconds / static_cast<double>(p.values()[c.value].bytes), c.value, c.next});
@@ -130,7 +131,7 @@ bool make_instead(const problem& p, const laid_copies& laid, destroy_repair& n, 
 /// Makes an order faster with copies. Each round does one of three: takes some recomputations out; makes some values again where
 /// the schedule waits for copies of them; or does what a round of `local_search` does within a *virtual* budget, larger than the
 /// budget by what copies are to make room for. `lay_copies` within the true budget judges, record-to-record as there.
-/// @param p       a problem that allows copies
+/// @param p       the problem of `best`, or what is computed on the device of it (`without_host`)
 /// @param order   a valid order of computations
 /// @param virtual_budget bytes
 /// @param best    the fastest known, which is improved
@@ -159,7 +160,7 @@ inline void copy_search(const problem& p, const std::vector<operation_id>& order
         n.ruin();
         break;
       case 1:
-        if (!detail::make_instead(p, *current, n, random)) continue;
+        if (!detail::make_instead(best.problem(), *current, n, random)) continue;
         break;
       default:
         n.set_budget(static_cast<bytes_t>(static_cast<double>(virtual_budget) * (1 + o.reach * (2 * part() - 1))));

@@ -68,6 +68,7 @@ class automatic {
   explicit automatic(const options& o, B backend = B()) : options_(o), backend_(std::move(backend)) { o.search.validate(); }
 
   std::string name() const { return "automatic"; }
+  bool plans_tiers() const { return true; }
   automatic with_start(schedule s) const {
     auto started = *this;
     started.options_.start = std::move(s);
@@ -76,7 +77,7 @@ class automatic {
 
   /// @throws what the backend throws
   result solve(const problem& p, bytes_t budget, monitor& m) const {
-    if (p.copies()) {
+    if (p.copies() || !p.plain()) {
       const options alone{options_.small_operations, options_.moment_operations, options_.staged_operations, options_.search, {}};
       return offmate<automatic>(automatic(alone, backend_), {.idle = 16, .start = options_.start}).solve(p, budget, m);
     }

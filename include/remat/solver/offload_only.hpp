@@ -25,13 +25,17 @@ namespace remat {
 class offload_only {
  public:
   std::string name() const { return "offload_only"; }
+  bool plans_tiers() const { return true; }
 
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     result r;
     const auto needed = needed_operations(p);
-    if (incumbent all(p, budget); all.offer(needed)) {
+    if (!p.plain() && !order::unplannable(p).empty()) {
+      r.status = status::not_applicable;
+      r.reason = order::unplannable(p);
+    } else if (incumbent all(p, budget); p.plain() && all.offer(needed)) {
       all.put_into(r);
-    } else if (!p.copies()) {
+    } else if (p.plain() && !p.copies()) {
       r.status = status::not_applicable;
       r.reason = no_copies;
     } else {

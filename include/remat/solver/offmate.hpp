@@ -56,6 +56,7 @@ class offmate {
   }
 
   std::string name() const { return "offmate/" + std::string(inner_.name()); }
+  bool plans_tiers() const { return true; }
 
   offmate with_start(schedule s) const {
     auto started = *this;
@@ -65,20 +66,27 @@ class offmate {
 
   /// @throws what Inner throws
   result solve(const problem& p, bytes_t budget, monitor& m) const {
-    if (!p.copies()) return inner_.solve(p, budget, m);
+    if (p.plain() && !p.copies()) return inner_.solve(p, budget, m);
     result r;
     const auto needed = needed_operations(p);
-    if (incumbent all(p, budget); all.offer(needed)) {
+    if (auto why = p.plain() ? std::string() : order::unplannable(p); !why.empty()) {
+      r.status = status::not_applicable;
+      r.reason = std::move(why);
+      return r;
+    }
+    if (incumbent all(p, budget); p.plain() && all.offer(needed)) {
       all.put_into(r);
       return r;
     }
-    scan now{p, p.with_copies({}), budget, measure_order(p, needed).peak, m, {p, budget}, {}, 0};
+    scan now{p.plain() ? p.with_copies({}) : order::without_host(p), budget, 0, m, {p, budget}, {}, 0};
+    now.most = measure_order(now.plain, needed).peak;
+    if (!p.plain()) now.least = std::min(now.most, bounds_without_search(now.plain).budget);
     now.offer(needed, now.most);
     bound::prove_bound(p, budget, r, [&] { return m.stopped(); });
     now.bound = r.bound;
     if (options_.start) {
       const auto order = compute_order(*options_.start);
-      now.offer(order, measure_order(p, order).peak);
+      now.offer(order, measure_order(now.plain, order).peak);
     }
     if (!now.done()) look(now);
     now.best.put_into(r);
@@ -93,9 +101,8 @@ class offmate {
     double seconds;  ///< with copies
   };
   struct scan {
-    const problem& p;
-    const problem plain;         ///< the same without copies
-    const bytes_t budget, most;  ///< virtual budgets reach up to what store-all needs
+    const problem plain;  ///< the same without copies
+    bytes_t least, most;  ///< virtual budgets: from the true one, or what the device needs of it, up to what store-all needs
     monitor& m;
     order::copy_incumbent best;
     std::vector<start> starts;
@@ -123,19 +130,19 @@ class offmate {
   }
 
   void look(scan& now) const {
-    const auto step = (now.most - now.budget) / static_cast<bytes_t>(options_.scan);
+    const auto step = (now.most - now.least) / static_cast<bytes_t>(options_.scan);
     std::vector<bytes_t> budgets;
-    for (std::size_t i = 0; i < options_.scan; ++i) budgets.push_back(now.budget + step * static_cast<bytes_t>(i));
+    for (std::size_t i = 0; i < options_.scan; ++i) budgets.push_back(now.least + step * static_cast<bytes_t>(i));
     sweep(now, budgets);
-    const auto promising = [&] { return now.starts.empty() ? now.budget : now.starts.front().budget; };
+    const auto promising = [&] { return now.starts.empty() ? now.least : now.starts.front().budget; };
     budgets.clear();
     for (bytes_t i = -3; i <= 3; ++i)
-      if (const auto budget = promising() + i * step / 4; i != 0 && budget >= now.budget && budget < now.most)
+      if (const auto budget = promising() + i * step / 4; i != 0 && budget >= now.least && budget < now.most)
         budgets.push_back(budget);
     if (!now.done()) sweep(now, budgets);
 
     budgets.clear();
-    if (now.starts.empty()) budgets.push_back(now.budget);
+    if (now.starts.empty()) budgets.push_back(now.least);
     for (std::size_t i = 0; i < std::min(options_.inner, now.starts.size()); ++i) budgets.push_back(now.starts[i].budget);
     for (std::size_t i = 0; i < budgets.size() && !now.done(); ++i) {
       monitor part(now.m, 0.3 / static_cast<double>(budgets.size() - i), [&](const progress& x) {
@@ -156,8 +163,8 @@ class offmate {
       const auto before = now.best.seconds();
       const auto budget = anew ? other.budget : best_budget;
       monitor part(now.m, 0.5);
-      order::copy_search(now.p, anew ? other.order : now.best.order(), budget, now.best, part,
-                         {.patience = order::patience_for(now.p, options_.search), .stream = i}, now.bound);
+      order::copy_search(now.plain, anew ? other.order : now.best.order(), budget, now.best, part,
+                         {.patience = order::patience_for(now.plain, options_.search), .stream = i}, now.bound);
       if (now.best.seconds() < before) best_budget = budget;
       idle = now.best.seconds() < before * (1 - 1e-6) ? 0 : idle + 1;
     }

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The tier besides the device while `lay_copies` walks along an order, for problems that are not plain.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <deque>
+#include <limits>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
+#include <remat/order/residence.hpp>
+
+namespace remat::order::detail {
+
+/// A value while `lay_copies` walks along an order.
+struct value_state {
+  /// What may happen to a value that lives. Those of no bytes, held, or not movable are in no list, nor are those being copied.
+  enum list : unsigned char {
+    ready,   ///< on the host: may leave
+    unsent,  ///< may be sent
+    kept,    ///< is sent only if nothing else makes room
+    absent,  ///< on the host alone
+    none
+  };
+  static constexpr std::size_t never = std::numeric_limits<std::size_t>::max();
+  std::size_t next =
+      never;           ///< use before it is computed again; the length of the order: at the end; that + 1: on the host alone
+  double pause = 0;    ///< longest time between two such uses from `next` on, s
+  double leaves = -1;  ///< when its copy to the host ends, or it is made there, s; -1: it is not there
+  double arrives = 0;  ///< when its copy to the device ends, s
+  bool here = false;
+  list in = none;
+};
+
+/// Operations on the host run as soon as what they read is on its way; copies that nobody needs any more are dropped, if the host
+/// has a budget or must look at the end as at first.
+class host_side {
+ public:
+  using place = residence::place;
+
+  host_side(const problem& p, residence places, std::span<const operation_id> order, std::vector<value_state>& values,
+            schedule& s)
+      : where(std::move(places)),
+        cyclic(!p.next().empty()),
+        p_(p),
+        end_(order.size()),
+        values_(values),
+        schedule_(s),
+        tidy_(cyclic || p.tiers()[far_tier].budget),
+        reads_(values.size(), 0),
+        busy_(values.size(), 0),
+        has_run_(p.operations().size(), true) {
+    for (auto o : order)
+      if (p.operations()[o].on != device_tier) {
+        has_run_[o] = false;
+        for (auto v : p.operations()[o].inputs) ++reads_[v];
+      }
+    for (value_id v = 0; v < values.size(); ++v)
+      if (p.is_source(v) && where.homes[v] == far_tier) live_ += p.values()[v].bytes;
+  }
+
+  const residence where;
+  const bool cyclic;
+
+  bool has_run(operation_id o) const { return has_run_[o]; }
+  /// From when on there is room for what comes.
+  double room_from() const { return room_from_; }
+  /// Must `v` go to the host after its last use on the device?
+  bool must_go(value_id v) const { return where.ends[v] != place::anywhere; }
+  /// `v` came to the host or left the device.
+  void changed(value_id v) {
+    spent_.push_back(v);
+    for (auto o : p_.consumers(v))
+      if (p_.operations()[o].on != device_tier && !has_run_[o]) woken_.push_back(o);
+  }
+  /// An operation that can run without delay, or nothing.
+  std::optional<operation_id> next_ready() {
+    while (!woken_.empty()) {
+      const auto o = woken_.front();
+      woken_.pop_front();
+      if (!has_run_[o] && ready(o)) return o;
+    }
+    return std::nullopt;
+  }
+  /// Something reads the copy of `v` until then.
+  void read(value_id v, double until) { busy_[v] = std::max(busy_[v], until); }
+  /// Makes room, by dropping what is not needed, at once if it is `urgent`. @return false if there is none
+  bool take(bytes_t bytes, double now, bool urgent) {
+    const auto& budget = p_.tiers()[far_tier].budget;
+    const auto fits = [&] { return !budget || live_ + bytes <= *budget; };
+    if (!fits()) tidy(now);
+    if (!fits() && urgent) tidy(std::numeric_limits<double>::infinity());
+    if (!fits()) return false;
+    live_ += bytes;
+    return true;
+  }
+  void give(bytes_t bytes) { live_ -= bytes; }
+
+  /// Runs `o`, whose operands are there. @return false if the host has no room for what it makes
+  bool run(operation_id o, double now) {
+    const auto& op = p_.operations()[o];
+    bytes_t more = op.workspace;
+    for (auto v : op.outputs) more += p_.values()[v].bytes;
+    for (const auto& x : op.overwrites) more -= p_.values()[x.output].bytes;
+    if (!take(more, now, true)) return false;
+    give(op.workspace);
+    double begin = std::max({now, free_, room_from_});
+    for (auto v : op.inputs) begin = std::max(begin, values_[v].leaves);
+    for (const auto& x : op.overwrites) begin = std::max(begin, busy_[x.input]);
+    free_ = begin + op.seconds;
+    if (op.workspace > 0) room_from_ = free_;
+    has_run_[o] = true;
+    schedule_.compute(o);
+    for (auto v : op.inputs) {
+      read(v, free_);
+      --reads_[v];
+    }
+    for (const auto& x : op.overwrites) values_[x.input].leaves = -1;
+    for (auto v : op.outputs) values_[v].leaves = free_;
+    for (auto v : op.inputs) changed(v);
+    for (auto v : op.outputs) changed(v);
+    return true;
+  }
+  /// Drops the copies that nobody needs any more, if nothing uses them then.
+  void tidy(double then) {
+    if (!tidy_) return;
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < spent_.size(); ++i) {
+      const auto v = spent_[i];
+      const auto& x = values_[v];
+      if (x.leaves < 0 || x.here || x.next <= end_ || reads_[v] > 0 || stays(v)) continue;
+      if (std::max(x.leaves, busy_[v]) <= then)
+        drop(v);
+      else
+        spent_[kept++] = v;
+    }
+    spent_.resize(kept);
+  }
+  /// At the end: what stays is left, of cyclic schedules.
+  void clear() {
+    if (!cyclic) return;
+    for (value_id v = 0; v < values_.size(); ++v)
+      if (values_[v].leaves >= 0 && !stays(v)) drop(v);
+  }
+
+ private:
+  bool stays(value_id v) const {
+    if (where.homes[v] == far_tier && p_.values()[v].held) return true;
+    return where.ends[v] == place::host || where.ends[v] == place::anywhere;
+  }
+  void drop(value_id v) {
+    auto& x = values_[v];
+    room_from_ = std::max({room_from_, x.leaves, busy_[v]});
+    x.leaves = -1;
+    give(p_.values()[v].bytes);
+    schedule_.drop(v, far_tier);
+  }
+  bool ready(operation_id o) const {
+    const auto& op = p_.operations()[o];
+    return std::all_of(op.inputs.begin(), op.inputs.end(), [&](value_id v) { return values_[v].leaves >= 0; }) &&
+           std::all_of(op.overwrites.begin(), op.overwrites.end(), [&](const overwrite& x) {
+             const auto& u = values_[x.input];
+             return !u.here && u.next > end_ && reads_[x.input] == 1;
+           });
+  }
+
+  const problem& p_;
+  std::size_t end_;
+  std::vector<value_state>& values_;
+  schedule& schedule_;
+  bool tidy_;
+  std::vector<index_t> reads_;  // by its operations that are yet to run
+  std::vector<double> busy_;
+  std::vector<bool> has_run_;  // or need not
+  std::deque<operation_id> woken_;
+  std::vector<value_id> spent_;
+  bytes_t live_ = 0;
+  double free_ = 0, room_from_ = 0;
+};
+
+}  // namespace remat::order::detail
