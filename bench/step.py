@@ -11,6 +11,7 @@ there and are zeroed in place. The memory of `remat` at the checkpoint's peak is
 usage: step.py [--works gpt2,unet] [--rounds 7] [--threads 1] [--compile] [--fixed]
 """
 import argparse
+import gc
 import multiprocessing
 import os
 import statistics
@@ -222,17 +223,18 @@ def fixed():
 
 
 def captured():
-    """Memory of the first plan, against what the step holds of the largest operation, the parameters and all activations."""
+    """Memory of capturing and profiling a step, whose budget is too small for it to run."""
     for name, make in WORKS.items():
         torch.manual_seed(0)
         model, inputs = make()
-        parameters = sum(p.nbytes for p in model.parameters())
+        gc.collect()
         before = _torch.meter_reset()
-        remat.wrap(model, inputs, cache=False, time_limit=1)
-        found = _torch.meter_peak() - before
-        plan = remat.of(model).plan
-        print(f"{name}: capture and profile: {found / 2**20:.1f} MiB beyond the model; parameters {parameters / 2**20:.1f}, "
-              f"largest operation {plan['largest_bytes'] / 2**20:.1f}, the plain step {plan['peak'] / 2**20:.1f}")
+        try:
+            remat.wrap(model, inputs, budget=1, cache=False, time_limit=1)
+        except remat.OverBudget as e:
+            largest = e.largest
+        print(f"{name}: capture and profile take {(_torch.meter_peak() - before) / 2**20:.1f} MiB beyond the model; parameters "
+              f"{sum(p.nbytes for p in model.parameters()) / 2**20:.1f} MiB, largest operator {largest}", flush=True)
 
 
 def accumulated():
@@ -240,9 +242,10 @@ def accumulated():
     for who in ("eager", "remat"):
         model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(16)))
         x = torch.rand(2, 1024)
+        gc.collect()
+        held = _torch.meter_reset()
         if who == "remat":
             remat.wrap(model, (x,))
-        held = _torch.meter_reset()
         for _ in range(3):
             model(x).sum().backward()
         _torch.meter_reset()

@@ -363,6 +363,19 @@ std::string how_it_fails(remat::pytorch::link& l, const block& to, const block& 
 
 }  // namespace
 
+TEST_CASE("a fork may not use its parent's file", "[fork]") {
+  const auto file = file_memory(std::filesystem::temp_directory_path().string())->reserve(block_size);
+  const auto near_by = host_memory("near")->reserve(block_size);
+  const auto l = host_link();
+  const block here{near_by, 0, block_size}, there{file, 0, block_size};
+  l->copy(there, here)->wait();
+  const auto child = fork();
+  if (child == 0) _exit(how_it_fails(*l, there, here).find("forked") == std::string::npos);
+  int status = 1;
+  waitpid(child, &status, 0);
+  CHECK(status == 0);
+}
+
 TEST_CASE("files keep bytes, take no more than their limit, and are nobody else's") {
   const auto folder = std::filesystem::temp_directory_path() / ("remat-test-" + std::to_string(getpid()));
   std::filesystem::create_directory(folder);
@@ -384,12 +397,6 @@ TEST_CASE("files keep bytes, take no more than their limit, and are nobody else'
   CHECK(std::filesystem::is_empty(folder));  // no name that another could open
   CHECK_THROWS_AS(out->copy({file, 0, block_size}, {file, block_size, block_size}), broken_contract);
   CHECK_THROWS_AS(out->copy({file, 8 * block_size, block_size}, {near_by, 0, block_size}), broken_contract);
-
-  const auto child = fork();
-  if (child == 0) _exit(how_it_fails(*out, {file, 0, block_size}, {near_by, 0, block_size}).find("forked") == std::string::npos);
-  int status = 1;
-  waitpid(child, &status, 0);
-  CHECK(status == 0);
 
   file.reset();
   CHECK(far->reserve(10 * block_size)->bytes() == 10 * block_size);

@@ -13,11 +13,17 @@
 
 namespace testing {
 
-/// @param seconds for a search
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr double slower = 20;
+#else
+constexpr double slower = 1;
+#endif
+
+/// @param seconds for a search, of an ordinary build
 inline remat::pytorch::wrap_options quick(const remat::pytorch::budget& b = "100%", double seconds = 5) {
   remat::pytorch::wrap_options o;
   o.budget = b;
-  o.limits.seconds = seconds;
+  o.limits.seconds = slower * seconds;
   o.solver = [](const remat::problem& p, remat::bytes_t within, const remat::limits& l,
                 const remat::pytorch::plan_observer& watch) { return remat::solve(p, within, remat::min_cut(), l, watch); };
   o.profile = {.cache = {}, .seconds = 0.05};
