@@ -329,7 +329,17 @@ expect("drawn on tiers", 0, "check", hosted, step_on_tiers, "--timeline", "--svg
 HOSTED["tiers"][1]["budget"] = 19
 expect("a tier over its budget", 1, "check", put("tight.json", HOSTED), step_on_tiers, says=["step 3 (copy 1): the host needs 20 bytes, its budget is 19"])
 expect("info on tiers", 0, "info", hosted, prints=["device host (20 B), 2 links", "1 targets are its sources"])
-expect("no solver for tiers", 2, "solve", hosted, "-b", "20", says=["tiers: beyond version 1"])
+answer = folder / "hosted-answer.json"
+expect("solve on tiers", 0, "solve", hosted, "-b", "20", "-o", answer, "--timeline", prints=["optimal", "20 B (20 bytes) on the host", "time        9 s", "gap 0.00 %"])
+expect("check of that", 0, "check", hosted, answer, "-b", "20", prints=["9 s"])
+if json.loads(answer.read_text())["peaks"] != {"device": 20, "host": 20}:
+    fail("peaks of an answer on tiers", answer.read_text())
+if json.loads(expect("solve on tiers --json", 0, "solve", hosted, "-b", "100%", "--json"))["peaks"]["host"] != 20:
+    fail("peaks of solve --json")
+expect("less than the device needs", 3, "solve", hosted, "-b", "19", prints=["infeasible"])
+expect("less than the host needs", 4, "solve", folder / "tight.json", "-b", "20", "-t", "1", prints=["not_found", "within the budget of the host, 19 bytes"])
+expect("curve on tiers", 0, "curve", hosted, "--points", "3", prints=["optimal"])
+expect("compare on tiers", 0, "compare", hosted, "-b", "20", prints=["optimal", "not_applicable", "revolve plans for a device and copies to a host"])
 
 # info
 out = json.loads(expect("info --json", 0, "info", small, "--json"))

@@ -3,7 +3,13 @@
 #include <catch2/catch.hpp>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <optional>
 #include <random>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include <remat/core/bounds.hpp>
@@ -14,6 +20,7 @@
 
 using remat::bytes_t;
 using remat::problem;
+using remat::value_id;
 using remat::testing::chance;
 using remat::testing::host;
 using remat::testing::uniform;
@@ -74,4 +81,197 @@ TEST_CASE("lay_copies on two tiers: every schedule is valid and within both budg
   CHECK(laid > 10'000);
   CHECK(full > 1000);
   CHECK(3 * refused < 2 * drawn);
+}
+
+namespace {
+
+/// A plan without foresight: what is on the host is copied when it is read and dropped afterwards, what goes to the host does so
+/// when the device has no more use for it, all else stays.
+class on_demand {
+ public:
+  explicit on_demand(const problem& p)
+      : p_(p),
+        where_(remat::order::find_residence(p, std::vector<remat::tier_id>(p.values().size(), host))),
+        on_(p.values().size()) {}
+
+  remat::schedule plan() {
+    const auto order = *remat::order::overwrite_last(p_, remat::needed_operations(p_));
+    for (value_id v = 0; v < on_.size(); ++v)
+      if (p_.is_source(v)) {
+        on_[v].insert(where_.homes[v]);
+        if (p_.values()[v].starts == remat::any_tier) s_.starts.push_back({v, where_.homes[v]});
+      }
+    for (auto o : order)
+      for (auto v : p_.operations()[o].inputs) ++reads_[{v, p_.operations()[o].on}];
+    for (auto o : order) run(p_.operations()[o], o);
+    for (value_id v = 0; v < on_.size(); ++v) end(v);
+    return std::move(s_);
+  }
+
+ private:
+  using place = remat::order::residence::place;
+
+  void run(const remat::operation& op, remat::operation_id o) {
+    for (auto v : op.inputs) bring(v, op.on);
+    s_.compute(o);
+    for (const auto& x : op.overwrites) on_[x.input].erase(op.on);
+    for (auto v : op.outputs) on_[v].insert(op.on);
+    for (auto v : op.inputs) --reads_[{v, op.on}];
+    if (op.on != remat::device_tier) return;
+    for (const auto* list : {&op.inputs, &op.outputs})
+      for (auto v : *list)
+        if (on_[v].contains(remat::device_tier)) leave(v);
+  }
+  void leave(value_id v) {
+    const bool here = reads_[{v, remat::device_tier}] > 0 || where_.ends[v] == place::device || where_.ends[v] == place::anywhere;
+    if (!here && (reads_[{v, host}] > 0 || where_.ends[v] == place::host)) bring(v, host);
+    if (!here || on_[v].contains(host)) drop(v, remat::device_tier);
+  }
+  void end(value_id v) {
+    if (where_.ends[v] == place::device) bring(v, remat::device_tier);
+    if (where_.ends[v] == place::host) bring(v, host);
+    if (p_.next().empty() || where_.ends[v] == place::anywhere) return;
+    if (where_.ends[v] != place::device) drop(v, remat::device_tier);
+    if (where_.ends[v] != place::host) drop(v, host);
+  }
+  void bring(value_id v, remat::tier_id t) {
+    if (!on_[v].insert(t).second) return;
+    s_.copy(v, t == host ? remat::device_tier : host, t);
+  }
+  void drop(value_id v, remat::tier_id t) {
+    if (!on_[v].contains(t) || (p_.values()[v].held && where_.homes[v] == t)) return;
+    on_[v].erase(t);
+    s_.drop(v, t);
+  }
+
+  const problem& p_;
+  remat::order::residence where_;
+  std::vector<std::set<remat::tier_id>> on_;
+  std::map<std::pair<value_id, remat::tier_id>, int> reads_;
+  remat::schedule s_;
+};
+
+}  // namespace
+
+TEST_CASE("lay_copies on two tiers: rarely slower than on demand, in the same memory") {
+  std::mt19937_64 g(22);
+  int compared = 0, missed = 0, slower = 0, faster = 0;
+  for (int round = 0; round < 3000; ++round) {
+    const auto p =
+        remat::testing::random_step(g, {.layers = static_cast<std::size_t>(uniform(g, 1, 6)), .cyclic = chance(g, 50)});
+    if (p.plain() || !remat::order::unplannable(p).empty()) continue;
+    INFO("round " << round);
+    const auto e = remat::evaluate(p, on_demand(p).plan());
+    double seconds = std::numeric_limits<double>::infinity();
+    for (const bool frugal : {false, true})
+      if (const auto laid = remat::order::lay_copies(p, remat::needed_operations(p), e.peak, {.frugal = frugal, .small = 0}))
+        seconds = std::min(seconds, remat::evaluate(p, laid->schedule).seconds);
+    ++compared;
+    missed += std::isinf(seconds);
+    slower += seconds > e.seconds + 1e-9;
+    faster += seconds < e.seconds - 1e-9;
+  }
+  CAPTURE(compared, missed, slower, faster);
+  CHECK(missed == 0);
+  CHECK(200 * slower < compared);
+  CHECK(10 * faster > 9 * compared);
+}
+
+TEST_CASE("lay_copies: links said in full give the plan of their short form") {
+  std::mt19937_64 g(23);
+  int copied = 0;
+  for (int round = 0; round < 1000; ++round) {
+    const auto made = remat::testing::random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 1, 20)), .once = 10});
+    const double up = static_cast<double>(uniform(g, 1, 8)) / 2, down = static_cast<double>(uniform(g, 1, 8)) / 2;
+    const auto shortly = made.with_copies(remat::copy_rates{up, down, 0.5});
+    const problem fully(made.name(), made.values(), made.operations(), made.targets(), std::nullopt, std::nullopt,
+                        {{}, {{remat::device_tier, host, up, 0.5, "up"}, {host, remat::device_tier, down, 0.5, "down"}}});
+    REQUIRE((shortly.plain() && !fully.plain()));
+    const auto order = remat::needed_operations(made);
+    const auto least = remat::bounds_without_search(made).budget;
+    const auto budget = uniform(g, least, std::max(least, remat::measure_order(made, order).peak));
+    for (const bool frugal : {false, true}) {
+      const auto a = remat::order::lay_copies(shortly, order, budget, {.frugal = frugal, .small = 0}),
+                 b = remat::order::lay_copies(fully, order, budget, {.frugal = frugal, .small = 0});
+      INFO("round " << round);
+      REQUIRE((a && b));
+      REQUIRE(a->schedule == b->schedule);
+      REQUIRE(a->seconds == b->seconds);
+      copied += remat::has_copies(a->schedule);
+    }
+  }
+  CHECK(copied > 500);
+}
+
+TEST_CASE("lay_copies on two tiers: a step worked out by hand") {
+  remat::testing::step_parts x;
+  const auto order = std::vector<remat::operation_id>{0, 1};
+  const auto once = remat::order::lay_copies(x.build(), order, 20);
+  REQUIRE(once);
+  CHECK(once->schedule == remat::schedule{{{remat::action::prefetch, 0},
+                                           {remat::action::compute, 0},
+                                           {remat::action::drop, 0},
+                                           {remat::action::offload, 1},
+                                           {remat::action::compute, 1},
+                                           {remat::action::drop, 1},
+                                           {remat::action::drop, 1, host}},
+                                          {}});
+  CHECK(remat::evaluate(x.build(), once->schedule).seconds == 9);
+  CHECK_FALSE(remat::order::lay_copies(x.build(), order, 19));
+  x.system.tiers = {{"device"}, {"host", 19}};
+  CHECK_FALSE(remat::order::lay_copies(x.build(), order, 20));  // w and g
+}
+
+TEST_CASE("lay_copies on two tiers: weights that may start anywhere stay on the device as far as there is room") {
+  // Two layers of 10 bytes whose updates run on the device in place: nothing has to move if there is room for both.
+  std::vector<remat::value> values;
+  std::vector<remat::operation> operations;
+  std::vector<remat::carry> next;
+  for (value_id l = 0; l < 4; ++l) values.push_back({.name = "w", .bytes = 10, .starts = remat::any_tier});
+  for (value_id l = 0; l < 4; ++l) {
+    values.push_back({.name = "w'", .bytes = 10, .ends = remat::any_tier});
+    operations.push_back({.name = "update", .inputs = {l}, .outputs = {l + 4}, .seconds = 1, .overwrites = {{l + 4, l}}});
+    next.push_back({l + 4, l});
+  }
+  const problem p("anywhere", values, operations, {4, 5, 6, 7}, remat::copy_rates{10, 10, 0}, std::nullopt, {}, next);
+  const auto copies = [&](bytes_t budget) {
+    const auto laid = remat::order::lay_copies(p, remat::needed_operations(p), budget, {.small = 0});
+    REQUIRE(laid);
+    const auto e = remat::evaluate(p, laid->schedule);
+    REQUIRE(e.peak <= budget);
+    return e.copies.size();
+  };
+  CHECK(copies(40) == 0);
+  CHECK(copies(30) > 0);
+  CHECK(copies(30) < copies(20));
+}
+
+TEST_CASE("what cannot be planned is named") {
+  using remat::order::unplannable;
+  remat::testing::step_parts x;
+  CHECK(unplannable(x.build()).empty());
+  const auto refusal = [&](const auto& change) {
+    auto y = x;
+    change(y);
+    return unplannable(y.build());
+  };
+  CHECK(refusal([](auto& y) {
+          y.system.tiers = {{"device"}, {"host"}, {"disk"}};
+        }) == "tiers: plans are made for a device and one more, and there are 3");
+  CHECK(refusal([](auto& y) {
+          y.copies.reset();
+          y.system.links = {{host, remat::device_tier, 1}};
+        }) == "links: none from the device to the host");
+  CHECK(refusal([](auto& y) { y.values[1].movable = false; }) ==
+        "values[1].movable: it may not be copied, and is read on another tier");
+  CHECK(refusal([](auto& y) {
+          y.next.clear();
+          y.targets.push_back(0);
+          y.values[0].ends = host;
+        }) == "values[0]: an operation overwrites it, and it must be there at the end");
+  CHECK(refusal([](auto& y) {
+          y.values.push_back({.name = "late", .bytes = 1, .ends = host});
+          y.operations.push_back({.name = "reader", .inputs = {0, 2}, .outputs = {3}, .on = host});
+          y.targets.push_back(3);
+        }) == "operations: one reads what another overwrites, and comes after it");
 }

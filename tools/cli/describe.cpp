@@ -59,8 +59,7 @@ int check(const arguments& a) {
 int info(const arguments& a) {
   const auto p = remat::read_problem(a.problem);
   const auto least = remat::bounds_without_search(p);
-  std::optional<remat::evaluation> store_all;  // what store-all is on several tiers, no one says
-  if (p.plain()) store_all = remat::evaluate(p, remat::store_all_schedule(p));
+  const auto store_all = remat::measure_store_all(p);
   std::size_t uses = 0, once = 0, held = 0;
   for (const auto& o : p.operations()) {
     uses += o.inputs.size();
@@ -79,8 +78,9 @@ int info(const arguments& a) {
                 {"held_bytes", p.held_bytes()},
                 {"source_bytes", p.source_bytes()},
                 {"budget_bound", least.budget},
-                {"bound", least.seconds}};
-    if (store_all) out.update(json{{"store_all_peak", store_all->peak}, {"store_all_seconds", store_all->seconds}});
+                {"bound", least.seconds},
+                {"store_all_peak", store_all.peak},
+                {"store_all_seconds", store_all.seconds}};
     if (!p.plain()) {
       for (const auto& t : p.tiers()) out["tiers"].push_back(t.name);
       out["links"] = p.links().size();
@@ -101,9 +101,8 @@ int info(const arguments& a) {
     if (!p.next().empty()) std::cout << "  next step   " << p.next().size() << " targets are its sources\n";
   }
   std::cout << "  held        " << remat::format_bytes(p.held_bytes()) << "\n";
-  if (store_all)
-    std::cout << "  store-all   " << remat::format_bytes(store_all->peak) << ", " << remat::format_seconds(store_all->seconds)
-              << "\n";
+  std::cout << "  store-all   " << remat::format_bytes(store_all.peak) << ", " << remat::format_seconds(store_all.seconds)
+            << "\n";
   std::cout << "  every budget is at least " << remat::format_bytes(least.budget) << " (" << least.budget << " bytes)\n";
   return success;
 }

@@ -78,7 +78,7 @@ std::string csv(const std::vector<remat::labelled_curve>& curves) {
 
 int solve(const arguments& a) {
   const auto p = remat::read_problem(a.problem);
-  const auto store_all = remat::evaluate_plain(p, remat::store_all_schedule(p));
+  const auto store_all = remat::measure_store_all(p);
   const auto budget = remat::parse_budget(a.budget, p);
   const auto solver = remat::registry::find(a.solver).make(a.backend);
   require_outputs(a);
@@ -95,7 +95,7 @@ int solve(const arguments& a) {
     else
       r = remat::solve(p, budget, solver, remat::start_from(remat::read_schedule(a.start, p).result.schedule), a.limits,
                        w.observer(), save);
-    if (!r.found() && !interrupted) {  // say what would do
+    if (p.plain() && !r.found() && !interrupted) {  // say what would do
       auto share = a.limits;
       share.seconds = std::min(10.0, share.seconds);
       const auto least = remat::smallest_budget(p, remat::registry::find("min_cut").make(a.backend), share, 0.01, w.observer());
@@ -105,6 +105,7 @@ int solve(const arguments& a) {
   }
   if (a.as_json) {
     auto out = summary(r);
+    for (std::size_t t = 0; !p.plain() && t < r.peaks.size(); ++t) out["peaks"][p.tiers()[t].name] = r.peaks[t];
     out.update(json{
         {"operations", p.operations().size()}, {"store_all_peak", store_all.peak}, {"store_all_seconds", store_all.seconds}});
     std::cout << out.dump(2) << "\n";
@@ -113,8 +114,10 @@ int solve(const arguments& a) {
               << "\n"
               << "  budget      " << exact(r.budget) << ", store-all needs " << exact(store_all.peak) << "\n";
     if (r.found()) {
-      std::cout << "  peak        " << exact(r.peak) << "\n"
-                << "  time        " << remat::format_seconds(r.seconds) << ", store-all takes "
+      std::cout << "  peak        " << exact(r.peak) << "\n";
+      for (std::size_t t = 1; !p.plain() && t < r.peaks.size(); ++t)
+        std::cout << "              " << exact(r.peaks[t]) << " on the " << p.tiers()[t].name << "\n";
+      std::cout << "  time        " << remat::format_seconds(r.seconds) << ", store-all takes "
                 << remat::format_seconds(store_all.seconds) << "\n"
                 << "  recomputed  " << r.recomputed << " computations beyond the first of " << p.operations().size()
                 << " operations\n"
@@ -135,7 +138,7 @@ int solve(const arguments& a) {
 
 int curve(const arguments& a) {
   const auto p = remat::read_problem(a.problem);
-  const auto store_all = remat::evaluate_plain(p, remat::store_all_schedule(p));
+  const auto store_all = remat::measure_store_all(p);
   std::vector<remat::bytes_t> budgets;
   for (const auto& text : a.budgets) budgets.push_back(remat::parse_budget(text, p));
   std::vector<std::pair<std::string, remat::any_solver>> solvers;
@@ -186,7 +189,7 @@ int curve(const arguments& a) {
 
 int compare(const arguments& a) {
   const auto p = remat::read_problem(a.problem);
-  const auto store_all = remat::evaluate_plain(p, remat::store_all_schedule(p));
+  const auto store_all = remat::measure_store_all(p);
   const auto budget = remat::parse_budget(a.budget, p);
   std::vector<const remat::registry::method*> chosen;
   for (const auto& name : a.solvers) chosen.push_back(&remat::registry::find(name));

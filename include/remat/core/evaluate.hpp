@@ -150,12 +150,32 @@ inline evaluation evaluate_plain(const problem& p, const schedule& s) {
 }
 
 /// The schedule that executes every operation once, in the order of the problem, and drops values as early as possible.
-/// @return its steps; `evaluate(p, store_all_schedule(p))` has the peak that `N%` budgets refer to
+/// @return its steps; `measure_store_all(p)` has the peak that `N%` budgets refer to
 /// Complexity: O(values + edges).
 inline schedule store_all_schedule(const problem& p) {
   std::vector<operation_id> order(p.operations().size());
   for (operation_id o = 0; o < order.size(); ++o) order[o] = o;
   return with_drops(p, order);
+}
+
+/// What store-all needs, to compare with.
+struct store_all_needs {
+  bytes_t peak = 0;    ///< what `N%` budgets refer to, bytes
+  double seconds = 0;  ///< s
+};
+
+/// Measures `store_all_schedule`; of a problem that is not plain, what it would be with all values on the device, and with
+/// nothing to wait for. Complexity: O(values + edges).
+inline store_all_needs measure_store_all(const problem& p) {
+  const auto s = store_all_schedule(p);
+  if (p.plain()) {
+    const auto e = evaluate(p, s);
+    return {e.peak, e.seconds};
+  }
+  store_all_needs n{measure_order(p, compute_order(s)).peak, 0};
+  for (const auto& op : p.operations())
+    if (op.on == device_tier) n.seconds += op.seconds;
+  return n;
 }
 
 }  // namespace remat

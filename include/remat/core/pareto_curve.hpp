@@ -165,8 +165,9 @@ std::vector<result> pareto_curve(const problem& p, std::vector<bytes_t> budgets,
   return detail::trace_curve(p, budgets, s, m, {}, [&](const result& r) { return detail::tell(r, observers...); });
 }
 
-/// As above, for budgets at equal distances. A quarter of the time is for the search of the smallest.
-/// @throws bad_option for no points; bad_problem for a problem that is not plain
+/// As above, for budgets at equal distances. A quarter of the time is for the search of the smallest; where the problem is not
+/// plain, it is that of `bounds_without_search`.
+/// @throws bad_option for no points
 /// @code
 /// const auto curve = remat::pareto_curve(p, remat::evenly{20}, remat::min_cut{}, {.seconds = 60});
 /// @endcode
@@ -176,16 +177,17 @@ std::vector<result> pareto_curve(const problem& p, evenly spacing, const S& s, c
   const auto points = static_cast<std::size_t>(spacing);
   if (points < 1) throw bad_option("evenly must be >= 1 points, got 0");
   monitor m(l, [&](const progress& now) { return detail::tell(now, observers...); });
-  const auto top = evaluate_plain(p, with_drops(p, needed_operations(p))).peak;
+  const auto top = measure_order(p, needed_operations(p)).peak;
   std::vector<bytes_t> budgets = {top};
   std::vector<result> known;
   if (points > 1) {
     auto share = l;
     share.seconds = m.remaining() / 4;
-    known = {smallest_budget(p, s, share, 0.01, report_to(m))};
+    if (p.plain()) known = {smallest_budget(p, s, share, 0.01, report_to(m))};
+    const auto least = p.plain() ? known[0].peak : std::min(top, bounds_without_search(p).budget);
     const auto steps = static_cast<double>(points - 1);
     for (std::size_t i = 1; i < points; ++i) {
-      const auto below = static_cast<double>(top - known[0].peak) * static_cast<double>(i) / steps;
+      const auto below = static_cast<double>(top - least) * static_cast<double>(i) / steps;
       budgets.push_back(top - static_cast<bytes_t>(below));
     }
     budgets.erase(std::unique(budgets.begin(), budgets.end()), budgets.end());

@@ -87,11 +87,12 @@ inline std::string format_seconds(double seconds) {
 /// Reads a budget: a size as in `parse_bytes`, or `N%`.
 ///
 /// `N%` is the held sources plus N % of what store-all needs beyond them: `60%` = held + 0.6 (store-all peak - held). 100% fits
-/// store-all exactly, 0% is never enough unless there is nothing to keep.
+/// store-all exactly, 0% is never enough unless there is nothing to keep. On several tiers it is N % of all bytes of a step
+/// (`measure_store_all`).
 /// @param text the budget
 /// @param p    the problem it is for
 /// @return bytes, held sources included
-/// @throws bad_option naming the text; bad_problem for a percentage where the problem is not plain
+/// @throws bad_option naming the text
 /// Complexity: O(values + edges) for a percentage.
 /// @code
 /// remat::solve(p, remat::parse_budget("60%", p), remat::rotor{});
@@ -103,7 +104,7 @@ inline bytes_t parse_budget(std::string_view text, const problem& p) {
   const auto [rest, failed] = std::from_chars(number.data(), number.data() + number.size(), percent, std::chars_format::fixed);
   if (failed != std::errc{} || rest != number.data() + number.size() || !std::isfinite(percent) || std::signbit(percent))
     throw bad_option("\"" + std::string(text) + "\" is not a budget: no percentage >= 0");
-  const auto beyond = static_cast<double>(evaluate_plain(p, store_all_schedule(p)).peak - p.held_bytes());
+  const auto beyond = static_cast<double>(measure_store_all(p).peak - p.held_bytes());
   const double budget = static_cast<double>(p.held_bytes()) + percent / 100 * beyond;
   if (budget > static_cast<double>(max_bytes))
     throw bad_option("\"" + std::string(text) + "\" is not a budget: beyond 2^53 bytes");

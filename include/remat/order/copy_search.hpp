@@ -55,8 +55,11 @@ class copy_incumbent {
   void report(monitor& m, std::string stage, double bound) const {
     m.report({.stage = std::move(stage), .best = seconds_, .bound = bound, .schedule = schedule_ ? &*schedule_ : nullptr});
   }
-  /// The schedule, if there is one.
+  /// The schedule, if there is one, or what it may be that is lacking.
   void put_into(result& r) const {
+    if (!schedule_ && !p_.plain())
+      if (const auto& host = p_.tiers()[far_tier]; host.budget)
+        r.reason = "none found within the budget of the " + host.name + ", " + std::to_string(*host.budget) + " bytes";
     if (!schedule_) return;
     r.status = status::feasible;
     r.reason.clear();
