@@ -18,36 +18,11 @@
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
 #include <remat/order/host_side.hpp>
+#include <remat/order/laid_copies.hpp>
+#include <remat/order/look_ahead.hpp>
 #include <remat/order/range_peak.hpp>
 
 namespace remat::order {
-
-/// What `lay_copies` sends to the host.
-struct copy_options {
-  bool frugal = false;  ///< only what memory asks for; otherwise all that the link has time for
-  double small = 2e-5;  ///< values below that share of the budget are moved only where nothing else helps, in [0, 1]
-};
-
-/// A schedule with copies, and where it waits for them.
-struct laid_copies {
-  /// The computations are held up until a copy has ended.
-  struct wait {
-    std::size_t position;  ///< in the order, of the computation that is held up; its length: the end
-    double seconds;        ///< s
-    double until;          ///< s
-    bool arrival;          ///< of a copy to the device; otherwise to the host
-  };
-  /// A copy.
-  struct transfer {
-    value_id value;
-    std::size_t next;   ///< position in the order where the value is used next
-    double begin, end;  ///< s
-  };
-  remat::schedule schedule;
-  double seconds = 0;  ///< at most this, s: copies count that turned out useless and are not in `schedule`
-  std::vector<wait> waits;
-  std::vector<transfer> to_host, to_device;
-};
 
 namespace detail {
 
@@ -66,18 +41,18 @@ class copy_layer {
         down_(*p.link(where ? far_tier : p.host(), device_tier)),
         down_free_(up_.stream == down_.stream ? up_free_ : own_down_free_),
         values_(p.values().size()),
-        begins_(order.size() + 2, std::numeric_limits<double>::infinity()) {
+        ahead_(p, order, where ? &*where : nullptr, values_),
+        memory_(ahead_.memory) {
     if (where) host_.emplace(p, std::move(*where), order, values_, laid_.schedule);
-    memory_.emplace(look_ahead());
-    if (o.frugal) unsent_memory_.emplace(*memory_);
+    if (o.frugal) unsent_memory_.emplace(memory_);
   }
 
   std::optional<laid_copies> lay() {
-    if (at_start_ > budget_ || at_end_ > budget_ || (host_ && !host_->take(0, 0, true))) return std::nullopt;
+    if (at_start_ > budget_ || ahead_.at_end > budget_ || (host_ && !host_->take(0, 0, true))) return std::nullopt;
     for (value_id v = 0; v < values_.size(); ++v)
       if (p_.is_source(v)) begin_with(v);
     if (host_ && !host_->cyclic) start_here();
-    auto next = uses_.begin();
+    auto next = ahead_.uses.begin();
     for (std::size_t i = 0; i < end_; ++i) {
       const auto& op = p_.operations()[order_[i]];
       if (op.on != device_tier) {
@@ -94,8 +69,9 @@ class copy_layer {
       for (const auto& x : op.overwrites) wait(values_[x.input].leaves, i, false);
       now_ += op.seconds;
       laid_.schedule.compute(order_[i]);
-      for (auto v : op.outputs)
-        if (values_[v].here) forget(v, i + 1);
+      if (host_)
+        for (auto v : op.outputs)
+          if (values_[v].here) forget(v, i + 1);
       settle(i + 1);
       for (const auto& x : op.overwrites) lose(x.input);
       for (auto v : op.inputs) touch(v, *next++, i + 1);
@@ -113,7 +89,9 @@ class copy_layer {
       for (auto v : p_.targets())
         if (values_[v].next == end_) wait(values_[v].arrives, end_, true);
     laid_.seconds = std::max(now_, host_end_);
-    drop_useless_offloads();
+    std::vector<bool> read(values_.size(), false);
+    for (value_id v = 0; host_ && v < values_.size(); ++v) read[v] = ends_on_host(v);
+    drop_useless_offloads(p_, laid_.schedule, std::move(read));
     return std::move(laid_);
   }
   /// Is `v` on the device at the end?
@@ -124,11 +102,6 @@ class copy_layer {
   static constexpr auto never = state::never;
   using by_use = std::set<std::pair<std::size_t, value_id>>;
 
-  /// What `state` says of it.
-  struct use {
-    std::size_t next;
-    double pause;
-  };
   struct copy {
     double end;
     value_id value;
@@ -147,86 +120,6 @@ class copy_layer {
   double to_device(value_id v) const { return down_.latency + static_cast<double>(bytes(v)) / down_.rate; }
   by_use& list_of(state::list l) { return lists_[l]; }
 
-  /// Finds the next use after each use, and the first of each source and of what the host makes.
-  /// @return bytes at each position if nothing moves but what starts on the host, which comes when it is used
-  std::vector<bytes_t> look_ahead() {
-    begins_[0] = 0;
-    for (std::size_t i = 0; i < end_; ++i) begins_[i + 1] = begins_[i] + seconds(i);
-    std::vector<bytes_t> memory(end_ + 1), away(host_ ? end_ + 3 : 0);  // of which `away` is elsewhere, as steps up and down
-    bytes_t live = 0;
-    for (value_id v = 0; v < values_.size(); ++v) {
-      if (held(v)) live += bytes(v);
-      if (p_.is_source(v) && (!host_ || host_->where.homes[v] == device_tier)) at_start_ += bytes(v);
-    }
-    at_end_ = live;
-    for (value_id v = 0; v < values_.size(); ++v) {
-      values_[v].next = use_at_end(v);
-      if (values_[v].next == never || held(v)) continue;
-      live += bytes(v);
-      if (values_[v].next == end_) at_end_ += bytes(v);
-    }
-    memory[end_] = live;
-    const auto comes = [&](value_id v, std::size_t made) {  // on the device from its next use on
-      if (values_[v].next == never) return;
-      away[made] += bytes(v);
-      away[values_[v].next] -= bytes(v);
-    };
-    for (std::size_t i = end_; i-- > 0;) {
-      const auto& op = p_.operations()[order_[i]];
-      if (op.on != device_tier) {
-        for (auto v : op.outputs) {
-          comes(v, i + 1);
-          if (values_[v].next != never) live -= bytes(v);
-        }
-        for (auto v : op.inputs)
-          if (values_[v].next == never && !held(v) && host_->where.starts_on_device(p_, v)) {
-            values_[v].next = end_ + 1;
-            live += bytes(v);
-            away[i + 1] -= bytes(v);  // here until it leaves
-          }
-        memory[i] = live;
-        continue;
-      }
-      auto here = op.workspace;
-      const auto note = [&](value_id v, use before) {
-        auto& x = values_[v];
-        uses_.push_back({x.next, x.pause});
-        x.next = before.next, x.pause = before.pause;
-      };
-      for (auto v = op.outputs.rbegin(); v != op.outputs.rend(); ++v) {
-        here += bytes(*v);
-        if (values_[*v].next != never) live -= bytes(*v);
-        note(*v, {never, 0});
-      }
-      for (auto v = op.inputs.rbegin(); v != op.inputs.rend(); ++v) {
-        const auto& x = values_[*v];
-        if (x.next == never && !held(*v)) live += bytes(*v);
-        note(*v, {i, x.next == never ? 0 : std::max(x.pause, begins_[x.next] - begins_[i + 1])});
-      }
-      for (const auto& x : op.overwrites) here -= bytes(x.output);
-      memory[i] = live + here;
-    }
-    std::reverse(uses_.begin(), uses_.end());
-    for (value_id v = 0; v < values_.size(); ++v) {
-      const bool elsewhere = host_ && !host_->where.starts_on_device(p_, v);
-      if (elsewhere && p_.is_source(v)) comes(v, 0);
-      if (!p_.is_source(v) && !elsewhere && values_[v].next != never)
-        throw bad_option("lay_copies: the order reads value " + std::to_string(v) + " before it is made");
-    }
-    for (std::size_t i = 0; i < away.size() && i <= end_; ++i) {
-      memory[i] -= away[i];
-      away[i + 1] += away[i];
-    }
-    return memory;
-  }
-  /// What `state::next` is of a value that is there after the last computation.
-  std::size_t use_at_end(value_id v) const {
-    if (!host_) return p_.is_target(v) ? end_ : never;
-    const auto end = host_->where.ends[v];
-    if (end == residence::place::device) return end_;
-    return end != residence::place::nowhere && host_->where.starts_on_device(p_, v) ? end_ + 1 : never;
-  }
-
   void move_to(value_id v, state::list l) {
     auto& x = values_[v];
     if (x.in != state::none) list_of(x.in).erase({x.next, v});
@@ -234,7 +127,9 @@ class copy_layer {
     if (l != state::none) list_of(l).insert({x.next, v});
   }
   /// The longest time from position i on in which nobody uses it, before it is computed again, s.
-  double pause(value_id v, std::size_t i) const { return std::max(values_[v].pause, begins_[values_[v].next] - begins_[i]); }
+  double pause(value_id v, std::size_t i) const {
+    return std::max(values_[v].pause, ahead_.begins[values_[v].next] - ahead_.begins[i]);
+  }
   /// Puts a value that is on the device into its list.
   void file(value_id v, std::size_t i) {
     const auto& x = values_[v];
@@ -244,7 +139,7 @@ class copy_layer {
     move_to(v, worth ? state::unsent : state::kept);
   }
   /// A value was made or used just before position i; it is dropped if that was the last time.
-  void touch(value_id v, use later, std::size_t i) {
+  void touch(value_id v, value_use later, std::size_t i) {
     move_to(v, state::none);
     auto& x = values_[v];
     x.next = later.next, x.pause = later.pause;
@@ -284,15 +179,15 @@ class copy_layer {
   void evict(value_id v, std::size_t i) {
     const auto next = values_[v].next;
     move_to(v, next <= end_ ? state::absent : state::none);
-    memory_->add(i, next, -bytes(v));
+    memory_.add(i, next, -bytes(v));
     drop(v, i);
   }
   /// What was to go to the host is made again before it has left.
   void forget(value_id v, std::size_t i) {
     values_[v].here = false;
     move_to(v, state::none);
-    for (auto* memory : {&memory_, &unsent_memory_})
-      if (*memory && (memory == &memory_ || values_[v].leaves < 0)) (*memory)->add(i, end_ + 1, -bytes(v));
+    memory_.add(i, end_ + 1, -bytes(v));
+    if (unsent_memory_ && values_[v].leaves < 0) unsent_memory_->add(i, end_ + 1, -bytes(v));
   }
   /// @return false if the host has no room
   bool send(value_id v, std::size_t i, bool urgent) {
@@ -317,7 +212,7 @@ class copy_layer {
     arriving_.push_back({x.arrives, v});
     copy_step(v, action::prefetch);
     laid_.to_device.push_back({v, x.next, begin, x.arrives});
-    memory_->add(i, x.next, bytes(v));
+    memory_.add(i, x.next, bytes(v));
     if (host_) host_->read(v, x.arrives);
   }
   void copy_step(value_id v, action a) {
@@ -343,7 +238,7 @@ class copy_layer {
       });
       return found == copies.end() ? std::numeric_limits<double>::infinity() : found->end;
     };
-    while (memory_->at(i) > budget_) {
+    while (memory_.at(i) > budget_) {
       if (const auto v = last(state::ready); v != none) {
         evict(v, i);
         continue;
@@ -366,7 +261,7 @@ class copy_layer {
     while (!list_of(state::absent).empty() && down_free_ < now_ + seconds(i)) {
       const auto [next, v] = *list_of(state::absent).begin();
       if (host_ && values_[v].leaves > now_ && values_[v].leaves >= now_ + seconds(i)) return;  // the host makes it
-      if (memory_->most(i, next) + bytes(v) > budget_ && !(due(i, v) && swap_out(i, next, bytes(v)))) return;
+      if (memory_.most(i, next) + bytes(v) > budget_ && !(due(i, v) && swap_out(i, next, bytes(v)))) return;
       fetch(v, i);
     }
   }
@@ -377,18 +272,18 @@ class copy_layer {
     for (const auto& [next, x] : list_of(state::absent)) {
       if (looked-- == 0) break;
       transfers += to_device(x);
-      slack = std::min(slack, begins_[next] - transfers);
+      slack = std::min(slack, ahead_.begins[next] - transfers);
     }
-    return slack - begins_[i] <= seconds(i) + 2 * to_device(v);
+    return slack - ahead_.begins[i] <= seconds(i) + 2 * to_device(v);
   }
   /// Makes room at position i for a value used at `next`, by values on the host that are used later; they can make the room that
   /// it takes at the positions in between when these come.
   bool swap_out(std::size_t i, std::size_t next, bytes_t size) {
     auto& ready = list_of(state::ready);
-    auto lacking = memory_->most(i, next) + size - budget_;
+    auto lacking = memory_.most(i, next) + size - budget_;
     for (auto x = ready.rbegin(); lacking > 0 && x != ready.rend() && x->first > next; ++x) lacking -= bytes(x->second);
     if (lacking > 0) return false;
-    while (memory_->at(i) + size > budget_) evict(ready.rbegin()->second, i);
+    while (memory_.at(i) + size > budget_) evict(ready.rbegin()->second, i);
     return true;
   }
   /// Sends values, those used last first, while the link would be idle before computation i ends and both copies have time.
@@ -423,10 +318,10 @@ class copy_layer {
           host_->where.ends[v] != residence::place::nowhere)
         continue;
       if (std::any_of(readers.begin(), readers.end(), on_host) || at_start_ + bytes(v) > budget_) continue;
-      if (memory_->most(0, x.next) + bytes(v) > budget_) continue;
+      if (memory_.most(0, x.next) + bytes(v) > budget_) continue;
       tier = device_tier;
       at_start_ += bytes(v);
-      memory_->add(0, x.next, bytes(v));
+      memory_.add(0, x.next, bytes(v));
       if (unsent_memory_) unsent_memory_->add(0, x.next, bytes(v));
       host_->give(bytes(v));
       x.here = true;
@@ -472,34 +367,6 @@ class copy_layer {
     const auto end = host_->where.ends[v];
     return end == residence::place::host || (end == residence::place::anywhere && !values_[v].here);
   }
-  /// Takes out the copies to the host that nobody there or on the device reads, and their drops.
-  void drop_useless_offloads() {
-    auto& steps = laid_.schedule.steps;
-    constexpr auto nowhere = std::numeric_limits<std::size_t>::max();
-    std::vector<bool> read(values_.size(), false), useless(steps.size(), false);
-    std::vector<std::size_t> dropped(host_ ? values_.size() : 0, nowhere);
-    for (value_id v = 0; host_ && v < values_.size(); ++v) read[v] = ends_on_host(v);
-    for (auto k = steps.size(); k-- > 0;) {
-      const auto& s = steps[k];
-      if (s.what == action::compute) {
-        const auto& op = p_.operations()[s.operation()];
-        if (op.on == device_tier) continue;
-        for (auto v : op.inputs) read[v] = true;
-      } else if (s.what == action::prefetch || (s.what == action::copy && s.to == device_tier)) {
-        read[s.value()] = true;
-      } else if (s.what == action::drop) {
-        if (s.from != device_tier) dropped[s.value()] = k, read[s.value()] = false;
-      } else if (!read[s.value()]) {
-        useless[k] = true;
-        if (host_ && dropped[s.value()] != nowhere) useless[dropped[s.value()]] = true;
-      }
-    }
-    std::size_t kept = 0;
-    for (std::size_t k = 0; k < steps.size(); ++k)
-      if (!useless[k]) steps[kept++] = steps[k];
-    steps.resize(kept);
-  }
-
   const problem& p_;
   std::span<const operation_id> order_;
   bytes_t budget_, small_;
@@ -508,12 +375,11 @@ class copy_layer {
   double now_ = 0, up_free_ = 0, own_down_free_ = 0, host_end_ = 0;
   double& down_free_;
   std::vector<state> values_;
-  std::vector<double> begins_;  // when each computation begins if nothing waits; infinity after the end
-  std::vector<use> uses_;       // after each position, of its operands and outputs in turn
-  bytes_t at_start_ = 0, at_end_ = 0;
+  look_ahead ahead_;
+  range_peak memory_;  // if all that is here stays and what is absent comes back when it is used
+  bytes_t at_start_ = ahead_.at_start;
   laid_copies laid_;
   std::optional<host_side> host_;            // for problems that are not plain
-  std::optional<range_peak> memory_;         // if all that is here stays and what is absent comes back when it is used
   std::optional<range_peak> unsent_memory_;  // of it, what is not on the host
   std::array<by_use, state::none> lists_;
   std::deque<copy> leaving_, arriving_;  // by their ends

@@ -14,29 +14,10 @@
 
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
+#include <remat/order/look_ahead.hpp>
 #include <remat/order/residence.hpp>
 
 namespace remat::order::detail {
-
-/// A value while `lay_copies` walks along an order.
-struct value_state {
-  /// What may happen to a value that lives. Those of no bytes, held, or not movable are in no list, nor are those being copied.
-  enum list : unsigned char {
-    ready,   ///< on the host: may leave
-    unsent,  ///< may be sent
-    kept,    ///< is sent only if nothing else makes room
-    absent,  ///< on the host alone
-    none
-  };
-  static constexpr std::size_t never = std::numeric_limits<std::size_t>::max();
-  std::size_t next =
-      never;           ///< use before it is computed again; the length of the order: at the end; that + 1: on the host alone
-  double pause = 0;    ///< longest time between two such uses from `next` on, s
-  double leaves = -1;  ///< when its copy to the host ends, or it is made there, s; -1: it is not there
-  double arrives = 0;  ///< when its copy to the device ends, s
-  bool here = false;
-  list in = none;
-};
 
 /// Operations on the host run as soon as what they read is on its way; copies that nobody needs any more are dropped, if the host
 /// has a budget or must look at the end as at first.

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Schedules with copies, as `lay_copies` makes them.
+#pragma once
+
+#include <cstddef>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
+
+namespace remat::order {
+
+/// What `lay_copies` sends to the host.
+struct copy_options {
+  bool frugal = false;  ///< only what memory asks for; otherwise all that the link has time for
+  double small = 2e-5;  ///< values below that share of the budget are moved only where nothing else helps, in [0, 1]
+};
+
+/// A schedule with copies, and where it waits for them.
+struct laid_copies {
+  /// The computations are held up until a copy has ended.
+  struct wait {
+    std::size_t position;  ///< in the order, of the computation that is held up; its length: the end
+    double seconds;        ///< s
+    double until;          ///< s
+    bool arrival;          ///< of a copy to the device; otherwise to the host
+  };
+  /// A copy.
+  struct transfer {
+    value_id value;
+    std::size_t next;   ///< position in the order where the value is used next
+    double begin, end;  ///< s
+  };
+  remat::schedule schedule;
+  double seconds = 0;  ///< at most this, s: copies count that turned out useless and are not in `schedule`
+  std::vector<wait> waits;
+  std::vector<transfer> to_host, to_device;
+};
+
+namespace detail {
+
+/// Takes out the copies to the host that nobody there or on the device reads, and their drops.
+/// @param read the values that are read on the host after the schedule
+inline void drop_useless_offloads(const problem& p, schedule& from, std::vector<bool> read) {
+  auto& steps = from.steps;
+  constexpr auto nowhere = std::numeric_limits<std::size_t>::max();
+  std::vector<bool> useless(steps.size(), false);
+  std::vector<std::size_t> dropped(p.plain() ? 0 : read.size(), nowhere);
+  for (auto k = steps.size(); k-- > 0;) {
+    const auto& s = steps[k];
+    if (s.what == action::compute) {
+      if (dropped.empty() || p.operations()[s.operation()].on == device_tier) continue;
+      for (auto v : p.operations()[s.operation()].inputs) read[v] = true;
+    } else if (s.what == action::prefetch || (s.what == action::copy && s.to == device_tier)) {
+      read[s.value()] = true;
+    } else if (s.what == action::drop) {
+      if (s.from != device_tier) dropped[s.value()] = k, read[s.value()] = false;
+    } else if (!read[s.value()]) {
+      useless[k] = true;
+      if (!dropped.empty() && dropped[s.value()] != nowhere) useless[dropped[s.value()]] = true;
+    }
+  }
+  std::size_t kept = 0;
+  for (std::size_t k = 0; k < steps.size(); ++k)
+    if (!useless[k]) steps[kept++] = steps[k];
+  steps.resize(kept);
+}
+
+}  // namespace detail
+
+}  // namespace remat::order

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// When an order of computations uses which value next, and what the device holds if nothing moves.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <remat/core/problem.hpp>
+#include <remat/order/residence.hpp>
+
+namespace remat::order::detail {
+
+/// A value while `lay_copies` walks along an order.
+struct value_state {
+  /// What may happen to a value that lives. Those of no bytes, held, or not movable are in no list, nor are those being copied.
+  enum list : unsigned char {
+    ready,   ///< on the host: may leave
+    unsent,  ///< may be sent
+    kept,    ///< is sent only if nothing else makes room
+    absent,  ///< on the host alone
+    none
+  };
+  static constexpr std::size_t never = std::numeric_limits<std::size_t>::max();
+  std::size_t next =
+      never;           ///< use before it is computed again; the length of the order: at the end; that + 1: on the host alone
+  double pause = 0;    ///< longest time between two such uses from `next` on, s
+  double leaves = -1;  ///< when its copy to the host ends, or it is made there, s; -1: it is not there
+  double arrives = 0;  ///< when its copy to the device ends, s
+  bool here = false;
+  list in = none;
+};
+
+/// What `value_state` says of a use.
+struct value_use {
+  std::size_t next;
+  double pause;
+};
+
+/// What `lay_copies` knows of an order before it walks along it.
+class look_ahead {
+ public:
+  /// @param where  where values start and end, for a problem that is not plain
+  /// @param values get their first uses: each source, and what the host makes
+  look_ahead(const problem& p, std::span<const operation_id> order, const residence* where, std::vector<value_state>& values)
+      : begins(order.size() + 2, std::numeric_limits<double>::infinity()),
+        memory(order.size() + 1),
+        p_(p),
+        where_(where),
+        values_(values),
+        end_(order.size()) {
+    walk(order);
+  }
+
+  std::vector<double> begins;   ///< when each computation begins if nothing waits, s; infinity after the end
+  std::vector<value_use> uses;  ///< after each position, of its operands and outputs in turn
+  /// Bytes at each position if nothing moves but what starts on the host or is made there, which comes when it is used.
+  std::vector<bytes_t> memory;
+  bytes_t at_start = 0, at_end = 0;  ///< what must be there then
+
+ private:
+  static constexpr auto never = value_state::never;
+
+  void walk(std::span<const operation_id> order) {
+    begins[0] = 0;
+    for (std::size_t i = 0; i < end_; ++i) begins[i + 1] = begins[i] + device_seconds(order[i]);
+    std::vector<bytes_t> away(where_ ? end_ + 3 : 0);  // elsewhere then, of `memory`, as steps up and down
+    bytes_t live = 0;
+    for (value_id v = 0; v < values_.size(); ++v) {
+      if (held(v)) live += bytes(v);
+      if (p_.is_source(v) && (!where_ || where_->homes[v] == device_tier)) at_start += bytes(v);
+    }
+    at_end = live;
+    for (value_id v = 0; v < values_.size(); ++v) {
+      values_[v].next = use_at_end(v);
+      if (values_[v].next == never || held(v)) continue;
+      live += bytes(v);
+      if (values_[v].next == end_) at_end += bytes(v);
+    }
+    memory[end_] = live;
+    const auto comes = [&](value_id v, std::size_t made) {  // on the device from its next use on
+      if (values_[v].next == never) return;
+      away[made] += bytes(v);
+      away[values_[v].next] -= bytes(v);
+    };
+    for (std::size_t i = end_; i-- > 0;) {
+      const auto& op = p_.operations()[order[i]];
+      if (op.on != device_tier) {
+        for (auto v : op.outputs) {
+          comes(v, i + 1);
+          if (values_[v].next != never) live -= bytes(v);
+        }
+        for (auto v : op.inputs)
+          if (values_[v].next == never && !held(v) && where_->starts_on_device(p_, v)) {
+            values_[v].next = end_ + 1;
+            live += bytes(v);
+            away[i + 1] -= bytes(v);  // here until it leaves
+          }
+        memory[i] = live;
+        continue;
+      }
+      auto here = op.workspace;
+      const auto note = [&](value_id v, value_use before) {
+        auto& x = values_[v];
+        uses.push_back({x.next, x.pause});
+        x.next = before.next, x.pause = before.pause;
+      };
+      for (auto v = op.outputs.rbegin(); v != op.outputs.rend(); ++v) {
+        here += bytes(*v);
+        if (values_[*v].next != never) live -= bytes(*v);
+        note(*v, {never, 0});
+      }
+      for (auto v = op.inputs.rbegin(); v != op.inputs.rend(); ++v) {
+        const auto& x = values_[*v];
+        if (x.next == never && !held(*v)) live += bytes(*v);
+        note(*v, {i, x.next == never ? 0 : std::max(x.pause, begins[x.next] - begins[i + 1])});
+      }
+      for (const auto& x : op.overwrites) here -= bytes(x.output);
+      memory[i] = live + here;
+    }
+    std::reverse(uses.begin(), uses.end());
+    for (value_id v = 0; v < values_.size(); ++v) {
+      const bool elsewhere = where_ && !where_->starts_on_device(p_, v);
+      if (elsewhere && p_.is_source(v)) comes(v, 0);
+      if (!p_.is_source(v) && !elsewhere && values_[v].next != never)
+        throw bad_option("lay_copies: the order reads value " + std::to_string(v) + " before it is made");
+    }
+    for (std::size_t i = 0; i < away.size() && i <= end_; ++i) {
+      memory[i] -= away[i];
+      away[i + 1] += away[i];
+    }
+  }
+  /// What `state::next` is of a value that is there after the last computation.
+  std::size_t use_at_end(value_id v) const {
+    if (!where_) return p_.is_target(v) ? end_ : never;
+    const auto end = where_->ends[v];
+    if (end == residence::place::device) return end_;
+    return end != residence::place::nowhere && where_->starts_on_device(p_, v) ? end_ + 1 : never;
+  }
+
+  double device_seconds(operation_id o) const {
+    const auto& op = p_.operations()[o];
+    return op.on == device_tier ? op.seconds : 0;
+  }
+  bytes_t bytes(value_id v) const { return p_.values()[v].bytes; }
+  bool held(value_id v) const { return p_.values()[v].held && (!where_ || where_->homes[v] == device_tier); }
+
+  const problem& p_;
+  const residence* where_;
+  std::vector<value_state>& values_;
+  std::size_t end_;
+};
+
+}  // namespace remat::order::detail
