@@ -17,6 +17,7 @@ import torch
 from . import _core, _torch
 from ._errors import CopyFailed, Error, NoSpace, Refused
 
+PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)  #: what has memory of its own
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -102,7 +103,7 @@ class Disk:
 
     def holds(self, t: torch.Tensor) -> bool:
         """Is `t` in a file of this disk?"""
-        return type(t) is torch.Tensor and t.layout is torch.strided and t.device.type == "cpu" and self._file(t) is not None
+        return type(t) in PLAIN and t.layout is torch.strided and t.device.type == "cpu" and self._file(t) is not None
 
     def write(self, to: torch.Tensor, value: torch.Tensor) -> None:
         """Copies to a tensor in a file of this disk, not through its mapping: pages that have never been written fault slowly.

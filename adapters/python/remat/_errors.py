@@ -51,14 +51,14 @@ class CopyFailed(Error, RuntimeError):
 
 
 class NoSpace(Error, RuntimeError):
-    """A disk, or the `disk_budget`, has no room for states of an optimizer. Weights are as they were."""
+    """A disk, or the `disk_budget`, has no room for weights or states of an optimizer. Weights are as they were."""
 
     folder: str
     needed: int  #: bytes that were asked for
     available: int  #: bytes that are left
 
     def __init__(self, reason: str, folder: str, needed: int, available: int):
-        super().__init__(f"states of the optimizer need {needed} bytes on the disk at {folder}, where {available} are left: {reason}")
+        super().__init__(f"no room for {needed} bytes on the disk at {folder}, where {available} are left: {reason}")
         self.reason, self.folder, self.needed, self.available = reason, folder, needed, available
 
     def __reduce__(self):

@@ -14,6 +14,7 @@ from . import _core
 from ._disk import Disk, Layout, Traffic, movable
 from ._errors import CopyFailed, Refused
 from ._overlap import Overlap, detach
+from ._wrap import of
 
 _FUSED = frozenset({torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad})  # those with such a kernel for the host
 PARCEL = 32 << 20  #: bytes of states that are brought into memory at a time, or those of one parameter
@@ -21,7 +22,7 @@ PARCEL = 32 << 20  #: bytes of states that are brought into memory at a time, or
 
 def optimizer(params: Iterable, cls: type[torch.optim.Optimizer] = torch.optim.AdamW, *, disk: str | os.PathLike | None = None,
               disk_budget: int | float | str | None = None, step: Literal["after", "overlap"] = "after",
-              **options: Any) -> torch.optim.Optimizer:
+              model: torch.nn.Module | None = None, **options: Any) -> torch.optim.Optimizer:
     """An optimizer that keeps its states on a disk, or steps while gradients arrive; otherwise it is a `cls`.
 
     params, options: as for `cls`. `fused=True` is added where `cls` has such a kernel for the host and neither `fused` nor
@@ -33,11 +34,20 @@ def optimizer(params: Iterable, cls: type[torch.optim.Optimizer] = torch.optim.A
         freed, and `step()` ends that. Whatever would need the gradients later (clipping, accumulation, gradient scaling, closures,
         DistributedDataParallel) is Refused: in the first step, which keeps the gradients, before any weight changes.
 
+    model: takes disk and disk_budget from what `wrap` was told for this model, with offload="optimizer" or "all".
+
     Raises Refused for a class or an option that cannot be stepped parameter by parameter, Error if no file can be made; a step
     raises NoSpace before it changes weights, CopyFailed if the disk fails.
 
         opt = remat.optimizer(model.parameters(), torch.optim.AdamW, disk="/scratch", lr=3e-4)
     """
+    if model is not None:
+        if disk is not None or disk_budget is not None:
+            raise ValueError("give model, or disk and disk_budget")
+        told = of(model)._options
+        if told.offload not in ("optimizer", "all"):
+            raise ValueError(f'model is wrapped with offload="{told.offload}": its optimizer has no disk')
+        disk, disk_budget = told.disk, told.disk_budget
     return offloaded(cls, disk=disk, disk_budget=disk_budget, step=step)(params, **options)
 
 

@@ -17,7 +17,8 @@ from typing import Any, Iterator, Literal
 
 import torch
 
-from . import _torch, _tree
+from . import _torch, _tree, _weights
+from ._disk import Disk
 from ._errors import Error, Refused
 from ._state import Attributes, Draws, Record, describe_hooks
 
@@ -39,7 +40,7 @@ class Options:
     on_new_shape: Literal["nearest", "plan", "plain", "error"] = "nearest"
     on_refuse: Literal["error", "warn"] = "error"
     cache: Any = True
-    offload: Literal["none", "activations"] = "none"
+    offload: Literal["none", "activations", "optimizer", "all"] = "none"
     disk: Any = None
     disk_budget: int | str | None = None
     device: Any = None  # a roofline: parts for `_torch.Session`
@@ -55,23 +56,23 @@ class Options:
         if self.budget is not None and self.activation_budget is not None:
             raise ValueError("give budget or activation_budget, not both")
         for name, allowed in (("on_new_shape", ("nearest", "plan", "plain", "error")), ("on_refuse", ("error", "warn")),
-                              ("offload", ("none", "activations"))):
+                              ("offload", ("none", "activations", "optimizer", "all"))):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         if self.verify < 0:
             raise ValueError(f"verify must be >= 0, got {self.verify}")
         _torch.check_budget(*self.limit())
         if self.offload == "none" and (self.disk is not None or self.disk_budget is not None):
-            raise ValueError('disk and disk_budget are for offload="activations"')
+            raise ValueError('disk and disk_budget are for offload="activations", "optimizer" or "all"')
         if self.offload != "none":
             if self.disk is None:
                 raise ValueError(f'offload="{self.offload}" needs disk, a folder: what leaves the memory of the host goes to a disk')
-            _torch.check_disk(*self.spill())
+            _torch.check_disk(os.fspath(self.disk), self.spill()[1])
         return self
 
     def spill(self) -> tuple[str | None, str]:
-        """The folder to offload to, and the bytes that may be taken there, empty for all."""
-        folder = None if self.disk is None else os.fspath(self.disk)
+        """The folder that activations may go to, and the bytes that may be taken there, empty for all."""
+        folder = os.fspath(self.disk) if self.offload in ("activations", "all") else None
         return folder, "" if self.disk_budget is None else str(self.disk_budget)
 
     def folder(self) -> str | None:
@@ -154,6 +155,7 @@ class Session:
         self._source = Source(model, self)
         self._seen: Record | None = None
         self._made: _torch.Session | None = None
+        self._weights: Disk | None = None  # where they are, unless in memory
         _sessions.add(self)
 
     @property
@@ -162,11 +164,23 @@ class Session:
             if not self._open:
                 raise Error("this session is closed: call remat.wrap again")
             o, model = self._options, self._source.model()
+            self._place_weights(model)
             self._source, self._seen = Source(model, self), None  # one that may still have steps in flight keeps its own
             self._made = _torch.Session(type(model).__name__, self._source, *o.limit(),
                                         "automatic" if o.solver == "auto" else o.solver, o.time_limit, o.gap, o.seed, o.verify,
                                         o.on_new_shape, o.folder(), _progress, o.device, *o.spill())
         return self._made
+
+    def _place_weights(self, model: torch.nn.Module) -> None:
+        """Moves weights to where the options want them."""
+        o = self._options
+        wanted = o.disk if o.offload == "all" and self._open else None
+        if self._weights is not None and (wanted is None or self._weights.options != (os.fspath(wanted), o.disk_budget)):
+            _weights.bring_back(model, self._weights)
+            self._weights = None
+        if wanted is not None:
+            self._weights = self._weights or Disk(wanted, o.disk_budget)
+            _weights.move(model, self._weights)
 
     # --- calls ---------------------------------------------------------------------------------------------------------------
 
@@ -268,9 +282,9 @@ class Session:
         return self._run.report()
 
     def memory(self) -> dict[str, int]:
-        """Bytes: `budget`, `peak` (measured since `reset_peak`), `planned`, `arena`, `held`; `disk`, reserved there, and `to_disk`,
-        `from_disk`, copied in each step."""
-        return self._run.memory()
+        """Bytes: `budget`, `peak` (measured since `reset_peak`), `planned`, `arena`, `held`; `disk`, reserved there for activations,
+        and `to_disk`, `from_disk`, copied in each step; `weights`, of those that are in files."""
+        return {**self._run.memory(), "weights": 0 if self._weights is None else self._weights.reserved}
 
     def reset_peak(self) -> None:
         """Measures the peak anew from here on."""

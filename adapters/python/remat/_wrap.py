@@ -20,7 +20,7 @@ M = TypeVar("M", bound=torch.nn.Module)
 def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *, budget: int | float | str | None = None,
          activation_budget: int | float | str | None = None, solver: str = "auto", time_limit: float = 20.0, gap: float = 0.005,
          seed: int = 0, verify: int = 0, on_new_shape: Literal["nearest", "plan", "plain", "error"] = "nearest",
-         on_refuse: Literal["error", "warn"] = "error", cache: Any = True, offload: Literal["none", "activations"] = "none",
+         on_refuse: Literal["error", "warn"] = "error", cache: Any = True, offload: Literal["none", "activations", "optimizer", "all"] = "none",
          disk: Any = None, disk_budget: int | str | None = None) -> M:
     """Lets `model` train inside a budget of bytes: outputs, gradients, buffers and generator stay those of the plain model, bit by bit.
 
@@ -34,14 +34,16 @@ def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *,
     on_new_shape: what a call with other shapes does: "nearest" takes over the decisions of a plan for another shape where it can,
         "plan" plans anew, "plain" runs the model as it is, "error" raises Refused.
     on_refuse: "warn" runs calls that cannot be planned as they are.
-    offload: "activations" also moves values to a disk and back where that is faster than computing them again, beside the computations.
+    offload: "activations" also moves values to a disk and back where that is faster than computing them again, beside the computations;
+        "optimizer" keeps states there, of `remat.optimizer(..., model=model)`; "all" does both, and puts weights into files that the
+        system may take out of memory (budgets count them as held).
     disk: folder for that, on a fast disk. Space is taken when a plan is made, in files without a name that go with the process.
-    disk_budget: bytes that may be taken there, as a number or as text; default: what is free.
+    disk_budget: bytes that each of activations, weights and states may take there, as a number or as text; default: what is free.
     cache: keeps plans on disk, in the usual place or in that folder; False keeps nothing.
 
     Without grad mode the model runs as it is. A wrapped model that is wrapped again takes over the new options.
-    Raises OverBudget if no schedule fits, Refused if the model cannot be captured, Error or ValueError for options; a
-    step raises CopyFailed if a disk fails.
+    Raises OverBudget if no schedule fits, Refused if the model cannot be captured, NoSpace if weights do not fit on the disk, Error or
+    ValueError for options; a step raises CopyFailed if a disk fails.
     """
     options = Options(budget, activation_budget, solver, time_limit, gap, seed, verify, on_new_shape, on_refuse, cache, offload,
                       disk, disk_budget).check()
@@ -73,6 +75,7 @@ def unwrap(model: M) -> M:
     if session is None:
         return model
     session.close()
+    session._place_weights(model)
     forward = model.__dict__.get("forward")
     if getattr(forward, "__func__", None) in _made:
         if session._original is None:

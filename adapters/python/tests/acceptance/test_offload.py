@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Activations that go to a disk and come back."""
 
+import copy
 import resource
 
 import pytest
@@ -68,7 +69,7 @@ def test_without_room_on_the_disk_it_computes_again(tmp_path):
 
 
 def test_options(tmp_path):
-    for wrong, culprit in (({"offload": "weights"}, "offload"), ({"offload": "activations"}, "disk"), ({"disk": tmp_path}, "offload"),
+    for wrong, culprit in (({"offload": "weights"}, "offload"), ({"offload": "all"}, "disk"), ({"offload": "optimizer"}, "disk"), ({"offload": "activations"}, "disk"), ({"disk": tmp_path}, "offload"),
                            ({"offload": "activations", "disk": tmp_path / "none"}, "none"),
                            ({"offload": "activations", "disk": tmp_path, "disk_budget": "much"}, "much")):
         model = Net()
@@ -86,3 +87,103 @@ def test_a_disk_without_room_is_named_before_the_first_step(tmp_path):
             assert remat.of(model).memory()["disk"] > 0
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+class Tied(torch.nn.Module):
+    """Weights that are one, that are views of one, and a large buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(128, 128), torch.nn.Linear(128, 128)
+        self.last.weight = self.first.weight
+        both = torch.randn(2, 128, 64)
+        self.left, self.right = torch.nn.Parameter(both[0]), torch.nn.Parameter(both[1])
+        self.norm = torch.nn.BatchNorm1d(2048)
+        self.small = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        x = self.last(torch.nn.functional.gelu(self.first(x))) * self.small
+        return self.norm((x @ self.left - x @ self.right).T.reshape(-1, 2048)).square().mean()
+
+
+def fitted(model, optimizer, steps=6, first=0):
+    for i in range(first, first + steps):
+        optimizer.zero_grad()
+        model(torch.randn(64, 128, generator=torch.Generator().manual_seed(i))).backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+def tied():
+    torch.manual_seed(6)
+    return Tied()
+
+
+def in_files(model, folder):
+    """Parameters and buffers whose memory is mapped from a file in `folder`."""
+    with open("/proc/self/maps") as table:
+        ranges = [tuple(int(x, 16) for x in line.split()[0].split("-")) for line in table if str(folder) in line]
+    return [name for name, t in model.state_dict(keep_vars=True).items() if any(a <= t.data_ptr() < b for a, b in ranges)]
+
+
+@pytest.mark.parametrize("optimizer_first", [True, False])
+def test_weights_in_files(tmp_path, optimizer_first):
+    expected = fitted(plain := tied(), torch.optim.AdamW(plain.parameters(), 1e-2, fused=True), 12)
+    model = tied()
+    objects = dict(model.named_parameters())
+    made = lambda **told: remat.optimizer(model.parameters(), lr=1e-2, **told)
+    optimizer = made(disk=tmp_path) if optimizer_first else None
+    remat.wrap(model, offload="all", disk=tmp_path, disk_budget="10 MB", cache=False)
+    optimizer = optimizer or made(model=model)
+    files = ["first.weight", "left", "right", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var", "last.weight"]
+    assert sorted(in_files(model, tmp_path)) == sorted(files)
+    assert optimizer.memory()["disk"] == 0
+    fitted(model, optimizer, 6)
+    assert remat.of(model).memory()["weights"] == (2 * 128 * 128 + 4 * 2048) * 4
+    assert optimizer.memory()["disk"] > 0
+    assert remat.unwrap(model) is model
+    assert not in_files(model, tmp_path)
+    found = fitted(model, optimizer, 6, first=6)
+    assert list(found) == list(expected) and all(torch.equal(found[k], expected[k]) for k in expected)
+    assert dict(model.named_parameters()) == objects and model.first.weight is model.last.weight
+    assert model.left.untyped_storage().data_ptr() == model.right.untyped_storage().data_ptr()
+
+
+def test_weights_in_files_are_saved_copied_and_moved_again(tmp_path):
+    model = remat.wrap(tied(), offload="all", disk=tmp_path, cache=False)
+    other = copy.deepcopy(model)
+    assert in_files(model, tmp_path) and not in_files(other, tmp_path)
+    fitted(other, torch.optim.SGD(other.parameters(), 1e-2), 2)
+    assert len(in_files(other, tmp_path)) == len(in_files(model, tmp_path))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), tied().parameters()))
+    assert not torch.equal(other.left, model.left)
+    sizes = []
+    for each in (model, tied()):
+        torch.save(each.state_dict(), tmp_path / "saved")
+        sizes.append((tmp_path / "saved").stat().st_size)
+    assert sizes[0] == sizes[1]
+    remat.wrap(model, offload="optimizer", disk=tmp_path, cache=False)
+    fitted(model, remat.optimizer(model.parameters(), model=model), 1)
+    assert not in_files(model, tmp_path)
+
+
+def test_weights_that_do_not_fit_stay_where_they_are(tmp_path):
+    model = tied()
+    with pytest.raises(remat.NoSpace, match="disk_budget=1000"):
+        remat.wrap(model, offload="all", disk=tmp_path, disk_budget=1000)
+    assert not in_files(model, tmp_path) and not remat.is_wrapped(model)
+
+
+def test_an_optimizer_takes_the_disk_of_its_model(tmp_path):
+    model = tied()
+    with pytest.raises(remat.Error, match="not wrapped"):
+        remat.optimizer(model.parameters(), model=model)
+    remat.wrap(model, cache=False)
+    with pytest.raises(ValueError, match="offload"):
+        remat.optimizer(model.parameters(), model=model)
+    remat.wrap(model, offload="optimizer", disk=tmp_path, disk_budget=4096, cache=False)
+    with pytest.raises(ValueError, match="disk"):
+        remat.optimizer(model.parameters(), model=model, disk=tmp_path)
+    with pytest.raises(remat.NoSpace, match="disk_budget=4096"):
+        fitted(model, remat.optimizer(model.parameters(), model=model), 1)
+    assert remat.of(model).memory()["disk"] == 0

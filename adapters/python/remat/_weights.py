@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights in files: which the system may take out of memory, and brings back when they are read."""
+
+from __future__ import annotations
+
+import mmap
+
+import torch
+
+from ._disk import PLAIN, Disk, Layout
+
+
+def move(model: torch.nn.Module, disk: Disk) -> None:
+    """Puts parameters and buffers of `model` into files; they stay the same objects, and share memory as before.
+
+    Raises NoSpace before anything is moved.
+    """
+    found = [(storage, tensors) for storage, tensors in _storages(model)
+             if storage.device.type == "cpu" and storage.nbytes() >= mmap.PAGESIZE and not disk.holds(tensors[0])]
+    homes = disk.reserve(Layout((storage.nbytes(),), (1,), torch.uint8) for storage, _ in found)
+    for (storage, tensors), home in zip(found, homes):
+        disk.write(home, torch.empty(0, dtype=torch.uint8).set_(storage))
+        _rebase(tensors, home.untyped_storage())
+        disk.evict([home])
+
+
+def bring_back(model: torch.nn.Module, disk: Disk) -> None:
+    """Puts them into ordinary memory."""
+    for storage, tensors in _storages(model):
+        if disk.holds(tensors[0]):
+            _rebase(tensors, storage.clone())
+
+
+def _storages(model: torch.nn.Module) -> list[tuple[torch.UntypedStorage, list[torch.Tensor]]]:
+    found: dict[int, tuple[torch.UntypedStorage, list[torch.Tensor]]] = {}
+    for t in (*model.parameters(), *model.buffers()):
+        if type(t) in PLAIN and t.layout is torch.strided and not t.is_quantized and not t.is_meta:
+            storage = t.untyped_storage()
+            found.setdefault(storage._cdata, (storage, []))[1].append(t)
+    return list(found.values())
+
+
+def _rebase(tensors: list[torch.Tensor], storage: torch.UntypedStorage) -> None:
+    for t in tensors:
+        t.data = torch.empty(0, dtype=t.dtype).set_(storage, t.storage_offset(), t.shape, t.stride())
