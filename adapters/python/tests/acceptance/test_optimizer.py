@@ -367,7 +367,8 @@ def test_a_disk_budget_that_is_too_small(tmp_path, step):
 
 def test_options_are_checked_before_anything_else(tmp_path):
     model = net()
-    for wrong, culprit in (({"disk": tmp_path / "none"}, "none"), ({"disk": tmp_path, "disk_budget": "much"}, "much"),
+    (tmp_path / "a file").touch()
+    for wrong, culprit in (({"disk": tmp_path / "none"}, "none"), ({"disk": tmp_path / "a file"}, "a file"), ({"disk": tmp_path, "disk_budget": "much"}, "much"),
                            ({"disk_budget": "1 GB"}, "disk_budget"), ({"step": "before"}, "before"),
                            ({"disk": tmp_path, "differentiable": True}, "differentiable"), ({"capturable": True}, "capturable")):
         with pytest.raises((ValueError, remat.Error), match=culprit):
@@ -396,6 +397,16 @@ def test_classes_that_count_their_steps_are_refused():
         with pytest.raises(remat.Refused, match="'steps'"):
             train(model, remat.optimizer(model.parameters(), cls, disk=".", lr=1e-2), 1)
         assert same(before, weights(model))
+
+
+def test_folders_whose_files_need_a_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "O_TMPFILE", 0)  # as on file systems that have no such files
+    plain, ours = net(), net()
+    train(plain, torch.optim.AdamW(plain.parameters(), 1e-2, fused=True), 3)
+    optimizer = remat.optimizer(ours.parameters(), disk=tmp_path, lr=1e-2)
+    train(ours, optimizer, 3)
+    assert same(weights(ours), weights(plain)) and optimizer.memory()["disk"] > 0
+    assert not list(tmp_path.iterdir())
 
 
 def test_two_in_one_folder(tmp_path):
