@@ -144,10 +144,10 @@ inline problem random_step(std::mt19937_64& g, const step_shape& shape) {
   const auto place = [&] { return chance(g, 25) ? any_tier : chance(g, 60) ? host : device; };
   auto x = add({.name = "x", .bytes = uniform(g, 0, 4), .held = chance(g, 30), .starts = place()});
   std::vector<value_id> inputs = {x}, gradients;
-  struct layer {
+  struct layer_values {
     value_id weight, state, gradient;
   };
-  std::vector<layer> layers;
+  std::vector<layer_values> layers;
   for (std::size_t l = 0; l < shape.layers; ++l) {
     const auto bytes = uniform(g, 0, 6);
     const auto w = add({.name = "w", .bytes = bytes, .starts = place()});
@@ -201,12 +201,14 @@ inline problem random_step(std::mt19937_64& g, const step_shape& shape) {
   auto operations = std::move(forward);
   for (auto& op : backward) {
     operations.push_back(std::move(op));
-    for (auto& u : updates)
-      if (interleaved && !u.name.empty() && u.inputs[0] == operations.back().outputs[0])
-        operations.push_back(std::exchange(u, {.name = ""}));
+    for (auto u = updates.begin(); interleaved && u != updates.end(); ++u)
+      if (u->inputs[0] == operations.back().outputs[0]) {
+        operations.push_back(std::move(*u));
+        updates.erase(u);
+        break;
+      }
   }
-  for (auto& u : updates)
-    if (!u.name.empty()) operations.push_back(std::move(u));
+  for (auto& u : updates) operations.push_back(std::move(u));
   if (chance(g, 50)) values[d].ends = chance(g, 50) ? device : any_tier, targets.push_back(d);
   const auto rate = [&] { return static_cast<double>(uniform(g, 1, 8)) / 2; };
   const auto latency = static_cast<double>(uniform(g, 0, 2)) / 2;

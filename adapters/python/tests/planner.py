@@ -49,6 +49,19 @@ class Planner(unittest.TestCase):
         plan = remat.solve(chain(), 30)
         self.assertEqual((plan["status"], plan["steps"]), ("infeasible", []))
 
+    def test_weights_and_optimizer_on_the_host(self):
+        problem = {
+            "format": "remat-problem", "version": 2, "name": "hosted", "targets": [2], "next": [[2, 0]],
+            "offload": {"to_host": 10, "to_device": 10},
+            "values": [{"name": "w", "bytes": 10, "starts": "host"}, {"name": "g", "bytes": 10}, {"name": "w'", "bytes": 10, "ends": "host"}],
+            "operations": [{"name": "gradient", "inputs": [0], "outputs": [1], "seconds": 4},
+                           {"name": "adamw", "on": "host", "inputs": [0, 1], "outputs": [2], "seconds": 3, "overwrites": [[2, 0]]}],
+        }
+        plan = remat.solve(problem, 20)
+        self.assertEqual((plan["seconds"], plan["peaks"]), (9.0, {"device": 20, "host": 20}))
+        self.assertEqual(remat.evaluate(problem, plan)["seconds"], 9.0)
+        self.assertEqual(remat.solve(problem, 20, solver="revolve")["status"], "not_applicable")
+
     def test_bad_input_names_the_culprit(self):
         cyclic = chain()
         cyclic["operations"][0]["inputs"] = [3]
