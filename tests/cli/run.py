@@ -337,7 +337,7 @@ if json.loads(answer.read_text())["peaks"] != {"device": 20, "host": 20}:
 if json.loads(expect("solve on tiers --json", 0, "solve", hosted, "-b", "100%", "--json"))["peaks"]["host"] != 20:
     fail("peaks of solve --json")
 expect("less than the device needs", 3, "solve", hosted, "-b", "19", prints=["infeasible"])
-expect("less than the host needs", 4, "solve", folder / "tight.json", "-b", "20", "-t", "1", prints=["not_found", "within the budget of the host, 19 bytes"])
+expect("less than the host needs", 4, "solve", folder / "tight.json", "-b", "20", "--time-limit", "1", prints=["not_found", "within the budget of the host, 19 bytes"])
 expect("curve on tiers", 0, "curve", hosted, "--points", "3", prints=["optimal"])
 expect("compare on tiers", 0, "compare", hosted, "-b", "20", prints=["optimal", "not_applicable", "revolve plans for a device and copies to a host"])
 

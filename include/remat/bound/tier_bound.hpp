@@ -4,8 +4,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <functional>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -99,9 +101,100 @@ inline double queue_bound(const problem& p, bytes_t budget) {
   return longest;
 }
 
+namespace detail {
+
+/// What has to happen between a source that one step leaves to the next and the target that takes its place, or between the
+/// begin and a target.
+class tier_path {
+ public:
+  tier_path(const problem& p, const std::vector<operation_id>& needed) : p_(p), needed_(needed) {}
+
+  /// @param from  a source, or `none`: all of them
+  /// @param to    a target that operations produce
+  /// @param there where it must be
+  /// @return at least so long, s: the longest chain of operations and copies; and, of all operations on the device in between,
+  ///         which follow one another, the sum, the least before the first and the least after the last
+  double seconds(value_id from, value_id to, tier_id there) const {
+    std::vector<times> before(p_.values().size(), {never, never}), after = before;
+    for (value_id v = 0; v < before.size(); ++v)
+      if (p_.is_source(v) && (from == none || v == from)) {
+        const auto home = p_.values()[v].starts;
+        before[v] = home == any_tier ? times{0, 0} : at(v, home, 0);
+      }
+    const auto first = [&](const operation& op) {
+      double begin = from == none ? 0 : never;
+      for (auto v : op.inputs) begin = std::max(begin, before[v][op.on]);
+      return begin;
+    };
+    for (auto o : needed_) {
+      const auto& op = p_.operations()[o];
+      for (auto v : op.outputs) before[v] = at(v, op.on, first(op) + op.seconds);
+    }
+    for (tier_id t : {device_tier, tier_id(1)}) after[to][t] = there == any_tier || t == there ? 0 : copy(to, t);
+    double sum = 0, head = -never, tail = -never;
+    for (auto o = needed_.rbegin(); o != needed_.rend(); ++o) {
+      const auto& op = p_.operations()[*o];
+      double end = never;
+      for (auto v : op.outputs) end = std::max(end, after[v][op.on]);
+      for (auto v : op.inputs)
+        for (tier_id t : {device_tier, tier_id(1)})
+          after[v][t] = std::max(after[v][t], op.seconds + end + (t == op.on ? 0 : copy(v, t)));
+      if (op.on != device_tier || end == never || first(op) == never) continue;
+      sum += op.seconds;
+      head = std::min(head, first(op));
+      tail = std::min(tail, end);
+    }
+    const auto& made = before[to];
+    const double longest = there == any_tier ? std::min(made[0], made[1]) : made[there];
+    return std::max({0.0, longest, sum > 0 ? head + sum + tail : 0});
+  }
+
+ private:
+  using times = std::array<double, 2>;
+  static constexpr double never = -std::numeric_limits<double>::infinity();
+
+  double copy(value_id v, tier_id from) const {
+    const auto& l = *p_.link(from, tier_id(from == device_tier ? 1 : 0));
+    return l.latency + static_cast<double>(p_.values()[v].bytes) / l.rate;
+  }
+  /// When `v`, which is on `t` then, can be where.
+  times at(value_id v, tier_id t, double then) const {
+    const double other = then + copy(v, t);
+    return t == device_tier ? times{then, other} : times{other, then};
+  }
+
+  const problem& p_;
+  const std::vector<operation_id>& needed_;
+};
+
+}  // namespace detail
+
+/// The longest of what has to happen one after another: before a target is where it must end; or, where steps repeat, between a
+/// source and the target that takes its place.
+/// @param p    a problem with two tiers
+/// @param most ends looked at, those that are made last
+/// Complexity: O(most (values + edges)).
+inline double path_bound(const problem& p, std::size_t most = 64) {
+  const auto needed = needed_operations(p);
+  struct path {
+    value_id from, to;
+    tier_id there;
+  };
+  std::vector<path> paths;
+  for (const auto& c : p.next()) paths.push_back({c.source, c.target, p.values()[c.source].starts});
+  if (p.next().empty())
+    for (auto v : p.targets())
+      if (!p.is_source(v)) paths.push_back({none, v, p.values()[v].ends});
+  std::sort(paths.begin(), paths.end(), [&](const path& a, const path& b) { return p.producer(a.to) > p.producer(b.to); });
+  paths.resize(std::min(paths.size(), most));
+  double longest = 0;
+  for (const auto& x : paths) longest = std::max(longest, detail::tier_path(p, needed).seconds(x.from, x.to, x.there));
+  return longest;
+}
+
 /// A lower bound on the time, of cyclic schedules the period, of every schedule of a problem for a device and one more tier that
-/// are linked both ways: `copy_bound` of what the device computes, where what may start on the host takes no room, and
-/// `queue_bound`.
+/// are linked both ways: `copy_bound` of what the device computes, where what may start on the host takes no room, `queue_bound`
+/// and `path_bound`.
 /// @param p      a problem with two tiers
 /// @param budget bytes, of the device
 /// @param stop   polled between cuts; true returns what is proven by then
@@ -114,10 +207,10 @@ inline double queue_bound(const problem& p, bytes_t budget) {
 inline double tier_bound(const problem& p, bytes_t budget, const std::function<bool()>& stop = {}) {
   if (p.tiers().size() != 2 || !p.link(device_tier, 1) || !p.link(1, device_tier))
     throw bad_option("tier_bound: the problem has not two tiers that are linked both ways");
-  const double queues = std::max(queue_bound(p, budget), bounds_without_search(p).seconds);
+  const double others = std::max({queue_bound(p, budget), path_bound(p), bounds_without_search(p).seconds});
   const auto plain = detail::as_plain(p);
-  if (bounds_without_search(plain).budget > budget) return queues;
-  return std::max(queues, copy_bound(plain, budget, {}, stop));
+  if (bounds_without_search(plain).budget > budget) return others;
+  return std::max(others, copy_bound(plain, budget, {}, stop));
 }
 
 }  // namespace remat::bound
