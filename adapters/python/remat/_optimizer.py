@@ -135,6 +135,7 @@ class _Offloaded(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         if self._overlap is not None:
             self._overlap.check_idle("zero_grad()")
+            self._overlap.dropped = False
             if not set_to_none:
                 raise Refused("zero_grad(set_to_none=False) keeps gradients, which step=\"overlap\" frees", advice="set_to_none=True")
         super().zero_grad(set_to_none)
@@ -159,7 +160,7 @@ class _Offloaded(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self._overlap is not None:
-            self._overlap.check_idle("load_state_dict()")
+            self._overlap.give_up()
         super().load_state_dict(state_dict)
         self._failure = None
 

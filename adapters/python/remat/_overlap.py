@@ -37,6 +37,7 @@ class Overlap:
         self._last: torch.Tensor | None = None
         self._groups: dict[torch.Tensor, dict] = {}
         self._traffic: Traffic | None = None
+        self.dropped = False  # gradients that no step has used
         self._before = 0, 0
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
@@ -58,6 +59,21 @@ class Overlap:
         if self._applied or self._held:
             raise _refusal(f"{what} came between backward and step()")
 
+    def give_up(self) -> None:
+        """Drops the gradients since the last step: states are loaded, most likely since something was refused or has failed."""
+        if self._applied or self._held:
+            self.dropped = True
+            self._clear()
+
+    def _clear(self) -> None:
+        for p in self._groups:
+            p.grad = None
+        for found in (self._held, self._applied, self._lifted, self._settings):
+            found.clear()
+        if self._traffic is not None:
+            self._traffic.close()
+            self._traffic = None
+
     def _coming(self, p: torch.Tensor) -> None:
         if p in self._applied and isinstance(p.grad, Spent):
             self._lifted.add(p)  # nothing can be added to it; what came will be seen when it is there
@@ -76,6 +92,7 @@ class Overlap:
             raise _refusal("a second gradient of a parameter came before step(): gradients are accumulated, or the backward is run twice")
         if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             raise _refusal("gradients of other processes come later")
+        self.dropped = False
         if id(group) not in self._settings:
             self._settings[id(group)] = group, _settings(group)
         if not self._tried:
@@ -115,6 +132,8 @@ class Overlap:
             raise _refusal("step(closure) computes the loss when all parameters are as they were")
         if getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None:
             raise _refusal("a GradScaler divides gradients when all are there")
+        if self.dropped:
+            raise _refusal("load_state_dict() came between backward and step(), and dropped the gradients")
         for p, (grad, was) in self._held.items():
             if p.grad is not grad or _print(grad) != was:
                 raise _refusal("a gradient was changed between backward and step(), as clipping does")
@@ -136,10 +155,7 @@ class Overlap:
             optimizer._bytes = optimizer._disk.written - self._before[0], optimizer._disk.read - self._before[1]
         if self._held or self._applied:
             self._tried = True
-        for p in self._groups:
-            p.grad = None
-        for found in (self._held, self._applied, self._lifted, self._settings):
-            found.clear()
+        self._clear()
         self.attach(optimizer)  # what has become trainable
         if traffic is not None:
             optimizer._check_traffic(traffic)

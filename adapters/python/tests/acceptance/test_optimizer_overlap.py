@@ -2,11 +2,14 @@
 """Optimizers that step while gradients arrive: what is freed, and what is refused before it goes wrong."""
 
 import copy
+import errno
+import os
 
 import pytest
 import torch
 
 import remat
+from remat import _core
 from compare import same
 from test_optimizer import batch, net, train, weights
 
@@ -94,6 +97,7 @@ def load_between(model, optimizer):
     states = copy.deepcopy(optimizer.state_dict())
     backward(model)
     optimizer.load_state_dict(states)
+    optimizer.step()
 
 
 def copy_between(model, optimizer):
@@ -197,6 +201,47 @@ def test_a_weight_that_the_backward_still_needs(where, fused):
     step()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         step()
+
+
+@pytest.mark.parametrize("what", ["write_back", "populate"])
+@pytest.mark.parametrize("before", [0, 4])
+def test_a_disk_that_fails_and_a_checkpoint_that_helps(monkeypatch, what, before):
+    if what == "populate" and before == 0:
+        before = 1  # nothing is read in the first step
+    plain, ours = net(), net()
+    a, b = torch.optim.AdamW(plain.parameters(), 1e-2, fused=True), remat.optimizer(ours.parameters(), lr=1e-2, disk=".", step="overlap")
+    train(plain, a, 10)
+    train(ours, b, before)
+    saved = copy.deepcopy((ours.state_dict(), b.state_dict()))
+
+    def fails(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(_core, what, fails)
+        with pytest.raises(remat.CopyFailed, match="Load a checkpoint"):
+            train(ours, b, 1, first=before)
+    with pytest.raises((remat.CopyFailed, remat.Refused)):
+        train(ours, b, 1, first=before)
+    ours.load_state_dict(saved[0])
+    b.load_state_dict(saved[1])
+    train(ours, b, 10 - before, first=before)
+    assert same(weights(ours), weights(plain))
+
+
+@where
+def test_a_checkpoint_after_something_was_refused(where):
+    plain, ours = net(), net()
+    a, b = torch.optim.AdamW(plain.parameters(), 1e-2, fused=True), remat.optimizer(ours.parameters(), lr=1e-2, step="overlap", **where)
+    train(plain, a, 10)
+    train(ours, b, 5)
+    saved = copy.deepcopy((ours.state_dict(), b.state_dict()))
+    with pytest.raises(remat.Refused):
+        accumulate(ours, b)
+    ours.load_state_dict(saved[0])
+    b.load_state_dict(saved[1])
+    train(ours, b, 5, first=5)
+    assert same(weights(ours), weights(plain))
 
 
 def test_a_new_optimizer_takes_parameters_over():
