@@ -42,9 +42,10 @@ def net(**options):
 
 def test_equal_bit_by_bit_within_both_budgets(tmp_path):
     losses, gradients = trained(net())
-    for budget in ("60%", "45%"):
-        model = net(activation_budget=budget, offload="activations", disk=tmp_path, disk_budget="40 MB")
+    for budget, offload in (("60%", "activations"), ("45%", "activations"), ("45%", "all")):
+        model = net(activation_budget=budget, offload=offload, disk=tmp_path, disk_budget="40 MB")
         found, ours = trained(model)
+        assert bool(in_files(model, tmp_path)) == (offload == "all")
         assert found == losses
         assert all(torch.equal(a, b) for a, b in zip(ours, gradients))
         memory = remat.of(model).memory()
