@@ -274,4 +274,7 @@ TEST_CASE("what cannot be planned is named") {
           y.operations.push_back({.name = "reader", .inputs = {0, 2}, .outputs = {3}, .on = host});
           y.targets.push_back(3);
         }) == "operations: one reads what another overwrites, and comes after it");
+  x.system.tiers = {{"device"}, {"host"}, {"disk"}};
+  CHECK_THROWS_WITH(remat::order::lay_copies(x.build(), std::vector<remat::operation_id>{0, 1}, 20),
+                    "lay_copies: tiers: plans are made for a device and one more, and there are 3");
 }

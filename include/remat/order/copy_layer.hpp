@@ -47,6 +47,8 @@ class copy_layer {
     if (o.frugal) unsent_memory_.emplace(memory_);
   }
 
+  copy_layer(const copy_layer&) = delete;  // parts refer to each other
+
   std::optional<laid_copies> lay() {
     if (at_start_ > budget_ || ahead_.at_end > budget_ || (host_ && !host_->take(0, 0, true))) return std::nullopt;
     for (value_id v = 0; v < values_.size(); ++v)

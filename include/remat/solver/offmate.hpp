@@ -22,12 +22,14 @@
 
 namespace remat {
 
-/// Recomputation and copies to the host together, for problems of any shape that allow copies. A problem that allows none is left
-/// to Inner.
+/// Recomputation and copies to the host together, for problems of any shape that allow copies, and for those with two tiers
+/// beyond plain ones (`order::unplannable` says which it cannot plan). A plain problem that allows none is left to Inner.
 ///
 /// Copies make the budget look larger. So recomputation alone is planned for *virtual* budgets, from the budget to what store-all
 /// needs, copies are laid over each of these orders within the true budget (`order::lay_copies`), and the best ones are worked on
-/// (`order::copy_search`). The ends of the scan are recomputation alone and copies alone. Proves `bound::copy_bound` besides.
+/// (`order::copy_search`). The ends of the scan are recomputation alone and copies alone. Proves `bound::copy_bound`, or
+/// `bound::tier_bound`, besides. Of a problem that is not plain, recomputation is planned for what stays on the device
+/// (`order::without_host`).
 ///
 /// @tparam Inner plans recomputation; for the most promising virtual budgets, after `min_cut` has planned for all of them
 ///
