@@ -222,6 +222,31 @@ TEST_CASE("lay_copies on two tiers: a step worked out by hand") {
   CHECK_FALSE(remat::order::lay_copies(x.build(), order, 20));  // w and g
 }
 
+TEST_CASE("lay_copies on two tiers: what is overwritten") {
+  // A weight of the device that the host updates in place: it goes there, and comes back as another.
+  const problem there("updated there", {{"w", 10}, {"w'", 10}},
+                      {{.name = "update", .inputs = {0}, .outputs = {1}, .seconds = 1, .on = host, .overwrites = {{1, 0}}}}, {1},
+                      remat::copy_rates{10, 10, 0}, std::nullopt, {}, {{1, 0}});
+  const auto laid = remat::order::lay_copies(there, std::vector<remat::operation_id>{0}, 10);
+  REQUIRE(laid);
+  CHECK(remat::evaluate(there, laid->schedule).peaks == std::vector<bytes_t>{10, 10});
+  // One that the host reads before the device updates it: that waits for the copy.
+  const problem here("updated here", {{"w", 10}, {.name = "norm", .bytes = 1, .ends = host}, {"w'", 10}},
+                     {{.name = "norm", .inputs = {0}, .outputs = {1}, .seconds = 1, .on = host},
+                      {.name = "update", .inputs = {0}, .outputs = {2}, .seconds = 4, .overwrites = {{2, 0}}}},
+                     {1, 2}, remat::copy_rates{10, 10, 0});
+  const auto waits = remat::order::lay_copies(here, std::vector<remat::operation_id>{0, 1}, 20);
+  REQUIRE(waits);
+  CHECK(waits->seconds == 5);
+  CHECK(remat::evaluate(here, waits->schedule).seconds == 5);
+  // An update comes after all that reads the weight, and once.
+  const problem late("late", {{"w", 10}, {"w'", 10}, {"y", 1}},
+                     {{.name = "update", .inputs = {0}, .outputs = {1}, .overwrites = {{1, 0}}},
+                      {.name = "reader", .inputs = {0}, .outputs = {2}}},
+                     {1, 2}, remat::copy_rates{10, 10, 0});
+  CHECK(remat::order::overwrite_last(late, std::vector<remat::operation_id>{0, 1, 0}) == std::vector<remat::operation_id>{1, 0});
+}
+
 TEST_CASE("lay_copies on two tiers: weights that may start anywhere stay on the device as far as there is room") {
   // Two layers of 10 bytes whose updates run on the device in place: nothing has to move if there is room for both.
   std::vector<remat::value> values;

@@ -316,9 +316,7 @@ class copy_layer {
       auto& x = values_[v];
       const auto readers = p_.consumers(v);
       const auto on_host = [&](operation_id o) { return p_.operations()[o].on != device_tier; };
-      if (!host_->where.undecided[v] || x.in != state::absent || p_.values()[v].held ||
-          host_->where.ends[v] != residence::place::nowhere)
-        continue;
+      if (x.in != state::absent || p_.values()[v].held || host_->where.ends[v] != residence::place::nowhere) continue;
       if (std::any_of(readers.begin(), readers.end(), on_host) || at_start_ + bytes(v) > budget_) continue;
       if (memory_.most(0, x.next) + bytes(v) > budget_) continue;
       tier = device_tier;
