@@ -165,3 +165,21 @@ TEST_CASE("plans: a budget that was called known to do does, also when a later s
   CHECK(run.report().smallest_bound <= smallest);
   if (!cached) CHECK_THROWS_AS(second.prepare(s.inputs), rt::over_budget);
 }
+
+TEST_CASE("plans: a layout that takes more each time is given more room each time") {
+  ::torch::manual_seed(1);
+  const auto s = models::mlp(256, 32, 12);
+  auto o = testing::quick("80%");
+  bytes_t least = max_bytes, first = 0;
+  int calls = 0;
+  o.solver = [&, inner = o.solver](const problem& p, bytes_t within, const auto& l, const auto& w) {
+    if (calls == 0) first = within - p.held_bytes();
+    least = std::min(least, within - p.held_bytes());
+    return inner(p, within + first / 16 * ++calls, l, w);  // what it finds needs more than it was asked for, and ever more
+  };
+  testing::runner r(s.module, s.forward, o);
+  r.prepare(s.inputs);
+  CHECK(r.report().recomputed > 0);
+  CHECK(calls > 4);
+  CHECK(least > first / 4);  // and the smallest budget of all has not been looked for
+}

@@ -172,11 +172,12 @@ std::shared_ptr<const plan> search_anew(const setup& s, bytes_t available, bytes
   const auto begin = clock::now();
   auto within = s.p.held_bytes() + available;
   const auto far = s.far.memory ? s.far.memory->limit() : 0;
-  auto p = s.p;  // with a slower link where there is too little far memory
-  constexpr int rounds = 4;
-  for (int round = 0; round < rounds; ++round) {
+  auto p = s.p;                         // with a slower link where there is too little far memory
+  constexpr int rounds = 4, most = 10;  // the rest only as long as nothing fits
+  auto margin = available / 200;
+  for (int round = 0; round < (best->run ? rounds : most); ++round) {
     auto l = o.limits;
-    l.seconds = std::max(0.1, (l.seconds - since(begin)) / (rounds - round));
+    l.seconds = std::max(std::min(0.1, l.seconds), (l.seconds - since(begin)) / std::max(1, rounds - round));
     auto r = o.solver(p, within, l, o.watch);
     if (!r.found()) {
       o.log("no schedule within " + format_bytes(within) + " (" + std::string(to_string(r.status)) + ")");
@@ -205,7 +206,11 @@ std::shared_ptr<const plan> search_anew(const setup& s, bytes_t available, bytes
       }
     }
     if (excess <= 0 && (-excess < available / 50 || r.recomputed == 0)) break;
-    within -= excess + (excess > 0 ? available / 200 : 0);
+    within -= excess;
+    if (excess > 0) {  // what the layout takes beyond the model's peak differs from schedule to schedule
+      within -= margin;
+      margin *= 2;
+    }
   }
   if (best->run) {
     best->plan_seconds = since(begin);
