@@ -2,7 +2,12 @@
 """Activations that go to a disk and come back."""
 
 import copy
+import os
 import resource
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
@@ -11,9 +16,9 @@ import remat
 
 
 class Net(torch.nn.Module):
-    def __init__(self):
+    def __init__(self, width=128):
         super().__init__()
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(128, 128) for _ in range(12))
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(12))
 
     def forward(self, x):
         for layer in self.layers:
@@ -188,3 +193,111 @@ def test_an_optimizer_takes_the_disk_of_its_model(tmp_path):
     with pytest.raises(remat.NoSpace, match="disk_budget=4096"):
         fitted(model, remat.optimizer(model.parameters(), model=model), 1)
     assert remat.of(model).memory()["disk"] == 0
+
+
+def test_two_models_in_one_folder_take_turns(tmp_path):
+    def turns(**options):
+        models = [net(**options), net(**options)]
+        optimizers = [torch.optim.SGD(m.parameters(), 1e-2) for m in models]
+        torch.manual_seed(4)
+        losses = []
+        for _ in range(3):
+            x = torch.randn(2048, 128)
+            forwards = [m(x) for m in models]  # both steps are in flight
+            for loss, optimizer in zip(forwards, optimizers):
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            losses += [f.item() for f in forwards]
+        return losses, models
+
+    plain, _ = turns()
+    ours, models = turns(activation_budget="60%", offload="activations", disk=tmp_path, disk_budget="20 MB")
+    assert ours == plain
+    assert all(remat.of(m).memory()["to_disk"] > 0 for m in models)
+
+
+def test_workers_of_a_loader_between_steps(tmp_path):
+    """Processes that are forked while files are open and threads copy."""
+
+    def run(**options):
+        model = net(**options)
+        data = torch.utils.data.TensorDataset(torch.randn(8192, 128, generator=torch.Generator().manual_seed(5)))
+        losses = []
+        for _ in range(2):
+            for (x,) in torch.utils.data.DataLoader(data, batch_size=2048, num_workers=2):
+                loss = model(x)
+                loss.backward()
+                losses.append(loss.item())
+        return losses
+
+    assert run(activation_budget="60%", offload="activations", disk=tmp_path) == run()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_thousand_steps_do_not_grow(tmp_path):
+    model = Net(32)
+    x = torch.randn(512, 32)
+    remat.wrap(model, (x,), cache=False, time_limit=3, activation_budget="60%", offload="activations", disk=tmp_path)
+
+    def held():
+        with open("/proc/self/maps") as maps:
+            return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), len(list(maps)), remat.of(model).memory()["live"]
+
+    counts = []
+    for k in range(1000):
+        model.zero_grad()
+        model(x).backward()
+        if k in (20, 999):
+            counts.append(held())
+    before, after = counts
+    assert after[:2] == before[:2] and after[3] == before[3]
+    assert after[2] <= before[2] + 20  # of the allocator
+
+
+TRAINING = """
+import os, sys, torch, remat
+from test_offload import Net
+folder, steps = sys.argv[1], int(sys.argv[2])
+torch.set_num_threads(1)
+torch.manual_seed(1)
+model = Net()
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+last = os.path.join(folder, "checkpoint")
+first = 0
+if os.path.exists(last):
+    saved = torch.load(last)
+    first = saved["step"]
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+remat.wrap(model, cache=False, time_limit=3, activation_budget="60%", offload="activations", disk=os.path.join(folder, "disk"))
+for k in range(first, steps):
+    torch.manual_seed(k)
+    optimizer.zero_grad()
+    loss = model(torch.randn(2048, 128))
+    loss.backward()
+    optimizer.step()
+    torch.save({"step": k + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, last + ".new")
+    os.replace(last + ".new", last)
+    assert remat.of(model).memory()["to_disk"] > 0
+    print(k, loss.item(), flush=True)
+"""
+
+
+def test_killed_in_a_step_it_leaves_nothing_and_resumes(tmp_path):
+    def start(folder, steps):
+        (folder / "disk").mkdir(parents=True, exist_ok=True)
+        env = os.environ | {"PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
+        return subprocess.Popen([sys.executable, "-c", TRAINING, str(folder), str(steps)], stdout=subprocess.PIPE, text=True, env=env)
+
+    whole = start(tmp_path / "whole", 8).communicate()[0].splitlines()
+    assert len(whole) == 8
+    killed = start(tmp_path / "killed", 1000)
+    for k in range(3):
+        assert killed.stdout.readline() == whole[k] + "\n"
+    time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert not list((tmp_path / "killed" / "disk").iterdir())
+    rest = start(tmp_path / "killed", 8).communicate()[0].splitlines()
+    assert 0 < len(rest) <= 5 and rest == whole[-len(rest):]
