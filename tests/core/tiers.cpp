@@ -262,7 +262,8 @@ TEST_CASE("whoever knows no tiers refuses them, and says why") {
   CHECK(remat::pareto_curve(p, {1000}, remat::any_solver(remat::store_all{}))[0].status == remat::status::not_applicable);
   CHECK(remat::solve(p, 1, remat::store_all{}).status == remat::status::infeasible);
   CHECK_THROWS_AS(remat::smallest_budget(p, remat::store_all{}), remat::bad_problem);
-  CHECK_THROWS_AS(remat::pareto_curve(p, remat::evenly{3}, remat::store_all{}), remat::bad_problem);
+  for (const auto& point : remat::pareto_curve(p, remat::evenly{3}, remat::store_all{}))
+    CHECK(point.status == remat::status::not_applicable);
   CHECK_THROWS_WITH(remat::evaluate_plain(p, host_step()), "next: beyond version 1 of the format, and not supported here");
   const problem plain("plain", {{"a", 1}}, {}, {0}, remat::copy_rates{1, 1, 0});
   schedule s;
@@ -297,4 +298,16 @@ TEST_CASE("whoever knows no tiers refuses them, and says why") {
     CHECK(answer.seconds == 9);
     CHECK(answer.bound == 4);
   }
+  const auto curve = remat::pareto_curve(p, remat::evenly{3}, knows{});
+  REQUIRE(curve.size() == 3);
+  for (std::size_t i = 0; i < 3; ++i)
+    CHECK((curve[i].budget == 30 - 5 * static_cast<remat::bytes_t>(i) && curve[i].seconds == 9));
+}
+
+TEST_CASE("what store-all would need with everything on the device") {
+  const auto all = remat::measure_store_all(step_parts{}.build());
+  CHECK(all.peak == 30);
+  CHECK(all.seconds == 4);  // the host's operation is not the device's
+  const problem plain("plain", {{"a", 1}, {"b", 2}}, {{"b", {0}, {1}, 3, 4}}, {1});
+  CHECK((remat::measure_store_all(plain).peak == 7 && remat::measure_store_all(plain).seconds == 3));
 }
