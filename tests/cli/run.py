@@ -325,7 +325,9 @@ expect("check on tiers", 0, "check", hosted, step_on_tiers, "-b", "20", prints=[
 out = expect("check on tiers --json", 0, "check", hosted, step_on_tiers, "--json")
 if json.loads(out)["peaks"] != {"device": 20, "host": 20}:
     fail("peaks of tiers", out)
-expect("drawn on tiers", 0, "check", hosted, step_on_tiers, "--timeline", "--svg", folder / "hosted.svg", "--trace", folder / "hosted-trace.json", prints=["hosted"])
+expect("drawn on tiers", 0, "check", hosted, step_on_tiers, "--timeline", "--svg", folder / "hosted.svg", "--trace", folder / "hosted-trace.json", prints=["hosted", "━", "·", "      host  "])
+if "host: 20 B of 20 B" not in (folder / "hosted.svg").read_text():
+    fail("the memory of the host is drawn", (folder / "hosted.svg").read_text())
 HOSTED["tiers"][1]["budget"] = 19
 expect("a tier over its budget", 1, "check", put("tight.json", HOSTED), step_on_tiers, says=["step 3 (copy 1): the host needs 20 bytes, its budget is 19"])
 expect("info on tiers", 0, "info", hosted, prints=["device host (20 B), 2 links", "1 targets are its sources"])

@@ -140,3 +140,82 @@ TEST_CASE("the memory of the device is followed where there are other tiers") {
   }
   CHECK(followed > 150);
 }
+
+TEST_CASE("lanes: what waits, copies and computes, and memory of the host") {
+  // As above: a runs until 1, b until 2, the copy of a until 3, and it comes back until 5.
+  const auto p = small_problem(true);
+  const remat::schedule s{
+      {{action::compute, 0}, {action::offload, 1}, {action::compute, 1}, {action::drop, 1}, {action::prefetch, 1}}};
+  const auto lanes = remat::trace_lanes(p, s);
+  REQUIRE(lanes.size() == 3);
+  using work = remat::lane::work;
+  const auto spans_are = [](const remat::lane& l, const std::vector<remat::lane::span>& expected) {
+    return std::equal(l.spans.begin(), l.spans.end(), expected.begin(), expected.end(), [](const auto& x, const auto& y) {
+      return x.begin == Approx(y.begin) && x.end == Approx(y.end) && x.what == y.what;
+    });
+  };
+  CHECK(lanes[0].label == "device");
+  CHECK(spans_are(lanes[0], {{0, 1, work::computed}, {1, 2, work::computed}, {2, 3, work::waited}, {3, 5, work::waited}}));
+  CHECK((lanes[1].label == "to host" && spans_are(lanes[1], {{1, 3, work::copied}})));
+  CHECK((lanes[2].label == "to device" && spans_are(lanes[2], {{3, 5, work::copied}})));
+  const auto tiers = remat::trace_tiers(p, s);
+  REQUIRE(tiers.size() == 1);
+  CHECK((tiers[0].label == "host" && tiers[0].peak == 20 && !tiers[0].budget));
+  CHECK(tiers[0].points == std::vector<std::pair<double, remat::bytes_t>>{{0, 0}, {1, 20}, {5, 20}});
+  CHECK(remat::trace_tiers(p, recomputing).empty());
+  CHECK(remat::trace_lanes(p, recomputing)[0].spans.back().what == work::recomputed);
+
+  const remat::timeline_style style{.lanes = lanes, .tiers = tiers};
+  const auto text = lines(remat::timeline_text(remat::trace_memory(p, s), style, 62, 6));
+  REQUIRE(text.size() == 12);  // rows, axis, lanes, the host, time
+  CHECK(text[7] == "    device  " + std::string("██████████████████████████████").substr(0, 20 * 3) + [] {
+    std::string waits;
+    for (int i = 0; i < 30; ++i) waits += "·";
+    return waits;
+  }());
+  CHECK((count(text[8], "━") == 20 && count(text[9], "━") == 20 && count(text[10], "█") == 40));
+  const auto svg = remat::timeline_svg(remat::trace_memory(p, s), style);
+  CHECK_THAT(svg, Catch::Contains(">waits<") && Catch::Contains(">copies<") && Catch::Contains("to device") &&
+                      Catch::Contains("host: 20 B") && Catch::Contains("height=\"552\""));
+  auto limited = style;
+  limited.tiers[0].budget = 40;
+  CHECK_THAT(remat::timeline_svg(remat::trace_memory(p, s), limited), Catch::Contains("host: 20 B of 40 B"));
+}
+
+TEST_CASE("lanes of random schedules: no two things at a time, all that is computed, and the peak of each tier") {
+  std::mt19937_64 g(32);
+  int followed = 0, copied = 0;
+  for (int round = 0; round < 500; ++round) {
+    const auto p = remat::testing::random_tiers_problem(g);
+    const auto s = remat::testing::tiers_walk(g, p).run();
+    remat::evaluation e;
+    try {
+      e = remat::evaluate(p, s);
+    } catch (const remat::bad_schedule&) {
+      continue;
+    }
+    ++followed;
+    double computed = 0, expected = 0;
+    for (const auto& x : s.steps)
+      if (x.what == action::compute) expected += p.operations()[x.operation()].seconds;
+    for (const auto& l : remat::trace_lanes(p, s)) {
+      double last = 0;
+      for (const auto& x : l.spans) {
+        REQUIRE((x.begin >= 0 && x.end > x.begin));
+        if (p.next().empty()) REQUIRE(x.begin >= last - 1e-9);
+        last = x.end;
+        if (x.what == remat::lane::work::computed || x.what == remat::lane::work::recomputed) computed += x.end - x.begin;
+        copied += x.what == remat::lane::work::copied;
+      }
+    }
+    if (p.next().empty()) REQUIRE(computed == Approx(expected).margin(1e-9));
+    for (const auto& t : remat::trace_tiers(p, s)) {
+      remat::bytes_t most = 0;
+      for (const auto& [at, bytes] : t.points) most = std::max(most, bytes);
+      REQUIRE(most == t.peak);
+      REQUIRE(std::is_sorted(t.points.begin(), t.points.end(), [](const auto& a, const auto& b) { return a.first < b.first; }));
+    }
+  }
+  CHECK(followed > 150);
+  CHECK(copied > 300);
+}

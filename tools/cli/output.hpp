@@ -88,6 +88,10 @@ inline void draw(const arguments& a, const remat::problem& p, const remat::sched
   if (!a.draw && a.svg.empty()) return;
   const auto timeline = remat::trace_memory(p, s);
   remat::timeline_style style{.title = p.name(), .budget = budget};
+  if (!p.plain() || remat::has_copies(s)) {
+    style.lanes = remat::trace_lanes(p, s);
+    style.tiers = remat::trace_tiers(p, s);
+  }
   if (a.draw) (a.as_json ? std::cerr : std::cout) << remat::timeline_text(timeline, style);
   if (a.svg.empty()) return;
   if (p.plain()) style.overlays = {remat::as_series(remat::trace_memory(p, remat::store_all_schedule(p)), "store-all")};

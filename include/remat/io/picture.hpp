@@ -56,6 +56,13 @@ inline std::string escaped(std::string_view text) {
   return out;
 }
 
+/// At most `bytes` bytes of a text (UTF-8), no part of a character.
+inline std::string shortened(const std::string& text, std::size_t bytes) {
+  if (text.size() <= bytes) return text;
+  while (bytes > 0 && (static_cast<unsigned char>(text[bytes]) & 0xc0) == 0x80) --bytes;
+  return text.substr(0, bytes);
+}
+
 /// Ten characters, the text at their end.
 inline std::string padded(const std::string& label) {
   return std::string(10 - std::min<std::size_t>(10, label.size()), ' ') + label;
@@ -76,17 +83,19 @@ inline const char* line_colour(std::size_t i) {
 /// An SVG picture under construction: a plane between axes, the vertical one from 0, and a legend above it.
 class svg_plot {
  public:
-  static constexpr double left = 84, right = 944, top = 64, bottom = 368;
+  static constexpr double left = 84, right = 944, top = 64, bottom = 368, under = 440;
 
   /// @param title  above the legend
   /// @param first  least on the horizontal axis
   /// @param last   most on the horizontal axis, > first
   /// @param most   most on the vertical axis, > 0
-  svg_plot(const std::string& title, double first, double last, double most) : first_(first), last_(last), most_(most) {
-    out_ =
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 960 440\" width=\"960\" height=\"440\" "
-        "font-family=\"Helvetica, Arial, sans-serif\" font-size=\"12\" fill=\"#333333\">\n"
-        "<rect width=\"960\" height=\"440\" fill=\"#ffffff\"/>\n";
+  /// @param below  room under the plane and its axis, from `under` on
+  svg_plot(const std::string& title, double first, double last, double most, double below = 0)
+      : first_(first), last_(last), most_(most) {
+    const auto height = number(under + below);
+    out_ = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 960 " + height + "\" width=\"960\" height=\"" + height +
+           "\" font-family=\"Helvetica, Arial, sans-serif\" font-size=\"12\" fill=\"#333333\">\n<rect width=\"960\" height=\"" +
+           height + "\" fill=\"#ffffff\"/>\n";
     if (!title.empty()) text(left, 26, "font-size=\"16\" font-weight=\"bold\"", title);
   }
 

@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Memory over time of a schedule, as text for a terminal and as SVG.
+/// Memory over time of a schedule, and what runs meanwhile, as text for a terminal and as SVG.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <remat/core/error.hpp>
+#include <remat/core/lanes.hpp>
 #include <remat/core/trace.hpp>
 #include <remat/io/bytes.hpp>
 #include <remat/io/picture.hpp>
@@ -37,6 +40,8 @@ struct timeline_style {
   std::string title = {};
   std::optional<bytes_t> budget = {};        ///< drawn as a line
   std::vector<memory_series> overlays = {};  ///< lines over the area, SVG only
+  std::vector<lane> lanes = {};              ///< below it, see `trace_lanes`
+  std::vector<tier_memory> tiers = {};       ///< below these, see `trace_tiers`
 };
 
 namespace detail {
@@ -62,6 +67,45 @@ inline std::vector<column> cut(const memory_timeline& t, std::size_t count, doub
   return columns;
 }
 
+/// What a lane does most in each of `count` columns; nothing: it is idle for four fifths of it.
+inline std::vector<std::optional<lane::work>> cut(const lane& l, std::size_t count, double span) {
+  constexpr std::size_t works = 4;
+  std::vector<std::array<double, works>> shares(count, std::array<double, works>{});
+  const double width = span / static_cast<double>(count);
+  for (const auto& x : l.spans) {
+    if (x.begin >= span) continue;  // a copy that nobody waits for
+    for (auto c = std::min(static_cast<std::size_t>(x.begin / width), count - 1); c < count; ++c) {
+      const double begin = static_cast<double>(c) * width;
+      if (begin >= x.end) break;
+      shares[c][static_cast<std::size_t>(x.what)] += std::min(x.end, begin + width) - std::max(x.begin, begin);
+    }
+  }
+  std::vector<std::optional<lane::work>> columns(count);
+  for (std::size_t c = 0; c < count; ++c) {
+    const auto most = std::max_element(shares[c].begin(), shares[c].end());
+    if (5 * std::accumulate(shares[c].begin(), shares[c].end(), 0.0) >= width)
+      columns[c] = static_cast<lane::work>(most - shares[c].begin());
+  }
+  return columns;
+}
+
+/// Largest memory of a tier in each of `count` columns.
+inline std::vector<bytes_t> cut(const tier_memory& t, std::size_t count, double span) {
+  std::vector<bytes_t> columns(count, 0);
+  for (std::size_t i = 0; i < t.points.size(); ++i) {
+    const auto column = [&](double at) {
+      return std::min(static_cast<std::size_t>(at / span * static_cast<double>(count)), count - 1);
+    };
+    const auto last = column(i + 1 < t.points.size() ? t.points[i + 1].first : span);
+    for (auto c = column(t.points[i].first); c <= last; ++c) columns[c] = std::max(columns[c], t.points[i].second);
+  }
+  return columns;
+}
+
+inline std::string label_of(const tier_memory& t) {
+  return t.label + ": " + format_bytes(t.peak) + (t.budget ? " of " + format_bytes(*t.budget) : "");
+}
+
 /// The time axis of a timeline whose operations all take no time: its pieces, a second each.
 inline memory_timeline with_duration(memory_timeline t) {
   if (t.seconds > 0) return t;
@@ -75,12 +119,13 @@ inline memory_timeline with_duration(memory_timeline t) {
 
 }  // namespace detail
 
-/// Draws a timeline with block characters (UTF-8). The row below the axis shows the share of recomputation by shades.
+/// Draws a timeline with block characters (UTF-8). The row below the axis shows the share of recomputation by shades; then each
+/// lane has a row (`█` computes, `▓` again, `━` copies, `·` waits), and so has the memory of each other tier.
 /// @param timeline memory over time
 /// @param style    title and budget
 /// @param width    characters per line, >= 40
 /// @param height   rows of the memory axis, >= 4
-/// @return lines of at most `width` characters, each ended
+/// @return lines of at most `width` characters, each ended; names of lanes are cut to ten
 /// @throws bad_option if `width` or `height` is out of range
 /// Complexity: O(pieces + width height).
 /// @code
@@ -124,6 +169,19 @@ inline std::string timeline_text(const memory_timeline& timeline, const timeline
       out += c.recomputed <= 0 ? " " : c.recomputed < 1.0 / 3 ? "░" : c.recomputed < 2.0 / 3 ? "▒" : "▓";
     out += "\n";
   }
+  for (const auto& l : style.lanes) {
+    static constexpr const char* marks[] = {"█", "▓", "━", "·"};
+    out += detail::padded(detail::shortened(l.label, 10)) + "  ";
+    for (const auto& w : detail::cut(l, columns.size(), t.seconds)) out += w ? marks[static_cast<std::size_t>(*w)] : " ";
+    out += "\n";
+  }
+  for (const auto& x : style.tiers) {
+    out += detail::padded(detail::shortened(x.label, 10)) + "  ";
+    const auto most = static_cast<double>(std::max({x.peak, x.budget.value_or(0), bytes_t{1}}));
+    for (auto bytes : detail::cut(x, columns.size(), t.seconds))
+      out += eighths[bytes == 0 ? 0 : std::clamp(static_cast<int>(static_cast<double>(bytes) / most * 8), 1, 8)];
+    out += "\n";
+  }
   return out + detail::axis_ends("0", end, columns.size());
 }
 
@@ -143,7 +201,9 @@ inline std::string timeline_svg(const memory_timeline& timeline, const timeline_
       span = std::max(span, at);
     }
   most *= 1.06;
-  plot out(style.title, 0, span, most);
+  constexpr double lane_height = 22, tier_height = 46;
+  plot out(style.title, 0, span, most,
+           lane_height * static_cast<double>(style.lanes.size()) + tier_height * static_cast<double>(style.tiers.size()));
   const auto height_of = [&](bytes_t bytes) { return out.y_of(static_cast<double>(bytes)); };
   const auto y_of = [&](bytes_t bytes) { return plot::number(height_of(bytes)); };
   out.vertical(detail::bytes_scale(most));
@@ -202,10 +262,55 @@ inline std::string timeline_svg(const memory_timeline& timeline, const timeline_
     out.line(plot::left, height_of(*style.budget), plot::right, height_of(*style.budget),
              "stroke=\"#d62728\" stroke-width=\"1.5\" stroke-dasharray=\"7 4\"");
 
+  static constexpr const char* colours[] = {"#4e79a7", "#f28e2b", "#59a14f", "#d62728"};  // by work
+  double y = plot::under - 8;
+  for (const auto& l : style.lanes) {
+    out.text(plot::left - 8, y + 12, "text-anchor=\"end\"", detail::shortened(l.label, 12));
+    const auto works = detail::cut(l, 1600, span);
+    for (std::size_t work = 0; work < 4; ++work) {
+      std::string path;
+      for (std::size_t c = 0; c < works.size();) {
+        const auto first = c;
+        while (c < works.size() && works[c] == works[first]) ++c;
+        if (works[first] && static_cast<std::size_t>(*works[first]) == work)
+          path += "M" + column_x(first) + " " + plot::number(y) + "H" + column_x(c) + "v16H" + column_x(first) + "Z";
+      }
+      out.path(std::string("fill=\"") + colours[work] + "\"", path);
+    }
+    y += lane_height;
+  }
+  for (const auto& x : style.tiers) {
+    constexpr double height = tier_height - 10;
+    const auto limit = static_cast<double>(std::max({x.peak, x.budget.value_or(0), bytes_t{1}}));
+    out.text(plot::left - 8, y + height - 2, "text-anchor=\"end\"", detail::shortened(x.label, 12));
+    const auto levels = detail::cut(x, 1600, span);
+    auto path = "M" + column_x(0) + " " + plot::number(y + height);
+    for (std::size_t c = 0; c < levels.size();) {
+      path += "V" + plot::number(y + height - static_cast<double>(levels[c]) / limit * height);
+      const auto level = levels[c];
+      while (c < levels.size() && levels[c] == level) ++c;
+      path += "H" + column_x(c);
+    }
+    out.path("fill=\"#b6c7dc\"", path + "V" + plot::number(y + height) + "Z");
+    if (x.budget) {
+      const auto at = y + height - static_cast<double>(*x.budget) / limit * height;
+      out.line(plot::left, at, plot::right, at, "stroke=\"#d62728\" stroke-dasharray=\"7 4\"");
+    }
+    out.text(plot::left + 4, y + 12, "", detail::label_of(x));
+    y += tier_height;
+  }
+
   out.legend_box("#4e79a7", "memory, peak " + format_bytes(t.peak));
   if (any_recomputed) out.legend_box("#f28e2b", "while recomputing");
   if (t.held > 0) out.legend_box("#1f3a5f", "held " + format_bytes(t.held));
   if (style.budget) out.legend_line("stroke=\"#d62728\" stroke-dasharray=\"5 3\"", "budget " + format_bytes(*style.budget));
+  const auto does = [&](lane::work w) {
+    return std::any_of(style.lanes.begin(), style.lanes.end(), [&](const lane& l) {
+      return std::any_of(l.spans.begin(), l.spans.end(), [&](const auto& x) { return x.what == w; });
+    });
+  };
+  if (does(lane::work::copied)) out.legend_box(colours[2], "copies");
+  if (does(lane::work::waited)) out.legend_box(colours[3], "waits");
   for (std::size_t s = 0; s < style.overlays.size(); ++s) out.legend_line(stroke(s), style.overlays[s].label);
   return out.document();
 }
