@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Trains a GPT under a limit of memory that the kernel keeps (a memory cgroup, which takes root), in eager mode and with remat, whose
+activations and optimizer states spill to a disk. Whoever takes more is killed.
+
+usage: beyond.py --disk FOLDER [--limit BYTES]     without a limit: looks for the smallest with which each of them trains
+"""
+import argparse
+import json
+import os
+import pathlib
+import resource
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "quickstart"))
+
+CONFIG = {"vocabulary": 256, "length": 256, "width": 512, "heads": 8, "layers": 8, "dropout": 0.1}
+BATCH, STEPS = 8, 3
+WORKS = ("import torch", "eager", "remat")
+
+
+def run(work, limit, disk):
+    """One of the contestants, in a process of its own: prints losses and times."""
+    import torch
+
+    torch.set_num_threads(1)
+    if work == "import torch":
+        return print(json.dumps({"losses": [], "seconds": 0}))
+    from train import GPT
+
+    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    torch.manual_seed(0)
+    model = GPT(**CONFIG)
+    if work == "eager":
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    else:
+        import remat
+
+        # Beside the step: interpreter and libraries, capture and profile, buffers of copies, what the allocator keeps, and half of the weights, the
+        # rest of which the kernel drops.
+        weights = sum(p.nbytes for p in model.parameters())
+        remat.wrap(model, activation_budget=max(1, limit - base - weights // 2 - (128 << 20)), offload="all", disk=disk, cache=False,
+                   time_limit=5)
+        optimizer = remat.optimizer(model.parameters(), torch.optim.AdamW, model=model, lr=1e-3)
+    losses = []
+    for step in range(STEPS):
+        torch.manual_seed(step)
+        ids = torch.randint(CONFIG["vocabulary"], (BATCH, CONFIG["length"] + 1))
+        begin = time.perf_counter()
+        optimizer.zero_grad()
+        loss = model(ids[:, :-1], labels=ids[:, 1:])["loss"]
+        loss.backward()
+        optimizer.step()
+        seconds = time.perf_counter() - begin
+        losses.append(loss.item())
+    print(json.dumps({"losses": losses, "seconds": seconds}))
+
+
+class Group:
+    """A memory cgroup, of version 1 or 2, whose processes have no swap."""
+
+    def __init__(self):
+        first = pathlib.Path("/sys/fs/cgroup/memory")
+        if first.is_dir():
+            self.names = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max_usage_in_bytes")
+        else:
+            first = pathlib.Path("/sys/fs/cgroup")
+            (first / "cgroup.subtree_control").write_text("+memory")
+            self.names = ("memory.max", "memory.swap.max", "memory.peak")
+        self.folder = first / f"remat-{os.getpid()}"
+        self.folder.mkdir()
+
+    def call(self, command, limit):
+        """What the command printed, or None if it was killed."""
+        maximum, with_swap, _ = (self.folder / n for n in self.names)
+        if self.names[0] == "memory.max":
+            maximum.write_text(str(limit))
+            with_swap.write_text("0")
+        else:
+            if with_swap.exists():
+                with_swap.write_text("-1")
+            maximum.write_text(str(limit))
+            if with_swap.exists():
+                with_swap.write_text(str(limit))
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True,
+                              preexec_fn=lambda: (self.folder / "cgroup.procs").write_text(str(os.getpid())))
+        if done.returncode not in (0, -9, 3):
+            sys.exit(f"{' '.join(command)} ended with {done.returncode}")
+        return json.loads(done.stdout) if done.returncode == 0 else None
+
+    def close(self):
+        self.folder.rmdir()
+
+
+def main(options):
+    group = Group()
+
+    def attempt(work, limit):
+        found = group.call([sys.executable, __file__, "--run", work, "--limit", str(limit), "--disk", options.disk], limit)
+        print(f"{work}, {limit / 1e6:.0f} MB: {'killed' if found is None else found}", file=sys.stderr, flush=True)
+        return found
+
+    try:
+        if options.limit:
+            return sys.exit(0 if [attempt(work, options.limit) for work in options.works.split(",")][-1] else 1)
+        losses = None
+        for work in options.works.split(","):
+            low, high, found = 250_000_000, 2_500_000_000, None
+            while high > 1.03 * low:
+                middle = int((low * high) ** 0.5)
+                got = attempt(work, middle)
+                low, high, found = (low, middle, got) if got else (middle, high, found)
+            if losses and found["losses"] and found["losses"] != losses:
+                sys.exit(f"{work}: other losses than in eager mode: {found['losses']}, {losses}")
+            losses = losses or found["losses"]
+            print(f"| {work} | {high / 1e6:.0f} MB | {found['seconds']:.2f} s a step |", flush=True)
+    finally:
+        group.close()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--disk", required=True, help="folder on a disk")
+    parser.add_argument("--limit", type=int, help="bytes")
+    parser.add_argument("--works", default=",".join(WORKS))
+    parser.add_argument("--run", choices=WORKS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if not options.run:
+        main(options)
+    else:
+        try:
+            run(options.run, options.limit, options.disk)
+        except Exception as e:  # of remat: no plan for so little
+            if type(e).__name__ not in ("OverBudget", "ValueError"):
+                raise
+            print(e, file=sys.stderr)
+            sys.exit(3)
