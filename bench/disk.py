@@ -16,7 +16,7 @@ import statistics
 import time
 
 import torch
-from step import WORKS, peak, step
+from step import WORKS, make, peak, step
 
 import remat
 from remat import _torch
@@ -37,7 +37,7 @@ class MoveAll:
         data = t.detach().contiguous()
         place, self.end = self.end, self.end + data.nbytes
         self.moved += 2 * data.nbytes
-        written = self.writer.submit(os.pwrite, self.file, data.view(torch.uint8).flatten().numpy() if data.dim() else data, place)
+        written = self.writer.submit(os.pwrite, self.file, data.view(torch.uint8).flatten().numpy(), place)
         return written, place, t.shape, t.dtype
 
     def unpack(self, packed):
@@ -46,7 +46,7 @@ class MoveAll:
         written, place, shape, dtype = packed
         written.result()
         t = torch.empty(shape, dtype=dtype)
-        os.preadv(self.file, [t.view(torch.uint8).flatten().numpy() if t.dim() else t], place)
+        os.preadv(self.file, [t.view(torch.uint8).flatten().numpy()], place)
         return t
 
     def wrap(self, model):
@@ -62,14 +62,7 @@ class MoveAll:
 
 
 def measure(name, folder, budget, rounds):
-    def make():
-        torch.manual_seed(0)
-        model, inputs = WORKS[name]()
-        for p in model.parameters():
-            p.grad = torch.zeros_like(p)
-        return model, inputs
-
-    contestants = {who: make() for who in ("eager", "move all", "remat", "remat, disk")}
+    contestants = {who: make(name) for who in ("eager", "move all", "remat", "remat, disk")}
     hooks = MoveAll(contestants["move all"][0], folder)
     hooks.wrap(contestants["move all"][0])
     remat.wrap(*contestants["remat"], budget=budget)

@@ -121,6 +121,15 @@ def unet():
 WORKS = {"gpt2": gpt2, "gpt2 dropout": lambda: gpt2(0.1), "llama": llama, "t5": t5, "resnet50": resnet50, "unet": unet}
 
 
+def make(name):
+    """A work, the same each time, whose gradients are there."""
+    torch.manual_seed(0)
+    model, inputs = WORKS[name]()
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    return model, inputs
+
+
 def checkpointed(model):
     for block in model.blocks:
         plain = block.forward
@@ -149,25 +158,18 @@ def peak(model, inputs):
 
 
 def measure(name, rounds, compiled):
-    def make():
-        torch.manual_seed(0)
-        model, inputs = WORKS[name]()
-        for p in model.parameters():
-            p.grad = torch.zeros_like(p)
-        return model, inputs
-
-    contestants = {"eager": make(), "checkpoint per block": make()}
+    contestants = {"eager": make(name), "checkpoint per block": make(name)}
     checkpointed(contestants["checkpoint per block"][0])
     peaks = {}
     for who in contestants:
         peaks[who] = peak(*contestants[who])
     budgets = {"remat 100 %": "100%", "remat 50 %": "50%", "remat at the checkpoint's peak": peaks["checkpoint per block"]}
     if compiled:
-        model, inputs = make()
+        model, inputs = make(name)
         contestants["torch.compile"] = torch.compile(model), inputs
         budgets["remat at torch.compile's peak"] = peak(*contestants["torch.compile"])
     for who, budget in budgets.items():
-        model, inputs = make()
+        model, inputs = make(name)
         begin = time.perf_counter()
         if isinstance(budget, str):
             remat.wrap(model, inputs, budget=budget)
@@ -224,9 +226,9 @@ def fixed():
 
 def captured():
     """Memory of capturing and profiling a step, whose budget is too small for it to run."""
-    for name, make in WORKS.items():
+    for name, work in WORKS.items():
         torch.manual_seed(0)
-        model, inputs = make()
+        model, inputs = work()
         gc.collect()
         before = _torch.meter_reset()
         try:

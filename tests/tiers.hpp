@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <remat/core/evaluate.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
 #include <remat/testing/generators.hpp>
@@ -49,6 +50,15 @@ inline schedule host_step() {
 template <class List>
 auto& pick(std::mt19937_64& g, List& list) {
   return list[static_cast<std::size_t>(uniform(g, 0, static_cast<std::int64_t>(list.size()) - 1))];
+}
+
+/// What `evaluate` says, or nothing if the schedule is not valid.
+inline std::optional<evaluation> evaluated(const problem& p, const schedule& s) {
+  try {
+    return evaluate(p, s);
+  } catch (const bad_schedule&) {
+    return {};
+  }
 }
 
 /// The same with other budgets of its tiers.

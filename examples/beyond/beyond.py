@@ -64,17 +64,17 @@ class Group:
     def __init__(self):
         first = pathlib.Path("/sys/fs/cgroup/memory")
         if first.is_dir():
-            self.names = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max_usage_in_bytes")
+            self.names = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
         else:
             first = pathlib.Path("/sys/fs/cgroup")
             (first / "cgroup.subtree_control").write_text("+memory")
-            self.names = ("memory.max", "memory.swap.max", "memory.peak")
+            self.names = ("memory.max", "memory.swap.max")
         self.folder = first / f"remat-{os.getpid()}"
         self.folder.mkdir()
 
     def call(self, command, limit):
-        """What the command printed, or None if it was killed."""
-        maximum, with_swap, _ = (self.folder / n for n in self.names)
+        """What the command printed, or None if it was killed, or remat has no plan for so little."""
+        maximum, with_swap = (self.folder / n for n in self.names)
         if self.names[0] == "memory.max":
             maximum.write_text(str(limit))
             with_swap.write_text("0")
@@ -99,7 +99,7 @@ def main(options):
 
     def attempt(work, limit):
         found = group.call([sys.executable, __file__, "--run", work, "--limit", str(limit), "--disk", options.disk], limit)
-        print(f"{work}, {limit / 1e6:.0f} MB: {'killed' if found is None else found}", file=sys.stderr, flush=True)
+        print(f"{work}, {limit / 1e6:.0f} MB: {'does not train' if found is None else found}", file=sys.stderr, flush=True)
         return found
 
     try:
