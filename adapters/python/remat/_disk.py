@@ -97,6 +97,7 @@ class Disk:
             offset += layout.room()
         start = tensors[0].data_ptr()
         self._files[start] = _File(weakref.ref(pages), number, start, total)
+        _torch.add_paged(start, total)
         self.reserved += total
         weakref.finalize(pages, _end, weakref.ref(self), start, number).atexit = False
         return tensors
@@ -221,6 +222,7 @@ def _nameless(folder: str) -> int:
 
 def _end(disk: weakref.ref, start: int, number: int) -> None:
     """A mapping is gone."""
+    _torch.remove_paged(start)
     os.close(number)
     owner = disk()
     if owner is not None:

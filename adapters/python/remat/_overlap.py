@@ -15,6 +15,20 @@ from ._errors import CopyFailed, Refused
 _hooks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # of a parameter: it steps for one optimizer
 
 
+def steps_at_once(p: torch.Tensor) -> bool:
+    """Does `p` step as soon as its gradient is there?"""
+    overlap = _hooks[p][0]() if p in _hooks else None
+    return overlap is not None and overlap._tried
+
+
+def call_last(p: torch.Tensor) -> None:
+    """Has the hooks of whoever steps `p` called behind those that it has got since."""
+    if p in _hooks:
+        owner = _hooks[p][0]
+        detach(p)
+        _register(owner, p)
+
+
 class Spent(torch.Tensor):
     """Stands for a gradient that has been used and freed, until the step ends."""
 
@@ -47,9 +61,7 @@ class Overlap:
         for p in self._groups:
             if p.requires_grad and p.is_leaf and not (p in _hooks and _hooks[p][0]() is self):
                 detach(p)
-                here = weakref.ref(p)
-                _hooks[p] = me, (p.register_hook(lambda grad, here=here: _tell(me, Overlap._coming, here())),
-                                 p.register_post_accumulate_grad_hook(lambda p: _tell(me, Overlap._arrived, p)))
+                _register(me, p)
 
     def _regroup(self, optimizer: torch.optim.Optimizer) -> None:
         self._groups = {p: group for group in optimizer.param_groups for p in group["params"]}
@@ -166,6 +178,12 @@ def detach(p: torch.Tensor) -> None:
     if p in _hooks:
         for hook in _hooks.pop(p)[1]:
             hook.remove()
+
+
+def _register(me: weakref.ref, p: torch.Tensor) -> None:
+    here = weakref.ref(p)
+    _hooks[p] = me, (p.register_hook(lambda grad: _tell(me, Overlap._coming, here())),
+                     p.register_post_accumulate_grad_hook(lambda p: _tell(me, Overlap._arrived, p)))
 
 
 def _tell(me: weakref.ref, what: Callable, p: torch.Tensor) -> None:

@@ -17,9 +17,10 @@ from typing import Any, Iterator, Literal
 
 import torch
 
-from . import _torch, _tree, _weights
+from . import _core, _host, _torch, _tree, _weights
 from ._disk import Disk
 from ._errors import Error, Refused
+from ._gradients import Gradients
 from ._state import Attributes, Draws, Record, describe_hooks
 
 SLOT = "_remat"  #: of the model's `__dict__`, where its session is
@@ -40,10 +41,12 @@ class Options:
     on_new_shape: Literal["nearest", "plan", "plain", "error"] = "nearest"
     on_refuse: Literal["error", "warn"] = "error"
     cache: Any = True
-    offload: Literal["none", "activations", "optimizer", "all"] = "none"
+    offload: Literal["none", "activations", "optimizer", "all", "auto"] = "none"
+    host_budget: int | float | str | None = None
     disk: Any = None
     disk_budget: int | str | None = None
     device: Any = None  # a roofline: parts for `_torch.Session`
+    most: int = dataclasses.field(default=-1, compare=False)  # bytes that any budget comes to, see `on_host`; -1: no limit
 
     def check(self) -> Options:
         """Raises ValueError or TypeError naming the option that is out of range."""
@@ -56,19 +59,37 @@ class Options:
         if self.budget is not None and self.activation_budget is not None:
             raise ValueError("give budget or activation_budget, not both")
         for name, allowed in (("on_new_shape", ("nearest", "plan", "plain", "error")), ("on_refuse", ("error", "warn")),
-                              ("offload", ("none", "activations", "optimizer", "all"))):
+                              ("offload", ("none", "activations", "optimizer", "all", "auto"))):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         if self.verify < 0:
             raise ValueError(f"verify must be >= 0, got {self.verify}")
         _torch.check_budget(*self.limit())
+        if self.host_budget is not None:
+            wanted, most = self.host_bytes(), _host.limit()
+            if wanted > most:
+                raise ValueError(f"host_budget={self.host_budget!r} is more than the {most} bytes that this process can take at most")
         if self.offload == "none" and (self.disk is not None or self.disk_budget is not None):
-            raise ValueError('disk and disk_budget are for offload="activations", "optimizer" or "all"')
-        if self.offload != "none":
+            raise ValueError('disk and disk_budget are for offload="activations", "optimizer", "all" or "auto"')
+        if self.offload != "none" and not (self.offload == "auto" and self.disk is None):
             if self.disk is None:
                 raise ValueError(f'offload="{self.offload}" needs disk, a folder: what leaves the memory of the host goes to a disk')
             _torch.check_disk(os.fspath(self.disk), self.spill()[1])
         return self
+
+    def host_bytes(self) -> int:
+        return _core.parse_bytes(f"{self.host_budget:.0f}" if isinstance(self.host_budget, (int, float)) else self.host_budget)
+
+    def on_host(self, model: torch.nn.Module) -> Options:
+        """The same for a model: with the limit of the host, and "auto" decided."""
+        if self.offload == "none" and self.host_budget is None:
+            return self
+        held, trained = _host.bytes_of(model)
+        most = held + _host.free() * 4 // 5 if self.host_budget is None else self.host_bytes()
+        offload = self.offload
+        if offload == "auto":
+            offload = "none" if self.disk is None else "activations" if held + 3 * trained <= most // 2 else "all"
+        return dataclasses.replace(self, offload=offload, most=most)
 
     def spill(self) -> tuple[str | None, str]:
         """The folder that activations may go to, and the bytes that may be taken there, empty for all."""
@@ -156,6 +177,7 @@ class Session:
         self._seen: Record | None = None
         self._made: _torch.Session | None = None
         self._weights: Disk | None = None  # where they are, unless in memory
+        self._gradients: Gradients | None = None  # what puts them into files
         _sessions.add(self)
 
     @property
@@ -168,18 +190,22 @@ class Session:
             self._source, self._seen = Source(model, self), None  # one that may still have steps in flight keeps its own
             self._made = _torch.Session(type(model).__name__, self._source, *o.limit(),
                                         "automatic" if o.solver == "auto" else o.solver, o.time_limit, o.gap, o.seed, o.verify,
-                                        o.on_new_shape, o.folder(), _progress, o.device, *o.spill())
+                                        o.on_new_shape, o.folder(), _progress, o.device, *o.spill(),
+                                        o.offload == "all", o.most)
         return self._made
 
     def _place_weights(self, model: torch.nn.Module) -> None:
-        """Moves weights to where the options want them."""
+        """Moves weights to where the options want them, and sees to it that gradients go there."""
         o = self._options
         wanted = o.disk if o.offload == "all" and self._open else None
         if self._weights is not None and (wanted is None or self._weights.options != (os.fspath(wanted), o.disk_budget)):
             _weights.bring_back(model, self._weights)
             self._weights = None
+            self._gradients.detach()
         if wanted is not None:
-            self._weights = self._weights or Disk(wanted, o.disk_budget)
+            if self._weights is None:
+                self._weights, self._gradients = Disk(wanted, o.disk_budget), Gradients(Disk(wanted, o.disk_budget))
+            self._gradients.attach(model)
             _weights.move(model, self._weights)
 
     # --- calls ---------------------------------------------------------------------------------------------------------------
@@ -283,8 +309,9 @@ class Session:
 
     def memory(self) -> dict[str, int]:
         """Bytes: `budget`, `peak` (measured since `reset_peak`), `planned`, `arena`, `held`; `disk`, reserved there for activations,
-        and `to_disk`, `from_disk`, copied in each step; `weights`, of those that are in files."""
-        return {**self._run.memory(), "weights": 0 if self._weights is None else self._weights.reserved}
+        and `to_disk`, `from_disk`, copied in each step; `weights` and `gradients`, reserved there for these."""
+        return {**self._run.memory(), "weights": 0 if self._weights is None else self._weights.reserved,
+                "gradients": 0 if self._weights is None else self._gradients.disk.reserved}
 
     def reset_peak(self) -> None:
         """Measures the peak anew from here on."""

@@ -20,8 +20,8 @@ M = TypeVar("M", bound=torch.nn.Module)
 def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *, budget: int | float | str | None = None,
          activation_budget: int | float | str | None = None, solver: str = "auto", time_limit: float = 20.0, gap: float = 0.005,
          seed: int = 0, verify: int = 0, on_new_shape: Literal["nearest", "plan", "plain", "error"] = "nearest",
-         on_refuse: Literal["error", "warn"] = "error", cache: Any = True, offload: Literal["none", "activations", "optimizer", "all"] = "none",
-         disk: Any = None, disk_budget: int | str | None = None) -> M:
+         on_refuse: Literal["error", "warn"] = "error", cache: Any = True, offload: Literal["none", "activations", "optimizer", "all", "auto"] = "none",
+         host_budget: int | float | str | None = None, disk: Any = None, disk_budget: int | str | None = None) -> M:
     """Lets `model` train inside a budget of bytes: outputs, gradients, buffers and generator stay those of the plain model, bit by bit.
 
     model: any module; it is changed in place and returned. Its class, `state_dict`, attributes and methods stay as they are.
@@ -35,18 +35,21 @@ def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *,
         "plan" plans anew, "plain" runs the model as it is, "error" raises Refused.
     on_refuse: "warn" runs calls that cannot be planned as they are.
     offload: "activations" also moves values to a disk and back where that is faster than computing them again, beside the computations;
-        "optimizer" keeps states there, of `remat.optimizer(..., model=model)`; "all" does both, and puts weights into files that the
-        system may take out of memory (budgets count them as held).
+        "optimizer" keeps states there, of `remat.optimizer(..., model=model)`; "all" does both, and puts weights and gradients into
+        files that the system may take out of memory (they count for no budget). "auto" is "none" without a disk, "activations"
+        if weights, gradients and two states of each parameter take at most half of `host_budget`, or else "all".
+    host_budget: most bytes of the host's memory that any budget comes to, weights and gradients in memory included, as a number or as
+        text; default, if something is offloaded: what the model takes now, and 0.8 of what is free then or left by a memory cgroup.
     disk: folder for that, on a fast disk. Space is taken when a plan is made, in files without a name that go with the process.
-    disk_budget: bytes that each of activations, weights and states may take there, as a number or as text; default: what is free.
+    disk_budget: bytes that each of activations, weights, gradients and states may take there, as a number or as text; default: what is free.
     cache: keeps plans on disk, in the usual place or in that folder; False keeps nothing.
 
     Without grad mode the model runs as it is. A wrapped model that is wrapped again takes over the new options.
-    Raises OverBudget if no schedule fits, Refused if the model cannot be captured, NoSpace if weights do not fit on the disk, Error or
+    Raises OverBudget if no schedule fits, Refused if the model cannot be captured, NoSpace if weights or gradients do not fit on the disk, Error or
     ValueError for options; a step raises CopyFailed if a disk fails.
     """
     options = Options(budget, activation_budget, solver, time_limit, gap, seed, verify, on_new_shape, on_refuse, cache, offload,
-                      disk, disk_budget).check()
+                      host_budget, disk, disk_budget).check()
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"remat.wrap takes a torch.nn.Module, got {type(model).__qualname__}")
     if isinstance(model, torch.nn.DataParallel):
@@ -54,6 +57,7 @@ def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *,
     if type(model).__module__.startswith("torch._dynamo"):
         raise Refused("remat.wrap takes the module itself, not what torch.compile made of it",
                       advice="wrap the module, then compile it")
+    options = options.on_host(model)
     session = model.__dict__.get(SLOT)
     if session is not None:
         session._set_options(options)

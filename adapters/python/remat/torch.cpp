@@ -23,6 +23,7 @@
 #include <remat/io/bytes.hpp>
 #include <remat/io/curve.hpp>
 #include <remat/pytorch/memory.hpp>
+#include <remat/pytorch/paged_memory.hpp>
 #include <remat/pytorch/session.hpp>
 #include <remat/registry/registry.hpp>
 
@@ -53,13 +54,14 @@ class python_model final : public rp::model {
   std::string name() const override { return name_; }
   std::vector<rp::named_tensor> parameters() override { return tensors("parameters"); }
   std::vector<rp::named_tensor> buffers() override { return tensors("buffers"); }
-  /// Bytes of its tensors, a storage that several share counted once.
+  /// Bytes of its tensors in memory, a storage that several share counted once.
   remat::bytes_t bytes() {
     std::set<const void*> seen;
     remat::bytes_t sum = 0;
     for (const auto& list : {parameters(), buffers()})
       for (const auto& n : list)
-        if (n.tensor.has_storage() && seen.insert(n.tensor.storage().unsafeGetStorageImpl()).second)
+        if (n.tensor.has_storage() && seen.insert(n.tensor.storage().unsafeGetStorageImpl()).second &&
+            !rp::paged_memory::holds(n.tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get()))
           sum += static_cast<remat::bytes_t>(n.tensor.storage().nbytes());
     return sum;
   }
@@ -210,7 +212,8 @@ class python_session {
   python_session(std::string name, py::object source, const std::string& budget, bool activations, const std::string& solver,
                  double seconds, double gap, std::uint64_t seed, std::size_t verify, const std::string& on_new_shape,
                  const std::optional<std::string>& cache, py::object log, const std::optional<roofline_parts>& device,
-                 const std::optional<std::string>& disk, const std::string& disk_budget)
+                 const std::optional<std::string>& disk, const std::string& disk_budget, bool gradients_leave,
+                 remat::bytes_t host_budget)
       : interrupted_(std::make_shared<interruption>()) {
     auto trained = std::make_shared<python_model>(std::move(name), std::move(source));
     const auto tell = shared(std::move(log));
@@ -234,6 +237,8 @@ class python_session {
       if (cache && cache->empty()) o.profile.cache.clear();
       o.device = rates_of(device);
       if (disk) o.far = rp::on_disk(*disk, disk_budget.empty() ? remat::max_bytes : remat::parse_bytes(disk_budget));
+      o.gradients_leave = gradients_leave;
+      if (host_budget >= 0) o.most = host_budget;
       o.new_shapes = new_shapes;
       o.verify = verify;
       o.log = [tell](const std::string& text) {
@@ -360,6 +365,12 @@ PYBIND11_MODULE(_torch, m) {
   m.def("check_disk", [](const std::string& folder, const std::string& bytes) {
     translated([&] { rp::file_memory(folder, bytes.empty() ? remat::max_bytes : remat::parse_bytes(bytes)); });
   });
+  m.def("add_paged", [](std::uintptr_t begin, remat::bytes_t bytes) {
+    rp::paged_memory::add(reinterpret_cast<const void*>(begin), bytes);  // NOLINT(performance-no-int-to-ptr)
+  });
+  m.def("remove_paged", [](std::uintptr_t begin) {
+    rp::paged_memory::remove(reinterpret_cast<const void*>(begin));  // NOLINT(performance-no-int-to-ptr)
+  });
   m.def("check_budget", [](const std::string& text, bool activations) { translated([&] { budget_of(text, activations); }); });
   m.def("meter_install", &rp::meter::install);
   m.def("meter_reset", [] {
@@ -370,7 +381,7 @@ PYBIND11_MODULE(_torch, m) {
   py::class_<python_session>(m, "Session")
       .def(py::init<std::string, py::object, const std::string&, bool, const std::string&, double, double, std::uint64_t,
                     std::size_t, const std::string&, const std::optional<std::string>&, py::object,
-                    const std::optional<roofline_parts>&, const std::optional<std::string>&, const std::string&>())
+                    const std::optional<roofline_parts>&, const std::optional<std::string>&, const std::string&, bool, remat::bytes_t>())
       .def("forward", bound<&python_session::forward>)
       .def("prepare", bound<&python_session::prepare>)
       .def("report", bound<&python_session::report>)

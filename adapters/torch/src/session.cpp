@@ -17,6 +17,7 @@
 #include <remat/io/bytes.hpp>
 #include <remat/pytorch/executor.hpp>
 #include <remat/pytorch/memory.hpp>
+#include <remat/pytorch/paged_memory.hpp>
 #include <remat/pytorch/session.hpp>
 
 #include "clock.hpp"
@@ -30,10 +31,11 @@
 namespace remat::pytorch {
 namespace {
 
-/// Bytes of the storages of `tensors`, each counted once in all calls with the same `seen`.
+/// Bytes of the storages of `tensors` in memory, each counted once in all calls with the same `seen`.
 using storages = std::unordered_set<const void*>;
 bytes_t storage_bytes(const at::Tensor& t, storages& seen) {
-  const bool counts = t.defined() && t.has_storage() && seen.insert(t.storage().unsafeGetStorageImpl()).second;
+  const bool counts = t.defined() && t.has_storage() && seen.insert(t.storage().unsafeGetStorageImpl()).second &&
+                      !paged_memory::holds(t.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
   return counts ? static_cast<bytes_t>(t.storage().nbytes()) : 0;
 }
 bytes_t storage_bytes(const std::vector<at::Tensor>& tensors, storages& seen) {
@@ -89,6 +91,7 @@ plan_solver default_solver() { return solve_by_default; }
 
 struct session::state : std::enable_shared_from_this<state> {
   state(std::shared_ptr<model> m, wrap_options o) : trained(std::move(m)), options(std::move(o)) {
+    if (options.most < 0) throw bad_option("wrap_options.most must be >= 0, got " + std::to_string(options.most));
     if (options.optimizer < 0) throw bad_option("wrap_options.optimizer must be >= 0, got " + std::to_string(options.optimizer));
     if (!options.solver) throw bad_option("wrap_options.solver is empty");
     if (options.most_shapes < 1) throw bad_option("wrap_options.most_shapes must be >= 1, got 0");
@@ -172,7 +175,7 @@ struct session::state : std::enable_shared_from_this<state> {
   std::shared_ptr<usage> usage_of(const std::string& k) {
     if (last_used_ == nullptr || last_used_->first != k) {
       last_used_ = &*used.try_emplace(k).first;
-      if (!last_used_->second) last_used_->second = std::make_shared<usage>(used.size());
+      if (!last_used_->second) last_used_->second = std::make_shared<usage>(used.size(), options.gradients_leave);
     }
     return last_used_->second;
   }
@@ -247,13 +250,21 @@ struct session::state : std::enable_shared_from_this<state> {
   /// The kind of step for such inputs and the gradients there are.
   std::shared_ptr<setup> kind_for(const invocation& call, const std::vector<at::Tensor>& inputs) {
     const auto s = setup_for(call, inputs);
-    if (!all_only_add(s->trained)) return s;
-    if (!s->adding || s->adding->broken) s->adding = make_adding(*s);
-    s->adding->last_used = s->last_used;
-    return s->adding;
+    const auto variant = [&](std::shared_ptr<setup>& v, program (*of)(const program&), const char* what) {
+      if (!v || v->broken) v = make_variant(*s, of(*s->step), what);
+      v->last_used = s->last_used;
+      return v;
+    };
+    if (all_only_add(s->trained)) return variant(s->adding, accumulating, ", gradients accumulate");
+    if (s->outputs->gradients_leave() && may_be_given(s->trained)) {
+      const auto v = variant(s->giving, pytorch::giving, ", gradients leave");
+      v->given_early = true;
+      return v;
+    }
+    return s;
   }
 
-  std::shared_ptr<setup> make_adding(const setup& s) {
+  std::shared_ptr<setup> make_variant(const setup& s, program step, const char* what) {
     release();
     auto a = std::make_shared<setup>();
     a->outputs = s.outputs;
@@ -262,8 +273,8 @@ struct session::state : std::enable_shared_from_this<state> {
     a->trained = s.trained;
     a->place = s.place;
     a->note = s.note;
-    a->inputs = s.inputs + ", gradients accumulate";
-    a->step = std::make_shared<const program>(accumulating(*s.step));
+    a->inputs = s.inputs + what;
+    a->step = std::make_shared<const program>(std::move(step));
     a->tensors = std::make_unique<bindings>(s.tensors->followed_by(a->step));
     complete(*a);
     return a;
@@ -331,7 +342,7 @@ struct session::state : std::enable_shared_from_this<state> {
   std::vector<std::shared_ptr<setup>> kinds() const {
     std::vector<std::shared_ptr<setup>> all;
     for (const auto& [k, s] : setups)
-      for (const auto& x : {s, s->adding})
+      for (const auto& x : {s, s->adding, s->giving})
         if (x) all.push_back(x);
     return all;
   }
@@ -369,7 +380,7 @@ struct session::state : std::enable_shared_from_this<state> {
   /// Lets go of the executors for `s` that are idle.
   void forget(const std::shared_ptr<setup>& s) {
     std::erase_if(runners, [&](const auto& r) {
-      return (r->kind == s || r->kind == s->adding) && !r->run->in_flight() && !r->run->arena_in_use();
+      return (r->kind == s || r->kind == s->adding || r->kind == s->giving) && !r->run->in_flight() && !r->run->arena_in_use();
     });
   }
 
@@ -419,10 +430,11 @@ struct session::state : std::enable_shared_from_this<state> {
   /// of the largest plain step so far: the last batch of an epoch, smaller than the others, may take what these take.
   bytes_t budget_bytes(bytes_t held_bytes, bytes_t gradients) const {
     const auto& b = options.budget;
-    if (b.total) return *b.total;
-    if (b.for_the_step) return held_bytes + gradients + *b.for_the_step;
-    return held_bytes + gradients + outputs_of_before +
-           static_cast<bytes_t>(std::ceil(b.share * static_cast<double>(largest_plain)));
+    const auto bytes = b.total          ? *b.total
+                       : b.for_the_step ? held_bytes + gradients + *b.for_the_step
+                                        : held_bytes + gradients + outputs_of_before +
+                                              static_cast<bytes_t>(std::ceil(b.share * static_cast<double>(largest_plain)));
+    return std::min(options.most, bytes);
   }
 
   /// Moves the gradients of parameters out of the arena of `r`.

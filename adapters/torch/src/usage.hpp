@@ -3,6 +3,7 @@
 /// What losses make of the outputs of a module. Private to the adapter.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <utility>
@@ -15,7 +16,8 @@ namespace remat::pytorch {
 /// What the last loss made of the outputs: the next one is expected to do the same.
 class usage {
  public:
-  explicit usage(std::size_t n) : number(n) {}
+  /// @param leave hooks are known to free gradients
+  usage(std::size_t n, bool leave) : number(n), leave_(leave ? 1 : 0) {}
 
   const std::size_t number;       ///< tells it from others of a session
   bool without_gradient = false;  ///< no output needs one: there is nothing to plan
@@ -45,6 +47,13 @@ class usage {
     std::lock_guard lock(mutex_);
     return settled_;
   }
+  /// Do hooks free each gradient when they are told of it? That is expected of the next backward.
+  bool gradients_leave() const { return leave_ > 0; }
+  /// @param seen they have: what was seen once is expected, and what has failed once is not expected again
+  void learn_gradients_leave(bool seen) {
+    int before = seen ? 0 : 1;
+    leave_.compare_exchange_strong(before, seen ? 1 : -1);
+  }
   /// Expects all outputs from now on.
   void expect_all() {
     std::lock_guard lock(mutex_);
@@ -56,6 +65,7 @@ class usage {
   mutable std::mutex mutex_;
   std::vector<output_use> uses_;
   bool all_ = false, settled_ = false;
+  std::atomic<int> leave_ = 0;  ///< -1: no, 0: not seen, 1: yes
 };
 
 }  // namespace remat::pytorch

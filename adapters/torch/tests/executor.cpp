@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <random>
 #include <remat/core/bounds.hpp>
 #include <remat/core/evaluate.hpp>
@@ -156,7 +157,9 @@ outcome eager(const models::sample& s) {
 }
 
 /// Gradients of the parameters that require one, undefined where there is none.
-outcome planned(const models::sample& s, executor& e, const bindings& tensors) {
+/// @param given what `take` was given, if it was
+outcome planned(const models::sample& s, executor& e, const bindings& tensors, const executor::taker& take = {},
+                const std::vector<at::Tensor>& taken = {}) {
   outcome r;
   auto outputs = e.forward(s.inputs);
   r.outputs = copies(outputs);
@@ -172,7 +175,9 @@ outcome planned(const models::sample& s, executor& e, const bindings& tensors) {
   const auto g = ::torch::autograd::grad({models::loss_of(leaves)}, wanted);
   std::size_t next = 0;
   for (const auto& l : leaves) given.push_back(l.requires_grad() ? g[next++] : at::Tensor());
-  auto grads = e.backward(given);
+  auto grads = e.backward(given, {}, take);
+  for (std::size_t i = 0; i < taken.size(); ++i)
+    if (!grads.parameters[i].defined()) grads.parameters[i] = taken[i];
   for (const auto& p : s.module->parameters()) {
     if (!p.requires_grad()) continue;
     r.grads.emplace_back();
@@ -272,6 +277,70 @@ TEST_CASE("values that were away give what eager mode gives, bit by bit") {
       }
   }
   CHECK(moves > 4 * models::all().size());
+}
+
+TEST_CASE("gradients are given once nothing reads their parameters") {
+  ::torch::manual_seed(6);
+  std::size_t gifts = 0, too_early = 0;
+  for (const auto& s : models::all()) {
+    INFO(s.name);
+    const auto captured = prepare(s);
+    prepared x;
+    x.step = std::make_shared<const program>(giving(*captured.step));
+    x.tensors = captured.tensors->followed_by(x.step);
+    x.profiles = profile(*x.step, {.cache = {}, .seconds = 0});
+    x.p = to_problem(*x.step, x.profiles.seconds(), x.profiles.workspace(), s.name);
+    const auto given = given_early(*x.step);
+    const auto buffers = copies(s.module->buffers()), parameters = copies(s.module->parameters());
+    const auto whole_again = [&] {
+      at::NoGradGuard no_grad;
+      for (std::size_t i = 0; i < parameters.size(); ++i) s.module->parameters()[i].copy_(parameters[i]);
+    };
+    restore(s, buffers);
+    const std::vector<outcome> expected = {eager(s), eager(s)};
+    std::vector<schedule> schedules = {store_all_schedule(x.p), recompute_all(x.p, x.step->loss)};
+    for (unsigned seed = 0; seed < 4; ++seed) schedules.push_back(random_schedule(x.p, seed, 0.5));
+    for (const auto& plan : schedules) {
+      for (std::size_t i = 0; i < plan.steps.size(); ++i) {
+        const auto k = plan.steps[i].what == action::compute ? x.step->nodes[plan.steps[i].which].gives : none;
+        for (auto j = i + 1; k != none && j < plan.steps.size(); ++j)
+          if (plan.steps[j].what == action::compute)
+            for (auto v : x.step->nodes[plan.steps[j].which].inputs) too_early += v == x.step->slots[x.step->parameters[k]].value;
+      }
+      executor e(std::make_shared<execution_plan>(x.step, plan, x.profiles), *x.tensors);
+      for (const int held : {0, 1, 2}) {  // by nobody, by the caller, by the step until it ends
+        restore(s, buffers);
+        std::vector<at::Tensor> taken(given.size()), kept;
+        const auto take = [&](std::size_t k, at::Tensor gradient) {
+          CHECK(given[k]);
+          CHECK(e.owns(gradient));
+          ++gifts;
+          taken[k] = gradient.clone();
+          at::NoGradGuard no_grad;
+          at::Tensor((*x.tensors)[x.step->parameters[k]]).fill_(std::numeric_limits<double>::quiet_NaN());
+          if (held == 2) return gradient;
+          if (held == 1) kept.push_back(gradient);
+          gradient.fill_(7);  // as its owner may
+          return at::Tensor();
+        };
+        for (const auto& o : expected) {
+          const auto now = planned(s, e, *x.tensors, take, taken);
+          whole_again();
+          compare(o, now);
+          if (held == 0) CHECK(e.held_gifts() == 0);
+          if (held != 0) CHECK(e.held_gifts() == static_cast<std::size_t>(std::count(given.begin(), given.end(), true)));
+          CHECK_FALSE(e.arena_in_use());
+          for (const auto& g : kept) {
+            CHECK_FALSE(e.owns(g));
+            CHECK(g.eq(7).all().item<bool>());
+          }
+        }
+        CHECK(e.unplanned() == 0);
+      }
+    }
+  }
+  CHECK(gifts > 100);
+  CHECK(too_early > 20);
 }
 
 TEST_CASE("replicas of a module share a program and a plan") {

@@ -3,6 +3,7 @@
 
 import os
 import socket
+import zlib
 
 import pytest
 import torch
@@ -141,3 +142,34 @@ def test_data_parallel_is_refused():
     model = wrapped()
     with pytest.raises(remat.Refused, match="torchrun"):
         model._replicate_for_data_parallel()
+
+
+def on_disk(rank, folder):
+    """Weights and gradients in files, averaged over processes, and states on a disk."""
+    results = []
+    for planned in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+        if planned:
+            remat.wrap(model, offload="all", disk=folder, cache=False)
+            optimizer = remat.optimizer(model.parameters(), lr=0.1, model=model)
+        else:
+            optimizer = torch.optim.AdamW(model.parameters(), 0.1, fused=True)
+        data_parallel = nn.parallel.DistributedDataParallel(model)
+        torch.manual_seed(rank)
+        seen = []
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = data_parallel(torch.randn(16, 64)).square().mean()
+            loss.backward()
+            seen += [loss.item(), *(content(p.grad) for p in model.parameters())]
+            optimizer.step()
+        results.append(seen + [content(p) for p in model.parameters()])
+    return results[0] == results[1], [zlib.crc32(repr(c).encode()) for c in results[1][-4:]], results[1][0]
+
+
+def test_states_weights_and_gradients_of_each_process_on_one_disk(tmp_path):
+    first, second = together(on_disk, str(tmp_path))
+    assert first[0] is True and second[0] is True, (first, second)
+    assert first[1] == second[1] and first[2] != second[2]
+    assert not list(tmp_path.iterdir())

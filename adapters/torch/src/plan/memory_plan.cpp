@@ -40,6 +40,8 @@ class planner {
     check();
     std::vector<bool> has_run(program_().nodes.size(), false);
     plan_.saves.resize(program_().nodes.size());
+    plan_.given = given_early(program_());
+    find_gifts();
     for (const auto& n : program_().nodes) note_origin(n.starts);
     note_origin(program_().after_forward);
     note_origin(program_().after_backward);
@@ -61,6 +63,7 @@ class planner {
         if (again && program_().nodes[which].random) plan_.saves[which].before = true;
         plan_.recomputed += again;
         compute(i, which, again);
+        give(i);
       }
     }
     finish();
@@ -161,7 +164,7 @@ class planner {
     }
     for (auto v : node.outputs)
       if (now_[v] != none) wait_for(v, i);
-    planned_step s{n, again, std::exchange(pending_, {}), {}, {}, {}};
+    planned_step s{n, again, std::exchange(pending_, {}), {}, {}, {}, {}};
     std::map<index_t, location> here;  // outputs, and versions that share their buffer
     std::vector<index_t> entered;
 
@@ -207,6 +210,61 @@ class planner {
     plan_.scripts.push_back(script);
   }
 
+  /// When gradients are given: once nothing reads their parameters, and so not always where the schedule has it.
+  void find_gifts() {
+    std::vector<std::size_t> last_read(program_().values.size(), 0);
+    for (std::size_t i = 0; i < schedule_.steps.size(); ++i)
+      if (schedule_.steps[i].what == action::compute)
+        for (auto v : program_().nodes[schedule_.steps[i].which].inputs) last_read[v] = i;
+    for (const auto& n : program_().nodes)  // a version that is written in place is read as the first one
+      for (const auto& [old, fresh] : n.overwrites) last_read[old] = std::max(last_read[old], last_read[fresh]);
+    const auto kept = [&] {
+      std::set<index_t> values;
+      for (const auto* views : {&program_().outputs, &program_().input_grads})
+        for (auto v : *views)
+          if (v != none) values.insert(program_().views[v].value);
+      return values;
+    }();
+    for (std::size_t i = 0; i < schedule_.steps.size(); ++i) {
+      const auto k = schedule_.steps[i].what == action::compute ? program_().nodes[schedule_.steps[i].which].gives : none;
+      if (k == none) continue;
+      const auto v = program_().views[program_().parameter_grads[k]].value;
+      const auto when = std::max(i, last_read[program_().slots[program_().parameters[k]].value]);
+      gifts_.emplace(when, planned_gift{i, {k, {none, v}, last_read[v] > when || kept.count(v) > 0 || shares_bytes(k)}});
+    }
+  }
+  /// The gradient of parameter k lies where that of another one does.
+  bool shares_bytes(index_t k) const {
+    const auto& own = program_().views[program_().parameter_grads[k]];
+    const auto range = extent(own);
+    for (index_t other = 0; other < program_().parameter_grads.size(); ++other) {
+      const auto& view = program_().views[program_().parameter_grads[other]];
+      const auto theirs = extent(view);
+      if (other != k && view.value == own.value && theirs.first < range.second && range.first < theirs.second) return true;
+    }
+    return false;
+  }
+  /// Gives what is given behind step i. What the schedule gives there is held until then.
+  void give(std::size_t i) {
+    for (auto& [when, g] : gifts_)
+      if (g.scheduled == i) {
+        wait_for(g.what.at.value, i);
+        g.what.at = where(g.what.at.value);
+        if (const auto b = g.what.at.buffer; b != none) ++plan_.buffers[b].values, ++held_gifts_[b];
+      }
+    const auto [first, last] = gifts_.equal_range(i);
+    for (auto g = first; g != last; ++g) {
+      auto what = g->second.what;
+      const auto& [b, v] = what.at;
+      what.copy = what.copy || b == none || plan_.buffers[b].outside ||
+                  plan_.buffers[b].values > held_gifts_[b] + (now_[v] == b ? 1 : 0);  // another value is there
+      if (what.copy) gift_copies_ = std::max(gift_copies_, page(program_().values[v].bytes));
+      plan_.steps.back().gifts.push_back(what);
+      if (b != none) --held_gifts_[b];
+      leave(b, time(i + 1));
+    }
+  }
+
   /// The caller gets the outputs.
   void leave_forward() {
     plan_.after_forward = std::exchange(pending_, {});
@@ -228,11 +286,16 @@ class planner {
   void finish() {
     for (index_t v = 0; v < now_.size(); ++v) wait_for(v, schedule_.steps.size());
     plan_.after_backward = std::exchange(pending_, {});
-    plan_.outside += elsewhere_;
+    plan_.outside += elsewhere_ + gift_copies_;
     for (auto v : program_().input_grads) plan_.input_grads.push_back(v == none ? location{} : keep(v));
     std::vector<std::pair<index_t, std::pair<bytes_t, bytes_t>>> taken;
-    for (auto v : program_().parameter_grads) {
-      const auto& view = program_().views[v];
+    for (std::size_t k = 0; k < plan_.given.size(); ++k) {
+      if (plan_.given[k]) {
+        plan_.copy_grad.push_back(false);
+        plan_.parameter_grads.emplace_back();
+        continue;
+      }
+      const auto& view = program_().views[program_().parameter_grads[k]];
       const auto l = where(view.value);
       const auto range = extent(view);
       const bool sum = l.buffer == none && program_().from(l.value) == role::gradient;
@@ -286,8 +349,17 @@ class planner {
     plan_.far = beyond.arena;
   }
 
+  /// A gradient that the schedule gives at one step.
+  struct planned_gift {
+    std::size_t scheduled;
+    gift what;
+  };
+
   const schedule& schedule_;
   const program_profile& profiles_;
+  std::multimap<std::size_t, planned_gift> gifts_;  ///< by the step behind which they are given
+  std::map<index_t, int> held_gifts_;               ///< per buffer: those that lie there
+  bytes_t gift_copies_ = 0;                         ///< of the largest gift that is a copy
   execution_plan::data plan_;
   bytes_t elsewhere_ = 0;                  ///< most that other threads allocate during a step
   std::vector<index_t> now_;               ///< per value: its buffer, none if it is not on the device

@@ -50,6 +50,13 @@ struct move_step {
   bool wait;
 };
 
+/// A gradient goes to the caller.
+struct gift {
+  index_t parameter = none;  ///< position among those of the program
+  location at;
+  bool copy = false;  ///< it shares bytes with something else
+};
+
 struct planned_step {
   index_t node = none;
   bool again = false;
@@ -57,6 +64,7 @@ struct planned_step {
   std::vector<placed_call> calls;
   std::vector<std::pair<location, location>> copies;  ///< {old, new}, before the calls
   std::vector<index_t> blocks;                        ///< per block of the script: buffer, or none: the ordinary allocator
+  std::vector<gift> gifts = {};                       ///< after all else
 };
 
 struct execution_plan::data {
@@ -69,6 +77,7 @@ struct execution_plan::data {
   std::vector<buffer> buffers;
   std::vector<location> outputs, parameter_grads, input_grads;
   std::vector<bool> copy_grad;  ///< per parameter: its gradient shares bytes with something else
+  std::vector<bool> given;      ///< per parameter: its gradient is a gift, and nothing at the end
   std::vector<index_t> sums;    ///< per parameter: slot to which its gradient is added; empty: gradients are handed out
   execution_plan::reads reads;
   struct saved_states {

@@ -50,7 +50,8 @@ struct setup {
   std::shared_ptr<const plan> store_all;
   bytes_t parameter_bytes = 0, buffer_bytes = 0, constants = 0;
   double capture_seconds = 0;
-  std::shared_ptr<setup> adding;                         ///< the same step with `accumulating` gradients, once it is needed
+  std::shared_ptr<setup> adding, giving;                 ///< the same step for `accumulating` and `giving`, once they are needed
+  bool given_early = false;                              ///< it is the latter
   std::uint64_t last_used = 0;                           ///< steps of the session before
   std::map<bytes_t, std::shared_ptr<const plan>> plans;  ///< by bytes available
   mutable std::mutex least_mutex;

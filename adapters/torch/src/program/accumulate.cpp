@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/EmptyTensor.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <remat/pytorch/program.hpp>
@@ -39,20 +40,61 @@ node add_to_gradient(program& out, std::size_t k) {
   return n;
 }
 
-}  // namespace
+/// A node that gives gradient `k` of `out` to the caller.
+node give_gradient(program& out, std::size_t k) {
+  const auto& parameter = out.slots[out.parameters[k]];
+  const auto token = static_cast<index_t>(out.values.size());
+  out.values.push_back({none, 0, "given: gradient of " + parameter.name, parameter.type.device});
+  out.tokens.push_back(token);
+  node n;
+  n.name = "give";
+  n.inputs = {out.views[out.parameter_grads[k]].value};
+  n.outputs = {token};
+  n.once = true;
+  n.gives = static_cast<index_t>(k);
+  return n;
+}
 
-program accumulating(const program& step) {
+/// The program with a node for each gradient, once that is complete.
+/// @param least bytes of the parameter
+/// @param make  the node, for a program and the position of the gradient
+/// @param after per gradient: a node that it comes behind in any case
+template <class Make, class After>
+program with_each_gradient(const program& step, bytes_t least, const Make& make, const After& after) {
   std::vector<index_t> producer(step.values.size(), none);
   for (index_t i = 0; i < step.nodes.size(); ++i)
     for (auto v : step.nodes[i].outputs) producer[v] = i;
   auto out = step;
   std::vector<std::vector<node>> added(step.nodes.size());
   for (std::size_t k = 0; k < step.parameter_grads.size(); ++k) {
+    const auto& type = step.slots[step.parameters[k]].type;
+    if (c10::multiply_integers(type.sizes) * static_cast<bytes_t>(c10::elementSize(type.dtype)) < least) continue;
     const auto p = producer[step.views[step.parameter_grads[k]].value];
-    added[p == none ? step.loss : std::max(p, step.loss)].push_back(add_to_gradient(out, k));  // when it is complete
+    added[std::max(p == none ? step.loss : std::max(p, step.loss), after(k))].push_back(make(out, k));
   }
   insert_behind(out, std::move(added));
   return out;
+}
+
+}  // namespace
+
+program accumulating(const program& step) {
+  return with_each_gradient(step, 0, add_to_gradient, [&](std::size_t) { return step.loss; });
+}
+
+program giving(const program& step) {
+  std::vector<index_t> last_reader(step.values.size(), step.loss);
+  for (index_t i = step.loss; i < step.nodes.size(); ++i)
+    for (auto v : step.nodes[i].inputs) last_reader[v] = i;
+  return with_each_gradient(step, least_given, give_gradient,
+                            [&](std::size_t k) { return last_reader[step.slots[step.parameters[k]].value]; });
+}
+
+std::vector<bool> given_early(const program& step) {
+  std::vector<bool> given(step.parameters.size(), false);
+  for (const auto& n : step.nodes)
+    if (n.gives != none) given[n.gives] = true;
+  return given;
 }
 
 }  // namespace remat::pytorch

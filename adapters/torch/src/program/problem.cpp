@@ -32,8 +32,19 @@ problem to_problem(const program& step, const std::vector<double>& seconds, cons
   }
   std::vector<value_id> targets(step.tokens.begin(), step.tokens.end());
   // A value without bytes from each node with effects to the next: solvers may reorder everything else.
+  // Gradients are given in any order, once the backward has begun.
+  index_t begun = none;
   for (std::size_t i = 0, last = n; i < n; ++i) {
     if (!has_effects(step, step.nodes[i])) continue;
+    if (step.nodes[i].gives != none) {
+      if (begun == none) {
+        begun = static_cast<index_t>(values.size());
+        values.push_back({"backward", 0, false});
+        operations[step.loss].outputs.push_back(begun);
+      }
+      operations[i].inputs.push_back(begun);
+      continue;
+    }
     if (last < n) {
       const auto order = static_cast<index_t>(values.size());
       values.push_back({"order " + std::to_string(last), 0, false});
@@ -43,7 +54,10 @@ problem to_problem(const program& step, const std::vector<double>& seconds, cons
     }
     last = i;
   }
-  for (const auto* views : {&step.parameter_grads, &step.input_grads, &step.outputs})
+  const auto given = given_early(step);
+  for (std::size_t k = 0; k < given.size(); ++k)
+    if (!given[k]) targets.push_back(step.views[step.parameter_grads[k]].value);
+  for (const auto* views : {&step.input_grads, &step.outputs})
     for (auto v : *views)
       if (v != none) targets.push_back(step.views[v].value);
   std::optional<operation_id> backward;

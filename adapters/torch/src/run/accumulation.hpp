@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Gradients that are there already. Private to the adapter.
+/// Gradients that are there already, and those that hooks are told of. Private to the adapter.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,10 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
+
+#include <remat/pytorch/program.hpp>
 
 namespace remat::pytorch {
 
@@ -27,6 +30,37 @@ inline bool only_adds(const at::Tensor& parameter) {
 }
 inline bool all_only_add(const std::vector<at::Tensor>& parameters) {
   return !parameters.empty() && std::all_of(parameters.begin(), parameters.end(), only_adds);
+}
+
+/// A hook is told when a gradient of `parameter` has been accumulated.
+inline bool is_told(const at::Tensor& parameter) {
+  const auto* meta = ::torch::autograd::impl::get_autograd_meta(parameter);
+  return meta != nullptr && meta->post_acc_grad_hooks_ != nullptr;
+}
+/// Its gradient is worth giving to a hook early.
+inline bool is_large(const at::Tensor& parameter) { return static_cast<bytes_t>(parameter.nbytes()) >= least_given; }
+/// The large ones are told, and no graph leads to any of them: the next one will be the only one.
+inline bool may_be_given(const std::vector<at::Tensor>& parameters) {
+  return std::all_of(parameters.begin(), parameters.end(), [](const auto& p) {
+    if (!is_large(p)) return true;
+    const auto node = ::torch::autograd::impl::try_get_grad_accumulator(p);
+    return is_told(p) && (!node || node.use_count() == 1);
+  });
+}
+
+/// Does with a complete gradient what the engine would do at the end of the backward.
+/// @param accumulator of the parameter
+inline void accumulate(::torch::autograd::Node& accumulator, at::Tensor&& gradient) {
+  ::torch::autograd::variable_list list;
+  list.push_back(std::move(gradient));
+  for (const auto& hook : accumulator.tensor_pre_hooks()) list = (*hook)(list);
+  for (const auto& hook : accumulator.pre_hooks()) list = (*hook)(list);
+  if (accumulator.post_hooks().empty()) {
+    accumulator(std::move(list));
+    return;
+  }
+  auto outputs = accumulator(::torch::autograd::variable_list(list));
+  for (const auto& hook : accumulator.post_hooks()) outputs = (*hook)(outputs, list);
 }
 
 }  // namespace remat::pytorch

@@ -234,8 +234,10 @@ struct executor::state {
     }
   }
 
-  gradients backward(const std::vector<at::Tensor>& output_grads, const std::vector<at::Tensor>& sums) {
+  gradients backward(const std::vector<at::Tensor>& output_grads, const std::vector<at::Tensor>& sums, const taker& take) {
     if (!flying) throw broken_contract("remat: backward without a forward");
+    receiver given{take, c10::impl::tls_local_dispatch_key_set(), std::vector<at::Tensor>(step.parameter_grads.size())};
+    held_gifts = 0;
     at::NoGradGuard no_grad;
     at::AutoDispatchBelowADInplaceOrView below;
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
@@ -248,12 +250,16 @@ struct executor::state {
         bind(k);
       }
       begin_phase(1);
-      run(data.loss, data.steps.size());
+      run(data.loss, data.steps.size(), &given);
       make_moves(data.after_backward);
       go_to(step.after_backward);
       count_writes(&written_tensor::backward);
       gradients g;
       for (std::size_t i = 0; i < step.parameter_grads.size(); ++i) {
+        if (data.given[i]) {
+          g.parameters.push_back(std::move(given.kept[i]));
+          continue;
+        }
         if (!data.sums.empty()) {
           const bool added = i < sums.size() && sums[i].defined();
           g.parameters.push_back(added ? at::Tensor() : slots[data.sums[i]]);
@@ -354,7 +360,34 @@ struct executor::state {
     }
   }
 
-  void run(std::size_t first, std::size_t last) {
+  /// Who gets the gradients that a backward gives.
+  struct receiver {
+    const taker& take;
+    c10::impl::LocalDispatchKeySet keys;  ///< with which the caller works
+    std::vector<at::Tensor> kept;         ///< for the end
+  };
+
+  void give(const gift& g, receiver& to) {
+    auto t = kept(g.at, step.parameter_grads[g.parameter]);
+    if (g.copy) t = t.clone();
+    const auto memory = t.storage();
+    if (to.take) {
+      const c10::impl::ForceDispatchKeyGuard as_the_caller(to.keys);
+      to.kept[g.parameter] = to.take(g.parameter, std::move(t));
+    } else {
+      to.kept[g.parameter] = std::move(t);
+    }
+    t.reset();
+    if (memory.use_count() == 1) return;
+    ++held_gifts;
+    if (g.copy) return;
+    const auto bytes = static_cast<bytes_t>(memory.nbytes());
+    const auto own = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(memory.device()));
+    own.copy_(bytes_of(memory, bytes));
+    memory.unsafeGetStorageImpl()->swap_data_ptr(*own.storage().unsafeGetStorageImpl());
+  }
+
+  void run(std::size_t first, std::size_t last, receiver* to = nullptr) {
     for (std::size_t i = first; i < last; ++i) {
       const auto& planned = data.steps[i];
       const auto& node = step.nodes[planned.node];
@@ -389,6 +422,7 @@ struct executor::state {
         throw plan_broken("remat: " + node.name + " (node " + std::to_string(planned.node) +
                           ") did not give back memory as it did when it was measured; what it keeps would be overwritten");
       if (node.random && !planned.again && data.saves[planned.node].after) after_draw[planned.node] = on.random();
+      for (const auto& g : planned.gifts) give(g, *to);
     }
   }
 
@@ -488,7 +522,7 @@ struct executor::state {
   random phases[2];
   std::vector<c10::IValue> result;
   std::atomic<bool> flying = false;
-  std::size_t contiguous = 0;
+  std::size_t contiguous = 0, held_gifts = 0;
   std::map<index_t, std::optional<c10::Storage>> storages;    ///< while the steps are prepared
   std::map<std::pair<index_t, index_t>, at::Tensor> tensors;  ///< the same: by buffer and view
 };
@@ -497,8 +531,9 @@ executor::executor(std::shared_ptr<const execution_plan> plan, bindings tensors,
     : state_(std::make_unique<state>(std::move(plan), std::move(tensors), on, std::move(far))) {}
 executor::~executor() = default;
 std::vector<at::Tensor> executor::forward(const std::vector<at::Tensor>& inputs) { return state_->forward(inputs); }
-executor::gradients executor::backward(const std::vector<at::Tensor>& output_grads, const std::vector<at::Tensor>& sums) {
-  return state_->backward(output_grads, sums);
+executor::gradients executor::backward(const std::vector<at::Tensor>& output_grads, const std::vector<at::Tensor>& sums,
+                                       const taker& take) {
+  return state_->backward(output_grads, sums, take);
 }
 void executor::reset() { state_->reset(); }
 bool executor::in_flight() const { return state_->flying; }
@@ -522,5 +557,6 @@ std::size_t executor::unplanned() const { return state_->allocations->unplanned(
 bytes_t executor::unplanned_bytes() const { return state_->allocations->unplanned_bytes(); }
 double executor::waited_seconds() const { return state_->waited; }
 std::size_t executor::made_contiguous() const { return state_->contiguous; }
+std::size_t executor::held_gifts() const { return state_->held_gifts; }
 
 }  // namespace remat::pytorch

@@ -54,17 +54,15 @@ class step_node final : public ::torch::autograd::Node {
       throw not_supported("remat: no graph of the gradients (create_graph=true) of a wrapped module");
     if (at::autocast::is_autocast_enabled(at::kCPU) || at::autocast::is_autocast_enabled(at::kCUDA))
       throw not_supported("remat: the backward of a wrapped module must not run under autocast; leave it after the forward");
-    for (const auto& w : watched_)
-      TORCH_CHECK(
-          w.counter.current_version() == w.version, "remat: ", name_of(w),
-          " is needed by the backward of a wrapped module, but was modified by an inplace operation after the forward: it is "
-          "at version ",
-          w.counter.current_version(), "; expected version ", w.version);
+    for (const auto& w : watched_) check(w, *runner_->kind->step);
     ran_kept_ = ::torch::autograd::get_current_graph_task_keep_graph();
     auto r = std::exchange(runner_, nullptr);
     const auto beside = std::exchange(beside_, nullptr);
-    watched_.clear();
     const auto kind = r->kind;
+    auto unread = std::exchange(watched_, {});  // parameters that hooks have not been told of
+    std::erase_if(unread, [&](const auto& w) {
+      return !kind->given_early || w.slot == none || kind->step->slots[w.slot].from != role::parameter;
+    });
     const auto& step = *kind->step;
     std::vector<at::Tensor> given;
     std::vector<output_use> uses;
@@ -82,14 +80,15 @@ class step_node final : public ::torch::autograd::Node {
     ::torch::autograd::variable_list expected;
     if (verify_) expected = beside->backward(step, given, kind->trained);
     if (kind->outputs->learn(step, uses) || !beside) {
-      result = planned(*r, given);
+      result = planned(*r, given, unread);
     } else {                                    // the forward once more, by a plan for this use of the outputs
       std::exchange(r, nullptr)->run->reset();  // and nobody holds its arena
       beside->run([&](const auto& inputs) {
         r = replan_(inputs);
         r->run->forward(inputs);
       });
-      result = planned(*r, given);
+      unread.clear();
+      result = planned(*r, given, unread);
     }
     if (verify_) beside->compare(expected, result);
     for (std::size_t i = 0; i < result.size(); ++i)
@@ -101,12 +100,18 @@ class step_node final : public ::torch::autograd::Node {
   }
 
  private:
-  std::string name_of(const watched& w) const {
+  static std::string name_of(const watched& w, const program& step) {
     if (w.slot == none) return "output " + std::to_string(w.output);
-    const auto& slot = runner_->kind->step->slots[w.slot];
+    const auto& slot = step.slots[w.slot];
     return (slot.from == role::parameter ? "parameter " : slot.from == role::buffer ? "buffer " : "") + slot.name;
   }
-  ::torch::autograd::variable_list planned(runner& r, const std::vector<at::Tensor>& given) {
+  static void check(const watched& w, const program& step) {
+    TORCH_CHECK(w.counter.current_version() == w.version, "remat: ", name_of(w, step),
+                " is needed by the backward of a wrapped module, but was modified by an inplace operation after the forward: it is "
+                "at version ",
+                w.counter.current_version(), "; expected version ", w.version);
+  }
+  ::torch::autograd::variable_list planned(runner& r, const std::vector<at::Tensor>& given, std::vector<watched>& unread) {
     const auto& step = *r.kind->step;
     // What no used output leads to has no gradient, as in eager mode.
     const auto reached = [&](const std::vector<bool>& sources) {
@@ -116,17 +121,49 @@ class step_node final : public ::torch::autograd::Node {
     };
     std::vector<at::Tensor> sums;
     const auto* captured = ::torch::autograd::get_current_graph_task_exec_info();
-    if (!verify_ && (captured == nullptr || captured->empty()))  // all gradients go to their parameters
+    const bool to_parameters = !verify_ && (captured == nullptr || captured->empty());
+    if (to_parameters)
       for (std::size_t i = 0; i < step.parameters.size(); ++i) {
         const auto& p = r.kind->trained[r.kind->place[i]];
         sums.push_back(reached(step.parameter_sources[i]) && only_adds(p) ? p.grad() : at::Tensor());
       }
+    const bool told = to_parameters && std::all_of(r.kind->trained.begin(), r.kind->trained.end(),
+                                                   [](const auto& p) { return is_told(p) || !is_large(p); });
+    // What goes to a parameter alone goes there as soon as it is complete.
+    const auto take = [&](std::size_t k, at::Tensor gradient) {
+      auto& edge = next_edges()[r.kind->place[k]];
+      std::erase_if(unread, [&, v = step.slots[step.parameters[k]].value](const auto& w) {
+        if (step.slots[w.slot].value != v) return false;
+        check(w, step);
+        return true;
+      });
+      if (!reached(step.parameter_sources[k])) return at::Tensor();
+      if (!told || !task_should_compute_output(r.kind->place[k]) || edge.function.use_count() > 1) return gradient;
+      accumulate(*edge.function, std::move(gradient));
+      edge = {};
+      return at::Tensor();
+    };
     executor::gradients g;
     try {
-      g = r.run->backward(given, sums);
+      g = r.run->backward(given, sums, take);
     } catch (const plan_broken&) {
       r.kind->broken = true;
       throw;
+    }
+    for (const auto& w : unread) check(w, step);  // what a hook writes to others is an error, as in eager mode
+    std::size_t held = r.run->held_gifts();
+    if (r.kind->given_early) {
+      if (told && held > 0) r.kind->outputs->learn_gradients_leave(false);
+    } else if (told) {  // the same at the end, to see what becomes of them
+      bool any = false;
+      for (std::size_t i = 0; i < step.parameters.size(); ++i) {
+        if (!is_large(r.kind->trained[r.kind->place[i]])) continue;
+        const auto memory = g.parameters[i].storage();
+        g.parameters[i] = take(i, std::move(g.parameters[i]));
+        held += memory.use_count() > 1;
+        any = true;
+      }
+      if (any && held == 0) r.kind->outputs->learn_gradients_leave(true);
     }
     ::torch::autograd::variable_list result(num_outputs());
     for (std::size_t i = 0; i < step.parameters.size(); ++i)

@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -90,10 +91,17 @@ class executor {
     std::vector<at::Tensor> parameters;  ///< in the arena, and owners of it; undefined where added to a sum
     std::vector<at::Tensor> inputs;      ///< undefined where none was asked for
   };
+  /// Takes a gradient of a `giving` program while the backward goes on, and may write to its parameter.
+  /// @return the gradient if it is to be among those at the end; otherwise undefined
+  using taker = std::function<at::Tensor(std::size_t parameter, at::Tensor gradient)>;
+
+  /// A gradient of a `giving` program that somebody still holds when `take` returns is moved out of the arena, into memory that
+  /// was not planned.
   /// @param output_grads gradient per output; undefined means zero; ignored where the output is not differentiable
   /// @param sums for an `accumulating` program, per parameter: what its gradient is added to; undefined: it is handed out
-  /// @throws broken_contract without a forward before; what `forward` throws
-  gradients backward(const std::vector<at::Tensor>& output_grads, const std::vector<at::Tensor>& sums = {});
+  /// @param take for a `giving` program; empty: all gradients are handed out at the end
+  /// @throws broken_contract without a forward before; what `forward` and `take` throw
+  gradients backward(const std::vector<at::Tensor>& output_grads, const std::vector<at::Tensor>& sums = {}, const taker& take = {});
 
   /// Forgets a step in flight and the tensors it holds.
   void reset();
@@ -112,6 +120,7 @@ class executor {
   bytes_t unplanned_bytes() const;
   double waited_seconds() const;        ///< for copies, so far
   std::size_t made_contiguous() const;  ///< incoming gradients that had to be copied, so far
+  std::size_t held_gifts() const;       ///< given gradients that somebody went on to hold, in the last backward
 
  private:
   struct state;

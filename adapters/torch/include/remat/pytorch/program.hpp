@@ -116,6 +116,7 @@ struct node {
   bool random = false;  ///< draws from the generator
   generator_origin starts;  ///< random: from which state
   bool once = false;        ///< writes something that outlives the step, or reads what a later node overwrites there
+  index_t gives = none;     ///< position among `program::parameters`: its gradient goes to the caller here; calls nothing
 };
 
 /// A tensor from outside that the step writes: eager mode counts the writes.
@@ -160,6 +161,19 @@ struct program {
 /// Complexity: that of copying the program.
 program accumulating(const program& step);
 
+/// Gradients of parameters of fewer bytes are not worth giving early.
+inline constexpr bytes_t least_given = 4096;
+
+/// The step that gives each gradient, of `least_given` bytes or more, to the caller as soon as it is complete, and does not hold it
+/// any longer: for an optimizer that steps, or a disk that takes, one gradient after another (`executor::taker`).
+///
+/// A gradient is given once nothing reads its parameter any more, as whoever gets it may write there.
+/// Complexity: that of copying the program.
+program giving(const program& step);
+
+/// Per parameter: does a node give its gradient to the caller?
+std::vector<bool> given_early(const program& step);
+
 /// A program breaks a rule; `what()` names the node, the list or the slot, and the field.
 struct bad_program : error {
   bad_program(index_t at, const std::string& field, const std::string& why)
@@ -177,8 +191,8 @@ void verify(const program& step);
 
 /// The planning problem of a program: value `i` is value `i`, operation `i` is node `i`, in the order of the program.
 ///
-/// Parameters, buffers, inputs and constants are held sources. Targets are gradients, outputs (they belong to the caller until
-/// the end of the step) and tokens. Sizes are rounded up to multiples of 64 bytes. After the V values come some without bytes,
+/// Parameters, buffers, inputs and constants are held sources. Targets are gradients that no node gives to the caller, outputs
+/// (they belong to the caller until the end of the step) and tokens. Sizes are rounded up to multiples of 64 bytes. After the V values come some without bytes,
 /// from each node with effects (random numbers, writes that outlive the step) to the next: they keep the order of these. The
 /// backward begins after the loss node. Values whose memory is the caller's are not movable.
 ///

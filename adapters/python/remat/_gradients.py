@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients in files: each is put there as soon as it is complete, and stays an ordinary tensor."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from . import _overlap
+from ._disk import PLAIN, Disk, Layout, Traffic, movable
+
+
+class _Home:
+    """Memory in a file that takes the gradient of one parameter after another step."""
+
+    def __init__(self, memory: torch.Tensor):
+        self._memory = memory
+        self._storage = memory.untyped_storage()
+        self._unused = self._uses()
+
+    def _uses(self) -> int:
+        return torch._C._storage_Use_Count(self._storage._cdata)
+
+    def free(self) -> bool:
+        """Does nobody hold the gradient that was here?"""
+        return self._uses() == self._unused
+
+    def take(self, disk: Disk, grad: torch.Tensor) -> torch.Tensor:
+        """The same gradient, here."""
+        disk.write(self._memory, grad)
+        return self._memory.detach()
+
+
+class Gradients:
+    """Moves gradients of parameters into files of a disk."""
+
+    def __init__(self, disk: Disk):
+        self.disk = disk
+        self._homes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # of a parameter: by layout, so far the last one
+        self._hooks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._traffic: Traffic | None = None
+
+    def attach(self, model: torch.nn.Module) -> None:
+        """Takes the gradients of `model` from now on, for which it sets space aside. What is small stays in memory.
+
+        Raises NoSpace before anything is changed.
+        """
+        found = [p for p in model.parameters() if type(p) in PLAIN and p.requires_grad and p.is_leaf and p not in self._hooks
+                 and movable(p.detach())]
+        for p, memory in zip(found, self.disk.reserve(Layout.of(p) for p in found)):
+            self._homes[p] = _Home(memory)
+            me = weakref.ref(self)
+            self._hooks[p] = p.register_post_accumulate_grad_hook(lambda p, me=me: me() and me()._arrived(p))
+            _overlap.call_last(p)
+
+    def detach(self) -> None:
+        """Leaves gradients where they are, and takes no more."""
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
+        self._homes.clear()
+        if self._traffic is not None:
+            self._traffic.close()
+            self._traffic = None
+
+    def _arrived(self, p: torch.Tensor) -> None:
+        grad = p.grad
+        if grad is None or _overlap.steps_at_once(p):
+            return
+        if not self.disk.holds(grad):
+            if not movable(grad):
+                return
+            self.disk.check_process()
+            home = self._homes.get(p)
+            if home is None or not home.free() or Layout.of(grad) != Layout.of(home._memory):
+                home = self._homes[p] = _Home(*self.disk.reserve([Layout.of(grad)]))
+            p.grad = grad = home.take(self.disk, grad)
+        if self._traffic is None:
+            self._traffic = Traffic(self.disk)
+        if self._traffic.failure is not None:
+            failure, self._traffic.failure = self._traffic.failure, None
+            raise failure
+        self._traffic.done([grad])

@@ -1,0 +1,380 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients that leave during the backward: freed by hooks of the user or an optimizer, or put into files."""
+
+import copy
+import os
+
+import pytest
+import torch
+
+import remat
+from compare import same
+from test_offload import in_files
+
+
+def net(width=128, depth=5):
+    torch.manual_seed(2)
+    layers = [torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU(), torch.nn.LayerNorm(width)) for _ in range(depth)]
+    return torch.nn.Sequential(*layers)
+
+
+def batch(i, width=128, rows=64):
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(i))
+
+
+def step_in_hooks(model, also=lambda p: None, cls=torch.optim.AdamW):
+    """The optimizer's step fused into the backward, as PyTorch's tutorial has it."""
+    optimizers = {p: cls([p], 1e-2) for p in model.parameters()}
+
+    def hook(p):
+        also(p)
+        optimizers[p].step()
+        optimizers[p].zero_grad()
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(hook)
+
+
+def train(model, steps=6, loss=lambda model, x: model(x).square().mean()):
+    losses = []
+    for i in range(steps):
+        value = loss(model, batch(i))
+        value.backward()
+        losses.append(value.item())
+    return losses
+
+
+def both(change=step_in_hooks, run=train, **options):
+    """What the plain and the wrapped model give: results and parameters; and the wrapped one."""
+    plain, wrapped = net(), net()
+    for model in (plain, wrapped):
+        change(model)
+    remat.wrap(wrapped, cache=False, **options)
+    expected = run(plain)
+    assert run(wrapped) == expected
+    assert same(list(wrapped.parameters()), list(plain.parameters()))
+    return plain, wrapped
+
+
+def leaves(model):
+    return "gradients leave" in remat.of(model).plan["inputs"]
+
+
+@pytest.mark.parametrize("budget", ["100%", "80%"])
+def test_hooks_that_free_gradients_get_them_during_the_backward(budget):
+    _, wrapped = both(lambda model: step_in_hooks(model, cls=torch.optim.SGD), activation_budget=budget)
+    assert leaves(wrapped)
+    session = remat.of(wrapped)
+    session.reset_peak()
+    train(wrapped)
+    early = session.memory()
+    assert early["peak"] <= early["held"] + early["arena"] + 3 * 128 * 128 * 4  # the step's own, and a batch
+
+
+def test_gradients_that_leave_take_no_memory():
+    few = lambda model: [model(batch(i, rows=2)).square().mean().backward() for i in range(3)]
+    _, late = both(lambda model: None, few)
+    _, early = both(run=few)
+    assert not leaves(late) and leaves(early)
+    assert remat.of(late).memory()["arena"] > 5 * 128 * 128 * 4
+    assert remat.of(early).memory()["arena"] < 2 * 128 * 128 * 4
+
+
+def test_gradients_come_one_after_another():
+    """At most a few gradients are there at a time."""
+    most = {}
+
+    def change(model):
+        def count(p):
+            here = sum(q.grad is not None for q in model.parameters())
+            most[id(model)] = max(most.get(id(model), 0), here)
+
+        step_in_hooks(model, count)
+
+    both(change)
+    assert max(most.values()) == 1
+
+
+def test_a_hook_sees_what_it_would_see():
+    """The state of autograd and of its modes inside a hook, and what other hooks on the way have made."""
+    seen = []
+
+    def change(model):
+        def look(p):
+            seen.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), p.grad._version, p.grad.stride(), p.grad.sum().item()))
+            with torch.enable_grad():
+                assert (p * 2).requires_grad
+            with torch.no_grad():
+                before = p._version
+                p.add_(0)
+                assert p._version == before + 1
+
+        for p in model.parameters():
+            p.register_hook(lambda grad: grad * 2)
+        step_in_hooks(model, look)
+
+    both(change, lambda model: train(model) + sorted(map(str, seen)) * 0)
+    half = len(seen) // 2
+    plain, wrapped = sorted(map(str, seen[:half])), sorted(map(str, seen[half:]))
+    assert plain == wrapped and half > 0
+
+
+def test_hooks_that_keep_gradients():
+    """What is expected to be freed, and then is not, is kept outside of the memory that is used again."""
+    kept, told = {}, {}
+
+    def change(model):
+        kept[model], told[model] = [], 0
+
+        def keep(p):
+            told[model] += 1
+            if 140 < told[model] <= 180:
+                kept[model].append(p.grad)
+
+        step_in_hooks(model, keep)
+
+    before = both(change, lambda model: train(model, 6))[1]
+    assert leaves(before) and not kept[before]
+    plain, wrapped = both(change, lambda model: train(model, 12))
+    inorder = lambda model: sorted(kept[model], key=lambda t: (t.shape, t.sum().item()))
+    assert len(kept[plain]) == 40 and same(inorder(plain), inorder(wrapped))
+    assert not leaves(wrapped)
+
+
+def double(p):
+    p.grad.mul_(2)
+
+
+def test_hooks_that_do_not_free():
+    def change(model):
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(double)
+
+    def run(model):
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        losses = []
+        for i in range(5):
+            optimizer.zero_grad()
+            losses += train(model, 1)
+            optimizer.step()
+        return losses
+
+    _, wrapped = both(change, run)
+    assert not leaves(wrapped)
+
+
+def penalty(model, x):
+    return model(x).square().mean() + 1e-3 * sum(p.square().sum() for p in model.parameters())
+
+
+def twice(model, x):
+    return (model(x) - model(x.flip(0))).square().mean() + model(x).mean()
+
+
+@pytest.mark.parametrize("loss", [penalty, twice])
+def test_gradients_from_several_places_are_summed_first(loss):
+    """Hooks are told once, of the sum."""
+    counts = []
+
+    def change(model):
+        counts.append([])
+        step_in_hooks(model, lambda p, mine=counts[-1]: mine.append(p.shape))
+
+    def run(model):
+        return train(model, 4) + train(model, 2, loss) + train(model, 2)
+
+    both(change, run)
+    assert len(counts[0]) == len(counts[1])
+
+
+def test_a_hook_that_fails():
+    class Stop(Exception):
+        pass
+
+    def change(model):
+        count = [0]
+
+        def fail(p):
+            count[0] += 1
+            if count[0] == 5 * 20 + 7:
+                raise Stop
+
+        step_in_hooks(model, fail)
+
+    def run(model):
+        losses = []
+        for _ in range(10):
+            try:
+                losses += train(model, 1)
+            except Stop:
+                losses.append("stop")
+            for p in model.parameters():
+                p.grad = None
+        assert losses.count("stop") == 1
+        return losses
+
+    plain, wrapped = net(), net()
+    change(plain)
+    change(wrapped)
+    remat.wrap(wrapped, cache=False)
+    # the order in which hooks are told, and so which parameters have stepped, may differ
+    assert run(plain)[:6] == run(wrapped)[:6]
+    assert leaves(wrapped)
+
+
+def test_a_hook_that_writes_to_another_parameter():
+    """Eager mode refuses when the gradient of what was written still needs it."""
+    def change(model):
+        def write(p):
+            if p is model[-1][0].weight and train.steps > 3:
+                with torch.no_grad():
+                    model[0][0].weight.mul_(2)
+                    model[1][0].weight.mul_(2)
+
+        step_in_hooks(model, write)
+
+    for wrap in (False, True):
+        model = net()
+        change(model)
+        if wrap:
+            remat.wrap(model, cache=False)
+        for train.steps in range(4):
+            train(model, 1)
+        train.steps = 4
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            train(model, 1)
+
+
+def test_grad_and_retained_graphs_do_not_tell_hooks():
+    _, wrapped = both()
+    before = [p.detach().clone() for p in wrapped.parameters()]
+    grads = torch.autograd.grad(wrapped(batch(0)).square().mean(), list(wrapped.parameters()))
+    assert all(g is not None for g in grads) and same(before, list(wrapped.parameters()))
+
+
+# --- in files ----------------------------------------------------------------------------------------------------------------
+
+
+def fit(model, optimizer, steps=5, micro=1, clip=None, first=0):
+    losses = []
+    for i in range(first, first + steps):
+        optimizer.zero_grad()
+        for k in range(micro):
+            loss = model(batch(10 * i + k)).square().mean() / micro
+            loss.backward()
+            losses.append(loss.item())
+        if clip:
+            losses.append(torch.nn.utils.clip_grad_norm_(model.parameters(), clip).item())
+        optimizer.step()
+    return losses
+
+
+@pytest.mark.parametrize("told", [{}, {"micro": 3}, {"clip": 0.1}, {"micro": 2, "clip": 0.1}], ids=str)
+def test_gradients_in_files_are_ordinary(tmp_path, told):
+    plain, wrapped = net(), net()
+    theirs = torch.optim.AdamW(plain.parameters(), 1e-2, fused=True)
+    expected = fit(plain, theirs, **told)
+    remat.wrap(wrapped, offload="all", disk=tmp_path, cache=False)
+    optimizer = remat.optimizer(wrapped.parameters(), lr=1e-2, model=wrapped)
+    assert fit(wrapped, optimizer, **told) == expected
+    assert same(list(wrapped.parameters()), list(plain.parameters()))
+    assert leaves(wrapped)
+    large = [p for p in wrapped.parameters() if p.nbytes >= 4096]
+    disk = remat.of(wrapped)._gradients.disk
+    assert all(disk.holds(p.grad) for p in large)
+    assert remat.of(wrapped).memory()["gradients"] == sum(p.nbytes for p in large)
+    memory = remat.of(wrapped).memory()
+    assert memory["held"] < sum(p.nbytes for p in large)  # neither weights nor gradients count
+    remat.unwrap(wrapped)
+    assert fit(wrapped, optimizer, first=5, **told) == fit(plain, theirs, first=5, **told)
+
+
+@pytest.mark.parametrize("optimizer_first", [True, False])
+def test_an_overlapped_optimizer(tmp_path, optimizer_first):
+    plain, wrapped = net(), net()
+    expected = fit(plain, torch.optim.AdamW(plain.parameters(), 1e-2, fused=True))
+    make = lambda: remat.optimizer(wrapped.parameters(), lr=1e-2, disk=tmp_path, step="overlap")
+    optimizer = make() if optimizer_first else None
+    remat.wrap(wrapped, offload="all", disk=tmp_path, cache=False)
+    optimizer = optimizer or make()
+    assert fit(wrapped, optimizer) == expected
+    assert same(list(wrapped.parameters()), list(plain.parameters()))
+    assert leaves(wrapped)
+    assert all(p.grad is None for p in wrapped.parameters())
+
+
+def test_an_overlapped_optimizer_without_a_disk():
+    plain, wrapped = net(), net()
+    expected = fit(plain, torch.optim.AdamW(plain.parameters(), 1e-2, fused=True))
+    remat.wrap(wrapped, cache=False)
+    assert fit(wrapped, remat.optimizer(wrapped.parameters(), lr=1e-2, step="overlap")) == expected
+    assert leaves(wrapped)
+
+
+def test_a_gradient_that_somebody_holds_is_not_written_over(tmp_path):
+    model = remat.wrap(net(), offload="all", disk=tmp_path, cache=False)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    held = []
+    for i in range(4):
+        optimizer.zero_grad()
+        model(batch(i)).square().mean().backward()
+        weight = model[0][0].weight
+        held.append((weight.grad, weight.grad.clone()))
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in held) and not torch.equal(held[0][0], held[1][0])
+    assert len({a.data_ptr() for a, _ in held}) == 4
+    reserved = remat.of(model).memory()["gradients"]
+    held.clear()
+    fit(model, optimizer, 3)
+    assert remat.of(model).memory()["gradients"] < reserved
+
+
+def test_a_copy_has_gradients_of_its_own(tmp_path):
+    model = remat.wrap(net(), offload="all", disk=tmp_path, cache=False)
+    fit(model, torch.optim.SGD(model.parameters(), 1e-2), 2)
+    other = copy.deepcopy(model)
+    fit(other, torch.optim.SGD(other.parameters(), 1e-2), 2)
+    assert remat.of(other)._gradients.disk.holds(other[0][0].weight.grad)
+    assert not remat.of(model)._gradients.disk.holds(other[0][0].weight.grad)
+
+
+def test_no_room_for_gradients(tmp_path):
+    model = net()
+    with pytest.raises(remat.NoSpace, match="disk_budget=4096"):
+        remat.wrap(model, offload="all", disk=tmp_path, disk_budget=4096)
+    assert not remat.is_wrapped(model) and not in_files(model, tmp_path)
+    train(model, 1)
+    assert type(model[0][0].weight.grad) is torch.Tensor
+
+
+def test_the_budget_may_be_less_than_weights_and_gradients(tmp_path):
+    """Neither is held: they are in files."""
+    wide = lambda: net(512, 6)
+    plain, wrapped = wide(), wide()
+    run = lambda model: [(loss := model(batch(i, 512)).square().mean(), loss.backward())[0].item() for i in range(2)]
+    expected, weights = run(plain), sum(p.nbytes for p in wrapped.parameters())
+    remat.wrap(wrapped, budget=weights // 2, offload="all", disk=tmp_path, cache=False)
+    assert run(wrapped) == expected
+    assert same([p.grad for p in wrapped.parameters()], [p.grad for p in plain.parameters()])
+    remat.of(wrapped).reset_peak()
+    run(wrapped)
+    memory = remat.of(wrapped).memory()
+    assert memory["planned"] <= memory["budget"] < weights and memory["peak"] <= memory["budget"]
+
+
+def test_a_thousand_steps_do_not_grow(tmp_path):
+    model = remat.wrap(net(64, 2), offload="all", disk=tmp_path, cache=False)
+    optimizer = remat.optimizer(model.parameters(), lr=1e-3, model=model)
+
+    def held():
+        with open("/proc/self/maps") as maps:
+            return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), len(list(maps))
+
+    counts = []
+    for k in range(300):
+        optimizer.zero_grad()
+        model(batch(k, 64)).square().mean().backward()
+        optimizer.step()
+        if k in (20, 299):
+            counts.append(held())
+    assert counts[0][0] == counts[1][0] and counts[1][1] <= counts[0][1] + 1 and counts[1][2] <= counts[0][2] + 20

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a training may take of the host."""
+
+import os
+import pathlib
+
+import pytest
+import torch
+
+import remat
+from remat import _host
+from test_offload import Net, trained
+
+
+def net():
+    torch.manual_seed(1)
+    return Net()
+
+
+def test_a_budget_is_at_most_that_of_the_host(tmp_path):
+    for told in ({}, {"budget": "100%"}, {"budget": 10**12}, {"activation_budget": 10**12}):
+        free = remat.wrap(net(), cache=False, **told)
+        losses, _ = trained(free)
+        most = int(remat.of(free).memory()["planned"] * 0.8)
+        model = remat.wrap(net(), cache=False, host_budget=most, **told)
+        assert trained(model)[0] == losses
+        memory = remat.of(model).memory()
+        assert memory["planned"] <= memory["budget"] == most
+        assert remat.of(model).plan["recomputed"] > 0
+    with pytest.raises(remat.OverBudget, match=str(most // 10)):
+        trained(remat.wrap(net(), cache=False, host_budget=most // 10))
+
+
+def test_a_budget_of_the_host_that_it_does_not_have():
+    for wrong in (10**15, "1000 TB"):
+        with pytest.raises(ValueError, match=f"host_budget={wrong!r}.*{_host.limit()}"):
+            remat.wrap(net(), host_budget=wrong)
+    with pytest.raises((ValueError, remat.Error), match="much"):
+        remat.wrap(net(), host_budget="much")
+
+
+def test_what_is_free_is_less_than_what_there_is():
+    assert 0 < _host.free() <= _host.limit() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def test_limits_of_control_groups(tmp_path, monkeypatch):
+    def group(folder, version, most, taken, idle):
+        folder.mkdir(parents=True, exist_ok=True)
+        names = ("memory.max", "memory.current", "inactive_file") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        (folder / names[0]).write_text(f"{most}\n")
+        (folder / names[1]).write_text(f"{taken}\n")
+        (folder / "memory.stat").write_text(f"anon 5\n{names[2]} {idle}\nfile 7\n")
+
+    read = pathlib.Path.read_text
+    lines = ""
+    monkeypatch.setattr(_host, "_GROUPS", tmp_path)
+    monkeypatch.setattr(pathlib.Path, "read_text", lambda self: lines if str(self) == "/proc/self/cgroup" else read(self))
+    group(tmp_path / "a", 2, 50 << 20, 30 << 20, 5 << 20)
+    group(tmp_path / "a" / "b", 2, "max", 20 << 20, 0)
+    lines = "0::/a/b\n"
+    assert (_host.limit(), _host.free()) == (50 << 20, 25 << 20)
+    group(tmp_path / "memory" / "c", 1, 40 << 20, 39 << 20, 0)
+    lines = "3:cpu:/x\n2:memory:/c\n1:name=systemd:/\n0::/a/b\n"
+    assert (_host.limit(), _host.free()) == (40 << 20, 1 << 20)
+    lines = "0::/nowhere\n"
+    assert _host.limit() > 50 << 20
+
+
+def test_auto(tmp_path):
+    def chosen(**told):
+        model = remat.wrap(torch.nn.Linear(256, 256), cache=False, offload="auto", **told)
+        return remat.of(model)._options.offload
+
+    weights = 256 * 257 * 4
+    assert chosen() == "none"
+    assert chosen(disk=tmp_path) == "activations"
+    assert chosen(disk=tmp_path, host_budget=8 * weights) == "activations"
+    assert chosen(disk=tmp_path, host_budget=8 * weights - 2) == "all"
+    model = torch.nn.Linear(256, 256)
+    remat.wrap(model, cache=False, offload="auto", disk=tmp_path, host_budget=4 * weights)
+    optimizer = remat.optimizer(model.parameters(), model=model)
+    model(torch.ones(2, 256)).sum().backward()
+    optimizer.step()
+    assert optimizer.memory()["disk"] > 0

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Memory that lies in files.
+#pragma once
+
+#include <remat/core/types.hpp>
+
+namespace remat::pytorch::paged_memory {
+
+/// Says that bytes from `begin` on are those of a file that is mapped: the system takes such pages out of memory when it needs
+/// room, and so tensors there count for no budget. Thread-safe, as are the others.
+/// @param begin not null
+/// @param bytes > 0
+void add(const void* begin, bytes_t bytes);
+
+/// They are so no longer.
+void remove(const void* begin);
+
+/// Is the byte at `address` in such memory?
+/// Complexity: O(log(mappings)); O(1) where there are none.
+bool holds(const void* address);
+
+}  // namespace remat::pytorch::paged_memory
