@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Trains a GPT under a limit of memory that the kernel keeps (a memory cgroup, which takes root), in eager mode and with remat, whose
-activations and optimizer states spill to a disk. Whoever takes more is killed.
+activations, gradients, weights and optimizer states spill to a disk. Whoever takes more is killed.
 
 usage: beyond.py --disk FOLDER [--limit BYTES]     without a limit: looks for the smallest with which each of them trains
 """
@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import pathlib
-import resource
 import subprocess
 import sys
 import time
@@ -30,7 +29,7 @@ def run(work, limit, disk):
         return print(json.dumps({"losses": [], "seconds": 0}))
     from train import GPT
 
-    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    base = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("RssAnon"))
     torch.manual_seed(0)
     model = GPT(**CONFIG)
     if work == "eager":
@@ -38,11 +37,9 @@ def run(work, limit, disk):
     else:
         import remat
 
-        # Beside the step: interpreter and libraries, capture and profile, buffers of copies, what the allocator keeps, and half of the weights, the
-        # rest of which the kernel drops.
-        weights = sum(p.nbytes for p in model.parameters())
-        remat.wrap(model, activation_budget=max(1, limit - base - weights // 2 - (128 << 20)), offload="all", disk=disk, cache=False,
-                   time_limit=5)
+        # Beside the step: interpreter and libraries, capture and profile, buffers of copies, what the allocator keeps, and the pages of weights,
+        # gradients and states that are in use.
+        remat.wrap(model, activation_budget=max(1, limit - base - (128 << 20)), offload="all", disk=disk, cache=False, time_limit=5)
         optimizer = remat.optimizer(model.parameters(), torch.optim.AdamW, model=model, lr=1e-3)
     losses = []
     for step in range(STEPS):

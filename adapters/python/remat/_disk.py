@@ -97,9 +97,8 @@ class Disk:
             offset += layout.room()
         start = tensors[0].data_ptr()
         self._files[start] = _File(weakref.ref(pages), number, start, total)
-        _torch.add_paged(start, total)
         self.reserved += total
-        weakref.finalize(pages, _end, weakref.ref(self), start, number).atexit = False
+        weakref.finalize(pages, _end, weakref.ref(self), start, number, total, _torch.add_paged(start, total)).atexit = False
         return tensors
 
     def holds(self, t: torch.Tensor) -> bool:
@@ -220,10 +219,12 @@ def _nameless(folder: str) -> int:
     return number
 
 
-def _end(disk: weakref.ref, start: int, number: int) -> None:
-    """A mapping is gone."""
-    _torch.remove_paged(start)
-    os.close(number)
+def _end(disk: weakref.ref, start: int, number: int, total: int, mark: int) -> None:
+    """A mapping is gone; another may be in its place by now."""
+    _torch.remove_paged(start, mark)
     owner = disk()
     if owner is not None:
-        owner.reserved -= owner._files.pop(start).bytes
+        owner.reserved -= total
+        if start in owner._files and owner._files[start].number == number:
+            del owner._files[start]
+    os.close(number)

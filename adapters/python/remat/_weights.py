@@ -7,6 +7,7 @@ import mmap
 
 import torch
 
+from . import _core
 from ._disk import PLAIN, Disk, Layout
 
 
@@ -22,6 +23,8 @@ def move(model: torch.nn.Module, disk: Disk) -> None:
         disk.write(home, torch.empty(0, dtype=torch.uint8).set_(storage))
         _rebase(tensors, home.untyped_storage())
         disk.evict([home])
+    if found:
+        _core.trim()
 
 
 def bring_back(model: torch.nn.Module, disk: Disk) -> None:

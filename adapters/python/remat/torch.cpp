@@ -366,10 +366,10 @@ PYBIND11_MODULE(_torch, m) {
     translated([&] { rp::file_memory(folder, bytes.empty() ? remat::max_bytes : remat::parse_bytes(bytes)); });
   });
   m.def("add_paged", [](std::uintptr_t begin, remat::bytes_t bytes) {
-    rp::paged_memory::add(reinterpret_cast<const void*>(begin), bytes);  // NOLINT(performance-no-int-to-ptr)
+    return rp::paged_memory::add(reinterpret_cast<const void*>(begin), bytes);  // NOLINT(performance-no-int-to-ptr)
   });
-  m.def("remove_paged", [](std::uintptr_t begin) {
-    rp::paged_memory::remove(reinterpret_cast<const void*>(begin));  // NOLINT(performance-no-int-to-ptr)
+  m.def("remove_paged", [](std::uintptr_t begin, std::uint64_t mark) {
+    rp::paged_memory::remove(reinterpret_cast<const void*>(begin), mark);  // NOLINT(performance-no-int-to-ptr)
   });
   m.def("check_budget", [](const std::string& text, bool activations) { translated([&] { budget_of(text, activations); }); });
   m.def("meter_install", &rp::meter::install);
@@ -381,7 +381,8 @@ PYBIND11_MODULE(_torch, m) {
   py::class_<python_session>(m, "Session")
       .def(py::init<std::string, py::object, const std::string&, bool, const std::string&, double, double, std::uint64_t,
                     std::size_t, const std::string&, const std::optional<std::string>&, py::object,
-                    const std::optional<roofline_parts>&, const std::optional<std::string>&, const std::string&, bool, remat::bytes_t>())
+                    const std::optional<roofline_parts>&, const std::optional<std::string>&, const std::string&, bool,
+                    remat::bytes_t>())
       .def("forward", bound<&python_session::forward>)
       .def("prepare", bound<&python_session::prepare>)
       .def("report", bound<&python_session::report>)

@@ -248,7 +248,8 @@ struct session::state : std::enable_shared_from_this<state> {
   }
 
   /// The kind of step for such inputs and the gradients there are.
-  std::shared_ptr<setup> kind_for(const invocation& call, const std::vector<at::Tensor>& inputs) {
+  /// @param graphs of this step that lead to the parameters already: one in its backward
+  std::shared_ptr<setup> kind_for(const invocation& call, const std::vector<at::Tensor>& inputs, std::size_t graphs = 0) {
     const auto s = setup_for(call, inputs);
     const auto variant = [&](std::shared_ptr<setup>& v, program (*of)(const program&), const char* what) {
       if (!v || v->broken) v = make_variant(*s, of(*s->step), what);
@@ -256,7 +257,7 @@ struct session::state : std::enable_shared_from_this<state> {
       return v;
     };
     if (all_only_add(s->trained)) return variant(s->adding, accumulating, ", gradients accumulate");
-    if (s->outputs->gradients_leave() && may_be_given(s->trained)) {
+    if (s->outputs->gradients_leave() && may_be_given(s->trained, graphs)) {
       const auto v = variant(s->giving, pytorch::giving, ", gradients leave");
       v->given_early = true;
       return v;
@@ -480,14 +481,14 @@ struct session::state : std::enable_shared_from_this<state> {
   }
 
   /// An executor for the use of the outputs that is expected.
-  std::shared_ptr<runner> expected(const invocation& call, const std::vector<at::Tensor>& inputs) {
-    const auto s = kind_for(call, inputs);
+  std::shared_ptr<runner> expected(const invocation& call, const std::vector<at::Tensor>& inputs, std::size_t graphs = 0) {
+    const auto s = kind_for(call, inputs, graphs);
     try {
       return acquire(s, inputs);
     } catch (const over_budget&) {  // what this loss uses may take more than all outputs, whose gradients lie outside the arena
       if (s->outputs->now().empty()) throw;
       s->outputs->expect_all();
-      return acquire(kind_for(call, inputs), inputs);
+      return acquire(kind_for(call, inputs, graphs), inputs);
     }
   }
 
@@ -693,12 +694,12 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
     } const later{self->outputs_of_before};
     self->look();
     try {
-      return self->acquire(self->kind_for(call, again), again);
+      return self->acquire(self->kind_for(call, again, 1), again);
     } catch (const over_budget&) {  // a budget that is known to do does; what the caller still holds comes on top, this once
       self->log("outputs of before take " + format_bytes(self->outputs_of_before) +
                 " beyond the budget while the forward runs again");
       self->outputs_of_before = 0;
-      return self->expected(call, again);
+      return self->expected(call, again, 1);
     }
   };
   const auto node = c10::make_intrusive<step_node>(r, std::move(watch), inputs, std::move(beside), verify, once_more);

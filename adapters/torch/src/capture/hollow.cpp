@@ -10,6 +10,7 @@
 
 #include <remat/pytorch/capture.hpp>
 
+#include "../trim.hpp"
 #include "operators.hpp"
 
 namespace remat::pytorch::detail {
@@ -37,7 +38,12 @@ void release(c10::StorageImpl* s) {
 void hide(c10::StorageImpl* s) { s->release_data_and_set_meta_custom_data_ptr_error_msg_(reads_memory); }
 
 lent_memory::~lent_memory() {
-  for (const auto& s : filled_) release(s.unsafeGetStorageImpl());
+  bytes_t bytes = 0;
+  for (const auto& s : filled_) {
+    bytes += static_cast<bytes_t>(s.nbytes());
+    release(s.unsafeGetStorageImpl());
+  }
+  note_freed(bytes);
   for (const auto& s : shown_) hide(s.unsafeGetStorageImpl());
 }
 

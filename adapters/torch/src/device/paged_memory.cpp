@@ -7,9 +7,14 @@
 namespace remat::pytorch::paged_memory {
 namespace {
 
+struct mapping {
+  bytes_t bytes;
+  std::uint64_t mark;
+};
 struct mappings {
   std::mutex mutex;
-  std::map<const char*, bytes_t> bytes;  ///< by where they begin
+  std::map<const char*, mapping> from;  ///< by where they begin
+  std::uint64_t last = 0;
   std::atomic<bool> any = false;
 };
 mappings& of_process() {
@@ -19,18 +24,21 @@ mappings& of_process() {
 
 }  // namespace
 
-void add(const void* begin, bytes_t bytes) {
+std::uint64_t add(const void* begin, bytes_t bytes) {
   auto& all = of_process();
   const std::lock_guard lock(all.mutex);
-  all.bytes[static_cast<const char*>(begin)] = bytes;
+  all.from[static_cast<const char*>(begin)] = {bytes, ++all.last};
   all.any = true;
+  return all.last;
 }
 
-void remove(const void* begin) {
+void remove(const void* begin, std::uint64_t mark) {
   auto& all = of_process();
   const std::lock_guard lock(all.mutex);
-  all.bytes.erase(static_cast<const char*>(begin));
-  all.any = !all.bytes.empty();
+  const auto found = all.from.find(static_cast<const char*>(begin));
+  if (found == all.from.end() || found->second.mark != mark) return;
+  all.from.erase(found);
+  all.any = !all.from.empty();
 }
 
 bool holds(const void* address) {
@@ -38,10 +46,10 @@ bool holds(const void* address) {
   if (!all.any) return false;
   const auto* at = static_cast<const char*>(address);
   const std::lock_guard lock(all.mutex);
-  const auto behind = all.bytes.upper_bound(at);
-  if (behind == all.bytes.begin()) return false;
-  const auto& [begin, bytes] = *std::prev(behind);
-  return at - begin < bytes;
+  const auto behind = all.from.upper_bound(at);
+  if (behind == all.from.begin()) return false;
+  const auto& [begin, found] = *std::prev(behind);
+  return at - begin < found.bytes;
 }
 
 }  // namespace remat::pytorch::paged_memory

@@ -24,6 +24,7 @@
 #include "../clock.hpp"
 #include "../program/signature.hpp"
 #include "../program/views.hpp"
+#include "../trim.hpp"
 #include "environment.hpp"
 #include "json.hpp"
 
@@ -392,6 +393,7 @@ program_profile profile(const program& step, const profile_options& o) {
       const double left = std::max(0.0, o.seconds - since(begin));
       entry = std::make_shared<node_profile>(measure(step, n, std::min(0.05, left)));
       if (read && entry->undisturbed) document["machines"][machine][key] = to_json(*entry);
+      note_freed(static_cast<bytes_t>(touched(step, n)));
     }
     here[key] = entry;
     result.nodes.push_back(entry);

@@ -106,10 +106,11 @@ class step_node final : public ::torch::autograd::Node {
     return (slot.from == role::parameter ? "parameter " : slot.from == role::buffer ? "buffer " : "") + slot.name;
   }
   static void check(const watched& w, const program& step) {
-    TORCH_CHECK(w.counter.current_version() == w.version, "remat: ", name_of(w, step),
-                " is needed by the backward of a wrapped module, but was modified by an inplace operation after the forward: it is "
-                "at version ",
-                w.counter.current_version(), "; expected version ", w.version);
+    TORCH_CHECK(
+        w.counter.current_version() == w.version, "remat: ", name_of(w, step),
+        " is needed by the backward of a wrapped module, but was modified by an inplace operation after the forward: it is "
+        "at version ",
+        w.counter.current_version(), "; expected version ", w.version);
   }
   ::torch::autograd::variable_list planned(runner& r, const std::vector<at::Tensor>& given, std::vector<watched>& unread) {
     const auto& step = *r.kind->step;

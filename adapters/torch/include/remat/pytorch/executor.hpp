@@ -101,7 +101,8 @@ class executor {
   /// @param sums for an `accumulating` program, per parameter: what its gradient is added to; undefined: it is handed out
   /// @param take for a `giving` program; empty: all gradients are handed out at the end
   /// @throws broken_contract without a forward before; what `forward` and `take` throw
-  gradients backward(const std::vector<at::Tensor>& output_grads, const std::vector<at::Tensor>& sums = {}, const taker& take = {});
+  gradients backward(const std::vector<at::Tensor>& output_grads, const std::vector<at::Tensor>& sums = {},
+                     const taker& take = {});
 
   /// Forgets a step in flight and the tensors it holds.
   void reset();

@@ -3,6 +3,8 @@
 /// Memory that lies in files.
 #pragma once
 
+#include <cstdint>
+
 #include <remat/core/types.hpp>
 
 namespace remat::pytorch::paged_memory {
@@ -11,10 +13,11 @@ namespace remat::pytorch::paged_memory {
 /// room, and so tensors there count for no budget. Thread-safe, as are the others.
 /// @param begin not null
 /// @param bytes > 0
-void add(const void* begin, bytes_t bytes);
+/// @return a mark of this mapping, for `remove`
+std::uint64_t add(const void* begin, bytes_t bytes);
 
-/// They are so no longer.
-void remove(const void* begin);
+/// They are so no longer, unless another mapping has taken the place of the one with that mark.
+void remove(const void* begin, std::uint64_t mark);
 
 /// Is the byte at `address` in such memory?
 /// Complexity: O(log(mappings)); O(1) where there are none.

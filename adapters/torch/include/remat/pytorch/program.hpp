@@ -164,8 +164,8 @@ program accumulating(const program& step);
 /// Gradients of parameters of fewer bytes are not worth giving early.
 inline constexpr bytes_t least_given = 4096;
 
-/// The step that gives each gradient, of `least_given` bytes or more, to the caller as soon as it is complete, and does not hold it
-/// any longer: for an optimizer that steps, or a disk that takes, one gradient after another (`executor::taker`).
+/// The step that gives each gradient, of `least_given` bytes or more, to the caller as soon as it is complete, and does not hold
+/// it any longer: for an optimizer that steps, or a disk that takes, one gradient after another (`executor::taker`).
 ///
 /// A gradient is given once nothing reads its parameter any more, as whoever gets it may write there.
 /// Complexity: that of copying the program.
@@ -192,9 +192,9 @@ void verify(const program& step);
 /// The planning problem of a program: value `i` is value `i`, operation `i` is node `i`, in the order of the program.
 ///
 /// Parameters, buffers, inputs and constants are held sources. Targets are gradients that no node gives to the caller, outputs
-/// (they belong to the caller until the end of the step) and tokens. Sizes are rounded up to multiples of 64 bytes. After the V values come some without bytes,
-/// from each node with effects (random numbers, writes that outlive the step) to the next: they keep the order of these. The
-/// backward begins after the loss node. Values whose memory is the caller's are not movable.
+/// (they belong to the caller until the end of the step) and tokens. Sizes are rounded up to multiples of 64 bytes. After the V
+/// values come some without bytes, from each node with effects (random numbers, writes that outlive the step) to the next: they
+/// keep the order of these. The backward begins after the loss node. Values whose memory is the caller's are not movable.
 ///
 /// @param step      captured program with V values and E nodes
 /// @param seconds   cost of each node, s; E numbers

@@ -70,8 +70,8 @@ enum class new_shape {
 
 struct wrap_options {
   pytorch::budget budget = "100%";
-  bytes_t most = max_bytes;                              ///< that any budget comes to, >= 0
-  bytes_t optimizer = 0;                                 ///< bytes reserved for the states of the optimizer, >= 0
+  bytes_t most = max_bytes;  ///< that any budget comes to, >= 0
+  bytes_t optimizer = 0;     ///< bytes reserved for the states of the optimizer, >= 0
   /// Hooks that are told of accumulated gradients free each of them, from the first step on. Otherwise that is learned: where all
   /// parameters have such hooks, and these have freed all gradients once, gradients are given to them while the backward goes on.
   bool gradients_leave = false;
