@@ -20,6 +20,7 @@
 #include <CLI/CLI.hpp>
 
 #include <remat/core/evaluate.hpp>
+#include <remat/core/slower_links.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/io/json.hpp>
 #include <remat/solver/min_cut.hpp>
@@ -33,6 +34,7 @@ struct plans {
   std::vector<double> budgets = {.5, .3, .2, .1}, links = {2, 1};
   bool step = false;
   std::string weights;
+  double share = 1;
   remat::limits limits{.seconds = 10};
 };
 
@@ -149,6 +151,16 @@ void print_row(const plans& x, const std::string& name, const remat::problem& pl
       std::cout << " - |";
       continue;
     }
+    if (x.share < 1) {
+      const auto slower = remat::with_slower_links(p, x.share);
+      const auto less = remat::solve(p, budget, remat::offmate<>({}, {.rate_share = x.share}), x.limits);
+      const auto at = [&](const remat::problem& q, const remat::result& r) {
+        return percent(remat::evaluate(q, r.schedule).seconds, all.seconds);
+      };
+      std::cout << " " << at(p, joint) << " / " << at(slower, joint) << "; " << at(p, less) << " / " << at(slower, less) << " |"
+                << std::flush;
+      continue;
+    }
     char seconds[32];
     std::snprintf(seconds, sizeof seconds, "%.1f", joint.elapsed);
     std::cout << " " << percent(joint.bound, all.seconds) << " / " << cell(joint) << " ("
@@ -174,6 +186,8 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("-t,--seconds", x.limits.seconds, "time limit of each search")->capture_default_str();
   app.add_flag("--step", x.step, "with an optimizer that takes each gradient at once");
+  app.add_option("--slower", x.share, "prints instead: planned for the rates / run at this share; planned for it, alike")
+      ->check(CLI::Range(1e-3, 1.0));
   app.add_option("--weights", x.weights, "weights start on the host; gradients go there, or AdamW runs on a tier")
       ->check(CLI::IsMember({"frozen", "host", "device"}));
   CLI11_PARSE(app, argc, argv);

@@ -6,6 +6,7 @@
 
 #include <remat/core/solve.hpp>
 #include <remat/solver/min_cut.hpp>
+#include <remat/solver/pofo.hpp>
 #include <remat/solver/revolve.hpp>
 #include <remat/solver/rotor.hpp>
 
@@ -24,12 +25,13 @@ TEST_CASE("methods for chains say that there is none") {
   }
   const problem p("twins", values, ops, {15});
   const auto all = evaluate(p, store_all_schedule(p)).peak;
-  for (const auto& r : {solve(p, all - 1, rotor{}), solve(p, all - 1, revolve{})}) {
+  const auto copying = p.with_copies(copy_rates{1, 1, 0});
+  for (const auto& r : {solve(p, all - 1, rotor{}), solve(p, all - 1, revolve{}), solve(copying, all - 1, pofo{})}) {
     CHECK(r.status == status::not_applicable);
     CHECK(r.reason == structure::no_chain);
   }
   CHECK(solve(p, all - 1, min_cut{}).found());
-  for (const auto& r : {solve(p, all, rotor{}), solve(p, all, revolve{})}) {  // all fits
+  for (const auto& r : {solve(p, all, rotor{}), solve(p, all, revolve{}), solve(p, all, pofo{})}) {  // all fits
     CHECK(r.status == status::optimal);
     CHECK(r.reason.empty());
   }

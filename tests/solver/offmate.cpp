@@ -140,6 +140,29 @@ TEST_CASE("captured networks: together better than each alone, near the bound") 
   }
 }
 
+TEST_CASE("planned for slower links: better there, and judged by the rates of the problem") {
+  const auto p = copying(instance("gpt2-layers-2-seq-256"), 2);
+  const auto budget = share_of_peak(p, 0.6);
+  const auto slower = with_slower_links(p, 0.9);
+  CHECK(slower.copies()->to_host == Approx(0.9 * p.copies()->to_host));
+  CHECK(slower.copies()->to_device == Approx(0.9 * p.copies()->to_device));
+  CHECK(slower.copies()->latency == p.copies()->latency);
+  const auto full = solve(p, budget, offmate<>(min_cut{}, {.search = 20'000, .idle = 1}), {.seconds = no_limit});
+  double reported = 0;
+  const auto less = solve(p, budget, offmate<>(min_cut{}, {.search = 20'000, .idle = 1, .rate_share = 0.9}),
+                          {.seconds = no_limit}, [&](const progress& x) { reported = std::max(reported, x.bound); });
+  REQUIRE((full.found() && less.found()));
+  CHECK(less.bound == full.bound);
+  CHECK(reported <= full.bound);
+  CHECK(less.seconds == evaluate(p, less.schedule).seconds);
+  CHECK(evaluate(slower, less.schedule).seconds < evaluate(slower, full.schedule).seconds);
+  CHECK(solve(p, bounds_without_search(p).budget - 1, offmate<>(min_cut{}, {.rate_share = 0.5})).status == status::infeasible);
+  for (const double share : {0.0, -1.0, 1.5, std::nan("")}) {
+    CHECK_THROWS_WITH(with_slower_links(p, share), Catch::Contains("share"));
+    CHECK_THROWS_WITH(offmate<>(min_cut{}, {.rate_share = share}), Catch::Contains("offmate.rate_share"));
+  }
+}
+
 TEST_CASE("offmate: options out of range are named") {
   CHECK_THROWS_WITH(offmate<>(min_cut{}, {.scan = 0}), Catch::Contains("offmate.scan"));
   CHECK_THROWS_WITH(offmate<>(min_cut{}, {.starts = 0}), Catch::Contains("offmate.starts"));

@@ -78,7 +78,7 @@ class Planner(unittest.TestCase):
             remat.evaluate(chain(), {"format": "remat-schedule", "version": 1, "steps": [["compute", 4]]})
 
     def test_solvers_are_listed(self):
-        self.assertLessEqual({"store_all", "chen", "rotor", "checkmate", "rockmate", "automatic"}, set(remat.solvers()))
+        self.assertLessEqual({"store_all", "chen", "rotor", "checkmate", "rockmate", "offmate", "pofo", "poet", "automatic"}, set(remat.solvers()))
 
 
 if __name__ == "__main__":

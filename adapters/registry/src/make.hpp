@@ -23,6 +23,8 @@ any_solver make_min_cut(const std::string& backend);
 any_solver make_moments(const std::string& backend);
 any_solver make_offload_only(const std::string& backend);
 any_solver make_offmate(const std::string& backend);
+any_solver make_poet(const std::string& backend);
+any_solver make_pofo(const std::string& backend);
 any_solver make_recompute_all_blocks(const std::string& backend);
 any_solver make_revolve(const std::string& backend);
 any_solver make_rockmate(const std::string& backend);

@@ -100,12 +100,21 @@ class persistent_table {
 
   /// The budgets at which the least time changes, ascending, with the time from there on.
   std::vector<std::pair<bytes_t, double>> front() const {
+    if (chain_.size() == 0) return {};
+    auto points = front(0, chain_.size() - 1);
+    for (auto& x : points) x.first += chain_.input(0);
+    return points;
+  }
+
+  /// The memory at which the least time of links i to j changes, ascending, with the time from there on: bytes besides x_i, what
+  /// the gradient of x_(j+1) takes included.
+  std::vector<std::pair<bytes_t, double>> front(std::size_t i, std::size_t j) const {
     std::vector<std::pair<bytes_t, double>> points;
-    if (chain_.size() == 0 || !complete_) return points;
-    const auto& c = table_[index(0, chain_.size() - 1)];
+    if (!complete_) return points;
+    const auto& c = table_[index(i, j)];
     auto m = c.from;
     for (const auto s : c.seconds) {
-      if (points.empty() || s < points.back().second) points.emplace_back(m * unit_ + chain_.input(0), s);
+      if (points.empty() || s < points.back().second) points.emplace_back(m * unit_, s);
       ++m;
     }
     return points;
@@ -116,14 +125,18 @@ class persistent_table {
   /// Complexity: O(L) per step and split.
   std::vector<chain_step> steps(bytes_t budget) const {
     if (!seconds(budget)) throw bad_option("chain: no persistent schedule within " + std::to_string(budget) + " bytes");
+    if (chain_.size() == 0) return {};
+    return steps(0, chain_.size() - 1, std::min(budget, budget_) - chain_.input(0));
+  }
+  /// The steps of links i to j with so many bytes besides x_i: one of `front(i, j)` at least.
+  std::vector<chain_step> steps(std::size_t first, std::size_t last, bytes_t bytes) const {
     std::vector<chain_step> list;
-    if (chain_.size() == 0) return list;
     struct task {
       std::size_t i, j;
       bytes_t m;
       std::optional<chain_step> step;  // to be emitted instead
     };
-    std::vector<task> stack = {{0, chain_.size() - 1, floor_units(std::min(budget, budget_) - chain_.input(0)), {}}};
+    std::vector<task> stack = {{first, last, floor_units(bytes), {}}};
     while (!stack.empty()) {
       const task now = stack.back();
       stack.pop_back();

@@ -129,6 +129,7 @@ class saved_parts {
 
   std::size_t size() const { return parts_.size(); }
   const part_chain& chain() const { return chain_; }
+  const part_index& index() const { return index_; }
   /// Seconds of the operations in no part.
   double alone() const { return alone_; }
 

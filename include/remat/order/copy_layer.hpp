@@ -36,6 +36,7 @@ class copy_layer {
         order_(order),
         budget_(budget),
         small_(static_cast<bytes_t>(o.small * static_cast<double>(budget))),
+        among_(o.among),
         end_(order.size()),
         up_(*p.link(device_tier, where ? far_tier : p.host())),
         down_(*p.link(where ? far_tier : p.host(), device_tier)),
@@ -115,7 +116,7 @@ class copy_layer {
   }
   bytes_t bytes(value_id v) const { return p_.values()[v].bytes; }
   bool held(value_id v) const { return p_.values()[v].held && (!host_ || host_->where.homes[v] == device_tier); }
-  bool movable(value_id v) const { return bytes(v) > 0 && !held(v) && p_.values()[v].movable; }
+  bool movable(value_id v) const { return bytes(v) > 0 && !held(v) && p_.values()[v].movable && (among_.empty() || among_[v]); }
   /// Does `v` have to go to the host after its last use on the device?
   bool must_go(value_id v) const { return values_[v].next == end_ + 1 && host_->must_go(v); }
   double to_host(value_id v) const { return up_.latency + static_cast<double>(bytes(v)) / up_.rate; }
@@ -370,6 +371,7 @@ class copy_layer {
   const problem& p_;
   std::span<const operation_id> order_;
   bytes_t budget_, small_;
+  std::vector<bool> among_;
   std::size_t end_;
   const copy_link &up_, &down_;
   double now_ = 0, up_free_ = 0, own_down_free_ = 0, host_end_ = 0;

@@ -34,12 +34,14 @@ class copy_incumbent {
   double seconds() const { return seconds_; }  ///< from `evaluate`; infinity if there is none
   const std::vector<operation_id>& order() const { return order_; }
   /// Lays copies over a valid order, in the way that is faster, and takes the schedule if it is the fastest.
+  /// @param among per value: may it be moved? Empty: all may that the problem lets
   /// @return the schedule and where it waits; nothing if the order does not fit
   /// Complexity: that of `lay_copies` and, where it may be the fastest, `evaluate`.
-  std::optional<laid_copies> offer(const std::vector<operation_id>& order) {
-    auto laid = lay_copies(p_, order, budget_);
+  std::optional<laid_copies> offer(const std::vector<operation_id>& order, const std::vector<bool>& among = {}) {
+    auto laid = lay_copies(p_, order, budget_, {.among = among});
     if (laid ? !laid->waits.empty() : !p_.plain())
-      if (auto frugal = lay_copies(p_, order, budget_, {.frugal = true}); frugal && (!laid || frugal->seconds < laid->seconds))
+      if (auto frugal = lay_copies(p_, order, budget_, {.frugal = true, .among = among});
+          frugal && (!laid || frugal->seconds < laid->seconds))
         laid = frugal;
     if (!laid || laid->seconds > 1.01 * seconds_) return laid;
     laid->seconds = evaluate(p_, laid->schedule).seconds;

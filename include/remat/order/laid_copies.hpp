@@ -13,10 +13,14 @@
 
 namespace remat::order {
 
+/// What a method for copies says of a problem that has none.
+inline constexpr const char* no_copies = "the problem allows no copies to the host";
+
 /// What `lay_copies` sends to the host.
 struct copy_options {
-  bool frugal = false;  ///< only what memory asks for; otherwise all that the link has time for
-  double small = 2e-5;  ///< values below that share of the budget are moved only where nothing else helps, in [0, 1]
+  bool frugal = false;           ///< only what memory asks for; otherwise all that the link has time for
+  double small = 2e-5;           ///< values below that share of the budget are moved only where nothing else helps, in [0, 1]
+  std::vector<bool> among = {};  ///< per value: may it be moved? Empty: all may that the problem lets
 };
 
 /// A schedule with copies, and where it waits for them.

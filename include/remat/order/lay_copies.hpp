@@ -69,6 +69,9 @@ inline std::optional<laid_copies> lay_tiers(const problem& p, std::span<const op
 inline std::optional<laid_copies> lay_copies(const problem& p, std::span<const operation_id> order, bytes_t budget,
                                              const copy_options& o = {}) {
   if (!(o.small >= 0 && o.small <= 1)) throw bad_option("copy_options.small must be in [0, 1], got " + std::to_string(o.small));
+  if (!o.among.empty() && o.among.size() != p.values().size())
+    throw bad_option("copy_options.among must say it of each of the " + std::to_string(p.values().size()) + " values, got " +
+                     std::to_string(o.among.size()));
   if (!p.plain()) return detail::lay_tiers(p, order, budget, o);
   if (!p.copies()) throw bad_option("lay_copies: the problem allows no copies");
   return detail::copy_layer(p, order, budget, o).lay();

@@ -37,7 +37,7 @@ class offload_only {
       all.put_into(r);
     } else if (p.plain() && !p.copies()) {
       r.status = status::not_applicable;
-      r.reason = no_copies;
+      r.reason = order::no_copies;
     } else {
       order::copy_incumbent best(p, budget);
       best.offer(needed);
@@ -47,9 +47,6 @@ class offload_only {
     }
     return r;
   }
-
- private:
-  static constexpr const char* no_copies = "the problem allows no copies to the host";
 };
 
 }  // namespace remat

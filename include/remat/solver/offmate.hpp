@@ -16,6 +16,7 @@
 #include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>
+#include <remat/core/slower_links.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/order/copy_search.hpp>
 #include <remat/solver/min_cut.hpp>
@@ -30,6 +31,9 @@ namespace remat {
 /// (`order::copy_search`). The ends of the scan are recomputation alone and copies alone. Proves `bound::copy_bound`, or
 /// `bound::tier_bound`, besides. Of a problem that is not plain, recomputation is planned for what stays on the device
 /// (`order::without_host`).
+///
+/// Links may be slower than their rates say, which costs most where they are busy all the time: with `rate_share` of 0.9, say,
+/// what is planned still takes about as long at nine tenths of the rates, for a little more at all of them.
 ///
 /// @tparam Inner plans recomputation; for the most promising virtual budgets, after `min_cut` has planned for all of them
 ///
@@ -47,6 +51,7 @@ class offmate {
     std::size_t search = 600'000;     ///< each for `order::patience_for` that many rounds without an improvement
     std::size_t idle = 4;             ///< so many times without an improvement and the search ends; 0: none
     std::optional<schedule> start{};  ///< a schedule that is known, to begin with; of its copies nothing is taken
+    double rate_share = 1;            ///< copies are planned as if every link had this share of its rate, in (0, 1]
   };
 
   offmate() : offmate(Inner()) {}
@@ -55,6 +60,8 @@ class offmate {
   offmate(Inner inner, const options& o) : inner_(std::move(inner)), options_(o) {
     if (o.scan < 1) throw bad_option("offmate.scan must be >= 1, got 0");
     if (o.starts < 1) throw bad_option("offmate.starts must be >= 1, got 0");
+    if (!(o.rate_share > 0 && o.rate_share <= 1))
+      throw bad_option("offmate.rate_share must be in (0, 1], got " + std::to_string(o.rate_share));
   }
 
   std::string name() const { return "offmate/" + std::string(inner_.name()); }
@@ -69,6 +76,7 @@ class offmate {
   /// @throws what Inner throws
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     if (p.plain() && !p.copies()) return inner_.solve(p, budget, m);
+    if (options_.rate_share < 1) return solve_for_less(p, budget, m);
     result r;
     const auto needed = needed_operations(p);
     if (auto why = p.plain() ? std::string() : order::unplannable(p); !why.empty()) {
@@ -121,6 +129,22 @@ class offmate {
       std::stable_sort(starts.begin(), starts.end(), [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
     }
   };
+
+  /// Plans for slower links. What is proven there is not true of `p`.
+  result solve_for_less(const problem& p, bytes_t budget, monitor& m) const {
+    auto slower = *this;
+    slower.options_.rate_share = 1;
+    monitor part(m, 1, [tell = report_to(m)](progress x) {
+      x.bound = 0;
+      return tell(x);
+    });
+    result proven;
+    if (!p.plain() && !order::unplannable(p).empty()) return slower.solve(p, budget, part);
+    bound::prove_bound(p, budget, proven, [&] { return m.stopped(); });
+    auto r = slower.solve(with_slower_links(p, options_.rate_share), budget, part);
+    r.bound = proven.bound;
+    return r;
+  }
 
   /// Plans recomputation quickly for virtual budgets, and offers the orders.
   static void sweep(scan& now, const std::vector<bytes_t>& budgets) {

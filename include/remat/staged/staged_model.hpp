@@ -119,6 +119,7 @@ class staged_model {
 
   const remat::staged::stages& frame() const { return stages_; }
   milp::builder& rows() { return builder_; }
+  const expression& R(std::size_t s, std::size_t i) const { return R_[s][i]; }
   /// The constant 0 until it is set.
   expression& R(std::size_t s, std::size_t i) { return R_[s][i]; }
   expression& S(std::size_t s, value_id v) { return S_[s][v]; }

@@ -33,8 +33,27 @@ namespace remat::staged {
 /// either: R of an operation that nothing in this stage or later can need, S and L of a value that is not needed any more or
 /// cannot be rebuilt while it is needed, or stays anyway (R4; values without bytes).
 ///
+/// With `staging::copies`, for each value v that may move, in POET's terms:
+/// - M_in[s,v] in {0,1}: v comes back when stage s begins; R[s,producer] + S[s,v] + M_in[s,v] <= 1, and this sum is what
+///   R + S is above;
+/// - out[s,v] and in[s,v] in [0,1]: the parts of the copies of v to the host and to the device that lie in stage s;
+/// - W[s] >= 0: what stage s takes beyond its block, s; the objective is the sum of these, instead of that of R.
+///
+/// Rows, with O, I the sums of out and in up to stage s, and M that of M_in:
+/// - what leaves or comes is there: out, in <= R[s,producer] + S[s,v] + M_in[s,v], without R for in; M_in[s,v] <= O[s-1,v] <= 1;
+/// - 0 <= M - I <= S[s+1,v], <= 1 - R[s,u] for each user u that is recomputed, <= 0 if the block reads v or v is a target and s
+///   the last stage: what comes has come before it is read or dropped;
+/// - W[s] + seconds of the block >= those of the parts of copies, in either direction; where the block is one operation, W[s] >=
+///   seconds of R + w and >= those of what comes in for the block + w, with w those of what leaves of the block's own outputs.
+///
+/// They are satisfied, with W as `evaluate` counts, by every staged schedule in which copies to the device come first in their
+/// stage, between two computations of a stage nothing is dropped but what the first of them reads or makes, and sources that are
+/// targets stay; a stage lasts until the next one's first copy or computation begins. So the optimum is a lower bound on all of
+/// those. It may be below the fastest: copies in parts can do what whole ones cannot.
+///
 /// Reference: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020 (stages, R,
-/// S); the interval columns replace its indicator of freed values.
+/// S); the interval columns replace its indicator of freed values. Patil et al., "POET: Training Neural Networks on Tiny Devices
+/// with Integrated Rematerialization and Paging", ICML 2022 (M_in; M_out and S_sd are out and O; its paging takes no time).
 class strong_form : public staged_model {
  public:
   static constexpr bool restricts = true;  ///< takes all of `staging`
@@ -49,15 +68,47 @@ class strong_form : public staged_model {
   strong_form(const problem& p, bytes_t budget, const staging& rules = {},
               std::size_t longest_row = std::numeric_limits<std::size_t>::max(), const std::function<bool()>& stop = {})
       : staged_model(stages(p, budget, rules), budget), longest_row_(longest_row) {
+    if (rules.copies && !p.copies()) throw bad_option("staging.copies: the problem allows no copies");
+    if (rules.copies) {
+      const std::vector<expression> nothing(p.values().size());
+      M_in_.assign(frame().size() + 1, nothing);
+      pending_ = sent_ = nothing;
+    }
     if (!make_columns(stop)) return;
     for (std::size_t s = 0; s < frame().size(); ++s) {
       if (stop && stop()) return;
       make_rows(s);
     }
+    if (rules.copies)
+      for (value_id v = 0; v < p.values().size(); ++v)
+        if (moves(v)) rows().at_most(sent_[v], {{}, 1});
     build();
   }
 
+  /// What a solution with copies computes, in order, and the values that it brings back. Copies are for others to lay over it.
+  /// Complexity: O(stages (operations + values)).
+  std::pair<std::vector<operation_id>, std::vector<bool>> extract_copied(const Eigen::VectorXd& x) const {
+    std::pair<std::vector<operation_id>, std::vector<bool>> answer;
+    answer.second.assign(frame().p->values().size(), false);
+    for (std::size_t s = 0; s < frame().size(); ++s) {
+      for (std::size_t i = 0; i < frame().blocks[s].second; ++i)
+        if (R(s, i).at(x) >= 0.5) answer.first.push_back(frame().needed[i]);
+      for (value_id v = 0; v < answer.second.size(); ++v)
+        if (M_in_[s][v].at(x) >= 0.5) answer.second[v] = true;
+    }
+    return answer;
+  }
+
  private:
+  using staged_model::R;
+  /// May `v` be copied?
+  bool moves(value_id v) const {
+    const auto& x = frame().p->values()[v];
+    return frame().rules.copies && frame().modelled[v] && !frame().stays[v] && x.movable && x.bytes > 0;
+  }
+  /// Is `v` on the device after the copies at the beginning of stage `s`?
+  expression here(std::size_t s, value_id v) { return moves(v) ? S(s, v) + M_in_[s][v] : S(s, v); }
+
   /// False if `stop` ended it.
   bool make_columns(const std::function<bool()>& stop) {
     const auto n = frame().needed.size();
@@ -87,7 +138,7 @@ class strong_form : public staged_model {
           if (i >= first)
             R(s, i).constant = 1;
           else if (useful[s][i])
-            R(s, i) = rows().binary(frame().at(i).seconds / frame().second);
+            R(s, i) = rows().binary(frame().rules.copies ? 0 : frame().at(i).seconds / frame().second);
         }
       for (value_id v = 0; v < frame().p->values().size(); ++v) {
         const auto i = frame().producer[v];
@@ -97,14 +148,19 @@ class strong_form : public staged_model {
         const bool lasting = i == stages::nothing || !frame().repeatable[i];
         if (s == count)
           S(s, v).constant = frame().p->is_target(v);
-        else if (certain && (lasting || frame().stays[v]))
+        else if (certain && ((lasting && !moves(v)) || frame().stays[v] || s == 0))
           S(s, v).constant = 1;
         else if (frame().stays[v])
           S(s, v).constant = std::any_of(uses.begin(), uses.end(), [&](auto j) { return later[s][j]; });
-        else if (frame().used_in_block(s, v))
-          S(s, v) = expression{{}, 1} - R(s, i);
-        else if (certain || std::any_of(uses.begin(), uses.end(), [&](auto j) { return later[s][j]; }))
-          S(s, v) = rows().binary(0);
+        else if (frame().used_in_block(s, v) || certain ||
+                 std::any_of(uses.begin(), uses.end(), [&](auto j) { return later[s][j]; })) {
+          if (moves(v) && s > 0) M_in_[s][v] = rows().binary(0);
+          if (!frame().used_in_block(s, v))
+            S(s, v) = rows().binary(0);
+          else
+            S(s, v) =
+                expression{{}, 1} - (moves(v) ? M_in_[s][v] : expression()) - (i == stages::nothing ? expression() : R(s, i));
+        }
       }
     }
     return true;
@@ -125,7 +181,7 @@ class strong_form : public staged_model {
       for (auto j : frame().uses[v])
         if (j < last && !run(j).is_zero()) users[v].push_back(j);
       const auto& after = S(s + 1, v);
-      const auto before = i == stages::nothing || (frame().stays[v] && i < first) ? S(s, v) : run(i) + S(s, v);
+      const auto before = i == stages::nothing || (frame().stays[v] && i < first) ? here(s, v) : run(i) + here(s, v);
       auto& level = levels[v];
       const auto others = [&](auto u) { return u != v && !frame().stays[u]; };
       const bool byproduct =  // may be recomputed without being used
@@ -149,23 +205,72 @@ class strong_form : public staged_model {
         rows().at_most(level[q + 1], level[q]);
       }
 
-      live[v] = i == stages::nothing ? before : S(s, v);
+      live[v] = i == stages::nothing ? before : here(s, v);
       if (frame().stays[v]) continue;
-      if (i != stages::nothing && !run(i).is_constant()) rows().at_most(before, {{}, 1});
+      if (moves(v) || (i != stages::nothing && !run(i).is_constant())) rows().at_most(before, {{}, 1});
       const bool block_use = !users[v].empty() && users[v].back() >= first;
       expression use;
       for (auto j : users[v]) use.add(run(j));
-      if (!block_use && !after.is_one()) rows().at_most(S(s, v), use + after);
+      if (!block_use && !after.is_one() && !moves(v)) rows().at_most(S(s, v), use + after);
       if (i != stages::nothing) {
         const bool at_end = frame().p->is_target(v) && s + 1 == frame().size();
         if (!frame().rules.recompute_where_used || at_end) use.add(after);
         purpose[i].add(use);
-        certain[i] = certain[i] || block_use || at_end;
+        certain[i] = certain[i] || block_use || at_end || moves(v);
       }
     }
     for (std::size_t i = 0; i < last; ++i)
       if (!run(i).is_constant() && !certain[i]) rows().at_most(run(i), purpose[i]);
     make_memory_rows(s, live, levels);
+    if (frame().rules.copies) make_copy_rows(s);
+  }
+
+  /// Copies in stage `s`, and what it takes.
+  void make_copy_rows(std::size_t s) {
+    const auto [first, last] = frame().blocks[s];
+    const auto& rates = *frame().p->copies();
+    expression again, out, in, awaited, own;  // seconds
+    double block = 0;
+    for (std::size_t i = 0; i < last; ++i) {
+      const double seconds = frame().at(i).seconds / frame().second;
+      i < first ? void(again.add(R(s, i), seconds)) : void(block += seconds);
+    }
+    const bool single = last == first + 1;
+    for (value_id v = 0; v < frame().p->values().size(); ++v) {
+      const auto i = frame().producer[v];
+      if (!moves(v) || (i != stages::nothing && i >= last)) continue;
+      const auto taken = [&](double rate) {
+        return (rates.latency + static_cast<double>(frame().p->values()[v].bytes) / rate) / frame().second;
+      };
+      const auto there = here(s, v), made = i == stages::nothing ? there : R(s, i) + there;
+      rows().at_most(M_in_[s][v], sent_[v]);
+      if (!made.is_zero()) {
+        const auto part = rows().column(0, 0, 1);
+        rows().at_most(part, made);
+        sent_[v].add(part);
+        out.add(part, taken(rates.to_host));
+        if (single && i == first) own.add(part, taken(rates.to_host));
+      }
+      pending_[v].add(M_in_[s][v]);
+      if (!pending_[v].is_constant() && !there.is_zero()) {
+        const auto part = rows().column(0, 0, 1);
+        rows().at_most(part, there);
+        pending_[v].add(part, -1);
+        in.add(part, taken(rates.to_device));
+        if (single && frame().used_in_block(s, v)) awaited.add(part, taken(rates.to_device));
+      }
+      if (pending_[v].is_constant()) continue;
+      rows().at_least(pending_[v], 0);
+      const bool ends = frame().p->is_target(v) && s + 1 == frame().size();
+      rows().at_most(pending_[v], frame().used_in_block(s, v) || ends ? expression() : S(s + 1, v));
+      for (auto u : frame().uses[v])
+        if (u < first && !R(s, u).is_zero()) rows().at_most(pending_[v], expression{{}, 1} - R(s, u));
+    }
+    const auto beyond = rows().column(1, 0, milp::infinity);
+    rows().at_most(again + own, beyond);
+    rows().at_most(out, beyond + expression{{}, block});
+    rows().at_most(in, beyond + expression{{}, block});
+    rows().at_most(awaited + own, beyond);
   }
 
   /// @param live   level of each value when the stage starts
@@ -181,7 +286,7 @@ class strong_form : public staged_model {
     };
     for (std::size_t k = 0; k < frame().blocks[s].second; ++k) {
       if (R(s, k).is_zero()) continue;
-      for (auto v : frame().at(k).outputs) change(v, frame().stays[v] && S(s, v).is_one() ? S(s, v) : R(s, k) + S(s, v));
+      for (auto v : frame().at(k).outputs) change(v, frame().stays[v] && S(s, v).is_one() ? S(s, v) : R(s, k) + here(s, v));
       row.compact();
       if (row.terms.size() > longest_row_) row = running_sum(row);
       within_budget(row + static_cast<double>(frame().at(k).workspace) / frame().byte * R(s, k));
@@ -192,6 +297,8 @@ class strong_form : public staged_model {
   }
 
   std::size_t longest_row_;
+  std::vector<std::vector<expression>> M_in_;  // per stage
+  std::vector<expression> pending_, sent_;     // of each value, up to the stage at hand: M - I, O
 };
 
 }  // namespace remat::staged

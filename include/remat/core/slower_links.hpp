@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Problems with links that are slower than they should be.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include <remat/core/error.hpp>
+#include <remat/core/problem.hpp>
+
+namespace remat {
+
+/// The same problem with each link at a share of its rate. A plan that keeps a link busy all the time pays dearly where the link
+/// is slower than its rate says; one made for less has time to spare. Its schedules are schedules of `p`, where they take what
+/// `evaluate(p, s)` says.
+/// @param p     the problem
+/// @param share of every rate, in (0, 1]
+/// @throws bad_option for a share out of range
+/// Complexity: O(V + edges).
+/// @code
+/// const auto plan = remat::solve(remat::with_slower_links(p, 0.9), budget, remat::offmate{});
+/// const auto takes = remat::evaluate(p, plan.schedule).seconds;
+/// @endcode
+inline problem with_slower_links(const problem& p, double share) {
+  if (!(share > 0 && share <= 1)) throw bad_option("with_slower_links.share must be in (0, 1], got " + std::to_string(share));
+  auto copies = p.copies();
+  if (copies) copies->to_host *= share, copies->to_device *= share;
+  memory_system system{p.tiers(), {p.links_beyond_copies().begin(), p.links_beyond_copies().end()}};
+  for (auto& l : system.links) l.rate *= share;
+  return {p.name(), p.values(), p.operations(), p.targets(), copies, p.backward_start(), std::move(system), p.next()};
+}
+
+}  // namespace remat
