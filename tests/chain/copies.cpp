@@ -84,7 +84,7 @@ struct every_choice {
         const double gradient = i + 1 < n ? at(c.links[i + 1].gradient) : 0;
         if (!b.drain_to(budget - stays - input - kept_from(i + 1) - gradient - at(o.saved + o.backward_transient))) continue;
         if (moved) f.waiting += input;  // behind what waited; it may leave while the forward reads it
-        // What was drained while waiting is the same, whichever bytes they are.
+
         f.pass(o.forward);
         b.pass(o.backward);
         if (moved) b.waiting += input;
@@ -126,7 +126,7 @@ struct every_choice {
 TEST_CASE("the recurrence with copies equals the enumeration of its choices") {
   std::mt19937_64 g(31);
   int compared = 0, moved = 0, both = 0;
-  for (int round = 0; round < 3000; ++round) {
+  for (int round = 0; round < 1500; ++round) {
     const auto c = chain_to_copy(g, static_cast<std::size_t>(uniform(g, 1, 4)), 2);
     bytes_t all = c.links[0].input;
     for (const auto& l : c.links) all += l.options[0].saved + l.kept;
@@ -151,8 +151,8 @@ TEST_CASE("the recurrence with copies equals the enumeration of its choices") {
     CHECK(chain::fastest_with_copies(c, budget, rates, table, {.most_labels = 1}).seconds >= answer.seconds * (1 - 1e-9));
   }
   CAPTURE(compared, moved, both);
-  CHECK(compared > 1000);
-  CHECK(moved > 300);
+  CHECK(compared > 450);
+  CHECK(moved > 150);
   CHECK(both > 50);
 }
 

@@ -14,7 +14,7 @@ TEST_CASE("glpk: conforms to the backend suite") {
 }
 
 TEST_CASE("glpk: checkmate equals the staged optimum") { testing::check_against_oracles<glpk::backend>(11, 1000); }
-TEST_CASE("glpk: poet against exhaustive search") { testing::check_poet_against_oracles<glpk::backend>(21, 1000); }
+TEST_CASE("glpk: poet against exhaustive search") { testing::check_poet_against_oracles<glpk::backend>(21, 400); }
 TEST_CASE("glpk: checkmate with extra stages") { testing::check_against_oracles<glpk::backend>(12, 200, 1); }
 TEST_CASE("glpk: checkmate on unit chains") { testing::check_unit_chains<glpk::backend>(); }
 TEST_CASE("glpk: checkmate with a last stage") { testing::check_against_oracles<glpk::backend>(13, 300, 0, true); }

@@ -14,7 +14,7 @@ TEST_CASE("highs: conforms to the backend suite") {
 }
 
 TEST_CASE("highs: checkmate equals the staged optimum") { testing::check_against_oracles<highs::backend>(11, 600); }
-TEST_CASE("highs: poet against exhaustive search") { testing::check_poet_against_oracles<highs::backend>(21, 1500); }
+TEST_CASE("highs: poet against exhaustive search") { testing::check_poet_against_oracles<highs::backend>(21, 600); }
 TEST_CASE("highs: checkmate with extra stages") { testing::check_against_oracles<highs::backend>(12, 100, 1); }
 TEST_CASE("highs: checkmate on unit chains") { testing::check_unit_chains<highs::backend>(); }
 TEST_CASE("highs: checkmate with a last stage") { testing::check_against_oracles<highs::backend>(13, 100, 0, true); }

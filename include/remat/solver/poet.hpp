@@ -22,7 +22,7 @@
 namespace remat {
 
 /// Recomputation and copies to the host together, by POET's MILP: Checkmate's stages, with columns for what is on the host and
-/// for copies in either direction (`staged::strong_form` with `staging::copies`).
+/// for copies in either direction (`staged::strong_form` with copies).
 ///
 /// Where the published program minimises energy under a limit of the time of computations, and copies take no time, this one
 /// minimises time: computations and both directions of the link go on beside one another, what comes in is there before it is
@@ -47,12 +47,11 @@ template <milp::backend B>
 class poet {
  public:
   struct options {
-    /// Restrictions; by default all schedules of the scope are searched. `copies` is taken to be set.
-    staged::staging rules = {.last_stage = true};
-    std::optional<schedule> start = {};  ///< a known schedule, used as a cutoff; of its copies nothing is taken
+    staged::staging rules = {.last_stage = true};  ///< restrictions
+    std::optional<schedule> start = {};            ///< a known schedule, used as a cutoff; of its copies nothing is taken
   };
 
-  explicit poet(const options& o, B backend = B()) : options_(o), backend_(std::move(backend)) { options_.rules.copies = true; }
+  explicit poet(const options& o, B backend = B()) : options_(o), backend_(std::move(backend)) {}
   poet() : poet(options{}) {}
 
   std::string name() const { return "poet/" + std::string(backend_.name()); }
@@ -87,12 +86,13 @@ class poet {
 
  private:
   void search(const problem& p, bytes_t budget, order::copy_incumbent& best, result& r, monitor& m) const {
-    r.scope = to_string(options_.rules);
+    r.scope = to_string(options_.rules) + ", copies to the device first in a stage";
     r.scope_bound = r.bound;
     const auto done = [&] { return best.seconds() * (1 - m.limits().gap) <= r.scope_bound; };
     best.report(m, r.scope, r.bound);
     if (done() || m.stopped()) return;
-    const staged::strong_form form(p, budget, options_.rules, milp::longest_row(backend_), [&] { return m.stopped(); });
+    const staged::strong_form form(
+        p, budget, options_.rules, milp::longest_row(backend_), [&] { return m.stopped(); }, true);
     if (!form.complete()) return;
     milp::options o;
     o.seconds = m.remaining();

@@ -55,7 +55,7 @@ class published_form : public staged_model {
  private:
   /// @throws bad_option for a restriction
   static stages plain(const problem& p, bytes_t budget, const staging& rules) {
-    if (rules.backward_once || rules.forward_in_one_stage || rules.recompute_where_used || rules.small_values > 0 || rules.copies)
+    if (rules.backward_once || rules.forward_in_one_stage || rules.recompute_where_used || rules.small_values > 0)
       throw bad_option("staging: the published form has no restrictions");
     stages s(p, budget, rules);
     s.stays.assign(p.values().size(), false);  // nothing is special about values without bytes

@@ -34,9 +34,6 @@ struct staging {
   /// One more stage at the end, without an operation of its own: for targets that are dropped and computed again. It enlarges the
   /// class of schedules.
   bool last_stage = false;
-  /// Values are copied to the host and back; what comes back comes at the beginning of a stage. Of `strong_form` only, for
-  /// problems that allow copies.
-  bool copies = false;
 };
 
 /// The operations of `p` in the order in which `s` first computes them, as `staging::order` takes it; those that it does not
@@ -64,7 +61,6 @@ inline std::string to_string(const staging& r) {
   if (r.forward_in_one_stage) text += ", forward in one stage";
   if (r.recompute_where_used) text += ", values recomputed where used";
   if (r.small_values > 0) text += ", small values held";
-  if (r.copies) text += ", copies to the device at the beginning of stages";
   return text;
 }
 

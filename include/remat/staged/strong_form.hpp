@@ -33,7 +33,7 @@ namespace remat::staged {
 /// either: R of an operation that nothing in this stage or later can need, S and L of a value that is not needed any more or
 /// cannot be rebuilt while it is needed, or stays anyway (R4; values without bytes).
 ///
-/// With `staging::copies`, for each value v that may move, in POET's terms:
+/// With copies, for each value v that may move, in POET's terms:
 /// - M_in[s,v] in {0,1}: v comes back when stage s begins; R[s,producer] + S[s,v] + M_in[s,v] <= 1, and this sum is what
 ///   R + S is above;
 /// - out[s,v] and in[s,v] in [0,1]: the parts of the copies of v to the host and to the device that lie in stage s;
@@ -63,13 +63,16 @@ class strong_form : public staged_model {
   /// @param rules  the restrictions
   /// @param longest_row memory rows with more entries are split by a running sum
   /// @param stop   polled while the model is built, which takes long for thousands of operations; true leaves it incomplete
-  /// @throws bad_option if `rules.turn` is no operation, `rules.small_values` out of range or `rules.order` no topological order
+  /// @param copies values are copied to the host and back
+  /// @throws bad_option if `rules.turn` is no operation, `rules.small_values` out of range or `rules.order` no topological order,
+  ///         or for copies that the problem does not allow
   /// Complexity: O(stages (operations + edges)) columns and rows; memory rows have O(values) entries each, unless split.
   strong_form(const problem& p, bytes_t budget, const staging& rules = {},
-              std::size_t longest_row = std::numeric_limits<std::size_t>::max(), const std::function<bool()>& stop = {})
-      : staged_model(stages(p, budget, rules), budget), longest_row_(longest_row) {
-    if (rules.copies && !p.copies()) throw bad_option("staging.copies: the problem allows no copies");
-    if (rules.copies) {
+              std::size_t longest_row = std::numeric_limits<std::size_t>::max(), const std::function<bool()>& stop = {},
+              bool copies = false)
+      : staged_model(stages(p, budget, rules), budget), longest_row_(longest_row), copies_(copies) {
+    if (copies && !p.copies()) throw bad_option("strong_form.copies: the problem allows no copies");
+    if (copies) {
       const std::vector<expression> nothing(p.values().size());
       M_in_.assign(frame().size() + 1, nothing);
       pending_ = sent_ = nothing;
@@ -79,7 +82,7 @@ class strong_form : public staged_model {
       if (stop && stop()) return;
       make_rows(s);
     }
-    if (rules.copies)
+    if (copies)
       for (value_id v = 0; v < p.values().size(); ++v)
         if (moves(v)) rows().at_most(sent_[v], {{}, 1});
     build();
@@ -104,7 +107,7 @@ class strong_form : public staged_model {
   /// May `v` be copied?
   bool moves(value_id v) const {
     const auto& x = frame().p->values()[v];
-    return frame().rules.copies && frame().modelled[v] && !frame().stays[v] && x.movable && x.bytes > 0;
+    return copies_ && frame().modelled[v] && !frame().stays[v] && x.movable && x.bytes > 0;
   }
   /// Is `v` on the device after the copies at the beginning of stage `s`?
   expression here(std::size_t s, value_id v) { return moves(v) ? S(s, v) + M_in_[s][v] : S(s, v); }
@@ -138,7 +141,7 @@ class strong_form : public staged_model {
           if (i >= first)
             R(s, i).constant = 1;
           else if (useful[s][i])
-            R(s, i) = rows().binary(frame().rules.copies ? 0 : frame().at(i).seconds / frame().second);
+            R(s, i) = rows().binary(copies_ ? 0 : frame().at(i).seconds / frame().second);
         }
       for (value_id v = 0; v < frame().p->values().size(); ++v) {
         const auto i = frame().producer[v];
@@ -222,7 +225,7 @@ class strong_form : public staged_model {
     for (std::size_t i = 0; i < last; ++i)
       if (!run(i).is_constant() && !certain[i]) rows().at_most(run(i), purpose[i]);
     make_memory_rows(s, live, levels);
-    if (frame().rules.copies) make_copy_rows(s);
+    if (copies_) make_copy_rows(s);
   }
 
   /// Copies in stage `s`, and what it takes.
@@ -297,6 +300,7 @@ class strong_form : public staged_model {
   }
 
   std::size_t longest_row_;
+  bool copies_;
   std::vector<std::vector<expression>> M_in_;  // per stage
   std::vector<expression> pending_, sent_;     // of each value, up to the stage at hand: M - I, O
 };
