@@ -137,6 +137,7 @@ struct step_shape {
   std::size_t layers = 4;
   bool cyclic = true;
   int host_optimizer = 50;  ///< in %, of a layer's update to run on the host
+  int disk = 0;             ///< in %, of what starts elsewhere to start on a disk; 0: there is none
 };
 
 /// A training step of a chain of layers whose weights and optimizer states start on either tier or anywhere, and whose updates
@@ -151,7 +152,10 @@ inline problem random_step(std::mt19937_64& g, const step_shape& shape) {
     return value_id(values.size() - 1);
   };
   const auto seconds = [&] { return static_cast<double>(uniform(g, 0, 6)); };
-  const auto place = [&] { return chance(g, 25) ? any_tier : chance(g, 60) ? host : device; };
+  const auto place = [&] {
+    const auto t = chance(g, 25) ? any_tier : chance(g, 60) ? host : device;
+    return shape.disk > 0 && t == host && chance(g, shape.disk) ? disk : t;
+  };
   auto x = add({.name = "x", .bytes = uniform(g, 0, 4), .held = chance(g, 30), .starts = place()});
   std::vector<value_id> inputs = {x}, gradients;
   struct layer_values {
@@ -222,11 +226,18 @@ inline problem random_step(std::mt19937_64& g, const step_shape& shape) {
   if (chance(g, 50)) values[d].ends = chance(g, 50) ? device : any_tier, targets.push_back(d);
   const auto rate = [&] { return static_cast<double>(uniform(g, 1, 8)) / 2; };
   const auto latency = static_cast<double>(uniform(g, 0, 2)) / 2;
-  if (chance(g, 50)) return {"step", values, operations, targets, copy_rates{rate(), rate(), latency}, std::nullopt, {}, next};
+  memory_system system;
+  if (shape.disk > 0) {
+    const bool shared = chance(g, 30);
+    system = {{{"device"}, {"host"}, {"disk"}},
+              {{host, disk, rate(), latency, shared ? "bus" : "write"}, {disk, host, rate(), latency, shared ? "bus" : "read"}}};
+  }
+  if (chance(g, 50))
+    return {"step", values, operations, targets, copy_rates{rate(), rate(), latency}, std::nullopt, system, next};
   const bool shared = chance(g, 30);
-  memory_system system{
-      {{"gpu"}, {"memory"}},
-      {{device, host, rate(), latency, shared ? "bus" : "up"}, {host, device, rate(), latency, shared ? "bus" : "down"}}};
+  if (system.tiers.empty()) system.tiers = {{"gpu"}, {"memory"}};
+  system.links.push_back({device, host, rate(), latency, shared ? "bus" : "up"});
+  system.links.push_back({host, device, rate(), latency, shared ? "bus" : "down"});
   return {"step", values, operations, targets, std::nullopt, std::nullopt, system, next};
 }
 

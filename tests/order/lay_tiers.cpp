@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies for problems on a device and a host: weights, gradients and optimizers on both.
+// Copies for problems on several tiers: weights, gradients and optimizers on a device, a host and a disk.
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -22,6 +22,7 @@ using remat::bytes_t;
 using remat::problem;
 using remat::value_id;
 using remat::testing::chance;
+using remat::testing::disk;
 using remat::testing::host;
 using remat::testing::uniform;
 
@@ -41,20 +42,25 @@ std::vector<remat::operation_id> repeated(std::mt19937_64& g, const problem& p) 
 
 }  // namespace
 
-TEST_CASE("lay_copies on two tiers: every schedule is valid and within both budgets") {
+TEST_CASE("lay_copies on two and three tiers: every schedule is valid and within all budgets") {
   std::mt19937_64 g(21);
-  int laid = 0, full = 0, refused = 0, drawn = 0;
+  int laid = 0, full = 0, refused = 0, drawn = 0, chained = 0, from_disk = 0;
   for (int round = 0; round < 4000; ++round) {
     auto p = round % 2 == 0 ? remat::testing::random_tiers_problem(g)
-                            : remat::testing::random_step(
-                                  g, {.layers = static_cast<std::size_t>(uniform(g, 1, 6)), .cyclic = chance(g, 50)});
+                            : remat::testing::random_step(g, {.layers = static_cast<std::size_t>(uniform(g, 1, 6)),
+                                                              .cyclic = chance(g, 50),
+                                                              .disk = 40 * (round % 4 / 2)});
     if (p.plain()) continue;
     ++drawn;
     if (!remat::order::unplannable(p).empty()) {
       ++refused;
       continue;
     }
-    if (chance(g, 30)) p = remat::testing::with_budgets(p, {std::nullopt, uniform(g, 0, 60)});
+    std::vector<std::optional<bytes_t>> budgets(p.tiers().size());
+    for (std::size_t t = 1; t < budgets.size(); ++t)
+      if (chance(g, 30)) budgets[t] = uniform(g, 0, 60);
+    const bool limited = std::any_of(budgets.begin(), budgets.end(), [](const auto& x) { return x.has_value(); });
+    p = remat::testing::with_budgets(p, budgets);
     const bool again = chance(g, 50);
     const auto order = again ? repeated(g, p) : remat::needed_operations(p);
     const auto least = remat::bounds_without_search(p).budget;
@@ -63,10 +69,14 @@ TEST_CASE("lay_copies on two tiers: every schedule is valid and within both budg
         INFO("round " << round << ", budget " << budget << ", frugal " << frugal);
         const auto found = remat::order::lay_copies(p, order, budget, {.frugal = frugal, .small = 0});
         if (!found) {
+          REQUIRE((limited || again || budget < least + 1000));
           ++full;
           continue;
         }
         ++laid;
+        chained += remat::order::tier_chain(p).size() > 2;
+        from_disk += std::any_of(found->schedule.steps.begin(), found->schedule.steps.end(),
+                                 [](const auto& s) { return s.what == remat::action::copy && s.from == disk; });
         const auto e = remat::evaluate(p, found->schedule);
         REQUIRE(e.peak <= budget);
         REQUIRE(e.peak >= least);
@@ -77,8 +87,10 @@ TEST_CASE("lay_copies on two tiers: every schedule is valid and within both budg
         REQUIRE(computed == order);
       }
   }
-  CAPTURE(drawn, refused, laid, full);
+  CAPTURE(drawn, refused, laid, full, chained, from_disk);
   CHECK(laid > 10'000);
+  CHECK(chained > 8000);
+  CHECK(from_disk > 5000);
   CHECK(full > 1000);
   CHECK(3 * refused < 2 * drawn);
 }
@@ -280,9 +292,11 @@ TEST_CASE("what cannot be planned is named") {
     change(y);
     return unplannable(y.build());
   };
+  CHECK(refusal([](auto& y) { y.system.tiers = {{"device"}, {"host"}, {"disk"}}; }).empty());
   CHECK(refusal([](auto& y) {
-          y.system.tiers = {{"device"}, {"host"}, {"disk"}};
-        }) == "tiers: plans are made for a device and one more, and there are 3");
+          y.system = {{{"device"}, {"host"}, {"disk"}}, {{host, disk, 1}, {remat::device_tier, disk, 1}}};
+          y.values[0].starts = y.values[2].ends = disk;
+        }) == "values[0].starts: the disk is on no chain of tiers that are linked both ways (device, host)");
   CHECK(refusal([](auto& y) {
           y.copies.reset();
           y.system.links = {{host, remat::device_tier, 1}};
@@ -299,7 +313,8 @@ TEST_CASE("what cannot be planned is named") {
           y.operations.push_back({.name = "reader", .inputs = {0, 2}, .outputs = {3}, .on = host});
           y.targets.push_back(3);
         }) == "operations: one reads what another overwrites, and comes after it");
-  x.system.tiers = {{"device"}, {"host"}, {"disk"}};
+  x.system = {{{"device"}, {"host"}}, {{host, remat::device_tier, 1}}};
+  x.copies.reset();
   CHECK_THROWS_WITH(remat::order::lay_copies(x.build(), std::vector<remat::operation_id>{0, 1}, 20),
-                    "lay_copies: tiers: plans are made for a device and one more, and there are 3");
+                    "lay_copies: links: none from the device to the host");
 }

@@ -38,8 +38,8 @@ class copy_layer {
         small_(static_cast<bytes_t>(o.small * static_cast<double>(budget))),
         among_(o.among),
         end_(order.size()),
-        up_(*p.link(device_tier, where ? far_tier : p.host())),
-        down_(*p.link(where ? far_tier : p.host(), device_tier)),
+        up_(*p.link(device_tier, where ? where->far : p.host())),
+        down_(*p.link(where ? where->far : p.host(), device_tier)),
         down_free_(up_.stream == down_.stream ? up_free_ : own_down_free_),
         values_(p.values().size()),
         ahead_(p, order, where ? &*where : nullptr, values_),
@@ -219,12 +219,12 @@ class copy_layer {
     if (host_) host_->read(v, x.arrives);
   }
   void copy_step(value_id v, action a) {
-    if (!host_ || p_.host() == far_tier)
+    if (!host_ || p_.host() == host_->where.far)
       laid_.schedule.steps.push_back({a, v});
     else if (a == action::offload)
-      laid_.schedule.copy(v, device_tier, far_tier);
+      laid_.schedule.copy(v, device_tier, host_->where.far);
     else
-      laid_.schedule.copy(v, far_tier, device_tier);
+      laid_.schedule.copy(v, host_->where.far, device_tier);
   }
 
   /// Makes position i fit: the value used last leaves; where none may, that whose copy ends first; where none is copied, the one

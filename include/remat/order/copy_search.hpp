@@ -60,8 +60,10 @@ class copy_incumbent {
   /// The schedule, if there is one, or what it may be that is lacking.
   void put_into(result& r) const {
     if (!schedule_ && !p_.plain())
-      if (const auto& host = p_.tiers()[far_tier]; host.budget)
-        r.reason = "none found within the budget of the " + host.name + ", " + std::to_string(*host.budget) + " bytes";
+      for (const auto& t : p_.tiers())
+        if (t.budget)
+          r.reason += (r.reason.empty() ? "none found within the budget of the " : ", of the ") + t.name + ", " +
+                      std::to_string(*t.budget) + " bytes";
     if (!schedule_) return;
     r.status = status::feasible;
     r.reason.clear();

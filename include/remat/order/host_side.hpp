@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The tier besides the device while `lay_copies` walks along an order, for problems that are not plain.
+/// All tiers but the device while `lay_copies` walks along an order, for problems that are not plain.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,8 @@
 namespace remat::order::detail {
 
 /// Operations on the host run as soon as what they read is on its way; copies that nobody needs any more are dropped, if the host
-/// has a budget or must look at the end as at first.
+/// has a budget or must look at the end as at first. With tiers beyond the host, it stands for all of them, keeps everything and
+/// has room for everything: what becomes of that is for `chain_layer`.
 class host_side {
  public:
   using place = residence::place;
@@ -33,7 +34,9 @@ class host_side {
         end_(order.size()),
         values_(values),
         schedule_(s),
-        tidy_(cyclic || p.tiers()[far_tier].budget),
+        last_(tier_chain(p).size() == 2),
+        budget_(last_ ? p.tiers()[where.far].budget : std::nullopt),
+        tidy_(last_ && (cyclic || budget_)),
         reads_(values.size(), 0),
         busy_(values.size(), 0),
         has_run_(p.operations().size(), true) {
@@ -43,7 +46,7 @@ class host_side {
         for (auto v : p.operations()[o].inputs) ++reads_[v];
       }
     for (value_id v = 0; v < values.size(); ++v)
-      if (p.is_source(v) && where.homes[v] == far_tier) live_ += p.values()[v].bytes;
+      if (p.is_source(v) && where.homes[v] != device_tier) live_ += p.values()[v].bytes;
   }
 
   const residence where;
@@ -73,8 +76,7 @@ class host_side {
   void read(value_id v, double until) { busy_[v] = std::max(busy_[v], until); }
   /// Makes room, by dropping what is not needed, at once if it is `urgent`. @return false if there is none
   bool take(bytes_t bytes, double now, bool urgent) {
-    const auto& budget = p_.tiers()[far_tier].budget;
-    const auto fits = [&] { return !budget || live_ + bytes <= *budget; };
+    const auto fits = [&] { return !budget_ || live_ + bytes <= *budget_; };
     if (!fits()) tidy(now);
     if (!fits() && urgent) tidy(std::numeric_limits<double>::infinity());
     if (!fits()) return false;
@@ -125,14 +127,14 @@ class host_side {
   }
   /// At the end: what stays is left, of cyclic schedules.
   void clear() {
-    if (!cyclic) return;
+    if (!cyclic || !last_) return;
     for (value_id v = 0; v < values_.size(); ++v)
       if (values_[v].leaves >= 0 && !stays(v)) drop(v);
   }
 
  private:
   bool stays(value_id v) const {
-    if (where.homes[v] == far_tier && p_.values()[v].held) return true;
+    if (p_.is_source(v) && where.homes[v] != device_tier && p_.values()[v].held) return true;
     return where.ends[v] == place::host || where.ends[v] == place::anywhere;
   }
   void drop(value_id v) {
@@ -140,7 +142,7 @@ class host_side {
     room_from_ = std::max({room_from_, x.leaves, busy_[v]});
     x.leaves = -1;
     give(p_.values()[v].bytes);
-    schedule_.drop(v, far_tier);
+    schedule_.drop(v, where.far);
   }
   bool ready(operation_id o) const {
     const auto& op = p_.operations()[o];
@@ -155,6 +157,8 @@ class host_side {
   std::size_t end_;
   std::vector<value_state>& values_;
   schedule& schedule_;
+  bool last_;  // no tiers beyond
+  std::optional<bytes_t> budget_;
   bool tidy_;
   std::vector<index_t> reads_;  // by its operations that are yet to run
   std::vector<double> busy_;

@@ -10,7 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include <remat/core/evaluate.hpp>
 #include <remat/core/problem.hpp>
+#include <remat/order/chain_layer.hpp>
 #include <remat/order/copy_layer.hpp>
 #include <remat/order/residence.hpp>
 
@@ -18,16 +20,13 @@ namespace remat::order {
 
 namespace detail {
 
-/// `lay_copies` for a problem that is not plain. Sources that may start anywhere start on the host or, where steps repeat and
-/// that is faster, on the device if what takes their place is there at the end.
-inline std::optional<laid_copies> lay_tiers(const problem& p, std::span<const operation_id> given, bytes_t budget,
-                                            const copy_options& o) {
-  if (const auto why = unplannable(p); !why.empty()) throw bad_option("lay_copies: " + why);
-  const auto order = overwrite_last(p, given);
-  if (!order) return std::nullopt;
-  const auto layer = [&](const residence& where) { return copy_layer(p, *order, budget, o, where); };
-  std::vector<tier_id> starts(p.values().size(), far_tier);
-  const auto on_host = find_residence(p, starts);
+/// `lay_copies` for a device and one more tier, the host, which stands for all others. Sources that may start anywhere start on
+/// the host or, where steps repeat and that is faster, on the device if what takes their place is there at the end.
+inline std::optional<laid_copies> lay_on_host(const problem& p, std::span<const operation_id> order, bytes_t budget,
+                                              const copy_options& o) {
+  const auto layer = [&](const residence& where) { return copy_layer(p, order, budget, o, where); };
+  const auto on_host = find_residence(p, std::vector<tier_id>(p.values().size(), tier_chain(p)[1]));
+  auto starts = std::vector<tier_id>(p.values().size(), on_host.far);
   auto best = layer(on_host).lay();
   if (p.next().empty() || std::find(on_host.undecided.begin(), on_host.undecided.end(), true) == on_host.undecided.end())
     return best;
@@ -39,6 +38,62 @@ inline std::optional<laid_copies> lay_tiers(const problem& p, std::span<const op
     if (probe.here(c.target)) starts[c.source] = device_tier;
   auto other = layer(find_residence(p, starts)).lay();
   return other && (!best || other->seconds < best->seconds) ? other : best;
+}
+
+/// Takes the times of copies and waits from `evaluate`, after `laid.schedule` has become another.
+/// @param order of which it is made
+inline void time_copies(const problem& p, std::span<const operation_id> order, laid_copies& laid) {
+  const auto e = evaluate(p, laid.schedule);
+  auto copy = e.copies.begin();
+  auto sent = laid.to_host.begin(), brought = laid.to_device.begin();
+  std::vector<laid_copies::transfer> to_host;
+  std::size_t position = 0;
+  const auto to_device = [&] {
+    while (position < order.size() && p.operations()[order[position]].on != device_tier) ++position;
+  };
+  double now = 0;
+  laid.waits.clear();
+  laid.seconds = e.seconds;
+  to_device();
+  for (std::size_t k = 0; k < laid.schedule.steps.size(); ++k) {
+    const auto x = remat::detail::with_tiers(p, laid.schedule.steps[k]);
+    if (x.what == action::copy) {
+      if (x.from == device_tier) {
+        while (sent->value != x.value()) ++sent;  // it was of no use
+        to_host.push_back({sent->value, sent->next, copy->begin, copy->end});
+        ++sent;
+      } else if (x.to == device_tier) {
+        brought->begin = copy->begin, brought->end = copy->end;
+        ++brought;
+      }
+      ++copy;
+      continue;
+    }
+    const bool computes = x.what == action::compute;
+    if ((computes ? p.operations()[x.operation()].on : x.from) != device_tier) continue;
+    const double begin = e.ends[k] - (computes ? p.operations()[x.operation()].seconds : 0);
+    if (begin > now * (1 + 1e-12)) laid.waits.push_back({position, begin - now, begin, computes});
+    now = e.ends[k];
+    if (!computes) continue;
+    ++position;
+    to_device();
+  }
+  laid.to_host = std::move(to_host);
+}
+
+/// `lay_copies` for a problem that is not plain: over the device and all else, then over the next tier and what is beyond that.
+inline std::optional<laid_copies> lay_tiers(const problem& p, std::span<const operation_id> given, bytes_t budget,
+                                            const copy_options& o) {
+  const auto order = overwrite_last(p, given);
+  if (!order) return std::nullopt;
+  auto front = lay_on_host(p, *order, budget, o);
+  if (!front || tier_chain(p).size() == 2) return front;
+  chain_layer chain(p, *order, *front);
+  const auto back = lay_tiers(chain.beyond(), chain.order(), chain.budget(), {.frugal = o.frugal, .small = o.small});
+  if (!back) return std::nullopt;
+  front->schedule = chain.join(back->schedule);
+  time_copies(p, *order, *front);
+  return front;
 }
 
 }  // namespace detail
@@ -72,7 +127,10 @@ inline std::optional<laid_copies> lay_copies(const problem& p, std::span<const o
   if (!o.among.empty() && o.among.size() != p.values().size())
     throw bad_option("copy_options.among must say it of each of the " + std::to_string(p.values().size()) + " values, got " +
                      std::to_string(o.among.size()));
-  if (!p.plain()) return detail::lay_tiers(p, order, budget, o);
+  if (!p.plain()) {
+    if (const auto why = unplannable(p); !why.empty()) throw bad_option("lay_copies: " + why);
+    return detail::lay_tiers(p, order, budget, o);
+  }
   if (!p.copies()) throw bad_option("lay_copies: the problem allows no copies");
   return detail::copy_layer(p, order, budget, o).lay();
 }

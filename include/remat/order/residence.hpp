@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Problems for a device and one more tier, as `lay_copies` sees them: where values start and end, and which orders respect that
-/// some operations write over what others read.
+/// Problems on several tiers, as `lay_copies` sees them: a device and all else; where values start and end, and which orders
+/// respect that some operations write over what others read.
 #pragma once
 
 #include <algorithm>
@@ -18,12 +18,30 @@
 
 namespace remat::order {
 
-inline constexpr tier_id far_tier = 1;  ///< the tier besides the device, here called the host
+/// The device and the tiers that values pass through on their way from it, each linked both ways with the one before: always the
+/// tier with the fastest links of those that are left. Links that leave some out are not used.
+/// Complexity: O(tiers^2 links).
+inline std::vector<tier_id> tier_chain(const problem& p) {
+  std::vector<tier_id> chain = {device_tier};
+  for (bool longer = true; longer;) {
+    longer = false;
+    double fastest = 0;
+    tier_id next = device_tier;
+    for (tier_id t = 0; t < p.tiers().size(); ++t) {
+      const auto *up = p.link(chain.back(), t), *down = p.link(t, chain.back());
+      if (!up || !down || std::find(chain.begin(), chain.end(), t) != chain.end()) continue;
+      if (const double rate = std::min(up->rate, down->rate); rate > fastest) fastest = rate, next = t, longer = true;
+    }
+    if (longer) chain.push_back(next);
+  }
+  return chain;
+}
 
-/// Where values are at first and at the end.
+/// Where values are at first and at the end. The host stands for all tiers but the device.
 struct residence {
   /// Where a value must be at the end.
   enum class place : unsigned char { nowhere, device, host, anywhere };
+  tier_id far;                  ///< the tier next to the device in the chain, over which all that moves goes
   std::vector<tier_id> homes;   ///< of each source; `any_tier` for what operations make
   std::vector<place> ends;      ///< of each value
   std::vector<bool> undecided;  ///< of each value: the problem leaves it to the schedule where it starts
@@ -35,23 +53,25 @@ struct residence {
 };
 
 /// @param p     a problem without an `unplannable` member
-/// @param other where the sources that may start anywhere do; `any_tier`: on the host, and what replaces them ends anywhere,
-/// which
-///              is no schedule of a cyclic problem yet but tells what would stay on the device
+/// @param other where the sources that may start anywhere do, the device or not; `any_tier`: on the host, and what replaces them
+///              ends anywhere, which is no schedule of a cyclic problem yet but tells what would stay on the device
 /// Complexity: O(values).
 inline residence find_residence(const problem& p, std::span<const tier_id> other) {
   using place = residence::place;
   const auto as_place = [](tier_id t) {
-    return t == device_tier ? place::device : t == far_tier ? place::host : place::anywhere;
+    return t == device_tier ? place::device : t == any_tier ? place::anywhere : place::host;
   };
   const auto& values = p.values();
-  residence r{std::vector<tier_id>(values.size(), any_tier), std::vector<place>(values.size(), place::nowhere),
+  const auto far = tier_chain(p).at(1);
+  residence r{far, std::vector<tier_id>(values.size(), any_tier), std::vector<place>(values.size(), place::nowhere),
               std::vector<bool>(values.size(), false)};
   for (auto v : p.targets()) r.ends[v] = as_place(values[v].ends);
   std::vector<bool> replaced(values.size(), false);
   for (const auto& c : p.next()) {
     replaced[c.source] = true;
-    r.homes[c.source] = values[c.source].starts != any_tier ? values[c.source].starts : values[c.target].ends;
+    auto& home = r.homes[c.source];
+    home = values[c.source].starts != any_tier ? values[c.source].starts : values[c.target].ends;
+    if (home == any_tier && !values[c.target].movable) home = p.operations()[p.producer(c.target)].on;
   }
   for (value_id v = 0; v < values.size(); ++v) {
     if (!p.is_source(v)) continue;
@@ -60,11 +80,11 @@ inline residence find_residence(const problem& p, std::span<const tier_id> other
     if (r.homes[v] == any_tier && stays && p.is_target(v)) r.homes[v] = values[v].ends;
     if (r.homes[v] == any_tier && !values[v].movable) {
       const auto reader = p.consumers(v);
-      r.homes[v] = reader.empty() ? far_tier : p.operations()[reader.front()].on;
+      r.homes[v] = reader.empty() ? far : p.operations()[reader.front()].on;
     }
     r.undecided[v] = r.homes[v] == any_tier;
     const auto chosen = r.undecided[v] ? other[v] : r.homes[v];
-    if (r.undecided[v]) r.homes[v] = chosen == any_tier ? far_tier : chosen;
+    if (r.undecided[v]) r.homes[v] = chosen == any_tier ? far : chosen;
     if (stays) r.ends[v] = as_place(chosen);
   }
   for (const auto& c : p.next())
@@ -123,16 +143,30 @@ inline std::string unplannable(const problem& p) {
   const auto& values = p.values();
   const auto& ops = p.operations();
   const auto value = [](value_id v, const std::string& why) { return "values[" + std::to_string(v) + "]" + why; };
-  if (p.tiers().size() != 2)
-    return "tiers: plans are made for a device and one more, and there are " + std::to_string(p.tiers().size());
-  for (const auto& [from, to] : {std::pair(device_tier, far_tier), std::pair(far_tier, device_tier)})
-    if (!p.link(from, to)) return "links: none from the " + p.tiers()[from].name + " to the " + p.tiers()[to].name;
+  const auto needed = needed_operations(p);
+  const auto chain = tier_chain(p);
+  if (chain.size() == 1 || p.tiers().size() == 2) {
+    if (p.tiers().size() < 2) return "tiers: there is none besides the device";
+    for (const auto& [from, to] : {std::pair(device_tier, tier_id(1)), std::pair(tier_id(1), device_tier)})
+      if (!p.link(from, to)) return "links: none from the " + p.tiers()[from].name + " to the " + p.tiers()[to].name;
+  }
+  const auto misses = [&](tier_id t) { return t != any_tier && std::find(chain.begin(), chain.end(), t) == chain.end(); };
+  const auto off = [&](tier_id t, const std::string& what) {
+    std::string names;
+    for (auto x : chain) names += (names.empty() ? "" : ", ") + p.tiers()[x].name;
+    return what + ": the " + p.tiers()[t].name + " is on no chain of tiers that are linked both ways (" + names + ")";
+  };
+  for (value_id v = 0; v < values.size(); ++v) {
+    if (misses(values[v].starts)) return off(values[v].starts, "values[" + std::to_string(v) + "].starts");
+    if (misses(values[v].ends)) return off(values[v].ends, "values[" + std::to_string(v) + "].ends");
+  }
+  for (auto o : needed)
+    if (misses(ops[o].on)) return off(ops[o].on, "operations[" + std::to_string(o) + "].on");
   std::vector<bool> replaced(values.size(), false), overwritten = replaced;
   for (const auto& c : p.next()) {
     replaced[c.source] = true;
     if (p.is_target(c.source)) return value(c.source, ": a target whose place another takes in the next step");
   }
-  const auto needed = needed_operations(p);
   for (auto o : needed)
     for (const auto& x : ops[o].overwrites) {
       const bool stays = p.is_source(x.input) && !p.next().empty() && !replaced[x.input];
@@ -141,28 +175,29 @@ inline std::string unplannable(const problem& p) {
       if (p.is_target(x.input) || stays) return value(x.input, ": an operation overwrites it, and it must be there at the end");
     }
   if (!overwrite_last(p, needed)) return "operations: one reads what another overwrites, and comes after it";
-  const auto r = find_residence(p, std::vector<tier_id>(values.size(), far_tier));
+  const auto r = find_residence(p, std::vector<tier_id>(values.size(), chain[1]));
   const auto kept = [&](value_id v, tier_id t) {
-    return values[v].movable || r.undecided[v] || r.starts_on_device(p, v) == (t == device_tier);
+    return values[v].movable || r.undecided[v] || (p.is_source(v) ? r.homes[v] : ops[p.producer(v)].on) == t;
   };
   for (auto o : needed)
     for (auto v : ops[o].inputs)
       if (!kept(v, ops[o].on)) return value(v, ".movable: it may not be copied, and is read on another tier");
   for (value_id v = 0; v < values.size(); ++v) {
-    const auto end = r.ends[v];
-    const bool stays = p.is_source(v) && !p.next().empty() && !replaced[v] && p.is_target(v);
+    const bool stays = p.is_source(v) && !p.next().empty() && !replaced[v];
+    if (!p.is_target(v)) continue;
     if (stays && values[v].ends != any_tier && values[v].ends != r.homes[v])
       return value(v, ".ends: another tier than that where the next step needs it");
-    if (end == residence::place::nowhere || end == residence::place::anywhere) continue;
-    if (!kept(v, end == residence::place::device ? device_tier : far_tier))
+    if (values[v].ends != any_tier && !kept(v, values[v].ends))
       return value(v, ".movable: it may not be copied, and ends on another tier");
   }
+  for (const auto& c : p.next())
+    if (!kept(c.target, r.homes[c.source])) return value(c.target, ".movable: it may not be copied, and ends on another tier");
   return {};
 }
 
-/// The recomputation alone of a problem for two tiers: operations on the host take no time and run once, and what starts or is
-/// wanted on the host takes no room, as it comes and goes. Orders of one are orders of the other (`overwrite_last`).
-/// Complexity: O(values + edges).
+/// The recomputation alone of a problem on several tiers: operations elsewhere than on the device take no time and run once, and
+/// what starts or is wanted elsewhere takes no room, as it comes and goes. Orders of one are orders of the other
+/// (`overwrite_last`). Complexity: O(values + edges).
 inline problem without_host(const problem& p) {
   const auto r = find_residence(p, std::vector<tier_id>(p.values().size(), any_tier));
   auto values = p.values();

@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Tiers beyond the host: what the host sees of a schedule is a problem whose device is the host.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <remat/core/evaluate_tiers.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
+#include <remat/order/laid_copies.hpp>
+#include <remat/order/residence.hpp>
+
+namespace remat::order::detail {
+
+/// Joins a schedule that takes all tiers but the device for one, the host, with one for these tiers. What comes to the host is
+/// made there by an operation of a problem of its own, what leaves for the device is read there, and the time in between passes
+/// in operations that read and make nothing.
+class chain_layer {
+ public:
+  /// @param p     must outlive this
+  /// @param order of which `front` is made
+  /// @param front a schedule for the device and the host
+  chain_layer(const problem& p, std::span<const operation_id> order, const laid_copies& front)
+      : p_(p),
+        chain_(tier_chain(p)),
+        front_(front),
+        place_(p.tiers().size(), any_tier),
+        value_(p.values().size(), none),
+        arrival_(p.values().size(), none),
+        departure_(arrival_),
+        here_(p.values().size(), false) {
+    for (std::size_t i = 1; i < chain_.size(); ++i) place_[chain_[i]] = tier_id(i - 1);
+    look(order);
+    finish();
+  }
+
+  /// Operations are what happens on the host, in `order()`.
+  const problem& beyond() const { return *beyond_; }
+  const std::vector<operation_id>& order() const { return order_; }
+  /// What the host may hold, bytes.
+  bytes_t budget() const { return p_.tiers()[chain_[1]].budget.value_or(max_bytes); }
+
+  /// The schedule of all tiers. To be called once.
+  /// @param back a schedule of `beyond()` that computes `order()`
+  schedule join(const schedule& back) {
+    const auto& q = *beyond_;
+    for (const auto& [v, t] : front_.schedule.starts)
+      if (t == device_tier) joined_.starts.push_back({v, t});
+    for (const auto& [v, t] : back.starts) joined_.starts.push_back({own_[v], chain_[t + 1]});
+    for (value_id v = 0; v < own_.size(); ++v)
+      if (q.is_source(v) && q.values()[v].starts == device_tier) live_ += bytes(v);
+    for (const auto& [v, t] : back.starts)
+      if (t == device_tier) live_ += bytes(v);
+    auto now = events_.begin();
+    for (const auto& s : back.steps) {
+      const auto x = remat::detail::with_tiers(q, s);
+      if (x.what == action::compute) {
+        const auto& op = q.operations()[x.operation()];
+        if (op.on == device_tier)
+          happens(*now++, op);
+        else
+          joined_.compute(op_[x.operation()]);
+      } else if (x.what == action::copy) {
+        if (x.to == device_tier) take(bytes(x.value()), {x.value()});
+        joined_.copy(own_[x.value()], chain_[x.from + 1], chain_[x.to + 1]);
+      } else if (x.from == device_tier) {
+        leaving_.push_back(x.value());
+      } else {
+        joined_.drop(own_[x.value()], chain_[x.from + 1]);
+      }
+    }
+    front_until(front_.schedule.steps.size());
+    while (!p_.next().empty() && !leaving_.empty()) drop(leaving_.begin());
+    return std::move(joined_);
+  }
+
+ private:
+  struct event {
+    std::size_t step;   // of the front
+    double seconds;     // that pass in it
+    double busy_until;  // what it reads is read until then, if nothing beyond the host is late, s
+  };
+
+  bytes_t bytes(value_id v) const { return values_[v].bytes; }
+  bool is_device_step(const step& s) const {
+    return s.what == action::drop ? s.from == device_tier
+                                  : s.what != action::compute || p_.operations()[s.operation()].on == device_tier;
+  }
+
+  /// The value of the other problem that is `v`.
+  value_id known(value_id v) {
+    if (value_[v] == none) {
+      value_[v] = values_.size();
+      own_.push_back(v);
+      values_.push_back(p_.values()[v]);
+      values_.back().name.clear();
+      values_.back().held = false;
+      values_.back().starts = values_.back().ends = device_tier;
+    }
+    return value_[v];
+  }
+  /// A new operation that reads, or makes, that value, or nothing.
+  operation_id add(value_id read, value_id made, double seconds = 0) {
+    operation op;
+    if (read != none) op.inputs = {read};
+    if (made != none) op.outputs = {made};
+    op.seconds = seconds;
+    return add(std::move(op), none);
+  }
+  operation_id add(operation op, operation_id own) {
+    operations_.push_back(std::move(op));
+    op_.push_back(own);
+    return operations_.size() - 1;
+  }
+  void occurs(operation_id o, std::size_t step, double seconds = 0, double busy_until = 0) {
+    order_.push_back(o);
+    if (operations_[o].on == device_tier) events_.push_back({step, seconds, busy_until});
+  }
+  void look(std::span<const operation_id> order) {
+    std::vector<double> waits(order.size() + 1, 0);
+    for (const auto& w : front_.waits) waits[w.position] += w.seconds;
+    for (const auto& x : p_.values()) homes_.push_back(x.starts);
+    for (const auto& [v, t] : front_.schedule.starts) homes_[v] = t;
+    for (value_id v = 0; v < here_.size(); ++v) {
+      if (!p_.is_source(v)) continue;
+      here_[v] = homes_[v] == device_tier;
+      if (here_[v]) continue;
+      auto& x = values_[known(v)];
+      x.held = p_.values()[v].held;
+      x.starts = p_.values()[v].starts == any_tier ? any_tier : place_[homes_[v]];
+    }
+    std::vector<double> free(chain_.size(), 0);
+    double now = 0;
+    std::size_t position = 0, departed = 0;
+    const auto& steps = front_.schedule.steps;
+    for (std::size_t k = 0; k < steps.size(); ++k) {
+      const auto s = remat::detail::with_tiers(p_, steps[k]);
+      if (s.what == action::drop) {
+        if (s.from == device_tier) here_[s.value()] = false;
+        continue;
+      }
+      if (s.what == action::copy) {
+        const auto v = known(s.value());
+        if (s.from == device_tier) {
+          if (arrival_[s.value()] == none) arrival_[s.value()] = add(none, v);
+          occurs(arrival_[s.value()], k);
+        } else {
+          if (departure_[s.value()] == none) departure_[s.value()] = add(v, none);
+          occurs(departure_[s.value()], k, 0, front_.to_device[departed++].end);
+          here_[s.value()] = true;
+        }
+        continue;
+      }
+      const auto& op = p_.operations()[s.operation()];
+      if (op.on == device_tier) {
+        auto seconds = op.seconds;
+        for (; p_.operations()[order[position]].on != device_tier; ++position) seconds += waits[position];
+        seconds += waits[position++];
+        now += seconds;
+        occurs(add(none, none, seconds), k, seconds);
+        for (const auto& x : op.overwrites) here_[x.input] = false;
+        for (auto v : op.outputs) here_[v] = true;
+        continue;
+      }
+      operation other;
+      other.workspace = op.workspace, other.once = op.once, other.on = place_[op.on];
+      auto& until = free[other.on];
+      until = std::max(until, now) + op.seconds;
+      if (other.on != device_tier) other.seconds = op.seconds;
+      for (auto v : op.inputs) other.inputs.push_back(known(v));
+      for (auto v : op.outputs) other.outputs.push_back(known(v));
+      for (const auto& x : op.overwrites) other.overwrites.push_back({known(x.output), known(x.input)});
+      occurs(add(std::move(other), s.operation()), k, 0, until);
+    }
+  }
+
+  /// Targets, tiers and links.
+  void finish() {
+    std::vector<value_id> targets;
+    std::vector<carry> next;
+    std::vector<tier_id> ends(here_.size(), device_tier);
+    for (auto v : p_.targets()) ends[v] = p_.values()[v].ends;
+    for (const auto& c : p_.next())
+      if (homes_[c.source] == device_tier)
+        ends[c.target] = device_tier;
+      else
+        next.push_back({known(c.target), known(c.source)});
+    for (auto v : p_.targets()) {
+      if (ends[v] == device_tier || (ends[v] == any_tier && here_[v])) continue;
+      targets.push_back(known(v));
+      values_[known(v)].ends = ends[v] == any_tier ? any_tier : place_[ends[v]];
+    }
+    if (!p_.next().empty()) {  // it is cyclic, too, if nothing is carried there
+      values_.push_back({});
+      values_.push_back({});
+      own_.insert(own_.end(), 2, none);
+      const value_id first = values_.size() - 2, last = values_.size() - 1;
+      targets.push_back(last);
+      next.push_back({last, first});
+      occurs(add(none, last), front_.schedule.steps.size());
+    }
+    memory_system system;
+    for (std::size_t i = 1; i < chain_.size(); ++i) system.tiers.push_back(p_.tiers()[chain_[i]]);
+    system.tiers.front().budget.reset();
+    for (auto l : p_.links()) {
+      l.from = place_[l.from], l.to = place_[l.to];
+      if (l.from != any_tier && l.to != any_tier) system.links.push_back(std::move(l));
+    }
+    busy_.assign(values_.size(), 0);
+    beyond_.emplace("", values_, operations_, std::move(targets), std::nullopt, std::nullopt, std::move(system), std::move(next));
+  }
+
+  /// The steps of the front before step `end`, but those on the host.
+  void front_until(std::size_t end) {
+    for (; next_ < end; ++next_)
+      if (is_device_step(front_.schedule.steps[next_])) joined_.steps.push_back(front_.schedule.steps[next_]);
+  }
+  void happens(const event& e, const operation& op) {
+    front_until(e.step);
+    auto more = op.workspace;
+    for (auto v : op.outputs) more += bytes(v);
+    for (const auto& x : op.overwrites) more -= bytes(x.output);
+    take(more, op.outputs);
+    live_ -= op.workspace;
+    if (next_ < front_.schedule.steps.size()) joined_.steps.push_back(front_.schedule.steps[next_++]);
+    now_ += e.seconds;
+    for (auto v : op.inputs) busy_[v] = std::max(busy_[v], e.busy_until);
+    for (auto x = leaving_.begin(); x != leaving_.end();) x = busy_[*x] <= now_ ? drop(x) : x + 1;
+  }
+  /// Values come to the host: what is done with there goes as far as there is no room otherwise, that which is read no more
+  /// first.
+  void take(bytes_t more, const std::vector<value_id>& values) {
+    for (auto v : values)
+      if (const auto x = std::find(leaving_.begin(), leaving_.end(), v); x != leaving_.end()) drop(x);
+    const auto earlier = [&](value_id a, value_id b) { return busy_[a] < busy_[b]; };
+    while (live_ + more > budget() && !leaving_.empty()) drop(std::min_element(leaving_.begin(), leaving_.end(), earlier));
+    live_ += more;
+  }
+  std::vector<value_id>::iterator drop(std::vector<value_id>::iterator x) {
+    live_ -= bytes(*x);
+    if (own_[*x] != none) joined_.drop(own_[*x], chain_[1]);
+    return leaving_.erase(x);
+  }
+
+  const problem& p_;
+  const std::vector<tier_id> chain_;
+  const laid_copies& front_;
+  std::vector<tier_id> place_;   // in the other problem, of each tier
+  std::vector<value_id> value_;  // there, of each value
+  std::vector<operation_id> arrival_, departure_;
+  std::vector<bool> here_;  // on the device
+  std::vector<tier_id> homes_;
+  std::vector<value> values_;
+  std::vector<value_id> own_;  // of each value there
+  std::vector<operation> operations_;
+  std::vector<operation_id> op_, order_;
+  std::vector<event> events_;  // by position
+  std::optional<problem> beyond_;
+  schedule joined_;
+  std::size_t next_ = 0;
+  std::vector<value_id> leaving_;  // are done with on the host
+  std::vector<double> busy_;       // until then, s
+  bytes_t live_ = 0;
+  double now_ = 0;
+};
+
+}  // namespace remat::order::detail
