@@ -71,6 +71,20 @@ inline problem with_budgets(const problem& p, const std::vector<std::optional<by
       p.next()};
 }
 
+/// The same with a budget for each tier but the device, perhaps.
+/// @param percent of being limited
+inline problem with_some_budgets(std::mt19937_64& g, const problem& p, int percent, bytes_t least, bytes_t most) {
+  std::vector<std::optional<bytes_t>> budgets(p.tiers().size());
+  for (std::size_t t = 1; t < budgets.size(); ++t)
+    if (chance(g, percent)) budgets[t] = uniform(g, least, most);
+  return with_budgets(p, budgets);
+}
+
+/// Is the budget of any tier limited?
+inline bool limited(const problem& p) {
+  return std::any_of(p.tiers().begin(), p.tiers().end(), [](const tier& t) { return t.budget.has_value(); });
+}
+
 inline memory_system random_system(std::mt19937_64& g, bool short_form) {
   memory_system system{{{"device"}, {"host"}}, {}};
   if (chance(g, 60)) system.tiers.push_back({"disk"});

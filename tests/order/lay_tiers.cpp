@@ -56,11 +56,7 @@ TEST_CASE("lay_copies on two and three tiers: every schedule is valid and within
       ++refused;
       continue;
     }
-    std::vector<std::optional<bytes_t>> budgets(p.tiers().size());
-    for (std::size_t t = 1; t < budgets.size(); ++t)
-      if (chance(g, 30)) budgets[t] = uniform(g, 0, 60);
-    const bool limited = std::any_of(budgets.begin(), budgets.end(), [](const auto& x) { return x.has_value(); });
-    p = remat::testing::with_budgets(p, budgets);
+    p = remat::testing::with_some_budgets(g, p, 30, 0, 60);
     const bool again = chance(g, 50);
     const auto order = again ? repeated(g, p) : remat::needed_operations(p);
     const auto least = remat::bounds_without_search(p).budget;
@@ -69,7 +65,7 @@ TEST_CASE("lay_copies on two and three tiers: every schedule is valid and within
         INFO("round " << round << ", budget " << budget << ", frugal " << frugal);
         const auto found = remat::order::lay_copies(p, order, budget, {.frugal = frugal, .small = 0});
         if (!found) {
-          REQUIRE((limited || again || budget < least + 1000));
+          REQUIRE((remat::testing::limited(p) || again || budget < least + 1000));
           ++full;
           continue;
         }

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// Planners for several tiers: weights, gradients and optimizers on a device, a host and a disk.
+#include <catch2/catch.hpp>
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include <remat/bound/tier_bound.hpp>
+#include <remat/core/evaluate.hpp>
+#include <remat/core/solve.hpp>
+#include <remat/order/lay_copies.hpp>
+#include <remat/solver/offload_only.hpp>
+#include <remat/solver/offmate.hpp>
+
+#include "../tiers.hpp"
+
+using remat::bytes_t;
+using remat::problem;
+using remat::value_id;
+using remat::testing::chance;
+using remat::testing::random_step;
+using remat::testing::random_tiers_problem;
+using remat::testing::uniform;
+
+namespace {
+
+const remat::limits no_hurry{.seconds = std::numeric_limits<double>::infinity()};
+
+/// A problem that can be planned.
+problem tiers_problem(std::mt19937_64& g, bool step) {
+  for (;;) {
+    auto p = step ? random_step(g, {.layers = static_cast<std::size_t>(uniform(g, 1, 4)),
+                                    .cyclic = chance(g, 50),
+                                    .disk = 40 * static_cast<int>(uniform(g, 0, 1))})
+                  : random_tiers_problem(g);
+    if (!p.plain() && remat::order::unplannable(p).empty()) return p;
+  }
+}
+
+}  // namespace
+
+TEST_CASE("no valid schedule on several tiers is faster than the bound") {
+  std::mt19937_64 g(31);
+  int compared = 0, met = 0, tight = 0;
+  for (int round = 0; round < 3000; ++round) {
+    const auto p = remat::testing::with_some_budgets(g, tiers_problem(g, round % 2 == 0), 70, 5, 30);
+    auto s = remat::testing::tiers_walk(g, p).run();
+    if (chance(g, 50))
+      if (auto laid = remat::order::lay_copies(p, remat::needed_operations(p), remat::bounds_without_search(p).budget,
+                                               {.frugal = true, .small = 0}))
+        s = std::move(laid->schedule);
+    const auto valid = remat::testing::evaluated(p, s);
+    if (!valid) continue;
+    const auto& e = *valid;
+    INFO("round " << round);
+    std::vector<std::optional<bytes_t>> peaks(e.peaks.begin(), e.peaks.end());
+    peaks[remat::device_tier].reset();
+    const auto bound = remat::bound::tier_bound(remat::testing::with_budgets(p, peaks), e.peak);
+    REQUIRE(bound <= e.seconds * (1 + 1e-9) + 1e-9);
+    ++compared;
+    met += bound >= e.seconds - 1e-9;
+    tight += bound > remat::bounds_without_search(p).seconds + 1e-9;
+  }
+  CAPTURE(compared, met, tight);
+  CHECK(compared > 500);
+  CHECK(met > 150);
+  CHECK(tight > 1000);
+}
+
+TEST_CASE("what neither the device nor the host can hold goes to the disk: worked out by hand") {
+  std::vector<remat::value> values = {{"x", 0}};  // 0, 2, 4 ..: one operation after the other
+  std::vector<remat::operation> operations;
+  const auto add = [&](std::vector<value_id> inputs, bytes_t made) {
+    inputs.push_back((values.size() - 1) / 2 * 2);
+    values.push_back({"made", made});
+    values.push_back({"then", 0});
+    operations.push_back(
+        {.name = "", .inputs = inputs, .outputs = {values.size() - 2, values.size() - 1}, .seconds = 1, .once = true});
+  };
+  for (int i = 0; i < 4; ++i) add({}, 10);
+  for (value_id v : {7, 5, 3, 1}) add({v}, 0);
+  const auto within = [&](std::optional<bytes_t> host_budget) {
+    return problem("stack", values, operations, {16}, remat::copy_rates{10, 10, 0}, std::nullopt,
+                   {{{"device"}, {"host", host_budget}, {"disk"}}, {{1, 2, 1}, {2, 1, 1}}});
+  };
+  // On the host: two of four, while others are made and read.
+  const auto free = remat::solve(within(std::nullopt), 20, remat::offmate<>(), no_hurry);
+  CHECK(free.seconds <= 10);
+  CHECK(free.peaks[2] == 0);
+  // One of them goes on to the disk and back, 10 s each way, of which one second is before the last two are made.
+  const auto tight = remat::solve(within(10), 20, remat::offmate<>(), no_hurry);
+  REQUIRE(tight.found());
+  CHECK(tight.peaks == std::vector<bytes_t>{20, 10, 10});
+  CHECK(tight.bound >= 20 * (1 - 1e-9));
+  CHECK(tight.seconds <= 28);
+}
+
+TEST_CASE("planners for several tiers: valid, within all budgets, in order") {
+  std::mt19937_64 g(32);
+  int found = 0, missed = 0, optimal = 0, better = 0, chained = 0;
+  const remat::offmate<> both(remat::min_cut{}, {.search = 20'000, .idle = 1});
+  for (int round = 0; round < 400; ++round) {
+    auto p = tiers_problem(g, round % 4 != 0);
+    if (chance(g, 20)) p = remat::testing::with_some_budgets(g, p, 70, 20, 60);
+    const auto least = remat::bounds_without_search(p).budget;
+    INFO("round " << round);
+    if (least > 0) CHECK(remat::solve(p, least - 1, both, no_hurry).status == remat::status::infeasible);
+    const auto budget = least + uniform(g, 0, 12);
+    const auto r = remat::solve(p, budget, both, no_hurry), copied = remat::solve(p, budget, remat::offload_only(), no_hurry);
+    CHECK(r.status != remat::status::infeasible);
+    if (copied.found()) REQUIRE(r.found());
+    r.found() ? ++found : ++missed;
+    if (!r.found()) continue;
+    CHECK(r.peak <= budget);
+    for (std::size_t t = 1; t < p.tiers().size(); ++t) CHECK((!p.tiers()[t].budget || r.peaks[t] <= *p.tiers()[t].budget));
+    chained += p.tiers().size() > 2;
+    CHECK(r.bound <= r.seconds * (1 + 1e-9));
+    if (copied.found()) CHECK(r.seconds <= copied.seconds * (1 + 1e-9));
+    optimal += r.status == remat::status::optimal;
+    better += !copied.found() || r.seconds < copied.seconds * (1 - 1e-9);
+  }
+  CAPTURE(found, missed, optimal, better, chained);
+  CHECK(chained > 150);
+  CHECK(found > 350);
+  CHECK(optimal > 50);
+  CHECK(better > 40);
+}
