@@ -195,7 +195,7 @@ class copy_layer {
   /// @return false if the host has no room
   bool send(value_id v, std::size_t i, bool urgent) {
     auto& x = values_[v];
-    if (host_ && !host_->take(bytes(v), now_, urgent)) return false;
+    if (host_ && !take_on_host(bytes(v), i, urgent)) return false;
     const double begin = std::max({now_, up_free_, x.arrives, host_ ? host_->room_from() : 0});
     x.leaves = up_free_ = begin + to_host(v);
     move_to(v, state::none);
@@ -204,6 +204,37 @@ class copy_layer {
     laid_.to_host.push_back({v, x.next, begin, x.leaves});
     if (unsent_memory_ && x.next != never) unsent_memory_->add(i, x.next, -bytes(v));
     if (host_) host_->changed(v);
+    return true;
+  }
+  /// Takes room on the host. Where it is urgent, copies of values that are on the device as well are given up, first of those
+  /// used first, which would not leave soon; then values come back as far as the device has room.
+  bool take_on_host(bytes_t more, std::size_t i, bool urgent) {
+    if (host_->take(more, now_, urgent)) return true;
+    if (!urgent) return false;
+    const auto values_of = [&](state::list l) {
+      std::vector<value_id> values;
+      for (const auto& x : list_of(l)) values.push_back(x.second);
+      return values;
+    };
+    auto copied = values_of(state::ready);
+    for (const auto* copies : {&arriving_, &leaving_})
+      for (const auto& c : *copies) copied.push_back(c.value);
+    for (auto v : copied)
+      if (give_up(v, i) && host_->take(more, now_, true)) return true;
+    for (auto v : values_of(state::absent)) {
+      if (std::max(memory_.at(i), memory_.most(i, values_[v].next) + bytes(v)) > budget_) continue;
+      fetch(v, i);
+      if (give_up(v, i) && host_->take(more, now_, true)) return true;
+    }
+    return false;
+  }
+  /// Gives up the copy on the host of a value that is on the device. @return false if it has to stay
+  bool give_up(value_id v, std::size_t i) {
+    if (!host_->may_give_up(v)) return false;
+    auto& x = values_[v];
+    host_->give_up(v);
+    if (unsent_memory_ && x.next != never) unsent_memory_->add(i, x.next, bytes(v));
+    if (x.in == state::ready) move_to(v, state::kept);
     return true;
   }
   void fetch(value_id v, std::size_t i) {
@@ -344,7 +375,8 @@ class copy_layer {
       if (values_[v].leaves < 0 && !send(v, i, true)) return false;
     for (const auto& x : op.overwrites)
       if (values_[x.input].here) evict(x.input, i);
-    if (!host_->run(o, now_)) return false;
+    if (!take_on_host(host_->needs(o), i, true)) return false;
+    host_->run(o, now_);
     for (auto v : op.outputs) {
       if (values_[v].next <= end_) move_to(v, state::absent);
     }

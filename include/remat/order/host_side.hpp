@@ -84,14 +84,24 @@ class host_side {
     return true;
   }
   void give(bytes_t bytes) { live_ -= bytes; }
+  /// May its copy go although the device still needs `v`, which is there?
+  bool may_give_up(value_id v) const {
+    const auto& x = values_[v];
+    return x.leaves >= 0 && x.here && x.next <= end_ && reads_[v] == 0 && !stays(v);
+  }
+  void give_up(value_id v) { drop(v); }
 
-  /// Runs `o`, whose operands are there. @return false if the host has no room for what it makes
-  bool run(operation_id o, double now) {
+  /// What `o` takes beyond its operands, bytes.
+  bytes_t needs(operation_id o) const {
     const auto& op = p_.operations()[o];
-    bytes_t more = op.workspace;
+    auto more = op.workspace;
     for (auto v : op.outputs) more += p_.values()[v].bytes;
     for (const auto& x : op.overwrites) more -= p_.values()[x.output].bytes;
-    if (!take(more, now, true)) return false;
+    return more;
+  }
+  /// Runs `o`, whose operands are there and which has taken what it `needs`.
+  void run(operation_id o, double now) {
+    const auto& op = p_.operations()[o];
     give(op.workspace);
     double begin = std::max({now, free_, room_from_});
     for (auto v : op.inputs) begin = std::max(begin, values_[v].leaves);
@@ -108,7 +118,6 @@ class host_side {
     for (auto v : op.outputs) values_[v].leaves = free_;
     for (auto v : op.inputs) changed(v);
     for (auto v : op.outputs) changed(v);
-    return true;
   }
   /// Drops the copies that nobody needs any more, if nothing uses them then.
   void tidy(double then) {
