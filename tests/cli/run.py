@@ -343,6 +343,25 @@ expect("less than the host needs", 4, "solve", folder / "tight.json", "-b", "20"
 expect("curve on tiers", 0, "curve", hosted, "--points", "3", prints=["optimal"])
 expect("compare on tiers", 0, "compare", hosted, "-b", "20", prints=["optimal", "not_applicable", "revolve plans for a device and copies to a host"])
 
+# Weights at home on a disk: they pass through the host in both directions.
+HOSTED["tiers"] = [{"name": "device"}, {"name": "host", "budget": 20}, {"name": "disk"}]
+HOSTED["links"] = [{"from": "host", "to": "disk", "rate": 5}, {"from": "disk", "to": "host", "rate": 5}]
+HOSTED["values"][0]["starts"] = HOSTED["values"][2]["ends"] = "disk"
+on_disk = put("on-disk.json", HOSTED)
+expect("info on three tiers", 0, "info", on_disk, prints=["device host (20 B) disk, 4 links"])
+expect("solve on three tiers", 0, "solve", on_disk, "-b", "20", "-o", answer, "--timeline", "--svg", folder / "on-disk.svg",
+       prints=["20 B (20 bytes) on the host", "on the disk", "host>disk", "disk>host"])
+if json.loads(answer.read_text())["peaks"]["host"] != 20 or "host: 20 B of 20 B" not in (folder / "on-disk.svg").read_text():
+    fail("peaks of an answer on three tiers", answer.read_text())
+expect("check on three tiers", 0, "check", on_disk, answer, "-b", "20", prints=["disk: peak"])
+expect("curve on three tiers", 0, "curve", on_disk, "--points", "3", prints=["20 B"])
+expect("compare on three tiers", 0, "compare", on_disk, "-b", "20", prints=["offload_only", "revolve plans for a device and copies to a host"])
+HOSTED["tiers"][1]["budget"] = 19
+expect("less than the host needs beside a disk", 4, "solve", put("tight-disk.json", HOSTED), "-b", "20", "--time-limit", "1", prints=["within the budget of the host, 19 bytes"])
+HOSTED["links"][1] = {"from": "disk", "to": "device", "rate": 5}
+expect("a disk on no chain", 4, "solve", put("no-chain.json", HOSTED), "-b", "20", "--solver", "offmate",
+       prints=["values[0].starts: the disk is on no chain of tiers that are linked both ways (device, host)"])
+
 # info
 out = json.loads(expect("info --json", 0, "info", small, "--json"))
 if (out["held_bytes"], out["store_all_peak"], out["store_all_seconds"], out["budget_bound"]) != (40, 100, 2, 100):

@@ -163,7 +163,7 @@ class on_demand {
 
 TEST_CASE("lay_copies on two tiers: rarely slower than on demand, in the same memory") {
   std::mt19937_64 g(22);
-  int compared = 0, missed = 0, slower = 0, faster = 0;
+  int compared = 0, missed = 0, no_room = 0, slower = 0, faster = 0;
   for (int round = 0; round < 3000; ++round) {
     const auto p =
         remat::testing::random_step(g, {.layers = static_cast<std::size_t>(uniform(g, 1, 6)), .cyclic = chance(g, 50)});
@@ -174,13 +174,19 @@ TEST_CASE("lay_copies on two tiers: rarely slower than on demand, in the same me
     for (const bool frugal : {false, true})
       if (const auto laid = remat::order::lay_copies(p, remat::needed_operations(p), e.peak, {.frugal = frugal, .small = 0}))
         seconds = std::min(seconds, remat::evaluate(p, laid->schedule).seconds);
+    const auto tight = remat::testing::with_budgets(p, {std::nullopt, e.peaks[host]});
+    bool fits = false;
+    for (const bool frugal : {false, true})
+      fits = fits || remat::order::lay_copies(tight, remat::needed_operations(p), e.peak, {.frugal = frugal, .small = 0});
     ++compared;
+    no_room += !fits;
     missed += std::isinf(seconds);
     slower += seconds > e.seconds + 1e-9;
     faster += seconds < e.seconds - 1e-9;
   }
-  CAPTURE(compared, missed, slower, faster);
+  CAPTURE(compared, missed, no_room, slower, faster);
   CHECK(missed == 0);
+  CHECK(500 * no_room < compared);  // in the memory of the host, too
   CHECK(200 * slower < compared);
   CHECK(10 * faster > 9 * compared);
 }

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <optional>
 #include <random>
@@ -11,10 +12,12 @@
 
 #include <remat/bound/tier_bound.hpp>
 #include <remat/core/evaluate.hpp>
+#include <remat/core/smallest_budget.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/order/lay_copies.hpp>
 #include <remat/solver/offload_only.hpp>
 #include <remat/solver/offmate.hpp>
+#include <remat/testing/tier_oracle.hpp>
 
 #include "../tiers.hpp"
 
@@ -128,4 +131,73 @@ TEST_CASE("planners for several tiers: valid, within all budgets, in order") {
   CHECK(found > 350);
   CHECK(optimal > 50);
   CHECK(better > 40);
+}
+
+TEST_CASE("the smallest budget on several tiers") {
+  std::mt19937_64 g(34);
+  int met = 0, rounds = 0;
+  const remat::offmate<> both(remat::min_cut{}, {.scan = 4, .search = 2'000, .idle = 1});
+  for (int round = 0; round < 100; ++round) {
+    const auto p = remat::testing::with_some_budgets(g, tiers_problem(g, round % 2 == 0), 30, 20, 60);
+    INFO("round " << round);
+    const auto r = remat::smallest_budget(p, both, no_hurry, 0.001);
+    if (!r.found()) continue;
+    const auto e = remat::evaluate(p, r.schedule);
+    CHECK(e.peak == r.peak);
+    CHECK((r.budget == r.peak && r.smallest_budget == r.peak));
+    CHECK(r.budget_bound <= r.peak);
+    CHECK(r.budget_bound >= remat::bounds_without_search(p).budget);
+    if (r.peak > 0 && r.budget_bound == r.peak)
+      CHECK(remat::solve(p, r.peak - 1, both, no_hurry).status == remat::status::infeasible);
+    met += r.budget_bound == r.peak;
+    ++rounds;
+  }
+  CAPTURE(rounds, met);
+  CHECK(rounds > 80);
+  CHECK(met > 50);
+}
+
+TEST_CASE("small problems on two and three tiers against exhaustive search") {
+  std::mt19937_64 g(33);
+  int solved = 0, infeasible = 0, given_up = 0, missed = 0, optimal = 0, proven = 0, chained = 0;
+  double extra = 0, gap = 0;
+  const remat::offmate<> both(remat::min_cut{}, {.scan = 4, .search = 2'000, .idle = 1});
+  for (int round = 0; round < 20'000; ++round) {
+    auto p = tiers_problem(g, round % 4 == 0);
+    const auto& v = p.values();
+    const bool loose = std::any_of(v.begin(), v.end(), [](const auto& x) { return x.held && x.starts == remat::any_tier; });
+    if (!p.next().empty() || loose || p.operations().size() > 4 || v.size() > 8) continue;
+    p = remat::testing::with_some_budgets(g, p, 50, 8, 24);
+    const auto budget = remat::bounds_without_search(p).budget + uniform(g, 0, 6);
+    INFO("round " << round);
+    const auto best = remat::testing::exhaustive_optimum_on_tiers(p, budget, 1.0 / 840, 4'000);
+    if (!best) {
+      ++given_up;
+      continue;
+    }
+    if (std::isinf(*best)) {
+      ++infeasible;
+      REQUIRE_FALSE(remat::solve(p, budget, both, no_hurry).found());
+      continue;
+    }
+    const auto bound = remat::bound::tier_bound(p, budget);
+    REQUIRE(bound <= *best * (1 + 1e-9) + 1e-9);
+    const auto r = remat::solve(p, budget, both, no_hurry);
+    if (!r.found()) {
+      REQUIRE(r.status != remat::status::infeasible);
+      ++missed;
+      continue;
+    }
+    REQUIRE(r.seconds >= *best - 1e-9);
+    ++solved;
+    chained += remat::order::tier_chain(p).size() > 2;
+    optimal += r.seconds <= *best + 1e-9;
+    proven += bound >= *best - 1e-9;
+    if (*best > 0) extra += r.seconds / *best - 1, gap += 1 - bound / *best;
+  }
+  CAPTURE(solved, infeasible, given_up, missed, optimal, proven, chained, extra / solved, gap / solved);
+  CHECK(solved > 1500);
+  CHECK(chained > 300);
+  CHECK(30 * missed < solved);
+  CHECK(10 * optimal > 9 * solved);
 }

@@ -95,11 +95,12 @@ int solve(const arguments& a) {
     else
       r = remat::solve(p, budget, solver, remat::start_from(remat::read_schedule(a.start, p).result.schedule), a.limits,
                        w.observer(), save);
-    if (p.plain() && !r.found() && !interrupted) {  // say what would do
+    if (!r.found() && !interrupted) {  // say what would do
       auto share = a.limits;
       share.seconds = std::min(10.0, share.seconds);
-      const auto least = remat::smallest_budget(p, remat::registry::find("min_cut").make(a.backend), share, 0.01, w.observer());
-      r.smallest_budget = std::min(least.peak, r.smallest_budget.value_or(least.peak));
+      const auto method = remat::registry::find(p.plain() ? "min_cut" : "offmate").make(a.backend);
+      const auto least = remat::smallest_budget(p, method, share, 0.01, w.observer());
+      if (least.found()) r.smallest_budget = std::min(least.peak, r.smallest_budget.value_or(least.peak));
       r.budget_bound = std::max(r.budget_bound, least.budget_bound);
     }
   }

@@ -34,7 +34,6 @@ class tier_set {
   }
   void add(tier_id t) { bits_ |= std::uint64_t{1} << t; }
   bool has(tier_id t) const { return t < max_tiers && (bits_ >> t & 1) != 0; }
-  bool meets(tier_set other) const { return (bits_ & other.bits_) != 0; }
 
  private:
   std::uint64_t bits_ = 0;
@@ -195,10 +194,11 @@ inline double queue_bound(const problem& p, bytes_t budget) {
   double longest = *std::max_element(computed.begin() + 1, computed.end());
   // Of what may start anywhere, that which does not fit into the tiers that read it passes into them, and where steps repeat,
   // what takes its place passes out.
-  for (const auto& [inside, most] : detail::tier_prefixes(p, budget)) {
-    bytes_t fixed = -most, in = 0, out = 0;
+  for (const auto& group : detail::tier_prefixes(p, budget)) {
+    const auto inside = group.tiers;
+    bytes_t fixed = -group.budget, in = 0, out = 0;
     const auto reads = [&](value_id v) {
-      return std::any_of(wanted[v].begin(), wanted[v].end(), [&, &tiers = inside](tier_id t) { return tiers.has(t); });
+      return std::any_of(wanted[v].begin(), wanted[v].end(), [&](tier_id t) { return inside.has(t); });
     };
     for (value_id v = 0; v < values.size(); ++v) {
       if (!p.is_source(v)) continue;

@@ -183,8 +183,9 @@ std::vector<result> pareto_curve(const problem& p, evenly spacing, const S& s, c
   if (points > 1) {
     auto share = l;
     share.seconds = m.remaining() / 4;
-    if (p.plain()) known = {smallest_budget(p, s, share, 0.01, report_to(m))};
-    const auto least = p.plain() ? known[0].peak : std::min(top, bounds_without_search(p).budget);
+    if (p.plain() || plans_tiers(s))
+      if (auto smallest = smallest_budget(p, s, share, 0.01, report_to(m)); smallest.found()) known = {std::move(smallest)};
+    const auto least = std::min(top, known.empty() ? bounds_without_search(p).budget : known[0].peak);
     const auto steps = static_cast<double>(points - 1);
     for (std::size_t i = 1; i < points; ++i) {
       const auto below = static_cast<double>(top - least) * static_cast<double>(i) / steps;

@@ -23,8 +23,9 @@ namespace remat {
 /// @param tolerance the search ends when a smaller budget than `(1 - tolerance)` times the best would be needed, in (0, 1)
 /// @param observers callables on `const progress&`; any may return `control::stop`
 /// @return the schedule of the smallest peak found, at worst that of store-all; `budget` and `smallest_budget` are its peak,
-///         `budget_bound` is proven
-/// @throws bad_option for limits or a tolerance out of range; bad_problem for a problem that is not plain; what the solver throws
+///         `budget_bound` is proven. Of a problem that is not plain, for which the solver finds no schedule even within the bytes
+///         of store-all: that answer
+/// @throws bad_option for limits or a tolerance out of range; what the solver throws
 /// Complexity: O(log(1 / tolerance)) calls of the solver.
 /// @code
 /// const auto least = remat::smallest_budget(p, remat::rotor{}, {.seconds = 10});
@@ -35,9 +36,17 @@ result smallest_budget(const problem& p, const S& s, const limits& l = {}, doubl
   if (!(tolerance > 0 && tolerance < 1)) throw bad_option("tolerance must be in (0, 1), got " + std::to_string(tolerance));
   l.validate();
   monitor m(l, [&](const progress& now) { return detail::tell(now, observers...); });
-  const auto all = with_drops(p, needed_operations(p));
-  evaluate_plain(p, all);
-  auto best = as_result(p, all);
+  result best;
+  if (p.plain()) {
+    best = as_result(p, with_drops(p, needed_operations(p)));
+  } else {
+    auto share = l;
+    share.seconds = m.remaining() / 2;
+    share.gap = 0.99;
+    best = solve(p, std::max(measure_store_all(p).peak, bounds_without_search(p).budget), s, share,
+                 report_to(m, "smallest budget, a first schedule: "));
+    if (!best.found()) return best;
+  }
   auto proven = bounds_without_search(p).budget;
   const auto look = [&](bytes_t budget) {
     auto share = l;

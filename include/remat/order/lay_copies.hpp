@@ -104,18 +104,20 @@ inline std::optional<laid_copies> lay_tiers(const problem& p, std::span<const op
 /// that the link has time for is sent beforehand. They come back in the order of their use, as early as memory allows. Sources
 /// that are not held are moved as well; targets are back at the end.
 ///
-/// On two tiers, what starts on the host or is made there is absent until it is used, and what is to go there is used last. An
-/// operation on the host runs as soon as what it reads is on its way, so it may come earlier than in `order`; one that overwrites
-/// comes after what reads that. Where steps repeat, or the host has a budget, what it does not need is dropped there.
+/// On several tiers, what starts on the host or is made there is absent until it is used, and what is to go there is used last.
+/// An operation on the host runs as soon as what it reads is on its way, so it may come earlier than in `order`; one that
+/// overwrites comes after what reads that. Where steps repeat, or the host has a budget, what it does not need is dropped there.
+/// What is beyond the host is planned by the same rules, with the host in the place of the device and what it sees of the
+/// schedule so far.
 /// @param p      a problem that allows copies, or one that is not plain and not `unplannable`
 /// @param order  operations in the order of their execution; valid without drops
 /// @param budget bytes
 /// @param o      what is sent
 /// @return a valid schedule within the budget that computes `order`; nothing if there is none, which, if all values are
 ///         movable, is the case only if the sources, the targets, or one operation with what it reads and writes, each with what
-///         is held, exceed the budget; or, on two tiers, if the host has no room or reads come after what overwrites
+///         is held, exceed the budget; or, on several tiers, if another has no room or reads come after what overwrites
 /// @throws bad_option if the problem allows no copies or is `unplannable`, or the order reads what is not there
-/// Complexity: O((uses + copies) log(order)).
+/// Complexity: O((uses + copies) log(order)), for each tier but the last.
 /// Reference: Belady, "A study of replacement algorithms", IBM Systems Journal 5(2), 1966, for what leaves.
 /// @code
 /// const auto laid = remat::order::lay_copies(p, remat::needed_operations(p), budget);

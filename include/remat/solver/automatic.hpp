@@ -42,7 +42,7 @@ struct no_backend {};
 /// `limits.threads` of 2 or more, schedule and bound are worked on at the same time; which schedule is found then depends on
 /// timing. Anytime: every improvement is reported.
 ///
-/// Where the problem allows copies to the host, or has two tiers beyond plain ones, it is the `Inner` of an `offmate`, which
+/// Where the problem allows copies to the host, or has several tiers, it is the `Inner` of an `offmate`, which
 /// searches until time is up or nothing more is found for long.
 ///
 /// @tparam B the MILP backend, or `no_backend`: bounds and schedules are then those of minimum cuts and local search

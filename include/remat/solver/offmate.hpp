@@ -23,8 +23,8 @@
 
 namespace remat {
 
-/// Recomputation and copies to the host together, for problems of any shape that allow copies, and for those with two tiers
-/// beyond plain ones (`order::unplannable` says which it cannot plan). A plain problem that allows none is left to Inner.
+/// Recomputation and copies to the host together, for problems of any shape that allow copies, and for those with several
+/// tiers (`order::unplannable` says which it cannot plan). A plain problem that allows none is left to Inner.
 ///
 /// Copies make the budget look larger. So recomputation alone is planned for *virtual* budgets, from the budget to what store-all
 /// needs, copies are laid over each of these orders within the true budget (`order::lay_copies`), and the best ones are worked on
