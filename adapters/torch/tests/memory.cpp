@@ -13,6 +13,7 @@
 #include <cstring>
 #include <filesystem>
 #include <remat/pytorch/memory.hpp>
+#include <remat/pytorch/paged_memory.hpp>
 #include <thread>
 #include <vector>
 
@@ -460,6 +461,24 @@ TEST_CASE("rates are those of both ways at once") {
   CHECK_THROWS_AS(measure_rates(host_device(), {}), bad_option);
   CHECK_THROWS_AS(measure_rates(host_device(), {host_memory("far"), host_link(), host_link(), {}}, 0), bad_option);
   CHECK_THROWS_AS(measure_rates(host_device(), {host_memory("far", 100), host_link(), host_link(), {}}), out_of_memory);
+}
+
+TEST_CASE("memory in files is known by its mark") {
+  namespace paged = remat::pytorch::paged_memory;
+  std::vector<char> bytes(100);
+  const auto* begin = bytes.data();
+  CHECK_FALSE(paged::holds(begin));
+  const auto first = paged::add(begin, 50);
+  CHECK(paged::holds(begin));
+  CHECK(paged::holds(begin + 49));
+  CHECK_FALSE(paged::holds(begin + 50));
+  CHECK_FALSE(paged::holds(begin - 1));
+  CHECK_FALSE(paged::holds(nullptr));
+  const auto second = paged::add(begin, 60);  // in its place, before the end of the first is told
+  paged::remove(begin, first);
+  CHECK(paged::holds(begin + 59));
+  paged::remove(begin, second);
+  CHECK_FALSE(paged::holds(begin));
 }
 
 TEST_CASE("the host as a device") {

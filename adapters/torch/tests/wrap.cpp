@@ -235,6 +235,59 @@ TEST_CASE("gradients accumulate over two micro-batches, in any order of zero_gra
   CHECK((recomputed > 0) == tight);
 }
 
+TEST_CASE("gradients leave to hooks that step and free them") {
+  struct hook final : ::torch::autograd::PostAccumulateGradHook {
+    void operator()(const at::Tensor& p) override {
+      at::NoGradGuard no_grad;
+      at::Tensor(p).add_(p.grad(), -0.05);
+      p.mutable_grad().reset();
+      ++calls;
+    }
+    static int& count() {
+      static int n = 0;
+      return n;
+    }
+    int& calls = count();
+  };
+  std::size_t smaller = 0;
+  const auto models = models::all().size();
+  for (std::size_t which = 0; which < models; ++which)
+    for (const bool expected : {false, true}) {
+      twins t(which);
+      INFO(t.plain.name);
+      for (const auto* s : {&t.plain, &t.planned})
+        for (auto& p : s->module->parameters())
+          if (p.requires_grad()) ::torch::autograd::impl::set_post_acc_grad_hooks(p, std::make_unique<hook>());
+      auto options = testing::quick("100%");
+      options.gradients_leave = expected;
+      testing::runner run(t.planned.module, t.planned.forward, options);
+      copy_buffers(*t.plain.module, *t.planned.module);
+      int told[2];
+      for (int step = 0; step < 6; ++step) {
+        std::vector<at::Tensor> results[2];
+        for (const int planned : {0, 1}) {
+          const auto& s = planned ? t.planned : t.plain;
+          ::torch::manual_seed(static_cast<std::uint64_t>(step));
+          hook::count() = 0;
+          results[planned] = planned ? run.forward(s.inputs) : s.forward(s.inputs);
+          models::loss_of(results[planned]).backward();
+          told[planned] = hook::count();
+        }
+        check_same(results[0], results[1]);
+        CHECK(told[0] == told[1]);
+        check_same(t.plain.module->parameters(), t.planned.module->parameters());
+        check_same(t.plain.module->buffers(), t.planned.module->buffers());
+      }
+      const auto leave = run.report().planned_for.find("gradients leave") != std::string::npos;
+      const auto large = [](const auto& p) {
+        return p.requires_grad() && p.nbytes() >= static_cast<std::size_t>(rt::least_given);
+      };
+      const auto parameters = t.planned.module->parameters();
+      if (std::any_of(parameters.begin(), parameters.end(), large)) smaller += leave;
+    }
+  CHECK(smaller > 2);
+}
+
 TEST_CASE("a thousand iterations neither drift nor grow") {
   const rt::meter counting;
   for (const std::size_t which : {2, 3}) {
@@ -494,6 +547,31 @@ TEST_CASE("a first step whose loss leaves outputs out stays within the budget") 
     net->ptr()->zero_grad();
     CHECK(rt::meter::peak() - base <= budget - held);
   }
+}
+
+TEST_CASE("no budget comes to more than `most`") {
+  for (const char* share : {"100%", "1 GiB"}) {
+    twins t(0);
+    auto options = testing::quick(share);
+    testing::runner whole(t.plain.module, t.plain.forward, options);
+    whole.prepare(t.plain.inputs);
+    for (const bytes_t left : {0, 1000, -8000}) {
+      options.most = whole.report().total() + left;
+      testing::runner run(t.planned.module, t.planned.forward, options);
+      try {
+        run.prepare(t.planned.inputs);
+        CHECK(left >= 0);
+        CHECK(run.report().budget == (left == 0 || std::string(share) != "100%" ? options.most : whole.report().budget));
+      } catch (const rt::over_budget& e) {
+        CHECK(left < 0);
+        CHECK(e.asked == options.most);
+      }
+    }
+  }
+  auto options = testing::quick("100%");
+  options.most = -1;
+  twins t(0);
+  CHECK_THROWS_WITH(testing::runner(t.plain.module, t.plain.forward, options), Catch::Contains("wrap_options.most"));
 }
 
 TEST_CASE("values that go to a disk: results, limits, nothing without need") {
