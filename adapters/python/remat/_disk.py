@@ -3,19 +3,21 @@
 
 from __future__ import annotations
 
+import bisect
 import collections
 import concurrent.futures
 import errno
 import math
 import mmap
 import os
+import threading
 import weakref
 from typing import Iterable, NamedTuple
 
 import torch
 
 from . import _core, _torch
-from ._errors import CopyFailed, Error, NoSpace, Refused
+from ._errors import CopyFailed, NoSpace, Refused
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)  #: what has memory of its own
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -65,7 +67,9 @@ class Disk:
         _torch.check_disk(self.folder, "" if budget is None else str(budget))
         self.budget = None if budget is None else _core.parse_bytes(str(budget))
         self.reserved = self.written = self.read = 0  # bytes: now, and ever
-        self._files: dict[int, _File] = {}
+        self._files: dict[int, _File] = {}  # by their start
+        self._starts: list[int] = []  # sorted, of these and perhaps of some that are gone
+        self._growing = threading.Lock()
         self._process = os.getpid()
 
     def reserve(self, layouts: Iterable[Layout]) -> list[torch.Tensor]:
@@ -80,7 +84,7 @@ class Disk:
         self.check_process()
         if self.budget is not None and total > self.budget - self.reserved:
             raise NoSpace(f"disk_budget={self.budget}", self.folder, total, self.budget - self.reserved)
-        number = _nameless(self.folder)
+        number = _torch.open_nameless_file(self.folder)
         try:
             os.posix_fallocate(number, 0, total)  # where the file system cannot, the C library writes to every block
             pages = mmap.mmap(number, total)
@@ -96,8 +100,10 @@ class Disk:
             tensors.append(torch.empty(0, dtype=layout.dtype).set_(data, 0, layout.size, layout.stride))
             offset += layout.room()
         start = tensors[0].data_ptr()
-        self._files[start] = _File(weakref.ref(pages), number, start, total)
-        self.reserved += total
+        with self._growing:
+            self._files[start] = _File(weakref.ref(pages), number, start, total)
+            self._starts = sorted(self._files)
+            self.reserved += total
         weakref.finalize(pages, _end, weakref.ref(self), start, number, total, _torch.add_paged(start, total)).atexit = False
         return tensors
 
@@ -144,8 +150,9 @@ class Disk:
             self.written += count
 
     def _file(self, t: torch.Tensor) -> _File | None:
-        at = t.data_ptr()
-        return next((f for f in self._files.values() if f.start <= at < f.start + f.bytes), None)
+        at, starts = t.data_ptr(), self._starts
+        file = self._files.get(starts[bisect.bisect_right(starts, at) - 1]) if starts else None
+        return file if file is not None and file.start <= at < file.start + file.bytes else None
 
     def _ranges(self, tensors: list[torch.Tensor]) -> list[tuple[_File, int, int]]:
         """Their pages: file, offset, bytes; neighbours are one."""
@@ -203,20 +210,6 @@ class Traffic:
             self._collect()
         for pool in (self._reading, self._writing):
             pool.shutdown()
-
-
-def _nameless(folder: str) -> int:
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_EXCL
-    try:
-        return os.open(folder, flags | os.O_TMPFILE, 0o600)
-    except OSError as e:
-        if e.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):  # not for this file system
-            raise Error(f"no file can be made in {folder}: {e.strerror}") from e
-    import tempfile
-
-    number, name = tempfile.mkstemp(prefix="remat-", dir=folder)
-    os.unlink(name)
-    return number
 
 
 def _end(disk: weakref.ref, start: int, number: int, total: int, mark: int) -> None:

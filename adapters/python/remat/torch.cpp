@@ -22,6 +22,7 @@
 #include <remat/core/solve.hpp>
 #include <remat/io/bytes.hpp>
 #include <remat/io/curve.hpp>
+#include <remat/pytorch/file.hpp>
 #include <remat/pytorch/memory.hpp>
 #include <remat/pytorch/paged_memory.hpp>
 #include <remat/pytorch/session.hpp>
@@ -371,6 +372,8 @@ PYBIND11_MODULE(_torch, m) {
   m.def("remove_paged", [](std::uintptr_t begin, std::uint64_t mark) {
     rp::paged_memory::remove(reinterpret_cast<const void*>(begin), mark);  // NOLINT(performance-no-int-to-ptr)
   });
+  m.def("open_nameless_file",
+        [](const std::string& folder) { return translated([&] { return rp::open_nameless_file(folder); }); });
   m.def("check_budget", [](const std::string& text, bool activations) { translated([&] { budget_of(text, activations); }); });
   m.def("meter_install", &rp::meter::install);
   m.def("meter_reset", [] {

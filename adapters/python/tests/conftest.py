@@ -2,6 +2,7 @@
 """One thread, no network, caches of their own."""
 
 import os
+import subprocess
 import sys
 
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", TOKENIZERS_PARALLELISM="false", WANDB_DISABLED="true")
@@ -18,3 +19,42 @@ def own_folder(tmp_path, monkeypatch):
     """A folder for what a test writes, and for the cache of plans."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+class SmallDisk:
+    """A file system of 48 MB in a folder of its own."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def fill(self):
+        with open(os.path.join(self.folder, "filler"), "wb", buffering=0) as filler:
+            try:
+                while filler.write(bytes(4096)):
+                    pass
+            except OSError:
+                pass
+
+    def free(self):
+        os.unlink(os.path.join(self.folder, "filler"))
+
+    def files(self):
+        return sorted(set(os.listdir(self.folder)) - {"filler", "lost+found"})
+
+
+@pytest.fixture(params=["tmpfs", "ext2"])
+def small_disk(request, tmp_path):
+    """One without ways past the cache, and one that cannot set space aside; skipped where nothing may be mounted."""
+    folder, image = tmp_path / "small", tmp_path / "small.image"
+    folder.mkdir()
+    image.touch()
+    os.truncate(image, 48_000_000)
+    commands = {"tmpfs": [["mount", "-t", "tmpfs", "-o", "size=48m", "none", folder]],
+                "ext2": [["mkfs.ext2", "-q", "-m", "0", image], ["mount", "-o", "loop", image, folder]]}[request.param]
+    try:
+        for command in commands:
+            subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as e:
+        pytest.skip(f"no {request.param} can be mounted here: {e}")
+    yield SmallDisk(folder)
+    subprocess.run(["umount", "-l", folder], check=True)

@@ -10,6 +10,7 @@
 
 #include <cstring>
 #include <functional>
+#include <mutex>
 #include <set>
 #include <string>
 #include <unordered_set>
@@ -27,7 +28,8 @@ inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   if (a.defined() != b.defined()) return false;
   if (!a.defined()) return true;
   if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
-  const auto x = a.detach().contiguous().resolve_conj().resolve_neg(), y = b.detach().contiguous().resolve_conj().resolve_neg();
+  const auto elements = [](const at::Tensor& t) { return t.detach().cpu().contiguous().resolve_conj().resolve_neg(); };
+  const auto x = elements(a), y = elements(b);
   return x.nbytes() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
 }
 
@@ -59,15 +61,41 @@ class autocast_state {
   bool cache_ = true;
 };
 
+/// States of the default generators of the host and of the device of a step.
+struct all_generators {
+  static all_generators now(c10::Device on) {
+    all_generators all{generator_state::now(), on, {}};
+    if (on.is_cpu()) return all;
+    auto g = at::globalContext().defaultGenerator(on);
+    std::lock_guard lock(g.mutex());
+    all.theirs = g.get_state();
+    return all;
+  }
+  void restore() const {
+    host.restore();
+    if (!theirs.defined()) return;
+    auto g = at::globalContext().defaultGenerator(on);
+    std::lock_guard lock(g.mutex());
+    g.set_state(theirs);
+  }
+  friend bool operator==(const all_generators& a, const all_generators& b) {
+    return a.host == b.host && same_bits(a.theirs, b.theirs);
+  }
+  generator_state host;
+  c10::Device on;
+  at::Tensor theirs;
+};
+
 /// A forward that can be run once more: plain, to compare the planned step with it, or by another plan.
 class second_run {
  public:
   /// Notes what a forward begins with.
+  /// @param on         where it runs
   /// @param parameters of the module
-  /// @param written    what it may change, other than the generator
-  second_run(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& parameters,
+  /// @param written    what it may change, other than the generators
+  second_run(c10::Device on, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& parameters,
              const std::vector<at::Tensor>& written)
-      : before_(generator_state::now()) {
+      : on_(on), before_(all_generators::now(on)), after_(before_) {
     std::unordered_set<const c10::StorageImpl*> storages;
     for (const auto& w : written) storages.insert(w.storage().unsafeGetStorageImpl());
     for (const auto* list : {&inputs, &parameters})
@@ -88,10 +116,10 @@ class second_run {
           "an input or a parameter was modified by an inplace operation after it");
     struct put_back {
       std::vector<entry>& written;
-      generator_state generator = generator_state::now();
+      all_generators generator;
       autocast_state autocast = autocast_state::now();
       std::vector<std::pair<at::Tensor, int64_t>> present = {};
-      explicit put_back(std::vector<entry>& list) : written(list) {
+      put_back(c10::Device on, std::vector<entry>& list) : written(list), generator(all_generators::now(on)) {
         for (const auto& w : written) present.emplace_back(w.tensor.detach().clone(), w.tensor._version());
       }
       ~put_back() {
@@ -99,12 +127,12 @@ class second_run {
         generator.restore();
         autocast.restore();
       }
-    } at_exit(written_);
+    } at_exit(on_, written_);
     for (const auto& w : written_) set(w.tensor, w.before, w.version);
     before_.restore();
     autocast_.restore();
     forward(inputs_);
-    after_ = generator_state::now();
+    after_ = all_generators::now(on_);
     for (auto& w : written_) w.after = w.tensor.detach().clone();
   }
   void run_plain(const forward_function& plain) {
@@ -120,7 +148,7 @@ class second_run {
       if (!same_bits(outputs[step.results[i]], returned_.at(i))) fail("output " + std::to_string(i));
     for (const auto& w : written_)
       if (!same_bits(w.tensor, w.after)) fail("a buffer");
-    if (!(generator_state::now() == after_)) fail("the state of the generator");
+    if (!(all_generators::now(on_) == after_)) fail("the state of the generator");
   }
 
   /// Runs the plain backward, and puts the generator back.
@@ -138,9 +166,9 @@ class second_run {
     const without_hooks hooks(parameters);
     for (std::size_t i = 0; i < inputs_.size(); ++i)
       if (!step.input_sources[i].empty()) parameters.push_back(inputs_[i]);
-    const auto now = generator_state::now();
+    const auto now = all_generators::now(on_);
     auto gradients = ::torch::autograd::grad(roots, parameters, given, std::nullopt, false, true);
-    after_ = generator_state::now();
+    after_ = all_generators::now(on_);
     now.restore();
     returned_.clear();
     return gradients;
@@ -149,7 +177,7 @@ class second_run {
   void compare(const ::torch::autograd::variable_list& expected, const ::torch::autograd::variable_list& gradients) const {
     for (std::size_t i = 0; i < gradients.size(); ++i)
       if (!same_bits(gradients[i], expected[i])) fail("gradient " + std::to_string(i) + " (parameters, then inputs)");
-    if (!(generator_state::now() == after_)) fail("the state of the generator after the backward");
+    if (!(all_generators::now(on_) == after_)) fail("the state of the generator after the backward");
   }
 
  private:
@@ -170,10 +198,11 @@ class second_run {
                     " of the planned step differs from the plain one; the plan may be out of date: invalidate()");
   }
 
+  c10::Device on_;
   std::vector<at::Tensor> inputs_, returned_;
   std::vector<std::pair<c10::VariableVersion, int64_t>> read_;  ///< of what must stay as it is: the counter, and what it must say
   std::vector<entry> written_;
-  generator_state before_, after_;
+  all_generators before_, after_;
   autocast_state autocast_ = autocast_state::now();
 };
 

@@ -24,6 +24,7 @@
 #include "key.hpp"
 #include "plan/planned.hpp"
 #include "plan/search.hpp"
+#include "program/views.hpp"
 #include "run/step_node.hpp"
 #include "second_run.hpp"
 #include "solver.hpp"
@@ -308,8 +309,16 @@ struct session::state : std::enable_shared_from_this<state> {
     return s;
   }
 
+  static pytorch::device& device_for(const setup& s) { return device_of(device_of_step(*s.step)); }
+
   /// Measures a captured step.
   void complete(setup& s) {
+    auto& on = device_for(s);
+    for (const auto& n : s.step->nodes)
+      for (auto v : n.outputs)
+        if (const auto made = s.step->values[v].device; made != on.which())
+          throw cannot_capture(n.name + " makes a tensor on " + made.str() + " in a step on " + on.which().str() +
+                               "; make it outside of the module, or on the device");
     s.graph = graph_hash(*s.step);
     const auto relative = sibling(s);
     s.profiles = options.device ? estimate(*s.step, options.device)
@@ -318,7 +327,7 @@ struct session::state : std::enable_shared_from_this<state> {
     s.far = options.far;
     auto& rates = options.far.rates;
     constexpr bytes_t worth_it = 1 << 20;
-    if (s.far.memory && !rates && s.far.memory->limit() >= worth_it) rates = measure_rates(host_device(), s.far);
+    if (s.far.memory && !rates && s.far.memory->limit() >= worth_it) rates = measure_rates(on, s.far);
     s.p = to_problem(*s.step, s.profiles.seconds(), s.profiles.workspace(), trained->name(), rates);
     storages seen;
     s.parameter_bytes = storage_bytes(s.parameters, seen);
@@ -526,6 +535,7 @@ struct session::state : std::enable_shared_from_this<state> {
     for (const auto& r : runners)
       if (!r->run->in_flight() && r->run->arena_in_use()) {
         r->run->leave_gradients_only();
+        if (!r->run->memory()->on().is_cpu()) evacuate(*r->run);  // nothing could be given back
         retired.push_back(r->run->memory());
       }
     std::erase_if(runners, [](const auto& r) { return !r->run->in_flight(); });
@@ -553,9 +563,33 @@ struct session::state : std::enable_shared_from_this<state> {
     r->kind = s;
     r->available = available;
     r->what = plan_for(s, available, held_bytes);
-    r->run = std::make_unique<executor>(r->what->run, *s->tensors, host_device(), s->far);
+    try {
+      r->run = std::make_unique<executor>(r->what->run, *s->tensors, device_for(*s), s->far);
+    } catch (const out_of_memory& e) {
+      const bool shared =
+          std::any_of(runners.begin(), runners.end(), [](const auto& x) { return x->what->run->far_bytes() > 0; });
+      if (!shared || r->what->run->far_bytes() == 0 || e.tier != s->far.memory->name()) throw;
+      r->what = without_copies(*s, available, held_bytes, e);
+      r->run = std::make_unique<executor>(r->what->run, *s->tensors, device_for(*s), s->far);
+    }
     runners.push_back(r);
     return r;
+  }
+  /// A plan for a step beside others that have taken the far memory.
+  /// @throws out_of_memory as it was, if there is none
+  std::shared_ptr<const plan> without_copies(const setup& s, bytes_t available, bytes_t held_bytes, const out_of_memory& why) {
+    auto& known = s.plans_without_copies[available];
+    if (known) return known;
+    log(why.what() + std::string(", as other steps are in flight; this one is planned without"));
+    auto o = searching();
+    o.copies = false;
+    try {
+      known = search(s, available, held_bytes, o);
+    } catch (const over_budget&) {
+      throw why;
+    }
+    announce(*known, available);
+    return known;
   }
 
   /// Bytes that a step may take, and those that are held meanwhile.
@@ -646,7 +680,7 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
       const auto& t = slot.from == role::input ? inputs[slot.position] : (*s->tensors)[w.slot];
       if (std::none_of(written.begin(), written.end(), [&](const auto& x) { return x.is_same(t); })) written.push_back(t);
     }
-    beside = std::make_unique<second_run>(inputs, s->parameters, written);
+    beside = std::make_unique<second_run>(device_for(*s).which(), inputs, s->parameters, written);
   }
   if (verify) {
     ++verified;

@@ -19,7 +19,7 @@ inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   if (a.defined() != b.defined()) return false;
   if (!a.defined()) return true;
   if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
-  const auto x = a.detach().contiguous(), y = b.detach().contiguous();
+  const auto x = a.detach().cpu().contiguous(), y = b.detach().cpu().contiguous();
   return x.nbytes() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
 }
 

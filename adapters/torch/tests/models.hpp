@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "devices.hpp"
+
 namespace models {
 
 namespace nn = ::torch::nn;
@@ -234,11 +236,17 @@ inline sample lstm() {
   return {"lstm", m, [m](const auto& in) { return std::vector<Tensor>{m->forward(in[0])}; }, {::torch::randn({3, 5, 16})}};
 }
 
-/// Every model, in training mode.
+/// Every model, in training mode, on the device that is tested.
 inline std::vector<sample> all() {
-  return {
+  std::vector<sample> list = {
       mlp(),  frozen_mlp(), conv(), gpt(), gpt(2, 2, 16, 32, 0.1, false), gpt(1, 2, 16, 32, 0.1, true, true), gpt_two_outputs(),
       unet(), lstm()};
+  if (test_device().is_cpu()) return list;
+  for (auto& s : list) {
+    s.module->to(test_device());
+    for (auto& t : s.inputs) t = t.detach().to(test_device()).requires_grad_(t.requires_grad());
+  }
+  return list;
 }
 
 /// A loss that depends on every differentiable output.

@@ -284,14 +284,30 @@ for k in range(first, steps):
 """
 
 
+def test_a_disk_that_fills_up(small_disk):
+    losses, _ = trained(net())
+    small_disk.fill()
+    with pytest.raises(remat.Error, match=small_disk.folder):
+        trained(net(activation_budget="60%", offload="activations", disk=small_disk.folder))
+    small_disk.free()
+    model = net(activation_budget="60%", offload="activations", disk=small_disk.folder)
+    assert trained(model)[0] == losses
+    assert remat.of(model).memory()["to_disk"] > 0 and small_disk.files() == []
+
+
 def test_killed_in_a_step_it_leaves_nothing_and_resumes(tmp_path):
     def start(folder, steps):
         (folder / "disk").mkdir(parents=True, exist_ok=True)
         env = os.environ | {"PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
         return subprocess.Popen([sys.executable, "-c", TRAINING, str(folder), str(steps)], stdout=subprocess.PIPE, text=True, env=env)
 
-    whole = start(tmp_path / "whole", 8).communicate()[0].splitlines()
-    assert len(whole) == 8
+    (tmp_path / "disk").mkdir()
+    for name in ("whole", "beside"):  # two processes in one folder
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "disk").symlink_to(tmp_path / "disk")
+    whole, beside = (process.communicate()[0].splitlines() for process in [start(tmp_path / name, 8) for name in ("whole", "beside")])
+    assert len(whole) == 8 and beside == whole
+    assert not list((tmp_path / "disk").iterdir())
     killed = start(tmp_path / "killed", 1000)
     for k in range(3):
         assert killed.stdout.readline() == whole[k] + "\n"

@@ -399,14 +399,48 @@ def test_classes_that_count_their_steps_are_refused():
         assert same(before, weights(model))
 
 
-def test_folders_whose_files_need_a_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "O_TMPFILE", 0)  # as on file systems that have no such files
+def test_other_file_systems_and_one_that_is_full(small_disk):
     plain, ours = net(), net()
-    train(plain, torch.optim.AdamW(plain.parameters(), 1e-2, fused=True), 3)
-    optimizer = remat.optimizer(ours.parameters(), disk=tmp_path, lr=1e-2)
-    train(ours, optimizer, 3)
-    assert same(weights(ours), weights(plain)) and optimizer.memory()["disk"] > 0
-    assert not list(tmp_path.iterdir())
+    a, b = torch.optim.AdamW(plain.parameters(), 1e-2, fused=True), remat.optimizer(ours.parameters(), disk=small_disk.folder, lr=1e-2)
+    train(plain, a, 3)
+    train(ours, b, 2)
+    assert b.memory()["disk"] > 0 and small_disk.files() == []
+    small_disk.fill()
+    train(ours, b, 1, first=2)  # its space has been set aside
+    assert same(weights(ours), weights(plain))
+    other = net()
+    make = lambda: remat.optimizer(other.parameters(), disk=small_disk.folder, lr=1e-2)
+    with pytest.raises(remat.Error, match=small_disk.folder):
+        make()
+    small_disk.free()
+    optimizer, before = make(), weights(other)
+    small_disk.fill()
+    with pytest.raises(remat.NoSpace, match=small_disk.folder):
+        train(other, optimizer, 1)
+    assert same(before, weights(other))
+    small_disk.free()
+    train(other, optimizer, 3)
+    assert same(weights(other), weights(plain))
+
+
+def test_many_files_are_told_apart(tmp_path):
+    from remat._disk import Disk, Layout
+
+    disk = Disk(tmp_path)
+    page = [Layout((1024,), (1,), torch.float32)]
+    held = [disk.reserve(page * (1 + k % 3)) for k in range(100)]
+    del held[::3]
+    held += [disk.reserve(page) for _ in range(20)]
+    strangers = [torch.zeros(1024) for _ in range(100)]
+    assert all(disk.holds(t) for tensors in held for t in tensors) and not any(map(disk.holds, strangers))
+    assert disk.reserved == sum(len(tensors) for tensors in held) * 4096
+    for k, t in enumerate(t for tensors in held for t in tensors):
+        disk.write(t, torch.full((1024,), float(k)))
+    disk.evict([t for tensors in held for t in tensors])
+    assert [t[0].item() for tensors in held for t in tensors] == list(range(disk.reserved // 4096))
+    held.clear()
+    del t
+    assert disk.reserved == 0 and not disk.holds(strangers[0])
 
 
 def test_two_in_one_folder(tmp_path):

@@ -24,6 +24,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include <remat/pytorch/device.hpp>
+
 #include "../hooks.hpp"
 #include "../program/views.hpp"
 #include "draws.hpp"
@@ -606,12 +608,15 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
   for (const auto* list : {&inputs, &parameters})
     for (const auto& t : *list)
       if (t.defined()) any = t;
-  if (any.defined() && !any.is_cpu())
-    throw cannot_capture("the step runs on " + any.device().str() + "; so far steps are planned and run on the host only");
+  const auto device = any.defined() ? any.device() : c10::Device(c10::kCPU);
+  if (!device.is_cpu() && !device.is_cuda())
+    throw cannot_capture("the step runs on " + device.str() + "; steps are planned and run on the host and on CUDA devices");
+  device_of(device);
+  const c10::DeviceGuard guard(device);
   const fresh_casts casts;
   const same_gradients before(parameters);
   const without_hooks hooks(parameters);
-  recorder r(parameters, buffers, names, any.defined() ? any.device() : c10::Device(c10::kCPU));
+  recorder r(parameters, buffers, names, device);
   std::vector<at::Tensor> arguments, outputs, wanted, grads, output_grads;
   std::vector<std::size_t> results;
   std::vector<std::optional<byte_view>> grad_views;

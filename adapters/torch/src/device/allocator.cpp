@@ -25,7 +25,7 @@ struct activity {
   recording* record;
   planned_allocations* plan;
 };
-thread_local constinit activity active{nullptr, nullptr};
+thread_local constinit activity of_thread{nullptr, nullptr};
 
 /// Sizes of the counted blocks that are alive, by address.
 class sizes {
@@ -69,7 +69,8 @@ class host_allocator final : public c10::Allocator {
   }
 
   c10::DataPtr allocate(std::size_t n) override {
-    const auto [record, plan] = active;
+    auto* const record = detail::recording_on(c10::kCPU);
+    auto* const plan = detail::plan_on(c10::kCPU);
     const bool counted = meters.load(std::memory_order_relaxed) > 0;
     if (n == 0 || (record == nullptr && plan == nullptr && !counted)) return base_->allocate(n);
     const auto bytes = static_cast<bytes_t>(n);
@@ -98,6 +99,11 @@ class host_allocator final : public c10::Allocator {
     std::erase_if(arenas_, [&](const auto& a) { return a.first == data; });
   }
 
+  bool in_arena(const void* data) {
+    std::lock_guard lock(arenas_mutex_);
+    return std::any_of(arenas_.begin(), arenas_.end(), [&](const auto& a) { return a.first <= data && data < a.second; });
+  }
+
  private:
   explicit host_allocator(c10::Allocator* base) : base_(base) {
     TORCH_CHECK(base->raw_deleter() != nullptr, "the host allocator in use has no raw_deleter: memory cannot be measured");
@@ -116,21 +122,17 @@ class host_allocator final : public c10::Allocator {
   }
 
   static void release_planned(void* data) {
-    if (active.plan != nullptr) active.plan->died(data);
+    if (auto* const plan = detail::plan_on(c10::kCPU)) plan->died(data);
   }
   static void release(void* data) {
     if (data == nullptr) return;
     auto& self = instance();
     const auto bytes = self.sizes_.take(data);
     if (bytes == 0 && self.in_arena(data)) return release_planned(data);  // through raw_deallocate
-    if (active.plan != nullptr) active.plan->died(data);
-    if (active.record != nullptr) active.record->died(data);
+    if (auto* const plan = detail::plan_on(c10::kCPU)) plan->died(data);
+    if (auto* const record = detail::recording_on(c10::kCPU)) record->died(data);
     if (bytes > 0) detail::count(-bytes);
     self.base_->raw_deallocate(data);
-  }
-  bool in_arena(const void* data) {
-    std::lock_guard lock(arenas_mutex_);
-    return std::any_of(arenas_.begin(), arenas_.end(), [&](const auto& a) { return a.first <= data && data < a.second; });
   }
 
   c10::Allocator* base_;
@@ -153,6 +155,13 @@ void detail::count(bytes_t change) {
 }
 void detail::add_arena(const char* data, bytes_t bytes) { host_allocator::instance().add_arena(data, bytes); }
 void detail::remove_arena(const char* data) { host_allocator::instance().remove_arena(data); }
+bool detail::in_arena(const void* data) { return host_allocator::instance().in_arena(data); }
+pytorch::recording* detail::recording_on(c10::DeviceType on) {
+  return of_thread.record != nullptr && of_thread.record->on() == on ? of_thread.record : nullptr;
+}
+planned_allocations* detail::plan_on(c10::DeviceType on) {
+  return of_thread.plan != nullptr && of_thread.plan->on() == on ? of_thread.plan : nullptr;
+}
 
 void placing_allocator::install() {
   static const bool done = [] {
@@ -186,9 +195,9 @@ void meter::observe(std::function<void(bytes_t)> f) {
   observed = static_cast<bool>(observer);
 }
 
-void recording::start() { active.record = this; }
+void recording::start() { of_thread.record = this; }
 void recording::stop() {
-  if (active.record == this) active.record = nullptr;
+  if (of_thread.record == this) of_thread.record = nullptr;
 }
 void recording::born(const void* data, bytes_t bytes) {
   alive_[data] = blocks_.size();
@@ -201,9 +210,9 @@ void recording::died(const void* data) {
   alive_.erase(found);
 }
 
-void planned_allocations::start() { active.plan = this; }
+void planned_allocations::start() { of_thread.plan = this; }
 void planned_allocations::stop() {
-  if (active.plan == this) active.plan = nullptr;
+  if (of_thread.plan == this) of_thread.plan = nullptr;
 }
 std::optional<char*> planned_allocations::place(bytes_t bytes) {
   if (!strayed_ && next_ < blocks_.size() && blocks_[next_].bytes == bytes && blocks_[next_].deaths == deaths_) {

@@ -8,34 +8,21 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
 #include <new>
 
-#include <remat/pytorch/device.hpp>
+#include <remat/pytorch/file.hpp>
+
+#include "tier.hpp"
 
 namespace remat::pytorch {
 namespace {
 
 constexpr bytes_t unit_of_files = 4096;
 
-/// A file without a name.
+/// A file without a name, closed at the end.
 class nameless_file {
  public:
-  /// @throws bad_option
-  nameless_file(const std::string& folder, bool direct) {
-    const auto& system = files_of_system();
-    const int flags = O_RDWR | O_CLOEXEC | (direct ? O_DIRECT : 0);
-    number_ = system.open(folder.c_str(), flags | O_TMPFILE | O_EXCL, 0600);
-    if (number_ < 0 && direct && errno == EINVAL)
-      number_ = system.open(folder.c_str(), (flags & ~O_DIRECT) | O_TMPFILE | O_EXCL, 0600);
-    if (number_ < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL)) {  // not for this file system
-      auto name = folder + "/remat-XXXXXX";
-      number_ = mkostemp(name.data(), flags & (O_CLOEXEC | O_DIRECT));
-      if (number_ < 0 && direct && errno == EINVAL) number_ = mkostemp(name.data(), O_CLOEXEC);
-      if (number_ >= 0) unlink(name.c_str());
-    }
-    if (number_ < 0) throw bad_option("no file can be made in " + folder + ": " + std::strerror(errno));
-  }
+  nameless_file(const std::string& folder, bool direct) : number_(open_nameless_file(folder, direct)) {}
   ~nameless_file() { close(number_); }
   nameless_file(const nameless_file&) = delete;
   nameless_file& operator=(const nameless_file&) = delete;
@@ -45,17 +32,13 @@ class nameless_file {
   int number_;
 };
 
-struct usage_of_folder {
-  std::mutex mutex;
-  bytes_t bytes = 0;
-};
-
 class region_of_file final : public region {
  public:
   region_of_file(const std::string& folder, std::string name, bytes_t bytes, bool direct)
       : name_(std::move(name)), bytes_(bytes), file_(folder, direct) {
     if (bytes == 0) return;
-    int failed = files_of_system().allocate(file_.number(), 0, 0, bytes) == 0 ? 0 : errno;
+    int failed = EINTR;
+    while (failed == EINTR) failed = files_of_system().allocate(file_.number(), 0, 0, bytes) == 0 ? 0 : errno;
     if (failed == EOPNOTSUPP) failed = free_bytes() < bytes ? ENOSPC : ftruncate(file_.number(), bytes) == 0 ? 0 : errno;
     if (failed != 0) throw out_of_memory(name_, bytes, std::min(bytes, failed == ENOSPC ? free_bytes() : 0));
   }
@@ -106,27 +89,16 @@ class region_of_file final : public region {
   pid_t process_ = getpid();
 };
 
-class memory_of_files final : public tier {
+class memory_of_files final : public limited_tier {
  public:
-  memory_of_files(std::string folder, bytes_t limit) : folder_(std::move(folder)), limit_(limit), direct_(allows_direct()) {}
-  std::string name() const override { return "the disk at " + folder_; }
-  bytes_t limit() const override { return limit_; }
+  memory_of_files(std::string folder, bytes_t limit)
+      : limited_tier("the disk at " + folder, limit), folder_(std::move(folder)), direct_(allows_direct()) {}
   bytes_t alignment() const override { return unit_of_files; }
-  std::shared_ptr<region> reserve(bytes_t bytes) override {
-    if (bytes < 0) throw bad_option("bytes to reserve in " + name() + " must be >= 0, got " + std::to_string(bytes));
-    std::lock_guard lock(use_->mutex);
-    if (bytes > limit_ - use_->bytes) throw out_of_memory(name(), bytes, limit_ - use_->bytes);
-    auto made = std::make_unique<region_of_file>(folder_, name(), bytes, direct_);
-    use_->bytes += bytes;
-    return {made.release(), [use = use_](const region_of_file* held) {
-              const auto freed = held->bytes();
-              delete held;
-              std::lock_guard again(use->mutex);
-              use->bytes -= freed;
-            }};
-  }
 
  private:
+  std::unique_ptr<region> make(bytes_t bytes) override {
+    return std::make_unique<region_of_file>(folder_, name(), bytes, direct_);
+  }
   /// The file system takes copies of whole pages that pass its cache by.
   bool allows_direct() const {
     const std::unique_ptr<char, void (*)(void*)> memory(static_cast<char*>(std::aligned_alloc(unit_of_files, unit_of_files)),
@@ -144,9 +116,7 @@ class memory_of_files final : public tier {
   }
 
   std::string folder_;
-  bytes_t limit_;
   bool direct_;
-  std::shared_ptr<usage_of_folder> use_ = std::make_shared<usage_of_folder>();
 };
 
 }  // namespace
@@ -157,8 +127,23 @@ file_calls& files_of_system() {
   return calls;
 }
 
+int open_nameless_file(const std::string& folder, bool direct) {
+  const auto& system = files_of_system();
+  const int flags = O_RDWR | O_CLOEXEC | (direct ? O_DIRECT : 0);
+  auto number = system.open(folder.c_str(), flags | O_TMPFILE | O_EXCL, 0600);
+  if (number < 0 && direct && errno == EINVAL)
+    number = system.open(folder.c_str(), (flags & ~O_DIRECT) | O_TMPFILE | O_EXCL, 0600);
+  if (number < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL)) {  // not for this file system
+    auto name = folder + "/remat-XXXXXX";
+    number = mkostemp(name.data(), flags & (O_CLOEXEC | O_DIRECT));
+    if (number < 0 && direct && errno == EINVAL) number = mkostemp(name.data(), O_CLOEXEC);
+    if (number >= 0) unlink(name.c_str());
+  }
+  if (number < 0) throw bad_option("no file can be made in " + folder + ": " + std::strerror(errno));
+  return number;
+}
+
 std::shared_ptr<tier> file_memory(const std::string& folder, bytes_t limit) {
-  if (limit < 0) throw bad_option("the limit of the disk at " + folder + " must be >= 0, got " + std::to_string(limit));
   return std::make_shared<memory_of_files>(folder, limit);
 }
 

@@ -12,43 +12,18 @@
 #include <remat/pytorch/memory.hpp>
 
 #include "../clock.hpp"
+#include "cuda.hpp"
+#include "tier.hpp"
 
 namespace remat::pytorch {
 namespace {
 
-class memory_of_host final : public tier {
+class memory_of_host final : public limited_tier {
  public:
-  memory_of_host(std::string name, bytes_t limit) : name_(std::move(name)), limit_(limit) {}
-  std::string name() const override { return name_; }
-  bytes_t limit() const override { return limit_; }
-  std::shared_ptr<region> reserve(bytes_t bytes) override {
-    if (bytes < 0) throw bad_option("bytes to reserve in " + name_ + " must be >= 0, got " + std::to_string(bytes));
-    {
-      std::lock_guard lock(use_->mutex);
-      if (bytes > limit_ - use_->bytes) throw out_of_memory(name_, bytes, limit_ - use_->bytes);
-      use_->bytes += bytes;
-    }
-    try {
-      return {new arena(bytes), [use = use_, bytes](const arena* held) {
-                delete held;
-                std::lock_guard lock(use->mutex);
-                use->bytes -= bytes;
-              }};
-    } catch (const out_of_memory&) {
-      std::lock_guard lock(use_->mutex);
-      use_->bytes -= bytes;
-      throw out_of_memory(name_, bytes, 0);
-    }
-  }
+  using limited_tier::limited_tier;
 
  private:
-  struct use {
-    std::mutex mutex;
-    bytes_t bytes = 0;
-  };
-  std::string name_;
-  bytes_t limit_;
-  std::shared_ptr<use> use_ = std::make_shared<use>();
+  std::unique_ptr<region> make(bytes_t bytes) override { return std::make_unique<arena>(bytes); }
 };
 
 class promised final : public event {
@@ -76,13 +51,7 @@ class copying_thread final : public link {
   }
 
   ticket copy(const block& to, const block& from, std::vector<ticket> after) override {
-    if (to.bytes != from.bytes)
-      throw broken_contract("remat: a copy of " + std::to_string(from.bytes) + " bytes to a block of " +
-                            std::to_string(to.bytes));
-    for (const auto* b : {&to, &from})
-      if (!b->in || b->bytes < 0 || b->offset < 0 || b->bytes > b->in->bytes() - b->offset)
-        throw broken_contract("remat: a copy of " + std::to_string(b->bytes) + " bytes at " + std::to_string(b->offset) +
-                              " reaches beyond its region");
+    check_copy(to, from);
     if (to.in->data() == nullptr && from.in->data() == nullptr)
       throw broken_contract("remat: a copy between regions that have no address");
     job next{to, from, std::move(after), {}};
@@ -108,15 +77,29 @@ class copying_thread final : public link {
       try {
         for (const auto& t : after)
           if (t) t->wait();
-        if (auto* data = to.in->data())
-          from.in->read(data + to.offset, from.offset, from.bytes);
-        else
+        if (on_host(*to.in))
+          from.in->read(to.in->data() + to.offset, from.offset, from.bytes);
+        else if (on_host(*from.in))
           to.in->write(from.in->data() + from.offset, to.offset, to.bytes);
+        else
+          by_way_of_host();
       } catch (...) {
         failed = std::current_exception();
       }
       to = from = {};  // who waits finds the regions free
       failed ? done.set_exception(failed) : done.set_value();
+    }
+
+   private:
+    static bool on_host(const region& r) { return r.data() != nullptr && r.on().is_cpu(); }
+    void by_way_of_host() const {
+      constexpr bytes_t most = 4 << 20;
+      const arena between(std::min(most, to.bytes));
+      for (bytes_t at = 0; at < to.bytes; at += most) {
+        const auto bytes = std::min(most, to.bytes - at);
+        from.in->read(between.data(), from.offset + at, bytes);
+        to.in->write(between.data(), to.offset + at, bytes);
+      }
     }
   };
 
@@ -192,7 +175,8 @@ copy_rates measure_rates(device& d, const far_memory& far, bytes_t sample) {
   const auto unit = std::max<bytes_t>(4096, far.memory->alignment());
   const auto piece = std::max(unit, std::min(sample, far.memory->limit() / 2) / pieces / unit * unit);
   const auto near_by = d.memory().reserve(2 * pieces * piece), beyond = far.memory->reserve(2 * pieces * piece);
-  std::memset(near_by->data(), 1, static_cast<std::size_t>(near_by->bytes()));
+  const std::string contents(static_cast<std::size_t>(piece), 1);
+  for (bytes_t k = 0; k < 2 * pieces; ++k) near_by->write(contents.data(), k * piece, piece);
   const auto send = [&](bytes_t at, bytes_t bytes) { return far.out->copy({beyond, at, bytes}, {near_by, at, bytes}); };
   const auto fetch = [&](bytes_t at, bytes_t bytes) { return far.in->copy({near_by, at, bytes}, {beyond, at, bytes}); };
   for (bytes_t k = 0; k < pieces; ++k) send(k * piece, piece)->wait();  // also wakes the threads and touches the pages
@@ -223,12 +207,17 @@ far_memory on_disk(const std::string& folder, bytes_t limit) {
   return {file_memory(folder, limit), host_link(), host_link(), {}};
 }
 
+far_memory on_host(c10::Device which, bytes_t limit) {
+  if (!which.is_cpu()) return cuda_far_memory(which, limit);
+  return {host_memory("memory of the host", limit), host_link(), host_link(), {}};
+}
+
 device& host_device() {
   static host only;
   return only;
 }
+device& device_of(c10::Device which) { return which.is_cpu() ? host_device() : cuda_device(which); }
 std::shared_ptr<tier> host_memory(std::string name, bytes_t limit) {
-  if (limit < 0) throw bad_option("the limit of " + name + " must be >= 0, got " + std::to_string(limit));
   return std::make_shared<memory_of_host>(std::move(name), limit);
 }
 std::unique_ptr<link> host_link() { return std::make_unique<copying_thread>(); }

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "../profile/environment.hpp"
+#include "../program/views.hpp"
 
 namespace remat::pytorch {
 
@@ -22,8 +23,8 @@ std::optional<std::string> plan_cache::key(const program& step, bytes_t availabl
   if (folder_.empty() || solver.empty()) return std::nullopt;
   std::ostringstream text;
   text.precision(17);
-  text << "remat-plans 1;" << environment() << ";" << available << ";" << solver << ";" << l.seconds << ";" << l.gap << ";"
-       << l.seed << ";";
+  text << "remat-plans 1;" << environment(device_of(device_of_step(step))) << ";" << available << ";" << solver << ";"
+       << l.seconds << ";" << l.gap << ";" << l.seed << ";";
   try {
     write_program(text, step, {.names = false, .contents = false});
   } catch (const error&) {  // an argument that no document holds

@@ -54,6 +54,7 @@ struct setup {
   bool given_early = false;                              ///< it is the latter
   std::uint64_t last_used = 0;                           ///< steps of the session before
   std::map<bytes_t, std::shared_ptr<const plan>> plans;  ///< by bytes available
+  mutable std::map<bytes_t, std::shared_ptr<const plan>> plans_without_copies;  ///< the same, while others hold the far memory
   mutable std::mutex least_mutex;
   mutable std::shared_ptr<const plan> least;  ///< see `leanest`
   std::atomic<bool> broken = false;           ///< an operator did not do as it did when it was measured

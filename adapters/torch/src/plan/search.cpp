@@ -54,7 +54,8 @@ std::optional<std::string> key_of_plan(const setup& s, bytes_t available, const 
   using function = result (*)(const problem&, bytes_t, const limits&, const plan_observer&);
   const auto* known = o.solver.target<function>();
   auto solver = known && *known == &solve_by_default ? "automatic" : o.solver_name;
-  if (s.far.memory && !solver.empty()) solver += " with " + s.far.memory->name() + " of " + std::to_string(s.far.memory->limit());
+  if (s.far.memory && o.copies && !solver.empty())
+    solver += " with " + s.far.memory->name() + " of " + std::to_string(s.far.memory->limit());
   return o.cache.key(*s.step, available, solver, l);
 }
 
@@ -171,9 +172,9 @@ std::shared_ptr<const plan> search_anew(const setup& s, bytes_t available, bytes
   auto best = std::make_shared<plan>();
   const auto begin = clock::now();
   auto within = s.p.held_bytes() + available;
-  const auto far = s.far.memory ? s.far.memory->limit() : 0;
-  auto p = s.p;                         // with a slower link where there is too little far memory
-  constexpr int rounds = 4, most = 10;  // the rest only as long as nothing fits
+  const auto far = s.far.memory && o.copies ? s.far.memory->limit() : 0;
+  auto p = o.copies ? s.p : with_slower_link(s.p, 0);  // with a slower link where there is too little far memory
+  constexpr int rounds = 4, most = 10;                 // the rest only as long as nothing fits
   auto margin = available / 200;
   for (int round = 0; round < (best->run ? rounds : most); ++round) {
     auto l = o.limits;

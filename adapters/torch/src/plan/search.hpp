@@ -21,6 +21,7 @@ struct search_options {
   remat::limits limits;
   plan_observer watch;
   std::function<void(const std::string&)> log;  ///< not empty
+  bool copies = true;                           ///< may go to far memory
 };
 
 /// A hash of what two programs share that differ in sizes only: nodes, operators, and which values these read, write and make.

@@ -12,10 +12,12 @@
 #include <fstream>
 #include <string>
 
+#include <remat/pytorch/device.hpp>
+
 namespace remat::pytorch {
 
-/// PyTorch, processor and threads.
-inline std::string environment() {
+/// PyTorch, processor and threads; the device where it is another one.
+inline std::string environment(device& on) {
   std::string processor = "unknown processor";
   std::ifstream info("/proc/cpuinfo");
   for (std::string line; std::getline(info, line);)
@@ -23,7 +25,8 @@ inline std::string environment() {
       processor = line.substr(std::min(line.size(), line.find(':') + 2));
       break;
     }
-  return std::string("torch ") + TORCH_VERSION + ", " + processor + ", " + std::to_string(at::get_num_threads()) + " threads";
+  return std::string("torch ") + TORCH_VERSION + ", " + processor + ", " + std::to_string(at::get_num_threads()) + " threads" +
+         (on.which().is_cpu() ? "" : ", " + on.memory().name());
 }
 
 /// `$XDG_CACHE_HOME/remat`, else `~/.cache/remat`, else nothing.

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
@@ -36,7 +37,7 @@ constexpr bytes_t little = bytes_t{64} << 10;
 /// Runs a node on operands of its own.
 class bench {
  public:
-  bench(const program& step, const node& n) : step_(step), node_(n) {
+  bench(const program& step, const node& n) : step_(step), node_(n), on_(device_of(device_of_step(step))) {
     for (const auto& c : n.calls) {
       for (const auto& o : c.operands) touch(o.view);
       for (const auto& r : c.results) made_.push_back(step.views[r.view].value);
@@ -88,10 +89,13 @@ class bench {
     for (const auto& c : node_.calls) {
       auto stack = stack_of(c, again, [&](index_t v) { return operand_of(v); });
       at::AutoGradMode grad_mode(c.grad_mode);
+      wait_for_kernels();
       if (scope) scope->start();
+      const auto begin = clock::now();
       const stopwatch watch;
       c.op.callBoxed(stack);
-      seconds += watch.seconds();
+      wait_for_kernels();
+      seconds += on_.which().is_cpu() ? watch.seconds() : since(begin);
       undisturbed_ = undisturbed_ && watch.undisturbed();
       if (scope) scope->stop();
       for (const auto& r : c.results) storage_.insert_or_assign(step_.views[r.view].value, result_of(stack, r).storage());
@@ -107,23 +111,23 @@ class bench {
     std::vector<allocation> list;
     for (const auto& b : s.blocks) list.push_back({b.born, b.freed < 0 ? s.events + 1 : b.freed, b.bytes});
     const auto places = lay_out(list, {.tries = 0});
-    const arena memory(places.arena);
+    const auto memory = on_.memory().reserve(places.arena);
     std::vector<planned_block> plan;
     for (std::size_t i = 0; i < s.blocks.size(); ++i) {
       const auto& b = s.blocks[i];
       const bool kept_by_operator = b.result == none && b.freed < 0;
-      plan.push_back({b.bytes, b.deaths, kept_by_operator ? nullptr : memory.data() + places.offsets[i], b.freed >= 0});
+      plan.push_back({b.bytes, b.deaths, kept_by_operator ? nullptr : memory->data() + places.offsets[i], b.freed >= 0});
     }
-    planned_allocations planned;
+    const auto planned = on_.place();
     double shortest = std::numeric_limits<double>::infinity();
     std::vector<bytes_t> seen;
     const meter counting;
     auto once = [&] {
-      planned.plan(plan);
+      planned->plan(plan);
       undisturbed_ = true;
       const auto before = meter::live();
       meter::reset_peak();
-      const auto time = run(false, &planned);
+      const auto time = run(false, planned.get());
       seen.push_back(meter::peak() - before);
       if (time < shortest) shortest = time, undisturbed = undisturbed_;
     };
@@ -134,6 +138,7 @@ class bench {
     for (int k = 0; k < 2 || (k < 8 && since(begin) < limit); ++k) once();
     clear();
     std::sort(seen.begin(), seen.end());
+    if (!on_.which().is_cpu()) return shortest;  // the meter counts the host
     elsewhere = seen[seen.size() / 2];
     for (auto bytes : seen)
       if (bytes <= little) elsewhere = std::max(elsewhere, bytes);
@@ -141,7 +146,7 @@ class bench {
   }
 
   allocation_script script(bool again, bytes_t* workspace) {
-    recording record;
+    recording record(on_.which().type());
     run(again, &record);
     allocation_script s;
     s.events = record.events();
@@ -164,6 +169,9 @@ class bench {
   }
 
  private:
+  void wait_for_kernels() {
+    if (const auto t = on_.mark()) t->wait();
+  }
   void clear() {
     for (auto v : made_) storage_.erase(v);
   }
@@ -193,6 +201,7 @@ class bench {
 
   const program& step_;
   const node& node_;
+  device& on_;
   std::vector<index_t> made_;
   std::map<index_t, c10::Storage> storage_;
   std::vector<std::pair<at::Tensor, at::Tensor>> written_;  ///< {operand that the node overwrites, as bytes; what it was}
@@ -352,8 +361,8 @@ namespace {
 /// Operators run below autograd and autocast while it is there, one program at a time; the generator is as before after it.
 class measuring {
  public:
-  measuring() = default;
-  ~measuring() { generator_.restore(); }
+  explicit measuring(device& on) : on_(on), guard_(on.which()) {}
+  ~measuring() { on_.random(*generator_); }
   measuring(const measuring&) = delete;
   measuring& operator=(const measuring&) = delete;
 
@@ -362,15 +371,18 @@ class measuring {
   at::NoGradGuard no_grad_;
   at::AutoDispatchBelowADInplaceOrView below_;
   c10::impl::ExcludeDispatchKeyGuard no_autocast_{c10::autocast_dispatch_keyset};
-  generator_state generator_ = generator_state::now();
+  device& on_;
+  c10::DeviceGuard guard_;
+  std::shared_ptr<const random_state> generator_ = on_.random();
 };
 
 }  // namespace
 
 program_profile profile(const program& step, const profile_options& o) {
   const auto begin = clock::now();
-  const measuring alone;
-  const auto machine = environment();
+  auto& on = device_of(device_of_step(step));
+  const measuring alone(on);
+  const auto machine = environment(on);
   auto& here = known[machine];
   nlohmann::json document;
   bool read = false;
@@ -411,8 +423,9 @@ program_profile profile(const program& step, const profile_options& o) {
 program_profile profile_like(const program& step, const program& other, const program_profile& costs) {
   TORCH_CHECK(step.nodes.size() == other.nodes.size() && costs.nodes.size() == other.nodes.size(), "costs of another program");
   const auto begin = clock::now();
-  const measuring alone;
-  const auto& here = known[environment()];
+  auto& on = device_of(device_of_step(step));
+  const measuring alone(on);
+  const auto& here = known[environment(on)];
   program_profile result;
   std::map<std::string, std::shared_ptr<const node_profile>> used;
   for (std::size_t i = 0; i < step.nodes.size(); ++i) {

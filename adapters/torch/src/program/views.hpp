@@ -62,6 +62,13 @@ inline at::Tensor constant_tensor(const program& step, index_t slot) {
   return t;
 }
 
+/// Where the step runs; numbers may lie on the host all the same.
+inline c10::Device device_of_step(const program& step) {
+  for (const auto& v : step.values)
+    if (!v.device.is_cpu()) return v.device;
+  return c10::kCPU;
+}
+
 /// Arguments of a call.
 /// @param again  it is a recomputation
 /// @param tensor gives the tensor for a view

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -77,6 +78,7 @@ struct executor::state {
       beyond = far.memory->reserve(data.far);
       moving.resize(data.moves.size());
     }
+    const c10::DeviceGuard guard(on.which());
     at::NoGradGuard no_grad;
     at::AutoDispatchBelowADInplaceOrView below;
     outside.resize(data.buffers.size());
@@ -204,6 +206,8 @@ struct executor::state {
     if (!allocations->in_front())
       throw plan_broken("remat: another allocator of " + on.memory().name() +
                         " memory was installed after remat's; nothing would lie where it was planned");
+    const c10::DeviceGuard guard(on.which());
+    on.wait(ended);  // on whatever stream it was
     at::NoGradGuard no_grad;
     at::AutoDispatchBelowADInplaceOrView below;
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
@@ -227,6 +231,7 @@ struct executor::state {
         share_version(outputs);
       }
       count_writes(&written_tensor::forward);
+      ended = on.mark();
       return outputs;
     } catch (...) {
       reset();
@@ -236,6 +241,8 @@ struct executor::state {
 
   gradients backward(const std::vector<at::Tensor>& output_grads, const std::vector<at::Tensor>& sums, const taker& take) {
     if (!flying) throw broken_contract("remat: backward without a forward");
+    const c10::DeviceGuard guard(on.which());
+    on.wait(ended);
     receiver given{take, c10::impl::tls_local_dispatch_key_set(), std::vector<at::Tensor>(step.parameter_grads.size())};
     held_gifts = 0;
     at::NoGradGuard no_grad;
@@ -316,7 +323,7 @@ struct executor::state {
       return t;
     }
     if (data.buffers[l.buffer].outside) return tensor_of(v, *outside[l.buffer]);
-    auto* owner = new std::shared_ptr<region>(memory);
+    auto* owner = new std::shared_ptr<region>(lent);
     c10::DataPtr place(
         address(l.buffer), owner, [](void* p) { delete static_cast<std::shared_ptr<region>*>(p); }, step.values[l.value].device);
     return tensor_of(v,
@@ -448,11 +455,11 @@ struct executor::state {
     }
     if (late) waited += since(begin);
   }
-  /// Until no copy touches the arena.
+  /// Kernels from now on run when no copy touches the arena.
   void let_moves_end() {
     for (auto& t : moving) {
       try {
-        if (t) t->wait();
+        on.wait(t);
       } catch (const copy_failed&) {  // nobody needs it any more
       }
       t = nullptr;
@@ -494,11 +501,13 @@ struct executor::state {
   }
 
   void reset() {
+    const c10::DeviceGuard guard(on.which());
     let_moves_end();
     for (std::size_t b = 0; b < outside.size(); ++b) outside[b].reset();
     slots.clear_step();
     for (const auto& [l, list] : sockets)
       if (l.buffer != none || !slots[step.values[l.value].slot].defined()) empty(l);
+    ended = on.mark();
     flying = false;  // from here on another thread may begin a step
   }
 
@@ -508,10 +517,13 @@ struct executor::state {
   bindings slots;
   device& on;
   std::shared_ptr<region> memory;
+  /// The same for tensors that leave: copies that are done may hold `memory` for a while yet.
+  std::shared_ptr<region> lent{std::make_shared<std::shared_ptr<region>>(memory), memory.get()};
   far_memory far;
   std::shared_ptr<region> beyond;  ///< in far memory
   std::vector<ticket> moving;      ///< per move of the step in flight
   double waited = 0;               ///< for moves, s
+  ticket ended;                    ///< what was last given to the device
   std::unique_ptr<placement> allocations;
   std::vector<bound_step> steps;
   std::map<location, std::vector<socket>> sockets;   ///< by `outer`
@@ -537,7 +549,7 @@ executor::gradients executor::backward(const std::vector<at::Tensor>& output_gra
 }
 void executor::reset() { state_->reset(); }
 bool executor::in_flight() const { return state_->flying; }
-bool executor::arena_in_use() const { return state_->memory.use_count() > 1; }
+bool executor::arena_in_use() const { return state_->lent.use_count() > 1; }
 void executor::leave_gradients_only() {
   std::vector<std::pair<bytes_t, bytes_t>> kept;
   const auto& data = state_->data;
@@ -551,7 +563,7 @@ bool executor::owns(const at::Tensor& t) const {
   const auto& m = *state_->memory;
   return m.data() <= data && data < m.data() + m.bytes();
 }
-const std::shared_ptr<region>& executor::memory() const { return state_->memory; }
+const std::shared_ptr<region>& executor::memory() const { return state_->lent; }
 const execution_plan& executor::plan() const { return *state_->plan; }
 std::size_t executor::unplanned() const { return state_->allocations->unplanned(); }
 bytes_t executor::unplanned_bytes() const { return state_->allocations->unplanned_bytes(); }

@@ -3,7 +3,8 @@
 /// What a step runs on: a device, memory on it and elsewhere, and the ways between.
 ///
 /// `host_device` is the implementation for the host: kernels run in the calling thread, its memory is the process's, and copies
-/// to and from other memory run on a thread of each link. Other devices derive from the same classes.
+/// to and from other memory run on a thread of each link. On a CUDA device kernels run on PyTorch's current stream, and copies to
+/// and from page-locked memory of the host on a stream of each link. Other devices derive from the same classes.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -43,6 +44,8 @@ class region {
   virtual ~region() = default;
   /// Its first byte; null if it has no address, as in a file.
   virtual char* data() const = 0;
+  /// Whose address that is: the host can follow its own only.
+  virtual c10::Device on() const { return c10::kCPU; }
   virtual bytes_t bytes() const = 0;
   /// Bytes not given back.
   virtual bytes_t resident() const = 0;
@@ -157,10 +160,15 @@ class device {
 /// The host as a device.
 device& host_device();
 
+/// The device that tensors on `which` need: the host, or a CUDA device.
+/// @throws not_available with the words of the CUDA runtime if it cannot be used, or nobody built this library for it
+device& device_of(c10::Device which);
+
 /// Memory of the host in which at most `limit` bytes are reserved at a time.
 std::shared_ptr<tier> host_memory(std::string name, bytes_t limit = max_bytes);
 
 /// A link between regions of which one at least has an address, on a thread of its own that is there from the first copy on.
+/// What lies on another device goes through 4 MiB of the host.
 std::unique_ptr<link> host_link();
 
 /// Memory in files that have no name, are readable by nobody else, and are gone with their regions. The file system sets all
@@ -176,6 +184,15 @@ std::shared_ptr<tier> file_memory(const std::string& folder, bytes_t limit = max
 /// auto net = remat::pytorch::wrap(gpt, ids, {.budget = "2GiB", .far = remat::pytorch::on_disk("/scratch")});
 /// @endcode
 far_memory on_disk(const std::string& folder, bytes_t limit = max_bytes);
+
+/// Memory of the host with a link each way, for steps on `which`: page-locked, in one piece of exactly the bytes that a plan asks
+/// for, with a stream each way if that is a CUDA device.
+/// @param limit bytes reserved at a time
+/// @throws not_available, bad_option
+/// @code
+/// auto net = remat::pytorch::wrap(gpt, ids, {.budget = "2GiB", .far = remat::pytorch::on_host(c10::kCUDA, bytes_t{8} << 30)});
+/// @endcode
+far_memory on_host(c10::Device which = c10::kCPU, bytes_t limit = max_bytes);
 
 /// What `far` can be relied on for: nine tenths of what copies both ways at once reach.
 /// @param d       the device

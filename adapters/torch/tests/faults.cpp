@@ -1,0 +1,407 @@
+// SPDX-License-Identifier: Apache-2.0
+// Disks that are full, broken or odd, and what a training step makes of that: an error that names value, bytes and disk, weights
+// as they were, and steps as ever once the disk is well again.
+#include <fcntl.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <remat/pytorch/file.hpp>
+
+#include "../src/device/file.hpp"
+#include "compare.hpp"
+#include "models.hpp"
+#include "quick.hpp"
+
+namespace rt = remat::pytorch;
+namespace fs = std::filesystem;
+using remat::bytes_t;
+
+namespace {
+
+/// Calls of the system as they were, at the end.
+struct calls_restored {
+  ~calls_restored() { rt::files_of_system() = before; }
+  rt::file_calls before = rt::files_of_system();
+};
+
+/// A folder of its own; with a file system in it where this process may mount one.
+class own_disk {
+ public:
+  /// @param kind  "tmpfs", "ext2", or "": that of temporary files
+  explicit own_disk(const std::string& kind, bytes_t bytes = 0) {
+    std::string name = (fs::temp_directory_path() / "remat-faults-XXXXXX").string();
+    folder_ = mkdtemp(name.data());
+    if (kind == "tmpfs") mounted_ = ::mount("none", folder_.c_str(), "tmpfs", 0, ("size=" + std::to_string(bytes)).c_str()) == 0;
+    if (kind == "ext2") {
+      image_ = folder_ + ".image";
+      std::ofstream(image_).close();
+      fs::resize_file(image_, static_cast<std::uintmax_t>(bytes));
+      mounted_ = std::system(("mkfs.ext2 -q -m 0 " + image_ + " >/dev/null 2>&1 && mount -o loop " + image_ + " " + folder_ +
+                              " >/dev/null 2>&1")
+                                 .c_str()) == 0;
+    }
+    there_ = kind.empty() || mounted_;
+  }
+  ~own_disk() {
+    if (mounted_) ::umount2(folder_.c_str(), MNT_DETACH);
+    std::error_code ignored;
+    fs::remove_all(folder_, ignored);
+    fs::remove(image_, ignored);
+  }
+  own_disk(const own_disk&) = delete;
+  own_disk& operator=(const own_disk&) = delete;
+
+  bool there() const { return there_; }
+  const std::string& folder() const { return folder_; }
+  /// Takes all that is left.
+  void fill() {
+    std::ofstream filler(folder_ + "/filler");
+    const std::string some(4096, 'x');
+    while (filler.write(some.data(), 4096).flush()) {
+    }
+  }
+  void free() { fs::remove(folder_ + "/filler"); }
+
+ private:
+  std::string folder_, image_;
+  bool mounted_ = false, there_ = false;
+};
+
+/// A model whose steps use a disk, and its twin.
+class spilling {
+ public:
+  explicit spilling(const std::string& folder) : spilling(rt::on_disk(folder)) {}
+  explicit spilling(rt::far_memory far) {
+    auto o = testing::quick("60%");
+    o.solver = rt::default_solver();
+    o.far = std::move(far);
+    o.far.rates = remat::copy_rates{1e12, 1e12, 0};
+    run_ = std::make_unique<testing::runner>(planned_.module, planned_.forward, std::move(o));
+  }
+  testing::runner& run() { return *run_; }
+  std::vector<at::Tensor> forward() {
+    planned_.module->zero_grad();
+    ::torch::manual_seed(++step_);
+    return run_->forward(planned_.inputs);
+  }
+  void step() { models::loss_of(forward()).backward(); }
+  /// One step is that of the twin, and values move.
+  void check_step(bool moves = true) {
+    step();
+    if (moves) CHECK(run_->report().moved_in > 0);
+    plain_.module->zero_grad();
+    ::torch::manual_seed(step_);
+    models::loss_of(plain_.forward(plain_.inputs)).backward();
+    const auto ours = planned_.module->parameters(), theirs = plain_.module->parameters();
+    for (std::size_t i = 0; i < ours.size(); ++i) {
+      CHECK(same_bits(ours[i], theirs[i]));
+      CHECK(same_bits(ours[i].grad(), theirs[i].grad()));
+    }
+  }
+  /// @return what `copy_failed` says
+  std::string failing_step() {
+    try {
+      step();
+    } catch (const rt::copy_failed& e) {
+      return e.what();
+    }
+    return "";
+  }
+
+ private:
+  static models::sample make() {
+    ::torch::manual_seed(17);
+    return models::gpt(4, 8, 64, 64);
+  }
+  models::sample plain_ = make(), planned_ = make();
+  std::unique_ptr<testing::runner> run_;
+  std::uint64_t step_ = 0;
+};
+
+using Catch::Matchers::Contains;
+using Catch::Matchers::Matches;
+
+std::string folder_of_temporary_files() { return fs::temp_directory_path().string(); }
+
+/// The spill files of this process in a folder: their descriptors.
+std::vector<std::string> nameless_files_in(const std::string& folder) {
+  std::vector<std::string> list;
+  for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const auto target = fs::read_symlink(entry.path(), gone).string();
+    if (target.rfind(folder, 0) == 0 && target.find("(deleted)") != std::string::npos) list.push_back(entry.path().string());
+  }
+  return list;
+}
+
+}  // namespace
+
+TEST_CASE("a disk that fails in a step: value, bytes and disk are named, the next step is as ever") {
+  spilling s(folder_of_temporary_files());
+  s.check_step();
+  auto& system = rt::files_of_system();
+  const auto fails = [&](const std::string& what, const std::string& why) {
+    const auto said = s.failing_step();
+    CHECK_THAT(said, Matches("remat: value .+ of [0-9]+ bytes: the disk at " + folder_of_temporary_files() + ": " + what +
+                             " of [0-9]+ bytes at [0-9]+ stopped after [0-9]+: " + why));
+  };
+  {
+    const calls_restored later;
+    system.write = [](int, const void*, std::size_t, off_t) -> ssize_t { return errno = ENOSPC, -1; };
+    fails("write", "No space left on device");
+    fails("write", "No space left on device");
+    system.write = [](int, const void*, std::size_t, off_t) -> ssize_t { return errno = EIO, -1; };
+    fails("write", "Input/output error");
+    system.write = [](int, const void*, std::size_t, off_t) -> ssize_t { return errno = EDQUOT, -1; };
+    fails("write", "Disk quota exceeded");
+    system.write = [](int, const void*, std::size_t, off_t) -> ssize_t { return 0; };
+    fails("write", "the file ends there");
+  }
+  s.check_step();
+  {
+    const calls_restored later;
+    system.read = [](int, void*, std::size_t, off_t) -> ssize_t { return errno = EIO, -1; };
+    fails("read", "Input/output error");
+    system.read = [](int, void*, std::size_t, off_t) -> ssize_t { return 0; };
+    fails("read", "the file ends there");
+    static std::atomic<int> calls;
+    calls = 0;
+    system.read = [](int file, void* to, std::size_t bytes, off_t at) -> ssize_t {  // only once
+      return ++calls == 2 ? (errno = EIO, -1) : ::pread(file, to, bytes, at);
+    };
+    fails("read", "Input/output error");
+    s.check_step();
+  }
+  {
+    const calls_restored later;
+    system.read = [](int file, void* to, std::size_t bytes, off_t at) -> ssize_t {
+      return ::pread(file, to, std::min(bytes, std::size_t{4096}), at);
+    };
+    system.write = [](int file, const void* from, std::size_t bytes, off_t at) -> ssize_t {
+      return ::pwrite(file, from, std::min(bytes, std::size_t{8192}), at);
+    };
+    s.check_step();  // short reads and writes are no failures
+  }
+  s.check_step();
+}
+
+TEST_CASE("memory of the host as far memory, whole and too small") {
+  for (const auto limit : {remat::max_bytes, bytes_t{1} << 21}) {
+    spilling s(rt::on_host(c10::kCPU, limit));
+    for (int k = 0; k < 3; ++k) s.check_step(limit == remat::max_bytes);
+    CHECK(s.run().report().far <= limit);
+  }
+  const auto far = rt::on_host(c10::kCPU, bytes_t{8} << 20);
+  const auto taken = far.memory->reserve(far.memory->limit());  // by somebody else
+  spilling s(far);
+  try {
+    s.step();
+    FAIL("there is no room");
+  } catch (const rt::out_of_memory& e) {
+    CHECK(e.tier == far.memory->name());
+    CHECK(e.available == 0);
+  }
+}
+
+TEST_CASE("a spill file that somebody has cut short") {
+  const own_disk disk("");
+  spilling s(disk.folder());
+  s.check_step();
+  {
+    const calls_restored later;
+    rt::files_of_system().read = [](int file, void* to, std::size_t bytes, off_t at) -> ssize_t {
+      return ::ftruncate(file, 0) == 0 ? ::pread(file, to, bytes, at) : -1;
+    };
+    CHECK_THAT(s.failing_step(), Contains("stopped after 0: the file ends there"));
+  }
+  s.check_step();  // which writes it anew
+}
+
+TEST_CASE("spill files are readable by nobody else, stay in their process, and are gone with it") {
+  const own_disk disk("");
+  const auto number = rt::open_nameless_file(disk.folder());
+  struct stat about {};
+  REQUIRE(::fstat(number, &about) == 0);
+  CHECK((about.st_mode & 0777) == 0600);
+  CHECK(about.st_nlink == 0);
+  CHECK((::fcntl(number, F_GETFD) & FD_CLOEXEC) != 0);
+  CHECK(::linkat(AT_FDCWD, ("/proc/self/fd/" + std::to_string(number)).c_str(), AT_FDCWD, (disk.folder() + "/name").c_str(),
+                 AT_SYMLINK_FOLLOW) != 0);  // nor can it be given a name
+  ::close(number);
+  {
+    spilling s(disk.folder());
+    s.check_step();
+    CHECK(nameless_files_in(disk.folder()).size() == 1);
+    CHECK(fs::is_empty(disk.folder()));
+  }
+  CHECK(nameless_files_in(disk.folder()).empty());
+  CHECK_THROWS_WITH(rt::on_disk("/proc"), Contains("no file can be made in /proc: "));
+  CHECK_THROWS_WITH(rt::open_nameless_file(disk.folder() + "/none"), Contains("/none: No such file or directory"));
+}
+
+TEST_CASE("files of other systems: without fallocate, without files that have no name, without ways past the cache") {
+  std::vector<std::unique_ptr<own_disk>> disks;
+  for (const char* kind : {"", "tmpfs", "ext2"}) disks.push_back(std::make_unique<own_disk>(kind, bytes_t{32} << 20));
+  const calls_restored later;
+  auto& system = rt::files_of_system();
+  for (const auto& disk : disks) {
+    if (!disk->there()) continue;  // may not be mounted here; then what they lack is left out of the first alone
+    for (int lacks = 0; lacks < 8; ++lacks) {
+      INFO(disk->folder() << " lacks " << lacks);
+      system = later.before;
+      if (lacks & 1) system.allocate = [](int, int, off_t, off_t) { return errno = EOPNOTSUPP, -1; };
+      switch (lacks & 6) {
+        case 2:
+          system.open = [](const char* path, int flags, mode_t mode) {
+            return (flags & O_TMPFILE) == O_TMPFILE ? (errno = EOPNOTSUPP, -1) : ::open(path, flags, mode);
+          };
+          break;
+        case 4:
+          system.open = [](const char* path, int flags, mode_t mode) {
+            return flags & O_DIRECT ? (errno = EINVAL, -1) : ::open(path, flags, mode);
+          };
+          break;
+        case 6:  // opens, and then takes no copies
+          system.write = [](int file, const void* from, std::size_t bytes, off_t at) -> ssize_t {
+            return ::fcntl(file, F_GETFL) & O_DIRECT ? (errno = EINVAL, -1) : ::pwrite(file, from, bytes, at);
+          };
+          break;
+        default:
+          break;
+      }
+      const auto far = rt::on_disk(disk->folder());
+      const auto there = far.memory->reserve(65536), here = rt::host_memory("near")->reserve(65536);
+      std::string sent(65536, 0), found = sent;
+      for (std::size_t k = 0; k < sent.size(); ++k) sent[k] = static_cast<char>(k * 7 + k / 4096);
+      here->write(sent.data(), 0, 65536);
+      far.out->copy({there, 0, 65536}, {here, 0, 65536})->wait();
+      here->write(found.data(), 0, 65536);
+      far.in->copy({here, 0, 65536}, {there, 0, 65536})->wait();
+      here->read(found.data(), 0, 65536);
+      CHECK(found == sent);
+      CHECK((fs::is_empty(disk->folder()) || fs::exists(disk->folder() + "/lost+found")));
+      CHECK_THROWS_AS(far.memory->reserve(bytes_t{1} << 50), rt::out_of_memory);
+    }
+  }
+  system = later.before;
+  static std::atomic<int> interrupted;
+  interrupted = 3;
+  system.allocate = [](int file, int mode, off_t offset, off_t bytes) {
+    return interrupted-- > 0 ? (errno = EINTR, -1) : ::fallocate(file, mode, offset, bytes);
+  };
+  CHECK(rt::file_memory(folder_of_temporary_files())->reserve(8192)->bytes() == 8192);
+}
+
+TEST_CASE("a disk that is full when space is set aside, and one that fills up in the middle of a step") {
+  own_disk disk("tmpfs", bytes_t{24} << 20);
+  const calls_restored later;
+  auto& system = rt::files_of_system();
+  static std::atomic<bool> full;
+  full = false;
+  if (!disk.there()) {  // then the system is made to say so
+    system.write = [](int file, const void* from, std::size_t bytes, off_t at) -> ssize_t {
+      return full ? (errno = ENOSPC, -1) : ::pwrite(file, from, bytes, at);
+    };
+    system.allocate = [](int file, int mode, off_t offset, off_t bytes) {
+      return full ? (errno = ENOSPC, -1) : ::fallocate(file, mode, offset, bytes);
+    };
+  }
+  const auto fill = [&](bool now) {
+    full = now;
+    if (disk.there()) now ? disk.fill() : disk.free();
+  };
+  {
+    spilling s(disk.folder());
+    fill(true);
+    try {
+      s.step();
+      FAIL("there is no room");
+    } catch (const rt::out_of_memory& e) {
+      CHECK(e.tier == "the disk at " + disk.folder());
+      CHECK(e.asked > 0);
+      if (disk.there()) CHECK(e.available < e.asked);
+    }
+    fill(false);
+    s.check_step();
+    if (disk.there()) {
+      fill(true);
+      s.check_step();  // its space has been set aside
+      fill(false);
+    }
+  }
+  system.allocate = [](int, int, off_t, off_t) { return errno = EOPNOTSUPP, -1; };  // nothing can be set aside
+  spilling s(disk.folder());
+  s.check_step();
+  s.run().release();  // the next file is all holes
+  static std::atomic<int> written;
+  written = 0;
+  const auto write = system.write;
+  static decltype(system.write) then;
+  then = write;
+  static own_disk* filled;
+  filled = disk.there() ? &disk : nullptr;
+  system.write = [](int file, const void* from, std::size_t bytes, off_t at) -> ssize_t {
+    if (++written == 2) {
+      full = true;
+      if (filled != nullptr) filled->fill();
+    }
+    return then(file, from, bytes, at);
+  };
+  CHECK_THAT(s.failing_step(),
+             Matches("remat: value .* of [0-9]+ bytes: the disk at " + disk.folder() + ": write of .*: No space left on device"));
+  system.write = write;
+  fill(false);
+  s.check_step();
+}
+
+TEST_CASE("a limit on the size of files is a full disk", "[fork]") {
+  const auto child = fork();
+  if (child == 0) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit small{16384, 16384};
+    ::setrlimit(RLIMIT_FSIZE, &small);
+    try {
+      rt::file_memory(folder_of_temporary_files())->reserve(65536);
+    } catch (const rt::out_of_memory& e) {
+      _exit(e.asked == 65536 ? 0 : 1);
+    }
+    _exit(2);
+  }
+  int status = 1;
+  waitpid(child, &status, 0);
+  CHECK(status == 0);
+}
+
+TEST_CASE("two models in one folder, and two steps in flight for which there is not enough room") {
+  const own_disk disk("");
+  bytes_t far = 0;
+  {
+    spilling a(disk.folder()), b(disk.folder());
+    for (int k = 0; k < 2; ++k) {
+      a.check_step();
+      b.check_step();
+    }
+    far = a.run().report().far;
+  }
+  spilling s(rt::on_disk(disk.folder(), far));
+  const auto first = s.forward();
+  CHECK(s.run().report().far > 0);
+  s.run().set_budget("130%");  // for both
+  const auto second = s.forward();
+  CHECK(s.run().report().far == 0);  // it computes again what cannot move
+  models::loss_of(second).backward();
+  models::loss_of(first).backward();
+  s.run().set_budget("60%");
+  s.check_step();
+}
