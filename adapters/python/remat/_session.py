@@ -47,6 +47,7 @@ class Options:
     disk_budget: int | str | None = None
     device: Any = None  # a roofline: parts for `_torch.Session`
     most: int = dataclasses.field(default=-1, compare=False)  # bytes that any budget comes to, see `on_host`; -1: no limit
+    far: int = dataclasses.field(default=-1, compare=False)  # bytes of the host for activations of another device; -1: they stay there
 
     def check(self) -> Options:
         """Raises ValueError or TypeError naming the option that is out of range."""
@@ -71,9 +72,7 @@ class Options:
                 raise ValueError(f"host_budget={self.host_budget!r} is more than the {most} bytes that this process can take at most")
         if self.offload == "none" and (self.disk is not None or self.disk_budget is not None):
             raise ValueError('disk and disk_budget are for offload="activations", "optimizer", "all" or "auto"')
-        if self.offload != "none" and not (self.offload == "auto" and self.disk is None):
-            if self.disk is None:
-                raise ValueError(f'offload="{self.offload}" needs disk, a folder: what leaves the memory of the host goes to a disk')
+        if self.offload != "none" and self.disk is not None:
             _torch.check_disk(os.fspath(self.disk), self.spill()[1])
         return self
 
@@ -81,11 +80,21 @@ class Options:
         return _core.parse_bytes(f"{self.host_budget:.0f}" if isinstance(self.host_budget, (int, float)) else self.host_budget)
 
     def on_host(self, model: torch.nn.Module) -> Options:
-        """The same for a model: with the limit of the host, and "auto" decided."""
+        """The same for a model: with the limit of the host, and "auto" decided. Activations of a CUDA device may go to the host.
+
+        Raises ValueError if there is nowhere to go.
+        """
+        cuda = any(p.is_cuda for p in model.parameters())
+        if self.disk is None and self.offload not in ("none", "activations" if cuda else "none", "auto"):
+            raise ValueError(f'offload="{self.offload}" needs disk, a folder: what leaves the memory of the host goes to a disk')
         if self.offload == "none" and self.host_budget is None:
             return self
+        free = _host.free() * 4 // 5
+        if cuda:  # whose budgets are of its own memory
+            far = -1 if self.disk is not None or self.offload == "none" else free if self.host_budget is None else self.host_bytes()
+            return dataclasses.replace(self, offload="activations" if self.offload == "auto" else self.offload, far=far)
         held, trained = _host.bytes_of(model)
-        most = held + _host.free() * 4 // 5 if self.host_budget is None else self.host_bytes()
+        most = held + free if self.host_budget is None else self.host_bytes()
         offload = self.offload
         if offload == "auto":
             offload = "none" if self.disk is None else "activations" if held + 3 * trained <= most // 2 else "all"
@@ -93,7 +102,7 @@ class Options:
 
     def spill(self) -> tuple[str | None, str]:
         """The folder that activations may go to, and the bytes that may be taken there, empty for all."""
-        folder = os.fspath(self.disk) if self.offload in ("activations", "all") else None
+        folder = os.fspath(self.disk) if self.disk is not None and self.offload in ("activations", "all") else None
         return folder, "" if self.disk_budget is None else str(self.disk_budget)
 
     def folder(self) -> str | None:
@@ -191,7 +200,7 @@ class Session:
             self._made = _torch.Session(type(model).__name__, self._source, *o.limit(),
                                         "automatic" if o.solver == "auto" else o.solver, o.time_limit, o.gap, o.seed, o.verify,
                                         o.on_new_shape, o.folder(), _progress, o.device, *o.spill(),
-                                        o.offload == "all", o.most)
+                                        o.offload == "all", o.most, o.far)
         return self._made
 
     def _place_weights(self, model: torch.nn.Module) -> None:

@@ -40,6 +40,7 @@ def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *,
         if weights, gradients and two states of each parameter take at most half of `host_budget`, or else "all".
     host_budget: most bytes of the host's memory that any budget comes to, weights and gradients in memory included, as a number or as
         text; default, if something is offloaded: what the model takes now, and 0.8 of what is free then or left by a memory cgroup.
+        Of a model on a CUDA device: bytes of page-locked memory that activations may go to, in place of a disk.
     disk: folder for that, on a fast disk. Space is taken when a plan is made, in files without a name that go with the process.
     disk_budget: bytes that each of activations, weights, gradients and states may take there, as a number or as text; default: what is free.
     cache: keeps plans on disk, in the usual place or in that folder; False keeps nothing.

@@ -214,7 +214,7 @@ class python_session {
                  double seconds, double gap, std::uint64_t seed, std::size_t verify, const std::string& on_new_shape,
                  const std::optional<std::string>& cache, py::object log, const std::optional<roofline_parts>& device,
                  const std::optional<std::string>& disk, const std::string& disk_budget, bool gradients_leave,
-                 remat::bytes_t host_budget)
+                 remat::bytes_t most, remat::bytes_t on_host)
       : interrupted_(std::make_shared<interruption>()) {
     auto trained = std::make_shared<python_model>(std::move(name), std::move(source));
     const auto tell = shared(std::move(log));
@@ -238,8 +238,9 @@ class python_session {
       if (cache && cache->empty()) o.profile.cache.clear();
       o.device = rates_of(device);
       if (disk) o.far = rp::on_disk(*disk, disk_budget.empty() ? remat::max_bytes : remat::parse_bytes(disk_budget));
+      if (on_host >= 0) o.far = rp::on_host(c10::kCUDA, on_host);
       o.gradients_leave = gradients_leave;
-      if (host_budget >= 0) o.most = host_budget;
+      if (most >= 0) o.most = most;
       o.new_shapes = new_shapes;
       o.verify = verify;
       o.log = [tell](const std::string& text) {
@@ -385,7 +386,7 @@ PYBIND11_MODULE(_torch, m) {
       .def(py::init<std::string, py::object, const std::string&, bool, const std::string&, double, double, std::uint64_t,
                     std::size_t, const std::string&, const std::optional<std::string>&, py::object,
                     const std::optional<roofline_parts>&, const std::optional<std::string>&, const std::string&, bool,
-                    remat::bytes_t>())
+                    remat::bytes_t, remat::bytes_t>())
       .def("forward", bound<&python_session::forward>)
       .def("prepare", bound<&python_session::prepare>)
       .def("report", bound<&python_session::report>)

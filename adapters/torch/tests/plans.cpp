@@ -39,7 +39,7 @@ struct start {
   rt::report report;
 
   start(const models::sample& s, const rt::plan_cache& cache, const std::string& name, const char* budget = "60%") {
-    auto o = testing::quick(budget, 1);
+    auto o = testing::quick(budget, 10);
     o.solver = [this, inner = o.solver](const auto& p, auto b, const auto& l, const auto& w) {
       ++searches;
       return inner(p, b, l, w);
@@ -138,7 +138,7 @@ TEST_CASE("plans: a budget that was called known to do does, also when a later s
   ::torch::manual_seed(4);
   const auto s = models::gpt(2, 4, 32, 64);
   bool tired = false;
-  auto o = testing::quick("100%", 1);
+  auto o = testing::quick("100%", 10);
   o.solver = [&, inner = o.solver](const problem& p, bytes_t b, const limits& l, const rt::plan_observer& w) {
     return tired ? result() : inner(p, b, l, w);
   };

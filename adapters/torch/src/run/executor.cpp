@@ -377,7 +377,7 @@ struct executor::state {
   void give(const gift& g, receiver& to) {
     auto t = kept(g.at, step.parameter_grads[g.parameter]);
     if (g.copy) t = t.clone();
-    const auto memory = t.storage();
+    const auto storage = t.storage();
     if (to.take) {
       const c10::impl::ForceDispatchKeyGuard as_the_caller(to.keys);
       to.kept[g.parameter] = to.take(g.parameter, std::move(t));
@@ -385,16 +385,16 @@ struct executor::state {
       to.kept[g.parameter] = std::move(t);
     }
     t.reset();
-    if (memory.use_count() == 1) return;
+    if (storage.use_count() == 1) return;
     ++held_gifts;
     if (g.copy) return;
-    const auto bytes = static_cast<bytes_t>(memory.nbytes());
-    const auto own = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(memory.device()));
-    own.copy_(bytes_of(memory, bytes));
-    memory.unsafeGetStorageImpl()->swap_data_ptr(*own.storage().unsafeGetStorageImpl());
+    const auto bytes = static_cast<bytes_t>(storage.nbytes());
+    const auto own = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(storage.device()));
+    own.copy_(bytes_of(storage, bytes));
+    storage.unsafeGetStorageImpl()->swap_data_ptr(*own.storage().unsafeGetStorageImpl());
   }
 
-  void run(std::size_t first, std::size_t last, receiver* to = nullptr) {
+  void run(std::size_t first, std::size_t last, receiver* whose = nullptr) {
     for (std::size_t i = first; i < last; ++i) {
       const auto& planned = data.steps[i];
       const auto& node = step.nodes[planned.node];
@@ -429,7 +429,7 @@ struct executor::state {
         throw plan_broken("remat: " + node.name + " (node " + std::to_string(planned.node) +
                           ") did not give back memory as it did when it was measured; what it keeps would be overwritten");
       if (node.random && !planned.again && data.saves[planned.node].after) after_draw[planned.node] = on.random();
-      for (const auto& g : planned.gifts) give(g, *to);
+      for (const auto& g : planned.gifts) give(g, *whose);
     }
   }
 
