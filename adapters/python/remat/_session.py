@@ -163,6 +163,8 @@ class Source:
         if session is not None and session._source is self:
             session._seen = record
             session._tell_hooks(model)
+            if session._gradients is not None and session._open:
+                session._gradients.attach(model)  # what is trained since
         return text
 
     def changed(self) -> bool:

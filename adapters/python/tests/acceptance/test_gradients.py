@@ -355,6 +355,31 @@ def test_a_forward_that_runs_once_more(tmp_path):
     assert same([p.grad for p in wrapped.parameters()], [p.grad for p in plain.parameters()]) and leaves(wrapped)
 
 
+def test_what_is_trained_later(tmp_path):
+    """Parameters that are unfrozen, and a model whose type changes."""
+    def run(model):
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        for p in model[0].parameters():
+            p.requires_grad_(False)
+        losses = fit(model, optimizer, 2)
+        for p in model[0].parameters():
+            p.requires_grad_(True)
+        losses += fit(model, optimizer, 2)
+        model.double()
+        for i in range(2):
+            optimizer.zero_grad()
+            loss = model(batch(i).double()).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+        return losses
+
+    plain, wrapped = net(), net()
+    remat.wrap(wrapped, offload="all", disk=tmp_path, cache=False)
+    assert run(wrapped) == run(plain)
+    assert same([p.grad for p in wrapped.parameters()], [p.grad for p in plain.parameters()]) and leaves(wrapped)
+    assert all(remat.of(wrapped)._gradients.disk.holds(layer[0].weight.grad) for layer in wrapped)
+
+
 def test_a_copy_has_gradients_of_its_own(tmp_path):
     model = remat.wrap(net(), offload="all", disk=tmp_path, cache=False)
     fit(model, torch.optim.SGD(model.parameters(), 1e-2), 2)
