@@ -204,10 +204,14 @@ class Traffic:
         except CopyFailed as e:
             self.failure = self.failure or e
 
-    def close(self) -> None:
-        """Waits for all. What failed is in `failure`."""
+    def drain(self) -> None:
+        """Waits for what is being written. What failed is in `failure`."""
         while self._going:
             self._collect()
+
+    def close(self) -> None:
+        """Waits for all, and ends."""
+        self.drain()
         for pool in (self._reading, self._writing):
             pool.shutdown()
 

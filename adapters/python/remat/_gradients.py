@@ -16,7 +16,7 @@ class _Home:
     """Memory in a file that takes the gradient of one parameter after another step."""
 
     def __init__(self, memory: torch.Tensor):
-        self._memory = memory
+        self.memory = memory
         self._storage = memory.untyped_storage()
         self._unused = self._uses()
 
@@ -29,8 +29,8 @@ class _Home:
 
     def take(self, disk: Disk, grad: torch.Tensor) -> torch.Tensor:
         """The same gradient, here."""
-        disk.write(self._memory, grad)
-        return self._memory.detach()
+        disk.write(self.memory, grad)
+        return self.memory.detach()
 
 
 class Gradients:
@@ -38,9 +38,10 @@ class Gradients:
 
     def __init__(self, disk: Disk):
         self.disk = disk
-        self._homes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # of a parameter: by layout, so far the last one
+        self._homes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # of a parameter: the last one
         self._hooks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._traffic: Traffic | None = None
+        self._backward = -1  # the last one
 
     def attach(self, model: torch.nn.Module) -> None:
         """Takes the gradients of `model` from now on, for which it sets space aside. What is small stays in memory.
@@ -65,21 +66,32 @@ class Gradients:
             self._traffic.close()
             self._traffic = None
 
+    def _finish(self) -> None:
+        """At the end of a backward. Raises CopyFailed if a gradient could not be written."""
+        traffic = self._traffic
+        if traffic is None:
+            return
+        traffic.drain()
+        failure, traffic.failure = traffic.failure, None
+        if failure is not None:
+            raise failure
+
     def _arrived(self, p: torch.Tensor) -> None:
         grad = p.grad
         if grad is None or _overlap.steps_at_once(p):
             return
+        home = self._homes.get(p)
         if not self.disk.holds(grad):
             if not movable(grad):
                 return
             self.disk.check_process()
-            home = self._homes.get(p)
-            if home is None or not home.free() or Layout.of(grad) != Layout.of(home._memory):
+            if home is None or not home.free() or Layout.of(grad) != Layout.of(home.memory):
                 home = self._homes[p] = _Home(*self.disk.reserve([Layout.of(grad)]))
             p.grad = grad = home.take(self.disk, grad)
         if self._traffic is None:
             self._traffic = Traffic(self.disk)
-        if self._traffic.failure is not None:
-            failure, self._traffic.failure = self._traffic.failure, None
-            raise failure
-        self._traffic.done([grad])
+        if self._backward != torch._C._current_graph_task_id():
+            self._backward = torch._C._current_graph_task_id()
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        # Of a home, what stands for it all the time: it is free for the next gradient although this one is still being written.
+        self._traffic.done([home.memory if home is not None and home.memory.data_ptr() == grad.data_ptr() else grad])

@@ -2,6 +2,7 @@
 """Gradients that leave during the backward: freed by hooks of the user or an optimizer, or put into files."""
 
 import copy
+import errno
 import os
 
 import pytest
@@ -353,6 +354,30 @@ def test_a_forward_that_runs_once_more(tmp_path):
     remat.wrap(wrapped, budget=weights * 3 // 4, offload="all", disk=tmp_path, cache=False)
     run(wrapped)
     assert same([p.grad for p in wrapped.parameters()], [p.grad for p in plain.parameters()]) and leaves(wrapped)
+
+
+@pytest.mark.parametrize("which", [1, 3, 5])
+def test_a_disk_that_fails(tmp_path, monkeypatch, which):
+    """The backward raises before anybody steps with a gradient that may be lost; the next one may go well."""
+    plain, wrapped = net(), net()
+    remat.wrap(wrapped, offload="all", disk=tmp_path, cache=False)
+    write_back, calls = remat._core.write_back, [0]
+
+    def fail(*args):
+        calls[0] += 1
+        if calls[0] == which:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return write_back(*args)
+
+    backward = lambda model: model(batch(0)).square().mean().backward()
+    monkeypatch.setattr(remat._core, "write_back", fail)
+    with pytest.raises((remat.CopyFailed, RuntimeError), match=os.strerror(errno.EIO)):
+        backward(wrapped)
+    assert calls[0] >= which
+    wrapped.zero_grad()
+    for model in (plain, wrapped):
+        backward(model)
+    assert same([p.grad for p in wrapped.parameters()], [p.grad for p in plain.parameters()])
 
 
 def test_what_is_trained_later(tmp_path):
