@@ -105,7 +105,7 @@ TEST_CASE("what neither the device nor the host can hold goes to the disk: worke
 TEST_CASE("planners for several tiers: valid, within all budgets, in order") {
   std::mt19937_64 g(32);
   int found = 0, missed = 0, optimal = 0, better = 0, chained = 0;
-  const remat::offmate<> both(remat::min_cut{}, {.search = 20'000, .idle = 1});
+  const remat::offmate<> both(remat::min_cut{}, {.search = 5'000, .idle = 1});
   for (int round = 0; round < 400; ++round) {
     auto p = tiers_problem(g, round % 4 != 0);
     if (chance(g, 20)) p = remat::testing::with_some_budgets(g, p, 70, 20, 60);
@@ -137,7 +137,7 @@ TEST_CASE("the smallest budget on several tiers") {
   std::mt19937_64 g(34);
   int met = 0, rounds = 0;
   const remat::offmate<> both(remat::min_cut{}, {.scan = 4, .search = 2'000, .idle = 1});
-  for (int round = 0; round < 100; ++round) {
+  for (int round = 0; round < 50; ++round) {
     const auto p = remat::testing::with_some_budgets(g, tiers_problem(g, round % 2 == 0), 30, 20, 60);
     INFO("round " << round);
     const auto r = remat::smallest_budget(p, both, no_hurry, 0.001);
@@ -153,8 +153,8 @@ TEST_CASE("the smallest budget on several tiers") {
     ++rounds;
   }
   CAPTURE(rounds, met);
-  CHECK(rounds > 80);
-  CHECK(met > 50);
+  CHECK(rounds > 40);
+  CHECK(met > 25);
 }
 
 TEST_CASE("small problems on two and three tiers against exhaustive search") {
@@ -162,7 +162,7 @@ TEST_CASE("small problems on two and three tiers against exhaustive search") {
   int solved = 0, infeasible = 0, given_up = 0, missed = 0, optimal = 0, proven = 0, chained = 0;
   double extra = 0, gap = 0;
   const remat::offmate<> both(remat::min_cut{}, {.scan = 4, .search = 2'000, .idle = 1});
-  for (int round = 0; round < 20'000; ++round) {
+  for (int round = 0; round < 8'000; ++round) {
     auto p = tiers_problem(g, round % 4 == 0);
     const auto& v = p.values();
     const bool loose = std::any_of(v.begin(), v.end(), [](const auto& x) { return x.held && x.starts == remat::any_tier; });
@@ -196,8 +196,8 @@ TEST_CASE("small problems on two and three tiers against exhaustive search") {
     if (*best > 0) extra += r.seconds / *best - 1, gap += 1 - bound / *best;
   }
   CAPTURE(solved, infeasible, given_up, missed, optimal, proven, chained, extra / solved, gap / solved);
-  CHECK(solved > 1500);
-  CHECK(chained > 300);
+  CHECK(solved > 600);
+  CHECK(chained > 120);
   CHECK(30 * missed < solved);
   CHECK(10 * optimal > 9 * solved);
 }
