@@ -6,8 +6,6 @@ from __future__ import annotations
 import pathlib
 from typing import Iterator
 
-import torch
-
 _GROUPS = pathlib.Path("/sys/fs/cgroup")
 
 
@@ -59,10 +57,3 @@ def limit() -> int:
 def free() -> int:
     """Bytes that it can take on top of what is taken already."""
     return max(0, min([_system("MemAvailable"), *(most - taken for most, taken in _groups())]))
-
-
-def bytes_of(model: torch.nn.Module) -> tuple[int, int]:
-    """Bytes of parameters and buffers of `model` on the host, and of those parameters that are trained."""
-    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in (*model.parameters(), *model.buffers())
-                if t.device.type == "cpu" and t.layout is torch.strided}
-    return sum(storages.values()), sum(p.nbytes for p in model.parameters() if p.requires_grad and p.device.type == "cpu")

@@ -51,7 +51,7 @@ class Options:
 
     def check(self) -> Options:
         """Raises ValueError or TypeError naming the option that is out of range."""
-        for name in ("budget", "activation_budget"):
+        for name in ("budget", "activation_budget", "host_budget"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float, str, type(None))):
                 raise TypeError(f"{name} must be a number of bytes or a text such as \"6 GiB\" or \"60%\", got {value!r}")
@@ -85,7 +85,7 @@ class Options:
         Raises ValueError if there is nowhere to go.
         """
         cuda = any(p.is_cuda for p in model.parameters())
-        if self.disk is None and self.offload not in ("none", "activations" if cuda else "none", "auto"):
+        if self.disk is None and self.offload not in ("none", "auto") and not (cuda and self.offload == "activations"):
             raise ValueError(f'offload="{self.offload}" needs disk, a folder: what leaves the memory of the host goes to a disk')
         if self.offload == "none" and self.host_budget is None:
             return self
@@ -93,7 +93,8 @@ class Options:
         if cuda:  # whose budgets are of its own memory
             far = -1 if self.disk is not None or self.offload == "none" else free if self.host_budget is None else self.host_bytes()
             return dataclasses.replace(self, offload="activations" if self.offload == "auto" else self.offload, far=far)
-        held, trained = _host.bytes_of(model)
+        held = sum(storage.nbytes() for storage, _ in _weights.storages(model) if storage.device.type == "cpu")
+        trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         most = held + free if self.host_budget is None else self.host_bytes()
         offload = self.offload
         if offload == "auto":

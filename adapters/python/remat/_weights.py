@@ -16,7 +16,7 @@ def move(model: torch.nn.Module, disk: Disk) -> None:
 
     Raises NoSpace before anything is moved.
     """
-    found = [(storage, tensors) for storage, tensors in _storages(model)
+    found = [(storage, tensors) for storage, tensors in storages(model)
              if storage.device.type == "cpu" and storage.nbytes() >= mmap.PAGESIZE and not disk.holds(tensors[0])]
     homes = disk.reserve(Layout((storage.nbytes(),), (1,), torch.uint8) for storage, _ in found)
     for (storage, tensors), home in zip(found, homes):
@@ -29,12 +29,13 @@ def move(model: torch.nn.Module, disk: Disk) -> None:
 
 def bring_back(model: torch.nn.Module, disk: Disk) -> None:
     """Puts them into ordinary memory."""
-    for storage, tensors in _storages(model):
+    for storage, tensors in storages(model):
         if disk.holds(tensors[0]):
             _rebase(tensors, storage.clone())
 
 
-def _storages(model: torch.nn.Module) -> list[tuple[torch.UntypedStorage, list[torch.Tensor]]]:
+def storages(model: torch.nn.Module) -> list[tuple[torch.UntypedStorage, list[torch.Tensor]]]:
+    """Memory of parameters and buffers, each with the tensors in it."""
     found: dict[int, tuple[torch.UntypedStorage, list[torch.Tensor]]] = {}
     for t in (*model.parameters(), *model.buffers()):
         if type(t) in PLAIN and t.layout is torch.strided and not t.is_quantized and not t.is_meta:

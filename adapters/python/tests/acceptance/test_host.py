@@ -35,6 +35,8 @@ def test_a_budget_of_the_host_that_it_does_not_have():
     for wrong in (10**15, "1000 TB"):
         with pytest.raises(ValueError, match=f"host_budget={wrong!r}.*{_host.limit()}"):
             remat.wrap(net(), host_budget=wrong)
+    with pytest.raises(TypeError, match="host_budget"):
+        remat.wrap(net(), host_budget=True)
     with pytest.raises((ValueError, remat.Error), match="much"):
         remat.wrap(net(), host_budget="much")
 

@@ -41,7 +41,7 @@ class planner {
     std::vector<bool> has_run(program_().nodes.size(), false);
     plan_.saves.resize(program_().nodes.size());
     plan_.given = given_early(program_());
-    find_gifts();
+    if (std::find(plan_.given.begin(), plan_.given.end(), true) != plan_.given.end()) find_gifts();
     for (const auto& n : program_().nodes) note_origin(n.starts);
     note_origin(program_().after_forward);
     note_origin(program_().after_backward);
@@ -216,21 +216,18 @@ class planner {
     for (std::size_t i = 0; i < schedule_.steps.size(); ++i)
       if (schedule_.steps[i].what == action::compute)
         for (auto v : program_().nodes[schedule_.steps[i].which].inputs) last_read[v] = i;
-    for (const auto& n : program_().nodes)  // a version that is written in place is read as the first one
-      for (const auto& [old, fresh] : n.overwrites) last_read[old] = std::max(last_read[old], last_read[fresh]);
-    const auto kept = [&] {
-      std::set<index_t> values;
-      for (const auto* views : {&program_().outputs, &program_().input_grads})
-        for (auto v : *views)
-          if (v != none) values.insert(program_().views[v].value);
-      return values;
-    }();
+    for (auto n = program_().nodes.rbegin(); n != program_().nodes.rend(); ++n)  // what reads a later version reads the place
+      for (const auto& [old, fresh] : n->overwrites) last_read[old] = std::max(last_read[old], last_read[fresh]);
+    std::set<index_t> kept;
+    for (const auto* views : {&program_().outputs, &program_().input_grads})
+      for (auto v : *views)
+        if (v != none) kept.insert(program_().views[v].value);
     for (std::size_t i = 0; i < schedule_.steps.size(); ++i) {
       const auto k = schedule_.steps[i].what == action::compute ? program_().nodes[schedule_.steps[i].which].gives : none;
       if (k == none) continue;
       const auto v = program_().views[program_().parameter_grads[k]].value;
       const auto when = std::max(i, last_read[program_().slots[program_().parameters[k]].value]);
-      gifts_.emplace(when, planned_gift{i, {k, {none, v}, last_read[v] > when || kept.count(v) > 0 || shares_bytes(k)}});
+      gifts_.emplace(when, gift{k, {none, v}, last_read[v] > when || kept.count(v) > 0 || shares_bytes(k)});
     }
   }
   /// The gradient of parameter k lies where that of another one does.
@@ -246,15 +243,15 @@ class planner {
   }
   /// Gives what is given behind step i. What the schedule gives there is held until then.
   void give(std::size_t i) {
-    for (auto& [when, g] : gifts_)
-      if (g.scheduled == i) {
-        wait_for(g.what.at.value, i);
-        g.what.at = where(g.what.at.value);
-        if (const auto b = g.what.at.buffer; b != none) ++plan_.buffers[b].values, ++held_gifts_[b];
-      }
+    if (const auto k = program_().nodes[schedule_.steps[i].which].gives; k != none) {
+      auto& g = std::find_if(gifts_.begin(), gifts_.end(), [&](const auto& x) { return x.second.parameter == k; })->second;
+      wait_for(g.at.value, i);
+      g.at = where(g.at.value);
+      if (const auto b = g.at.buffer; b != none) ++plan_.buffers[b].values, ++held_gifts_[b];
+    }
     const auto [first, last] = gifts_.equal_range(i);
     for (auto g = first; g != last; ++g) {
-      auto what = g->second.what;
+      auto what = g->second;
       const auto& [b, v] = what.at;
       what.copy = what.copy || b == none || plan_.buffers[b].outside ||
                   plan_.buffers[b].values > held_gifts_[b] + (now_[v] == b ? 1 : 0);  // another value is there
@@ -349,17 +346,11 @@ class planner {
     plan_.far = beyond.arena;
   }
 
-  /// A gradient that the schedule gives at one step.
-  struct planned_gift {
-    std::size_t scheduled;
-    gift what;
-  };
-
   const schedule& schedule_;
   const program_profile& profiles_;
-  std::multimap<std::size_t, planned_gift> gifts_;  ///< by the step behind which they are given
-  std::map<index_t, int> held_gifts_;               ///< per buffer: those that lie there
-  bytes_t gift_copies_ = 0;                         ///< of the largest gift that is a copy
+  std::multimap<std::size_t, gift> gifts_;  ///< by the step behind which they are given
+  std::map<index_t, int> held_gifts_;       ///< per buffer: those that lie there
+  bytes_t gift_copies_ = 0;                 ///< of the largest gift that is a copy
   execution_plan::data plan_;
   bytes_t elsewhere_ = 0;                  ///< most that other threads allocate during a step
   std::vector<index_t> now_;               ///< per value: its buffer, none if it is not on the device
