@@ -2,6 +2,7 @@
 #include "file.hpp"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 #include <new>
 
 #include <remat/pytorch/file.hpp>
+#include <remat/pytorch/paged_memory.hpp>
 
 #include "tier.hpp"
 
@@ -47,6 +49,11 @@ class region_of_file final : public region {
   bytes_t bytes() const override { return bytes_; }
   bytes_t resident() const override { return bytes_; }
   void discard_except(std::vector<std::pair<bytes_t, bytes_t>>) override {}
+  int number() const { return file_.number(); }
+  bytes_t free_bytes() const {
+    struct statvfs s {};
+    return fstatvfs(file_.number(), &s) == 0 ? static_cast<bytes_t>(s.f_bavail) * static_cast<bytes_t>(s.f_frsize) : 0;
+  }
 
   void read(char* to, bytes_t offset, bytes_t bytes) const override {
     transfer("read", offset, bytes, [&](bytes_t done, std::size_t left) {
@@ -60,11 +67,6 @@ class region_of_file final : public region {
   }
 
  private:
-  bytes_t free_bytes() const {
-    struct statvfs s {};
-    return fstatvfs(file_.number(), &s) == 0 ? static_cast<bytes_t>(s.f_bavail) * static_cast<bytes_t>(s.f_frsize) : 0;
-  }
-
   /// Calls until all is done; a call may do a part.
   template <class Call>
   void transfer(const char* what, bytes_t offset, bytes_t bytes, const Call& call) const {
@@ -87,6 +89,71 @@ class region_of_file final : public region {
   bytes_t bytes_;
   nameless_file file_;
   pid_t process_ = getpid();
+};
+
+class mapped_file final : public mapped_region {
+ public:
+  mapped_file(const std::string& folder, const std::string& name, bytes_t bytes)
+      : name_(name), file_(folder, name, bytes, false) {
+    if (bytes == 0) return;
+    // Where space could not be set aside at once, blocks are written one by one: a full disk would kill who writes to a page.
+    if (posix_fallocate(file_.number(), 0, bytes) != 0) throw out_of_memory(name, bytes, file_.free_bytes());
+    void* pages = mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file_.number(), 0);
+    if (pages == MAP_FAILED) throw out_of_memory(name + ", mapped: " + std::strerror(errno), bytes, 0);
+    pages_ = static_cast<char*>(pages);
+    mark_ = paged_memory::add(pages_, bytes);
+  }
+  ~mapped_file() override {
+    if (pages_ == nullptr) return;
+    paged_memory::remove(pages_, mark_);
+    munmap(pages_, static_cast<std::size_t>(file_.bytes()));
+  }
+  mapped_file(const mapped_file&) = delete;
+  mapped_file& operator=(const mapped_file&) = delete;
+
+  char* data() const override { return pages_; }
+  bytes_t bytes() const override { return file_.bytes(); }
+  bytes_t resident() const override { return file_.resident(); }
+  void discard_except(std::vector<std::pair<bytes_t, bytes_t>>) override {}
+  void read(char* to, bytes_t offset, bytes_t bytes) const override { file_.read(to, offset, bytes); }
+  void write(const char* from, bytes_t offset, bytes_t bytes) override { file_.write(from, offset, bytes); }
+
+  void expect(bytes_t offset, bytes_t bytes) override { posix_fadvise(file_.number(), offset, bytes, POSIX_FADV_WILLNEED); }
+  void fetch(bytes_t offset, bytes_t bytes) override {
+    expect(offset, bytes);
+    call("read", bytes, [&] { return files_of_system().populate(pages_ + offset, static_cast<std::size_t>(bytes)); });
+  }
+  void evict(bytes_t offset, bytes_t bytes) override {
+    call("write", bytes, [&] { return files_of_system().write_back(file_.number(), offset, bytes); });
+    madvise(pages_ + offset, static_cast<std::size_t>(bytes), MADV_DONTNEED);  // out of this process
+    posix_fadvise(file_.number(), offset, bytes, POSIX_FADV_DONTNEED);         // and out of the system's cache
+  }
+
+ private:
+  template <class Call>
+  void call(const char* what, bytes_t bytes, const Call& of_system) const {
+    while (of_system() < 0)
+      if (errno != EINTR && errno != EAGAIN)
+        throw copy_failed(name_ + ": " + what + " of " + std::to_string(bytes) + " bytes failed: " + std::strerror(errno));
+  }
+
+  std::string name_;
+  region_of_file file_;
+  char* pages_ = nullptr;
+  std::uint64_t mark_ = 0;
+};
+
+class memory_in_mapped_files final : public limited_tier {
+ public:
+  memory_in_mapped_files(std::string folder, bytes_t limit)
+      : limited_tier("the disk at " + folder, limit), folder_(std::move(folder)) {
+    static_cast<void>(nameless_file(folder_, false));
+  }
+  bytes_t alignment() const override { return unit_of_files; }
+
+ private:
+  std::unique_ptr<region> make(bytes_t bytes) override { return std::make_unique<mapped_file>(folder_, name(), bytes); }
+  std::string folder_;
 };
 
 class memory_of_files final : public limited_tier {
@@ -119,11 +186,31 @@ class memory_of_files final : public limited_tier {
   bool direct_;
 };
 
+int write_dirty(int file, off_t offset, off_t bytes) {
+  const int done =
+      sync_file_range(file, offset, bytes, SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+  return done < 0 && (errno == ENOSYS || errno == EINVAL || errno == ESPIPE) ? fdatasync(file) : done;
+}
+
+/// A disk that fails is an error here, and not the signal SIGBUS. A system that cannot do that leaves it to the access itself.
+int populate_pages(void* begin, std::size_t bytes) {
+#ifdef MADV_POPULATE_WRITE
+  constexpr int advice = MADV_POPULATE_WRITE;
+#else
+  constexpr int advice = 23;  // Linux 5.14, also where the headers are older
+#endif
+  const int done = madvise(begin, bytes, advice);
+  if (done == 0 || errno == EINVAL) return 0;
+  if (errno == EFAULT) errno = EIO;  // an access would have raised SIGBUS
+  return -1;
+}
+
 }  // namespace
 
 file_calls& files_of_system() {
-  static file_calls calls{::pread, ::pwrite, ::fallocate,
-                          [](const char* path, int flags, mode_t mode) { return ::open(path, flags, mode); }};
+  static file_calls calls{::pread,     ::pwrite,
+                          ::fallocate, [](const char* path, int flags, mode_t mode) { return ::open(path, flags, mode); },
+                          write_dirty, populate_pages};
   return calls;
 }
 
@@ -141,6 +228,10 @@ int open_nameless_file(const std::string& folder, bool direct) {
   }
   if (number < 0) throw bad_option("no file can be made in " + folder + ": " + std::strerror(errno));
   return number;
+}
+
+std::shared_ptr<tier> mapped_files(const std::string& folder, bytes_t limit) {
+  return std::make_shared<memory_in_mapped_files>(folder, limit);
 }
 
 std::shared_ptr<tier> file_memory(const std::string& folder, bytes_t limit) {

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Weights, gradients and states of optimizers on a disk; activations go there by `wrap_options::far`.
+///
+/// @code
+/// const auto scratch = std::make_shared<remat::pytorch::disk>("/scratch");
+/// remat::pytorch::move_weights(*gpt, *scratch);
+/// const remat::pytorch::gradients_on_disk gradients(*gpt, scratch);
+/// auto net = remat::pytorch::wrap(gpt, ids, {.budget = "64MiB", .gradients_leave = true, .far =
+/// remat::pytorch::on_disk("/scratch")}); remat::pytorch::offloaded<torch::optim::AdamW> optimizer(scratch, net->parameters(),
+/// torch::optim::AdamWOptions(3e-4));
+/// @endcode
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/optimizer.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <remat/pytorch/disk.hpp>
+
+namespace remat::pytorch {
+
+/// Moves parameters and buffers to a disk. They stay the same tensors, tied and views of each other as they were; what shared
+/// their memory without being of the module no longer does. Those of less than a page stay.
+/// @param module on the host
+/// @throws out_of_memory before anything is moved; copy_failed
+void move_weights(::torch::nn::Module& module, disk& to);
+
+/// Brings parameters and buffers that are on a disk into ordinary memory.
+void bring_back_weights(::torch::nn::Module& module);
+
+/// Moves each gradient of a module to a disk as soon as it is complete, after hooks that the parameter has already. `grad()` is
+/// an ordinary tensor there, to be clipped, accumulated and stepped with as ever. A backward ends when its gradients are written,
+/// and throws copy_failed if one could not be.
+///
+/// With `wrap_options::gradients_leave` no more than a few are in memory at a time.
+class gradients_on_disk {
+ public:
+  /// Sets space aside for a gradient of each parameter.
+  /// @throws out_of_memory
+  gradients_on_disk(const ::torch::nn::Module& module, std::shared_ptr<disk> to);
+  /// Leaves gradients where they are, and takes no more.
+  ~gradients_on_disk();
+  gradients_on_disk(const gradients_on_disk&) = delete;
+  gradients_on_disk& operator=(const gradients_on_disk&) = delete;
+
+ private:
+  class taker;
+  std::shared_ptr<taker> taker_;
+};
+
+/// Keeps the states of an optimizer on a disk, and steps some parameters at a time. What `offloaded` is made of.
+class states_on_disk {
+ public:
+  using groups = std::vector<::torch::optim::OptimizerParamGroup>;
+  using states = ska::flat_hash_map<void*, std::unique_ptr<::torch::optim::OptimizerParamState>>;
+  /// Steps these parameters of a group.
+  using part_of_step = std::function<void(std::vector<at::Tensor>, const ::torch::optim::OptimizerParamGroup&)>;
+  /// Handles of the tensors in the state of a parameter, undefined ones among them, in the same order each time.
+  using tensors_of_state = std::function<std::vector<at::Tensor>(::torch::optim::OptimizerParamState&)>;
+
+  /// @param to not null
+  /// @throws bad_option
+  states_on_disk(std::shared_ptr<disk> to, tensors_of_state tensors);
+
+  /// A step of all parameters that have gradients.
+  /// @throws out_of_memory before a weight changes; copy_failed
+  void step(const groups& all, states& of, const part_of_step& apply);
+  /// States are those of a checkpoint.
+  void loaded() { failure_.reset(); }
+
+ private:
+  struct todo;
+  void settle(const std::vector<todo>& all, states& of, const part_of_step& apply);
+  std::vector<at::Tensor> rehearse(const todo& t, states& of, const part_of_step& apply) const;
+  std::vector<at::Tensor> homes(const todo& t, states& of) const;
+  void bring_home(const todo& t, states& of, const std::vector<at::Tensor>& places);
+
+  std::shared_ptr<disk> disk_;
+  tensors_of_state tensors_;
+  std::map<const void*, std::vector<at::Tensor>> rooms_;  ///< by parameter, for states that are not made yet
+  std::optional<std::string> failure_;                    ///< no step can follow
+};
+
+/// The tensors in states of the optimizers of LibTorch.
+/// @throws bad_option for another class: derive from `offloaded`, with a `tensors` of your own
+std::vector<at::Tensor> tensors_of(::torch::optim::OptimizerParamState& state);
+
+/// An optimizer whose states are on a disk; otherwise it is a Plain, and so are its results, bit by bit.
+///
+/// Groups, options, schedulers, closures, `save` and `load` are as ever. Parameters step some at a time (32 MiB of states, or one
+/// of them), while the states of the next are read and those of the last are written. All space is taken before the first step
+/// changes a weight, which runs once on zeros for each parameter, to see which states there are.
+///
+/// @tparam Plain treats each parameter by itself: AdamW, Adam, SGD, RMSprop, Adagrad of torch::optim
+/// @code
+/// remat::pytorch::offloaded<torch::optim::AdamW> optimizer(scratch, net->parameters(), torch::optim::AdamWOptions(3e-4));
+/// @endcode
+template <class Plain>
+class offloaded : public Plain {
+  static_assert(std::is_base_of_v<::torch::optim::Optimizer, Plain>);
+  static_assert(!std::is_base_of_v<::torch::optim::LBFGS, Plain>, "LBFGS makes its step of all parameters together");
+
+ public:
+  /// @param to   not null
+  /// @param told what Plain is made of: parameters or groups, and options
+  /// @throws bad_option; what Plain throws
+  template <class... Told>
+  explicit offloaded(std::shared_ptr<disk> to, Told&&... told)
+      : Plain(std::forward<Told>(told)...),
+        states_(std::move(to), [this](::torch::optim::OptimizerParamState& s) { return tensors(s); }) {}
+  offloaded(const offloaded&) = delete;
+  offloaded& operator=(const offloaded&) = delete;
+
+  /// @throws out_of_memory before a weight changes. copy_failed if the disk fails: after all parameters have stepped if states
+  /// could not be written, or else before some have, which it says; no step follows until a checkpoint is loaded.
+  at::Tensor step(::torch::optim::Optimizer::LossClosure closure = nullptr) override {
+    at::Tensor loss;
+    if (closure) {
+      const at::AutoGradMode with_grad(true);
+      loss = closure();
+    }
+    const hidden_groups all(this->param_groups_);
+    states_.step(all.groups, this->state_, [this](std::vector<at::Tensor> params, const ::torch::optim::OptimizerParamGroup& of) {
+      this->param_groups_.clear();
+      this->param_groups_.emplace_back(std::move(params), of.options().clone());
+      Plain::step();
+    });
+    return loss;
+  }
+
+  void load(::torch::serialize::InputArchive& archive) override {
+    Plain::load(archive);
+    states_.loaded();
+  }
+
+ protected:
+  /// Handles of the tensors in a state, undefined ones among them, in the same order each time.
+  virtual std::vector<at::Tensor> tensors(::torch::optim::OptimizerParamState& state) { return tensors_of(state); }
+
+ private:
+  /// Takes the groups out of an optimizer, and puts them back.
+  struct hidden_groups {
+    explicit hidden_groups(states_on_disk::groups& of) : place(of), groups(std::move(of)) {}
+    ~hidden_groups() { place = std::move(groups); }
+    hidden_groups(const hidden_groups&) = delete;
+    hidden_groups& operator=(const hidden_groups&) = delete;
+    states_on_disk::groups& place;
+    states_on_disk::groups groups;
+  };
+
+  states_on_disk states_;
+};
+
+}  // namespace remat::pytorch
