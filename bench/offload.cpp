@@ -185,6 +185,7 @@ int main(int argc, char** argv) {
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("-t,--seconds", x.limits.seconds, "time limit of each search")->capture_default_str();
+  app.add_option("--threads", x.limits.threads, "of each search")->capture_default_str();
   app.add_flag("--step", x.step, "with an optimizer that takes each gradient at once");
   app.add_option("--slower", x.share, "prints instead: planned for the rates / run at this share; planned for it, alike")
       ->check(CLI::Range(1e-3, 1.0));

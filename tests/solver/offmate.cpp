@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -137,6 +138,55 @@ TEST_CASE("captured networks: together better than each alone, near the bound") 
     CHECK(r.bound == copied.bound);
     CHECK(r.gap() < 0.02);
     CHECK(copies_of(r) > 0);
+  }
+}
+
+TEST_CASE("what only the backward needs runs early where copies take the time") {
+  const std::size_t layers = 12;  // of a value and what its backward reads, 10 bytes each, a second each
+  std::vector<value> values = {{.name = "x", .bytes = 1}};
+  std::vector<operation> operations;
+  const auto run = [&](std::vector<value_id> inputs, bytes_t bytes) {
+    values.push_back({.name = "", .bytes = bytes});
+    operations.push_back(
+        {.name = "", .inputs = std::move(inputs), .outputs = {static_cast<value_id>(values.size() - 1)}, .seconds = 1});
+    return operations.back().outputs[0];
+  };
+  std::vector<value_id> made = {0};
+  for (std::size_t i = 0; i < layers; ++i) made.push_back(run({made.back()}, 10));
+  auto gradient = run({made.back()}, 1);
+  for (std::size_t i = layers; i > 0; --i) gradient = run({gradient, run({made[i]}, 10)}, 1);
+  const problem p("", values, operations, {gradient}, copy_rates{5, 20, 0});
+  const auto r = solve(p, 50, offmate<>{}, {.seconds = no_limit});
+  CHECK(r.seconds == Approx(p.total_seconds()));
+}
+
+TEST_CASE("on several threads: valid, observers told one at a time, stopped at once") {
+  const auto p = copying(transformer_training_graph(2), 2);
+  const auto budget = share_of_peak(p, 0.5);
+  const offmate<> both(min_cut{}, {.search = 5'000, .idle = 1});
+  const auto one = solve(p, budget, both, {.seconds = no_limit});
+  CHECK(solve(p, budget, both, {.seconds = no_limit}).schedule.steps == one.schedule.steps);
+  for (const unsigned threads : {2U, 3U}) {
+    std::atomic<int> inside = 0;
+    int told = 0;
+    double best = std::numeric_limits<double>::infinity();
+    const auto r = solve(p, budget, both, {.seconds = no_limit, .threads = threads}, [&](const progress& x) {
+      CHECK(++inside == 1);
+      ++told;
+      if (x.schedule) CHECK(x.best <= best);
+      if (x.schedule) best = x.best;
+      --inside;
+    });
+    REQUIRE(r.found());
+    CHECK(told > 0);
+    CHECK(r.seconds <= best);
+    CHECK(r.bound == one.bound);
+    CHECK(r.seconds < 1.02 * one.seconds);
+    int reports = 0;
+    const auto stopped = solve(p, budget, both, {.seconds = no_limit, .threads = threads},
+                               [&](const progress& x) { return x.schedule && ++reports == 3 ? control::stop : control::go_on; });
+    CHECK(stopped.found());
+    CHECK(stopped.seconds >= r.bound * (1 - 1e-9));
   }
 }
 

@@ -36,6 +36,7 @@ class copy_layer {
         order_(order),
         budget_(budget),
         small_(static_cast<bytes_t>(o.small * static_cast<double>(budget))),
+        most_(o.most),
         among_(o.among),
         end_(order.size()),
         up_(*p.link(device_tier, where ? where->far : p.host())),
@@ -71,6 +72,7 @@ class copy_layer {
       for (auto v : op.inputs) wait(values_[v].arrives, i, true);
       for (const auto& x : op.overwrites) wait(values_[x.input].leaves, i, false);
       now_ += op.seconds;
+      if (now_ + (ahead_.begins[end_] - ahead_.begins[i + 1]) > most_) return std::nullopt;
       laid_.schedule.compute(order_[i]);
       if (host_)
         for (auto v : op.outputs)
@@ -403,6 +405,7 @@ class copy_layer {
   const problem& p_;
   std::span<const operation_id> order_;
   bytes_t budget_, small_;
+  double most_;
   std::vector<bool> among_;
   std::size_t end_;
   const copy_link &up_, &down_;

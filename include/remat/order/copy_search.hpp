@@ -4,9 +4,11 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <mutex>
 #include <optional>
 #include <random>
 #include <string>
@@ -20,10 +22,11 @@
 #include <remat/core/schedule.hpp>
 #include <remat/order/destroy_repair.hpp>
 #include <remat/order/lay_copies.hpp>
+#include <remat/order/virtual_problem.hpp>
 
 namespace remat::order {
 
-/// The fastest schedule with copies found so far within a budget.
+/// The fastest schedule with copies found so far within a budget. Several threads may use it.
 class copy_incumbent {
  public:
   /// @param p      a problem that `lay_copies` takes; must outlive this
@@ -32,19 +35,27 @@ class copy_incumbent {
 
   const remat::problem& problem() const { return p_; }
   double seconds() const { return seconds_; }  ///< from `evaluate`; infinity if there is none
-  const std::vector<operation_id>& order() const { return order_; }
+  std::vector<operation_id> order() const {
+    const std::lock_guard guard(lock_);
+    return order_;
+  }
   /// Lays copies over a valid order, in the way that is faster, and takes the schedule if it is the fastest.
   /// @param among per value: may it be moved? Empty: all may that the problem lets
-  /// @return the schedule and where it waits; nothing if the order does not fit
+  /// @param most  s; what takes longer is given up
+  /// @return the schedule and where it waits; nothing if the order does not fit or was given up
   /// Complexity: that of `lay_copies` and, where it may be the fastest, `evaluate`.
-  std::optional<laid_copies> offer(const std::vector<operation_id>& order, const std::vector<bool>& among = {}) {
-    auto laid = lay_copies(p_, order, budget_, {.among = among});
+  std::optional<laid_copies> offer(const std::vector<operation_id>& order, const std::vector<bool>& among = {},
+                                   double most = std::numeric_limits<double>::infinity()) {
+    if (!p_.plain()) most *= 1.01;  // `evaluate` may find less where steps repeat
+    auto laid = lay_copies(p_, order, budget_, {.among = among, .most = most});
     if (laid ? !laid->waits.empty() : !p_.plain())
-      if (auto frugal = lay_copies(p_, order, budget_, {.frugal = true, .among = among});
+      if (auto frugal = lay_copies(p_, order, budget_,
+                                   {.frugal = true, .among = among, .most = laid ? std::min(most, laid->seconds) : most});
           frugal && (!laid || frugal->seconds < laid->seconds))
         laid = frugal;
     if (!laid || laid->seconds > 1.01 * seconds_) return laid;
     laid->seconds = evaluate(p_, laid->schedule).seconds;
+    const std::lock_guard guard(lock_);
     if (laid->seconds < seconds_) {
       seconds_ = laid->seconds;
       order_ = order;
@@ -52,10 +63,11 @@ class copy_incumbent {
     }
     return laid;
   }
-  /// Tells the observers of `m`, with the schedule.
+  /// Tells the observers of `m`, with the schedule; one thread at a time.
   /// @param bound proven lower bound on the time, s
   void report(monitor& m, std::string stage, double bound) const {
-    m.report({.stage = std::move(stage), .best = seconds_, .bound = bound, .schedule = schedule_ ? &*schedule_ : nullptr});
+    const std::lock_guard guard(lock_);
+    m.report({.stage = std::move(stage), .best = seconds_.load(), .bound = bound, .schedule = schedule_ ? &*schedule_ : nullptr});
   }
   /// The schedule, if there is one, or what it may be that is lacking.
   void put_into(result& r) const {
@@ -75,7 +87,8 @@ class copy_incumbent {
   bytes_t budget_;
   std::vector<operation_id> order_;
   std::optional<remat::schedule> schedule_;
-  double seconds_ = std::numeric_limits<double>::infinity();
+  std::atomic<double> seconds_ = std::numeric_limits<double>::infinity();
+  mutable std::mutex lock_;
 };
 
 /// When `copy_search` ends, and what it works on.
@@ -96,10 +109,11 @@ struct copy_search_options {
 namespace detail {
 
 /// Where a schedule waits for copies, some of the values of that run of copies are made again instead.
-/// @param n holds the order of `laid`
+/// @param positions of the order of `laid` in the one that n holds
 /// @return false if there is none
 template <class Random>
-bool make_instead(const problem& p, const laid_copies& laid, destroy_repair& n, Random& random) {
+bool make_instead(const problem& p, const laid_copies& laid, const std::vector<std::size_t>& positions, destroy_repair& n,
+                  Random& random) {
   const auto pick = [&](std::size_t k) { return static_cast<std::size_t>(random() % k); };
   if (laid.waits.empty()) return false;
   auto wait = laid.waits[pick(laid.waits.size())];
@@ -129,7 +143,7 @@ bool make_instead(const problem& p, const laid_copies& laid, destroy_repair& n, 
   std::sort(choices.begin(), choices.end(), [](const choice& a, const choice& b) { return a.next > b.next; });  // positions stay
   const bool deep = pick(2) == 0;
   bool any = false;
-  for (const auto& c : choices) any = n.make_again(c.value, c.next, deep) || any;
+  for (const auto& c : choices) any = n.make_again(c.value, positions[c.next], deep) || any;
   return any;
 }
 
@@ -138,9 +152,9 @@ bool make_instead(const problem& p, const laid_copies& laid, destroy_repair& n, 
 /// Makes an order faster with copies. Each round does one of three: takes some recomputations out; makes some values again where
 /// the schedule waits for copies of them; or does what a round of `local_search` does within a *virtual* budget, larger than the
 /// budget by what copies are to make room for. `lay_copies` within the true budget judges, record-to-record as there.
-/// @param p       the problem of `best`, or what is computed on the device of it (`without_host`)
+/// @param q       the recomputation alone of the problem of `best`
 /// @param order   a valid order of computations
-/// @param virtual_budget bytes
+/// @param virtual_budget of `q`, bytes
 /// @param best    the fastest known, which is improved
 /// @param m       seed, limits and stop; is told of each improvement
 /// @param o       when to end
@@ -148,16 +162,17 @@ bool make_instead(const problem& p, const laid_copies& laid, destroy_repair& n, 
 /// @throws bad_option for options out of range, or if the problem allows no copies
 /// Complexity: that of a round of `local_search` and a `lay_copies` each; hundreds of rounds per second for thousands of
 /// operations.
-inline void copy_search(const problem& p, const std::vector<operation_id>& order, bytes_t virtual_budget, copy_incumbent& best,
-                        monitor& m, const copy_search_options& o = {}, double bound = 0) {
+inline void copy_search(const virtual_problem& q, const std::vector<operation_id>& order, bytes_t virtual_budget,
+                        copy_incumbent& best, monitor& m, const copy_search_options& o = {}, double bound = 0) {
   o.validate();
   const auto stop = [&] { return m.stopped(); };
   const auto done = [&] { return best.seconds() * (1 - m.limits().gap) <= bound; };
   std::mt19937_64 random(m.limits().seed + (o.stream << 32));
   const auto part = [&] { return static_cast<double>(random() % 1024) / 1024; };
-  destroy_repair n(p, virtual_budget, random());
-  n.load(order);
-  auto current = best.offer(n.order());
+  destroy_repair n(q.problem(), virtual_budget, random());
+  n.load(q.wrap(order));
+  auto now = q.unwrap(n.order());
+  auto current = best.offer(now.order);
   if (!current) return;
   double lowest = current->seconds;
   for (std::size_t idle = 0; idle < o.patience && !done() && !stop(); ++idle) {
@@ -167,7 +182,7 @@ inline void copy_search(const problem& p, const std::vector<operation_id>& order
         n.ruin();
         break;
       case 1:
-        if (!detail::make_instead(best.problem(), *current, n, random)) continue;
+        if (!detail::make_instead(best.problem(), *current, now.positions, n, random)) continue;
         break;
       default:
         n.set_budget(static_cast<bytes_t>(static_cast<double>(virtual_budget) * (1 + o.reach * (2 * part() - 1))));
@@ -178,11 +193,13 @@ inline void copy_search(const problem& p, const std::vector<operation_id>& order
     }
     if (n.seconds() <= most) {
       const auto before = best.seconds();
-      auto laid = best.offer(n.order());
+      auto next = q.unwrap(n.order());
+      auto laid = best.offer(next.order, {}, most * (1 + 1e-9));
       if (best.seconds() < before) best.report(m, "copies", bound);
       if (laid && laid->seconds <= most) {
         n.commit();
         current = std::move(laid);
+        now = std::move(next);
         if (current->seconds < lowest * (1 - 1e-9)) lowest = current->seconds, idle = 0;
         continue;
       }

@@ -21,6 +21,7 @@ struct copy_options {
   bool frugal = false;           ///< only what memory asks for; otherwise all that the link has time for
   double small = 2e-5;           ///< values below that share of the budget are moved only where nothing else helps, in [0, 1]
   std::vector<bool> among = {};  ///< per value: may it be moved? Empty: all may that the problem lets
+  double most = std::numeric_limits<double>::infinity();  ///< s: what is seen to take longer is given up
 };
 
 /// A schedule with copies, and where it waits for them.

@@ -115,7 +115,8 @@ inline std::optional<laid_copies> lay_tiers(const problem& p, std::span<const op
 /// @param o      what is sent
 /// @return a valid schedule within the budget that computes `order`; nothing if there is none, which, if all values are
 ///         movable, is the case only if the sources, the targets, or one operation with what it reads and writes, each with what
-///         is held, exceed the budget; or, on several tiers, if another has no room or reads come after what overwrites
+///         is held, exceed the budget; or, on several tiers, if another has no room or reads come after what overwrites; or it
+///         was given up
 /// @throws bad_option if the problem allows no copies or is `unplannable`, or the order reads what is not there
 /// Complexity: O((uses + copies) log(order)), for each tier but the last.
 /// Reference: Belady, "A study of replacement algorithms", IBM Systems Journal 5(2), 1966, for what leaves.

@@ -4,7 +4,10 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
+#include <future>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -19,6 +22,7 @@
 #include <remat/core/slower_links.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/order/copy_search.hpp>
+#include <remat/order/virtual_problem.hpp>
 #include <remat/solver/min_cut.hpp>
 
 namespace remat {
@@ -28,9 +32,14 @@ namespace remat {
 ///
 /// Copies make the budget look larger. So recomputation alone is planned for *virtual* budgets, from the budget to what store-all
 /// needs, copies are laid over each of these orders within the true budget (`order::lay_copies`), and the best ones are worked on
-/// (`order::copy_search`). The ends of the scan are recomputation alone and copies alone. Proves `bound::copy_bound`, or
+/// (`order::copy_search`). The ends of the scan are recomputation alone and copies alone. Other scans are of budgets that vary
+/// with the moment, by what copies can have moved by then (`order::virtual_problem`), and of operations that run early, so that
+/// copies have more time before most memory is needed (`order::early_order`). Proves `bound::copy_bound`, or
 /// `bound::tier_bound`, besides. Of a problem that is not plain, recomputation is planned for what stays on the device
 /// (`order::without_host`).
+///
+/// With `limits.threads` of 2 or more, orders are planned and worked on side by side; which schedule is found then depends on
+/// timing.
 ///
 /// Links may be slower than their rates say, which costs most where they are busy all the time: with `rate_share` of 0.9, say,
 /// what is planned still takes about as long at nine tenths of the rates, for a little more at all of them.
@@ -45,11 +54,11 @@ template <solver Inner = min_cut>
 class offmate {
  public:
   struct options {
-    std::size_t scan = 20;            ///< virtual budgets, besides the largest, >= 1
+    std::size_t scan = 20;            ///< virtual budgets of each scan, >= 1
     std::size_t inner = 3;            ///< of them, the most promising, are planned for by Inner
     std::size_t starts = 4;           ///< orders that are worked on, the best first, >= 1
     std::size_t search = 600'000;     ///< each for `order::patience_for` that many rounds without an improvement
-    std::size_t idle = 4;             ///< so many times without an improvement and the search ends; 0: none
+    std::size_t idle = 4;             ///< so many times without an improvement and a thread's search ends; 0: none
     std::optional<schedule> start{};  ///< a schedule that is known, to begin with; of its copies nothing is taken
     double rate_share = 1;            ///< copies are planned as if every link had this share of its rate, in (0, 1]
   };
@@ -88,45 +97,65 @@ class offmate {
       all.put_into(r);
       return r;
     }
-    scan now{p.plain() ? p.with_copies({}) : order::without_host(p), budget, 0, m, {p, budget}, {}, 0};
+    scan now{p.plain() ? p.with_copies({}) : order::without_host(p), budget, 0, m, {p, budget}, {}, {}, 0, {}};
     now.most = measure_order(now.plain, needed).peak;
     if (!p.plain()) now.least = std::min(now.most, bounds_without_search(now.plain).budget);
-    now.offer(needed, now.most);
+    now.offer(needed, 0, now.most);
     bound::prove_bound(p, budget, r, [&] { return m.stopped(); });
     now.bound = r.bound;
     if (options_.start) {
       const auto order = compute_order(*options_.start);
-      now.offer(order, measure_order(now.plain, order).peak);
+      now.offer(order, 0, measure_order(now.plain, order).peak);
     }
-    if (!now.done()) look(now);
+    if (!now.done()) look(now, p);
     now.best.put_into(r);
     return r;
   }
 
  private:
-  /// An order, and the virtual budget that it was planned for.
+  /// An order, and what it was planned for.
   struct start {
     std::vector<operation_id> order;
-    bytes_t budget;
-    double seconds;  ///< with copies
+    std::size_t kind;  ///< of `scan::problems`
+    bytes_t budget;    ///< virtual
+    double seconds;    ///< with copies
   };
   struct scan {
     const problem plain;  ///< the same without copies
     bytes_t least, most;  ///< virtual budgets: from the true one, or what the device needs of it, up to what store-all needs
     monitor& m;
     order::copy_incumbent best;
+    std::vector<order::virtual_problem> problems;  ///< first `plain` as it is
     std::vector<start> starts;
     double bound;
+    std::mutex lock;  ///< of `starts`
 
     bool done() const { return m.stopped() || best.seconds() * (1 - m.limits().gap) <= bound; }
-    void offer(std::vector<operation_id> order, bytes_t virtual_budget) {
+    /// @param order of operations of `plain`
+    void offer(std::vector<operation_id> order, std::size_t kind, bytes_t virtual_budget) {
       const auto before = best.seconds();
       const auto laid = best.offer(order);
       if (best.seconds() < before) best.report(m, "scan", bound);
-      if (laid) starts.push_back({std::move(order), virtual_budget, laid->seconds});
+      const std::lock_guard guard(lock);
+      if (laid) starts.push_back({std::move(order), kind, virtual_budget, laid->seconds});
+    }
+    void offer(const result& planned, std::size_t kind, bytes_t virtual_budget) {
+      if (planned.found()) offer(problems[kind].unwrap(compute_order(planned.schedule)).order, kind, virtual_budget);
     }
     void rank() {
       std::stable_sort(starts.begin(), starts.end(), [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
+    }
+    /// Does `work(i)` for all i < count, on the threads of the limits.
+    template <class F>
+    void each(std::size_t count, F&& work) {
+      std::atomic<std::size_t> next = 0;
+      const auto run = [&] {
+        for (std::size_t i; (i = next++) < count;) work(i);
+      };
+      std::vector<std::future<void>> others;
+      for (unsigned i = 1; i < m.limits().threads && i < count; ++i) others.push_back(std::async(std::launch::async, run));
+      run();
+      for (auto& x : others) x.get();
     }
   };
 
@@ -147,53 +176,101 @@ class offmate {
   }
 
   /// Plans recomputation quickly for virtual budgets, and offers the orders.
-  static void sweep(scan& now, const std::vector<bytes_t>& budgets) {
+  static void sweep(scan& now, std::size_t kind, const std::vector<bytes_t>& budgets) {
     monitor part(now.m, 0.2, [](const progress&) { return control::go_on; });
-    const auto planned = min_cut({.bound = false, .repairs = 10'000, .rounds = 0}).sweep(now.plain, budgets, part);
-    for (std::size_t i = 0; i < budgets.size() && !now.m.stopped(); ++i)
-      if (planned[i].found()) now.offer(compute_order(planned[i].schedule), budgets[i]);
-    now.rank();
+    const auto planned =
+        min_cut({.bound = false, .repairs = 10'000, .rounds = 0}).sweep(now.problems[kind].problem(), budgets, part);
+    for (std::size_t i = 0; i < budgets.size() && !now.m.stopped(); ++i) now.offer(planned[i], kind, budgets[i]);
   }
 
-  void look(scan& now) const {
-    const auto step = (now.most - now.least) / static_cast<bytes_t>(options_.scan);
+  /// Budgets that rise by what can have left by then, and fall by what still has to come back.
+  static std::vector<bytes_t> moving(const scan& now, const problem& p) {
+    const auto far = p.plain() ? p.host() : order::tier_chain(p)[1];
+    bytes_t all = 0;
+    for (const auto& v : now.plain.values()) all += v.bytes;
+    const auto most = static_cast<double>(std::min(2 * (now.most - now.least), (max_bytes - all) / 2));  // ballast comes on top
+    const double up = p.link(device_tier, far)->rate, down = p.link(far, device_tier)->rate;
+    const double seconds = measure_order(now.plain, needed_operations(now.plain)).seconds;
+    const int parts = 64;
     std::vector<bytes_t> budgets;
-    for (std::size_t i = 0; i < options_.scan; ++i) budgets.push_back(now.least + step * static_cast<bytes_t>(i));
-    sweep(now, budgets);
-    const auto promising = [&] { return now.starts.empty() ? now.least : now.starts.front().budget; };
-    budgets.clear();
-    for (bytes_t i = -3; i <= 3; ++i)
-      if (const auto budget = promising() + i * step / 4; i != 0 && budget >= now.least && budget < now.most)
-        budgets.push_back(budget);
-    if (!now.done()) sweep(now, budgets);
+    for (int k = 0; k < parts; ++k)
+      budgets.push_back(now.least +
+                        static_cast<bytes_t>(std::clamp(std::min(up * k, down * (parts - 1 - k)) / parts * seconds, 0.0, most)));
+    return budgets;
+  }
 
-    budgets.clear();
-    if (now.starts.empty()) budgets.push_back(now.least);
-    for (std::size_t i = 0; i < std::min(options_.inner, now.starts.size()); ++i) budgets.push_back(now.starts[i].budget);
-    for (std::size_t i = 0; i < budgets.size() && !now.done(); ++i) {
-      monitor part(now.m, 0.3 / static_cast<double>(budgets.size() - i), [&](const progress& x) {
-        if (x.schedule) now.offer(compute_order(*x.schedule), budgets[i]);
-        return now.done() ? control::stop : control::go_on;
-      });
-      const auto found = inner_.solve(now.plain, budgets[i], part);
-      if (found.found()) now.offer(compute_order(found.schedule), budgets[i]);
-    }
+  void look(scan& now, const problem& p) const {
+    const auto needed = needed_operations(now.plain);
+    const auto with_copies = moving(now, p);
+    now.problems.emplace_back(now.plain, needed, std::vector{now.least});
+    now.problems.emplace_back(now.plain, needed, with_copies);
+    if (const auto heaviest = bound::retention_cuts(now.plain, now.least, 8); !heaviest.empty())
+      if (const auto early = order::early_order(now.plain, heaviest.front()->tau()); early != needed)
+        now.problems.emplace_back(now.plain, early, with_copies);
+
+    const auto n = static_cast<bytes_t>(options_.scan);
+    now.each(now.problems.size(), [&](std::size_t kind) {
+      const auto top = now.problems[kind].budget();
+      const auto range = kind == 0 ? now.most - now.least : std::min(now.most, top) - now.least;
+      const auto last = kind == 0 ? now.most : top + range / 3;
+      std::vector<bytes_t> budgets;
+      for (bytes_t i = n; i > 0; --i) budgets.push_back(last - range / n * i);
+      sweep(now, kind, budgets);
+    });
+    now.rank();
+    if (now.starts.empty()) now.starts.push_back({{}, 0, now.least, 0});
+    const auto promising = now.starts.front();
+    std::vector<bytes_t> nearby;
+    for (bytes_t i = -3; i <= 3; ++i)
+      if (const auto budget = promising.budget + i * (now.most - now.least) / n / 4; i != 0 && budget >= now.least)
+        nearby.push_back(budget);
+    if (!now.done()) sweep(now, promising.kind, nearby);
 
     now.rank();
-    if (now.starts.empty()) return;
-    auto best_budget = now.starts.front().budget;
-    now.starts.resize(std::min(now.starts.size(), std::max<std::size_t>(1, options_.starts)));
-    for (std::size_t i = 0, idle = 0; idle < options_.idle && !now.done(); ++i) {  // the best and the others in turn
-      const bool anew = i % 2 == 1;
-      const auto& other = now.starts[i / 2 % now.starts.size()];
-      const auto before = now.best.seconds();
-      const auto budget = anew ? other.budget : best_budget;
-      monitor part(now.m, 0.5);
-      order::copy_search(now.plain, anew ? other.order : now.best.order(), budget, now.best, part,
-                         {.patience = order::patience_for(now.plain, options_.search), .stream = i}, now.bound);
-      if (now.best.seconds() < before) best_budget = budget;
-      idle = now.best.seconds() < before * (1 - 1e-6) ? 0 : idle + 1;
-    }
+    const std::vector<start> best(now.starts.begin(),
+                                  now.starts.begin() + static_cast<std::ptrdiff_t>(std::min(options_.inner, now.starts.size())));
+    now.each(best.size(), [&](std::size_t i) {
+      if (!now.done()) plan(now, best[i]);
+    });
+    std::erase_if(now.starts, [](const auto& s) { return s.order.empty(); });
+    now.rank();
+    if (!now.starts.empty()) work_on(now);
+  }
+  /// Has Inner plan.
+  void plan(scan& now, const start& s) const {
+    monitor part(now.m, 0.1, [&](const progress& x) {
+      if (x.schedule) now.offer(now.problems[s.kind].unwrap(compute_order(*x.schedule)).order, s.kind, s.budget);
+      return now.done() ? control::stop : control::go_on;
+    });
+    now.offer(inner_.solve(now.problems[s.kind].problem(), s.budget, part), s.kind, s.budget);
+  }
+  /// Works on the best order and the others in turn, on each thread.
+  void work_on(scan& now) const {
+    auto& starts = now.starts;
+    starts.resize(std::min(starts.size(), options_.starts));
+    auto fastest = starts.front();
+    std::size_t next = 0, idle = 0;
+    std::mutex lock;
+    now.each(now.m.limits().threads, [&](std::size_t) {
+      for (;;) {
+        start from;
+        std::size_t stream = 0;
+        {
+          const std::lock_guard guard(lock);
+          if (idle >= options_.idle * now.m.limits().threads || now.done()) return;
+          stream = next++;
+          from = stream % 2 == 1 ? starts[stream / 2 % starts.size()] : fastest;
+          if (stream % 2 == 0) from.order = now.best.order();
+        }
+        const auto before = now.best.seconds();  // other threads may have better ones by the end
+        monitor part(now.m, 0.5);
+        order::copy_search(now.problems[from.kind], from.order, from.budget, now.best, part,
+                           {.patience = order::patience_for(now.plain, options_.search), .stream = stream}, now.bound);
+        const std::lock_guard guard(lock);
+        if (now.best.seconds() < before) fastest = from;
+        idle = now.best.seconds() < before * (1 - 1e-6) ? 0 : idle + 1;
+      }
+    });
   }
 
   Inner inner_;

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Recomputation alone within a budget that looks larger by what copies have moved by then.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <remat/core/problem.hpp>
+
+namespace remat::order {
+
+/// A problem without copies whose operations are listed in another order, and whose budget varies with the moment: *ballast* is
+/// on the device where it is less. Operations of no time take and release the ballast; an order of computations of the one is one
+/// of the other without these.
+/// @code
+/// const remat::order::virtual_problem q(p, remat::needed_operations(p), {8 << 20, 12 << 20, 8 << 20});
+/// const auto r = remat::solve(q.problem(), q.budget(), remat::min_cut());  // with 12 MiB in the middle third of the time
+/// const auto order = q.unwrap(remat::compute_order(r.schedule)).order;
+/// @endcode
+class virtual_problem {
+ public:
+  /// An order without the operations for ballast, and the position that each of its computations, and its end, had before.
+  struct unwrapped {
+    std::vector<operation_id> order;
+    std::vector<std::size_t> positions;
+  };
+
+  /// @param p       a plain problem, without copies
+  /// @param order   all operations that a target needs, once, each after those that make its operands
+  /// @param budgets bytes, >= 0, for parts of the time that are equally long, one at least; they rise first, then fall
+  /// Complexity: O(values + edges + budgets).
+  virtual_problem(const remat::problem& p, std::span<const operation_id> order, std::span<const bytes_t> budgets)
+      : inner_(p.operations().size(), none), takes_(p.operations().size(), none), releases_(p.operations().size(), none) {
+    double total = 0;
+    for (auto o : order) total += p.operations()[o].seconds;
+    auto values = p.values();
+    auto targets = p.targets();
+    std::vector<operation> operations;
+    const auto add = [&](operation op, operation_id outer) {
+      operations.push_back(std::move(op));
+      outer_.push_back(outer);
+      return static_cast<operation_id>(operations.size() - 1);
+    };
+    const auto make = [&](const char* name, bytes_t bytes, bool target) {
+      values.push_back({.name = name, .bytes = bytes});
+      const auto v = static_cast<value_id>(values.size() - 1);
+      if (target) targets.push_back(v);
+      return v;
+    };
+    std::vector<bool> made(values.size(), false);
+    for (auto o : order)
+      for (auto v : p.operations()[o].outputs) made[v] = true;
+    for (value_id v = 0; v < values.size(); ++v)
+      if (!p.is_source(v) && !made[v]) values[v].bytes = 0;  // a source here
+    bytes_t level = budget_ = budgets.front();
+    operation_id before = none;  // the last operation that makes something
+    double now = 0;
+    for (auto o : order) {
+      auto op = p.operations()[o];
+      const auto part = total > 0 ? static_cast<std::size_t>(now / total * static_cast<double>(budgets.size())) : 0;
+      now += op.seconds;
+      const auto next = budgets[std::min(part, budgets.size() - 1)];
+      if (next > level && before != none) {
+        const auto ballast = make("ballast", next - level, false), done = make("released", 0, true);
+        releases_[before] = add(
+            {.name = "release", .inputs = {ballast, p.operations()[before].outputs[0]}, .outputs = {done}, .once = true}, none);
+        level = budget_ = next;
+      } else if (next < level) {
+        const auto ballast = make("ballast", level - next, true), done = make("taken", 0, false);
+        takes_[o] = add({.name = "take", .inputs = {}, .outputs = {ballast, done}, .once = true}, none);
+        op.inputs.push_back(done);
+        level = next;
+      }
+      if (!op.outputs.empty()) before = o;
+      inner_[o] = add(std::move(op), o);
+    }
+    std::optional<operation_id> backward;
+    if (p.backward_start() && inner_[*p.backward_start()] != none) backward = inner_[*p.backward_start()];
+    problem_ = {p.name(), std::move(values), std::move(operations), std::move(targets), std::nullopt, backward};
+  }
+
+  const remat::problem& problem() const { return problem_; }
+  bytes_t budget() const { return budget_; }  ///< of `problem()`: the largest that is reached
+
+  /// An order of the problem given as one of `problem()`. Complexity: O(order).
+  std::vector<operation_id> wrap(std::span<const operation_id> order) const {
+    std::vector<bool> has_run(inner_.size(), false);
+    std::vector<operation_id> list;
+    for (auto o : order) {
+      if (!has_run[o] && takes_[o] != none) list.push_back(takes_[o]);
+      list.push_back(inner_[o]);
+      if (!has_run[o] && releases_[o] != none) list.push_back(releases_[o]);
+      has_run[o] = true;
+    }
+    return list;
+  }
+  /// And back. Complexity: O(order).
+  unwrapped unwrap(std::span<const operation_id> order) const {
+    unwrapped list;
+    for (std::size_t k = 0; k < order.size(); ++k)
+      if (outer_[order[k]] != none) {
+        list.order.push_back(outer_[order[k]]);
+        list.positions.push_back(k);
+      }
+    list.positions.push_back(order.size());
+    return list;
+  }
+
+ private:
+  remat::problem problem_;
+  bytes_t budget_ = 0;
+  std::vector<operation_id> inner_, takes_, releases_;  // of each operation of the problem given; `none` if there is none
+  std::vector<operation_id> outer_;                     // of each operation of `problem_`; `none`: for ballast
+};
+
+/// The operations that a target needs, where those that `tau` is not made of and that do not need it follow their operands at
+/// once: the moment before `tau` runs comes later, so copies have more time before it.
+/// Complexity: O(values + edges + operations log(operations)).
+inline std::vector<operation_id> early_order(const problem& p, operation_id tau) {
+  auto order = needed_operations(p);
+  std::vector<operation_id> place(p.operations().size());  // the operation after which it stands
+  std::vector<bool> later(place.size(), false);
+  for (auto o : order) {
+    const auto& inputs = p.operations()[o].inputs;
+    const auto made = [&](value_id v) { return p.producer(v) != none; };
+    later[o] = o == tau || std::any_of(inputs.begin(), inputs.end(), [&](auto v) { return made(v) && later[p.producer(v)]; });
+    place[o] = o;
+    if (o <= tau || later[o] || std::none_of(inputs.begin(), inputs.end(), made)) continue;
+    place[o] = 0;
+    for (auto v : inputs)
+      if (made(v)) place[o] = std::max(place[o], place[p.producer(v)]);
+  }
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return place[a] < place[b]; });
+  return order;
+}
+
+}  // namespace remat::order
