@@ -34,6 +34,7 @@ struct plans {
   std::vector<double> budgets = {.5, .3, .2, .1}, links = {2, 1};
   bool step = false;
   std::string weights;
+  double host = 0, disk = 4;
   double share = 1;
   remat::limits limits{.seconds = 10};
 };
@@ -120,12 +121,28 @@ remat::problem with_weights(const remat::problem& p, const std::string& kind, re
   return {p.name(), std::move(values), std::move(operations), std::move(targets), link, std::nullopt, {}, std::move(next)};
 }
 
+/// The same with what starts or ends on the host on a disk, beyond a host with a limit.
+/// @param share of the rates between device and host that those between host and disk are
+remat::problem with_disk(const remat::problem& p, remat::bytes_t host_budget, double share) {
+  const remat::tier_id host = 1, disk = 2;
+  auto values = p.values();
+  for (auto& v : values) {
+    if (v.starts == host) v.starts = disk;
+    if (v.ends == host) v.ends = disk;
+  }
+  const auto& r = *p.copies();
+  remat::memory_system system{{{"device"}, {"host", host_budget}, {"disk"}},
+                              {{host, disk, share * r.to_host, r.latency}, {disk, host, share * r.to_device, r.latency}}};
+  return {p.name(), std::move(values), p.operations(), p.targets(), r, std::nullopt, std::move(system), p.next()};
+}
+
 /// Budgets are shares of all bytes.
 void print_weights(const plans& x, const std::string& name, const remat::problem& plain, double rho) {
   const auto all = remat::evaluate(plain, remat::store_all_schedule(plain));
   const double rate = 2 * static_cast<double>(all.peak - plain.held_bytes()) / (rho * all.seconds);
-  const auto p = with_weights(plain, x.weights, {rate, rate, std::min(1e-5, 1e-4 * all.seconds)});
+  auto p = with_weights(plain, x.weights, {rate, rate, std::min(1e-5, 1e-4 * all.seconds)});
   const auto least = remat::measure_store_all(p);
+  if (x.host > 0) p = with_disk(p, static_cast<remat::bytes_t>(x.host * static_cast<double>(least.peak)), 1 / x.disk);
   std::cout << "| " << name << " (" << p.operations().size() << ") | " << rho << " |";
   for (const double f : x.budgets) {
     const auto budget = static_cast<remat::bytes_t>(f * static_cast<double>(least.peak));
@@ -191,6 +208,10 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1e-3, 1.0));
   app.add_option("--weights", x.weights, "weights start on the host; gradients go there, or AdamW runs on a tier")
       ->check(CLI::IsMember({"frozen", "host", "device"}));
+  app.add_option("--host", x.host,
+                 "with --weights: budget of the host, of all bytes; weights and states start on a disk beyond it")
+      ->check(CLI::Range(1e-3, 1e3));
+  app.add_option("--disk", x.disk, "how many times as slow that disk's links are")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   try {
     std::cout << "| instance (operations) | link |";

@@ -102,6 +102,29 @@ TEST_CASE("what neither the device nor the host can hold goes to the disk: worke
   CHECK(tight.seconds <= 28);
 }
 
+TEST_CASE("weights that do not stay come twice: worked out by hand") {
+  for (const bool frozen : {false, true}) {
+    std::vector<remat::value> values;
+    for (int i = 0; i < 3; ++i) values.push_back({.name = "w", .bytes = 10, .held = frozen, .starts = remat::testing::host});
+    std::vector<remat::operation> operations;
+    for (value_id w : {0, 1, 2, 2, 1, 0}) {
+      std::vector<value_id> inputs = {w};
+      if (!operations.empty()) inputs.push_back(values.size() - 1);
+      values.push_back({"then", 0});
+      operations.push_back({.name = "", .inputs = inputs, .outputs = {values.size() - 1}, .seconds = 1});
+    }
+    const problem p("weights", values, operations, {8}, remat::copy_rates{1, 1, 0});
+    // There is room for one: the first two come again, 10 s each.
+    CHECK(remat::bound::tier_bound(p, 10) >= 50 * (1 - 1e-9));
+    const auto r = remat::solve(p, 10, remat::offmate<>(), no_hurry);
+    REQUIRE(r.found());
+    CHECK(r.seconds == Approx(56));
+    // With room for two, one of them comes again; for all, none.
+    CHECK(remat::bound::tier_bound(p, 20) == Approx(40));
+    CHECK(remat::bound::tier_bound(p, 30) == Approx(34));
+  }
+}
+
 TEST_CASE("planners for several tiers: valid, within all budgets, in order") {
   std::mt19937_64 g(32);
   int found = 0, missed = 0, optimal = 0, better = 0, chained = 0;

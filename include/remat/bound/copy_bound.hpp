@@ -29,57 +29,68 @@ struct copy_bound_options {
 
 namespace detail {
 
-/// The maximum over a box of the least of linear functions, found by the simplex method on the dual; functions may be added.
+/// The maximum over a polytope of the least of linear functions, found by the simplex method on the dual; functions may be added.
 class concave_model {
  public:
-  static constexpr std::size_t dimensions = 3;
-  using point = std::array<double, dimensions>;
+  static constexpr std::size_t most_dimensions = 6;
+  using point = std::array<double, most_dimensions>;
 
-  /// @param limits the box is [0, limits]
-  explicit concave_model(const point& limits) {
-    for (std::size_t i = 0; i < dimensions; ++i)
+  /// @param limits one for each dimension: the polytope is in [0, limits]
+  explicit concave_model(const std::vector<double>& limits) : rows_(limits.size() + 1) {
+    for (std::size_t i = 0; i < limits.size(); ++i)
       for (const double sign : {1.0, -1.0}) {
         column c{{}, sign > 0 ? limits[i] : 0};
         c.a[i + 1] = sign;
         columns_.push_back(c);
       }
   }
+  /// Leaves of the polytope what has weights * x <= limit.
+  void limit(const point& weights, double limit) {
+    column c{{}, limit};
+    std::copy(weights.begin(), weights.end(), c.a.begin() + 1);
+    columns_.push_back(c);
+  }
   /// Adds at + slope * x.
   void add(double at, const point& slope) {
     column c{{1}, at};
-    for (std::size_t i = 0; i < dimensions; ++i) c.a[i + 1] = -slope[i];
-    if (columns_.size() == 2 * dimensions) {  // the first one starts the basis
+    for (std::size_t i = 0; i + 1 < rows_; ++i) c.a[i + 1] = -slope[i];
+    if (!begun_) {  // the first one starts the basis
+      begun_ = true;
       basis_[0] = columns_.size();
-      for (std::size_t i = 0; i < dimensions; ++i) basis_[i + 1] = 2 * i + (slope[i] < 0);
+      for (std::size_t i = 0; i + 1 < rows_; ++i) basis_[i + 1] = 2 * i + (slope[i] < 0);
     }
     columns_.push_back(c);
   }
   /// @return the maximum, and where it is
   std::pair<double, point> maximum() {
     for (int pivots = 0;; ++pivots) {
-      vector costs;
-      for (std::size_t r = 0; r < rows; ++r) costs[r] = columns_[basis_[r]].cost;
+      vector costs{};
+      for (std::size_t r = 0; r < rows_; ++r) costs[r] = columns_[basis_[r]].cost;
       const auto y = solve(costs, true);
       std::size_t entering = columns_.size();
       double least = -1e-11;
       for (std::size_t j = 0; j < columns_.size(); ++j) {
         double reduced = columns_[j].cost;
-        for (std::size_t r = 0; r < rows; ++r) reduced -= y[r] * columns_[j].a[r];
+        for (std::size_t r = 0; r < rows_; ++r) reduced -= y[r] * columns_[j].a[r];
         if (reduced < least) least = reduced, entering = j;
       }
-      if (entering == columns_.size() || pivots > 500) return {y[0], {y[1], y[2], y[3]}};
+      const auto found = [&] {
+        point x{};
+        std::copy(y.begin() + 1, y.begin() + static_cast<std::ptrdiff_t>(rows_), x.begin());
+        return std::pair(y[0], x);
+      };
+      if (entering == columns_.size() || pivots > 500) return found();
       const auto x = solve({1}, false), d = solve(columns_[entering].a, false);
-      std::size_t leaving = rows;
-      for (std::size_t r = 0; r < rows; ++r)
-        if (d[r] > 1e-12 && (leaving == rows || x[r] * d[leaving] < x[leaving] * d[r])) leaving = r;
-      if (leaving == rows) return {y[0], {y[1], y[2], y[3]}};
+      std::size_t leaving = rows_;
+      for (std::size_t r = 0; r < rows_; ++r)
+        if (d[r] > 1e-12 && (leaving == rows_ || x[r] * d[leaving] < x[leaving] * d[r])) leaving = r;
+      if (leaving == rows_) return found();
       basis_[leaving] = entering;
     }
   }
 
  private:
-  static constexpr std::size_t rows = dimensions + 1;
-  using vector = std::array<double, rows>;
+  using vector = std::array<double, most_dimensions + 1>;
   struct column {
     vector a;
     double cost;
@@ -87,41 +98,57 @@ class concave_model {
 
   /// Solves with the basis, or its transpose, by elimination.
   vector solve(vector b, bool transposed) const {
-    std::array<vector, rows> m;
-    for (std::size_t r = 0; r < rows; ++r)
-      for (std::size_t c = 0; c < rows; ++c) m[r][c] = transposed ? columns_[basis_[r]].a[c] : columns_[basis_[c]].a[r];
-    for (std::size_t k = 0; k < rows; ++k) {
+    std::array<vector, most_dimensions + 1> m;
+    for (std::size_t r = 0; r < rows_; ++r)
+      for (std::size_t c = 0; c < rows_; ++c) m[r][c] = transposed ? columns_[basis_[r]].a[c] : columns_[basis_[c]].a[r];
+    for (std::size_t k = 0; k < rows_; ++k) {
       auto pivot = k;
-      for (auto r = k; r < rows; ++r)
+      for (auto r = k; r < rows_; ++r)
         if (std::abs(m[r][k]) > std::abs(m[pivot][k])) pivot = r;
       std::swap(m[k], m[pivot]);
       std::swap(b[k], b[pivot]);
-      for (std::size_t r = 0; r < rows; ++r) {
+      for (std::size_t r = 0; r < rows_; ++r) {
         if (r == k || m[k][k] == 0) continue;
         const double factor = m[r][k] / m[k][k];
-        for (auto c = k; c < rows; ++c) m[r][c] -= factor * m[k][c];
+        for (auto c = k; c < rows_; ++c) m[r][c] -= factor * m[k][c];
         b[r] -= factor * b[k];
       }
     }
-    for (std::size_t k = 0; k < rows; ++k) b[k] = m[k][k] == 0 ? 0 : b[k] / m[k][k];
+    for (std::size_t k = 0; k < rows_; ++k) b[k] = m[k][k] == 0 ? 0 : b[k] / m[k][k];
     return b;
   }
 
+  std::size_t rows_;
+  bool begun_ = false;
   std::vector<column> columns_;
-  std::array<std::size_t, rows> basis_{};
+  std::array<std::size_t, most_dimensions + 1> basis_{};
 };
 
-/// The Lagrangian dual of one moment in three prices, by cutting planes.
+/// Copies that every schedule makes, besides those of what the device makes and reads: each source that starts on the host and is
+/// read on the device comes once, and what the device makes for others goes.
+struct must_pass {
+  double to_host = 0, to_device = 0;  ///< s
+};
+
+/// The Lagrangian dual of one moment, by cutting planes: in the prices of a byte and of copies to the host before it and to the
+/// device after it, and, where sources start on the host, in those of their copies before it, and of all copies in either
+/// direction.
 class copy_dual {
  public:
-  copy_dual(const problem& p, const std::vector<operation_id>& needed, operation_id tau, bytes_t budget)
-      : copy_dual(p, std::make_unique<retention_cut>(p, needed, tau), budget) {}
-  copy_dual(const problem& p, std::unique_ptr<retention_cut> cut, bytes_t budget)
+  copy_dual(const problem& p, const std::vector<operation_id>& needed, operation_id tau, bytes_t budget, const must_pass& all)
+      : copy_dual(p, std::make_unique<retention_cut>(p, needed, tau), budget, all) {}
+  copy_dual(const problem& p, std::unique_ptr<retention_cut> cut, bytes_t budget, const must_pass& all)
       : cut_(std::move(cut)),
+        all_(all),
+        read_(cut_->read_before()),
         room_(static_cast<double>(budget + cut_->room())),
         scale_(1 / p.copies()->to_host + 1 / p.copies()->to_device),
         total_(cut_->seconds().ancestors + cut_->seconds().descendants + cut_->seconds().others),
-        model_({2, 1, 1}) {
+        model_(p.plain() ? std::vector<double>{2, 1, 1} : std::vector<double>{2, 1, 1, 1, 1, 1}) {
+    if (!p.plain()) {
+      model_.limit({0, 1, 0, 1, 1, 1}, 1);
+      model_.limit({0, 0, 1, 0, 1, 1}, 1);
+    }
     add(cut_->retain_all());
     add(cut_->move_all());
   }
@@ -135,12 +162,17 @@ class copy_dual {
     if (done_ || most * total_ <= std::max(known, value_) * (1 + 1e-5)) return false;
     retention_cut::prices at;
     at.byte = std::clamp(x[0], 0.0, 2.0) * scale_;
-    at.to_host = std::clamp(x[1], 0.0, 1.0);
-    at.to_device = std::clamp(x[2], 0.0, 1.0);
+    double left = 1;  // in spite of rounding
+    for (auto [price, found] : {std::pair(&at.in, x[4]), std::pair(&at.out, x[5])})
+      left -= * price = std::clamp(found, 0.0, left);
+    at.to_device = std::clamp(x[2], 0.0, left);
+    at.to_host = std::clamp(x[1], 0.0, left);
+    at.read = std::clamp(x[3], 0.0, left - at.to_host);
     const auto c = cut_->exchange(at);
     const auto [before, after] = computations(c);
-    const double value = (1 - at.to_host) * before + (1 - at.to_device) * after + at.to_host * c.to_host +
-                         at.to_device * c.to_device + at.byte * (static_cast<double>(c.bytes) - room_) - cut_->error();
+    const double value = (left - at.to_host - at.read) * before + (left - at.to_device) * after + at.to_host * c.to_host +
+                         at.to_device * c.to_device + at.read * read_ + at.in * (all_.to_device + c.again) +
+                         at.out * (all_.to_host + c.to_host) + at.byte * (static_cast<double>(c.bytes) - room_) - cut_->error();
     done_ = value <= value_ && most * total_ <= value * (1 + 1e-5);
     value_ = std::max(value_, value);
     add(c);
@@ -155,16 +187,61 @@ class copy_dual {
   }
   void add(const retention_cut::choice& c) {
     const auto [before, after] = computations(c);
-    model_.add((before + after) / total_, {(static_cast<double>(c.bytes) - room_) * scale_ / total_,
-                                           (c.to_host - before) / total_, (c.to_device - after) / total_});
+    const auto all = before + after;
+    concave_model::point slope = {(static_cast<double>(c.bytes) - room_) * scale_,
+                                  c.to_host - before,
+                                  c.to_device - after,
+                                  read_ - before,
+                                  all_.to_device + c.again - all,
+                                  all_.to_host + c.to_host - all};
+    for (auto& s : slope) s /= total_;
+    model_.add(all / total_, slope);
   }
 
   std::unique_ptr<retention_cut> cut_;
-  double room_, scale_, total_;
+  must_pass all_;
+  double read_, room_, scale_, total_;
   concave_model model_;
   double value_ = 0;
   bool done_ = false;
 };
+
+/// `copy_bound`, or of a problem whose sources may start on the host, its only difference from a plain one.
+/// @param all what has to pass in any case
+inline double most_of_moments(const problem& p, bytes_t budget, const must_pass& all, const copy_bound_options& o,
+                              const std::function<bool()>& stop) {
+  double best = bounds_without_search(p).seconds;
+  if (!(best > 0)) return best;
+  const auto needed = needed_operations(p);
+  std::vector<std::unique_ptr<copy_dual>> duals;
+  const auto known = [&](operation_id tau) {
+    return std::any_of(duals.begin(), duals.end(), [&](const auto& d) { return d->tau() == tau; });
+  };
+  const auto refine = [&](copy_dual& d, std::size_t cuts) {
+    for (std::size_t i = 0; i < cuts && !(stop && stop()) && d.improve(best); ++i) continue;
+    best = std::max(best, d.value());
+  };
+  for (auto& cut : retention_cuts(p, budget, o.moments))
+    if (cut->demand() > budget || cut->read_before() > 0)
+      duals.push_back(std::make_unique<copy_dual>(p, std::move(cut), budget, all));
+  for (auto& d : duals) refine(*d, 4);
+  const auto by_value = [](const auto& a, const auto& b) { return a->value() > b->value(); };
+  std::stable_sort(duals.begin(), duals.end(), by_value);
+  for (std::size_t i = 0; i < std::min(o.refined, duals.size()); ++i) refine(*duals[i], o.cuts);
+  for (bool better = !duals.empty(); better && !(stop && stop());) {  // what is near the best
+    std::stable_sort(duals.begin(), duals.end(), by_value);
+    const auto before = best;
+    const auto at = std::lower_bound(needed.begin(), needed.end(), duals[0]->tau()) - needed.begin();
+    for (const int step : {-4, -2, -1, 1, 2, 4}) {
+      const auto k = at + step;
+      if (k < 0 || k >= static_cast<std::ptrdiff_t>(needed.size()) || known(needed[static_cast<std::size_t>(k)])) continue;
+      duals.push_back(std::make_unique<copy_dual>(p, needed, needed[static_cast<std::size_t>(k)], budget, all));
+      refine(*duals.back(), o.cuts);
+    }
+    better = best > before;
+  }
+  return best;
+}
 
 }  // namespace detail
 
@@ -191,36 +268,7 @@ inline double copy_bound(const problem& p, bytes_t budget, const copy_bound_opti
   if (o.refined < 1) throw bad_option("copy_bound_options.refined must be >= 1, got 0");
   if (o.cuts < 1) throw bad_option("copy_bound_options.cuts must be >= 1, got 0");
   if (!p.copies()) throw bad_option("copy_bound: the problem allows no copies");
-  double best = bounds_without_search(p).seconds;
-  if (!(best > 0)) return best;
-  const auto needed = needed_operations(p);
-  std::vector<std::unique_ptr<detail::copy_dual>> duals;
-  const auto known = [&](operation_id tau) {
-    return std::any_of(duals.begin(), duals.end(), [&](const auto& d) { return d->tau() == tau; });
-  };
-  const auto refine = [&](detail::copy_dual& d, std::size_t cuts) {
-    for (std::size_t i = 0; i < cuts && !(stop && stop()) && d.improve(best); ++i) continue;
-    best = std::max(best, d.value());
-  };
-  for (auto& cut : retention_cuts(p, budget, o.moments))
-    if (cut->demand() > budget) duals.push_back(std::make_unique<detail::copy_dual>(p, std::move(cut), budget));
-  for (auto& d : duals) refine(*d, 4);
-  const auto by_value = [](const auto& a, const auto& b) { return a->value() > b->value(); };
-  std::stable_sort(duals.begin(), duals.end(), by_value);
-  for (std::size_t i = 0; i < std::min(o.refined, duals.size()); ++i) refine(*duals[i], o.cuts);
-  for (bool better = !duals.empty(); better && !(stop && stop());) {  // what is near the best
-    std::stable_sort(duals.begin(), duals.end(), by_value);
-    const auto before = best;
-    const auto at = std::lower_bound(needed.begin(), needed.end(), duals[0]->tau()) - needed.begin();
-    for (const int step : {-4, -2, -1, 1, 2, 4}) {
-      const auto k = at + step;
-      if (k < 0 || k >= static_cast<std::ptrdiff_t>(needed.size()) || known(needed[static_cast<std::size_t>(k)])) continue;
-      duals.push_back(std::make_unique<detail::copy_dual>(p, needed, needed[static_cast<std::size_t>(k)], budget));
-      refine(*duals.back(), o.cuts);
-    }
-    better = best > before;
-  }
-  return best;
+  return detail::most_of_moments(p, budget, {}, o, stop);
 }
 
 }  // namespace remat::bound

@@ -36,6 +36,7 @@ class retention_cut {
     // Of `exchange` only:
     double later = 0;                   ///< seconds of the operations that are neither ancestors nor descendants and run later
     double to_host = 0, to_device = 0;  ///< seconds of the copies of the values moved
+    double again = 0;                   ///< of `to_device`, what is not the first copy of a source that starts on the host
   };
 
   /// What counts how much in `exchange`, each >= 0.
@@ -43,6 +44,9 @@ class retention_cut {
     double byte = 0;       ///< a byte retained, s
     double to_host = 0;    ///< a second of copies before `tau`, and how much less than 1 one of computations, in [0, 1]
     double to_device = 0;  ///< the same after `tau`, in [0, 1]
+    double read = 0;       ///< how much less one of computations before `tau` counts on top, in [0, 1]
+    double in = 0;         ///< a second of the copies in `again`, and how much less one of any computation counts, in [0, 1]
+    double out = 0;        ///< the same of copies to the host
   };
 
   /// Seconds of operations: all those needed.
@@ -76,6 +80,8 @@ class retention_cut {
       for (auto v : ops[o].inputs) mark[v] = true;
     }
 
+    read_before_.assign(nv, false);
+    for (value_id v = 0; v < nv; ++v) read_before_[v] = mark[v] && starts_away(v);
     operand_.assign(nv, false);
     room_ = -p.held_bytes() - ops[tau].workspace;
     for (auto v : ops[tau].outputs) room_ -= p.values()[v].bytes;
@@ -116,6 +122,13 @@ class retention_cut {
   /// Complexity: a maximum flow on O(values + operations) vertices.
   choice minimum(double lambda) { return cut({.byte = lambda}, unit()); }
   const seconds_of& seconds() const { return seconds_; }
+  /// Seconds of the copies of the sources that start on the host and that `tau` or its ancestors read.
+  double read_before() const {
+    double sum = 0;
+    for (value_id v = 0; v < read_before_.size(); ++v)
+      if (read_before_[v]) sum += copy_seconds(v, p_.copies()->to_device);
+    return sum;
+  }
   /// Every value that is needed later moved.
   choice move_all() const {
     choice c;
@@ -124,16 +137,18 @@ class retention_cut {
       if (needed_later_[v]) move(v, c);
     return c;
   }
-  /// The least of (1 - to_device) * seconds of the ancestors that run again, the same of the others that run later, (1 - to_host)
-  /// of the others that do not, byte * bytes retained, and to_host and to_device * the copies of the values moved; for problems
-  /// that allow copies. Minimal up to `error`.
+  /// The least of (1 - to_device - in - out) * seconds of the ancestors that run again, the same of the others that run later,
+  /// (1 - to_host - read - in - out) of the others that do not, byte * bytes retained, and to_host + out, to_device and in * the
+  /// copies of the values moved, in either direction and `again`; for problems that allow copies. Sources that start on the host
+  /// need not be sent. Minimal up to `error`.
   /// Complexity: that of `minimum`.
   choice exchange(const prices& at) {
-    return cut({.ancestors = 1 - at.to_device,
-                .others = at.to_host - at.to_device,
+    return cut({.ancestors = 1 - at.to_device - at.in - at.out,
+                .others = at.to_host + at.read - at.to_device,
                 .byte = at.byte,
-                .to_host = at.to_host,
-                .to_device = at.to_device},
+                .to_host = at.to_host + at.out,
+                .to_device = at.to_device,
+                .again = at.in},
                unit());
   }
   /// How much less than what `exchange` or `minimum` finds the least may be, s.
@@ -173,7 +188,7 @@ class retention_cut {
   struct weights {
     double ancestors = 1, others = 0;  ///< of a second of operations that run later; below 0: of those that do not
     double byte = 0;                   ///< of a byte retained, s
-    double to_host = std::numeric_limits<double>::infinity(), to_device = to_host;  ///< of a second of copies
+    double to_host = std::numeric_limits<double>::infinity(), to_device = to_host, again = 0;  ///< of a second of copies
   };
 
   /// Units of capacity, s: 1e13 are all costs together.
@@ -194,15 +209,20 @@ class retention_cut {
   double copy_seconds(value_id v, double rate) const {
     return p_.copies()->latency + static_cast<double>(p_.values()[v].bytes) / rate;
   }
+  bool starts_away(value_id v) const { return p_.is_source(v) && p_.values()[v].starts != device_tier; }
   void move(value_id v, choice& c) const {
-    c.to_host += copy_seconds(v, p_.copies()->to_host);
-    c.to_device += copy_seconds(v, p_.copies()->to_device);
+    const double in = copy_seconds(v, p_.copies()->to_device);
+    if (!starts_away(v)) c.to_host += copy_seconds(v, p_.copies()->to_host);
+    c.to_device += in;
+    if (!starts_away(v) || read_before_[v]) c.again += in;
   }
   /// What it costs that `v` is needed later and not made again; and whether it is moved then.
   std::pair<double, bool> price(value_id v, const weights& w) const {
     const double keep = w.byte * static_cast<double>(p_.values()[v].bytes);
     if (!p_.copies() || !p_.values()[v].movable || std::isinf(w.to_host)) return {keep, false};
-    const double go = w.to_host * copy_seconds(v, p_.copies()->to_host) + w.to_device * copy_seconds(v, p_.copies()->to_device);
+    choice c;
+    move(v, c);
+    const double go = w.to_host * c.to_host + w.to_device * c.to_device + w.again * c.again;
     return {std::min(keep, go), go < keep};
   }
 
@@ -267,7 +287,7 @@ class retention_cut {
   const problem& p_;
   operation_id tau_;
   std::vector<role> role_;
-  std::vector<bool> operand_, needed_later_;
+  std::vector<bool> operand_, needed_later_, read_before_;
   bytes_t room_ = 0;
   network network_;
   seconds_of seconds_;

@@ -68,15 +68,20 @@ inline std::vector<tier_id> first_places(const problem& p) {
   return places;
 }
 
-/// A plain problem with copies that every schedule of `p` is one of, as far as the time of the device and the memory of some
-/// tiers go, among them the device, which are taken for one: what may be elsewhere without having been sent, outputs in the
-/// places of inputs, and targets of cyclic schedules, which nobody awaits, take no room; nothing is computed but on the device.
-inline problem as_plain(const problem& p, tier_set inside) {
+/// A problem with copies that every schedule of `p` is one of, as far as the time of the device and the memory of some
+/// tiers go, among them the device, which are taken for one, but for sources that start elsewhere, on the host: what else may be
+/// elsewhere without having been sent, outputs in the places of inputs, and targets of cyclic schedules, which nobody awaits,
+/// take no room; nothing is computed but on the device.
+/// @param come false: nor do those sources, and it is a plain problem
+inline problem as_plain(const problem& p, tier_set inside, bool come) {
   auto values = p.values();
   const auto& ops = p.operations();
   for (value_id v = 0; v < values.size(); ++v) {
-    if (p.is_source(v) ? !inside.has(values[v].starts) : ops[p.producer(v)].on != device_tier) values[v].bytes = 0;
-    values[v].starts = values[v].ends = device_tier;
+    const bool away = p.is_source(v) && !inside.has(values[v].starts), comes = come && away && values[v].starts != any_tier;
+    if (p.is_source(v) ? away && !comes : ops[p.producer(v)].on != device_tier) values[v].bytes = 0;
+    values[v].held = values[v].held && !away;
+    values[v].starts = comes ? tier_id(1) : device_tier;
+    values[v].ends = device_tier;
   }
   for (auto v : p.targets())
     if (!p.next().empty()) values[v].bytes = 0;
@@ -138,6 +143,44 @@ class narrow_links {
   std::map<std::pair<tier_id, tier_id>, std::vector<std::size_t>> known_;
 };
 
+/// Where values are made, and where they have to be besides.
+struct places {
+  std::vector<tier_id> made;                 ///< `first_places`
+  std::vector<std::vector<tier_id>> wanted;  ///< of each value that is there in any case, where it is read or ends
+};
+
+inline places find_places(const problem& p, const std::vector<operation_id>& needed) {
+  const auto& ops = p.operations();
+  places all{first_places(p), std::vector<std::vector<tier_id>>(p.values().size())};
+  const auto want = [&](value_id v, tier_id t) {
+    auto& list = all.wanted[v];
+    if (t != any_tier && std::find(list.begin(), list.end(), t) == list.end()) list.push_back(t);
+  };
+  for (auto o : needed)
+    for (auto v : ops[o].inputs) want(v, ops[o].on);
+  for (auto v : p.targets()) want(v, p.values()[v].ends);
+  for (const auto& c : p.next()) want(c.target, all.made[c.source]);
+  for (value_id v = 0; v < p.values().size(); ++v)
+    if (!p.is_source(v) && !std::binary_search(needed.begin(), needed.end(), p.producer(v))) all.wanted[v].clear();
+  return all;
+}
+
+/// What passes between the tiers `inside` and the others in every schedule.
+/// @param plain what `as_plain` makes of both
+inline must_pass passing(const problem& p, const problem& plain, tier_set inside, const places& of) {
+  must_pass all;
+  const auto& link = *plain.copies();
+  for (value_id v = 0; v < p.values().size(); ++v) {
+    if (of.made[v] == any_tier) continue;
+    const bool comes = !inside.has(of.made[v]);
+    if (std::none_of(of.wanted[v].begin(), of.wanted[v].end(), [&](tier_id t) { return inside.has(t) == comes; })) continue;
+    if (!comes && (!plain.consumers(v).empty() || plain.is_target(v))) continue;  // it may have moved
+    (comes ? all.to_device : all.to_host) +=
+        link.latency + static_cast<double>(p.values()[v].bytes) / (comes ? link.to_device : link.to_host);
+  }
+  return all;
+}
+
 /// The device and the tiers next to it, up to the first without limit or the last but one.
 struct tier_prefix {
   tier_set tiers;
@@ -166,25 +209,16 @@ inline std::vector<tier_prefix> tier_prefixes(const problem& p, bytes_t budget) 
 inline double queue_bound(const problem& p, bytes_t budget) {
   const auto& ops = p.operations();
   const auto& values = p.values();
-  const auto places = detail::first_places(p);
   const auto links = p.links();
-  std::vector<std::vector<tier_id>> wanted(values.size());
-  std::vector<double> computed(p.tiers().size(), 0);
-  const auto want = [&](value_id v, tier_id t) {
-    if (t != any_tier && std::find(wanted[v].begin(), wanted[v].end(), t) == wanted[v].end()) wanted[v].push_back(t);
-  };
   const auto needed = needed_operations(p);
-  for (auto o : needed) {
-    computed[ops[o].on] += ops[o].seconds;
-    for (auto v : ops[o].inputs) want(v, ops[o].on);
-  }
-  for (auto v : p.targets()) want(v, values[v].ends);
-  for (const auto& c : p.next()) want(c.target, places[c.source]);
+  const auto [places, wanted] = detail::find_places(p, needed);
+  std::vector<double> computed(p.tiers().size(), 0);
+  for (auto o : needed) computed[ops[o].on] += ops[o].seconds;
   std::map<std::string, double> queues;
   std::vector<std::size_t> passed;
   detail::narrow_links narrow(p);
   for (value_id v = 0; v < values.size(); ++v) {
-    if (places[v] == any_tier || (!p.is_source(v) && !std::binary_search(needed.begin(), needed.end(), p.producer(v)))) continue;
+    if (places[v] == any_tier) continue;
     passed.clear();
     for (auto t : wanted[v])
       for (auto l : narrow.between(places[v], t))
@@ -197,7 +231,7 @@ inline double queue_bound(const problem& p, bytes_t budget) {
   for (const auto& group : detail::tier_prefixes(p, budget)) {
     const auto inside = group.tiers;
     bytes_t fixed = -group.budget, in = 0, out = 0;
-    const auto reads = [&](value_id v) {
+    const auto reads = [&, &wanted = wanted](value_id v) {
       return std::any_of(wanted[v].begin(), wanted[v].end(), [&](tier_id t) { return inside.has(t); });
     };
     for (value_id v = 0; v < values.size(); ++v) {
@@ -326,7 +360,7 @@ inline double path_bound(const problem& p, std::size_t most = 64) {
 
 /// A lower bound on the time, of cyclic schedules the period, of every schedule of a problem on several tiers: `queue_bound`,
 /// `path_bound` and, for the device, for the device and the next tier and so on up to the first without limit, each taken for one
-/// memory, `copy_bound` of what the device computes, where what may start elsewhere takes no room.
+/// memory, `copy_bound` of what the device computes, with what starts beyond, is read there, and passes in any case.
 /// @param p      a problem whose device is linked both ways with another tier
 /// @param budget bytes, of the device
 /// @param stop   polled between cuts; true returns what is proven by then
@@ -339,10 +373,13 @@ inline double path_bound(const problem& p, std::size_t most = 64) {
 inline double tier_bound(const problem& p, bytes_t budget, const std::function<bool()>& stop = {}) {
   if (order::tier_chain(p).size() < 2) throw bad_option("tier_bound: no tier is linked both ways with the device");
   double best = std::max({queue_bound(p, budget), path_bound(p), bounds_without_search(p).seconds});
-  for (const auto& [inside, most] : detail::tier_prefixes(p, budget)) {
-    const auto plain = detail::as_plain(p, inside);
-    if (bounds_without_search(plain).budget <= most) best = std::max(best, copy_bound(plain, most, {}, stop));
-  }
+  const auto of = detail::find_places(p, needed_operations(p));
+  for (const auto& [inside, most] : detail::tier_prefixes(p, budget))
+    for (const bool come : {false, true}) {  // what comes tells more, but of other moments
+      const auto plain = detail::as_plain(p, inside, come);
+      if (bounds_without_search(plain).budget > most) continue;
+      best = std::max(best, detail::most_of_moments(plain, most, detail::passing(p, plain, inside, of), {}, stop));
+    }
   return best;
 }
 
