@@ -132,6 +132,7 @@ bool make_instead(const problem& p, const laid_copies& laid, const std::vector<s
     const auto& c = *(x - 1);
     if (x != end && c.end < x->begin - 0.02 * laid.seconds) break;
     if (p.is_source(c.value) || p.values()[c.value].bytes == 0) continue;
+    if (c.next >= positions.size()) continue;  // it is not used on the device any more
     const double noise = 0.5 + static_cast<double>(random() % 1024) / 1024;
     choices.push_back(
         {noise * p.operations()[p.producer(c.value)].seconds / static_cast<double>(p.values()[c.value].bytes), c.value, c.next});

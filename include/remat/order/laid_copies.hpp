@@ -20,7 +20,7 @@ inline constexpr const char* no_copies = "the problem allows no copies to the ho
 struct copy_options {
   bool frugal = false;           ///< only what memory asks for; otherwise all that the link has time for
   double small = 2e-5;           ///< values below that share of the budget are moved only where nothing else helps, in [0, 1]
-  std::vector<bool> among = {};  ///< per value: may it be moved? Empty: all may that the problem lets
+  std::vector<bool> among = {};  ///< per value: may it leave the device? Empty: all may that the problem lets; as beyond the host
   double most = std::numeric_limits<double>::infinity();  ///< s: what is seen to take longer is given up
 };
 
