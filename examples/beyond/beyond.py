@@ -37,9 +37,8 @@ def run(work, limit, disk):
     else:
         import remat
 
-        # Beside the step: interpreter and libraries, capture and profile, buffers of copies, what the allocator keeps; and of the rest, the pages
-        # of weights, gradients and states that are in use or being written.
-        remat.wrap(model, activation_budget=max(1, (limit - base - (128 << 20)) * 3 // 5), offload="all", disk=disk, cache=False, time_limit=5)
+        # Beside the step: this package, what measuring leaves, and pages of weights, gradients and states that are in use or being written.
+        remat.wrap(model, activation_budget=max(1, limit - base - (64 << 20)), offload="all", disk=disk, cache=False, time_limit=5)
         optimizer = remat.optimizer(model.parameters(), torch.optim.AdamW, model=model, lr=1e-3)
     losses = []
     for step in range(STEPS):

@@ -12,7 +12,7 @@ import mmap
 import os
 import threading
 import weakref
-from typing import Iterable, NamedTuple
+from typing import Callable, Iterable, NamedTuple
 
 import torch
 
@@ -48,6 +48,9 @@ def movable(t: object) -> bool:
             and not t.is_quantized and t.nbytes >= mmap.PAGESIZE and torch.empty_like(t, device="meta").stride() == t.stride())
 
 
+_disks: weakref.WeakSet = weakref.WeakSet()  # all of them
+
+
 class _File(NamedTuple):
     pages: weakref.ref  # of the mapping, which the tensors in it hold
     number: int
@@ -59,7 +62,7 @@ class Disk:
     """A folder whose disk holds tensors. Its files have no name, are readable by nobody else, and go with their tensors."""
 
     def __init__(self, folder: str | os.PathLike, budget: int | float | str | None = None):
-        """Raises Error if no file can be made in the folder, or the budget is no size."""
+        """Raises Error if no file can be made in the folder, or the budget is no size; NoSpace if the disk is full."""
         if isinstance(budget, (int, float)) and not isinstance(budget, bool):
             budget = f"{budget:.0f}"
         self.options = os.fspath(folder), budget
@@ -71,6 +74,7 @@ class Disk:
         self._starts: list[int] = []  # sorted, of these and perhaps of some that are gone
         self._growing = threading.Lock()
         self._process = os.getpid()
+        _disks.add(self)
 
     def reserve(self, layouts: Iterable[Layout]) -> list[torch.Tensor]:
         """Tensors in a new file, all of whose space is set aside; they are zero.
@@ -138,6 +142,11 @@ class Disk:
                 raise self._failed("read", count, e) from e
             self.read += count
 
+    def expect(self, tensors: list[torch.Tensor]) -> None:
+        """Has tensors read that are about to be read or written, and does not wait for that."""
+        for file, offset, count in self._ranges(tensors):
+            os.posix_fadvise(file.number, offset, count, os.POSIX_FADV_WILLNEED)
+
     def evict(self, tensors: list[torch.Tensor]) -> None:
         """Writes tensors to the disk and takes their pages out of memory. Raises CopyFailed, and then they are still there."""
         for file, offset, count in self._ranges(tensors):
@@ -158,12 +167,14 @@ class Disk:
         """Their pages: file, offset, bytes; neighbours are one."""
         found: list[tuple[_File, int, int]] = []
         for t in sorted(tensors, key=torch.Tensor.data_ptr):
-            file, count = self._file(t), Layout.of(t).room()
+            file = self._file(t)
             offset = t.data_ptr() - file.start
-            if found and found[-1][0] is file and found[-1][1] + found[-1][2] == offset:
-                found[-1] = file, found[-1][1], found[-1][2] + count
-            else:
-                found.append((file, offset, count))
+            end = -(-(offset + t.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+            offset = offset // mmap.PAGESIZE * mmap.PAGESIZE
+            if found and found[-1][0] is file and found[-1][1] <= offset <= found[-1][1] + found[-1][2]:
+                offset, end = found[-1][1], max(end, found[-1][1] + found[-1][2])
+                found.pop()
+            found.append((file, offset, end - offset))
         return found
 
     def _failed(self, what: str, count: int, e: OSError) -> CopyFailed:
@@ -180,10 +191,11 @@ class Traffic:
         self._coming: dict[object, concurrent.futures.Future] = {}
         self._going: collections.deque[concurrent.futures.Future] = collections.deque()
 
-    def ahead(self, key: object, tensors: list[torch.Tensor]) -> None:
-        """What will be asked for next."""
+    def ahead(self, key: object, tensors: list[torch.Tensor], also: list[torch.Tensor] = []) -> None:
+        """What will be asked for next, and what will be read beside it, of any disk."""
         if tensors and key not in self._coming:
             self._coming[key] = self._reading.submit(self.disk.fetch, tensors)
+            self._reading.submit(_each, Disk.expect, also)
 
     def ready(self, key: object, tensors: list[torch.Tensor]) -> None:
         """Waits until they are in memory. Raises CopyFailed."""
@@ -192,11 +204,11 @@ class Traffic:
             self._coming.pop(key).result()
 
     def done(self, tensors: list[torch.Tensor]) -> None:
-        """They have been written to."""
+        """They have been written to, or are of no more use; those that are in no file stay where they are."""
         while len(self._going) > 1:
             self._collect()
         if tensors:
-            self._going.append(self._writing.submit(self.disk.evict, tensors))
+            self._going.append(self._writing.submit(_each, Disk.evict, tensors))
 
     def _collect(self) -> None:
         try:
@@ -214,6 +226,14 @@ class Traffic:
         self.drain()
         for pool in (self._reading, self._writing):
             pool.shutdown()
+
+
+def _each(what: Callable[[Disk, list[torch.Tensor]], None], tensors: list[torch.Tensor]) -> None:
+    """Calls `what` for each disk that holds some of the tensors."""
+    for disk in list(_disks):
+        held = [t for t in tensors if disk.holds(t)]
+        if held:
+            what(disk, held)
 
 
 def _end(disk: weakref.ref, start: int, number: int, total: int, mark: int) -> None:

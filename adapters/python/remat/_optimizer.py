@@ -6,18 +6,23 @@ from __future__ import annotations
 import collections
 import functools
 import os
+import sys
+import types
 from typing import Any, Callable, Iterable, Iterator, Literal, NamedTuple
 
 import torch
 
-from . import _core
+from . import _core, _host
 from ._disk import Disk, Layout, Traffic, movable
 from ._errors import CopyFailed, Refused
 from ._overlap import Overlap, detach
+from ._session import _sessions
 from ._wrap import of
 
 _FUSED = frozenset({torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad})  # those with such a kernel for the host
-PARCEL = 32 << 20  #: bytes of states that are brought into memory at a time, or those of one parameter
+_FOR_COMPILER, _WITHOUT_GRAD = (decorate and decorate(lambda: None).__code__ for decorate in (
+    getattr(torch, "_disable_dynamo", None), getattr(sys.modules[torch.optim.Optimizer.__module__], "_use_grad_for_differentiable", None)))
+PARCEL = 8 << 20  #: bytes of states that are brought into memory at a time, or those of one parameter
 
 
 def optimizer(params: Iterable, cls: type[torch.optim.Optimizer] = torch.optim.AdamW, *, disk: str | os.PathLike | None = None,
@@ -36,8 +41,8 @@ def optimizer(params: Iterable, cls: type[torch.optim.Optimizer] = torch.optim.A
 
     model: takes disk and disk_budget from what `wrap` was told for this model, with offload="optimizer" or "all".
 
-    Raises Refused for a class or an option that cannot be stepped parameter by parameter, Error if no file can be made; a step
-    raises NoSpace before it changes weights, CopyFailed if the disk fails.
+    Raises Refused for a class or an option that cannot be stepped parameter by parameter, Error if no file can be made, NoSpace
+    if the disk is full; a step raises NoSpace before it changes weights, CopyFailed if the disk fails.
 
         opt = remat.optimizer(model.parameters(), torch.optim.AdamW, disk="/scratch", lr=3e-4)
     """
@@ -113,6 +118,7 @@ class _Offloaded(torch.optim.Optimizer):
         self._failure: str | None = None  # of the disk: no step can follow
         self._freed = 0  # bytes, since the last trim
         self._bytes = 0, 0  # written and read by the last step
+        self._short = False  # of memory
         self._overlap = Overlap(self) if step == "overlap" else None
 
     # --- as an optimizer -----------------------------------------------------------------------------------------------------
@@ -138,10 +144,10 @@ class _Offloaded(torch.optim.Optimizer):
             self._overlap.dropped = False
             if not set_to_none:
                 raise Refused("zero_grad(set_to_none=False) keeps gradients, which step=\"overlap\" frees", advice="set_to_none=True")
-        super().zero_grad(set_to_none)
+        _bare(super().zero_grad)(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        super().add_param_group(param_group)
+        _bare(super().add_param_group)(param_group)
         added = self.param_groups[-1]
         for flag in ("differentiable", "capturable"):
             if added.get(flag):
@@ -156,12 +162,12 @@ class _Offloaded(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         if self._overlap is not None:
             self._overlap.check_idle("state_dict()")
-        return super().state_dict()
+        return _bare(super().state_dict)()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self._overlap is not None:
             self._overlap.give_up()
-        super().load_state_dict(state_dict)
+        _bare(super().load_state_dict)(state_dict)
         self._failure = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:  # of load_state_dict, of copies and of pickles
@@ -189,6 +195,7 @@ class _Offloaded(torch.optim.Optimizer):
     def _step_all(self) -> None:
         """Steps every parameter that has a gradient, a parcel at a time."""
         todo = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        self._look_around()
         self._prepare(todo)
         parcels = list(self._parcels(todo))
         if self._disk is None:
@@ -200,9 +207,10 @@ class _Offloaded(torch.optim.Optimizer):
             for i, parcel in enumerate(parcels):
                 traffic.ready(i, self._at_home(parcel.params))
                 if i + 1 < len(parcels):
-                    traffic.ahead(i + 1, self._at_home(parcels[i + 1].params))
+                    following = parcels[i + 1].params
+                    traffic.ahead(i + 1, self._at_home(following), [t.detach() for p in following for t in (p, p.grad)])
                 self._apply(*parcel)
-                traffic.done(self._at_home(parcel.params))
+                traffic.done(self._at_home(parcel.params) + self._unneeded(parcel.params))
                 done += len(parcel.params)
         except CopyFailed as e:
             raise self._failed(f"{e}; {done} of {len(todo)} parameters have made the step. Load a checkpoint") from e
@@ -233,6 +241,7 @@ class _Offloaded(torch.optim.Optimizer):
                     self._layouts[like] = self._rehearse(group, p, sparse)
                 if p not in self._rooms:
                     wanted.append((p, self._layouts[like]))
+        self._trim()
         if self._disk is None:
             return
         self._disk.check_process()
@@ -251,6 +260,7 @@ class _Offloaded(torch.optim.Optimizer):
         state: dict = collections.defaultdict(dict)
         with torch.random.fork_rng(devices=[]):
             self._run(group, [double], state=state, grad_scale=None, found_inf=None)
+        self._freed += 2 * p.nbytes + sum(t.nbytes for t in state[double].values() if isinstance(t, torch.Tensor))
         return {key: Layout.of(t) for key, t in state[double].items() if movable(t)}
 
     def _apply(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
@@ -273,7 +283,7 @@ class _Offloaded(torch.optim.Optimizer):
         vars(inner).update(vars(self), param_groups=[part], **instead)
         given, told = dict(part), dict(vars(inner))
         step = self._plain.step
-        (step.__wrapped__ if getattr(step, "hooked", False) else step)(inner)  # hooks of the step are for the whole of it
+        _bare(step.__wrapped__ if getattr(step, "hooked", False) else step)(inner)  # hooks of the step are for the whole of it
         for what, was, now in (("its param_groups", given, part), ("itself", told, vars(inner))):
             for key, value in now.items():
                 if key not in was or was[key] is not value:
@@ -321,6 +331,18 @@ class _Offloaded(torch.optim.Optimizer):
     def _at_home(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
         return [t for p in params for t in self.state.get(p, {}).values() if self._disk.holds(t)]
 
+    def _look_around(self) -> None:
+        """Is memory short: is there no room for the weights once more? Then models give back what they keep for their next steps."""
+        self._short = _host.free() < sum(p.nbytes for group in self.param_groups for p in group["params"] if p.device.type == "cpu")
+        if self._short:
+            for session in list(_sessions):
+                session.release()
+
+    def _unneeded(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What no longer has to be in memory once these have stepped, if it is in files: their gradients, and if memory is short
+        they themselves. The system would find them, but last, and could not let go of weights before they are written."""
+        return [t.detach() for p in params for t in ((p.grad, p) if self._short else (p.grad,)) if t is not None and movable(t.detach())]
+
     def _parcels(self, todo: list[tuple[dict[str, Any], torch.Tensor]]) -> Iterator[_Parcel]:
         """Neighbours of one group, as many as may be in memory together."""
         parcel, size = None, 0
@@ -335,6 +357,18 @@ class _Offloaded(torch.optim.Optimizer):
             size += count
         if parcel is not None:
             yield parcel
+
+
+def _bare(f: Callable) -> Callable:
+    """The same without what PyTorch puts around it for its compiler, of which the first call would load all: 80 MB.
+
+    With the compiler loaded it is left as it is.
+    """
+    code = getattr(f, "__code__", None)
+    if code is None or code not in (_FOR_COMPILER, _WITHOUT_GRAD) or "torch._dynamo" in sys.modules:
+        return f
+    plain = types.MethodType(f.__wrapped__, f.__self__) if hasattr(f, "__self__") else f.__wrapped__
+    return torch.no_grad()(plain) if code is _WITHOUT_GRAD else plain
 
 
 def _may_fuse(params: list, args: tuple, options: dict[str, Any]) -> bool:

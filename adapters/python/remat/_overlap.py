@@ -124,6 +124,7 @@ class Overlap:
     def _apply_on_disk(self, optimizer, group, p) -> None:
         if self._traffic is None:
             self._traffic, self._last = Traffic(optimizer._disk), None
+            optimizer._look_around()
             self._before = optimizer._disk.written, optimizer._disk.read
         try:
             self._traffic.ready(p, optimizer._at_home([p]))
@@ -133,7 +134,7 @@ class Overlap:
             optimizer._apply(group, [p])
         except CopyFailed as e:
             raise optimizer._failed(f"{e}; {len(self._applied)} parameters have made the step. Load a checkpoint") from e
-        self._traffic.done(optimizer._at_home([p]))
+        self._traffic.done(optimizer._at_home([p]) + optimizer._unneeded([p]))
         if self._last is not None:
             self._order[self._last] = p
         self._last = p

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -55,17 +56,6 @@ class python_model final : public rp::model {
   std::string name() const override { return name_; }
   std::vector<rp::named_tensor> parameters() override { return tensors("parameters"); }
   std::vector<rp::named_tensor> buffers() override { return tensors("buffers"); }
-  /// Bytes of its tensors in memory, a storage that several share counted once.
-  remat::bytes_t bytes() {
-    std::set<const void*> seen;
-    remat::bytes_t sum = 0;
-    for (const auto& list : {parameters(), buffers()})
-      for (const auto& n : list)
-        if (n.tensor.has_storage() && seen.insert(n.tensor.storage().unsafeGetStorageImpl()).second &&
-            !rp::paged_memory::holds(n.tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get()))
-          sum += static_cast<remat::bytes_t>(n.tensor.storage().nbytes());
-    return sum;
-  }
   std::string signature() override {
     py::gil_scoped_acquire hold;
     return source_->attr("signature")().cast<std::string>();
@@ -164,6 +154,18 @@ auto translated(F f) {
   }
 }
 
+/// Calls `f`, which makes a file in `folder`.
+template <class F>
+auto in_folder(const std::string& folder, F f) {
+  return translated([&] {
+    try {
+      return f();
+    } catch (const rp::out_of_memory& e) {
+      raise("NoSpace", "no file can be made", folder, e.asked, e.available);
+    }
+  });
+}
+
 rp::budget budget_of(const std::string& text, bool activations) {
   if (text.empty()) return rp::budget(remat::max_bytes);
   if (!activations || text.ends_with('%')) return rp::budget(text);
@@ -224,7 +226,17 @@ class python_session {
                                                       : rp::new_shape::error;
     translated([&] {
       rp::meter::install();
-      before_ = rp::meter::live() - trained->bytes();
+      auto model = rp::tensors_of(trained->parameters());
+      for (auto& t : rp::tensors_of(trained->buffers())) model.push_back(std::move(t));
+      const auto bytes_on = [&](c10::Device where) {
+        std::vector<at::Tensor> there;
+        std::copy_if(model.begin(), model.end(), std::back_inserter(there), [&](const auto& t) { return t.device() == where; });
+        return rp::unpaged_bytes(there);
+      };
+      host_before_ = rp::meter::live() - bytes_on(c10::kCPU);
+      if (const auto t = std::find_if(model.begin(), model.end(), [](const auto& x) { return x.is_cuda(); }); t != model.end())
+        on_ = &rp::device_of(t->device());
+      before_ = on_->use().live - bytes_on(on_->which());
       rp::wrap_options o;
       o.budget = budget_of(budget, activations);
       o.limits = {.seconds = seconds, .seed = seed, .gap = gap};
@@ -271,9 +283,10 @@ class python_session {
   }
   py::dict memory() {
     const auto r = translated([&] { return run_->report(); });
-    return py::dict(py::arg("budget") = r.budget, py::arg("peak") = rp::meter::peak() - before_, py::arg("planned") = r.total(),
-                    py::arg("arena") = r.arena, py::arg("held") = r.held(), py::arg("live") = rp::meter::live(),
-                    py::arg("disk") = r.far, py::arg("to_disk") = r.moved_out, py::arg("from_disk") = r.moved_in);
+    return py::dict(py::arg("budget") = r.budget, py::arg("peak") = on_->use().peak - before_, py::arg("planned") = r.total(),
+                    py::arg("arena") = r.arena, py::arg("held") = r.held(), py::arg("live") = on_->use().live,
+                    py::arg("host") = rp::meter::peak() - host_before_, py::arg("disk") = r.far, py::arg("to_disk") = r.moved_out,
+                    py::arg("from_disk") = r.moved_in);
   }
   py::dict plan() {
     auto plan = told(translated([&] { return run_->report(); }));
@@ -322,7 +335,10 @@ class python_session {
                            py::arg("bound") = r.bound));
     return py::make_tuple(list, picture);
   }
-  void reset_peak() { rp::meter::reset_peak(); }
+  void reset_peak() {
+    rp::meter::reset_peak();
+    on_->reset_peak();
+  }
   void set_budget(const std::string& text, bool activations) {
     translated([&] { run_->set_budget(budget_of(text, activations)); });
   }
@@ -336,7 +352,8 @@ class python_session {
  private:
   std::shared_ptr<interruption> interrupted_;
   std::shared_ptr<rp::session> run_;
-  remat::bytes_t before_ = 0;  ///< what the meter counted when the model was wrapped, less the model
+  rp::device* on_ = &rp::host_device();          ///< where the model was when it was wrapped
+  remat::bytes_t before_ = 0, host_before_ = 0;  ///< bytes there, and on the host, when it was wrapped, less the model
 };
 
 /// Is this thread's Python being captured?
@@ -365,7 +382,7 @@ PYBIND11_MODULE(_torch, m) {
   m.def("state_of", &remat::python::state_of);
   m.def("unchanged", &remat::python::unchanged);
   m.def("check_disk", [](const std::string& folder, const std::string& bytes) {
-    translated([&] { rp::file_memory(folder, bytes.empty() ? remat::max_bytes : remat::parse_bytes(bytes)); });
+    in_folder(folder, [&] { rp::file_memory(folder, bytes.empty() ? remat::max_bytes : remat::parse_bytes(bytes)); });
   });
   m.def("add_paged", [](std::uintptr_t begin, remat::bytes_t bytes) {
     return rp::paged_memory::add(reinterpret_cast<const void*>(begin), bytes);  // NOLINT(performance-no-int-to-ptr)
@@ -374,7 +391,7 @@ PYBIND11_MODULE(_torch, m) {
     rp::paged_memory::remove(reinterpret_cast<const void*>(begin), mark);  // NOLINT(performance-no-int-to-ptr)
   });
   m.def("open_nameless_file",
-        [](const std::string& folder) { return translated([&] { return rp::open_nameless_file(folder); }); });
+        [](const std::string& folder) { return in_folder(folder, [&] { return rp::open_nameless_file(folder); }); });
   m.def("check_budget", [](const std::string& text, bool activations) { translated([&] { budget_of(text, activations); }); });
   m.def("meter_install", &rp::meter::install);
   m.def("meter_reset", [] {

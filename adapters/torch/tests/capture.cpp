@@ -8,6 +8,7 @@
 #include <remat/pytorch/io.hpp>
 #include <remat/pytorch/profile.hpp>
 
+#include "../src/program/fold.hpp"
 #include "compare.hpp"
 #include "interpret.hpp"
 #include "models.hpp"
@@ -308,6 +309,33 @@ TEST_CASE("what modules do besides calling layers") {
   for (const auto& s : samples) DYNAMIC_SECTION(s.name) {
       check_against_eager(s);
     }
+}
+
+TEST_CASE("what is made of constants alone on another device is a constant") {
+  torch::manual_seed(21);
+  const auto s = small("positions", [](auto& m, auto& x) -> tensors {
+    const auto places = torch::arange(6).mul(2);
+    const auto mask = torch::ones({4, 6}).tril(1).to(at::kBool);
+    return {x[0].matmul(weight(m)).masked_fill(mask.logical_not(), 0.5) + places.flip(0), places.clone()};
+  });
+  const auto p = capture_sample(s);
+  captured other = p;  // as if `on` were another device than that of the step
+  auto step = std::make_shared<const program>(remat::pytorch::folded(*p.step, c10::kMeta));
+  remat::pytorch::verify(*step);
+  other.step = step;
+  other.tensors = p.tensors.followed_by(step);
+  const auto of = [](const program& x, const std::string& name) {
+    return std::count_if(x.nodes.begin(), x.nodes.end(), [&](const auto& n) { return n.name.find(name) != n.name.npos; });
+  };
+  for (const auto* name : {"aten::arange", "aten::tril", "aten::logical_not", "aten::flip"}) {
+    CHECK(of(*p.step, name) == 1);
+    CHECK(of(*step, name) == 0);
+  }
+  CHECK(of(*step, "aten::clone") == 1);  // the caller gets it
+  CHECK(of(*step, "aten::mm") == of(*p.step, "aten::mm"));
+  for (auto mode : {interpreter::recompute::nothing, interpreter::recompute::each_node_twice})
+    check_equal(interpreted(other, s, s.inputs, 3, mode), eager(s, s.inputs, 3));
+  CHECK(remat::pytorch::folded(*p.step, c10::kCPU).nodes.size() == p.step->nodes.size());
 }
 
 TEST_CASE("operators whose results are known") {

@@ -4,6 +4,8 @@
 /// late.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -95,7 +97,9 @@ struct state {
   std::atomic<int> refused_copies = 0, broken_copies = 0;
   std::atomic<int> most_late = 0;     ///< microseconds before a copy, at random
   std::atomic<bool> stopped = false;  ///< copies do not begin
+  std::atomic<bool> locks = false;    ///< page-locked memory is, as far as the process may
   stream* kernels = nullptr;
+  remat::pytorch::memory_use by_others;
 };
 inline state& now() {
   static state only;
@@ -136,7 +140,15 @@ inline const remat::pytorch::stream_calls& calls() {
       .allocate = allocate,
       .release = release,
       .make_room = [] { ++now().rooms_made; },
-      .allocate_locked = allocate,
+      .allocated = [](c10::Device) { return now().by_others; },
+      .reset_peak = [](c10::Device) { now().by_others.peak = now().by_others.live; },
+      .allocate_locked =
+          [](void** data, std::size_t bytes) {
+            const auto failed = allocate(data, bytes);
+            if (failed || !now().locks || mlock(*data, bytes) == 0) return failed;
+            release(*data);
+            return no_memory;
+          },
       .release_locked = release,
       .make_stream =
           [](void** made) {

@@ -178,6 +178,29 @@ struct lstm_net : nn::Module {
   nn::Linear last_{nullptr};
 };
 
+/// A weight that the forward clamps before each of its two uses: versions in one place, of which the backward reads the last, once
+/// the gradient of the weight is complete.
+struct clamped_net : nn::Module {
+  explicit clamped_net(int64_t width) {
+    first_ = register_module("first", nn::Linear(width, width));
+    weight_ = register_parameter("weight", ::torch::rand({width, width}) * 0.2 - 0.1);
+  }
+  Tensor forward(Tensor x) {
+    clamp(0.2);
+    x = first_(x) + weight_.detach();
+    clamp(0.1);
+    return ::torch::matmul(weight_, ::torch::relu(x));
+  }
+
+ private:
+  void clamp(double most) {
+    const ::torch::NoGradGuard no_grad;
+    weight_.clamp_(-most, most);
+  }
+  nn::Linear first_{nullptr};
+  Tensor weight_;
+};
+
 inline sample mlp(int64_t batch = 8, int64_t width = 32, int depth = 4, double p = 0.1) {
   auto m = std::make_shared<mlp_net>(width, depth, p);
   return {"mlp", m, [m](const auto& in) { return std::vector<Tensor>{m->forward(in[0])}; }, {::torch::randn({batch, width})}};
@@ -236,11 +259,16 @@ inline sample lstm() {
   return {"lstm", m, [m](const auto& in) { return std::vector<Tensor>{m->forward(in[0])}; }, {::torch::randn({3, 5, 16})}};
 }
 
+inline sample clamped() {
+  auto m = std::make_shared<clamped_net>(8);
+  return {"clamped", m, [m](const auto& in) { return std::vector<Tensor>{m->forward(in[0])}; }, {::torch::randn({8, 8})}};
+}
+
 /// Every model, in training mode, on the device that is tested.
 inline std::vector<sample> all() {
   std::vector<sample> list = {
-      mlp(),  frozen_mlp(), conv(), gpt(), gpt(2, 2, 16, 32, 0.1, false), gpt(1, 2, 16, 32, 0.1, true, true), gpt_two_outputs(),
-      unet(), lstm()};
+      mlp(),  frozen_mlp(), conv(),   gpt(), gpt(2, 2, 16, 32, 0.1, false), gpt(1, 2, 16, 32, 0.1, true, true), gpt_two_outputs(),
+      unet(), lstm(),       clamped()};
   if (test_device().is_cpu()) return list;
   for (auto& s : list) {
     s.module->to(test_device());

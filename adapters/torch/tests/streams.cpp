@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Devices with streams, on streams that the host plays: order, lifetime and failures of what CUDA devices are made of.
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <filesystem>
@@ -138,6 +141,63 @@ TEST_CASE("page-locked memory is what the meter counts, memory of a device is no
   const auto far = locked_memory(*d, max_bytes);
   const auto here = d->memory().reserve(5000), there = far.memory->reserve(7000);
   CHECK(meter::live() == before + 7000);
+}
+
+TEST_CASE("the memory of a device is its arenas and what others have there") {
+  const tidy at_end;
+  fake_streams::now().by_others = {1000, 5000};
+  const auto d = made_up_device();
+  CHECK(d->use().live == 1000);
+  CHECK(d->use().peak == 5000);
+  {
+    const auto arena = d->memory().reserve(200);
+    const auto locked = locked_memory(*d, max_bytes).memory->reserve(70);  // of the host
+    CHECK(d->use().live == 1200);
+    CHECK(d->use().peak == 5200);
+    d->reset_peak();
+    CHECK(d->use().peak == 1200);
+  }
+  CHECK(d->use().live == 1000);
+  CHECK(d->use().peak == 1200);
+  d->reset_peak();
+  CHECK(d->use().peak == 1000);
+  fake_streams::now().by_others = {};
+  auto& host = host_device();
+  const meter counting;
+  host.reset_peak();
+  const auto before = host.use();
+  CHECK(before.live == before.peak);
+  host.memory().reserve(300).reset();
+  CHECK(host.use().live == before.live);
+  CHECK(host.use().peak == before.peak + 300);
+}
+
+TEST_CASE("page-locked memory beyond what a process may lock is refused with that number", "[fork]") {
+  const tidy at_end;
+  fake_streams::now().locks = true;
+  const pid_t child = fork();
+  if (child == 0) {  // root may lock what it likes
+    const rlimit little{65536, 65536};
+    const bool limited = setrlimit(RLIMIT_MEMLOCK, &little) == 0 && (geteuid() != 0 || setuid(65534) == 0);
+    int result = limited ? 1 : 2;
+    try {
+      const auto d = made_up_device();
+      const auto far = locked_memory(*d, max_bytes);
+      const auto fits = far.memory->reserve(8192);
+      far.memory->reserve(1 << 20);
+    } catch (const out_of_memory& e) {
+      const std::string text = e.what();
+      if (e.asked == 1 << 20 && e.available == 65536 && text.find("page-locked memory of the host") == 0 &&
+          text.find("RLIMIT_MEMLOCK") != text.npos && text.find("failure 2") != text.npos)
+        result = 0;
+    }
+    _exit(result);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  fake_streams::now().locks = false;
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
 }
 
 TEST_CASE("copies on streams that fail say so, and others go on") {

@@ -320,6 +320,30 @@ def test_three_hundred_steps_leave_files_mappings_and_threads_as_they_are(tmp_pa
     assert not list(tmp_path.glob("remat*"))
 
 
+def test_steps_do_not_load_the_compiler(tmp_path):
+    code = """
+import io, sys, torch, remat
+from test_optimizer import AS, net, train, weights
+from compare import same
+done = []
+for way in AS.values():
+    for cls, options in ((torch.optim.AdamW, {"lr": 1e-2}), (torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9, "fused": False})):
+        model = net()
+        optimizer = remat.optimizer(model.parameters(), cls, **way, **options)
+        train(model, optimizer, 3)
+        optimizer.load_state_dict(optimizer.state_dict())
+        train(model, optimizer, 1, first=3)
+        done.append((cls, options, weights(model)))
+assert "torch._dynamo" not in sys.modules
+for cls, options, ours in done:
+    model = net()
+    train(model, cls(model.parameters(), **{"fused": True, **options}), 4)
+    assert same(ours, weights(model))
+assert "torch._dynamo" in sys.modules  # or this tests nothing
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+
+
 def test_no_room_is_said_before_weights_change(tmp_path):
     plain, ours = net(), net()
     train(plain, torch.optim.AdamW(plain.parameters(), 1e-2, fused=True))
@@ -410,8 +434,11 @@ def test_other_file_systems_and_one_that_is_full(small_disk):
     assert same(weights(ours), weights(plain))
     other = net()
     make = lambda: remat.optimizer(other.parameters(), disk=small_disk.folder, lr=1e-2)
-    with pytest.raises(remat.Error, match=small_disk.folder):
+    with pytest.raises(remat.NoSpace, match=small_disk.folder) as caught:
         make()
+    assert caught.value.needed > caught.value.available >= 0
+    with pytest.raises(remat.NoSpace, match=small_disk.folder):
+        remat.wrap(net(), offload="activations", disk=small_disk.folder)
     small_disk.free()
     optimizer, before = make(), weights(other)
     small_disk.fill()

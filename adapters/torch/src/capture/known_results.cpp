@@ -3,13 +3,17 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/addmm_meta_dispatch.h>
+#include <ATen/ops/baddbmm_meta_dispatch.h>
+#include <ATen/ops/bmm_meta_dispatch.h>
+#include <ATen/ops/mm_meta_dispatch.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <map>
 #include <mutex>
-#include <set>
 #include <unordered_map>
 
 #include "../key.hpp"
@@ -155,9 +159,30 @@ void forget_results() {
   results_by_key.clear();
 }
 
+namespace {
+
+/// What products of matrices return on `meta`. Not by the dispatcher: PyTorch has put Python in front of these kernels, of which
+/// the first call loads its compiler, 80 MB.
+using product = at::Tensor (*)(const std::vector<c10::IValue>&);
+const std::map<std::string, product>& products() {
+  static const std::map<std::string, product> all = {
+      {"aten::mm", [](const auto& a) { return at::meta::mm(a[0].toTensor(), a[1].toTensor()); }},
+      {"aten::bmm", [](const auto& a) { return at::meta::bmm(a[0].toTensor(), a[1].toTensor()); }},
+      {"aten::addmm",
+       [](const auto& a) {
+         return at::meta::addmm(a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), a[3].toScalar(), a[4].toScalar());
+       }},
+      {"aten::baddbmm", [](const auto& a) {
+         return at::meta::baddbmm(a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), a[3].toScalar(), a[4].toScalar());
+       }}};
+  return all;
+}
+
+}  // namespace
+
 std::optional<known_results> deduced(const traced_call& c, const std::vector<at::Tensor>& tensors) {
-  static const std::set<std::string> products = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"};
-  if (!products.count(c.op.schema().name()) || !c.op.schema().overload_name().empty()) return std::nullopt;
+  const auto product = products().find(c.op.schema().name());
+  if (product == products().end() || !c.op.schema().overload_name().empty()) return std::nullopt;
   at::AutoDispatchBelowADInplaceOrView below;
   std::vector<at::Tensor> list;
   auto stack = c.arguments;
@@ -172,7 +197,7 @@ std::optional<known_results> deduced(const traced_call& c, const std::vector<at:
     list.push_back(std::move(like));
   }
   try {
-    c.op.callBoxed(&stack);
+    stack = {product->second(stack)};
   } catch (const c10::Error&) {  // the host's kernel is to say so
     return std::nullopt;
   }

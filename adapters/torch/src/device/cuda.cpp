@@ -179,6 +179,12 @@ const stream_calls& cuda_calls() {
       .allocate = [](void** data, std::size_t bytes) -> int { return cudaMalloc(data, bytes); },
       .release = [](void* data) -> int { return cudaFree(data); },
       .make_room = [] { caching::emptyCache(); },
+      .allocated =
+          [](c10::Device on) {
+            const auto all = caching::getDeviceStats(on.index()).allocated_bytes[0];  // StatType::AGGREGATE
+            return memory_use{all.current, all.peak};
+          },
+      .reset_peak = [](c10::Device on) { caching::resetPeakStats(on.index()); },
       .allocate_locked = [](void** data, std::size_t bytes) -> int { return cudaHostAlloc(data, bytes, cudaHostAllocDefault); },
       .release_locked = [](void* data) -> int { return cudaFreeHost(data); },
       .make_stream = [](void** stream) -> int {

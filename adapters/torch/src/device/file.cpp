@@ -226,6 +226,7 @@ int open_nameless_file(const std::string& folder, bool direct) {
     if (number < 0 && direct && errno == EINVAL) number = mkostemp(name.data(), O_CLOEXEC);
     if (number >= 0) unlink(name.c_str());
   }
+  if (number < 0 && (errno == ENOSPC || errno == EDQUOT)) throw out_of_memory("the disk at " + folder, unit_of_files, 0);
   if (number < 0) throw bad_option("no file can be made in " + folder + ": " + std::strerror(errno));
   return number;
 }

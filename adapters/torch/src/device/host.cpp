@@ -147,6 +147,8 @@ class host final : public device {
   void wait(const ticket& t) override {
     if (t) t->wait();
   }
+  memory_use use() const override { return {meter::live(), meter::peak()}; }
+  void reset_peak() override { meter::reset_peak(); }
 
  private:
   struct drawn final : random_state {

@@ -3,8 +3,10 @@
 #include <map>
 #include <mutex>
 #include <remat/pytorch/paged_memory.hpp>
+#include <unordered_set>
 
-namespace remat::pytorch::paged_memory {
+namespace remat::pytorch {
+namespace paged_memory {
 namespace {
 
 struct mapping {
@@ -51,5 +53,19 @@ bool holds(const void* address) {
   const auto& [begin, found] = *std::prev(behind);
   return at - begin < found.bytes;
 }
+bool holds(const at::Tensor& t) {  // without a copy of memory that is copied when it is written
+  return holds(t.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
+}
 
-}  // namespace remat::pytorch::paged_memory
+}  // namespace paged_memory
+
+bytes_t unpaged_bytes(const std::vector<at::Tensor>& tensors) {
+  std::unordered_set<const void*> seen;
+  bytes_t sum = 0;
+  for (const auto& t : tensors)
+    if (t.defined() && t.has_storage() && seen.insert(t.storage().unsafeGetStorageImpl()).second && !paged_memory::holds(t))
+      sum += static_cast<bytes_t>(t.storage().nbytes());
+  return sum;
+}
+
+}  // namespace remat::pytorch

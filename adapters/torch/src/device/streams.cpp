@@ -4,8 +4,10 @@
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceGuard.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <mutex>
 
 #include <remat/pytorch/memory.hpp>
@@ -137,6 +139,15 @@ struct system {
   std::mutex mutex;
   own_stream aside;  ///< for `region::read` and `write`, under the mutex
 
+  /// Counts memory of the device in regions.
+  void count(bytes_t change) {
+    std::lock_guard lock(use_mutex);
+    in_regions.live += change;
+    in_regions.peak = std::max(in_regions.peak, in_regions.live);
+  }
+  mutable std::mutex use_mutex;
+  memory_use in_regions;
+
   struct copy_in_flight {
     const link* by;
     std::shared_ptr<region> to, from;
@@ -192,16 +203,19 @@ class system_region final : public region {
       failed = allocate();
     }
     if (failed) {
-      calls.words(failed);
-      throw out_of_memory(tier, bytes, 0);
+      const auto reason = calls.words(failed);
+      rlimit most{};
+      if (locked_ && getrlimit(RLIMIT_MEMLOCK, &most) == 0 && most.rlim_cur < static_cast<rlim_t>(bytes))
+        throw out_of_memory(tier, bytes, static_cast<bytes_t>(most.rlim_cur), reason + " (RLIMIT_MEMLOCK, see ulimit -l)");
+      throw out_of_memory(tier, bytes, 0, reason);
     }
     detail::add_arena(data(), bytes_);
-    if (locked_) detail::count(bytes_);
+    count(bytes_);
   }
   ~system_region() override {
     if (data_ == nullptr) return;
     detail::remove_arena(data());
-    if (locked_) detail::count(-bytes_);
+    count(-bytes_);
     if (process_ != getpid()) return;
     const c10::DeviceGuard guard(system_->on);
     (locked_ ? system_->calls.release_locked : system_->calls.release)(data_);
@@ -218,6 +232,8 @@ class system_region final : public region {
   void write(const char* from, bytes_t offset, bytes_t bytes) override { system_->copy(data() + offset, from, bytes); }
 
  private:
+  void count(bytes_t change) { locked_ ? detail::count(change) : system_->count(change); }
+
   std::shared_ptr<system> system_;
   bool locked_;
   bytes_t bytes_;
@@ -306,6 +322,16 @@ class streaming_device final : public device {
   void wait(const ticket& t) override {
     const c10::DeviceGuard guard(system_->on);
     continue_after(t, kernels(), system_->calls);
+  }
+  memory_use use() const override {
+    const auto others = system_->calls.allocated(system_->on);
+    std::lock_guard lock(system_->use_mutex);
+    return {others.live + system_->in_regions.live, others.peak + system_->in_regions.peak};
+  }
+  void reset_peak() override {
+    system_->calls.reset_peak(system_->on);
+    std::lock_guard lock(system_->use_mutex);
+    system_->in_regions.peak = system_->in_regions.live;
   }
 
  private:

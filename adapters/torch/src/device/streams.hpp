@@ -20,7 +20,9 @@ struct stream_calls {
   status not_ready;              ///< what `reached` answers meanwhile
   status (*allocate)(void** data, std::size_t bytes);
   status (*release)(void* data);
-  void (*make_room)();  ///< others give back what they do not use
+  void (*make_room)();                      ///< others give back what they do not use
+  memory_use (*allocated)(c10::Device on);  ///< by others, for tensors
+  void (*reset_peak)(c10::Device on);       ///< of `allocated`
   status (*allocate_locked)(void** data, std::size_t bytes);
   status (*release_locked)(void* data);
   status (*make_stream)(void** stream);

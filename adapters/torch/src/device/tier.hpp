@@ -36,7 +36,7 @@ class limited_tier : public tier {
               }};
     } catch (const out_of_memory& e) {
       use_->give_back(bytes);
-      throw out_of_memory(name_, bytes, e.available);
+      throw out_of_memory(name_, bytes, e.available, e.why);
     } catch (...) {
       use_->give_back(bytes);
       throw;

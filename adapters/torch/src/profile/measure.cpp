@@ -108,6 +108,7 @@ class bench {
   ///                  process may be among it
   /// @param undisturbed was the shortest?
   double seconds(const allocation_script& s, double limit, bytes_t& elsewhere, bool& undisturbed) {
+    clear();
     std::vector<allocation> list;
     for (const auto& b : s.blocks) list.push_back({b.born, b.freed < 0 ? s.events + 1 : b.freed, b.bytes});
     const auto places = lay_out(list, {.tries = 0});

@@ -10,9 +10,11 @@
 #include "../capture/operators.hpp"
 #include "../capture/trace.hpp"
 #include "edit.hpp"
+#include "fold.hpp"
 #include "in_place.hpp"
 #include "merge.hpp"
 #include "pack.hpp"
+#include "views.hpp"
 
 namespace remat::pytorch::detail {
 namespace {
@@ -329,7 +331,10 @@ captured capture(const forward_function& forward, const std::vector<at::Tensor>&
                  const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& buffers,
                  const std::vector<std::string>& names, const std::vector<output_use>& uses) {
   const auto recorded = detail::record(forward, inputs, parameters, buffers, names, uses);
-  auto step = std::make_shared<const program>(in_place(packed(merged(detail::lower(recorded)))));
+  auto lowered = detail::lower(recorded);
+  const auto on = device_of_step(lowered);
+  if (!on.is_cpu()) lowered = folded(std::move(lowered), on);
+  auto step = std::make_shared<const program>(in_place(packed(merged(std::move(lowered)))));
   try {
     verify(*step);
   } catch (const bad_program& why) {

@@ -24,13 +24,17 @@ namespace remat::pytorch {
 
 /// A tier has no room for what was asked of it.
 struct out_of_memory : error {
-  out_of_memory(const std::string& name, bytes_t wanted, bytes_t left)
-      : error(name + " has no room for " + std::to_string(wanted) + " bytes: " + std::to_string(left) + " are left"),
+  /// @param reason the system's, for people
+  out_of_memory(const std::string& name, bytes_t wanted, bytes_t left, const std::string& reason = "")
+      : error(name + " has no room for " + std::to_string(wanted) + " bytes: " + std::to_string(left) + " are left" +
+              (reason.empty() ? "" : "; ") + reason),
         tier(name),
         asked(wanted),
-        available(left) {}
+        available(left),
+        why(reason) {}
   std::string tier;
   bytes_t asked, available;
+  std::string why;
 };
 
 /// A copy could not be made; `what()` names the bytes and why.
@@ -140,6 +144,12 @@ struct random_state {
   virtual ~random_state() = default;
 };
 
+/// Bytes of tensors and arenas.
+struct memory_use {
+  bytes_t live = 0;
+  bytes_t peak = 0;  ///< the most since `device::reset_peak`
+};
+
 /// Where the kernels of a step run.
 class device {
  public:
@@ -155,6 +165,11 @@ class device {
   virtual ticket mark() = 0;
   /// Kernels from now on run after `t`.
   virtual void wait(const ticket& t) = 0;
+  /// What is taken of its memory: on the host, what the `meter` counts; on a CUDA device, arenas and what PyTorch's allocator has
+  /// handed out in this process, where the peak is no less than it was, and exact while no arena comes or goes.
+  virtual memory_use use() const = 0;
+  /// Makes the peak what is alive now; on a CUDA device also that of PyTorch's allocator.
+  virtual void reset_peak() = 0;
 };
 
 /// The host as a device.
@@ -176,7 +191,7 @@ std::unique_ptr<link> host_link();
 /// reserved it.
 /// @param folder on the disk that is meant
 /// @param limit  bytes reserved at a time
-/// @throws bad_option if no file can be made there
+/// @throws bad_option if no file can be made there; out_of_memory if the disk is full
 std::shared_ptr<tier> file_memory(const std::string& folder, bytes_t limit = max_bytes);
 
 /// `file_memory` with a link each way.

@@ -11,7 +11,7 @@ namespace remat::pytorch {
 /// ends.
 /// @param direct  copies should pass the system's cache by; they do not where the file system has no such way
 /// @return its descriptor, closed by `exec`; the caller closes it
-/// @throws bad_option naming the folder and the system's reason
+/// @throws bad_option naming the folder and the system's reason; out_of_memory if the disk is full
 int open_nameless_file(const std::string& folder, bool direct = false);
 
 }  // namespace remat::pytorch

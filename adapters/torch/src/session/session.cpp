@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +7,6 @@
 #include <mutex>
 #include <set>
 #include <sstream>
-#include <thread>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -20,70 +18,26 @@
 #include <remat/pytorch/paged_memory.hpp>
 #include <remat/pytorch/session.hpp>
 
-#include "clock.hpp"
-#include "key.hpp"
-#include "plan/planned.hpp"
-#include "plan/search.hpp"
-#include "program/views.hpp"
-#include "run/step_node.hpp"
-#include "second_run.hpp"
-#include "solver.hpp"
+#include "../clock.hpp"
+#include "../key.hpp"
+#include "../plan/planned.hpp"
+#include "../plan/search.hpp"
+#include "../program/views.hpp"
+#include "../run/step_node.hpp"
+#include "../second_run.hpp"
+#include "../solver.hpp"
+#include "accounts.hpp"
+#include "background.hpp"
+#include "kinds.hpp"
 
 namespace remat::pytorch {
 namespace {
-
-/// Bytes of the storages of `tensors` in memory, each counted once in all calls with the same `seen`.
-using storages = std::unordered_set<const void*>;
-bytes_t storage_bytes(const at::Tensor& t, storages& seen) {
-  const bool counts = t.defined() && t.has_storage() && seen.insert(t.storage().unsafeGetStorageImpl()).second &&
-                      !paged_memory::holds(t.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
-  return counts ? static_cast<bytes_t>(t.storage().nbytes()) : 0;
-}
-bytes_t storage_bytes(const std::vector<at::Tensor>& tensors, storages& seen) {
-  bytes_t sum = 0;
-  for (const auto& t : tensors) sum += storage_bytes(t, seen);
-  return sum;
-}
-
-/// Runs one job at a time on a thread of its own.
-class background {
- public:
-  background() = default;
-  background(const background&) = delete;
-  background& operator=(const background&) = delete;
-  ~background() {
-    ending_ = true;
-    if (!thread_.joinable()) return;
-    process_ == getpid() ? thread_.join() : thread_.detach();  // a fork has no threads but its own
-  }
-  /// Starts `job`, unless one is running.
-  void start(std::function<void()> job) {
-    if (busy_.exchange(true)) return;
-    if (thread_.joinable()) thread_.join();
-    process_ = getpid();
-    thread_ = std::thread([this, job = std::move(job)] {
-      job();
-      busy_ = false;
-    });
-  }
-  bool ending() const { return ending_; }
-
- private:
-  std::thread thread_;
-  std::atomic<bool> busy_ = false, ending_ = false;
-  pid_t process_ = 0;
-};
 
 /// Each tensor once, by its name.
 std::vector<named_tensor> distinct(std::vector<named_tensor> named) {
   std::unordered_set<const c10::TensorImpl*> seen;
   std::erase_if(named, [&](const auto& n) { return !n.tensor.defined() || !seen.insert(n.tensor.unsafeGetTensorImpl()).second; });
   return named;
-}
-std::vector<at::Tensor> tensors(const std::vector<named_tensor>& named) {
-  std::vector<at::Tensor> list;
-  for (const auto& n : named) list.push_back(n.tensor);
-  return list;
 }
 
 }  // namespace
@@ -111,65 +65,8 @@ struct session::state : std::enable_shared_from_this<state> {
 
   // --- kinds of inputs -------------------------------------------------------------------------------------------------------
 
-  static std::string describe(const std::vector<at::Tensor>& inputs) {
-    std::ostringstream out;
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-      const auto& t = inputs[i];
-      out << (i ? ", " : "");
-      if (!t.defined()) {
-        out << "undefined";
-        continue;
-      }
-      out << c10::toString(t.scalar_type()) << t.sizes();
-      if (!t.is_contiguous()) out << " strides " << t.strides();
-      if (t.requires_grad()) out << " with gradient";
-      for (std::size_t j = 0; j < i; ++j)
-        if (inputs[j].defined() && inputs[j].is_alias_of(t)) {
-          out << " sharing memory with " << j << " at " << t.storage_offset() - inputs[j].storage_offset();
-          break;
-        }
-    }
-    return out.str();
-  }
-
-  /// Of a call, in a buffer that the next call of this function uses again.
   const std::string& key_of(const invocation& call, const std::vector<at::Tensor>& inputs) {
-    auto& k = key_;
-    k.clear();
-    k << call.signature << signature << inputs.size();
-    add_settings(k);
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-      const auto& t = inputs[i];
-      k << t.defined();
-      if (!t.defined()) continue;
-      k << t;
-      for (std::size_t j = 0; j < i; ++j) {
-        const bool shared = inputs[j].defined() && inputs[j].is_alias_of(t);
-        k << shared << (shared ? t.storage_offset() - inputs[j].storage_offset() : 0);
-      }
-    }
-    by_storage_.clear();
-    for (const auto* list : {&parameters, &buffers}) {
-      k << list->size();
-      for (const auto& [name, t] : *list) {
-        k << t.unsafeGetTensorImpl() << t << t.has_storage();
-        if (!t.has_storage()) continue;
-        k << t.storage().nbytes();
-        by_storage_.push_back({t.storage().unsafeGetStorageImpl(), by_storage_.size(), &t});
-      }
-    }
-    std::sort(by_storage_.begin(), by_storage_.end());
-    std::map<std::size_t, std::pair<std::size_t, int64_t>> sharing;  // place: the first one in its storage, distance
-    for (std::size_t i = 1, first = 0; i < by_storage_.size(); ++i) {
-      const auto& [storage, place, t] = by_storage_[i];
-      const auto& [other, start, owner] = by_storage_[first];
-      if (storage == other)
-        sharing[place] = {start, t->storage_offset() - owner->storage_offset()};
-      else
-        first = i;
-    }
-    for (const auto& [place, to] : sharing) k << place << to.first << to.second;
-    return k.bytes();
+    return keys_.of(call, inputs, signature, parameters, buffers);
   }
 
   /// What losses have made of the outputs of such calls.
@@ -291,8 +188,8 @@ struct session::state : std::enable_shared_from_this<state> {
     for (const auto* list : {&parameters, &buffers})
       for (const auto& n : *list) names.push_back(n.name);
     s->inputs = describe(inputs);
-    s->parameters = tensors(parameters);
-    s->buffers = tensors(buffers);
+    s->parameters = tensors_of(parameters);
+    s->buffers = tensors_of(buffers);
     auto captured = capture(call.forward, inputs, s->parameters, s->buffers, names, uses);
     s->step = captured.step;
     for (auto i : captured.reached) s->trained.push_back(s->parameters[i]);
@@ -329,9 +226,8 @@ struct session::state : std::enable_shared_from_this<state> {
     constexpr bytes_t worth_it = 1 << 20;
     if (s.far.memory && !rates && s.far.memory->limit() >= worth_it) rates = measure_rates(on, s.far);
     s.p = to_problem(*s.step, s.profiles.seconds(), s.profiles.workspace(), trained->name(), rates);
-    storages seen;
-    s.parameter_bytes = storage_bytes(s.parameters, seen);
-    s.buffer_bytes = storage_bytes(s.buffers, seen);
+    s.parameter_bytes = unpaged_bytes(s.parameters);
+    s.buffer_bytes = unpaged_bytes(s.buffers);
     for (const auto& c : s.step->constants) s.constants += static_cast<bytes_t>(c.size());
     // Copies, as long as the forward may have to run once more.
     for (const auto& b : s.buffers) s.buffer_bytes += static_cast<bytes_t>(b.nbytes());
@@ -346,7 +242,7 @@ struct session::state : std::enable_shared_from_this<state> {
          << s.profiles.measured << " measured) in " << format_seconds(s.capture_seconds) << " + "
          << format_seconds(s.profiles.elapsed) << "; plain step needs " << format_bytes(s.store_all->run->needed_bytes());
     log(text.str());
-    largest_plain = std::max(largest_plain, s.store_all->run->needed_bytes());
+    memory.largest_plain = std::max(memory.largest_plain, s.store_all->run->needed_bytes());
   }
 
   std::vector<std::shared_ptr<setup>> kinds() const {
@@ -389,71 +285,9 @@ struct session::state : std::enable_shared_from_this<state> {
 
   /// Lets go of the executors for `s` that are idle.
   void forget(const std::shared_ptr<setup>& s) {
-    std::erase_if(runners, [&](const auto& r) {
+    std::erase_if(memory.runners, [&](const auto& r) {
       return (r->kind == s || r->kind == s->adding || r->kind == s->giving) && !r->run->in_flight() && !r->run->arena_in_use();
     });
-  }
-
-  // --- memory ----------------------------------------------------------------------------------------------------------------
-
-  /// Bytes that are there whatever the plan.
-  pytorch::report held(const setup& s, const std::vector<at::Tensor>& inputs) const {
-    pytorch::report r;
-    storages seen;
-    r.parameters = s.parameter_bytes;
-    r.buffers = s.buffer_bytes;
-    r.inputs = storage_bytes(inputs, seen);
-    r.constants = s.constants;
-    r.optimizer = options.optimizer;
-    return r;
-  }
-
-  /// Gradients that exist, apart from those in an arena that is counted as a whole.
-  bytes_t gradient_bytes(const executor* in) const {
-    bytes_t sum = 0;
-    storages seen;
-    for (const auto& [name, p] : parameters) {
-      const auto& g = p.grad();
-      if (!g.defined() || !g.has_storage()) continue;
-      const bool counted = (in != nullptr && in->owns(g)) ||
-                           std::any_of(retired.begin(), retired.end(), [&](const auto& a) { return contains(a.lock(), g); });
-      if (!counted) sum += storage_bytes(g, seen);
-    }
-    return sum;
-  }
-  static bool contains(const std::shared_ptr<region>& a, const at::Tensor& t) {
-    const auto* data = static_cast<const char*>(t.storage().data());
-    return a && a->data() <= data && data < a->data() + a->bytes();
-  }
-
-  /// Arenas of other steps, and what these handed out.
-  bytes_t other_bytes(const runner* but) const {
-    bytes_t sum = 0;
-    for (const auto& r : runners)
-      if (r.get() != but) sum += r->what->run->needed_bytes();
-    for (const auto& a : retired)
-      if (const auto memory = a.lock()) sum += memory->resident();
-    return sum + outputs_of_before;
-  }
-
-  /// The budget in bytes. Relative ones leave out what is held, the gradients and the outputs of before that there are, and are
-  /// of the largest plain step so far: the last batch of an epoch, smaller than the others, may take what these take.
-  bytes_t budget_bytes(bytes_t held_bytes, bytes_t gradients) const {
-    const auto& b = options.budget;
-    const auto bytes = b.total          ? *b.total
-                       : b.for_the_step ? held_bytes + gradients + *b.for_the_step
-                                        : held_bytes + gradients + outputs_of_before +
-                                              static_cast<bytes_t>(std::ceil(b.share * static_cast<double>(largest_plain)));
-    return std::min(options.most, bytes);
-  }
-
-  /// Moves the gradients of parameters out of the arena of `r`.
-  void evacuate(const executor& r) {
-    at::NoGradGuard no_grad;
-    for (const auto& [name, p] : parameters) {
-      auto& g = p.mutable_grad();
-      if (g.defined() && r.owns(g)) g.set_data(g.clone());
-    }
   }
 
   // --- plans -----------------------------------------------------------------------------------------------------------------
@@ -531,28 +365,19 @@ struct session::state : std::enable_shared_from_this<state> {
   }
 
   /// What is idle makes room.
-  void release() {
-    for (const auto& r : runners)
-      if (!r->run->in_flight() && r->run->arena_in_use()) {
-        r->run->leave_gradients_only();
-        if (!r->run->memory()->on().is_cpu()) evacuate(*r->run);  // nothing could be given back
-        retired.push_back(r->run->memory());
-      }
-    std::erase_if(runners, [](const auto& r) { return !r->run->in_flight(); });
-    std::erase_if(retired, [](const auto& a) { return a.expired(); });
-  }
+  void release() { memory.release(); }
 
   /// An executor for a step that begins now.
   std::shared_ptr<runner> acquire(const std::shared_ptr<setup>& s, const std::vector<at::Tensor>& inputs) {
-    std::erase_if(retired, [](const auto& a) { return a.expired(); });
-    last_held = held(*s, inputs);
+    memory.sweep();
+    last_held = memory.held(*s, inputs);
     const auto fixed = last_held.held();
-    for (const auto& r : runners) {  // one that is ready
+    for (const auto& r : memory.runners) {  // one that is ready
       if (r->kind != s || r->run->in_flight() || r->what->superseded) continue;
       const auto need = r->what->run->needed_bytes();
-      const auto gradients = gradient_bytes(nullptr);
-      if (fixed + gradients + need + other_bytes(r.get()) > budget_bytes(fixed, gradients)) continue;
-      if (r->run->arena_in_use()) evacuate(*r->run);
+      const auto gradients = memory.gradients();
+      if (fixed + gradients + need + memory.others(r.get()) > memory.budget(fixed, gradients)) continue;
+      if (r->run->arena_in_use()) memory.evacuate(*r->run);
       if (r->run->arena_in_use()) continue;
       last_held.gradients = gradients;
       return r;
@@ -567,12 +392,12 @@ struct session::state : std::enable_shared_from_this<state> {
       r->run = std::make_unique<executor>(r->what->run, *s->tensors, device_for(*s), s->far);
     } catch (const out_of_memory& e) {
       const bool shared =
-          std::any_of(runners.begin(), runners.end(), [](const auto& x) { return x->what->run->far_bytes() > 0; });
+          std::any_of(memory.runners.begin(), memory.runners.end(), [](const auto& x) { return x->what->run->far_bytes() > 0; });
       if (!shared || r->what->run->far_bytes() == 0 || e.tier != s->far.memory->name()) throw;
       r->what = without_copies(*s, available, held_bytes, e);
       r->run = std::make_unique<executor>(r->what->run, *s->tensors, device_for(*s), s->far);
     }
-    runners.push_back(r);
+    memory.runners.push_back(r);
     return r;
   }
   /// A plan for a step beside others that have taken the far memory.
@@ -595,13 +420,11 @@ struct session::state : std::enable_shared_from_this<state> {
   /// Bytes that a step may take, and those that are held meanwhile.
   std::pair<bytes_t, bytes_t> room(const setup& s) {
     const auto fixed = last_held.held() - last_held.gradients;
-    last_held.gradients = gradient_bytes(nullptr);
-    const auto others = other_bytes(nullptr);
+    last_held.gradients = memory.gradients();
+    const auto others = memory.others();
     // Gradients that stayed behind in an arena count there; a relative budget has them on top in any case.
-    bytes_t behind = 0;
-    for (const auto& a : retired)
-      if (const auto memory = a.lock()) behind += memory->resident();
-    const auto available = budget_bytes(fixed, last_held.gradients + behind) - fixed - last_held.gradients - others;
+    const auto most = memory.budget(fixed, last_held.gradients + memory.behind());
+    const auto available = most - fixed - last_held.gradients - others;
     const auto held_bytes = fixed + last_held.gradients + others;
     if (available < 0) fail_over_budget(s, *leanest(s, searching()), held_bytes + available, held_bytes);
     return {available, held_bytes};
@@ -620,16 +443,12 @@ struct session::state : std::enable_shared_from_this<state> {
   std::unordered_map<std::string, std::shared_ptr<setup>> setups;  ///< by the use of the outputs
   std::unordered_map<std::string, std::shared_ptr<usage>> used;    ///< by `key_of`
   decltype(used)::value_type* last_used_ = nullptr;
-  key key_;
-  std::vector<std::tuple<const void*, std::size_t, const at::Tensor*>> by_storage_;
+  call_keys keys_;
   std::uint64_t clock_ = 0;
-  std::vector<std::shared_ptr<runner>> runners;  ///< at most one of them idle
-  std::vector<std::weak_ptr<region>> retired;    ///< kept alive by gradients only
+  accounts memory{options, parameters};
   std::shared_ptr<const setup> last_setup;
   std::shared_ptr<const plan> last_plan;
   pytorch::report last_held;
-  bytes_t outputs_of_before = 0;  ///< outputs that exist while their forward runs once more
-  bytes_t largest_plain = 0;      ///< bytes of the plain step of the largest kind of inputs so far
   background worker;
   int replaced = 0;          ///< captures in a row that a replaced tensor made out of date
   std::size_t verified = 0;  ///< steps that were compared
@@ -721,18 +540,18 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
     std::set<c10::StorageImpl*> alive;
     for (const auto& weak : given_out)
       if (const auto there = weak.lock(); there && alive.insert(there.get()).second)
-        self->outputs_of_before += static_cast<bytes_t>(there->nbytes());
+        self->memory.outputs_of_before += static_cast<bytes_t>(there->nbytes());
     struct restored {
       bytes_t& bytes;
       ~restored() { bytes = 0; }
-    } const later{self->outputs_of_before};
+    } const later{self->memory.outputs_of_before};
     self->look();
     try {
       return self->acquire(self->kind_for(call, again, 1), again);
     } catch (const over_budget&) {  // a budget that is known to do does; what the caller still holds comes on top, this once
-      self->log("outputs of before take " + format_bytes(self->outputs_of_before) +
+      self->log("outputs of before take " + format_bytes(self->memory.outputs_of_before) +
                 " beyond the budget while the forward runs again");
-      self->outputs_of_before = 0;
+      self->memory.outputs_of_before = 0;
       return self->expected(call, again, 1);
     }
   };
@@ -759,7 +578,7 @@ void session::prepare(const invocation& call, const std::vector<at::Tensor>& inp
   const auto s = state_->kind_for(call, inputs);
   std::shared_ptr<const plan> made;
   if (state_->options.device) {
-    state_->last_held = state_->held(*s, inputs);
+    state_->last_held = state_->memory.held(*s, inputs);
     const auto [available, held_bytes] = state_->room(*s);
     made = state_->plan_for(s, available, held_bytes);
   } else {
@@ -773,7 +592,7 @@ void session::invalidate() {
   std::lock_guard lock(state_->mutex);
   state_->release();
   state_->setups.clear();
-  state_->largest_plain = 0;
+  state_->memory.largest_plain = 0;
   state_->used.clear();
   state_->last_used_ = nullptr;
   state_->looked_ = false;
@@ -812,7 +631,7 @@ pytorch::report session::state::report(const setup& s, const plan& p) const {
   auto r = last_held;
   const auto& run = *p.run;
   const auto fixed = r.held() - r.gradients;
-  r.budget = budget_bytes(fixed, r.gradients);
+  r.budget = memory.budget(fixed, r.gradients);
   r.left = r.budget - r.held();
   r.arena = run.arena_bytes();
   r.live_peak = run.live_peak();
@@ -830,7 +649,7 @@ pytorch::report session::state::report(const setup& s, const plan& p) const {
   r.recomputed = run.recomputed();
   r.far = run.far_bytes();
   std::tie(r.moved_out, r.moved_in) = run.moved_bytes();
-  for (const auto& a : runners) {
+  for (const auto& a : memory.runners) {
     r.unplanned += a->run->unplanned();
     r.waited += a->run->waited_seconds();
   }

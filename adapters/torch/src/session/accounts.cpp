@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "accounts.hpp"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include <remat/pytorch/paged_memory.hpp>
+
+namespace remat::pytorch {
+
+pytorch::report accounts::held(const setup& s, const std::vector<at::Tensor>& inputs) const {
+  pytorch::report r;
+  r.parameters = s.parameter_bytes;
+  r.buffers = s.buffer_bytes;
+  r.inputs = unpaged_bytes(inputs);
+  r.constants = s.constants;
+  r.optimizer = options_.optimizer;
+  return r;
+}
+
+bytes_t accounts::gradients() const {
+  std::vector<at::Tensor> counted;
+  for (const auto& [name, p] : parameters_) {
+    const auto& g = p.grad();
+    if (!g.defined() || !g.has_storage()) continue;
+    const auto* data = static_cast<const char*>(g.storage().data());
+    const bool inside = std::any_of(retired_.begin(), retired_.end(), [&](const auto& weak) {
+      const auto a = weak.lock();
+      return a && a->data() <= data && data < a->data() + a->bytes();
+    });
+    if (!inside) counted.push_back(g);
+  }
+  return unpaged_bytes(counted);
+}
+
+bytes_t accounts::others(const runner* but) const {
+  bytes_t sum = 0;
+  for (const auto& r : runners)
+    if (r.get() != but) sum += r->what->run->needed_bytes();
+  return sum + behind() + outputs_of_before;
+}
+
+bytes_t accounts::behind() const {
+  bytes_t sum = 0;
+  for (const auto& a : retired_)
+    if (const auto memory = a.lock()) sum += memory->resident();
+  return sum;
+}
+
+bytes_t accounts::budget(bytes_t held, bytes_t gradients) const {
+  const auto& b = options_.budget;
+  const auto bytes = b.total          ? *b.total
+                     : b.for_the_step ? held + gradients + *b.for_the_step
+                                      : held + gradients + outputs_of_before +
+                                            static_cast<bytes_t>(std::ceil(b.share * static_cast<double>(largest_plain)));
+  return std::min(options_.most, bytes);
+}
+
+void accounts::evacuate(const executor& r) const {
+  at::NoGradGuard no_grad;
+  for (const auto& [name, p] : parameters_) {
+    auto& g = p.mutable_grad();
+    if (g.defined() && r.owns(g)) g.set_data(g.clone());
+  }
+}
+
+void accounts::release() {
+  for (const auto& r : runners)
+    if (!r->run->in_flight() && r->run->arena_in_use()) {
+      r->run->leave_gradients_only();
+      if (!r->run->memory()->on().is_cpu()) evacuate(*r->run);  // nothing could be given back
+      retired_.push_back(r->run->memory());
+    }
+  std::erase_if(runners, [](const auto& r) { return !r->run->in_flight(); });
+  sweep();
+}
+
+void accounts::sweep() {
+  std::erase_if(retired_, [](const auto& a) { return a.expired(); });
+}
+
+}  // namespace remat::pytorch

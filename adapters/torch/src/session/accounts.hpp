@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// What the steps of a session take, and what they may take. Private to the adapter.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include <remat/pytorch/budget.hpp>
+#include <remat/pytorch/model.hpp>
+#include <remat/pytorch/session.hpp>
+
+#include "../plan/planned.hpp"
+
+namespace remat::pytorch {
+
+/// The executors of a session, and bytes: what is held, what others take, what the budget comes to.
+class accounts {
+ public:
+  /// Both must outlive it.
+  accounts(const wrap_options& options, const std::vector<named_tensor>& parameters)
+      : options_(options), parameters_(parameters) {}
+
+  /// Bytes that are there whatever the plan, gradients left out.
+  pytorch::report held(const setup& s, const std::vector<at::Tensor>& inputs) const;
+  /// Gradients that exist, apart from those in an arena that is counted as a whole.
+  bytes_t gradients() const;
+  /// Arenas of other steps, and what these handed out.
+  /// @param but not counted
+  bytes_t others(const runner* but = nullptr) const;
+  /// Arenas that are there for gradients in them only.
+  bytes_t behind() const;
+  /// The budget in bytes. Relative ones leave out what is held, the gradients and the outputs of before that there are, and are
+  /// of the largest plain step so far: the last batch of an epoch, smaller than the others, may take what these take.
+  bytes_t budget(bytes_t held, bytes_t gradients) const;
+
+  /// Moves the gradients of parameters out of the arena of `r`.
+  void evacuate(const executor& r) const;
+  /// What is idle makes room.
+  void release();
+  /// Forgets arenas that are gone.
+  void sweep();
+
+  std::vector<std::shared_ptr<runner>> runners;  ///< at most one of them idle
+  bytes_t outputs_of_before = 0;                 ///< outputs that exist while their forward runs once more
+  bytes_t largest_plain = 0;                     ///< bytes of the plain step of the largest kind of inputs so far
+
+ private:
+  const wrap_options& options_;
+  const std::vector<named_tensor>& parameters_;
+  std::vector<std::weak_ptr<region>> retired_;  ///< kept alive by gradients only
+};
+
+}  // namespace remat::pytorch

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// What tells one kind of inputs from another. Private to the adapter.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <remat/pytorch/capture.hpp>
+#include <remat/pytorch/model.hpp>
+
+#include "../key.hpp"
+
+namespace remat::pytorch {
+
+/// For people.
+std::string describe(const std::vector<at::Tensor>& inputs);
+
+/// Makes keys of calls: everything that a plan depends on, but for what the loss makes of the outputs.
+class call_keys {
+ public:
+  /// @param signature of the model
+  /// @return in a buffer that the next call of this function uses again
+  const std::string& of(const invocation& call, const std::vector<at::Tensor>& inputs, const std::string& signature,
+                        const std::vector<named_tensor>& parameters, const std::vector<named_tensor>& buffers);
+
+ private:
+  key key_;
+  std::vector<std::tuple<const void*, std::size_t, const at::Tensor*>> by_storage_;
+};
+
+}  // namespace remat::pytorch
