@@ -228,6 +228,11 @@ class Traffic:
             pool.shutdown()
 
 
+def in_file(t: torch.Tensor) -> bool:
+    """Is `t` in a file of some disk?"""
+    return any(disk.holds(t) for disk in list(_disks))
+
+
 def _each(what: Callable[[Disk, list[torch.Tensor]], None], tensors: list[torch.Tensor]) -> None:
     """Calls `what` for each disk that holds some of the tensors."""
     for disk in list(_disks):

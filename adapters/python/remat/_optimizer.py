@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterable, Iterator, Literal, NamedTuple
 import torch
 
 from . import _core, _host
-from ._disk import Disk, Layout, Traffic, movable
+from ._disk import Disk, Layout, Traffic, in_file, movable
 from ._errors import CopyFailed, Refused
 from ._overlap import Overlap, detach
 from ._session import _sessions
@@ -260,7 +260,7 @@ class _Offloaded(torch.optim.Optimizer):
         state: dict = collections.defaultdict(dict)
         with torch.random.fork_rng(devices=[]):
             self._run(group, [double], state=state, grad_scale=None, found_inf=None)
-        self._freed += 2 * p.nbytes + sum(t.nbytes for t in state[double].values() if isinstance(t, torch.Tensor))
+        self._freed += sum(t.numel() * t.element_size() for t in (p, p, *state[double].values()) if isinstance(t, torch.Tensor))
         return {key: Layout.of(t) for key, t in state[double].items() if movable(t)}
 
     def _apply(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
@@ -341,7 +341,8 @@ class _Offloaded(torch.optim.Optimizer):
     def _unneeded(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
         """What no longer has to be in memory once these have stepped, if it is in files: their gradients, and if memory is short
         they themselves. The system would find them, but last, and could not let go of weights before they are written."""
-        return [t.detach() for p in params for t in ((p.grad, p) if self._short else (p.grad,)) if t is not None and movable(t.detach())]
+        found = (t.detach() for p in params for t in ((p.grad, p) if self._short else (p.grad,)) if t is not None)
+        return [t for t in found if movable(t) and in_file(t)]
 
     def _parcels(self, todo: list[tuple[dict[str, Any], torch.Tensor]]) -> Iterator[_Parcel]:
         """Neighbours of one group, as many as may be in memory together."""

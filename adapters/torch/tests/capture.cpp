@@ -323,7 +323,9 @@ TEST_CASE("what is made of constants alone on another device is a constant") {
   auto step = std::make_shared<const program>(remat::pytorch::folded(*p.step, c10::kMeta));
   remat::pytorch::verify(*step);
   other.step = step;
-  other.tensors = p.tensors.followed_by(step);
+  auto announced = s.module->parameters();
+  for (const auto& t : s.module->buffers()) announced.push_back(t);
+  other.tensors = remat::pytorch::bindings(step, announced);
   const auto of = [](const program& x, const std::string& name) {
     return std::count_if(x.nodes.begin(), x.nodes.end(), [&](const auto& n) { return n.name.find(name) != n.name.npos; });
   };

@@ -178,8 +178,8 @@ struct lstm_net : nn::Module {
   nn::Linear last_{nullptr};
 };
 
-/// A weight that the forward clamps before each of its two uses: versions in one place, of which the backward reads the last, once
-/// the gradient of the weight is complete.
+/// A weight that the forward clamps before each of its two uses: versions in one place, of which the backward reads the last,
+/// once the gradient of the weight is complete.
 struct clamped_net : nn::Module {
   explicit clamped_net(int64_t width) {
     first_ = register_module("first", nn::Linear(width, width));

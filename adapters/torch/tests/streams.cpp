@@ -179,7 +179,7 @@ TEST_CASE("page-locked memory beyond what a process may lock is refused with tha
   if (child == 0) {  // root may lock what it likes
     const rlimit little{65536, 65536};
     const bool limited = setrlimit(RLIMIT_MEMLOCK, &little) == 0 && (geteuid() != 0 || setuid(65534) == 0);
-    int result = limited ? 1 : 2;
+    int answer = limited ? 1 : 2;
     try {
       const auto d = made_up_device();
       const auto far = locked_memory(*d, max_bytes);
@@ -189,15 +189,15 @@ TEST_CASE("page-locked memory beyond what a process may lock is refused with tha
       const std::string text = e.what();
       if (e.asked == 1 << 20 && e.available == 65536 && text.find("page-locked memory of the host") == 0 &&
           text.find("RLIMIT_MEMLOCK") != text.npos && text.find("failure 2") != text.npos)
-        result = 0;
+        answer = 0;
     }
-    _exit(result);
+    _exit(answer);
   }
-  int status = 0;
-  REQUIRE(waitpid(child, &status, 0) == child);
+  int ended = 0;
+  REQUIRE(waitpid(child, &ended, 0) == child);
   fake_streams::now().locks = false;
-  CHECK(WIFEXITED(status));
-  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(WIFEXITED(ended));
+  CHECK(WEXITSTATUS(ended) == 0);
 }
 
 TEST_CASE("copies on streams that fail say so, and others go on") {

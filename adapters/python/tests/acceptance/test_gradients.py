@@ -10,7 +10,9 @@ import torch
 
 import remat
 from compare import same
+from remat import _host
 from test_offload import in_files
+from test_optimizer import resident
 
 
 def net(width=128, depth=5):
@@ -292,6 +294,27 @@ def test_gradients_in_files_are_ordinary(tmp_path, told):
     assert memory["held"] < sum(p.nbytes for p in large)  # neither weights nor gradients count
     remat.unwrap(wrapped)
     assert fit(wrapped, optimizer, first=5, **told) == fit(plain, theirs, first=5, **told)
+
+
+@pytest.mark.parametrize("step", ["after", "overlap"])
+def test_memory_that_is_short(tmp_path, monkeypatch, step):
+    plain, wrapped = net(), net()
+    expected = fit(plain, torch.optim.AdamW(plain.parameters(), 1e-2, fused=True), 6)
+    remat.wrap(wrapped, offload="all", disk=tmp_path, cache=False)
+    optimizer = remat.optimizer(wrapped.parameters(), lr=1e-2, model=wrapped, step=step)
+    found = fit(wrapped, optimizer, 2)
+    weights = sum(p.nbytes for p in wrapped.parameters() if p.nbytes >= 4096)
+    assert resident(tmp_path)[0] >= weights
+    live = remat.of(wrapped).memory()["live"]
+    with monkeypatch.context() as short:
+        short.setattr(_host, "free", lambda: 0)
+        found += fit(wrapped, optimizer, 2, first=2)
+    memory = remat.of(wrapped).memory()
+    assert resident(tmp_path)[0] == 0
+    assert step == "overlap" or live - memory["live"] > memory["arena"] // 2 > 0
+    assert found + fit(wrapped, optimizer, 2, first=4) == expected
+    assert resident(tmp_path)[0] >= weights
+    assert same(list(wrapped.parameters()), list(plain.parameters()))
 
 
 @pytest.mark.parametrize("optimizer_first", [True, False])
