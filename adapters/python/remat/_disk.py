@@ -12,7 +12,7 @@ import mmap
 import os
 import threading
 import weakref
-from typing import Callable, Iterable, NamedTuple
+from typing import Callable, Iterable, NamedTuple, Sequence
 
 import torch
 
@@ -191,7 +191,7 @@ class Traffic:
         self._coming: dict[object, concurrent.futures.Future] = {}
         self._going: collections.deque[concurrent.futures.Future] = collections.deque()
 
-    def ahead(self, key: object, tensors: list[torch.Tensor], also: list[torch.Tensor] = []) -> None:
+    def ahead(self, key: object, tensors: list[torch.Tensor], also: Sequence[torch.Tensor] = ()) -> None:
         """What will be asked for next, and what will be read beside it, of any disk."""
         if tensors and key not in self._coming:
             self._coming[key] = self._reading.submit(self.disk.fetch, tensors)
@@ -233,7 +233,7 @@ def in_file(t: torch.Tensor) -> bool:
     return any(disk.holds(t) for disk in list(_disks))
 
 
-def _each(what: Callable[[Disk, list[torch.Tensor]], None], tensors: list[torch.Tensor]) -> None:
+def _each(what: Callable[[Disk, list[torch.Tensor]], None], tensors: Sequence[torch.Tensor]) -> None:
     """Calls `what` for each disk that holds some of the tensors."""
     for disk in list(_disks):
         held = [t for t in tensors if disk.holds(t)]

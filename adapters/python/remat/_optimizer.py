@@ -333,7 +333,10 @@ class _Offloaded(torch.optim.Optimizer):
 
     def _look_around(self) -> None:
         """Is memory short: is there no room for the weights once more? Then models give back what they keep for their next steps."""
-        self._short = _host.free() < sum(p.nbytes for group in self.param_groups for p in group["params"] if p.device.type == "cpu")
+        if self._disk is None:
+            return
+        here = (p for group in self.param_groups for p in group["params"] if p.device.type == "cpu")
+        self._short = _host.free() < sum(p.numel() * p.element_size() for p in here)
         if self._short:
             for session in list(_sessions):
                 session.release()

@@ -320,7 +320,8 @@ class Session:
         return self._run.report()
 
     def memory(self) -> dict[str, int]:
-        """Bytes: `budget`, `peak` (measured since `reset_peak` on the device of the model, and `host`: on the host), `planned`, `arena`, `held`; `disk`, reserved there for activations,
+        """Bytes: `budget`, `peak` (measured since `reset_peak` on the device of the model, and `host`: on the host), `planned`,
+        `arena`, `held`; `disk`, reserved there for activations,
         and `to_disk`, `from_disk`, copied in each step; `weights` and `gradients`, reserved there for these."""
         return {**self._run.memory(), "weights": 0 if self._weights is None else self._weights.reserved,
                 "gradients": 0 if self._weights is None else self._gradients.disk.reserved}
