@@ -89,7 +89,7 @@ class Gradients:
                 home = self._homes[p] = _Home(*self.disk.reserve([Layout.of(grad)]))
             p.grad = grad = home.take(self.disk, grad)
         if self._traffic is None:
-            self._traffic = Traffic(self.disk)
+            self._traffic = Traffic()
         if self._backward != torch._C._current_graph_task_id():
             self._backward = torch._C._current_graph_task_id()
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)

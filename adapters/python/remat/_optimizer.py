@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterable, Iterator, Literal, NamedTuple
 import torch
 
 from . import _core, _host
-from ._disk import Disk, Layout, Traffic, in_file, movable
+from ._disk import Disk, Layout, Traffic, evict, in_file, movable
 from ._errors import CopyFailed, Refused
 from ._overlap import Overlap, detach
 from ._session import _sessions
@@ -202,7 +202,7 @@ class _Offloaded(torch.optim.Optimizer):
             for parcel in parcels:
                 self._apply(*parcel)
             return
-        before, traffic, done = (self._disk.written, self._disk.read), Traffic(self._disk), 0
+        before, traffic, done = (self._disk.written, self._disk.read), Traffic(), 0
         try:
             for i, parcel in enumerate(parcels):
                 traffic.ready(i, self._at_home(parcel.params))
@@ -307,7 +307,7 @@ class _Offloaded(torch.optim.Optimizer):
         for (state, key), home in zip(away, homes):
             self._disk.write(home, state[key])
             state[key] = home
-            self._disk.evict([home])
+            evict([home])
 
     def _bring_home(self, state: dict[str, Any], homes: dict[str, Any]) -> None:
         """Moves what a step has made anew to where it was before, or to the room that is reserved for it."""

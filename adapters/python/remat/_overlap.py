@@ -123,7 +123,7 @@ class Overlap:
 
     def _apply_on_disk(self, optimizer, group, p) -> None:
         if self._traffic is None:
-            self._traffic, self._last = Traffic(optimizer._disk), None
+            self._traffic, self._last = Traffic(), None
             optimizer._look_around()
             self._before = optimizer._disk.written, optimizer._disk.read
         try:

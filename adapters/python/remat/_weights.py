@@ -8,7 +8,7 @@ import mmap
 import torch
 
 from . import _core
-from ._disk import PLAIN, Disk, Layout
+from ._disk import PLAIN, Disk, Layout, evict
 
 
 def move(model: torch.nn.Module, disk: Disk) -> None:
@@ -22,7 +22,7 @@ def move(model: torch.nn.Module, disk: Disk) -> None:
     for (storage, tensors), home in zip(found, homes):
         disk.write(home, torch.empty(0, dtype=torch.uint8).set_(storage))
         _rebase(tensors, home.untyped_storage())
-        disk.evict([home])
+        evict([home])
     if found:
         _core.trim()
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// The planner for Python: documents of the exchange formats in and out, as text; `remat/__init__.py` makes them dictionaries.
+#include <malloc.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -14,8 +15,6 @@
 #include <remat/io/bytes.hpp>
 #include <remat/io/json.hpp>
 #include <remat/registry/registry.hpp>
-
-#include "pages.hpp"
 
 namespace py = pybind11;
 
@@ -77,8 +76,10 @@ PYBIND11_MODULE(_core, m) {
     return all;
   });
   m.def("parse_bytes", [](const std::string& text) { return remat::parse_bytes(text); });
-  m.def("populate", &remat::python::populate);
-  m.def("write_back", &remat::python::write_back);
-  m.def("write", &remat::python::write);
-  m.def("trim", &remat::python::trim);
+  m.def("trim", [] {  // gives memory that has been freed back to the system, where the C library can do that
+#ifdef __GLIBC__
+    const py::gil_scoped_release free;
+    malloc_trim(0);
+#endif
+  });
 }

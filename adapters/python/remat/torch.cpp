@@ -23,7 +23,8 @@
 #include <remat/core/solve.hpp>
 #include <remat/io/bytes.hpp>
 #include <remat/io/curve.hpp>
-#include <remat/pytorch/file.hpp>
+#include <remat/pytorch/device.hpp>
+#include <remat/pytorch/disk.hpp>
 #include <remat/pytorch/memory.hpp>
 #include <remat/pytorch/paged_memory.hpp>
 #include <remat/pytorch/session.hpp>
@@ -154,14 +155,14 @@ auto translated(F f) {
   }
 }
 
-/// Calls `f`, which makes a file in `folder`.
+/// Calls `f`, which takes space in `folder`.
 template <class F>
 auto in_folder(const std::string& folder, F f) {
   return translated([&] {
     try {
       return f();
     } catch (const rp::out_of_memory& e) {
-      raise("NoSpace", "no file can be made", folder, e.asked, e.available);
+      raise("NoSpace", "the disk is full", folder, e.asked, e.available);
     }
   });
 }
@@ -377,6 +378,7 @@ constexpr auto bound = &as_torch<decltype(f)>::template call<f>;
 }  // namespace
 
 PYBIND11_MODULE(_torch, m) {
+  using tensors = std::vector<at::Tensor>;
   m.def("capturing", &capturing);
   m.def("without_memory", &rp::without_memory);
   m.def("state_of", &remat::python::state_of);
@@ -384,14 +386,19 @@ PYBIND11_MODULE(_torch, m) {
   m.def("check_disk", [](const std::string& folder, const std::string& bytes) {
     in_folder(folder, [&] { rp::file_memory(folder, bytes.empty() ? remat::max_bytes : remat::parse_bytes(bytes)); });
   });
-  m.def("add_paged", [](std::uintptr_t begin, remat::bytes_t bytes) {
-    return rp::paged_memory::add(reinterpret_cast<const void*>(begin), bytes);  // NOLINT(performance-no-int-to-ptr)
-  });
-  m.def("remove_paged", [](std::uintptr_t begin, std::uint64_t mark) {
-    rp::paged_memory::remove(reinterpret_cast<const void*>(begin), mark);  // NOLINT(performance-no-int-to-ptr)
-  });
-  m.def("open_nameless_file",
-        [](const std::string& folder) { return in_folder(folder, [&] { return rp::open_nameless_file(folder); }); });
+  py::class_<rp::disk>(m, "Disk")
+      .def(py::init(
+          [](const std::string& folder) { return in_folder(folder, [&] { return std::make_unique<rp::disk>(folder); }); }))
+      .def("reserve", [](rp::disk& d, const tensors& like) { return in_folder(d.folder(), [&] { return d.reserve(like); }); })
+      .def("holds", &rp::disk::holds)
+      .def("write", [](rp::disk& d, const at::Tensor& to, const at::Tensor& value) { translated([&] { d.write(to, value); }); })
+      .def_property_readonly("reserved", &rp::disk::reserved)
+      .def_property_readonly("fetched", &rp::disk::fetched)
+      .def_property_readonly("evicted", &rp::disk::evicted);
+  m.def("fetch", [](const tensors& list) { translated([&] { rp::disk::fetch(list); }); });
+  m.def("expect", [](const tensors& list) { translated([&] { rp::disk::expect(list); }); });
+  m.def("evict", [](const tensors& list) { translated([&] { rp::disk::evict(list); }); });
+  m.def("on_a_disk", &rp::on_a_disk);
   m.def("check_budget", [](const std::string& text, bool activations) { translated([&] { budget_of(text, activations); }); });
   m.def("meter_install", &rp::meter::install);
   m.def("meter_reset", [] {

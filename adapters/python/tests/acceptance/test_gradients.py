@@ -384,16 +384,16 @@ def test_a_disk_that_fails(tmp_path, monkeypatch, which):
     """The backward raises before anybody steps with a gradient that may be lost; the next one may go well."""
     plain, wrapped = net(), net()
     remat.wrap(wrapped, offload="all", disk=tmp_path, cache=False)
-    write_back, calls = remat._core.write_back, [0]
+    evict, calls = remat._torch.evict, [0]
 
     def fail(*args):
         calls[0] += 1
         if calls[0] == which:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return write_back(*args)
+            raise remat.CopyFailed(os.strerror(errno.EIO))
+        return evict(*args)
 
     backward = lambda model: model(batch(0)).square().mean().backward()
-    monkeypatch.setattr(remat._core, "write_back", fail)
+    monkeypatch.setattr(remat._torch, "evict", fail)
     with pytest.raises((remat.CopyFailed, RuntimeError), match=os.strerror(errno.EIO)):
         backward(wrapped)
     assert calls[0] >= which

@@ -102,6 +102,23 @@ def test_trainer(make, tmp_path, caplog):
     assert any(plan["recomputed"] > 0 for plan in remat.of(model).plans)
 
 
+def test_callback(tmp_path, caplog):
+    from remat.integrations import TrainerCallback as Told
+
+    caplog.set_level(logging.INFO, "remat")
+    told = trainer(wrapped(gpt2()), tmp_path / "a", evaluate=False)
+    told.add_callback(Told())
+    told.train()
+    figures = [line for line in told.state.log_history if "loss" in line]
+    assert figures and all(line["remat/planned"] > 0 for line in figures)
+    assert "arena" in caplog.text
+    plain = trainer(gpt2(), tmp_path / "b", evaluate=False)  # nothing is wrapped: nothing is told
+    plain.add_callback(Told())
+    plain.train()
+    assert [{k: v for k, v in line.items() if not k.startswith("remat/")}["loss"] for line in figures] == [line["loss"] for line in plain.state.log_history if "loss" in line]
+    assert not any(key.startswith("remat/") for line in plain.state.log_history for key in line)
+
+
 @pytest.mark.parametrize("make", [gpt2, llama, lambda: get_peft_model(gpt2(), LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True))])
 def test_configurations_are_read_once(make, monkeypatch):
     """Row 4: what it costs to see that nothing has changed."""

@@ -77,3 +77,29 @@ def test_wrapped_in_configure_model(tmp_path):
     assert trained(task, tmp_path / "b") == expected
     assert remat.of(task.model).plan["recomputed"] > 0
     assert all(not name.startswith("_") for name, _ in nn.Module.named_modules(task))
+
+
+class Logger(lightning.pytorch.loggers.logger.DummyLogger):
+    """Keeps what is logged."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def log_metrics(self, metrics, *_, **__):
+        self.seen.append(metrics)
+
+
+def test_callback(caplog):
+    from remat.integrations import LightningCallback
+
+    caplog.set_level("INFO", "remat")
+    task, logger = Task(inner=True), Logger()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(60, 6)), batch_size=20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lightning.Trainer(max_epochs=1, accelerator="cpu", logger=logger, log_every_n_steps=1, enable_progress_bar=False, enable_checkpointing=False,
+                          enable_model_summary=False, callbacks=[LightningCallback()]).fit(task, loader)
+    figures = [m for m in logger.seen if "remat/budget" in m]
+    assert len(figures) == 3 and all(m["remat/planned"] > 0 and m["remat/to_disk"] == 0 for m in figures)
+    assert "arena" in caplog.text

@@ -292,8 +292,8 @@ def test_few_states_are_in_memory_at_a_time(tmp_path, monkeypatch, step):
     model = torch.nn.Sequential(*(torch.nn.Linear(512, 512, bias=False) for _ in range(24)))  # 1 MiB each, states 2 MiB
     optimizer = remat.optimizer(model.parameters(), disk=tmp_path, step=step, lr=1e-3)
     seen = []
-    original = _disk.Disk.evict
-    monkeypatch.setattr(_disk.Disk, "evict", lambda self, tensors: (seen.append(resident(tmp_path)[0]), original(self, tensors))[1])
+    original = _disk.evict
+    monkeypatch.setattr(_disk, "evict", lambda tensors: (seen.append(resident(tmp_path)[0]), original(tensors))[1])
     for _ in range(3):
         optimizer.zero_grad()
         model(torch.randn(2, 512)).sum().backward()
@@ -451,7 +451,7 @@ def test_other_file_systems_and_one_that_is_full(small_disk):
 
 
 def test_many_files_are_told_apart(tmp_path):
-    from remat._disk import Disk, Layout
+    from remat._disk import Disk, Layout, evict
 
     disk = Disk(tmp_path)
     page = [Layout((1024,), (1,), torch.float32)]
@@ -463,7 +463,7 @@ def test_many_files_are_told_apart(tmp_path):
     assert disk.reserved == sum(len(tensors) for tensors in held) * 4096
     for k, t in enumerate(t for tensors in held for t in tensors):
         disk.write(t, torch.full((1024,), float(k)))
-    disk.evict([t for tensors in held for t in tensors])
+    evict([t for tensors in held for t in tensors])
     assert [t[0].item() for tensors in held for t in tensors] == list(range(disk.reserved // 4096))
     held.clear()
     del t
@@ -483,7 +483,7 @@ def test_two_in_one_folder(tmp_path):
 
 
 def test_a_disk_that_fails_to_write(tmp_path, monkeypatch):
-    from remat import _core
+    from remat import _torch
 
     plain, ours = net(), net()
     a, b = torch.optim.AdamW(plain.parameters(), 1e-2, fused=True), remat.optimizer(ours.parameters(), disk=tmp_path, lr=1e-2)
@@ -492,10 +492,10 @@ def test_a_disk_that_fails_to_write(tmp_path, monkeypatch):
     saved = copy.deepcopy((ours.state_dict(), b.state_dict()))
 
     def fails(*_):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        raise remat.CopyFailed(f"{tmp_path}: {os.strerror(errno.EIO)}")
 
     with monkeypatch.context() as broken:
-        broken.setattr(_core, "write_back", fails)
+        broken.setattr(_torch, "evict", fails)
         with pytest.raises(remat.CopyFailed, match="all parameters have made the step"):
             train(ours, b, 1, first=2)
         assert same(weights(ours), weights(plain))  # a whole step
@@ -510,21 +510,21 @@ def test_a_disk_that_fails_to_write(tmp_path, monkeypatch):
 
 
 def test_a_disk_that_fails_to_read(tmp_path, monkeypatch):
-    from remat import _core, _optimizer
+    from remat import _optimizer, _torch
 
     monkeypatch.setattr(_optimizer, "PARCEL", 1)
     model = net()
     optimizer = remat.optimizer(model.parameters(), disk=tmp_path, lr=1e-2)
     train(model, optimizer, 1)
-    before, calls, populate = weights(model), [], _core.populate
+    before, calls, fetch = weights(model), [], _torch.fetch
 
     def fails(*of):
         calls.append(of)
         if len(calls) == 2:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        populate(*of)
+            raise remat.CopyFailed(os.strerror(errno.EIO))
+        fetch(*of)
 
-    monkeypatch.setattr(_core, "populate", fails)
+    monkeypatch.setattr(_torch, "fetch", fails)
     with pytest.raises(remat.CopyFailed, match="of 8 parameters have made the step"):
         train(model, optimizer, 1, first=1)
     changed = [not torch.equal(a, b) for a, b in zip(before, weights(model))]

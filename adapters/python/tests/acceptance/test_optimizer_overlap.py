@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import remat
-from remat import _core
+from remat import _torch
 from compare import same
 from test_optimizer import batch, net, train, weights
 
@@ -203,10 +203,10 @@ def test_a_weight_that_the_backward_still_needs(where, fused):
         step()
 
 
-@pytest.mark.parametrize("what", ["write_back", "populate"])
+@pytest.mark.parametrize("what", ["evict", "fetch"])
 @pytest.mark.parametrize("before", [0, 4])
 def test_a_disk_that_fails_and_a_checkpoint_that_helps(monkeypatch, what, before):
-    if what == "populate" and before == 0:
+    if what == "fetch" and before == 0:
         before = 1  # nothing is read in the first step
     plain, ours = net(), net()
     a, b = torch.optim.AdamW(plain.parameters(), 1e-2, fused=True), remat.optimizer(ours.parameters(), lr=1e-2, disk=".", step="overlap")
@@ -215,10 +215,10 @@ def test_a_disk_that_fails_and_a_checkpoint_that_helps(monkeypatch, what, before
     saved = copy.deepcopy((ours.state_dict(), b.state_dict()))
 
     def fails(*_):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        raise remat.CopyFailed(os.strerror(errno.EIO))
 
     with monkeypatch.context() as broken:
-        broken.setattr(_core, what, fails)
+        broken.setattr(_torch, what, fails)
         with pytest.raises(remat.CopyFailed, match="Load a checkpoint"):
             train(ours, b, 1, first=before)
     with pytest.raises((remat.CopyFailed, remat.Refused)):

@@ -147,7 +147,7 @@ class memory_in_mapped_files final : public limited_tier {
  public:
   memory_in_mapped_files(std::string folder, bytes_t limit)
       : limited_tier("the disk at " + folder, limit), folder_(std::move(folder)) {
-    static_cast<void>(nameless_file(folder_, false));
+    static_cast<void>(mapped_file(folder_, name(), unit_of_files));  // a disk that is full says so now
   }
   bytes_t alignment() const override { return unit_of_files; }
 

@@ -31,7 +31,7 @@ class disk {
  public:
   /// @param folder on the disk that is meant
   /// @param limit  bytes reserved at a time, >= 0
-  /// @throws bad_option naming the folder if no file can be made there
+  /// @throws bad_option naming the folder if no file can be made there; out_of_memory if the disk is full
   explicit disk(const std::string& folder, bytes_t limit = max_bytes);
 
   /// Tensors like these on the disk, in one file; they are zero. Those without elements are in memory.

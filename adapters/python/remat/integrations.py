@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callbacks of trainers that log what wrapped models take. Training needs none of them.
+
+    from remat.integrations import LightningCallback, TrainerCallback
+
+    Trainer(model, arguments, train_dataset=data, callbacks=[TrainerCallback()])           # Hugging Face
+    lightning.Trainer(callbacks=[LightningCallback()])
+
+Each logs `Session.memory()`, bytes, beside the loss, as "remat/peak", "remat/to_disk" and so on; where several models are wrapped,
+as "remat/NAME/peak" with the names that they have as modules. When training ends the reports go to the logger "remat".
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from ._wrap import is_wrapped, of
+
+__all__ = ["LightningCallback", "TrainerCallback"]
+
+_log = logging.getLogger("remat")
+
+
+def _wrapped(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    return {name: m for name, m in model.named_modules() if is_wrapped(m)}
+
+
+def _figures(model: torch.nn.Module) -> dict[str, float]:
+    """Bytes, of models that have made a step by a plan."""
+    found = _wrapped(model)
+    return {f"remat/{name}/{key}" if len(found) > 1 else f"remat/{key}": float(value)
+            for name, m in found.items() if of(m).plans for key, value in of(m).memory().items()}
+
+
+def _tell(model: torch.nn.Module) -> None:
+    for name, m in _wrapped(model).items():
+        if of(m).plans:
+            _log.info("%s\n%s", name or type(m).__name__, of(m).report())
+
+
+def _of_trainer() -> type:
+    import transformers
+
+    class TrainerCallback(transformers.TrainerCallback):
+        """For `transformers.Trainer`: adds to its log history, and to what it prints. What `report_to` names is told before."""
+
+        def on_log(self, args, state, control, model=None, logs=None, **kwargs):
+            figures = _figures(model)
+            if state.log_history:
+                state.log_history[-1].update(figures)
+            if logs is not None:
+                logs.update(figures)
+
+        def on_train_end(self, args, state, control, model=None, **kwargs):
+            _tell(model)
+
+    return TrainerCallback
+
+
+def _of_lightning() -> type:
+    try:
+        import lightning.pytorch as lightning
+    except ImportError:
+        import pytorch_lightning as lightning
+
+    class LightningCallback(lightning.Callback):
+        """For Lightning's `Trainer`: logs by `LightningModule.log_dict`, to all its loggers."""
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            pl_module.log_dict(_figures(pl_module))
+
+        def on_train_end(self, trainer, pl_module):
+            _tell(pl_module)
+
+    return LightningCallback
+
+
+_MADE = {"TrainerCallback": _of_trainer, "LightningCallback": _of_lightning}  # of packages that are imported when they are asked for
+
+
+def __getattr__(name: str):
+    if name not in _MADE:
+        raise AttributeError(f"module 'remat.integrations' has no attribute {name!r}")
+    found = globals()[name] = _MADE[name]()
+    found.__module__, found.__qualname__ = __name__, name
+    return found
