@@ -284,10 +284,12 @@ class python_session {
   }
   py::dict memory() {
     const auto r = translated([&] { return run_->report(); });
-    return py::dict(py::arg("budget") = r.budget, py::arg("peak") = on_->use().peak - before_, py::arg("planned") = r.total(),
-                    py::arg("arena") = r.arena, py::arg("held") = r.held(), py::arg("live") = on_->use().live,
-                    py::arg("host") = rp::meter::peak() - host_before_, py::arg("disk") = r.far, py::arg("to_disk") = r.moved_out,
-                    py::arg("from_disk") = r.moved_in);
+    // Others in the process may have freed since what was there before.
+    const auto beyond = [](remat::bytes_t peak, remat::bytes_t before) { return std::max<remat::bytes_t>(0, peak - before); };
+    return py::dict(py::arg("budget") = r.budget, py::arg("peak") = beyond(on_->use().peak, before_),
+                    py::arg("planned") = r.total(), py::arg("arena") = r.arena, py::arg("held") = r.held(),
+                    py::arg("live") = on_->use().live, py::arg("host") = beyond(rp::meter::peak(), host_before_),
+                    py::arg("disk") = r.far, py::arg("to_disk") = r.moved_out, py::arg("from_disk") = r.moved_in);
   }
   py::dict plan() {
     auto plan = told(translated([&] { return run_->report(); }));
