@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -49,7 +50,8 @@ inline copy_link links_across(const problem& p, tier_set inside, bool out) {
     all.rate += l.rate;
     least = std::min(least, l.latency * l.rate);
   }
-  all.latency = all.rate > 0 ? least / all.rate : 0;
+  all.rate = std::min(all.rate, std::numeric_limits<double>::max());
+  all.latency = all.rate > 0 && std::isfinite(least) ? least / all.rate : 0;
   return all;
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <span>
 #include <string>
@@ -88,6 +89,7 @@ inline std::optional<laid_copies> lay_tiers(const problem& p, std::span<const op
   if (!order) return std::nullopt;
   auto front = lay_on_host(p, *order, budget, o);
   if (!front || tier_chain(p).size() == 2) return front;
+  if (!std::isfinite(front->seconds)) return std::nullopt;
   chain_layer chain(p, *order, *front);
   const auto back = lay_tiers(chain.beyond(), chain.order(), chain.budget(), {.frugal = o.frugal, .small = o.small});
   if (!back) return std::nullopt;
