@@ -91,7 +91,7 @@ TEST_CASE("with copies every budget from the least on has a schedule, never slow
 TEST_CASE("a fast link gives store-all's time, a dead one recomputation's, and nothing moves where all fits") {
   const auto p = transformer_training_graph(4);
   const auto budget = share_of_peak(p, 0.6);
-  const offmate<> both;
+  const offmate<> both(min_cut{}, {.starts = 4, .idle = 4});
   const limits l{.seconds = no_limit};
   const auto fast = solve(copying(p, 1e-3), budget, both, l);
   CHECK(fast.status == status::optimal);
@@ -112,7 +112,7 @@ TEST_CASE("a fast link gives store-all's time, a dead one recomputation's, and n
 
 TEST_CASE("a faster link and more memory are no slower, within what a search may miss") {
   const auto p = transformer_training_graph(3);
-  const offmate<> both;
+  const offmate<> both(min_cut{}, {.starts = 4, .idle = 4});
   double before = no_limit;
   for (const double rho : {8.0, 4.0, 2.0, 1.0, 0.5, 0.25}) {
     const auto r = solve(copying(p, rho), share_of_peak(p, 0.5), both, {.seconds = no_limit});
@@ -131,7 +131,7 @@ TEST_CASE("captured networks: together better than each alone, near the bound") 
     INFO(name);
     const auto p = copying(instance(name), 2);
     const auto budget = share_of_peak(p, 0.6);
-    const auto r = solve(p, budget, offmate<>{}, {.seconds = no_limit});
+    const auto r = solve(p, budget, offmate<>(min_cut{}, {.starts = 4, .idle = 4}), {.seconds = no_limit});
     const auto copied = solve(p, budget, offload_only{}, {.seconds = no_limit});
     REQUIRE((r.found() && copied.found()));
     CHECK(r.seconds < copied.seconds);
@@ -163,7 +163,7 @@ TEST_CASE("what only the backward needs runs early where copies take the time") 
 TEST_CASE("on several threads: valid, observers told one at a time, stopped at once") {
   const auto p = copying(transformer_training_graph(2), 2);
   const auto budget = share_of_peak(p, 0.5);
-  const offmate<> both(min_cut{}, {.search = 5'000, .idle = 1});
+  const offmate<> both(min_cut{}, {.scan = 6, .inner = 1, .search = 5'000, .idle = 1});
   const auto one = solve(p, budget, both, {.seconds = no_limit});
   CHECK(solve(p, budget, both, {.seconds = no_limit}).schedule.steps == one.schedule.steps);
   for (const unsigned threads : {2U, 3U}) {

@@ -54,11 +54,11 @@ template <solver Inner = min_cut>
 class offmate {
  public:
   struct options {
-    std::size_t scan = 20;            ///< virtual budgets of each scan, >= 1
+    std::size_t scan = 20;            ///< virtual budgets that do not vary, >= 1; of others half as many
     std::size_t inner = 3;            ///< of them, the most promising, are planned for by Inner
-    std::size_t starts = 4;           ///< orders that are worked on, the best first, >= 1
+    std::size_t starts = 10;          ///< orders that are worked on, the best first, >= 1
     std::size_t search = 600'000;     ///< each for `order::patience_for` that many rounds without an improvement
-    std::size_t idle = 4;             ///< so many times without an improvement and a thread's search ends; 0: none
+    std::size_t idle = 12;            ///< so many times without an improvement and a thread's search ends; 0: none
     std::optional<schedule> start{};  ///< a schedule that is known, to begin with; of its copies nothing is taken
     double rate_share = 1;            ///< copies are planned as if every link had this share of its rate, in (0, 1]
   };
@@ -177,7 +177,7 @@ class offmate {
 
   /// Plans recomputation quickly for virtual budgets, and offers the orders.
   static void sweep(scan& now, std::size_t kind, const std::vector<bytes_t>& budgets) {
-    monitor part(now.m, 0.2, [](const progress&) { return control::go_on; });
+    monitor part(now.m, kind == 0 ? 0.2 : 0.4, [](const progress&) { return control::go_on; });
     const auto planned =
         min_cut({.bound = false, .repairs = 10'000, .rounds = 0}).sweep(now.problems[kind].problem(), budgets, part);
     for (std::size_t i = 0; i < budgets.size() && !now.m.stopped(); ++i) now.offer(planned[i], kind, budgets[i]);
@@ -208,13 +208,15 @@ class offmate {
       if (const auto early = order::early_order(now.plain, heaviest.front()->tau()); early != needed)
         now.problems.emplace_back(now.plain, early, with_copies);
 
-    const auto n = static_cast<bytes_t>(options_.scan);
-    now.each(now.problems.size(), [&](std::size_t kind) {
+    const auto count = [&](std::size_t kind) { return static_cast<bytes_t>(kind == 0 ? options_.scan : options_.scan / 2 + 1); };
+    now.each(now.problems.size(), [&](std::size_t i) {
+      const auto kind = now.problems.size() - 1 - i;  // what mostly pays first
       const auto top = now.problems[kind].budget();
       const auto range = kind == 0 ? now.most - now.least : std::min(now.most, top) - now.least;
       const auto last = kind == 0 ? now.most : top + range / 3;
+      const auto n = count(kind);
       std::vector<bytes_t> budgets;
-      for (bytes_t i = n; i > 0; --i) budgets.push_back(last - range / n * i);
+      for (bytes_t k = n; k > 0; --k) budgets.push_back(last - range / n * k);
       sweep(now, kind, budgets);
     });
     now.rank();
@@ -222,7 +224,8 @@ class offmate {
     const auto promising = now.starts.front();
     std::vector<bytes_t> nearby;
     for (bytes_t i = -3; i <= 3; ++i)
-      if (const auto budget = promising.budget + i * (now.most - now.least) / n / 4; i != 0 && budget >= now.least)
+      if (const auto budget = promising.budget + i * (now.most - now.least) / count(promising.kind) / 4;
+          i != 0 && budget >= now.least)
         nearby.push_back(budget);
     if (!now.done()) sweep(now, promising.kind, nearby);
 
