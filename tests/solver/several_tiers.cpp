@@ -44,7 +44,86 @@ problem tiers_problem(std::mt19937_64& g, bool step) {
   }
 }
 
+/// A problem with what nobody expects: no bytes or far too many, links and operations that take no time or never end, tiers
+/// without room, operations anywhere, sources that start anywhere or that nobody reads. Nothing if it contradicts itself.
+std::optional<problem> odd_problem(std::mt19937_64& g) {
+  const auto p = tiers_problem(g, chance(g, 50));
+  auto values = p.values();
+  auto operations = p.operations();
+  auto targets = p.targets();
+  auto tiers = p.tiers();
+  auto copies = p.copies();
+  std::vector<remat::copy_link> links(p.links_beyond_copies().begin(), p.links_beyond_copies().end());
+  const auto one_of = [&](const auto& list) {
+    return list[static_cast<std::size_t>(uniform(g, 0, static_cast<long>(std::size(list)) - 1))];
+  };
+  const double rates[] = {1e30, 1e-30, 1e300, 1, 1e9, 5e-324}, times[] = {0, 1, 1e300};
+  const bytes_t sizes[] = {0, 1, 3, bytes_t{1} << 40, (bytes_t{1} << 50) - 1};
+  if (chance(g, 40)) {
+    const auto size = one_of(sizes);
+    for (auto& v : values) v.bytes = size;
+  }
+  if (chance(g, 50)) {
+    for (auto& l : links) l.rate = chance(g, 50) ? one_of(rates) : l.rate;
+    if (copies) copies->to_host = one_of(rates), copies->to_device = one_of(rates);
+  }
+  if (chance(g, 30))
+    for (auto& l : links) l.latency = one_of(times);
+  if (chance(g, 30))
+    for (auto& l : links) l.stream = "bus";
+  if (chance(g, 50))
+    for (std::size_t t = 1; t < tiers.size(); ++t) tiers[t].budget = chance(g, 50) ? 0 : uniform(g, 0, 30);
+  for (auto& o : operations) {
+    if (chance(g, 10)) o.on = remat::tier_id(static_cast<std::size_t>(uniform(g, 0, static_cast<long>(tiers.size()) - 1)));
+    if (chance(g, 10)) o.seconds = one_of(times);
+  }
+  if (chance(g, 50))
+    for (value_id v = 0; v < p.values().size(); ++v) {
+      if (p.is_source(v)) values[v].starts = remat::any_tier;
+      if (p.is_target(v) && chance(g, 50)) values[v].ends = remat::any_tier;
+    }
+  if (chance(g, 50)) {
+    values.push_back({.name = "never read", .bytes = uniform(g, 0, 9), .starts = remat::any_tier});
+    values.push_back({.name = "source and target", .bytes = 3, .starts = remat::any_tier, .ends = remat::any_tier});
+    targets.push_back(values.size() - 1);
+  }
+  try {
+    return problem("odd", values, operations, targets, copies, std::nullopt, {tiers, links}, p.next());
+  } catch (const remat::bad_problem&) {
+    return {};
+  }
+}
+
 }  // namespace
+
+TEST_CASE("odd problems get an answer that is true") {
+  int solved = 0;
+  for (unsigned seed = 0; seed < 150; ++seed) {
+    std::mt19937_64 g(seed);
+    const auto p = odd_problem(g);
+    if (!p) continue;
+    INFO("seed " << seed);
+    const auto least = remat::bounds_without_search(*p).budget;
+    const auto budget = chance(g, 10) ? uniform(g, 0, 5) : chance(g, 10) ? remat::max_bytes : least + uniform(g, 0, 12);
+    const remat::offmate<> joint(remat::min_cut{}, {.scan = 3, .search = 200, .idle = 1});
+    const auto together = remat::solve(*p, budget, joint, no_hurry),
+               alone = remat::solve(*p, budget, remat::offload_only(), no_hurry);
+    for (const auto* r : {&together, &alone}) {
+      CHECK_FALSE(std::isnan(r->bound));
+      if (r->status == remat::status::not_applicable) CHECK_FALSE(r->reason.empty());
+      if (!r->found()) continue;
+      CHECK(remat::evaluate(*p, r->schedule).peak <= budget);
+      CHECK(std::isfinite(r->seconds));
+      CHECK(r->bound <= r->seconds * (1 + 1e-9));
+    }
+    if (alone.found()) {
+      REQUIRE(together.found());
+      CHECK(together.seconds <= alone.seconds * (1 + 1e-9));
+      ++solved;
+    }
+  }
+  CHECK(solved >= 40);
+}
 
 TEST_CASE("no valid schedule on several tiers is faster than the bound") {
   std::mt19937_64 g(31);

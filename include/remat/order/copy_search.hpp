@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -55,6 +56,7 @@ class copy_incumbent {
         laid = frugal;
     if (!laid || laid->seconds > 1.01 * seconds_) return laid;
     laid->seconds = evaluate(p_, laid->schedule).seconds;
+    if (!std::isfinite(laid->seconds)) return {};  // links so slow that it never ends
     const std::lock_guard guard(lock_);
     if (laid->seconds < seconds_) {
       seconds_ = laid->seconds;
