@@ -177,7 +177,7 @@ void states_on_disk::step(const groups& all, states& of, const part_of_step& app
   settle(list, of, apply);
 
   const auto end_of_parcel = [&](std::size_t begin) {
-    constexpr bytes_t parcel = 32 << 20;
+    constexpr bytes_t parcel = 8 << 20;
     bytes_t bytes = 0;
     auto end = begin;
     for (; end < list.size() && list[end].of == list[begin].of; ++end) {

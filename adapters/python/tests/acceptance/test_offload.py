@@ -290,8 +290,11 @@ def test_a_disk_that_fills_up(small_disk):
     with pytest.raises(remat.Error, match=small_disk.folder):
         trained(net(activation_budget="60%", offload="activations", disk=small_disk.folder))
     small_disk.free()
-    model = net(activation_budget="60%", offload="activations", disk=small_disk.folder)
-    assert trained(model)[0] == losses
+    for _ in range(5):  # rates are measured, and beside other work they may be too low for copies to pay
+        model = net(activation_budget="60%", offload="activations", disk=small_disk.folder)
+        assert trained(model)[0] == losses
+        if remat.of(model).memory()["to_disk"] > 0:
+            break
     assert remat.of(model).memory()["to_disk"] > 0 and small_disk.files() == []
 
 

@@ -97,7 +97,7 @@ std::vector<at::Tensor> tensors_of(::torch::optim::OptimizerParamState& state);
 
 /// An optimizer whose states are on a disk; otherwise it is a Plain, and so are its results, bit by bit.
 ///
-/// Groups, options, schedulers, closures, `save` and `load` are as ever. Parameters step some at a time (32 MiB of states, or one
+/// Groups, options, schedulers, closures, `save` and `load` are as ever. Parameters step some at a time (8 MiB of states, or one
 /// of them), while the states of the next are read and those of the last are written. All space is taken before the first step
 /// changes a weight, which runs once on zeros for each parameter, to see which states there are.
 ///
