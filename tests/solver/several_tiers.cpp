@@ -44,6 +44,37 @@ problem tiers_problem(std::mt19937_64& g, bool step) {
   }
 }
 
+/// The same with all rates so many times as high, and so many bytes more on each tier with a limit.
+problem enlarged(const problem& p, double rate, bytes_t more) {
+  auto tiers = p.tiers();
+  auto copies = p.copies();
+  std::vector<remat::copy_link> links(p.links_beyond_copies().begin(), p.links_beyond_copies().end());
+  for (auto& l : links) l.rate *= rate;
+  if (copies) copies->to_host *= rate, copies->to_device *= rate;
+  for (std::size_t t = 1; t < tiers.size(); ++t)
+    if (tiers[t].budget) *tiers[t].budget += more;
+  return {"enlarged", p.values(), p.operations(), p.targets(), copies, std::nullopt, {tiers, links}, p.next()};
+}
+
+/// The same with another disk behind the last tier, where some of what starts there starts.
+problem with_far_disk(std::mt19937_64& g, const problem& p) {
+  auto values = p.values();
+  auto tiers = p.tiers();
+  std::vector<remat::copy_link> links(p.links_beyond_copies().begin(), p.links_beyond_copies().end());
+  const remat::tier_id last(tiers.size() - 1), far(tiers.size());
+  tiers.push_back({"far disk"});
+  links.push_back({last, far, 1, 0});
+  links.push_back({far, last, 0.5, 0.25});
+  std::vector<bool> carried(values.size(), false);
+  for (const auto& c : p.next()) carried[c.source] = carried[c.target] = true;
+  for (value_id v = 0; v < values.size(); ++v) {
+    if (carried[v] || !chance(g, 50)) continue;
+    if (p.is_source(v) && values[v].starts == last) values[v].starts = far;
+    if (p.is_target(v) && values[v].ends == last) values[v].ends = far;
+  }
+  return {"far", values, p.operations(), p.targets(), p.copies(), std::nullopt, {tiers, links}, p.next()};
+}
+
 /// A problem with what nobody expects: no bytes or far too many, links and operations that take no time or never end, tiers
 /// without room, operations anywhere, sources that start anywhere or that nobody reads. Nothing if it contradicts itself.
 std::optional<problem> odd_problem(std::mt19937_64& g) {
@@ -206,10 +237,11 @@ TEST_CASE("weights that do not stay come twice: worked out by hand") {
 
 TEST_CASE("planners for several tiers: valid, within all budgets, in order") {
   std::mt19937_64 g(32);
-  int found = 0, missed = 0, optimal = 0, better = 0, chained = 0;
+  int found = 0, missed = 0, optimal = 0, better = 0, chained = 0, four = 0;
   const remat::offmate<> both(remat::min_cut{}, {.search = 5'000, .idle = 1});
   for (int round = 0; round < 400; ++round) {
     auto p = tiers_problem(g, round % 4 != 0);
+    if (p.tiers().size() == 3 && chance(g, 40)) p = with_far_disk(g, p);
     if (chance(g, 20)) p = remat::testing::with_some_budgets(g, p, 70, 20, 60);
     const auto least = remat::bounds_without_search(p).budget;
     INFO("round " << round);
@@ -223,16 +255,44 @@ TEST_CASE("planners for several tiers: valid, within all budgets, in order") {
     CHECK(r.peak <= budget);
     for (std::size_t t = 1; t < p.tiers().size(); ++t) CHECK((!p.tiers()[t].budget || r.peaks[t] <= *p.tiers()[t].budget));
     chained += p.tiers().size() > 2;
+    four += p.tiers().size() > 3;
     CHECK(r.bound <= r.seconds * (1 + 1e-9));
     if (copied.found()) CHECK(r.seconds <= copied.seconds * (1 + 1e-9));
     optimal += r.status == remat::status::optimal;
     better += !copied.found() || r.seconds < copied.seconds * (1 - 1e-9);
   }
-  CAPTURE(found, missed, optimal, better, chained);
+  CAPTURE(found, missed, optimal, better, chained, four);
   CHECK(chained > 150);
+  CHECK(four > 50);
   CHECK(found > 350);
   CHECK(optimal > 50);
   CHECK(better > 40);
+}
+
+TEST_CASE("more memory or rate on several tiers: schedules never take longer, and what is found hardly ever does") {
+  int compared = 0, slower = 0;
+  const remat::offmate<> both(remat::min_cut{}, {.scan = 6, .search = 1'000, .idle = 1});
+  for (unsigned seed = 0; seed < 150; ++seed) {
+    std::mt19937_64 g(seed);
+    auto p = tiers_problem(g, seed % 2 == 1);
+    if (chance(g, 60)) p = remat::testing::with_some_budgets(g, p, 70, 5, 30);
+    const auto budget = remat::bounds_without_search(p).budget + uniform(g, 0, 8);
+    const auto r = remat::solve(p, budget, both, no_hurry);
+    if (!r.found()) continue;
+    INFO("seed " << seed);
+    for (const auto& [q, within] :
+         {std::pair(enlarged(p, 2, 0), budget), std::pair(enlarged(p, 1, 7), budget), std::pair(p, budget + 5)}) {
+      CHECK(remat::evaluate(q, r.schedule).seconds <= r.seconds * (1 + 1e-9));
+      const auto more = remat::solve(q, within, both, no_hurry);
+      REQUIRE(more.found());
+      CHECK(more.seconds <= r.seconds * 1.25);
+      slower += more.seconds > r.seconds * (1 + 1e-9);
+      ++compared;
+    }
+  }
+  CAPTURE(compared, slower);
+  CHECK(compared > 250);
+  CHECK(slower * 50 <= compared);
 }
 
 TEST_CASE("the smallest budget on several tiers") {
