@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
 
 namespace remat::order {
 
