@@ -146,6 +146,8 @@ TEST_CASE("tensors on a disk are tensors, and give their space back") {
   rt::disk::expect(made);
   rt::disk::fetch({made[3], made[0], at::randn({2000})});
   CHECK(disk->fetched() == 2 * 40960);
+  rt::disk::fetch({made[0], made[0].slice(0, 0, 10)});  // a part of what is there already
+  CHECK(disk->fetched() == 3 * 40960);
   CHECK(same_bits(made[0], values));
   CHECK(same_bits(made[3], at::full({70, 70}, 2.5, at::kDouble)));
   CHECK_THROWS_AS(disk->write(made[0], at::randn({100})), remat::broken_contract);

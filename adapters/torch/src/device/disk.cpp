@@ -52,7 +52,7 @@ std::vector<stretch> stretches(const std::vector<at::Tensor>& tensors) {
     auto* file = static_cast<mapped_region*>(part->file.get());
     const auto offset = (begin - file->data()) / page() * page(), end = begin - file->data() + bytes_of(*t);
     if (!all.empty() && all.back().file == file && all.back().offset + all.back().bytes >= offset)
-      all.back().bytes = whole_pages(end) - all.back().offset;
+      all.back().bytes = std::max(all.back().bytes, whole_pages(end) - all.back().offset);
     else
       all.push_back({part->of.get(), file, offset, whole_pages(end) - offset});
   }
