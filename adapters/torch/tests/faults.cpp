@@ -16,7 +16,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <remat/pytorch/file.hpp>
 
 #include "../src/device/file.hpp"
 #include "compare.hpp"

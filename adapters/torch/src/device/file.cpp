@@ -11,7 +11,6 @@
 #include <cstring>
 #include <new>
 
-#include <remat/pytorch/file.hpp>
 #include <remat/pytorch/paged_memory.hpp>
 
 #include "tier.hpp"
