@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
+#include <optional>
 #include <sstream>
 #include <string>
+#include <utility>
 
 #include <remat/core/bounds.hpp>
 #include <remat/core/smallest_budget.hpp>
@@ -18,14 +20,23 @@
 namespace remat::pytorch {
 namespace {
 
-/// A `plan_solver` where a solver is asked for.
+/// A `plan_solver` where a solver is asked for. What it does not find is looked for near the start, if that needs little more.
 struct as_solver {
   const search_options& options;
+  std::optional<schedule> start{};
+  as_solver with_start(schedule s) const { return {options, std::move(s)}; }
   std::string name() const { return "the solver of the wrapped module"; }
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     auto l = m.limits();
     l.seconds = m.remaining();
-    return options.solver(p, budget, l, report_to(m));
+    auto r = options.solver(p, budget, l, report_to(m));
+    if (r.found() || r.status == status::infeasible || !start || has_copies(*start)) return r;
+    if (static_cast<double>(as_result(p, *start).peak) > 1.1 * static_cast<double>(budget)) return r;
+    if (auto lower = lower_peak_of(p, *start, budget, [&] { return m.stopped(); })) {
+      r.status = status::feasible;
+      r.schedule = std::move(*lower);
+    }
+    return r;
   }
 };
 
