@@ -391,7 +391,8 @@ class recorder {
 
   void check(const std::string& op, const at::Tensor& t) const {
     if (t.layout() != c10::kStrided || !t.has_storage() || t.is_quantized() || t.is_nested() || t._is_zerotensor())
-      refuse(op, "takes or gives a tensor that is sparse, quantized, nested or otherwise without a plain storage");
+      refuse(op, std::string("takes or gives a tensor that is sparse, quantized, nested or otherwise without a plain storage") +
+                     (t.is_sparse() ? "; of an embedding, sparse=False helps" : ""));
     if (t.device() != device_ && !(t.is_cpu() && (t.dim() == 0 || t.nbytes() <= constant_limit)))
       refuse(op, "meets a tensor on " + t.device().str() + ", the step runs on " + device_.str());
   }

@@ -45,13 +45,17 @@ class step_node final : public ::torch::autograd::Node {
   void release_variables() override { give_back(); }
 
  protected:
+  static constexpr const char* as_it_is = "for this step use the module as it is (in Python within remat.of(model).paused())";
+
   ::torch::autograd::variable_list apply(::torch::autograd::variable_list&& incoming) override {
     if (!runner_) {
-      if (ran_kept_) throw not_supported("remat: a wrapped module runs one backward per forward, also with retain_graph=true");
+      if (ran_kept_)
+        throw not_supported(std::string("remat: a wrapped module runs one backward per forward, also with retain_graph=true; ") +
+                            as_it_is);
       TORCH_CHECK(false, ::torch::autograd::ERR_BACKWARD_TWICE);
     }
     if (at::GradMode::is_enabled())
-      throw not_supported("remat: no graph of the gradients (create_graph=true) of a wrapped module");
+      throw not_supported(std::string("remat: no graph of the gradients (create_graph=true) of a wrapped module; ") + as_it_is);
     if (at::autocast::is_autocast_enabled(at::kCPU) || at::autocast::is_autocast_enabled(at::kCUDA))
       throw not_supported("remat: the backward of a wrapped module must not run under autocast; leave it after the forward");
     for (const auto& w : watched_) check(w, *runner_->kind->step);
