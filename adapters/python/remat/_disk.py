@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-import collections
-import concurrent.futures
 import math
 import mmap
 import os
-from typing import Iterable, NamedTuple, Sequence
+from typing import Iterable, NamedTuple
 
 import torch
 
 from . import _core, _torch
-from ._errors import CopyFailed, NoSpace, Refused
+from ._errors import NoSpace, Refused
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)  #: what has memory of its own
 
@@ -96,49 +94,3 @@ def in_file(t: torch.Tensor) -> bool:
 def evict(tensors: list[torch.Tensor]) -> None:
     """Writes tensors to their disks and takes their pages out of memory; others stay. Raises CopyFailed, and then they are still there."""
     _torch.evict(tensors)
-
-
-class Traffic:
-    """Fetches and evicts beside the computations, each on a thread of its own; at most two evictions are under way."""
-
-    def __init__(self) -> None:
-        self.failure: CopyFailed | None = None  # the first of writing
-        self._reading, self._writing = (concurrent.futures.ThreadPoolExecutor(1, f"remat-{name}") for name in ("read", "write"))
-        self._coming: dict[object, concurrent.futures.Future] = {}
-        self._going: collections.deque[concurrent.futures.Future] = collections.deque()
-
-    def ahead(self, key: object, tensors: list[torch.Tensor], also: Sequence[torch.Tensor] = ()) -> None:
-        """What will be asked for next, and what will be read beside it, of any disk."""
-        if tensors and key not in self._coming:
-            self._coming[key] = self._reading.submit(_torch.fetch, tensors)
-            self._reading.submit(_torch.expect, also)
-
-    def ready(self, key: object, tensors: list[torch.Tensor]) -> None:
-        """Waits until they are in memory. Raises CopyFailed."""
-        self.ahead(key, tensors)
-        if key in self._coming:
-            self._coming.pop(key).result()
-
-    def done(self, tensors: list[torch.Tensor]) -> None:
-        """They have been written to, or are of no more use; those that are in no file stay where they are."""
-        while len(self._going) > 1:
-            self._collect()
-        if tensors:
-            self._going.append(self._writing.submit(evict, tensors))
-
-    def _collect(self) -> None:
-        try:
-            self._going.popleft().result()
-        except CopyFailed as e:
-            self.failure = self.failure or e
-
-    def drain(self) -> None:
-        """Waits for what is being written. What failed is in `failure`."""
-        while self._going:
-            self._collect()
-
-    def close(self) -> None:
-        """Waits for all, and ends."""
-        self.drain()
-        for pool in (self._reading, self._writing):
-            pool.shutdown()

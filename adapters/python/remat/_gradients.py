@@ -8,8 +8,8 @@ import weakref
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from . import _overlap
-from ._disk import PLAIN, Disk, Layout, Traffic, movable
+from . import _overlap, _torch
+from ._disk import PLAIN, Disk, Layout, movable
 
 
 class _Home:
@@ -40,7 +40,7 @@ class Gradients:
         self.disk = disk
         self._homes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # of a parameter: the last one
         self._hooks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        self._traffic: Traffic | None = None
+        self._traffic = _torch.Traffic()
         self._backward = -1  # the last one
 
     def attach(self, model: torch.nn.Module) -> None:
@@ -62,19 +62,7 @@ class Gradients:
             hook.remove()
         self._hooks.clear()
         self._homes.clear()
-        if self._traffic is not None:
-            self._traffic.close()
-            self._traffic = None
-
-    def _finish(self) -> None:
-        """At the end of a backward. Raises CopyFailed if a gradient could not be written."""
-        traffic = self._traffic
-        if traffic is None:
-            return
-        traffic.drain()
-        failure, traffic.failure = traffic.failure, None
-        if failure is not None:
-            raise failure
+        self._traffic = _torch.Traffic()  # when the other has ended
 
     def _arrived(self, p: torch.Tensor) -> None:
         grad = p.grad
@@ -88,10 +76,8 @@ class Gradients:
             if home is None or not home.free() or Layout.of(grad) != Layout.of(home.memory):
                 home = self._homes[p] = _Home(*self.disk.reserve([Layout.of(grad)]))
             p.grad = grad = home.take(self.disk, grad)
-        if self._traffic is None:
-            self._traffic = Traffic()
         if self._backward != torch._C._current_graph_task_id():
             self._backward = torch._C._current_graph_task_id()
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+            torch.autograd.Variable._execution_engine.queue_callback(self._traffic.drain)  # raises what could not be written
         # Of a home, what stands for it all the time: it is free for the next gradient although this one is still being written.
         self._traffic.done([home.memory if home is not None and home.memory.data_ptr() == grad.data_ptr() else grad])

@@ -12,11 +12,10 @@ from typing import Any, Callable, Iterable, Iterator, Literal, NamedTuple
 
 import torch
 
-from . import _core, _host
-from ._disk import Disk, Layout, Traffic, evict, in_file, movable
+from . import _core, _torch
+from ._disk import Disk, Layout, evict, in_file, movable
 from ._errors import CopyFailed, Refused
 from ._overlap import Overlap, detach
-from ._session import _sessions
 from ._wrap import of
 
 _FUSED = frozenset({torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad})  # those with such a kernel for the host
@@ -202,7 +201,7 @@ class _Offloaded(torch.optim.Optimizer):
             for parcel in parcels:
                 self._apply(*parcel)
             return
-        before, traffic, done = (self._disk.written, self._disk.read), Traffic(), 0
+        before, traffic, done = (self._disk.written, self._disk.read), _torch.Traffic(), 0
         try:
             for i, parcel in enumerate(parcels):
                 traffic.ready(i, self._at_home(parcel.params))
@@ -215,14 +214,16 @@ class _Offloaded(torch.optim.Optimizer):
         except CopyFailed as e:
             raise self._failed(f"{e}; {done} of {len(todo)} parameters have made the step. Load a checkpoint") from e
         finally:
-            traffic.close()
+            traffic.wait()
             self._bytes = self._disk.written - before[0], self._disk.read - before[1]
         self._check_traffic(traffic)
 
-    def _check_traffic(self, traffic: Traffic) -> None:
+    def _check_traffic(self, traffic: _torch.Traffic) -> None:
         """Raises CopyFailed if something could not be written."""
-        if traffic.failure is not None:
-            raise self._failed(f"{traffic.failure}; all parameters have made the step, but their states may be lost. Load a checkpoint")
+        try:
+            traffic.drain()
+        except CopyFailed as e:
+            raise self._failed(f"{e}; all parameters have made the step, but their states may be lost. Load a checkpoint") from e
 
     def _failed(self, message: str) -> CopyFailed:
         self._failure = message
@@ -336,10 +337,9 @@ class _Offloaded(torch.optim.Optimizer):
         if self._disk is None:
             return
         here = (p for group in self.param_groups for p in group["params"] if p.device.type == "cpu")
-        self._short = _host.free() < sum(p.numel() * p.element_size() for p in here)
+        self._short = _torch.host_free() < sum(p.numel() * p.element_size() for p in here)
         if self._short:
-            for session in list(_sessions):
-                session.release()
+            _torch.release_sessions()
 
     def _unneeded(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
         """What no longer has to be in memory once these have stepped, if it is in files: their gradients, and if memory is short

@@ -9,7 +9,7 @@ from typing import Any, Callable
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ._disk import Traffic
+from . import _torch
 from ._errors import CopyFailed, Refused
 
 _hooks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # of a parameter: it steps for one optimizer
@@ -50,7 +50,7 @@ class Overlap:
         self._order: dict[torch.Tensor, torch.Tensor] = {}  # of the last step: what came next
         self._last: torch.Tensor | None = None
         self._groups: dict[torch.Tensor, dict] = {}
-        self._traffic: Traffic | None = None
+        self._traffic: _torch.Traffic | None = None
         self.dropped = False  # gradients that no step has used
         self._before = 0, 0
 
@@ -83,7 +83,7 @@ class Overlap:
         for found in (self._held, self._applied, self._lifted, self._settings):
             found.clear()
         if self._traffic is not None:
-            self._traffic.close()
+            self._traffic.wait()
             self._traffic = None
 
     def _coming(self, p: torch.Tensor) -> None:
@@ -123,14 +123,14 @@ class Overlap:
 
     def _apply_on_disk(self, optimizer, group, p) -> None:
         if self._traffic is None:
-            self._traffic, self._last = Traffic(), None
+            self._traffic, self._last = _torch.Traffic(), None
             optimizer._look_around()
             self._before = optimizer._disk.written, optimizer._disk.read
         try:
-            self._traffic.ready(p, optimizer._at_home([p]))
+            self._traffic.ready(id(p), optimizer._at_home([p]))
             following = self._order.get(p)
             if following is not None:
-                self._traffic.ahead(following, optimizer._at_home([following]))
+                self._traffic.ahead(id(following), optimizer._at_home([following]))
             optimizer._apply(group, [p])
         except CopyFailed as e:
             raise optimizer._failed(f"{e}; {len(self._applied)} parameters have made the step. Load a checkpoint") from e
@@ -162,7 +162,7 @@ class Overlap:
             optimizer._prepare([(group, p) for p, group in self._groups.items() if p.requires_grad])
         traffic, self._traffic = self._traffic, None
         if traffic is not None:
-            traffic.close()
+            traffic.wait()
         optimizer._step_all()  # what has not stepped yet: gradients of the first step, or set by hand
         if traffic is not None:
             optimizer._bytes = optimizer._disk.written - self._before[0], optimizer._disk.read - self._before[1]

@@ -17,7 +17,7 @@ from typing import Any, Iterator, Literal
 
 import torch
 
-from . import _core, _host, _torch, _tree, _weights
+from . import _core, _torch, _tree, _weights
 from ._disk import Disk
 from ._errors import Error, Refused
 from ._gradients import Gradients
@@ -67,7 +67,7 @@ class Options:
             raise ValueError(f"verify must be >= 0, got {self.verify}")
         _torch.check_budget(*self.limit())
         if self.host_budget is not None:
-            wanted, most = self.host_bytes(), _host.limit()
+            wanted, most = self.host_bytes(), _torch.host_limit()
             if wanted > most:
                 raise ValueError(f"host_budget={self.host_budget!r} is more than the {most} bytes that this process can take at most")
         if self.offload == "none" and (self.disk is not None or self.disk_budget is not None):
@@ -89,7 +89,7 @@ class Options:
             raise ValueError(f'offload="{self.offload}" needs disk, a folder: what leaves the memory of the host goes to a disk')
         if self.offload == "none" and self.host_budget is None:
             return self
-        free = _host.free() * 4 // 5
+        free = _torch.host_free() * 4 // 5
         if cuda:  # whose budgets are of its own memory
             far = -1 if self.disk is not None or self.offload == "none" else free if self.host_budget is None else self.host_bytes()
             return dataclasses.replace(self, offload="activations" if self.offload == "auto" else self.offload, far=far)

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -25,6 +26,7 @@
 #include <remat/io/curve.hpp>
 #include <remat/pytorch/device.hpp>
 #include <remat/pytorch/disk.hpp>
+#include <remat/pytorch/free_memory.hpp>
 #include <remat/pytorch/memory.hpp>
 #include <remat/pytorch/paged_memory.hpp>
 #include <remat/pytorch/session.hpp>
@@ -359,6 +361,9 @@ class python_session {
   remat::bytes_t before_ = 0, host_before_ = 0;  ///< bytes there, and on the host, when it was wrapped, less the model
 };
 
+/// Python names what is fetched by numbers.
+rp::disk_traffic::key traffic_key(std::uintptr_t of) { return reinterpret_cast<rp::disk_traffic::key>(of); }
+
 /// Is this thread's Python being captured?
 bool capturing() { return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Fake); }
 
@@ -397,10 +402,29 @@ PYBIND11_MODULE(_torch, m) {
       .def_property_readonly("reserved", &rp::disk::reserved)
       .def_property_readonly("fetched", &rp::disk::fetched)
       .def_property_readonly("evicted", &rp::disk::evicted);
-  m.def("fetch", [](const tensors& list) { translated([&] { rp::disk::fetch(list); }); });
-  m.def("expect", [](const tensors& list) { translated([&] { rp::disk::expect(list); }); });
   m.def("evict", [](const tensors& list) { translated([&] { rp::disk::evict(list); }); });
   m.def("on_a_disk", &rp::on_a_disk);
+  py::class_<rp::disk_traffic, std::shared_ptr<rp::disk_traffic>>(m, "Traffic")
+      .def(py::init([] {
+        return std::shared_ptr<rp::disk_traffic>(new rp::disk_traffic, [](rp::disk_traffic* held) {
+          py::gil_scoped_release free;  // its threads may be about to let go of tensors
+          delete held;
+        });
+      }))
+      .def(
+          "ahead",
+          [](rp::disk_traffic& t, std::uintptr_t of, const tensors& list, const tensors& also) {
+            translated([&] { t.ahead(traffic_key(of), list, also); });
+          },
+          py::arg("key"), py::arg("tensors"), py::arg("also") = tensors())
+      .def("ready", [](rp::disk_traffic& t, std::uintptr_t of,
+                       const tensors& list) { translated([&] { t.ready(traffic_key(of), list); }); })
+      .def("done", [](rp::disk_traffic& t, const tensors& list) { translated([&] { t.done(list); }); })
+      .def("wait", [](rp::disk_traffic& t) { translated([&] { t.wait(); }); })
+      .def("drain", [](rp::disk_traffic& t) { translated([&] { t.drain(); }); });
+  m.def("host_limit", &rp::host_limit);
+  m.def("host_free", &rp::host_free);
+  m.def("release_sessions", [] { translated([] { rp::session::release_all(); }); });
   m.def("check_budget", [](const std::string& text, bool activations) { translated([&] { budget_of(text, activations); }); });
   m.def("meter_install", &rp::meter::install);
   m.def("meter_reset", [] {

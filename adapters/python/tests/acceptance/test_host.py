@@ -2,13 +2,12 @@
 """What a training may take of the host."""
 
 import os
-import pathlib
 
 import pytest
 import torch
 
 import remat
-from remat import _host
+from remat import _torch
 from test_offload import Net, trained
 
 
@@ -33,7 +32,7 @@ def test_a_budget_is_at_most_that_of_the_host(tmp_path):
 
 def test_a_budget_of_the_host_that_it_does_not_have():
     for wrong in (10**15, "1000 TB"):
-        with pytest.raises(ValueError, match=f"host_budget={wrong!r}.*{_host.limit()}"):
+        with pytest.raises(ValueError, match=f"host_budget={wrong!r}.*{_torch.host_limit()}"):
             remat.wrap(net(), host_budget=wrong)
     with pytest.raises(TypeError, match="host_budget"):
         remat.wrap(net(), host_budget=True)
@@ -42,30 +41,7 @@ def test_a_budget_of_the_host_that_it_does_not_have():
 
 
 def test_what_is_free_is_less_than_what_there_is():
-    assert 0 < _host.free() <= _host.limit() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def test_limits_of_control_groups(tmp_path, monkeypatch):
-    def group(folder, version, most, taken, idle):
-        folder.mkdir(parents=True, exist_ok=True)
-        names = ("memory.max", "memory.current", "inactive_file") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        (folder / names[0]).write_text(f"{most}\n")
-        (folder / names[1]).write_text(f"{taken}\n")
-        (folder / "memory.stat").write_text(f"anon 5\n{names[2]} {idle}\nfile 7\n")
-
-    read = pathlib.Path.read_text
-    lines = ""
-    monkeypatch.setattr(_host, "_GROUPS", tmp_path)
-    monkeypatch.setattr(pathlib.Path, "read_text", lambda self: lines if str(self) == "/proc/self/cgroup" else read(self))
-    group(tmp_path / "a", 2, 50 << 20, 30 << 20, 5 << 20)
-    group(tmp_path / "a" / "b", 2, "max", 20 << 20, 0)
-    lines = "0::/a/b\n"
-    assert (_host.limit(), _host.free()) == (50 << 20, 25 << 20)
-    group(tmp_path / "memory" / "c", 1, 40 << 20, 39 << 20, 0)
-    lines = "3:cpu:/x\n2:memory:/c\n1:name=systemd:/\n0::/a/b\n"
-    assert (_host.limit(), _host.free()) == (40 << 20, 1 << 20)
-    lines = "0::/nowhere\n"
-    assert _host.limit() > 50 << 20
+    assert 0 < _torch.host_free() <= _torch.host_limit() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def test_auto(tmp_path):

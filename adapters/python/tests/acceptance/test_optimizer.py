@@ -286,14 +286,13 @@ def resident(folder):
 
 @pytest.mark.parametrize("step", ["after", "overlap"])
 def test_few_states_are_in_memory_at_a_time(tmp_path, monkeypatch, step):
-    from remat import _disk, _optimizer
+    from remat import _optimizer, _torch
 
     monkeypatch.setattr(_optimizer, "PARCEL", 1 << 20)
     model = torch.nn.Sequential(*(torch.nn.Linear(512, 512, bias=False) for _ in range(24)))  # 1 MiB each, states 2 MiB
     optimizer = remat.optimizer(model.parameters(), disk=tmp_path, step=step, lr=1e-3)
-    seen = []
-    original = _disk.evict
-    monkeypatch.setattr(_disk, "evict", lambda tensors: (seen.append(resident(tmp_path)[0]), original(tensors))[1])
+    seen, done = [], _torch.Traffic.done
+    monkeypatch.setattr(_torch.Traffic, "done", lambda traffic, tensors: (seen.append(resident(tmp_path)[0]), done(traffic, tensors)))
     for _ in range(3):
         optimizer.zero_grad()
         model(torch.randn(2, 512)).sum().backward()
@@ -495,7 +494,7 @@ def test_a_disk_that_fails_to_write(tmp_path, monkeypatch):
         raise remat.CopyFailed(f"{tmp_path}: {os.strerror(errno.EIO)}")
 
     with monkeypatch.context() as broken:
-        broken.setattr(_torch, "evict", fails)
+        broken.setattr(_torch.Traffic, "drain", fails)
         with pytest.raises(remat.CopyFailed, match="all parameters have made the step"):
             train(ours, b, 1, first=2)
         assert same(weights(ours), weights(plain))  # a whole step
@@ -516,15 +515,15 @@ def test_a_disk_that_fails_to_read(tmp_path, monkeypatch):
     model = net()
     optimizer = remat.optimizer(model.parameters(), disk=tmp_path, lr=1e-2)
     train(model, optimizer, 1)
-    before, calls, fetch = weights(model), [], _torch.fetch
+    before, calls, ready = weights(model), [], _torch.Traffic.ready
 
     def fails(*of):
         calls.append(of)
         if len(calls) == 2:
             raise remat.CopyFailed(os.strerror(errno.EIO))
-        fetch(*of)
+        ready(*of)
 
-    monkeypatch.setattr(_torch, "fetch", fails)
+    monkeypatch.setattr(_torch.Traffic, "ready", fails)
     with pytest.raises(remat.CopyFailed, match="of 8 parameters have made the step"):
         train(model, optimizer, 1, first=1)
     changed = [not torch.equal(a, b) for a, b in zip(before, weights(model))]

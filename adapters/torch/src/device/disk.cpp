@@ -105,8 +105,7 @@ bool disk::holds(const at::Tensor& t) const {
 
 void disk::write(const at::Tensor& to, const at::Tensor& value) {
   const auto* part = part_of(to);
-  if (part == nullptr || !value.is_cpu() || value.sizes() != to.sizes() || value.strides() != to.strides() ||
-      value.scalar_type() != to.scalar_type())
+  if (part == nullptr || !value.is_cpu() || !alike(to, value))
     throw broken_contract("remat: a tensor is written to one on a disk that differs in sizes, strides or type");
   part->file->write(static_cast<const char*>(value.const_data_ptr()),
                     static_cast<const char*>(to.const_data_ptr()) - part->file->data(), bytes_of(value));
@@ -132,26 +131,28 @@ void disk::evict(const std::vector<at::Tensor>& tensors) {
 
 bool on_a_disk(const at::Tensor& t) { return part_of(t) != nullptr; }
 
+bool alike(const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.strides() == b.strides();
+}
+
 bool movable(const at::Tensor& t) {
-  return t.defined() && t.layout() == at::kStrided && t.is_cpu() && !t.is_quantized() && t.is_non_overlapping_and_dense() &&
-         bytes_of(t) >= page();
+  return t.defined() && t.layout() == at::kStrided && t.is_cpu() && t.has_storage() && !t.is_quantized() &&
+         t.is_non_overlapping_and_dense() && bytes_of(t) >= page();
 }
 
-disk_traffic::~disk_traffic() {
-  if (coming_.valid()) coming_.wait();
-  while (!going_.empty()) collect();
-}
+disk_traffic::~disk_traffic() { wait(); }
 
-void disk_traffic::ahead(std::vector<at::Tensor> tensors, std::vector<at::Tensor> also) {
-  if (coming_.valid()) coming_.wait();
-  coming_ = std::async(std::launch::async, [list = std::move(tensors), more = std::move(also)] {
+void disk_traffic::ahead(key of, std::vector<at::Tensor> tensors, std::vector<at::Tensor> also) {
+  if (tensors.empty() || coming_.count(of) > 0) return;
+  coming_[of] = std::async(std::launch::async, [list = std::move(tensors), more = std::move(also)] {
     disk::fetch(list);
     disk::expect(more);
   });
 }
 
-void disk_traffic::arrived() {
-  if (coming_.valid()) coming_.get();
+void disk_traffic::ready(key of, std::vector<at::Tensor> tensors) {
+  ahead(of, std::move(tensors));
+  if (auto found = coming_.extract(of)) found.mapped().get();
 }
 
 void disk_traffic::done(std::vector<at::Tensor> tensors) {
@@ -167,6 +168,11 @@ void disk_traffic::collect() {
   } catch (const copy_failed&) {
     if (!failure_) failure_ = std::current_exception();
   }
+}
+
+void disk_traffic::wait() {
+  for (const auto& [of, fetched] : coming_) fetched.wait();
+  while (!going_.empty()) collect();
 }
 
 void disk_traffic::drain() {

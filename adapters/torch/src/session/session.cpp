@@ -59,6 +59,16 @@ struct session::state : std::enable_shared_from_this<state> {
     placing_allocator::install();
   }
 
+  /// Those of all sessions.
+  struct everybody {
+    std::mutex mutex;
+    std::vector<std::weak_ptr<state>> states;
+  };
+  static everybody& all() {
+    static everybody found;
+    return found;
+  }
+
   void log(const std::string& text) const {
     if (options.log) options.log(text);
   }
@@ -564,7 +574,12 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
 }
 
 session::session(std::shared_ptr<model> trained, wrap_options options)
-    : state_(std::make_shared<state>(std::move(trained), std::move(options))) {}
+    : state_(std::make_shared<state>(std::move(trained), std::move(options))) {
+  auto& all = state::all();
+  std::lock_guard lock(all.mutex);
+  std::erase_if(all.states, [](const auto& s) { return s.expired(); });
+  all.states.push_back(state_);
+}
 session::~session() = default;
 
 std::vector<at::Tensor> session::forward(const invocation& call, const std::vector<at::Tensor>& inputs,
@@ -607,6 +622,17 @@ void session::set_budget(const budget& b) {
 void session::release() {
   std::lock_guard lock(state_->mutex);
   state_->release();
+}
+
+void session::release_all() {
+  std::vector<std::weak_ptr<state>> states;
+  {
+    std::lock_guard lock(state::all().mutex);
+    states = state::all().states;
+  }
+  for (const auto& weak : states)
+    if (const auto s = weak.lock())
+      if (std::unique_lock lock(s->mutex, std::try_to_lock); lock) s->release();
 }
 
 pytorch::report session::report() const {

@@ -11,6 +11,7 @@
 #include <deque>
 #include <exception>
 #include <future>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -78,32 +79,40 @@ class disk {
 /// Is `t` on any disk?
 bool on_a_disk(const at::Tensor& t);
 
+/// Do they have the same sizes, strides and type?
+bool alike(const at::Tensor& a, const at::Tensor& b);
+
 /// Can `t` be on a disk, and would that save a page of memory or more?
 bool movable(const at::Tensor& t);
 
-/// Fetches and evicts beside the computations; at most two evictions are under way.
+/// Fetches and evicts beside the computations; at most two evictions are under way. Not thread-safe.
 class disk_traffic {
  public:
+  using key = const void*;  ///< names what is fetched together
+
   disk_traffic() = default;
   /// Waits for what is under way.
   ~disk_traffic();
   disk_traffic(const disk_traffic&) = delete;
   disk_traffic& operator=(const disk_traffic&) = delete;
 
-  /// Begins to fetch what `arrived` waits for.
+  /// Begins to fetch what `ready` will be asked for, unless that has begun.
   /// @param also expected besides
-  void ahead(std::vector<at::Tensor> tensors, std::vector<at::Tensor> also = {});
+  void ahead(key of, std::vector<at::Tensor> tensors, std::vector<at::Tensor> also = {});
+  /// Waits until they are in memory.
   /// @throws copy_failed
-  void arrived();
-  /// They have been written to, and are not needed for a while.
+  void ready(key of, std::vector<at::Tensor> tensors);
+  /// They have been written to, or are of no more use, and go to their disks.
   void done(std::vector<at::Tensor> tensors);
+  /// Waits for all that is under way.
+  void wait();
   /// Waits for what is being written.
   /// @throws copy_failed: the first that could not be since the last call
   void drain();
 
  private:
   void collect();
-  std::future<void> coming_;
+  std::map<key, std::future<void>> coming_;
   std::deque<std::future<void>> going_;
   std::exception_ptr failure_;  ///< the first of writing
 };

@@ -17,9 +17,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <functional>
-#include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -58,48 +56,66 @@ class gradients_on_disk {
   std::shared_ptr<taker> taker_;
 };
 
+/// When parameters step.
+enum class stepping {
+  after,   ///< in `step()`, when all gradients are there, as ever
+  overlap  ///< each within the backward, as soon as its gradient is there, which is freed; `step()` ends that
+};
+
 /// Keeps the states of an optimizer on a disk, and steps some parameters at a time. What `offloaded` is made of.
 class states_on_disk {
  public:
   using groups = std::vector<::torch::optim::OptimizerParamGroup>;
   using states = ska::flat_hash_map<void*, std::unique_ptr<::torch::optim::OptimizerParamState>>;
-  /// Steps these parameters of a group.
-  using part_of_step = std::function<void(std::vector<at::Tensor>, const ::torch::optim::OptimizerParamGroup&)>;
-  /// Handles of the tensors in the state of a parameter, undefined ones among them, in the same order each time.
-  using tensors_of_state = std::function<std::vector<at::Tensor>(::torch::optim::OptimizerParamState&)>;
+  /// Members of an optimizer, which live as long as this, and what it does.
+  struct optimizer {
+    const groups& all;
+    states& of;
+    /// Steps these parameters of a group.
+    std::function<void(std::vector<at::Tensor>, const ::torch::optim::OptimizerParamGroup&)> apply;
+    /// Handles of the tensors in the state of a parameter, undefined ones among them, in the same order each time.
+    std::function<std::vector<at::Tensor>(::torch::optim::OptimizerParamState&)> tensors;
+  };
 
-  /// @param to not null
+  /// @param to null: states stay in memory, for `stepping::overlap`
   /// @throws bad_option
-  states_on_disk(std::shared_ptr<disk> to, tensors_of_state tensors);
+  states_on_disk(std::shared_ptr<disk> to, stepping when, optimizer whose);
+  ~states_on_disk();
+  states_on_disk(const states_on_disk&) = delete;
+  states_on_disk& operator=(const states_on_disk&) = delete;
 
-  /// A step of all parameters that have gradients.
-  /// @throws out_of_memory before a weight changes; copy_failed
-  void step(const groups& all, states& of, const part_of_step& apply);
-  /// States are those of a checkpoint.
-  void loaded() { failure_.reset(); }
+  /// A step of all parameters that have gradients, or the end of one.
+  /// @throws out_of_memory before a weight changes; copy_failed; not_supported
+  at::Tensor step(const ::torch::optim::Optimizer::LossClosure& closure);
+  /// States are those of a checkpoint. Gradients since the last step are dropped.
+  void loaded();
+  /// @throws not_supported between a backward and its step
+  void check_idle(const std::string& what) const;
 
  private:
-  struct todo;
-  void settle(const std::vector<todo>& all, states& of, const part_of_step& apply);
-  std::vector<at::Tensor> rehearse(const todo& t, states& of, const part_of_step& apply) const;
-  std::vector<at::Tensor> homes(const todo& t, states& of) const;
-  void bring_home(const todo& t, states& of, const std::vector<at::Tensor>& places);
-
-  std::shared_ptr<disk> disk_;
-  tensors_of_state tensors_;
-  std::map<const void*, std::vector<at::Tensor>> rooms_;  ///< by parameter, for states that are not made yet
-  std::optional<std::string> failure_;                    ///< no step can follow
+  class stepper;
+  stepping when_;
+  std::shared_ptr<stepper> stepper_;
 };
 
 /// The tensors in states of the optimizers of LibTorch.
 /// @throws bad_option for another class: derive from `offloaded`, with a `tensors` of your own
 std::vector<at::Tensor> tensors_of(::torch::optim::OptimizerParamState& state);
 
-/// An optimizer whose states are on a disk; otherwise it is a Plain, and so are its results, bit by bit.
+/// An optimizer whose states are on a disk, or that steps while gradients arrive; otherwise it is a Plain, and so are its
+/// results, bit by bit.
 ///
 /// Groups, options, schedulers, closures, `save` and `load` are as ever. Parameters step some at a time (8 MiB of states, or one
 /// of them), while the states of the next are read and those of the last are written. All space is taken before the first step
-/// changes a weight, which runs once on zeros for each parameter, to see which states there are.
+/// changes a weight, which runs once on zeros for each parameter, to see which states there are. While memory is short (no room
+/// is left for the weights once more, on the machine or in a memory cgroup), weights on a disk are written and leave the memory
+/// as they step, and sessions give back what they keep for their next steps.
+///
+/// With `stepping::overlap` each parameter steps within the backward, and its gradient is freed. What needs the gradients later
+/// is refused: clipping, accumulation, closures, `zero_grad`, `save` or changed options between backward and `step()`. The first
+/// step keeps all gradients, though nobody sees them, so that it refuses before a weight has changed. A weight that the rest of
+/// the backward still needs raises PyTorch's own error. Wrapped models plan with gradients that leave from the third step on,
+/// with `gradients_on_disk` and `wrap_options::gradients_leave` from the first.
 ///
 /// @tparam Plain treats each parameter by itself: AdamW, Adam, SGD, RMSprop, Adagrad of torch::optim
 /// @code
@@ -111,33 +127,35 @@ class offloaded : public Plain {
   static_assert(!std::is_base_of_v<::torch::optim::LBFGS, Plain>, "LBFGS makes its step of all parameters together");
 
  public:
-  /// @param to   not null
+  /// @param to   for `stepping::overlap` null, too: states stay in memory
   /// @param told what Plain is made of: parameters or groups, and options
   /// @throws bad_option; what Plain throws
   template <class... Told>
-  explicit offloaded(std::shared_ptr<disk> to, Told&&... told)
+  offloaded(std::shared_ptr<disk> to, stepping when, Told&&... told)
       : Plain(std::forward<Told>(told)...),
-        states_(std::move(to), [this](::torch::optim::OptimizerParamState& s) { return tensors(s); }) {}
+        states_(std::move(to), when,
+                {this->param_groups_, this->state_,
+                 [this](std::vector<at::Tensor> params, const ::torch::optim::OptimizerParamGroup& of) {
+                   const hidden_groups all(this->param_groups_);
+                   this->param_groups_.emplace_back(std::move(params), of.options().clone());
+                   Plain::step();
+                 },
+                 [this](::torch::optim::OptimizerParamState& s) { return tensors(s); }}) {}
+  template <class... Told>
+  explicit offloaded(std::shared_ptr<disk> to, Told&&... told)
+      : offloaded(std::move(to), stepping::after, std::forward<Told>(told)...) {}
   offloaded(const offloaded&) = delete;
   offloaded& operator=(const offloaded&) = delete;
 
   /// @throws out_of_memory before a weight changes. copy_failed if the disk fails: after all parameters have stepped if states
-  /// could not be written, or else before some have, which it says; no step follows until a checkpoint is loaded.
-  at::Tensor step(::torch::optim::Optimizer::LossClosure closure = nullptr) override {
-    at::Tensor loss;
-    if (closure) {
-      const at::AutoGradMode with_grad(true);
-      loss = closure();
-    }
-    const hidden_groups all(this->param_groups_);
-    states_.step(all.groups, this->state_, [this](std::vector<at::Tensor> params, const ::torch::optim::OptimizerParamGroup& of) {
-      this->param_groups_.clear();
-      this->param_groups_.emplace_back(std::move(params), of.options().clone());
-      Plain::step();
-    });
-    return loss;
-  }
+  /// could not be written, or else before some have, which it says; no step follows until a checkpoint is loaded. With
+  /// `stepping::overlap` a backward throws the same, and both not_supported.
+  at::Tensor step(::torch::optim::Optimizer::LossClosure closure = nullptr) override { return states_.step(closure); }
 
+  void save(::torch::serialize::OutputArchive& archive) const override {
+    states_.check_idle("save()");
+    Plain::save(archive);
+  }
   void load(::torch::serialize::InputArchive& archive) override {
     Plain::load(archive);
     states_.loaded();
@@ -150,7 +168,7 @@ class offloaded : public Plain {
  private:
   /// Takes the groups out of an optimizer, and puts them back.
   struct hidden_groups {
-    explicit hidden_groups(states_on_disk::groups& of) : place(of), groups(std::move(of)) {}
+    explicit hidden_groups(states_on_disk::groups& of) : place(of), groups(std::move(of)) { place.clear(); }
     ~hidden_groups() { place = std::move(groups); }
     hidden_groups(const hidden_groups&) = delete;
     hidden_groups& operator=(const hidden_groups&) = delete;

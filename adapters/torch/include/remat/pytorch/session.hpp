@@ -138,6 +138,8 @@ class session {
   void invalidate();
   /// Gives back the memory that is kept for the next step, but for gradients in it. Plans stay.
   void release();
+  /// The same for all sessions of the process but those that are at work on another thread.
+  static void release_all();
 
  private:
   struct state;

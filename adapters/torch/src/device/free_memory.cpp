@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "free_memory.hpp"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <vector>
+
+#include <remat/pytorch/free_memory.hpp>
+
+namespace remat::pytorch {
+namespace {
+
+/// What a file says; nothing for "max", or without the file.
+std::optional<bytes_t> number_in(const std::filesystem::path& file) {
+  std::ifstream in(file);
+  bytes_t number = 0;
+  return in >> number ? std::optional(number) : std::nullopt;
+}
+
+/// What stands behind a word, in a file of words and numbers.
+std::optional<bytes_t> number_behind(const std::filesystem::path& file, const std::string& word) {
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with(word + ' ')) return std::stoll(line.substr(word.size()));
+  return std::nullopt;
+}
+
+/// A cgroup with a limit.
+struct memory_group {
+  bytes_t most;
+  bytes_t taken;  ///< and not easily given back
+};
+
+/// Those that this process is in.
+std::vector<memory_group> memory_groups() {
+  std::vector<memory_group> found;
+  const std::filesystem::path root = root_of_system();
+  std::ifstream list(root / "proc/self/cgroup");
+  for (std::string line; std::getline(list, line);) {  // number:kinds:folder
+    const auto first = line.find(':'), second = line.find(':', first + 1);
+    if (first == line.npos || second == line.npos) continue;
+    const auto kinds = ',' + line.substr(first + 1, second - first - 1) + ',';
+    const bool second_version = kinds == ",,";
+    if (!second_version && kinds.find(",memory,") == kinds.npos) continue;
+    const auto top = root / (second_version ? "sys/fs/cgroup" : "sys/fs/cgroup/memory");
+    const auto* limit = second_version ? "memory.max" : "memory.limit_in_bytes";
+    const auto* usage = second_version ? "memory.current" : "memory.usage_in_bytes";
+    const auto* idle = second_version ? "inactive_file" : "total_inactive_file";
+    for (auto group = top / std::filesystem::path(line.substr(second + 1)).relative_path();; group = group.parent_path()) {
+      const auto most = number_in(group / limit), taken = number_in(group / usage);
+      if (most && taken)
+        found.push_back({*most, std::max<bytes_t>(0, *taken - number_behind(group / "memory.stat", idle).value_or(0))});
+      if (group == top) break;
+    }
+  }
+  return found;
+}
+
+bytes_t of_machine(const std::string& word) {
+  const auto kib = number_behind(std::filesystem::path(root_of_system()) / "proc/meminfo", word + ':');
+  return kib ? *kib * 1024 : max_bytes;
+}
+
+}  // namespace
+
+std::string& root_of_system() {
+  static std::string folder = "/";
+  return folder;
+}
+
+bytes_t host_limit() {
+  auto bytes = of_machine("MemTotal");
+  for (const auto& group : memory_groups()) bytes = std::min(bytes, group.most);
+  return bytes;
+}
+
+bytes_t host_free() {
+  auto bytes = of_machine("MemAvailable");
+  for (const auto& group : memory_groups()) bytes = std::min(bytes, group.most - group.taken);
+  return std::max<bytes_t>(0, bytes);
+}
+
+}  // namespace remat::pytorch
