@@ -61,9 +61,10 @@ TEST_CASE("lay_copies on two and three tiers: every schedule is valid and within
     const auto order = again ? repeated(g, p) : remat::needed_operations(p);
     const auto least = remat::bounds_without_search(p).budget;
     for (const auto budget : {least - 1, least, least + uniform(g, 0, 20), least + 1000})
-      for (const bool frugal : {false, true}) {
-        INFO("round " << round << ", budget " << budget << ", frugal " << frugal);
-        const auto found = remat::order::lay_copies(p, order, budget, {.frugal = frugal, .small = 0});
+      for (const char way : {'a', 'f', 'd'}) {
+        INFO("round " << round << ", budget " << budget << ", way " << way);
+        const auto found =
+            remat::order::lay_copies(p, order, budget, {.frugal = way == 'f', .small = 0, .on_demand = way == 'd'});
         if (!found) {
           REQUIRE((remat::testing::limited(p) || again || budget < least + 1000));
           ++full;

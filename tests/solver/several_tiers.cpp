@@ -351,6 +351,8 @@ TEST_CASE("small problems on two and three tiers against exhaustive search") {
       continue;
     }
     REQUIRE(r.seconds >= *best - 1e-9);
+    if (const auto plainest = remat::order::lay_copies(p, remat::needed_operations(p), budget, {.on_demand = true}))
+      REQUIRE(r.seconds <= plainest->seconds * (1 + 1e-9));
     ++solved;
     chained += remat::order::tier_chain(p).size() > 2;
     optimal += r.seconds <= *best + 1e-9;
@@ -360,6 +362,6 @@ TEST_CASE("small problems on two and three tiers against exhaustive search") {
   CAPTURE(solved, infeasible, given_up, missed, optimal, proven, chained, extra / solved, gap / solved);
   CHECK(solved > 600);
   CHECK(chained > 120);
-  CHECK(30 * missed < solved);
-  CHECK(10 * optimal > 9 * solved);
+  CHECK(300 * missed < solved);
+  CHECK(20 * optimal > 19 * solved);
 }

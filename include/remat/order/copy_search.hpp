@@ -54,15 +54,11 @@ class copy_incumbent {
                                    {.frugal = true, .among = among, .most = laid ? std::min(most, laid->seconds) : most});
           frugal && (!laid || frugal->seconds < laid->seconds))
         laid = frugal;
-    if (!laid || laid->seconds > 1.01 * seconds_) return laid;
-    laid->seconds = evaluate(p_, laid->schedule).seconds;
-    if (!std::isfinite(laid->seconds)) return {};  // links so slow that it never ends
-    const std::lock_guard guard(lock_);
-    if (laid->seconds < seconds_) {
-      seconds_ = laid->seconds;
-      order_ = order;
-      schedule_ = laid->schedule;
-    }
+    if (laid && (!std::isfinite(laid->seconds) || (laid->seconds <= 1.01 * seconds_ && !take(order, *laid, false)))) laid.reset();
+    if (!p_.plain() && among.empty() && (paged_ || std::isinf(most)))
+      if (auto paged = lay_copies(p_, order, budget_, {.on_demand = true});
+          paged && (!laid || paged->seconds < laid->seconds) && take(order, *paged, true))
+        laid = std::move(paged);
     return laid;
   }
   /// Tells the observers of `m`, with the schedule; one thread at a time.
@@ -85,10 +81,25 @@ class copy_incumbent {
   }
 
  private:
+  /// @return false if it never ends, over links that are so slow
+  bool take(const std::vector<operation_id>& order, laid_copies& laid, bool on_demand) {
+    laid.seconds = evaluate(p_, laid.schedule).seconds;
+    if (!std::isfinite(laid.seconds)) return false;
+    const std::lock_guard guard(lock_);
+    if (laid.seconds < seconds_) {
+      seconds_ = laid.seconds;
+      order_ = order;
+      schedule_ = laid.schedule;
+      paged_ = on_demand;
+    }
+    return true;
+  }
+
   const remat::problem& p_;
   bytes_t budget_;
   std::vector<operation_id> order_;
   std::optional<remat::schedule> schedule_;
+  std::atomic<bool> paged_ = false;  // is the schedule on demand?
   std::atomic<double> seconds_ = std::numeric_limits<double>::infinity();
   mutable std::mutex lock_;
 };

@@ -22,6 +22,7 @@ struct copy_options {
   double small = 2e-5;           ///< values below that share of the budget are moved only where nothing else helps, in [0, 1]
   std::vector<bool> among = {};  ///< per value: may it leave the device? Empty: all may that the problem lets; as beyond the host
   double most = std::numeric_limits<double>::infinity();  ///< s: what is seen to take longer is given up
+  bool on_demand = false;  ///< on several tiers, nothing is sent or fetched before that must be, and the rest does not matter
 };
 
 /// A schedule with copies, and where it waits for them.

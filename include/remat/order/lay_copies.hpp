@@ -15,6 +15,8 @@
 #include <remat/core/problem.hpp>
 #include <remat/order/chain_layer.hpp>
 #include <remat/order/copy_layer.hpp>
+#include <remat/order/demand_paging.hpp>
+#include <remat/order/late_drops.hpp>
 #include <remat/order/residence.hpp>
 
 namespace remat::order {
@@ -43,8 +45,9 @@ inline std::optional<laid_copies> lay_on_host(const problem& p, std::span<const 
 
 /// Takes the times of copies and waits from `evaluate`, after `laid.schedule` has become another.
 /// @param order of which it is made
-inline void time_copies(const problem& p, std::span<const operation_id> order, laid_copies& laid) {
-  const auto e = evaluate(p, laid.schedule);
+/// @return what it says
+inline evaluation time_copies(const problem& p, std::span<const operation_id> order, laid_copies& laid) {
+  auto e = evaluate(p, laid.schedule);
   auto copy = e.copies.begin();
   auto sent = laid.to_host.begin(), brought = laid.to_device.begin();
   std::vector<laid_copies::transfer> to_host;
@@ -80,6 +83,20 @@ inline void time_copies(const problem& p, std::span<const operation_id> order, l
     to_device();
   }
   laid.to_host = std::move(to_host);
+  return e;
+}
+
+/// Puts off drops as long as that makes it faster, and takes times from `evaluate`, after `laid.schedule` has become another.
+inline void drop_late(const problem& p, std::span<const operation_id> order, laid_copies& laid, bytes_t budget) {
+  auto e = time_copies(p, order, laid);
+  for (int i = 0; i < 3; ++i) {
+    auto later = laid;
+    later.schedule = with_late_drops(p, laid.schedule, e, budget);
+    e = time_copies(p, order, later);
+    const bool faster = later.seconds < laid.seconds * (1 - 1e-4);
+    if (later.seconds < laid.seconds) laid = std::move(later);
+    if (!faster) return;
+  }
 }
 
 /// `lay_copies` for a problem that is not plain: over the device and all else, then over the next tier and what is beyond that.
@@ -94,8 +111,21 @@ inline std::optional<laid_copies> lay_tiers(const problem& p, std::span<const op
   const auto back = lay_tiers(chain.beyond(), chain.order(), chain.budget(), {.frugal = o.frugal, .small = o.small});
   if (!back) return std::nullopt;
   front->schedule = chain.join(back->schedule);
-  time_copies(p, *order, *front);
+  drop_late(p, *order, *front, budget);
   return front;
+}
+
+/// `lay_copies` on demand: in the better of both ways to begin.
+inline std::optional<laid_copies> lay_on_demand(const problem& p, std::span<const operation_id> given, bytes_t budget) {
+  std::optional<laid_copies> best;
+  const auto order = overwrite_last(p, given);
+  for (const bool near : {true, false}) {
+    auto laid = order ? demand_paging(p, *order, budget, near).lay() : std::nullopt;
+    if (!laid) continue;
+    drop_late(p, *order, *laid, budget);
+    if (!best || laid->seconds < best->seconds) best = std::move(laid);
+  }
+  return best;
 }
 
 }  // namespace detail
@@ -134,7 +164,7 @@ inline std::optional<laid_copies> lay_copies(const problem& p, std::span<const o
                      std::to_string(o.among.size()));
   if (!p.plain()) {
     if (const auto why = unplannable(p); !why.empty()) throw bad_option("lay_copies: " + why);
-    return detail::lay_tiers(p, order, budget, o);
+    return o.on_demand ? detail::lay_on_demand(p, order, budget) : detail::lay_tiers(p, order, budget, o);
   }
   if (!p.copies()) throw bad_option("lay_copies: the problem allows no copies");
   return detail::copy_layer(p, order, budget, o).lay();

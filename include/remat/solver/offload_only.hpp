@@ -15,8 +15,8 @@
 namespace remat {
 
 /// Computes every needed operation once, in the order of the problem, and moves what does not fit to the host and back
-/// (`order::lay_copies`). Finds a schedule for every budget that has one, on several tiers for most; a problem that allows no
-/// copies, or is `order::unplannable`, is `not_applicable`, unless nothing has to move.
+/// (`order::lay_copies`). Finds a schedule for every budget that has one, on several tiers for nearly all; a problem that allows
+/// no copies, or is `order::unplannable`, is `not_applicable`, unless nothing has to move.
 ///
 /// Complexity: that of `order::lay_copies` and `bound::copy_bound`.
 /// @code

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The plainest schedule on several tiers: values come when they are read and go when room is lacking.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
+#include <remat/order/laid_copies.hpp>
+#include <remat/order/residence.hpp>
+
+namespace remat::order::detail {
+
+/// Demand paging over all tiers at once, and over all links. Where room is lacking on a tier, there leave first what nobody wants
+/// any more, then what is on another tier as well, and then what is used last, which goes on to a tier that has or makes room.
+class demand_paging {
+ public:
+  /// @param p     a problem that is not plain and not `unplannable`; must outlive this
+  /// @param order as `overwrite_last` gives it
+  /// @param near  sources that may start anywhere start as near to the device as there is room, otherwise as far
+  demand_paging(const problem& p, std::span<const operation_id> order, bytes_t budget, bool near)
+      : p_(p),
+        order_(order),
+        live_(p.tiers().size(), 0),
+        there_(live_.size()),
+        making_room_(live_.size(), false),
+        on_(p.values().size(), 0),
+        pinned_(on_),
+        next_(on_.size(), 0),
+        uses_(on_.size()),
+        home_(on_.size(), any_tier),
+        end_(on_.size(), any_tier),
+        wanted_at_end_(on_.size(), false) {
+    for (tier_id t = 0; t < live_.size(); ++t)
+      budget_.push_back(t == device_tier ? budget : p.tiers()[t].budget.value_or(max_bytes));
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      const auto& op = p.operations()[order[i]];
+      for (auto v : op.inputs) uses_[v].push_back({i, true, op.on == device_tier});
+      for (auto v : op.outputs) uses_[v].push_back({i, false, false});
+    }
+    begin(near);
+  }
+
+  /// To be called once. Times are not known. @return nothing if no room is found
+  std::optional<laid_copies> lay() {
+    for (tier_id t = 0; t < live_.size(); ++t)
+      if (live_[t] > budget_[t]) return std::nullopt;
+    for (now_ = 0; now_ < order_.size(); ++now_)
+      if (!run(order_[now_])) return std::nullopt;
+    if (!finish()) return std::nullopt;
+    return std::move(laid_);
+  }
+
+ private:
+  using mask = std::uint64_t;  // of tiers
+  struct use {
+    std::size_t position;
+    bool read;    // otherwise it is made
+    bool device;  // there
+  };
+
+  static constexpr mask bit(tier_id t) { return mask{1} << t; }
+  bytes_t bytes(value_id v) const { return p_.values()[v].bytes; }
+  bool on(value_id v, tier_id t) const { return (on_[v] & bit(t)) != 0; }
+  bool stuck(value_id v, tier_id t) const {
+    return (pinned_[v] & bit(t)) != 0 || (p_.values()[v].held && home_[v] == t) || bytes(v) == 0;
+  }
+  /// When it is used next, before it is made again; the length of the order: it is wanted at the end; that + 1: never.
+  std::size_t next(value_id v) {
+    auto& i = next_[v];
+    while (i < uses_[v].size() && uses_[v][i].position < now_) ++i;
+    if (i < uses_[v].size()) return uses_[v][i].read ? uses_[v][i].position : order_.size() + 1;
+    return order_.size() + (wanted_at_end_[v] ? 0 : 1);
+  }
+  bool wanted(value_id v) { return next(v) <= order_.size(); }
+
+  void begin(bool near) {
+    auto chain = tier_chain(p_);
+    if (!near) std::reverse(chain.begin(), chain.end());
+    const auto where = find_residence(p_, std::vector<tier_id>(on_.size(), chain.back()));
+    std::vector<std::pair<std::size_t, value_id>> undecided;
+    for (value_id v = 0; v < on_.size(); ++v) {
+      if (!p_.is_source(v)) continue;
+      if (where.undecided[v])
+        undecided.push_back({uses_[v].empty() ? order_.size() : uses_[v].front().position, v});
+      else
+        put(v, home_[v] = where.homes[v]);
+    }
+    std::sort(undecided.begin(), undecided.end());
+    if (!near) std::reverse(undecided.begin(), undecided.end());
+    for (const auto& [first, v] : undecided) {
+      const auto fits = [&, v = v](tier_id t) { return live_[t] + bytes(v) <= budget_[t]; };
+      const auto t = std::find_if(chain.begin(), chain.end(), fits);
+      put(v, home_[v] = t == chain.end() ? chain.back() : *t);
+    }
+    std::vector<bool> replaced(on_.size(), false);
+    for (auto v : p_.targets()) {
+      wanted_at_end_[v] = true;
+      end_[v] = p_.values()[v].ends;
+    }
+    for (const auto& c : p_.next()) {
+      replaced[c.source] = true;
+      end_[c.target] = home_[c.source];
+    }
+    for (value_id v = 0; v < on_.size(); ++v) {
+      if (!p_.is_source(v)) continue;
+      if (p_.values()[v].starts == any_tier) laid_.schedule.starts.push_back({v, home_[v]});
+      if (p_.next().empty() || replaced[v]) continue;
+      wanted_at_end_[v] = true;
+      end_[v] = home_[v];
+    }
+  }
+
+  void put(value_id v, tier_id t) {
+    if (on(v, t)) return;
+    on_[v] |= bit(t);
+    live_[t] += bytes(v);
+    there_[t].push_back(v);
+  }
+  void leave(value_id v, tier_id t) {
+    on_[v] &= ~bit(t);
+    live_[t] -= bytes(v);
+    there_[t].erase(std::find(there_[t].begin(), there_[t].end(), v));
+  }
+  void drop(value_id v, tier_id t) {
+    leave(v, t);
+    laid_.schedule.drop(v, t);
+  }
+  /// Copies `v` if there is room, or some can be made. @return false if there is none
+  bool copy(value_id v, tier_id from, tier_id to) {
+    const auto pinned = std::exchange(pinned_[v], pinned_[v] | bit(from));
+    const bool room = make_room(to, bytes(v));
+    pinned_[v] = pinned;
+    if (!room) return false;
+    put(v, to);
+    laid_.schedule.copy(v, from, to);
+    if (from == device_tier || to == device_tier)
+      (from == device_tier ? laid_.to_host : laid_.to_device).push_back({v, next(v), 0, 0});
+    return true;
+  }
+
+  bool make_room(tier_id t, bytes_t more) {
+    const auto lacking = [&] { return live_[t] + more > budget_[t]; };
+    if (making_room_[t]) return false;  // it would take what is made
+    if (!lacking()) return true;
+    making_room_[t] = true;
+    std::vector<value_id> stay;
+    while (lacking()) {
+      auto best = value_id(none);
+      std::pair<int, std::size_t> rank;
+      for (auto v : there_[t]) {
+        if (stuck(v, t) || std::find(stay.begin(), stay.end(), v) != stay.end()) continue;
+        const std::pair<int, std::size_t> other{wanted(v) ? on_[v] != bit(t) : 2, next(v)};
+        if (best == none || other > rank) best = v, rank = other;
+      }
+      if (best == none) break;
+      if (rank.first == 0 && !move_away(best, t))
+        stay.push_back(best);
+      else
+        drop(best, t);
+    }
+    making_room_[t] = false;
+    return !lacking();
+  }
+  bool move_away(value_id v, tier_id t) {
+    if (!p_.values()[v].movable) return false;
+    const auto links = p_.links();
+    return std::any_of(links.begin(), links.end(),
+                       [&](const copy_link& l) { return l.from == t && !way(bit(l.to), t, 0, v).empty() && copy(v, t, l.to); });
+  }
+  /// The shortest way of `v` from one of some tiers to another, over none of those that are `closed`, last link first. Empty if
+  /// there is none.
+  std::vector<const copy_link*> way(mask from, tier_id to, mask closed, value_id v) const {
+    std::vector<double> least(live_.size(), std::numeric_limits<double>::infinity());
+    std::vector<const copy_link*> over(live_.size(), nullptr);
+    for (tier_id t = 0; t < least.size(); ++t)
+      if (from & bit(t)) least[t] = 0;
+    for (std::size_t round = 1; round < least.size(); ++round)
+      for (const auto& l : p_.links()) {
+        const double then = least[l.from] + l.latency + static_cast<double>(bytes(v)) / l.rate;
+        if ((closed & bit(l.to)) == 0 && then < least[l.to]) least[l.to] = then, over[l.to] = &l;
+      }
+    std::vector<const copy_link*> found;
+    for (auto t = to; over[t]; t = over[t]->from) found.push_back(over[t]);
+    return found;
+  }
+  /// Brings `v` to a tier; where one on its way is full, over others.
+  bool bring(value_id v, tier_id t) {
+    for (mask closed = 0; !on(v, t);) {
+      const auto links = way(on_[v], t, closed, v);
+      if (links.empty()) return false;
+      const auto full = std::find_if_not(links.rbegin(), links.rend(), [&](auto l) { return copy(v, l->from, l->to); });
+      if (full != links.rend()) closed |= bit((*full)->to);
+    }
+    return true;
+  }
+
+  bool run(operation_id o) {
+    const auto& op = p_.operations()[o];
+    auto more = op.workspace;
+    for (auto v : op.outputs) {
+      more += bytes(v);
+      if (on(v, op.on)) drop(v, op.on);
+    }
+    for (const auto& x : op.overwrites) more -= bytes(x.output);
+    for (auto v : op.inputs) pinned_[v] |= bit(op.on);
+    const bool fits =
+        std::all_of(op.inputs.begin(), op.inputs.end(), [&](value_id v) { return bring(v, op.on); }) && make_room(op.on, more);
+    for (auto v : op.inputs) pinned_[v] = 0;
+    if (!fits) return false;
+    laid_.schedule.compute(o);
+    for (const auto& x : op.overwrites) leave(x.input, op.on);
+    for (auto v : op.outputs) put(v, op.on);
+    return true;
+  }
+
+  /// Everything goes where it must be at the end; where that is full, after other things have left.
+  bool finish() {
+    std::vector<value_id> waiting;
+    for (value_id v = 0; v < on_.size(); ++v) {
+      if (end_[v] == any_tier) continue;
+      pinned_[v] = bit(end_[v]);
+      if (!on(v, end_[v])) waiting.push_back(v);
+    }
+    while (!waiting.empty())
+      if (std::erase_if(waiting, [&](value_id v) { return bring(v, end_[v]); }) == 0) return false;
+    for (tier_id t = 0; t < live_.size() && !p_.next().empty(); ++t)
+      for (auto v : std::vector<value_id>(there_[t]))
+        if (!wanted_at_end_[v] || (end_[v] != any_tier && end_[v] != t)) drop(v, t);
+    return true;
+  }
+
+  const problem& p_;
+  const std::span<const operation_id> order_;
+  std::vector<bytes_t> budget_, live_;
+  std::vector<std::vector<value_id>> there_;
+  std::vector<bool> making_room_;
+  std::vector<mask> on_, pinned_;  // of each value
+  std::vector<std::size_t> next_;  // of its `uses_`
+  std::vector<std::vector<use>> uses_;
+  std::vector<tier_id> home_, end_;
+  std::vector<bool> wanted_at_end_;
+  std::size_t now_ = 0;
+  laid_copies laid_;
+};
+
+}  // namespace remat::order::detail
