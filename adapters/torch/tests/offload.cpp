@@ -391,10 +391,15 @@ TEST_CASE("a model whose parameters step within the backward trains as the plain
         const auto a = plain.forward(plain.inputs);
         models::loss_of(a).backward();
         ::torch::manual_seed(step);
+        const auto evicted = disk ? disk->evicted() : 0;
         const auto b = wrapped ? net.forward(ours.inputs) : ours.forward(ours.inputs);
         models::loss_of(b).backward();
         REQUIRE(same_bits(a, b));
         const auto before = disk ? disk->reserved() : 0;
+        remat::bytes_t states = 0;  // two of each parameter
+        for (const auto& p : ours.module->parameters())
+          if (p.grad().defined() && rt::movable(p))
+            states += 2 * ((static_cast<remat::bytes_t>(p.nbytes()) + 4095) / 4096 * 4096);
         for (const auto& g : gradients(ours))
           if (g.defined()) {
             CHECK_FALSE(g.has_storage());
@@ -403,6 +408,7 @@ TEST_CASE("a model whose parameters step within the backward trains as the plain
         first.step();
         second.step();
         if (disk && step > 0) CHECK(disk->reserved() == before);
+        if (disk && step > 0) CHECK(disk->evicted() - evicted == states);  // and no gradients
         REQUIRE(same_bits(plain.module->parameters(), ours.module->parameters()));
         REQUIRE(same_bits(plain.module->buffers(), ours.module->buffers()));
         for (const auto& g : gradients(ours)) CHECK_FALSE(g.defined());
