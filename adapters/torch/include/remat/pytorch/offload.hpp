@@ -120,6 +120,8 @@ std::vector<at::Tensor> tensors_of(::torch::optim::OptimizerParamState& state);
 /// @tparam Plain treats each parameter by itself: AdamW, Adam, SGD, RMSprop, Adagrad of torch::optim
 /// @code
 /// remat::pytorch::offloaded<torch::optim::AdamW> optimizer(scratch, net->parameters(), torch::optim::AdamWOptions(3e-4));
+/// remat::pytorch::offloaded<torch::optim::SGD> early(scratch, remat::pytorch::stepping::overlap, net->parameters(),
+///                                                    torch::optim::SGDOptions(0.1));
 /// @endcode
 template <class Plain>
 class offloaded : public Plain {
