@@ -87,15 +87,17 @@ inline evaluation time_copies(const problem& p, std::span<const operation_id> or
 }
 
 /// Puts off drops as long as that makes it faster, and takes times from `evaluate`, after `laid.schedule` has become another.
-inline void drop_late(const problem& p, std::span<const operation_id> order, laid_copies& laid, bytes_t budget) {
+/// @param most s: what takes much longer is left as it is
+inline void drop_late(const problem& p, std::span<const operation_id> order, laid_copies& laid, bytes_t budget, double most) {
   auto e = time_copies(p, order, laid);
+  if (laid.seconds > 1.1 * most) return;
   for (int i = 0; i < 3; ++i) {
     auto later = laid;
     later.schedule = with_late_drops(p, laid.schedule, e, budget);
     e = time_copies(p, order, later);
     const bool faster = later.seconds < laid.seconds * (1 - 1e-4);
     if (later.seconds < laid.seconds) laid = std::move(later);
-    if (!faster) return;
+    if (!faster || laid.seconds > 1.03 * most) return;
   }
 }
 
@@ -111,18 +113,19 @@ inline std::optional<laid_copies> lay_tiers(const problem& p, std::span<const op
   const auto back = lay_tiers(chain.beyond(), chain.order(), chain.budget(), {.frugal = o.frugal, .small = o.small});
   if (!back) return std::nullopt;
   front->schedule = chain.join(back->schedule);
-  drop_late(p, *order, *front, budget);
+  drop_late(p, *order, *front, budget, o.most);
   return front;
 }
 
 /// `lay_copies` on demand: in the better of both ways to begin.
-inline std::optional<laid_copies> lay_on_demand(const problem& p, std::span<const operation_id> given, bytes_t budget) {
+inline std::optional<laid_copies> lay_on_demand(const problem& p, std::span<const operation_id> given, bytes_t budget,
+                                                const copy_options& o) {
   std::optional<laid_copies> best;
   const auto order = overwrite_last(p, given);
   for (const bool near : {true, false}) {
     auto laid = order ? demand_paging(p, *order, budget, near).lay() : std::nullopt;
     if (!laid) continue;
-    drop_late(p, *order, *laid, budget);
+    drop_late(p, *order, *laid, budget, o.most);
     if (!best || laid->seconds < best->seconds) best = std::move(laid);
   }
   return best;
@@ -164,7 +167,7 @@ inline std::optional<laid_copies> lay_copies(const problem& p, std::span<const o
                      std::to_string(o.among.size()));
   if (!p.plain()) {
     if (const auto why = unplannable(p); !why.empty()) throw bad_option("lay_copies: " + why);
-    return o.on_demand ? detail::lay_on_demand(p, order, budget) : detail::lay_tiers(p, order, budget, o);
+    return o.on_demand ? detail::lay_on_demand(p, order, budget, o) : detail::lay_tiers(p, order, budget, o);
   }
   if (!p.copies()) throw bad_option("lay_copies: the problem allows no copies");
   return detail::copy_layer(p, order, budget, o).lay();

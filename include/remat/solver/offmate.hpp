@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstddef>
 #include <future>
 #include <mutex>
@@ -22,6 +23,7 @@
 #include <remat/core/slower_links.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/order/copy_search.hpp>
+#include <remat/order/destroy_repair.hpp>
 #include <remat/order/virtual_problem.hpp>
 #include <remat/solver/min_cut.hpp>
 
@@ -108,6 +110,7 @@ class offmate {
       now.offer(order, 0, measure_order(now.plain, order).peak);
     }
     if (!now.done()) look(now, p);
+    if (!p.plain()) reorder(now, needed);
     now.best.put_into(r);
     return r;
   }
@@ -238,6 +241,16 @@ class offmate {
     std::erase_if(now.starts, [](const auto& s) { return s.order.empty(); });
     now.rank();
     if (!now.starts.empty()) work_on(now);
+  }
+  /// Where nothing fits, operations may at other places: what cannot move, or a full tier, depends on when it is read.
+  static void reorder(scan& now, const std::vector<operation_id>& needed) {
+    order::destroy_repair n(now.plain, now.most, now.m.limits().seed);
+    n.load(needed);
+    for (int tries = 0; tries < 200 && !std::isfinite(now.best.seconds()) && !now.m.stopped(); ++tries) {
+      n.shift();
+      n.commit();
+      now.offer(n.order(), 0, now.most);
+    }
   }
   /// Has Inner plan.
   void plan(scan& now, const start& s) const {
