@@ -40,13 +40,15 @@ class copy_incumbent {
     const std::lock_guard guard(lock_);
     return order_;
   }
-  /// Lays copies over a valid order, in the way that is faster, and takes the schedule if it is the fastest.
+  /// Lays copies over a valid order, in the way that is faster, and takes the schedule if it is the fastest. On demand only the
+  /// first order, those for which nothing else is found, and all while that is the fastest.
   /// @param among per value: may it be moved? Empty: all may that the problem lets
   /// @param most  s; what takes longer is given up
   /// @return the schedule and where it waits; nothing if the order does not fit or was given up
   /// Complexity: that of `lay_copies` and, where it may be the fastest, `evaluate`.
   std::optional<laid_copies> offer(const std::vector<operation_id>& order, const std::vector<bool>& among = {},
                                    double most = std::numeric_limits<double>::infinity()) {
+    const bool first = !std::isfinite(seconds_);
     if (!p_.plain()) most *= 1.01;  // `evaluate` may find less where steps repeat
     auto laid = lay_copies(p_, order, budget_, {.among = among, .most = most});
     if (laid ? !laid->waits.empty() : !p_.plain())
@@ -55,7 +57,7 @@ class copy_incumbent {
           frugal && (!laid || frugal->seconds < laid->seconds))
         laid = frugal;
     if (laid && (!std::isfinite(laid->seconds) || (laid->seconds <= 1.01 * seconds_ && !take(order, *laid, false)))) laid.reset();
-    if (!p_.plain() && among.empty() && (paged_ || std::isinf(most)))
+    if (!p_.plain() && among.empty() && (first || paged_ || (!laid && std::isinf(most))))
       if (auto paged = lay_copies(p_, order, budget_, {.on_demand = true});
           paged && (!laid || paged->seconds < laid->seconds) && take(order, *paged, true))
         laid = std::move(paged);
