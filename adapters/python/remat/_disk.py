@@ -44,13 +44,11 @@ def movable(t: object) -> bool:
 class Disk:
     """A folder whose disk holds tensors. Its files have no name, are readable by nobody else, and go with their tensors."""
 
-    def __init__(self, folder: str | os.PathLike, budget: int | float | str | None = None):
-        """Raises Error if no file can be made in the folder, or the budget is no size; NoSpace if the disk is full."""
-        if isinstance(budget, (int, float)) and not isinstance(budget, bool):
-            budget = f"{budget:.0f}"
-        self.options = os.fspath(folder), budget
-        self.folder = self.options[0]
-        self.budget = None if budget is None else _core.parse_bytes(str(budget))
+    def __init__(self, folder: str | os.PathLike, budget: str | None = None):
+        """Raises Error if no file can be made in the folder; NoSpace if the disk is full."""
+        self.folder = os.fspath(folder)
+        self.options = self.folder, budget
+        self.budget = None if budget is None else _core.parse_bytes(budget)
         self._files = _torch.Disk(self.folder)
         self._process = os.getpid()
 

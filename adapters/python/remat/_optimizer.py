@@ -15,6 +15,7 @@ import torch
 from . import _core, _torch
 from ._disk import Disk, Layout, evict, in_file, movable
 from ._errors import CopyFailed, Refused
+from ._options import folder, size
 from ._overlap import Overlap, detach
 from ._wrap import of
 
@@ -73,16 +74,16 @@ def offloaded(cls: type[torch.optim.Optimizer], *, disk: str | os.PathLike | Non
         raise ValueError(f"step must be one of after, overlap, got {step!r}")
     if disk is None and disk_budget is not None:
         raise ValueError("disk_budget is for disk, a folder")
-    return _derived(cls, None if disk is None else os.fspath(disk), disk_budget, step)
+    return _derived(cls, None if disk is None else folder("disk", disk), None if disk_budget is None else size("disk_budget", disk_budget), step)
 
 
 @functools.lru_cache(maxsize=None)
-def _derived(cls: type, disk: str | None, disk_budget: int | float | str | None, step: str) -> type:
+def _derived(cls: type, disk: str | None, disk_budget: str | None, step: str) -> type:
     return type(f"Offloaded{cls.__name__}", (_Offloaded, cls), {"__module__": __name__, "__doc__": cls.__doc__, "_plain": cls,
                                                                "_options": (disk, disk_budget, step)})
 
 
-def _empty(cls: type, disk: str | None, disk_budget: int | float | str | None, step: str) -> torch.optim.Optimizer:
+def _empty(cls: type, disk: str | None, disk_budget: str | None, step: str) -> torch.optim.Optimizer:
     made = offloaded(cls, disk=disk, disk_budget=disk_budget, step=step)
     found = made.__new__(made)
     found._begin()
@@ -98,7 +99,7 @@ class _Offloaded(torch.optim.Optimizer):
     """What is put before a class of optimizers."""
 
     _plain: type[torch.optim.Optimizer]  # that class
-    _options: tuple[str | None, int | float | str | None, str]  # disk, disk_budget, step
+    _options: tuple[str | None, str | None, str]  # disk, disk_budget, step
 
     def __init__(self, params: Iterable, *args: Any, **options: Any):
         self._begin()

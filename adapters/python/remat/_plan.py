@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 import pathlib
 from typing import Any, Mapping
 
 import torch
 
+from . import _options
 from ._errors import Refused
 from ._session import SLOT, Options, Session
 
@@ -77,6 +79,7 @@ def curve(model: torch.nn.Module, args: tuple = (), kwargs: Mapping[str, Any] | 
     args, kwargs, device: as for `plan`. points: number of budgets. time_limit: of all searches together, seconds.
     Raises Refused if the model cannot be captured, Error or ValueError for options.
     """
+    _options.number("points", points, numbers.Integral, 1)
     options = Options(solver=solver, time_limit=time_limit, gap=gap, seed=seed, device=_parts(device))
     session = _prepared(model, args, kwargs, options)
     found, picture = session._run.curve("automatic" if solver == "auto" else solver, time_limit, gap, seed, points)
@@ -99,5 +102,5 @@ def _prepared(model: torch.nn.Module, args: tuple, kwargs: Mapping[str, Any] | N
     wrapped = model.__dict__.get(SLOT)
     original = model.__dict__.get("forward") if wrapped is None else wrapped._original
     session = Session(model, original, options.check())
-    session._prepare(model, tuple(args), dict(kwargs or {}))
+    session._prepare(model, args, kwargs)
     return session

@@ -7,17 +7,18 @@ import atexit
 import contextlib
 import copy
 import dataclasses
+import functools
 import logging
-import os
+import numbers
 import sys
 import traceback
 import types
 import weakref
-from typing import Any, Iterator, Literal
+from typing import Any, Iterator, Literal, Mapping
 
 import torch
 
-from . import _core, _torch, _tree, _weights
+from . import _core, _options, _torch, _tree, _weights
 from ._disk import Disk
 from ._errors import Error, Refused
 from ._gradients import Gradients
@@ -50,34 +51,37 @@ class Options:
     far: int = dataclasses.field(default=-1, compare=False)  # bytes of the host for activations of another device; -1: they stay there
 
     def check(self) -> Options:
-        """Raises ValueError or TypeError naming the option that is out of range."""
-        for name in ("budget", "activation_budget", "host_budget"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float, str, type(None))):
-                raise TypeError(f"{name} must be a number of bytes or a text such as \"6 GiB\" or \"60%\", got {value!r}")
-            if isinstance(value, str) and not value.strip():
-                raise ValueError(f"{name} is empty")
+        """The same with sizes as text and folders as absolute paths. Raises Error, ValueError or TypeError naming the option that is out of range."""
         if self.budget is not None and self.activation_budget is not None:
             raise ValueError("give budget or activation_budget, not both")
         for name, allowed in (("on_new_shape", ("nearest", "plan", "plain", "error")), ("on_refuse", ("error", "warn")),
                               ("offload", ("none", "activations", "optimizer", "all", "auto"))):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
-        if self.verify < 0:
-            raise ValueError(f"verify must be >= 0, got {self.verify}")
-        _torch.check_budget(*self.limit())
-        if self.host_budget is not None:
-            wanted, most = self.host_bytes(), _torch.host_limit()
-            if wanted > most:
-                raise ValueError(f"host_budget={self.host_budget!r} is more than the {most} bytes that this process can take at most")
+        if not isinstance(self.solver, str):
+            raise TypeError(f"solver must be a name, got {self.solver!r}")
+        for name, kind in (("time_limit", numbers.Real), ("gap", numbers.Real), ("seed", numbers.Integral), ("verify", numbers.Integral)):
+            _options.number(name, getattr(self, name), kind)
+        if self.seed >= 1 << 64:
+            raise ValueError(f"seed must be less than 2^64, got {self.seed}")
+        told: dict[str, Any] = {}
+        for name, parse in (("budget", lambda text: _torch.check_budget(text, False)), ("activation_budget", lambda text: _torch.check_budget(text, True)),
+                            ("host_budget", _core.parse_bytes), ("disk_budget", _core.parse_bytes)):
+            if getattr(self, name) is not None:
+                told[name] = _options.size(name, getattr(self, name), parse)
+        if self.host_budget is not None and _core.parse_bytes(told["host_budget"]) > (most := _torch.host_limit()):
+            raise ValueError(f"host_budget={self.host_budget!r} is more than the {most} bytes that this process can take at most")
         if self.offload == "none" and (self.disk is not None or self.disk_budget is not None):
             raise ValueError('disk and disk_budget are for offload="activations", "optimizer", "all" or "auto"')
-        if self.offload != "none" and self.disk is not None:
-            _torch.check_disk(os.fspath(self.disk), self.spill()[1])
-        return self
+        for name in ("disk", "cache"):
+            if (value := getattr(self, name)) is not None and not (name == "cache" and isinstance(value, bool)):
+                told[name] = _options.folder(name, value)
+        if "disk" in told:
+            _torch.check_disk(told["disk"], told.get("disk_budget", ""))
+        return dataclasses.replace(self, **told)
 
     def host_bytes(self) -> int:
-        return _core.parse_bytes(f"{self.host_budget:.0f}" if isinstance(self.host_budget, (int, float)) else self.host_budget)
+        return _core.parse_bytes(self.host_budget)
 
     def on_host(self, model: torch.nn.Module) -> Options:
         """The same for a model: with the limit of the host, and "auto" decided. Activations of a CUDA device may go to the host.
@@ -103,21 +107,15 @@ class Options:
 
     def spill(self) -> tuple[str | None, str]:
         """The folder that activations may go to, and the bytes that may be taken there, empty for all."""
-        folder = os.fspath(self.disk) if self.disk is not None and self.offload in ("activations", "all") else None
-        return folder, "" if self.disk_budget is None else str(self.disk_budget)
+        return self.disk if self.offload in ("activations", "all") else None, self.disk_budget or ""
 
     def folder(self) -> str | None:
         """Where plans are kept: None for the usual place, empty for nowhere."""
-        return None if self.cache is True else os.fspath(self.cache) if self.cache else ""
+        return None if self.cache is True else self.cache or ""
 
     def limit(self) -> tuple[str, bool]:
         """The budget as text, empty for none, and whether it is for activations only."""
-        value = self.budget if self.activation_budget is None else self.activation_budget
-        if value is None:
-            return "", False
-        if not isinstance(value, str):
-            value = f"{value:.0f}"
-        return value.strip(), self.activation_budget is not None
+        return self.budget or self.activation_budget or "", self.activation_budget is not None
 
 
 class Note:
@@ -210,7 +208,7 @@ class Session:
         """Moves weights to where the options want them, and sees to it that gradients go there."""
         o = self._options
         wanted = o.disk if o.offload == "all" and self._open else None
-        if self._weights is not None and (wanted is None or self._weights.options != (os.fspath(wanted), o.disk_budget)):
+        if self._weights is not None and (wanted is None or self._weights.options != (wanted, o.disk_budget)):
             _weights.bring_back(model, self._weights)
             self._weights = None
             self._gradients.detach()
@@ -253,7 +251,8 @@ class Session:
         for _ in range(2):
             attempt.raised = None
             try:
-                outputs, used = self._run.forward(_forward(self._source, plain, form, text, note, attempt), text, inputs, note)
+                with _without_anomalies():
+                    outputs, used = self._run.forward(_forward(self._source, plain, form, text, note, attempt), text, inputs, note)
             except Refused as e:
                 e.source = attempt.where
                 self._undo(model, before or attempt.before)
@@ -277,20 +276,23 @@ class Session:
                 return result
             return _tree.unflatten(used.form, iter(outputs))
         self._undo(model, before)
-        what = ", ".join(attempt.changed)
-        raise Refused(f"the forward changes {what}, which no planned step would do", source=attempt.where,
-                      advice="count in the training loop or in a hook of the model, or keep it in a buffer")
+        weights = all(isinstance(functools.reduce(lambda held, part: getattr(held, part, None), name.split("."), model), torch.Tensor)
+                      for name in attempt.changed)
+        raise Refused(f"the forward changes {', '.join(attempt.changed)}, which no planned step would do", source=attempt.where,
+                      advice="compute weights from others by torch.nn.utils.parametrize (parametrizations.weight_norm, spectral_norm), end pruning by "
+                             "torch.nn.utils.prune.remove, or keep it in a buffer" if weights else
+                             "count in the training loop or in a hook of the model, or keep it in a buffer")
 
     def _undo(self, model, before):
         """Puts attributes back as they were before a capture."""
         if before is not None:
             self._source.state.restore(model, before)
 
-    def _prepare(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> None:
-        inputs, form, text = _tree.flatten((args, kwargs), "arguments")
+    def _prepare(self, model: torch.nn.Module, args: tuple, kwargs: Mapping[str, Any] | None) -> None:
+        inputs, form, text = _tree.flatten((_options.arguments(args), dict(kwargs or {})), "arguments")
         _refuse_transforms()
         note = Note()
-        with torch.enable_grad(), _shadows(model, inputs) if self._options.device else contextlib.nullcontext(inputs) as inputs:
+        with torch.enable_grad(), _without_anomalies(), _shadows(model, inputs) if self._options.device else contextlib.nullcontext(inputs) as inputs:
             self._run.prepare(_forward(self._source, self._plain(model), form, text, note, Attempt()), text, inputs, note)
 
     def _tell_hooks(self, model: torch.nn.Module) -> None:
@@ -405,6 +407,11 @@ def _shadows(model: torch.nn.Module, inputs: list[torch.Tensor]) -> Iterator[lis
     finally:
         for (store, name), t in zip(places, originals):
             store[name] = t
+
+
+def _without_anomalies() -> Any:
+    """A context without autograd's detection of anomalies, which reads every gradient: a capture would take that for the model's."""
+    return torch.autograd.set_detect_anomaly(False) if torch.is_anomaly_enabled() else contextlib.nullcontext()
 
 
 class _Changed(Exception):

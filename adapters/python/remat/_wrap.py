@@ -12,6 +12,7 @@ from typing import Any, Literal, Mapping, TypeVar
 import torch
 
 from ._errors import Refused
+from ._options import arguments
 from ._session import SLOT, Options, Session
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -51,6 +52,7 @@ def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *,
     """
     options = Options(budget, activation_budget, solver, time_limit, gap, seed, verify, on_new_shape, on_refuse, cache, offload,
                       host_budget, disk, disk_budget).check()
+    args = arguments(args)
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"remat.wrap takes a torch.nn.Module, got {type(model).__qualname__}")
     if isinstance(model, torch.nn.DataParallel):
@@ -70,13 +72,13 @@ def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *,
         model.__dict__["forward"] = types.MethodType(_make_forward(original or type(model).forward, original is not None), model)
         model.__dict__["_replicate_for_data_parallel"] = types.MethodType(_replicate_for_data_parallel, model)
     if args or kwargs:
-        session._prepare(model, tuple(args), dict(kwargs or {}))
+        session._prepare(model, args, kwargs)
     return model
 
 
 def unwrap(model: M) -> M:
     """Takes out what `wrap` put into `model`, and returns it. A model that is not wrapped stays as it is."""
-    session = model.__dict__.get(SLOT)
+    session = _session(model)
     if session is None:
         return model
     session.close()
@@ -96,7 +98,7 @@ def unwrap(model: M) -> M:
 
 def is_wrapped(model: torch.nn.Module) -> bool:
     """Does `model` train by plans?"""
-    session = model.__dict__.get(SLOT)
+    session = _session(model)
     return session is not None and session._open
 
 
@@ -107,10 +109,14 @@ def of(model: torch.nn.Module) -> Session:
     """
     from ._core import Error
 
-    session = model.__dict__.get(SLOT)
+    session = _session(model)
     if session is None:
         raise Error(f"this {type(model).__qualname__} is not wrapped: call remat.wrap first")
     return session
+
+
+def _session(model: Any) -> Session | None:
+    return getattr(model, "__dict__", {}).get(SLOT)
 
 
 _NO_REPLICAS = ("nn.DataParallel copies a wrapped model into threads, whose plans would share one memory; start one process per device "

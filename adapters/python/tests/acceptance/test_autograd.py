@@ -36,6 +36,20 @@ def test_hooks(budget, caplog):
     assert run(wrapped(budget)) == run(made())
 
 
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_detection_of_anomalies():
+    """Which reads all gradients, also while a step is captured."""
+    steps = [train(model, batches(2)) for model in (made(), wrapped("100%"))]
+    with torch.autograd.detect_anomaly():
+        model = wrapped("100%")
+        steps.append(train(model, batches(2)))
+        with pytest.raises(RuntimeError, match="nan"):
+            train(model, batches(1), loss=lambda y: y.sum() * float("nan"))
+    assert len(remat.of(model).plans) == 1
+    assert_same(steps[0], steps[1])
+    assert_same(steps[0], steps[2])
+
+
 def test_hooks_inside_are_named(caplog):
     """Row 17: those of modules inside run when a step is captured, which is said."""
     model = wrapped()

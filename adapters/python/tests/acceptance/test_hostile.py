@@ -363,6 +363,14 @@ def test_initialisation_by_the_first_batch():
     compare(lambda: made(middle, lambda self: setattr(self, "scale", None)))
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_weights_that_hooks_compute():
+    model = remat.wrap(nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 6)), nn.Tanh()), time_limit=1)
+    with pytest.raises(remat.Refused, match="the forward changes 0.weight") as e:
+        model(torch.randn(4, 6))
+    assert "parametrizations.weight_norm" in e.value.advice
+
+
 def test_cache_of_a_constant():
     """Positions that the first call makes, and tables that grow."""
 

@@ -292,6 +292,29 @@ def test_budgets_are_parsed_alike():
     for wrong in ([], True, b"8"):
         with pytest.raises(TypeError):
             remat.wrap(made(), budget=wrong)
+    for option in ("budget", "activation_budget", "host_budget"):
+        for wrong in ("8 XB", -1, float("nan"), 0.5):
+            with pytest.raises((ValueError, remat.Error), match=f"^{option}"):
+                remat.wrap(made(), **{option: wrong})
+
+
+@pytest.mark.parametrize("options", [{"solver": None}, {"seed": -1}, {"seed": 1.5}, {"time_limit": "20"}, {"gap": float("nan")}, {"verify": "all"}, {"cache": 3}])
+def test_options_are_named(options):
+    (name,) = options
+    model = made()
+    with pytest.raises((TypeError, ValueError), match=f"^{name} must be"):
+        remat.wrap(model, **options)
+    assert not remat.is_wrapped(model)
+
+
+def test_arguments_that_are_no_tuple():
+    model, (x,) = made(), batches(1)[0]
+    for call in (remat.wrap, remat.plan, remat.curve):
+        with pytest.raises(TypeError, match=r"args must be a tuple .*\(x,\)"):
+            call(model, x)
+    assert not remat.is_wrapped(model)
+    with pytest.raises(remat.Error, match="Tensor is not wrapped"):
+        remat.of(x)
 
 
 def test_over_budget_says_what_it_would_take():

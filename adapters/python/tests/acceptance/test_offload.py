@@ -77,11 +77,30 @@ def test_without_room_on_the_disk_it_computes_again(tmp_path):
 def test_options(tmp_path):
     for wrong, culprit in (({"offload": "weights"}, "offload"), ({"offload": "all"}, "disk"), ({"offload": "optimizer"}, "disk"), ({"offload": "activations"}, "disk"), ({"disk": tmp_path}, "offload"),
                            ({"offload": "activations", "disk": tmp_path / "none"}, "none"),
-                           ({"offload": "activations", "disk": tmp_path, "disk_budget": "much"}, "much")):
+                           ({"offload": "activations", "disk": tmp_path, "disk_budget": "much"}, "disk_budget.*much"),
+                           ({"offload": "all", "disk": f"{tmp_path}/\0cut"}, "disk must be a folder"), ({"offload": "all", "disk": ""}, "disk must be a folder")):
         model = Net()
         with pytest.raises((ValueError, remat.Error), match=culprit):
             remat.wrap(model, **wrong)
         assert not remat.is_wrapped(model)
+
+
+def test_a_relative_folder_stays_the_same(tmp_path, monkeypatch):
+    """When the working directory changes, and a plan or an optimizer's state asks for another file."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    model = net(activation_budget="60%", offload="all", disk="disk")
+    optimizer = remat.optimizer(model.parameters(), disk="disk")
+    monkeypatch.chdir("elsewhere")
+    remat.of(model).set_budget(activation_budget="45%")
+    for _ in range(2):
+        model(torch.randn(1024, 128)).backward()
+        optimizer.step()
+    copied = copy.deepcopy(model)
+    copied(torch.randn(1024, 128)).backward()
+    for found in (model, copied):
+        assert len(in_files(found, tmp_path / "disk")) == 12
+    assert optimizer.memory()["disk"] > 0
 
 
 def test_a_disk_without_room_is_named_before_the_first_step(tmp_path):

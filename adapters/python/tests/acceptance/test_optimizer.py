@@ -391,7 +391,8 @@ def test_a_disk_budget_that_is_too_small(tmp_path, step):
 def test_options_are_checked_before_anything_else(tmp_path):
     model = net()
     (tmp_path / "a file").touch()
-    for wrong, culprit in (({"disk": tmp_path / "none"}, "none"), ({"disk": tmp_path / "a file"}, "a file"), ({"disk": tmp_path, "disk_budget": "much"}, "much"),
+    for wrong, culprit in (({"disk": tmp_path / "none"}, "none"), ({"disk": tmp_path / "a file"}, "a file"), ({"disk": tmp_path, "disk_budget": "much"}, "disk_budget.*much"),
+                           ({"disk": f"{tmp_path}/\0cut"}, "disk must be a folder"),
                            ({"disk_budget": "1 GB"}, "disk_budget"), ({"step": "before"}, "before"),
                            ({"disk": tmp_path, "differentiable": True}, "differentiable"), ({"capturable": True}, "capturable")):
         with pytest.raises((ValueError, remat.Error), match=culprit):

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What options may say. Errors name the option."""
+
+from __future__ import annotations
+
+import numbers
+import os
+from typing import Any, Callable
+
+from . import _core
+from ._errors import Error
+
+
+def size(name: str, value: Any, parse: Callable[[str], Any] = _core.parse_bytes) -> str:
+    """Bytes as text, of a number or a text.
+
+    parse: raises Error if it does not take the text.
+    Raises TypeError, ValueError or Error.
+    """
+    if isinstance(value, bool) or not isinstance(value, (numbers.Real, str)):
+        raise TypeError(f'{name} must be a number of bytes or a text such as "6 GiB", got {value!r}')
+    if isinstance(value, str):
+        text = value.strip()
+        if not text:
+            raise ValueError(f"{name} is empty")
+    else:
+        if 0 < value < 1:
+            raise ValueError(f'{name} is a number of bytes, got {value!r}: budget and activation_budget take shares as text, such as "60%"')
+        text = f"{value if isinstance(value, int) else float(value):.0f}"
+    try:
+        parse(text)
+    except Error as e:
+        raise Error(f"{name}: {e}") from None
+    return text
+
+
+def folder(name: str, value: Any) -> str:
+    """A folder that stays the same one whatever the working directory becomes. Raises TypeError or ValueError."""
+    try:
+        text = os.fsdecode(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a folder, got {value!r}") from None
+    if not text or "\0" in text:
+        raise ValueError(f"{name} must be a folder, got {text!r}")
+    return os.path.abspath(text)
+
+
+def number(name: str, value: Any, kind: type = numbers.Real, least: int = 0) -> None:
+    """Raises TypeError or ValueError unless `value` is such a number, and at least so much."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be {'an integer' if kind is numbers.Integral else 'a number'}, got {value!r}")
+    if not value >= least:
+        raise ValueError(f"{name} must be >= {least}, got {value!r}")
+
+
+def arguments(args: Any) -> tuple:
+    """Those of a step by position. Raises TypeError."""
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(f"args must be a tuple of what a step is called with, got {type(args).__qualname__}: a single argument is (x,)")
+    return tuple(args)
