@@ -4,9 +4,9 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <limits>
 #include <optional>
 #include <queue>
@@ -16,230 +16,373 @@
 #include <vector>
 
 #include <remat/core/error.hpp>
+#include <remat/core/evaluate.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
 
 namespace remat::testing {
 
-namespace detail {
-
-/// What is where, and for how much longer whatever is busy, in ticks from the clock of the device on.
-struct tier_state {
-  std::vector<std::int32_t> cells;  ///< per value and tier: ready, busy (-1 twice: it is not there); floors; tiers; streams; runs
-  friend bool operator==(const tier_state&, const tier_state&) = default;
+/// What `exhaustive_optimum_on_tiers` found.
+struct tier_optimum {
+  double seconds = std::numeric_limits<double>::infinity();  ///< of `best`; infinity: no schedule fits
+  remat::schedule best = {};
 };
 
-struct tier_state_hash {
-  std::size_t operator()(const tier_state& s) const {
-    std::uint64_t h = 0;
-    for (auto x : s.cells) h = (h ^ static_cast<std::uint64_t>(x) ^ (h >> 29)) * 0x9e3779b97f4a7c15u;
-    return static_cast<std::size_t>(h ^ (h >> 32));
+namespace detail {
+
+/// What is where at some step of a schedule, and how far its clocks are ahead of that of the device.
+struct tier_label {
+  std::uint64_t on = 0;        ///< by value and tier
+  std::uint32_t run = 0;       ///< operations that have run
+  double now = 0;              ///< of the device, s; in the k-th step of a cyclic schedule, less k periods
+  std::vector<double> clocks;  ///< ahead of it, s: of each value on each tier, ready and busy; floors; tiers; streams
+  const tier_label* before = nullptr;
+  std::vector<step> steps = {};  ///< since `before`
+  std::size_t length = 0;        ///< steps
+  bool first = false;            ///< of a step of a cyclic schedule
+  bool beaten = false;           ///< another is as early in everything
+
+  /// Whatever follows on this can follow on `x` as early.
+  bool is_beaten_by(const tier_label& x, double slack) const {
+    if (x.now > now + slack) return false;
+    for (std::size_t i = 0; i < clocks.size(); ++i)
+      if (x.now + x.clocks[i] > now + clocks[i] + slack) return false;
+    return true;
   }
 };
 
-/// Dijkstra's algorithm on these states.
+/// All schedules, step by step, without those that are beaten. A step of a cyclic schedule is followed by the next, its clocks
+/// put back by a period: where a step ends with all clocks no later than it began, and one of them earlier, it can be repeated in
+/// less than that.
 class tier_search {
  public:
-  tier_search(const problem& p, bytes_t budget, double tick, std::size_t most)
-      : p_(p), budget_(budget), tick_(tick), most_(most), tiers_(p.tiers().size()), values_(p.values().size()) {
+  tier_search(const problem& p, bytes_t budget, std::size_t most)
+      : p_(p), budget_(budget), most_(most), tiers_(p.tiers().size()), values_(p.values().size()), cyclic_(!p.next().empty()) {
     const auto refuse = [](const std::string& why) { throw bad_option("exhaustive_optimum_on_tiers: " + why); };
-    if (!p.next().empty()) refuse("the problem is cyclic");
-    for (const auto& v : p.values())
-      if (v.held && v.starts == any_tier) refuse("a held value may start anywhere");
-    for (value_id v = 0; v < values_; ++v) wanted_.push_back(p.is_target(v) || !p.consumers(v).empty());
+    if (values_ * tiers_ > 64) refuse("more than 64 places for values");
+    if (p.operations().size() > 32) refuse("more than 32 operations");
     for (const auto& l : p.links()) {
       const auto same = [&](const copy_link& other) { return other.stream == l.stream; };
       streams_.push_back(static_cast<std::size_t>(std::find_if(p.links().begin(), p.links().end(), same) - p.links().begin()));
+      for (const auto& v : p.values()) most_ahead_ += l.latency + static_cast<double>(v.bytes) / l.rate;
     }
+    for (const auto& o : p.operations()) most_ahead_ += o.seconds;
   }
 
-  std::optional<double> run() {
-    tier_state s{std::vector<std::int32_t>(runs() + p_.operations().size(), 0)};
-    std::fill_n(s.cells.begin(), 2 * values_ * tiers_, std::int32_t{-1});
-    begin(s, 0);
-    while (!queue_.empty()) {
-      const auto [now, at] = queue_.top();
-      queue_.pop();
-      if (now >= best_) break;
-      if (now > least_.at(*at)) continue;
-      if (least_.size() > most_) return std::nullopt;
-      const auto state = *at;
-      end(state, now);
-      expand(state, now);
-    }
-    return best_ == never ? std::numeric_limits<double>::infinity() : static_cast<double>(best_) * tick_;
+  std::optional<tier_optimum> run() {
+    if (cyclic_) optimum_.seconds = 1e3 * (1 + most_ahead_);
+    const auto nothing = optimum_.seconds;
+    homes_.assign(values_, any_tier);
+    if (!begin(0)) return std::nullopt;
+    if (optimum_.seconds == nothing) return tier_optimum{};
+    return std::move(optimum_);
   }
 
  private:
-  using ticks_t = std::int64_t;
-  static constexpr ticks_t never = std::numeric_limits<ticks_t>::max();
-  static constexpr std::int32_t absent = -1;
-
-  std::size_t cell(value_id v, tier_id t) const { return 2 * (v * tiers_ + t); }
-  std::size_t floors() const { return 2 * values_ * tiers_; }
-  std::size_t frees() const { return floors() + tiers_; }
-  std::size_t queues() const { return frees() + tiers_; }
-  std::size_t runs() const { return queues() + p_.links().size(); }
-  bool on(const tier_state& s, value_id v, tier_id t) const { return s.cells[cell(v, t)] != absent; }
-  static void raise(std::int32_t& x, ticks_t to) { x = static_cast<std::int32_t>(std::max<ticks_t>(x, to)); }
-  ticks_t ticks(double seconds) const { return std::llround(seconds / tick_); }
+  std::size_t cell(value_id v, tier_id t) const { return v * tiers_ + t; }
+  std::uint64_t bit(value_id v, tier_id t) const { return std::uint64_t{1} << cell(v, t); }
+  std::size_t busy(value_id v, tier_id t) const { return values_ * tiers_ + cell(v, t); }
+  std::size_t floor(tier_id t) const { return 2 * values_ * tiers_ + t; }
+  std::size_t free(tier_id t) const { return floor(t) + tiers_; }
+  std::size_t queue(std::size_t l) const { return 2 * (values_ + 1) * tiers_ + streams_[l]; }
+  bool on(const tier_label& s, value_id v, tier_id t) const { return (s.on & bit(v, t)) != 0; }
   bytes_t bytes(value_id v) const { return p_.values()[v].bytes; }
-  bytes_t room(const tier_state& s, tier_id t) const {
+  bytes_t room(const tier_label& s, tier_id t) const {
     auto left = t == device_tier ? budget_ : p_.tiers()[t].budget.value_or(max_bytes);
     for (value_id v = 0; v < values_; ++v)
       if (on(s, v, t)) left -= bytes(v);
     return left;
   }
-  void leave(tier_state& s, value_id v, tier_id t) const { s.cells[cell(v, t)] = s.cells[cell(v, t) + 1] = absent; }
-  void put(tier_state& s, value_id v, tier_id t, ticks_t when) const {
-    s.cells[cell(v, t)] = static_cast<std::int32_t>(when);
-    s.cells[cell(v, t) + 1] = 0;
+  bool held(value_id v, tier_id t) const { return p_.values()[v].held && homes_[v] == t; }
+  /// The values that may still be read, or are there at the end.
+  std::uint64_t wanted(const tier_label& s) const {
+    std::uint64_t all = 0;
+    const auto has = [&](value_id v) { return (all >> v & 1) != 0; };
+    for (value_id v = 0; v < values_; ++v)
+      if (p_.is_target(v) || (cyclic_ && expected_[v] != any_tier)) all |= std::uint64_t{1} << v;
+    for (auto o = needed_.rbegin(); o != needed_.rend(); ++o) {
+      const auto& op = p_.operations()[*o];
+      const bool has_run = (s.run >> *o & 1) != 0;
+      if (!has_run || (!runs_once(*o) && std::any_of(op.outputs.begin(), op.outputs.end(), has)))
+        for (auto v : op.inputs) all |= std::uint64_t{1} << v;
+    }
+    return all;
   }
-  tier_state later(tier_state s, ticks_t passed) const {
-    for (std::size_t i = 0; i < runs() && passed > 0; ++i)
-      if (s.cells[i] != absent) s.cells[i] = static_cast<std::int32_t>(std::max<ticks_t>(0, s.cells[i] - passed));
-    return s;
+  bool runs_once(operation_id o) const { return p_.operations()[o].once || !p_.operations()[o].overwrites.empty(); }
+  void leave(tier_label& s, value_id v, tier_id t) const {
+    s.on &= ~bit(v, t);
+    s.clocks[cell(v, t)] = s.clocks[busy(v, t)] = 0;
   }
-  void reach(tier_state s, ticks_t now, ticks_t passed = 0) {
-    const auto [at, added] = least_.emplace(later(std::move(s), passed), now + passed);
-    if (!added && at->second <= now + passed) return;
-    at->second = now + passed;
-    queue_.emplace(now + passed, &at->first);
+  void drop(tier_label& s, value_id v, tier_id t) const {
+    const double quiet = std::max(s.clocks[cell(v, t)], s.clocks[busy(v, t)]);
+    leave(s, v, t);
+    s.steps.emplace_back(action::drop, v).from = t;
+    t == device_tier ? pass(s, quiet) : raise(s.clocks[floor(t)], quiet);
+  }
+  static void raise(double& x, double to) { x = std::max(x, to); }
+  static void pass(tier_label& s, double seconds) {
+    s.now += seconds;
+    for (auto& x : s.clocks) x = std::max(0.0, x - seconds);
   }
 
-  /// Each way to place the sources from `v` on.
-  void begin(const tier_state& s, value_id v) {
-    if (v == values_) {
-      for (tier_id t = 0; t < tiers_; ++t)
-        if (room(s, t) < 0) return;
-      return reach(s, 0);
-    }
-    if (!p_.is_source(v)) return begin(s, v + 1);
+  /// Each way to place the sources from `v` on. @return false if it is given up
+  bool begin(value_id v) {
+    while (v < values_ && !p_.is_source(v)) ++v;
+    if (v == values_) return search();
     for (tier_id t = 0; t < tiers_; ++t) {
       if (p_.values()[v].starts != t && p_.values()[v].starts != any_tier) continue;
-      auto next = s;
-      put(next, v, t, 0);
-      begin(next, v + 1);
+      homes_[v] = t;
+      if (!begin(v + 1)) return false;
     }
+    return true;
   }
-  void end(const tier_state& s, ticks_t now) {
-    ticks_t last = 0;
+  /// With all sources placed. Each schedule of a shorter period that is found is followed by a search for a shorter one.
+  bool search() {
+    expected_ = homes_;
+    for (const auto& [target, source] : p_.next()) expected_[target] = std::exchange(expected_[source], any_tier);
+    for (auto v : p_.targets())
+      if (const auto t = p_.values()[v].ends; cyclic_ && t != any_tier && expected_[v] != any_tier && expected_[v] != t)
+        return true;
+    do {
+      improved_ = alternates_ = false;
+      labels_.clear();
+      least_.clear();
+      queue_ = {};
+      tier_label first;
+      for (value_id v = 0; v < values_; ++v)
+        if (homes_[v] != any_tier) first.on |= bit(v, homes_[v]);
+      first.clocks.assign(2 * (values_ + 1) * tiers_ + streams_.size(), 0);
+      first.first = true;
+      for (tier_id t = 0; t < tiers_; ++t)
+        if (room(first, t) < 0) return true;
+      reach(std::move(first));
+      while (!queue_.empty() && !improved_ && !alternates_) {
+        const auto* s = queue_.top();
+        queue_.pop();
+        if (s->beaten || hopeless(*s)) continue;
+        if (labels_.size() > most_) return false;
+        if (cyclic_ && end_step(*s)) continue;
+        if (!cyclic_) end(*s);
+        expand(*s);
+      }
+    } while (improved_ && cyclic_);
+    return !alternates_;
+  }
+  /// Does it take longer than the best if nothing is waited for?
+  bool hopeless(const tier_label& s) const {
+    double least = s.now;
+    for (auto o : needed_)
+      if (p_.operations()[o].on == device_tier && (s.run >> o & 1) == 0) least += p_.operations()[o].seconds;
+    const auto far = [&](double x) { return x > 4 * most_ahead_; };
+    return least >= optimum_.seconds - slack || (cyclic_ && std::any_of(s.clocks.begin(), s.clocks.end(), far));
+  }
+  void reach(tier_label s) {
+    const auto all = s.first ? ~std::uint64_t{0} : wanted(s);
+    for (value_id v = 0; v < values_; ++v)  // what is of no use and not in use goes at once
+      for (tier_id t = 0; t < tiers_ && (all >> v & 1) == 0; ++t)
+        if (on(s, v, t) && s.clocks[cell(v, t)] <= 0 && s.clocks[busy(v, t)] <= 0 && !held(v, t)) drop(s, v, t);
+    auto& others = least_[s.on ^ std::uint64_t{s.run} * 0x9e3779b97f4a7c15u];
+    for (auto* x : others)
+      if (!x->beaten && x->on == s.on && x->run == s.run && s.is_beaten_by(*x, slack)) return;
+    std::erase_if(others,
+                  [&](tier_label* x) { return x->on == s.on && x->run == s.run && x->is_beaten_by(s, 0) && (x->beaten = true); });
+    s.length += s.steps.size();
+    labels_.push_back(std::move(s));
+    others.push_back(&labels_.back());
+    queue_.push(&labels_.back());
+  }
+  tier_label after(const tier_label& s) const {
+    auto next = s;
+    next.before = &s;
+    next.steps.clear();
+    next.first = false;
+    return next;
+  }
+  schedule steps_to(const tier_label* s) const {
+    std::vector<const tier_label*> path = {s};
+    while (path.back()->before && !path.back()->before->first) path.push_back(path.back()->before);
+    schedule all;
+    for (; !path.empty(); path.pop_back())
+      all.steps.insert(all.steps.end(), path.back()->steps.begin(), path.back()->steps.end());
+    for (value_id v = 0; v < values_; ++v)
+      if (p_.is_source(v) && p_.values()[v].starts == any_tier) all.starts.push_back({v, homes_[v]});
+    return all;
+  }
+
+  void end(const tier_label& s) {
+    double last = 0;
     for (auto v : p_.targets()) {
-      ticks_t first = never;
+      double first = std::numeric_limits<double>::infinity();
       for (tier_id t = 0; t < tiers_; ++t)
         if ((p_.values()[v].ends == t || p_.values()[v].ends == any_tier) && on(s, v, t))
-          first = std::min<ticks_t>(first, s.cells[cell(v, t)]);
-      if (first == never) return;
+          first = std::min(first, s.clocks[cell(v, t)]);
       last = std::max(last, first);
     }
-    best_ = std::min(best_, now + last);
+    if (s.now + last < optimum_.seconds - slack) optimum_ = {s.now + last, steps_to(&s)};
+  }
+  /// What is left is dropped, and the next step begins.
+  /// @return false if it is not at its end
+  bool end_step(const tier_label& s) {
+    for (auto v : p_.targets()) {
+      bool there = false;
+      for (tier_id t = 0; t < tiers_; ++t)
+        there = there || (on(s, v, t) && (p_.values()[v].ends == t || p_.values()[v].ends == any_tier));
+      if (!there) return false;
+    }
+    for (value_id v = 0; v < values_; ++v)
+      if (expected_[v] != any_tier && !on(s, v, expected_[v])) return false;
+    auto next = after(s);
+    for (value_id v = 0; v < values_; ++v)
+      for (tier_id t = 0; t < tiers_; ++t)
+        if (on(next, v, t) && t != expected_[v]) {
+          const bool leaves = p_.is_target(v) && expected_[v] == any_tier && homes_[v] == any_tier;
+          drop(next, v, t);
+          if (leaves) next.steps.pop_back();
+        }
+    for (const auto& [target, source] : p_.next()) {
+      const auto t = homes_[source];
+      next.on = (next.on & ~bit(target, t)) | bit(source, t);
+      next.clocks[cell(source, t)] = std::exchange(next.clocks[cell(target, t)], 0);
+      next.clocks[busy(source, t)] = std::exchange(next.clocks[busy(target, t)], 0);
+    }
+    next.run = 0;
+    next.first = true;
+    next.now -= optimum_.seconds;
+    for (const auto* x = &s; x; x = x->before)
+      if (x->first && next.now < x->now - slack && x->is_beaten_by(next, slack)) return shorten(next), true;
+    reach(std::move(next));
+    return true;
+  }
+  /// A step of `last`, or one of those before it, can be repeated in less than the best period.
+  void shorten(const tier_label& last) {
+    for (const auto* x = &last; x->before; x = x->before) {
+      if (!x->first) continue;
+      auto s = steps_to(x);
+      const auto seconds = evaluate(p_, s).seconds;
+      if (seconds >= optimum_.seconds - slack) continue;
+      optimum_ = {seconds, std::move(s)};
+      improved_ = true;
+      return;
+    }
+    alternates_ = true;
   }
   /// Drops come right before what they make room for: earlier ones allow no more.
-  void expand(const tier_state& s, ticks_t now) {
+  void expand(const tier_label& s) {
+    const auto all = wanted(s);
     for (auto o : needed_) {
       const auto& op = p_.operations()[o];
-      const auto has = [&](value_id v) { return on(s, v, op.on); };
-      const auto done = [&](value_id v) { return s.cells[cell(v, op.on)] == 0; };
-      if (!std::all_of(op.inputs.begin(), op.inputs.end(), has) || std::all_of(op.outputs.begin(), op.outputs.end(), done))
-        continue;
+      if ((s.run >> o & 1) != 0 && runs_once(o)) continue;
+      if (!std::all_of(op.inputs.begin(), op.inputs.end(), [&](value_id v) { return on(s, v, op.on); })) continue;
+      const auto done = [&](value_id v) { return (all >> v & 1) == 0 || (on(s, v, op.on) && s.clocks[cell(v, op.on)] <= 0); };
+      if ((s.run >> o & 1) != 0 && std::all_of(op.outputs.begin(), op.outputs.end(), done)) continue;
       auto more = op.workspace;
       for (auto v : op.outputs) more += bytes(v);
       for (const auto& x : op.overwrites) more -= bytes(x.output);
-      make_room(s, now, op.on, more, op.inputs, 0, [&](const tier_state& then, ticks_t at) { compute(then, at, o); });
+      make_room(after(s), op.on, more, op.inputs, 0, [&](tier_label then) { compute(std::move(then), o); });
+      auto without = after(s);
+      for (auto v : op.outputs)
+        if (on(s, v, op.on)) drop(without, v, op.on);
+      if (op.on != device_tier && !without.steps.empty())
+        make_room(std::move(without), op.on, more, op.inputs, 0, [&](tier_label then) { compute(std::move(then), o); });
     }
     for (value_id v = 0; v < values_; ++v)
       for (std::size_t l = 0; l < p_.links().size(); ++l) {
         const auto& link = p_.links()[l];
-        if (!p_.values()[v].movable || !on(s, v, link.from) || on(s, v, link.to) || !wanted_[v]) continue;
-        make_room(s, now, link.to, bytes(v), {}, 0, [&](const tier_state& then, ticks_t at) { copy(then, at, v, l); });
+        if (!p_.values()[v].movable || !on(s, v, link.from) || on(s, v, link.to) || (all >> v & 1) == 0) continue;
+        make_room(after(s), link.to, bytes(v), {}, 0, [&](tier_label then) {
+          if (on(then, v, link.from)) copy(std::move(then), v, l);
+        });
       }
   }
   /// Each least set of values to drop, none of those below `first` nor of `used`.
   template <class Then>
-  void make_room(const tier_state& s, ticks_t now, tier_id t, bytes_t more, const std::vector<value_id>& used, value_id first,
-                 const Then& then) {
-    if (room(s, t) >= more) return then(s, now);
+  void make_room(tier_label s, tier_id t, bytes_t more, const std::vector<value_id>& used, value_id first, const Then& then) {
+    if (room(s, t) >= more) return then(std::move(s));
     for (auto v = first; v < values_; ++v) {
-      if (!on(s, v, t) || bytes(v) == 0 || (p_.values()[v].held && p_.values()[v].starts == t)) continue;
+      if (!on(s, v, t) || bytes(v) == 0 || held(v, t)) continue;
       if (std::find(used.begin(), used.end(), v) != used.end()) continue;
-      const ticks_t quiet = std::max(s.cells[cell(v, t)], s.cells[cell(v, t) + 1]);
       auto next = s;
-      leave(next, v, t);
-      if (t != device_tier) raise(next.cells[floors() + t], quiet);
-      const auto passed = t == device_tier ? quiet : 0;
-      make_room(later(std::move(next), passed), now + passed, t, more, used, v + 1, then);
+      drop(next, v, t);
+      make_room(std::move(next), t, more, used, v + 1, then);
     }
   }
-  void compute(const tier_state& s, ticks_t now, operation_id o) {
+  void compute(tier_label s, operation_id o) {
     const auto& op = p_.operations()[o];
     const auto t = op.on;
-    if (s.cells[runs() + o] && (op.once || !op.overwrites.empty())) return;
-    ticks_t first = t == device_tier ? 0 : std::max(s.cells[frees() + t], s.cells[floors() + t]);
-    for (auto v : op.inputs) first = std::max<ticks_t>(first, s.cells[cell(v, t)]);
-    for (const auto& x : op.overwrites) first = std::max<ticks_t>(first, s.cells[cell(x.input, t) + 1]);
-    const auto last = first + ticks(op.seconds);
-    auto next = s;
-    if (op.once || !op.overwrites.empty()) next.cells[runs() + o] = 1;
+    double last = t == device_tier ? 0 : std::max(s.clocks[free(t)], s.clocks[floor(t)]);
+    for (auto v : op.inputs) raise(last, s.clocks[cell(v, t)]);
+    for (const auto& x : op.overwrites) raise(last, s.clocks[busy(x.input, t)]);
+    last += op.seconds;
+    s.steps.emplace_back(action::compute, o);
+    s.run |= std::uint32_t{1} << o;
     bool frees_room = op.workspace > 0;
     if (t != device_tier)
-      for (auto v : op.inputs) raise(next.cells[cell(v, t) + 1], last);
-    for (const auto& x : op.overwrites) leave(next, x.input, t);
+      for (auto v : op.inputs) raise(s.clocks[busy(v, t)], last);
+    for (const auto& x : op.overwrites) leave(s, x.input, t);
     for (auto v : op.outputs) {
-      frees_room = frees_room || on(next, v, t);
-      const auto busy = next.cells[cell(v, t) + 1];
-      put(next, v, t, last);
-      raise(next.cells[cell(v, t) + 1], busy);
+      frees_room = frees_room || on(s, v, t);
+      s.on |= bit(v, t);
+      s.clocks[cell(v, t)] = last;
     }
-    if (t == device_tier) return reach(std::move(next), now, last);
-    next.cells[frees() + t] = static_cast<std::int32_t>(last);
-    if (frees_room) raise(next.cells[floors() + t], last);
-    reach(std::move(next), now);
+    if (t == device_tier) {
+      pass(s, last);
+    } else {
+      s.clocks[free(t)] = last;
+      if (frees_room) raise(s.clocks[floor(t)], last);
+    }
+    reach(std::move(s));
   }
-  void copy(const tier_state& s, ticks_t now, value_id v, std::size_t l) {
+  void copy(tier_label s, value_id v, std::size_t l) {
     const auto& link = p_.links()[l];
-    auto next = s;
-    auto& queue = next.cells[queues() + streams_[l]];
-    auto last = std::max<ticks_t>(queue, s.cells[cell(v, link.from)]);
-    if (link.to != device_tier) last = std::max<ticks_t>(last, s.cells[floors() + link.to]);
-    last += ticks(link.latency + static_cast<double>(bytes(v)) / link.rate);
-    queue = static_cast<std::int32_t>(last);
-    raise(next.cells[cell(v, link.from) + 1], last);
-    put(next, v, link.to, last);
-    reach(std::move(next), now);
+    auto& last = s.clocks[queue(l)];
+    raise(last, s.clocks[cell(v, link.from)]);
+    if (link.to != device_tier) raise(last, s.clocks[floor(link.to)]);
+    last += link.latency + static_cast<double>(bytes(v)) / link.rate;
+    raise(s.clocks[busy(v, link.from)], last);
+    s.on |= bit(v, link.to);
+    s.clocks[cell(v, link.to)] = last;
+    auto& x = s.steps.emplace_back(action::copy, v);
+    x.from = link.from, x.to = link.to;
+    reach(std::move(s));
   }
-  using entry = std::pair<ticks_t, const tier_state*>;
   struct later_first {
-    bool operator()(const entry& a, const entry& b) const { return a.first > b.first; }
+    bool operator()(const tier_label* a, const tier_label* b) const {
+      return std::pair(a->now, a->length) > std::pair(b->now, b->length);
+    }
   };
+  static constexpr double slack = 1e-9;
 
   const problem& p_;
   const bytes_t budget_;
-  const double tick_;
   const std::size_t most_, tiers_, values_;
+  const bool cyclic_;
   const std::vector<operation_id> needed_ = needed_operations(p_);
-  std::vector<bool> wanted_;          // by value: something reads it, or it is a target
   std::vector<std::size_t> streams_;  // by link
-  std::priority_queue<entry, std::vector<entry>, later_first> queue_;
-  std::unordered_map<tier_state, ticks_t, tier_state_hash> least_;
-  ticks_t best_ = never;
+  double most_ahead_ = 0;             // s: all operations and copies, one after the other
+  std::vector<tier_id> homes_, expected_;
+  bool improved_ = false, alternates_ = false;
+  std::deque<tier_label> labels_;
+  std::priority_queue<const tier_label*, std::vector<const tier_label*>, later_first> queue_;
+  std::unordered_map<std::uint64_t, std::vector<tier_label*>> least_;
+  tier_optimum optimum_;
 };
 
 }  // namespace detail
 
-/// The least time of any schedule of `p`, which is not cyclic, within the budgets of all tiers.
+/// The least time of any schedule of `p`, of cyclic ones the least period, within the budgets of all tiers.
 /// @param p      some five operations; more get slow
 /// @param budget bytes, of the device
-/// @param tick   of which all times are multiples, s
-/// @param most   states; beyond that the search gives up
-/// @return the optimum, s, infinity if no schedule fits; nothing if there are too many states
-/// @throws bad_option if the problem is cyclic, or a held value may start anywhere
-/// Complexity: O(states (values links + operations)).
+/// @param most   states; beyond that the search gives up, as where schedules of two steps in turn would be faster than any of one
+/// @return a fastest schedule and its time; nothing if it was given up
+/// @throws bad_option for more than 64 places (values times tiers) or 32 operations
+/// Complexity: O(states (values links + operations)), each state against those with the same values in the same places; for
+/// cyclic problems, once for each improvement. Reference: Baccelli et al., "Synchronization and Linearity", Wiley, 1992,
+/// section 3.2: what repeats takes the least period for which its clocks come to no later.
 /// @code
 /// auto best = remat::testing::exhaustive_optimum_on_tiers(p, 12);
 /// @endcode
-inline std::optional<double> exhaustive_optimum_on_tiers(const problem& p, bytes_t budget, double tick = 1.0 / 840,
-                                                         std::size_t most = 60'000) {
-  return detail::tier_search(p, budget, tick, most).run();
+inline std::optional<tier_optimum> exhaustive_optimum_on_tiers(const problem& p, bytes_t budget, std::size_t most = 60'000) {
+  return detail::tier_search(p, budget, most).run();
 }
 
 }  // namespace remat::testing
