@@ -187,3 +187,20 @@ TEST_CASE("plans: a layout that takes more each time is given more room each tim
   CHECK(calls > 4);
   CHECK(least > first / 4);  // and the smallest budget of all has not been looked for
 }
+
+TEST_CASE("plans: no solver is asked for less than nothing where layouts take much more than budgets") {
+  ::torch::manual_seed(1);
+  const auto s = models::mlp(256, 32, 12);
+  auto o = testing::quick("100%");
+  bytes_t least = max_bytes;
+  o.solver = [&](const problem& p, bytes_t within, const auto&, const auto&) {
+    least = std::min(least, within);
+    return as_result(p, store_all_schedule(p));
+  };
+  testing::runner r(s.module, s.forward, o);
+  r.prepare(s.inputs);
+  r.set_budget(r.report().held() + r.report().store_all / 8);
+  CHECK_THROWS_AS(r.prepare(s.inputs), error);  // whoever looks for the smallest budget checks what solvers say
+  CHECK(least < r.report().store_all);
+  CHECK(least >= 0);
+}

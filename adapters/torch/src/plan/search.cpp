@@ -187,7 +187,7 @@ std::shared_ptr<const plan> search_anew(const setup& s, bytes_t available, bytes
   auto p = o.copies ? s.p : with_slower_link(s.p, 0);  // with a slower link where there is too little far memory
   constexpr int rounds = 4, most = 10;                 // the rest only as long as nothing fits
   auto margin = available / 200;
-  for (int round = 0; round < (best->run ? rounds : most); ++round) {
+  for (int round = 0; round < (best->run ? rounds : most) && within >= 0; ++round) {
     auto l = o.limits;
     l.seconds = std::max(std::min(0.1, l.seconds), (l.seconds - since(begin)) / std::max(1, rounds - round));
     auto r = o.solver(p, within, l, o.watch);
