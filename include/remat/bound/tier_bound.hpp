@@ -254,13 +254,39 @@ inline double queue_bound(const problem& p, bytes_t budget) {
 
 namespace detail {
 
+/// Copies of values by the shortest way between any two tiers, s; 0 where there is none.
+class copy_ways {
+ public:
+  explicit copy_ways(const problem& p) : tiers_(p.tiers().size()) {
+    for (const auto& x : p.values()) add(p, static_cast<double>(x.bytes));
+  }
+  double operator()(value_id v, tier_id from, tier_id to) const { return ways_[(v * tiers_ + from) * tiers_ + to]; }
+
+ private:
+  void add(const problem& p, double bytes) {
+    constexpr double never = std::numeric_limits<double>::infinity();
+    const auto first = ways_.size();
+    ways_.resize(first + tiers_ * tiers_, never);
+    auto* const ways = &ways_[first];
+    for (std::size_t t = 0; t < tiers_; ++t) ways[t * tiers_ + t] = 0;
+    for (const auto& l : p.links()) ways[l.from * tiers_ + l.to] = l.latency + bytes / l.rate;
+    for (std::size_t over = 0; over < tiers_ && tiers_ > 2; ++over)
+      for (std::size_t a = 0; a < tiers_; ++a)
+        for (std::size_t b = 0; b < tiers_; ++b)
+          ways[a * tiers_ + b] = std::min(ways[a * tiers_ + b], ways[a * tiers_ + over] + ways[over * tiers_ + b]);
+    for (auto x = ways_.begin() + static_cast<std::ptrdiff_t>(first); x != ways_.end(); ++x)
+      if (*x == never) *x = 0;
+  }
+
+  std::size_t tiers_;
+  std::vector<double> ways_;
+};
+
 /// What has to happen between a source that one step leaves to the next and the target that takes its place, or between the
 /// begin and a target.
 class tier_path {
  public:
-  explicit tier_path(const problem& p) : p_(p), needed_(needed_operations(p)), tiers_(p.tiers().size()) {
-    for (const auto& x : p.values()) add_ways(static_cast<double>(x.bytes));
-  }
+  explicit tier_path(const problem& p) : p_(p), needed_(needed_operations(p)), tiers_(p.tiers().size()), way_(p) {}
 
   /// @param from  a source, or `none`: all of them
   /// @param to    a target that operations produce
@@ -271,7 +297,7 @@ class tier_path {
   double seconds(value_id from, value_id to, tier_id there) const {
     std::vector<double> before(p_.values().size() * tiers_, never), after = before;
     const auto put = [&](value_id v, tier_id home, double then) {  // `v` is there then: when it can be where
-      for (tier_id t = 0; t < tiers_; ++t) before[v * tiers_ + t] = home == any_tier ? then : then + way(v, home, t);
+      for (tier_id t = 0; t < tiers_; ++t) before[v * tiers_ + t] = home == any_tier ? then : then + way_(v, home, t);
     };
     for (value_id v = 0; v < p_.values().size(); ++v)
       if (p_.is_source(v) && (from == none || v == from)) put(v, p_.values()[v].starts, 0);
@@ -284,7 +310,7 @@ class tier_path {
       const auto& op = p_.operations()[o];
       for (auto v : op.outputs) put(v, op.on, first(op) + op.seconds);
     }
-    for (tier_id t = 0; t < tiers_; ++t) after[to * tiers_ + t] = there == any_tier ? 0 : way(to, t, there);
+    for (tier_id t = 0; t < tiers_; ++t) after[to * tiers_ + t] = there == any_tier ? 0 : way_(to, t, there);
     struct run {
       double sum = 0, head = -never, tail = -never;
     };
@@ -296,7 +322,7 @@ class tier_path {
       if (end == never) continue;
       for (auto v : op.inputs)
         for (tier_id t = 0; t < tiers_; ++t)
-          after[v * tiers_ + t] = std::max(after[v * tiers_ + t], op.seconds + end + way(v, t, op.on));
+          after[v * tiers_ + t] = std::max(after[v * tiers_ + t], op.seconds + end + way_(v, t, op.on));
       if (first(op) == never) continue;
       auto& r = runs[op.on];
       r.sum += op.seconds;
@@ -313,26 +339,231 @@ class tier_path {
  private:
   static constexpr double never = -std::numeric_limits<double>::infinity();
 
-  /// Copies of so many bytes: the shortest way between any two tiers, 0 where there is none.
-  void add_ways(double bytes) {
-    const auto first = ways_.size();
-    ways_.resize(first + tiers_ * tiers_, -never);
-    auto* const ways = &ways_[first];
-    for (std::size_t t = 0; t < tiers_; ++t) ways[t * tiers_ + t] = 0;
-    for (const auto& l : p_.links()) ways[l.from * tiers_ + l.to] = l.latency + bytes / l.rate;
-    for (std::size_t over = 0; over < tiers_ && tiers_ > 2; ++over)
-      for (std::size_t a = 0; a < tiers_; ++a)
-        for (std::size_t b = 0; b < tiers_; ++b)
-          ways[a * tiers_ + b] = std::min(ways[a * tiers_ + b], ways[a * tiers_ + over] + ways[over * tiers_ + b]);
-    for (auto x = ways_.begin() + static_cast<std::ptrdiff_t>(first); x != ways_.end(); ++x)
-      if (*x == -never) *x = 0;
-  }
-  double way(value_id v, tier_id from, tier_id to) const { return ways_[(v * tiers_ + from) * tiers_ + to]; }
-
   const problem& p_;
   const std::vector<operation_id> needed_;
   const std::size_t tiers_;
-  std::vector<double> ways_;  // s, by value, from and to
+  const copy_ways way_;
+};
+
+/// One step of a cyclic schedule, between the moment from which a tier has room for what comes to it in this step, and the one
+/// for the next. All that comes to the tier comes in between, and the copies of what does not stay there end in between. On the
+/// device, whose clock that is, everything begins in between. So it does in a schedule that is not cyclic, between its begin and
+/// its end, when targets are where they must be.
+class tier_turn {
+ public:
+  /// @param turn the tier; `any_tier`: the problem is not cyclic
+  tier_turn(const problem& p, tier_id turn)
+      : p_(p),
+        turn_(turn),
+        tiers_(p.tiers().size()),
+        needed_(needed_operations(p)),
+        of_(find_places(p, needed_)),
+        way_(p),
+        narrow_(p),
+        before_(p.values().size() * tiers_, never),
+        after_(p.values().size(), never),
+        first_(p.operations().size(), never),
+        last_(first_),
+        may_stay_(p.values().size(), false) {
+    look();
+    go_back();
+    go_on();
+  }
+
+  /// At least so long, s.
+  double seconds() {
+    double longest = 0;
+    for (auto o : needed_) longest = std::max(longest, first_[o] + p_.operations()[o].seconds + last_[o]);
+    std::map<std::string, std::vector<piece>> queues;
+    std::vector<double> made(first_.size(), never);
+    for (auto& c : copies_) {
+      auto& x = c.when;
+      if (c.value_made && x.before != never) {
+        auto& when = made[p_.producer(c.value)];
+        if (when == never) when = before(p_.producer(c.value));
+        raise(x.before, when + way_(c.value, of_.made[c.value], p_.links()[c.link].from));
+      }
+      if (x.before != never && x.after != never) queues[p_.links()[c.link].stream].push_back(x);
+    }
+    for (auto& [stream, pieces] : queues) longest = std::max(longest, one_by_one(pieces));
+    for (tier_id t = 0; t < tiers_; ++t) {
+      std::vector<piece> runs;
+      for (auto o : needed_)
+        if (p_.operations()[o].on == t && first_[o] != never && last_[o] != never)
+          runs.push_back({first_[o], p_.operations()[o].seconds, last_[o]});
+      longest = std::max(longest, one_by_one(runs));
+    }
+    return longest;
+  }
+
+ private:
+  static constexpr double never = -std::numeric_limits<double>::infinity();
+  struct piece {
+    double before, seconds, after;
+  };
+  struct copy {
+    value_id value;
+    std::size_t link;
+    bool value_made;
+    piece when;
+  };
+
+  /// Does everything begin after the first moment?
+  bool all_begins() const { return turn_ == device_tier || turn_ == any_tier; }
+  /// Does that copy end before the second moment?
+  bool leaves(const copy& c) {
+    if (turn_ != any_tier) return p_.links()[c.link].from == turn_ && !may_stay_[c.value];
+    const auto ends = p_.values()[c.value].ends;
+    return p_.is_target(c.value) && ends != any_tier && leads_over(c, ends);
+  }
+  /// What is made by an operation on that tier: is it there before the second moment?
+  bool leaves(value_id v, tier_id on) const {
+    if (turn_ != any_tier) return on == turn_ && (!may_stay_[v] || turn_ == device_tier);
+    return on == device_tier || (p_.is_target(v) && (p_.values()[v].ends == on || p_.values()[v].ends == any_tier));
+  }
+  double& at(std::vector<double>& times, value_id v, tier_id t) const { return times[v * tiers_ + t]; }
+
+  /// The copies that there are in any case, and what may be on the tier at the end of a step.
+  void look() {
+    for (value_id v = 0; v < may_stay_.size(); ++v)
+      may_stay_[v] = p_.is_source(v) && (of_.made[v] == turn_ || of_.made[v] == any_tier);
+    for (const auto& c : p_.next()) {
+      may_stay_[c.target] = of_.made[c.source] == turn_ || of_.made[c.source] == any_tier;
+      may_stay_[c.source] = false;
+    }
+    for (auto o : needed_)
+      for (const auto& x : p_.operations()[o].overwrites)
+        if (p_.operations()[o].on == turn_) may_stay_[x.input] = true;  // it goes without a drop
+    for (value_id v = 0; v < may_stay_.size(); ++v) {
+      copies_of_.push_back(copies_.size());
+      if (of_.made[v] == any_tier) continue;
+      std::vector<std::size_t> links;
+      for (auto t : of_.wanted[v])
+        for (auto l : narrow_.between(of_.made[v], t))
+          if (std::find(links.begin(), links.end(), l) == links.end()) links.push_back(l);
+      for (auto l : links) {
+        const auto& link = p_.links()[l];
+        copies_.push_back(
+            {v, l, !p_.is_source(v), {never, link.latency + static_cast<double>(p_.values()[v].bytes) / link.rate, never}});
+      }
+    }
+    copies_of_.push_back(copies_.size());
+  }
+  /// When each value can be where, and each operation begin, after the first moment.
+  void go_back() {
+    for (value_id v = 0; v < may_stay_.size(); ++v)
+      for (tier_id t = 0; t < tiers_ && p_.is_source(v) && all_begins(); ++t)
+        at(before_, v, t) = of_.made[v] == any_tier ? 0 : way_(v, of_.made[v], t);
+    for (auto& c : copies_) {
+      const auto to = p_.links()[c.link].to;
+      if (c.value_made || to != turn_ || all_begins()) continue;
+      c.when.before = 0;
+      for (tier_id t = 0; t < tiers_; ++t)
+        if (leads_over(c, t)) at(before_, c.value, t) = c.when.seconds + way_(c.value, turn_, t);
+    }
+    for (auto o : needed_) {
+      const auto& op = p_.operations()[o];
+      if (all_begins() || op.on == turn_) first_[o] = 0;
+      for (auto v : op.inputs) first_[o] = std::max(first_[o], at(before_, v, op.on));
+      for (auto v : op.outputs)
+        for (tier_id t = 0; t < tiers_; ++t) at(before_, v, t) = first_[o] + op.seconds + way_(v, op.on, t);
+    }
+    for (auto& c : copies_) c.when.before = std::max(c.when.before, at(before_, c.value, p_.links()[c.link].from));
+  }
+  /// How long it takes from then on to the second moment.
+  void go_on() {
+    for (auto& c : copies_) {
+      if (!leaves(c)) continue;
+      c.when.after = 0;
+      if (c.value_made) raise(after_[c.value], way_(c.value, of_.made[c.value], p_.links()[c.link].from) + c.when.seconds);
+    }
+    for (auto o = needed_.rbegin(); o != needed_.rend(); ++o) {
+      const auto& op = p_.operations()[*o];
+      auto& last = last_[*o];
+      for (auto v : op.outputs) {
+        if (leaves(v, op.on)) raise(last, 0);
+        raise(last, after_[v]);
+      }
+      for (auto v : op.inputs)
+        if (!p_.is_source(v)) raise(after_[v], op.seconds + last + way_(v, of_.made[v], op.on));
+    }
+    for (auto& c : copies_) {
+      const auto to = p_.links()[c.link].to;
+      for (auto o : p_.consumers(c.value)) {
+        const auto& op = p_.operations()[o];
+        if (leads_over(c, op.on)) raise(c.when.after, op.seconds + last_[o] + way_(c.value, to, op.on));
+      }
+      for (auto i = copies_of_[c.value]; i < copies_of_[c.value + 1]; ++i)
+        if (const auto from = p_.links()[copies_[i].link].from; leaves(copies_[i]) && leads_over(c, from))
+          raise(c.when.after, way_(c.value, to, from) + copies_[i].when.seconds);
+    }
+  }
+  /// Does the value of `c` come to a tier only by that copy?
+  bool leads_over(const copy& c, tier_id to) {
+    const auto& links = narrow_.between(of_.made[c.value], to);
+    return std::find(links.begin(), links.end(), c.link) != links.end();
+  }
+  static void raise(double& x, double to) { x = std::max(x, to); }
+  /// When the first run of an operation ends: after all copies of sources, one after another, that it and those before it read,
+  /// and after all that those before it on one tier take.
+  double before(operation_id last) {
+    std::vector<double> until(p_.operations().size(), never);  // from its end to the begin of the last one
+    std::map<value_id, std::vector<operation_id>> read;
+    std::vector<std::vector<piece>> runs(tiers_);
+    until[last] = -p_.operations()[last].seconds;
+    for (auto o = std::upper_bound(needed_.begin(), needed_.end(), last); o != needed_.begin();) {
+      const auto& op = p_.operations()[*--o];
+      const double then = until[*o];
+      if (then == never) continue;
+      if (*o != last && first_[*o] != never) runs[op.on].push_back({first_[*o], op.seconds, then});
+      for (auto v : op.inputs)
+        if (p_.is_source(v))
+          read[v].push_back(*o);
+        else
+          raise(until[p_.producer(v)], way_(v, of_.made[v], op.on) + op.seconds + then);
+    }
+    std::map<std::string, std::vector<piece>> queues;
+    for (const auto& [v, readers] : read)
+      for (auto i = copies_of_[v]; i < copies_of_[v + 1]; ++i) {
+        const auto& c = copies_[i];
+        piece x{c.when.before, c.when.seconds, never};
+        for (auto o : readers)
+          if (const auto& op = p_.operations()[o]; leads_over(c, op.on))
+            raise(x.after, way_(v, p_.links()[c.link].to, op.on) + op.seconds + until[o]);
+        if (x.before != never && x.after != never) queues[p_.links()[c.link].stream].push_back(x);
+      }
+    double longest = first_[last];
+    for (auto& [stream, pieces] : queues) longest = std::max(longest, one_by_one(pieces));
+    for (auto& pieces : runs) longest = std::max(longest, one_by_one(pieces));
+    return longest + p_.operations()[last].seconds;
+  }
+  /// Of pieces that follow one another in any order, those that begin late and those that leave much to do in turn.
+  static double one_by_one(std::vector<piece>& pieces) {
+    double longest = 0;
+    for (const auto key : {&piece::before, &piece::after}) {
+      std::sort(pieces.begin(), pieces.end(), [&](const piece& a, const piece& b) { return a.*key > b.*key; });
+      piece all{std::numeric_limits<double>::infinity(), 0, std::numeric_limits<double>::infinity()};
+      for (const auto& x : pieces) {
+        all = {std::min(all.before, x.before), all.seconds + x.seconds, std::min(all.after, x.after)};
+        longest = std::max(longest, all.before + all.seconds + all.after);
+      }
+    }
+    return longest;
+  }
+
+  const problem& p_;
+  const tier_id turn_;
+  const std::size_t tiers_;
+  const std::vector<operation_id> needed_;
+  const places of_;
+  const copy_ways way_;
+  narrow_links narrow_;
+  std::vector<double> before_;          // by value and tier
+  std::vector<double> after_;           // by value, from where and when it is made
+  std::vector<double> first_, last_;    // by operation: before and after it
+  std::vector<bool> may_stay_;          // by value
+  std::vector<copy> copies_;            // by value
+  std::vector<std::size_t> copies_of_;  // where those of each value begin, and end
 };
 
 }  // namespace detail
@@ -360,9 +591,23 @@ inline double path_bound(const problem& p, std::size_t most = 64) {
   return longest;
 }
 
+/// Where steps repeat, what comes to a tier in one step comes after what left it in the step before. So the tier empties between
+/// steps of all that does not stay there, and what leads from what comes to it to what leaves it must fit into one period: the
+/// longest path, and each queue with the least before its first and after its last. The same of all that happens, where steps do
+/// not repeat.
+/// @param p a problem that is not plain
+/// Complexity: O(tiers (values + edges) values).
+inline double turn_bound(const problem& p) {
+  if (p.next().empty()) return detail::tier_turn(p, any_tier).seconds();
+  double longest = 0;
+  for (tier_id t = 0; t < p.tiers().size(); ++t) longest = std::max(longest, detail::tier_turn(p, t).seconds());
+  return longest;
+}
+
 /// A lower bound on the time, of cyclic schedules the period, of every schedule of a problem on several tiers: `queue_bound`,
-/// `path_bound` and, for the device, for the device and the next tier and so on up to the first without limit, each taken for one
-/// memory, `copy_bound` of what the device computes, with what starts beyond, is read there, and passes in any case.
+/// `path_bound`, `turn_bound` and, for the device, for the device and the next tier and so on up to the first without limit, each
+/// taken for one memory, `copy_bound` of what the device computes, with what starts beyond, is read there, and passes in any
+/// case.
 /// @param p      a problem whose device is linked both ways with another tier
 /// @param budget bytes, of the device
 /// @param stop   polled between cuts; true returns what is proven by then
@@ -374,7 +619,7 @@ inline double path_bound(const problem& p, std::size_t most = 64) {
 /// @endcode
 inline double tier_bound(const problem& p, bytes_t budget, const std::function<bool()>& stop = {}) {
   if (order::tier_chain(p).size() < 2) throw bad_option("tier_bound: no tier is linked both ways with the device");
-  double best = std::max({queue_bound(p, budget), path_bound(p), bounds_without_search(p).seconds});
+  double best = std::max({queue_bound(p, budget), path_bound(p), turn_bound(p), bounds_without_search(p).seconds});
   const auto of = detail::find_places(p, needed_operations(p));
   for (const auto& [inside, most] : detail::tier_prefixes(p, budget))
     for (const bool come : {false, true}) {  // what comes tells more, but of other moments
