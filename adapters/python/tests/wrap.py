@@ -1006,7 +1006,7 @@ class Refusals(unittest.TestCase):
     def test_options(self):
         for wrong, kind, culprit in (({"budget": "many"}, remat.Error, "many"), ({"budget": -1}, ValueError, "-1"), ({"budget": [1]}, TypeError, "budget"),
                                      ({"budget": True}, TypeError, "budget"), ({"budget": 1, "activation_budget": 1}, ValueError, "both"),
-                                     ({"solver": "magic"}, remat.Error, "magic"), ({"time_limit": -1}, remat.Error, "seconds"),
+                                     ({"solver": "magic"}, remat.Error, "magic"), ({"time_limit": -1}, ValueError, "time_limit"),
                                      ({"gap": 2}, remat.Error, "gap"), ({"verify": -1}, ValueError, "verify"), ({"budget": float("nan")}, ValueError, "nan"),
                                      ({"on_new_shape": "x"}, ValueError, "on_new_shape"), ({"on_refuse": "x"}, ValueError, "on_refuse")):
             m = Chain()
