@@ -14,6 +14,7 @@
 
 #include <remat/core/bounds.hpp>
 #include <remat/core/evaluate.hpp>
+#include <remat/order/early_copies.hpp>
 #include <remat/order/lay_copies.hpp>
 
 #include "../tiers.hpp"
@@ -190,6 +191,50 @@ TEST_CASE("lay_copies on two tiers: rarely slower than on demand, in the same me
   CHECK(500 * no_room < compared);  // in the memory of the host, too
   CHECK(200 * slower < compared);
   CHECK(10 * faster > 9 * compared);
+}
+
+TEST_CASE("copies as early as they can be: valid, within all budgets, the same steps, never slower") {
+  std::mt19937_64 g(29);
+  int valid = 0, faster = 0, tight = 0;
+  for (int round = 0; round < 6'000; ++round) {
+    auto p = round % 2 == 0 ? remat::testing::random_tiers_problem(g)
+                            : remat::testing::random_step(g, {.layers = 3, .cyclic = chance(g, 50), .disk = 40});
+    if (p.plain()) continue;
+    auto s = remat::testing::tiers_walk(g, p).run();
+    if (chance(g, 50) && remat::order::unplannable(p).empty())
+      if (auto laid = remat::order::lay_copies(p, remat::needed_operations(p), 30, {.on_demand = chance(g, 50)}))
+        s = std::move(laid->schedule);
+    const auto e = remat::testing::evaluated(p, s);
+    if (!e) continue;
+    INFO("round " << round);
+    auto peaks = std::vector<std::optional<bytes_t>>(e->peaks.begin(), e->peaks.end());
+    peaks.front().reset();
+    const auto q = remat::testing::with_budgets(p, peaks);  // exactly what it needs
+    const auto early = remat::order::detail::with_early_copies(q, s, *e, e->peak);
+    const auto then = remat::evaluate(q, early);
+    REQUIRE(then.peak <= e->peak);
+    REQUIRE(then.seconds <= e->seconds * (1 + 1e-9));
+    const auto steps = [](const remat::schedule& of) {
+      std::map<std::vector<std::size_t>, int> counts;
+      for (const auto& x : of.steps) ++counts[{static_cast<std::size_t>(x.what), x.which, x.from, x.to}];
+      return counts;
+    };
+    REQUIRE(steps(early) == steps(s));
+    REQUIRE(remat::compute_order(early) == remat::compute_order(s));
+    auto both = s;
+    const auto seconds = remat::order::detail::tighten(q, both, *e, e->peak);
+    const auto last = remat::evaluate(q, both);
+    REQUIRE(last.peak <= e->peak);
+    REQUIRE(last.seconds == seconds);
+    REQUIRE(seconds <= e->seconds);
+    ++valid;
+    faster += then.seconds < e->seconds * (1 - 1e-9);
+    tight += seconds < then.seconds * (1 - 1e-9);
+  }
+  CAPTURE(valid, faster, tight);
+  CHECK(valid > 1000);
+  CHECK(faster > 100);
+  CHECK(tight > 100);
 }
 
 TEST_CASE("lay_copies: links said in full give the plan of their short form") {

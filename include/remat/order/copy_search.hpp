@@ -22,6 +22,7 @@
 #include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>
 #include <remat/order/destroy_repair.hpp>
+#include <remat/order/early_copies.hpp>
 #include <remat/order/lay_copies.hpp>
 #include <remat/order/virtual_problem.hpp>
 
@@ -85,18 +86,22 @@ class copy_incumbent {
  private:
   /// @return false if it never ends, over links that are so slow
   bool take(const std::vector<operation_id>& order, laid_copies& laid, bool on_demand) {
-    laid.seconds = evaluate(p_, laid.schedule).seconds;
-    if (!std::isfinite(laid.seconds)) return false;
+    auto e = evaluate(p_, laid.schedule);
+    auto seconds = laid.seconds = e.seconds;
+    if (!std::isfinite(seconds)) return false;
+    auto tight = laid.schedule;
+    if (!p_.plain() && seconds < near * seconds_) seconds = detail::tighten(p_, tight, std::move(e), budget_);
     const std::lock_guard guard(lock_);
-    if (laid.seconds < seconds_) {
-      seconds_ = laid.seconds;
+    if (seconds < seconds_) {
+      seconds_ = seconds;
       order_ = order;
-      schedule_ = laid.schedule;
+      schedule_ = std::move(tight);
       paged_ = on_demand;
     }
     return true;
   }
 
+  static constexpr double near = 1.001;  // of what takes that much longer, another may become the best
   const remat::problem& p_;
   bytes_t budget_;
   std::vector<operation_id> order_;
