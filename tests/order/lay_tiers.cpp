@@ -331,6 +331,22 @@ TEST_CASE("lay_copies on two tiers: weights that may start anywhere stay on the 
   CHECK(copies(30) < copies(20));
 }
 
+TEST_CASE("lay_copies: a source that only the device reads, in steps that repeat, stays there if there is room") {
+  const std::vector<remat::value> values = {
+      {.name = "frozen", .bytes = 4, .starts = remat::any_tier}, {"x", 1}, {"x'", 1}, {.name = "next", .bytes = 1}};
+  const std::vector<remat::operation> operations = {{.name = "", .inputs = {0, 1}, .outputs = {2}, .seconds = 1},
+                                                    {.name = "", .inputs = {2}, .outputs = {3}, .seconds = 1, .workspace = 2}};
+  const problem p("frozen", values, operations, {3}, remat::copy_rates{1, 1, 0}, std::nullopt, {}, {{3, 1}});
+  for (const bytes_t budget : {8, 6}) {  // the second operation needs 4, besides
+    const auto laid = remat::order::lay_copies(p, remat::needed_operations(p), budget);
+    REQUIRE(laid);
+    const auto e = remat::evaluate(p, laid->schedule);
+    CHECK(e.peak <= budget);
+    CHECK(laid->schedule.starts == std::vector<remat::start_place>{{0, budget == 8 ? remat::device_tier : host}});
+    CHECK(e.seconds == Approx(budget == 8 ? 2 : 6));
+  }
+}
+
 TEST_CASE("what cannot be planned is named") {
   using remat::order::unplannable;
   remat::testing::step_parts x;

@@ -99,7 +99,9 @@ class copy_layer {
     drop_useless_offloads(p_, laid_.schedule, std::move(read));
     return std::move(laid_);
   }
-  /// Is `v` on the device at the end?
+  /// Before `lay`: bytes at each position if all stays and what starts on the host comes when it is used.
+  const range_peak& memory() const { return memory_; }
+  /// After it: is `v` on the device at the end?
   bool here(value_id v) const { return values_[v].here; }
 
  private:

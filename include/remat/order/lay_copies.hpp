@@ -17,30 +17,65 @@
 #include <remat/order/copy_layer.hpp>
 #include <remat/order/demand_paging.hpp>
 #include <remat/order/late_drops.hpp>
+#include <remat/order/range_peak.hpp>
 #include <remat/order/residence.hpp>
 
 namespace remat::order {
 
 namespace detail {
 
+/// Of the sources that may start anywhere, those that nothing on the host reads or replaces start on the device as far as there
+/// is room for them all the time.
+/// @param starts of each source, where it starts
+/// @param memory bytes at each position if what starts on the host is there from its first to its last use
+inline void stay_here(const problem& p, std::span<const operation_id> order, bytes_t budget, const residence& where,
+                      std::vector<tier_id>& starts, range_peak memory) {
+  std::vector<std::size_t> first(starts.size(), order.size() + 1), end(starts.size(), order.size() + 1);  // of its uses
+  std::vector<bool> here = where.undecided;
+  for (std::size_t i = 0; i < order.size(); ++i)
+    for (auto v : p.operations()[order[i]].inputs) {
+      first[v] = std::min(first[v], i);
+      end[v] = i + 1;
+      if (p.operations()[order[i]].on != device_tier) here[v] = false;
+    }
+  for (const auto& c : p.next())
+    if (p.operations()[p.producer(c.target)].on != device_tier) here[c.source] = false;
+  for (value_id v = 0; v < starts.size(); ++v) {
+    const auto bytes = p.values()[v].bytes;
+    if (!here[v] || starts[v] == device_tier || bytes == 0) continue;
+    if (std::max(memory.most(0, first[v]), memory.most(end[v], order.size() + 1)) + bytes > budget) continue;
+    memory.add(0, first[v], bytes);
+    memory.add(end[v], order.size() + 1, bytes);
+    starts[v] = device_tier;
+  }
+}
+
 /// `lay_copies` for a device and one more tier, the host, which stands for all others. Sources that may start anywhere start on
-/// the host or, where steps repeat and that is faster, on the device if what takes their place is there at the end.
+/// the host or, where steps repeat and that is faster, on the device: those of which what takes their place is there at the end,
+/// and perhaps others, for which there is room.
 inline std::optional<laid_copies> lay_on_host(const problem& p, std::span<const operation_id> order, bytes_t budget,
                                               const copy_options& o) {
   const auto layer = [&](const residence& where) { return copy_layer(p, order, budget, o, where); };
   const auto on_host = find_residence(p, std::vector<tier_id>(p.values().size(), tier_chain(p)[1]));
-  auto starts = std::vector<tier_id>(p.values().size(), on_host.far);
   auto best = layer(on_host).lay();
   if (p.next().empty() || std::find(on_host.undecided.begin(), on_host.undecided.end(), true) == on_host.undecided.end())
     return best;
-  auto probe = layer(find_residence(p, std::vector<tier_id>(starts.size(), any_tier)));
-  if (!probe.lay()) return best;
-  for (value_id v = 0; v < starts.size(); ++v)
-    if (p.is_source(v) && probe.here(v)) starts[v] = device_tier;
-  for (const auto& c : p.next())
-    if (probe.here(c.target)) starts[c.source] = device_tier;
-  auto other = layer(find_residence(p, starts)).lay();
-  return other && (!best || other->seconds < best->seconds) ? other : best;
+  const auto lay_from = [&](const std::vector<tier_id>& starts) {
+    auto other = layer(find_residence(p, starts)).lay();
+    if (other && (!best || other->seconds < best->seconds)) best = std::move(other);
+  };
+  auto starts = std::vector<tier_id>(p.values().size(), on_host.far);
+  if (auto probe = layer(find_residence(p, std::vector<tier_id>(starts.size(), any_tier))); probe.lay()) {
+    for (value_id v = 0; v < starts.size(); ++v)
+      if (p.is_source(v) && probe.here(v)) starts[v] = device_tier;
+    for (const auto& c : p.next())
+      if (probe.here(c.target)) starts[c.source] = device_tier;
+    lay_from(starts);
+  }
+  const auto before = starts;
+  stay_here(p, order, budget, on_host, starts, layer(find_residence(p, starts)).memory());
+  if (starts != before) lay_from(starts);
+  return best;
 }
 
 /// Takes the times of copies and waits from `evaluate`, after `laid.schedule` has become another.
