@@ -51,10 +51,13 @@ std::string report::text() const {
   row("  alive at most", format_bytes(live_peak));
   row("outputs", format_bytes(outputs));
   row("plain step: arena + outputs", format_bytes(store_all));
+  if (in_place > 0) row("weights, where they are", format_bytes(in_place));
   row("operations", std::to_string(operations) + ", of these recomputed " + std::to_string(recomputed));
   if (far > 0)
     row("far memory", format_bytes(far) + ", of a step out " + format_bytes(moved_out) + ", in " + format_bytes(moved_in) +
                           ", waited " + format_seconds(waited) + " so far");
+  if (fetched > 0)
+    row("weights", "fetched " + format_bytes(fetched) + " in a step, waited " + format_seconds(waited) + " so far");
   row("predicted time",
       format_seconds(step_seconds) + ", plain " + format_seconds(store_all_seconds) + ", bound " + format_seconds(bound));
   row("solver", solver + " in " + format_seconds(plan_seconds));

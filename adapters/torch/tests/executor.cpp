@@ -13,8 +13,10 @@
 #include <remat/core/evaluate.hpp>
 #include <remat/order/lay_copies.hpp>
 #include <remat/pytorch/capture.hpp>
+#include <remat/pytorch/disk.hpp>
 #include <remat/pytorch/executor.hpp>
 #include <remat/pytorch/memory.hpp>
+#include <remat/pytorch/offload.hpp>
 #include <thread>
 
 #include "compare.hpp"
@@ -77,11 +79,15 @@ schedule recompute_all(const problem& p, index_t loss) {
   return with_drops(p, order);
 }
 
-/// The same computations; values go to far memory and come back at random.
+/// The same computations; values go to far memory and come back at random, and what starts there is fetched.
 schedule with_random_copies(const problem& p, const schedule& s, unsigned seed) {
   std::mt19937 random(seed);
   std::vector<bool> here(p.values().size()), far(p.values().size()), wanted(p.values().size());
-  for (value_id v = 0; v < here.size(); ++v) here[v] = wanted[v] = p.is_source(v);
+  for (value_id v = 0; v < here.size(); ++v) {
+    far[v] = p.values()[v].starts != device_tier;
+    here[v] = p.is_source(v) && !far[v];
+    wanted[v] = p.is_source(v);
+  }
   schedule made;
   const auto bring = [&](value_id v) {
     if (here[v]) return;
@@ -104,7 +110,7 @@ schedule with_random_copies(const problem& p, const schedule& s, unsigned seed) 
         bring(v);
         continue;
       }
-      if (!far[v] || random() % 4 == 0) made.offload(v);
+      if (!far[v] || (p.plain() && random() % 4 == 0)) made.offload(v);
       far[v] = true;
       if (random() % 2 == 0) continue;
       made.drop(v);
@@ -292,6 +298,113 @@ TEST_CASE("values that were away give what eager mode gives, bit by bit", "[devi
       }
   }
   CHECK(moves > 6 * models::all().size());
+  fake_streams::now().most_late = 0;
+}
+
+namespace {
+
+/// Counts what it brings, and on demand brings something else.
+class telling_link final : public remat::pytorch::link {
+ public:
+  ticket copy(const block& to, const block& from, std::vector<ticket> after) override {
+    bytes += to.bytes;
+    if (!wrong) return inner_.copy(to, from, std::move(after));
+    const auto zeros = host_memory("zeros")->reserve(from.bytes);
+    return inner_.copy(to, {zeros, 0, from.bytes}, std::move(after));
+  }
+  bytes_t bytes = 0;
+  bool wrong = false;
+
+ private:
+  late_link inner_{3};
+};
+
+}  // namespace
+
+TEST_CASE("weights that are fetched give what eager mode gives, bit by bit", "[device]") {
+  ::torch::manual_seed(5);
+  if (!test_device().is_cpu()) return;
+  std::size_t twice = 0, on_disk = 0, together = 0;
+  fake_streams::now().most_late = 20;
+  const auto played =
+      make_streaming_device(c10::kCPU, "played", fake_streams::calls(), [] { return std::make_unique<planned_allocations>(); });
+  for (const auto& s : models::all())
+    for (const std::string where : {"in memory", "on disk", "on streams"}) {
+      auto x = prepare(s);
+      disk scratch(std::filesystem::temp_directory_path().string());
+      if (where == "on disk") move_weights(*s.module, scratch);
+      const auto can = fetchable(*x.step);
+      const auto rates = copy_rates{1, 1, 0};
+      const auto held = to_problem(*x.step, x.profiles.seconds(), x.profiles.workspace(), s.name, rates);
+      const auto p = to_problem(*x.step, x.profiles.seconds(), x.profiles.workspace(), s.name, rates, can);
+      REQUIRE(std::count(can.begin(), can.end(), true) > 0);
+      for (index_t v = 0; v < can.size(); ++v) {
+        CHECK(p.values()[v].held == (held.values()[v].held && !can[v]));
+        CHECK((p.values()[v].starts != device_tier) == can[v]);
+        if (can[v] && where == "on disk") on_disk += on_a_disk((*x.tensors)[x.step->values[v].slot]);
+      }
+      const auto buffers = copies(s.module->buffers());
+      const auto weights = copies(s.module->parameters());
+      const auto begin_again = [&] {
+        at::NoGradGuard no_grad;
+        for (std::size_t i = 0; i < weights.size(); ++i) s.module->parameters()[i].copy_(weights[i]);
+        restore(s, buffers);
+      };
+      const auto change = [&] {  // as an optimizer does
+        at::NoGradGuard no_grad;
+        for (auto& w : s.module->parameters()) w.mul_(0.9);
+      };
+      begin_again();
+      std::vector<outcome> expected = {eager(s)};
+      change();
+      expected.push_back(eager(s));
+
+      std::vector<schedule> schedules;
+      for (unsigned seed = 0; seed < 3; ++seed) {
+        const auto order = seed == 0 ? store_all_schedule(p) : random_schedule(p, seed, 0.3);
+        schedules.push_back(with_random_copies(p, order, seed));
+      }
+      const auto least = bounds_without_search(p).budget;
+      if (const auto laid = order::lay_copies(p, needed_operations(p), least + (held.held_bytes() - p.held_bytes()) / 2))
+        schedules.push_back(laid->schedule);
+      for (const auto& plan : schedules) {
+        INFO(s.name << " " << where);
+        const auto e_plan = std::make_shared<execution_plan>(x.step, plan, x.profiles);
+        auto* on = &device_of(test_device());
+        far_memory far;
+        const auto told = std::make_shared<telling_link>();
+        if (where != "on streams") {
+          far = {host_memory("far", e_plan->far_bytes()), std::make_unique<late_link>(1), told, {}};
+        } else {
+          on = played.get();
+          far = locked_memory(*played, e_plan->far_bytes());
+        }
+        if (e_plan->moved_bytes().first == 0 && e_plan->far_bytes() == 0) far.memory.reset();
+        executor e(e_plan, *x.tensors, *on, far);
+        begin_again();
+        compare(expected[0], planned(s, e, *x.tensors));
+        change();
+        compare(expected[1], planned(s, e, *x.tensors));
+        CHECK(e.unplanned() == 0);
+        CHECK(e_plan->fetched_bytes() > 0);
+        bytes_t weight_bytes = 0;
+        for (index_t v = 0; v < can.size(); ++v) weight_bytes += can[v] ? x.step->values[v].bytes : 0;
+        twice += e_plan->fetched_bytes() > weight_bytes;
+        together += e_plan->moved_bytes().second > 0;
+        if (where == "on streams") continue;
+        CHECK(told->bytes == 2 * (e_plan->fetched_bytes() + e_plan->moved_bytes().second));
+        if (e_plan->moved_bytes().second > 0) continue;
+        told->wrong = true;  // what it brings is what is read
+        begin_again();
+        const auto other = planned(s, e, *x.tensors);
+        CHECK_FALSE(same_bits(other.outputs, expected[0].outputs));
+      }
+      CHECK_THROWS_AS(executor(std::make_shared<execution_plan>(x.step, schedules.back(), x.profiles), *x.tensors),
+                      broken_contract);
+    }
+  CHECK(twice > 20);
+  CHECK(together > 20);
+  CHECK(on_disk > 10);
   fake_streams::now().most_late = 0;
 }
 

@@ -6,8 +6,11 @@
 #include <utility>
 
 #include <remat/pytorch/disk.hpp>
+#include <remat/pytorch/free_memory.hpp>
 
+#include "../clock.hpp"
 #include "file.hpp"
+#include "home.hpp"
 
 namespace remat::pytorch {
 namespace {
@@ -27,10 +30,13 @@ struct part_of_file {
 };
 void let_go(void* part) { delete static_cast<part_of_file*>(part); }
 
+const part_of_file* part_of(const c10::Storage& s) {
+  const auto& memory = s.data_ptr();
+  return memory.get_deleter() == &let_go ? static_cast<const part_of_file*>(memory.get_context()) : nullptr;
+}
 const part_of_file* part_of(const at::Tensor& t) {
   if (!t.defined() || t.layout() != at::kStrided || !t.is_cpu() || !t.has_storage()) return nullptr;
-  const auto& memory = t.storage().data_ptr();
-  return memory.get_deleter() == &let_go ? static_cast<const part_of_file*>(memory.get_context()) : nullptr;
+  return part_of(t.storage());
 }
 
 /// Whole pages of a file.
@@ -59,7 +65,87 @@ std::vector<stretch> stretches(const std::vector<at::Tensor>& tensors) {
   return all;
 }
 
+/// The storage of a tensor.
+class memory_of_caller final : public region {
+ public:
+  memory_of_caller(c10::Storage s, bool leaves) : storage_(std::move(s)), leaves_(leaves) {}
+  char* data() const override {  // without a copy of memory that is copied when it is written
+    return static_cast<char*>(storage_.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
+  }
+  c10::Device on() const override { return storage_.device(); }
+  bytes_t bytes() const override { return static_cast<bytes_t>(storage_.nbytes()); }
+  bytes_t resident() const override { return bytes(); }
+  void discard_except(std::vector<std::pair<bytes_t, bytes_t>>) override {}
+
+  void read(char* to, bytes_t offset, bytes_t bytes) const override {
+    const auto* part = part_of(storage_);
+    if (part == nullptr) return region::read(to, offset, bytes);
+    auto& file = static_cast<mapped_region&>(*part->file);
+    const auto begin = data() - file.data() + offset, end = begin + bytes;
+    constexpr bytes_t most = 8 << 20;  // at a time
+    const auto next = [&](bytes_t at) { return std::min(end, at / page() * page() + most); };
+    file.expect(begin, next(begin) - begin);
+    for (auto at = begin; at < end;) {
+      const auto then = next(at);
+      if (then < end) file.expect(then, next(then) - then);
+      file.read(to + (at - begin), at, then - at);
+      if (leaves_) file.evict(at / page() * page(), whole_pages(then) - at / page() * page());
+      at = then;
+    }
+    part->of->fetched += bytes;
+  }
+
+ private:
+  c10::Storage storage_;
+  bool leaves_;
+};
+
 }  // namespace
+
+block home_of(const at::Tensor& t, bytes_t offset, bytes_t bytes, bool leaves) {
+  return {std::make_shared<memory_of_caller>(t.storage(), leaves), offset, bytes};
+}
+
+std::vector<bool> let_go_of(const std::vector<at::Tensor>& read) {
+  std::vector<bool> leave(read.size(), false);
+  if (std::none_of(read.begin(), read.end(), on_a_disk)) return leave;
+  auto room = host_free() / 2;  // the other half is for what the steps take
+  for (std::size_t i = 0; i < read.size(); ++i) {
+    if (!on_a_disk(read[i])) continue;
+    leave[i] = bytes_of(read[i]) > room;
+    if (!leave[i]) room -= bytes_of(read[i]);
+  }
+  return leave;
+}
+
+copy_rates measure_fetches(device& d, link& in, const std::vector<at::Tensor>& weights) {
+  const auto leave = let_go_of(weights);
+  const bool cold = std::find(leave.begin(), leave.end(), true) != leave.end();
+  std::vector<at::Tensor> sample;
+  bytes_t largest = 0, total = 0;
+  for (std::size_t i = 0; i < weights.size() && total < (32 << 20); ++i) {
+    if (cold && !leave[i]) continue;
+    sample.push_back(weights[i]);
+    largest = std::max(largest, bytes_of(weights[i]));
+    total += bytes_of(weights[i]);
+  }
+  if (cold) disk::evict(sample);
+  const auto here = d.memory().reserve(largest);
+  const auto fetch = [&](const at::Tensor& t, bytes_t bytes) {
+    const auto offset = t.storage_offset() * static_cast<bytes_t>(t.itemsize());
+    return in.copy({here, 0, bytes}, home_of(t, offset, bytes, cold));
+  };
+  if (!cold)
+    for (const auto& t : sample) fetch(t, bytes_of(t))->wait();  // wakes the thread, and touches the pages
+  fetch(sample[0], 1)->wait();
+  auto begin = clock::now();
+  fetch(sample[0], 1)->wait();
+  const double latency = since(begin);
+  begin = clock::now();
+  for (const auto& t : sample) fetch(t, bytes_of(t))->wait();
+  const auto rate = 0.9 * static_cast<double>(total) / since(begin);
+  return {rate, rate, latency};
+}
 
 disk::disk(const std::string& folder, bytes_t limit) : folder_(folder), files_(mapped_files(folder, limit)) {}
 
@@ -130,6 +216,8 @@ void disk::evict(const std::vector<at::Tensor>& tensors) {
 }
 
 bool on_a_disk(const at::Tensor& t) { return part_of(t) != nullptr; }
+
+bool worth_fetching(const at::Tensor& t) { return on_a_disk(t) && bytes_of(t) >= 65536; }
 
 bool alike(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.strides() == b.strides();

@@ -36,7 +36,9 @@ class planner {
     TORCH_CHECK(profiles.nodes.size() == program_().nodes.size(), "profiles of another program");
   }
 
-  std::unique_ptr<execution_plan::data> run(const layout_options& o) {
+  std::unique_ptr<execution_plan::data> run(const layout_options& o, bytes_t in_place) {
+    plan_.in_place = in_place;
+    find_fetched();
     check();
     std::vector<bool> has_run(program_().nodes.size(), false);
     plan_.saves.resize(program_().nodes.size());
@@ -87,7 +89,15 @@ class planner {
   /// The schedule is valid, which includes that what has effects keeps its order, and leaves out none of that.
   void check() const {
     const auto some_rate = has_copies(schedule_) ? std::optional(copy_rates{1, 1, 0}) : std::nullopt;
-    evaluate_plain(to_problem(program_(), profiles_.seconds(), profiles_.workspace(), "", some_rate), schedule_);
+    const auto as_problem = [&](const std::vector<bool>& fetched) {
+      return to_problem(program_(), profiles_.seconds(), profiles_.workspace(), "", some_rate, fetched);
+    };
+    if (fetched_.empty()) {
+      evaluate_plain(as_problem({}), schedule_);
+    } else {
+      if (!schedule_.plain()) throw bad_schedule(0, "it names a tier, which is not supported here");
+      evaluate(as_problem(fetched_), schedule_);
+    }
     const auto n = static_cast<index_t>(program_().nodes.size());
     std::vector<bool> has_run(n, false);
     for (const auto& x : schedule_.steps)
@@ -95,6 +105,16 @@ class planner {
     for (index_t i = 0; i < n; ++i)
       if (!has_run[i] && has_effects(program_(), program_().nodes[i]))
         throw bad_schedule(schedule_.steps.size(), "node " + std::to_string(i) + " never runs");
+  }
+
+  /// What the schedule brings, and is from outside.
+  void find_fetched() {
+    const auto can = fetchable(program_());
+    for (const auto& x : schedule_.steps) {
+      if (x.what != action::prefetch || x.which >= can.size() || !can[x.which]) continue;
+      fetched_.resize(can.size(), false);
+      fetched_[x.which] = true;
+    }
   }
 
   index_t new_buffer(bytes_t bytes, std::int64_t born) {
@@ -111,7 +131,10 @@ class planner {
     ++plan_.buffers[b].values;
     leave(std::exchange(now_[v], b), when);  // computed again while it was there: the new one counts
   }
-  location where(index_t v) const { return from_outside(program_(), v) ? location{none, v} : location{now_[v], v}; }
+  location where(index_t v) const {
+    const bool in_place = from_outside(program_(), v) && (fetched_.empty() || !fetched_[v]);
+    return {in_place ? none : now_[v], v};
+  }
 
   void send(index_t v, std::size_t i, bytes_t alignment) {
     if (v >= now_.size() || sent_[v] != none) return;  // computed again, it has the same bytes
@@ -123,9 +146,15 @@ class planner {
   }
   void bring_back(index_t v, std::size_t i, bytes_t alignment) {
     if (v >= now_.size()) return;
-    planned_move m{v, new_buffer(program_().values[v].bytes, time(i)), aligned(program_().values[v].bytes, alignment)};
-    m.brings = sent_[v];
-    m.after.push_back(sent_[v]);
+    const auto& what = program_().values[v];
+    planned_move m{v, new_buffer(what.bytes, time(i)), aligned(what.bytes, alignment)};
+    if (!fetched_.empty() && fetched_[v]) {
+      m.slot = what.slot;
+      m.bytes = what.bytes;
+    } else {
+      m.brings = sent_[v];
+      m.after.push_back(sent_[v]);
+    }
     enter(v, m.buffer, time(i));
     coming_[v] = begin(std::move(m));
   }
@@ -142,6 +171,7 @@ class planner {
       const auto k = std::exchange((*moves)[v], none);
       if (k == none) continue;
       pending_.push_back({k, true});
+      if (sent_[v] == none) continue;
       const auto place = std::lower_bound(far_of_.begin(), far_of_.end(), sent_[v]) - far_of_.begin();
       far_[static_cast<std::size_t>(place)].death = time(i) + 1;
     }
@@ -314,7 +344,10 @@ class planner {
   void note_reads() {
     std::set<index_t> outside, buffers;
     for (std::size_t i = plan_.loss; i < plan_.steps.size(); ++i) {
-      auto note = [&](const location& l) { l.buffer == none ? outside.insert(l.value) : buffers.insert(l.buffer); };
+      auto note = [&](const location& l) {
+        if (l.buffer != none) buffers.insert(l.buffer);
+        if (from_outside(program_(), l.value)) outside.insert(l.value);
+      };
       for (const auto& c : plan_.steps[i].calls)
         for (const auto& l : c.operands) note(l);
       for (const auto& [from, to] : plan_.steps[i].copies) note(from);
@@ -353,6 +386,7 @@ class planner {
   bytes_t gift_copies_ = 0;                 ///< of the largest gift that is a copy
   execution_plan::data plan_;
   bytes_t elsewhere_ = 0;                  ///< most that other threads allocate during a step
+  std::vector<bool> fetched_;              ///< per value; empty: none is
   std::vector<index_t> now_;               ///< per value: its buffer, none if it is not on the device
   std::vector<index_t> sent_;              ///< per value: the move that sent it
   std::vector<index_t> leaving_, coming_;  ///< per value: the move that nobody has waited for
@@ -364,17 +398,25 @@ class planner {
 }  // namespace
 
 execution_plan::execution_plan(std::shared_ptr<const program> step, const schedule& s, const program_profile& profiles,
-                               const layout_options& o)
-    : data_(planner(std::move(step), s, profiles).run(o)) {}
+                               const layout_options& o, bytes_t in_place)
+    : data_(planner(std::move(step), s, profiles).run(o, in_place)) {}
 execution_plan::~execution_plan() = default;
 bytes_t execution_plan::arena_bytes() const { return data_->arena; }
 bytes_t execution_plan::live_peak() const { return data_->live; }
 bytes_t execution_plan::far_bytes() const { return data_->far; }
 std::pair<bytes_t, bytes_t> execution_plan::moved_bytes() const {
   std::pair<bytes_t, bytes_t> sum;
-  for (const auto& m : data_->moves) (m.brings == none ? sum.first : sum.second) += m.bytes;
+  for (const auto& m : data_->moves)
+    if (m.slot == none) (m.brings == none ? sum.first : sum.second) += m.bytes;
   return sum;
 }
+bytes_t execution_plan::fetched_bytes() const {
+  bytes_t sum = 0;
+  for (const auto& m : data_->moves)
+    if (m.slot != none) sum += m.bytes;
+  return sum;
+}
+bytes_t execution_plan::in_place_bytes() const { return data_->in_place; }
 bytes_t execution_plan::outside_bytes() const { return data_->outside; }
 std::size_t execution_plan::operations() const { return data_->steps.size(); }
 std::size_t execution_plan::recomputed() const { return data_->recomputed; }

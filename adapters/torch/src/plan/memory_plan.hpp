@@ -22,7 +22,8 @@ struct buffer {
   bytes_t offset = 0;                ///< in the arena
 };
 
-/// Where a value is during a step: in a buffer, or outside the program (parameter, input, ..): the value itself.
+/// Where a value is during a step: in a buffer, as a weight that has been fetched is, or outside (parameter, input, ..): the
+/// value itself.
 struct location {
   index_t buffer = none;  ///< none: from outside
   index_t value = none;
@@ -35,12 +36,13 @@ struct placed_call {
   std::vector<location> operands, results;  ///< parallel to those of the call; operands left out are none
 };
 
-/// A value goes to far memory or comes back.
+/// A value goes to far memory or comes back, or is fetched from the caller's memory.
 struct planned_move {
   index_t value = none, buffer = none;
   bytes_t bytes = 0;                ///< of the copy: those of the value, rounded up
   bytes_t far = 0;                  ///< where it lies there
-  index_t brings = none;            ///< the move whose bytes it brings back; none: it sends them
+  index_t brings = none;            ///< the move whose bytes it brings back
+  index_t slot = none;              ///< the tensor of the caller whose bytes it fetches; both none: it sends them
   std::vector<index_t> after = {};  ///< moves that have to be done before it begins
 };
 
@@ -85,7 +87,7 @@ struct execution_plan::data {
   };
   std::vector<saved_states> saves;       ///< per node: states of the generator that are needed again
   bool saves_phase[2] = {false, false};  ///< the same when the forward, the backward begins
-  bytes_t arena = 0, live = 0, outside = 0, far = 0;
+  bytes_t arena = 0, live = 0, outside = 0, far = 0, in_place = 0;
   std::size_t recomputed = 0;
 };
 

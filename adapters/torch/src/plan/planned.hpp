@@ -44,6 +44,7 @@ struct setup {
   std::shared_ptr<const questions> asked;
   std::shared_ptr<void> note;  ///< of the invocation that was captured
   problem p;
+  problem in_place;       ///< of the store-all plan, where `p` has weights fetched; otherwise `p`
   far_memory far;         ///< if the problem allows copies
   std::string inputs;     ///< for people
   std::size_t graph = 0;  ///< hash of the program without sizes

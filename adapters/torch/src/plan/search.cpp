@@ -26,6 +26,7 @@ struct as_solver {
   std::optional<schedule> start{};
   as_solver with_start(schedule s) const { return {options, std::move(s)}; }
   std::string name() const { return "the solver of the wrapped module"; }
+  bool plans_tiers() const { return true; }  // or it says that it does not
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     auto l = m.limits();
     l.seconds = m.remaining();
@@ -67,6 +68,8 @@ std::optional<std::string> key_of_plan(const setup& s, bytes_t available, const 
   auto solver = known && *known == &solve_by_default ? "automatic" : o.solver_name;
   if (s.far.memory && o.copies && !solver.empty())
     solver += " with " + s.far.memory->name() + " of " + std::to_string(s.far.memory->limit());
+  for (index_t v = 0; v < s.p.values().size() && !s.p.plain() && !solver.empty(); ++v)
+    if (s.p.values()[v].starts != device_tier) solver += " fetched " + std::to_string(v);
   return o.cache.key(*s.step, available, solver, l);
 }
 
@@ -113,15 +116,21 @@ bool has_room(const setup& s, const execution_plan& run, bytes_t available) {
   return run.needed_bytes() <= available && (!s.far.memory || run.far_bytes() <= s.far.memory->limit());
 }
 
-/// The same problem with a slower way to far memory, over which less is sent; none if `share` of the rate is nothing.
+/// The same problem with a slower way to far memory, over which less is sent; nothing if `share` of the rate is nothing.
 problem with_slower_link(const problem& p, double share) {
+  if (share <= 0) return p.plain() ? p.with_copies({}) : without_sends(p);
   auto copies = p.copies();
   if (copies) copies->to_host *= share;
-  if (share <= 0) copies.reset();
   return p.with_copies(copies);
 }
 
 }  // namespace
+
+problem without_sends(const problem& p) {
+  auto values = p.values();
+  for (value_id v = 0; v < values.size(); ++v) values[v].movable = values[v].movable && p.is_source(v);
+  return {p.name(), std::move(values), p.operations(), p.targets(), p.copies(), p.backward_start()};
+}
 
 std::shared_ptr<plan> lay_out_plan(const setup& s, const schedule& steps) {
   auto made = std::make_shared<plan>();
@@ -133,8 +142,12 @@ std::shared_ptr<plan> lay_out_plan(const setup& s, const schedule& steps) {
 
 std::shared_ptr<const plan> take_over(const setup& s, bytes_t available, const setup& other) {
   const auto begin = clock::now();
+  const auto homes = [](const value& a, const value& b) { return a.starts == b.starts; };
+  const auto &mine = s.p.values(), &theirs = other.p.values();
+  if (!std::equal(mine.begin(), mine.end(), theirs.begin(), theirs.end(), homes)) return nullptr;
   std::vector<std::shared_ptr<const plan>> known;  // the fastest first
-  for (const auto& [bytes, plan] : other.plans) known.push_back(plan);
+  for (const auto& [bytes, plan] : other.plans)
+    if (s.p.plain() || plan != other.store_all) known.push_back(plan);
   std::sort(known.begin(), known.end(), [](const auto& a, const auto& b) { return a->found.seconds < b->found.seconds; });
   for (const auto& k : known) {
     auto made = lay_out_plan(s, k->steps);
@@ -184,8 +197,9 @@ std::shared_ptr<const plan> search_anew(const setup& s, bytes_t available, bytes
   const auto begin = clock::now();
   auto within = s.p.held_bytes() + available;
   const auto far = s.far.memory && o.copies ? s.far.memory->limit() : 0;
-  auto p = o.copies ? s.p : with_slower_link(s.p, 0);  // with a slower link where there is too little far memory
-  constexpr int rounds = 4, most = 10;                 // the rest only as long as nothing fits
+  bool restricted = !o.copies;
+  auto p = restricted ? with_slower_link(s.p, 0) : s.p;  // with a slower link where there is too little far memory
+  constexpr int rounds = 4, most = 10;                   // the rest only as long as nothing fits
   auto margin = available / 200;
   for (int round = 0; round < (best->run ? rounds : most) && within >= 0; ++round) {
     auto l = o.limits;
@@ -201,6 +215,7 @@ std::shared_ptr<const plan> search_anew(const setup& s, bytes_t available, bytes
     if (run->far_bytes() > far) {
       const auto share = static_cast<double>(far) / static_cast<double>(run->far_bytes());
       p = with_slower_link(p, round + 2 < rounds ? share * share : 0);
+      restricted = true;
       o.log("schedule with " + format_bytes(run->far_bytes()) + " beyond the device, of " + format_bytes(far));
       continue;
     }
@@ -212,7 +227,7 @@ std::shared_ptr<const plan> search_anew(const setup& s, bytes_t available, bytes
       best->run = run;
       best->steps = r.schedule;
       best->found = r;
-      if (p.copies() != s.p.copies()) {  // what was proven with a slower link is not proven
+      if (restricted) {  // what was proven with a slower link is not proven
         best->found = as_result(s.p, r.schedule);
         best->found.solver = r.solver;
       }
@@ -265,6 +280,9 @@ std::shared_ptr<const plan> leanest(const setup& s, const search_options& o) {
   const auto least = std::make_shared<plan>();
   const auto find = [&](const problem& p) {
     least->found = smallest_budget(p, as_solver{w.options()}, o.limits, 0.01, w.options().watch);
+    if (!least->found.found())
+      throw bad_option("wrap_options.solver finds no schedule that fetches weights, however much memory there is: " +
+                       (least->found.reason.empty() ? std::string(to_string(least->found.status)) : least->found.reason));
     least->steps = least->found.schedule;
     least->run = with_memory(s, least->steps);
   };

@@ -40,6 +40,9 @@ std::shared_ptr<const plan> search(const setup& s, bytes_t available, bytes_t he
 /// The decisions of `other`, taken over for `s`: one of its plans, or none if none fits.
 std::shared_ptr<const plan> take_over(const setup& s, bytes_t available, const setup& other);
 
+/// The same problem, of which nothing that operations make is copied.
+problem without_sends(const problem& p);
+
 /// What the solver finds in no more than 0.05 s, or none if that does not fit.
 std::shared_ptr<const plan> glance(const setup& s, bytes_t available, const search_options& o);
 

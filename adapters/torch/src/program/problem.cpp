@@ -1,16 +1,56 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// The program as a planning problem, and as text.
+#include <c10/util/accumulate.h>
+
+#include <algorithm>
 #include <optional>
 #include <sstream>
 
 #include <remat/pytorch/program.hpp>
 
+#include "../capture/operators.hpp"
 #include "effects.hpp"
 
 namespace remat::pytorch {
+
+namespace {
+
+/// The call writes this argument, whatever its schema says.
+bool writes(const call& c, int argument) {
+  const auto& a = c.op.schema().arguments().at(static_cast<std::size_t>(argument));
+  const auto& hidden = facts(c.op).writes;
+  return (a.alias_info() != nullptr && a.alias_info()->isWrite()) ||
+         std::find(hidden.begin(), hidden.end(), a.name()) != hidden.end();
+}
+
+}  // namespace
+
+std::vector<bool> fetchable(const program& step) {
+  std::vector<bool> can(step.values.size(), false);
+  for (index_t v = 0; v < can.size(); ++v) {
+    if (step.from(v) != role::parameter && step.from(v) != role::buffer) continue;
+    const auto& slot = step.slots[step.values[v].slot];
+    const auto elements = c10::multiply_integers(slot.type.sizes);
+    can[v] = slot.offset == 0 && !slot.number && step.values[v].bytes > 0 &&
+             elements * static_cast<bytes_t>(c10::elementSize(slot.type.dtype)) == step.values[v].bytes;
+  }
+  for (const auto& w : step.written) can[step.slots[w.slot].value] = false;
+  for (const auto& n : step.nodes) {
+    for (auto v : n.outputs) can[v] = false;  // a later version of one
+    for (const auto& [old, fresh] : n.overwrites) can[old] = false;
+    for (const auto& c : n.calls)
+      for (const auto& o : c.operands)
+        if (writes(c, o.at)) can[step.views[o.view].value] = false;
+  }
+  for (const auto* views : {&step.outputs, &step.parameter_grads, &step.input_grads})
+    for (auto v : *views)
+      if (v != none) can[step.views[v].value] = false;
+  return can;
+}
+
 problem to_problem(const program& step, const std::vector<double>& seconds, const std::vector<bytes_t>& workspace,
-                   const std::string& name, const std::optional<copy_rates>& copies) {
+                   const std::string& name, const std::optional<copy_rates>& copies, const std::vector<bool>& fetched) {
   const auto n = step.nodes.size();
   if (seconds.size() != n || workspace.size() != n)
     throw bad_option("seconds has " + std::to_string(seconds.size()) + " entries and workspace " +
@@ -68,6 +108,20 @@ problem to_problem(const program& step, const std::vector<double>& seconds, cons
       if (v != none) values[step.views[v].value].movable = false;
   for (auto node = step.nodes.rbegin(); node != step.nodes.rend(); ++node)
     for (const auto& [old, fresh] : node->overwrites) values[old].movable = values[old].movable && values[fresh].movable;
+  if (!fetched.empty()) {
+    if (fetched.size() != step.values.size())
+      throw bad_option("fetched has " + std::to_string(fetched.size()) + " entries for a program of " +
+                       std::to_string(step.values.size()) + " values");
+    const auto can = fetchable(step);
+    for (index_t v = 0; v < fetched.size(); ++v) {
+      if (!fetched[v]) continue;
+      if (!can[v]) throw bad_option("fetched[" + std::to_string(v) + "]: " + step.values[v].name + " cannot be");
+      if (!copies) throw bad_option("fetched[" + std::to_string(v) + "]: there are no rates of copies");
+      values[v].held = false;
+      values[v].movable = true;
+      values[v].starts = tier_id(1);
+    }
+  }
   return {name, std::move(values), std::move(operations), std::move(targets), copies, backward};
 }
 

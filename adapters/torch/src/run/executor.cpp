@@ -12,6 +12,7 @@
 
 #include "../capture/operators.hpp"
 #include "../clock.hpp"
+#include "../device/home.hpp"
 #include "../plan/memory_plan.hpp"
 #include "../program/views.hpp"
 
@@ -73,11 +74,16 @@ struct executor::state {
         far(std::move(f)),
         allocations(on.place()) {
     if (&slots.step() != &step) throw broken_contract("remat: an executor got tensors for another program");
-    if (!data.moves.empty()) {
-      if (!far.memory || !far.out || !far.in) throw broken_contract("remat: a plan with copies, and no far memory");
-      beyond = far.memory->reserve(data.far);
-      moving.resize(data.moves.size());
-    }
+    bool others = false;
+    for (const auto& m : data.moves)
+      if (m.slot == none)
+        others = true;
+      else if (std::find(fetched.begin(), fetched.end(), m.slot) == fetched.end())
+        fetched.push_back(m.slot);
+    if (others && (!far.memory || !far.out || !far.in)) throw broken_contract("remat: a plan with copies, and no far memory");
+    if (!fetched.empty() && !far.in) throw broken_contract("remat: a plan that fetches weights, and no link");
+    if (others) beyond = far.memory->reserve(data.far);
+    moving.resize(data.moves.size());
     const c10::DeviceGuard guard(on.which());
     at::NoGradGuard no_grad;
     at::AutoDispatchBelowADInplaceOrView below;
@@ -217,6 +223,7 @@ struct executor::state {
         if (step.slots[k].from == role::input) slots.set(k, inputs.at(step.slots[k].position));
         bind(k);
       }
+      look_at_homes();
       begin_phase(0);
       run(0, data.loss);
       make_moves(data.after_forward);
@@ -441,7 +448,24 @@ struct executor::state {
     std::vector<ticket> after{on.mark()};
     for (auto other : m.after) after.push_back(moving[other]);
     const block here{memory, data.buffers[m.buffer].offset, m.bytes}, there{beyond, m.far, m.bytes};
-    moving[k] = m.brings == none ? far.out->copy(there, here, std::move(after)) : far.in->copy(here, there, std::move(after));
+    if (m.slot != none)
+      moving[k] = far.in->copy(here, in_memory_of_caller(m), std::move(after));
+    else
+      moving[k] = m.brings == none ? far.out->copy(there, here, std::move(after)) : far.in->copy(here, there, std::move(after));
+  }
+  /// Where the bytes that a move fetches are now.
+  block in_memory_of_caller(const planned_move& m) const {
+    const auto& t = slots[m.slot];
+    return home_of(t, byte_offset(t) - step.slots[m.slot].offset, m.bytes, leaves[m.slot]);
+  }
+  /// Which of the weights that are fetched leave the cache of a disk.
+  void look_at_homes() {
+    if (fetched.empty()) return;
+    std::vector<at::Tensor> read;
+    for (auto k : fetched) read.push_back(slots[k]);
+    const auto leave = let_go_of(read);
+    leaves.assign(step.slots.size(), false);
+    for (std::size_t i = 0; i < fetched.size(); ++i) leaves[fetched[i]] = leave[i];
   }
   void wait_for(index_t k) {
     const auto begin = clock::now();
@@ -522,6 +546,8 @@ struct executor::state {
   far_memory far;
   std::shared_ptr<region> beyond;  ///< in far memory
   std::vector<ticket> moving;      ///< per move of the step in flight
+  std::vector<index_t> fetched;    ///< slots of the weights that are, each once
+  std::vector<bool> leaves;        ///< per slot: its pages leave the system's cache when they have been read
   double waited = 0;               ///< for moves, s
   ticket ended;                    ///< what was last given to the device
   std::unique_ptr<placement> allocations;

@@ -12,6 +12,7 @@
 
 #include <remat/core/bounds.hpp>
 #include <remat/core/evaluate.hpp>
+#include <remat/core/solve.hpp>
 #include <remat/io/bytes.hpp>
 #include <remat/pytorch/executor.hpp>
 #include <remat/pytorch/memory.hpp>
@@ -19,6 +20,7 @@
 #include <remat/pytorch/session.hpp>
 
 #include "../clock.hpp"
+#include "../device/home.hpp"
 #include "../key.hpp"
 #include "../plan/planned.hpp"
 #include "../plan/search.hpp"
@@ -55,7 +57,10 @@ struct session::state : std::enable_shared_from_this<state> {
     const auto& far = options.far;
     if (far.memory && (!far.out || !far.in)) throw bad_option("wrap_options.far has a memory without links");
     if (far.memory && options.device) throw bad_option("wrap_options.far: costs of an estimated device, and copies of this one");
+    if (options.fetched && options.device)
+      throw bad_option("wrap_options.fetched: costs of an estimated device, and copies of this one");
     if (options.device) options.cache = plan_cache("");  // whose plans are for measured costs
+    rates_of_weights_ = far.rates;
     placing_allocator::install();
   }
 
@@ -235,15 +240,23 @@ struct session::state : std::enable_shared_from_this<state> {
     auto& rates = options.far.rates;
     constexpr bytes_t worth_it = 1 << 20;
     if (s.far.memory && !rates && s.far.memory->limit() >= worth_it) rates = measure_rates(on, s.far);
-    s.p = to_problem(*s.step, s.profiles.seconds(), s.profiles.workspace(), trained->name(), rates);
-    s.parameter_bytes = unpaged_bytes(s.parameters);
-    s.buffer_bytes = unpaged_bytes(s.buffers);
+    s.in_place =
+        to_problem(*s.step, s.profiles.seconds(), s.profiles.workspace(), trained->name(), s.far.memory ? rates : std::nullopt);
+    const auto [fetched, weights] = fetched_by(s);
+    s.p = weights.empty() ? s.in_place : fetching_problem(s, fetched, weights);
+    s.parameter_bytes = unpaged_bytes(other_than(weights, s.parameters));
+    s.buffer_bytes = unpaged_bytes(other_than(weights, s.buffers));
     for (const auto& c : s.step->constants) s.constants += static_cast<bytes_t>(c.size());
     // Copies, as long as the forward may have to run once more.
     for (const auto& b : s.buffers) s.buffer_bytes += static_cast<bytes_t>(b.nbytes());
     for (const auto& w : s.step->written)
       if (const auto& slot = s.step->slots[w.slot]; slot.from == role::input) s.buffer_bytes += s.step->values[slot.value].bytes;
-    const auto all = lay_out_plan(s, store_all_schedule(s.p));
+    bytes_t in_place = 0;
+    for (const auto& t : weights) in_place += static_cast<bytes_t>(t.storage().nbytes());
+    const auto all = std::make_shared<plan>();
+    all->steps = store_all_schedule(s.in_place);
+    all->run = std::make_shared<execution_plan>(s.step, all->steps, s.profiles, layout_options(), in_place);
+    all->found = as_result(s.in_place, all->steps);
     all->found.solver = "store_all";
     all->found.bound = all->found.seconds;
     s.store_all = all;
@@ -253,6 +266,38 @@ struct session::state : std::enable_shared_from_this<state> {
          << format_seconds(s.profiles.elapsed) << "; plain step needs " << format_bytes(s.store_all->run->needed_bytes());
     log(text.str());
     memory.largest_plain = std::max(memory.largest_plain, s.store_all->run->needed_bytes());
+  }
+
+  /// The values that steps fetch, and their tensors.
+  std::pair<std::vector<bool>, std::vector<at::Tensor>> fetched_by(const setup& s) const {
+    std::pair<std::vector<bool>, std::vector<at::Tensor>> found;
+    if (!options.fetched) return found;
+    auto& [values, weights] = found;
+    values = fetchable(*s.step);
+    for (index_t v = 0; v < values.size(); ++v) {
+      if (!values[v]) continue;
+      const auto& t = (*s.tensors)[s.step->values[v].slot];
+      values[v] = options.fetched(t);
+      if (values[v]) weights.push_back(t);
+    }
+    return found;
+  }
+  static std::vector<at::Tensor> other_than(const std::vector<at::Tensor>& weights, std::vector<at::Tensor> list) {
+    std::erase_if(list, [&](const auto& t) {
+      return std::any_of(weights.begin(), weights.end(), [&](const auto& w) { return w.is_alias_of(t); });
+    });
+    return list;
+  }
+  /// The problem in which weights are fetched.
+  problem fetching_problem(setup& s, const std::vector<bool>& fetched, const std::vector<at::Tensor>& weights) {
+    if (!options.far.in) options.far.in = host_link();
+    s.far.in = options.far.in;
+    if (!rates_of_weights_) rates_of_weights_ = measure_fetches(device_for(s), *s.far.in, weights);
+    auto rates = *rates_of_weights_;
+    const auto& others = s.in_place.copies();
+    if (others) rates = {others->to_host, std::min(others->to_device, rates.to_device), std::max(others->latency, rates.latency)};
+    auto p = to_problem(*s.step, s.profiles.seconds(), s.profiles.workspace(), trained->name(), rates, fetched);
+    return others ? p : without_sends(p);
   }
 
   std::vector<std::shared_ptr<setup>> kinds() const {
@@ -459,6 +504,7 @@ struct session::state : std::enable_shared_from_this<state> {
   std::shared_ptr<const setup> last_setup;
   std::shared_ptr<const plan> last_plan;
   pytorch::report last_held;
+  std::optional<copy_rates> rates_of_weights_;
   background worker;
   int replaced = 0;          ///< captures in a row that a replaced tensor made out of date
   std::size_t verified = 0;  ///< steps that were compared
@@ -662,6 +708,8 @@ pytorch::report session::state::report(const setup& s, const plan& p) const {
   r.arena = run.arena_bytes();
   r.live_peak = run.live_peak();
   r.outputs = run.outside_bytes();
+  r.in_place = run.in_place_bytes();
+  r.fetched = run.fetched_bytes();
   r.store_all = s.store_all->run->needed_bytes();
   r.planned_peak = p.found.peak;
   r.step_seconds = p.found.seconds;
@@ -691,7 +739,8 @@ pytorch::report session::state::report(const setup& s, const plan& p) const {
 
 const problem& session::planning_problem() const {
   if (!state_->last_setup) throw error("no step has been planned yet");
-  return state_->last_setup->p;
+  const auto& s = *state_->last_setup;
+  return state_->last_plan == s.store_all ? s.in_place : s.p;
 }
 const schedule& session::planned_schedule() const {
   if (!state_->last_plan) throw error("no step has been planned yet");

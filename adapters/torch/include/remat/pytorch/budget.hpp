@@ -46,7 +46,8 @@ struct report {
   bytes_t arena = 0;             ///< reserved for activations and new gradients
   bytes_t live_peak = 0;         ///< largest sum alive in the arena: the difference is fragmentation
   bytes_t outputs = 0;           ///< outside the arena: outputs, their gradients, gradients of inputs
-  bytes_t store_all = 0;         ///< arena and outputs if nothing is recomputed
+  bytes_t in_place = 0;          ///< weights that could be fetched, and are read where they are
+  bytes_t store_all = 0;         ///< arena and outputs if nothing is recomputed, with weights that could be fetched
   bytes_t planned_peak = 0;      ///< of the schedule, as `evaluate` counts
   double step_seconds = 0;       ///< predicted time of the operators
   double store_all_seconds = 0;  ///< the same if nothing is recomputed
@@ -58,6 +59,7 @@ struct report {
   std::size_t unplanned = 0;            ///< allocations outside the plan so far
   bytes_t far = 0;                      ///< reserved in far memory
   bytes_t moved_out = 0, moved_in = 0;  ///< by a step: to far memory, back
+  bytes_t fetched = 0;                  ///< by a step: of weights that have their homes beyond the device
   double waited = 0;                    ///< for copies so far, s
   std::string solver;
   std::string planned_for;     ///< description of the inputs
@@ -66,7 +68,7 @@ struct report {
   bytes_t smallest_bound = 0;  ///< proven: no smaller one does
 
   bytes_t held() const { return parameters + buffers + inputs + constants + optimizer + gradients; }
-  bytes_t total() const { return held() + arena + outputs; }  ///< at most `budget`
+  bytes_t total() const { return held() + arena + outputs + in_place; }  ///< at most `budget`
   /// A table of all this.
   std::string text() const;
 };

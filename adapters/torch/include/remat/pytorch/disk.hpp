@@ -79,6 +79,9 @@ class disk {
 /// Is `t` on any disk?
 bool on_a_disk(const at::Tensor& t);
 
+/// Is `t` on any disk, and large enough for plans to fetch it by itself? See `wrap_options::fetched`.
+bool worth_fetching(const at::Tensor& t);
+
 /// Do they have the same sizes, strides and type?
 bool alike(const at::Tensor& a, const at::Tensor& b);
 

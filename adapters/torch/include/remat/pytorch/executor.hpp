@@ -30,13 +30,16 @@ struct plan_broken : error {
 class execution_plan {
  public:
   /// @param step     the program
-  /// @param s        schedule of `to_problem(step, ...)`
+  /// @param s        schedule of `to_problem(step, ...)`; what it fetches, of the weights that are `fetchable`, it has in the
+  /// arena,
+  ///                 all others it reads where the caller has them
   /// @param profiles allocation scripts of the nodes
   /// @param o        options of the layouts; the alignment must be 64 at least, and that of the far memory if there are copies
+  /// @param in_place bytes of weights that are to count although the plan reads them where they are
   /// @throws bad_schedule if the schedule is invalid, or runs what draws random numbers or writes buffers out of program order
   /// Complexity: that of `lay_out`, + O(operands + allocations of all steps).
   execution_plan(std::shared_ptr<const program> step, const schedule& s, const program_profile& profiles,
-                 const layout_options& o = {});
+                 const layout_options& o = {}, bytes_t in_place = 0);
   ~execution_plan();
 
   bytes_t arena_bytes() const;
@@ -46,7 +49,9 @@ class execution_plan {
   bytes_t outside_bytes() const;
   bytes_t far_bytes() const;                        ///< to be reserved in far memory
   std::pair<bytes_t, bytes_t> moved_bytes() const;  ///< per step: {to far memory, back}
-  bytes_t needed_bytes() const { return arena_bytes() + outside_bytes(); }
+  bytes_t fetched_bytes() const;                    ///< per step: of weights, from where the caller has them
+  bytes_t in_place_bytes() const;                   ///< see the constructor
+  bytes_t needed_bytes() const { return arena_bytes() + outside_bytes() + in_place_bytes(); }
   std::size_t operations() const;  ///< nodes computed
   std::size_t recomputed() const;  ///< of these, again
   const program& step() const;
@@ -75,10 +80,12 @@ class executor {
   /// @param plan    may be that of several executors
   /// @param tensors of the module
   /// @param on      must outlive the executor
-  /// @param far     where a plan with copies puts values; its alignment is at most that of the plan's layout
-  /// @throws broken_contract if the tensors are those for another program, or copies lack a far memory; out_of_memory if the
-  /// device
-  ///         or the far memory has no room
+  /// @param far     where a plan with copies puts values; its alignment is at most that of the plan's layout. Weights are fetched
+  /// by
+  ///                its `in`, which may be there without a memory
+  /// @throws broken_contract if the tensors are those for another program, or copies lack a far memory or a link; out_of_memory
+  /// if
+  ///         the device or the far memory has no room
   executor(std::shared_ptr<const execution_plan> plan, bindings tensors, device& on = host_device(), far_memory far = {});
   ~executor();
 

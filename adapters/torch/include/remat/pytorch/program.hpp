@@ -174,6 +174,11 @@ program giving(const program& step);
 /// Per parameter: does a node give its gradient to the caller?
 std::vector<bool> given_early(const program& step);
 
+/// Weights that a plan can fetch from where the caller has them, drop, and fetch again: per value, is it all of a parameter or a
+/// buffer, which the step reads and neither writes nor hands out?
+/// Complexity: O(values + views + edges).
+std::vector<bool> fetchable(const program& step);
+
 /// A program breaks a rule; `what()` names the node, the list or the slot, and the field.
 struct bad_program : error {
   bad_program(index_t at, const std::string& field, const std::string& why)
@@ -196,17 +201,22 @@ void verify(const program& step);
 /// values come some without bytes, from each node with effects (random numbers, writes that outlive the step) to the next: they
 /// keep the order of these. The backward begins after the loss node. Values whose memory is the caller's are not movable.
 ///
+/// What is fetched is no held source: it starts on the host, and is on the device from a prefetch on until it is dropped.
+///
 /// @param step      captured program with V values and E nodes
 /// @param seconds   cost of each node, s; E numbers
 /// @param workspace bytes each node needs while it runs, besides inputs and outputs; E numbers
 /// @param name      label of the problem
 /// @param copies    rates of copies to far memory and back, if there is such
+/// @param fetched   per value; empty: nothing is. The problem is then beyond those that are `plain`
 /// @return the problem
-/// @throws bad_option if `seconds` or `workspace` has not one entry per node
+/// @throws bad_option if `seconds` or `workspace` has not one entry per node, what is fetched is not `fetchable`, or there are no
+///         rates for it
 /// @throws bad_problem for a cost that is negative or not finite
 /// Complexity: O(V + edges).
 problem to_problem(const program& step, const std::vector<double>& seconds, const std::vector<bytes_t>& workspace,
-                   const std::string& name = "step", const std::optional<copy_rates>& copies = std::nullopt);
+                   const std::string& name = "step", const std::optional<copy_rates>& copies = std::nullopt,
+                   const std::vector<bool>& fetched = {});
 
 /// A listing of the program for people: one line per node, with values, sizes and marks.
 ///

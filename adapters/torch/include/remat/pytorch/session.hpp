@@ -86,6 +86,15 @@ struct wrap_options {
   /// step is captured.
   /// A limit below 1 MiB is taken for nowhere then.
   far_memory far = far_memory();
+  /// Parameters and buffers that have their homes beyond the device: steps fetch them before they are used, drop them, and fetch
+  /// them again, as planned, and they count where they are in the arena. Without it what lies on a disk counts nowhere: the
+  /// system has to page it. Where there is room for all of them they are read where they are, and count all the time. Asked when
+  /// a step is captured, of those that are `fetchable`; empty: none is. It needs a solver that plans for tiers.
+  /// @code
+  /// remat::pytorch::move_weights(*gpt, *scratch);
+  /// auto net = remat::pytorch::wrap(gpt, ids, {.budget = "512MiB", .fetched = remat::pytorch::worth_fetching});
+  /// @endcode
+  std::function<bool(const at::Tensor&)> fetched = {};
   plan_cache cache = plan_cache();  ///< of what was found in earlier processes
   new_shape new_shapes = new_shape::nearest;
   std::size_t most_shapes = 64;  ///< kinds of inputs whose plans are kept, >= 1: those that were used last
@@ -124,7 +133,7 @@ class session {
   pytorch::report report() const;
   /// All plans that are kept, the one used last first.
   std::vector<pytorch::report> reports() const;
-  /// The problem of that plan, and its schedule.
+  /// The problem of that plan, and its schedule. Where weights could be fetched and are not, they are held.
   const problem& planning_problem() const;
   const schedule& planned_schedule() const;
 

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Memory of the caller as something that links read. Private to the adapter.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include <remat/pytorch/device.hpp>
+
+namespace remat::pytorch {
+
+/// Bytes [offset, offset + bytes) of the storage of `t`, which is held meanwhile, for a link to read. What is on a disk is read
+/// from its file, so that a disk that fails is a `copy_failed` and no signal, and pages are mapped into nobody's memory.
+/// @param leaves pages of a disk leave the system's cache as soon as they have been read
+block home_of(const at::Tensor& t, bytes_t offset, bytes_t bytes, bool leaves);
+
+/// Of tensors that are read one after the other, again and again: those on disks whose pages are to leave the system's cache when
+/// they have been read, as memory is short. The others stay there: an order that repeats finds none of its pages in a cache that
+/// takes them all and is too small.
+std::vector<bool> let_go_of(const std::vector<at::Tensor>& read);
+
+/// Rates at which `in` can be relied on to bring `weights` to `d`, from a disk if they would not stay in the system's cache: nine
+/// tenths of what some of them reach. To the host it is said to be as fast.
+/// @param weights not empty, none without elements
+/// @throws out_of_memory, copy_failed
+copy_rates measure_fetches(device& d, link& in, const std::vector<at::Tensor>& weights);
+
+}  // namespace remat::pytorch

@@ -1,0 +1,436 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weights that have their homes beyond the device, in memory or on a disk, and are fetched by plans: training gives what it gives
+// with all of them in place, bit by bit, within budgets that do not hold them.
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <remat/core/bounds.hpp>
+#include <remat/core/evaluate.hpp>
+#include <remat/pytorch/capture.hpp>
+#include <remat/pytorch/disk.hpp>
+#include <remat/pytorch/memory.hpp>
+#include <remat/pytorch/offload.hpp>
+#include <set>
+
+#include "../src/device/file.hpp"
+#include "../src/device/free_memory.hpp"
+#include "compare.hpp"
+#include "models.hpp"
+#include "quick.hpp"
+
+namespace rt = remat::pytorch;
+using at::Tensor;
+using remat::bytes_t;
+
+namespace {
+
+std::shared_ptr<rt::disk> scratch_disk() { return std::make_shared<rt::disk>(std::filesystem::temp_directory_path().string()); }
+
+/// The system as it was, at the end.
+struct calls_restored {
+  ~calls_restored() {
+    rt::files_of_system() = before;
+    rt::root_of_system() = root;
+  }
+  rt::file_calls before = rt::files_of_system();
+  std::string root = rt::root_of_system();
+};
+
+/// Counts the bytes that come.
+class counted_link final : public rt::link {
+ public:
+  explicit counted_link(std::shared_ptr<std::atomic<bytes_t>> count) : count_(std::move(count)) {}
+  rt::ticket copy(const rt::block& to, const rt::block& from, std::vector<rt::ticket> after) override {
+    *count_ += to.bytes;
+    return inner_->copy(to, from, std::move(after));
+  }
+
+ private:
+  std::shared_ptr<std::atomic<bytes_t>> count_;
+  std::unique_ptr<rt::link> inner_ = rt::host_link();
+};
+
+bool every(const Tensor&) { return true; }
+
+/// A model that is trained as it is, and one that fetches its weights.
+class twins {
+ public:
+  /// @param on_disk weights of the second one are
+  /// @param leave   so are its gradients, as soon as they are complete
+  twins(const std::function<models::sample()>& make, bool on_disk, bool leave = false, rt::wrap_options o = options("100%")) {
+    for (auto* s : {&plain, &ours}) {
+      ::torch::manual_seed(17);
+      *s = make();
+    }
+    if (on_disk) {
+      disk = scratch_disk();
+      rt::move_weights(*ours.module, *disk);
+    }
+    o.gradients_leave = leave;
+    if (leave) gradients.emplace(*ours.module, scratch_disk());
+    o.far.in = std::make_shared<counted_link>(copied);
+    if (!o.far.rates) o.far.rates = remat::copy_rates{1e10, 1e10, 0};
+    o.fetched = every;
+    o.log = [this](const std::string& text) { told += text + "\n"; };
+    run = std::make_unique<testing::runner>(ours.module, ours.forward, std::move(o));
+    for (auto [s, optimizer] : {std::pair(&plain, &of_plain), std::pair(&ours, &of_ours)})
+      *optimizer = std::make_unique<::torch::optim::AdamW>(s->module->parameters(), ::torch::optim::AdamWOptions(0.01));
+  }
+  static rt::wrap_options options(const rt::budget& b) {
+    auto o = testing::quick(b, 0.4);
+    o.solver = rt::default_solver();
+    return o;
+  }
+
+  std::vector<Tensor> forward() {
+    ::torch::manual_seed(step);
+    return run->forward(ours.inputs);
+  }
+  /// Both make a step, the same.
+  void train(int micro_batches = 1) {
+    ++step;
+    INFO(plain.name << ", step " << step);
+    const auto generator = [] { return state_of_test_generator(); };
+    for (int i = 0; i < micro_batches; ++i) {
+      ::torch::manual_seed(step);
+      const auto expected = plain.forward(plain.inputs);
+      models::loss_of(expected).backward();
+      const auto drawn = generator();
+      if (i == 0) run->release();
+      const auto before = rt::meter::live();
+      rt::meter::reset_peak();
+      const auto found = forward();
+      models::loss_of(found).backward();
+      REQUIRE(same_bits(expected, found));
+      REQUIRE(same_bits(drawn, generator()));
+      const auto r = run->report();
+      CHECK(r.total() <= r.budget);
+      CHECK(r.waited >= 0);
+      if (i == 0 && settled) CHECK(rt::meter::peak() - before <= r.arena + r.outputs + slack);
+    }
+    settled = true;
+    check();
+    of_plain->step();
+    of_ours->step();
+    check();
+    for (auto* o : {&of_plain, &of_ours}) (*o)->zero_grad();
+  }
+  void check() const {
+    REQUIRE(same_bits(plain.module->buffers(), ours.module->buffers()));
+    const auto a = plain.module->parameters(), b = ours.module->parameters();
+    REQUIRE(same_bits(a, b));
+    for (std::size_t i = 0; i < a.size(); ++i) REQUIRE(same_bits(a[i].grad(), b[i].grad()));
+  }
+  /// The smallest budget that is known to do.
+  bytes_t smallest() {
+    run->set_budget(rt::budget(bytes_t{1}));
+    try {
+      run->prepare(ours.inputs);
+    } catch (const rt::over_budget& e) {
+      return e.smallest.value();
+    }
+    FAIL("a byte is enough");
+    return 0;
+  }
+  bytes_t weight_bytes() const {
+    bytes_t sum = 0;
+    for (const auto& p : ours.module->parameters()) sum += static_cast<bytes_t>(p.nbytes());
+    return sum;
+  }
+  void set_budget(const rt::budget& b) {
+    run->set_budget(b);
+    settled = false;
+  }
+
+  models::sample plain, ours;
+  std::shared_ptr<rt::disk> disk;
+  std::optional<rt::gradients_on_disk> gradients;
+  std::shared_ptr<std::atomic<bytes_t>> copied = std::make_shared<std::atomic<bytes_t>>(0);
+  std::string told;
+  std::unique_ptr<testing::runner> run;
+  std::unique_ptr<::torch::optim::Optimizer> of_plain, of_ours;
+  std::uint64_t step = 0;
+  bool settled = false;  ///< a step has run by this plan
+  static constexpr bytes_t slack = 1 << 16;
+};
+
+models::sample wide_mlp() { return models::mlp(4, 96, 6); }
+models::sample small_gpt() { return models::gpt(3, 2, 16, 64); }
+
+}  // namespace
+
+TEST_CASE("training with weights that are fetched is training, within every budget") {
+  const bool on_disk = GENERATE(false, true), leave = GENERATE(false, true);
+  std::size_t beyond = 0, again = 0;
+  const std::vector<std::function<models::sample()>> makers = {wide_mlp,
+                                                               small_gpt,
+                                                               [] { return models::gpt(2, 2, 16, 64, 0.1, false, true); },
+                                                               [] { return models::frozen_mlp(); },
+                                                               [] { return models::conv(2, 16, 8); },
+                                                               [] { return models::unet(1, 8, 8); },
+                                                               [] { return models::lstm(); },
+                                                               [] { return models::clamped(); }};
+  for (const auto& make : makers) {
+    twins t(make, on_disk, leave);
+    t.train();
+    CHECK(t.run->report().fetched == 0);  // there is room for all: they are read in place
+    const auto weights = t.run->report().in_place;
+    CHECK(weights > 0);
+    CHECK(*t.copied == 0);
+    const auto most = t.run->report().total(), least = t.smallest();
+    CHECK(least < most);
+    for (const auto b : {most - 1, (most + least) / 2, least}) {
+      INFO(t.plain.name << (on_disk ? " on disk" : " in memory") << (leave ? ", gradients leave" : "") << ", " << b << " of "
+                        << most << " bytes, " << least << " at least");
+      t.set_budget(b);
+      const auto before = t.copied->load();
+      for (int i = 0; i < 3; ++i) t.train();
+      const auto r = t.run->report();
+      CHECK(r.budget == b);
+      CHECK(r.in_place == 0);
+      CHECK(r.fetched > 0);
+      CHECK(*t.copied - before == 3 * r.fetched);
+      CHECK(r.text().find("fetched") != std::string::npos);
+      beyond += b < t.weight_bytes();
+      again += r.fetched > weights;
+      CHECK(remat::evaluate(t.run->planning_problem(), t.run->planned_schedule()).peak == r.planned_peak);
+    }
+    t.set_budget(most);
+    t.train();
+    CHECK(t.run->report().fetched == 0);
+    CHECK_FALSE(t.run->planning_problem().copies());
+  }
+  CAPTURE(beyond, again);
+  if (leave) CHECK(beyond > 1);
+  if (leave) CHECK(again > 5);
+}
+
+TEST_CASE("what plans may fetch") {
+  struct odd : ::torch::nn::Module {
+    odd() {
+      const auto all = at::randn({32, 64});
+      for (const auto& [name, t] : {std::pair<std::string, Tensor>{"alone", at::randn({16, 16})},
+                                    {"returned", at::randn({16, 16})},
+                                    {"part", all.slice(0, 0, 16)},
+                                    {"other", all.slice(0, 16, 32)},
+                                    {"clamped", at::randn({16, 16})},
+                                    {"turned", at::randn({16, 16}).t()}})
+        register_parameter(name, t);
+      for (const auto* name : {"read", "counted"}) register_buffer(name, at::ones({16, 16}));
+      register_parameter("tied", named_parameters()["turned"]);
+      register_parameter("frozen", at::randn({16, 16}), false);
+    }
+    std::vector<Tensor> forward(Tensor x) {
+      const auto p = named_parameters();
+      const auto b = named_buffers();
+      {
+        const at::NoGradGuard no_grad;
+        b["counted"].add_(1);
+        p["clamped"].clamp_(-1, 1);
+      }
+      for (const auto& w : {p["alone"], p["returned"], p["clamped"], p["turned"], p["frozen"], b["read"], b["counted"]})
+        x = ::torch::tanh(x.matmul(w));
+      x = x + p["part"].slice(1, 0, 16) + p["other"].slice(1, 0, 16);
+      return {x, p["returned"]};
+    }
+  };
+  const auto m = std::make_shared<odd>();
+  std::vector<Tensor> parameters = m->parameters(), buffers = m->buffers();
+  std::vector<std::string> names;
+  for (const auto& n : m->named_parameters()) names.push_back(n.key());
+  for (const auto& n : m->named_buffers()) names.push_back(n.key());
+  const auto c =
+      rt::capture([m](const auto& in) { return m->forward(in[0]); }, {at::randn({16, 16})}, parameters, buffers, names);
+  const auto can = rt::fetchable(*c.step);
+  std::set<std::string> fetchable, not_fetchable;
+  for (remat::index_t v = 0; v < can.size(); ++v)
+    if (const auto k = c.step->values[v].slot; k != remat::none)
+      (can[v] ? fetchable : not_fetchable).insert(c.step->slots[k].name);
+  CHECK(fetchable == std::set<std::string>{"alone", "turned", "frozen", "read"});
+  for (const auto* name : {"returned", "part", "clamped", "counted"}) CHECK(not_fetchable.count(name) == 1);
+
+  const auto conv = models::conv();  // an operator writes statistics although its schema does not say so
+  const auto other = rt::capture(conv.forward, conv.inputs, conv.module->parameters(), conv.module->buffers());
+  const auto of_conv = rt::fetchable(*other.step);
+  for (remat::index_t v = 0; v < of_conv.size(); ++v) CHECK_FALSE((of_conv[v] && other.step->from(v) == rt::role::buffer));
+  CHECK(std::count(of_conv.begin(), of_conv.end(), true) > 5);
+
+  const auto n = c.step->nodes.size();
+  const auto problem_of = [&](const std::vector<bool>& fetched, bool rates = true) {
+    return rt::to_problem(*c.step, std::vector<double>(n, 1), std::vector<bytes_t>(n, 0), "step",
+                          rates ? std::optional(remat::copy_rates{1, 1, 0}) : std::nullopt, fetched);
+  };
+  CHECK(problem_of(std::vector<bool>(can.size(), false)).plain());
+  CHECK(problem_of(can).held_bytes() + 4 * 1024 == problem_of({}).held_bytes());
+  CHECK_THROWS_WITH(problem_of(can, false), Catch::Contains("no rates"));
+  CHECK_THROWS_WITH(problem_of(std::vector<bool>(can.size(), true)), Catch::Contains("cannot be"));
+  CHECK_THROWS_AS(problem_of({true}), remat::bad_option);
+}
+
+TEST_CASE("gradients that accumulate, leave, and step at once, of weights that are fetched") {
+  const bool on_disk = GENERATE(false, true);
+  twins t(small_gpt, on_disk);
+  t.train();
+  const auto most = t.run->report().total();
+  t.set_budget(t.smallest() + (most - t.smallest()) / 4);
+  t.train();
+  t.set_budget(rt::budget(most - 1));  // a second set of gradients is there
+  t.train(3);
+  CHECK(t.run->report().fetched > 0);
+
+  twins leaving(small_gpt, on_disk, true, twins::options(most / 2));
+  const auto disk = scratch_disk();
+  leaving.of_ours.reset();
+  rt::offloaded<::torch::optim::AdamW> early(disk, rt::stepping::overlap, leaving.ours.module->parameters(),
+                                             ::torch::optim::AdamWOptions(0.01));
+  for (int step = 0; step < 5; ++step) {
+    INFO("step " << step);
+    leaving.of_plain->zero_grad();
+    early.zero_grad();
+    ::torch::manual_seed(step);
+    models::loss_of(leaving.plain.forward(leaving.plain.inputs)).backward();
+    ::torch::manual_seed(step);
+    models::loss_of(leaving.run->forward(leaving.ours.inputs)).backward();
+    leaving.of_plain->step();
+    early.step();
+    CHECK(leaving.run->report().fetched > 0);
+    REQUIRE(same_bits(leaving.plain.module->parameters(), leaving.ours.module->parameters()));
+  }
+  CHECK(leaving.told.find("gradients leave") != std::string::npos);
+}
+
+TEST_CASE("two steps in flight fetch weights side by side") {
+  twins t(wide_mlp, true);
+  const auto least = t.smallest();
+  t.set_budget(rt::budget(least));
+  t.train();
+  ::torch::manual_seed(1);
+  const auto a = t.plain.forward(t.plain.inputs), b = t.plain.forward(t.plain.inputs);
+  ::torch::manual_seed(1);
+  const auto first = t.run->forward(t.ours.inputs);
+  t.run->set_budget(rt::budget(2 * least));  // the first one keeps what it has
+  const auto second = t.run->forward(t.ours.inputs);
+  REQUIRE(same_bits(a, first));
+  REQUIRE(same_bits(b, second));
+  models::loss_of(b).backward();
+  models::loss_of(second).backward();
+  t.check();
+  models::loss_of(a).backward();
+  models::loss_of(first).backward();
+  t.check();
+  CHECK(t.run->report().fetched > 0);
+}
+
+TEST_CASE("a weight that changes before its backward is an error, as ever") {
+  twins t(wide_mlp, GENERATE(false, true));
+  t.set_budget(rt::budget(t.smallest()));
+  t.train();
+  REQUIRE(t.run->report().fetched > 0);
+  const auto change = [](const models::sample& s) {
+    const at::NoGradGuard no_grad;
+    s.module->parameters()[4].add_(1);  // the weight of a layer in the middle
+  };
+  for (const bool planned : {false, true}) {
+    auto& s = planned ? t.ours : t.plain;
+    const auto outputs = planned ? t.forward() : s.forward(s.inputs);
+    change(s);
+    CHECK_THROWS_WITH(models::loss_of(outputs).backward(), Catch::Contains("modified by an inplace operation"));
+  }
+  for (auto* o : {&t.of_plain, &t.of_ours}) (*o)->zero_grad();
+  t.train();
+}
+
+TEST_CASE("a weight that cannot be read is an error that names it, and the step may be run again") {
+  const calls_restored guard;
+  twins t(wide_mlp, true, true);
+  t.set_budget(rt::budget(t.smallest()));
+  t.train();
+  REQUIRE(t.run->report().fetched > t.weight_bytes());
+  const auto broken = [] {
+    rt::files_of_system().read = [](int, void*, std::size_t, off_t) -> ssize_t { return errno = EIO, -1; };
+  };
+  const std::string names = "weight of 36864 bytes", reason = "Input/output error";
+  broken();
+  CHECK_THROWS_WITH(t.forward(), Catch::Contains(names) && Catch::Contains(reason));
+  rt::files_of_system() = guard.before;
+  t.train();
+  auto outputs = t.forward();
+  broken();
+  CHECK_THROWS_WITH(models::loss_of(outputs).backward(), Catch::Contains(names) && Catch::Contains(reason));
+  rt::files_of_system() = guard.before;
+  outputs.clear();  // whose graph holds the parameters
+  t.of_ours->zero_grad();
+  t.train();
+}
+
+TEST_CASE("weights leave the system's cache where memory is short, but for those that stay there") {
+  static std::atomic<int> left;
+  const calls_restored guard;
+  const auto folder = std::filesystem::temp_directory_path() / ("remat-weights-" + std::to_string(static_cast<long>(getpid())));
+  const auto machine = [&](bytes_t free) {
+    std::filesystem::create_directories(folder / "proc");
+    std::ofstream(folder / "proc/meminfo") << "MemTotal:  1048576 kB\nMemFree: 17 kB\nMemAvailable:  " << free / 1024 << " kB\n";
+  };
+  twins t(wide_mlp, true);
+  t.set_budget(rt::budget(t.smallest()));
+  t.train();
+  rt::files_of_system().write_back = [](int, off_t, off_t) { return ++left, 0; };
+  rt::root_of_system() = folder.string();
+  const auto leaving = [&](bytes_t free) {
+    machine(free);
+    left = 0;
+    const auto fetched = t.disk->fetched();
+    t.train();
+    CHECK(t.disk->fetched() - fetched > t.weight_bytes() / 2);
+    return left.load();
+  };
+  CHECK(leaving(bytes_t{1} << 30) == 0);
+  const auto all = leaving(0);
+  CHECK(all > 0);
+  const auto some = leaving(t.weight_bytes());
+  CHECK(some > 0);
+  CHECK(some < all);
+  std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("activations and weights go over the same links") {
+  auto o = twins::options("100%");
+  const auto folder = std::filesystem::temp_directory_path().string();
+  o.far = {rt::file_memory(folder), rt::host_link(), nullptr, remat::copy_rates{1e12, 1e12, 0}};
+  twins t([] { return models::gpt(4, 8, 64, 64); }, true, false, o);
+  t.train();
+  const auto least = t.smallest(), most = t.run->report().total();
+  t.set_budget(rt::budget(least + (most - least) / 3));
+  for (int i = 0; i < 3; ++i) t.train();
+  CHECK(t.run->report().fetched > 0);
+  CHECK(t.run->report().moved_in > 0);
+}
+
+TEST_CASE("plans that fetch weights are kept, and asked of solvers that can make them") {
+  const auto folder = std::filesystem::temp_directory_path() / ("remat-kept-" + std::to_string(static_cast<long>(getpid())));
+  auto o = twins::options("70%");
+  o.solver_name = "some";
+  o.cache = rt::plan_cache(folder);
+  bytes_t fetched = 0;
+  for (const bool again : {false, true}) {
+    twins t(wide_mlp, false, false, o);
+    t.train();
+    CHECK((t.told.find("plan of an earlier process") != std::string::npos) == again);
+    CHECK(t.run->report().fetched > 0);
+    if (again) CHECK(t.run->report().fetched == fetched);
+    fetched = t.run->report().fetched;
+  }
+  std::filesystem::remove_all(folder);
+
+  twins t(wide_mlp, false, false, testing::quick("70%", 0.2));  // minimum cuts alone
+  CHECK_THROWS_WITH(t.train(), Catch::Contains("wrap_options.solver") && Catch::Contains("plans for a device"));
+  o = twins::options("50%");
+  o.device = [](at::ScalarType) { return remat::roofline{}; };
+  CHECK_THROWS_WITH(twins(wide_mlp, false, false, o), Catch::Contains("wrap_options.fetched"));
+}
