@@ -84,12 +84,10 @@ class memory_of_caller final : public region {
     const auto begin = data() - file.data() + offset, end = begin + bytes;
     constexpr bytes_t most = 8 << 20;  // at a time
     const auto next = [&](bytes_t at) { return std::min(end, at / page() * page() + most); };
-    file.expect(begin, next(begin) - begin);
+    if (!leaves_) file.expect(begin, bytes);
     for (auto at = begin; at < end;) {
       const auto then = next(at);
-      if (then < end) file.expect(then, next(then) - then);
-      file.read(to + (at - begin), at, then - at);
-      if (leaves_) file.evict(at / page() * page(), whole_pages(then) - at / page() * page());
+      leaves_ ? file.read_once(to + (at - begin), at, then - at) : file.read(to + (at - begin), at, then - at);
       at = then;
     }
     part->of->fetched += bytes;
@@ -135,14 +133,18 @@ copy_rates measure_fetches(device& d, link& in, const std::vector<at::Tensor>& w
     const auto offset = t.storage_offset() * static_cast<bytes_t>(t.itemsize());
     return in.copy({here, 0, bytes}, home_of(t, offset, bytes, cold));
   };
-  if (!cold)
-    for (const auto& t : sample) fetch(t, bytes_of(t))->wait();  // wakes the thread, and touches the pages
+  const auto fetch_all = [&] {  // one after the other, as in a step
+    std::vector<ticket> done;
+    for (const auto& t : sample) done.push_back(fetch(t, bytes_of(t)));
+    for (const auto& t : done) t->wait();
+  };
+  if (!cold) fetch_all();  // touches the pages
   fetch(sample[0], 1)->wait();
   auto begin = clock::now();
   fetch(sample[0], 1)->wait();
   const double latency = since(begin);
   begin = clock::now();
-  for (const auto& t : sample) fetch(t, bytes_of(t))->wait();
+  fetch_all();
   const auto rate = 0.9 * static_cast<double>(total) / since(begin);
   return {rate, rate, latency};
 }

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include <remat/pytorch/paged_memory.hpp>
 
@@ -49,16 +50,17 @@ class region_of_file final : public region {
   bytes_t resident() const override { return bytes_; }
   void discard_except(std::vector<std::pair<bytes_t, bytes_t>>) override {}
   int number() const { return file_.number(); }
+  /// Reads by another descriptor of the same file.
+  void read_by(int number, char* to, bytes_t offset, bytes_t bytes) const {
+    transfer("read", offset, bytes,
+             [&](bytes_t done, std::size_t left) { return files_of_system().read(number, to + done, left, offset + done); });
+  }
   bytes_t free_bytes() const {
     struct statvfs s {};
     return fstatvfs(file_.number(), &s) == 0 ? static_cast<bytes_t>(s.f_bavail) * static_cast<bytes_t>(s.f_frsize) : 0;
   }
 
-  void read(char* to, bytes_t offset, bytes_t bytes) const override {
-    transfer("read", offset, bytes, [&](bytes_t done, std::size_t left) {
-      return files_of_system().read(file_.number(), to + done, left, offset + done);
-    });
-  }
+  void read(char* to, bytes_t offset, bytes_t bytes) const override { read_by(file_.number(), to, offset, bytes); }
   void write(const char* from, bytes_t offset, bytes_t bytes) override {
     transfer("write", offset, bytes, [&](bytes_t done, std::size_t left) {
       return files_of_system().write(file_.number(), from + done, left, offset + done);
@@ -101,10 +103,12 @@ class mapped_file final : public mapped_region {
     if (pages == MAP_FAILED) throw out_of_memory(name + ", mapped: " + std::strerror(errno), bytes, 0);
     pages_ = static_cast<char*>(pages);
     mark_ = paged_memory::add(pages_, bytes);
+    open_past_cache();
   }
   ~mapped_file() override {
     if (pages_ == nullptr) return;
     paged_memory::remove(pages_, mark_);
+    if (direct_ >= 0) close(direct_);
     munmap(pages_, static_cast<std::size_t>(file_.bytes()));
   }
   mapped_file(const mapped_file&) = delete;
@@ -122,6 +126,16 @@ class mapped_file final : public mapped_region {
     expect(offset, bytes);
     call("read", bytes, [&] { return files_of_system().populate(pages_ + offset, static_cast<std::size_t>(bytes)); });
   }
+  void read_once(char* to, bytes_t offset, bytes_t bytes) override {
+    const auto first = offset / unit_of_files * unit_of_files,
+               last = (offset + bytes + unit_of_files - 1) / unit_of_files * unit_of_files;
+    const auto whole = direct_ >= 0 && offset == first && reinterpret_cast<std::uintptr_t>(to) % unit_of_files == 0
+                           ? bytes / unit_of_files * unit_of_files
+                           : 0;
+    if (whole > 0) file_.read_by(direct_, to, offset, whole);
+    if (whole < bytes) file_.read(to + whole, offset + whole, bytes - whole);
+    evict(first, last - first);
+  }
   void evict(bytes_t offset, bytes_t bytes) override {
     call("write", bytes, [&] { return files_of_system().write_back(file_.number(), offset, bytes); });
     madvise(pages_ + offset, static_cast<std::size_t>(bytes), MADV_DONTNEED);  // out of this process
@@ -129,6 +143,15 @@ class mapped_file final : public mapped_region {
   }
 
  private:
+  /// As `direct_`, unless the file system has no such way.
+  void open_past_cache() {
+    const std::unique_ptr<char, void (*)(void*)> memory(static_cast<char*>(std::aligned_alloc(unit_of_files, unit_of_files)),
+                                                        std::free);
+    direct_ = ::open(("/proc/self/fd/" + std::to_string(file_.number())).c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
+    if (direct_ < 0 || ::pread(direct_, memory.get(), unit_of_files, 0) == unit_of_files) return;
+    close(std::exchange(direct_, -1));
+  }
+
   template <class Call>
   void call(const char* what, bytes_t bytes, const Call& of_system) const {
     while (of_system() < 0)
@@ -139,6 +162,7 @@ class mapped_file final : public mapped_region {
   std::string name_;
   region_of_file file_;
   char* pages_ = nullptr;
+  int direct_ = -1;  ///< the same file, past the system's cache, or not open
   std::uint64_t mark_ = 0;
 };
 

@@ -39,6 +39,10 @@ class mapped_region : public region {
   virtual void fetch(bytes_t offset, bytes_t bytes) = 0;
   /// Has the system begin with that.
   virtual void expect(bytes_t offset, bytes_t bytes) = 0;
+  /// Reads what will not be read again for long, and leaves none of it in the system's cache: past that, where the file system
+  /// can do so and address, offset and bytes are whole units of 4096.
+  /// @throws copy_failed
+  virtual void read_once(char* to, bytes_t offset, bytes_t bytes) = 0;
   /// Writes pages to the disk and takes them out of memory.
   /// @throws copy_failed, and they are still there
   virtual void evict(bytes_t offset, bytes_t bytes) = 0;

@@ -150,6 +150,7 @@ class planner {
     planned_move m{v, new_buffer(what.bytes, time(i)), aligned(what.bytes, alignment)};
     if (!fetched_.empty() && fetched_[v]) {
       m.slot = what.slot;
+      plan_.buffers[m.buffer].fetched = true;
       m.bytes = what.bytes;
     } else {
       m.brings = sent_[v];
@@ -356,6 +357,10 @@ class planner {
     plan_.reads.outside.assign(outside.begin(), outside.end());
   }
 
+  static constexpr bytes_t page_bytes = 4096;
+  static bytes_t slack_of(const buffer& b, const layout_options& o) {
+    return b.fetched && b.bytes >= 16 * page_bytes ? std::max<bytes_t>(0, page_bytes - o.alignment) : 0;
+  }
   void place(const layout_options& o) {
     const auto end = time(schedule_.steps.size() + 1);
     std::vector<allocation> list;
@@ -363,11 +368,14 @@ class planner {
     for (index_t b = 0; b < plan_.buffers.size(); ++b) {
       const auto& x = plan_.buffers[b];
       if (x.outside || x.bytes == 0) continue;
-      list.push_back({x.born, x.dies < 0 ? end : std::max(x.dies, x.born + 1), x.bytes});
+      list.push_back({x.born, x.dies < 0 ? end : std::max(x.dies, x.born + 1), x.bytes + slack_of(x, o)});
       which.push_back(b);
     }
     const auto l = lay_out(list, o);
-    for (std::size_t i = 0; i < which.size(); ++i) plan_.buffers[which[i]].offset = l.offsets[i];
+    for (std::size_t i = 0; i < which.size(); ++i) {
+      auto& x = plan_.buffers[which[i]];
+      x.offset = slack_of(x, o) > 0 ? aligned(l.offsets[i], page_bytes) : l.offsets[i];
+    }
     plan_.arena = plan_.moves.empty() ? l.arena : aligned(l.arena, o.alignment);
     plan_.live = l.live_peak;
     const auto beyond = lay_out(far_, {.alignment = o.alignment, .tries = 0});

@@ -19,6 +19,7 @@ struct buffer {
   std::int64_t born = 0, dies = -1;  ///< -1: at the end
   int values = 0;                    ///< on the device now
   bool outside = false;              ///< the caller keeps it
+  bool fetched = false;              ///< begins with a page if it is large: disks read such memory fast
   bytes_t offset = 0;                ///< in the arena
 };
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include <remat/core/bounds.hpp>
+#include <remat/core/evaluate.hpp>
 #include <remat/core/smallest_budget.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/io/bytes.hpp>
@@ -122,6 +123,24 @@ problem with_slower_link(const problem& p, double share) {
   auto copies = p.copies();
   if (copies) copies->to_host *= share;
   return p.with_copies(copies);
+}
+
+/// Store-all, of which what starts elsewhere is fetched when it is used first.
+schedule fetch_once_schedule(const problem& p) {
+  std::vector<bool> away(p.values().size());
+  for (value_id v = 0; v < away.size(); ++v) away[v] = p.values()[v].starts != device_tier;
+  schedule made;
+  for (const auto& x : store_all_schedule(p).steps) {
+    if (x.what == action::drop && away[x.value()]) continue;  // nobody reads it
+    if (x.what == action::compute)
+      for (auto v : p.operations()[x.operation()].inputs)
+        if (away[v]) {
+          made.prefetch(v);
+          away[v] = false;
+        }
+    made.steps.push_back(x);
+  }
+  return made;
 }
 
 }  // namespace
@@ -280,9 +299,12 @@ std::shared_ptr<const plan> leanest(const setup& s, const search_options& o) {
   const auto least = std::make_shared<plan>();
   const auto find = [&](const problem& p) {
     least->found = smallest_budget(p, as_solver{w.options()}, o.limits, 0.01, w.options().watch);
-    if (!least->found.found())
-      throw bad_option("wrap_options.solver finds no schedule that fetches weights, however much memory there is: " +
-                       (least->found.reason.empty() ? std::string(to_string(least->found.status)) : least->found.reason));
+    if (least->found.status == status::not_applicable)
+      throw bad_option("wrap_options.solver cannot plan for weights that are fetched: " + least->found.reason);
+    if (!least->found.found()) {  // it had no time
+      least->found = as_result(p, fetch_once_schedule(p));
+      least->found.budget_bound = bounds_without_search(p).budget;
+    }
     least->steps = least->found.schedule;
     least->run = with_memory(s, least->steps);
   };

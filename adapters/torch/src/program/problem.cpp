@@ -17,7 +17,7 @@ namespace remat::pytorch {
 namespace {
 
 /// The call writes this argument, whatever its schema says.
-bool writes(const call& c, int argument) {
+bool writes_argument(const call& c, int argument) {
   const auto& a = c.op.schema().arguments().at(static_cast<std::size_t>(argument));
   const auto& hidden = facts(c.op).writes;
   return (a.alias_info() != nullptr && a.alias_info()->isWrite()) ||
@@ -41,7 +41,7 @@ std::vector<bool> fetchable(const program& step) {
     for (const auto& [old, fresh] : n.overwrites) can[old] = false;
     for (const auto& c : n.calls)
       for (const auto& o : c.operands)
-        if (writes(c, o.at)) can[step.views[o.view].value] = false;
+        if (writes_argument(c, o.at)) can[step.views[o.view].value] = false;
   }
   for (const auto* views : {&step.outputs, &step.parameter_grads, &step.input_grads})
     for (auto v : *views)
