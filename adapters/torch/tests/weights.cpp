@@ -34,8 +34,8 @@ namespace {
 std::shared_ptr<rt::disk> scratch_disk() { return std::make_shared<rt::disk>(std::filesystem::temp_directory_path().string()); }
 
 /// The system as it was, at the end.
-struct calls_restored {
-  ~calls_restored() {
+struct system_kept {
+  ~system_kept() {
     rt::files_of_system() = before;
     rt::root_of_system() = root;
   }
@@ -60,11 +60,12 @@ class counted_link final : public rt::link {
 bool every(const Tensor&) { return true; }
 
 /// A model that is trained as it is, and one that fetches its weights.
-class twins {
+class pair_of_models {
  public:
   /// @param on_disk weights of the second one are
   /// @param leave   so are its gradients, as soon as they are complete
-  twins(const std::function<models::sample()>& make, bool on_disk, bool leave = false, rt::wrap_options o = options("100%")) {
+  pair_of_models(const std::function<models::sample()>& make, bool on_disk, bool leave = false,
+                 rt::wrap_options o = options("100%")) {
     for (auto* s : {&plain, &ours}) {
       ::torch::manual_seed(17);
       *s = make();
@@ -178,7 +179,7 @@ TEST_CASE("training with weights that are fetched is training, within every budg
                                                                [] { return models::lstm(); },
                                                                [] { return models::clamped(); }};
   for (const auto& make : makers) {
-    twins t(make, on_disk, leave);
+    pair_of_models t(make, on_disk, leave);
     t.train();
     CHECK(t.run->report().fetched == 0);  // there is room for all: they are read in place
     const auto weights = t.run->report().in_place;
@@ -275,7 +276,7 @@ TEST_CASE("what plans may fetch") {
 
 TEST_CASE("gradients that accumulate, leave, and step at once, of weights that are fetched") {
   const bool on_disk = GENERATE(false, true);
-  twins t(small_gpt, on_disk);
+  pair_of_models t(small_gpt, on_disk);
   t.train();
   const auto most = t.run->report().total();
   t.set_budget(t.smallest() + (most - t.smallest()) / 4);
@@ -284,7 +285,7 @@ TEST_CASE("gradients that accumulate, leave, and step at once, of weights that a
   t.train(3);
   CHECK(t.run->report().fetched > 0);
 
-  twins leaving(small_gpt, on_disk, true, twins::options(most / 2));
+  pair_of_models leaving(small_gpt, on_disk, true, pair_of_models::options(most / 2));
   const auto disk = scratch_disk();
   leaving.of_ours.reset();
   rt::offloaded<::torch::optim::AdamW> early(disk, rt::stepping::overlap, leaving.ours.module->parameters(),
@@ -306,7 +307,7 @@ TEST_CASE("gradients that accumulate, leave, and step at once, of weights that a
 }
 
 TEST_CASE("two steps in flight fetch weights side by side") {
-  twins t(wide_mlp, true);
+  pair_of_models t(wide_mlp, true);
   const auto least = t.smallest();
   t.set_budget(rt::budget(least));
   t.train();
@@ -328,7 +329,7 @@ TEST_CASE("two steps in flight fetch weights side by side") {
 }
 
 TEST_CASE("a weight that changes before its backward is an error, as ever") {
-  twins t(wide_mlp, GENERATE(false, true));
+  pair_of_models t(wide_mlp, GENERATE(false, true));
   t.set_budget(rt::budget(t.smallest()));
   t.train();
   REQUIRE(t.run->report().fetched > 0);
@@ -347,8 +348,8 @@ TEST_CASE("a weight that changes before its backward is an error, as ever") {
 }
 
 TEST_CASE("a weight that cannot be read is an error that names it, and the step may be run again") {
-  const calls_restored guard;
-  twins t(wide_mlp, true, true);
+  const system_kept guard;
+  pair_of_models t(wide_mlp, true, true);
   t.set_budget(rt::budget(t.smallest()));
   t.train();
   REQUIRE(t.run->report().fetched > t.weight_bytes());
@@ -371,13 +372,13 @@ TEST_CASE("a weight that cannot be read is an error that names it, and the step 
 
 TEST_CASE("weights leave the system's cache where memory is short, but for those that stay there") {
   static std::atomic<int> left, past_the_cache;
-  const calls_restored guard;
+  const system_kept guard;
   const auto folder = std::filesystem::temp_directory_path() / ("remat-weights-" + std::to_string(static_cast<long>(getpid())));
   const auto machine = [&](bytes_t free) {
     std::filesystem::create_directories(folder / "proc");
     std::ofstream(folder / "proc/meminfo") << "MemTotal:  1048576 kB\nMemFree: 17 kB\nMemAvailable:  " << free / 1024 << " kB\n";
   };
-  twins t(wide_mlp, true);
+  pair_of_models t(wide_mlp, true);
   t.set_budget(rt::budget(t.smallest()));
   t.train();
   rt::files_of_system().write_back = [](int, off_t, off_t) { return ++left, 0; };
@@ -408,10 +409,10 @@ TEST_CASE("weights leave the system's cache where memory is short, but for those
 }
 
 TEST_CASE("activations and weights go over the same links") {
-  auto o = twins::options("100%");
+  auto o = pair_of_models::options("100%");
   const auto folder = std::filesystem::temp_directory_path().string();
   o.far = {rt::file_memory(folder), rt::host_link(), nullptr, remat::copy_rates{1e12, 1e12, 0}};
-  twins t([] { return models::gpt(4, 8, 64, 64); }, true, false, o);
+  pair_of_models t([] { return models::gpt(4, 8, 64, 64); }, true, false, o);
   t.train();
   const auto least = t.smallest(), most = t.run->report().total();
   t.set_budget(rt::budget(least + (most - least) / 3));
@@ -422,12 +423,12 @@ TEST_CASE("activations and weights go over the same links") {
 
 TEST_CASE("plans that fetch weights are kept, and asked of solvers that can make them") {
   const auto folder = std::filesystem::temp_directory_path() / ("remat-kept-" + std::to_string(static_cast<long>(getpid())));
-  auto o = twins::options("70%");
+  auto o = pair_of_models::options("70%");
   o.solver_name = "some";
   o.cache = rt::plan_cache(folder);
   bytes_t fetched = 0;
   for (const bool again : {false, true}) {
-    twins t(wide_mlp, false, false, o);
+    pair_of_models t(wide_mlp, false, false, o);
     t.train();
     CHECK((t.told.find("plan of an earlier process") != std::string::npos) == again);
     CHECK(t.run->report().fetched > 0);
@@ -436,15 +437,15 @@ TEST_CASE("plans that fetch weights are kept, and asked of solvers that can make
   }
   std::filesystem::remove_all(folder);
 
-  auto hasty = twins::options("95%");
+  auto hasty = pair_of_models::options("95%");
   hasty.solver = [](const auto&, bytes_t, const auto&, const auto&) { return remat::result{}; };
-  twins unplanned(wide_mlp, false, false, hasty);
+  pair_of_models unplanned(wide_mlp, false, false, hasty);
   for (int i = 0; i < 2; ++i) unplanned.train();
   CHECK(unplanned.run->report().fetched == fetched);  // each weight once
 
-  twins t(wide_mlp, false, false, testing::quick("70%", 0.2));  // minimum cuts alone
+  pair_of_models t(wide_mlp, false, false, testing::quick("70%", 0.2));  // minimum cuts alone
   CHECK_THROWS_WITH(t.train(), Catch::Contains("wrap_options.solver") && Catch::Contains("plans for a device"));
-  o = twins::options("50%");
+  o = pair_of_models::options("50%");
   o.device = [](at::ScalarType) { return remat::roofline{}; };
-  CHECK_THROWS_WITH(twins(wide_mlp, false, false, o), Catch::Contains("wrap_options.fetched"));
+  CHECK_THROWS_WITH(pair_of_models(wide_mlp, false, false, o), Catch::Contains("wrap_options.fetched"));
 }
