@@ -315,6 +315,11 @@ class planner {
     for (index_t v = 0; v < now_.size(); ++v) wait_for(v, schedule_.steps.size());
     plan_.after_backward = std::exchange(pending_, {});
     plan_.outside += elsewhere_ + gift_copies_;
+    for (std::size_t k = 0; k < plan_.given.size(); ++k) {
+      const auto of = [&](const planned_move& m) { return m.slot == program_().parameters[k]; };
+      const auto last = std::find_if(plan_.moves.rbegin(), plan_.moves.rend(), of);
+      if (plan_.given[k] && last != plan_.moves.rend()) last->before_its_step = true;
+    }
     for (auto v : program_().input_grads) plan_.input_grads.push_back(v == none ? location{} : keep(v));
     std::vector<std::pair<index_t, std::pair<bytes_t, bytes_t>>> taken;
     for (std::size_t k = 0; k < plan_.given.size(); ++k) {

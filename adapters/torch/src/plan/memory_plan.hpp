@@ -44,6 +44,7 @@ struct planned_move {
   bytes_t far = 0;                  ///< where it lies there
   index_t brings = none;            ///< the move whose bytes it brings back
   index_t slot = none;              ///< the tensor of the caller whose bytes it fetches; both none: it sends them
+  bool before_its_step = false;     ///< the last of a weight whose gradient is given: somebody may step it soon
   std::vector<index_t> after = {};  ///< moves that have to be done before it begins
 };
 

@@ -456,7 +456,7 @@ struct executor::state {
   /// Where the bytes that a move fetches are now.
   block in_memory_of_caller(const planned_move& m) const {
     const auto& t = slots[m.slot];
-    return home_of(t, byte_offset(t) - step.slots[m.slot].offset, m.bytes, leaves[m.slot]);
+    return home_of(t, byte_offset(t) - step.slots[m.slot].offset, m.bytes, leaves[m.slot] && !m.before_its_step);
   }
   /// Which of the weights that are fetched leave the cache of a disk.
   void look_at_homes() {
