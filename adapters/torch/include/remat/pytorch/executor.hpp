@@ -30,9 +30,8 @@ struct plan_broken : error {
 class execution_plan {
  public:
   /// @param step     the program
-  /// @param s        schedule of `to_problem(step, ...)`; what it fetches, of the weights that are `fetchable`, it has in the
-  /// arena,
-  ///                 all others it reads where the caller has them
+  /// @param s        schedule of `to_problem(step, ...)`. Weights that it fetches, of those that are `fetchable`, it has in the
+  ///                 arena; all others it reads where the caller has them
   /// @param profiles allocation scripts of the nodes
   /// @param o        options of the layouts; the alignment must be 64 at least, and that of the far memory if there are copies
   /// @param in_place bytes of weights that are to count although the plan reads them where they are
@@ -80,12 +79,10 @@ class executor {
   /// @param plan    may be that of several executors
   /// @param tensors of the module
   /// @param on      must outlive the executor
-  /// @param far     where a plan with copies puts values; its alignment is at most that of the plan's layout. Weights are fetched
-  /// by
-  ///                its `in`, which may be there without a memory
-  /// @throws broken_contract if the tensors are those for another program, or copies lack a far memory or a link; out_of_memory
-  /// if
-  ///         the device or the far memory has no room
+  /// @param far     where a plan with copies puts values; its alignment is at most that of the plan's layout. Its `in`, which may
+  ///                be there without a memory, fetches weights
+  /// @throws broken_contract if the tensors are those for another program, or copies lack a far memory or a link
+  /// @throws out_of_memory if the device or the far memory has no room
   executor(std::shared_ptr<const execution_plan> plan, bindings tensors, device& on = host_device(), far_memory far = {});
   ~executor();
 
