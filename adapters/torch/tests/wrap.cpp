@@ -80,6 +80,7 @@ TEST_CASE("training equals eager mode at every step, within the budget", "[devic
         runner->set_budget(*e.smallest);
         runner->prepare(t.planned.inputs);
         runner->set_budget(*e.smallest + *e.smallest / 4);  // searches for other uses of the outputs may end less well
+        runner->prepare(t.planned.inputs);
       }
       auto& run = *runner;
       std::vector<at::Tensor> given;  // gradients of the outputs that have one
