@@ -14,6 +14,8 @@
 
 #include <remat/core/bounds.hpp>
 #include <remat/core/evaluate.hpp>
+#include <remat/core/result.hpp>
+#include <remat/order/copy_search.hpp>
 #include <remat/order/early_copies.hpp>
 #include <remat/order/lay_copies.hpp>
 
@@ -235,6 +237,37 @@ TEST_CASE("copies as early as they can be: valid, within all budgets, the same s
   CHECK(valid > 1000);
   CHECK(faster > 100);
   CHECK(tight > 100);
+}
+
+TEST_CASE("copies within less of the budget: never slower, sometimes faster, and kept for other orders") {
+  std::mt19937_64 g(24);
+  int tried = 0, faster = 0;
+  for (int round = 0; round < 400; ++round) {
+    const auto p =
+        remat::testing::random_step(g, {.layers = static_cast<std::size_t>(uniform(g, 6, 16)), .cyclic = true, .disk = 80});
+    if (p.plain() || !remat::order::unplannable(p).empty()) continue;
+    const auto budget = remat::bounds_without_search(p).budget + uniform(g, 20, 80);
+    remat::order::copy_incumbent best(p, budget);
+    best.try_less();  // of nothing
+    best.offer(remat::needed_operations(p));
+    if (!std::isfinite(best.seconds())) continue;
+    const auto before = best.seconds();
+    best.try_less();
+    INFO("round " << round);
+    REQUIRE(best.seconds() <= before);
+    ++tried;
+    faster += best.seconds() < before * (1 - 1e-9);
+    best.offer(remat::needed_operations(p));
+    REQUIRE(best.seconds() <= before);
+    remat::result r;
+    best.put_into(r);
+    const auto e = remat::evaluate(p, r.schedule);
+    REQUIRE(e.peak <= budget);
+    REQUIRE(e.seconds == Approx(best.seconds()));
+  }
+  CAPTURE(tried, faster);
+  CHECK(tried > 200);
+  CHECK(faster > 4);
 }
 
 TEST_CASE("lay_copies: links said in full give the plan of their short form") {

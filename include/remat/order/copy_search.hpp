@@ -41,8 +41,9 @@ class copy_incumbent {
     const std::lock_guard guard(lock_);
     return order_;
   }
-  /// Lays copies over a valid order, in the way that is faster, and takes the schedule if it is the fastest. On demand only the
-  /// first order, those for which nothing else is found, and all while that is the fastest.
+  /// Lays copies over a valid order, in the way that is faster, and takes the schedule if it is the fastest: within as much of
+  /// the budget as the fastest so far. On demand only the first order, those for which nothing else is found, and all while that
+  /// is the fastest.
   /// @param among per value: may it be moved? Empty: all may that the problem lets
   /// @param most  s; what takes longer is given up
   /// @return the schedule and where it waits; nothing if the order does not fit or was given up
@@ -51,18 +52,22 @@ class copy_incumbent {
                                    double most = std::numeric_limits<double>::infinity()) {
     const bool first = !std::isfinite(seconds_);
     if (!p_.plain()) most *= 1.01;  // `evaluate` may find less where steps repeat
-    auto laid = lay_copies(p_, order, budget_, {.among = among, .most = most});
-    if (laid ? !laid->waits.empty() : !p_.plain())
-      if (auto frugal = lay_copies(p_, order, budget_,
-                                   {.frugal = true, .among = among, .most = laid ? std::min(most, laid->seconds) : most});
-          frugal && (!laid || frugal->seconds < laid->seconds))
-        laid = frugal;
-    if (laid && (!std::isfinite(laid->seconds) || (laid->seconds <= 1.01 * seconds_ && !take(order, *laid, false)))) laid.reset();
+    const auto share = share_.load();
+    auto laid = lay(order, among, most, share);
+    if (!laid && share < 1) laid = lay(order, among, most, 1);
     if (!p_.plain() && among.empty() && (first || paged_ || (!laid && std::isinf(most))))
       if (auto paged = lay_copies(p_, order, budget_, {.on_demand = true});
-          paged && (!laid || paged->seconds < laid->seconds) && take(order, *paged, true))
+          paged && (!laid || paged->seconds < laid->seconds) && take(order, *paged, 0))
         laid = std::move(paged);
     return laid;
+  }
+  /// Lays copies over the best order within parts of the budget: copies that leave room free may find links free. From then on,
+  /// where that is faster, over other orders as well. Plain problems gain nothing.
+  /// Complexity: that of some times `lay_copies` and `evaluate`.
+  void try_less() {
+    if (p_.plain() || !std::isfinite(seconds_)) return;
+    const auto best = order();
+    for (const double share : {1., 0.75, 0.5, 0.35, 0.25, 0.15}) lay(best, {}, 1.01 * seconds_, share);
   }
   /// Tells the observers of `m`, with the schedule; one thread at a time.
   /// @param bound proven lower bound on the time, s
@@ -84,8 +89,22 @@ class copy_incumbent {
   }
 
  private:
+  /// Lays copies within a share of the budget, in the way that is faster, and takes the schedule if it is the fastest.
+  std::optional<laid_copies> lay(const std::vector<operation_id>& order, const std::vector<bool>& among, double most,
+                                 double share) {
+    const auto budget = share < 1 ? static_cast<bytes_t>(share * static_cast<double>(budget_)) : budget_;
+    auto laid = lay_copies(p_, order, budget, {.among = among, .most = most});
+    if (laid ? !laid->waits.empty() : !p_.plain())
+      if (auto frugal = lay_copies(p_, order, budget,
+                                   {.frugal = true, .among = among, .most = laid ? std::min(most, laid->seconds) : most});
+          frugal && (!laid || frugal->seconds < laid->seconds))
+        laid = frugal;
+    if (laid && (!std::isfinite(laid->seconds) || (laid->seconds <= 1.01 * seconds_ && !take(order, *laid, share)))) laid.reset();
+    return laid;
+  }
+  /// @param share of the budget; 0: on demand
   /// @return false if it never ends, over links that are so slow
-  bool take(const std::vector<operation_id>& order, laid_copies& laid, bool on_demand) {
+  bool take(const std::vector<operation_id>& order, laid_copies& laid, double share) {
     auto e = evaluate(p_, laid.schedule);
     auto seconds = laid.seconds = e.seconds;
     if (!std::isfinite(seconds)) return false;
@@ -96,7 +115,8 @@ class copy_incumbent {
       seconds_ = seconds;
       order_ = order;
       schedule_ = std::move(tight);
-      paged_ = on_demand;
+      paged_ = share == 0;
+      if (share > 0) share_ = share;
     }
     return true;
   }
@@ -107,6 +127,7 @@ class copy_incumbent {
   std::vector<operation_id> order_;
   std::optional<remat::schedule> schedule_;
   std::atomic<bool> paged_ = false;  // is the schedule on demand?
+  std::atomic<double> share_ = 1;    // of the budget: within that the best was laid
   std::atomic<double> seconds_ = std::numeric_limits<double>::infinity();
   mutable std::mutex lock_;
 };

@@ -278,6 +278,7 @@ class offmate {
           from = stream % 2 == 1 ? starts[stream / 2 % starts.size()] : fastest;
           if (stream % 2 == 0) from.order = now.best.order();
         }
+        if (stream % 2 == 0) now.best.try_less();
         const auto before = now.best.seconds();  // other threads may have better ones by the end
         monitor part(now.m, 0.5);
         order::copy_search(now.problems[from.kind], from.order, from.budget, now.best, part,
