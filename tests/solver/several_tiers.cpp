@@ -238,7 +238,7 @@ TEST_CASE("weights that do not stay come twice: worked out by hand") {
 TEST_CASE("tiers empty between steps: worked out by hand") {
   // Two weights on a disk, 4 s each from there to the host and 2 s to the device; a new one is made of each, on the device. The
   // second operation has read both, 8 s, before it makes anything, and both new ones take 4 s each to the disk.
-  const remat::tier_id disk = 2;
+  using remat::testing::disk;
   std::vector<remat::value> values;
   for (int i = 0; i < 2; ++i) values.push_back({.name = "w", .bytes = 4, .starts = disk});
   for (int i = 0; i < 2; ++i) values.push_back({.name = "w'", .bytes = 4, .ends = disk});
