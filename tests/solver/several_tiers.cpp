@@ -7,6 +7,8 @@
 #include <limits>
 #include <optional>
 #include <random>
+#include <sstream>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -379,21 +381,37 @@ struct against_optimum {
     proven += bound >= best->seconds - 1e-9;
     if (best->seconds > 0) extra += r.seconds / best->seconds - 1, gap += 1 - bound / best->seconds;
   }
+  std::string text() const {
+    std::ostringstream out;
+    out << solved << " solved, " << infeasible << " infeasible, " << given_up << " given up, " << missed << " missed, " << optimal
+        << " optimal, " << proven << " proven, " << chained << " chained; on average " << extra / solved << " more, bound "
+        << gap / solved << " less";
+    return out.str();
+  }
 };
+
+/// Small problems, of steps that repeat or of others.
+/// @param one_in  of so many, one is of the first kind of `tiers_problem`
+/// @param most    operations
+/// @param states  that the exhaustive search may take
+against_optimum small_against_optimum(unsigned seed, int rounds, int one_in, bool cyclic, std::size_t most, std::size_t states) {
+  std::mt19937_64 g(seed);
+  against_optimum all;
+  for (int round = 0; round < rounds; ++round) {
+    const auto p = tiers_problem(g, round % one_in == 0);
+    if (p.next().empty() == cyclic || p.operations().size() > most || p.values().size() > 8) continue;
+    INFO("round " << round);
+    all.add(remat::testing::with_some_budgets(g, p, 50, 8, 24), remat::bounds_without_search(p).budget + uniform(g, 0, 6),
+            states);
+  }
+  return all;
+}
 
 }  // namespace
 
 TEST_CASE("small problems on two and three tiers against exhaustive search") {
-  std::mt19937_64 g(33);
-  against_optimum all;
-  for (int round = 0; round < 6'000; ++round) {
-    const auto p = tiers_problem(g, round % 4 == 0);
-    if (!p.next().empty() || p.operations().size() > 4 || p.values().size() > 8) continue;
-    INFO("round " << round);
-    all.add(remat::testing::with_some_budgets(g, p, 50, 8, 24), remat::bounds_without_search(p).budget + uniform(g, 0, 6), 2'000);
-  }
-  CAPTURE(all.solved, all.infeasible, all.given_up, all.missed, all.optimal, all.proven, all.chained, all.extra / all.solved,
-          all.gap / all.solved);
+  const auto all = small_against_optimum(33, 6'000, 4, false, 4, 2'000);
+  INFO(all.text());
   CHECK(all.solved > 600);
   CHECK(all.chained > 120);
   CHECK(300 * all.missed < all.solved);
@@ -402,16 +420,8 @@ TEST_CASE("small problems on two and three tiers against exhaustive search") {
 }
 
 TEST_CASE("small steps that repeat against exhaustive search") {
-  std::mt19937_64 g(35);
-  against_optimum all;
-  for (int round = 0; round < 2'500; ++round) {
-    const auto p = tiers_problem(g, round % 2 == 0);
-    if (p.next().empty() || p.operations().size() > 3 || p.values().size() > 8) continue;
-    INFO("round " << round);
-    all.add(remat::testing::with_some_budgets(g, p, 50, 8, 24), remat::bounds_without_search(p).budget + uniform(g, 0, 6), 4'000);
-  }
-  CAPTURE(all.solved, all.infeasible, all.given_up, all.missed, all.optimal, all.proven, all.chained, all.extra / all.solved,
-          all.gap / all.solved);
+  const auto all = small_against_optimum(35, 2'500, 2, true, 3, 4'000);
+  INFO(all.text());
   CHECK(all.solved > 120);
   CHECK(all.chained > 50);
   CHECK(all.missed == 0);

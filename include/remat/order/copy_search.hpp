@@ -108,8 +108,9 @@ class copy_incumbent {
     auto e = evaluate(p_, laid.schedule);
     auto seconds = laid.seconds = e.seconds;
     if (!std::isfinite(seconds)) return false;
+    if (!(seconds < (p_.plain() ? 1 : near) * seconds_)) return true;
     auto tight = laid.schedule;
-    if (!p_.plain() && seconds < near * seconds_) seconds = detail::tighten(p_, tight, std::move(e), budget_);
+    if (!p_.plain()) seconds = detail::tighten(p_, tight, std::move(e), budget_);
     const std::lock_guard guard(lock_);
     if (seconds < seconds_) {
       seconds_ = seconds;

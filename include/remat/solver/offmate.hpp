@@ -265,6 +265,7 @@ class offmate {
     auto& starts = now.starts;
     starts.resize(std::min(starts.size(), options_.starts));
     auto fastest = starts.front();
+    if (!now.done()) now.best.try_less();
     std::size_t next = 0, idle = 0;
     std::mutex lock;
     now.each(now.m.limits().threads, [&](std::size_t) {
@@ -278,11 +279,11 @@ class offmate {
           from = stream % 2 == 1 ? starts[stream / 2 % starts.size()] : fastest;
           if (stream % 2 == 0) from.order = now.best.order();
         }
-        if (stream % 2 == 0) now.best.try_less();
         const auto before = now.best.seconds();  // other threads may have better ones by the end
         monitor part(now.m, 0.5);
         order::copy_search(now.problems[from.kind], from.order, from.budget, now.best, part,
                            {.patience = order::patience_for(now.plain, options_.search), .stream = stream}, now.bound);
+        if (now.best.seconds() < before && !now.m.stopped()) now.best.try_less();
         const std::lock_guard guard(lock);
         if (now.best.seconds() < before) fastest = from;
         idle = now.best.seconds() < before * (1 - 1e-6) ? 0 : idle + 1;

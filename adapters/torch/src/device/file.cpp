@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <new>
 #include <utility>
 
@@ -103,7 +104,6 @@ class mapped_file final : public mapped_region {
     if (pages == MAP_FAILED) throw out_of_memory(name + ", mapped: " + std::strerror(errno), bytes, 0);
     pages_ = static_cast<char*>(pages);
     mark_ = paged_memory::add(pages_, bytes);
-    open_past_cache();
   }
   ~mapped_file() override {
     if (pages_ == nullptr) return;
@@ -129,6 +129,7 @@ class mapped_file final : public mapped_region {
   void read_once(char* to, bytes_t offset, bytes_t bytes) override {
     const auto first = offset / unit_of_files * unit_of_files,
                last = (offset + bytes + unit_of_files - 1) / unit_of_files * unit_of_files;
+    std::call_once(opened_, [&] { open_past_cache(); });
     const auto whole = direct_ >= 0 && offset == first && reinterpret_cast<std::uintptr_t>(to) % unit_of_files == 0
                            ? bytes / unit_of_files * unit_of_files
                            : 0;
@@ -162,7 +163,8 @@ class mapped_file final : public mapped_region {
   std::string name_;
   region_of_file file_;
   char* pages_ = nullptr;
-  int direct_ = -1;  ///< the same file, past the system's cache, or not open
+  std::once_flag opened_;
+  int direct_ = -1;  ///< the same file, past the system's cache, or not open: few files are ever read so
   std::uint64_t mark_ = 0;
 };
 

@@ -109,6 +109,7 @@ class planner {
 
   /// What the schedule brings, and is from outside.
   void find_fetched() {
+    if (!has_copies(schedule_)) return;
     const auto can = fetchable(program_());
     for (const auto& x : schedule_.steps) {
       if (x.what != action::prefetch || x.which >= can.size() || !can[x.which]) continue;
