@@ -43,6 +43,7 @@ class Options:
     on_refuse: Literal["error", "warn"] = "error"
     cache: Any = True
     offload: Literal["none", "activations", "optimizer", "all", "auto"] = "none"
+    weights: Literal["paged", "planned"] = "paged"
     host_budget: int | float | str | None = None
     disk: Any = None
     disk_budget: int | str | None = None
@@ -55,7 +56,7 @@ class Options:
         if self.budget is not None and self.activation_budget is not None:
             raise ValueError("give budget or activation_budget, not both")
         for name, allowed in (("on_new_shape", ("nearest", "plan", "plain", "error")), ("on_refuse", ("error", "warn")),
-                              ("offload", ("none", "activations", "optimizer", "all", "auto"))):
+                              ("offload", ("none", "activations", "optimizer", "all", "auto")), ("weights", ("paged", "planned"))):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         if not isinstance(self.solver, str):
@@ -73,6 +74,8 @@ class Options:
             raise ValueError(f"host_budget={self.host_budget!r} is more than the {most} bytes that this process can take at most")
         if self.offload == "none" and (self.disk is not None or self.disk_budget is not None):
             raise ValueError('disk and disk_budget are for offload="activations", "optimizer", "all" or "auto"')
+        if self.weights == "planned" and self.offload not in ("all", "auto"):
+            raise ValueError(f'weights="planned" is for offload="all" or "auto", got offload="{self.offload}"')
         for name in ("disk", "cache"):
             if (value := getattr(self, name)) is not None and not (name == "cache" and isinstance(value, bool)):
                 told[name] = _options.folder(name, value)
@@ -201,7 +204,7 @@ class Session:
             self._made = _torch.Session(type(model).__name__, self._source, *o.limit(),
                                         "automatic" if o.solver == "auto" else o.solver, o.time_limit, o.gap, o.seed, o.verify,
                                         o.on_new_shape, o.folder(), _progress, o.device, *o.spill(),
-                                        o.offload == "all", o.most, o.far)
+                                        o.offload == "all", o.offload == "all" and o.weights == "planned", o.most, o.far)
         return self._made
 
     def _place_weights(self, model: torch.nn.Module) -> None:
@@ -216,7 +219,8 @@ class Session:
             if self._weights is None:
                 self._weights, self._gradients = Disk(wanted, o.disk_budget), Gradients(Disk(wanted, o.disk_budget))
             self._gradients.attach(model)
-            _weights.move(model, self._weights)
+            if _weights.move(model, self._weights):
+                _torch.meter_reset()  # of the peak with weights in memory
 
     # --- calls ---------------------------------------------------------------------------------------------------------------
 
@@ -322,9 +326,10 @@ class Session:
         return self._run.report()
 
     def memory(self) -> dict[str, int]:
-        """Bytes: `budget`, `peak` (measured since `reset_peak` on the device of the model, and `host`: on the host), `planned`,
+        """Bytes: `budget`, `peak` (measured since `reset_peak`, or since weights went to files, on the device of the model, and `host`: on the host), `planned`,
         `arena`, `held`; `disk`, reserved there for activations,
-        and `to_disk`, `from_disk`, copied in each step; `weights` and `gradients`, reserved there for these."""
+        and `to_disk`, `from_disk`, copied in each step; `weights` and `gradients`, reserved there for these; `fetched`, of weights in each
+        step by its plan."""
         return {**self._run.memory(), "weights": 0 if self._weights is None else self._weights.reserved,
                 "gradients": 0 if self._weights is None else self._gradients.disk.reserved}
 

@@ -11,8 +11,8 @@ from . import _core
 from ._disk import PLAIN, Disk, Layout, evict
 
 
-def move(model: torch.nn.Module, disk: Disk) -> None:
-    """Puts parameters and buffers of `model` into files; they stay the same objects, and share memory as before.
+def move(model: torch.nn.Module, disk: Disk) -> bool:
+    """Puts parameters and buffers of `model` into files; they stay the same objects, and share memory as before. Was there any to move?
 
     Raises NoSpace before anything is moved.
     """
@@ -25,6 +25,7 @@ def move(model: torch.nn.Module, disk: Disk) -> None:
         evict([home])
     if found:
         _core.trim()
+    return bool(found)
 
 
 def bring_back(model: torch.nn.Module, disk: Disk) -> None:

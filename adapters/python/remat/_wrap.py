@@ -22,7 +22,8 @@ def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *,
          activation_budget: int | float | str | None = None, solver: str = "auto", time_limit: float = 20.0, gap: float = 0.005,
          seed: int = 0, verify: int = 0, on_new_shape: Literal["nearest", "plan", "plain", "error"] = "nearest",
          on_refuse: Literal["error", "warn"] = "error", cache: Any = True, offload: Literal["none", "activations", "optimizer", "all", "auto"] = "none",
-         host_budget: int | float | str | None = None, disk: Any = None, disk_budget: int | str | None = None) -> M:
+         weights: Literal["paged", "planned"] = "paged", host_budget: int | float | str | None = None, disk: Any = None,
+         disk_budget: int | str | None = None) -> M:
     """Lets `model` train inside a budget of bytes: outputs, gradients, buffers and generator stay those of the plain model, bit by bit.
 
     model: any module; it is changed in place and returned. Its class, `state_dict`, attributes and methods stay as they are.
@@ -39,6 +40,8 @@ def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *,
         "optimizer" keeps states there, of `remat.optimizer(..., model=model)`; "all" does both, and puts weights and gradients into
         files that the system may take out of memory (they count for no budget). "auto" is "none" without a disk, "activations"
         if weights, gradients and two states of each parameter take at most half of `host_budget`, or else "all".
+    weights: those in files: "paged" leaves to the system what of them is in memory; "planned" has steps fetch what they read before it is
+        used, beside the computations, drop it, and fetch it again, within the budget, which counts them then.
     host_budget: most bytes of the host's memory that any budget comes to, weights and gradients in memory included, as a number or as
         text; default, if something is offloaded: what the model takes now, and 0.8 of what is free then or left by a memory cgroup.
         Of a model on a CUDA device: bytes of page-locked memory that activations may go to, in place of a disk.
@@ -51,7 +54,7 @@ def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *,
     ValueError for options; a step raises CopyFailed if a disk fails.
     """
     options = Options(budget, activation_budget, solver, time_limit, gap, seed, verify, on_new_shape, on_refuse, cache, offload,
-                      host_budget, disk, disk_budget).check()
+                      weights, host_budget, disk, disk_budget).check()
     args = arguments(args)
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"remat.wrap takes a torch.nn.Module, got {type(model).__qualname__}")

@@ -218,7 +218,7 @@ class python_session {
   python_session(std::string name, py::object source, const std::string& budget, bool activations, const std::string& solver,
                  double seconds, double gap, std::uint64_t seed, std::size_t verify, const std::string& on_new_shape,
                  const std::optional<std::string>& cache, py::object log, const std::optional<roofline_parts>& device,
-                 const std::optional<std::string>& disk, const std::string& disk_budget, bool gradients_leave,
+                 const std::optional<std::string>& disk, const std::string& disk_budget, bool gradients_leave, bool plan_weights,
                  remat::bytes_t most, remat::bytes_t on_host)
       : interrupted_(std::make_shared<interruption>()) {
     auto trained = std::make_shared<python_model>(std::move(name), std::move(source));
@@ -255,6 +255,7 @@ class python_session {
       if (disk) o.far = rp::on_disk(*disk, disk_budget.empty() ? remat::max_bytes : remat::parse_bytes(disk_budget));
       if (on_host >= 0) o.far = rp::on_host(c10::kCUDA, on_host);
       o.gradients_leave = gradients_leave;
+      if (plan_weights) o.fetched = rp::worth_fetching;
       if (most >= 0) o.most = most;
       o.new_shapes = new_shapes;
       o.verify = verify;
@@ -291,7 +292,8 @@ class python_session {
     return py::dict(py::arg("budget") = r.budget, py::arg("peak") = beyond(on_->use().peak, before_),
                     py::arg("planned") = r.total(), py::arg("arena") = r.arena, py::arg("held") = r.held(),
                     py::arg("live") = on_->use().live, py::arg("host") = beyond(rp::meter::peak(), host_before_),
-                    py::arg("disk") = r.far, py::arg("to_disk") = r.moved_out, py::arg("from_disk") = r.moved_in);
+                    py::arg("disk") = r.far, py::arg("to_disk") = r.moved_out, py::arg("from_disk") = r.moved_in,
+                    py::arg("fetched") = r.fetched);
   }
   py::dict plan() {
     auto plan = told(translated([&] { return run_->report(); }));
@@ -435,7 +437,7 @@ PYBIND11_MODULE(_torch, m) {
   py::class_<python_session>(m, "Session")
       .def(py::init<std::string, py::object, const std::string&, bool, const std::string&, double, double, std::uint64_t,
                     std::size_t, const std::string&, const std::optional<std::string>&, py::object,
-                    const std::optional<roofline_parts>&, const std::optional<std::string>&, const std::string&, bool,
+                    const std::optional<roofline_parts>&, const std::optional<std::string>&, const std::string&, bool, bool,
                     remat::bytes_t, remat::bytes_t>())
       .def("forward", bound<&python_session::forward>)
       .def("prepare", bound<&python_session::prepare>)

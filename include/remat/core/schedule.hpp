@@ -73,10 +73,10 @@ inline std::vector<operation_id> compute_order(const schedule& s) {
   return order;
 }
 
-/// The schedule copies values to the host or back.
+/// The schedule copies values from tier to tier.
 inline bool has_copies(const schedule& s) {
   return std::any_of(s.steps.begin(), s.steps.end(),
-                     [](const step& x) { return x.what == action::offload || x.what == action::prefetch; });
+                     [](const step& x) { return x.what != action::compute && x.what != action::drop; });
 }
 
 /// The operations that some target depends on, ascending: the order of store-all without what is not needed.

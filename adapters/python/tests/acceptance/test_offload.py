@@ -75,7 +75,8 @@ def test_without_room_on_the_disk_it_computes_again(tmp_path):
 
 
 def test_options(tmp_path):
-    for wrong, culprit in (({"offload": "weights"}, "offload"), ({"offload": "all"}, "disk"), ({"offload": "optimizer"}, "disk"), ({"offload": "activations"}, "disk"), ({"disk": tmp_path}, "offload"),
+    for wrong, culprit in (({"offload": "weights"}, "offload"), ({"weights": "here"}, "weights must be"),
+                           ({"offload": "activations", "disk": tmp_path, "weights": "planned"}, "weights"), ({"offload": "all"}, "disk"), ({"offload": "optimizer"}, "disk"), ({"offload": "activations"}, "disk"), ({"disk": tmp_path}, "offload"),
                            ({"offload": "activations", "disk": tmp_path / "none"}, "none"),
                            ({"offload": "activations", "disk": tmp_path, "disk_budget": "much"}, "disk_budget.*much"),
                            ({"offload": "all", "disk": f"{tmp_path}/\0cut"}, "disk must be a folder"), ({"offload": "all", "disk": ""}, "disk must be a folder")):
@@ -190,6 +191,61 @@ def test_weights_in_files_are_saved_copied_and_moved_again(tmp_path):
     remat.wrap(model, offload="optimizer", disk=tmp_path, cache=False)
     fitted(model, remat.optimizer(model.parameters(), model=model), 1)
     assert not in_files(model, tmp_path)
+
+
+class Adapted(torch.nn.Module):
+    """Large weights, frozen or not, and small ones beside them."""
+
+    def __init__(self, frozen):
+        super().__init__()
+        self.base = torch.nn.ModuleList(torch.nn.Linear(256, 256) for _ in range(12)).requires_grad_(not frozen)
+        self.down = torch.nn.ModuleList(torch.nn.Linear(256, 4, bias=False) for _ in range(12))
+        self.up = torch.nn.ModuleList(torch.nn.Linear(4, 256, bias=False) for _ in range(12))
+
+    def forward(self, x):
+        for base, down, up in zip(self.base, self.down, self.up):
+            x = torch.nn.functional.gelu(base(x)) + up(down(x)) + x
+        return x.square().mean()
+
+
+def adapted(frozen, steps=9, told=None, budgets=("",)):
+    """Losses, the model, and what `memory` says after a third of the steps for each of the budgets."""
+    torch.manual_seed(8)
+    model = Adapted(frozen)
+    if told:
+        remat.wrap(model, budget=budgets[0], cache=False, time_limit=2, **told)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 1e-4)
+    losses, memory = [], []
+    for i in range(steps):
+        optimizer.zero_grad()
+        if told and i % 3 == 0:
+            remat.of(model).set_budget(budgets[i // 3])
+        loss = model(torch.randn(64, 256, generator=torch.Generator().manual_seed(i)))
+        if told and i % 3 == 2:
+            remat.of(model).reset_peak()
+        loss.backward()
+        if told and i % 3 == 2:
+            memory.append(remat.of(model).memory())
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, model, memory
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_weights_by_the_plan(tmp_path, frozen):
+    losses, plain, _ = adapted(frozen)
+    weights = 12 * 256 * 256 * 4
+    budgets = ("20 MB", str(weights // 2), str(weights // 2 + weights // 4))
+    found, model, memory = adapted(frozen, told={"offload": "all", "weights": "planned", "disk": tmp_path}, budgets=budgets)
+    assert found == losses
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters()))
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), model.parameters()) if a.requires_grad)
+    assert memory[0]["fetched"] == 0 and memory[0]["planned"] >= weights  # all fit, and count
+    for told in memory[1:]:
+        assert told["fetched"] >= weights
+        assert told["planned"] <= told["budget"] < weights
+        assert told["peak"] <= told["budget"]
+    assert in_files(model, tmp_path) and not in_files(remat.unwrap(model), tmp_path)
 
 
 def test_weights_that_do_not_fit_stay_where_they_are(tmp_path):

@@ -31,7 +31,12 @@ std::pair<bytes_t, bytes_t> extent(const byte_view& v) {
 class planner {
  public:
   planner(std::shared_ptr<const program> step, const schedule& s, const program_profile& profiles)
-      : schedule_(s), profiles_(profiles), now_(step->values.size(), none), sent_(now_), leaving_(now_), coming_(now_) {
+      : schedule_(without_tiers(s)),
+        profiles_(profiles),
+        now_(step->values.size(), none),
+        sent_(now_),
+        leaving_(now_),
+        coming_(now_) {
     plan_.step = std::move(step);
     TORCH_CHECK(profiles.nodes.size() == program_().nodes.size(), "profiles of another program");
   }
@@ -86,6 +91,24 @@ class planner {
     if (o.from == generator_origin::backward) plan_.saves_phase[1] = true;
   }
 
+  /// As version 1 of the format has it, without tiers. Drops beyond the device are left out: far memory is laid out by what comes
+  /// back, and the caller's weights stay.
+  static schedule without_tiers(const schedule& s) {
+    constexpr tier_id host = device_tier + 1;
+    schedule made;
+    made.starts = s.starts;
+    for (const auto& x : s.steps) {
+      if (x.what == action::copy && x.from == device_tier && x.to == host)
+        made.offload(x.value());
+      else if (x.what == action::copy && x.from == host && x.to == device_tier)
+        made.prefetch(x.value());
+      else if (x.what != action::drop || x.from == device_tier)
+        made.steps.push_back(x);
+    }
+    if (!made.plain()) throw bad_schedule(0, "it names a tier beyond the device and the host");
+    return made;
+  }
+
   /// The schedule is valid, which includes that what has effects keeps its order, and leaves out none of that.
   void check() const {
     const auto some_rate = has_copies(schedule_) ? std::optional(copy_rates{1, 1, 0}) : std::nullopt;
@@ -95,7 +118,6 @@ class planner {
     if (fetched_.empty()) {
       evaluate_plain(as_problem({}), schedule_);
     } else {
-      if (!schedule_.plain()) throw bad_schedule(0, "it names a tier, which is not supported here");
       evaluate(as_problem(fetched_), schedule_);
     }
     const auto n = static_cast<index_t>(program_().nodes.size());
@@ -393,7 +415,7 @@ class planner {
     plan_.far = beyond.arena;
   }
 
-  const schedule& schedule_;
+  const schedule schedule_;
   const program_profile& profiles_;
   std::multimap<std::size_t, gift> gifts_;  ///< by the step behind which they are given
   std::map<index_t, int> held_gifts_;       ///< per buffer: those that lie there

@@ -300,7 +300,7 @@ std::shared_ptr<const plan> leanest(const setup& s, const search_options& o) {
   const auto find = [&](const problem& p) {
     least->found = smallest_budget(p, as_solver{w.options()}, o.limits, 0.01, w.options().watch);
     if (least->found.status == status::not_applicable)
-      throw bad_option("wrap_options.solver cannot plan for weights that are fetched: " + least->found.reason);
+      throw bad_option("the solver cannot plan for weights that are fetched: " + least->found.reason);
     if (!least->found.found()) {  // it had no time
       least->found = as_result(p, fetch_once_schedule(p));
       least->found.budget_bound = bounds_without_search(p).budget;

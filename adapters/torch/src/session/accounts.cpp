@@ -73,7 +73,7 @@ void accounts::release() {
       if (!r->run->memory()->on().is_cpu()) evacuate(*r->run);  // nothing could be given back
       retired_.push_back(r->run->memory());
     }
-  std::erase_if(runners, [](const auto& r) { return !r->run->in_flight(); });
+  let_go([](const runner& r) { return !r.run->in_flight(); });
   sweep();
 }
 

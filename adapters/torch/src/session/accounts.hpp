@@ -40,10 +40,21 @@ class accounts {
   void evacuate(const executor& r) const;
   /// What is idle makes room.
   void release();
+  /// Lets go of the executors for which `gone` holds; what they have counted stays.
+  template <class F>
+  void let_go(F gone) {
+    std::erase_if(runners, [&](const auto& r) {
+      const bool goes = gone(*r);
+      if (goes) unplanned += r->run->unplanned(), waited += r->run->waited_seconds();
+      return goes;
+    });
+  }
   /// Forgets arenas that are gone.
   void sweep();
 
   std::vector<std::shared_ptr<runner>> runners;  ///< at most one of them idle
+  std::size_t unplanned = 0;                     ///< allocations of those that are gone
+  double waited = 0;                             ///< for copies, by these, s
   bytes_t outputs_of_before = 0;                 ///< outputs that exist while their forward runs once more
   bytes_t largest_plain = 0;                     ///< bytes of the plain step of the largest kind of inputs so far
 

@@ -340,8 +340,8 @@ struct session::state : std::enable_shared_from_this<state> {
 
   /// Lets go of the executors for `s` that are idle.
   void forget(const std::shared_ptr<setup>& s) {
-    std::erase_if(memory.runners, [&](const auto& r) {
-      return (r->kind == s || r->kind == s->adding || r->kind == s->giving) && !r->run->in_flight() && !r->run->arena_in_use();
+    memory.let_go([&](const runner& r) {
+      return (r.kind == s || r.kind == s->adding || r.kind == s->giving) && !r.run->in_flight() && !r.run->arena_in_use();
     });
   }
 
@@ -723,6 +723,8 @@ pytorch::report session::state::report(const setup& s, const plan& p) const {
   r.recomputed = run.recomputed();
   r.far = run.far_bytes();
   std::tie(r.moved_out, r.moved_in) = run.moved_bytes();
+  r.unplanned = memory.unplanned;
+  r.waited = memory.waited;
   for (const auto& a : memory.runners) {
     r.unplanned += a->run->unplanned();
     r.waited += a->run->waited_seconds();
