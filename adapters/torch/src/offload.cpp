@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <map>
+#include <mutex>
 
 #include <remat/pytorch/offload.hpp>
 
@@ -95,6 +96,7 @@ class gradients_on_disk::taker final : public gradient_taker, public std::enable
   }
 
   void arrived(const at::Tensor& p) override {
+    const std::lock_guard lock(mutex_);
     const auto grad = p.grad();
     if (!grad.defined() || grad.requires_grad()) return;
     auto& home = homes_[p.unsafeGetTensorImpl()];
@@ -118,6 +120,7 @@ class gradients_on_disk::taker final : public gradient_taker, public std::enable
   std::vector<at::Tensor> of_;
   std::map<const void*, at::Tensor> homes_;  ///< of a parameter: what takes its next gradient, if nobody holds that of before
   int backward_ = -1;                        ///< the last one
+  std::mutex mutex_;                         ///< backwards may be on several threads
 };
 
 gradients_on_disk::gradients_on_disk(const ::torch::nn::Module& module, std::shared_ptr<disk> to)

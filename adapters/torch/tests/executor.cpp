@@ -3,6 +3,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <cstring>
@@ -299,6 +300,34 @@ TEST_CASE("values that were away give what eager mode gives, bit by bit", "[devi
   }
   CHECK(moves > 6 * models::all().size());
   fake_streams::now().most_late = 0;
+}
+
+TEST_CASE("a step on a device that has failed ends with that error alone") {
+  static std::atomic<bool> failed;
+  failed = false;
+  auto calls = fake_streams::calls();
+  calls.record = [](void* e, void* stream) { return failed ? fake_streams::broken : fake_streams::calls().record(e, stream); };
+  const auto played = make_streaming_device(c10::kCPU, "played", calls, [] { return std::make_unique<planned_allocations>(); });
+  ::torch::manual_seed(5);
+  const auto s = models::mlp();
+  const auto x = prepare(s);
+  restore(s, {});
+  const auto expected = eager(s);
+  executor e(std::make_shared<execution_plan>(x.step, store_all_schedule(x.p), x.profiles), *x.tensors, *played);
+  for (const bool backward : {false, true}) {
+    const auto outputs = e.forward(s.inputs);
+    failed = true;
+    if (backward)
+      CHECK_THROWS_AS(e.backward(outputs), copy_failed);
+    else
+      CHECK_NOTHROW(e.reset());  // as when the graph is let go of
+    CHECK_FALSE(e.in_flight());
+    CHECK_THROWS_AS(e.forward(s.inputs), copy_failed);
+    CHECK_FALSE(e.in_flight());
+    failed = false;
+    restore(s, {});
+    compare(expected, planned(s, e, *x.tensors));
+  }
 }
 
 namespace {

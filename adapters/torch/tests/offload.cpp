@@ -5,8 +5,10 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -17,6 +19,7 @@
 #include <remat/pytorch/offload.hpp>
 #include <remat/pytorch/paged_memory.hpp>
 #include <sstream>
+#include <thread>
 
 #include "../src/device/file.hpp"
 #include "../src/device/free_memory.hpp"
@@ -693,6 +696,27 @@ TEST_CASE("a gradient that somebody holds keeps its place, and hooks of before c
   CHECK(same_bits(w.grad(), at::full({2000}, 2.F)));
 }
 
+TEST_CASE("backwards on two threads whose gradients go to a disk") {
+  struct many : ::torch::nn::Module {
+    many() {
+      for (int i = 0; i < 6; ++i) register_parameter(std::to_string(i), at::zeros({4096}));
+    }
+  } module;
+  const auto weights = module.parameters();
+  const rt::gradients_on_disk kept(module, new_disk());
+  const auto work = [&] {
+    for (int i = 0; i < 50; ++i) {
+      auto loss = at::zeros({});
+      for (const auto& w : weights) loss = loss + w.sum();
+      loss.backward();
+    }
+  };
+  std::thread other(work);
+  work();
+  other.join();
+  for (const auto& w : weights) CHECK(same_bits(w.grad(), at::full({4096}, 100.F)));
+}
+
 TEST_CASE("a full disk is told of before a weight changes") {
   layers mine;
   const system_restored guard;
@@ -771,6 +795,31 @@ TEST_CASE("a forked process reads what is on the disk and takes nothing there", 
     }
     _exit(wrong);
   }
+  int status = -1;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+}
+
+TEST_CASE("a forked process does not wait for what its parent has under way", "[fork]") {
+  const system_restored guard;
+  static std::atomic<bool> held;
+  held = true;
+  rt::files_of_system().write_back = [](int, off_t, off_t) {
+    while (held) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return 0;
+  };
+  const auto disk = new_disk();
+  auto traffic = std::make_unique<rt::disk_traffic>();
+  traffic->done(disk->reserve({at::empty({4096})}));
+  const auto child = fork();
+  if (child == 0) {
+    alarm(20);  // ends one that waits
+    traffic->wait();
+    traffic->drain();
+    traffic.reset();
+    _exit(0);
+  }
+  held = false;
   int status = -1;
   REQUIRE(waitpid(child, &status, 0) == child);
   CHECK(status == 0);

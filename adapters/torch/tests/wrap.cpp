@@ -15,6 +15,8 @@
 #include <remat/pytorch/wrap.hpp>
 #include <remat/solver/min_cut.hpp>
 #include <sstream>
+#include <stdexcept>
+#include <thread>
 
 #include "compare.hpp"
 #include "models.hpp"
@@ -291,6 +293,50 @@ TEST_CASE("gradients leave to hooks that step and free them") {
   CHECK(smaller > 2);
 }
 
+TEST_CASE("gradients that a failing hook leaves are whole, whatever runs next") {
+  twins t(3);
+  std::vector<at::Tensor> told;
+  std::size_t fails_at = 0;  // 0: never
+  struct hook final : ::torch::autograd::PostAccumulateGradHook {
+    hook(std::vector<at::Tensor>& list, const std::size_t& when) : all(list), failing(when) {}
+    void operator()(const at::Tensor& p) override {
+      all.push_back(p);
+      if (failing == 0) p.mutable_grad().reset();
+      if (all.size() == failing) throw std::runtime_error("the hook fails");
+    }
+    std::vector<at::Tensor>& all;
+    const std::size_t& failing;
+  };
+  const auto wanted = t.planned.module->parameters();
+  for (const auto& p : wanted) ::torch::autograd::impl::set_post_acc_grad_hooks(p, std::make_unique<hook>(told, fails_at));
+  auto options = testing::quick("100%");
+  options.gradients_leave = true;
+  testing::runner run(t.planned.module, t.planned.forward, options);
+  const auto loss = [&](bool planned) {
+    ::torch::manual_seed(1);
+    return models::loss_of(planned ? run.forward(t.planned.inputs) : t.plain.forward(t.plain.inputs));
+  };
+  loss(false).backward();
+  const auto expected = grads(*t.plain.module);
+  loss(true).backward();
+  CHECK(run.report().planned_for.find("gradients leave") != std::string::npos);
+  for (const std::size_t when : {1, 4, 10}) {
+    t.planned.module->zero_grad();
+    told.clear();
+    fails_at = when;
+    CHECK_THROWS_WITH(loss(true).backward(), "the hook fails");
+    CHECK(told.size() == when);
+    if (when == 4)
+      static_cast<void>(loss(true));
+    else
+      run.release();
+    for (const auto& p : told)
+      for (std::size_t i = 0; i < wanted.size(); ++i)
+        if (wanted[i].is_same(p)) CHECK(same_bits(p.grad(), expected[i]));
+    fails_at = 0;
+  }
+}
+
 TEST_CASE("a thousand iterations neither drift nor grow") {
   const rt::meter counting;
   for (const std::size_t which : {2, 3}) {
@@ -400,6 +446,50 @@ TEST_CASE("decisions are taken over for other sizes of the same graph, and a bet
   limit = run.report().budget;
   step(23);
   CHECK(run.report().recomputed == 0);
+}
+
+TEST_CASE("a search beside the steps that fails, or whose log does, ends nothing else") {
+  const bool log_fails = GENERATE(false, true);
+  const auto s = models::gpt(2, 6, 48, 32);
+  std::atomic<int> failed = 0;
+  const auto beside = [here = std::this_thread::get_id()] { return std::this_thread::get_id() != here; };
+  auto o = testing::quick("70%");
+  o.solver = [&, solver = o.solver](const problem& p, bytes_t within, const limits& l, const rt::plan_observer& watch) {
+    if (beside()) throw std::runtime_error("solver " + std::to_string(++failed));
+    return solver(p, within, l, watch);
+  };
+  o.log = [&](const std::string&) {
+    if (log_fails && beside()) throw std::runtime_error("log");
+  };
+  {
+    testing::runner run(s.module, s.forward, o);
+    for (const int64_t length : {48, 40, 32, 24})
+      for (int step = 0; step < 4; ++step) {
+        auto x = s.inputs;
+        for (auto& t : x) t = t.slice(1, 0, length).contiguous();
+        models::loss_of(run.forward(x)).backward();
+        s.module->zero_grad();
+      }
+  }
+  CHECK(failed > 0);
+}
+
+TEST_CASE("a session tells of its steps while one of them is on another thread") {
+  ::torch::manual_seed(6);
+  const auto s = models::gpt(4, 8, 64, 64);
+  auto o = testing::quick("60%");
+  o.solver = rt::default_solver();
+  o.far = rt::on_host(c10::kCPU, max_bytes);
+  o.far.rates = copy_rates{1e12, 1e12, 0};
+  testing::runner run(s.module, s.forward, o);
+  for (int step = 0; step < 4; ++step) {
+    const auto loss = models::loss_of(run.forward(s.inputs));
+    std::thread other([&] { loss.backward(); });
+    for (int k = 0; k < 50; ++k) CHECK(run.report().waited >= 0);
+    other.join();
+    s.module->zero_grad();
+  }
+  CHECK(run.report().moved_in > 0);
 }
 
 TEST_CASE("kinds of inputs that were not used for long are forgotten; others may run plain") {

@@ -232,7 +232,18 @@ bool movable(const at::Tensor& t) {
 
 disk_traffic::~disk_traffic() { wait(); }
 
+std::unique_lock<std::mutex> disk_traffic::begin() {
+  std::unique_lock lock(mutex_);
+  if (const auto now = getpid(); process_ != now) {
+    process_ = now;
+    static_cast<void>(new auto(std::exchange(coming_, {})));  // whose threads are not here: they would be waited for without end
+    static_cast<void>(new auto(std::exchange(going_, {})));
+  }
+  return lock;
+}
+
 void disk_traffic::ahead(key of, std::vector<at::Tensor> tensors, std::vector<at::Tensor> also) {
+  const auto lock = begin();
   if (tensors.empty() || coming_.count(of) > 0) return;
   coming_[of] = std::async(std::launch::async, [list = std::move(tensors), more = std::move(also)] {
     disk::fetch(list);
@@ -242,10 +253,15 @@ void disk_traffic::ahead(key of, std::vector<at::Tensor> tensors, std::vector<at
 
 void disk_traffic::ready(key of, std::vector<at::Tensor> tensors) {
   ahead(of, std::move(tensors));
-  if (auto found = coming_.extract(of)) found.mapped().get();
+  const auto found = [&] {
+    const auto lock = begin();
+    return coming_.extract(of);
+  }();
+  if (found) found.mapped().get();
 }
 
 void disk_traffic::done(std::vector<at::Tensor> tensors) {
+  const auto lock = begin();
   while (going_.size() > 1) collect();
   if (!tensors.empty()) going_.push_back(std::async(std::launch::async, [list = std::move(tensors)] { disk::evict(list); }));
 }
@@ -261,11 +277,13 @@ void disk_traffic::collect() {
 }
 
 void disk_traffic::wait() {
+  const auto lock = begin();
   for (const auto& [of, fetched] : coming_) fetched.wait();
   while (!going_.empty()) collect();
 }
 
 void disk_traffic::drain() {
+  const auto lock = begin();
   while (!going_.empty()) collect();
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }

@@ -52,7 +52,7 @@ struct setup {
   bytes_t parameter_bytes = 0, buffer_bytes = 0, constants = 0;
   double capture_seconds = 0;
   std::shared_ptr<setup> adding, giving;                 ///< the same step for `accumulating` and `giving`, once they are needed
-  bool given_early = false;                              ///< it is the latter
+  std::atomic<bool> given_early = false;                 ///< it is the latter
   std::uint64_t last_used = 0;                           ///< steps of the session before
   std::map<bytes_t, std::shared_ptr<const plan>> plans;  ///< by bytes available
   mutable std::map<bytes_t, std::shared_ptr<const plan>> plans_without_copies;  ///< the same, while others hold the far memory

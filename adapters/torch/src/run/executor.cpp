@@ -255,6 +255,7 @@ struct executor::state {
     at::NoGradGuard no_grad;
     at::AutoDispatchBelowADInplaceOrView below;
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    gradients g;
     try {
       for (std::size_t i = 0; i < step.outputs.size(); ++i)
         if (step.output_grads[i] != none) take_gradient(i, output_grads.at(i));
@@ -268,7 +269,6 @@ struct executor::state {
       make_moves(data.after_backward);
       go_to(step.after_backward);
       count_writes(&written_tensor::backward);
-      gradients g;
       for (std::size_t i = 0; i < step.parameter_grads.size(); ++i) {
         if (data.given[i]) {
           g.parameters.push_back(std::move(given.kept[i]));
@@ -285,12 +285,12 @@ struct executor::state {
       }
       for (std::size_t i = 0; i < step.input_grads.size(); ++i)
         g.inputs.push_back(step.input_grads[i] == none ? at::Tensor() : kept(data.input_grads[i], step.input_grads[i]));
-      reset();
-      return g;
     } catch (...) {
       reset();
       throw;
     }
+    if (const auto failed = reset()) std::rethrow_exception(failed);
+    return g;
   }
 
   /// What leaves every number that is added to it as it is, zeros of either sign included.
@@ -385,13 +385,22 @@ struct executor::state {
     auto t = kept(g.at, step.parameter_grads[g.parameter]);
     if (g.copy) t = t.clone();
     const auto storage = t.storage();
-    if (to.take) {
-      const c10::impl::ForceDispatchKeyGuard as_the_caller(to.keys);
-      to.kept[g.parameter] = to.take(g.parameter, std::move(t));
-    } else {
-      to.kept[g.parameter] = std::move(t);
+    try {
+      if (to.take) {
+        const c10::impl::ForceDispatchKeyGuard as_the_caller(to.keys);
+        to.kept[g.parameter] = to.take(g.parameter, std::move(t));
+      } else {
+        to.kept[g.parameter] = std::move(t);
+      }
+    } catch (...) {  // it may be held all the same
+      move_out(g, storage);
+      throw;
     }
     t.reset();
+    move_out(g, storage);
+  }
+  /// A gift that somebody goes on to hold gets memory of its own.
+  void move_out(const gift& g, const c10::Storage& storage) {
     if (storage.use_count() == 1) return;
     ++held_gifts;
     if (g.copy) return;
@@ -484,7 +493,7 @@ struct executor::state {
     for (auto& t : moving) {
       try {
         on.wait(t);
-      } catch (const copy_failed&) {  // nobody needs it any more
+      } catch (...) {  // nobody needs it any more
       }
       t = nullptr;
     }
@@ -524,15 +533,23 @@ struct executor::state {
     fill(l, s, {}, 0);
   }
 
-  void reset() {
+  /// @return what a device says that has failed
+  std::exception_ptr reset() {
     const c10::DeviceGuard guard(on.which());
     let_moves_end();
     for (std::size_t b = 0; b < outside.size(); ++b) outside[b].reset();
     slots.clear_step();
     for (const auto& [l, list] : sockets)
       if (l.buffer != none || !slots[step.values[l.value].slot].defined()) empty(l);
-    ended = on.mark();
+    std::exception_ptr failed;
+    ended = nullptr;
+    try {
+      ended = on.mark();
+    } catch (const copy_failed&) {
+      failed = std::current_exception();
+    }
     flying = false;  // from here on another thread may begin a step
+    return failed;
   }
 
   std::shared_ptr<const execution_plan> plan;
@@ -548,7 +565,7 @@ struct executor::state {
   std::vector<ticket> moving;      ///< per move of the step in flight
   std::vector<index_t> fetched;    ///< slots of the weights that are, each once
   std::vector<bool> leaves;        ///< per slot: its pages leave the system's cache when they have been read
-  double waited = 0;               ///< for moves, s
+  std::atomic<double> waited = 0;  ///< for moves, s; read by other threads, too
   ticket ended;                    ///< what was last given to the device
   std::unique_ptr<placement> allocations;
   std::vector<bound_step> steps;
@@ -560,7 +577,8 @@ struct executor::state {
   random phases[2];
   std::vector<c10::IValue> result;
   std::atomic<bool> flying = false;
-  std::size_t contiguous = 0, held_gifts = 0;
+  std::size_t contiguous = 0;
+  std::atomic<std::size_t> held_gifts = 0;
   std::map<index_t, std::optional<c10::Storage>> storages;    ///< while the steps are prepared
   std::map<std::pair<index_t, index_t>, at::Tensor> tensors;  ///< the same: by buffer and view
 };

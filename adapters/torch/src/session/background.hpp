@@ -12,7 +12,7 @@
 
 namespace remat::pytorch {
 
-/// Runs one job at a time on a thread of its own.
+/// Runs one job at a time on a thread of its own; what it throws ends it.
 class background {
  public:
   background() = default;
@@ -29,7 +29,10 @@ class background {
     if (thread_.joinable()) thread_.join();
     process_ = getpid();
     thread_ = std::thread([this, job = std::move(job)] {
-      job();
+      try {
+        job();
+      } catch (...) {  // nobody is there to be told
+      }
       busy_ = false;
     });
   }

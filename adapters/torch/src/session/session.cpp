@@ -399,7 +399,7 @@ struct session::state : std::enable_shared_from_this<state> {
       std::shared_ptr<const plan> found;
       try {
         found = search(*s, available, held_bytes, o);
-      } catch (const error& e) {
+      } catch (const std::exception& e) {
         log(std::string("no better plan beside the steps: ") + e.what());
       }
       std::lock_guard lock(mutex);

@@ -13,6 +13,7 @@
 #include <future>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -88,7 +89,8 @@ bool alike(const at::Tensor& a, const at::Tensor& b);
 /// Can `t` be on a disk, and would that save a page of memory or more?
 bool movable(const at::Tensor& t);
 
-/// Fetches and evicts beside the computations; at most two evictions are under way. Not thread-safe.
+/// Fetches and evicts beside the computations; at most two evictions are under way. Thread-safe. In a process that is forked
+/// nothing is under way.
 class disk_traffic {
  public:
   using key = const void*;  ///< names what is fetched together
@@ -114,7 +116,10 @@ class disk_traffic {
   void drain();
 
  private:
+  std::unique_lock<std::mutex> begin();
   void collect();
+  std::mutex mutex_;
+  pid_t process_ = getpid();  ///< that `coming_` and `going_` are of
   std::map<key, std::future<void>> coming_;
   std::deque<std::future<void>> going_;
   std::exception_ptr failure_;  ///< the first of writing

@@ -9,6 +9,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/Allocator.h>
 
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -141,11 +142,12 @@ class planned_allocations : public placement {
  private:
   c10::DeviceType on_;
   std::span<const planned_block> blocks_;
-  std::size_t next_ = 0, unplanned_ = 0;
+  std::size_t next_ = 0;
   int deaths_ = 0;
   std::vector<const void*> mortal_;  ///< places given to blocks that are still to die
   bool strayed_ = false;
-  bytes_t unplanned_bytes_ = 0;
+  std::atomic<std::size_t> unplanned_ = 0;  ///< read by other threads, too
+  std::atomic<bytes_t> unplanned_bytes_ = 0;
 };
 
 /// State of the default generator of the host.

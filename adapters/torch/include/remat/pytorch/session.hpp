@@ -111,8 +111,9 @@ struct wrap_options {
 /// training flags or `requires_grad`, and one that finds less memory free (gradients to accumulate into, another step in
 /// flight). Without grad mode the model itself runs.
 ///
-/// Every step in flight has an arena of its own. Gradients lie in the arena of their step; those that are still there when the
-/// next one begins are moved out of its way, and count.
+/// Thread-safe, but a forward looks at the gradients of the parameters, which nobody may write to or replace meanwhile on another
+/// thread. Every step in flight has an arena of its own. Gradients lie in the arena of their step; those that are still there
+/// when the next one begins are moved out of its way, and count.
 class session {
  public:
   explicit session(std::shared_ptr<model> trained, wrap_options options = {});
