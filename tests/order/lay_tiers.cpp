@@ -195,9 +195,9 @@ TEST_CASE("lay_copies on two tiers: rarely slower than on demand, in the same me
   CHECK(10 * faster > 9 * compared);
 }
 
-TEST_CASE("copies as early as they can be: valid, within all budgets, the same steps, never slower") {
+TEST_CASE("copies as early as they can be, and steps as they happen: valid, within all budgets, the same steps, never slower") {
   std::mt19937_64 g(29);
-  int valid = 0, faster = 0, tight = 0;
+  int valid = 0, faster = 0, tight = 0, sooner = 0, later = 0;
   for (int round = 0; round < 6'000; ++round) {
     auto p = round % 2 == 0 ? remat::testing::random_tiers_problem(g)
                             : remat::testing::random_step(g, {.layers = 3, .cyclic = chance(g, 50), .disk = 40});
@@ -223,6 +223,12 @@ TEST_CASE("copies as early as they can be: valid, within all budgets, the same s
     };
     REQUIRE(steps(early) == steps(s));
     REQUIRE(remat::compute_order(early) == remat::compute_order(s));
+    const auto sorted = remat::order::detail::in_time(q, s, e->peak).list();
+    const auto timed = remat::evaluate(q, sorted);
+    REQUIRE(timed.peak <= e->peak);
+    REQUIRE(steps(sorted) == steps(s));
+    sooner += timed.seconds < e->seconds * (1 - 1e-9);
+    later += timed.seconds > e->seconds * (1 + 1e-9);
     auto both = s;
     const auto seconds = remat::order::detail::tighten(q, both, *e, e->peak);
     const auto last = remat::evaluate(q, both);
@@ -233,10 +239,12 @@ TEST_CASE("copies as early as they can be: valid, within all budgets, the same s
     faster += then.seconds < e->seconds * (1 - 1e-9);
     tight += seconds < then.seconds * (1 - 1e-9);
   }
-  CAPTURE(valid, faster, tight);
+  CAPTURE(valid, faster, tight, sooner, later);
   CHECK(valid > 1000);
   CHECK(faster > 100);
   CHECK(tight > 100);
+  CHECK(sooner > 100);
+  CHECK(20 * later < sooner);
 }
 
 TEST_CASE("copies within less of the budget: never slower, sometimes faster, and kept for other orders") {

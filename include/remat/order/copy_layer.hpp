@@ -187,6 +187,7 @@ class copy_layer {
     const auto next = values_[v].next;
     move_to(v, next <= end_ ? state::absent : state::none);
     memory_.add(i, next, -bytes(v));
+    if (host_ && next <= end_ && !p_.is_source(v)) host_->hold(v, now_);
     drop(v, i);
   }
   /// What was to go to the host is made again before it has left.
@@ -207,7 +208,7 @@ class copy_layer {
     copy_step(v, action::offload);
     laid_.to_host.push_back({v, x.next, begin, x.leaves});
     if (unsent_memory_ && x.next != never) unsent_memory_->add(i, x.next, -bytes(v));
-    if (host_) host_->changed(v);
+    if (host_) host_->changed(v), host_->hold(v, now_);
     return true;
   }
   /// Takes room on the host. Where it is urgent, copies of values that are on the device as well are given up, first of those
@@ -251,7 +252,7 @@ class copy_layer {
     copy_step(v, action::prefetch);
     laid_.to_device.push_back({v, x.next, begin, x.arrives});
     memory_.add(i, x.next, bytes(v));
-    if (host_) host_->read(v, x.arrives);
+    if (host_) host_->read(v, x.arrives), host_->release(v, now_);
   }
   void copy_step(value_id v, action a) {
     if (!host_ || p_.host() == host_->where.far)
@@ -332,7 +333,7 @@ class copy_layer {
       const bool late = std::max(now_, up_free_) + to_host(v) + to_device(v) > now_ + pause(v, i);
       if (!must_go(v) && (late || (unsent_memory_ && unsent_memory_->most(i, next) <= budget_)))
         move_to(v, state::kept);
-      else if (!send(v, i, false))
+      else if ((host_ && !must_go(v) && !host_->has_room_for(v, now_)) || !send(v, i, false))
         return;
     }
   }

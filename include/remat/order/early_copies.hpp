@@ -13,7 +13,7 @@
 #include <remat/core/evaluate.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
-#include <remat/order/late_drops.hpp>
+#include <remat/order/in_time.hpp>
 #include <remat/order/range_peak.hpp>
 
 namespace remat::order {
@@ -129,16 +129,16 @@ inline schedule with_early_copies(const problem& p, const schedule& s, const eva
   return early;
 }
 
-/// Copies as early and drops as late as that makes it faster.
+/// Copies as early and all steps `in_time` as that makes it faster.
 /// @param s      a valid schedule of a problem that is not plain, which is replaced by a faster one
 /// @param e      what `evaluate` says of it
 /// @param budget bytes, of the device, within which it is
 /// @return its time, s
-/// Complexity: that of `evaluate`, `with_early_copies` and `with_late_drops`, once more than it gets faster.
+/// Complexity: that of `evaluate`, `with_early_copies` and `in_time`, once more than it gets faster.
 inline double tighten(const problem& p, schedule& s, evaluation e, bytes_t budget) {
   for (;;) {
     auto other = with_early_copies(p, s, e, budget);
-    other = with_late_drops(p, other, evaluate(p, other), budget);
+    other = in_time(p, other, budget).list();
     auto then = evaluate(p, other);
     if (!(then.seconds < e.seconds * (1 - 1e-4))) return e.seconds;
     s = std::move(other);

@@ -39,6 +39,7 @@ class host_side {
         tidy_(last_ && (cyclic || budget_)),
         reads_(values.size(), 0),
         busy_(values.size(), 0),
+        held_(values.size(), false),
         has_run_(p.operations().size(), true) {
     for (auto o : order)
       if (p.operations()[o].on != device_tier) {
@@ -46,7 +47,16 @@ class host_side {
         for (auto v : p.operations()[o].inputs) ++reads_[v];
       }
     for (value_id v = 0; v < values.size(); ++v)
-      if (p.is_source(v) && where.homes[v] != device_tier) live_ += p.values()[v].bytes;
+      if (p.is_source(v) && where.homes[v] != device_tier) {
+        live_ += p.values()[v].bytes;
+        if (where.homes[v] == where.far) hold(v, 0);
+      }
+    if (!last_)
+      if (const auto& most = p.tiers()[where.far].budget) {
+        // the rest is for what passes through on its way to the device
+        most_ = static_cast<bytes_t>(0.9 * static_cast<double>(*most));
+        onward_ = p.link(where.far, tier_chain(p)[2])->rate;
+      }
   }
 
   const residence where;
@@ -84,6 +94,25 @@ class host_side {
     return true;
   }
   void give(bytes_t bytes) { live_ -= bytes; }
+  /// With tiers beyond: is there room for `v` on the host, if what came there has moved on as fast as its link does that?
+  bool has_room_for(value_id v, double now) {
+    pass(now);
+    return waiting_ + static_cast<double>(p_.values()[v].bytes) <= static_cast<double>(most_);
+  }
+  /// `v` comes to the host, or leaves the device and has a copy there.
+  void hold(value_id v, double now) {
+    if (held_[v]) return;
+    held_[v] = true;
+    pass(now);
+    waiting_ += static_cast<double>(p_.values()[v].bytes);
+  }
+  /// `v` goes back to the device.
+  void release(value_id v, double now) {
+    if (!held_[v]) return;
+    held_[v] = false;
+    pass(now);
+    waiting_ = std::max(0.0, waiting_ - static_cast<double>(p_.values()[v].bytes));
+  }
   /// May its copy go although the device still needs `v`, which is there?
   bool may_give_up(value_id v) const {
     const auto& x = values_[v];
@@ -142,6 +171,10 @@ class host_side {
   }
 
  private:
+  void pass(double now) {
+    waiting_ = std::max(0.0, waiting_ - onward_ * (now - since_));
+    since_ = now;
+  }
   bool stays(value_id v) const {
     if (p_.is_source(v) && where.homes[v] != device_tier && p_.values()[v].held) return true;
     return where.ends[v] == place::host || where.ends[v] == place::anywhere;
@@ -171,7 +204,10 @@ class host_side {
   bool tidy_;
   std::vector<index_t> reads_;  // by its operations that are yet to run
   std::vector<double> busy_;
-  std::vector<bool> has_run_;  // or need not
+  std::vector<bool> held_;                              // on the host, and not on its way back
+  double waiting_ = 0, since_ = 0, onward_ = 0;         // bytes on the host that cannot have moved on, s, bytes/s
+  bytes_t most_ = std::numeric_limits<bytes_t>::max();  // of them
+  std::vector<bool> has_run_;                           // or need not
   std::deque<operation_id> woken_;
   std::vector<value_id> spent_;
   bytes_t live_ = 0;

@@ -16,7 +16,7 @@
 #include <remat/order/chain_layer.hpp>
 #include <remat/order/copy_layer.hpp>
 #include <remat/order/demand_paging.hpp>
-#include <remat/order/late_drops.hpp>
+#include <remat/order/in_time.hpp>
 #include <remat/order/range_peak.hpp>
 #include <remat/order/residence.hpp>
 
@@ -78,33 +78,46 @@ inline std::optional<laid_copies> lay_on_host(const problem& p, std::span<const 
   return best;
 }
 
+/// Transfers, each value's in turn.
+class transfers_by_value {
+ public:
+  transfers_by_value(std::vector<laid_copies::transfer> all, std::size_t values)
+      : all_(std::move(all)), next_(all_.size()), first_(values) {
+    for (auto i = all_.size(); i-- > 0;) next_[i] = std::exchange(first_[all_[i].value], i);
+  }
+  /// The first of `v` that has not been taken, now from `begin` to `end`.
+  laid_copies::transfer take(value_id v, double begin, double end) {
+    const auto i = first_[v];
+    first_[v] = next_[i];
+    return {v, all_[i].next, begin, end};
+  }
+
+ private:
+  std::vector<laid_copies::transfer> all_;
+  std::vector<std::size_t> next_, first_;
+};
+
 /// Takes the times of copies and waits from `evaluate`, after `laid.schedule` has become another.
 /// @param order of which it is made
-/// @return what it says
-inline evaluation time_copies(const problem& p, std::span<const operation_id> order, laid_copies& laid) {
-  auto e = evaluate(p, laid.schedule);
+inline void time_copies(const problem& p, std::span<const operation_id> order, laid_copies& laid) {
+  const auto e = evaluate(p, laid.schedule);
   auto copy = e.copies.begin();
-  auto sent = laid.to_host.begin(), brought = laid.to_device.begin();
-  std::vector<laid_copies::transfer> to_host;
+  transfers_by_value sent(std::move(laid.to_host), p.values().size()), brought(std::move(laid.to_device), p.values().size());
   std::size_t position = 0;
   const auto to_device = [&] {
     while (position < order.size() && p.operations()[order[position]].on != device_tier) ++position;
   };
   double now = 0;
   laid.waits.clear();
+  laid.to_host.clear();
+  laid.to_device.clear();
   laid.seconds = e.seconds;
   to_device();
   for (std::size_t k = 0; k < laid.schedule.steps.size(); ++k) {
     const auto x = remat::detail::with_tiers(p, laid.schedule.steps[k]);
     if (x.what == action::copy) {
-      if (x.from == device_tier) {
-        while (sent->value != x.value()) ++sent;  // it was of no use
-        to_host.push_back({sent->value, sent->next, copy->begin, copy->end});
-        ++sent;
-      } else if (x.to == device_tier) {
-        brought->begin = copy->begin, brought->end = copy->end;
-        ++brought;
-      }
+      if (x.from == device_tier) laid.to_host.push_back(sent.take(x.value(), copy->begin, copy->end));
+      if (x.to == device_tier) laid.to_device.push_back(brought.take(x.value(), copy->begin, copy->end));
       ++copy;
       continue;
     }
@@ -117,23 +130,15 @@ inline evaluation time_copies(const problem& p, std::span<const operation_id> or
     ++position;
     to_device();
   }
-  laid.to_host = std::move(to_host);
-  return e;
 }
 
-/// Puts off drops as long as that makes it faster, and takes times from `evaluate`, after `laid.schedule` has become another.
-/// @param most s: what takes much longer is left as it is
-inline void drop_late(const problem& p, std::span<const operation_id> order, laid_copies& laid, bytes_t budget, double most) {
-  auto e = time_copies(p, order, laid);
-  if (laid.seconds > 1.1 * most) return;
-  for (int i = 0; i < 3; ++i) {
-    auto later = laid;
-    later.schedule = with_late_drops(p, laid.schedule, e, budget);
-    e = time_copies(p, order, later);
-    const bool faster = later.seconds < laid.seconds * (1 - 1e-4);
-    if (later.seconds < laid.seconds) laid = std::move(later);
-    if (!faster || laid.seconds > 1.03 * most) return;
-  }
+/// Puts the steps `in_time` if that is faster, and takes times from `evaluate`, after `laid.schedule` has become another.
+inline void put_in_time(const problem& p, std::span<const operation_id> order, laid_copies& laid, bytes_t budget) {
+  auto sorted = laid;
+  time_copies(p, order, laid);
+  sorted.schedule = in_time(p, laid.schedule, budget).list();
+  time_copies(p, order, sorted);
+  if (sorted.seconds < laid.seconds) laid = std::move(sorted);
 }
 
 /// `lay_copies` for a problem that is not plain: over the device and all else, then over the next tier and what is beyond that.
@@ -148,19 +153,18 @@ inline std::optional<laid_copies> lay_tiers(const problem& p, std::span<const op
   const auto back = lay_tiers(chain.beyond(), chain.order(), chain.budget(), {.frugal = o.frugal, .small = o.small});
   if (!back) return std::nullopt;
   front->schedule = chain.join(back->schedule);
-  drop_late(p, *order, *front, budget, o.most);
+  put_in_time(p, *order, *front, budget);
   return front;
 }
 
 /// `lay_copies` on demand: in the better of both ways to begin.
-inline std::optional<laid_copies> lay_on_demand(const problem& p, std::span<const operation_id> given, bytes_t budget,
-                                                const copy_options& o) {
+inline std::optional<laid_copies> lay_on_demand(const problem& p, std::span<const operation_id> given, bytes_t budget) {
   std::optional<laid_copies> best;
   const auto order = overwrite_last(p, given);
   for (const bool near : {true, false}) {
     auto laid = order ? demand_paging(p, *order, budget, near).lay() : std::nullopt;
     if (!laid) continue;
-    drop_late(p, *order, *laid, budget, o.most);
+    put_in_time(p, *order, *laid, budget);
     if (!best || laid->seconds < best->seconds) best = std::move(laid);
   }
   return best;
@@ -202,7 +206,7 @@ inline std::optional<laid_copies> lay_copies(const problem& p, std::span<const o
                      std::to_string(o.among.size()));
   if (!p.plain()) {
     if (const auto why = unplannable(p); !why.empty()) throw bad_option("lay_copies: " + why);
-    return o.on_demand ? detail::lay_on_demand(p, order, budget, o) : detail::lay_tiers(p, order, budget, o);
+    return o.on_demand ? detail::lay_on_demand(p, order, budget) : detail::lay_tiers(p, order, budget, o);
   }
   if (!p.copies()) throw bad_option("lay_copies: the problem allows no copies");
   return detail::copy_layer(p, order, budget, o).lay();
