@@ -372,6 +372,23 @@ TEST_CASE("a model with weights, gradients and states on a disk trains as in mem
   CHECK(moved > 300);
 }
 
+TEST_CASE("weights that go to a disk and come back between steps count where they are") {
+  auto s = model_of(0);
+  const auto disk = new_disk();
+  testing::runner net(s.module, s.forward, testing::quick("100%"));
+  const auto parameters = [&] {
+    models::loss_of(net.forward(s.inputs)).backward();
+    return net.report().parameters;
+  };
+  const auto all = parameters();
+  rt::move_weights(*s.module, *disk);
+  const auto rest = parameters();
+  CHECK(rest < all);
+  CHECK(rest == rt::unpaged_bytes(s.module->parameters()));
+  rt::bring_back_weights(*s.module);
+  CHECK(parameters() == all);
+}
+
 TEST_CASE("a model whose parameters step within the backward trains as the plain one") {
   std::size_t freed = 0;
   for (std::size_t which = 0; which < models::all().size(); ++which)

@@ -545,7 +545,7 @@ struct executor::state {
     ended = nullptr;
     try {
       ended = on.mark();
-    } catch (const copy_failed&) {
+    } catch (...) {
       failed = std::current_exception();
     }
     flying = false;  // from here on another thread may begin a step

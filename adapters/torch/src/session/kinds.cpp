@@ -6,6 +6,8 @@
 #include <sstream>
 #include <utility>
 
+#include <remat/pytorch/paged_memory.hpp>
+
 namespace remat::pytorch {
 
 std::string describe(const std::vector<at::Tensor>& inputs) {
@@ -51,7 +53,7 @@ const std::string& call_keys::of(const invocation& call, const std::vector<at::T
     for (const auto& [name, t] : *list) {
       k << t.unsafeGetTensorImpl() << t << t.has_storage();
       if (!t.has_storage()) continue;
-      k << t.storage().nbytes();
+      k << t.storage().nbytes() << paged_memory::holds(t);
       by_storage_.push_back({t.storage().unsafeGetStorageImpl(), by_storage_.size(), &t});
     }
   }
