@@ -12,6 +12,7 @@
 #include <random>
 #include <remat/core/bounds.hpp>
 #include <remat/core/evaluate.hpp>
+#include <remat/core/evaluate_tiers.hpp>
 #include <remat/order/lay_copies.hpp>
 #include <remat/pytorch/capture.hpp>
 #include <remat/pytorch/disk.hpp>
@@ -348,15 +349,6 @@ class telling_link final : public remat::pytorch::link {
   late_link inner_{3};
 };
 
-/// The same schedule, as solvers for several tiers may tell it.
-schedule with_names_of_tiers(const problem& p, schedule s) {
-  for (auto& x : s.steps) {
-    if (x.what == action::offload) x = {action::copy, x.which, device_tier, p.host()};
-    if (x.what == action::prefetch) x = {action::copy, x.which, p.host(), device_tier};
-  }
-  return s;
-}
-
 }  // namespace
 
 TEST_CASE("weights that are fetched give what eager mode gives, bit by bit", "[device]") {
@@ -405,7 +397,8 @@ TEST_CASE("weights that are fetched give what eager mode gives, bit by bit", "[d
       const auto least = bounds_without_search(p).budget;
       if (const auto laid = order::lay_copies(p, needed_operations(p), least + (held.held_bytes() - p.held_bytes()) / 2))
         schedules.push_back(laid->schedule);
-      schedules.push_back(with_names_of_tiers(p, schedules[1]));
+      schedules.push_back(schedules[1]);  // as solvers for several tiers may tell it
+      for (auto& x : schedules.back().steps) x = remat::detail::with_tiers(p, x);
       for (index_t v = 0; v < can.size(); ++v)  // where it started, which is the caller's
         if (can[v]) schedules.back().drop(v, p.host());
       CHECK_NOTHROW(evaluate(p, schedules.back()));
