@@ -398,7 +398,7 @@ TEST_CASE("weights that are fetched give what eager mode gives, bit by bit", "[d
       if (const auto laid = order::lay_copies(p, needed_operations(p), least + (held.held_bytes() - p.held_bytes()) / 2))
         schedules.push_back(laid->schedule);
       schedules.push_back(schedules[1]);  // as solvers for several tiers may tell it
-      for (auto& x : schedules.back().steps) x = remat::detail::with_tiers(p, x);
+      for (auto& at : schedules.back().steps) at = remat::detail::with_tiers(p, at);
       for (index_t v = 0; v < can.size(); ++v)  // where it started, which is the caller's
         if (can[v]) schedules.back().drop(v, p.host());
       CHECK_NOTHROW(evaluate(p, schedules.back()));
