@@ -258,6 +258,29 @@ TEST_CASE("tiers empty between steps: worked out by hand") {
   CHECK(r.status == remat::status::optimal);
 }
 
+TEST_CASE("what comes before anything is computed adds to what does not fit: worked out by hand") {
+  // A weight comes to the device in 5 s; then three values of 10 bytes are made, and read in the opposite order.
+  std::vector<remat::value> values = {{.name = "w", .bytes = 5, .starts = remat::testing::host}, {"begun", 0}};
+  std::vector<remat::operation> operations = {{.name = "begin", .inputs = {0}, .outputs = {1}, .seconds = 1, .once = true}};
+  std::vector<value_id> made;
+  const auto add = [&](std::vector<value_id> inputs, bytes_t bytes) {
+    inputs.push_back(operations.back().outputs.back());
+    values.push_back({"made", bytes});
+    values.push_back({"then", 0});
+    operations.push_back(
+        {.name = "", .inputs = inputs, .outputs = {values.size() - 2, values.size() - 1}, .seconds = 1, .once = true});
+    return value_id(values.size() - 2);
+  };
+  for (int i = 0; i < 3; ++i) made.push_back(add({}, 10));
+  for (int i = 3; i-- > 0;) add({made[static_cast<std::size_t>(i)]}, 0);
+  const problem p("wait", values, operations, {values.size() - 1}, remat::copy_rates{10, 1, 0});
+  // While the third is read there is room for one more: the other comes back in 10 s, after 5 + 1 + 3 s.
+  CHECK(remat::bound::tier_bound(p, 20) >= 19 * (1 - 1e-9));
+  const auto r = remat::solve(p, 20, remat::offmate<>(), no_hurry);
+  REQUIRE(r.found());
+  CHECK(r.seconds <= 21 * (1 + 1e-9));
+}
+
 TEST_CASE("planners for several tiers: valid, within all budgets, in order") {
   std::mt19937_64 g(32);
   int found = 0, missed = 0, optimal = 0, better = 0, chained = 0, four = 0;

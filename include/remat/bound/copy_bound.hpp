@@ -32,7 +32,7 @@ namespace detail {
 /// The maximum over a polytope of the least of linear functions, found by the simplex method on the dual; functions may be added.
 class concave_model {
  public:
-  static constexpr std::size_t most_dimensions = 6;
+  static constexpr std::size_t most_dimensions = 7;
   using point = std::array<double, most_dimensions>;
 
   /// @param limits one for each dimension: the polytope is in [0, limits]
@@ -124,30 +124,24 @@ class concave_model {
   std::array<std::size_t, most_dimensions + 1> basis_{};
 };
 
-/// Copies that every schedule makes, besides those of what the device makes and reads: each source that starts on the host and is
-/// read on the device comes once, and what the device makes for others goes.
-struct must_pass {
-  double to_host = 0, to_device = 0;  ///< s
-};
-
 /// The Lagrangian dual of one moment, by cutting planes: in the prices of a byte and of copies to the host before it and to the
-/// device after it, and, where sources start on the host, in those of their copies before it, and of all copies in either
-/// direction.
+/// device after it, and, where values start or end on the host, in those of the copies of these before it and after it, and of
+/// all copies in either direction.
 class copy_dual {
  public:
-  copy_dual(const problem& p, const std::vector<operation_id>& needed, operation_id tau, bytes_t budget, const must_pass& all)
-      : copy_dual(p, std::make_unique<retention_cut>(p, needed, tau), budget, all) {}
-  copy_dual(const problem& p, std::unique_ptr<retention_cut> cut, bytes_t budget, const must_pass& all)
+  /// @param within what `cut` was made with; of a plain problem null
+  copy_dual(const problem& p, std::unique_ptr<retention_cut> cut, bytes_t budget, const step_span* within)
       : cut_(std::move(cut)),
-        all_(all),
         read_(cut_->read_before()),
+        leave_(within ? cut_->leave_after() : 0),
         room_(static_cast<double>(budget + cut_->room())),
         scale_(1 / p.copies()->to_host + 1 / p.copies()->to_device),
-        total_(cut_->seconds().ancestors + cut_->seconds().descendants + cut_->seconds().others),
-        model_(p.plain() ? std::vector<double>{2, 1, 1} : std::vector<double>{2, 1, 1, 1, 1, 1}) {
-    if (!p.plain()) {
-      model_.limit({0, 1, 0, 1, 1, 1}, 1);
-      model_.limit({0, 0, 1, 0, 1, 1}, 1);
+        total_(p.total_seconds()),
+        model_(within ? std::vector<double>{2, 1, 1, 1, 1, 1, 1} : std::vector<double>{2, 1, 1}) {
+    if (within) {
+      model_.limit({0, 1, 0, 1, 1, 1, 0}, 1);
+      model_.limit({0, 0, 1, 0, 1, 1, 1}, 1);
+      to_host_ = within->to_host, to_device_ = within->to_device;
     }
     add(cut_->retain_all());
     add(cut_->move_all());
@@ -168,11 +162,13 @@ class copy_dual {
     at.to_device = std::clamp(x[2], 0.0, left);
     at.to_host = std::clamp(x[1], 0.0, left);
     at.read = std::clamp(x[3], 0.0, left - at.to_host);
+    at.leave = std::clamp(x[6], 0.0, left - at.to_device);
     const auto c = cut_->exchange(at);
     const auto [before, after] = computations(c);
-    const double value = (left - at.to_host - at.read) * before + (left - at.to_device) * after + at.to_host * c.to_host +
-                         at.to_device * c.to_device + at.read * read_ + at.in * (all_.to_device + c.again) +
-                         at.out * (all_.to_host + c.to_host) + at.byte * (static_cast<double>(c.bytes) - room_) - cut_->error();
+    const double value = (left - at.to_host - at.read) * before + (left - at.to_device - at.leave) * after +
+                         at.to_host * (cut_->sent_after() + c.to_host) + at.to_device * c.to_device + at.read * read_ +
+                         at.leave * leave_ + at.in * (to_device_ + c.again) + at.out * (to_host_ + c.sent) +
+                         at.byte * (static_cast<double>(c.bytes) - room_) - cut_->error();
     done_ = value <= value_ && most * total_ <= value * (1 + 1e-5);
     value_ = std::max(value_, value);
     add(c);
@@ -183,34 +179,36 @@ class copy_dual {
   /// Seconds of the computations before and after the moment.
   std::pair<double, double> computations(const retention_cut::choice& c) const {
     const auto& s = cut_->seconds();
-    return {s.ancestors + (s.others - c.later), s.descendants + c.later + c.seconds};
+    return {cut_->head() + (s.before - c.before), s.descendants + c.later + c.seconds};
   }
   void add(const retention_cut::choice& c) {
     const auto [before, after] = computations(c);
     const auto all = before + after;
     concave_model::point slope = {(static_cast<double>(c.bytes) - room_) * scale_,
-                                  c.to_host - before,
+                                  cut_->sent_after() + c.to_host - before,
                                   c.to_device - after,
                                   read_ - before,
-                                  all_.to_device + c.again - all,
-                                  all_.to_host + c.to_host - all};
+                                  to_device_ + c.again - all,
+                                  to_host_ + c.sent - all,
+                                  leave_ - after};
     for (auto& s : slope) s /= total_;
     model_.add(all / total_, slope);
   }
 
   std::unique_ptr<retention_cut> cut_;
-  must_pass all_;
-  double read_, room_, scale_, total_;
+  double read_, leave_, room_, scale_, total_;
+  double to_host_ = 0, to_device_ = 0;
   concave_model model_;
   double value_ = 0;
   bool done_ = false;
 };
 
-/// `copy_bound`, or of a problem whose sources may start on the host, its only difference from a plain one.
-/// @param all what has to pass in any case
-inline double most_of_moments(const problem& p, bytes_t budget, const must_pass& all, const copy_bound_options& o,
-                              const std::function<bool()>& stop) {
-  double best = bounds_without_search(p).seconds;
+/// `copy_bound`, or of a problem whose values may start and end on the host, and of which not all happens in time.
+/// @param within null for a plain problem
+/// @param known_bound what is returned if there is nothing better
+inline double most_of_moments(const problem& p, bytes_t budget, const step_span* within, double known_bound,
+                              const copy_bound_options& o, const std::function<bool()>& stop) {
+  double best = std::max(known_bound, bounds_without_search(p).seconds);
   if (!(best > 0)) return best;
   const auto needed = needed_operations(p);
   std::vector<std::unique_ptr<copy_dual>> duals;
@@ -221,9 +219,8 @@ inline double most_of_moments(const problem& p, bytes_t budget, const must_pass&
     for (std::size_t i = 0; i < cuts && !(stop && stop()) && d.improve(best); ++i) continue;
     best = std::max(best, d.value());
   };
-  for (auto& cut : retention_cuts(p, budget, o.moments))
-    if (cut->demand() > budget || cut->read_before() > 0)
-      duals.push_back(std::make_unique<copy_dual>(p, std::move(cut), budget, all));
+  for (auto& cut : retention_cuts(p, budget, o.moments, within))
+    if (within || cut->demand() > budget) duals.push_back(std::make_unique<copy_dual>(p, std::move(cut), budget, within));
   for (auto& d : duals) refine(*d, 4);
   const auto by_value = [](const auto& a, const auto& b) { return a->value() > b->value(); };
   std::stable_sort(duals.begin(), duals.end(), by_value);
@@ -234,8 +231,10 @@ inline double most_of_moments(const problem& p, bytes_t budget, const must_pass&
     const auto at = std::lower_bound(needed.begin(), needed.end(), duals[0]->tau()) - needed.begin();
     for (const int step : {-4, -2, -1, 1, 2, 4}) {
       const auto k = at + step;
-      if (k < 0 || k >= static_cast<std::ptrdiff_t>(needed.size()) || known(needed[static_cast<std::size_t>(k)])) continue;
-      duals.push_back(std::make_unique<copy_dual>(p, needed, needed[static_cast<std::size_t>(k)], budget, all));
+      if (k < 0 || k >= static_cast<std::ptrdiff_t>(needed.size())) continue;
+      const auto tau = needed[static_cast<std::size_t>(k)];
+      if (known(tau) || (within && !within->moments[tau])) continue;
+      duals.push_back(std::make_unique<copy_dual>(p, std::make_unique<retention_cut>(p, needed, tau, within), budget, within));
       refine(*duals.back(), o.cuts);
     }
     better = best > before;
@@ -268,7 +267,7 @@ inline double copy_bound(const problem& p, bytes_t budget, const copy_bound_opti
   if (o.refined < 1) throw bad_option("copy_bound_options.refined must be >= 1, got 0");
   if (o.cuts < 1) throw bad_option("copy_bound_options.cuts must be >= 1, got 0");
   if (!p.copies()) throw bad_option("copy_bound: the problem allows no copies");
-  return detail::most_of_moments(p, budget, {}, o, stop);
+  return detail::most_of_moments(p, budget, nullptr, 0, o, stop);
 }
 
 }  // namespace remat::bound

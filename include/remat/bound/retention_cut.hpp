@@ -7,8 +7,9 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
+#include <iterator>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -18,6 +19,16 @@
 #include <remat/core/schedule.hpp>
 
 namespace remat::bound {
+
+/// What happens between two moments, begin and end: a step of a schedule that is executed again and again, say.
+struct step_span {
+  double to_host = 0, to_device = 0;  ///< copies that are made in any case, s
+  std::vector<double> first;          ///< by operation: its runs begin at least so long after the begin, s; below 0: or before it
+  std::vector<bool> moments;          ///< by operation: it computes where time is counted, and begins after the begin
+  std::vector<bool> goes;             ///< by value: its copies to the host begin after the begin
+  std::vector<bool> comes;            ///< by value: its copies to the device end before the end
+  std::vector<bool> leaves;           ///< by value: where it ends on the host, its copy there ends before the end
+};
 
 /// What a schedule has to keep or to compute again at the moment before an operation `tau` runs for the first time.
 ///
@@ -35,8 +46,9 @@ class retention_cut {
     std::vector<bool> retained;  ///< per value: of those retained, the ones that the order of the problem makes before `tau`
     // Of `exchange` only:
     double later = 0;                   ///< seconds of the operations that are neither ancestors nor descendants and run later
-    double to_host = 0, to_device = 0;  ///< seconds of the copies of the values moved
-    double again = 0;                   ///< of `to_device`, what is not the first copy of a source that starts on the host
+    double before = 0;                  ///< of these seconds, what would lie between the begin and `tau`
+    double to_host = 0, to_device = 0;  ///< seconds of the copies of the values moved, before `tau` and after it
+    double sent = 0, again = 0;         ///< of all copies of theirs, what is not among those that are made in any case
   };
 
   /// What counts how much in `exchange`, each >= 0.
@@ -45,20 +57,24 @@ class retention_cut {
     double to_host = 0;    ///< a second of copies before `tau`, and how much less than 1 one of computations, in [0, 1]
     double to_device = 0;  ///< the same after `tau`, in [0, 1]
     double read = 0;       ///< how much less one of computations before `tau` counts on top, in [0, 1]
+    double leave = 0;      ///< how much less one of computations after `tau` counts on top, in [0, 1]
     double in = 0;         ///< a second of the copies in `again`, and how much less one of any computation counts, in [0, 1]
-    double out = 0;        ///< the same of copies to the host
+    double out = 0;        ///< the same of `sent`
   };
 
-  /// Seconds of operations: all those needed.
+  /// Seconds of the first runs of operations: those that end before `tau`, of them and of the ones that may run on either side
+  /// of it those that begin in time, and those from `tau` on.
   struct seconds_of {
-    double ancestors = 0, descendants = 0, others = 0;
+    double before = 0, descendants = 0;
   };
 
   /// @param p      the problem
   /// @param needed the operations that some target depends on, ascending
   /// @param tau    one of them
+  /// @param within null: everything happens between begin and end
   /// Complexity: O(values + edges).
-  retention_cut(const problem& p, const std::vector<operation_id>& needed, operation_id tau) : p_(p), tau_(tau) {
+  retention_cut(const problem& p, const std::vector<operation_id>& needed, operation_id tau, const step_span* within = nullptr)
+      : p_(p), tau_(tau), within_(within) {
     const auto& ops = p.operations();
     const auto nv = p.values().size();
     role_.assign(ops.size(), role::unneeded);
@@ -80,25 +96,32 @@ class retention_cut {
       for (auto v : ops[o].inputs) mark[v] = true;
     }
 
+    if (within) look_before(needed);
     read_before_.assign(nv, false);
     for (value_id v = 0; v < nv; ++v) read_before_[v] = mark[v] && starts_away(v);
     operand_.assign(nv, false);
     room_ = -p.held_bytes() - ops[tau].workspace;
     for (auto v : ops[tau].outputs) room_ -= p.values()[v].bytes;
+    for (const auto& x : ops[tau].overwrites) room_ += p.values()[x.output].bytes;
     for (auto v : ops[tau].inputs) {
       operand_[v] = true;
       if (!p.values()[v].held) room_ -= p.values()[v].bytes;
     }
     needed_later_.assign(nv, false);
-    for (auto v : p.targets()) needed_later_[v] = true;
     for (auto o : needed)
       if (role_[o] == role::descendant)
         for (auto v : ops[o].inputs) needed_later_[v] = true;
+    only_leaves_.assign(nv, false);
+    for (auto v : p.targets()) {
+      only_leaves_[v] = !needed_later_[v] && p.values()[v].ends != device_tier;
+      needed_later_[v] = true;
+    }
     for (value_id v = 0; v < nv; ++v) needed_later_[v] = needed_later_[v] && stored(v);
     for (auto o : needed)
-      (role_[o] == role::ancestor     ? seconds_.ancestors
-       : role_[o] == role::descendant ? seconds_.descendants
-                                      : seconds_.others) += ops[o].seconds;
+      if (role_[o] == role::descendant)
+        seconds_.descendants += ops[o].seconds;
+      else if (begins(o))
+        seconds_.before += ops[o].seconds;
   }
 
   operation_id tau() const { return tau_; }
@@ -116,12 +139,16 @@ class retention_cut {
     return c;
   }
   /// The fewest bytes retained, at any cost.
-  choice retain_least() { return cut({.ancestors = 0, .byte = 1}, 1); }
+  choice retain_least() { return cut({.again = 0, .move = {.byte = 1}}, 1); }
   /// The least of seconds + lambda bytes.
   /// @param lambda s per byte, > 0
   /// Complexity: a maximum flow on O(values + operations) vertices.
-  choice minimum(double lambda) { return cut({.byte = lambda}, unit()); }
+  choice minimum(double lambda) { return cut({.move = {.byte = lambda}}, unit()); }
   const seconds_of& seconds() const { return seconds_; }
+  /// From the begin to the first of the operations that count in `seconds().before`, s; `tau` does not begin before either.
+  double head() const { return head_; }
+  /// The same for the copies that count in `choice::to_host`.
+  double sent_after() const { return sent_after_; }
   /// Seconds of the copies of the sources that start on the host and that `tau` or its ancestors read.
   double read_before() const {
     double sum = 0;
@@ -137,19 +164,35 @@ class retention_cut {
       if (needed_later_[v]) move(v, c);
     return c;
   }
-  /// The least of (1 - to_device - in - out) * seconds of the ancestors that run again, the same of the others that run later,
-  /// (1 - to_host - read - in - out) of the others that do not, byte * bytes retained, and to_host + out, to_device and in * the
-  /// copies of the values moved, in either direction and `again`; for problems that allow copies. Sources that start on the host
-  /// need not be sent. Minimal up to `error`.
-  /// Complexity: that of `minimum`.
+  /// Seconds from `tau` on until all has been sent that starts or is made before the end and ends on the host: one copy after the
+  /// other, none before its value can be there.
+  double leave_after() const {
+    std::vector<double> made(p_.values().size(), 0);
+    std::vector<std::pair<double, double>> copies;  // when, and how long
+    for (operation_id o = tau_; o < role_.size(); ++o) {
+      if (role_[o] != role::descendant) continue;
+      double begin = 0;
+      for (auto v : p_.operations()[o].inputs) begin = std::max(begin, made[v]);
+      for (auto v : p_.operations()[o].outputs) {
+        made[v] = begin + p_.operations()[o].seconds;
+        if (p_.values()[v].ends == host && (!within_ || within_->leaves[v]))
+          copies.emplace_back(made[v], copy_seconds(v, p_.copies()->to_host));
+      }
+    }
+    std::sort(copies.begin(), copies.end());
+    double end = 0;
+    for (const auto& [when, seconds] : copies) end = std::max(end, when) + seconds;
+    return end;
+  }
+  /// The least of (1 - to_device - leave - in - out) * seconds of the ancestors that run again, the same of the others that run
+  /// later, (1 - to_host - read - in - out) of the others that do not, byte * bytes retained, and to_host, to_device, in and out
+  /// * the copies of the values moved, in either direction, `again` and `sent`; for problems that allow copies. Sources that
+  /// start on the host need not be sent, and what only ends there does not come back. Minimal up to `error`. Complexity: that of
+  /// `minimum`.
   choice exchange(const prices& at) {
-    return cut({.ancestors = 1 - at.to_device - at.in - at.out,
-                .others = at.to_host + at.read - at.to_device,
-                .byte = at.byte,
-                .to_host = at.to_host + at.out,
-                .to_device = at.to_device,
-                .again = at.in},
-               unit());
+    return cut(
+        {.again = 1 - at.to_device - at.leave - at.in - at.out, .before = 1 - at.to_host - at.read - at.in - at.out, .move = at},
+        unit());
   }
   /// How much less than what `exchange` or `minimum` finds the least may be, s.
   double error() const { return unit() * static_cast<double>(p_.values().size() + 2 * p_.operations().size()); }
@@ -186,10 +229,11 @@ class retention_cut {
   using network = cut_network;
   /// Of the capacities.
   struct weights {
-    double ancestors = 1, others = 0;  ///< of a second of operations that run later; below 0: of those that do not
-    double byte = 0;                   ///< of a byte retained, s
-    double to_host = std::numeric_limits<double>::infinity(), to_device = to_host, again = 0;  ///< of a second of copies
+    double again = 1;                   ///< of a second of operations that run later, those that `tau` needs for one more time
+    std::optional<double> before = {};  ///< of a second of the others that do not; none: nothing is moved, and they cost nothing
+    prices move = {};                   ///< of bytes and copies
   };
+  static constexpr tier_id host = 1;
 
   /// Units of capacity, s: 1e13 are all costs together.
   double unit() const { return p_.total_seconds() > 0 ? p_.total_seconds() / 1e13 : 1; }
@@ -210,19 +254,43 @@ class retention_cut {
     return p_.copies()->latency + static_cast<double>(p_.values()[v].bytes) / rate;
   }
   bool starts_away(value_id v) const { return p_.is_source(v) && p_.values()[v].starts != device_tier; }
+  bool begins(operation_id o) const { return !within_ || within_->first[o] >= head_; }
+  bool goes(value_id v) const {
+    return !within_ || (!p_.is_source(v) && begins(p_.producer(v))) || (sent_after_ == 0 && within_->goes[v]);
+  }
+  /// How late those ancestors begin with which most time has passed before `tau`.
+  void look_before(const std::vector<operation_id>& needed) {
+    std::vector<std::pair<double, double>> runs = {{within_->first[tau_], 0}};
+    for (auto o : needed)
+      if (role_[o] == role::ancestor && within_->first[o] >= 0 && within_->first[o] <= within_->first[tau_])
+        runs.emplace_back(within_->first[o], p_.operations()[o].seconds);
+    std::sort(runs.rbegin(), runs.rend());
+    double sum = 0, most = 0;
+    for (const auto& [first, seconds] : runs)
+      if (sum += seconds; first + sum >= most * (1 - 1e-9)) head_ = first, most = std::max(most, first + sum);
+    sent_after_ = head_;
+    bytes_t early = 0;
+    for (value_id v = 0; v < p_.values().size(); ++v)
+      if (within_->goes[v] && !goes(v)) early += p_.values()[v].bytes;
+    if (static_cast<double>(early) / p_.copies()->to_host > head_) sent_after_ = 0;
+  }
   void move(value_id v, choice& c) const {
-    const double in = copy_seconds(v, p_.copies()->to_device);
-    if (!starts_away(v)) c.to_host += copy_seconds(v, p_.copies()->to_host);
-    c.to_device += in;
+    const double out = copy_seconds(v, p_.copies()->to_host), in = copy_seconds(v, p_.copies()->to_device);
+    if (!starts_away(v)) {
+      if (goes(v)) c.to_host += out;
+      if (p_.values()[v].ends != host) c.sent += out;
+    }
+    if (only_leaves_[v]) return;
+    if (!within_ || within_->comes[v]) c.to_device += in;
     if (!starts_away(v) || read_before_[v]) c.again += in;
   }
   /// What it costs that `v` is needed later and not made again; and whether it is moved then.
   std::pair<double, bool> price(value_id v, const weights& w) const {
-    const double keep = w.byte * static_cast<double>(p_.values()[v].bytes);
-    if (!p_.copies() || !p_.values()[v].movable || std::isinf(w.to_host)) return {keep, false};
+    const double keep = w.move.byte * static_cast<double>(p_.values()[v].bytes);
+    if (!p_.copies() || !p_.values()[v].movable || !w.before) return {keep, false};
     choice c;
     move(v, c);
-    const double go = w.to_host * c.to_host + w.to_device * c.to_device + w.again * c.again;
+    const double go = w.move.to_host * c.to_host + w.move.to_device * c.to_device + w.move.in * c.again + w.move.out * c.sent;
     return {std::min(keep, go), go < keep};
   }
 
@@ -253,6 +321,9 @@ class retention_cut {
     }
   }
 
+  /// What it costs per second that an operation that may run on either side of `tau` runs after it; below 0: before it.
+  double later(const weights& w, operation_id o) const { return w.before ? w.again - (begins(o) ? *w.before : 0) : 0; }
+
   /// Capacities are rounded down to units, s: the cut found is minimal up to one of them per edge.
   choice cut(const weights& w, double unit) {
     if (runs_.empty()) build();
@@ -262,17 +333,21 @@ class retention_cut {
     for (const auto& c : costs_) {
       const auto& op = p_.operations()[c.index];
       const bool ancestor = role_[c.index] == role::ancestor;
-      network_.set_capacity(c.edge,
-                            ancestor && op.once ? network::infinite : scaled((ancestor ? w.ancestors : w.others) * op.seconds));
+      network_.set_capacity(
+          c.edge, ancestor && op.once ? network::infinite : scaled((ancestor ? w.again : later(w, c.index)) * op.seconds));
     }
-    for (const auto& g : gains_) network_.set_capacity(g.edge, scaled(-w.others * p_.operations()[g.index].seconds));
+    for (const auto& g : gains_) network_.set_capacity(g.edge, scaled(-later(w, g.index) * p_.operations()[g.index].seconds));
     for (const auto& x : values_) network_.set_capacity(x.edge, scaled(price(x.index, w).first));
     network_.cut();
     choice best;
     best.retained.assign(p_.values().size(), false);
     const auto again = [&](operation_id o) { return runs_[o] != 0 && network_.reached(runs_[o]); };
-    for (const auto& c : costs_)
-      if (again(c.index)) (role_[c.index] == role::ancestor ? best.seconds : best.later) += p_.operations()[c.index].seconds;
+    for (const auto& c : costs_) {
+      if (!again(c.index)) continue;
+      const double seconds = p_.operations()[c.index].seconds;
+      (role_[c.index] == role::ancestor ? best.seconds : best.later) += seconds;
+      if (role_[c.index] == role::free && begins(c.index)) best.before += seconds;
+    }
     for (const auto& x : values_)
       if (network_.reached(x.vertex) && (p_.is_source(x.index) || !again(p_.producer(x.index))))
         price(x.index, w).second ? move(x.index, best) : retain(x.index, best);
@@ -286,8 +361,10 @@ class retention_cut {
   };
   const problem& p_;
   operation_id tau_;
+  const step_span* within_;
   std::vector<role> role_;
-  std::vector<bool> operand_, needed_later_, read_before_;
+  std::vector<bool> operand_, needed_later_, only_leaves_, read_before_;
+  double head_ = 0, sent_after_ = 0;
   bytes_t room_ = 0;
   network network_;
   seconds_of seconds_;
@@ -297,14 +374,17 @@ class retention_cut {
 
 /// Operations before which a schedule has to hold much: candidates for `retention_cut`, those first that order most of the
 /// others. Complexity: O(operations + count * edges).
-inline std::vector<std::unique_ptr<retention_cut>> retention_cuts(const problem& p, bytes_t budget, std::size_t count) {
+/// @param within as for `retention_cut`
+inline std::vector<std::unique_ptr<retention_cut>> retention_cuts(const problem& p, bytes_t budget, std::size_t count,
+                                                                  const step_span* within = nullptr) {
   const auto needed = needed_operations(p);
-  if (needed.empty()) return {};
   const auto memory = measure_order(p, needed).memory;
-  std::vector<std::size_t> over;  // positions where store-all exceeds the budget, or its peak
+  std::vector<std::size_t> all, over;  // positions; those where store-all exceeds the budget, or its peak
   for (std::size_t k = 0; k < needed.size(); ++k)
-    if (memory[k] > budget) over.push_back(k);
-  const auto peak = static_cast<std::size_t>(std::max_element(memory.begin(), memory.end()) - memory.begin());
+    if (!within || within->moments[needed[k]]) all.push_back(k);
+  if (all.empty()) return {};
+  std::copy_if(all.begin(), all.end(), std::back_inserter(over), [&](auto k) { return memory[k] > budget; });
+  const auto peak = *std::max_element(all.begin(), all.end(), [&](auto a, auto b) { return memory[a] < memory[b]; });
   if (over.empty()) over.push_back(peak);
   std::vector<std::size_t> sample = {peak};
   const auto tries = std::min(over.size(), 3 * count);
@@ -315,7 +395,7 @@ inline std::vector<std::unique_ptr<retention_cut>> retention_cuts(const problem&
   std::sort(sample.begin(), sample.end());
   sample.erase(std::unique(sample.begin(), sample.end()), sample.end());
   std::vector<std::unique_ptr<retention_cut>> cuts;
-  for (auto k : sample) cuts.push_back(std::make_unique<retention_cut>(p, needed, needed[k]));
+  for (auto k : sample) cuts.push_back(std::make_unique<retention_cut>(p, needed, needed[k], within));
   std::stable_sort(cuts.begin(), cuts.end(), [](const auto& a, const auto& b) { return a->demand() > b->demand(); });
   while (cuts.size() > count) cuts.pop_back();
   return cuts;

@@ -35,6 +35,12 @@ class tier_set {
   }
   void add(tier_id t) { bits_ |= std::uint64_t{1} << t; }
   bool has(tier_id t) const { return t < max_tiers && (bits_ >> t & 1) != 0; }
+  /// That tier, or every one.
+  static tier_set of(tier_id t) {
+    tier_set s;
+    s.bits_ = t == any_tier ? ~std::uint64_t{0} : std::uint64_t{1} << t;
+    return s;
+  }
 
  private:
   std::uint64_t bits_ = 0;
@@ -68,49 +74,6 @@ inline std::vector<tier_id> first_places(const problem& p) {
   for (auto v : p.targets())
     if (!p.next().empty() && places[v] == any_tier && !replaced[v]) places[v] = p.values()[v].ends;
   return places;
-}
-
-/// A problem with copies that every schedule of `p` is one of, as far as the time of the device and the memory of some
-/// tiers go, among them the device, which are taken for one, but for sources that start elsewhere, on the host: what else may be
-/// elsewhere without having been sent, outputs in the places of inputs, and targets of cyclic schedules, which nobody awaits,
-/// take no room; nothing is computed but on the device.
-/// @param come false: nor do those sources, and it is a plain problem
-inline problem as_plain(const problem& p, tier_set inside, bool come) {
-  auto values = p.values();
-  const auto& ops = p.operations();
-  for (value_id v = 0; v < values.size(); ++v) {
-    const bool away = p.is_source(v) && !inside.has(values[v].starts), comes = come && away && values[v].starts != any_tier;
-    if (p.is_source(v) ? away && !comes : ops[p.producer(v)].on != device_tier) values[v].bytes = 0;
-    values[v].held = values[v].held && !away;
-    values[v].starts = comes ? tier_id(1) : device_tier;
-    values[v].ends = device_tier;
-  }
-  for (auto v : p.targets())
-    if (!p.next().empty()) values[v].bytes = 0;
-  std::vector<operation> operations;
-  std::vector<value_id> targets;
-  std::vector<bool> made(values.size(), false);
-  for (auto v : p.targets())
-    if (inside.has(p.values()[v].ends)) targets.push_back(v);
-  for (auto o : needed_operations(p)) {
-    if (ops[o].on != device_tier) continue;
-    auto op = ops[o];
-    for (auto v : op.outputs) made[v] = true;
-    for (const auto& x : op.overwrites) values[x.output].bytes = 0;
-    op.once = op.once || !op.overwrites.empty();
-    op.overwrites.clear();
-    targets.push_back(values.size());  // it runs, even if only others read what it makes
-    op.outputs.push_back(values.size());
-    values.push_back({.name = "done", .bytes = 0});
-    operations.push_back(std::move(op));
-  }
-  for (value_id v = 0; v < made.size(); ++v) {
-    if (!p.is_source(v) && !made[v]) values[v].bytes = 0;
-    values[v].held = values[v].held && values[v].bytes > 0;
-  }
-  const auto up = links_across(p, inside, true), down = links_across(p, inside, false);
-  return {p.name(), std::move(values), std::move(operations), std::move(targets),
-          copy_rates{up.rate, down.rate, std::min(up.latency, down.latency)}};
 }
 
 /// The links that every way from one tier to another leads over.
@@ -167,20 +130,81 @@ inline places find_places(const problem& p, const std::vector<operation_id>& nee
   return all;
 }
 
+/// A problem with copies that every schedule of `p` is one of, as far as the time of the device and the memory of some
+/// tiers go, among them the device, which are taken for one: what happens within them.
+struct plain_part {
+  problem p;
+  std::vector<operation_id> operations;  ///< which they are
+};
+
+/// What else may be elsewhere without having been sent takes no room; operations on other tiers than the device take no time.
+/// What has to leave the tiers is a target that ends on the host, and what may leave them in the end, as do all targets of cyclic
+/// schedules, which nobody awaits, one that ends anywhere.
+/// @param come sources that start elsewhere, on a tier that is known, do so on the host; otherwise nor do they take room
+inline plain_part as_plain(const problem& p, tier_set inside, bool come, const places& of) {
+  auto values = p.values();
+  const auto& ops = p.operations();
+  const auto needed = needed_operations(p);
+  std::vector<bool> there(values.size(), false);  // at the begin, or made within
+  for (value_id v = 0; v < values.size(); ++v) there[v] = p.is_source(v) && inside.has(values[v].starts);
+  for (auto o : needed)
+    for (auto v : ops[o].outputs) there[v] = inside.has(ops[o].on);
+  std::vector<value_id> targets;
+  for (value_id v = 0; v < values.size(); ++v) {
+    const bool comes = come && p.is_source(v) && !there[v] && values[v].starts != any_tier;
+    const bool leaves = std::any_of(of.wanted[v].begin(), of.wanted[v].end(), [&](tier_id t) { return !inside.has(t); });
+    const bool stays = p.is_target(v) && p.next().empty() && inside.has(values[v].ends);
+    if (!there[v] && !comes) values[v].bytes = 0;
+    values[v].held = values[v].held && there[v] && values[v].bytes > 0;
+    values[v].starts = comes ? tier_id(1) : device_tier;
+    values[v].ends = device_tier;
+    if (!there[v] || !(p.is_target(v) || leaves)) continue;
+    targets.push_back(v);
+    if (!stays) values[v].ends = leaves ? tier_id(1) : any_tier;
+  }
+  plain_part part;
+  std::vector<operation> operations;
+  for (auto o : needed) {
+    if (!inside.has(ops[o].on)) continue;
+    auto op = ops[o];
+    if (op.on != device_tier) op.seconds = 0;
+    op.on = device_tier;
+    op.once = op.once || !op.overwrites.empty();
+    std::erase_if(op.overwrites, [&](const auto& x) { return values[x.output].bytes != values[x.input].bytes; });
+    targets.push_back(values.size());  // it runs, even if only others read what it makes
+    op.outputs.push_back(values.size());
+    values.push_back({.name = "done", .bytes = 0});
+    part.operations.push_back(o);
+    operations.push_back(std::move(op));
+  }
+  const auto up = links_across(p, inside, true), down = links_across(p, inside, false);
+  part.p = {p.name(), std::move(values), std::move(operations), std::move(targets),
+            copy_rates{up.rate, down.rate, std::min(up.latency, down.latency)}};
+  return part;
+}
+
 /// What passes between the tiers `inside` and the others in every schedule.
 /// @param plain what `as_plain` makes of both
-inline must_pass passing(const problem& p, const problem& plain, tier_set inside, const places& of) {
-  must_pass all;
+/// @return only that
+inline step_span passing(const problem& p, const problem& plain, tier_set inside, const places& of) {
+  step_span all;
   const auto& link = *plain.copies();
   for (value_id v = 0; v < p.values().size(); ++v) {
     if (of.made[v] == any_tier) continue;
     const bool comes = !inside.has(of.made[v]);
     if (std::none_of(of.wanted[v].begin(), of.wanted[v].end(), [&](tier_id t) { return inside.has(t) == comes; })) continue;
-    if (!comes && (!plain.consumers(v).empty() || plain.is_target(v))) continue;  // it may have moved
+    if (!comes && plain.values()[v].bytes > 0 && plain.values()[v].ends != 1) continue;  // it may have moved
     (comes ? all.to_device : all.to_host) +=
         link.latency + static_cast<double>(p.values()[v].bytes) / (comes ? link.to_device : link.to_host);
   }
   return all;
+}
+
+/// Do all copies between some tiers and the others come to one of them, or start there?
+inline bool is_gate(const problem& p, tier_set inside, tier_id t) {
+  return std::all_of(p.links().begin(), p.links().end(), [&](const copy_link& l) {
+    return inside.has(l.from) == inside.has(l.to) || (inside.has(l.from) ? l.from : l.to) == t;
+  });
 }
 
 /// The device and the tiers next to it, up to the first without limit or the last but one.
@@ -345,31 +369,51 @@ class tier_path {
   const copy_ways way_;
 };
 
-/// One step of a cyclic schedule, between the moment from which a tier has room for what comes to it in this step, and the one
-/// for the next. All that comes to the tier comes in between, and the copies of what does not stay there end in between. On the
-/// device, whose clock that is, everything begins in between. So it does in a schedule that is not cyclic, between its begin and
-/// its end, when targets are where they must be.
+/// What `tier_turn` knows of a problem, whichever tier it looks at.
+struct step_parts {
+  explicit step_parts(const problem& all)
+      : p(all), needed(needed_operations(all)), of(find_places(all, needed)), way(all), narrow(all) {
+    for (value_id v = 0; v < p.values().size(); ++v) stay.push_back(p.is_source(v) ? tier_set::of(of.made[v]) : tier_set());
+    for (const auto& c : p.next()) stay[c.target] = std::exchange(stay[c.source], {});
+    for (auto o : needed)
+      for (const auto& x : p.operations()[o].overwrites) stay[x.input].add(p.operations()[o].on);  // it goes without a drop
+  }
+
+  const problem& p;
+  const std::vector<operation_id> needed;
+  const places of;
+  const copy_ways way;
+  mutable narrow_links narrow;
+  std::vector<tier_set> stay;  ///< by value: where it may be that is not dropped in a step of a cyclic schedule
+};
+
+/// One step of a cyclic schedule, between the moment from which a tier has room for what comes to it in this step, or the device
+/// begins it, whichever is later, and the one for the next. All that comes to the tier comes in between, and what the device
+/// computes and the copies of what does not stay there or on the device end in between. On the device, whose clock that is,
+/// everything begins in between. So it does in a schedule that is not cyclic, between its begin and its end, when targets are
+/// where they must be.
 class tier_turn {
  public:
   /// @param turn the tier; `any_tier`: the problem is not cyclic
-  tier_turn(const problem& p, tier_id turn)
-      : p_(p),
+  tier_turn(const step_parts& parts, tier_id turn)
+      : p_(parts.p),
         turn_(turn),
-        tiers_(p.tiers().size()),
-        needed_(needed_operations(p)),
-        of_(find_places(p, needed_)),
-        way_(p),
-        narrow_(p),
-        before_(p.values().size() * tiers_, never),
-        after_(p.values().size(), never),
-        first_(p.operations().size(), never),
-        last_(first_),
-        may_stay_(p.values().size(), false) {
+        tiers_(p_.tiers().size()),
+        needed_(parts.needed),
+        of_(parts.of),
+        way_(parts.way),
+        stay_(parts.stay),
+        narrow_(parts.narrow),
+        before_(p_.values().size() * tiers_, never),
+        after_(p_.values().size(), never),
+        first_(p_.operations().size(), never),
+        last_(first_) {
     look();
     go_back();
     go_on();
   }
 
+  tier_id tier() const { return turn_; }
   /// At least so long, s.
   double seconds() {
     double longest = 0;
@@ -396,6 +440,32 @@ class tier_turn {
     return longest;
   }
 
+  /// What is known of the cut of a group of tiers in this step.
+  void look_at(const plain_part& part, tier_set inside, step_span& x) const {
+    const auto& q = part.p;
+    const bool cyclic = turn_ != any_tier, gate = cyclic && is_gate(p_, inside, turn_);
+    for (operation_id o = 0; o < part.operations.size(); ++o) {
+      x.first.push_back(first_[part.operations[o]]);
+      x.moments.push_back(x.first[o] >= 0 && p_.operations()[part.operations[o]].on == device_tier);
+    }
+    const auto in_time = [&](value_id v) {
+      return all_begins() || (gate && !(q.is_source(v) && p_.values()[v].starts == turn_));
+    };
+    for (value_id v = 0; v < q.values().size(); ++v) {
+      const bool real = v < p_.values().size();
+      const bool dropped = real && gate && !stay_[v].has(turn_);
+      x.goes.push_back(real && in_time(v));
+      x.leaves.push_back(
+          real && (cyclic ? dropped : p_.is_target(v) && p_.values()[v].ends != any_tier && !inside.has(p_.values()[v].ends)));
+      const auto readers = q.consumers(v);
+      x.comes.push_back(real && (dropped || std::all_of(readers.begin(), readers.end(), [&](operation_id o) {
+                                   const auto reader = part.operations[o];
+                                   return p_.operations()[reader].on == device_tier ||
+                                          (q.operations()[o].once && last_[reader] != never);
+                                 })));
+    }
+  }
+
  private:
   static constexpr double never = -std::numeric_limits<double>::infinity();
   struct piece {
@@ -412,29 +482,22 @@ class tier_turn {
   bool all_begins() const { return turn_ == device_tier || turn_ == any_tier; }
   /// Does that copy end before the second moment?
   bool leaves(const copy& c) {
-    if (turn_ != any_tier) return p_.links()[c.link].from == turn_ && !may_stay_[c.value];
+    const auto from = p_.links()[c.link].from;
+    if (turn_ != any_tier) return (from == turn_ || from == device_tier) && !stay_[c.value].has(from);
     const auto ends = p_.values()[c.value].ends;
     return p_.is_target(c.value) && ends != any_tier && leads_over(c, ends);
   }
   /// What is made by an operation on that tier: is it there before the second moment?
   bool leaves(value_id v, tier_id on) const {
-    if (turn_ != any_tier) return on == turn_ && (!may_stay_[v] || turn_ == device_tier);
-    return on == device_tier || (p_.is_target(v) && (p_.values()[v].ends == on || p_.values()[v].ends == any_tier));
+    if (on == device_tier) return true;
+    if (turn_ != any_tier) return on == turn_ && !stay_[v].has(on);
+    return p_.is_target(v) && (p_.values()[v].ends == on || p_.values()[v].ends == any_tier);
   }
   double& at(std::vector<double>& times, value_id v, tier_id t) const { return times[v * tiers_ + t]; }
 
-  /// The copies that there are in any case, and what may be on the tier at the end of a step.
+  /// The copies that there are in any case.
   void look() {
-    for (value_id v = 0; v < may_stay_.size(); ++v)
-      may_stay_[v] = p_.is_source(v) && (of_.made[v] == turn_ || of_.made[v] == any_tier);
-    for (const auto& c : p_.next()) {
-      may_stay_[c.target] = of_.made[c.source] == turn_ || of_.made[c.source] == any_tier;
-      may_stay_[c.source] = false;
-    }
-    for (auto o : needed_)
-      for (const auto& x : p_.operations()[o].overwrites)
-        if (p_.operations()[o].on == turn_) may_stay_[x.input] = true;  // it goes without a drop
-    for (value_id v = 0; v < may_stay_.size(); ++v) {
+    for (value_id v = 0; v < of_.made.size(); ++v) {
       copies_of_.push_back(copies_.size());
       if (of_.made[v] == any_tier) continue;
       std::vector<std::size_t> links;
@@ -451,7 +514,7 @@ class tier_turn {
   }
   /// When each value can be where, and each operation begin, after the first moment.
   void go_back() {
-    for (value_id v = 0; v < may_stay_.size(); ++v)
+    for (value_id v = 0; v < of_.made.size(); ++v)
       for (tier_id t = 0; t < tiers_ && p_.is_source(v) && all_begins(); ++t)
         at(before_, v, t) = of_.made[v] == any_tier ? 0 : way_(v, of_.made[v], t);
     for (auto& c : copies_) {
@@ -554,17 +617,25 @@ class tier_turn {
   const problem& p_;
   const tier_id turn_;
   const std::size_t tiers_;
-  const std::vector<operation_id> needed_;
-  const places of_;
-  const copy_ways way_;
-  narrow_links narrow_;
+  const std::vector<operation_id>& needed_;
+  const places& of_;
+  const copy_ways& way_;
+  const std::vector<tier_set>& stay_;
+  narrow_links& narrow_;
   std::vector<double> before_;          // by value and tier
   std::vector<double> after_;           // by value, from where and when it is made
   std::vector<double> first_, last_;    // by operation: before and after it
-  std::vector<bool> may_stay_;          // by value
   std::vector<copy> copies_;            // by value
   std::vector<std::size_t> copies_of_;  // where those of each value begin, and end
 };
+
+/// The tiers whose turns `tier_turn` looks at.
+inline std::vector<tier_id> turns_of(const problem& p) {
+  if (p.next().empty()) return {any_tier};
+  std::vector<tier_id> all;
+  for (tier_id t = 0; t < p.tiers().size(); ++t) all.push_back(t);
+  return all;
+}
 
 }  // namespace detail
 
@@ -598,9 +669,9 @@ inline double path_bound(const problem& p, std::size_t most = 64) {
 /// @param p a problem that is not plain
 /// Complexity: O(tiers (values + edges) values).
 inline double turn_bound(const problem& p) {
-  if (p.next().empty()) return detail::tier_turn(p, any_tier).seconds();
+  const detail::step_parts parts(p);
   double longest = 0;
-  for (tier_id t = 0; t < p.tiers().size(); ++t) longest = std::max(longest, detail::tier_turn(p, t).seconds());
+  for (auto t : detail::turns_of(p)) longest = std::max(longest, detail::tier_turn(parts, t).seconds());
   return longest;
 }
 
@@ -619,13 +690,20 @@ inline double turn_bound(const problem& p) {
 /// @endcode
 inline double tier_bound(const problem& p, bytes_t budget, const std::function<bool()>& stop = {}) {
   if (order::tier_chain(p).size() < 2) throw bad_option("tier_bound: no tier is linked both ways with the device");
-  double best = std::max({queue_bound(p, budget), path_bound(p), turn_bound(p), bounds_without_search(p).seconds});
-  const auto of = detail::find_places(p, needed_operations(p));
+  double best = std::max({queue_bound(p, budget), path_bound(p), bounds_without_search(p).seconds});
+  const detail::step_parts parts(p);
+  std::vector<detail::tier_turn> turns;
+  for (auto t : detail::turns_of(p)) best = std::max(best, turns.emplace_back(parts, t).seconds());
   for (const auto& [inside, most] : detail::tier_prefixes(p, budget))
     for (const bool come : {false, true}) {  // what comes tells more, but of other moments
-      const auto plain = detail::as_plain(p, inside, come);
-      if (bounds_without_search(plain).budget > most) continue;
-      best = std::max(best, detail::most_of_moments(plain, most, detail::passing(p, plain, inside, of), {}, stop));
+      const auto part = detail::as_plain(p, inside, come, parts.of);
+      if (bounds_without_search(part.p).budget > most) continue;
+      for (const auto& turn : turns) {
+        if (!p.next().empty() && turn.tier() != device_tier && !detail::is_gate(p, inside, turn.tier())) continue;
+        auto span = detail::passing(p, part.p, inside, parts.of);
+        turn.look_at(part, inside, span);
+        best = std::max(best, detail::most_of_moments(part.p, most, &span, best, {}, stop));
+      }
     }
   return best;
 }
