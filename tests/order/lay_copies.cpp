@@ -68,10 +68,15 @@ TEST_CASE("lay_copies: every order within every budget above the least") {
     const auto order = round % 2 == 0 ? remat::needed_operations(p) : order_with_repeats(g, p);
     const auto least = remat::bounds_without_search(p).budget;
     const auto needs = remat::measure_order(p, order);
+    std::vector<remat::order::departure> departures;
+    if (round % 3 == 2)
+      for (std::size_t v = 0; v < p.values().size(); ++v)
+        departures.push_back(chance(g, 30) ? remat::order::departure::first : remat::order::departure::in_turn);
     for (const auto budget : {least - 1, least, uniform(g, least, std::max(least, needs.peak)), needs.peak})
       for (const bool frugal : {false, true}) {
         INFO("round " << round << ", budget " << budget << ", frugal " << frugal);
-        const auto laid = remat::order::lay_copies(p, order, budget, {.frugal = frugal, .small = round % 5 == 0 ? 0.2 : 0});
+        const auto laid = remat::order::lay_copies(
+            p, order, budget, {.frugal = frugal, .small = round % 5 == 0 ? 0.2 : 0, .departures = departures});
         REQUIRE(laid.has_value() == (budget >= least));
         if (!laid) continue;
         const auto e = remat::evaluate(p, laid->schedule);
@@ -102,6 +107,12 @@ TEST_CASE("lay_copies: what may not be copied stays") {
     const auto laid = remat::order::lay_copies(p, order, budget);
     laid ? ++found : ++absent;
     if (laid) REQUIRE(remat::evaluate(p, laid->schedule).peak <= budget);  // which knows what may be copied
+    std::vector<remat::order::departure> departures;
+    for (const auto& v : p.values())
+      departures.push_back(v.movable ? remat::order::departure::in_turn : remat::order::departure::never);
+    const auto kept = remat::order::lay_copies(chain.with_copies(p.copies()), order, budget, {.departures = departures});
+    REQUIRE(kept.has_value() == laid.has_value());
+    if (kept) REQUIRE(kept->schedule.steps == laid->schedule.steps);
   }
   CAPTURE(found, absent);
   CHECK(std::min(found, absent) > 50);
@@ -145,6 +156,22 @@ TEST_CASE("lay_copies: a value that is not used for a while goes to the host and
   CHECK(laid->schedule.steps[1] == remat::step{remat::action::offload, 0});
 }
 
+TEST_CASE("lay_copies: what goes first is sent before what is used last") {
+  // the link has time for one of a and b until there is no room for both beside the workspace of d
+  const problem p("two", {{"a", 4}, {"b", 4}, {"c", 1}, {"d", 1}, {"e", 1}},
+                  {{"a", {}, {0}, 0}, {"b", {}, {1}, 0}, {"c", {}, {2}, 4}, {"d", {2}, {3}, 20, 4}, {"e", {0, 1, 3}, {4}, 1}},
+                  {4}, remat::copy_rates{1, 1, 0});
+  for (remat::value_id first : {0, 1}) {
+    std::vector<remat::order::departure> departures(5, remat::order::departure::in_turn);
+    departures[first] = remat::order::departure::first;
+    const auto laid = remat::order::lay_copies(p, remat::needed_operations(p), 10, {.departures = departures});
+    REQUIRE(laid.has_value());
+    REQUIRE_FALSE(laid->to_host.empty());
+    CHECK(laid->to_host[0].value == first);
+    CHECK(remat::evaluate(p, laid->schedule).peak <= 10);
+  }
+}
+
 TEST_CASE("lay_copies: misuse is named") {
   const problem p("two", {{"a", 1}, {"b", 1}}, {{"a", {}, {0}, 1}, {"b", {0}, {1}, 1}}, {1}, remat::copy_rates{1, 1, 0});
   const std::vector<remat::operation_id> late = {1, 0};
@@ -152,4 +179,6 @@ TEST_CASE("lay_copies: misuse is named") {
   const problem still("two", p.values(), p.operations(), p.targets());
   CHECK_THROWS_WITH(remat::order::lay_copies(still, late, 9), Catch::Contains("no copies"));
   CHECK_THROWS_WITH(remat::order::lay_copies(p, late, 9, {.small = 2}), Catch::Contains("copy_options.small"));
+  CHECK_THROWS_WITH(remat::order::lay_copies(p, late, 9, {.departures = {remat::order::departure::never}}),
+                    Catch::Contains("copy_options.departures must say it of each of the 2 values, got 1"));
 }

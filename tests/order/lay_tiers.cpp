@@ -257,7 +257,7 @@ TEST_CASE("copies within less of the budget: never slower, sometimes faster, and
     const auto budget = remat::bounds_without_search(p).budget + uniform(g, 20, 80);
     remat::order::copy_incumbent best(p, budget);
     best.try_less();  // of nothing
-    best.offer(remat::needed_operations(p));
+    best.offer({remat::needed_operations(p)});
     if (!std::isfinite(best.seconds())) continue;
     const auto before = best.seconds();
     best.try_less();
@@ -265,7 +265,7 @@ TEST_CASE("copies within less of the budget: never slower, sometimes faster, and
     REQUIRE(best.seconds() <= before);
     ++tried;
     faster += best.seconds() < before * (1 - 1e-9);
-    best.offer(remat::needed_operations(p));
+    best.offer({remat::needed_operations(p)});
     REQUIRE(best.seconds() <= before);
     remat::result r;
     best.put_into(r);

@@ -37,7 +37,7 @@ class copy_layer {
         budget_(budget),
         small_(static_cast<bytes_t>(o.small * static_cast<double>(budget))),
         most_(o.most),
-        among_(o.among),
+        departures_(o.departures),
         end_(order.size()),
         up_(*p.link(device_tier, where ? where->far : p.host())),
         down_(*p.link(where ? where->far : p.host(), device_tier)),
@@ -120,18 +120,23 @@ class copy_layer {
   }
   bytes_t bytes(value_id v) const { return p_.values()[v].bytes; }
   bool held(value_id v) const { return p_.values()[v].held && (!host_ || host_->where.homes[v] == device_tier); }
-  bool movable(value_id v) const { return bytes(v) > 0 && !held(v) && p_.values()[v].movable && (among_.empty() || among_[v]); }
+  departure departs(value_id v) const { return departures_.empty() ? departure::in_turn : departures_[v]; }
+  bool movable(value_id v) const { return bytes(v) > 0 && !held(v) && p_.values()[v].movable && departs(v) != departure::never; }
   /// Does `v` have to go to the host after its last use on the device?
   bool must_go(value_id v) const { return values_[v].next == end_ + 1 && host_->must_go(v); }
   double to_host(value_id v) const { return up_.latency + static_cast<double>(bytes(v)) / up_.rate; }
   double to_device(value_id v) const { return down_.latency + static_cast<double>(bytes(v)) / down_.rate; }
   by_use& list_of(state::list l) { return lists_[l]; }
+  /// Place of a value in its list: by its next use, but what is sent first comes last.
+  std::pair<std::size_t, value_id> place(value_id v, state::list l) const {
+    return {values_[v].next + (l == state::unsent && departs(v) == departure::first ? end_ + 2 : 0), v};
+  }
 
   void move_to(value_id v, state::list l) {
     auto& x = values_[v];
-    if (x.in != state::none) list_of(x.in).erase({x.next, v});
+    if (x.in != state::none) list_of(x.in).erase(place(v, x.in));
     x.in = l;
-    if (l != state::none) list_of(l).insert({x.next, v});
+    if (l != state::none) list_of(l).insert(place(v, l));
   }
   /// The longest time from position i on in which nobody uses it, before it is computed again, s.
   double pause(value_id v, std::size_t i) const {
@@ -268,7 +273,8 @@ class copy_layer {
   bool make_room(std::size_t i) {
     const auto last = [&](state::list l) {
       const auto& values = list_of(l);
-      return values.empty() || values.rbegin()->first <= i ? value_id(none) : values.rbegin()->second;
+      const auto found = std::find_if(values.rbegin(), values.rend(), [&](const auto& x) { return values_[x.second].next > i; });
+      return found == values.rend() ? value_id(none) : found->second;
     };
     const auto first_copied = [&](const std::deque<copy>& copies) {
       const auto found = std::find_if(copies.begin(), copies.end(), [&](const copy& c) {
@@ -325,11 +331,13 @@ class copy_layer {
     while (memory_.at(i) + size > budget_) evict(ready.rbegin()->second, i);
     return true;
   }
-  /// Sends values, those used last first, while the link would be idle before computation i ends and both copies have time.
+  /// Sends values, those that go first and then those used last, while the link would be idle before computation i ends and both
+  /// copies have time.
   void write_back(std::size_t i) {
     auto& unsent = list_of(state::unsent);
     while (!unsent.empty() && up_free_ < now_ + seconds(i)) {
-      const auto [next, v] = *unsent.rbegin();
+      const auto v = unsent.rbegin()->second;
+      const auto next = values_[v].next;
       const bool late = std::max(now_, up_free_) + to_host(v) + to_device(v) > now_ + pause(v, i);
       if (!must_go(v) && (late || (unsent_memory_ && unsent_memory_->most(i, next) <= budget_)))
         move_to(v, state::kept);
@@ -409,7 +417,7 @@ class copy_layer {
   std::span<const operation_id> order_;
   bytes_t budget_, small_;
   double most_;
-  std::vector<bool> among_;
+  std::vector<departure> departures_;
   std::size_t end_;
   const copy_link &up_, &down_;
   double now_ = 0, up_free_ = 0, own_down_free_ = 0, host_end_ = 0;

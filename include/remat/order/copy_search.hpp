@@ -28,6 +28,12 @@
 
 namespace remat::order {
 
+/// What `lay_copies` makes a schedule of.
+struct copied_order {
+  std::vector<operation_id> order;
+  std::vector<departure> departures{};  ///< per value. Empty: all in turn
+};
+
 /// The fastest schedule with copies found so far within a budget. Several threads may use it.
 class copy_incumbent {
  public:
@@ -37,26 +43,25 @@ class copy_incumbent {
 
   const remat::problem& problem() const { return p_; }
   double seconds() const { return seconds_; }  ///< from `evaluate`; infinity if there is none
-  std::vector<operation_id> order() const {
+  /// What it is made of.
+  copied_order order() const {
     const std::lock_guard guard(lock_);
     return order_;
   }
   /// Lays copies over a valid order, in the way that is faster, and takes the schedule if it is the fastest: within as much of
   /// the budget as the fastest so far. On demand only the first order, those for which nothing else is found, and all while that
   /// is the fastest.
-  /// @param among per value: may it be moved? Empty: all may that the problem lets
-  /// @param most  s; what takes longer is given up
+  /// @param most s; what takes longer is given up
   /// @return the schedule and where it waits; nothing if the order does not fit or was given up
   /// Complexity: that of `lay_copies` and, where it may be the fastest, `evaluate`.
-  std::optional<laid_copies> offer(const std::vector<operation_id>& order, const std::vector<bool>& among = {},
-                                   double most = std::numeric_limits<double>::infinity()) {
+  std::optional<laid_copies> offer(const copied_order& order, double most = std::numeric_limits<double>::infinity()) {
     const bool first = !std::isfinite(seconds_);
     if (!p_.plain()) most *= 1.01;  // `evaluate` may find less where steps repeat
     const auto share = share_.load();
-    auto laid = lay(order, among, most, share);
-    if (!laid && share < 1) laid = lay(order, among, most, 1);
-    if (!p_.plain() && among.empty() && (first || paged_ || (!laid && std::isinf(most))))
-      if (auto paged = lay_copies(p_, order, budget_, {.on_demand = true});
+    auto laid = lay(order, most, share);
+    if (!laid && share < 1) laid = lay(order, most, 1);
+    if (!p_.plain() && order.departures.empty() && (first || paged_ || (!laid && std::isinf(most))))
+      if (auto paged = lay_copies(p_, order.order, budget_, {.on_demand = true});
           paged && (!laid || paged->seconds < laid->seconds) && take(order, *paged, 0))
         laid = std::move(paged);
     return laid;
@@ -67,7 +72,7 @@ class copy_incumbent {
   void try_less() {
     if (p_.plain() || !std::isfinite(seconds_)) return;
     const auto best = order();
-    for (const double share : {1., 0.75, 0.5, 0.35, 0.25, 0.15}) lay(best, {}, 1.01 * seconds_, share);
+    for (const double share : {1., 0.75, 0.5, 0.35, 0.25, 0.15}) lay(best, 1.01 * seconds_, share);
   }
   /// Tells the observers of `m`, with the schedule; one thread at a time.
   /// @param bound proven lower bound on the time, s
@@ -90,13 +95,13 @@ class copy_incumbent {
 
  private:
   /// Lays copies within a share of the budget, in the way that is faster, and takes the schedule if it is the fastest.
-  std::optional<laid_copies> lay(const std::vector<operation_id>& order, const std::vector<bool>& among, double most,
-                                 double share) {
+  std::optional<laid_copies> lay(const copied_order& order, double most, double share) {
     const auto budget = share < 1 ? static_cast<bytes_t>(share * static_cast<double>(budget_)) : budget_;
-    auto laid = lay_copies(p_, order, budget, {.among = among, .most = most});
+    auto laid = lay_copies(p_, order.order, budget, {.departures = order.departures, .most = most});
     if (laid ? !laid->waits.empty() : !p_.plain())
-      if (auto frugal = lay_copies(p_, order, budget,
-                                   {.frugal = true, .among = among, .most = laid ? std::min(most, laid->seconds) : most});
+      if (auto frugal =
+              lay_copies(p_, order.order, budget,
+                         {.frugal = true, .departures = order.departures, .most = laid ? std::min(most, laid->seconds) : most});
           frugal && (!laid || frugal->seconds < laid->seconds))
         laid = frugal;
     if (laid && (!std::isfinite(laid->seconds) || (laid->seconds <= 1.01 * seconds_ && !take(order, *laid, share)))) laid.reset();
@@ -104,7 +109,7 @@ class copy_incumbent {
   }
   /// @param share of the budget; 0: on demand
   /// @return false if it never ends, over links that are so slow
-  bool take(const std::vector<operation_id>& order, laid_copies& laid, double share) {
+  bool take(const copied_order& order, laid_copies& laid, double share) {
     auto e = evaluate(p_, laid.schedule);
     auto seconds = laid.seconds = e.seconds;
     if (!std::isfinite(seconds)) return false;
@@ -125,7 +130,7 @@ class copy_incumbent {
   static constexpr double near = 1.001;  // of what takes that much longer, another may become the best
   const remat::problem& p_;
   bytes_t budget_;
-  std::vector<operation_id> order_;
+  copied_order order_;
   std::optional<remat::schedule> schedule_;
   std::atomic<bool> paged_ = false;  // is the schedule on demand?
   std::atomic<double> share_ = 1;    // of the budget: within that the best was laid
@@ -190,13 +195,43 @@ bool make_instead(const problem& p, const laid_copies& laid, const std::vector<s
   return any;
 }
 
+/// The values that `change_departures` may choose: those that only operations on the device make and read.
+inline std::vector<value_id> free_to_depart(const problem& p) {
+  std::vector<value_id> values;
+  for (value_id v = 0; v < p.values().size(); ++v) {
+    const auto& x = p.values()[v];
+    const auto elsewhere = [&](operation_id o) { return p.operations()[o].on != device_tier; };
+    const auto readers = p.consumers(v);
+    if (x.bytes == 0 || x.held || !x.movable || std::any_of(readers.begin(), readers.end(), elsewhere)) continue;
+    if (p.plain() || (!p.is_source(v) && !p.is_target(v) && !elsewhere(p.producer(v)))) values.push_back(v);
+  }
+  return values;
+}
+
+/// Some values leave at other times, or not at all: half of them ones that are copied.
+/// @param values to choose from, in order
+/// @param count  of all values
+template <class Random>
+void change_departures(const std::vector<value_id>& values, const laid_copies& laid, std::size_t count, Random& random,
+                       std::vector<departure>& departures) {
+  const auto some = [&](const auto& list) { return list[static_cast<std::size_t>(random() % list.size())]; };
+  if (departures.empty()) departures.assign(count, departure::in_turn);
+  for (auto changes = 1 + random() % 4; changes > 0; --changes) {
+    const auto& copies = random() % 2 == 0 ? laid.to_host : laid.to_device;
+    const auto v = random() % 2 == 0 && !copies.empty() ? some(copies).value : some(values);
+    if (!std::binary_search(values.begin(), values.end(), v)) continue;
+    departures[v] = static_cast<departure>((static_cast<int>(departures[v]) + 1 + static_cast<int>(random() % 2)) % 3);
+  }
+}
+
 }  // namespace detail
 
 /// Makes an order faster with copies. Each round does one of three: takes some recomputations out; makes some values again where
 /// the schedule waits for copies of them; or does what a round of `local_search` does within a *virtual* budget, larger than the
-/// budget by what copies are to make room for. `lay_copies` within the true budget judges, record-to-record as there.
+/// budget by what copies are to make room for. Where these find nothing for a while, a fourth is to choose anew which values
+/// leave, and which of them first. `lay_copies` within the true budget judges, record-to-record as there.
 /// @param q       the recomputation alone of the problem of `best`
-/// @param order   a valid order of computations
+/// @param order   a valid order of computations, and what leaves
 /// @param virtual_budget of `q`, bytes
 /// @param best    the fastest known, which is improved
 /// @param m       seed, limits and stop; is told of each improvement
@@ -205,27 +240,34 @@ bool make_instead(const problem& p, const laid_copies& laid, const std::vector<s
 /// @throws bad_option for options out of range, or if the problem allows no copies
 /// Complexity: that of a round of `local_search` and a `lay_copies` each; hundreds of rounds per second for thousands of
 /// operations.
-inline void copy_search(const virtual_problem& q, const std::vector<operation_id>& order, bytes_t virtual_budget,
-                        copy_incumbent& best, monitor& m, const copy_search_options& o = {}, double bound = 0) {
+inline void copy_search(const virtual_problem& q, const copied_order& order, bytes_t virtual_budget, copy_incumbent& best,
+                        monitor& m, const copy_search_options& o = {}, double bound = 0) {
   o.validate();
   const auto stop = [&] { return m.stopped(); };
   const auto done = [&] { return best.seconds() * (1 - m.limits().gap) <= bound; };
   std::mt19937_64 random(m.limits().seed + (o.stream << 32));
   const auto part = [&] { return static_cast<double>(random() % 1024) / 1024; };
   destroy_repair n(q.problem(), virtual_budget, random());
-  n.load(q.wrap(order));
+  n.load(q.wrap(order.order));
   auto now = q.unwrap(n.order());
-  auto current = best.offer(now.order);
+  auto departures = order.departures;
+  auto current = best.offer({now.order, departures});
   if (!current) return;
   double lowest = current->seconds;
+  const auto free = detail::free_to_depart(best.problem());
   for (std::size_t idle = 0; idle < o.patience && !done() && !stop(); ++idle) {
     const double most = std::max(current->seconds, lowest * (1 + o.slack * part()));
-    switch (random() % 3) {
+    auto tried = departures;
+    switch (random() % (!free.empty() && idle >= o.patience / 5 ? 4 : 3)) {
       case 0:
         n.ruin();
         break;
       case 1:
         if (!detail::make_instead(best.problem(), *current, now.positions, n, random)) continue;
+        break;
+      case 3:
+        detail::change_departures(free, *current, best.problem().values().size(), random, tried);
+        if (random() % 2 == 0) n.ruin();
         break;
       default:
         n.set_budget(static_cast<bytes_t>(static_cast<double>(virtual_budget) * (1 + o.reach * (2 * part() - 1))));
@@ -237,12 +279,13 @@ inline void copy_search(const virtual_problem& q, const std::vector<operation_id
     if (n.seconds() <= most) {
       const auto before = best.seconds();
       auto next = q.unwrap(n.order());
-      auto laid = best.offer(next.order, {}, most * (1 + 1e-9));
+      auto laid = best.offer({next.order, tried}, most * (1 + 1e-9));
       if (best.seconds() < before) best.report(m, "copies", bound);
       if (laid && laid->seconds <= most) {
         n.commit();
         current = std::move(laid);
         now = std::move(next);
+        departures = std::move(tried);
         if (current->seconds < lowest * (1 - 1e-9)) lowest = current->seconds, idle = 0;
         continue;
       }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -16,11 +17,18 @@ namespace remat::order {
 /// What a method for copies says of a problem that has none.
 inline constexpr const char* no_copies = "the problem allows no copies to the host";
 
+/// Whether a value may leave the device, and when it is sent.
+enum class departure : std::uint8_t {
+  never,
+  in_turn,  ///< those used last go first
+  first,    ///< before those that go in turn
+};
+
 /// What `lay_copies` sends to the host.
 struct copy_options {
-  bool frugal = false;           ///< only what memory asks for; otherwise all that the link has time for
-  double small = 2e-5;           ///< values below that share of the budget are moved only where nothing else helps, in [0, 1]
-  std::vector<bool> among = {};  ///< per value: may it leave the device? Empty: all may that the problem lets; as beyond the host
+  bool frugal = false;  ///< only what memory asks for; otherwise all that the link has time for
+  double small = 2e-5;  ///< values below that share of the budget are moved only where nothing else helps, in [0, 1]
+  std::vector<departure> departures = {};  ///< per value. Empty: all in turn that the problem lets move; as beyond the host
   double most = std::numeric_limits<double>::infinity();  ///< s: what is seen to take longer is given up
   bool on_demand = false;  ///< on several tiers, nothing is sent or fetched before that must be, and the rest does not matter
 };

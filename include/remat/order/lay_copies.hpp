@@ -201,9 +201,9 @@ inline std::optional<laid_copies> lay_on_demand(const problem& p, std::span<cons
 inline std::optional<laid_copies> lay_copies(const problem& p, std::span<const operation_id> order, bytes_t budget,
                                              const copy_options& o = {}) {
   if (!(o.small >= 0 && o.small <= 1)) throw bad_option("copy_options.small must be in [0, 1], got " + std::to_string(o.small));
-  if (!o.among.empty() && o.among.size() != p.values().size())
-    throw bad_option("copy_options.among must say it of each of the " + std::to_string(p.values().size()) + " values, got " +
-                     std::to_string(o.among.size()));
+  if (!o.departures.empty() && o.departures.size() != p.values().size())
+    throw bad_option("copy_options.departures must say it of each of the " + std::to_string(p.values().size()) + " values, got " +
+                     std::to_string(o.departures.size()));
   if (!p.plain()) {
     if (const auto why = unplannable(p); !why.empty()) throw bad_option("lay_copies: " + why);
     return o.on_demand ? detail::lay_on_demand(p, order, budget) : detail::lay_tiers(p, order, budget, o);

@@ -40,7 +40,7 @@ class offload_only {
       r.reason = order::no_copies;
     } else {
       order::copy_incumbent best(p, budget);
-      best.offer(needed);
+      best.offer({needed});
       best.report(m, name(), 0);
       best.put_into(r);
       bound::prove_bound(p, budget, r, [&] { return m.stopped(); });

@@ -118,7 +118,7 @@ class offmate {
  private:
   /// An order, and what it was planned for.
   struct start {
-    std::vector<operation_id> order;
+    order::copied_order order;
     std::size_t kind;  ///< of `scan::problems`
     bytes_t budget;    ///< virtual
     double seconds;    ///< with copies
@@ -137,10 +137,10 @@ class offmate {
     /// @param order of operations of `plain`
     void offer(std::vector<operation_id> order, std::size_t kind, bytes_t virtual_budget) {
       const auto before = best.seconds();
-      const auto laid = best.offer(order);
+      const auto laid = best.offer({order});
       if (best.seconds() < before) best.report(m, "scan", bound);
       const std::lock_guard guard(lock);
-      if (laid) starts.push_back({std::move(order), kind, virtual_budget, laid->seconds});
+      if (laid) starts.push_back({{std::move(order)}, kind, virtual_budget, laid->seconds});
     }
     void offer(const result& planned, std::size_t kind, bytes_t virtual_budget) {
       if (planned.found()) offer(problems[kind].unwrap(compute_order(planned.schedule)).order, kind, virtual_budget);
@@ -238,7 +238,7 @@ class offmate {
     now.each(best.size(), [&](std::size_t i) {
       if (!now.done()) plan(now, best[i]);
     });
-    std::erase_if(now.starts, [](const auto& s) { return s.order.empty(); });
+    std::erase_if(now.starts, [](const auto& s) { return s.order.order.empty(); });
     now.rank();
     if (!now.starts.empty()) work_on(now);
   }

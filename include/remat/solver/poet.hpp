@@ -77,8 +77,8 @@ class poet {
     }
     bound::prove_bound(p, budget, r, [&] { return m.stopped(); });
     order::copy_incumbent best(p, budget);
-    best.offer(needed);
-    if (options_.start) best.offer(compute_order(*options_.start));
+    best.offer({needed});
+    if (options_.start) best.offer({compute_order(*options_.start)});
     search(p, budget, best, r, m);
     best.put_into(r);
     return r;
