@@ -164,8 +164,8 @@ class retention_cut {
       if (needed_later_[v]) move(v, c);
     return c;
   }
-  /// Seconds from `tau` on until all has been sent that starts or is made before the end and ends on the host: one copy after the
-  /// other, none before its value can be there.
+  /// Seconds from `tau` on until what it and its descendants make that ends on the host has been sent before the end: one copy
+  /// after the other, none before its value can be there.
   double leave_after() const {
     std::vector<double> made(p_.values().size(), 0);
     std::vector<std::pair<double, double>> copies;  // when, and how long
@@ -185,10 +185,10 @@ class retention_cut {
     return end;
   }
   /// The least of (1 - to_device - leave - in - out) * seconds of the ancestors that run again, the same of the others that run
-  /// later, (1 - to_host - read - in - out) of the others that do not, byte * bytes retained, and to_host, to_device, in and out
-  /// * the copies of the values moved, in either direction, `again` and `sent`; for problems that allow copies. Sources that
-  /// start on the host need not be sent, and what only ends there does not come back. Minimal up to `error`. Complexity: that of
-  /// `minimum`.
+  /// later, (1 - to_host - read - in - out) of the others that do not and begin in time, byte * bytes retained, and to_host,
+  /// to_device, in and out times the copies of the values moved, in either direction, `again` and `sent`; for problems that allow
+  /// copies. Sources that start on the host need not be sent, and what only ends there does not come back. Minimal up to `error`.
+  /// Complexity: that of `minimum`.
   choice exchange(const prices& at) {
     return cut(
         {.again = 1 - at.to_device - at.leave - at.in - at.out, .before = 1 - at.to_host - at.read - at.in - at.out, .move = at},

@@ -677,8 +677,8 @@ inline double turn_bound(const problem& p) {
 
 /// A lower bound on the time, of cyclic schedules the period, of every schedule of a problem on several tiers: `queue_bound`,
 /// `path_bound`, `turn_bound` and, for the device, for the device and the next tier and so on up to the first without limit, each
-/// taken for one memory, `copy_bound` of what the device computes, with what starts beyond, is read there, and passes in any
-/// case.
+/// taken for one memory, `copy_bound` of what happens there, with what starts or ends beyond, passes in any case, and is waited
+/// for at the begin; in cyclic schedules between the moments of `turn_bound`.
 /// @param p      a problem whose device is linked both ways with another tier
 /// @param budget bytes, of the device
 /// @param stop   polled between cuts; true returns what is proven by then
