@@ -73,7 +73,7 @@ class Gradients:
             if not movable(grad):
                 return
             self.disk.check_process()
-            if home is None or not home.free() or Layout.of(grad) != Layout.of(home.memory):
+            if home is None or not home.free() or not self.disk.holds(home.memory) or Layout.of(grad) != Layout.of(home.memory):
                 home = self._homes[p] = _Home(*self.disk.reserve([Layout.of(grad)]))
             p.grad = grad = home.take(self.disk, grad)
         if self._backward != torch._C._current_graph_task_id():

@@ -279,6 +279,9 @@ class _Offloaded(torch.optim.Optimizer):
     def _run(self, group: dict[str, Any], params: list[torch.Tensor], **instead: Any) -> None:
         """The arithmetic: a step of `_plain` as if there were no other parameters."""
         part = {**group, "params": params}
+        if self._plain is torch.optim.Adafactor and part["eps"][0] is None:  # it takes the first type it comes to, for the whole group
+            first = next((p for p in group["params"] if (p.grad is not None if self._overlap is None else p.requires_grad)), params[0])
+            part["eps"] = torch.finfo(first.dtype).eps, part["eps"][1]
         if params[0].grad.is_sparse and part.get("fused"):
             part["fused"] = False  # those kernels cannot
         inner = self._plain.__new__(self._plain)

@@ -329,7 +329,7 @@ class Session:
         """Bytes: `budget`, `peak` (measured since `reset_peak`, or since weights went to files, on the device of the model, and `host`: on the host), `planned`,
         `arena`, `held`; `disk`, reserved there for activations,
         and `to_disk`, `from_disk`, copied in each step; `weights` and `gradients`, reserved there for these; `fetched`, of weights in each
-        step by its plan."""
+        step by its plan. What a plan decides, the budget too, is 0 before the first."""
         return {**self._run.memory(), "weights": 0 if self._weights is None else self._weights.reserved,
                 "gradients": 0 if self._weights is None else self._gradients.disk.reserved}
 

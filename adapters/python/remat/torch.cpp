@@ -164,7 +164,7 @@ auto in_folder(const std::string& folder, F f) {
     try {
       return f();
     } catch (const rp::out_of_memory& e) {
-      raise("NoSpace", "the disk is full", folder, e.asked, e.available);
+      raise("NoSpace", e.why.empty() ? "the disk is full" : e.why, folder, e.asked, e.available);
     }
   });
 }
@@ -286,7 +286,7 @@ class python_session {
     return translated([&] { return run_->report().text(); });
   }
   py::dict memory() {
-    const auto r = translated([&] { return run_->report(); });
+    const auto r = translated([&] { return run_->reports().empty() ? rp::report{} : run_->report(); });
     // Others in the process may have freed since what was there before.
     const auto beyond = [](remat::bytes_t peak, remat::bytes_t before) { return std::max<remat::bytes_t>(0, peak - before); };
     return py::dict(py::arg("budget") = r.budget, py::arg("peak") = beyond(on_->use().peak, before_),

@@ -294,6 +294,11 @@ TEST_CASE("what modules do besides calling layers") {
               auto f = at::fft_rfft(x[0].matmul(weight(m)));
               return {at::real(f * f.conj()) + at::imag(f.exp())};
             }),
+      small("equal gradients that are rounded twice and added",
+            [](auto& m, auto& x) -> tensors {
+              auto y = x[0].matmul(weight(m)).to(torch::kBFloat16);
+              return {y + (y + x[0])};
+            }),
       small("gradients shared and expanded", [](auto& m, auto& x) -> tensors { return {(x[0] + x[1]).sum() + weight(m).sum()}; },
             {torch::randn({4, 6}).requires_grad_(), torch::randn({4, 6}).requires_grad_()}),
       small("inputs with gaps", [](auto& m, auto& x) -> tensors { return {x[0].relu().matmul(weight(m)).sin()}; },

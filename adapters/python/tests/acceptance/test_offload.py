@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -111,6 +112,8 @@ def test_a_disk_without_room_is_named_before_the_first_step(tmp_path):
         with pytest.raises(remat.Error, match=str(tmp_path)):
             model = net(activation_budget="60%", offload="activations", disk=tmp_path)
             assert remat.of(model).memory()["disk"] > 0
+        with pytest.raises(remat.NoSpace, match=f"{tmp_path}.*File too large"):  # the disk is not full
+            remat.wrap(Net(), offload="all", disk=tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
@@ -173,6 +176,55 @@ def test_weights_in_files(tmp_path, optimizer_first):
     assert list(found) == list(expected) and all(torch.equal(found[k], expected[k]) for k in expected)
     assert dict(model.named_parameters()) == objects and model.first.weight is model.last.weight
     assert model.left.untyped_storage().data_ptr() == model.right.untyped_storage().data_ptr()
+
+
+def test_weights_in_files_are_shared(tmp_path):
+    """`share_memory` takes parameters and gradients out of their files."""
+    plain, model = tied(), remat.wrap(tied(), offload="all", disk=tmp_path, cache=False)
+    memory = remat.of(model).memory()
+    assert memory["weights"] > 0 and memory["gradients"] > 0 and memory["planned"] == 0  # nothing is planned so far
+    optimizers = [torch.optim.SGD(m.parameters(), 1e-2) for m in (plain, model)]
+    for first in (0, 2):
+        states = [fitted(m, optimizer, 2, first) for m, optimizer in zip((plain, model), optimizers)]
+        assert all(torch.equal(a, b) for a, b in zip(*(s.values() for s in states)))
+        assert model.share_memory() is model
+
+
+WITHOUT_THREADS = """
+import os, resource, sys, threading, torch, remat
+from test_offload import fitted, tied
+torch.set_num_threads(1)
+folder, plain, models = sys.argv[1], tied(), [tied(), tied()]
+optimizers = [remat.optimizer(m.parameters(), disk=folder, step=step, lr=1e-2) for m, step in zip(models, ("after", "overlap"))]
+expected = fitted(plain, torch.optim.AdamW(plain.parameters(), lr=1e-2, fused=True))
+for m, offload in zip(models, ("all", "activations")):
+    remat.wrap(m, activation_budget="90%", offload=offload, disk=folder, cache=False, time_limit=1)
+if os.getuid() == 0:
+    os.setresuid(54321, 54321, 54321)  # no limit holds for root
+resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+try:
+    threading.Thread(target=int).start()
+except RuntimeError:
+    for m, optimizer in zip(models, optimizers):
+        for first in range(0, 6, 2):
+            found = fitted(m, optimizer, 2, first)
+        assert all(torch.equal(a, b) for a, b in zip(expected.values(), found.values()))
+    print("equal")
+else:
+    print("threads")
+"""
+
+
+def test_without_threads_callers_copy(tmp_path):
+    """Where a process may have no more threads."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
+    with tempfile.TemporaryDirectory() as folder:  # others can reach it
+        os.chmod(folder, 0o777)
+        done = subprocess.run([sys.executable, "-c", WITHOUT_THREADS, folder], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    if done.stdout == "threads\n":
+        pytest.skip("this user may have threads without end")
+    assert done.stdout == "equal\n"
 
 
 def test_weights_in_files_are_saved_copied_and_moved_again(tmp_path):

@@ -111,6 +111,22 @@ def test_other_parameters(kind, way):
 
 
 @ways
+def test_types_mixed_in_a_group(way):
+    """Adafactor has one epsilon for a group, that of the type of its first parameter."""
+    def run(make):
+        torch.manual_seed(4)
+        layers = torch.nn.ModuleList((torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH, dtype=torch.bfloat16)))
+        optimizer = make(layers.parameters())
+        for i in range(4):
+            optimizer.zero_grad()
+            layers[1](layers[0](batch(i)).bfloat16()).float().square().mean().backward()
+            optimizer.step()
+        return weights(layers)
+
+    assert same(run(lambda p: remat.optimizer(p, torch.optim.Adafactor, lr=1e-2, **way)), run(lambda p: torch.optim.Adafactor(p, 1e-2)))
+
+
+@ways
 @pytest.mark.parametrize("cls, options", [(torch.optim.SparseAdam, {}), (torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adagrad, {})])
 def test_sparse_gradients(cls, options, way):
     plain, ours = (torch.nn.Embedding(256, 16, sparse=True) for _ in range(2))

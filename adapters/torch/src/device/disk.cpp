@@ -15,6 +15,9 @@
 namespace remat::pytorch {
 namespace {
 
+/// Beside the caller; or when it is waited for, if the system has no thread left.
+constexpr auto beside = std::launch::async | std::launch::deferred;
+
 /// Bytes of a page: tensors begin with one.
 bytes_t page() {
   static const bytes_t bytes = sysconf(_SC_PAGESIZE);
@@ -245,7 +248,7 @@ std::unique_lock<std::mutex> disk_traffic::begin() {
 void disk_traffic::ahead(key of, std::vector<at::Tensor> tensors, std::vector<at::Tensor> also) {
   const auto lock = begin();
   if (tensors.empty() || coming_.count(of) > 0) return;
-  coming_[of] = std::async(std::launch::async, [list = std::move(tensors), more = std::move(also)] {
+  coming_[of] = std::async(beside, [list = std::move(tensors), more = std::move(also)] {
     disk::fetch(list);
     disk::expect(more);
   });
@@ -263,7 +266,7 @@ void disk_traffic::ready(key of, std::vector<at::Tensor> tensors) {
 void disk_traffic::done(std::vector<at::Tensor> tensors) {
   const auto lock = begin();
   while (going_.size() > 1) collect();
-  if (!tensors.empty()) going_.push_back(std::async(std::launch::async, [list = std::move(tensors)] { disk::evict(list); }));
+  if (!tensors.empty()) going_.push_back(std::async(beside, [list = std::move(tensors)] { disk::evict(list); }));
 }
 
 void disk_traffic::collect() {

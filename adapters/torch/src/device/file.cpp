@@ -43,7 +43,7 @@ class region_of_file final : public region {
     int failed = EINTR;
     while (failed == EINTR) failed = files_of_system().allocate(file_.number(), 0, 0, bytes) == 0 ? 0 : errno;
     if (failed == EOPNOTSUPP) failed = free_bytes() < bytes ? ENOSPC : ftruncate(file_.number(), bytes) == 0 ? 0 : errno;
-    if (failed != 0) throw out_of_memory(name_, bytes, std::min(bytes, failed == ENOSPC ? free_bytes() : 0));
+    if (failed != 0) throw no_room(failed, bytes);
   }
 
   char* data() const override { return nullptr; }
@@ -55,6 +55,11 @@ class region_of_file final : public region {
   void read_by(int number, char* to, bytes_t offset, bytes_t bytes) const {
     transfer("read", offset, bytes,
              [&](bytes_t done, std::size_t left) { return files_of_system().read(number, to + done, left, offset + done); });
+  }
+  /// What says that so many bytes cannot be set aside: the disk is full, or the system's reason.
+  out_of_memory no_room(int reason, bytes_t bytes) const {
+    const bool full = reason == ENOSPC;
+    return {name_, bytes, std::min(bytes, full ? free_bytes() : 0), full ? "" : std::strerror(reason)};
   }
   bytes_t free_bytes() const {
     struct statvfs s {};
@@ -99,9 +104,9 @@ class mapped_file final : public mapped_region {
       : name_(name), file_(folder, name, bytes, false) {
     if (bytes == 0) return;
     // Where space could not be set aside at once, blocks are written one by one: a full disk would kill who writes to a page.
-    if (posix_fallocate(file_.number(), 0, bytes) != 0) throw out_of_memory(name, bytes, file_.free_bytes());
+    if (const int failed = posix_fallocate(file_.number(), 0, bytes)) throw file_.no_room(failed, bytes);
     void* pages = mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file_.number(), 0);
-    if (pages == MAP_FAILED) throw out_of_memory(name + ", mapped: " + std::strerror(errno), bytes, 0);
+    if (pages == MAP_FAILED) throw out_of_memory(name, bytes, 0, std::string("it cannot be mapped: ") + std::strerror(errno));
     pages_ = static_cast<char*>(pages);
     mark_ = paged_memory::add(pages_, bytes);
   }

@@ -7,6 +7,7 @@
 #include <deque>
 #include <future>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include <remat/pytorch/memory.hpp>
@@ -46,7 +47,7 @@ class copying_thread final : public link {
       q->ending = true;
     }
     q->changed.notify_one();
-    q->thread.join();
+    if (q->thread.joinable()) q->thread.join();
     delete q;
   }
 
@@ -57,12 +58,10 @@ class copying_thread final : public link {
     job next{to, from, std::move(after), {}};
     const auto done = std::make_shared<promised>(next.done.get_future().share());
     auto& q = of_process();
-    {
-      std::lock_guard lock(q.mutex);
-      if (!q.thread.joinable()) q.thread = std::thread([&q] { q.run(); });
-      q.jobs.push_back(std::move(next));
-    }
-    q.changed.notify_one();
+    if (q.push(next))
+      q.changed.notify_one();
+    else
+      next.run();
     return done;
   }
 
@@ -110,6 +109,19 @@ class copying_thread final : public link {
     std::deque<job> jobs;
     bool ending = false;
     std::thread thread;
+
+    /// @return false, with `next` as it was, if the system has no thread left: the caller may run it, as copies wait for nothing
+    ///     that comes later
+    bool push(job& next) {
+      std::lock_guard lock(mutex);
+      try {
+        if (!thread.joinable()) thread = std::thread([this] { run(); });
+      } catch (const std::system_error&) {
+        return false;
+      }
+      jobs.push_back(std::move(next));
+      return true;
+    }
 
     void run() {
       std::unique_lock lock(mutex);

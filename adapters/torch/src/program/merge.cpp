@@ -124,8 +124,12 @@ program merged(program step) {
     for (std::size_t i = 0; i < stays.size(); ++i) stays[i] = found.twin[i] == none || has_token(step, step.nodes[i]);
     const auto known = apart.size();
     for (std::size_t i = 0; i < stays.size(); ++i)
-      for (const auto& o : step.nodes[i].overwrites)
-        if (stays[i] && (found.same[o.first] != o.first || found.twin[i] != none)) apart.insert({o.first, o.second});
+      for (const auto& o : step.nodes[i].overwrites) {
+        const auto& inputs = step.nodes[i].inputs;  // such as the equal addend of a sum that is made over the other
+        const bool reads =
+            std::any_of(inputs.begin(), inputs.end(), [&](index_t v) { return v != o.first && found.same[v] == o.first; });
+        if (stays[i] && (reads || found.same[o.first] != o.first || found.twin[i] != none)) apart.insert({o.first, o.second});
+      }
     if (apart.size() != known) continue;
     if (std::all_of(found.twin.begin(), found.twin.end(), [](auto j) { return j == none; })) return step;
 

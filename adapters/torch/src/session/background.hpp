@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <functional>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -23,18 +24,22 @@ class background {
     if (!thread_.joinable()) return;
     process_ == getpid() ? thread_.join() : thread_.detach();  // a fork has no threads but its own
   }
-  /// Starts `job`, unless one is running.
+  /// Starts `job`, unless one is running or the system has no thread left.
   void start(std::function<void()> job) {
     if (busy_.exchange(true)) return;
     if (thread_.joinable()) thread_.join();
     process_ = getpid();
-    thread_ = std::thread([this, job = std::move(job)] {
-      try {
-        job();
-      } catch (...) {  // nobody is there to be told
-      }
+    try {
+      thread_ = std::thread([this, job = std::move(job)] {
+        try {
+          job();
+        } catch (...) {  // nobody is there to be told
+        }
+        busy_ = false;
+      });
+    } catch (const std::system_error&) {
       busy_ = false;
-    });
+    }
   }
   bool ending() const { return ending_; }
 
