@@ -16,7 +16,7 @@ namespace remat::pytorch {
 namespace {
 
 /// Beside the caller; or when it is waited for, if the system has no thread left.
-constexpr auto beside = std::launch::async | std::launch::deferred;
+constexpr auto beside_or_later = std::launch::async | std::launch::deferred;
 
 /// Bytes of a page: tensors begin with one.
 bytes_t page() {
@@ -248,7 +248,7 @@ std::unique_lock<std::mutex> disk_traffic::begin() {
 void disk_traffic::ahead(key of, std::vector<at::Tensor> tensors, std::vector<at::Tensor> also) {
   const auto lock = begin();
   if (tensors.empty() || coming_.count(of) > 0) return;
-  coming_[of] = std::async(beside, [list = std::move(tensors), more = std::move(also)] {
+  coming_[of] = std::async(beside_or_later, [list = std::move(tensors), more = std::move(also)] {
     disk::fetch(list);
     disk::expect(more);
   });
@@ -266,7 +266,7 @@ void disk_traffic::ready(key of, std::vector<at::Tensor> tensors) {
 void disk_traffic::done(std::vector<at::Tensor> tensors) {
   const auto lock = begin();
   while (going_.size() > 1) collect();
-  if (!tensors.empty()) going_.push_back(std::async(beside, [list = std::move(tensors)] { disk::evict(list); }));
+  if (!tensors.empty()) going_.push_back(std::async(beside_or_later, [list = std::move(tensors)] { disk::evict(list); }));
 }
 
 void disk_traffic::collect() {
