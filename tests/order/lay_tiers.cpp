@@ -18,6 +18,7 @@
 #include <remat/order/copy_search.hpp>
 #include <remat/order/early_copies.hpp>
 #include <remat/order/lay_copies.hpp>
+#include <remat/order/virtual_problem.hpp>
 
 #include "../tiers.hpp"
 
@@ -276,6 +277,38 @@ TEST_CASE("copies within less of the budget: never slower, sometimes faster, and
   CAPTURE(tried, faster);
   CHECK(tried > 200);
   CHECK(faster > 4);
+}
+
+TEST_CASE("an early end: the same computations, in a valid order, so that what is sent last has more time") {
+  std::mt19937_64 g(12);
+  int moved = 0, faster = 0;
+  for (int round = 0; round < 400; ++round) {
+    const auto p =
+        remat::testing::random_step(g, {.layers = static_cast<std::size_t>(uniform(g, 2, 8)), .cyclic = round % 2 == 0});
+    if (p.plain() || !remat::order::unplannable(p).empty()) continue;
+    const auto budget = remat::bounds_without_search(p).budget + uniform(g, 20, 200);
+    const auto order = remat::needed_operations(p);
+    const auto laid = remat::order::lay_copies(p, order, budget);
+    if (!laid) continue;
+    INFO("round " << round);
+    const auto sooner = remat::order::early_end(p, order, *laid);
+    const bool late = !laid->waits.empty() && laid->waits.back().position == order.size() && !laid->waits.back().arrival;
+    if (!late) REQUIRE(sooner.empty());
+    if (sooner.empty()) continue;
+    ++moved;
+    REQUIRE(sooner != order);
+    auto sorted = sooner;
+    std::sort(sorted.begin(), sorted.end());
+    REQUIRE(sorted == order);
+    const auto again = remat::order::lay_copies(p, sooner, budget);  // throws of an order that reads what is not there
+    if (!again) continue;
+    const auto e = remat::evaluate(p, again->schedule);
+    REQUIRE(e.peak <= budget);
+    faster += e.seconds < remat::evaluate(p, laid->schedule).seconds * (1 - 1e-9);
+  }
+  CAPTURE(moved, faster);
+  CHECK(moved > 20);
+  CHECK(faster > 5);
 }
 
 TEST_CASE("lay_copies: links said in full give the plan of their short form") {

@@ -93,7 +93,8 @@ class copy_layer {
     if (!host_ || !host_->cyclic)
       for (auto v : p_.targets())
         if (values_[v].next == end_) wait(values_[v].arrives, end_, true);
-    laid_.seconds = std::max(now_, host_end_);
+    wait(host_end_, end_, false);
+    laid_.seconds = now_;
     std::vector<bool> read(values_.size(), false);
     for (value_id v = 0; host_ && v < values_.size(); ++v) read[v] = ends_on_host(v);
     drop_useless_offloads(p_, laid_.schedule, std::move(read));

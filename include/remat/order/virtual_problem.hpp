@@ -12,6 +12,7 @@
 
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
+#include <remat/order/laid_copies.hpp>
 
 namespace remat::order {
 
@@ -138,6 +139,41 @@ inline std::vector<operation_id> early_order(const problem& p, operation_id tau)
   }
   std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return place[a] < place[b]; });
   return order;
+}
+
+/// The same computations, where some that what is sent last is not made of come after it: it has more time then.
+/// @param order valid
+/// @param laid  copies laid over it
+/// @return empty if nothing is waited for at the end but what arrives, or nothing can come after it
+/// Complexity: O(edges computed).
+inline std::vector<operation_id> early_end(const problem& p, const std::vector<operation_id>& order, const laid_copies& laid) {
+  if (laid.waits.empty() || laid.waits.back().arrival || laid.waits.back().position != order.size()) return {};
+  const auto takes = [](const laid_copies::transfer& x) { return x.end - x.begin; };
+  auto last = laid.to_host.end() - 1;
+  for (auto x = last; x != laid.to_host.begin() && (x - 1)->end >= x->begin * (1 - 1e-9); --x)
+    if (takes(*(x - 1)) > takes(*last)) last = x - 1;
+  const auto made = std::find(order.rbegin(), order.rend(), p.producer(last->value));
+  if (made == order.rend()) return {};
+  const auto after = static_cast<std::size_t>(order.rend() - made);
+  std::vector<bool> wanted(p.values().size(), false);
+  std::vector<operation_id> moved, kept;  // backwards
+  auto left = laid.waits.back().seconds;
+  for (auto j = order.size(); j-- > 0;) {
+    const auto& op = p.operations()[order[j]];
+    const bool needed = std::any_of(op.outputs.begin(), op.outputs.end(), [&](auto v) { return wanted[v]; });
+    if (j + 1 < after && !needed && left > 0) {
+      moved.push_back(order[j]);
+      left -= op.seconds;
+      continue;
+    }
+    if (j + 1 == after) moved.insert(moved.begin(), kept.begin(), kept.end()), kept.clear();
+    kept.push_back(order[j]);
+    for (auto v : op.outputs) wanted[v] = false;
+    for (auto v : op.inputs) wanted[v] = true;
+  }
+  if (moved.size() == order.size() - after) return {};
+  kept.insert(kept.begin(), moved.begin(), moved.end());
+  return {kept.rbegin(), kept.rend()};
 }
 
 }  // namespace remat::order

@@ -137,7 +137,13 @@ class offmate {
     /// @param order of operations of `plain`
     void offer(std::vector<operation_id> order, std::size_t kind, bytes_t virtual_budget) {
       const auto before = best.seconds();
-      const auto laid = best.offer({order});
+      auto laid = best.offer({order});
+      while (laid) {
+        auto sooner = order::early_end(plain, order, *laid);
+        auto better = sooner.empty() ? std::nullopt : best.offer({sooner});
+        if (!better || !(better->seconds < laid->seconds)) break;
+        order = std::move(sooner), laid = std::move(better);
+      }
       if (best.seconds() < before) best.report(m, "scan", bound);
       const std::lock_guard guard(lock);
       if (laid) starts.push_back({{std::move(order)}, kind, virtual_budget, laid->seconds});
