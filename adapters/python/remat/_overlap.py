@@ -69,7 +69,7 @@ class Overlap:
     def check_idle(self, what: str) -> None:
         """Raises Refused between a backward and its step."""
         if self._applied or self._held:
-            raise _refusal(f"{what} came between backward and step()")
+            raise _refusal(f"{what} came between backward and step(): call step() first, or load_state_dict() to drop what the backward left")
 
     def give_up(self) -> None:
         """Drops the gradients since the last step: states are loaded, most likely since something was refused or has failed."""

@@ -24,6 +24,13 @@ enum class departure : std::uint8_t {
   first,    ///< before those that go in turn
 };
 
+/// Those that are moved leave in turn, the others never.
+inline std::vector<departure> departures_of(const std::vector<bool>& moved) {
+  std::vector<departure> values;
+  for (const bool x : moved) values.push_back(x ? departure::in_turn : departure::never);
+  return values;
+}
+
 /// What `lay_copies` sends to the host.
 struct copy_options {
   bool frugal = false;  ///< only what memory asks for; otherwise all that the link has time for

@@ -111,8 +111,8 @@ class poet {
     if (std::isinf(r.scope_bound)) r.reason = "proven: none of the " + r.scope + " fits";
     if (!s.found()) return;
     const auto [order, moved] = form.extract_copied(s.x);
-    best.offer(order, moved);
-    best.offer(order);
+    best.offer({order, order::departures_of(moved)});
+    best.offer({order});
     best.report(m, r.scope, r.bound);
   }
 

@@ -114,20 +114,19 @@ class pofo {
       if (!found.found()) continue;
       const auto order = c.order(found.steps);
       const auto before = best.seconds();
-      best.offer({order, departures(p, parts, found.moved)});
+      best.offer({order, order::departures_of(values_of(p, parts, found.moved))});
       best.offer({order});
       if (best.seconds() < before) best.report(m, "chain of " + std::to_string(parts.size()) + " blocks", bound);
     }
     return true;
   }
-  /// What leaves is what the inputs of some links are made of: the values that the part before makes.
-  static std::vector<order::departure> departures(const problem& p, const hierarchy::saved_parts& parts,
-                                                  const std::vector<bool>& links) {
-    std::vector<order::departure> values(p.values().size(), order::departure::never);
+  /// What the inputs of some links are made of: the values that the part before makes.
+  static std::vector<bool> values_of(const problem& p, const hierarchy::saved_parts& parts, const std::vector<bool>& links) {
+    std::vector<bool> values(p.values().size(), false);
     for (value_id v = 0; v < values.size(); ++v) {
       if (p.is_source(v)) continue;
       const auto part = parts.index().part(p.producer(v));
-      if (part != none && part + 1 < links.size() && links[part + 1]) values[v] = order::departure::in_turn;
+      values[v] = part != none && part + 1 < links.size() && links[part + 1];
     }
     return values;
   }
