@@ -147,7 +147,8 @@ inline std::vector<operation_id> early_order(const problem& p, operation_id tau)
 /// @return empty if nothing is waited for at the end but what arrives, or nothing can come after it
 /// Complexity: O(edges computed).
 inline std::vector<operation_id> early_end(const problem& p, const std::vector<operation_id>& order, const laid_copies& laid) {
-  if (laid.waits.empty() || laid.waits.back().arrival || laid.waits.back().position != order.size()) return {};
+  if (laid.to_host.empty() || laid.waits.empty()) return {};
+  if (laid.waits.back().arrival || laid.waits.back().position != order.size()) return {};
   const auto takes = [](const laid_copies::transfer& x) { return x.end - x.begin; };
   auto last = laid.to_host.end() - 1;
   for (auto x = last; x != laid.to_host.begin() && (x - 1)->end >= x->begin * (1 - 1e-9); --x)
