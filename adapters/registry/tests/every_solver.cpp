@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every solver of the program's table on problems at the edges of what is valid, on random ones, and from two threads at once.
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <catch2/catch.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <random>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -32,6 +36,35 @@ std::vector<std::pair<std::string, remat::any_solver>> solvers() {
     } catch (const remat::not_available&) {  // no MILP library
     }
   return all;
+}
+
+enum class child { did, did_not, threw, had_threads };
+
+/// What `work` does in a child process that may have no more threads.
+template <class F>
+child without_threads(F&& work) {
+  const auto id = fork();
+  if (id == 0) {
+    if (getuid() == 0 && setresuid(54321, 54321, 54321) != 0)
+      _exit(static_cast<int>(child::had_threads));  // no limit holds for root
+    const rlimit none{0, 0};
+    setrlimit(RLIMIT_NPROC, &none);
+    auto end = child::had_threads;
+    try {
+      std::thread([] {}).join();
+    } catch (const std::system_error&) {
+      try {
+        end = work() ? child::did : child::did_not;
+      } catch (...) {
+        end = child::threw;
+      }
+    }
+    _exit(static_cast<int>(end));
+  }
+  int state = 0;
+  REQUIRE(waitpid(id, &state, 0) == id);
+  REQUIRE(WIFEXITED(state));
+  return static_cast<child>(WEXITSTATUS(state));
 }
 
 bytes_t store_all_peak(const problem& p) { return remat::evaluate(p, remat::store_all_schedule(p)).peak; }
@@ -163,6 +196,28 @@ TEST_CASE("every solver: one object in two threads, on different problems, answe
     CHECK(again.schedule == alone.schedule);
     CHECK(again.bound == alone.bound);
     CHECK(other.schedule == other_alone.schedule);
+  }
+}
+
+TEST_CASE("every solver but those of MILPs finds a schedule where the system has no thread left") {
+  const auto in_threads = [](const std::string& name) {  // as GLPK and HiGHS are asked to work in
+    return name == "hiremate" || name == "moments" || name == "poet" || name.starts_with("checkmate");
+  };
+  const auto p = remat::testing::transformer_training_graph(3);
+  for (const auto& [name, s] : solvers()) {
+    INFO(name);
+    for (const auto& each : {p, p.with_copies(remat::copy_rates{1e9, 1e9, 0})}) {
+      const auto budget = (store_all_peak(each) + remat::bounds_without_search(each).budget) / 2;
+      const auto found = [&] { return remat::solve(each, budget, s, {.seconds = 1, .threads = 3, .seed = 3}).found(); };
+      const bool known = found();
+      const auto end = without_threads(found);
+      if (end == child::had_threads) {
+        WARN("this user may have threads without end");
+        return;
+      }
+      CHECK(end != child::threw);
+      if (!in_threads(name)) CHECK(end == (known ? child::did : child::did_not));
+    }
   }
 }
 

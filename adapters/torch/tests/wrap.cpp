@@ -106,7 +106,7 @@ TEST_CASE("training equals eager mode at every step, within the budget", "[devic
 
         ::torch::manual_seed(static_cast<std::uint64_t>(step));
         const rt::meter counting;
-        const auto before = rt::meter::live();  // the arena is there
+        const auto before = rt::meter::live() - run.report().arena;  // another plan may be there by now, with an arena of its own
         rt::meter::reset_peak();
         {
           auto outputs = run.forward(t.planned.inputs);
@@ -117,7 +117,7 @@ TEST_CASE("training equals eager mode at every step, within the budget", "[devic
         CHECK(same_bits(state_of_test_generator(), generator));
         const auto report = run.report();
         CHECK(report.total() <= report.budget);
-        CHECK(peak - before <= report.outputs);
+        CHECK(peak - before <= report.arena + report.outputs);
         check_same(grads(*t.plain.module), grads(*t.planned.module));
         check_same(t.plain.module->buffers(), t.planned.module->buffers());
         for (std::size_t i = 0; i < t.plain.inputs.size(); ++i)

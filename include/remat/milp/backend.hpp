@@ -25,7 +25,7 @@ enum class status {
   unbounded,   ///< proven: the objective has no lower bound
   cutoff,      ///< proven: no solution has an objective below `options.cutoff`
   limit,       ///< no solution when a limit or `poll` ended the search
-  failed       ///< numerical trouble: nothing is known
+  failed       ///< numerical trouble, or a system without what the backend needs: nothing is known
 };
 
 /// What a backend may use and should know.

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include <remat/bound/multi_cut_bound.hpp>
+#include <remat/core/beside.hpp>
 #include <remat/core/incumbent.hpp>
 #include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
@@ -97,8 +98,9 @@ class automatic {
     if (now.done()) return now.answer();
     if constexpr (milp::backend<B>) {
       if (now.needed.size() <= options_.moment_operations) {
-        if (m.limits().threads > 1) {
-          auto proof = std::async(std::launch::async, [&] { return prove(now, never); });
+        std::future<bound::time_bound> proof;
+        if (m.limits().threads > 1) proof = beside([&] { return prove(now, never); });
+        if (proof.valid()) {
           look(now, start, [&] { return proof.wait_for(std::chrono::seconds(0)) != std::future_status::ready; });
           now.take(proof.get());
         } else {

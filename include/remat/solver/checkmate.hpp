@@ -206,7 +206,7 @@ class checkmate {
       const auto s = milp::solve(method_.backend_, form->model(), o);
       r.scope_bound = std::max(floor, s.bound * form->unit());
       const bool trouble = s.status == milp::status::failed || s.status == milp::status::unbounded;
-      r.reason = trouble ? "the backend had numerical trouble" : "";
+      r.reason = trouble ? "the backend failed" : "";
       if (s.found()) best.offer(compute_order(form->extract(s.x)));
     }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <remat/bound/min_cut_bound.hpp>
+#include <remat/core/beside.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/incumbent.hpp>
 #include <remat/core/monitor.hpp>
@@ -154,7 +155,7 @@ class offmate {
     void rank() {
       std::stable_sort(starts.begin(), starts.end(), [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
     }
-    /// Does `work(i)` for all i < count, on the threads of the limits.
+    /// Does `work(i)` for all i < count, on the threads of the limits, or as many as there are.
     template <class F>
     void each(std::size_t count, F&& work) {
       std::atomic<std::size_t> next = 0;
@@ -162,7 +163,8 @@ class offmate {
         for (std::size_t i; (i = next++) < count;) work(i);
       };
       std::vector<std::future<void>> others;
-      for (unsigned i = 1; i < m.limits().threads && i < count; ++i) others.push_back(std::async(std::launch::async, run));
+      for (unsigned i = 1; i < m.limits().threads && i < count; ++i)
+        if (auto other = beside(run); other.valid()) others.push_back(std::move(other));
       run();
       for (auto& x : others) x.get();
     }

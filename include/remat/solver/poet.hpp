@@ -107,7 +107,7 @@ class poet {
     };
     const auto s = milp::solve(backend_, form.model(), o);
     r.scope_bound = std::max(r.scope_bound, s.bound * form.unit());
-    if (s.status == milp::status::failed || s.status == milp::status::unbounded) r.reason = "the backend had numerical trouble";
+    if (s.status == milp::status::failed || s.status == milp::status::unbounded) r.reason = "the backend failed";
     if (std::isinf(r.scope_bound)) r.reason = "proven: none of the " + r.scope + " fits";
     if (!s.found()) return;
     const auto [order, moved] = form.extract_copied(s.x);

@@ -12,9 +12,9 @@
 #include <exception>
 #include <limits>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include <remat/core/beside.hpp>
 #include <remat/milp/backend.hpp>
 
 namespace remat::glpk {
@@ -29,11 +29,11 @@ class backend {
   /// objects of the caller are not touched, and an internal error of GLPK ends in `milp::status::failed` instead of `abort`.
   /// @param m a valid model
   /// @param o limits, cutoff, start; `poll` is called from another thread while this one waits
-  /// @return status, solution and bound
+  /// @return status, solution and bound; `milp::status::failed` if the system has no thread left
   /// @throws what `o.poll` throws
   milp::solution solve(const milp::model& m, const milp::options& o) const {
     run r(m, o);
-    std::thread worker([&] {
+    auto done = beside([&] {
       if (setjmp(r.on_error) == 0) {
         glp_error_hook([](void* at) { std::longjmp(static_cast<run*>(at)->on_error, 1); }, &r);
         r.search();
@@ -42,7 +42,8 @@ class backend {
       }
       glp_free_env();
     });
-    worker.join();
+    if (!done.valid()) return {};
+    done.get();
     if (r.failure) std::rethrow_exception(r.failure);
     return r.answer;
   }

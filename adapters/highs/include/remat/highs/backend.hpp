@@ -175,17 +175,22 @@ class backend {
   /// before it exits), and the answer is the best that it had told until then.
   /// @param m a valid model
   /// @param o limits, cutoff, start; `poll` is called from another thread while this one waits, or from this one
-  /// @return status, solution and bound
+  /// @return status, solution and bound; `milp::status::failed` if the system has no thread left
   /// @throws what `o.poll` throws
   milp::solution solve(const milp::model& m, const milp::options& o) const {
     const auto work = std::make_shared<job>(m, o);
-    std::thread worker([api = api_, work] {
-      try {
-        work->run(*api);
-      } catch (...) {
-        work->fail(std::current_exception());
-      }
-    });
+    std::thread worker;
+    try {
+      worker = std::thread([api = api_, work] {
+        try {
+          work->run(*api);
+        } catch (...) {
+          work->fail(std::current_exception());
+        }
+      });
+    } catch (const std::system_error&) {
+      return {};
+    }
     work->wait();
     if (work->left_alone())
       stragglers::add(std::move(worker));
