@@ -10,6 +10,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -23,8 +24,8 @@ namespace remat::bound {
 /// How hard `copy_bound` tries.
 struct copy_bound_options {
   std::size_t moments = 32;  ///< operations `tau` tried with a few cuts each, >= 1
-  std::size_t refined = 6;   ///< the best of them, and operations next to these, whose prices are optimised, >= 1
-  std::size_t cuts = 40;     ///< most per moment, >= 1
+  std::size_t refined = 6;   ///< of them, and of operations next to the best, have their prices optimised, >= 1
+  std::size_t cuts = 40;     ///< for each of these, on average, >= 1
 };
 
 namespace detail {
@@ -145,37 +146,53 @@ class copy_dual {
     }
     add(cut_->retain_all());
     add(cut_->move_all());
+    look_ahead();
   }
 
   operation_id tau() const { return cut_->tau(); }
   /// The bound so far, s.
   double value() const { return value_; }
+  /// The prices that it is of.
+  const retention_cut::prices& prices() const { return prices_; }
+  /// What it may come to, at most, s.
+  double most() const { return most_; }
   /// Asks for a cut at the prices that look best. @return false if nothing above `known` is left to be found
   bool improve(double known) {
-    const auto [most, x] = model_.maximum();
-    if (done_ || most * total_ <= std::max(known, value_) * (1 + 1e-5)) return false;
+    if (most_ <= std::max(known, value_) * (1 + 1e-5)) return false;
+    const auto before = value_, most = most_;
+    const auto value = look_at(prices_at(next_));
+    if (value <= before && most <= value * (1 + 1e-5)) most_ = value_;
+    return true;
+  }
+  /// Asks for a cut at some prices. @return what it proves, s
+  double look_at(const retention_cut::prices& at) {
+    const auto c = cut_->exchange(at);
+    const auto [before, after] = computations(c);
+    const double left = 1 - at.in - at.out;
+    const double value = (left - at.to_host - at.read) * before + (left - at.to_device - at.leave) * after +
+                         at.to_host * (cut_->sent_after() + c.to_host) + at.to_device * c.to_device + at.read * read_ +
+                         at.leave * leave_ + at.in * (to_device_ + c.again) + at.out * (to_host_ + c.sent) +
+                         at.byte * (static_cast<double>(c.bytes) - room_) - cut_->error();
+    if (value > value_) value_ = value, prices_ = at;
+    add(c);
+    look_ahead();
+    return value;
+  }
+
+ private:
+  /// A point of the model, in spite of rounding.
+  retention_cut::prices prices_at(const concave_model::point& x) const {
     retention_cut::prices at;
     at.byte = std::clamp(x[0], 0.0, 2.0) * scale_;
-    double left = 1;  // in spite of rounding
+    double left = 1;
     for (auto [price, found] : {std::pair(&at.in, x[4]), std::pair(&at.out, x[5])})
       left -= * price = std::clamp(found, 0.0, left);
     at.to_device = std::clamp(x[2], 0.0, left);
     at.to_host = std::clamp(x[1], 0.0, left);
     at.read = std::clamp(x[3], 0.0, left - at.to_host);
     at.leave = std::clamp(x[6], 0.0, left - at.to_device);
-    const auto c = cut_->exchange(at);
-    const auto [before, after] = computations(c);
-    const double value = (left - at.to_host - at.read) * before + (left - at.to_device - at.leave) * after +
-                         at.to_host * (cut_->sent_after() + c.to_host) + at.to_device * c.to_device + at.read * read_ +
-                         at.leave * leave_ + at.in * (to_device_ + c.again) + at.out * (to_host_ + c.sent) +
-                         at.byte * (static_cast<double>(c.bytes) - room_) - cut_->error();
-    done_ = value <= value_ && most * total_ <= value * (1 + 1e-5);
-    value_ = std::max(value_, value);
-    add(c);
-    return true;
+    return at;
   }
-
- private:
   /// Seconds of the computations before and after the moment.
   std::pair<double, double> computations(const retention_cut::choice& c) const {
     const auto& s = cut_->seconds();
@@ -194,13 +211,18 @@ class copy_dual {
     for (auto& s : slope) s /= total_;
     model_.add(all / total_, slope);
   }
+  void look_ahead() {
+    std::tie(most_, next_) = model_.maximum();
+    most_ *= total_;
+  }
 
   std::unique_ptr<retention_cut> cut_;
   double read_, leave_, room_, scale_, total_;
   double to_host_ = 0, to_device_ = 0;
   concave_model model_;
-  double value_ = 0;
-  bool done_ = false;
+  double value_ = 0, most_ = 0;
+  retention_cut::prices prices_;
+  concave_model::point next_{};
 };
 
 /// `copy_bound`, or of a problem whose values may start and end on the host, and of which not all happens in time.
@@ -215,16 +237,27 @@ inline double most_of_moments(const problem& p, bytes_t budget, const step_span*
   const auto known = [&](operation_id tau) {
     return std::any_of(duals.begin(), duals.end(), [&](const auto& d) { return d->tau() == tau; });
   };
-  const auto refine = [&](copy_dual& d, std::size_t cuts) {
-    for (std::size_t i = 0; i < cuts && !(stop && stop()) && d.improve(best); ++i) continue;
+  double most = 0;
+  retention_cut::prices good;  // of the most that a moment proves; those of others are much the same
+  const auto note = [&](const copy_dual& d) {
     best = std::max(best, d.value());
+    if (d.value() > most) most = d.value(), good = d.prices();
+  };
+  const auto refine = [&](copy_dual& d, std::size_t cuts) {
+    if (most > 0 && !(stop && stop())) d.look_at(good);
+    for (std::size_t i = 0; i < cuts && !(stop && stop()) && d.improve(best); ++i) continue;
+    note(d);
   };
   for (auto& cut : retention_cuts(p, budget, o.moments, within))
     if (within || cut->demand() > budget) duals.push_back(std::make_unique<copy_dual>(p, std::move(cut), budget, within));
   for (auto& d : duals) refine(*d, 4);
+  for (auto left = o.refined * o.cuts; left > 0 && !duals.empty() && !(stop && stop()); --left) {
+    auto& next =
+        *std::max_element(duals.begin(), duals.end(), [](const auto& a, const auto& b) { return a->most() < b->most(); });
+    if (!next->improve(best)) break;
+    note(*next);
+  }
   const auto by_value = [](const auto& a, const auto& b) { return a->value() > b->value(); };
-  std::stable_sort(duals.begin(), duals.end(), by_value);
-  for (std::size_t i = 0; i < std::min(o.refined, duals.size()); ++i) refine(*duals[i], o.cuts);
   for (bool better = !duals.empty(); better && !(stop && stop());) {  // what is near the best
     std::stable_sort(duals.begin(), duals.end(), by_value);
     const auto before = best;

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// A lower bound on the time of every schedule of a problem on several tiers: the longest path.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <vector>
+
+#include <remat/bound/tier_places.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
+
+namespace remat::bound {
+
+namespace detail {
+
+/// What has to happen between a source that one step leaves to the next and the target that takes its place, or between the
+/// begin and a target.
+class tier_path {
+ public:
+  explicit tier_path(const problem& p) : p_(p), needed_(needed_operations(p)), tiers_(p.tiers().size()), way_(p) {}
+
+  /// @param from  a source, or `none`: all of them
+  /// @param to    a target that operations produce
+  /// @param there where it must be
+  /// @return at least so long, s: the longest chain of operations and copies; and, of all operations on one tier in between,
+  ///         which follow one another, the sum, the least before the first and the least after the last
+  double seconds(value_id from, value_id to, tier_id there) const {
+    std::vector<double> before(p_.values().size() * tiers_, never), after = before;
+    const auto put = [&](value_id v, tier_id home, double then) {  // `v` is there then: when it can be where
+      for (tier_id t = 0; t < tiers_; ++t) before[v * tiers_ + t] = home == any_tier ? then : then + way_(v, home, t);
+    };
+    for (value_id v = 0; v < p_.values().size(); ++v)
+      if (p_.is_source(v) && (from == none || v == from)) put(v, p_.values()[v].starts, 0);
+    const auto first = [&](const operation& op) {
+      double begin = from == none ? 0 : never;
+      for (auto v : op.inputs) begin = std::max(begin, before[v * tiers_ + op.on]);
+      return begin;
+    };
+    for (auto o : needed_) {
+      const auto& op = p_.operations()[o];
+      for (auto v : op.outputs) put(v, op.on, first(op) + op.seconds);
+    }
+    for (tier_id t = 0; t < tiers_; ++t) after[to * tiers_ + t] = there == any_tier ? 0 : way_(to, t, there);
+    struct run {
+      double sum = 0, head = -never, tail = -never;
+    };
+    std::vector<run> runs(tiers_);
+    for (auto o = needed_.rbegin(); o != needed_.rend(); ++o) {
+      const auto& op = p_.operations()[*o];
+      double end = never;
+      for (auto v : op.outputs) end = std::max(end, after[v * tiers_ + op.on]);
+      if (end == never) continue;
+      for (auto v : op.inputs)
+        for (tier_id t = 0; t < tiers_; ++t)
+          after[v * tiers_ + t] = std::max(after[v * tiers_ + t], op.seconds + end + way_(v, t, op.on));
+      if (first(op) == never) continue;
+      auto& r = runs[op.on];
+      r.sum += op.seconds;
+      r.head = std::min(r.head, first(op));
+      r.tail = std::min(r.tail, end);
+    }
+    const auto* made = &before[to * tiers_];
+    double longest = std::max(0.0, there == any_tier ? *std::min_element(made, made + tiers_) : made[there]);
+    for (const auto& r : runs)
+      if (r.sum > 0) longest = std::max(longest, r.head + r.sum + r.tail);
+    return longest;
+  }
+
+ private:
+  static constexpr double never = -std::numeric_limits<double>::infinity();
+
+  const problem& p_;
+  const std::vector<operation_id> needed_;
+  const std::size_t tiers_;
+  const copy_ways way_;
+};
+
+}  // namespace detail
+
+/// The longest of what has to happen one after another: before a target is where it must end; or, where steps repeat, between a
+/// source and the target that takes its place.
+/// @param p    a problem that is not plain
+/// @param most ends looked at, those that are made last
+/// Complexity: O((most + tiers^2) tiers (values + edges)).
+inline double path_bound(const problem& p, std::size_t most = 64) {
+  const detail::tier_path of(p);
+  struct path {
+    value_id from, to;
+    tier_id there;
+  };
+  std::vector<path> paths;
+  for (const auto& c : p.next()) paths.push_back({c.source, c.target, p.values()[c.source].starts});
+  if (p.next().empty())
+    for (auto v : p.targets())
+      if (!p.is_source(v)) paths.push_back({none, v, p.values()[v].ends});
+  std::sort(paths.begin(), paths.end(), [&](const path& a, const path& b) { return p.producer(a.to) > p.producer(b.to); });
+  paths.resize(std::min(paths.size(), most));
+  double longest = 0;
+  for (const auto& x : paths) longest = std::max(longest, of.seconds(x.from, x.to, x.there));
+  return longest;
+}
+
+}  // namespace remat::bound

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The device and tiers next to it taken for one memory: parts of the bounds.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include <remat/bound/copy_bound.hpp>
+#include <remat/bound/tier_places.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
+#include <remat/order/residence.hpp>
+
+namespace remat::bound {
+
+namespace detail {
+
+/// The links from one set of tiers to all others, or the other way round, as one: it is at least as fast as they are together.
+/// @return of no rate if there are none
+inline copy_link links_across(const problem& p, tier_set inside, bool out) {
+  copy_link all{device_tier, device_tier};
+  double least = std::numeric_limits<double>::infinity();
+  for (const auto& l : p.links()) {
+    if (inside.has(out ? l.to : l.from) || !inside.has(out ? l.from : l.to)) continue;
+    all.rate += l.rate;
+    least = std::min(least, l.latency * l.rate);
+  }
+  all.rate = std::min(all.rate, std::numeric_limits<double>::max());
+  all.latency = all.rate > 0 && std::isfinite(least) ? least / all.rate : 0;
+  return all;
+}
+
+/// A problem with copies that every schedule of `p` is one of, as far as the time of the device and the memory of some
+/// tiers go, among them the device, which are taken for one: what happens within them.
+struct plain_part {
+  problem p;
+  std::vector<operation_id> operations;  ///< which they are
+};
+
+/// What else may be elsewhere without having been sent takes no room; operations on other tiers than the device take no time.
+/// What has to leave the tiers is a target that ends on the host, and what may leave them in the end, as do all targets of cyclic
+/// schedules, which nobody awaits, one that ends anywhere.
+/// @param come sources that start elsewhere, on a tier that is known, do so on the host; otherwise nor do they take room
+inline plain_part as_plain(const problem& p, tier_set inside, bool come, const places& of) {
+  auto values = p.values();
+  const auto& ops = p.operations();
+  const auto needed = needed_operations(p);
+  std::vector<bool> there(values.size(), false);  // at the begin, or made within
+  for (value_id v = 0; v < values.size(); ++v) there[v] = p.is_source(v) && inside.has(values[v].starts);
+  for (auto o : needed)
+    for (auto v : ops[o].outputs) there[v] = inside.has(ops[o].on);
+  std::vector<value_id> targets;
+  for (value_id v = 0; v < values.size(); ++v) {
+    const bool comes = come && p.is_source(v) && !there[v] && values[v].starts != any_tier;
+    const bool leaves = std::any_of(of.wanted[v].begin(), of.wanted[v].end(), [&](tier_id t) { return !inside.has(t); });
+    const bool stays = p.is_target(v) && p.next().empty() && inside.has(values[v].ends);
+    if (!there[v] && !comes) values[v].bytes = 0;
+    values[v].held = values[v].held && there[v] && values[v].bytes > 0;
+    values[v].starts = comes ? tier_id(1) : device_tier;
+    values[v].ends = device_tier;
+    if (!there[v] || !(p.is_target(v) || leaves)) continue;
+    targets.push_back(v);
+    if (!stays) values[v].ends = leaves ? tier_id(1) : any_tier;
+  }
+  plain_part part;
+  std::vector<operation> operations;
+  for (auto o : needed) {
+    if (!inside.has(ops[o].on)) continue;
+    auto op = ops[o];
+    if (op.on != device_tier) op.seconds = 0;
+    op.on = device_tier;
+    op.once = op.once || !op.overwrites.empty();
+    std::erase_if(op.overwrites, [&](const auto& x) { return values[x.output].bytes != values[x.input].bytes; });
+    targets.push_back(values.size());  // it runs, even if only others read what it makes
+    op.outputs.push_back(values.size());
+    values.push_back({.name = "done", .bytes = 0});
+    part.operations.push_back(o);
+    operations.push_back(std::move(op));
+  }
+  const auto up = links_across(p, inside, true), down = links_across(p, inside, false);
+  part.p = {p.name(), std::move(values), std::move(operations), std::move(targets),
+            copy_rates{up.rate, down.rate, std::min(up.latency, down.latency)}};
+  return part;
+}
+
+/// What passes between the tiers `inside` and the others in every schedule.
+/// @param plain what `as_plain` makes of both
+/// @return only that
+inline step_span passing(const problem& p, const problem& plain, tier_set inside, const places& of) {
+  step_span all;
+  const auto& link = *plain.copies();
+  for (value_id v = 0; v < p.values().size(); ++v) {
+    if (of.made[v] == any_tier) continue;
+    const bool comes = !inside.has(of.made[v]);
+    if (std::none_of(of.wanted[v].begin(), of.wanted[v].end(), [&](tier_id t) { return inside.has(t) == comes; })) continue;
+    if (!comes && plain.values()[v].bytes > 0 && plain.values()[v].ends != 1) continue;  // it may have moved
+    (comes ? all.to_device : all.to_host) +=
+        link.latency + static_cast<double>(p.values()[v].bytes) / (comes ? link.to_device : link.to_host);
+  }
+  return all;
+}
+
+/// Do all copies between some tiers and the others come to one of them, or start there?
+inline bool is_gate(const problem& p, tier_set inside, tier_id t) {
+  return std::all_of(p.links().begin(), p.links().end(), [&](const copy_link& l) {
+    return inside.has(l.from) == inside.has(l.to) || (inside.has(l.from) ? l.from : l.to) == t;
+  });
+}
+
+/// The device and the tiers next to it, up to the first without limit or the last but one.
+struct tier_prefix {
+  tier_set tiers;
+  bytes_t budget;  // of all of them
+};
+
+inline std::vector<tier_prefix> tier_prefixes(const problem& p, bytes_t budget) {
+  const auto chain = order::tier_chain(p);
+  std::vector<tier_prefix> all;
+  tier_prefix now{tier_set{}, budget};
+  for (std::size_t i = 0; i + 1 < chain.size(); ++i) {
+    if (i > 0 && !p.tiers()[chain[i]].budget) break;
+    if (i > 0) now.budget += *p.tiers()[chain[i]].budget;
+    now.tiers.add(chain[i]);
+    all.push_back(now);
+  }
+  return all;
+}
+
+}  // namespace detail
+
+}  // namespace remat::bound

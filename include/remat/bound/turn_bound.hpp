@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// A lower bound on the time of every schedule of a problem on several tiers: all that happens between two moments of a tier.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/bound/copy_bound.hpp>
+#include <remat/bound/tier_places.hpp>
+#include <remat/bound/tiers_as_one.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
+
+namespace remat::bound {
+
+namespace detail {
+
+/// What `tier_turn` knows of a problem, whichever tier it looks at.
+struct step_parts {
+  explicit step_parts(const problem& all)
+      : p(all), needed(needed_operations(all)), of(find_places(all, needed)), way(all), narrow(all) {
+    for (value_id v = 0; v < p.values().size(); ++v) stay.push_back(p.is_source(v) ? tier_set::of(of.made[v]) : tier_set());
+    for (const auto& c : p.next()) stay[c.target] = std::exchange(stay[c.source], {});
+    for (auto o : needed)
+      for (const auto& x : p.operations()[o].overwrites) stay[x.input].add(p.operations()[o].on);  // it goes without a drop
+  }
+
+  const problem& p;
+  const std::vector<operation_id> needed;
+  const places of;
+  const copy_ways way;
+  mutable narrow_links narrow;
+  std::vector<tier_set> stay;  ///< by value: where it may be that is not dropped in a step of a cyclic schedule
+};
+
+/// One step of a cyclic schedule, between the moment from which a tier has room for what comes to it in this step, or the device
+/// begins it, whichever is later, and the one for the next. All that comes to the tier comes in between, and what the device
+/// computes and the copies of what does not stay there or on the device end in between. On the device, whose clock that is,
+/// everything begins in between. So it does in a schedule that is not cyclic, between its begin and its end, when targets are
+/// where they must be.
+class tier_turn {
+ public:
+  /// @param turn the tier; `any_tier`: the problem is not cyclic
+  tier_turn(const step_parts& parts, tier_id turn)
+      : p_(parts.p),
+        turn_(turn),
+        tiers_(p_.tiers().size()),
+        needed_(parts.needed),
+        of_(parts.of),
+        way_(parts.way),
+        stay_(parts.stay),
+        narrow_(parts.narrow),
+        before_(p_.values().size() * tiers_, never),
+        after_(p_.values().size(), never),
+        first_(p_.operations().size(), never),
+        last_(first_) {
+    look();
+    go_back();
+    go_on();
+  }
+
+  tier_id tier() const { return turn_; }
+  /// At least so long, s.
+  double seconds() {
+    double longest = 0;
+    for (auto o : needed_) longest = std::max(longest, first_[o] + p_.operations()[o].seconds + last_[o]);
+    std::map<std::string, std::vector<piece>> queues;
+    std::vector<double> made(first_.size(), never);
+    for (auto& c : copies_) {
+      auto& x = c.when;
+      if (c.value_made && x.before != never) {
+        auto& when = made[p_.producer(c.value)];
+        if (when == never) when = before(p_.producer(c.value));
+        raise(x.before, when + way_(c.value, of_.made[c.value], p_.links()[c.link].from));
+      }
+      if (x.before != never && x.after != never) queues[p_.links()[c.link].stream].push_back(x);
+    }
+    for (auto& [stream, pieces] : queues) longest = std::max(longest, one_by_one(pieces));
+    for (tier_id t = 0; t < tiers_; ++t) {
+      std::vector<piece> runs;
+      for (auto o : needed_)
+        if (p_.operations()[o].on == t && first_[o] != never && last_[o] != never)
+          runs.push_back({first_[o], p_.operations()[o].seconds, last_[o]});
+      longest = std::max(longest, one_by_one(runs));
+    }
+    return longest;
+  }
+
+  /// What is known of the cut of a group of tiers in this step.
+  void look_at(const plain_part& part, tier_set inside, step_span& x) const {
+    const auto& q = part.p;
+    const bool cyclic = turn_ != any_tier, gate = cyclic && is_gate(p_, inside, turn_);
+    for (operation_id o = 0; o < part.operations.size(); ++o) {
+      x.first.push_back(first_[part.operations[o]]);
+      x.moments.push_back(x.first[o] >= 0 && p_.operations()[part.operations[o]].on == device_tier);
+    }
+    const auto in_time = [&](value_id v) {
+      return all_begins() || (gate && !(q.is_source(v) && p_.values()[v].starts == turn_));
+    };
+    for (value_id v = 0; v < q.values().size(); ++v) {
+      const bool real = v < p_.values().size();
+      const bool dropped = real && gate && !stay_[v].has(turn_);
+      x.goes.push_back(real && in_time(v));
+      x.leaves.push_back(
+          real && (cyclic ? dropped : p_.is_target(v) && p_.values()[v].ends != any_tier && !inside.has(p_.values()[v].ends)));
+      const auto readers = q.consumers(v);
+      x.comes.push_back(real && (dropped || std::all_of(readers.begin(), readers.end(), [&](operation_id o) {
+                                   const auto reader = part.operations[o];
+                                   return p_.operations()[reader].on == device_tier ||
+                                          (q.operations()[o].once && last_[reader] != never);
+                                 })));
+    }
+  }
+
+ private:
+  static constexpr double never = -std::numeric_limits<double>::infinity();
+  struct piece {
+    double before, seconds, after;
+  };
+  struct copy {
+    value_id value;
+    std::size_t link;
+    bool value_made;
+    piece when;
+  };
+
+  /// Does everything begin after the first moment?
+  bool all_begins() const { return turn_ == device_tier || turn_ == any_tier; }
+  /// Does that copy end before the second moment?
+  bool leaves(const copy& c) {
+    const auto from = p_.links()[c.link].from;
+    if (turn_ != any_tier) return (from == turn_ || from == device_tier) && !stay_[c.value].has(from);
+    const auto ends = p_.values()[c.value].ends;
+    return p_.is_target(c.value) && ends != any_tier && leads_over(c, ends);
+  }
+  /// What is made by an operation on that tier: is it there before the second moment?
+  bool leaves(value_id v, tier_id on) const {
+    if (on == device_tier) return true;
+    if (turn_ != any_tier) return on == turn_ && !stay_[v].has(on);
+    return p_.is_target(v) && (p_.values()[v].ends == on || p_.values()[v].ends == any_tier);
+  }
+  double& at(std::vector<double>& times, value_id v, tier_id t) const { return times[v * tiers_ + t]; }
+
+  /// The copies that there are in any case.
+  void look() {
+    for (value_id v = 0; v < of_.made.size(); ++v) {
+      copies_of_.push_back(copies_.size());
+      if (of_.made[v] == any_tier) continue;
+      std::vector<std::size_t> links;
+      for (auto t : of_.wanted[v])
+        for (auto l : narrow_.between(of_.made[v], t))
+          if (std::find(links.begin(), links.end(), l) == links.end()) links.push_back(l);
+      for (auto l : links) {
+        const auto& link = p_.links()[l];
+        copies_.push_back(
+            {v, l, !p_.is_source(v), {never, link.latency + static_cast<double>(p_.values()[v].bytes) / link.rate, never}});
+      }
+    }
+    copies_of_.push_back(copies_.size());
+  }
+  /// When each value can be where, and each operation begin, after the first moment.
+  void go_back() {
+    for (value_id v = 0; v < of_.made.size(); ++v)
+      for (tier_id t = 0; t < tiers_ && p_.is_source(v) && all_begins(); ++t)
+        at(before_, v, t) = of_.made[v] == any_tier ? 0 : way_(v, of_.made[v], t);
+    for (auto& c : copies_) {
+      const auto to = p_.links()[c.link].to;
+      if (c.value_made || to != turn_ || all_begins()) continue;
+      c.when.before = 0;
+      for (tier_id t = 0; t < tiers_; ++t)
+        if (leads_over(c, t)) at(before_, c.value, t) = c.when.seconds + way_(c.value, turn_, t);
+    }
+    for (auto o : needed_) {
+      const auto& op = p_.operations()[o];
+      if (all_begins() || op.on == turn_) first_[o] = 0;
+      for (auto v : op.inputs) first_[o] = std::max(first_[o], at(before_, v, op.on));
+      for (auto v : op.outputs)
+        for (tier_id t = 0; t < tiers_; ++t) at(before_, v, t) = first_[o] + op.seconds + way_(v, op.on, t);
+    }
+    for (auto& c : copies_) c.when.before = std::max(c.when.before, at(before_, c.value, p_.links()[c.link].from));
+  }
+  /// How long it takes from then on to the second moment.
+  void go_on() {
+    for (auto& c : copies_) {
+      if (!leaves(c)) continue;
+      c.when.after = 0;
+      if (c.value_made) raise(after_[c.value], way_(c.value, of_.made[c.value], p_.links()[c.link].from) + c.when.seconds);
+    }
+    for (auto o = needed_.rbegin(); o != needed_.rend(); ++o) {
+      const auto& op = p_.operations()[*o];
+      auto& last = last_[*o];
+      for (auto v : op.outputs) {
+        if (leaves(v, op.on)) raise(last, 0);
+        raise(last, after_[v]);
+      }
+      for (auto v : op.inputs)
+        if (!p_.is_source(v)) raise(after_[v], op.seconds + last + way_(v, of_.made[v], op.on));
+    }
+    for (auto& c : copies_) {
+      const auto to = p_.links()[c.link].to;
+      for (auto o : p_.consumers(c.value)) {
+        const auto& op = p_.operations()[o];
+        if (leads_over(c, op.on)) raise(c.when.after, op.seconds + last_[o] + way_(c.value, to, op.on));
+      }
+      for (auto i = copies_of_[c.value]; i < copies_of_[c.value + 1]; ++i)
+        if (const auto from = p_.links()[copies_[i].link].from; leaves(copies_[i]) && leads_over(c, from))
+          raise(c.when.after, way_(c.value, to, from) + copies_[i].when.seconds);
+    }
+  }
+  /// Does the value of `c` come to a tier only by that copy?
+  bool leads_over(const copy& c, tier_id to) {
+    const auto& links = narrow_.between(of_.made[c.value], to);
+    return std::find(links.begin(), links.end(), c.link) != links.end();
+  }
+  static void raise(double& x, double to) { x = std::max(x, to); }
+  /// When the first run of an operation ends: after all copies of sources, one after another, that it and those before it read,
+  /// and after all that those before it on one tier take.
+  double before(operation_id last) {
+    std::vector<double> until(p_.operations().size(), never);  // from its end to the begin of the last one
+    std::map<value_id, std::vector<operation_id>> read;
+    std::vector<std::vector<piece>> runs(tiers_);
+    until[last] = -p_.operations()[last].seconds;
+    for (auto o = std::upper_bound(needed_.begin(), needed_.end(), last); o != needed_.begin();) {
+      const auto& op = p_.operations()[*--o];
+      const double then = until[*o];
+      if (then == never) continue;
+      if (*o != last && first_[*o] != never) runs[op.on].push_back({first_[*o], op.seconds, then});
+      for (auto v : op.inputs)
+        if (p_.is_source(v))
+          read[v].push_back(*o);
+        else
+          raise(until[p_.producer(v)], way_(v, of_.made[v], op.on) + op.seconds + then);
+    }
+    std::map<std::string, std::vector<piece>> queues;
+    for (const auto& [v, readers] : read)
+      for (auto i = copies_of_[v]; i < copies_of_[v + 1]; ++i) {
+        const auto& c = copies_[i];
+        piece x{c.when.before, c.when.seconds, never};
+        for (auto o : readers)
+          if (const auto& op = p_.operations()[o]; leads_over(c, op.on))
+            raise(x.after, way_(v, p_.links()[c.link].to, op.on) + op.seconds + until[o]);
+        if (x.before != never && x.after != never) queues[p_.links()[c.link].stream].push_back(x);
+      }
+    double longest = first_[last];
+    for (auto& [stream, pieces] : queues) longest = std::max(longest, one_by_one(pieces));
+    for (auto& pieces : runs) longest = std::max(longest, one_by_one(pieces));
+    return longest + p_.operations()[last].seconds;
+  }
+  /// Of pieces that follow one another in any order, those that begin late and those that leave much to do in turn.
+  static double one_by_one(std::vector<piece>& pieces) {
+    double longest = 0;
+    for (const auto key : {&piece::before, &piece::after}) {
+      std::sort(pieces.begin(), pieces.end(), [&](const piece& a, const piece& b) { return a.*key > b.*key; });
+      piece all{std::numeric_limits<double>::infinity(), 0, std::numeric_limits<double>::infinity()};
+      for (const auto& x : pieces) {
+        all = {std::min(all.before, x.before), all.seconds + x.seconds, std::min(all.after, x.after)};
+        longest = std::max(longest, all.before + all.seconds + all.after);
+      }
+    }
+    return longest;
+  }
+
+  const problem& p_;
+  const tier_id turn_;
+  const std::size_t tiers_;
+  const std::vector<operation_id>& needed_;
+  const places& of_;
+  const copy_ways& way_;
+  const std::vector<tier_set>& stay_;
+  narrow_links& narrow_;
+  std::vector<double> before_;          // by value and tier
+  std::vector<double> after_;           // by value, from where and when it is made
+  std::vector<double> first_, last_;    // by operation: before and after it
+  std::vector<copy> copies_;            // by value
+  std::vector<std::size_t> copies_of_;  // where those of each value begin, and end
+};
+
+/// The tiers whose turns `tier_turn` looks at.
+inline std::vector<tier_id> turns_of(const problem& p) {
+  if (p.next().empty()) return {any_tier};
+  std::vector<tier_id> all;
+  for (tier_id t = 0; t < p.tiers().size(); ++t) all.push_back(t);
+  return all;
+}
+
+}  // namespace detail
+
+/// Where steps repeat, what comes to a tier in one step comes after what left it in the step before. So the tier empties between
+/// steps of all that does not stay there, and what leads from what comes to it to what leaves it must fit into one period: the
+/// longest path, and each queue with the least before its first and after its last. The same of all that happens, where steps do
+/// not repeat.
+/// @param p a problem that is not plain
+/// Complexity: O(tiers (values + edges) values).
+inline double turn_bound(const problem& p) {
+  const detail::step_parts parts(p);
+  double longest = 0;
+  for (auto t : detail::turns_of(p)) longest = std::max(longest, detail::tier_turn(parts, t).seconds());
+  return longest;
+}
+
+}  // namespace remat::bound
