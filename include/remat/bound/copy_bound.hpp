@@ -159,9 +159,9 @@ class copy_dual {
   /// Asks for a cut at the prices that look best. @return false if nothing above `known` is left to be found
   bool improve(double known) {
     if (most_ <= std::max(known, value_) * (1 + 1e-5)) return false;
-    const auto before = value_, most = most_;
+    const auto before = value_, promised = most_;
     const auto value = look_at(prices_at(next_));
-    if (value <= before && most <= value * (1 + 1e-5)) most_ = value_;
+    if (value <= before && promised <= value * (1 + 1e-5)) most_ = value_;
     return true;
   }
   /// Asks for a cut at some prices. @return what it proves, s
