@@ -206,9 +206,10 @@ TEST_CASE("every solver but those of MILPs finds a schedule where the system has
   const auto p = remat::testing::transformer_training_graph(3);
   for (const auto& [name, s] : solvers()) {
     INFO(name);
+    const auto solver = s;  // structured bindings cannot be captured
     for (const auto& each : {p, p.with_copies(remat::copy_rates{1e9, 1e9, 0})}) {
       const auto budget = (store_all_peak(each) + remat::bounds_without_search(each).budget) / 2;
-      const auto found = [&] { return remat::solve(each, budget, s, {.seconds = 1, .threads = 3, .seed = 3}).found(); };
+      const auto found = [&] { return remat::solve(each, budget, solver, {.seconds = 1, .threads = 3, .seed = 3}).found(); };
       const bool known = found();
       const auto end = without_threads(found);
       if (end == child::had_threads) {
