@@ -32,7 +32,7 @@ namespace {
 struct plans {
   std::vector<std::string> instances;
   std::vector<double> budgets = {.5, .3, .2, .1}, links = {2, 1};
-  bool step = false;
+  bool step = false, joint = false;
   std::string weights;
   double host = 0, disk = 4;
   double share = 1;
@@ -180,9 +180,11 @@ void print_row(const plans& x, const std::string& name, const remat::problem& pl
     }
     char seconds[32];
     std::snprintf(seconds, sizeof seconds, "%.1f", joint.elapsed);
-    std::cout << " " << percent(joint.bound, all.seconds) << " / " << cell(joint) << " ("
-              << cell(remat::solve(plain, budget, remat::min_cut(), x.limits)) << "; "
-              << cell(remat::solve(p, budget, remat::offload_only(), x.limits)) << ") " << seconds << " s |" << std::flush;
+    std::cout << " " << percent(joint.bound, all.seconds) << " / " << cell(joint) << " ";
+    if (!x.joint)
+      std::cout << "(" << cell(remat::solve(plain, budget, remat::min_cut(), x.limits)) << "; "
+                << cell(remat::solve(p, budget, remat::offload_only(), x.limits)) << ") ";
+    std::cout << seconds << " s |" << std::flush;
   }
   std::cout << std::endl;
 }
@@ -204,6 +206,7 @@ int main(int argc, char** argv) {
   app.add_option("-t,--seconds", x.limits.seconds, "time limit of each search")->capture_default_str();
   app.add_option("--threads", x.limits.threads, "of each search")->capture_default_str();
   app.add_flag("--step", x.step, "with an optimizer that takes each gradient at once");
+  app.add_flag("--joint", x.joint, "neither of the two alone");
   app.add_option("--slower", x.share, "prints instead: planned for the rates / run at this share; planned for it, alike")
       ->check(CLI::Range(1e-3, 1.0));
   app.add_option("--weights", x.weights, "weights start on the host; gradients go there, or AdamW runs on a tier")

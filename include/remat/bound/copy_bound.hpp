@@ -237,14 +237,13 @@ inline double most_of_moments(const problem& p, bytes_t budget, const step_span*
   const auto known = [&](operation_id tau) {
     return std::any_of(duals.begin(), duals.end(), [&](const auto& d) { return d->tau() == tau; });
   };
-  double most = 0;
-  retention_cut::prices good;  // of the most that a moment proves; those of others are much the same
+  const copy_dual* leader = nullptr;  // proves most; the prices of others are much the same
   const auto note = [&](const copy_dual& d) {
     best = std::max(best, d.value());
-    if (d.value() > most) most = d.value(), good = d.prices();
+    if (d.value() > (leader ? leader->value() : 0)) leader = &d;
   };
   const auto refine = [&](copy_dual& d, std::size_t cuts) {
-    if (most > 0 && !(stop && stop())) d.look_at(good);
+    if (leader && !(stop && stop())) d.look_at(leader->prices());
     for (std::size_t i = 0; i < cuts && !(stop && stop()) && d.improve(best); ++i) continue;
     note(d);
   };
@@ -257,11 +256,9 @@ inline double most_of_moments(const problem& p, bytes_t budget, const step_span*
     if (!next->improve(best)) break;
     note(*next);
   }
-  const auto by_value = [](const auto& a, const auto& b) { return a->value() > b->value(); };
-  for (bool better = !duals.empty(); better && !(stop && stop());) {  // what is near the best
-    std::stable_sort(duals.begin(), duals.end(), by_value);
+  for (bool better = leader != nullptr; better && !(stop && stop());) {  // what is near it
     const auto before = best;
-    const auto at = std::lower_bound(needed.begin(), needed.end(), duals[0]->tau()) - needed.begin();
+    const auto at = std::lower_bound(needed.begin(), needed.end(), leader->tau()) - needed.begin();
     for (const int step : {-4, -2, -1, 1, 2, 4}) {
       const auto k = at + step;
       if (k < 0 || k >= static_cast<std::ptrdiff_t>(needed.size())) continue;
@@ -290,7 +287,7 @@ inline double most_of_moments(const problem& p, bytes_t budget, const step_span*
 /// @param stop   polled between cuts; true returns what is proven by then
 /// @return no schedule within the budget is faster, s
 /// @throws bad_option for options out of range or a problem without copies
-/// Complexity: O(4 moments + 3 refined cuts) maximum flows on O(values + operations) vertices.
+/// Complexity: O(5 moments + 3 refined cuts) maximum flows on O(values + operations) vertices.
 /// @code
 /// std::cout << "no schedule takes less than " << remat::bound::copy_bound(p, budget) << " s\n";
 /// @endcode

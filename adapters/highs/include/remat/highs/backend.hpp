@@ -12,13 +12,14 @@
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <system_error>
-#include <thread>
 #include <vector>
 
+#include <remat/core/beside.hpp>
 #include <remat/core/error.hpp>
 #include <remat/milp/backend.hpp>
 
@@ -179,23 +180,19 @@ class backend {
   /// @throws what `o.poll` throws
   milp::solution solve(const milp::model& m, const milp::options& o) const {
     const auto work = std::make_shared<job>(m, o);
-    std::thread worker;
-    try {
-      worker = std::thread([api = api_, work] {
-        try {
-          work->run(*api);
-        } catch (...) {
-          work->fail(std::current_exception());
-        }
-      });
-    } catch (const std::system_error&) {
-      return {};
-    }
+    auto worker = beside([api = api_, work] {
+      try {
+        work->run(*api);
+      } catch (...) {
+        work->fail(std::current_exception());
+      }
+    });
+    if (!worker.valid()) return {};
     work->wait();
     if (work->left_alone())
       stragglers::add(std::move(worker));
     else
-      worker.join();
+      worker.wait();
     return work->answer();
   }
 
@@ -206,21 +203,18 @@ class backend {
   enum : int { optimal = 7, infeasible = 8, unbounded_or_infeasible = 9, unbounded = 10, objective_bound = 11 };
   enum : int { time_limit = 13, iteration_limit = 14, solution_limit = 16, interrupted = 17 };
 
-  /// Threads that have not ended in time. Joined when the program exits.
+  /// Work that has not ended in time. Waited for when the program exits.
   class stragglers {
    public:
-    static void add(std::thread t) {
+    static void add(std::future<void> work) {
       static stragglers all;
       const std::lock_guard lock(all.mutex_);
-      all.threads_.push_back(std::move(t));
+      all.work_.push_back(std::move(work));
     }
 
    private:
-    ~stragglers() {
-      for (auto& t : threads_) t.join();
-    }
     std::mutex mutex_;
-    std::vector<std::thread> threads_;
+    std::vector<std::future<void>> work_;
   };
 
   /// One call, shared by the caller, who waits, and the thread that works. Of the caller's model and options it uses nothing
