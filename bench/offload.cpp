@@ -148,9 +148,9 @@ void print_weights(const plans& x, const std::string& name, const remat::problem
     const auto budget = static_cast<remat::bytes_t>(f * static_cast<double>(least.peak));
     const auto cell = [&](const remat::result& r) { return r.found() ? percent(r.seconds, least.seconds) : "-"; };
     const auto joint = remat::solve(p, budget, remat::offmate<>(), x.limits);
-    const auto copied = remat::solve(p, budget, remat::offload_only(), x.limits);
-    std::cout << " " << percent(joint.bound, least.seconds) << " / " << cell(joint) << " (" << cell(copied) << ") |"
-              << std::flush;
+    std::cout << " " << percent(joint.bound, least.seconds) << " / " << cell(joint);
+    if (!x.joint) std::cout << " (" << cell(remat::solve(p, budget, remat::offload_only(), x.limits)) << ")";
+    std::cout << " |" << std::flush;
   }
   std::cout << std::endl;
 }
@@ -206,7 +206,7 @@ int main(int argc, char** argv) {
   app.add_option("-t,--seconds", x.limits.seconds, "time limit of each search")->capture_default_str();
   app.add_option("--threads", x.limits.threads, "of each search")->capture_default_str();
   app.add_flag("--step", x.step, "with an optimizer that takes each gradient at once");
-  app.add_flag("--joint", x.joint, "neither of the two alone");
+  app.add_flag("--joint", x.joint, "neither recomputation alone nor copies alone");
   app.add_option("--slower", x.share, "prints instead: planned for the rates / run at this share; planned for it, alike")
       ->check(CLI::Range(1e-3, 1.0));
   app.add_option("--weights", x.weights, "weights start on the host; gradients go there, or AdamW runs on a tier")

@@ -12,8 +12,11 @@
 #include <remat/testing/copy_oracle.hpp>
 #include <remat/testing/generators.hpp>
 
+#include "../instances.hpp"
+
 using remat::bytes_t;
 using remat::problem;
+using remat::testing::share_of_peak;
 using remat::testing::uniform;
 
 namespace {
@@ -23,11 +26,6 @@ problem copied_by(const problem& p, remat::copy_rates link, std::size_t fixed = 
   auto values = p.values();
   for (std::size_t v = 0; fixed > 0 && v < values.size(); ++v) values[v].movable = v % fixed != 0;
   return problem(p.name(), std::move(values), p.operations(), p.targets(), link, p.backward_start());
-}
-
-bytes_t part_of_store_all(const problem& p, double part) {
-  const auto all = remat::evaluate(p, remat::store_all_schedule(p)).peak;
-  return p.held_bytes() + static_cast<bytes_t>(part * static_cast<double>(all - p.held_bytes()));
 }
 
 }  // namespace
@@ -47,7 +45,7 @@ TEST_CASE("copy_bound: never above the optimum") {
     const auto rate = [&] { return 0.5 * static_cast<double>(uniform(g, 1, 8)); };
     const auto p = copied_by(plain, {rate(), rate(), 0.5 * static_cast<double>(uniform(g, 0, 1))}, round % 4 == 3 ? 2 : 0);
     const auto least = remat::bounds_without_search(p), all = remat::bounds_without_search(plain);
-    const auto budget = uniform(g, least.budget, std::max(least.budget, part_of_store_all(p, 1) - 1));
+    const auto budget = uniform(g, least.budget, std::max(least.budget, share_of_peak(p, 1) - 1));
     const auto optimum = remat::testing::exhaustive_optimum_with_copies(p, budget, 4'000);
     if (!optimum) continue;
     INFO("round " << round << ", budget " << budget);
@@ -68,7 +66,7 @@ TEST_CASE("copy_bound: without a link it is that of recomputation, with a fast o
   for (const std::size_t layers : {2u, 5u}) {
     const auto p = remat::testing::transformer_training_graph(layers);
     for (const double part : {0.9, 0.75, 0.6}) {
-      const auto budget = part_of_store_all(p, part);
+      const auto budget = share_of_peak(p, part);
       const double alone = remat::bound::min_cut_bound(p, budget).seconds;
       if (!std::isfinite(alone)) continue;
       INFO(layers << " layers, " << part);
@@ -76,7 +74,7 @@ TEST_CASE("copy_bound: without a link it is that of recomputation, with a fast o
       CHECK(remat::bound::copy_bound(copied_by(p, {1e12, 1e12, 0}), budget) == Approx(p.total_seconds()));
       double before = alone * (1 + 1e-3);
       for (const double seconds : {8.0, 4.0, 2.0, 1.0, 0.5}) {  // for what is over the budget, out and back, in store-all's
-        const double rate = 2 * static_cast<double>(part_of_store_all(p, 1) - budget) / (seconds * p.total_seconds());
+        const double rate = 2 * static_cast<double>(share_of_peak(p, 1) - budget) / (seconds * p.total_seconds());
         const double now = remat::bound::copy_bound(copied_by(p, {rate, rate, 0}), budget);
         CHECK(now <= before * (1 + 1e-3));
         before = now;
@@ -95,6 +93,17 @@ TEST_CASE("copy_bound: a value that may only be copied") {
   CHECK(remat::bound::copy_bound(p, 9) == Approx(12 + 12));
   CHECK(remat::bound::min_cut_bound(p, 9).seconds == remat::bound::copy_bound(p, 9));
   CHECK(std::isinf(remat::bound::min_cut_bound(p, 8).seconds));
+}
+
+TEST_CASE("copy_bound: a moment may prove most before which less is needed than before hundreds of others") {
+  const auto plain = remat::testing::instance("resnet50");
+  const double rate = 2 * static_cast<double>(share_of_peak(plain, 1) - plain.held_bytes()) / plain.total_seconds();
+  const auto p = copied_by(plain, {rate, rate, 1e-5});
+  const auto budget = share_of_peak(p, .2);
+  const double most = remat::bound::copy_bound(p, budget, {.moments = 10'000, .refined = 1'000});
+  CHECK(most > 1.0025 * p.total_seconds());
+  CHECK(remat::bound::copy_bound(p, budget) == Approx(most).epsilon(1e-4));
+  CHECK(remat::bound::copy_bound(p, budget, {.moments = 1, .refined = 1, .cuts = 1}) <= most);
 }
 
 TEST_CASE("copy_bound: options out of range are named") {

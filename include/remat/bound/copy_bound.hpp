@@ -23,9 +23,9 @@ namespace remat::bound {
 
 /// How hard `copy_bound` tries.
 struct copy_bound_options {
-  std::size_t moments = 32;  ///< operations `tau` tried with a few cuts each, >= 1
-  std::size_t refined = 6;   ///< of them, and of operations next to the best, have their prices optimised, >= 1
-  std::size_t cuts = 40;     ///< for each of these, on average, >= 1
+  std::size_t moments = 400;  ///< operations `tau` tried, from all over the step, with a cut or two each, >= 1
+  std::size_t refined = 25;   ///< of them, and of operations next to the best, have their prices optimised, >= 1
+  std::size_t cuts = 40;      ///< for each of these, on average, >= 1
 };
 
 namespace detail {
@@ -242,14 +242,19 @@ inline double most_of_moments(const problem& p, bytes_t budget, const step_span*
     best = std::max(best, d.value());
     if (d.value() > (leader ? leader->value() : 0)) leader = &d;
   };
-  const auto refine = [&](copy_dual& d, std::size_t cuts) {
-    if (leader && !(stop && stop())) d.look_at(leader->prices());
-    for (std::size_t i = 0; i < cuts && !(stop && stop()) && d.improve(best); ++i) continue;
+  const auto look = [&](copy_dual& d) {  // at what the leader, if any, proves most with
+    if (leader && d.most() > best * (1 + 1e-5) && !(stop && stop())) d.look_at(leader->prices());
     note(d);
   };
-  for (auto& cut : retention_cuts(p, budget, o.moments, within))
+  const auto refine = [&](copy_dual& d) {
+    look(d);
+    for (std::size_t i = 0; i < o.cuts && !(stop && stop()) && d.improve(best); ++i) continue;
+    note(d);
+  };
+  for (auto& cut : cuts_throughout(p, budget, o.moments, within))
     if (within || cut->demand() > budget) duals.push_back(std::make_unique<copy_dual>(p, std::move(cut), budget, within));
-  for (auto& d : duals) refine(*d, 4);
+  if (!duals.empty()) refine(*duals[0]);  // the peak
+  for (auto& d : duals) look(*d);
   for (auto left = o.refined * o.cuts; left > 0 && !duals.empty() && !(stop && stop()); --left) {
     auto& next =
         *std::max_element(duals.begin(), duals.end(), [](const auto& a, const auto& b) { return a->most() < b->most(); });
@@ -265,7 +270,7 @@ inline double most_of_moments(const problem& p, bytes_t budget, const step_span*
       const auto tau = needed[static_cast<std::size_t>(k)];
       if (known(tau) || (within && !within->moments[tau])) continue;
       duals.push_back(std::make_unique<copy_dual>(p, std::make_unique<retention_cut>(p, needed, tau, within), budget, within));
-      refine(*duals.back(), o.cuts);
+      refine(*duals.back());
     }
     better = best > before;
   }
@@ -287,7 +292,7 @@ inline double most_of_moments(const problem& p, bytes_t budget, const step_span*
 /// @param stop   polled between cuts; true returns what is proven by then
 /// @return no schedule within the budget is faster, s
 /// @throws bad_option for options out of range or a problem without copies
-/// Complexity: O(5 moments + 3 refined cuts) maximum flows on O(values + operations) vertices.
+/// Complexity: O(moments + 3 refined cuts) maximum flows on O(values + operations) vertices.
 /// @code
 /// std::cout << "no schedule takes less than " << remat::bound::copy_bound(p, budget) << " s\n";
 /// @endcode

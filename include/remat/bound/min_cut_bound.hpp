@@ -30,9 +30,9 @@ struct time_bound {
 
 /// How hard `min_cut_bound` tries.
 struct min_cut_bound_options {
-  std::size_t moments = 32;  ///< operations `tau` tried with a single cut each, >= 1
-  std::size_t refined = 16;  ///< the best of them, whose multiplier is optimised, >= 1
-  bytes_t needed = 0;        ///< proven before: no schedule fits a smaller budget, bytes
+  std::size_t moments = 400;  ///< operations `tau` tried with two cuts each, >= 1
+  std::size_t refined = 100;  ///< as many of them, on average, have their multiplier optimised, >= 1
+  bytes_t needed = 0;         ///< proven before: no schedule fits a smaller budget, bytes
 };
 
 /// A lower bound on the time of *every* schedule within a budget: staged or not, whatever it computes again. Where the
@@ -67,40 +67,43 @@ inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_
   }
   best.budget = std::max(best.budget, last_runs_bound(p));
   struct dual {
-    retention_cut* cut;
+    std::unique_ptr<retention_cut> cut;
     retention_cut::choice all, few;  // the lines seconds + lambda (bytes - room) of the smallest and the largest lambda so far
     bytes_t room;
-    double value;
+    double lambda = 0, most = 0;  // where the two meet, and what they come to there
+    void look_ahead() {
+      lambda = retention_cut::multiplier(all, few);
+      most = all.seconds + lambda * static_cast<double>(all.bytes - room);
+    }
   };
   std::vector<dual> duals;
-  auto cuts = retention_cuts(p, budget, o.moments);
-  // Moves to where the two lines meet; true once that is the maximum.
-  const auto improve = [&](dual& d) {
-    const double lambda = retention_cut::multiplier(d.all, d.few);
-    if (!(lambda > 0) || !std::isfinite(lambda)) return true;
-    auto c = d.cut->minimum(lambda);
-    const double value = c.seconds + lambda * static_cast<double>(c.bytes - d.room);
-    const double crossing = d.all.seconds + lambda * static_cast<double>(d.all.bytes - d.room);
-    d.value = std::max(d.value, value);
-    if (value >= crossing * (1 - 1e-6) || c.bytes >= d.all.bytes || c.bytes <= d.few.bytes) return true;
-    (c.bytes > d.room ? d.all : d.few) = std::move(c);
-    return false;
-  };
-  for (auto& cut : cuts) {
-    if (stop && stop()) break;
-    dual d{cut.get(), cut->retain_all(), {}, budget + cut->room(), 0};
-    d.few = cut->retain_least();
-    best.budget = std::max(best.budget, d.few.bytes - cut->room());
-    if (d.all.bytes <= d.room || d.few.bytes > d.room) continue;
-    improve(d);
-    duals.push_back(std::move(d));
-  }
-  std::stable_sort(duals.begin(), duals.end(), [](const dual& a, const dual& b) { return a.value > b.value; });
   double extra = 0;
-  for (std::size_t i = 0; i < duals.size(); ++i) {
-    if (i < o.refined)
-      for (int round = 0; round < 50 && !(stop && stop()) && !improve(duals[i]); ++round) continue;
-    extra = std::max(extra, duals[i].value);
+  const auto improve = [&](dual& d) {
+    auto c = d.cut->minimum(d.lambda);
+    const double value = c.seconds + d.lambda * static_cast<double>(c.bytes - d.room);
+    extra = std::max(extra, value);
+    if (value >= d.most * (1 - 1e-6) || c.bytes >= d.all.bytes || c.bytes <= d.few.bytes) {
+      d.most = 0;  // its maximum is known
+      return;
+    }
+    (c.bytes > d.room ? d.all : d.few) = std::move(c);
+    d.look_ahead();
+  };
+  for (auto& cut : cuts_throughout(p, budget, o.moments)) {
+    if (stop && stop()) break;
+    const auto room = budget + cut->room();
+    dual d{std::move(cut), {}, {}, room};
+    d.all = d.cut->retain_all(), d.few = d.cut->retain_least();
+    best.budget = std::max(best.budget, d.few.bytes - d.cut->room());
+    if (d.all.bytes <= room || d.few.bytes > room) continue;
+    d.look_ahead();
+    for (int i = 0; i < (duals.empty() ? 20 : 1) && d.most > extra && !(stop && stop()); ++i) improve(d);
+    if (d.most > extra) duals.push_back(std::move(d));
+  }
+  for (auto left = 10 * o.refined; left > 0 && !duals.empty() && !(stop && stop()); --left) {
+    auto& next = *std::max_element(duals.begin(), duals.end(), [](const auto& a, const auto& b) { return a.most < b.most; });
+    if (next.most <= extra * (1 + 1e-6)) break;
+    improve(next);
   }
   best.seconds += extra * (1 - 1e-9);  // floored capacities: the cuts are minimal up to 1e-13 of all costs per edge
   // Its maximum flows go through the whole graph: fewer of them where that is large.

@@ -372,11 +372,12 @@ class retention_cut {
   std::vector<network::vertex> runs_;
 };
 
-/// Operations before which a schedule has to hold much: candidates for `retention_cut`, those first that order most of the
-/// others. Complexity: O(operations + count * edges).
+/// The operations before which a schedule has to hold most, one for each part of a step in which store-all exceeds the budget,
+/// and the peak; the greatest demand first. Complexity: O(operations + parts * edges).
+/// @param parts  as many operations each, >= 1
 /// @param within as for `retention_cut`
-inline std::vector<std::unique_ptr<retention_cut>> retention_cuts(const problem& p, bytes_t budget, std::size_t count,
-                                                                  const step_span* within = nullptr) {
+inline std::vector<std::unique_ptr<retention_cut>> cuts_throughout(const problem& p, bytes_t budget, std::size_t parts,
+                                                                   const step_span* within = nullptr) {
   const auto needed = needed_operations(p);
   const auto memory = measure_order(p, needed).memory;
   std::vector<std::size_t> all, over;  // positions; those where store-all exceeds the budget, or its peak
@@ -387,16 +388,22 @@ inline std::vector<std::unique_ptr<retention_cut>> retention_cuts(const problem&
   const auto peak = *std::max_element(all.begin(), all.end(), [&](auto a, auto b) { return memory[a] < memory[b]; });
   if (over.empty()) over.push_back(peak);
   std::vector<std::size_t> sample = {peak};
-  const auto tries = std::min(over.size(), 3 * count);
-  const auto at = [&](std::size_t i) { return over.begin() + static_cast<std::ptrdiff_t>(i); };
-  for (std::size_t i = 0; i < tries; ++i)  // where each part of them needs most
-    sample.push_back(*std::max_element(at(i * over.size() / tries), at((i + 1) * over.size() / tries),
-                                       [&](auto a, auto b) { return memory[a] < memory[b]; }));
+  parts = std::min(over.size(), parts);
+  const auto at = [&](std::size_t i) { return over.begin() + static_cast<std::ptrdiff_t>(i * over.size() / parts); };
+  for (std::size_t i = 0; i < parts; ++i)
+    sample.push_back(*std::max_element(at(i), at(i + 1), [&](auto a, auto b) { return memory[a] < memory[b]; }));
   std::sort(sample.begin(), sample.end());
   sample.erase(std::unique(sample.begin(), sample.end()), sample.end());
   std::vector<std::unique_ptr<retention_cut>> cuts;
   for (auto k : sample) cuts.push_back(std::make_unique<retention_cut>(p, needed, needed[k], within));
   std::stable_sort(cuts.begin(), cuts.end(), [](const auto& a, const auto& b) { return a->demand() > b->demand(); });
+  return cuts;
+}
+
+/// Those of `count` operations before which a schedule has to hold much: candidates for `retention_cut`. Complexity: that of
+/// `cuts_throughout` with 3 `count` parts.
+inline std::vector<std::unique_ptr<retention_cut>> retention_cuts(const problem& p, bytes_t budget, std::size_t count) {
+  auto cuts = cuts_throughout(p, budget, 3 * count);
   while (cuts.size() > count) cuts.pop_back();
   return cuts;
 }
