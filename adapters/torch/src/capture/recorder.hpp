@@ -1,0 +1,482 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Writes down the operators of a step while it runs without memory. Private to the adapter.
+#pragma once
+
+#include <ATen/Functions.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "../program/views.hpp"
+#include "draws.hpp"
+#include "hollow.hpp"
+#include "known_results.hpp"
+#include "operators.hpp"
+#include "questions.hpp"
+#include "trace.hpp"
+
+namespace remat::pytorch::detail {
+
+/// Constants (results of operators without any other input) keep their values up to this size, so that masks can be asked.
+inline constexpr std::size_t constant_limit = std::size_t{1} << 20;
+
+/// Calls `f(tensor, element)` for each defined tensor of an argument or result.
+template <class F>
+void each_tensor(const c10::IValue& v, F f) {
+  if (v.isTensor()) {
+    if (v.toTensor().defined()) f(v.toTensor(), -1);
+  } else if (v.isList()) {
+    const auto list = v.toListRef();
+    for (std::size_t i = 0; i < list.size(); ++i)
+      if (list[i].isTensor() && list[i].toTensor().defined()) f(list[i].toTensor(), static_cast<int>(i));
+  }
+}
+
+/// An argument with undefined tensors in place of its tensors.
+inline c10::IValue without_tensors(const c10::IValue& v) {
+  if (v.isTensor()) return c10::IValue(at::Tensor());
+  if (!v.isList()) return v;
+  auto list = v.toList().copy();
+  for (std::size_t i = 0; i < list.size(); ++i)
+    if (list.get(i).isTensor()) list.set(i, c10::IValue(at::Tensor()));
+  return c10::IValue(list);
+}
+
+/// What is known of the contents of a storage while recording.
+enum class contents {
+  outside,   ///< parameters, buffers and other tensors that were there before
+  constant,  ///< made during the capture, the same in every step
+  kept,      ///< small integers that other operators may index with: valid values, but not constants
+  hollow     ///< no memory
+};
+
+/// Runs each operator of a step on tensors without memory, and writes it down: the calls, what they read and write, and what is
+/// known of the contents. What it wrote outside of the step is put back when it goes.
+class recorder {
+ public:
+  recorder(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& buffers,
+           const std::vector<std::string>& names, c10::Device device)
+      : draws_(device), device_(device) {
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+      add_outside(parameters[i], parameters[i].requires_grad() ? role::parameter : role::buffer, i,
+                  i < names.size() ? names[i] : "parameter " + std::to_string(i));
+    for (std::size_t i = 0; i < buffers.size(); ++i) {
+      const auto at = parameters.size() + i;
+      add_outside(buffers[i], role::buffer, at, at < names.size() ? names[at] : "buffer " + std::to_string(i));
+    }
+  }
+  recorder(const recorder&) = delete;
+  recorder& operator=(const recorder&) = delete;
+
+  /// Puts back what the operators wrote.
+  ~recorder() {
+    at::AutoDispatchBelowADInplaceOrView below;
+    for (auto& [storage, saved] : saved_) saved.first.copy_(saved.second);
+    for (const auto& o : outside_) reset_version(o);
+  }
+
+  /// A tensor of the step that owns no memory: an input or the gradient of an output.
+  at::Tensor stand_in(const at::Tensor& like, at::IntArrayRef strides, role from, std::size_t position) {
+    const bool keep = from == role::input && at::isIntegralType(like.scalar_type(), true) && like.nbytes() <= constant_limit &&
+                      has_memory(like);
+    auto t = hollow_tensor(like.sizes(), strides, like.options());
+    const auto s = add(t, keep ? contents::kept : contents::hollow);
+    if (keep) {
+      told_[s] = true;
+      lent_memory memory;
+      memory.fill(t);
+      memory.give();
+      t.copy_(like);
+    }
+    hide(storage_of(t));
+    const auto slot =
+        add_slot(t, s, from, position, (from == role::input ? "input " : "gradient of output ") + std::to_string(position));
+    if (from == role::input) {
+      whole_.emplace(t.unsafeGetTensorImpl(), t);
+      watch(t, slot);
+    }
+    return t;
+  }
+
+  /// The forward is done.
+  void start_backward() {
+    trace_.backward = trace_.calls.size();
+    trace_.after_forward = draws_.left_behind();
+    for (auto& o : outside_) o.forward = version(o.tensor);
+    draws_.begin_phase();
+  }
+  const std::vector<traced_call>& calls() const { return trace_.calls; }
+  bool knows(const at::Tensor& t) const { return t.has_storage() && index_.count(storage_of(t)); }
+  bool outside(const at::Tensor& t) const { return trace_.storages[index_.at(storage_of(t))].slot != none; }
+
+  byte_view view_of(const at::Tensor& t) const {
+    return {index_.at(storage_of(t)), t.sizes().vec(), t.strides().vec(), byte_offset(t),
+            t.scalar_type(),          t.is_conj(),     t.is_neg(),        whole_.count(t.unsafeGetTensorImpl()) > 0};
+  }
+
+  trace finish() {
+    trace_.after_backward = draws_.left_behind();
+    for (std::size_t s = 0; s < trace_.storages.size(); ++s) freeze_if_temporary(static_cast<index_t>(s));
+    note_versions();
+    if (!asked_.empty()) trace_.asked = std::make_shared<recorded_questions>(trace_, calculable_, asked_);
+    return std::move(trace_);
+  }
+
+  [[noreturn]] void refuse(const std::string& op, const std::string& why) const {
+    const auto& calls = trace_.calls;
+    std::string where = "call " + std::to_string(calls.size()) + ", " + (trace_.backward ? "backward" : "forward");
+    if (!calls.empty()) where += ", after " + calls.back().op.schema().name();
+    refusal_ = op + " (" + where + ") " + why;
+    throw cannot_capture(*refusal_);
+  }
+
+  /// Runs code of the module. A refusal reaches the caller whatever that code, or a language between, makes of the exception.
+  template <class F>
+  auto insist(F f) const {
+    try {
+      auto result = f();
+      if (refusal_) throw cannot_capture(*refusal_);
+      return result;
+    } catch (const std::exception& e) {
+      if (refusal_) throw cannot_capture(*refusal_);
+      if (std::strstr(e.what(), reads_memory) != nullptr) throw cannot_capture(reads_memory);
+      throw;
+    }
+  }
+
+  /// Runs and records one call.
+  void run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
+    const auto& schema = op.schema();
+    const auto& name = schema.name();
+    const auto n = schema.arguments().size();
+    const auto first = stack.size() - n;
+    traced_call c{op, {}, {}, {}, at::GradMode::is_enabled(), {}, {}};
+    std::vector<at::Tensor> tensors;
+    for (std::size_t i = 0; i < n; ++i) {
+      const auto& argument = stack[first + i];
+      if (argument.isGenerator() && argument.toGenerator().defined() && argument.toGenerator() != draws_.generator())
+        refuse(name, "draws from a generator other than the default one of " + device_.str());
+      const auto* alias = schema.arguments()[i].alias_info();
+      each_tensor(argument, [&](const at::Tensor& t, int element) {
+        check(name, t);
+        if (!index_.count(storage_of(t))) add_unknown(name, t);
+        c.operands.push_back({static_cast<int>(i), element, view_of(t), alias && alias->isWrite()});
+        tensors.push_back(t);
+      });
+      c.arguments.push_back(without_tensors(argument));
+    }
+    mark_hidden_writes(c);
+    const bool ask = refuse_dynamic(c, tensors);
+    freeze_raw_filled(c, tensors);
+    const bool told = std::all_of(c.operands.begin(), c.operands.end(), [&](const auto& o) { return told_[o.view.value]; });
+    const bool constant = std::all_of(c.operands.begin(), c.operands.end(),
+                                      [&](const auto& o) { return contents_[o.view.value] == contents::constant; });
+    std::vector<std::size_t> bytes;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      if (c.operands[i].written && contents_[c.operands[i].view.value] == contents::outside) save(tensors[i]);
+      bytes.push_back(storage_of(tensors[i])->nbytes());
+    }
+
+    execute(c, stack, first, tensors, told, constant);
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      if (storage_of(tensors[i])->nbytes() != bytes[i] || index_.at(storage_of(tensors[i])) != c.operands[i].view.value)
+        refuse(name, "resizes or replaces the storage of a tensor");
+
+    std::vector<c10::StorageImpl*> touched;
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      if (c.operands[i].written || storage_of(tensors[i])->nbytes() > constant_limit) touched.push_back(storage_of(tensors[i]));
+    const auto results = schema.returns().size();
+    for (std::size_t i = 0; i < results; ++i)
+      each_tensor(stack[stack.size() - results + i], [&](const at::Tensor& t, int element) {
+        check(name, t);
+        if (!index_.count(storage_of(t))) {
+          const bool keep = !constant && kept(t.scalar_type(), storage_of(t)->nbytes(), told);
+          const auto s = add(t, !c.draws && constant ? contents::constant : keep ? contents::kept : contents::hollow);
+          trace_.storages[s].name = name;
+          raw_[s] = makes_raw(op);
+          if (contents_[s] == contents::hollow) release(storage_of(t));
+          if (contents_[s] == contents::kept) hide(storage_of(t));
+          told_[s] = told && !c.draws && contents_[s] != contents::hollow;
+        }
+        c.results.push_back({static_cast<int>(i), element, view_of(t), false});
+      });
+    for (auto* s : touched) settle(s, constant && !c.draws, told && !c.draws);
+    for (const auto& o : c.operands) {
+      const auto s = o.view.value;
+      if (o.written && (!told || c.draws || trace_.storages[s].slot != none)) told_[s] = false;
+      if (contents_[s] == contents::hollow) told_[s] = false;
+    }
+    if (told && !c.draws) calculable_.push_back(trace_.calls.size());
+    if (ask) asked_.push_back({trace_.calls.size(), {stack.end() - static_cast<std::ptrdiff_t>(results), stack.end()}});
+    trace_.calls.push_back(std::move(c));
+  }
+
+  /// A storage of the step that is still there once all results are gone: the module keeps it. @return what made it, or nothing
+  std::optional<std::string> kept_by_module() const {
+    for (std::size_t s = 0; s < alive_.size(); ++s)
+      if (trace_.storages[s].slot == none && (contents_[s] == contents::hollow || contents_[s] == contents::kept) &&
+          !alive_[s].expired())
+        return trace_.storages[s].name;
+    return std::nullopt;
+  }
+
+ private:
+  static bytes_t byte_offset(const at::Tensor& t) { return t.storage_offset() * static_cast<bytes_t>(t.itemsize()); }
+
+  /// A tensor from outside, whose writes are counted.
+  void watch(const at::Tensor& t, index_t slot) {
+    if (!t.is_inference()) outside_.push_back({t, slot, version(t), 0});
+  }
+  static int64_t version(const at::Tensor& t) { return t._version(); }
+
+  /// How often the step wrote tensors from outside; those that share a version count once.
+  void note_versions() {
+    for (const auto& o : outside_) {
+      const auto now = version(o.tensor);
+      if (now == o.start) continue;
+      trace_.written.push_back({o.slot, o.forward - o.start, now - o.forward});
+      reset_version(o);
+    }
+  }
+
+  index_t add(const at::Tensor& t, contents known) {
+    const auto s = static_cast<index_t>(trace_.storages.size());
+    index_.emplace(storage_of(t), s);
+    alive_.push_back(t.storage().getWeakStorageImpl());
+    storage_value origin;
+    origin.bytes = static_cast<bytes_t>(storage_of(t)->nbytes());
+    origin.device = t.device();
+    trace_.storages.push_back(std::move(origin));
+    contents_.push_back(known);
+    raw_.push_back(false);
+    told_.push_back(false);
+    return s;
+  }
+
+  index_t add_slot(const at::Tensor& t, index_t storage, role from, std::size_t position, const std::string& name) {
+    const auto k = static_cast<index_t>(trace_.slots.size());
+    trace_.slots.push_back(
+        {from, position, name, type_of(t), byte_offset(t), t.unsafeGetTensorImpl()->is_wrapped_number(), storage});
+    auto& s = trace_.storages[storage];
+    if (s.slot == none) s.slot = k, s.name = name;
+    return k;
+  }
+
+  void add_outside(const at::Tensor& t, role from, std::size_t position, const std::string& name) {
+    check(name, t);
+    const auto known = index_.find(storage_of(t));
+    // One that shares its memory with another is known by its geometry.
+    if (known == index_.end()) whole_.emplace(t.unsafeGetTensorImpl(), t);
+    const bool memory = known != index_.end() || has_memory(t);
+    const auto s = known != index_.end() ? known->second : add(t, memory ? contents::outside : contents::hollow);
+    watch(t, add_slot(t, s, from, position, name));
+    if (known == index_.end()) told_.back() = from != role::parameter && memory;
+    if (!memory) hide(storage_of(t));
+  }
+
+  /// A tensor that nobody announced: kept by the module in another place, or made outside the dispatcher during forward.
+  void add_unknown(const std::string& op, const at::Tensor& t) {
+    if (t.requires_grad()) refuse(op, "reads a tensor that requires a gradient and is not among the parameters");
+    add_outside(t, role::found, 0, "tensor of " + op);
+    std::optional<content> copy;
+    if (!storage_of(t)->resizable()) copy = content_of(t.storage());  // memory of somebody who may free it
+    unknown_.insert({index_.at(storage_of(t)), {t, std::move(copy)}});
+  }
+
+  /// How many hold `x`, but for a wrapper in Python that is there only because C++ holds `x` too.
+  template <class T>
+  static std::size_t holders(T& x, std::size_t count) {
+    return count - (x.pyobj_slot()->has_unique_reference() ? 1 : 0);
+  }
+
+  /// After the step: an unknown tensor that only the recorder still holds was made for this step; its contents are a constant.
+  /// Another one belongs to the module, which may put a new one in its place.
+  void freeze_if_temporary(index_t s) {
+    const auto found = unknown_.find(s);
+    if (found == unknown_.end()) return;
+    auto t = std::exchange(found->second.first, {});
+    whole_.erase(t.unsafeGetTensorImpl());
+    auto& slot = trace_.slots[trace_.storages[s].slot];
+    auto watched = std::find_if(outside_.begin(), outside_.end(), [&](const auto& o) { return o.tensor.is_same(t); });
+    if (watched != outside_.end()) watched->tensor.reset();
+    const auto saved = saved_.find(storage_of(t));
+    const bool temporary = holders(*t.unsafeGetTensorImpl(), t.use_count()) == 1 &&
+                           holders(*storage_of(t), t.storage().use_count()) == (saved != saved_.end() ? 2U : 1U);
+    if (temporary) {
+      const auto& as_found = saved != saved_.end() ? saved->second.second : t;
+      freeze(slot, found->second.second ? std::move(*found->second.second) : content_of(as_found.storage()));
+      if (watched != outside_.end()) outside_.erase(watched);
+    } else {
+      slot.position = trace_.found.size();
+      if (watched != outside_.end()) watched->tensor = t;
+      trace_.found.push_back(std::move(t));
+    }
+  }
+  void freeze(slot& s, content bytes) {
+    s.from = role::constant;
+    s.position = trace_.constants.size();
+    trace_.constants.push_back(std::move(bytes));
+  }
+
+  /// `empty` whose first use is a read was filled by hand (`torch::tensor`, `data_ptr`): its contents are a constant.
+  void freeze_raw_filled(const traced_call& c, const std::vector<at::Tensor>& tensors) {
+    const bool view = is_view(c.op);
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const auto s = c.operands[i].view.value;
+      if (!raw_[s] || view) continue;
+      raw_[s] = false;
+      if (c.operands[i].written && overwrites(c.op)) continue;
+      const auto& t = tensors[i];
+      if (storage_of(t)->nbytes() == 0) continue;
+      trace_.storages[s].name = "constant";
+      freeze(trace_.slots[add_slot(bytes_of(t), s, role::constant, 0, "constant")], content_of(t.storage()));
+    }
+  }
+
+  void check(const std::string& op, const at::Tensor& t) const {
+    if (t.layout() != c10::kStrided || !t.has_storage() || t.is_quantized() || t.is_nested() || t._is_zerotensor())
+      refuse(op, std::string("takes or gives a tensor that is sparse, quantized, nested or otherwise without a plain storage") +
+                     (t.is_sparse() ? "; of an embedding, sparse=False helps" : ""));
+    if (t.device() != device_ && !(t.is_cpu() && (t.dim() == 0 || t.nbytes() <= constant_limit)))
+      refuse(op, "meets a tensor on " + t.device().str() + ", the step runs on " + device_.str());
+  }
+
+  void mark_hidden_writes(traced_call& c) const {
+    const auto& arguments = c.op.schema().arguments();
+    auto position = [&](const std::string& name) {
+      for (std::size_t i = 0; i < arguments.size(); ++i)
+        if (arguments[i].name() == name) return static_cast<int>(i);
+      return -1;
+    };
+    const auto& known = facts(c.op);
+    if (!known.writes_if.empty() && !c.arguments[static_cast<std::size_t>(position(known.writes_if))].toBool()) return;
+    for (const auto& name : known.writes)
+      for (auto& o : c.operands)
+        if (o.at == position(name)) {
+          o.written = true;
+          if (known.statistics) c.statistics.push_back(o.at);
+        }
+  }
+
+  /// @return the call gives the forward a number that is not the same in every step, but told before the step
+  bool refuse_dynamic(const traced_call& c, const std::vector<at::Tensor>& tensors) const {
+    const auto& name = c.op.schema().name();
+    if (facts(c.op).resizes) refuse(name, "resizes or replaces the storage of a tensor");
+    const bool dynamic = is_dynamic(c.op, [&](int argument) {
+      for (std::size_t i = 0; i < tensors.size(); ++i)
+        if (c.operands[i].at == argument && (tensors[i].scalar_type() == at::kBool || tensors[i].scalar_type() == at::kByte))
+          return true;
+      return false;
+    });
+    if (!dynamic) return false;
+    const auto& returns = c.op.schema().returns();
+    const bool numbers = std::none_of(returns.begin(), returns.end(), [](const auto& r) {
+      return r.type()->kind() == c10::TypeKind::TensorType || r.type()->kind() == c10::TypeKind::ListType;
+    });
+    const bool ask = std::any_of(c.operands.begin(), c.operands.end(),
+                                 [&](const auto& o) { return contents_[o.view.value] != contents::constant; });
+    for (const auto& o : c.operands)
+      if (ask && (!numbers || !told_[o.view.value]))
+        refuse(name, "depends on the values of an activation, an input, a parameter or a buffer; a plan needs a fixed graph");
+    return ask;
+  }
+
+  /// The values of what a call makes may be needed during the capture.
+  static bool kept(at::ScalarType type, std::size_t bytes, bool told) {
+    return (told || at::isIntegralType(type, true)) && bytes <= constant_limit;
+  }
+
+  /// Puts the results of a call in the place of its arguments. One of no consequence but where its results lie, and known to give
+  /// them there, need not run.
+  /// @param first position of the arguments on the stack
+  void execute(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const std::vector<at::Tensor>& tensors, bool told,
+               bool constant) {
+    if (only_checks(c) && !constant) return stack.resize(first);  // the verdict on made-up numbers says nothing
+    const bool no_values = !told && !constant && std::none_of(c.operands.begin(), c.operands.end(), [&](const auto& o) {
+      const bool statistics = std::find(c.statistics.begin(), c.statistics.end(), o.at) != c.statistics.end();
+      return o.written && !statistics && contents_[o.view.value] != contents::hollow;
+    });
+    const auto key = no_values ? geometry_key(c, tensors) : std::nullopt;
+    const bool seeded = may_draw(c.op);
+    const auto before = seeded ? draws_.state() : at::Tensor();
+    const auto drawn = [&] {
+      c.draws = draws_.note(trace_.calls.size(), before, key ? draws_.pass(before, *key) : draws_.state());
+    };
+    const auto looked_at = [&](const known_results& r) {
+      return r.any_made([&](auto type, auto bytes) { return kept(type, bytes, told); });
+    };
+    auto known = key ? find_known(*key) : nullptr;
+    if (key && !known)
+      if (auto results = deduced(c, tensors); results && !looked_at(*results)) known = remember(*key, std::move(*results));
+    if (known) {
+      stack.resize(first);
+      for (auto& result : known->over(tensors)) stack.push_back(std::move(result));
+      if (known->drew) drawn();
+      return;
+    }
+    if (is_view(c.op) && is_native(c.op))
+      c.op.callBoxed(&stack);
+    else
+      run_hollow(c.op, stack, stack.size() - first, tensors);
+    if (seeded && !same_bytes(before, draws_.state())) drawn();
+    if (!key || geometry_key(c, tensors) != key) return;
+    known_results results(tensors, {stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end()});
+    results.drew = c.draws.has_value();
+    if (results.complete() && !looked_at(results)) remember(*key, std::move(results));
+  }
+
+  void save(const at::Tensor& t) {
+    if (saved_.count(storage_of(t))) return;
+    const auto whole = bytes_of(t);
+    saved_.insert({storage_of(t), {whole, whole.clone()}});
+  }
+  /// After a call touched a storage of the step: constants stay only if small and written from constants.
+  void settle(c10::StorageImpl* s, bool constant, bool told) {
+    auto& known = contents_[index_.at(s)];
+    if (known == contents::outside || known == contents::hollow) return;
+    if (known == contents::constant && constant && s->nbytes() <= constant_limit) return;
+    if ((known == contents::kept || told) && s->nbytes() <= constant_limit) {
+      known = contents::kept;
+      return hide(s);
+    }
+    known = contents::hollow;
+    release(s);
+  }
+
+  trace trace_;
+  mutable std::optional<std::string> refusal_;
+  std::unordered_map<c10::StorageImpl*, index_t> index_;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> alive_;  ///< keeps addresses from being used again, not the memory
+  std::vector<contents> contents_;
+  std::vector<bool> told_;  ///< the values are those of the real step: inputs, buffers and what is computed from these alone
+  std::vector<std::size_t> calculable_;  ///< calls whose operands are all told
+  std::vector<question> asked_;
+  std::vector<bool> raw_;                                                     ///< made by `empty`, not yet written by an operator
+  std::unordered_map<c10::TensorImpl*, at::Tensor> whole_;                    ///< tensors from outside
+  std::map<index_t, std::pair<at::Tensor, std::optional<content>>> unknown_;  ///< storages nobody announced, with their contents
+  /// Storages from outside that were written, with their contents, as bytes.
+  std::unordered_map<c10::StorageImpl*, std::pair<at::Tensor, at::Tensor>> saved_;
+  struct written_outside {
+    at::Tensor tensor;
+    index_t slot;
+    int64_t start, forward;  ///< versions
+  };
+  static void reset_version(const written_outside& o) {
+    auto counter = o.tensor.unsafeGetTensorImpl()->version_counter();
+    counter.set_version(o.start);
+  }
+  std::vector<written_outside> outside_;
+  draw_log draws_;
+  c10::Device device_;
+};
+
+}  // namespace remat::pytorch::detail

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <sstream>
+
+#include <remat/io/bytes.hpp>
+#include <remat/pytorch/executor.hpp>
+#include <remat/pytorch/memory.hpp>
+
+#include "state.hpp"
+
+namespace remat::pytorch {
+namespace {
+
+/// The same plan, not to be looked at again.
+std::shared_ptr<const plan> settled(const plan& p) {
+  auto same = std::make_shared<plan>();
+  same->run = p.run;
+  same->steps = p.steps;
+  same->found = p.found;
+  same->plan_seconds = p.plan_seconds;
+  return same;
+}
+
+}  // namespace
+
+std::shared_ptr<const plan> session::state::plan_for(const std::shared_ptr<setup>& s, bytes_t available, bytes_t held_bytes) {
+  for (auto p = s->plans.lower_bound(available); p != s->plans.end(); ++p)  // made for no less, and fits
+    if (p->second->run->needed_bytes() <= available) return p->second;
+  std::shared_ptr<const plan> best;
+  if (s->store_all->run->needed_bytes() <= available)
+    best = s->store_all;
+  else if (const auto relative = sibling(*s)) {
+    best = take_over(*s, available, *relative);
+    if (!best || best->run->needed_bytes() < available / 10 * 9)  // there is room for better decisions
+      if (const auto other = glance(*s, available, searching()); other && (!best || other->found.seconds < best->found.seconds))
+        best = other;
+  }
+  if (!best) best = search(*s, available, held_bytes, searching());
+  announce(*best, available);
+  s->plans[available] = best;
+  return best;
+}
+
+void session::state::announce(const plan& p, bytes_t available) const {
+  std::ostringstream text;
+  text << "planned for " << format_bytes(available) << " in " << format_seconds(p.plan_seconds) << ": " << p.found.recomputed
+       << " recomputations, arena " << format_bytes(p.run->arena_bytes()) << ", outputs " << format_bytes(p.run->outside_bytes());
+  log(text.str());
+}
+
+std::shared_ptr<runner> session::state::expected(const invocation& call, const std::vector<at::Tensor>& inputs,
+                                                 std::size_t graphs) {
+  const auto s = kind_for(call, inputs, graphs);
+  try {
+    return acquire(s, inputs);
+  } catch (const over_budget&) {  // what this loss uses may take more than all outputs, whose gradients lie outside the arena
+    if (s->outputs->now().empty()) throw;
+    s->outputs->expect_all();
+    return acquire(kind_for(call, inputs, graphs), inputs);
+  }
+}
+
+void session::state::refine(const runner& r, bytes_t held_bytes) {
+  if (r.what->taken_from.empty() || r.what->superseded || r.steps < 2) return;
+  worker.start([this, s = r.kind, old = r.what, available = r.available, held_bytes] {
+    auto o = searching();
+    o.watch = [this](const progress&) { return worker.ending() ? control::stop : control::go_on; };
+    std::shared_ptr<const plan> found;
+    try {
+      found = search(*s, available, held_bytes, o);
+    } catch (const std::exception& e) {
+      log(std::string("no better plan beside the steps: ") + e.what());
+    }
+    std::lock_guard lock(mutex);
+    if (!found || found->found.seconds >= old->found.seconds) found = settled(*old);
+    announce(*found, available);
+    s->plans[available] = found;
+    old->superseded = true;
+  });
+}
+
+std::shared_ptr<runner> session::state::acquire(const std::shared_ptr<setup>& s, const std::vector<at::Tensor>& inputs) {
+  memory.sweep();
+  last_held = memory.held(*s, inputs);
+  const auto fixed = last_held.held();
+  for (const auto& r : memory.runners) {  // one that is ready
+    if (r->kind != s || r->run->in_flight() || r->what->superseded) continue;
+    const auto need = r->what->run->needed_bytes();
+    const auto gradients = memory.gradients();
+    if (fixed + gradients + need + memory.others(r.get()) > memory.budget(fixed, gradients)) continue;
+    if (r->run->arena_in_use()) memory.evacuate(*r->run);
+    if (r->run->arena_in_use()) continue;
+    last_held.gradients = gradients;
+    return r;
+  }
+  release();
+  const auto [available, held_bytes] = room(*s);
+  auto r = std::make_shared<runner>();
+  r->kind = s;
+  r->available = available;
+  r->what = plan_for(s, available, held_bytes);
+  try {
+    r->run = std::make_unique<executor>(r->what->run, *s->tensors, device_for(*s), s->far);
+  } catch (const out_of_memory& e) {
+    const bool shared =
+        std::any_of(memory.runners.begin(), memory.runners.end(), [](const auto& x) { return x->what->run->far_bytes() > 0; });
+    if (!shared || r->what->run->far_bytes() == 0 || e.tier != s->far.memory->name()) throw;
+    r->what = without_copies(*s, available, held_bytes, e);
+    r->run = std::make_unique<executor>(r->what->run, *s->tensors, device_for(*s), s->far);
+  }
+  memory.runners.push_back(r);
+  return r;
+}
+
+std::shared_ptr<const plan> session::state::without_copies(const setup& s, bytes_t available, bytes_t held_bytes,
+                                                           const out_of_memory& why) {
+  auto& known = s.plans_without_copies[available];
+  if (known) return known;
+  log(why.what() + std::string(", as other steps are in flight; this one is planned without"));
+  auto o = searching();
+  o.copies = false;
+  try {
+    known = search(s, available, held_bytes, o);
+  } catch (const over_budget&) {
+    throw why;
+  }
+  announce(*known, available);
+  return known;
+}
+
+std::pair<bytes_t, bytes_t> session::state::room(const setup& s) {
+  const auto fixed = last_held.held() - last_held.gradients;
+  last_held.gradients = memory.gradients();
+  const auto others = memory.others();
+  // Gradients that stayed behind in an arena count there; a relative budget has them on top in any case.
+  const auto most = memory.budget(fixed, last_held.gradients + memory.behind());
+  const auto available = most - fixed - last_held.gradients - others;
+  const auto held_bytes = fixed + last_held.gradients + others;
+  if (available < 0) fail_over_budget(s, *leanest(s, searching()), held_bytes + available, held_bytes);
+  return {available, held_bytes};
+}
+
+}  // namespace remat::pytorch

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+#include <unordered_set>
+
+#include <remat/core/evaluate.hpp>
+#include <remat/core/solve.hpp>
+#include <remat/io/bytes.hpp>
+#include <remat/pytorch/paged_memory.hpp>
+
+#include "../clock.hpp"
+#include "../device/home.hpp"
+#include "../key.hpp"
+#include "../run/accumulation.hpp"
+#include "state.hpp"
+
+namespace remat::pytorch {
+namespace {
+
+/// Each tensor once, by its name.
+std::vector<named_tensor> distinct(std::vector<named_tensor> named) {
+  std::unordered_set<const c10::TensorImpl*> seen;
+  std::erase_if(named, [&](const auto& n) { return !n.tensor.defined() || !seen.insert(n.tensor.unsafeGetTensorImpl()).second; });
+  return named;
+}
+
+std::string text(const usage& outputs) {
+  key k;
+  k << outputs.number;
+  for (const auto& u : outputs.now()) k << u.used << at::IntArrayRef(u.strides);
+  return k.bytes();
+}
+
+/// Those that share no memory with `weights`.
+std::vector<at::Tensor> other_than(const std::vector<at::Tensor>& weights, std::vector<at::Tensor> list) {
+  std::erase_if(list, [&](const auto& t) {
+    return std::any_of(weights.begin(), weights.end(), [&](const auto& w) { return w.is_alias_of(t); });
+  });
+  return list;
+}
+
+}  // namespace
+
+std::string session::state::path_of(const std::string& base, const std::vector<at::Tensor>& inputs) const {
+  constexpr int most = 8;
+  auto path = base;
+  for (int other = 1;; ++other) {
+    const auto found = setups.find(path);
+    if (found == setups.end()) return path;
+    const auto& s = *found->second;
+    if (!s.asked || s.asked->same_answers(*s.tensors, inputs)) return path;
+    if (other == most)
+      throw cannot_capture(s.asked->last() + " gives the forward a number that its inputs tell; it was another one in " +
+                           std::to_string(most) + " captures. Compute it outside of the module and pass it as an argument");
+    path = base + ";other answers " + std::to_string(other);
+  }
+}
+
+std::shared_ptr<setup> session::state::setup_for(const invocation& call, const std::vector<at::Tensor>& inputs) {
+  const auto outputs = usage_of(key_of(call, inputs));
+  if (outputs->without_gradient) throw no_gradient();
+  const auto uses = outputs->now();
+  const auto k = path_of(text(*outputs), inputs);
+  if (const auto found = setups.find(k); found != setups.end()) {
+    const auto s = found->second;
+    if (!s->broken && !s->tensors->out_of_date()) {
+      replaced = 0;
+      s->last_used = ++clock_;
+      return s;
+    }
+    forget(s);
+    setups.erase(found);
+    if (s->broken) {
+      forget_profiles();
+      options.profile.cache.clear();
+    } else if (++replaced > 3) {
+      throw cannot_capture(
+          "the module puts a new tensor in the place of one of its members in every forward; register it as a "
+          "buffer and write into it");
+    }
+    log(s->broken ? "an operator uses memory in another way than it did: measured again"
+                  : "a tensor of the module that is no parameter and no buffer has been replaced: captured again");
+  }
+  std::shared_ptr<setup> s;
+  try {
+    s = make_setup(call, inputs, uses);
+  } catch (const no_gradient&) {
+    outputs->without_gradient = true;
+    throw;
+  }
+  s->outputs = outputs;
+  s->last_used = ++clock_;
+  setups.emplace(k, s);
+  while (setups.size() > options.most_shapes) {
+    const auto oldest = std::min_element(setups.begin(), setups.end(),
+                                         [](const auto& a, const auto& b) { return a.second->last_used < b.second->last_used; });
+    forget(oldest->second);
+    setups.erase(oldest);
+  }
+  return s;
+}
+
+std::shared_ptr<setup> session::state::kind_for(const invocation& call, const std::vector<at::Tensor>& inputs,
+                                                std::size_t graphs) {
+  const auto s = setup_for(call, inputs);
+  const auto variant = [&](std::shared_ptr<setup>& v, program (*of)(const program&), const char* what) {
+    if (!v || v->broken) v = make_variant(*s, of(*s->step), what);
+    v->last_used = s->last_used;
+    return v;
+  };
+  if (all_only_add(s->trained)) return variant(s->adding, accumulating, ", gradients accumulate");
+  if (s->outputs->gradients_leave() && may_be_given(s->trained, graphs)) {
+    const auto v = variant(s->giving, pytorch::giving, ", gradients leave");
+    v->given_early = true;
+    return v;
+  }
+  return s;
+}
+
+std::shared_ptr<setup> session::state::make_variant(const setup& s, program step, const char* what) {
+  release();
+  auto a = std::make_shared<setup>();
+  a->outputs = s.outputs;
+  a->parameters = s.parameters;
+  a->buffers = s.buffers;
+  a->trained = s.trained;
+  a->place = s.place;
+  a->note = s.note;
+  a->inputs = s.inputs + what;
+  a->step = std::make_shared<const program>(std::move(step));
+  a->tensors = std::make_unique<bindings>(s.tensors->followed_by(a->step));
+  complete(*a);
+  return a;
+}
+
+std::shared_ptr<setup> session::state::make_setup(const invocation& call, const std::vector<at::Tensor>& inputs,
+                                                  const std::vector<output_use>& uses) {
+  release();  // capture and measurements take memory of their own
+  auto s = std::make_shared<setup>();
+  const auto begin = clock::now();
+  std::vector<std::string> names;
+  for (const auto* list : {&parameters, &buffers})
+    for (const auto& n : *list) names.push_back(n.name);
+  s->inputs = describe(inputs);
+  s->parameters = tensors_of(parameters);
+  s->buffers = tensors_of(buffers);
+  auto captured = capture(call.forward, inputs, s->parameters, s->buffers, names, uses);
+  s->step = captured.step;
+  for (auto i : captured.reached) s->trained.push_back(s->parameters[i]);
+  s->tensors = std::make_unique<bindings>(std::move(captured.tensors));
+  s->asked = std::move(captured.asked);
+  s->note = call.note;
+  for (auto slot : s->step->parameters)
+    s->place.push_back(static_cast<std::size_t>(
+        std::find_if(s->trained.begin(), s->trained.end(),
+                     [&](const auto& t) { return t.is_same(s->parameters[s->step->slots[slot].position]); }) -
+        s->trained.begin()));
+  s->capture_seconds = since(begin);
+  complete(*s);
+  return s;
+}
+
+void session::state::complete(setup& s) {
+  auto& on = device_for(s);
+  for (const auto& n : s.step->nodes)
+    for (auto v : n.outputs)
+      if (const auto made = s.step->values[v].device; made != on.which())
+        throw cannot_capture(n.name + " makes a tensor on " + made.str() + " in a step on " + on.which().str() +
+                             "; make it outside of the module, or on the device");
+  s.graph = graph_hash(*s.step);
+  const auto relative = sibling(s);
+  s.profiles = options.device ? estimate(*s.step, options.device)
+               : relative     ? profile_like(*s.step, *relative->step, relative->profiles)
+                              : profile(*s.step, options.profile);
+  s.far = options.far;
+  auto& rates = options.far.rates;
+  constexpr bytes_t worth_it = 1 << 20;
+  if (s.far.memory && !rates && s.far.memory->limit() >= worth_it) rates = measure_rates(on, s.far);
+  s.in_place =
+      to_problem(*s.step, s.profiles.seconds(), s.profiles.workspace(), trained->name(), s.far.memory ? rates : std::nullopt);
+  const auto [fetched, weights] = fetched_by(s);
+  s.p = weights.empty() ? s.in_place : fetching_problem(s, fetched, weights);
+  s.parameter_bytes = unpaged_bytes(other_than(weights, s.parameters));
+  s.buffer_bytes = unpaged_bytes(other_than(weights, s.buffers));
+  for (const auto& c : s.step->constants) s.constants += static_cast<bytes_t>(c.size());
+  // Copies, as long as the forward may have to run once more.
+  for (const auto& b : s.buffers) s.buffer_bytes += static_cast<bytes_t>(b.nbytes());
+  for (const auto& w : s.step->written)
+    if (const auto& slot = s.step->slots[w.slot]; slot.from == role::input) s.buffer_bytes += s.step->values[slot.value].bytes;
+  bytes_t in_place = 0;
+  for (const auto& t : weights) in_place += static_cast<bytes_t>(t.storage().nbytes());
+  const auto all = std::make_shared<plan>();
+  all->steps = store_all_schedule(s.in_place);
+  all->run = std::make_shared<execution_plan>(s.step, all->steps, s.profiles, layout_options(), in_place);
+  all->found = as_result(s.in_place, all->steps);
+  all->found.solver = "store_all";
+  all->found.bound = all->found.seconds;
+  s.store_all = all;
+  std::ostringstream text;
+  text << "captured " << s.inputs << ": " << s.step->nodes.size() << " operations (" << s.profiles.distinct << " different, "
+       << s.profiles.measured << " measured) in " << format_seconds(s.capture_seconds) << " + "
+       << format_seconds(s.profiles.elapsed) << "; plain step needs " << format_bytes(s.store_all->run->needed_bytes());
+  log(text.str());
+  memory.largest_plain = std::max(memory.largest_plain, s.store_all->run->needed_bytes());
+}
+
+std::pair<std::vector<bool>, std::vector<at::Tensor>> session::state::fetched_by(const setup& s) const {
+  std::pair<std::vector<bool>, std::vector<at::Tensor>> found;
+  if (!options.fetched) return found;
+  auto& [values, weights] = found;
+  values = fetchable(*s.step);
+  for (index_t v = 0; v < values.size(); ++v) {
+    if (!values[v]) continue;
+    const auto& t = (*s.tensors)[s.step->values[v].slot];
+    values[v] = options.fetched(t);
+    if (values[v]) weights.push_back(t);
+  }
+  return found;
+}
+
+problem session::state::fetching_problem(setup& s, const std::vector<bool>& fetched, const std::vector<at::Tensor>& weights) {
+  if (!options.far.in) options.far.in = host_link();
+  s.far.in = options.far.in;
+  if (!rates_of_weights_) rates_of_weights_ = measure_fetches(device_for(s), *s.far.in, weights);
+  auto rates = *rates_of_weights_;
+  const auto& others = s.in_place.copies();
+  if (others) rates = {others->to_host, std::min(others->to_device, rates.to_device), std::max(others->latency, rates.latency)};
+  auto p = to_problem(*s.step, s.profiles.seconds(), s.profiles.workspace(), trained->name(), rates, fetched);
+  return others ? p : without_sends(p);
+}
+
+std::shared_ptr<const setup> session::state::sibling(const setup& s) const {
+  std::shared_ptr<const setup> nearest;
+  if (options.new_shapes != new_shape::nearest) return nearest;
+  auto size = [](const setup& x) {
+    double sum = 0;
+    for (const auto& v : x.step->values) sum += static_cast<double>(v.bytes);
+    return sum;
+  };
+  const auto own = size(s);
+  double best = 0;
+  for (const auto& other : kinds()) {
+    if (other->graph != s.graph || other->plans.empty() || other->broken) continue;
+    const auto theirs = size(*other);
+    const auto distance = std::abs(std::log(theirs / own)) + (theirs < own ? 10 : 0);  // decisions for more suit less
+    if (!nearest || distance < best) nearest = other, best = distance;
+  }
+  return nearest;
+}
+
+void session::state::look() {
+  if (looked_ && !trained->changed()) return;
+  looked_ = false;
+  signature = trained->signature();
+  parameters = distinct(trained->parameters());
+  buffers = distinct(trained->buffers());
+  looked_ = true;
+}
+
+void session::state::forget(const std::shared_ptr<setup>& s) {
+  memory.let_go([&](const runner& r) {
+    return (r.kind == s || r.kind == s->adding || r.kind == s->giving) && !r.run->in_flight() && !r.run->arena_in_use();
+  });
+}
+
+}  // namespace remat::pytorch

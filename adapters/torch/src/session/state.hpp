@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// What a session knows: the kinds of steps it has met (setups.cpp), their plans and executors (plans.cpp). Private to the
+/// adapter.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <remat/pytorch/session.hpp>
+
+#include "../plan/planned.hpp"
+#include "../plan/search.hpp"
+#include "../program/views.hpp"
+#include "accounts.hpp"
+#include "background.hpp"
+#include "kinds.hpp"
+
+namespace remat::pytorch {
+
+struct session::state : std::enable_shared_from_this<state> {
+  state(std::shared_ptr<model> m, wrap_options o);
+
+  /// Those of all sessions.
+  struct everybody {
+    std::mutex mutex;
+    std::vector<std::weak_ptr<state>> states;
+  };
+  static everybody& all() {
+    static everybody found;
+    return found;
+  }
+
+  void log(const std::string& text) const {
+    if (options.log) options.log(text);
+  }
+
+  // --- kinds of steps --------------------------------------------------------------------------------------------------------
+
+  const std::string& key_of(const invocation& call, const std::vector<at::Tensor>& inputs) {
+    return keys_.of(call, inputs, signature, parameters, buffers);
+  }
+
+  /// What losses have made of the outputs of such calls.
+  std::shared_ptr<usage> usage_of(const std::string& k) {
+    if (last_used_ == nullptr || last_used_->first != k) {
+      last_used_ = &*used.try_emplace(k).first;
+      if (!last_used_->second) last_used_->second = std::make_shared<usage>(used.size(), options.gradients_leave);
+    }
+    return last_used_->second;
+  }
+
+  /// Of one key, programs for several answers to what the forward asks; the result is that of the one for `inputs`.
+  std::string path_of(const std::string& base, const std::vector<at::Tensor>& inputs) const;
+  /// The kind of step for such inputs, captured if it is new, its gradients written where there are none yet.
+  std::shared_ptr<setup> setup_for(const invocation& call, const std::vector<at::Tensor>& inputs);
+  /// The kind of step for such inputs and the gradients there are.
+  /// @param graphs of this step that lead to the parameters already: one in its backward
+  std::shared_ptr<setup> kind_for(const invocation& call, const std::vector<at::Tensor>& inputs, std::size_t graphs = 0);
+  /// The same step with other gradients.
+  /// @param what it is, for people
+  std::shared_ptr<setup> make_variant(const setup& s, program step, const char* what);
+  /// Captures and measures.
+  std::shared_ptr<setup> make_setup(const invocation& call, const std::vector<at::Tensor>& inputs,
+                                    const std::vector<output_use>& uses);
+  static pytorch::device& device_for(const setup& s) { return device_of(device_of_step(*s.step)); }
+  /// Measures a captured step.
+  void complete(setup& s);
+  /// The values that steps fetch, and their tensors.
+  std::pair<std::vector<bool>, std::vector<at::Tensor>> fetched_by(const setup& s) const;
+  /// The problem in which weights are fetched.
+  problem fetching_problem(setup& s, const std::vector<bool>& fetched, const std::vector<at::Tensor>& weights);
+  std::vector<std::shared_ptr<setup>> kinds() const {
+    std::vector<std::shared_ptr<setup>> all;
+    for (const auto& [k, s] : setups)
+      for (const auto& x : {s, s->adding, s->giving})
+        if (x) all.push_back(x);
+    return all;
+  }
+  /// Of the steps of the same graph that have been planned, the one whose size is next.
+  std::shared_ptr<const setup> sibling(const setup& s) const;
+  /// Looks at the model as it is now.
+  void look();
+  /// Lets go of the executors for `s` that are idle.
+  void forget(const std::shared_ptr<setup>& s);
+
+  // --- plans -----------------------------------------------------------------------------------------------------------------
+
+  search_options searching() const {
+    return {options.solver, options.solver_name, options.cache,
+            options.limits, options.watch,       [this](const std::string& text) { log(text); }};
+  }
+  /// A plan that needs at most `available` bytes.
+  std::shared_ptr<const plan> plan_for(const std::shared_ptr<setup>& s, bytes_t available, bytes_t held_bytes);
+  void announce(const plan& p, bytes_t available) const;
+  /// An executor for the use of the outputs that is expected.
+  std::shared_ptr<runner> expected(const invocation& call, const std::vector<at::Tensor>& inputs, std::size_t graphs = 0);
+  /// Looks for a better plan than one that was taken over, beside the steps.
+  void refine(const runner& r, bytes_t held_bytes);
+  /// What is idle makes room.
+  void release() { memory.release(); }
+  /// An executor for a step that begins now.
+  std::shared_ptr<runner> acquire(const std::shared_ptr<setup>& s, const std::vector<at::Tensor>& inputs);
+  /// A plan for a step beside others that have taken the far memory.
+  /// @throws out_of_memory as it was, if there is none
+  std::shared_ptr<const plan> without_copies(const setup& s, bytes_t available, bytes_t held_bytes, const out_of_memory& why);
+  /// Bytes that a step may take, and those that are held meanwhile.
+  std::pair<bytes_t, bytes_t> room(const setup& s);
+
+  std::vector<at::Tensor> forward(const invocation& call, const std::vector<at::Tensor>& inputs, std::shared_ptr<void>* note);
+
+  pytorch::report report(const setup& s, const plan& p) const;
+
+  std::shared_ptr<model> trained;
+  wrap_options options;
+  std::mutex mutex;
+  std::vector<named_tensor> parameters, buffers;  ///< of the model, each once, when `look` was called last
+  std::string signature;                          ///< of the model, then
+  bool looked_ = false;
+  std::unordered_map<std::string, std::shared_ptr<setup>> setups;  ///< by the use of the outputs
+  std::unordered_map<std::string, std::shared_ptr<usage>> used;    ///< by `key_of`
+  decltype(used)::value_type* last_used_ = nullptr;
+  call_keys keys_;
+  std::uint64_t clock_ = 0;
+  accounts memory{options, parameters};
+  std::shared_ptr<const setup> last_setup;
+  std::shared_ptr<const plan> last_plan;
+  pytorch::report last_held;
+  std::optional<copy_rates> rates_of_weights_;
+  background worker;
+  int replaced = 0;          ///< captures in a row that a replaced tensor made out of date
+  std::size_t verified = 0;  ///< steps that were compared
+};
+
+}  // namespace remat::pytorch
