@@ -448,14 +448,17 @@ class Loops(unittest.TestCase):
         self.both(act)
         self.both(act, budget="200%")
 
-    def test_two_forwards_before_the_backwards(self):
+    def test_several_forwards_before_the_backwards(self):
         def act(m):
-            (x,), _ = inputs()[0]
-            a, b = m(x), m(x + 1)
-            (a.sum() * b.square().sum()).backward()
-            return [a, b, [p.grad for p in m.parameters()]]
+            found = []
+            for (x,), _ in inputs():
+                a, b, c = m(x), m(x + 1), m(x[:100])
+                (a.sum() * b.square().sum() + c.sum()).backward()
+                found.append(copied([a, b, c, [p.grad for p in m.parameters()]]))
+            return found
 
-        self.both(act)
+        for budget in (None, "100%", "90%"):  # of what all three would take
+            self.both(act, budget=budget)
 
     def test_forward_without_backward(self):
         def act(m):

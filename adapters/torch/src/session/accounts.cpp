@@ -49,12 +49,16 @@ bytes_t accounts::behind() const {
   return sum;
 }
 
-bytes_t accounts::budget(bytes_t held, bytes_t gradients) const {
+bytes_t accounts::budget(bytes_t held, bytes_t gradients, bool begins) const {
   const auto& b = options_.budget;
+  bytes_t plain = 0;
+  for (const auto& r : runners)
+    if (r->run->in_flight()) plain += r->kind->store_all->run->needed_bytes();
+  plain = begins ? plain + largest_plain : std::max(plain, largest_plain);
   const auto bytes = b.total          ? *b.total
                      : b.for_the_step ? held + gradients + *b.for_the_step
                                       : held + gradients + outputs_of_before +
-                                            static_cast<bytes_t>(std::ceil(b.share * static_cast<double>(largest_plain)));
+                                            static_cast<bytes_t>(std::ceil(b.share * static_cast<double>(plain)));
   return std::min(options_.most, bytes);
 }
 

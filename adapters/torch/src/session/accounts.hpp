@@ -33,8 +33,10 @@ class accounts {
   /// Arenas that are there for gradients in them only.
   bytes_t behind() const;
   /// The budget in bytes. Relative ones leave out what is held, the gradients and the outputs of before that there are, and are
-  /// of the largest plain step so far: the last batch of an epoch, smaller than the others, may take what these take.
-  bytes_t budget(bytes_t held, bytes_t gradients) const;
+  /// of the largest plain step so far: the last batch of an epoch, smaller than the others, may take what these take. Those in
+  /// flight beside it add what they would take.
+  /// @param begins a step does
+  bytes_t budget(bytes_t held, bytes_t gradients, bool begins) const;
 
   /// Moves the gradients of parameters out of the arena of `r`.
   void evacuate(const executor& r) const;

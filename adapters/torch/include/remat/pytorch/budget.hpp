@@ -17,7 +17,8 @@ namespace remat::pytorch {
 class budget {
  public:
   /// @param text a size such as `512MiB`, for everything the step needs; or `N%` of the activations of a step that recomputes
-  ///             nothing (of the largest so far, if it is called with several shapes), beyond what is held anyway
+  ///             nothing (of the largest so far, if it is called with several shapes; of all that are in flight), beyond what is
+  ///             held anyway
   /// @throws bad_option naming the text, for anything else
   budget(const std::string& text);
   budget(const char* text) : budget(std::string(text)) {}
@@ -30,7 +31,7 @@ class budget {
 
   std::optional<bytes_t> total;         ///< bytes
   std::optional<bytes_t> for_the_step;  ///< bytes beyond what is held
-  double share = 1;                     ///< of a step that recomputes nothing, if neither is set
+  double share = 1;                     ///< of what steps take that recompute nothing, if neither is set
 
  private:
   budget() = default;
