@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Gradients that nobody is told of. Private to the adapter.
+/// Gradients, and taking some that nobody is told of. Private to the adapter.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,6 +12,9 @@
 #include <vector>
 
 namespace remat::pytorch {
+
+/// `t.grad()`, without its warning where `t` is no leaf.
+inline const at::Tensor& gradient_of(const at::Tensor& t) { return t.unsafeGetTensorImpl()->grad(); }
 
 /// Takes the hooks off tensors, and puts them back: gradients taken for a capture are nobody's business.
 class without_hooks {

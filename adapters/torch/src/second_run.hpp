@@ -106,6 +106,8 @@ class second_run {
     for (const auto& t : written) written_.push_back({t, t.detach().clone(), {}, t._version()});
   }
 
+  const std::vector<at::Tensor>& inputs() const { return inputs_; }
+
   /// Runs `forward` from there, and leaves everything as it is now, also if that throws.
   /// @throws c10::Error if what it reads has changed
   void run(const std::function<void(const std::vector<at::Tensor>&)>& forward) {

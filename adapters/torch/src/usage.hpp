@@ -37,15 +37,9 @@ class usage {
       same = same && (!step.differentiable[i] || (planned == seen[i].used && seen[i].strides.empty()));
       if (planned && seen[i].used && seen[i].strides.empty()) seen[i].strides = before;  // as planned
     }
-    settled_ = settled_ || same;
     if (same || all_) return true;
     uses_ = std::move(seen);
     return false;
-  }
-  /// A loss has done as expected.
-  bool settled() const {
-    std::lock_guard lock(mutex_);
-    return settled_;
   }
   /// Do hooks free each gradient when they are told of it? That is expected of the next backward.
   bool gradients_leave() const { return leave_ > 0; }
@@ -54,6 +48,10 @@ class usage {
     int before = seen ? 0 : 1;
     leave_.compare_exchange_strong(before, seen ? 1 : -1);
   }
+  /// Is nothing else expected to bring gradients to the parameters, so that they can be added to those that are there?
+  bool alone() const { return alone_; }
+  /// @param seen nothing else led to them when gradients were to be added
+  void learn_alone(bool seen) { alone_ = seen; }
   /// Expects all outputs from now on.
   void expect_all() {
     std::lock_guard lock(mutex_);
@@ -64,7 +62,8 @@ class usage {
  private:
   mutable std::mutex mutex_;
   std::vector<output_use> uses_;
-  bool all_ = false, settled_ = false;
+  bool all_ = false;
+  std::atomic<bool> alone_ = true;
   std::atomic<int> leave_ = 0;  ///< -1: no, 0: not seen, 1: yes
 };
 

@@ -34,7 +34,7 @@ constexpr auto record_key = c10::DispatchKey::Fake;
 class same_gradients {
  public:
   explicit same_gradients(const std::vector<at::Tensor>& tensors) {
-    for (const auto& t : tensors) before_.push_back({t, t.grad(), t.grad().defined() ? t.grad()._version() : 0});
+    for (const auto& t : tensors) before_.push_back({t, gradient_of(t), gradient_of(t).defined() ? gradient_of(t)._version() : 0});
   }
   ~same_gradients() {
     for (auto& x : before_) x.tensor.mutable_grad() = x.grad;
@@ -43,7 +43,7 @@ class same_gradients {
   same_gradients& operator=(const same_gradients&) = delete;
   bool hold() const {
     return std::all_of(before_.begin(), before_.end(), [](const auto& x) {
-      const auto& now = x.tensor.grad();
+      const auto& now = gradient_of(x.tensor);
       return now.unsafeGetTensorImpl() == x.grad.unsafeGetTensorImpl() && (!now.defined() || now._version() == x.version);
     });
   }

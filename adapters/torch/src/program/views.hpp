@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include <remat/pytorch/program.hpp>
@@ -30,6 +31,37 @@ inline at::Tensor tensor_of(const byte_view& v, const c10::Storage& s, int64_t s
   if (v.conj) t = at::_conj(t);
   if (v.neg) t = at::_neg_view(t);
   return t;
+}
+
+/// Strides that lead to the same elements: those of dimensions of size 1 lead nowhere.
+inline bool same_strides(at::IntArrayRef sizes, at::IntArrayRef a, at::IntArrayRef b) {
+  for (std::size_t d = 0; d < sizes.size(); ++d)
+    if (sizes[d] != 1 && a[d] != b[d]) return false;
+  return true;
+}
+/// No two elements lie in one place, but for those of dimensions that are expanded, of stride 0.
+inline bool apart_or_expanded(at::IntArrayRef sizes, at::IntArrayRef strides) {
+  std::vector<std::pair<int64_t, int64_t>> dimensions;  // stride, size
+  for (std::size_t d = 0; d < sizes.size(); ++d)
+    if (sizes[d] > 1 && strides[d] != 0) dimensions.emplace_back(strides[d], sizes[d]);
+  std::sort(dimensions.begin(), dimensions.end());
+  int64_t room = 1;
+  for (const auto& [stride, size] : dimensions) {
+    if (stride < room) return false;
+    room = stride * size;
+  }
+  return true;
+}
+/// Of each dimension that `strides` expand, the first element: where these are written, all are.
+inline at::Tensor first_of_expanded(at::Tensor t, at::IntArrayRef strides) {
+  for (std::size_t d = 0; d < strides.size(); ++d)
+    if (strides[d] == 0 && t.size(static_cast<int64_t>(d)) > 1) t = t.narrow(static_cast<int64_t>(d), 0, 1);
+  return t;
+}
+inline bool is_expanded(at::IntArrayRef sizes, at::IntArrayRef strides) {
+  for (std::size_t d = 0; d < sizes.size(); ++d)
+    if (strides[d] == 0 && sizes[d] > 1) return true;
+  return false;
 }
 
 /// The view is a tensor of no dimensions that the program owns, such as a wrapped number.

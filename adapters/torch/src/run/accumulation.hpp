@@ -14,11 +14,13 @@
 
 #include <remat/pytorch/program.hpp>
 
+#include "../hooks.hpp"
+
 namespace remat::pytorch {
 
 /// Autograd would do nothing with a gradient of `parameter` but to add it to `.grad`: nobody is to be told.
 inline bool only_adds(const at::Tensor& parameter) {
-  const auto& grad = parameter.grad();
+  const auto& grad = gradient_of(parameter);
   if (!grad.defined() || grad.requires_grad() || grad.layout() != c10::kStrided ||
       grad.scalar_type() != parameter.scalar_type() || grad.sizes() != parameter.sizes() || grad.device() != parameter.device() ||
       !grad.is_non_overlapping_and_dense() || grad.is_conj() || grad.is_neg() || grad.is_inference())

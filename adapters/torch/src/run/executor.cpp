@@ -303,13 +303,15 @@ struct executor::state {
     const auto& view = step.views[step.output_grads[i]];
     auto t = incoming;
     const bool fits = t.defined() && t.dtype() == view.dtype && t.sizes() == at::IntArrayRef(view.sizes) &&
-                      t.strides() == at::IntArrayRef(view.strides) && t.is_conj() == view.conj && t.is_neg() == view.neg &&
+                      same_strides(t.sizes(), t.strides(), view.strides) && t.is_conj() == view.conj && t.is_neg() == view.neg &&
                       t.storage_offset() == view.offset;
     if (!fits) {
       contiguous += t.defined();
       const auto options = at::TensorOptions().dtype(view.dtype).device(step.values[view.value].device);
-      auto copy = at::empty_strided(view.sizes, view.strides, options);
-      t = t.defined() ? copy.copy_(t) : copy.zero_();
+      const auto copy = at::empty_strided(view.sizes, view.strides, options);
+      const auto written = first_of_expanded(copy, view.strides);
+      t.defined() ? written.copy_(first_of_expanded(t, view.strides)) : written.zero_();
+      t = copy;
     }
     t = t.detach();
     const auto k = step.values[view.value].slot;

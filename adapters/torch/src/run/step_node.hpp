@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "../plan/planned.hpp"
+#include "../program/views.hpp"
 #include "../second_run.hpp"
 #include "accumulation.hpp"
 
@@ -25,13 +26,17 @@ namespace remat::pytorch {
 /// The backward of one forward.
 class step_node final : public ::torch::autograd::Node {
  public:
-  using replanner = std::function<std::shared_ptr<runner>(const std::vector<at::Tensor>&)>;
+  /// For the forward once more, by a plan for another use of the outputs.
+  struct second_plan {
+    std::function<bool(const std::vector<at::Tensor>&)> possible;               ///< for these inputs
+    std::function<std::shared_ptr<runner>(const std::vector<at::Tensor>&)> make;  ///< when the first executor has been let go
+  };
 
   /// @param beside runs the forward again, if that may be needed
   /// @param verify compares with the plain step, which has begun
-  /// @param replan gives an executor for what the loss has been seen to use
+  /// @param replan for what the loss has been seen to use
   step_node(std::shared_ptr<runner> r, std::vector<watched> w, const std::vector<at::Tensor>& inputs,
-            std::unique_ptr<second_run> beside, bool verify, replanner replan)
+            std::unique_ptr<second_run> beside, bool verify, second_plan replan)
       : runner_(std::move(r)), watched_(std::move(w)), beside_(std::move(beside)), replan_(std::move(replan)), verify_(verify) {
     ::torch::autograd::edge_list edges;
     for (const auto& p : runner_->kind->trained) edges.push_back(::torch::autograd::impl::gradient_edge(p));
@@ -70,25 +75,32 @@ class step_node final : public ::torch::autograd::Node {
     const auto& step = *kind->step;
     std::vector<at::Tensor> given;
     std::vector<output_use> uses;
+    bool collapsed = false;  // the plan takes elements for equal that are not
     std::size_t next = 0;
     for (std::size_t i = 0; i < step.differentiable.size(); ++i) {
       given.push_back(step.differentiable[i] ? std::move(incoming[next++]) : at::Tensor());
       uses.push_back({given[i].defined(), {}});
       if (!given[i].defined() || step.output_grads[i] == none) continue;
-      const auto& planned = step.views[step.output_grads[i]].strides;
-      if (given[i].strides() != at::IntArrayRef(planned) && given[i].is_non_overlapping_and_dense())
-        uses[i].strides = given[i].strides().vec();
+      const at::IntArrayRef planned = step.views[step.output_grads[i]].strides, strides = given[i].strides();
+      if (same_strides(given[i].sizes(), strides, planned)) continue;
+      if (apart_or_expanded(given[i].sizes(), strides)) uses[i].strides = strides.vec();
+      collapsed = collapsed || is_expanded(given[i].sizes(), planned);
     }
     incoming.clear();
     ::torch::autograd::variable_list result;
     ::torch::autograd::variable_list expected;
     if (verify_) expected = beside->backward(step, given, kind->trained);
-    if (kind->outputs->learn(step, uses) || !beside) {
+    const bool expected_so = kind->outputs->learn(step, uses) && !collapsed;
+    if (expected_so || !beside || !replan_.possible(beside->inputs())) {
+      TORCH_CHECK(!collapsed,
+                  "remat: the loss uses the outputs of a wrapped module in another way than the last one, for which the forward has to "
+                  "run once more, but the mode, a parameter or an attribute of the module is another one by now; change it after the "
+                  "backward");
       result = planned(*r, given, unread);
-    } else {                                    // the forward once more, by a plan for this use of the outputs
-      std::exchange(r, nullptr)->run->reset();  // and nobody holds its arena
+    } else {
+      std::exchange(r, nullptr)->run->reset();  // nobody holds its arena
       beside->run([&](const auto& inputs) {
-        r = replan_(inputs);
+        r = replan_.make(inputs);
         r->run->forward(inputs);
       });
       unread.clear();
@@ -127,11 +139,17 @@ class step_node final : public ::torch::autograd::Node {
     std::vector<at::Tensor> sums;
     const auto* captured = ::torch::autograd::get_current_graph_task_exec_info();
     const bool to_parameters = !verify_ && (captured == nullptr || captured->empty());
+    // Where other graphs lead to a parameter (several forwards, a penalty on weights), autograd adds up what they bring first.
+    const auto alone = [&](std::size_t k) { return next_edges()[k].function.use_count() == 1; };
+    std::size_t added = 0, left = 0;
     if (to_parameters)
       for (std::size_t i = 0; i < step.parameters.size(); ++i) {
-        const auto& p = r.kind->trained[r.kind->place[i]];
-        sums.push_back(reached(step.parameter_sources[i]) && only_adds(p) ? p.grad() : at::Tensor());
+        const auto k = r.kind->place[i];
+        const bool adds = reached(step.parameter_sources[i]) && only_adds(r.kind->trained[k]);
+        sums.push_back(adds && alone(k) ? gradient_of(r.kind->trained[k]) : at::Tensor());
+        if (adds) ++(alone(k) ? added : left);
       }
+    if (added + left > 0) r.kind->outputs->learn_alone(left == 0);
     const bool told = to_parameters && std::all_of(r.kind->trained.begin(), r.kind->trained.end(),
                                                    [](const auto& p) { return is_told(p) || !is_large(p); });
     // What goes to a parameter alone goes there as soon as it is complete.
@@ -143,7 +161,7 @@ class step_node final : public ::torch::autograd::Node {
         return true;
       });
       if (!reached(step.parameter_sources[k])) return at::Tensor();
-      if (!told || !task_should_compute_output(r.kind->place[k]) || edge.function.use_count() > 1) return gradient;
+      if (!told || !task_should_compute_output(r.kind->place[k]) || !alone(r.kind->place[k])) return gradient;
       accumulate(*edge.function, std::move(gradient));
       edge = {};
       return at::Tensor();
@@ -190,7 +208,7 @@ class step_node final : public ::torch::autograd::Node {
   std::shared_ptr<runner> runner_;  ///< empty once it ran
   std::vector<watched> watched_;
   std::unique_ptr<second_run> beside_;
-  replanner replan_;
+  second_plan replan_;
   bool verify_ = false, ran_kept_ = false;
 };
 

@@ -8,6 +8,8 @@
 
 #include <remat/pytorch/paged_memory.hpp>
 
+#include "../hooks.hpp"
+
 namespace remat::pytorch {
 
 pytorch::report accounts::held(const setup& s, const std::vector<at::Tensor>& inputs) const {
@@ -23,7 +25,7 @@ pytorch::report accounts::held(const setup& s, const std::vector<at::Tensor>& in
 bytes_t accounts::gradients() const {
   std::vector<at::Tensor> counted;
   for (const auto& [name, p] : parameters_) {
-    const auto& g = p.grad();
+    const auto& g = gradient_of(p);
     if (!g.defined() || !g.has_storage()) continue;
     const auto* data = static_cast<const char*>(g.storage().data());
     const bool inside = std::any_of(retired_.begin(), retired_.end(), [&](const auto& weak) {

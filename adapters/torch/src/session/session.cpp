@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <set>
@@ -17,6 +18,18 @@
 namespace remat::pytorch {
 
 plan_solver default_solver() { return solve_by_default; }
+
+namespace {
+
+/// The loss can use the outputs in one way only: there is a single number.
+bool has_one_use(const program& step) {
+  std::size_t uses = 0;
+  for (std::size_t i = 0; i < step.outputs.size(); ++i)
+    if (step.differentiable[i]) uses += c10::multiply_integers(step.views[step.outputs[i]].sizes) == 1 ? 1 : 2;
+  return uses == 1;
+}
+
+}  // namespace
 
 session::state::state(std::shared_ptr<model> m, wrap_options o) : trained(std::move(m)), options(std::move(o)) {
   if (options.most < 0) throw bad_option("wrap_options.most must be >= 0, got " + std::to_string(options.most));
@@ -59,7 +72,7 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
   }
   std::shared_ptr<runner> r;
   try {
-    r = expected(call, inputs);
+    r = expected(call, inputs, usage_of(key_of(call, inputs)));
   } catch (const no_gradient&) {
     lock.unlock();
     return call.forward(inputs);
@@ -73,7 +86,7 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
   const auto& step = *s->step;
   const bool verify = verified < options.verify;
   std::unique_ptr<second_run> beside;
-  if (verify || !s->outputs->settled() || std::count(step.differentiable.begin(), step.differentiable.end(), true) > 1) {
+  if (verify || !has_one_use(step)) {
     auto written = s->buffers;
     for (const auto& w : step.written) {
       const auto& slot = step.slots[w.slot];
@@ -116,7 +129,12 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
   for (std::size_t i = 0; i < outputs.size(); ++i)
     if (step.from(step.views[step.outputs[i]].value) == role::internal)
       given_out.push_back(outputs[i].storage().getWeakStorageImpl());
-  const auto once_more = [self = shared_from_this(), call, given_out](const std::vector<at::Tensor>& again) {
+  step_node::second_plan once_more;
+  once_more.possible = [self = shared_from_this(), call, outputs = s->outputs](const std::vector<at::Tensor>& again) {
+    std::lock_guard held(self->mutex);
+    return self->can_run_again(call, again, outputs);
+  };
+  once_more.make = [self = shared_from_this(), call, given_out, uses = s->outputs](const std::vector<at::Tensor>& again) {
     std::lock_guard held(self->mutex);
     std::set<c10::StorageImpl*> alive;
     for (const auto& weak : given_out)
@@ -126,14 +144,13 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
       bytes_t& bytes;
       ~restored() { bytes = 0; }
     } const later{self->memory.outputs_of_before};
-    self->look();
     try {
-      return self->acquire(self->kind_for(call, again, 1), again);
+      return self->acquire(self->kind_for(call, again, uses, 1), again);
     } catch (const over_budget&) {  // a budget that is known to do does; what the caller still holds comes on top, this once
       self->log("outputs of before take " + format_bytes(self->memory.outputs_of_before) +
                 " beyond the budget while the forward runs again");
       self->memory.outputs_of_before = 0;
-      return self->expected(call, again, 1);
+      return self->expected(call, again, uses, 1);
     }
   };
   const auto node = c10::make_intrusive<step_node>(r, std::move(watch), inputs, std::move(beside), verify, once_more);

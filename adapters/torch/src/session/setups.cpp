@@ -59,18 +59,30 @@ std::string session::state::path_of(const std::string& base, const std::vector<a
   }
 }
 
-std::shared_ptr<setup> session::state::setup_for(const invocation& call, const std::vector<at::Tensor>& inputs) {
-  const auto outputs = usage_of(key_of(call, inputs));
+std::shared_ptr<setup> session::state::known(const usage& outputs, const std::vector<at::Tensor>& inputs) const {
+  const auto found = setups.find(path_of(text(outputs), inputs));
+  return found == setups.end() || found->second->broken || found->second->tensors->out_of_date() ? nullptr : found->second;
+}
+
+bool session::state::can_run_again(const invocation& call, const std::vector<at::Tensor>& inputs,
+                                   const std::shared_ptr<usage>& outputs) {
+  if (known(*outputs, inputs)) return true;
+  look();
+  return usage_of(key_of(call, inputs)) == outputs;
+}
+
+std::shared_ptr<setup> session::state::setup_for(const invocation& call, const std::vector<at::Tensor>& inputs,
+                                                 const std::shared_ptr<usage>& outputs) {
   if (outputs->without_gradient) throw no_gradient();
+  if (const auto s = known(*outputs, inputs)) {
+    replaced = 0;
+    s->last_used = ++clock_;
+    return s;
+  }
   const auto uses = outputs->now();
   const auto k = path_of(text(*outputs), inputs);
   if (const auto found = setups.find(k); found != setups.end()) {
     const auto s = found->second;
-    if (!s->broken && !s->tensors->out_of_date()) {
-      replaced = 0;
-      s->last_used = ++clock_;
-      return s;
-    }
     forget(s);
     setups.erase(found);
     if (s->broken) {
@@ -104,14 +116,14 @@ std::shared_ptr<setup> session::state::setup_for(const invocation& call, const s
 }
 
 std::shared_ptr<setup> session::state::kind_for(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                                std::size_t graphs) {
-  const auto s = setup_for(call, inputs);
+                                                const std::shared_ptr<usage>& outputs, std::size_t graphs) {
+  const auto s = setup_for(call, inputs, outputs);
   const auto variant = [&](std::shared_ptr<setup>& v, program (*of)(const program&), const char* what) {
     if (!v || v->broken) v = make_variant(*s, of(*s->step), what);
     v->last_used = s->last_used;
     return v;
   };
-  if (all_only_add(s->trained)) return variant(s->adding, accumulating, ", gradients accumulate");
+  if (s->outputs->alone() && all_only_add(s->trained)) return variant(s->adding, accumulating, ", gradients accumulate");
   if (s->outputs->gradients_leave() && may_be_given(s->trained, graphs)) {
     const auto v = variant(s->giving, pytorch::giving, ", gradients leave");
     v->given_early = true;
