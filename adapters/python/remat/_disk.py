@@ -77,6 +77,10 @@ class Disk:
         """Copies to a tensor in a file of this disk, not through its mapping. Raises CopyFailed."""
         self._files.write(to, value)
 
+    def take_gradient(self, parameter: torch.Tensor, home: torch.Tensor) -> None:
+        """Puts the gradient of a parameter into a tensor in a file of this disk; backwards on other threads add to it before or after. Raises CopyFailed."""
+        self._files.take_gradient(parameter, home)
+
     def check_process(self) -> None:
         """Raises Refused in a process that was forked since: the files are its parent's, who would see what is written."""
         if os.getpid() != self._process:

@@ -27,11 +27,6 @@ class _Home:
         """Does nobody hold the gradient that was here?"""
         return self._uses() == self._unused
 
-    def take(self, disk: Disk, grad: torch.Tensor) -> torch.Tensor:
-        """The same gradient, here."""
-        disk.write(self.memory, grad)
-        return self.memory.detach()
-
 
 class Gradients:
     """Moves gradients of parameters into files of a disk."""
@@ -75,7 +70,8 @@ class Gradients:
             self.disk.check_process()
             if home is None or not home.free() or not self.disk.holds(home.memory) or Layout.of(grad) != Layout.of(home.memory):
                 home = self._homes[p] = _Home(*self.disk.reserve([Layout.of(grad)]))
-            p.grad = grad = home.take(self.disk, grad)
+            self.disk.take_gradient(p, home.memory)
+            grad = p.grad
         if self._backward != torch._C._current_graph_task_id():
             self._backward = torch._C._current_graph_task_id()
             torch.autograd.Variable._execution_engine.queue_callback(self._traffic.drain)  # raises what could not be written

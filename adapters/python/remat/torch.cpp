@@ -401,6 +401,8 @@ PYBIND11_MODULE(_torch, m) {
       .def("reserve", [](rp::disk& d, const tensors& like) { return in_folder(d.folder(), [&] { return d.reserve(like); }); })
       .def("holds", &rp::disk::holds)
       .def("write", [](rp::disk& d, const at::Tensor& to, const at::Tensor& value) { translated([&] { d.write(to, value); }); })
+      .def("take_gradient",
+           [](rp::disk& d, const at::Tensor& p, const at::Tensor& home) { translated([&] { d.take_gradient(p, home); }); })
       .def_property_readonly("reserved", &rp::disk::reserved)
       .def_property_readonly("fetched", &rp::disk::fetched)
       .def_property_readonly("evicted", &rp::disk::evicted);

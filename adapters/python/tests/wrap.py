@@ -9,6 +9,7 @@ import enum
 import gc
 import inspect
 import io
+import itertools
 import logging
 import pickle
 import random
@@ -533,6 +534,44 @@ class Loops(unittest.TestCase):
                     return [found, [p.grad for p in m.parameters()]]
 
                 self.both(act, make=Two)
+
+    def test_losses_that_change_while_steps_are_in_flight(self):
+        class Two(Chain):
+            def forward(self, x):
+                y = super().forward(x)
+                return y * 2, y.mean(-1)
+
+        losses = [lambda y: y[0].sum(), lambda y: y[0].square().mean(), lambda y: y[1].sum(), lambda y: y[0].sum(-1).abs().sum() + y[1].max()]
+        for before, first, second in itertools.product(losses, repeat=3):
+            def act(m):
+                before(m(inputs()[0][0][0])).backward()
+                a, b = m(inputs()[1][0][0]), m(inputs()[2][0][0])
+                first(a).backward()
+                found = copied([p.grad for p in m.parameters()])
+                second(b).backward()
+                return [found, [p.grad for p in m.parameters()]]
+
+            self.both(act, make=Two)
+
+    def test_hooks_of_outputs(self):
+        """Those of outputs that the loss does not use are not called."""
+        class Two(Chain):
+            def forward(self, x):
+                y = super().forward(x)
+                return y * 2, y.mean(-1)
+
+        def act(m):
+            seen = []
+            for (x,), _ in inputs():
+                a, b = m(x)
+                a.register_hook(lambda g: seen.append(copied(g)))
+                b.register_hook(lambda g: g * 2)
+                b.retain_grad()
+                b.square().sum().backward()
+                seen.append(b.grad)
+            return [seen, [p.grad for p in m.parameters()]]
+
+        self.both(act, make=Two)
 
     def test_functional_call_of_several_outputs(self):
         class Two(Chain):

@@ -5,9 +5,11 @@
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/node.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -15,6 +17,23 @@ namespace remat::pytorch {
 
 /// `t.grad()`, without its warning where `t` is no leaf.
 inline const at::Tensor& gradient_of(const at::Tensor& t) { return t.unsafeGetTensorImpl()->grad(); }
+
+/// While it is there, no backward adds to the gradient of a parameter; hooks that are told of gradients are called outside of
+/// that.
+class accumulation_lock {
+ public:
+  explicit accumulation_lock(const at::Tensor& parameter)
+      : accumulator_(::torch::autograd::impl::try_get_grad_accumulator(parameter)) {
+    if (accumulator_) lock_ = std::unique_lock(as_node::mutex_of(*accumulator_));
+  }
+
+ private:
+  struct as_node : ::torch::autograd::Node {
+    static std::mutex& mutex_of(Node& n) { return n.*(&as_node::mutex_); }
+  };
+  c10::intrusive_ptr<::torch::autograd::Node> accumulator_;
+  std::unique_lock<std::mutex> lock_;
+};
 
 /// Takes the hooks off tensors, and puts them back: gradients taken for a capture are nobody's business.
 class without_hooks {

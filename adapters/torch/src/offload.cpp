@@ -103,8 +103,7 @@ class gradients_on_disk::taker final : public gradient_taker, public std::enable
     if (!disk_->holds(grad)) {
       if (!movable(grad)) return;
       if (!home.defined() || home.storage().use_count() > 1 || !alike(home, grad)) home = disk_->reserve({grad}).front();
-      disk_->write(home, grad);
-      p.mutable_grad() = home.detach();
+      disk_->take_gradient(p, home);
     }
     if (const auto now = autograd::get_current_graph_task_id(); now != backward_) {
       backward_ = now;

@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <mutex>
@@ -106,16 +107,23 @@ class second_run {
     for (const auto& t : written) written_.push_back({t, t.detach().clone(), {}, t._version()});
   }
 
-  const std::vector<at::Tensor>& inputs() const { return inputs_; }
+  /// Is what it reads as it was, and what `ask` says of the inputs true in the autocast of then?
+  bool possible(const std::function<bool(const std::vector<at::Tensor>&)>& ask) const {
+    struct put_back {
+      autocast_state autocast = autocast_state::now();
+      ~put_back() { autocast.restore(); }
+    } at_exit;
+    autocast_.restore();
+    return is_unchanged() && ask(inputs_);
+  }
 
   /// Runs `forward` from there, and leaves everything as it is now, also if that throws.
   /// @throws c10::Error if what it reads has changed
   void run(const std::function<void(const std::vector<at::Tensor>&)>& forward) {
-    for (const auto& [counter, version] : read_)
-      TORCH_CHECK(
-          counter.current_version() == version,
-          "remat: the loss uses other outputs of a wrapped module than the last one, for which the forward runs once more, but "
-          "an input or a parameter was modified by an inplace operation after it");
+    TORCH_CHECK(
+        is_unchanged(),
+        "remat: the loss uses other outputs of a wrapped module than the last one, for which the forward runs once more, but "
+        "an input or a parameter was modified by an inplace operation after it");
     struct put_back {
       std::vector<entry>& written;
       all_generators generator;
@@ -187,6 +195,9 @@ class second_run {
     at::Tensor tensor, before, after;
     int64_t version;
   };
+  bool is_unchanged() const {
+    return std::all_of(read_.begin(), read_.end(), [](const auto& r) { return r.first.current_version() == r.second; });
+  }
   static void set(const at::Tensor& t, const at::Tensor& contents, int64_t version) {
     at::NoGradGuard no_grad;
     t.detach().copy_(contents);

@@ -26,20 +26,21 @@ class usage {
     std::lock_guard lock(mutex_);
     return uses_;
   }
-  /// @param seen what this loss makes of them
+  /// @param step     the program that has run
+  /// @param expected the uses that it was captured for
+  /// @param seen     what this loss makes of the outputs; strides only where the gradient has others than in the program
   /// @return is `step` the program for that?
-  bool learn(const program& step, std::vector<output_use> seen) {
+  bool learn(const program& step, const std::vector<output_use>& expected, std::vector<output_use> seen) {
     std::lock_guard lock(mutex_);
     bool same = true;
     for (std::size_t i = 0; i < seen.size(); ++i) {
       const bool planned = step.output_grads[i] != none;
-      const auto before = i < uses_.size() ? uses_[i].strides : std::vector<int64_t>();
       same = same && (!step.differentiable[i] || (planned == seen[i].used && seen[i].strides.empty()));
-      if (planned && seen[i].used && seen[i].strides.empty()) seen[i].strides = before;  // as planned
+      if (planned && seen[i].used && seen[i].strides.empty() && i < expected.size()) seen[i].strides = expected[i].strides;
     }
-    if (same || all_) return true;
-    uses_ = std::move(seen);
-    return false;
+    if (all_) return true;
+    if (!same) uses_ = std::move(seen);
+    return same;
   }
   /// Do hooks free each gradient when they are told of it? That is expected of the next backward.
   bool gradients_leave() const { return leave_ > 0; }

@@ -747,7 +747,8 @@ TEST_CASE("probes: the graph leads to what an output depends on, and to nothing 
     m.step(i, inputs, [&](const tensor_list& out, const tensor_list& in) {
       if (m.turn == 1) {
         std::vector<const ::torch::autograd::Node*> ends;
-        for (const auto& edge : out[0].grad_fn()->next_edges()) ends.push_back(edge.function.get());
+        const auto step = out[0].grad_fn()->next_edge(0).function;  // behind the output
+        for (const auto& edge : step->next_edges()) ends.push_back(edge.function.get());
         const auto leads_to = [&](const Tensor& t) {
           return std::count(ends.begin(), ends.end(), ::torch::autograd::impl::gradient_edge(t).function.get()) == 1;
         };

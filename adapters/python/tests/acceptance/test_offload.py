@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import pytest
@@ -225,6 +226,24 @@ def test_without_threads_callers_copy(tmp_path):
     if done.stdout == "threads\n":
         pytest.skip("this user may have threads without end")
     assert done.stdout == "equal\n"
+
+
+def test_backwards_on_two_threads_add_up(tmp_path):
+    """A gradient is put into its file while another thread's backward adds to it."""
+    model = remat.wrap(torch.nn.ParameterList(torch.nn.Parameter(torch.zeros(4096)) for _ in range(6)), offload="all", disk=tmp_path)
+
+    def work():
+        for _ in range(50):
+            sum(p.sum() for p in model).backward()
+
+    for _ in range(5):
+        model.zero_grad()
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert all(torch.equal(p.grad, torch.full_like(p, 100)) for p in model)
 
 
 def test_weights_in_files_are_saved_copied_and_moved_again(tmp_path):

@@ -34,7 +34,8 @@ constexpr auto record_key = c10::DispatchKey::Fake;
 class same_gradients {
  public:
   explicit same_gradients(const std::vector<at::Tensor>& tensors) {
-    for (const auto& t : tensors) before_.push_back({t, gradient_of(t), gradient_of(t).defined() ? gradient_of(t)._version() : 0});
+    for (const auto& t : tensors)
+      before_.push_back({t, gradient_of(t), gradient_of(t).defined() ? gradient_of(t)._version() : 0});
   }
   ~same_gradients() {
     for (auto& x : before_) x.tensor.mutable_grad() = x.grad;

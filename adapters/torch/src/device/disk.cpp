@@ -9,6 +9,7 @@
 #include <remat/pytorch/free_memory.hpp>
 
 #include "../clock.hpp"
+#include "../hooks.hpp"
 #include "file.hpp"
 #include "home.hpp"
 
@@ -200,6 +201,14 @@ void disk::write(const at::Tensor& to, const at::Tensor& value) {
     throw broken_contract("remat: a tensor is written to one on a disk that differs in sizes, strides or type");
   part->file->write(static_cast<const char*>(value.const_data_ptr()),
                     static_cast<const char*>(to.const_data_ptr()) - part->file->data(), bytes_of(value));
+}
+
+void disk::take_gradient(const at::Tensor& parameter, const at::Tensor& home) {
+  const accumulation_lock other_backwards_wait(parameter);
+  const auto grad = gradient_of(parameter);
+  if (!grad.defined() || holds(grad)) return;
+  write(home, grad);
+  parameter.mutable_grad() = home.detach();
 }
 
 void disk::fetch(const std::vector<at::Tensor>& tensors) {

@@ -34,6 +34,7 @@ struct plan {
 /// Everything known of one kind of inputs.
 struct setup {
   std::shared_ptr<usage> outputs;
+  std::vector<output_use> uses;                 ///< of the outputs, as it was captured for
   std::vector<at::Tensor> parameters, buffers;  ///< of the module, each once
   std::vector<at::Tensor> trained;              ///< of the parameters, those that an output leads to
   std::vector<std::size_t> place;               ///< per parameter of the program: position among `trained`

@@ -23,13 +23,24 @@
 
 namespace remat::pytorch {
 
+/// An output of a forward: hooks of one that the loss does not use are not called, as in eager mode.
+class output_node final : public ::torch::autograd::Node {
+ public:
+  explicit output_node(::torch::autograd::edge_list step) : Node(std::move(step)) {}
+  std::string name() const override { return "RematBackward"; }
+
+ protected:
+  ::torch::autograd::variable_list apply(::torch::autograd::variable_list&& incoming) override { return std::move(incoming); }
+};
+
 /// The backward of one forward.
 class step_node final : public ::torch::autograd::Node {
  public:
   /// For the forward once more, by a plan for another use of the outputs.
   struct second_plan {
-    std::function<bool(const std::vector<at::Tensor>&)> possible;               ///< for these inputs
-    std::function<std::shared_ptr<runner>(const std::vector<at::Tensor>&)> make;  ///< when the first executor has been let go
+    std::function<bool(const std::vector<at::Tensor>&)> possible;  ///< for the use that has been seen, and these inputs
+    /// When the first executor has been let go: for the use that has been seen, if that is possible, or else for any use.
+    std::function<std::shared_ptr<runner>(const std::vector<at::Tensor>&, bool possible)> make;
   };
 
   /// @param beside runs the forward again, if that may be needed
@@ -46,7 +57,7 @@ class step_node final : public ::torch::autograd::Node {
   }
   ~step_node() override { give_back(); }
 
-  std::string name() const override { return "RematBackward"; }
+  std::string name() const override { return "RematStepBackward"; }
   void release_variables() override { give_back(); }
 
  protected:
@@ -75,34 +86,32 @@ class step_node final : public ::torch::autograd::Node {
     const auto& step = *kind->step;
     std::vector<at::Tensor> given;
     std::vector<output_use> uses;
-    bool collapsed = false;  // the plan takes elements for equal that are not
     std::size_t next = 0;
     for (std::size_t i = 0; i < step.differentiable.size(); ++i) {
       given.push_back(step.differentiable[i] ? std::move(incoming[next++]) : at::Tensor());
       uses.push_back({given[i].defined(), {}});
-      if (!given[i].defined() || step.output_grads[i] == none) continue;
-      const at::IntArrayRef planned = step.views[step.output_grads[i]].strides, strides = given[i].strides();
-      if (same_strides(given[i].sizes(), strides, planned)) continue;
-      if (apart_or_expanded(given[i].sizes(), strides)) uses[i].strides = strides.vec();
-      collapsed = collapsed || is_expanded(given[i].sizes(), planned);
+      if (!given[i].defined()) continue;
+      const auto sizes = given[i].sizes(), strides = given[i].strides();
+      const auto* planned = step.output_grads[i] == none ? nullptr : &step.views[step.output_grads[i]].strides;
+      if (planned != nullptr && same_strides(sizes, strides, *planned)) continue;
+      if (apart_or_expanded(sizes, strides)) uses[i].strides = strides.vec();
     }
     incoming.clear();
     ::torch::autograd::variable_list result;
     ::torch::autograd::variable_list expected;
     if (verify_) expected = beside->backward(step, given, kind->trained);
-    const bool expected_so = kind->outputs->learn(step, uses) && !collapsed;
-    if (expected_so || !beside || !replan_.possible(beside->inputs())) {
-      TORCH_CHECK(!collapsed,
-                  "remat: the loss uses the outputs of a wrapped module in another way than the last one, for which the forward has to "
-                  "run once more, but the mode, a parameter or an attribute of the module is another one by now; change it after the "
-                  "backward");
+    const bool does = serves(step, given);
+    const bool known = kind->outputs->learn(step, kind->uses, uses);
+    const bool possible = !(known && does) && beside && beside->possible(replan_.possible);
+    if (does && !possible) {
       result = planned(*r, given, unread);
-    } else {
-      std::exchange(r, nullptr)->run->reset();  // nobody holds its arena
+    } else {                                    // the forward once more, by another plan
+      std::exchange(r, nullptr)->run->reset();  // and nobody holds its arena
       beside->run([&](const auto& inputs) {
-        r = replan_.make(inputs);
+        r = replan_.make(inputs, possible);
         r->run->forward(inputs);
       });
+      if (!serves(*r->kind->step, given)) throw broken_contract("remat: a second plan for another use of the outputs");
       unread.clear();
       result = planned(*r, given, unread);
     }
@@ -116,6 +125,16 @@ class step_node final : public ::torch::autograd::Node {
   }
 
  private:
+  /// Does the program give the right gradients, although their bits may be those of another layout?
+  static bool serves(const program& step, const std::vector<at::Tensor>& given) {
+    for (std::size_t i = 0; i < given.size(); ++i) {
+      if (!given[i].defined()) continue;
+      if (step.output_grads[i] == none) return false;
+      const auto& planned = step.views[step.output_grads[i]].strides;
+      if (is_expanded(given[i].sizes(), planned) && !same_strides(given[i].sizes(), given[i].strides(), planned)) return false;
+    }
+    return true;
+  }
   static std::string name_of(const watched& w, const program& step) {
     if (w.slot == none) return "output " + std::to_string(w.output);
     const auto& slot = step.slots[w.slot];
@@ -211,5 +230,11 @@ class step_node final : public ::torch::autograd::Node {
   second_plan replan_;
   bool verify_ = false, ran_kept_ = false;
 };
+
+/// Makes `output` the next one of the step.
+inline void add_history(const at::Tensor& output, const c10::intrusive_ptr<::torch::autograd::Node>& step) {
+  ::torch::autograd::edge_list to{{step, step->add_input_metadata(output)}};
+  ::torch::autograd::set_history(output, c10::make_intrusive<output_node>(std::move(to)));
+}
 
 }  // namespace remat::pytorch

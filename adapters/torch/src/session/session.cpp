@@ -134,8 +134,16 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
     std::lock_guard held(self->mutex);
     return self->can_run_again(call, again, outputs);
   };
-  once_more.make = [self = shared_from_this(), call, given_out, uses = s->outputs](const std::vector<at::Tensor>& again) {
+  once_more.make = [self = shared_from_this(), call, given_out, outputs = s->outputs](const std::vector<at::Tensor>& again,
+                                                                                      bool possible) {
     std::lock_guard held(self->mutex);
+    const auto uses = possible ? outputs : std::make_shared<usage>(outputs->number, outputs->gradients_leave());
+    if (!possible && !self->known(*uses, again))
+      throw not_supported(
+          "remat: the loss uses the outputs of a wrapped module in another way than the last one, for which the forward has to "
+          "run "
+          "once more, but the mode, a parameter or an attribute of the module is another one by now; change it after the "
+          "backward");
     std::set<c10::StorageImpl*> alive;
     for (const auto& weak : given_out)
       if (const auto there = weak.lock(); there && alive.insert(there.get()).second)
@@ -153,9 +161,10 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
       return self->expected(call, again, uses, 1);
     }
   };
+  const bool several = std::count(step.differentiable.begin(), step.differentiable.end(), true) > 1;
   const auto node = c10::make_intrusive<step_node>(r, std::move(watch), inputs, std::move(beside), verify, once_more);
   for (std::size_t i = 0; i < outputs.size(); ++i)
-    if (step.differentiable[i]) ::torch::autograd::set_history(outputs[i], node);
+    if (step.differentiable[i]) several ? add_history(outputs[i], node) : ::torch::autograd::set_history(outputs[i], node);
   std::vector<at::Tensor> returned;
   for (auto i : step.results) returned.push_back(outputs[i]);
   return returned;

@@ -104,6 +104,7 @@ std::shared_ptr<setup> session::state::setup_for(const invocation& call, const s
     throw;
   }
   s->outputs = outputs;
+  s->uses = uses;
   s->last_used = ++clock_;
   setups.emplace(k, s);
   while (setups.size() > options.most_shapes) {
@@ -136,6 +137,7 @@ std::shared_ptr<setup> session::state::make_variant(const setup& s, program step
   release();
   auto a = std::make_shared<setup>();
   a->outputs = s.outputs;
+  a->uses = s.uses;
   a->parameters = s.parameters;
   a->buffers = s.buffers;
   a->trained = s.trained;

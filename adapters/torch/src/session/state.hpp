@@ -73,7 +73,8 @@ struct session::state : std::enable_shared_from_this<state> {
   /// @param graphs of this step that lead to the parameters already: one in its backward
   std::shared_ptr<setup> kind_for(const invocation& call, const std::vector<at::Tensor>& inputs,
                                   const std::shared_ptr<usage>& outputs, std::size_t graphs);
-  /// Can a forward run once more, for another use of the outputs? Not if that has to be captured and the model is another one now.
+  /// Can a forward run once more, for another use of the outputs? Not if that has to be captured and the model is another one
+  /// now.
   bool can_run_again(const invocation& call, const std::vector<at::Tensor>& inputs, const std::shared_ptr<usage>& outputs);
   /// The same step with other gradients.
   /// @param what it is, for people

@@ -50,6 +50,12 @@ class disk {
   /// @throws copy_failed; broken_contract
   void write(const at::Tensor& to, const at::Tensor& value);
 
+  /// Puts the gradient of a parameter into a tensor on this disk, unless it is on it already. Other backwards add to it before or
+  /// after that.
+  /// @param home as for `write`
+  /// @throws copy_failed; broken_contract
+  void take_gradient(const at::Tensor& parameter, const at::Tensor& home);
+
   /// Brings tensors into memory. As the other two it takes tensors of any disks, their whole pages; there is nothing to do for
   /// others.
   /// @throws copy_failed
