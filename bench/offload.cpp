@@ -34,6 +34,7 @@ struct plans {
   std::vector<double> budgets = {.5, .3, .2, .1}, links = {2, 1};
   bool step = false, joint = false;
   std::string weights;
+  bool anywhere = false;
   double host = 0, disk = 4;
   double share = 1;
   remat::limits limits{.seconds = 10};
@@ -68,7 +69,8 @@ std::string percent(double seconds, double all) {
 /// The step with its weights (held sources of more than 512 bytes) on the host, and gradients (targets of as many bytes as one of
 /// them, of which they are taken to be) that go there; or with AdamW in place on a tier, states of twice the bytes of the weight
 /// on the host, again and again. On the device that is five passes at 2 TB/s, on the host five at 200 GB/s.
-remat::problem with_weights(const remat::problem& p, const std::string& kind, remat::copy_rates link) {
+/// @param anywhere weights and states start where the planner says, and steps repeat in any case
+remat::problem with_weights(const remat::problem& p, const std::string& kind, remat::copy_rates link, bool anywhere) {
   auto values = p.values();
   auto operations = p.operations();
   auto targets = p.targets();
@@ -118,6 +120,18 @@ remat::problem with_weights(const remat::problem& p, const std::string& kind, re
   std::stable_sort(placed.begin(), placed.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   operations.clear();
   for (auto& x : placed) operations.push_back(std::move(x.second));
+  if (anywhere) {
+    const auto count = static_cast<remat::index_t>(values.size());
+    values.push_back({.name = "step", .bytes = 0});
+    values.push_back({.name = "step'", .bytes = 0});
+    operations.push_back({.name = "count", .inputs = {count}, .outputs = {count + 1}, .seconds = 0});
+    targets.push_back(count + 1);
+    next.push_back({count + 1, count});
+    for (auto& v : values)
+      if (v.starts == host) v.starts = remat::any_tier;
+    for (const auto& c : next)
+      if (values[c.source].starts == remat::any_tier) values[c.target].ends = remat::any_tier;
+  }
   return {p.name(), std::move(values), std::move(operations), std::move(targets), link, std::nullopt, {}, std::move(next)};
 }
 
@@ -140,7 +154,7 @@ remat::problem with_disk(const remat::problem& p, remat::bytes_t host_budget, do
 void print_weights(const plans& x, const std::string& name, const remat::problem& plain, double rho) {
   const auto all = remat::evaluate(plain, remat::store_all_schedule(plain));
   const double rate = 2 * static_cast<double>(all.peak - plain.held_bytes()) / (rho * all.seconds);
-  auto p = with_weights(plain, x.weights, {rate, rate, std::min(1e-5, 1e-4 * all.seconds)});
+  auto p = with_weights(plain, x.weights, {rate, rate, std::min(1e-5, 1e-4 * all.seconds)}, x.anywhere);
   const auto least = remat::measure_store_all(p);
   if (x.host > 0) p = with_disk(p, static_cast<remat::bytes_t>(x.host * static_cast<double>(least.peak)), 1 / x.disk);
   std::cout << "| " << name << " (" << p.operations().size() << ") | " << rho << " |";
@@ -211,6 +225,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1e-3, 1.0));
   app.add_option("--weights", x.weights, "weights start on the host; gradients go there, or AdamW runs on a tier")
       ->check(CLI::IsMember({"frozen", "host", "device"}));
+  app.add_flag("--anywhere", x.anywhere, "with --weights: they start where the planner says, and steps repeat");
   app.add_option("--host", x.host,
                  "with --weights: budget of the host, of all bytes; weights and states start on a disk beyond it")
       ->check(CLI::Range(1e-3, 1e3));

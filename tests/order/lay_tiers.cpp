@@ -421,6 +421,25 @@ TEST_CASE("lay_copies: a source that only the device reads, in steps that repeat
   }
 }
 
+TEST_CASE("lay_copies: where steps repeat, what would be waited for at first starts on the device") {
+  const remat::index_t layers = 4;
+  std::vector<remat::value> values;
+  for (remat::index_t l = 0; l < layers; ++l)
+    values.push_back({.name = "w", .bytes = 10, .held = true, .starts = remat::any_tier});
+  for (remat::index_t l = 0; l <= 2 * layers; ++l) values.push_back({.name = "x", .bytes = 1});
+  std::vector<remat::operation> operations;
+  for (remat::index_t i = 0; i < 2 * layers; ++i) {
+    const value_id weight(i < layers ? i : 2 * layers - 1 - i), read(layers + i), made(layers + i + 1);
+    operations.push_back({.name = "layer", .inputs = {weight, read}, .outputs = {made}, .seconds = 2});
+  }
+  const value_id first(layers), last(3 * layers);
+  const problem p("step", values, operations, {last}, remat::copy_rates{10, 10, 0}, std::nullopt, {}, {{last, first}});
+  const auto laid = remat::order::lay_copies(p, remat::needed_operations(p), 34);  // three weights
+  REQUIRE(laid);
+  CHECK(remat::evaluate(p, laid->schedule).seconds == Approx(16));  // a second more if the first had to come
+  for (const auto& [v, tier] : laid->schedule.starts) CHECK(tier == (v == 0 ? remat::device_tier : host));
+}
+
 TEST_CASE("what cannot be planned is named") {
   using remat::order::unplannable;
   remat::testing::step_parts x;

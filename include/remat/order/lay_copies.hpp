@@ -50,9 +50,24 @@ inline void stay_here(const problem& p, std::span<const operation_id> order, byt
   }
 }
 
+/// The first source that the device waits for while its first copies come one after another, if it may start on the device.
+inline std::optional<value_id> awaited_at_first(const problem& p, const laid_copies& laid, const residence& where,
+                                                const std::vector<tier_id>& starts) {
+  double end = 0;
+  for (const auto& x : laid.to_device) {
+    if (x.begin > end * (1 + 1e-9)) break;
+    end = x.end;
+    const auto until = [&](const laid_copies::wait& w) { return w.arrival && w.until == x.end; };
+    if (p.is_source(x.value) && where.undecided[x.value] && starts[x.value] != device_tier &&
+        std::any_of(laid.waits.begin(), laid.waits.end(), until))
+      return x.value;
+  }
+  return std::nullopt;
+}
+
 /// `lay_copies` for a device and one more tier, the host, which stands for all others. Sources that may start anywhere start on
 /// the host or, where steps repeat and that is faster, on the device: those of which what takes their place is there at the end,
-/// and perhaps others, for which there is room.
+/// and perhaps others, for which there is room or that would be waited for at first.
 inline std::optional<laid_copies> lay_on_host(const problem& p, std::span<const operation_id> order, bytes_t budget,
                                               const copy_options& o) {
   const auto layer = [&](const residence& where) { return copy_layer(p, order, budget, o, where); };
@@ -60,11 +75,14 @@ inline std::optional<laid_copies> lay_on_host(const problem& p, std::span<const 
   auto best = layer(on_host).lay();
   if (p.next().empty() || std::find(on_host.undecided.begin(), on_host.undecided.end(), true) == on_host.undecided.end())
     return best;
-  const auto lay_from = [&](const std::vector<tier_id>& starts) {
-    auto other = layer(find_residence(p, starts)).lay();
-    if (other && (!best || other->seconds < best->seconds)) best = std::move(other);
+  auto starts = std::vector<tier_id>(p.values().size(), on_host.far), starts_of_best = starts;
+  const auto lay_from = [&](const std::vector<tier_id>& from) {
+    auto other = layer(find_residence(p, from)).lay();
+    if (!other || (best && other->seconds >= best->seconds)) return false;
+    best = std::move(other);
+    starts_of_best = from;
+    return true;
   };
-  auto starts = std::vector<tier_id>(p.values().size(), on_host.far);
   if (auto probe = layer(find_residence(p, std::vector<tier_id>(starts.size(), any_tier))); probe.lay()) {
     for (value_id v = 0; v < starts.size(); ++v)
       if (p.is_source(v) && probe.here(v)) starts[v] = device_tier;
@@ -75,6 +93,13 @@ inline std::optional<laid_copies> lay_on_host(const problem& p, std::span<const 
   const auto before = starts;
   stay_here(p, order, budget, on_host, starts, layer(find_residence(p, starts)).memory());
   if (starts != before) lay_from(starts);
+  while (best) {
+    starts = starts_of_best;
+    const auto first = awaited_at_first(p, *best, on_host, starts);
+    if (!first) break;
+    starts[*first] = device_tier;
+    if (!lay_from(starts)) break;
+  }
   return best;
 }
 
