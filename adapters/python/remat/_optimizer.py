@@ -39,7 +39,8 @@ def optimizer(params: Iterable, cls: type[torch.optim.Optimizer] = torch.optim.A
         freed, and `step()` ends that. Whatever would need the gradients later (clipping, accumulation, gradient scaling, closures,
         DistributedDataParallel) is Refused: in the first step, which keeps the gradients, before any weight changes.
 
-    model: takes disk and disk_budget from what `wrap` was told for this model, with offload="optimizer" or "all".
+    model: takes disk and disk_budget from what `wrap` was told for this model, with offload="optimizer" or "all"; with "auto" that
+        is decided by `wrap`, and states may stay in memory.
 
     Raises Refused for a class or an option that cannot be stepped parameter by parameter, Error if no file can be made, NoSpace
     if the disk is full; a step raises NoSpace before it changes weights, CopyFailed if the disk fails.
@@ -50,9 +51,10 @@ def optimizer(params: Iterable, cls: type[torch.optim.Optimizer] = torch.optim.A
         if disk is not None or disk_budget is not None:
             raise ValueError("give model, or disk and disk_budget")
         told = of(model)._options
-        if told.offload not in ("optimizer", "all"):
+        if told.offload in ("optimizer", "all"):
+            disk, disk_budget = told.disk, told.disk_budget
+        elif not told.auto:
             raise ValueError(f'model is wrapped with offload="{told.offload}": its optimizer has no disk')
-        disk, disk_budget = told.disk, told.disk_budget
     return offloaded(cls, disk=disk, disk_budget=disk_budget, step=step)(params, **options)
 
 

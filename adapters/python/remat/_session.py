@@ -49,6 +49,7 @@ class Options:
     disk_budget: int | str | None = None
     device: Any = None  # a roofline: parts for `_torch.Session`
     most: int = dataclasses.field(default=-1, compare=False)  # bytes that any budget comes to, see `on_host`; -1: no limit
+    auto: bool = dataclasses.field(default=False, compare=False)  # offload was "auto", and is decided
     far: int = dataclasses.field(default=-1, compare=False)  # bytes of the host for activations of another device; -1: they stay there
 
     def check(self) -> Options:
@@ -99,14 +100,14 @@ class Options:
         free = _torch.host_free() * 4 // 5
         if cuda:  # whose budgets are of its own memory
             far = -1 if self.disk is not None or self.offload == "none" else free if self.host_budget is None else self.host_bytes()
-            return dataclasses.replace(self, offload="activations" if self.offload == "auto" else self.offload, far=far)
+            return dataclasses.replace(self, offload="activations" if self.offload == "auto" else self.offload, auto=self.offload == "auto", far=far)
         held = sum(storage.nbytes() for storage, _ in _weights.storages(model) if storage.device.type == "cpu")
         trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         most = held + free if self.host_budget is None else self.host_bytes()
         offload = self.offload
         if offload == "auto":
             offload = "none" if self.disk is None else "activations" if held + 3 * trained <= most // 2 else "all"
-        return dataclasses.replace(self, offload=offload, most=most)
+        return dataclasses.replace(self, offload=offload, auto=self.offload == "auto", most=most)
 
     def spill(self) -> tuple[str | None, str]:
         """The folder that activations may go to, and the bytes that may be taken there, empty for all."""

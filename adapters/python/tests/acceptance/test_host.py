@@ -54,9 +54,10 @@ def test_auto(tmp_path):
     assert chosen(disk=tmp_path) == "activations"
     assert chosen(disk=tmp_path, host_budget=8 * weights) == "activations"
     assert chosen(disk=tmp_path, host_budget=8 * weights - 2) == "all"
-    model = torch.nn.Linear(256, 256)
-    remat.wrap(model, cache=False, offload="auto", disk=tmp_path, host_budget=4 * weights)
-    optimizer = remat.optimizer(model.parameters(), model=model)
-    model(torch.ones(2, 256)).sum().backward()
-    optimizer.step()
-    assert optimizer.memory()["disk"] > 0
+    for told, on_disk in (({}, False), ({"disk": tmp_path}, False), ({"disk": tmp_path, "host_budget": 4 * weights}, True)):
+        model = torch.nn.Linear(256, 256)
+        remat.wrap(model, cache=False, offload="auto", **told)
+        optimizer = remat.optimizer(model.parameters(), model=model)
+        model(torch.ones(2, 256)).sum().backward()
+        optimizer.step()
+        assert (optimizer.memory()["disk"] > 0) == on_disk
