@@ -23,6 +23,7 @@
 #include <remat/core/slower_links.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/io/json.hpp>
+#include <remat/registry/registry.hpp>
 #include <remat/solver/min_cut.hpp>
 #include <remat/solver/offload_only.hpp>
 #include <remat/solver/offmate.hpp>
@@ -33,7 +34,7 @@ struct plans {
   std::vector<std::string> instances;
   std::vector<double> budgets = {.5, .3, .2, .1}, links = {2, 1};
   bool step = false, joint = false;
-  std::string weights;
+  std::string solver = "offmate", weights;
   bool anywhere = false;
   double host = 0, disk = 4;
   double share = 1;
@@ -161,7 +162,7 @@ void print_weights(const plans& x, const std::string& name, const remat::problem
   for (const double f : x.budgets) {
     const auto budget = static_cast<remat::bytes_t>(f * static_cast<double>(least.peak));
     const auto cell = [&](const remat::result& r) { return r.found() ? percent(r.seconds, least.seconds) : "-"; };
-    const auto joint = remat::solve(p, budget, remat::offmate<>(), x.limits);
+    const auto joint = remat::solve(p, budget, remat::registry::find(x.solver).make("auto"), x.limits);
     std::cout << " " << percent(joint.bound, least.seconds) << " / " << cell(joint);
     if (!x.joint) std::cout << " (" << cell(remat::solve(p, budget, remat::offload_only(), x.limits)) << ")";
     std::cout << " |" << std::flush;
@@ -177,7 +178,7 @@ void print_row(const plans& x, const std::string& name, const remat::problem& pl
   for (const double f : x.budgets) {
     const auto budget = p.held_bytes() + static_cast<remat::bytes_t>(f * static_cast<double>(all.peak - p.held_bytes()));
     const auto cell = [&](const remat::result& r) { return r.found() ? percent(r.seconds, all.seconds) : "-"; };
-    const auto joint = remat::solve(p, budget, remat::offmate<>(), x.limits);
+    const auto joint = remat::solve(p, budget, remat::registry::find(x.solver).make("auto"), x.limits);
     if (!joint.found()) {
       std::cout << " - |";
       continue;
@@ -220,6 +221,7 @@ int main(int argc, char** argv) {
   app.add_option("-t,--seconds", x.limits.seconds, "time limit of each search")->capture_default_str();
   app.add_option("--threads", x.limits.threads, "of each search")->capture_default_str();
   app.add_flag("--step", x.step, "with an optimizer that takes each gradient at once");
+  app.add_option("-s,--solver", x.solver, "that plans both together")->capture_default_str();
   app.add_flag("--joint", x.joint, "neither recomputation alone nor copies alone");
   app.add_option("--slower", x.share, "prints instead: planned for the rates / run at this share; planned for it, alike")
       ->check(CLI::Range(1e-3, 1.0));

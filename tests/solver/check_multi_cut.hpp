@@ -10,6 +10,7 @@
 #include <remat/core/solve.hpp>
 #include <remat/solver/moments.hpp>
 #include <remat/testing/check_solver.hpp>
+#include <remat/testing/copy_oracle.hpp>
 #include <remat/testing/generators.hpp>
 #include <remat/testing/oracle.hpp>
 
@@ -104,6 +105,48 @@ void check_moment_forms(std::uint64_t seed, int count) {
   CHECK(tight > count / 8);
   CHECK(infeasible > 0);
   CHECK(stronger > 0);
+}
+
+/// The same with copies: no bound of any model is above the optimum.
+template <milp::backend B>
+void check_moment_forms_with_copies(std::uint64_t seed, int count) {
+  std::mt19937_64 g(seed);
+  int compared = 0, slower = 0, several = 0, tight = 0;
+  for (int k = 0; k < count; ++k) {
+    const auto plain = k % 3 == 2 ? random_training_chain(g, static_cast<std::size_t>(uniform(g, 1, 2)))
+                                  : random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 2, 6)),
+                                                       .sources = 1,
+                                                       .outputs = static_cast<std::size_t>(uniform(g, 1, 2)),
+                                                       .once = k % 2 == 0 ? 40 : 0});
+    if (plain.values().size() > 9) continue;
+    auto values = plain.values();
+    for (std::size_t v = 0; k % 4 == 3 && v < values.size(); v += 2) values[v].movable = false;
+    const auto rate = [&] { return 0.5 * static_cast<double>(uniform(g, 1, 8)); };
+    const copy_rates link{rate(), rate(), 0.5 * static_cast<double>(uniform(g, 0, 1))};
+    const problem p("copied", values, plain.operations(), plain.targets(), link);
+    const auto low = bounds_without_search(p).budget, high = evaluate(p, store_all_schedule(p)).peak - 1;
+    if (low > high) continue;
+    const auto budget = uniform(g, low, high);
+    const auto best = exhaustive_optimum_with_copies(p, budget, 4000);
+    if (!best || !std::isfinite(*best)) continue;
+    INFO("seed " << seed << ", case " << k << ", budget " << budget);
+    const auto slack = 1e-6 * *best;
+    for (const int percent : {100, 50}) {
+      const auto moments = random_moments(p, g, percent);
+      if (moments.empty()) continue;
+      const auto bound = solve_moments<B>(p, budget, moments, {.light = 0, .reach = percent == 100 ? 99U : 1U});
+      REQUIRE(bound.relaxed <= bound.integer + slack);
+      REQUIRE(bound.integer <= *best + slack);
+      ++compared;
+      slower += *best > bounds_without_search(p).seconds + slack;
+      several += bound.relaxed > bound::copy_bound(p, budget) + slack;
+      tight += *best > bounds_without_search(p).seconds + slack && bound.integer > *best - slack;
+    }
+  }
+  CAPTURE(compared, slower, several, tight);
+  CHECK(compared > count / 6);
+  CHECK(several > count / 120);
+  CHECK(tight > count / 500);
 }
 
 /// The solver, as any other, and where moments are enough to prove the optimum.

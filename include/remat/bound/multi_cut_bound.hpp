@@ -120,7 +120,8 @@ class multi_cut_choice {
 
 /// A lower bound on the time of *every* schedule within a budget: the largest of `min_cut_bound`, linear relaxations of
 /// `multi_cut_model` over more and more moments, and then the MILP itself. Moments are added where the last solution seems to be
-/// over the budget. Where the problem allows copies to the host, only `min_cut_bound` is left.
+/// over the budget. Where the problem allows copies to the host, it is `copy_bound` and the relaxations; of a problem that is not
+/// plain, `min_cut_bound` alone.
 ///
 /// @tparam B      the MILP backend
 /// @param p       the problem
@@ -144,7 +145,7 @@ time_bound multi_cut_bound(const problem& p, bytes_t budget, monitor& m, const m
                            const std::function<double(const multi_cut_model&, const Eigen::VectorXd&, double)>& seen = {}) {
   o.validate();
   auto best = min_cut_bound(p, budget, {}, [&] { return m.stopped(); });
-  if (p.copies() || needed_operations(p).empty() || budget < best.budget) return best;
+  if (!p.plain() || needed_operations(p).empty() || budget < best.budget) return best;
 
   const double safety = 1e-6 * p.total_seconds();  // backends may be off by that
   double known = milp::infinity;
@@ -182,11 +183,11 @@ time_bound multi_cut_bound(const problem& p, bytes_t budget, monitor& m, const m
     limits.gap = 0;
     limits.cutoff = milp::infinity;
     if (!improve(form, form.relaxation()) || !s.found()) break;
-    const bool quick = m.elapsed() - start < m.limits().seconds / 20;
+    const bool quick = p.copies() || m.elapsed() - start < m.limits().seconds / 20;
     const bool rising = best.seconds > before * (1 + 1e-3);
     again = quick && (choice.add_strained(form, s.x) || (rising && within.reach == o.reach && choice.add_exceeded(form, s.x)));
     if (quick && !again && within.reach < o.reach) within.reach = o.reach, again = true;
-    if (again || !o.integer) continue;
+    if (again || !o.integer || p.copies()) continue;  // with copies, branch and bound proves little more
     limits.gap = m.limits().gap / 2;
     limits.start.reset();
     again = false;

@@ -61,9 +61,20 @@ struct multi_cut_options {
 /// each moment; those between are what a model with fewer moments says, so that, with all of them, no moment added weakens it.
 ///
 /// Values of negligible size are free once made; the operations that make nothing else run once, and are no columns.
+///
+/// Where the problem allows copies, windows are of time and have seconds, which are the objective: as many as their computations,
+/// and as their copies to the host, and to the device. More columns, of values that may move (values count as live, too, that are
+/// sent later or being sent):
+/// - send[v,j], come[v,w] in {0,1}: the first copy of v to the host, and one to the device, begins in the window;
+/// - back[v,w] in [0,1]: v comes, is not live at t_a and has been sent before.
+///
+/// - run[o,w] <= k[u,a] + run[producer of u,w] + back[u,w]; k[v,b] <= stay[v,w] + run[p,w] + come[v,w];
+/// - send[v,j] <= k[v,j] + run[p,j]; come[v,w] <= sends before t_b; back[v,w] <= come[v,w], sends before t_a;
+/// - of each direction one copy at most is under way at a moment, and part of it counts in the window after that;
+/// - what comes back after t_j has been sent before: its copies fit into the time until then.
 class multi_cut_model {
  public:
-  /// @param p           the problem, without copies; must outlive the form
+  /// @param p           the problem, plain; must outlive the form
   /// @param budget      bytes, >= what `bounds_without_search` gives
   /// @param moments     needed operations, ascending, each an ancestor of the next
   /// @param o           what is left out
@@ -78,9 +89,10 @@ class multi_cut_model {
     room_ = room / byte_ * (1 + 1e-6);  // backends may be off by that
     index();
     make_columns();
+    if (p.copies()) make_copies();
     for (std::size_t j = 1; j <= moments_.size(); ++j) add_moment_row(j);
     for (const auto& w : windows_) add_rows(w);
-    model_ = builder_.build(base_seconds_ / second_);
+    model_ = builder_.build(p.copies() ? 0 : base_seconds_ / second_);
   }
 
   const milp::model& model() const { return model_; }
@@ -122,7 +134,7 @@ class multi_cut_model {
       const auto maker = p_.producer(v);
       double there = w.stay[v].at(x);
       if (maker == none || !below[maker]) {
-        const double made = maker == none ? 0 : w.run[maker].at(x);
+        const double made = (maker == none ? 0 : w.run[maker].at(x)) + w.come[v].at(x);
         double use = 0;
         for (auto c : p_.consumers(v))
           if (below[c]) use = std::max(use, w.run[c].at(x));
@@ -145,7 +157,11 @@ class multi_cut_model {
     std::size_t a, b;
     std::vector<expression> run;   // per operation
     std::vector<expression> stay;  // per value
+    std::vector<expression> come;  // per value: a copy of it to the device begins
+    std::vector<expression> back;  // per value: and one to the host has begun before
   };
+
+  using copies_per_window = std::vector<std::vector<expression>>;  // per short window and value: one begins
 
   static constexpr double light_in_long = 0.2;  // as `light`, in long windows: the rows of large operations do
   static constexpr double room_units = 1000;    // what held values leave of the budget, in the units of the rows
@@ -211,15 +227,15 @@ class multi_cut_model {
         for (auto v : ops[o].outputs) {
           if (!modelled_[v]) continue;
           const auto& readers = p_.consumers(v);
-          serves =
-              serves || wanted[j + 1][v] || std::any_of(readers.begin(), readers.end(), [&](auto c) { return useful[j][c]; });
+          serves = serves || p_.copies() || wanted[j + 1][v] ||
+                   std::any_of(readers.begin(), readers.end(), [&](auto c) { return useful[j][c]; });
         }
         useful[j][o] = serves;
       }
       for (value_id v = 0; v < p_.values().size(); ++v) {
         const auto& readers = p_.consumers(v);
         const auto reads = [&](operation_id c) { return useful[j][c] || (j > 0 && moment_of_[c] == j); };
-        wanted[j][v] = modelled_[v] && (wanted[j + 1][v] || std::any_of(readers.begin(), readers.end(), reads));
+        wanted[j][v] = modelled_[v] && (p_.copies() || wanted[j + 1][v] || std::any_of(readers.begin(), readers.end(), reads));
       }
     }
   }
@@ -246,7 +262,7 @@ class multi_cut_model {
           w.run[o].constant = 1;
           base_seconds_ += ops[o].seconds;
         } else {
-          w.run[o] = builder_.binary(ops[o].seconds / second_);
+          w.run[o] = builder_.binary(p_.copies() ? 0 : ops[o].seconds / second_);
         }
       }
     }
@@ -261,7 +277,8 @@ class multi_cut_model {
   }
 
   window& add_window(std::size_t a, std::size_t b) {
-    windows_.push_back({a, b, std::vector<expression>(p_.operations().size()), std::vector<expression>(p_.values().size())});
+    const std::vector<expression> per_value(p_.values().size());
+    windows_.push_back({a, b, std::vector<expression>(p_.operations().size()), per_value, per_value, per_value});
     auto& w = windows_.back();
     for (value_id v = 0; v < p_.values().size(); ++v)
       if (!k_[b][v].is_zero() && (appears(v, a) || !k_[a][v].is_zero())) w.stay[v] = builder_.column(0, 0, 1);
@@ -294,6 +311,107 @@ class multi_cut_model {
     }
   }
 
+  /// Could `v` have been made before `t_a`, and may it be copied?
+  bool may_move(value_id v, std::size_t a) const {
+    return modelled_[v] && p_.values()[v].movable && (p_.is_source(v) ? a > 0 : first_[p_.producer(v)] < a);
+  }
+  expression made(const window& w, value_id v) const { return p_.is_source(v) ? expression{} : w.run[p_.producer(v)]; }
+  /// How often a copy of `v` begins in the windows [a, a + 1) .. [b - 1, b).
+  expression begun(const copies_per_window& copies, value_id v, std::size_t a, std::size_t b) {
+    expression sum;
+    for (auto j = a; j < b; ++j) sum.add(copies[j][v]);
+    return builder_.split(std::move(sum), longest_row_);
+  }
+
+  void make_copies() {
+    const auto end = moments_.size() + 1;
+    const auto values = p_.values().size();
+    copies_per_window send(end, std::vector<expression>(values)), come = send;
+    for (std::size_t j = 0; j < end; ++j)
+      for (value_id v = 0; v < values; ++v) {
+        if (!may_move(v, j + 1)) continue;
+        send[j][v] = builder_.binary(0);
+        windows_[j].come[v] = come[j][v] = builder_.binary(0);
+        if (!appears(v, j)) builder_.at_most(send[j][v], k_[j][v] + made(windows_[j], v));
+      }
+    for (auto& w : windows_)
+      for (value_id v = 0; v < values; ++v) {
+        if (!may_move(v, w.b)) continue;
+        if (w.b > w.a + 1) {
+          w.come[v] = builder_.column(0, 0, 1);
+          builder_.at_most(w.come[v], begun(come, v, w.a, w.b));
+          for (auto j = w.a; j < w.b; ++j) builder_.at_most(come[j][v], w.come[v]);
+        }
+        builder_.at_most(w.come[v], begun(send, v, 0, w.b));
+        if (!may_move(v, w.a)) continue;
+        w.back[v] = builder_.column(0, 0, 1);
+        builder_.at_most(w.back[v], w.come[v]);
+        builder_.at_most(w.back[v], begun(send, v, 0, w.a));
+      }
+    std::vector<expression> seconds(end);
+    for (auto& s : seconds) s = builder_.column(1, 0, milp::infinity);
+    add_computations(seconds);
+    add_copies(seconds, send, p_.copies()->to_host);
+    add_copies(seconds, come, p_.copies()->to_device);
+    for (const auto& w : windows_) {  // what is absent at t_a and comes back has been sent by then
+      if (w.b != end || w.a == 0) continue;
+      expression before, sent;
+      for (std::size_t j = 0; j < w.a; ++j) before.add(seconds[j]);
+      for (value_id v = 0; v < values; ++v) sent.add(w.back[v], copying(v, p_.copies()->to_host));
+      builder_.at_least(before - builder_.split(std::move(sent), longest_row_), 0);
+    }
+  }
+  /// Of a copy, in units of the objective.
+  double copying(value_id v, double rate) const {
+    return (p_.copies()->latency + static_cast<double>(p_.values()[v].bytes) / rate) / second_;
+  }
+  /// Each short window takes as long as its computations.
+  void add_computations(const std::vector<expression>& seconds) {
+    std::vector<expression> computed(seconds.size());
+    for (auto o : needed_) {
+      const double c = p_.operations()[o].seconds / second_;
+      if (moment_of_[o] > 0) computed[moment_of_[o]].constant += c;
+      if (works_[o]) {
+        for (std::size_t j = 0; j < seconds.size(); ++j) computed[j].add(windows_[j].run[o], c);
+      } else if (moment_of_[o] == 0 && c > 0) {  // once, in one of the windows
+        expression once;
+        for (auto j = first_[o]; j < last_[o]; ++j) {
+          const auto here = first_[o] + 1 == last_[o] ? expression{{}, 1} : builder_.column(0, 0, 1);
+          once.add(here);
+          computed[j].add(here, c);
+        }
+        if (!once.is_constant()) builder_.equal(builder_.split(std::move(once), longest_row_), 1);
+      }
+    }
+    for (std::size_t j = 0; j < seconds.size(); ++j)
+      builder_.at_least(seconds[j] - builder_.split(std::move(computed[j]), longest_row_), 0);
+  }
+  /// And as long as the copies of one direction that begin in it, but for what is left of the last, and what was left of the one
+  /// under way when it began.
+  void add_copies(const std::vector<expression>& seconds, const copies_per_window& copies, double rate) {
+    std::vector<expression> left(seconds.size() + 1);
+    for (std::size_t j = 1; j < seconds.size(); ++j) {
+      expression one, most;
+      for (value_id v = 0; v < p_.values().size(); ++v) {
+        if (k_[j][v].is_zero() || !may_move(v, j)) continue;
+        const auto under_way = builder_.column(0, 0, 1);
+        builder_.at_most(under_way, k_[j][v]);
+        builder_.at_most(under_way, begun(copies, v, 0, j));
+        one.add(under_way);
+        most.add(under_way, copying(v, rate));
+      }
+      if (one.is_constant()) continue;
+      left[j] = builder_.column(0, 0, milp::infinity);
+      builder_.at_most(builder_.split(std::move(one), longest_row_), 1);
+      builder_.at_least(builder_.split(std::move(most), longest_row_) - left[j], 0);
+    }
+    for (std::size_t j = 0; j < seconds.size(); ++j) {
+      expression all;
+      for (value_id v = 0; v < p_.values().size(); ++v) all.add(copies[j][v], copying(v, rate));
+      builder_.at_least(seconds[j] + left[j + 1] - left[j] - builder_.split(std::move(all), longest_row_), 0);
+    }
+  }
+
   void add_moment_row(std::size_t j) {
     expression row{{}, own_bytes(moments_[j - 1])};
     for (value_id v = 0; v < p_.values().size(); ++v) row.add(k_[j][v], size(v));
@@ -303,13 +421,12 @@ class multi_cut_model {
   void add_rows(const window& w) {
     const auto& before = k_[w.a];
     const auto& after = k_[w.b];
-    const auto made = [&](value_id v) { return p_.is_source(v) ? expression{} : w.run[p_.producer(v)]; };
     expression lasting;
     for (value_id v = 0; v < p_.values().size(); ++v) {
       if (!modelled_[v]) continue;
       if (!w.stay[v].is_zero() && !appears(v, w.a)) builder_.at_most(w.stay[v], before[v]);
       lasting.add(w.stay[v], size(v));
-      if (!after[v].is_zero()) builder_.at_most(after[v], w.stay[v] + made(v));
+      if (!after[v].is_zero()) builder_.at_most(after[v], w.stay[v] + made(w, v) + w.come[v]);
     }
     lasting = builder_.split(std::move(lasting), longest_row_);
     for (auto o : needed_) {
@@ -319,7 +436,7 @@ class multi_cut_model {
       for (auto u : p_.operations()[o].inputs) {
         if (!modelled_[u]) continue;
         bytes += size(u);
-        if (!appears(u, w.a)) builder_.at_most(run, before[u] + made(u));
+        if (!appears(u, w.a)) builder_.at_most(run, before[u] + made(w, u) + w.back[u]);
       }
       const double light = w.b == w.a + 1 || options_.light == 0 ? options_.light : std::max(options_.light, light_in_long);
       if (bytes < light * room_units) continue;

@@ -31,6 +31,7 @@
 #include <remat/solver/hierarchical.hpp>
 #include <remat/solver/min_cut.hpp>
 #include <remat/solver/offmate.hpp>
+#include <remat/solver/proving.hpp>
 
 namespace remat {
 
@@ -44,7 +45,7 @@ struct no_backend {};
 /// timing. Anytime: every improvement is reported.
 ///
 /// Where the problem allows copies to the host, or has several tiers, it is the `Inner` of an `offmate`, which
-/// searches until time is up or nothing more is found for long.
+/// searches until time is up or nothing more is found for long, `proving` where there is a MILP library.
 ///
 /// @tparam B the MILP backend, or `no_backend`: bounds and schedules are then those of minimum cuts and local search
 ///
@@ -80,7 +81,11 @@ class automatic {
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     if (p.copies() || !p.plain()) {
       const options alone{options_.small_operations, options_.moment_operations, options_.staged_operations, options_.search, {}};
-      return offmate<automatic>(automatic(alone, backend_), {.idle = 16, .start = options_.start}).solve(p, budget, m);
+      offmate<automatic> together(automatic(alone, backend_), {.idle = 16, .start = options_.start});
+      if constexpr (milp::backend<B>)
+        return proving(std::move(together), backend_, options_.moment_operations).solve(p, budget, m);
+      else
+        return together.solve(p, budget, m);
     }
     search now(p, budget, m);
     if (now.best.offer(now.needed)) return now.answer();

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// A solver of problems with copies, and then a stronger bound. Needs Boost.Graph, Eigen and a MILP backend.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include <remat/bound/multi_cut_bound.hpp>
+#include <remat/core/monitor.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/result.hpp>
+#include <remat/core/schedule.hpp>
+#include <remat/core/solve.hpp>
+#include <remat/core/solver.hpp>
+#include <remat/milp/backend.hpp>
+
+namespace remat {
+
+/// Runs Inner for at most four fifths of the time and then, where that has not proven its schedule optimal, works on the bound
+/// for as long again at most: by the linear relaxations of several moments, for problems that are plain. The schedule is Inner's.
+///
+/// @tparam Inner the solver, such as `offmate<>`
+/// @tparam B     the MILP backend
+///
+/// Complexity: that of Inner and of `bound::multi_cut_bound`.
+/// @code
+/// auto r = remat::solve(p, budget, remat::proving<remat::offmate<>, remat::highs::backend>{}, {.seconds = 20});
+/// @endcode
+template <solver Inner, milp::backend B>
+class proving {
+ public:
+  proving() : proving(Inner()) {}
+  /// @param most problems of more operations are left to Inner alone
+  explicit proving(Inner inner, B backend = B(), std::size_t most = 1000)
+      : inner_(std::move(inner)), backend_(std::move(backend)), most_(most) {}
+
+  std::string name() const { return inner_.name(); }
+  bool plans_tiers() const { return remat::plans_tiers(inner_); }
+  proving with_start(schedule s) const requires warm_startable<Inner> {
+    return proving(inner_.with_start(std::move(s)), backend_, most_);
+  }
+
+  /// @throws what Inner and the backend throw
+  result solve(const problem& p, bytes_t budget, monitor& m) const {
+    if (!p.plain() || needed_operations(p).size() > most_) return inner_.solve(p, budget, m);
+    monitor first(m, 0.8);
+    auto r = judge(p, budget, name(), first, inner_.solve(p, budget, first));
+    if (!r.found() || r.status == status::optimal) return r;
+    const double left = m.remaining();
+    monitor then(m, r.elapsed < left && std::isfinite(left) ? r.elapsed / left : 1, [&](progress x) {
+      x.best = r.seconds, x.bound = std::max(x.bound, r.bound);
+      m.report(std::move(x));
+      return control::go_on;
+    });
+    r.bound = std::max(r.bound, bound::multi_cut_bound<B>(p, budget, then, {}, backend_).seconds);
+    return r;
+  }
+
+ private:
+  Inner inner_;
+  B backend_;
+  std::size_t most_;
+};
+
+}  // namespace remat
