@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <catch2/catch.hpp>
 
+#include <random>
+
 #include <remat/highs/backend.hpp>
+#include <remat/solver/offmate.hpp>
+#include <remat/solver/proving.hpp>
 
 #include "../../../tests/solver/check_multi_cut.hpp"
 
@@ -12,3 +16,24 @@ TEST_CASE("highs: bounds from moments with copies are never above the optimum") 
   testing::check_moment_forms_with_copies<highs::backend>(22, 1000);
 }
 TEST_CASE("highs: schedules from moments") { testing::check_moments<highs::backend>(); }
+TEST_CASE("highs: proving proves more of the same schedule") {
+  std::mt19937_64 g(3);
+  const proving<offmate<>, highs::backend> both;
+  CHECK(both.name() == offmate<>().name());
+  int stronger = 0;
+  for (int round = 0; round < 10; ++round) {
+    const auto plain = testing::random_training_chain(g, 5);
+    const auto all = evaluate(plain, store_all_schedule(plain));
+    const double rate = static_cast<double>(all.peak) / (3 * all.seconds);
+    const auto p = plain.with_copies(copy_rates{rate, rate, 0});
+    const auto least = bounds_without_search(p).budget, budget = least + (all.peak - least) / 10;
+    const auto alone = solve(p, budget, offmate<>()), proven = solve(p, budget, both), other = solve(plain, budget, both);
+    REQUIRE(proven.found());
+    CHECK(proven.seconds == Approx(alone.seconds));
+    CHECK(proven.bound >= alone.bound);
+    CHECK(proven.bound <= proven.seconds * (1 + 1e-9));
+    stronger += proven.bound > alone.bound * (1 + 1e-6);
+    if (other.found()) CHECK(other.seconds >= proven.bound * (1 - 1e-9));
+  }
+  CHECK(stronger > 2);
+}

@@ -56,7 +56,9 @@ class proving {
       m.report(std::move(x));
       return control::go_on;
     });
-    r.bound = std::max(r.bound, bound::multi_cut_bound<B>(p, budget, then, {}, backend_).seconds);
+    const auto known = [&](const auto&, const auto&, double) { return r.seconds; };
+    const auto proven = bound::multi_cut_bound<B>(p, budget, then, {}, backend_, known).seconds;
+    if (std::isfinite(proven)) r.bound = std::max(r.bound, proven);  // a schedule is known
     return r;
   }
 
