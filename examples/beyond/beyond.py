@@ -18,6 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "quickst
 
 CONFIG = {"vocabulary": 256, "length": 256, "width": 512, "heads": 8, "layers": 8, "dropout": 0.1}
 BATCH, STEPS = 8, 3
+PATIENCE = 600  # seconds: who takes longer spends them on reading the same pages again and again
 WORKS = ("import torch", "eager", "remat", "remat, weights planned")
 
 
@@ -75,7 +76,7 @@ class Group:
         self.folder.mkdir()
 
     def call(self, command, limit):
-        """What the command printed, or None if it was killed, or remat has no plan for so little."""
+        """What the command printed, or None if it was killed, takes too long, or remat has no plan for so little."""
         maximum, with_swap = (self.folder / n for n in self.names)
         if self.names[0] == "memory.max":
             maximum.write_text(str(limit))
@@ -86,8 +87,11 @@ class Group:
             maximum.write_text(str(limit))
             if with_swap.exists():
                 with_swap.write_text(str(limit))
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True,
-                              preexec_fn=lambda: (self.folder / "cgroup.procs").write_text(str(os.getpid())))
+        try:
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=PATIENCE,
+                                  preexec_fn=lambda: (self.folder / "cgroup.procs").write_text(str(os.getpid())))
+        except subprocess.TimeoutExpired:
+            return None
         if done.returncode not in (0, -9, 3):
             sys.exit(f"{' '.join(command)} ended with {done.returncode}")
         return json.loads(done.stdout) if done.returncode == 0 else None

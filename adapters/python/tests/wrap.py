@@ -905,17 +905,17 @@ class InPlace(unittest.TestCase):
         expected = copied(m(x))
         wrong = []
 
-        def work():
+        def work(first):
             try:
-                for _ in range(20):
+                for i in range(first, first + 20):
                     y = m(x)
                     if not same(copied(y), expected):
                         wrong.append("other outputs")
-                    y.sum().backward()
+                    (y.sum() if i % 2 else y.square().mean()).backward()  # for which forwards run once more, and are captured anew
             except Exception as e:
                 wrong.append(e)
 
-        threads = [threading.Thread(target=work) for _ in range(3)]
+        threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
         [t.start() for t in threads]
         [t.join() for t in threads]
         self.assertEqual(wrong, [])

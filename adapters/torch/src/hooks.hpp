@@ -4,10 +4,13 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/node.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <atomic>
+#include <cstddef>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -33,6 +36,33 @@ class accumulation_lock {
   };
   c10::intrusive_ptr<::torch::autograd::Node> accumulator_;
   std::unique_lock<std::mutex> lock_;
+};
+
+/// The backwards of planned steps, of all threads, until their gradients have been accumulated.
+class planned_backwards {
+ public:
+  /// Within a backward, which counts from now on.
+  static void begin() {
+    ++begun();
+    ++running();
+    ::torch::autograd::Engine::get_default_engine().queue_callback(
+        [ended = std::shared_ptr<void>(nullptr, [](void*) { --running(); })] {});
+  }
+  /// Was any running since this was made?
+  bool seen() const { return any_ || begun() != before_; }
+
+ private:
+  static std::atomic<std::size_t>& begun() {
+    static std::atomic<std::size_t> n = 0;
+    return n;
+  }
+  static std::atomic<std::size_t>& running() {
+    static std::atomic<std::size_t> n = 0;
+    return n;
+  }
+
+  std::size_t before_ = begun();
+  bool any_ = running() > 0;
 };
 
 /// Takes the hooks off tensors, and puts them back: gradients taken for a capture are nobody's business.

@@ -28,9 +28,11 @@ class usage {
   }
   /// @param step     the program that has run
   /// @param expected the uses that it was captured for
-  /// @param seen     what this loss makes of the outputs; strides only where the gradient has others than in the program
+  /// @param seen     what this loss makes of the outputs; strides only where the gradient has others than in the program, and
+  /// after
+  ///                 that all of them: what a program is to be captured for
   /// @return is `step` the program for that?
-  bool learn(const program& step, const std::vector<output_use>& expected, std::vector<output_use> seen) {
+  bool learn(const program& step, const std::vector<output_use>& expected, std::vector<output_use>& seen) {
     std::lock_guard lock(mutex_);
     bool same = true;
     for (std::size_t i = 0; i < seen.size(); ++i) {
@@ -38,8 +40,11 @@ class usage {
       same = same && (!step.differentiable[i] || (planned == seen[i].used && seen[i].strides.empty()));
       if (planned && seen[i].used && seen[i].strides.empty() && i < expected.size()) seen[i].strides = expected[i].strides;
     }
-    if (all_) return true;
-    if (!same) uses_ = std::move(seen);
+    if (all_) {
+      seen.clear();
+      return true;
+    }
+    if (!same) uses_ = seen;
     return same;
   }
   /// Do hooks free each gradient when they are told of it? That is expected of the next backward.

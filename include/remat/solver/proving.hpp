@@ -20,8 +20,8 @@
 
 namespace remat {
 
-/// Runs Inner for at most four fifths of the time and then, where that has not proven its schedule optimal, works on the bound
-/// for as long again at most: by the linear relaxations of several moments, for problems that are plain. The schedule is Inner's.
+/// Runs Inner for at most four fifths of the time and then, where that has not proven its schedule optimal, works on the bound:
+/// by some linear relaxations of up to ten moments, for problems that are plain. The schedule is Inner's.
 ///
 /// @tparam Inner the solver, such as `offmate<>`
 /// @tparam B     the MILP backend
@@ -50,14 +50,13 @@ class proving {
     monitor first(m, 0.8);
     auto r = judge(p, budget, name(), first, inner_.solve(p, budget, first));
     if (!r.found() || r.status == status::optimal) return r;
-    const double left = m.remaining();
-    monitor then(m, r.elapsed < left && std::isfinite(left) ? r.elapsed / left : 1, [&](progress x) {
+    monitor then(m, 1, [&](progress x) {
       x.best = r.seconds, x.bound = std::max(x.bound, r.bound);
       m.report(std::move(x));
       return control::go_on;
     });
     const auto known = [&](const auto&, const auto&, double) { return r.seconds; };
-    const auto proven = bound::multi_cut_bound<B>(p, budget, then, {}, backend_, known).seconds;
+    const auto proven = bound::multi_cut_bound<B>(p, budget, then, {.moments = 10, .reach = 1}, backend_, known).seconds;
     if (std::isfinite(proven)) r.bound = std::max(r.bound, proven);  // a schedule is known
     return r;
   }

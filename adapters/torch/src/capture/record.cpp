@@ -30,7 +30,7 @@ namespace {
 /// The one functionality key below autograd that PyTorch gives neither kernels nor a fallback.
 constexpr auto record_key = c10::DispatchKey::Fake;
 
-/// Puts back the `.grad` of tensors.
+/// Puts back the `.grad` of tensors, unless other threads may have written it.
 class same_gradients {
  public:
   explicit same_gradients(const std::vector<at::Tensor>& tensors) {
@@ -38,15 +38,17 @@ class same_gradients {
       before_.push_back({t, gradient_of(t), gradient_of(t).defined() ? gradient_of(t)._version() : 0});
   }
   ~same_gradients() {
-    for (auto& x : before_) x.tensor.mutable_grad() = x.grad;
+    if (!hold())
+      for (auto& x : before_) x.tensor.mutable_grad() = x.grad;
   }
   same_gradients(const same_gradients&) = delete;
   same_gradients& operator=(const same_gradients&) = delete;
   bool hold() const {
-    return std::all_of(before_.begin(), before_.end(), [](const auto& x) {
+    const bool same = std::all_of(before_.begin(), before_.end(), [](const auto& x) {
       const auto& now = gradient_of(x.tensor);
       return now.unsafeGetTensorImpl() == x.grad.unsafeGetTensorImpl() && (!now.defined() || now._version() == x.version);
     });
+    return same || others_.seen();
   }
 
  private:
@@ -54,6 +56,7 @@ class same_gradients {
     at::Tensor tensor, grad;
     int64_t version;
   };
+  planned_backwards others_;
   std::vector<entry> before_;
 };
 

@@ -38,9 +38,10 @@ class step_node final : public ::torch::autograd::Node {
  public:
   /// For the forward once more, by a plan for another use of the outputs.
   struct second_plan {
-    std::function<bool(const std::vector<at::Tensor>&)> possible;  ///< for the use that has been seen, and these inputs
-    /// When the first executor has been let go: for the use that has been seen, if that is possible, or else for any use.
-    std::function<std::shared_ptr<runner>(const std::vector<at::Tensor>&, bool possible)> make;
+    std::function<bool(const std::vector<at::Tensor>&, const std::vector<output_use>&)> possible;  ///< for these inputs and uses
+    /// When the first executor has been let go: one whose forward has run, for the use that has been seen, if that is possible,
+    /// or else for any use.
+    std::function<std::shared_ptr<runner>(const std::vector<at::Tensor>&, const std::vector<output_use>&, bool possible)> make;
   };
 
   /// @param beside runs the forward again, if that may be needed
@@ -76,6 +77,7 @@ class step_node final : public ::torch::autograd::Node {
       throw not_supported("remat: the backward of a wrapped module must not run under autocast; leave it after the forward");
     for (const auto& w : watched_) check(w, *runner_->kind->step);
     ran_kept_ = ::torch::autograd::get_current_graph_task_keep_graph();
+    planned_backwards::begin();
     auto r = std::exchange(runner_, nullptr);
     const auto beside = std::exchange(beside_, nullptr);
     const auto kind = r->kind;
@@ -102,15 +104,13 @@ class step_node final : public ::torch::autograd::Node {
     if (verify_) expected = beside->backward(step, given, kind->trained);
     const bool does = serves(step, given);
     const bool known = kind->outputs->learn(step, kind->uses, uses);
-    const bool possible = !(known && does) && beside && beside->possible(replan_.possible);
+    const bool possible =
+        !(known && does) && beside && beside->possible([&](const auto& inputs) { return replan_.possible(inputs, uses); });
     if (does && !possible) {
       result = planned(*r, given, unread);
     } else {                                    // the forward once more, by another plan
       std::exchange(r, nullptr)->run->reset();  // and nobody holds its arena
-      beside->run([&](const auto& inputs) {
-        r = replan_.make(inputs, possible);
-        r->run->forward(inputs);
-      });
+      beside->run([&](const auto& inputs) { r = replan_.make(inputs, uses, possible); });
       if (!serves(*r->kind->step, given)) throw broken_contract("remat: a second plan for another use of the outputs");
       unread.clear();
       result = planned(*r, given, unread);

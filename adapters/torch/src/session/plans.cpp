@@ -49,14 +49,15 @@ void session::state::announce(const plan& p, bytes_t available) const {
 }
 
 std::shared_ptr<runner> session::state::expected(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                                 const std::shared_ptr<usage>& outputs, std::size_t graphs) {
-  const auto s = kind_for(call, inputs, outputs, graphs);
+                                                 const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses,
+                                                 std::size_t graphs) {
+  const auto s = kind_for(call, inputs, outputs, uses, graphs);
   try {
     return acquire(s, inputs);
   } catch (const over_budget&) {  // what this loss uses may take more than all outputs, whose gradients lie outside the arena
-    if (outputs->now().empty()) throw;
+    if (uses.empty()) throw;
     outputs->expect_all();
-    return acquire(kind_for(call, inputs, outputs, graphs), inputs);
+    return acquire(kind_for(call, inputs, outputs, {}, graphs), inputs);
   }
 }
 

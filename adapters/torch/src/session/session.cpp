@@ -72,7 +72,8 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
   }
   std::shared_ptr<runner> r;
   try {
-    r = expected(call, inputs, usage_of(key_of(call, inputs)));
+    const auto outputs = usage_of(key_of(call, inputs));
+    r = expected(call, inputs, outputs, outputs->now());
   } catch (const no_gradient&) {
     lock.unlock();
     return call.forward(inputs);
@@ -130,15 +131,15 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
     if (step.from(step.views[step.outputs[i]].value) == role::internal)
       given_out.push_back(outputs[i].storage().getWeakStorageImpl());
   step_node::second_plan once_more;
-  once_more.possible = [self = shared_from_this(), call, outputs = s->outputs](const std::vector<at::Tensor>& again) {
+  once_more.possible = [self = shared_from_this(), call, outputs = s->outputs](const auto& again, const auto& seen) {
     std::lock_guard held(self->mutex);
-    return self->can_run_again(call, again, outputs);
+    return self->can_run_again(call, again, outputs, seen);
   };
-  once_more.make = [self = shared_from_this(), call, given_out, outputs = s->outputs](const std::vector<at::Tensor>& again,
+  once_more.make = [self = shared_from_this(), call, given_out, outputs = s->outputs](const auto& again, const auto& seen,
                                                                                       bool possible) {
     std::lock_guard held(self->mutex);
-    const auto uses = possible ? outputs : std::make_shared<usage>(outputs->number, outputs->gradients_leave());
-    if (!possible && !self->known(*uses, again))
+    const auto uses = possible ? seen : std::vector<output_use>();
+    if (!possible && !self->known(*outputs, uses, again))
       throw not_supported(
           "remat: the loss uses the outputs of a wrapped module in another way than the last one, for which the forward has to "
           "run "
@@ -152,14 +153,17 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
       bytes_t& bytes;
       ~restored() { bytes = 0; }
     } const later{self->memory.outputs_of_before};
+    std::shared_ptr<runner> begun;
     try {
-      return self->acquire(self->kind_for(call, again, uses, 1), again);
+      begun = self->acquire(self->kind_for(call, again, outputs, uses, 1), again);
     } catch (const over_budget&) {  // a budget that is known to do does; what the caller still holds comes on top, this once
       self->log("outputs of before take " + format_bytes(self->memory.outputs_of_before) +
                 " beyond the budget while the forward runs again");
       self->memory.outputs_of_before = 0;
-      return self->expected(call, again, uses, 1);
+      begun = self->expected(call, again, outputs, uses, 1);
     }
+    begun->run->forward(again);  // before another thread takes it
+    return begun;
   };
   const bool several = std::count(step.differentiable.begin(), step.differentiable.end(), true) > 1;
   const auto node = c10::make_intrusive<step_node>(r, std::move(watch), inputs, std::move(beside), verify, once_more);

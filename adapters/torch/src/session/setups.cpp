@@ -27,10 +27,10 @@ std::vector<named_tensor> distinct(std::vector<named_tensor> named) {
   return named;
 }
 
-std::string text(const usage& outputs) {
+std::string text(const usage& outputs, const std::vector<output_use>& uses) {
   key k;
   k << outputs.number;
-  for (const auto& u : outputs.now()) k << u.used << at::IntArrayRef(u.strides);
+  for (const auto& u : uses) k << u.used << at::IntArrayRef(u.strides);
   return k.bytes();
 }
 
@@ -59,28 +59,28 @@ std::string session::state::path_of(const std::string& base, const std::vector<a
   }
 }
 
-std::shared_ptr<setup> session::state::known(const usage& outputs, const std::vector<at::Tensor>& inputs) const {
-  const auto found = setups.find(path_of(text(outputs), inputs));
+std::shared_ptr<setup> session::state::known(const usage& outputs, const std::vector<output_use>& uses,
+                                             const std::vector<at::Tensor>& inputs) const {
+  const auto found = setups.find(path_of(text(outputs, uses), inputs));
   return found == setups.end() || found->second->broken || found->second->tensors->out_of_date() ? nullptr : found->second;
 }
 
 bool session::state::can_run_again(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                   const std::shared_ptr<usage>& outputs) {
-  if (known(*outputs, inputs)) return true;
+                                   const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses) {
+  if (known(*outputs, uses, inputs)) return true;
   look();
   return usage_of(key_of(call, inputs)) == outputs;
 }
 
 std::shared_ptr<setup> session::state::setup_for(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                                 const std::shared_ptr<usage>& outputs) {
+                                                 const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses) {
   if (outputs->without_gradient) throw no_gradient();
-  if (const auto s = known(*outputs, inputs)) {
+  if (const auto s = known(*outputs, uses, inputs)) {
     replaced = 0;
     s->last_used = ++clock_;
     return s;
   }
-  const auto uses = outputs->now();
-  const auto k = path_of(text(*outputs), inputs);
+  const auto k = path_of(text(*outputs, uses), inputs);
   if (const auto found = setups.find(k); found != setups.end()) {
     const auto s = found->second;
     forget(s);
@@ -117,8 +117,9 @@ std::shared_ptr<setup> session::state::setup_for(const invocation& call, const s
 }
 
 std::shared_ptr<setup> session::state::kind_for(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                                const std::shared_ptr<usage>& outputs, std::size_t graphs) {
-  const auto s = setup_for(call, inputs, outputs);
+                                                const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses,
+                                                std::size_t graphs) {
+  const auto s = setup_for(call, inputs, outputs, uses);
   const auto variant = [&](std::shared_ptr<setup>& v, program (*of)(const program&), const char* what) {
     if (!v || v->broken) v = make_variant(*s, of(*s->step), what);
     v->last_used = s->last_used;

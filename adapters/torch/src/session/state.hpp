@@ -62,20 +62,24 @@ struct session::state : std::enable_shared_from_this<state> {
   std::string path_of(const std::string& base, const std::vector<at::Tensor>& inputs) const;
   /// The kind of step for such inputs if it has been captured and still holds, or null.
   /// @param outputs what their losses have made of the outputs
-  std::shared_ptr<setup> known(const usage& outputs, const std::vector<at::Tensor>& inputs) const;
+  /// @param uses    what the loss of this step makes of them; other threads may learn of others meanwhile
+  std::shared_ptr<setup> known(const usage& outputs, const std::vector<output_use>& uses,
+                               const std::vector<at::Tensor>& inputs) const;
   /// The same, captured if it is new, its gradients written where there are none yet.
   std::shared_ptr<setup> setup_for(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                   const std::shared_ptr<usage>& outputs);
+                                   const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses);
   /// The kind of step for such inputs and the gradients there are.
   std::shared_ptr<setup> kind_for(const invocation& call, const std::vector<at::Tensor>& inputs) {
-    return kind_for(call, inputs, usage_of(key_of(call, inputs)), 0);
+    const auto outputs = usage_of(key_of(call, inputs));
+    return kind_for(call, inputs, outputs, outputs->now(), 0);
   }
   /// @param graphs of this step that lead to the parameters already: one in its backward
   std::shared_ptr<setup> kind_for(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                  const std::shared_ptr<usage>& outputs, std::size_t graphs);
+                                  const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses, std::size_t graphs);
   /// Can a forward run once more, for another use of the outputs? Not if that has to be captured and the model is another one
   /// now.
-  bool can_run_again(const invocation& call, const std::vector<at::Tensor>& inputs, const std::shared_ptr<usage>& outputs);
+  bool can_run_again(const invocation& call, const std::vector<at::Tensor>& inputs, const std::shared_ptr<usage>& outputs,
+                     const std::vector<output_use>& uses);
   /// The same step with other gradients.
   /// @param what it is, for people
   std::shared_ptr<setup> make_variant(const setup& s, program step, const char* what);
@@ -114,7 +118,8 @@ struct session::state : std::enable_shared_from_this<state> {
   void announce(const plan& p, bytes_t available) const;
   /// An executor for the use of the outputs that is expected.
   std::shared_ptr<runner> expected(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                   const std::shared_ptr<usage>& outputs, std::size_t graphs = 0);
+                                   const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses,
+                                   std::size_t graphs = 0);
   /// Looks for a better plan than one that was taken over, beside the steps.
   void refine(const runner& r, bytes_t held_bytes);
   /// What is idle makes room.
