@@ -77,7 +77,6 @@ class step_node final : public ::torch::autograd::Node {
       throw not_supported("remat: the backward of a wrapped module must not run under autocast; leave it after the forward");
     for (const auto& w : watched_) check(w, *runner_->kind->step);
     ran_kept_ = ::torch::autograd::get_current_graph_task_keep_graph();
-    planned_backwards::begin();
     auto r = std::exchange(runner_, nullptr);
     const auto beside = std::exchange(beside_, nullptr);
     const auto kind = r->kind;
@@ -148,6 +147,7 @@ class step_node final : public ::torch::autograd::Node {
         w.counter.current_version(), "; expected version ", w.version);
   }
   ::torch::autograd::variable_list planned(runner& r, const std::vector<at::Tensor>& given, std::vector<watched>& unread) {
+    planned_backwards::begin();  // not before: a capture for a second run watches gradients, too
     const auto& step = *r.kind->step;
     // What no used output leads to has no gradient, as in eager mode.
     const auto reached = [&](const std::vector<bool>& sources) {
