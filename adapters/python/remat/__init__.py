@@ -24,6 +24,7 @@ from ._errors import CopyFailed, Error, NoSpace, NotEqual, OverBudget, Refused
 from ._planner import evaluate, solve, solvers
 
 if TYPE_CHECKING:
+    from ._devices import devices
     from ._optimizer import offloaded, optimizer
     from ._plan import Curve, Roofline, curve, plan
     from ._session import Session
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 #: What needs torch, which is imported when one of these is used.
 _WITH_TORCH = {"Curve": "_plan", "Roofline": "_plan", "Session": "_session", "curve": "_plan", "plan": "_plan", "is_wrapped": "_wrap", "of": "_wrap", "unwrap": "_wrap", "wrap": "_wrap",
-               "offloaded": "_optimizer", "optimizer": "_optimizer"}
+               "devices": "_devices", "offloaded": "_optimizer", "optimizer": "_optimizer"}
 
 __all__ = ["CopyFailed", "Error", "NoSpace", "NotEqual", "OverBudget", "Refused", "evaluate", "solve", "solvers", *_WITH_TORCH]
 

@@ -88,17 +88,17 @@ class Options:
         return _core.parse_bytes(self.host_budget)
 
     def on_host(self, model: torch.nn.Module) -> Options:
-        """The same for a model: with the limit of the host, and "auto" decided. Activations of a CUDA device may go to the host.
+        """The same for a model: with the limit of the host, and "auto" decided. Activations of an accelerator may go to the host.
 
         Raises ValueError if there is nowhere to go.
         """
-        cuda = any(p.is_cuda for p in model.parameters())
-        if self.disk is None and self.offload not in ("none", "auto") and not (cuda and self.offload == "activations"):
+        accelerator = any(p.device.type not in ("cpu", "meta") for p in model.parameters())
+        if self.disk is None and self.offload not in ("none", "auto") and not (accelerator and self.offload == "activations"):
             raise ValueError(f'offload="{self.offload}" needs disk, a folder: what leaves the memory of the host goes to a disk')
         if self.offload == "none" and self.host_budget is None:
             return self
         free = _torch.host_free() * 4 // 5
-        if cuda:  # whose budgets are of its own memory
+        if accelerator:  # whose budgets are of its own memory
             far = -1 if self.disk is not None or self.offload == "none" else free if self.host_budget is None else self.host_bytes()
             return dataclasses.replace(self, offload="activations" if self.offload == "auto" else self.offload, auto=self.offload == "auto", far=far)
         held = sum(storage.nbytes() for storage, _ in _weights.storages(model) if storage.device.type == "cpu")

@@ -229,17 +229,9 @@ class python_session {
                                                       : rp::new_shape::error;
     translated([&] {
       rp::meter::install();
-      auto model = rp::tensors_of(trained->parameters());
-      for (auto& t : rp::tensors_of(trained->buffers())) model.push_back(std::move(t));
-      const auto bytes_on = [&](c10::Device where) {
-        std::vector<at::Tensor> there;
-        std::copy_if(model.begin(), model.end(), std::back_inserter(there), [&](const auto& t) { return t.device() == where; });
-        return rp::unpaged_bytes(there);
-      };
-      host_before_ = rp::meter::live() - bytes_on(c10::kCPU);
-      if (const auto t = std::find_if(model.begin(), model.end(), [](const auto& x) { return x.is_cuda(); }); t != model.end())
-        on_ = &rp::device_of(t->device());
-      before_ = on_->use().live - bytes_on(on_->which());
+      model_ = trained;
+      host_before_ = rp::meter::live() - model_bytes_on(c10::kCPU);
+      settle_device();
       rp::wrap_options o;
       o.budget = budget_of(budget, activations);
       o.limits = {.seconds = seconds, .seed = seed, .gap = gap};
@@ -253,7 +245,7 @@ class python_session {
       if (cache && cache->empty()) o.profile.cache.clear();
       o.device = rates_of(device);
       if (disk) o.far = rp::on_disk(*disk, disk_budget.empty() ? remat::max_bytes : remat::parse_bytes(disk_budget));
-      if (on_host >= 0) o.far = rp::on_host(c10::kCUDA, on_host);
+      if (on_host >= 0) o.host_budget = on_host;
       o.gradients_leave = gradients_leave;
       if (plan_weights) o.fetched = rp::worth_fetching;
       if (most >= 0) o.most = most;
@@ -274,6 +266,8 @@ class python_session {
                                                          const std::vector<at::Tensor>& inputs, py::object note) {
     const auto c = invocation(std::move(call), std::move(signature), std::move(note));
     std::shared_ptr<void> used;
+    if (!stepped_) translated([&] { settle_device(); });
+    stepped_ = true;
     auto outputs = uninterrupted([&] { return run_->forward(c, inputs, &used); });
     return {std::move(outputs), *std::static_pointer_cast<py::object>(used)};
   }
@@ -293,7 +287,8 @@ class python_session {
                     py::arg("planned") = r.total(), py::arg("arena") = r.arena, py::arg("held") = r.held(),
                     py::arg("live") = on_->use().live, py::arg("host") = beyond(rp::meter::peak(), host_before_),
                     py::arg("disk") = r.far, py::arg("to_disk") = r.moved_out, py::arg("from_disk") = r.moved_in,
-                    py::arg("fetched") = r.fetched);
+                    py::arg("fetched") = r.fetched, py::arg("reserved") = on_->use().reserved,
+                    py::arg("workspaces") = r.workspaces);
   }
   py::dict plan() {
     auto plan = told(translated([&] { return run_->report(); }));
@@ -359,7 +354,26 @@ class python_session {
  private:
   std::shared_ptr<interruption> interrupted_;
   std::shared_ptr<rp::session> run_;
-  rp::device* on_ = &rp::host_device();          ///< where the model was when it was wrapped
+  remat::bytes_t model_bytes_on(c10::Device where) const {
+    auto model = rp::tensors_of(model_->parameters());
+    for (auto& t : rp::tensors_of(model_->buffers())) model.push_back(std::move(t));
+    std::erase_if(model, [&](const auto& t) { return t.device() != where; });
+    return rp::unpaged_bytes(model);
+  }
+  /// Looks where the model is. It may move to a device between `wrap` and the first step.
+  void settle_device() {
+    auto* on = &rp::host_device();
+    for (const auto& t : rp::tensors_of(model_->parameters()))
+      if (!t.is_cpu() && !t.is_meta()) on = &rp::device_of(t.device());
+    if (on == on_ && settled_) return;
+    on_ = on;
+    settled_ = true;
+    before_ = on_->use().live - model_bytes_on(on_->which());
+  }
+
+  std::shared_ptr<python_model> model_;
+  bool settled_ = false, stepped_ = false;
+  rp::device* on_ = &rp::host_device();          ///< where the model is
   remat::bytes_t before_ = 0, host_before_ = 0;  ///< bytes there, and on the host, when it was wrapped, less the model
 };
 
@@ -426,6 +440,13 @@ PYBIND11_MODULE(_torch, m) {
       .def("done", [](rp::disk_traffic& t, const tensors& list) { translated([&] { t.done(list); }); })
       .def("wait", [](rp::disk_traffic& t) { translated([&] { t.wait(); }); })
       .def("drain", [](rp::disk_traffic& t) { translated([&] { t.drain(); }); });
+  m.def("devices", [] {
+    std::vector<py::dict> list;
+    for (const auto& d : translated([] { return rp::devices(); }))
+      list.push_back(py::dict(py::arg("device") = d.which.str(), py::arg("name") = d.name, py::arg("total") = d.total,
+                              py::arg("free") = d.available, py::arg("problem") = d.problem));
+    return list;
+  });
   m.def("host_limit", &rp::host_limit);
   m.def("host_free", &rp::host_free);
   m.def("release_sessions", [] { translated([] { rp::session::release_all(); }); });

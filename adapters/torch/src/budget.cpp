@@ -11,12 +11,20 @@
 namespace remat::pytorch {
 
 budget::budget(const std::string& text) {
-  if (text.empty() || text.back() != '%') {
+  const auto sign = text.find('%');
+  if (sign == text.npos) {
     total = parse_bytes(text);
     return;
   }
+  const auto of = text.substr(sign + 1);
+  if (of == " of activations")
+    share_of = pytorch::share::activations;
+  else if (of == " of device")
+    share_of = pytorch::share::device;
+  else if (!of.empty())
+    throw bad_option("\"" + text + "\" is not a budget: after the % goes nothing, \"of activations\" or \"of device\"");
   double percent = 0;
-  const char* const end = text.data() + text.size() - 1;
+  const char* const end = text.data() + sign;
   const auto [rest, failed] = std::from_chars(text.data(), end, percent, std::chars_format::fixed);
   if (failed != std::errc{} || rest != end || !std::isfinite(percent) || std::signbit(percent) || percent > 1e6)
     throw bad_option("\"" + text + "\" is not a budget: no percentage >= 0");
@@ -45,6 +53,7 @@ std::string report::text() const {
   row("  inputs", format_bytes(inputs));
   row("  constants", format_bytes(constants));
   row("  optimizer", format_bytes(optimizer));
+  if (workspaces > 0) row("  workspaces of libraries", format_bytes(workspaces));
   row("  gradients of before", format_bytes(gradients));
   row("  left for activations", format_bytes(left));
   row("arena", format_bytes(arena));

@@ -5,11 +5,13 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 
 #include <string>
 #include <type_traits>
+#include <vector>
 
 namespace remat::pytorch {
 
@@ -41,13 +43,26 @@ class key {
   std::string bytes_;
 };
 
+/// The kinds of devices that steps of this process may run on: the host, and the accelerator if there is one.
+inline std::vector<c10::DeviceType> devices_of_steps() {
+  std::vector<c10::DeviceType> kinds = {c10::kCPU};
+  if (const auto accelerator = at::accelerator::getAccelerator()) kinds.push_back(*accelerator);
+  return kinds;
+}
+
 /// Settings of PyTorch that choose kernels.
 inline void add_settings(key& k) {
-  const auto& c = at::globalContext();
+  auto& c = at::globalContext();
   k << at::get_num_threads() << c.deterministicAlgorithms() << c.deterministicFillUninitializedMemory() << c.userEnabledMkldnn()
     << c.userEnabledFlashSDP() << c.userEnabledMemEfficientSDP() << c.userEnabledMathSDP() << c.float32MatmulPrecision()
     << c10::typeMetaToScalarType(c10::get_default_dtype());
-  for (const auto device : {at::kCPU, at::kCUDA}) {
+  const auto kinds = devices_of_steps();
+  if (kinds.back() == c10::kCUDA)
+    k << c.userEnabledCuDNN() << c.deterministicCuDNN() << c.benchmarkCuDNN() << c.benchmarkLimitCuDNN() << c.allowTF32CuDNN()
+      << c.allowTF32CuBLAS() << c.allowFP16ReductionCuBLAS() << c.allowBF16ReductionCuBLAS() << c.allowFP16AccumulationCuBLAS()
+      << c.userEnabledCuDNNSDP() << c.allowFP16BF16ReductionMathSDP() << c.userEnabledFA3SDP() << c.userEnabledFA4SDP()
+      << c.sDPPriorityOrder() << c.blasPreferredBackend() << c.linalgPreferredBackend() << c.cudnnDepthwiseKernel();
+  for (const auto device : kinds) {
     const bool on = at::autocast::is_autocast_enabled(device);
     k << on << (on ? at::autocast::get_autocast_dtype(device) : at::ScalarType::Undefined);
   }

@@ -22,6 +22,7 @@
 #include <remat/pytorch/session.hpp>
 
 #include "hooks.hpp"
+#include "key.hpp"
 
 namespace remat::pytorch {
 
@@ -39,7 +40,7 @@ class autocast_state {
  public:
   static autocast_state now() {
     autocast_state s;
-    for (const auto device : {at::kCPU, at::kCUDA})
+    for (const auto device : devices_of_steps())
       s.modes_.push_back({device, at::autocast::is_autocast_enabled(device), at::autocast::get_autocast_dtype(device)});
     s.cache_ = at::autocast::is_autocast_cache_enabled();
     return s;

@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Where the tests tagged [device] run: on the host, or with REMAT_TEST_DEVICE=cuda on a CUDA device, and are skipped without
-/// one.
+/// Where the tests tagged [device] run: on the host, or on the device that REMAT_TEST_DEVICE names.
+///
+///     emulated   an accelerator of our own; REMAT_EMULATED is the folder of libemulated_accelerator.so
+///     cuda       CUDA: emulated if libemulated_cuda.so is preloaded, else a real device
+///
+/// Tests tagged [accelerator] need an accelerator. Where a real device is asked for and missing, the program says so and is
+/// skipped.
 #pragma once
 
+#include <dlfcn.h>
 #include <torch/torch.h>
 
 #include <cstdio>
@@ -12,12 +18,74 @@
 #include <remat/pytorch/device.hpp>
 #include <string>
 
+namespace hardware {
+
+template <class F>
+F* function(const char* name) {
+  return reinterpret_cast<F*>(dlsym(RTLD_DEFAULT, name));
+}
+/// Tests run on an emulated device.
+inline bool emulated() { return function<void()>("emulated_reset") != nullptr; }
+/// Changes the emulated hardware; emulated/hardware.hpp lists the options.
+inline void set(const char* option, long value) {
+  if (auto* const f = function<void(const char*, long)>("emulated_set")) f(option, value);
+}
+/// Pairs of jobs that used the same bytes in an order that nothing ensures.
+inline long races() {
+  auto* const f = function<long()>("emulated_races");
+  return f == nullptr ? 0 : f();
+}
+/// Another process takes memory of a device.
+inline void take(int device, long bytes) {
+  if (auto* const f = function<void(int, long)>("emulated_take")) f(device, bytes);
+}
+/// Counts begin again, and streams that have failed work again.
+inline void reset() {
+  if (auto* const f = function<void()>("emulated_reset")) f();
+}
+/// An option for the time of a test.
+struct option {
+  option(const char* n, long value) : name(n) { set(name, value); }
+  ~option() {
+    set(name, 0);
+    reset();
+  }
+  option(const option&) = delete;
+  option& operator=(const option&) = delete;
+  const char* name;
+};
+
+/// Loads what a device needs. @return the name that PyTorch has for it
+inline std::string load(const std::string& name) {
+  const auto library = [&](const std::string& file) {
+    const char* const folder = std::getenv("REMAT_EMULATED");
+    if (dlopen(((folder != nullptr ? folder : ".") + ("/" + file)).c_str(), RTLD_NOW | RTLD_GLOBAL) != nullptr) return;
+    std::printf("%s\n", dlerror());
+    std::_Exit(1);
+  };
+  if (name == "emulated") {
+    library("libemulated_accelerator.so");
+    return "privateuseone:0";
+  }
+  const char* const preloaded = std::getenv("LD_PRELOAD");
+  if (name == "cuda" && preloaded != nullptr && std::string(preloaded).find("libemulated_cuda.so") != std::string::npos) {
+    library("libemulated_cuda_kernels.so");
+    at::globalContext().setUserEnabledCuDNN(false);  // it launches kernels of its own, as do the attention kernels
+    at::globalContext().setSDPUseFlash(false);
+    at::globalContext().setSDPUseMemEfficient(false);
+    at::globalContext().setSDPUseCuDNN(false);
+  }
+  return name;
+}
+
+}  // namespace hardware
+
 inline c10::Device test_device() {
   static const c10::Device device = [] {
     const char* name = std::getenv("REMAT_TEST_DEVICE");
     if (name == nullptr || std::string(name) == "cpu") return c10::Device(c10::kCPU);
     try {
-      const auto which = remat::pytorch::device_of(c10::Device(name)).which();
+      const auto which = remat::pytorch::device_of(c10::Device(hardware::load(name))).which();
       at::globalContext().setDeterministicAlgorithms(true, true);
       at::globalContext().setDeterministicCuDNN(true);
       return which;

@@ -100,7 +100,13 @@ draw_origin draw_log::origin_of(const at::Tensor& now) {
 }
 
 std::optional<std::uint64_t> draw_log::draws_between(const at::Tensor& from, const at::Tensor& to) const {
-  if (!device_.is_cpu()) return std::nullopt;
+  if (!device_.is_cpu()) {  // generators of accelerators count their draws: seed and offset
+    auto a = generator_.clone(), b = generator_.clone();
+    a.set_state(from);
+    b.set_state(to);
+    if (a.current_seed() != b.current_seed() || b.get_offset() < a.get_offset()) return std::nullopt;
+    return b.get_offset() - a.get_offset();
+  }
   auto engine = engine_in(generator_, from);
   const auto goal = engine_in(generator_, to).data();
   constexpr std::uint64_t limit = 1 << 23;
@@ -116,6 +122,12 @@ std::optional<std::uint64_t> draw_log::draws_between(const at::Tensor& from, con
 
 at::Tensor draw_log::advanced(const at::Tensor& state, std::uint64_t draws) const {
   if (draws == 0) return state;
+  if (!device_.is_cpu()) {
+    auto g = generator_.clone();
+    g.set_state(state);
+    g.set_offset(g.get_offset() + draws);
+    return g.get_state();
+  }
   auto engine = engine_in(generator_, state);
   while (draws-- > 0) engine();
   auto g = generator_.clone();

@@ -8,6 +8,7 @@
 #include <ATen/ops/bmm_meta_dispatch.h>
 #include <ATen/ops/mm_meta_dispatch.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/TensorOptions.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -48,11 +49,12 @@ bool add_argument(key& k, const c10::IValue& v) {
   return true;
 }
 
-/// Of a backend, without memory.
-c10::Storage empty_storage(std::size_t bytes, c10::DispatchKey backend) {
-  const auto device = c10::dispatchKeyToDeviceType(backend);
-  return {c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(nullptr, device), c10::GetAllocator(device), true};
+/// Without memory.
+c10::Storage empty_storage(std::size_t bytes, c10::Device on) {
+  return {c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(nullptr, on), c10::GetAllocator(on.type()), true};
 }
+/// Of dense tensors there.
+c10::DispatchKeySet keys_on(c10::Device on) { return c10::DispatchKeySet(c10::computeDispatchKey(std::nullopt, std::nullopt, on)); }
 
 bool same_geometry(const at::Tensor& a, const at::Tensor& b) {
   const auto *x = a.unsafeGetTensorImpl(), *y = b.unsafeGetTensorImpl();
@@ -66,8 +68,7 @@ std::unordered_map<std::string, std::shared_ptr<const known_results>> results_by
 
 }  // namespace
 
-known_results::known_results(const std::vector<at::Tensor>& tensors, const std::vector<c10::IValue>& returned,
-                             c10::DispatchKey backend) {
+known_results::known_results(const std::vector<at::Tensor>& tensors, const std::vector<c10::IValue>& returned) {
   std::vector<const c10::StorageImpl*> made;
   for (const auto& v : returned) {
     results_.emplace_back();
@@ -75,6 +76,7 @@ known_results::known_results(const std::vector<at::Tensor>& tensors, const std::
     complete_ = complete_ && v.isTensor() && v.toTensor().layout() == c10::kStrided && v.toTensor().has_storage();
     if (!complete_) return;
     const auto& t = v.toTensor();
+    on = t.device();
     auto& r = results_.back().emplace();
     for (std::size_t i = 0; i < tensors.size() && !r.itself; ++i)
       if (r.itself = tensors[i].is_same(t); r.itself || (r.operand < 0 && storage_of(tensors[i]) == storage_of(t)))
@@ -94,14 +96,14 @@ known_results::known_results(const std::vector<at::Tensor>& tensors, const std::
     r.strides = t.strides().vec();
     r.offset = t.storage_offset();
   }
-  const auto again = over(tensors, backend);
+  const auto again = over(tensors);
   for (std::size_t i = 0; i < returned.size(); ++i)
     complete_ = complete_ && (!results_[i] || same_geometry(returned[i].toTensor(), again[i].toTensor()));
 }
 
-std::vector<c10::IValue> known_results::over(const std::vector<at::Tensor>& tensors, c10::DispatchKey backend) const {
+std::vector<c10::IValue> known_results::over(const std::vector<at::Tensor>& tensors) const {
   std::vector<c10::Storage> made;
-  for (auto bytes : storages_) made.push_back(empty_storage(bytes, backend));
+  for (auto bytes : storages_) made.push_back(empty_storage(bytes, on));
   std::vector<c10::IValue> list;
   for (const auto& r : results_) {
     if (!r || r->itself) {
@@ -109,7 +111,7 @@ std::vector<c10::IValue> known_results::over(const std::vector<at::Tensor>& tens
       continue;
     }
     auto storage = r->operand < 0 ? made[r->storage] : tensors[static_cast<std::size_t>(r->operand)].storage();
-    auto t = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(backend), r->type);
+    auto t = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys_on(on), r->type);
     t.unsafeGetTensorImpl()->set_sizes_and_strides(r->sizes, r->strides, r->offset);
     list.emplace_back(std::move(t));
   }
@@ -189,8 +191,8 @@ std::optional<known_results> deduced(const traced_call& c, const std::vector<at:
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto& t = tensors[i];
     if (t.is_conj() || t.is_neg()) return std::nullopt;
-    constexpr auto meta = c10::DispatchKey::Meta;
-    auto like = at::detail::make_tensor<c10::TensorImpl>(empty_storage(storage_of(t)->nbytes(), meta), c10::DispatchKeySet(meta),
+    const c10::Device meta(c10::kMeta);
+    auto like = at::detail::make_tensor<c10::TensorImpl>(empty_storage(storage_of(t)->nbytes(), meta), keys_on(meta),
                                                          t.dtype());
     like.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides(), t.storage_offset());
     stack[static_cast<std::size_t>(c.operands[i].at)] = like;
@@ -201,7 +203,8 @@ std::optional<known_results> deduced(const traced_call& c, const std::vector<at:
   } catch (const c10::Error&) {  // the host's kernel is to say so
     return std::nullopt;
   }
-  known_results results(list, stack, c10::DispatchKey::Meta);
+  known_results results(list, stack);
+  results.on = tensors[0].device();
   return results.complete() ? std::optional(std::move(results)) : std::nullopt;
 }
 

@@ -17,11 +17,10 @@ class known_results {
  public:
   /// @param tensors  operands of the call, `c.operands` in number
   /// @param returned what the kernel gave
-  /// @param backend  whose kernel that was
-  known_results(const std::vector<at::Tensor>& tensors, const std::vector<c10::IValue>& returned,
-                c10::DispatchKey backend = c10::DispatchKey::CPU);
+  known_results(const std::vector<at::Tensor>& tensors, const std::vector<c10::IValue>& returned);
 
-  bool drew = false;  ///< the call drew from the generator
+  bool drew = false;            ///< the call drew from the generator
+  c10::Device on = c10::kCPU;   ///< where storages that the call makes lie
 
   /// They are told by this in full: plain tensors, each an operand, in the storage of an operand, or in one that the call made.
   bool complete() const { return complete_; }
@@ -33,7 +32,7 @@ class known_results {
     return false;
   }
   /// Such results for operands of the same geometry; storages that the call makes own no memory.
-  std::vector<c10::IValue> over(const std::vector<at::Tensor>& tensors, c10::DispatchKey backend = c10::DispatchKey::CPU) const;
+  std::vector<c10::IValue> over(const std::vector<at::Tensor>& tensors) const;
 
  private:
   struct result {

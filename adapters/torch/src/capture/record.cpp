@@ -15,8 +15,10 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <chrono>
 #include <mutex>
 #include <set>
+#include <thread>
 #include <unordered_set>
 
 #include <remat/pytorch/device.hpp>
@@ -137,6 +139,31 @@ std::vector<std::vector<bool>> sources_of(const std::vector<at::Tensor>& outputs
   return sources;
 }
 
+/// Where a step runs: on the accelerator that its parameters and inputs are on, else on the host.
+/// @throws cannot_capture if there are several
+c10::Device device_for(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& parameters,
+                       const std::vector<std::string>& names) {
+  c10::Device device = c10::kCPU;
+  std::string first;
+  const auto look = [&](const at::Tensor& t, const std::string& name) {
+    if (!t.defined() || t.is_cpu()) return;
+    if (!first.empty() && t.device() != device)
+      throw cannot_capture("the model is spread over two devices: " + first + " is on " + device.str() + " and " + name + " on " +
+                           t.device().str() + "; a step is planned for one device");
+    if (first.empty()) first = name;
+    device = t.device();
+  };
+  for (std::size_t i = 0; i < parameters.size(); ++i) look(parameters[i], i < names.size() ? names[i] : "a parameter");
+  for (std::size_t i = 0; i < inputs.size(); ++i) look(inputs[i], "input " + std::to_string(i));
+  return device;
+}
+
+/// The thread of a device lets go of the last backward a moment after its caller has the gradients.
+template <class F>
+void wait_until(F done) {
+  for (int k = 0; k < 1000 && !done(); ++k) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
 }  // namespace
 
 trace record(const forward_function& forward, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& parameters,
@@ -147,14 +174,8 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
   std::lock_guard<std::mutex> lock(one_at_a_time);
   claim_key();
 
-  at::Tensor any;  // tells the device
-  for (const auto* list : {&inputs, &parameters})
-    for (const auto& t : *list)
-      if (t.defined()) any = t;
-  const auto device = any.defined() ? any.device() : c10::Device(c10::kCPU);
-  if (!device.is_cpu() && !device.is_cuda())
-    throw cannot_capture("the step runs on " + device.str() + "; steps are planned and run on the host and on CUDA devices");
-  device_of(device);
+  const auto device = device_for(inputs, parameters, names);
+  device_of(device).warm_up();
   const c10::DeviceGuard guard(device);
   const fresh_casts casts;
   const same_gradients before(parameters);
@@ -263,11 +284,13 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
   }
   for (auto* list : {&arguments, &outputs, &wanted, &grads}) list->clear();
   at::autocast::clear_cache();
+  if (!device.is_cpu()) wait_until([&] { return !r.kept_by_module(); });
   if (const auto what = r.kept_by_module())
     throw cannot_capture("the module keeps a tensor that " + *what +
                          " made in its forward; a planned step would not renew it. A cache that does not change can be filled by "
                          "calling the module once before it is wrapped");
   auto t = r.finish();
+  t.device = device;
   for (index_t k = 0; k < t.slots.size(); ++k)
     if (t.slots[k].from == role::parameter && std::find(kept.begin(), kept.end(), k) == kept.end())
       t.slots[k].from = role::buffer;

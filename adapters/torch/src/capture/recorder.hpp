@@ -407,6 +407,9 @@ class recorder {
     });
     const auto key = no_values ? geometry_key(c, tensors) : std::nullopt;
     const bool seeded = may_draw(c.op);
+    if (seeded && !device_.is_cpu() && draws_on_host(c, tensors))
+      refuse(c.op.schema().name(), "draws from the generator of the host in a step on " + device_.str() +
+                                       "; a planned step would repeat the same number for ever. Draw on the device, or pass the number as an argument");
     const auto before = seeded ? draws_.state() : at::Tensor();
     const auto drawn = [&] {
       c.draws = draws_.note(trace_.calls.size(), before, key ? draws_.pass(before, *key) : draws_.state());
@@ -432,6 +435,13 @@ class recorder {
     known_results results(tensors, {stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end()});
     results.drew = c.draws.has_value();
     if (results.complete() && !looked_at(results)) remember(*key, std::move(results));
+  }
+
+  /// The kernel of a call is one of the host: its operands are there, or it makes a tensor there.
+  static bool draws_on_host(const traced_call& c, const std::vector<at::Tensor>& tensors) {
+    if (!tensors.empty()) return std::all_of(tensors.begin(), tensors.end(), [](const auto& t) { return t.is_cpu(); });
+    const auto device = std::find_if(c.arguments.begin(), c.arguments.end(), [](const auto& a) { return a.isDevice(); });
+    return device == c.arguments.end() || device->toDevice().is_cpu();
   }
 
   void save(const at::Tensor& t) {

@@ -46,6 +46,7 @@ struct trace {
   std::vector<slot> slots;
   std::vector<content> constants;
   std::vector<at::Tensor> found;  ///< for the slots that are `role::found`
+  c10::Device device = c10::kCPU;  ///< of the step
   std::vector<storage_value> storages;
   std::vector<traced_call> calls;
   std::size_t backward = 0;  ///< first call after the forward

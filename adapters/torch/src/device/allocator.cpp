@@ -156,11 +156,24 @@ void detail::count(bytes_t change) {
 void detail::add_arena(const char* data, bytes_t bytes) { host_allocator::instance().add_arena(data, bytes); }
 void detail::remove_arena(const char* data) { host_allocator::instance().remove_arena(data); }
 bool detail::in_arena(const void* data) { return host_allocator::instance().in_arena(data); }
-pytorch::recording* detail::recording_on(c10::DeviceType on) {
+pytorch::recording* detail::recording_on(c10::Device on) {
   return of_thread.record != nullptr && of_thread.record->on() == on ? of_thread.record : nullptr;
 }
-planned_allocations* detail::plan_on(c10::DeviceType on) {
+planned_allocations* detail::plan_on(c10::Device on) {
   return of_thread.plan != nullptr && of_thread.plan->on() == on ? of_thread.plan : nullptr;
+}
+void detail::died_on(c10::DeviceType kind, const void* data) {
+  if (of_thread.plan != nullptr && of_thread.plan->on().type() == kind) of_thread.plan->died(data);
+  if (of_thread.record != nullptr && of_thread.record->on().type() == kind) of_thread.record->died(data);
+}
+
+namespace {
+std::atomic<bool (*)(c10::Device)> idle_arenas{nullptr};
+}
+void detail::set_idle_arenas(bool (*f)(c10::Device)) { idle_arenas = f; }
+bool detail::return_idle_arenas(c10::Device on) {
+  const auto f = idle_arenas.load();
+  return f != nullptr && f(on);
 }
 
 void placing_allocator::install() {

@@ -8,9 +8,16 @@
 
 namespace remat::pytorch::detail {
 
-/// What is active on this thread for allocations on a kind of device; null: nothing.
-pytorch::recording* recording_on(c10::DeviceType on);
-pytorch::planned_allocations* plan_on(c10::DeviceType on);
+/// What is active on this thread for allocations on a device; null: nothing.
+pytorch::recording* recording_on(c10::Device on);
+pytorch::planned_allocations* plan_on(c10::Device on);
+/// A block of an accelerator has died on this thread.
+void died_on(c10::DeviceType kind, const void* data);
+
+/// Sets who returns idle arenas when PyTorch runs out of memory on a device. @param f says whether it returned something
+void set_idle_arenas(bool (*f)(c10::Device on));
+/// @return something was returned
+bool return_idle_arenas(c10::Device on);
 
 /// Tells the meter of bytes that come or go.
 void count(bytes_t change);

@@ -13,7 +13,7 @@
 #include <remat/pytorch/memory.hpp>
 
 #include "../clock.hpp"
-#include "cuda.hpp"
+#include "accelerator.hpp"
 #include "tier.hpp"
 
 namespace remat::pytorch {
@@ -159,12 +159,27 @@ class host final : public device {
   void wait(const ticket& t) override {
     if (t) t->wait();
   }
-  memory_use use() const override { return {meter::live(), meter::peak()}; }
+  memory_use use() const override { return {meter::live(), meter::peak(), 0}; }
+  ticket mark_time() override { return std::make_shared<moment>(); }
+  double seconds(const ticket& from, const ticket& to) override {
+    return std::chrono::duration<double>(dynamic_cast<const moment&>(*to).when - dynamic_cast<const moment&>(*from).when).count();
+  }
+  void enter(region&) override {}
+  void warm_up() override {}
+  bytes_t workspaces() const override { return 0; }
   void reset_peak() override { meter::reset_peak(); }
+  bytes_t free_bytes() const override { return max_bytes; }
+  bytes_t total_bytes() const override { return max_bytes; }
+  void empty_cache() override {}
 
  private:
   struct drawn final : random_state {
     generator_state state = generator_state::now();
+  };
+  struct moment final : event {
+    bool reached() const override { return true; }
+    void wait() const override {}
+    clock::time_point when = clock::now();
   };
   memory_of_host memory_{"host", max_bytes};
 };
@@ -222,7 +237,7 @@ far_memory on_disk(const std::string& folder, bytes_t limit) {
 }
 
 far_memory on_host(c10::Device which, bytes_t limit) {
-  if (!which.is_cpu()) return cuda_far_memory(which, limit);
+  if (!which.is_cpu()) return pinned_memory(which, limit);
   return {host_memory("memory of the host", limit), host_link(), host_link(), {}};
 }
 
@@ -230,7 +245,7 @@ device& host_device() {
   static host only;
   return only;
 }
-device& device_of(c10::Device which) { return which.is_cpu() ? host_device() : cuda_device(which); }
+device& device_of(c10::Device which) { return which.is_cpu() ? host_device() : accelerator_device(which); }
 std::shared_ptr<tier> host_memory(std::string name, bytes_t limit) {
   return std::make_shared<memory_of_host>(std::move(name), limit);
 }

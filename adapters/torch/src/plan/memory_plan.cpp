@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory_plan.hpp"
 
+#include "../program/views.hpp"
+
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -41,7 +43,8 @@ class planner {
     TORCH_CHECK(profiles.nodes.size() == program_().nodes.size(), "profiles of another program");
   }
 
-  std::unique_ptr<execution_plan::data> run(const layout_options& o, bytes_t in_place) {
+  std::unique_ptr<execution_plan::data> run(layout_options o, bytes_t in_place) {
+    if (!device_of_step(program_()).is_cpu()) o.alignment = unit_ = std::max(o.alignment, accelerator_alignment);
     plan_.in_place = in_place;
     find_fetched();
     check();
@@ -309,7 +312,7 @@ class planner {
       const auto& [b, v] = what.at;
       what.copy = what.copy || b == none || plan_.buffers[b].outside ||
                   plan_.buffers[b].values > held_gifts_[b] + (now_[v] == b ? 1 : 0);  // another value is there
-      if (what.copy) gift_copies_ = std::max(gift_copies_, page(program_().values[v].bytes));
+      if (what.copy) gift_copies_ = std::max(gift_copies_, rounded(program_().values[v].bytes));
       plan_.steps.back().gifts.push_back(what);
       if (b != none) --held_gifts_[b];
       leave(b, time(i + 1));
@@ -322,17 +325,18 @@ class planner {
     plan_.loss = plan_.steps.size();
     for (auto v : program_().outputs) plan_.outputs.push_back(keep(v));
     for (auto v : program_().output_grads)
-      if (v != none) plan_.outside += page(program_().values[program_().views[v].value].bytes);
+      if (v != none) plan_.outside += rounded(program_().values[program_().views[v].value].bytes);
   }
   location keep(index_t view) {
     const auto l = where(program_().views[view].value);
     if (l.buffer != none && !std::exchange(plan_.buffers[l.buffer].outside, true)) {
-      plan_.outside += page(plan_.buffers[l.buffer].bytes);
+      plan_.outside += rounded(plan_.buffers[l.buffer].bytes);
       ++plan_.buffers[l.buffer].values;  // never written in place, never dead
     }
     return l;
   }
-  static bytes_t page(bytes_t bytes) { return (bytes + 63) / 64 * 64; }
+  /// What an allocator takes for so many bytes.
+  bytes_t rounded(bytes_t bytes) const { return aligned(bytes, unit_); }
 
   void finish() {
     for (index_t v = 0; v < now_.size(); ++v) wait_for(v, schedule_.steps.size());
@@ -362,7 +366,7 @@ class planner {
       if (sum)
         plan_.sums.push_back(program_().values[l.value].slot);
       else if (shared)
-        plan_.outside += page(range.second - range.first);
+        plan_.outside += rounded(range.second - range.first);
       else
         taken.emplace_back(l.buffer, range);
       plan_.copy_grad.push_back(shared);
@@ -421,6 +425,7 @@ class planner {
   std::map<index_t, int> held_gifts_;       ///< per buffer: those that lie there
   bytes_t gift_copies_ = 0;                 ///< of the largest gift that is a copy
   execution_plan::data plan_;
+  bytes_t unit_ = 64;                      ///< of allocations outside of the arena, bytes
   bytes_t elsewhere_ = 0;                  ///< most that other threads allocate during a step
   std::vector<bool> fetched_;              ///< per value; empty: none is
   std::vector<index_t> now_;               ///< per value: its buffer, none if it is not on the device

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/List.h>
 
@@ -384,7 +385,7 @@ class reader {
     if (is("generator", 1)) {
       if (j[1] == "") return at::Generator();
       const auto d = device(j[1], place);
-      if (!d.is_cpu() && !at::globalContext().hasCUDA()) fail(place, "there is no generator of " + d.str());
+      if (!d.is_cpu() && !at::accelerator::isAccelerator(d.type())) fail(place, "there is no generator of " + d.str());
       return at::globalContext().defaultGenerator(d);
     }
     if (is("list", 2) && !in_list && j[2].is_array()) {

@@ -83,6 +83,7 @@ class lowering {
     storage_value v;
     v.bytes = trace_.storages[storage].bytes;
     v.name = name;
+    v.device = trace_.storages[storage].device;
     return add_output(n, std::move(v));
   }
   index_t add_output(index_t n, storage_value v) {
@@ -282,6 +283,7 @@ class lowering {
   index_t add_token(index_t n) {
     storage_value v;
     v.name = "done: " + program_.nodes[n].name;
+    v.device = trace_.device;
     program_.tokens.push_back(add_output(n, std::move(v)));
     return program_.tokens.back();
   }

@@ -213,6 +213,7 @@ struct executor::state {
       throw plan_broken("remat: another allocator of " + on.memory().name() +
                         " memory was installed after remat's; nothing would lie where it was planned");
     const c10::DeviceGuard guard(on.which());
+    on.enter(*memory);
     on.wait(ended);  // on whatever stream it was
     at::NoGradGuard no_grad;
     at::AutoDispatchBelowADInplaceOrView below;
@@ -249,6 +250,7 @@ struct executor::state {
   gradients backward(const std::vector<at::Tensor>& output_grads, const std::vector<at::Tensor>& sums, const taker& take) {
     if (!flying) throw broken_contract("remat: backward without a forward");
     const c10::DeviceGuard guard(on.which());
+    on.enter(*memory);
     on.wait(ended);
     receiver given{take, c10::impl::tls_local_dispatch_key_set(), std::vector<at::Tensor>(step.parameter_grads.size())};
     held_gifts = 0;

@@ -73,7 +73,8 @@ class step_node final : public ::torch::autograd::Node {
     }
     if (at::GradMode::is_enabled())
       throw not_supported(std::string("remat: no graph of the gradients (create_graph=true) of a wrapped module; ") + as_it_is);
-    if (at::autocast::is_autocast_enabled(at::kCPU) || at::autocast::is_autocast_enabled(at::kCUDA))
+    const auto kinds = devices_of_steps();
+    if (std::any_of(kinds.begin(), kinds.end(), [](auto kind) { return at::autocast::is_autocast_enabled(kind); }))
       throw not_supported("remat: the backward of a wrapped module must not run under autocast; leave it after the forward");
     for (const auto& w : watched_) check(w, *runner_->kind->step);
     ran_kept_ = ::torch::autograd::get_current_graph_task_keep_graph();

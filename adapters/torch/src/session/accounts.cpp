@@ -19,6 +19,7 @@ pytorch::report accounts::held(const setup& s, const std::vector<at::Tensor>& in
   r.inputs = unpaged_bytes(inputs);
   r.constants = s.constants;
   r.optimizer = options_.optimizer;
+  r.workspaces = device_ == nullptr ? 0 : device_->workspaces();
   return r;
 }
 
@@ -51,8 +52,16 @@ bytes_t accounts::behind() const {
   return sum;
 }
 
+void accounts::on(pytorch::device& d) {
+  if (device_ == &d) return;
+  device_ = &d;
+  for_tensors_ = d.which().is_cpu() ? 0 : d.free_bytes() + d.use().live - d.workspaces();
+}
+
 bytes_t accounts::budget(bytes_t held, bytes_t gradients, bool begins) const {
   const auto& b = options_.budget;
+  if (b.share_of == share::device || (b.share_of == share::usual && for_tensors_ > 0 && b.is_share()))
+    return std::min(options_.most, static_cast<bytes_t>(b.share * static_cast<double>(for_tensors_)));
   bytes_t plain = 0;
   for (const auto& r : runners)
     if (r->run->in_flight()) plain += r->kind->store_all->run->needed_bytes();

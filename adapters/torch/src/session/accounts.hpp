@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <remat/pytorch/budget.hpp>
+#include <remat/pytorch/device.hpp>
 #include <remat/pytorch/model.hpp>
 #include <remat/pytorch/session.hpp>
 
@@ -35,8 +36,11 @@ class accounts {
   /// The budget in bytes. Relative ones leave out what is held, the gradients and the outputs of before that there are, and are
   /// of the largest plain step so far: the last batch of an epoch, smaller than the others, may take what these take. Those in
   /// flight beside it add what they would take.
+  /// Shares of an accelerator's memory are of what is there for tensors: free, or taken by tensors of this process.
   /// @param begins a step does
   bytes_t budget(bytes_t held, bytes_t gradients, bool begins) const;
+  /// Notes the device of the steps, and once how many bytes it has for tensors.
+  void on(pytorch::device& d);
 
   /// Moves the gradients of parameters out of the arena of `r`.
   void evacuate(const executor& r) const;
@@ -63,6 +67,8 @@ class accounts {
  private:
   const wrap_options& options_;
   const std::vector<named_tensor>& parameters_;
+  pytorch::device* device_ = nullptr;           ///< of the last step
+  bytes_t for_tensors_ = 0;                     ///< bytes that an accelerator has; 0 on the host
   std::vector<std::weak_ptr<region>> retired_;  ///< kept alive by gradients only
 };
 

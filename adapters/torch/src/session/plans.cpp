@@ -101,16 +101,37 @@ std::shared_ptr<runner> session::state::acquire(const std::shared_ptr<setup>& s,
   r->available = available;
   r->what = plan_for(s, available, held_bytes);
   try {
-    r->run = std::make_unique<executor>(r->what->run, *s->tensors, device_for(*s), s->far);
+    r->run = reserve(*r, held_bytes);
   } catch (const out_of_memory& e) {
     const bool shared =
         std::any_of(memory.runners.begin(), memory.runners.end(), [](const auto& x) { return x->what->run->far_bytes() > 0; });
     if (!shared || r->what->run->far_bytes() == 0 || e.tier != s->far.memory->name()) throw;
     r->what = without_copies(*s, available, held_bytes, e);
-    r->run = std::make_unique<executor>(r->what->run, *s->tensors, device_for(*s), s->far);
+    r->run = reserve(*r, held_bytes);
   }
   memory.runners.push_back(r);
   return r;
+}
+
+std::unique_ptr<executor> session::state::reserve(runner& r, bytes_t held_bytes) {
+  auto& on = device_for(*r.kind);
+  const auto make = [&] { return std::make_unique<executor>(r.what->run, *r.kind->tensors, on, r.kind->far); };
+  if (on.which().is_cpu()) return make();
+  on.empty_cache();  // of captures and measurements: what PyTorch reserves is to be what is planned
+  constexpr bytes_t rounding = 32 << 20;  // segments of a caching allocator are larger than what is asked of it
+  auto available = on.free_bytes();
+  if (r.what->run->needed_bytes() <= available) try {
+      return make();
+    } catch (const out_of_memory& e) {
+      if (e.tier != on.memory().name()) throw;
+      available = e.available;
+    }
+  available = std::max<bytes_t>(0, available - std::min(rounding, available / 8));
+  TORCH_WARN("remat: the budget leaves ", format_bytes(r.available), " to this step, but ", on.memory().name(), " has only ",
+             format_bytes(available), " free; another process may use it. Steps are planned for that");
+  r.available = available;
+  r.what = plan_for(r.kind, available, held_bytes);
+  return make();
 }
 
 std::shared_ptr<const plan> session::state::without_copies(const setup& s, bytes_t available, bytes_t held_bytes,

@@ -10,6 +10,7 @@
 #include <remat/pytorch/executor.hpp>
 #include <remat/pytorch/memory.hpp>
 
+#include "../device/allocator.hpp"
 #include "../run/step_node.hpp"
 #include "../second_run.hpp"
 #include "../solver.hpp"
@@ -174,8 +175,22 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
   return returned;
 }
 
+namespace {
+
+/// Idle arenas of all sessions go back to the device, unless another thread is at work for a session.
+/// @return there was one on that device
+bool return_idle_arenas(c10::Device on) {
+  auto& d = device_of(on);
+  const auto before = d.use().live;
+  session::release_all();
+  return d.use().live < before;
+}
+
+}  // namespace
+
 session::session(std::shared_ptr<model> trained, wrap_options options)
     : state_(std::make_shared<state>(std::move(trained), std::move(options))) {
+  detail::set_idle_arenas(&return_idle_arenas);
   auto& all = state::all();
   std::lock_guard lock(all.mutex);
   std::erase_if(all.states, [](const auto& s) { return s.expired(); });

@@ -178,8 +178,16 @@ std::shared_ptr<setup> session::state::make_setup(const invocation& call, const 
   return s;
 }
 
+far_memory& session::state::far_for(pytorch::device& on) {
+  if (options.far.memory || options.far.in || !options.host_budget || on.which().is_cpu()) return options.far;
+  const auto name = on.which().str();
+  if (const auto known = pinned_.find(name); known != pinned_.end()) return known->second;
+  return pinned_[name] = on_host(on.which(), *options.host_budget);
+}
+
 void session::state::complete(setup& s) {
   auto& on = device_for(s);
+  memory.on(on);
   for (const auto& n : s.step->nodes)
     for (auto v : n.outputs)
       if (const auto made = s.step->values[v].device; made != on.which())
@@ -190,8 +198,9 @@ void session::state::complete(setup& s) {
   s.profiles = options.device ? estimate(*s.step, options.device)
                : relative     ? profile_like(*s.step, *relative->step, relative->profiles)
                               : profile(*s.step, options.profile);
-  s.far = options.far;
-  auto& rates = options.far.rates;
+  auto& far = far_for(on);
+  s.far = far;
+  auto& rates = far.rates;
   constexpr bytes_t worth_it = 1 << 20;
   if (s.far.memory && !rates && s.far.memory->limit() >= worth_it) rates = measure_rates(on, s.far);
   s.in_place =
@@ -237,8 +246,9 @@ std::pair<std::vector<bool>, std::vector<at::Tensor>> session::state::fetched_by
 }
 
 problem session::state::fetching_problem(setup& s, const std::vector<bool>& fetched, const std::vector<at::Tensor>& weights) {
-  if (!options.far.in) options.far.in = host_link();
-  s.far.in = options.far.in;
+  auto& far = far_for(device_for(s));
+  if (!far.in) far.in = host_link();
+  s.far.in = far.in;
   if (!rates_of_weights_) rates_of_weights_ = measure_fetches(device_for(s), *s.far.in, weights);
   auto rates = *rates_of_weights_;
   const auto& others = s.in_place.copies();

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -23,6 +24,7 @@
 #include "accounts.hpp"
 #include "background.hpp"
 #include "kinds.hpp"
+#include "owned_mutex.hpp"
 
 namespace remat::pytorch {
 
@@ -87,6 +89,8 @@ struct session::state : std::enable_shared_from_this<state> {
   std::shared_ptr<setup> make_setup(const invocation& call, const std::vector<at::Tensor>& inputs,
                                     const std::vector<output_use>& uses);
   static pytorch::device& device_for(const setup& s) { return device_of(device_of_step(*s.step)); }
+  /// Where values of steps on `on` may go: the far memory of the options, or pinned memory for `host_budget`.
+  far_memory& far_for(pytorch::device& on);
   /// Measures a captured step.
   void complete(setup& s);
   /// The values that steps fetch, and their tensors.
@@ -124,6 +128,8 @@ struct session::state : std::enable_shared_from_this<state> {
   void refine(const runner& r, bytes_t held_bytes);
   /// What is idle makes room.
   void release() { memory.release(); }
+  /// An executor for a plan; one for less if the device has less free memory than the budget allows.
+  std::unique_ptr<executor> reserve(runner& r, bytes_t held_bytes);
   /// An executor for a step that begins now.
   std::shared_ptr<runner> acquire(const std::shared_ptr<setup>& s, const std::vector<at::Tensor>& inputs);
   /// A plan for a step beside others that have taken the far memory.
@@ -138,7 +144,7 @@ struct session::state : std::enable_shared_from_this<state> {
 
   std::shared_ptr<model> trained;
   wrap_options options;
-  std::mutex mutex;
+  owned_mutex mutex;
   std::vector<named_tensor> parameters, buffers;  ///< of the model, each once, when `look` was called last
   std::string signature;                          ///< of the model, then
   bool looked_ = false;
@@ -152,6 +158,7 @@ struct session::state : std::enable_shared_from_this<state> {
   std::shared_ptr<const plan> last_plan;
   pytorch::report last_held;
   std::optional<copy_rates> rates_of_weights_;
+  std::map<std::string, far_memory> pinned_;  ///< by device, for `host_budget`
   background worker;
   int replaced = 0;          ///< captures in a row that a replaced tensor made out of date
   std::size_t verified = 0;  ///< steps that were compared

@@ -13,12 +13,20 @@
 
 namespace remat::pytorch {
 
+/// What a share is of.
+enum class share {
+  usual,        ///< activations on the host, memory on an accelerator
+  activations,  ///< activations of a step that recomputes nothing
+  device        ///< memory of the accelerator, after its context and libraries
+};
+
 /// How much memory a training step may take.
 class budget {
  public:
-  /// @param text a size such as `512MiB`, for everything the step needs; or `N%` of the activations of a step that recomputes
+  /// @param text a size such as `512MiB`, for everything the step needs; or `N% of activations`: those of a step that recomputes
   ///             nothing (of the largest so far, if it is called with several shapes; of all that are in flight), beyond what is
-  ///             held anyway
+  ///             held anyway; or `N% of device`: of the memory of an accelerator, after its context and libraries, for everything
+  ///             the step needs. `N%` alone is of the device where there is an accelerator, else of the activations
   /// @throws bad_option naming the text, for anything else
   budget(const std::string& text);
   budget(const char* text) : budget(std::string(text)) {}
@@ -31,7 +39,10 @@ class budget {
 
   std::optional<bytes_t> total;         ///< bytes
   std::optional<bytes_t> for_the_step;  ///< bytes beyond what is held
-  double share = 1;                     ///< of what steps take that recompute nothing, if neither is set
+  double share = 1;                     ///< if neither is set
+  pytorch::share share_of = pytorch::share::usual;
+
+  bool is_share() const { return !total && !for_the_step; }
 
  private:
   budget() = default;
@@ -40,6 +51,7 @@ class budget {
 /// What a plan takes, in bytes and seconds.
 struct report {
   bytes_t parameters = 0, inputs = 0, constants = 0, optimizer = 0;
+  bytes_t workspaces = 0;        ///< that libraries keep on an accelerator
   bytes_t buffers = 0;           ///< twice, as a step may have to put back what it writes
   bytes_t gradients = 0;         ///< that existed when the step began
   bytes_t budget = 0;            ///< for all of it
@@ -68,7 +80,7 @@ struct report {
   bytes_t smallest = 0;        ///< smallest budget that is known to do
   bytes_t smallest_bound = 0;  ///< proven: no smaller one does
 
-  bytes_t held() const { return parameters + buffers + inputs + constants + optimizer + gradients; }
+  bytes_t held() const { return parameters + buffers + inputs + constants + optimizer + workspaces + gradients; }
   bytes_t total() const { return held() + arena + outputs + in_place; }  ///< at most `budget`
   /// A table of all this.
   std::string text() const;

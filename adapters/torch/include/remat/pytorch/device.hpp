@@ -3,8 +3,8 @@
 /// What a step runs on: a device, memory on it and elsewhere, and the ways between.
 ///
 /// `host_device` is the implementation for the host: kernels run in the calling thread, its memory is the process's, and copies
-/// to and from other memory run on a thread of each link. On a CUDA device kernels run on PyTorch's current stream, and copies to
-/// and from page-locked memory of the host on a stream of each link. Other devices derive from the same classes.
+/// to and from other memory run on a thread of each link. On an accelerator (CUDA, ROCm, XPU, PrivateUse1) kernels run on
+/// PyTorch's current stream, and copies to and from pinned memory of the host on a stream of each link.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -41,6 +41,10 @@ struct out_of_memory : error {
 struct copy_failed : error {
   using error::error;
 };
+
+/// Multiple of every address of an arena on an accelerator, bytes: that of blocks of PyTorch's CUDA allocator. Libraries choose
+/// kernels by the alignment of their operands, so another one may give other bits.
+inline constexpr bytes_t accelerator_alignment = 512;
 
 /// Memory reserved in a tier. Whoever holds a tensor in it holds it as well.
 class region {
@@ -147,7 +151,8 @@ struct random_state {
 /// Bytes of tensors and arenas.
 struct memory_use {
   bytes_t live = 0;
-  bytes_t peak = 0;  ///< the most since `device::reset_peak`
+  bytes_t peak = 0;      ///< the most since `device::reset_peak`
+  bytes_t reserved = 0;  ///< held by PyTorch's caching allocator, unused blocks included; 0 on the host
 };
 
 /// Where the kernels of a step run.
@@ -165,19 +170,48 @@ class device {
   virtual ticket mark() = 0;
   /// Kernels from now on run after `t`.
   virtual void wait(const ticket& t) = 0;
-  /// What is taken of its memory: on the host, what the `meter` counts; on a CUDA device, arenas and what PyTorch's allocator has
-  /// handed out in this process, where the peak is no less than it was, and exact while no arena comes or goes.
+  /// The same moment, one that `seconds` can tell from others.
+  virtual ticket mark_time() = 0;
+  /// Time of the kernels between two moments of `mark_time`, s; waits for `to`.
+  virtual double seconds(const ticket& from, const ticket& to) = 0;
+  /// The kernels of a step are about to use `r`, on the current stream of this thread. Libraries set up their workspaces for
+  /// this thread and stream first, since a workspace must not lie in an arena.
+  /// @throws not_available while a graph is captured on that stream
+  virtual void enter(region& r) = 0;
+  /// Sets up the workspaces of libraries for this thread and for the thread that runs backwards.
+  virtual void warm_up() = 0;
+  /// Bytes of these workspaces so far. They stay allocated.
+  virtual bytes_t workspaces() const = 0;
+  /// What is taken of its memory: on the host, what the `meter` counts; on an accelerator, the statistics of PyTorch's caching
+  /// allocator, arenas included.
   virtual memory_use use() const = 0;
-  /// Makes the peak what is alive now; on a CUDA device also that of PyTorch's allocator.
+  /// Makes the peak what is alive now; on an accelerator that of PyTorch's statistics.
   virtual void reset_peak() = 0;
+  /// Bytes that can still be allocated, with what the caching allocator holds unused; `max_bytes` where nobody says.
+  virtual bytes_t free_bytes() const = 0;
+  virtual bytes_t total_bytes() const = 0;  ///< of its memory; `max_bytes` where nobody says
+  /// Gives unused blocks of the caching allocator back to the device.
+  virtual void empty_cache() = 0;
 };
 
 /// The host as a device.
 device& host_device();
 
-/// The device that tensors on `which` need: the host, or a CUDA device.
-/// @throws not_available with the words of the CUDA runtime if it cannot be used, or nobody built this library for it
+/// The device that tensors on `which` need: the host, or an accelerator.
+/// @throws not_available with one sentence that names the cause
 device& device_of(c10::Device which);
+
+/// A device of this machine, and whether steps can run on it.
+struct device_status {
+  c10::Device which = c10::kCPU;
+  std::string name;      ///< of the card
+  bytes_t total = 0;     ///< of its memory
+  bytes_t available = 0; ///< free now, for everybody
+  std::string problem;   ///< why it cannot be used; empty: it can
+};
+
+/// The host and all accelerators that PyTorch knows. It initialises the accelerators that are usable.
+std::vector<device_status> devices();
 
 /// Memory of the host in which at most `limit` bytes are reserved at a time.
 std::shared_ptr<tier> host_memory(std::string name, bytes_t limit = max_bytes);
@@ -200,8 +234,8 @@ std::shared_ptr<tier> file_memory(const std::string& folder, bytes_t limit = max
 /// @endcode
 far_memory on_disk(const std::string& folder, bytes_t limit = max_bytes);
 
-/// Memory of the host with a link each way, for steps on `which`: page-locked, in one piece of exactly the bytes that a plan asks
-/// for, with a stream each way if that is a CUDA device.
+/// Memory of the host with a link each way, for steps on `which`. For an accelerator it is pinned, in one piece of the bytes that
+/// a plan asks for, with a stream each way.
 /// @param limit bytes reserved at a time
 /// @throws not_available, bad_option
 /// @code

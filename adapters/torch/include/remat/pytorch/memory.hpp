@@ -8,6 +8,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/Stream.h>
 
 #include <atomic>
 #include <cstddef>
@@ -91,14 +92,14 @@ struct recorded_block {
 /// Writes down the allocations of this thread on a device between `start` and `stop`; other threads are not affected.
 class recording {
  public:
-  explicit recording(c10::DeviceType on = c10::kCPU) : on_(on) { placing_allocator::install(); }
+  explicit recording(c10::Device on = c10::kCPU) : on_(on) { placing_allocator::install(); }
   ~recording() { stop(); }
   recording(const recording&) = delete;
   recording& operator=(const recording&) = delete;
 
   void start();
   void stop();
-  c10::DeviceType on() const { return on_; }
+  c10::Device on() const { return on_; }
   const std::vector<recorded_block>& blocks() const { return blocks_; }
   /// Births and deaths so far.
   int events() const { return events_; }
@@ -107,16 +108,16 @@ class recording {
   void died(const void* data);                 ///< for the allocator
 
  private:
-  c10::DeviceType on_;
+  c10::Device on_;
   std::vector<recorded_block> blocks_;
   std::unordered_map<const void*, std::size_t> alive_;
   int events_ = 0;
 };
 
-/// The `placement` of the host, and with another `in_front` of a device.
+/// The `placement` of the host; accelerators derive from it.
 class planned_allocations : public placement {
  public:
-  explicit planned_allocations(c10::DeviceType on = c10::kCPU) : on_(on) { placing_allocator::install(); }
+  explicit planned_allocations(c10::Device on = c10::kCPU) : on_(on) { placing_allocator::install(); }
   ~planned_allocations() override { stop(); }
   planned_allocations(const planned_allocations&) = delete;
   planned_allocations& operator=(const planned_allocations&) = delete;
@@ -135,12 +136,14 @@ class planned_allocations : public placement {
   std::size_t unplanned() const override { return unplanned_; }
   bytes_t unplanned_bytes() const override { return unplanned_bytes_; }
 
-  c10::DeviceType on() const { return on_; }
+  c10::Device on() const { return on_; }
+  /// Allocations on `s` lie in the arena: those on another stream must not.
+  virtual bool follows(c10::Stream) const { return true; }
   std::optional<char*> place(bytes_t bytes);  ///< for the allocator: nothing if unplanned
   void died(const void* data);                ///< for the allocator
 
  private:
-  c10::DeviceType on_;
+  c10::Device on_;
   std::span<const planned_block> blocks_;
   std::size_t next_ = 0;
   int deaths_ = 0;

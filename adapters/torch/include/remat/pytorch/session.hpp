@@ -86,6 +86,9 @@ struct wrap_options {
   /// step is captured.
   /// A limit below 1 MiB is taken for nowhere then.
   far_memory far = far_memory();
+  /// Without `far`, for steps on an accelerator: bytes of pinned memory of the host for such values. The device is that of the
+  /// first step.
+  std::optional<bytes_t> host_budget = {};
   /// Parameters and buffers that have their homes beyond the device: steps fetch them before they are used, drop them, and fetch
   /// them again, as planned, and they count where they are in the arena. Without it what lies on a disk counts nowhere: the
   /// system has to page it. Where there is room for all of them they are read where they are, and count all the time. Asked when

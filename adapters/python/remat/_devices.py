@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The devices that steps can run on."""
+
+from __future__ import annotations
+
+import torch  # noqa: F401  loads the libraries that `_torch` needs
+
+from . import _torch
+
+
+def devices() -> list[dict]:
+    """Lists the host and all accelerators that PyTorch knows.
+
+    Each entry has `device` (what `torch.device` takes), `name`, `total` and `free` memory in bytes, and `problem`: an empty text if steps can run on the device,
+    else one sentence that says why not.
+
+        >>> [d["device"] for d in remat.devices() if not d["problem"]]
+        ['cpu']
+    """
+    return _torch.devices()

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Stands for `libcuda.so.1`, so that what is linked to the driver can be loaded. Each function fails and says its name.
+#include <cstdio>
+
+namespace {
+
+constexpr int not_supported = 801;  // CUDA_ERROR_NOT_SUPPORTED
+
+int refuse(const char* function, bool& told) {
+  if (!told) std::fprintf(stderr, "emulated CUDA driver: %s is not supported\n", function);
+  told = true;
+  return not_supported;
+}
+
+}  // namespace
+
+extern "C" {
+
+int cuGetErrorString(int, const char** text) {
+  *text = "not supported by the emulated driver";
+  return 0;
+}
+
+/// Each device has its context.
+int cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) {
+  if (flags != nullptr) *flags = 0;
+  if (active != nullptr) *active = 1;
+  return 0;
+}
+
+#define REFUSED(name)           \
+  int name(...) {               \
+    static bool told = false;   \
+    return refuse(#name, told); \
+  }
+
+REFUSED(cuInit)
+REFUSED(cuCtxGetCurrent)
+REFUSED(cuCtxSetCurrent)
+REFUSED(cuDeviceGet)
+REFUSED(cuDeviceGetAttribute)
+REFUSED(cuDevicePrimaryCtxRetain)
+REFUSED(cuFuncGetAttribute)
+REFUSED(cuFuncSetAttribute)
+REFUSED(cuFuncSetCacheConfig)
+REFUSED(cuGetProcAddress_v2)
+REFUSED(cuLaunchCooperativeKernel)
+REFUSED(cuLaunchKernel)
+REFUSED(cuLinkAddData_v2)
+REFUSED(cuLinkComplete)
+REFUSED(cuLinkCreate_v2)
+REFUSED(cuModuleGetFunction)
+REFUSED(cuModuleLoad)
+REFUSED(cuModuleLoadData)
+REFUSED(cuModuleLoadDataEx)
+REFUSED(cuModuleUnload)
+REFUSED(cuOccupancyMaxActiveBlocksPerMultiprocessor)
+REFUSED(cuPointerGetAttribute)
+REFUSED(cuTensorMapEncodeTiled)
+
+}  // extern "C"

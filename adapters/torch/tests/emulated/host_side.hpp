@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The tensors of one call as the host's kernels see them: the same bytes at addresses that the host may use.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "hardware.hpp"
+#include "kernels.hpp"
+
+namespace emulated {
+
+/// While it lives, what the calling thread allocates for the host comes from the allocator of the device.
+class inside_kernel {
+ public:
+  /// Every piece is added to `used`.
+  inside_kernel(const backend& on, std::vector<range>& used);
+  ~inside_kernel();
+  inside_kernel(const inside_kernel&) = delete;
+  inside_kernel& operator=(const inside_kernel&) = delete;
+
+ private:
+  const backend* outer_;
+  std::vector<range>* outer_used_;
+};
+
+/// Gives up what a kernel has allocated at an address of kernels: it is the device's from now on. None: not allocated by a
+/// kernel.
+std::optional<c10::DataPtr> taken_from_kernel(void* kernel_address);
+
+/// From the first to the last byte that a tensor can reach. Addresses are those of devices.
+range extent(const at::Tensor& t);
+
+/// Maps tensors of the device to tensors of the host and back, for one call.
+class host_side {
+ public:
+  /// `blank`: kernels see zeros instead of the bytes of the device, and change nothing there.
+  host_side(c10::Device device, const backend& on, bool blank) : device_(device), on_(on), blank_(blank) {}
+
+  bool of_device(const at::Tensor& t) const { return t.defined() && t.device().type() == on_.type(); }
+  /// Other tensors stay as they are.
+  at::Tensor to_host(const at::Tensor& t);
+  /// All tensors, devices and storages in it. Generators stay.
+  c10::IValue to_host(const c10::IValue& v);
+  /// A result. It takes over what the kernel allocated for it.
+  at::Tensor to_device(const at::Tensor& t);
+  c10::IValue to_device(const c10::IValue& v);
+  /// Tells a tensor that the kernel may have resized what its counterpart has become.
+  void follow(const at::Tensor& of_device, const at::Tensor& of_host);
+  /// Whether a result of a kernel lies in the memory of an argument.
+  bool is_argument(const at::Tensor& result) const { return given_.count(result.storage().unsafeGetStorageImpl()) != 0; }
+
+ private:
+  struct lent {
+    c10::Storage host, device;
+    void* data;  ///< at the start of the call
+  };
+  c10::Storage lend(const c10::Storage& s);
+  c10::Storage keep(const c10::Storage& s);
+  void copy_layout(const at::Tensor& from, const at::Tensor& to) const;
+
+  c10::Device device_;
+  const backend& on_;
+  bool blank_;
+  std::map<c10::StorageImpl*, lent> lent_;           ///< by the device's storage
+  std::map<c10::StorageImpl*, c10::Storage> given_;  ///< by the host's storage
+  std::vector<c10::Storage> hosts_;                  ///< alive, so that no address in `given_` comes twice
+};
+
+}  // namespace emulated

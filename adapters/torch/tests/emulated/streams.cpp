@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The threads behind the streams, and how long their jobs take.
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "state.hpp"
+
+namespace emulated {
+namespace {
+
+using clock = std::chrono::steady_clock;
+
+/// Sleeps; the last part by spinning, since threads wake up late.
+void pause(clock::duration time) {
+  constexpr auto spun = std::chrono::microseconds(60);
+  const auto until = clock::now() + time;
+  if (time > spun) std::this_thread::sleep_until(until - spun);
+  while (clock::now() < until) {
+  }
+}
+
+std::atomic<int> copies_running{0};
+struct copying {
+  copying() { ++copies_running; }
+  ~copying() { --copies_running; }
+};
+
+/// The time of the link: one engine for each direction of each device, which does one copy after the other.
+void take_link(const job& j) {
+  static auto* const engines = new std::mutex[device_count][2];
+  const long rate = options().link;
+  if (rate <= 0 || j.reads.empty() || j.writes.empty()) return;
+  const int reader = device_of(device_address(j.writes.front().begin)), source = device_of(device_address(j.reads.front().begin));
+  const bool to_device = source < 0;
+  const std::lock_guard engine(engines[std::max(to_device ? reader : source, 0)][to_device]);
+  pause(
+      std::chrono::nanoseconds(static_cast<long>(1e9 * static_cast<double>(j.reads.front().bytes) / static_cast<double>(rate))));
+}
+
+}  // namespace
+
+void perform_job(const job& j) {
+  if (j.copies) {
+    const copying guard;
+    take_link(j);
+    j.run();
+    return;
+  }
+  const auto start = clock::now();
+  j.run();
+  const long slower = options().interference;
+  if (slower > 0 && copies_running > 0) pause((clock::now() - start) * slower / 1000);
+}
+
+void stream::start(const std::shared_ptr<stream>& s) {
+  std::thread([s] { s->serve(); }).detach();
+}
+
+void stream::serve() {
+  for (std::unique_lock guard(lock_);;) {
+    more_.wait(guard, [&] { return ending_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    auto [work, mark] = std::move(queue_.front());
+    queue_.pop_front();
+    guard.unlock();
+    work();
+    work = nullptr;  // what the job holds is gone before it counts as done
+    guard.lock();
+    ++finished_;
+    if (mark) mark->arrive(!failure_.empty());
+    done_.notify_all();
+  }
+}
+
+std::uint64_t stream::push(std::function<void()> work, std::shared_ptr<moment> mark) {
+  const std::lock_guard guard(lock_);
+  queue_.push_back({std::move(work), std::move(mark)});
+  more_.notify_one();
+  return ++given_;
+}
+
+void stream::push_job(job j, bool fails) {
+  if (fails) j.run = [] { throw failure("it was told to"); };
+  push([this, j = std::move(j)] {
+    if (!failed().empty()) return;
+    try {
+      perform(j);
+    } catch (const std::exception& e) {
+      const std::lock_guard guard(lock_);
+      failure_ = "emulated: job " + j.name + " failed: " + e.what();
+    }
+  });
+}
+
+void stream::perform(const job& j) {
+  if (const long late = options().late; late > 0)
+    std::this_thread::sleep_for(std::chrono::microseconds(std::uniform_int_distribution<long>(0, late)(chance_)));
+  perform_job(j);
+}
+
+void stream::await(std::uint64_t ticket) {
+  std::unique_lock guard(lock_);
+  done_.wait(guard, [&] { return finished_ >= ticket; });
+}
+
+void stream::drain() {
+  std::unique_lock guard(lock_);
+  done_.wait(guard, [&, ticket = given_] { return finished_ >= ticket; });
+}
+
+bool stream::drained() const {
+  const std::lock_guard guard(lock_);
+  return finished_ == given_;
+}
+
+std::string stream::failed() const {
+  const std::lock_guard guard(lock_);
+  return failure_;
+}
+
+void stream::forget_failure() {
+  const std::lock_guard guard(lock_);
+  failure_.clear();
+}
+
+void stream::end() {
+  const std::lock_guard guard(lock_);
+  ending_ = true;
+  more_.notify_one();
+}
+
+// --- moments -----------------------------------------------------------------------------------------------------------------
+
+void moment::arrive(bool failed) {
+  const std::lock_guard guard(lock_);
+  arrived_ = true;
+  failed_ = failed;
+  at_ = clock::now();
+  reached_.notify_all();
+}
+
+void moment::await() {
+  std::unique_lock guard(lock_);
+  reached_.wait(guard, [&] { return arrived_; });
+}
+
+bool moment::arrived() {
+  const std::lock_guard guard(lock_);
+  return arrived_;
+}
+
+bool moment::failed() {
+  const std::lock_guard guard(lock_);
+  return failed_;
+}
+
+clock::time_point moment::time() {
+  const std::lock_guard guard(lock_);
+  return at_;
+}
+
+}  // namespace emulated
