@@ -397,7 +397,7 @@ TEST_CASE("weights that are fetched give what eager mode gives, bit by bit") {
         const auto told = std::make_shared<telling_link>();
         far_memory far = {host_memory("far", e_plan->far_bytes()), std::make_unique<late_link>(1), told, {}};
         if (e_plan->moved_bytes().first == 0 && e_plan->far_bytes() == 0) far.memory.reset();
-        executor e(e_plan, *x.tensors, on, far);
+        executor e(e_plan, *x.tensors, device_of(test_device()), far);
         begin_again();
         compare(expected[0], planned(s, e, *x.tensors));
         change();

@@ -89,7 +89,7 @@ struct block_net : nn::Module {
       a = at::scaled_dot_product_attention(q, k, v, {}, 0.0, true);
     } else {
       auto scores = q.matmul(k.transpose(-2, -1)) / std::sqrt(static_cast<double>(width / heads_));
-      auto mask = ::torch::ones({length, length}, ::torch::kBool).tril();
+      auto mask = ::torch::ones({length, length}, x.options().dtype(::torch::kBool)).tril();
       scores = scores.masked_fill(mask.logical_not(), -1e9);
       a = ::torch::dropout(scores.softmax(-1), p_, p_ > 0).matmul(v);
     }
@@ -117,7 +117,7 @@ struct gpt_net : nn::Module {
     if (!tied) head_ = register_module("head", nn::Linear(nn::LinearOptions(width, vocabulary).bias(false)));
   }
   Tensor forward(Tensor ids, Tensor target = {}) {
-    auto x = ::torch::dropout(tokens_(ids) + places_(::torch::arange(ids.size(1))), p_, p_ > 0);
+    auto x = ::torch::dropout(tokens_(ids) + places_(::torch::arange(ids.size(1), ids.options())), p_, p_ > 0);
     for (auto& b : blocks_) x = b->forward(x);
     x = norm_(x);
     auto logits = tied_ ? ::torch::matmul(x, tokens_->weight.t()) : head_(x);

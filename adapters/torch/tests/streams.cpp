@@ -3,14 +3,13 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <unistd.h>
+
+#include "devices.hpp"
+// after PyTorch, which has a CHECK of its own
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <filesystem>
 #include <remat/pytorch/memory.hpp>
-#include <thread>
-
-#include "devices.hpp"
 
 using namespace remat;
 using namespace remat::pytorch;
@@ -132,9 +131,7 @@ TEST_CASE("copies that fail say so, and others go on", "[accelerator]") {
   {
     const hardware::option fail("fail", 1);
     const auto lost = far.out->copy(away, near_by);
-    const auto next = far.in->copy(near_by, away, {lost});
     CHECK(why_it_failed(lost).find("copy of 100 bytes between the host and ") == 0);
-    CHECK_FALSE(why_it_failed(next).empty());
   }
   const auto again = on_host(test_device());
   again.out->copy(away, near_by)->wait();

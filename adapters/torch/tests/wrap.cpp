@@ -68,14 +68,14 @@ void sgd(::torch::nn::Module& m) {
 TEST_CASE("training equals eager mode at every step, within the budget", "[device]") {
   const auto models = models::all().size();
   for (std::size_t which = 0; which < models; ++which)
-    for (const char* share : {"100%", "50%"}) {
+    for (const char* share : {"100% of activations", "50% of activations"}) {
       twins t(which);
       INFO(t.plain.name << " at " << share);
       auto runner = std::make_unique<testing::runner>(t.planned.module, t.planned.forward, testing::quick(share));
       try {
         runner->prepare(t.planned.inputs);
       } catch (const rt::over_budget& e) {  // gradients alone are more than half in small models: what is said to do must do
-        REQUIRE(std::string(share) == "50%");
+        REQUIRE(std::string(share) == "50% of activations");
         REQUIRE(e.smallest.has_value());
         CHECK(*e.smallest >= e.bound);
         CHECK(*e.smallest > e.asked);
@@ -106,14 +106,15 @@ TEST_CASE("training equals eager mode at every step, within the budget", "[devic
 
         ::torch::manual_seed(static_cast<std::uint64_t>(step));
         const rt::meter counting;
-        const auto before = rt::meter::live() - run.report().arena;  // another plan may be there by now, with an arena of its own
-        rt::meter::reset_peak();
+        auto& device = rt::device_of(test_device());
+        const auto before = device.use().live - run.report().arena;  // another plan may be there by now, with an arena of its own
+        device.reset_peak();
         {
           auto outputs = run.forward(t.planned.inputs);
           check_same(expected, outputs);
           backward(outputs);
         }
-        const auto peak = rt::meter::peak();
+        const auto peak = device.use().peak;
         CHECK(same_bits(state_of_test_generator(), generator));
         const auto report = run.report();
         CHECK(report.total() <= report.budget);

@@ -289,9 +289,9 @@ class device_region final : public region {
   pid_t process_ = getpid();
 };
 
-class device_tier final : public limited_tier {
+class accelerator_tier final : public limited_tier {
  public:
-  device_tier(std::shared_ptr<shared> s, bool pinned, std::string name, bytes_t limit)
+  accelerator_tier(std::shared_ptr<shared> s, bool pinned, std::string name, bytes_t limit)
       : limited_tier(std::move(name), limit), shared_(std::move(s)), pinned_(pinned) {}
 
  private:
@@ -347,10 +347,15 @@ class device_placement final : public planned_allocations {
  public:
   explicit device_placement(std::shared_ptr<shared> s) : planned_allocations(s->on), shared_(std::move(s)) {}
   bool in_front() const override { return shared_->of.in_front(); }
-  bool follows(c10::Stream s) const override { return s == shared_->kernels(); }
+  void start() override {
+    stream_ = shared_->kernels();
+    planned_allocations::start();
+  }
+  bool follows(c10::Stream s) const override { return s == stream_; }
 
  private:
   std::shared_ptr<shared> shared_;
+  std::optional<c10::Stream> stream_;
 };
 
 class accelerator final : public device {
@@ -453,7 +458,7 @@ class accelerator final : public device {
   std::shared_ptr<shared> shared_;
   std::shared_ptr<event_pool> timed_;
   std::atomic<bytes_t> workspaces_ = 0;
-  device_tier memory_;
+  accelerator_tier memory_;
 };
 
 /// @throws not_available
@@ -494,7 +499,7 @@ device& accelerator_device(c10::Device which) {
 
 far_memory pinned_memory(c10::Device on, bytes_t limit) {
   const auto& parts = dynamic_cast<const accelerator&>(accelerator_device(on)).parts();
-  return {std::make_shared<device_tier>(parts, true, "pinned memory of the host", limit),
+  return {std::make_shared<accelerator_tier>(parts, true, "pinned memory of the host", limit),
           std::make_unique<stream_link>(parts),
           std::make_unique<stream_link>(parts),
           {}};

@@ -55,14 +55,14 @@ class front {
   front(c10::DeviceAllocator& own, const front_calls& calls) : own_(own), calls_(calls) {}
 
   /// @param on      the current stream
-  /// @param release deleter of this front for blocks whose death has to be told
-  c10::DataPtr allocate(c10::Stream on, std::size_t bytes, c10::DeleterFnPtr release) {
+  /// @param deleter of this front for blocks whose death has to be told
+  c10::DataPtr allocate(c10::Stream on, std::size_t bytes, c10::DeleterFnPtr deleter) {
     if (bytes == 0) return own_.allocate(bytes);
-    if (void* const place = calls_.place(on, bytes)) return {place, place, release, on.device()};
+    if (void* const place = calls_.place(on, bytes)) return {place, place, deleter, on.device()};
     if (!calls_.watched(on.device())) return with_room(on.device(), [&] { return own_.allocate(bytes); });
     void* const data = with_room(on.device(), [&] { return own_.raw_allocate(bytes); });
     calls_.born(on.device(), data, bytes);
-    return {data, data, release, on.device()};
+    return {data, data, deleter, on.device()};
   }
   /// Blocks that `allocate` did not take from an arena go back to the backend.
   void release(c10::DeviceType on, void* data) {
@@ -71,10 +71,10 @@ class front {
     if (!calls_.in_arena(data)) own_.raw_deallocate(data);
   }
   /// A backend ignores blocks whose deleter is not its own, and does not know those in arenas.
-  void record_stream(const c10::DataPtr& p, c10::Stream s, c10::DeleterFnPtr release) {
+  void record_stream(const c10::DataPtr& p, c10::Stream s, c10::DeleterFnPtr deleter) {
     if (p.get() == nullptr) return;
     if (calls_.in_arena(p.get())) return calls_.used_in(p.get(), s);
-    if (p.get_deleter() != release) return own_.recordStream(p, s);
+    if (p.get_deleter() != deleter) return own_.recordStream(p, s);
     c10::DataPtr block(p.get(), p.get(), own_.raw_deleter(), p.device());
     own_.recordStream(block, s);
     block.release_context();

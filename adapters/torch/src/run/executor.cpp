@@ -250,8 +250,6 @@ struct executor::state {
   gradients backward(const std::vector<at::Tensor>& output_grads, const std::vector<at::Tensor>& sums, const taker& take) {
     if (!flying) throw broken_contract("remat: backward without a forward");
     const c10::DeviceGuard guard(on.which());
-    on.enter(*memory);
-    on.wait(ended);
     receiver given{take, c10::impl::tls_local_dispatch_key_set(), std::vector<at::Tensor>(step.parameter_grads.size())};
     held_gifts = 0;
     at::NoGradGuard no_grad;
@@ -259,6 +257,8 @@ struct executor::state {
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     gradients g;
     try {
+      on.enter(*memory);
+      on.wait(ended);
       for (std::size_t i = 0; i < step.outputs.size(); ++i)
         if (step.output_grads[i] != none) take_gradient(i, output_grads.at(i));
       for (std::size_t i = 0; i < data.sums.size(); ++i) {
