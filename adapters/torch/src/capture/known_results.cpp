@@ -8,8 +8,8 @@
 #include <ATen/ops/bmm_meta_dispatch.h>
 #include <ATen/ops/mm_meta_dispatch.h>
 #include <c10/core/Allocator.h>
-#include <c10/core/TensorOptions.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/TensorOptions.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
@@ -54,7 +54,9 @@ c10::Storage empty_storage(std::size_t bytes, c10::Device on) {
   return {c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(nullptr, on), c10::GetAllocator(on.type()), true};
 }
 /// Of dense tensors there.
-c10::DispatchKeySet keys_on(c10::Device on) { return c10::DispatchKeySet(c10::computeDispatchKey(std::nullopt, std::nullopt, on)); }
+c10::DispatchKeySet keys_on(c10::Device on) {
+  return c10::DispatchKeySet(c10::computeDispatchKey(std::nullopt, std::nullopt, on));
+}
 
 bool same_geometry(const at::Tensor& a, const at::Tensor& b) {
   const auto *x = a.unsafeGetTensorImpl(), *y = b.unsafeGetTensorImpl();
@@ -192,8 +194,7 @@ std::optional<known_results> deduced(const traced_call& c, const std::vector<at:
     const auto& t = tensors[i];
     if (t.is_conj() || t.is_neg()) return std::nullopt;
     const c10::Device meta(c10::kMeta);
-    auto like = at::detail::make_tensor<c10::TensorImpl>(empty_storage(storage_of(t)->nbytes(), meta), keys_on(meta),
-                                                         t.dtype());
+    auto like = at::detail::make_tensor<c10::TensorImpl>(empty_storage(storage_of(t)->nbytes(), meta), keys_on(meta), t.dtype());
     like.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides(), t.storage_offset());
     stack[static_cast<std::size_t>(c.operands[i].at)] = like;
     list.push_back(std::move(like));

@@ -19,8 +19,8 @@ class known_results {
   /// @param returned what the kernel gave
   known_results(const std::vector<at::Tensor>& tensors, const std::vector<c10::IValue>& returned);
 
-  bool drew = false;            ///< the call drew from the generator
-  c10::Device on = c10::kCPU;   ///< where storages that the call makes lie
+  bool drew = false;           ///< the call drew from the generator
+  c10::Device on = c10::kCPU;  ///< where storages that the call makes lie
 
   /// They are told by this in full: plain tensors, each an operand, in the storage of an operand, or in one that the call made.
   bool complete() const { return complete_; }

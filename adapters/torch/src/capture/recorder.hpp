@@ -408,8 +408,9 @@ class recorder {
     const auto key = no_values ? geometry_key(c, tensors) : std::nullopt;
     const bool seeded = may_draw(c.op);
     if (seeded && !device_.is_cpu() && draws_on_host(c, tensors))
-      refuse(c.op.schema().name(), "draws from the generator of the host in a step on " + device_.str() +
-                                       "; a planned step would repeat the same number for ever. Draw on the device, or pass the number as an argument");
+      refuse(c.op.schema().name(),
+             "draws from the generator of the host in a step on " + device_.str() +
+                 "; a planned step would repeat the same number for ever. Draw on the device, or pass the number as an argument");
     const auto before = seeded ? draws_.state() : at::Tensor();
     const auto drawn = [&] {
       c.draws = draws_.note(trace_.calls.size(), before, key ? draws_.pass(before, *key) : draws_.state());

@@ -45,7 +45,7 @@ inline bool only_checks(const traced_call& c) {
 struct trace {
   std::vector<slot> slots;
   std::vector<content> constants;
-  std::vector<at::Tensor> found;  ///< for the slots that are `role::found`
+  std::vector<at::Tensor> found;   ///< for the slots that are `role::found`
   c10::Device device = c10::kCPU;  ///< of the step
   std::vector<storage_value> storages;
   std::vector<traced_call> calls;

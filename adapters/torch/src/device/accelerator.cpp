@@ -124,7 +124,8 @@ void continue_after(const ticket& t, c10::Stream stream) {
 
 /// What the regions, the links and the device itself share.
 struct shared {
-  shared(c10::Device d, pytorch::backend& b) : on(d), of(b), impl(d.type()), events(std::make_shared<event_pool>(d.type(), c10::EventFlag::PYTORCH_DEFAULT)) {}
+  shared(c10::Device d, pytorch::backend& b)
+      : on(d), of(b), impl(d.type()), events(std::make_shared<event_pool>(d.type(), c10::EventFlag::PYTORCH_DEFAULT)) {}
   c10::Device on;
   pytorch::backend& of;
   c10::impl::VirtualGuardImpl impl;
@@ -474,8 +475,7 @@ c10::Device with_index(c10::Device which) {
   const c10::impl::VirtualGuardImpl impl(which.type());
   const auto count = impl.deviceCount();
   const auto index = which.has_index() ? which.index() : impl.getDevice().index();
-  if (index >= count)
-    throw not_available("there is no device " + which.str() + "; PyTorch finds " + std::to_string(count));
+  if (index >= count) throw not_available("there is no device " + which.str() + "; PyTorch finds " + std::to_string(count));
   return {which.type(), index};
 }
 

@@ -12,8 +12,8 @@ namespace remat::pytorch {
 
 std::vector<device_status> devices() {
   std::vector<device_status> all = {{c10::kCPU, "host", host_limit(), host_free(), ""}};
-  for (const auto kind : {c10::DeviceType::CUDA, c10::DeviceType::XPU, c10::DeviceType::MPS, c10::DeviceType::MTIA,
-                          c10::DeviceType::PrivateUse1}) {
+  for (const auto kind :
+       {c10::DeviceType::CUDA, c10::DeviceType::XPU, c10::DeviceType::MPS, c10::DeviceType::MTIA, c10::DeviceType::PrivateUse1}) {
     if (kind == c10::DeviceType::PrivateUse1 ? !c10::is_privateuse1_backend_registered() : !c10::impl::hasDeviceGuardImpl(kind))
       continue;
     const auto count = c10::impl::hasDeviceGuardImpl(kind) ? c10::impl::VirtualGuardImpl(kind).deviceCount() : 0;

@@ -146,8 +146,8 @@ class bench {
     return shortest;
   }
 
-  /// Shortest of some batches, timed by the device. A batch has several runs, so that the time in which the host starts a kernel is
-  /// hidden behind the kernel before it, as in a step.
+  /// Shortest of some batches, timed by the device. A batch has several runs, so that the time in which the host starts a kernel
+  /// is hidden behind the kernel before it, as in a step.
   double seconds_on_device(placement& planned, const std::vector<planned_block>& plan) {
     constexpr int batches = 3, runs = 5;
     double shortest = std::numeric_limits<double>::infinity();

@@ -117,7 +117,7 @@ std::unique_ptr<executor> session::state::reserve(runner& r, bytes_t held_bytes)
   auto& on = device_for(*r.kind);
   const auto make = [&] { return std::make_unique<executor>(r.what->run, *r.kind->tensors, on, r.kind->far); };
   if (on.which().is_cpu()) return make();
-  on.empty_cache();  // of captures and measurements: what PyTorch reserves is to be what is planned
+  on.empty_cache();                       // of captures and measurements: what PyTorch reserves is to be what is planned
   constexpr bytes_t rounding = 32 << 20;  // segments of a caching allocator are larger than what is asked of it
   auto available = on.free_bytes();
   if (r.what->run->needed_bytes() <= available) try {

@@ -64,8 +64,7 @@ class generator final : public c10::GeneratorImpl {
     return copy;
   }
   void refuse_in_capture() const {
-    TORCH_CHECK(!capturing(stream_of(current_stream(device().index()))),
-                "emulated: the state of a generator, during a capture");
+    TORCH_CHECK(!capturing(stream_of(current_stream(device().index()))), "emulated: the state of a generator, during a capture");
   }
 
   philox now_{c10::default_rng_seed_val, 0};

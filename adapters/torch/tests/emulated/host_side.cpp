@@ -80,8 +80,7 @@ void host_side::copy_layout(const at::Tensor& from, const at::Tensor& to) const 
 
 at::Tensor host_side::to_host(const at::Tensor& t) {
   if (!of_device(t)) {
-    if (t.defined() && t.has_storage())
-      given_.emplace(t.storage().unsafeGetStorageImpl(), t.storage());  // it stays on the host
+    if (t.defined() && t.has_storage()) given_.emplace(t.storage().unsafeGetStorageImpl(), t.storage());  // it stays on the host
     return t;
   }
   auto h = at::detail::make_tensor<c10::TensorImpl>(lend(t.storage()), keys(c10::DispatchKey::CPU, t), t.dtype());
@@ -127,8 +126,7 @@ c10::IValue host_side::to_device(const c10::IValue& v) {
 void host_side::follow(const at::Tensor& of_device, const at::Tensor& of_host) {
   auto* const impl = of_device.unsafeGetTensorImpl();
   const auto known = lent_.find(of_device.storage().unsafeGetStorageImpl());
-  const bool same =
-      known != lent_.end() && of_host.storage().unsafeGetStorageImpl() == known->second.host.unsafeGetStorageImpl();
+  const bool same = known != lent_.end() && of_host.storage().unsafeGetStorageImpl() == known->second.host.unsafeGetStorageImpl();
   if (!same) {
     impl->set_storage_keep_dtype(keep(of_host.storage()));
   } else if (auto& mine = known->second; address(mine.host) != mine.data) {  // it was resized

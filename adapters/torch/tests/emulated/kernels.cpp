@@ -154,8 +154,7 @@ class call {
   /// Replays see tensors of the host as they are now.
   c10::IValue of_now(const c10::IValue& v) const {
     const auto kept = [](const at::Tensor& t) {
-      const bool changes =
-          t.defined() && !is_kernel_address(t.const_data_ptr()) && !t.unsafeGetTensorImpl()->is_wrapped_number();
+      const bool changes = t.defined() && !is_kernel_address(t.const_data_ptr()) && !t.unsafeGetTensorImpl()->is_wrapped_number();
       return changes ? t.clone() : t;
     };
     if (v.isTensor()) return kept(v.toTensor());
@@ -176,8 +175,8 @@ class call {
 
   void check_device(const at::Tensor& t) const {
     const bool fits = t.device().type() == on_.type() ? t.device() == device_ : t.dim() == 0 || of_.mixes;
-    TORCH_CHECK(fits, "Expected all tensors to be on the same device, but ", op_.schema().name(),
-                " found at least two devices, ", device_, " and ", t.device());
+    TORCH_CHECK(fits, "Expected all tensors to be on the same device, but ", op_.schema().name(), " found at least two devices, ",
+                device_, " and ", t.device());
   }
 
   torch::jit::Stack arguments_for(host_side& side) {

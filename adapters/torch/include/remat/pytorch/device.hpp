@@ -204,10 +204,10 @@ device& device_of(c10::Device which);
 /// A device of this machine, and whether steps can run on it.
 struct device_status {
   c10::Device which = c10::kCPU;
-  std::string name;      ///< of the card
-  bytes_t total = 0;     ///< of its memory
-  bytes_t available = 0; ///< free now, for everybody
-  std::string problem;   ///< why it cannot be used; empty: it can
+  std::string name;       ///< of the card
+  bytes_t total = 0;      ///< of its memory
+  bytes_t available = 0;  ///< free now, for everybody
+  std::string problem;    ///< why it cannot be used; empty: it can
 };
 
 /// The host and all accelerators that PyTorch knows. It initialises the accelerators that are usable.

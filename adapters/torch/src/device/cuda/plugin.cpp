@@ -92,9 +92,7 @@ class cuda_front final : public caching::CUDAAllocator {
                      const std::vector<std::string>& skip) override {
     own_->recordHistory(on, make, most, when, clear, skip);
   }
-  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& notes) override {
-    own_->recordAnnotation(notes);
-  }
+  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& notes) override { own_->recordAnnotation(notes); }
   void pushCompileContext(std::string& context) override { own_->pushCompileContext(context); }
   void popCompileContext() override { own_->popCompileContext(); }
   bool supportsUserMetadata() override { return own_->supportsUserMetadata(); }
@@ -103,9 +101,7 @@ class cuda_front final : public caching::CUDAAllocator {
   void annotateMemory(const void* data, const std::string& text) override { own_->annotateMemory(data, text); }
   void attachOutOfMemoryObserver(caching::OutOfMemoryObserver o) override { own_->attachOutOfMemoryObserver(std::move(o)); }
   void attachOomRejectionObserver(caching::OomRejectionObserver o) override { own_->attachOomRejectionObserver(std::move(o)); }
-  void attachAllocatorTraceTracker(caching::AllocatorTraceTracker t) override {
-    own_->attachAllocatorTraceTracker(std::move(t));
-  }
+  void attachAllocatorTraceTracker(caching::AllocatorTraceTracker t) override { own_->attachAllocatorTraceTracker(std::move(t)); }
   void enablePeerAccess(DeviceIndex d, DeviceIndex other) override { own_->enablePeerAccess(d, other); }
   cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, std::size_t n, cudaStream_t stream,
                           bool peers) override {
