@@ -269,7 +269,7 @@ TEST_CASE("values that were away give what eager mode gives, bit by bit", "[devi
         schedules.push_back(laid->schedule);
     }
     for (const auto& plan : schedules)
-      for (const std::string where : places) {
+      for (const auto& where : places) {
         INFO(s.name << " " << where);
         const bool disk = where == "on disk", streams = where == "on streams";
         const auto e_plan =
