@@ -16,10 +16,10 @@ using namespace remat::pytorch;
 
 namespace {
 
-device& accelerator() { return device_of(test_device()); }
-at::TensorOptions there() { return at::TensorOptions().device(test_device()).dtype(at::kByte); }
+device& tested_accelerator() { return device_of(test_device()); }
+at::TensorOptions bytes_on_accelerator() { return at::TensorOptions().device(test_device()).dtype(at::kByte); }
 
-std::string why_it_failed(const ticket& t) {
+std::string reason_of_failure(const ticket& t) {
   try {
     t->wait();
   } catch (const copy_failed& e) {
@@ -29,10 +29,10 @@ std::string why_it_failed(const ticket& t) {
 }
 
 /// Bytes of a region as a tensor.
-at::Tensor view(const std::shared_ptr<region>& r, bytes_t offset, bytes_t bytes) {
+at::Tensor bytes_in(const std::shared_ptr<region>& r, bytes_t offset, bytes_t bytes) {
   const c10::Storage s(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(bytes),
                        c10::DataPtr(r->data() + offset, r->on()), nullptr, false);
-  return at::empty({0}, there()).set_(s, 0, {bytes}, {1});
+  return at::empty({0}, bytes_on_accelerator()).set_(s, 0, {bytes}, {1});
 }
 
 c10::Stream another_stream() {
@@ -43,7 +43,7 @@ c10::Stream another_stream() {
 
 TEST_CASE("copies on streams come in order, after what they wait for, and kernels after them", "[accelerator]") {
   const hardware::option late("late", 100);
-  auto& d = accelerator();
+  auto& d = tested_accelerator();
   const auto far = on_host(test_device());
   constexpr bytes_t bytes = 1024;
   const auto here = d.memory().reserve(2 * bytes), beyond = far.memory->reserve(bytes);
@@ -53,13 +53,13 @@ TEST_CASE("copies on streams come in order, after what they wait for, and kernel
   d.enter(*here);
   int wrong = 0;
   for (int round = 0; round < 100; ++round) {
-    view(here, 0, bytes).fill_(round);
+    bytes_in(here, 0, bytes).fill_(round);
     const auto out = far.out->copy({beyond, 0, bytes}, {here, 0, bytes}, {d.mark()});
     const auto back = far.in->copy({here, bytes, bytes}, {beyond, 0, bytes}, {out});
     d.wait(out);  // the place is written again
-    view(here, 0, bytes).fill_(99);
+    bytes_in(here, 0, bytes).fill_(99);
     d.wait(back);
-    wrong += !at::equal(view(here, bytes, bytes), at::full({bytes}, round, there()));
+    wrong += !at::equal(bytes_in(here, bytes, bytes), at::full({bytes}, round, bytes_on_accelerator()));
     d.mark()->wait();
     CHECK(out->reached());
     CHECK(back->reached());
@@ -73,7 +73,7 @@ TEST_CASE("copies on streams come in order, after what they wait for, and kernel
 }
 
 TEST_CASE("regions are held until their copies are done, and their bytes count once", "[accelerator]") {
-  auto& d = accelerator();
+  auto& d = tested_accelerator();
   const auto before = d.use().live;
   auto far = on_host(test_device(), 1 << 20);
   {
@@ -87,7 +87,7 @@ TEST_CASE("regions are held until their copies are done, and their bytes count o
 }
 
 TEST_CASE("a device without memory left says how much it has", "[accelerator]") {
-  auto& d = accelerator();
+  auto& d = tested_accelerator();
   const auto far = on_host(test_device(), 10000);
   const auto wanted = d.total_bytes() + (1 << 20);
   try {
@@ -106,7 +106,7 @@ TEST_CASE("a device without memory left says how much it has", "[accelerator]") 
 }
 
 TEST_CASE("arenas are in PyTorch's statistics, pinned memory is in the meter", "[accelerator]") {
-  auto& d = accelerator();
+  auto& d = tested_accelerator();
   d.empty_cache();
   const auto before = d.use();
   const auto host = meter::live();
@@ -121,7 +121,7 @@ TEST_CASE("arenas are in PyTorch's statistics, pinned memory is in the meter", "
 
 TEST_CASE("copies that fail say so, and others go on", "[accelerator]") {
   if (!hardware::emulated()) return;  // a real device that fails does not come back
-  auto& d = accelerator();
+  auto& d = tested_accelerator();
   const auto far = on_host(test_device());
   const auto here = d.memory().reserve(100), beyond = far.memory->reserve(100);
   const block near_by{here, 0, 100}, away{beyond, 0, 100};
@@ -131,7 +131,7 @@ TEST_CASE("copies that fail say so, and others go on", "[accelerator]") {
   {
     const hardware::option fail("fail", 1);
     const auto lost = far.out->copy(away, near_by);
-    CHECK(why_it_failed(lost).find("copy of 100 bytes between the host and ") == 0);
+    CHECK(reason_of_failure(lost).find("copy of 100 bytes between the host and ") == 0);
   }
   const auto again = on_host(test_device());
   again.out->copy(away, near_by)->wait();
@@ -140,7 +140,7 @@ TEST_CASE("copies that fail say so, and others go on", "[accelerator]") {
 }
 
 TEST_CASE("memory of a device goes to a file and back by way of the host", "[accelerator]") {
-  auto& d = accelerator();
+  auto& d = tested_accelerator();
   constexpr bytes_t bytes = (9 << 20) + 4096;  // more than two pieces
   const auto disk = on_disk(std::filesystem::temp_directory_path().string());
   const auto here = d.memory().reserve(bytes), beyond = disk.memory->reserve(bytes);
@@ -156,29 +156,29 @@ TEST_CASE("memory of a device goes to a file and back by way of the host", "[acc
 }
 
 TEST_CASE("rates of streams are measured, and kernels are timed by the device", "[accelerator]") {
-  auto& d = accelerator();
+  auto& d = tested_accelerator();
   const auto rates = measure_rates(d, on_host(test_device()), 1 << 20);
   CHECK(rates.to_host > 0);
   CHECK(rates.to_device > 0);
   CHECK(rates.latency >= 0);
   const auto from = d.mark_time();
-  at::zeros({1 << 16}, there()).add_(1);
+  at::zeros({1 << 16}, bytes_on_accelerator()).add_(1);
   CHECK(d.seconds(from, d.mark_time()) >= 0);
 }
 
 TEST_CASE("an arena waits for streams that PyTorch was told of by record_stream", "[accelerator]") {
   const hardware::option late("late", 3000);
-  auto& d = accelerator();
+  auto& d = tested_accelerator();
   const auto arena = d.memory().reserve(1 << 16);
   const auto pinned = on_host(test_device()).memory->reserve(1 << 16);
   auto* const allocator = c10::getDeviceAllocator(test_device().type());
   d.enter(*arena);
   for (int round = 0; round < 5; ++round) {
-    const auto t = view(arena, 0, 1 << 16);
+    const auto t = bytes_in(arena, 0, 1 << 16);
     t.fill_(round);
     const auto side = another_stream();
     const auto written = d.mark();
-    const auto to = at::empty({1 << 16}, there());
+    const auto to = at::empty({1 << 16}, bytes_on_accelerator());
     {
       const c10::StreamGuard guard(side);
       d.wait(written);
@@ -186,15 +186,15 @@ TEST_CASE("an arena waits for streams that PyTorch was told of by record_stream"
     }
     allocator->recordStream(t.storage().data_ptr(), side);
     d.enter(*arena);  // the next step
-    view(arena, 0, 1 << 16).fill_(77);
+    bytes_in(arena, 0, 1 << 16).fill_(77);
     c10::impl::VirtualGuardImpl(test_device().type()).synchronizeDevice(test_device().index());
-    CHECK(at::equal(to, at::full({1 << 16}, round, there())));
+    CHECK(at::equal(to, at::full({1 << 16}, round, bytes_on_accelerator())));
   }
   CHECK(hardware::races() == 0);
 }
 
 TEST_CASE("allocations of another stream or device do not lie in an arena", "[accelerator]") {
-  auto& d = accelerator();
+  auto& d = tested_accelerator();
   const auto arena = d.memory().reserve(8192);
   const std::vector<planned_block> blocks = {{4096, 0, arena->data(), false}, {4096, 0, arena->data() + 4096, false}};
   const auto in_arena = [&](const at::Tensor& t) {
@@ -204,15 +204,15 @@ TEST_CASE("allocations of another stream or device do not lie in an arena", "[ac
   const auto plan = d.place();
   plan->plan(blocks);
   plan->start();
-  const auto first = at::empty({4096}, there());
+  const auto first = at::empty({4096}, bytes_on_accelerator());
   at::Tensor other, elsewhere;
   {
     const c10::StreamGuard guard(another_stream());
-    other = at::empty({4096}, there());
+    other = at::empty({4096}, bytes_on_accelerator());
   }
   const auto count = c10::impl::VirtualGuardImpl(test_device().type()).deviceCount();
-  if (count > 1) elsewhere = at::empty({4096}, there().device(c10::Device(test_device().type(), 1)));
-  const auto second = at::empty({4096}, there());
+  if (count > 1) elsewhere = at::empty({4096}, bytes_on_accelerator().device(c10::Device(test_device().type(), 1)));
+  const auto second = at::empty({4096}, bytes_on_accelerator());
   plan->stop();
   CHECK(in_arena(first));
   CHECK_FALSE(in_arena(other));
