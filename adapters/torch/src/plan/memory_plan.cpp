@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory_plan.hpp"
 
-#include "../program/views.hpp"
-
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -13,6 +11,7 @@
 #include <remat/core/evaluate.hpp>
 
 #include "../program/effects.hpp"
+#include "../program/views.hpp"
 
 namespace remat::pytorch {
 namespace {
