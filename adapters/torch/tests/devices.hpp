@@ -35,6 +35,13 @@ inline long races() {
   auto* const f = function<long()>("emulated_races");
   return f == nullptr ? 0 : f();
 }
+/// What the first races were about, one per line.
+inline std::string race_reports() {
+  std::string all;
+  if (auto* const f = function<const char*(int)>("emulated_race"))
+    for (int k = 0; const char* text = f(k); ++k) all += std::string(text) + "\n";
+  return all;
+}
 /// Another process takes memory of a device.
 inline void take(int device, long bytes) {
   if (auto* const f = function<void(int, long)>("emulated_take")) f(device, bytes);

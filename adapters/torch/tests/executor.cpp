@@ -270,7 +270,7 @@ TEST_CASE("values that were away give what eager mode gives, bit by bit", "[devi
     }
     for (const auto& plan : schedules)
       for (const auto& where : places) {
-        INFO(s.name << " " << where);
+        INFO(s.name << " " << where << ", schedule " << &plan - schedules.data());
         const bool disk = where == "on disk", streams = where == "on streams";
         const auto e_plan =
             std::make_shared<execution_plan>(x.step, plan, x.profiles, layout_options{.alignment = disk ? 4096 : 64});
@@ -290,13 +290,14 @@ TEST_CASE("values that were away give what eager mode gives, bit by bit", "[devi
         for (const auto& o : expected) compare(o, planned(s, e, *x.tensors));
         CHECK(e.unplanned() == 0);
         CHECK_FALSE(e.arena_in_use());
+        INFO(hardware::race_reports());
+        REQUIRE(hardware::races() == 0);
         moves += e_plan->moved_bytes().second > 0;
         if (e_plan->moved_bytes().first > 0)
           CHECK_THROWS_AS(executor(e_plan, *x.tensors, device_of(test_device())), broken_contract);
       }
   }
   CHECK(moves > 3 * places.size() * models::all().size());
-  CHECK(hardware::races() == 0);
 }
 
 TEST_CASE("a step on a device that has failed ends with that error alone", "[accelerator]") {

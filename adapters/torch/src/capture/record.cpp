@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// Runs a step through a boxed fallback below autograd, which gives its operators to the recorder.
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/Functions.h>
 #include <ATen/TensorUtils.h>
 #include <ATen/autocast_mode.h>
@@ -140,7 +141,7 @@ std::vector<std::vector<bool>> sources_of(const std::vector<at::Tensor>& outputs
 }
 
 /// Where a step runs: on the accelerator that its parameters and inputs are on, else on the host.
-/// @throws cannot_capture if there are several
+/// @throws cannot_capture if there are several, or steps cannot run there
 c10::Device device_for(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& parameters,
                        const std::vector<std::string>& names) {
   c10::Device device = c10::kCPU;
@@ -150,6 +151,8 @@ c10::Device device_for(const std::vector<at::Tensor>& inputs, const std::vector<
     if (!first.empty() && t.device() != device)
       throw cannot_capture("the model is spread over two devices: " + first + " is on " + device.str() + " and " + name + " on " +
                            t.device().str() + "; a step is planned for one device");
+    if (!at::accelerator::isAccelerator(t.device().type()))
+      throw cannot_capture("steps run on the host or on an accelerator; " + name + " is on " + t.device().str());
     if (first.empty()) first = name;
     device = t.device();
   };

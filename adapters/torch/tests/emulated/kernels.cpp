@@ -3,6 +3,7 @@
 /// One call of an operator: on the bytes of the device now, late, or when a captured graph is launched.
 #include "kernels.hpp"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/DeviceGuard.h>
@@ -31,6 +32,12 @@ c10::Device device_of_call(const torch::jit::Stack& arguments, const backend& on
   }
   const auto current = c10::impl::VirtualGuardImpl(on.type()).getDevice();
   return told && told->has_index() ? *told : current;
+}
+
+/// Under deterministic algorithms even `empty` writes, in the order of its stream.
+bool fills_new_memory() {
+  const auto& context = at::globalContext();
+  return context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory();
 }
 
 bool overlap(const range& a, const range& b) {
@@ -98,7 +105,7 @@ class call {
 
   void run() {
     const c10::DeviceGuard guard(device_);
-    if (of_.view || of_.untouched) {
+    if (of_.view || (of_.untouched && !fills_new_memory())) {
       host_side side(device_, on_, false);
       compute(side, nullptr);
       return give_back();
