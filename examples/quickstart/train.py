@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a GPT-2-like model of torch.nn in half of its activation memory, next to the plain model, and compares them bit by bit.
+"""Trains a GPT-2-like model of torch.nn in half of its activation memory, next to the plain model, and compares them bit by bit. It
+runs on a GPU if steps can run on one.
 
 usage: train.py TEXT [STEPS]
 """
@@ -14,6 +15,8 @@ from torch import nn
 
 import remat
 
+#: The host, or the first accelerator that steps can run on.
+DEVICE = torch.device([d["device"] for d in remat.devices() if not d["problem"]][:2][-1])
 CONFIG = {"vocabulary": 256, "length": 128, "width": 192, "heads": 6, "layers": 4, "dropout": 0.1}
 
 
@@ -41,11 +44,27 @@ class GPT(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, ids, labels):
-        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
+        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
         for block in self.blocks:
             x = block(x)
         logits = self.head(self.norm(x))
         return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+
+
+def on_cpu():
+    return DEVICE.type == "cpu"
+
+
+def clock():
+    """Seconds, when the device has done all that it was given."""
+    if not on_cpu():
+        torch.accelerator.synchronize(DEVICE)
+    return time.perf_counter()
+
+
+def generator():
+    """The state of the generator that dropout draws from."""
+    return torch.get_rng_state() if on_cpu() else torch.get_device_module(DEVICE).get_rng_state(DEVICE)
 
 
 def train(model, text, steps):
@@ -55,24 +74,26 @@ def train(model, text, steps):
     losses, times = [], []
     for step in range(steps):
         starts = torch.randint(len(text) - CONFIG["length"] - 1, (8,))
-        rows = torch.stack([text[s:s + CONFIG["length"] + 1] for s in starts])
-        begin = time.perf_counter()
+        rows = torch.stack([text[s:s + CONFIG["length"] + 1] for s in starts]).to(DEVICE)
+        begin = clock()
         optimizer.zero_grad()
         loss = model(rows[:, :-1], labels=rows[:, 1:])["loss"]
         loss.backward()
-        times.append(time.perf_counter() - begin)
+        times.append(clock() - begin)
         optimizer.step()
         losses.append(loss.item())
-    return losses, min(times[steps // 2:]), torch.get_rng_state()
+    return losses, min(times[steps // 2:]), generator()
 
 
 if __name__ == "__main__":
     text = torch.tensor(list(pathlib.Path(sys.argv[1]).read_bytes()))
     steps = int(sys.argv[2]) if len(sys.argv) > 2 else 20
     torch.manual_seed(0)
-    plain = GPT(**CONFIG)
+    if not on_cpu():
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    plain = GPT(**CONFIG).to(DEVICE)
     model = copy.deepcopy(plain)
-    remat.wrap(model, budget="50%")  # the only line that a training script needs
+    remat.wrap(model, budget="50% of activations")  # the only line that a training script needs
     session = remat.of(model)
 
     losses, seconds, state = train(plain, text, steps)

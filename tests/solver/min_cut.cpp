@@ -98,7 +98,7 @@ TEST_CASE("a sweep has more budget never slower, and mostly finds the optimum") 
   CHECK(min_cut{}.sweep(p, {}, m).empty());
 }
 
-TEST_CASE("min_cut on captured networks stays near the bound") {
+TEST_CASE("min_cut on captured networks stays near the bound", "[long]") {
   // Extra time in % of store-all, at most, at 0.8, 0.5 and a small part of its peak above what is held.
   struct row {
     const char* name;

@@ -126,7 +126,7 @@ TEST_CASE("a faster link and more memory are no slower, within what a search may
   for (std::size_t i = 1; i < curve.size(); ++i) CHECK(curve[i - 1].seconds <= curve[i].seconds);
 }
 
-TEST_CASE("captured networks: together better than each alone, near the bound") {
+TEST_CASE("captured networks: together better than each alone, near the bound", "[long]") {
   for (const auto* const name : {"resnet18", "gpt2-layers-2-seq-256"}) {
     INFO(name);
     const auto p = copying(instance(name), 2);

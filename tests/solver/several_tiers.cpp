@@ -432,7 +432,7 @@ against_optimum small_against_optimum(unsigned seed, int rounds, int one_in, boo
 
 }  // namespace
 
-TEST_CASE("small problems on two and three tiers against exhaustive search") {
+TEST_CASE("small problems on two and three tiers against exhaustive search", "[long]") {
   const auto all = small_against_optimum(33, 6'000, 4, false, 4, 2'000);
   INFO(all.text());
   CHECK(all.solved > 600);
@@ -442,7 +442,7 @@ TEST_CASE("small problems on two and three tiers against exhaustive search") {
   CHECK(5 * all.proven > 4 * all.solved);
 }
 
-TEST_CASE("small steps that repeat against exhaustive search") {
+TEST_CASE("small steps that repeat against exhaustive search", "[long]") {
   const auto all = small_against_optimum(35, 2'500, 2, true, 3, 4'000);
   INFO(all.text());
   CHECK(all.solved > 120);

@@ -18,7 +18,7 @@ from typing import Any, Iterator, Literal, Mapping
 
 import torch
 
-from . import _core, _options, _torch, _tree, _weights
+from . import _core, _host, _options, _torch, _tree, _weights
 from ._disk import Disk
 from ._errors import Error, Refused
 from ._gradients import Gradients
@@ -47,6 +47,8 @@ class Options:
     host_budget: int | float | str | None = None
     disk: Any = None
     disk_budget: int | str | None = None
+    graph: bool = False
+    steps_on: Any = None  # the device of the steps of a model whose weights are on the host
     device: Any = None  # a roofline: parts for `_torch.Session`
     most: int = dataclasses.field(default=-1, compare=False)  # bytes that any budget comes to, see `on_host`; -1: no limit
     auto: bool = dataclasses.field(default=False, compare=False)  # offload was "auto", and is decided
@@ -62,6 +64,8 @@ class Options:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         if not isinstance(self.solver, str):
             raise TypeError(f"solver must be a name, got {self.solver!r}")
+        if not isinstance(self.graph, bool):
+            raise TypeError(f"graph must be True or False, got {self.graph!r}")
         for name, kind in (("time_limit", numbers.Real), ("gap", numbers.Real), ("seed", numbers.Integral), ("verify", numbers.Integral)):
             _options.number(name, getattr(self, name), kind)
         if self.seed >= 1 << 64:
@@ -92,7 +96,10 @@ class Options:
 
         Raises ValueError if there is nowhere to go.
         """
-        accelerator = any(p.device.type not in ("cpu", "meta") for p in model.parameters())
+        there = next((p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")), None)
+        accelerator = there is not None
+        if self.steps_on is not None or (accelerator and self.offload == "all"):
+            return self._on_host_for(model, there if self.steps_on is None else self.steps_on)
         if self.disk is None and self.offload not in ("none", "auto") and not (accelerator and self.offload == "activations"):
             raise ValueError(f'offload="{self.offload}" needs disk, a folder: what leaves the memory of the host goes to a disk')
         if self.offload == "none" and self.host_budget is None:
@@ -108,6 +115,21 @@ class Options:
         if offload == "auto":
             offload = "none" if self.disk is None else "activations" if held + 3 * trained <= most // 2 else "all"
         return dataclasses.replace(self, offload=offload, auto=self.offload == "auto", most=most)
+
+    def _on_host_for(self, model: torch.nn.Module, device: torch.device) -> Options:
+        """The same for steps on `device` with weights of the host."""
+        if self.offload != "all":
+            raise ValueError(f'device is where steps of a model run whose weights are on the host: it needs offload="all", got "{self.offload}"')
+        if self.disk is not None:
+            raise ValueError('offload="all" on a device keeps everything in memory of the host: disk is for models on the host')
+        for name in ("graph", "verify"):
+            if getattr(self, name):
+                raise ValueError(f"{name} needs weights that stay on the device")
+        weights = sum(storage.nbytes() for storage, _ in _weights.storages(model))
+        room = (self.host_bytes() if self.host_budget is not None else weights + _torch.host_free() * 4 // 5) - weights
+        if room < 0:
+            raise ValueError(f"host_budget={self.host_budget!r} is less than the {weights} bytes of the weights")
+        return dataclasses.replace(self, steps_on=device, far=room)
 
     def spill(self) -> tuple[str | None, str]:
         """The folder that activations may go to, and the bytes that may be taken there, empty for all."""
@@ -201,16 +223,20 @@ class Session:
                 raise Error("this session is closed: call remat.wrap again")
             o, model = self._options, self._source.model()
             self._place_weights(model)
+            paged = o.offload == "all" and o.steps_on is None
             self._source, self._seen = Source(model, self), None  # one that may still have steps in flight keeps its own
             self._made = _torch.Session(type(model).__name__, self._source, *o.limit(),
                                         "automatic" if o.solver == "auto" else o.solver, o.time_limit, o.gap, o.seed, o.verify,
                                         o.on_new_shape, o.folder(), _progress, o.device, *o.spill(),
-                                        o.offload == "all", o.offload == "all" and o.weights == "planned", o.most, o.far)
+                                        paged, paged and o.weights == "planned", o.most, o.far, o.graph,
+                                        "" if o.steps_on is None else str(o.steps_on))
         return self._made
 
     def _place_weights(self, model: torch.nn.Module) -> None:
         """Moves weights to where the options want them, and sees to it that gradients go there."""
         o = self._options
+        if o.steps_on is not None and self._open:
+            _host.place(model, o.steps_on)
         wanted = o.disk if o.offload == "all" and self._open else None
         if self._weights is not None and (wanted is None or self._weights.options != (wanted, o.disk_budget)):
             _weights.bring_back(model, self._weights)
@@ -233,10 +259,14 @@ class Session:
         plain = self._plain(model)
         plans = torch.is_grad_enabled() and self._open and not self._paused
         if not plans or _torch.capturing() or torch.jit.is_tracing() or torch.compiler.is_compiling():
-            return plain(*args, **kwargs)
+            if self._options.steps_on is None or not self._open or _torch.capturing():
+                return plain(*args, **kwargs)
+            return _host.run_plain(plain, args, kwargs, self._options.steps_on)
         key = None
         try:
             inputs, form, text = _tree.flatten((args, kwargs), "arguments")
+            if self._options.steps_on is not None:
+                inputs = _host.to_device(inputs, self._options.steps_on)
             key = (text, tuple((t.shape, t.dtype) for t in inputs))
             if key in self._refused:
                 return plain(*args, **kwargs)
@@ -295,6 +325,8 @@ class Session:
 
     def _prepare(self, model: torch.nn.Module, args: tuple, kwargs: Mapping[str, Any] | None) -> None:
         inputs, form, text = _tree.flatten((_options.arguments(args), dict(kwargs or {})), "arguments")
+        if self._options.steps_on is not None:
+            inputs = _host.to_device(inputs, self._options.steps_on)
         _refuse_transforms()
         note = Note()
         with torch.enable_grad(), _without_anomalies(), _shadows(model, inputs) if self._options.device else contextlib.nullcontext(inputs) as inputs:
@@ -377,6 +409,8 @@ class Session:
 
     def close(self) -> None:
         """Ends planning; the model stays as it is. `unwrap` also removes what `wrap` put into it."""
+        if self._open and self._options.steps_on is not None:
+            _host.leave(self._source.model())
         self._open = False
         self._made = self._seen = None
 
@@ -501,9 +535,11 @@ def _end() -> None:
         session.close()
 
 
-def _progress(text: str) -> None:
-    """Tells what the planner does."""
-    if sys.stderr is not None and sys.stderr.isatty() and not log.isEnabledFor(logging.INFO):
+def _progress(text: str, warning: bool = False) -> None:
+    """Tells what the planner does, or what the user should look at."""
+    if warning:
+        log.warning("%s", text)
+    elif sys.stderr is not None and sys.stderr.isatty() and not log.isEnabledFor(logging.INFO):
         print("remat: " + text, file=sys.stderr)
     else:
         log.info("%s", text)

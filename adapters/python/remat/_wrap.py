@@ -11,6 +11,7 @@ from typing import Any, Literal, Mapping, TypeVar
 
 import torch
 
+from . import _torch
 from ._errors import Refused
 from ._options import arguments
 from ._session import SLOT, Options, Session
@@ -23,7 +24,7 @@ def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *,
          seed: int = 0, verify: int = 0, on_new_shape: Literal["nearest", "plan", "plain", "error"] = "nearest",
          on_refuse: Literal["error", "warn"] = "error", cache: Any = True, offload: Literal["none", "activations", "optimizer", "all", "auto"] = "none",
          weights: Literal["paged", "planned"] = "paged", host_budget: int | float | str | None = None, disk: Any = None,
-         disk_budget: int | str | None = None) -> M:
+         disk_budget: int | str | None = None, graph: bool = False, device: str | torch.device | None = None) -> M:
     """Lets `model` train inside a budget of bytes: outputs, gradients, buffers and generator stay those of the plain model, bit by bit.
 
     model: any module; it is changed in place and returned. Its class, `state_dict`, attributes and methods stay as they are.
@@ -32,7 +33,8 @@ def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *,
         a step that recomputes nothing, beyond what is held anyway. Default: no limit.
     activation_budget: the same for activations, outputs and new gradients only; what is held before the step comes on top.
     solver: see `solvers()`. time_limit: of a search, seconds. gap: relative distance to the bound that will do. seed: of the search.
-    verify: so many steps also run plain and are compared bit by bit; the first difference raises NotEqual.
+    verify: so many steps also run plain, twice, and are compared bit by bit; the first difference raises NotEqual. A tensor that differs between
+        two plain runs is not compared: a warning in the log `remat` names it, and the operators that give other bits each time.
     on_new_shape: what a call with other shapes does: "nearest" takes over the decisions of a plan for another shape where it can,
         "plan" plans anew, "plain" runs the model as it is, "error" raises Refused.
     on_refuse: "warn" runs calls that cannot be planned as they are.
@@ -47,6 +49,13 @@ def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *,
         Of a model on a CUDA device: bytes of page-locked memory that activations may go to, in place of a disk.
     disk: folder for that, on a fast disk. Space is taken when a plan is made, in files without a name that go with the process.
     disk_budget: bytes that each of activations, weights, gradients and states may take there, as a number or as text; default: what is free.
+    device: with offload="all": where steps run while weights and gradients are in page-locked memory of the host, as OffMate does. Steps fetch
+        weights before they are used and drop them; gradients leave as soon as they are complete. The plan covers these copies, those of
+        activations and what is recomputed. The optimizer steps on the host. Buffers are on the device; inputs may be on the host. Default: where
+        the model is. `host_budget` is for weights, gradients and activations then.
+    graph: captures the kernels of each plan as CUDA graphs (of any accelerator that has them) in its second step, and replays them from then on,
+        with recomputations, copies and random numbers. Several input shapes share one arena. Inputs are copied into it, which the budget counts. A plan
+        that cannot be captured warns once, names the operator and the cause, and launches its kernels one by one. On the host it raises Refused.
     cache: keeps plans on disk, in the usual place or in that folder; False keeps nothing.
 
     Without grad mode the model runs as it is. A wrapped model that is wrapped again takes over the new options.
@@ -54,7 +63,7 @@ def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *,
     ValueError for options; a step raises CopyFailed if a disk fails.
     """
     options = Options(budget, activation_budget, solver, time_limit, gap, seed, verify, on_new_shape, on_refuse, cache, offload,
-                      weights, host_budget, disk, disk_budget).check()
+                      weights, host_budget, disk, disk_budget, graph, None if device is None else _accelerator(device)).check()
     args = arguments(args)
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"remat.wrap takes a torch.nn.Module, got {type(model).__qualname__}")
@@ -77,6 +86,15 @@ def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *,
     if args or kwargs:
         session._prepare(model, args, kwargs)
     return model
+
+
+def _accelerator(device: str | torch.device) -> torch.device:
+    """Raises ValueError unless it is one that steps can run on."""
+    found = torch.device(device)
+    if found.type in ("cpu", "meta"):
+        raise ValueError(f"device must be an accelerator, got {str(found)!r}")
+    _torch.check_device(str(found))
+    return torch.device(found.type, torch.accelerator.current_device_index()) if found.index is None else found
 
 
 def unwrap(model: M) -> M:

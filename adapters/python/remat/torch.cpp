@@ -24,9 +24,11 @@
 #include <remat/core/solve.hpp>
 #include <remat/io/bytes.hpp>
 #include <remat/io/curve.hpp>
+#include <remat/pytorch/capture.hpp>
 #include <remat/pytorch/device.hpp>
 #include <remat/pytorch/disk.hpp>
 #include <remat/pytorch/free_memory.hpp>
+#include <remat/pytorch/offload.hpp>
 #include <remat/pytorch/memory.hpp>
 #include <remat/pytorch/paged_memory.hpp>
 #include <remat/pytorch/session.hpp>
@@ -219,7 +221,7 @@ class python_session {
                  double seconds, double gap, std::uint64_t seed, std::size_t verify, const std::string& on_new_shape,
                  const std::optional<std::string>& cache, py::object log, const std::optional<roofline_parts>& device,
                  const std::optional<std::string>& disk, const std::string& disk_budget, bool gradients_leave, bool plan_weights,
-                 remat::bytes_t most, remat::bytes_t on_host)
+                 remat::bytes_t most, remat::bytes_t on_host, bool graph, const std::string& steps_on)
       : interrupted_(std::make_shared<interruption>()) {
     auto trained = std::make_shared<python_model>(std::move(name), std::move(source));
     const auto tell = shared(std::move(log));
@@ -231,8 +233,10 @@ class python_session {
       rp::meter::install();
       model_ = trained;
       host_before_ = rp::meter::live() - model_bytes_on(c10::kCPU);
+      if (!steps_on.empty()) steps_on_ = c10::Device(steps_on);
       settle_device();
       rp::wrap_options o;
+      o.steps_on = steps_on_;
       o.budget = budget_of(budget, activations);
       o.limits = {.seconds = seconds, .seed = seed, .gap = gap};
       o.solver = [method = remat::registry::find(solver).make("auto")](const remat::problem& p, remat::bytes_t b,
@@ -247,6 +251,7 @@ class python_session {
       if (disk) o.far = rp::on_disk(*disk, disk_budget.empty() ? remat::max_bytes : remat::parse_bytes(disk_budget));
       if (on_host >= 0) o.host_budget = on_host;
       o.gradients_leave = gradients_leave;
+      o.graph = graph;
       if (plan_weights) o.fetched = rp::worth_fetching;
       if (most >= 0) o.most = most;
       o.new_shapes = new_shapes;
@@ -254,6 +259,10 @@ class python_session {
       o.log = [tell](const std::string& text) {
         py::gil_scoped_acquire hold;
         (*tell)(text);
+      };
+      o.warn = [tell](const std::string& text) {
+        py::gil_scoped_acquire hold;
+        (*tell)(text, true);
       };
       run_ = {new rp::session(std::move(trained), std::move(o)), [](rp::session* held) {
                 py::gil_scoped_release free;  // its thread may be about to tell something
@@ -363,6 +372,7 @@ class python_session {
   /// Looks where the model is. It may move to a device between `wrap` and the first step.
   void settle_device() {
     auto* on = &rp::host_device();
+    if (steps_on_) on = &rp::device_of(*steps_on_);
     for (const auto& t : rp::tensors_of(model_->parameters()))
       if (!t.is_cpu() && !t.is_meta()) on = &rp::device_of(t.device());
     if (on == on_ && settled_) return;
@@ -372,6 +382,7 @@ class python_session {
   }
 
   std::shared_ptr<python_model> model_;
+  std::optional<c10::Device> steps_on_;
   bool settled_ = false, stepped_ = false;
   rp::device* on_ = &rp::host_device();          ///< where the model is
   remat::bytes_t before_ = 0, host_before_ = 0;  ///< bytes there, and on the host, when it was wrapped, less the model
@@ -379,9 +390,6 @@ class python_session {
 
 /// Python names what is fetched by numbers.
 rp::disk_traffic::key traffic_key(std::uintptr_t of) { return reinterpret_cast<rp::disk_traffic::key>(of); }
-
-/// Is this thread's Python being captured?
-bool capturing() { return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Fake); }
 
 /// A function of Python that turns exceptions of PyTorch into those that its own functions raise.
 template <class F>
@@ -402,8 +410,14 @@ constexpr auto bound = &as_torch<decltype(f)>::template call<f>;
 
 PYBIND11_MODULE(_torch, m) {
   using tensors = std::vector<at::Tensor>;
-  m.def("capturing", &capturing);
-  m.def("without_memory", &rp::without_memory);
+  m.def("capturing", &rp::capturing);
+  m.def("without_memory", [](const tensors& list) { return rp::without_memory(list); });
+  m.def("pin_weights", [](const tensors& list, const std::string& near) {
+    translated([&] { rp::pin_weights(list, c10::Device(near)); });
+  });
+  m.def("check_device", [](const std::string& which) {
+    translated([&] { rp::device_of(c10::Device(which)); });
+  });
   m.def("state_of", &remat::python::state_of);
   m.def("unchanged", &remat::python::unchanged);
   m.def("check_disk", [](const std::string& folder, const std::string& bytes) {
@@ -461,7 +475,7 @@ PYBIND11_MODULE(_torch, m) {
       .def(py::init<std::string, py::object, const std::string&, bool, const std::string&, double, double, std::uint64_t,
                     std::size_t, const std::string&, const std::optional<std::string>&, py::object,
                     const std::optional<roofline_parts>&, const std::optional<std::string>&, const std::string&, bool, bool,
-                    remat::bytes_t, remat::bytes_t>())
+                    remat::bytes_t, remat::bytes_t, bool, const std::string&>())
       .def("forward", bound<&python_session::forward>)
       .def("prepare", bound<&python_session::prepare>)
       .def("report", bound<&python_session::report>)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wrapped training on the device of REMAT_TEST_DEVICE equals plain training bit by bit, without races."""
 
+import gc
 import sys
+import warnings
 
 import emulated
 import torch
@@ -54,6 +56,87 @@ def train(make, sample, options, steps=4):
     return [t.detach().cpu() for t in [*losses, *model.parameters(), *model.buffers()]]
 
 
+def train_anew(make, samples, options):
+    """The same with other data, in other shapes, in each step; and for each step the jobs it takes and the memory that is reserved."""
+    torch.manual_seed(1)
+    model, data = make().to(DEVICE), [make_sample().to(DEVICE) for make_sample in samples]
+    gc.collect()
+    torch.accelerator.empty_cache()
+    if options is not None:
+        remat.wrap(model, cache=False, time_limit=5, **options)
+    torch.manual_seed(2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    losses, jobs, reserved = [], [], []
+    for x in data:
+        optimizer.zero_grad()
+        before = emulated.jobs()
+        loss = model(x)
+        loss.backward()
+        jobs.append(emulated.jobs() - before)
+        optimizer.step()
+        losses.append(loss.detach())
+        reserved.append(torch.accelerator.memory_reserved())
+    left = [t.detach().cpu() for t in [*losses, *model.parameters(), *model.buffers()]]
+    return [*left, torch.get_device_module(DEVICE).get_rng_state()], jobs, reserved
+
+
+def check_graphs():
+    """Steps that are replayed equal plain steps, with fewer launches and no more memory."""
+    gpt = [lambda: torch.randint(0, 50, (8, 16)), lambda: torch.randint(0, 50, (6, 12))]
+    conv = [lambda: torch.randn(4, 3, 24, 24), lambda: torch.randn(2, 3, 20, 20)]
+    compared = 0
+    for make, shapes, tight in ((Gpt, gpt, "60% of activations"), (Conv, conv, "92% of activations")):
+        for samples in (shapes[:1] * 6, shapes * 5):
+            plain, _, _ = train_anew(make, samples, None)
+            for options in ({"budget": "100% of activations"}, {"budget": tight}, {"budget": tight, "offload": "activations"}):
+                _, launched, least = train_anew(make, samples, options)
+                for late in (0, 50):
+                    emulated.set_option("late", late)
+                    with warnings.catch_warnings(record=True) as told:
+                        warnings.simplefilter("always")
+                        planned, jobs, reserved = train_anew(make, samples, options | {"graph": True})
+                    emulated.set_option("late", 0)
+                    where = (make, len(samples), options, late)
+                    assert not [w for w in told if "not captured" in str(w.message)], (where, [str(w.message) for w in told])
+                    assert all(torch.equal(a, b) for a, b in zip(plain, planned, strict=True)), where
+                    assert emulated.races() == 0, emulated.race_reports()
+                    assert not emulated.is_emulated or max(jobs[-2:]) < 20 < min(launched[-2:]), (where, launched, jobs)
+                    copied = max(make_sample().nbytes for make_sample in samples)
+                    assert max(reserved) <= max(least) + copied + 2**13, (where, least, reserved)
+                    compared += 1
+    return compared
+
+
+def check_fallback():
+    """A step that reads a number on the host is not captured: it says so once, and is right."""
+    def train_scaled(options):
+        torch.manual_seed(1)
+        model, data = torch.nn.Linear(64, 64).to(DEVICE), torch.randn(4, 8, 64).to(DEVICE)
+        model.register_buffer("scale", torch.tensor(1.0))
+        model.forward = lambda x: (torch.nn.functional.linear(x, model.weight, model.bias) * model.scale).square().mean()
+        if options is not None:
+            remat.wrap(model, cache=False, **options)
+        losses = []
+        for k in range(4):
+            model.scale.fill_(k + 1.0)
+            model.zero_grad()
+            loss = model(data[k])
+            loss.backward()
+            losses.append(loss.detach().cpu())
+        return losses
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert train_scaled({"graph": True}) == train_scaled(None)
+    assert ["scale is on cpu" in str(w.message) for w in told if "not captured" in str(w.message)] == [True], told
+    model = remat.wrap(torch.nn.Linear(4, 4), cache=False, graph=True)
+    try:
+        model(torch.randn(2, 4))
+    except remat.Refused as e:
+        assert "graphs are for accelerators" in str(e)
+    else:
+        raise AssertionError("graphs on the host")
+
+
 def main():
     usable = [d for d in remat.devices() if not d["problem"]]
     assert str(DEVICE) in [d["device"] for d in usable], remat.devices()
@@ -69,6 +152,8 @@ def main():
                 assert all(torch.equal(a, b) for a, b in zip(plain, planned, strict=True)), (make, options, late)
                 assert emulated.races() == 0, emulated.race_reports()
                 compared += 1
+    check_fallback()
+    compared += check_graphs()
     print(f"{compared} trainings on {DEVICE} equal plain training")
 
 

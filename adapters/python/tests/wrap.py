@@ -1162,8 +1162,46 @@ class Refusals(unittest.TestCase):
 
     def test_verify(self):
         m = remat.wrap(Chain(), budget="90%", verify=2, time_limit=5)
-        for (x,), _ in inputs(4):
-            m(x).sum().backward()
+        with self.assertNoLogs("remat", logging.WARNING):
+            for (x,), _ in inputs(4):
+                m(x).sum().backward()
+
+    def test_verify_of_a_step_that_is_not_equal_to_itself(self):
+        calls = itertools.count()
+        library = torch.library.Library("remat_noise", "DEF")
+        self.addCleanup(library._destroy)
+        library.define("noisy(Tensor x) -> Tensor")
+        library.impl("noisy", lambda x: x * (1 + 1e-6 * (next(calls) % 1000)), "CompositeExplicitAutograd")
+
+        class Noisy(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, g):
+                return torch.ops.remat_noise.noisy(g)
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
+
+            def forward(self, x):
+                return Noisy.apply(self.first(x)).tanh() + self.second(x) * factor
+
+        factor = 1.0
+        model = remat.wrap(Net(), verify=3)
+        (x,), _ = inputs()[0]
+        with self.assertLogs("remat", logging.WARNING) as seen:
+            model(x).sum().backward()
+        self.assertEqual(len(seen.output), 1)
+        self.assertIn("come from remat_noise::noisy; torch.use_deterministic_algorithms(True) may help", seen.output[0])
+        self.assertTrue(seen.output[0].endswith(". 2 of 4 gradients are not compared: first.weight, first.bias"), seen.output[0])
+        self.assertIsNotNone(model.second.weight.grad)
+        factor = 2.0  # nothing shows that
+        with self.assertRaisesRegex(remat.NotEqual, "output 0"):
+            model(x)
 
 
 if __name__ == "__main__":

@@ -50,8 +50,8 @@ inline std::vector<c10::DeviceType> devices_of_steps() {
   return kinds;
 }
 
-/// Settings of PyTorch that choose kernels.
-inline void add_settings(key& k) {
+/// Settings of PyTorch that choose kernels below autograd, and how they use memory.
+inline void add_kernel_settings(key& k) {
   auto& c = at::globalContext();
   k << at::get_num_threads() << c.deterministicAlgorithms() << c.deterministicFillUninitializedMemory() << c.userEnabledMkldnn()
     << c.userEnabledFlashSDP() << c.userEnabledMemEfficientSDP() << c.userEnabledMathSDP() << c.float32MatmulPrecision()
@@ -62,7 +62,12 @@ inline void add_settings(key& k) {
       << c.allowTF32CuBLAS() << c.allowFP16ReductionCuBLAS() << c.allowBF16ReductionCuBLAS() << c.allowFP16AccumulationCuBLAS()
       << c.userEnabledCuDNNSDP() << c.allowFP16BF16ReductionMathSDP() << c.userEnabledFA3SDP() << c.userEnabledFA4SDP()
       << c.sDPPriorityOrder() << c.blasPreferredBackend() << c.linalgPreferredBackend() << c.cudnnDepthwiseKernel();
-  for (const auto device : kinds) {
+}
+
+/// Those, and autocast.
+inline void add_settings(key& k) {
+  add_kernel_settings(k);
+  for (const auto device : devices_of_steps()) {
     const bool on = at::autocast::is_autocast_enabled(device);
     k << on << (on ? at::autocast::get_autocast_dtype(device) : at::ScalarType::Undefined);
   }

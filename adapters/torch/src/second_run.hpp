@@ -21,19 +21,10 @@
 #include <remat/pytorch/memory.hpp>
 #include <remat/pytorch/session.hpp>
 
-#include "hooks.hpp"
+#include "digest.hpp"
 #include "key.hpp"
 
 namespace remat::pytorch {
-
-inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
-  if (a.defined() != b.defined()) return false;
-  if (!a.defined()) return true;
-  if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
-  const auto elements = [](const at::Tensor& t) { return t.detach().cpu().contiguous().resolve_conj().resolve_neg(); };
-  const auto x = elements(a), y = elements(b);
-  return x.nbytes() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
-}
 
 /// Autocast of this thread.
 class autocast_state {
@@ -97,7 +88,7 @@ class second_run {
   /// @param written    what it may change, other than the generators
   second_run(c10::Device on, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& parameters,
              const std::vector<at::Tensor>& written)
-      : on_(on), before_(all_generators::now(on)), after_(before_) {
+      : on_(on), before_(all_generators::now(on)) {
     std::unordered_set<const c10::StorageImpl*> storages;
     for (const auto& w : written) storages.insert(w.storage().unsafeGetStorageImpl());
     for (const auto* list : {&inputs, &parameters})
@@ -143,63 +134,32 @@ class second_run {
     for (const auto& w : written_) set(w.tensor, w.before, w.version);
     before_.restore();
     autocast_.restore();
-    forward(inputs_);
-    after_ = all_generators::now(on_);
+    std::vector<at::Tensor> inputs;  // a forward that writes in place gives them a history
+    for (const auto& t : inputs_) inputs.push_back(t.defined() ? t.detach().requires_grad_(t.requires_grad()) : t);
+    forward(inputs);
     for (auto& w : written_) w.after = w.tensor.detach().clone();
   }
-  void run_plain(const forward_function& plain) {
-    run([&](const auto& inputs) {
-      at::AutoGradMode grad_mode(true);
-      returned_ = plain(inputs);
-    });
-  }
 
-  /// @throws not_equal, with buffers and generator as the plain forward left them
-  void compare(const program& step, const std::vector<at::Tensor>& outputs) const {
-    for (std::size_t i = 0; i < step.results.size(); ++i)
-      if (!same_bits(outputs[step.results[i]], returned_.at(i))) fail("output " + std::to_string(i));
-    for (const auto& w : written_)
-      if (!same_bits(w.tensor, w.after)) fail("a buffer");
-    if (!(all_generators::now(on_) == after_)) fail("the state of the generator");
+  /// What it reads is as it was.
+  bool is_unchanged() const {
+    return std::all_of(read_.begin(), read_.end(), [](const auto& r) { return r.first.current_version() == r.second; });
   }
-
-  /// Runs the plain backward, and puts the generator back.
-  /// @return gradients of `parameters`, then of the inputs that an output leads to
-  ::torch::autograd::variable_list backward(const program& step, const std::vector<at::Tensor>& incoming,
-                                            std::vector<at::Tensor> parameters) {
-    std::vector<at::Tensor> roots, given;
-    std::set<std::size_t> taken;
-    for (std::size_t i = 0; i < step.results.size(); ++i) {
-      const auto k = step.results[i];
-      if (!incoming[k].defined() || !taken.insert(k).second) continue;
-      roots.push_back(returned_[i]);
-      given.push_back(incoming[k]);
-    }
-    const without_hooks hooks(parameters);
-    for (std::size_t i = 0; i < inputs_.size(); ++i)
-      if (!step.input_sources[i].empty()) parameters.push_back(inputs_[i]);
-    const auto now = all_generators::now(on_);
-    auto gradients = ::torch::autograd::grad(roots, parameters, given, std::nullopt, false, true);
-    after_ = all_generators::now(on_);
-    now.restore();
-    returned_.clear();
-    return gradients;
+  /// Gives tensors that it may change the contents that the last run left in them.
+  void redo_writes() const {
+    for (const auto& w : written_) set(w.tensor, w.after, w.tensor._version());
   }
-  /// @throws not_equal
-  void compare(const ::torch::autograd::variable_list& expected, const ::torch::autograd::variable_list& gradients) const {
-    for (std::size_t i = 0; i < gradients.size(); ++i)
-      if (!same_bits(gradients[i], expected[i])) fail("gradient " + std::to_string(i) + " (parameters, then inputs)");
-    if (!(all_generators::now(on_) == after_)) fail("the state of the generator after the backward");
+  /// Calls `f` for each tensor that it may change.
+  template <class F>
+  void each_written(F f) const {
+    for (const auto& w : written_) f(w.tensor);
   }
+  c10::Device device() const { return on_; }
 
  private:
   struct entry {
     at::Tensor tensor, before, after;
     int64_t version;
   };
-  bool is_unchanged() const {
-    return std::all_of(read_.begin(), read_.end(), [](const auto& r) { return r.first.current_version() == r.second; });
-  }
   static bool is_now(const at::Tensor& t, const at::Tensor& contents, int64_t version) {
     return t._version() == version && same_bits(t.detach(), contents);
   }
@@ -211,18 +171,11 @@ class second_run {
     auto counter = t.unsafeGetTensorImpl()->version_counter();
     counter.set_version(version);
   }
-  [[noreturn]] void fail(const std::string& what) const {
-    for (const auto& w : written_) set(w.tensor, w.after, w.tensor._version());
-    after_.restore();
-    throw not_equal("remat: " + what +
-                    " of the planned step differs from the plain one; the plan may be out of date: invalidate()");
-  }
-
   c10::Device on_;
-  std::vector<at::Tensor> inputs_, returned_;
+  std::vector<at::Tensor> inputs_;
   std::vector<std::pair<c10::VariableVersion, int64_t>> read_;  ///< of what must stay as it is: the counter, and what it must say
   std::vector<entry> written_;
-  all_generators before_, after_;
+  all_generators before_;
   autocast_state autocast_ = autocast_state::now();
 };
 

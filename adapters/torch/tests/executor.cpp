@@ -245,6 +245,62 @@ TEST_CASE("schedules give what eager mode gives, bit by bit, without unplanned a
   }
 }
 
+TEST_CASE("steps that are captured give what eager mode gives, bit by bit, at fixed addresses", "[device][accelerator]") {
+  if (test_device().is_cpu()) return;
+  ::torch::manual_seed(3);
+  auto& on = device_of(test_device());
+  const hardware::option late("late", 20);
+  std::size_t captured = 0, refused = 0;
+  for (const auto& s : models::all()) {
+    const auto x = prepare(s);
+    const auto p = to_problem(*x.step, x.profiles.seconds(), x.profiles.workspace(), s.name, copy_rates{1, 1, 0});
+    const auto buffers = copies(s.module->buffers()), weights = copies(s.module->parameters());
+    const auto begin_again = [&] {
+      at::NoGradGuard no_grad;
+      for (std::size_t i = 0; i < weights.size(); ++i) s.module->parameters()[i].copy_(weights[i]);
+      restore(s, buffers);
+    };
+    const auto change = [&] {  // as an optimizer and a loader of data do
+      at::NoGradGuard no_grad;
+      for (auto& w : s.module->parameters()) w.mul_(0.9);
+      for (const auto& t : s.inputs)
+        if (t.is_floating_point()) t.detach().mul_(0.5);
+    };
+    const auto inputs = copies(s.inputs);
+    const auto same_inputs = [&] {
+      at::NoGradGuard no_grad;
+      for (std::size_t i = 0; i < inputs.size(); ++i) s.inputs[i].detach().copy_(inputs[i]);
+    };
+    constexpr int steps = 4;
+    std::vector<outcome> expected;
+    begin_again();
+    for (int k = 0; k < steps; ++k, change()) expected.push_back(eager(s));
+    same_inputs();
+    std::vector<schedule> schedules = {store_all_schedule(x.p), recompute_all(x.p, x.step->loss), random_schedule(x.p, 1, 0.3)};
+    for (unsigned seed = 0; seed < 2; ++seed) schedules.push_back(with_random_copies(p, random_schedule(p, seed, 0.3), seed));
+    for (const auto& schedule : schedules) {
+      INFO(s.name);
+      const auto plan = std::make_shared<execution_plan>(x.step, schedule, x.profiles, layout_options(), 0, true);
+      executor e(plan, *x.tensors, on, on_host(test_device(), plan->far_bytes()), {.graphs = true});
+      begin_again();
+      bytes_t before = 0;
+      for (int k = 0; k < steps; ++k, change()) {
+        if (k == 1) before = on.use().reserved;
+        compare(expected[static_cast<std::size_t>(k)], planned(s, e, *x.tensors));
+      }
+      same_inputs();
+      INFO(e.not_captured());
+      CHECK((e.not_captured().empty() || e.not_captured() == plan->moves_because()));
+      (e.not_captured().empty() ? captured : refused) += 1;
+      CHECK(e.unplanned() == 0);
+      static_cast<void>(before);
+      INFO(hardware::race_reports());
+      REQUIRE(hardware::races() == 0);
+    }
+  }
+  CHECK(captured > 4 * refused);
+}
+
 TEST_CASE("values that were away give what eager mode gives, bit by bit", "[device]") {
   ::torch::manual_seed(4);
   const auto folder = std::filesystem::temp_directory_path().string();

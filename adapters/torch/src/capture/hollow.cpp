@@ -84,15 +84,15 @@ void run_hollow(const c10::OperatorHandle& op, ::torch::jit::Stack& stack, std::
 
 namespace remat::pytorch {
 
-std::vector<at::Tensor> without_memory(const std::vector<at::Tensor>& tensors) {
+std::vector<at::Tensor> without_memory(const std::vector<at::Tensor>& tensors, c10::Device on) {
   const at::NoGradGuard no_grad;
   std::unordered_map<const c10::StorageImpl*, c10::Storage> storages;
   std::vector<at::Tensor> list;
   for (const auto& t : tensors) {
     const auto* like = detail::storage_of(t);
     const auto made = storages.try_emplace(like, c10::Storage::use_byte_size_t(), like->nbytes(),
-                                           c10::DataPtr(nullptr, c10::kCPU), c10::GetAllocator(c10::kCPU), true);
-    list.push_back(at::empty({0}, at::TensorOptions(c10::kCPU).dtype(t.dtype()))
+                                           c10::DataPtr(nullptr, on), c10::GetAllocator(on.type()), true);
+    list.push_back(at::empty({0}, at::TensorOptions(on).dtype(t.dtype()))
                        .set_(made.first->second, t.storage_offset(), t.sizes(), t.strides()));
   }
   return list;

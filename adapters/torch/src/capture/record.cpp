@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Runs a step through a boxed fallback below autograd, which gives its operators to the recorder.
+/// Runs a step through a boxed fallback below autograd, which gives its operators to the recorder, or to an observer.
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/Functions.h>
 #include <ATen/TensorUtils.h>
@@ -16,15 +16,20 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
+#include <map>
 #include <mutex>
 #include <set>
+#include <string_view>
 #include <thread>
 #include <unordered_set>
 
 #include <remat/pytorch/device.hpp>
 
+#include "../digest.hpp"
 #include "../hooks.hpp"
+#include "observe.hpp"
 #include "recorder.hpp"
 
 namespace remat::pytorch::detail {
@@ -71,13 +76,57 @@ struct fresh_casts {
   fresh_casts& operator=(const fresh_casts&) = delete;
 };
 
-/// The recorder of the capture that runs; threads of the autograd engine inherit the dispatch key, not thread-local data.
+/// Notes the calls of a run, which several threads may make.
+class call_observer {
+ public:
+  void run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
+    if (is_view(op) || makes_raw(op) || facts(op).makes == filled::with_nothing || facts(op).resizes) return op.callBoxed(&stack);
+    const auto& arguments = op.schema().arguments();
+    const auto first = stack.size() - arguments.size();
+    digest operands, results;
+    std::vector<at::Tensor> written;
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      const auto& argument = stack[first + i];
+      const auto* alias = arguments[i].alias_info();
+      const bool writes = alias != nullptr && alias->isWrite();
+      each_tensor(argument, [&](const at::Tensor& t, int) {
+        writes&& overwrites(op) ? operands.add_shape(t) : operands << t;
+        if (writes) written.push_back(t);
+      });
+      if (argument.isInt()) operands << static_cast<std::uint64_t>(argument.toInt());
+      if (argument.isBool()) operands << std::uint64_t{argument.toBool()};
+      if (argument.isDouble()) operands << std::bit_cast<std::uint64_t>(argument.toDouble());
+      if (argument.isIntList())
+        for (const auto n : argument.toIntVector()) operands << static_cast<std::uint64_t>(n);
+    }
+    op.callBoxed(&stack);
+    for (const auto& t : written) results << t;
+    for (auto i = first; i < stack.size(); ++i) each_tensor(stack[i], [&](const at::Tensor& t, int) { results << t; });
+    const std::lock_guard lock(mutex_);
+    calls_.push_back({op, operands.value(), results.value()});
+  }
+  std::vector<observed_call> take() {
+    const std::lock_guard lock(mutex_);
+    return std::move(calls_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<observed_call> calls_;
+};
+
+/// One capture, or one observed run, at a time.
+std::mutex one_at_a_time;
+/// Those of the run; threads of the autograd engine inherit the dispatch key, not thread-local data.
 recorder* active = nullptr;
+call_observer* observer = nullptr;
 
 void fallback(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard below(record_key);
   if (active)
     active->run(op, *stack);
+  else if (observer)
+    observer->run(op, *stack);
   else
     op.callBoxed(stack);
 }
@@ -98,6 +147,13 @@ struct recording {
   ~recording() { active = nullptr; }
   recording(const recording&) = delete;
   recording& operator=(const recording&) = delete;
+};
+
+struct observing {
+  explicit observing(call_observer& o) { observer = &o; }
+  ~observing() { observer = nullptr; }
+  observing(const observing&) = delete;
+  observing& operator=(const observing&) = delete;
 };
 
 /// What AccumulateGrad makes of a first gradient: laid out like the parameter, and a tensor of its own.
@@ -173,7 +229,6 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
              const std::vector<at::Tensor>& buffers, const std::vector<std::string>& names, const std::vector<output_use>& uses) {
   if (c10::impl::TorchDispatchModeTLS::any_modes_set())
     throw cannot_capture("a dispatch mode is active in this thread; capture outside of it");
-  static std::mutex one_at_a_time;
   std::lock_guard<std::mutex> lock(one_at_a_time);
   claim_key();
 
@@ -311,4 +366,47 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
   return t;
 }
 
+std::vector<observed_call> observe(const std::function<void()>& f) {
+  // A capture may need the thread that this one runs on: waiting for its end could last for ever.
+  const std::unique_lock lock(one_at_a_time, std::try_to_lock);
+  if (!lock) {
+    f();
+    return {};
+  }
+  claim_key();
+  call_observer notes;
+  {
+    const observing on(notes);
+    const c10::impl::IncludeDispatchKeyGuard key(record_key);
+    f();
+  }
+  return notes.take();
+}
+
+std::vector<std::pair<std::string, std::size_t>> differing(const std::vector<observed_call>& first,
+                                                           const std::vector<observed_call>& second) {
+  const auto question = [](const observed_call& c) { return std::pair(std::string_view(c.op.schema().name()), c.operands); };
+  std::map<std::pair<std::string_view, std::uint64_t>, std::unordered_multiset<std::uint64_t>> answers;
+  for (const auto& c : second) answers[question(c)].insert(c.results);
+  std::vector<std::pair<std::string, std::size_t>> found;
+  for (const auto& c : first) {
+    const auto known = answers.find(question(c));
+    if (known == answers.end()) continue;  // its operands differ
+    if (const auto same = known->second.find(c.results); same != known->second.end()) {
+      known->second.erase(same);
+      continue;
+    }
+    const auto& name = c.op.schema().name();
+    const auto named = std::find_if(found.begin(), found.end(), [&](const auto& x) { return x.first == name; });
+    named == found.end() ? void(found.emplace_back(name, 1)) : void(++named->second);
+  }
+  return found;
+}
+
 }  // namespace remat::pytorch::detail
+
+namespace remat::pytorch {
+
+bool capturing() { return detail::active != nullptr && c10::impl::tls_is_dispatch_key_included(detail::record_key); }
+
+}  // namespace remat::pytorch

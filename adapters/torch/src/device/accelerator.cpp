@@ -4,6 +4,7 @@
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/Functions.h>
+#include <ATen/accelerator/Graph.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
@@ -132,6 +133,7 @@ struct shared {
   std::shared_ptr<event_pool> events;
 
   c10::Stream kernels() const { return impl.getStream(on); }
+  bool capturing() const { return impl.isStreamCapturing(kernels()); }
   c10::Stream new_stream() const { return impl.getStreamFromGlobalPool(on, false); }
 
   /// Copies on `stream` between the host and the device, or within it.
@@ -319,13 +321,16 @@ class stream_link final : public link {
     const auto what = "copy of " + std::to_string(to.bytes) + " bytes between the host and " + shared_->on.str();
     const c10::DeviceGuard guard(shared_->on);
     std::lock_guard lock(mutex_);
-    shared_->drop_finished();
+    const bool captured = shared_->capturing();
+    if (!captured) shared_->drop_finished();  // a capture forbids to ask events
     try {
-      if (!stream_) stream_ = shared_->new_stream();
-      for (const auto& t : after) continue_after(t, *stream_);
+      auto& stream = captured ? stream_of_captures_ : stream_;
+      if (!stream) stream = shared_->new_stream();
+      for (const auto& t : after) continue_after(t, *stream);
       if (to.bytes > 0)
-        shared_->copy(to.in->data() + to.offset, to.in->on(), from.in->data() + from.offset, from.in->on(), to.bytes, *stream_);
-      const auto done = std::make_shared<stream_event>(shared_->events, *stream_, what);
+        shared_->copy(to.in->data() + to.offset, to.in->on(), from.in->data() + from.offset, from.in->on(), to.bytes, *stream);
+      const auto done = std::make_shared<stream_event>(shared_->events, *stream, what);
+      if (captured) return done;  // whoever replays it holds the blocks
       std::lock_guard more(shared_->copies_mutex);
       shared_->copies.push_back({this, to.in, from.in, done});
       return done;
@@ -336,10 +341,13 @@ class stream_link final : public link {
     }
   }
 
+  bool joins_graphs_of(c10::Device d) const override { return d == shared_->on; }
+
  private:
   std::shared_ptr<shared> shared_;
   std::mutex mutex_;
-  std::optional<c10::Stream> stream_;  ///< taken at the first copy
+  std::optional<c10::Stream> stream_;              ///< taken at the first copy
+  std::optional<c10::Stream> stream_of_captures_;  ///< apart from that of copies that other threads make meanwhile
   pid_t process_ = getpid();
 };
 
@@ -357,6 +365,33 @@ class device_placement final : public planned_allocations {
  private:
   std::shared_ptr<shared> shared_;
   std::optional<c10::Stream> stream_;
+};
+
+/// A graph of PyTorch.
+class device_graph final : public replayable {
+ public:
+  /// Captures on the current stream.
+  device_graph(const device& on, const std::function<void()>& work) {
+    graph_.capture_begin({0, 0}, at::GraphCaptureMode::ThreadLocal);
+    const auto before = on.use().reserved;
+    try {
+      work();
+    } catch (...) {
+      try {
+        graph_.capture_end();
+      } catch (const std::exception&) {  // `work` has told why
+      }
+      throw;
+    }
+    extra_ = on.use().reserved - before;
+    graph_.capture_end();
+  }
+  void replay() override { graph_.replay(); }
+  bytes_t extra_bytes() const override { return extra_; }
+
+ private:
+  at::accelerator::Graph graph_;
+  bytes_t extra_ = 0;
 };
 
 class accelerator final : public device {
@@ -396,6 +431,17 @@ class accelerator final : public device {
     to->wait();
     return dynamic_cast<const stream_event&>(*from).seconds_until(dynamic_cast<const stream_event&>(*to));
   }
+  std::string cannot_capture() const override {
+    return at::has_graph_impl(shared_->on.type()) ? "" : "PyTorch has no graphs for " + shared_->on.str();
+  }
+  std::unique_ptr<replayable> capture(const std::function<void()>& work) override {
+    if (const auto why = cannot_capture(); !why.empty()) throw not_available(why);
+    const std::lock_guard lock(capture_mutex_);
+    if (!stream_of_captures_) stream_of_captures_ = shared_->new_stream();
+    const c10::StreamGuard guard(*stream_of_captures_);
+    multiply();
+    return std::make_unique<device_graph>(*this, work);
+  }
   void warm_up() override {
     const c10::DeviceGuard guard(shared_->on);
     const auto before = use().live;
@@ -408,7 +454,7 @@ class accelerator final : public device {
   bytes_t workspaces() const override { return workspaces_; }
   void enter(region& r) override {
     const c10::DeviceGuard guard(shared_->on);
-    if (shared_->impl.isStreamCapturing(shared_->kernels()))
+    if (shared_->capturing())
       throw not_available("a graph is being captured on " + shared_->on.str() +
                           "; a planned step cannot be part of a foreign graph, see graph=True");
     multiply();
@@ -459,6 +505,8 @@ class accelerator final : public device {
   std::shared_ptr<shared> shared_;
   std::shared_ptr<event_pool> timed_;
   std::atomic<bytes_t> workspaces_ = 0;
+  std::mutex capture_mutex_;
+  std::optional<c10::Stream> stream_of_captures_;  ///< a default stream cannot be captured
   accelerator_tier memory_;
 };
 

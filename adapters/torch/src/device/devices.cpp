@@ -35,4 +35,6 @@ std::vector<device_status> devices() {
   return all;
 }
 
+std::unique_ptr<replayable> device::capture(const std::function<void()>&) { throw not_available(cannot_capture()); }
+
 }  // namespace remat::pytorch

@@ -18,6 +18,34 @@ namespace {
 
 bool from_outside(const program& p, index_t v) { return p.values[v].slot != none; }
 
+/// Why addresses of a step differ from one time to the next, whatever is copied; empty: they need not.
+std::string reason_to_move(const program& p) {
+  const auto on = device_of_step(p);
+  const auto named = [&](index_t k) {
+    const auto& s = p.slots[k];
+    const auto what = s.from == role::input ? "input " : s.from == role::output_grad ? "the gradient of output " : "";
+    return what + (s.name.empty() || s.from == role::output_grad ? std::to_string(s.position) : s.name);
+  };
+  for (index_t k = 0; k < p.slots.size(); ++k) {
+    const auto& s = p.slots[k];
+    if (s.from != role::constant && s.type.device != on)
+      return named(k) + " is on " + s.type.device.str() + ", so its numbers would become part of the graph";
+    if (s.from != role::input && s.from != role::output_grad) continue;
+    if (p.values[s.value].slot != k) return named(k) + " shares memory with " + named(p.values[s.value].slot);
+    if (!apart_or_expanded(s.type.sizes, s.type.strides) || (s.from == role::input && is_expanded(s.type.sizes, s.type.strides)))
+      return named(k) + " has elements that share memory";
+  }
+  for (const auto& w : p.written)
+    if (p.slots[w.slot].from == role::input) return "the forward writes to " + named(w.slot);
+  for (auto v : p.outputs)
+    if (p.from(p.views[v].value) == role::input) return "an output lies in " + named(p.values[p.views[v].value].slot);
+  for (const auto* views : {&p.input_grads, &p.parameter_grads})
+    for (auto v : *views)
+      if (v != none && (p.from(p.views[v].value) == role::input || p.from(p.views[v].value) == role::output_grad))
+        return "a gradient lies in " + named(p.values[p.views[v].value].slot);
+  return "";
+}
+
 /// Bytes [first, second) of its storage that a view touches.
 std::pair<bytes_t, bytes_t> extent(const byte_view& v) {
   int64_t last = 0;
@@ -42,14 +70,19 @@ class planner {
     TORCH_CHECK(profiles.nodes.size() == program_().nodes.size(), "profiles of another program");
   }
 
-  std::unique_ptr<execution_plan::data> run(layout_options o, bytes_t in_place) {
+  std::unique_ptr<execution_plan::data> run(layout_options o, bytes_t in_place, bool fixed) {
     if (!device_of_step(program_()).is_cpu()) o.alignment = unit_ = std::max(o.alignment, accelerator_alignment);
     plan_.in_place = in_place;
     find_fetched();
     check();
+    if (fixed) plan_.moving_because = reason_to_move(program_());
+    if (fixed && plan_.moving_because.empty()) plan_.copied.assign(program_().slots.size(), none);
+    copy_given(role::input, 0);
     std::vector<bool> has_run(program_().nodes.size(), false);
     plan_.saves.resize(program_().nodes.size());
     plan_.given = given_early(program_());
+    plan_.leaves.resize(program_().parameters.size(), none);
+    for (const auto k : leaving_gradients(program_())) leaving_gradient_[program_().views[program_().parameter_grads[k]].value] = k;
     if (std::find(plan_.given.begin(), plan_.given.end(), true) != plan_.given.end()) find_gifts();
     for (const auto& n : program_().nodes) note_origin(n.starts);
     note_origin(program_().after_forward);
@@ -66,6 +99,7 @@ class planner {
         bring_back(which, i, o.alignment);
       } else if (which == program_().loss) {
         leave_forward();
+        copy_given(role::output_grad, i);
       } else {
         const bool again = has_run[which];
         has_run[which] = true;
@@ -158,11 +192,19 @@ class planner {
   }
   location where(index_t v) const {
     const bool in_place = from_outside(program_(), v) && (fetched_.empty() || !fetched_[v]);
+    if (in_place && program_().values[v].slot != none && program_().slots[program_().values[v].slot].on_host)
+      throw bad_schedule(schedule_.steps.size(), program_().values[v].name + " is on the host and never fetched");
     return {in_place ? none : now_[v], v};
   }
 
   void send(index_t v, std::size_t i, bytes_t alignment) {
     if (v >= now_.size() || sent_[v] != none) return;  // computed again, it has the same bytes
+    if (const auto g = leaving_gradient_.find(v); g != leaving_gradient_.end()) {
+      planned_move m{v, now_[v], program_().values[v].bytes};
+      m.gradient = g->second;
+      plan_.leaves[g->second] = sent_[v] = leaving_[v] = begin(std::move(m));
+      return;
+    }
     planned_move m{v, now_[v], aligned(program_().values[v].bytes, alignment)};
     if (coming_[v] != none) m.after.push_back(coming_[v]);
     sent_[v] = leaving_[v] = begin(std::move(m));
@@ -199,7 +241,7 @@ class planner {
       pending_.push_back({k, true});
       if (sent_[v] == none) continue;
       const auto place = std::lower_bound(far_of_.begin(), far_of_.end(), sent_[v]) - far_of_.begin();
-      far_[static_cast<std::size_t>(place)].death = time(i) + 1;
+      if (plan_.moves[sent_[v]].gradient == planned_move::npos) far_[static_cast<std::size_t>(place)].death = time(i) + 1;
     }
   }
   static bytes_t aligned(bytes_t bytes, bytes_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
@@ -309,7 +351,7 @@ class planner {
     for (auto g = first; g != last; ++g) {
       auto what = g->second;
       const auto& [b, v] = what.at;
-      what.copy = what.copy || b == none || plan_.buffers[b].outside ||
+      what.copy = what.copy || b == none || plan_.buffers[b].kept ||
                   plan_.buffers[b].values > held_gifts_[b] + (now_[v] == b ? 1 : 0);  // another value is there
       if (what.copy) gift_copies_ = std::max(gift_copies_, rounded(program_().values[v].bytes));
       plan_.steps.back().gifts.push_back(what);
@@ -328,11 +370,21 @@ class planner {
   }
   location keep(index_t view) {
     const auto l = where(program_().views[view].value);
-    if (l.buffer != none && !std::exchange(plan_.buffers[l.buffer].outside, true)) {
+    if (l.buffer == none || std::exchange(plan_.buffers[l.buffer].kept, true)) return l;
+    ++plan_.buffers[l.buffer].values;  // never written in place, never dead
+    if (plan_.copied.empty()) {
+      plan_.buffers[l.buffer].outside = true;
       plan_.outside += rounded(plan_.buffers[l.buffer].bytes);
-      ++plan_.buffers[l.buffer].values;  // never written in place, never dead
     }
     return l;
+  }
+  /// With fixed addresses, what the caller gives lies in the arena from step `i` on.
+  void copy_given(role from, std::size_t i) {
+    for (index_t k = 0; k < plan_.copied.size(); ++k) {
+      if (program_().slots[k].from != from) continue;
+      plan_.copied[k] = new_buffer(program_().values[program_().slots[k].value].bytes, time(i));
+      plan_.buffers[plan_.copied[k]].kept = true;
+    }
   }
   /// What an allocator takes for so many bytes.
   bytes_t rounded(bytes_t bytes) const { return aligned(bytes, unit_); }
@@ -349,7 +401,7 @@ class planner {
     for (auto v : program_().input_grads) plan_.input_grads.push_back(v == none ? location{} : keep(v));
     std::vector<std::pair<index_t, std::pair<bytes_t, bytes_t>>> taken;
     for (std::size_t k = 0; k < plan_.given.size(); ++k) {
-      if (plan_.given[k]) {
+      if (plan_.given[k] || plan_.leaves[k] != none) {
         plan_.copy_grad.push_back(false);
         plan_.parameter_grads.emplace_back();
         continue;
@@ -358,7 +410,7 @@ class planner {
       const auto l = where(view.value);
       const auto range = extent(view);
       const bool sum = l.buffer == none && program_().from(l.value) == role::gradient;
-      const bool shared = !sum && (l.buffer == none || plan_.buffers[l.buffer].outside ||
+      const bool shared = !sum && (l.buffer == none || plan_.buffers[l.buffer].kept ||
                                    std::any_of(taken.begin(), taken.end(), [&](const auto& t) {
                                      return t.first == l.buffer && t.second.first < range.second && range.first < t.second.second;
                                    }));
@@ -413,7 +465,7 @@ class planner {
     for (std::size_t i = 0; i < far_.size(); ++i) plan_.moves[far_of_[i]].far = beyond.offsets[i];
     for (auto& m : plan_.moves) {
       if (m.brings != none) m.far = plan_.moves[m.brings].far;
-      TORCH_CHECK(!plan_.buffers[m.buffer].outside, "a value that the caller gets is moved");
+      TORCH_CHECK(!plan_.buffers[m.buffer].kept, "a value that the caller gets is moved");
     }
     plan_.far = beyond.arena;
   }
@@ -427,6 +479,7 @@ class planner {
   bytes_t unit_ = 64;                      ///< of allocations outside of the arena, bytes
   bytes_t elsewhere_ = 0;                  ///< most that other threads allocate during a step
   std::vector<bool> fetched_;              ///< per value; empty: none is
+  std::map<index_t, std::size_t> leaving_gradient_;  ///< by value: the parameter of the host
   std::vector<index_t> now_;               ///< per value: its buffer, none if it is not on the device
   std::vector<index_t> sent_;              ///< per value: the move that sent it
   std::vector<index_t> leaving_, coming_;  ///< per value: the move that nobody has waited for
@@ -438,8 +491,8 @@ class planner {
 }  // namespace
 
 execution_plan::execution_plan(std::shared_ptr<const program> step, const schedule& s, const program_profile& profiles,
-                               const layout_options& o, bytes_t in_place)
-    : data_(planner(std::move(step), s, profiles).run(o, in_place)) {}
+                               const layout_options& o, bytes_t in_place, bool fixed)
+    : data_(planner(std::move(step), s, profiles).run(o, in_place, fixed)) {}
 execution_plan::~execution_plan() = default;
 bytes_t execution_plan::arena_bytes() const { return data_->arena; }
 bytes_t execution_plan::live_peak() const { return data_->live; }
@@ -447,7 +500,7 @@ bytes_t execution_plan::far_bytes() const { return data_->far; }
 std::pair<bytes_t, bytes_t> execution_plan::moved_bytes() const {
   std::pair<bytes_t, bytes_t> sum;
   for (const auto& m : data_->moves)
-    if (m.slot == none) (m.brings == none ? sum.first : sum.second) += m.bytes;
+    if (m.slot == none && m.gradient == planned_move::npos) (m.brings == none ? sum.first : sum.second) += m.bytes;
   return sum;
 }
 bytes_t execution_plan::fetched_bytes() const {
@@ -461,6 +514,7 @@ bytes_t execution_plan::outside_bytes() const { return data_->outside; }
 std::size_t execution_plan::operations() const { return data_->steps.size(); }
 std::size_t execution_plan::recomputed() const { return data_->recomputed; }
 const program& execution_plan::step() const { return *data_->step; }
+const std::string& execution_plan::moves_because() const { return data_->moving_because; }
 const execution_plan::reads& execution_plan::read_in_backward() const { return data_->reads; }
 
 }  // namespace remat::pytorch

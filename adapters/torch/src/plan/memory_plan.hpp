@@ -6,6 +6,7 @@
 #include <compare>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -18,7 +19,8 @@ struct buffer {
   bytes_t bytes = 0;
   std::int64_t born = 0, dies = -1;  ///< -1: at the end
   int values = 0;                    ///< on the device now
-  bool outside = false;              ///< the caller keeps it
+  bool kept = false;                 ///< the caller keeps it
+  bool outside = false;              ///< the same, and it is not in the arena
   bool fetched = false;              ///< begins with a page if it is large: disks read such memory fast
   bytes_t offset = 0;                ///< in the arena
 };
@@ -39,11 +41,13 @@ struct placed_call {
 
 /// A value goes to far memory or comes back, or is fetched from the caller's memory.
 struct planned_move {
+  static constexpr auto npos = static_cast<std::size_t>(-1);
   index_t value = none, buffer = none;
   bytes_t bytes = 0;                ///< of the copy: those of the value, rounded up
   bytes_t far = 0;                  ///< where it lies there
   index_t brings = none;            ///< the move whose bytes it brings back
   index_t slot = none;              ///< the tensor of the caller whose bytes it fetches; both none: it sends them
+  std::size_t gradient = npos;      ///< the parameter whose gradient it sends to memory of the caller
   bool before_its_step = false;     ///< the last of a weight whose gradient is given: somebody may step it soon
   std::vector<index_t> after = {};  ///< moves that have to be done before it begins
 };
@@ -82,6 +86,10 @@ struct execution_plan::data {
   std::vector<location> outputs, parameter_grads, input_grads;
   std::vector<bool> copy_grad;  ///< per parameter: its gradient shares bytes with something else
   std::vector<bool> given;      ///< per parameter: its gradient is a gift, and nothing at the end
+  std::vector<index_t> copied;  ///< per slot: buffer into which what the caller gives is copied; none: it is read where it is.
+                                ///< Empty: addresses change from step to step
+  std::string moving_because;   ///< why they do, where fixed ones were asked for
+  std::vector<index_t> leaves;  ///< per parameter: the move that sends its gradient to the host, or none
   std::vector<index_t> sums;    ///< per parameter: slot to which its gradient is added; empty: gradients are handed out
   execution_plan::reads reads;
   struct saved_states {

@@ -110,7 +110,7 @@ namespace {
 std::shared_ptr<const execution_plan> with_memory(const setup& s, const schedule& steps) {
   layout_options o;
   if (has_copies(steps) && s.far.memory) o.alignment = std::max(o.alignment, s.far.memory->alignment());
-  return std::make_shared<execution_plan>(s.step, steps, s.profiles, o);
+  return std::make_shared<execution_plan>(s.step, steps, s.profiles, o, 0, s.fixed);
 }
 
 bool has_room(const setup& s, const execution_plan& run, bytes_t available) {
@@ -125,7 +125,8 @@ problem with_slower_link(const problem& p, double share) {
   return p.with_copies(copies);
 }
 
-/// Store-all, of which what starts elsewhere is fetched when it is used first.
+}  // namespace
+
 schedule fetch_once_schedule(const problem& p) {
   std::vector<bool> away(p.values().size());
   for (value_id v = 0; v < away.size(); ++v) away[v] = p.values()[v].starts != device_tier;
@@ -140,14 +141,17 @@ schedule fetch_once_schedule(const problem& p) {
         }
     made.steps.push_back(x);
   }
+  for (auto v : p.targets())
+    if (p.values()[v].ends != device_tier && !p.is_source(v)) {
+      made.offload(v);
+      made.drop(v);
+    }
   return made;
 }
 
-}  // namespace
-
 problem without_sends(const problem& p) {
   auto values = p.values();
-  for (value_id v = 0; v < values.size(); ++v) values[v].movable = values[v].movable && p.is_source(v);
+  for (value_id v = 0; v < values.size(); ++v) values[v].movable = values[v].movable && (p.is_source(v) || values[v].ends != device_tier);
   return {p.name(), std::move(values), p.operations(), p.targets(), p.copies(), p.backward_start()};
 }
 

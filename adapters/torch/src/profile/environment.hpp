@@ -10,13 +10,16 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <string>
 
 #include <remat/pytorch/device.hpp>
 
+#include "../key.hpp"
+
 namespace remat::pytorch {
 
-/// PyTorch, processor and threads; the device where it is another one.
+/// PyTorch, processor and threads; the device where it is another one; a digest of the settings that choose kernels.
 inline std::string environment(device& on) {
   std::string processor = "unknown processor";
   std::ifstream info("/proc/cpuinfo");
@@ -25,8 +28,10 @@ inline std::string environment(device& on) {
       processor = line.substr(std::min(line.size(), line.find(':') + 2));
       break;
     }
+  key settings;
+  add_kernel_settings(settings);
   return std::string("torch ") + TORCH_VERSION + ", " + processor + ", " + std::to_string(at::get_num_threads()) + " threads" +
-         (on.which().is_cpu() ? "" : ", " + on.memory().name());
+         (on.which().is_cpu() ? "" : ", " + on.memory().name()) + ", settings " + std::to_string(std::hash<std::string>{}(settings.bytes()));
 }
 
 /// `$XDG_CACHE_HOME/remat`, else `~/.cache/remat`, else nothing.

@@ -62,6 +62,7 @@ class writer {
       geometry(x, s.type.sizes, s.type.strides, s.offset, s.type.dtype, s.type.conj, s.type.neg);
       x["device"] = s.type.device.str();
       if (s.number) x["number"] = true;
+      if (s.on_host) x["on_host"] = true;
       x["value"] = s.value;
       slots.push_back(std::move(x));
     }
@@ -199,6 +200,7 @@ class reader {
       s.type.neg = x.boolean("neg", false);
       s.type.device = device(x.at("device"), x.where("device"));
       s.number = x.boolean("number", false);
+      s.on_host = x.boolean("on_host", false);
       s.value = index(x.at("value"), x.where("value"));
       p_.slots.push_back(std::move(s));
     });

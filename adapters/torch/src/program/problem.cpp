@@ -49,6 +49,22 @@ std::vector<bool> fetchable(const program& step) {
   return can;
 }
 
+std::vector<std::size_t> leaving_gradients(const program& step) {
+  std::vector<std::size_t> list;
+  std::vector<int> uses(step.values.size(), 0);
+  for (const auto* views : {&step.parameter_grads, &step.outputs, &step.input_grads})
+    for (auto v : *views)
+      if (v != none) ++uses[step.views[v].value];
+  for (const auto& n : step.nodes)
+    for (auto v : n.inputs) ++uses[v];
+  for (std::size_t k = 0; k < step.parameters.size(); ++k) {
+    const auto v = step.views[step.parameter_grads[k]].value;
+    if (step.slots[step.parameters[k]].on_host && uses[v] == 1 && step.from(v) == role::internal && step.values[v].bytes > 0)
+      list.push_back(k);
+  }
+  return list;
+}
+
 problem to_problem(const program& step, const std::vector<double>& seconds, const std::vector<bytes_t>& workspace,
                    const std::string& name, const std::optional<copy_rates>& copies, const std::vector<bool>& fetched) {
   const auto n = step.nodes.size();
@@ -120,6 +136,11 @@ problem to_problem(const program& step, const std::vector<double>& seconds, cons
       values[v].held = false;
       values[v].movable = true;
       values[v].starts = tier_id(1);
+    }
+    for (const auto k : leaving_gradients(step)) {
+      auto& gradient = values[step.views[step.parameter_grads[k]].value];
+      gradient.movable = true;
+      gradient.ends = tier_id(1);
     }
   }
   return {name, std::move(values), std::move(operations), std::move(targets), copies, backward};

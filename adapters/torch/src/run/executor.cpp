@@ -15,6 +15,7 @@
 #include "../device/home.hpp"
 #include "../plan/memory_plan.hpp"
 #include "../program/views.hpp"
+#include "captured.hpp"
 
 namespace remat::pytorch {
 namespace {
@@ -64,13 +65,15 @@ struct place {
 }  // namespace
 
 struct executor::state {
-  state(std::shared_ptr<const execution_plan> p, bindings b, device& d, far_memory f)
+  using random = std::shared_ptr<const random_state>;
+
+  state(std::shared_ptr<const execution_plan> p, bindings b, device& d, far_memory f, const executor_options& o)
       : plan(std::move(p)),
         data(plan->get()),
         step(*data.step),
         slots(std::move(b)),
         on(d),
-        memory(on.memory().reserve(data.arena)),
+        memory(o.arena && o.arena->bytes() >= data.arena ? o.arena : on.memory().reserve(data.arena)),
         far(std::move(f)),
         allocations(on.place()) {
     if (&slots.step() != &step) throw broken_contract("remat: an executor got tensors for another program");
@@ -82,7 +85,13 @@ struct executor::state {
         fetched.push_back(m.slot);
     if (others && (!far.memory || !far.out || !far.in)) throw broken_contract("remat: a plan with copies, and no far memory");
     if (!fetched.empty() && !far.in) throw broken_contract("remat: a plan that fetches weights, and no link");
-    if (others) beyond = far.memory->reserve(data.far);
+    home_offsets.resize(data.leaves.size());
+    for (std::size_t i = 0; i < data.leaves.size(); ++i) {
+      if (data.leaves[i] == none) continue;
+      home_offsets[i] = home_bytes;
+      home_bytes += (data.moves[data.leaves[i]].bytes + 511) / 512 * 512;
+    }
+    if (data.far > 0) beyond = far.memory->reserve(data.far);
     moving.resize(data.moves.size());
     const c10::DeviceGuard guard(on.which());
     at::NoGradGuard no_grad;
@@ -93,9 +102,37 @@ struct executor::state {
     after_draw.resize(step.nodes.size());
     result.reserve(16);
     for (std::size_t i = 0; i < data.steps.size(); ++i) steps.push_back(prepare(i));
+    given.resize(step.slots.size());
+    for (index_t k = 0; k < data.copied.size(); ++k)
+      if (data.copied[k] != none) given[k] = place_for(k);
     for (index_t k = 0; k < step.slots.size(); ++k) bind(k);
     storages.clear();
     tensors.clear();
+    if (o.graphs) use_graphs();
+  }
+  ~state() {
+    if (!graphs || !beyond || !ended) return;
+    try {
+      ended->wait();                   // copies of graphs hold no memory
+    } catch (const std::exception&) {  // nobody needs them any more
+    }
+  }
+  void use_graphs() {
+    graphs.emplace(on, data.steps.size(), step.slots.size());
+    if (data.copied.empty())
+      graphs->refuse(data.moving_because.empty() ? "it was planned without fixed addresses" : data.moving_because);
+    else if (const auto why = on.cannot_capture(); !why.empty())
+      graphs->refuse(why);
+    const auto joins = [&](const auto& way) { return way && way->joins_graphs_of(on.which()); };
+    captured_moves = graphs->why_not().empty() && fetched.empty() && joins(far.out) && joins(far.in);
+  }
+
+  /// The tensor in the arena into which slot k is copied. Inputs keep their alignment, not their offset.
+  at::Tensor place_for(index_t k) {
+    const auto& s = step.slots[k];
+    const auto first = s.from == role::input ? s.offset % accelerator_alignment : s.offset;
+    return tensor_of({none, s.type.sizes, s.type.strides, first, s.type.dtype, s.type.conj, s.type.neg},
+                     storage_in_place(data.copied[k], s.type.device));
   }
 
   /// Argument lists of a step, with all tensors that lie in the arena.
@@ -203,6 +240,7 @@ struct executor::state {
     if (!t.defined() || step.values[slot.value].slot != k) return;  // the first slot of a storage stands for all
     const place now{t.storage().unsafeGetStorageImpl(), t.storage().data(), byte_offset(t)};
     if (places[k] == now) return;
+    if (graphs) graphs->reads(k, static_cast<const char*>(now.data) + now.offset);
     fill({none, slot.value}, t.storage(), t, now.offset - slot.offset);
     if (step.is_given(slot.value) && slot.from != role::input && slot.from != role::gradient) places[k] = now;
   }
@@ -214,20 +252,19 @@ struct executor::state {
                         " memory was installed after remat's; nothing would lie where it was planned");
     const c10::DeviceGuard guard(on.which());
     on.enter(*memory);
-    on.wait(ended);  // on whatever stream it was
+    vacate();
     at::NoGradGuard no_grad;
     at::AutoDispatchBelowADInplaceOrView below;
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     flying = true;
     try {
       for (index_t k = 0; k < step.slots.size(); ++k) {
-        if (step.slots[k].from == role::input) slots.set(k, inputs.at(step.slots[k].position));
+        if (step.slots[k].from == role::input) set_input(k, inputs.at(step.slots[k].position));
         bind(k);
       }
       look_at_homes();
       begin_phase(0);
-      run(0, data.loss);
-      make_moves(data.after_forward);
+      run(0, data.loss, data.after_forward);
       go_to(step.after_forward);
       std::vector<at::Tensor> outputs;
       for (std::size_t i = 0; i < step.outputs.size(); ++i) {
@@ -250,7 +287,7 @@ struct executor::state {
   gradients backward(const std::vector<at::Tensor>& output_grads, const std::vector<at::Tensor>& sums, const taker& take) {
     if (!flying) throw broken_contract("remat: backward without a forward");
     const c10::DeviceGuard guard(on.which());
-    receiver given{take, c10::impl::tls_local_dispatch_key_set(), std::vector<at::Tensor>(step.parameter_grads.size())};
+    receiver gets{take, c10::impl::tls_local_dispatch_key_set(), std::vector<at::Tensor>(step.parameter_grads.size())};
     held_gifts = 0;
     at::NoGradGuard no_grad;
     at::AutoDispatchBelowADInplaceOrView below;
@@ -266,14 +303,19 @@ struct executor::state {
         slots.set(k, i < sums.size() && sums[i].defined() ? sums[i].detach() : negative_zeros(step.slots[k].type));
         bind(k);
       }
+      find_home();
       begin_phase(1);
-      run(data.loss, data.steps.size(), &given);
-      make_moves(data.after_backward);
+      run(data.loss, data.steps.size(), data.after_backward, &gets);
       go_to(step.after_backward);
       count_writes(&written_tensor::backward);
       for (std::size_t i = 0; i < step.parameter_grads.size(); ++i) {
         if (data.given[i]) {
-          g.parameters.push_back(std::move(given.kept[i]));
+          g.parameters.push_back(std::move(gets.kept[i]));
+          continue;
+        }
+        if (const auto m = data.leaves[i]; m != none) {
+          moving[m]->wait();
+          g.parameters.push_back(at_home(i));
           continue;
         }
         if (!data.sums.empty()) {
@@ -301,22 +343,40 @@ struct executor::state {
     return t.is_complex() ? t.fill_(c10::complex<double>(-0.0, -0.0)) : t.fill_(-0.0);
   }
 
+  /// Memory of the host for the gradients that leave. That of an earlier step if nobody holds those any more.
+  void find_home() {
+    if (home_bytes == 0) return;
+    const auto idle = std::find_if(homes.begin(), homes.end(), [](const auto& r) { return r.use_count() == 1; });
+    home = idle != homes.end() ? *idle : homes.emplace_back(far.memory->reserve(home_bytes));
+  }
+  at::Tensor at_home(std::size_t i) {
+    const auto& view = step.views[step.parameter_grads[i]];
+    c10::DataPtr place(home->data() + home_offsets[i], new std::shared_ptr<region>(home),
+                       [](void* p) { delete static_cast<std::shared_ptr<region>*>(p); }, c10::kCPU);
+    return tensor_of(view, c10::Storage(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(step.values[view.value].bytes),
+                                        std::move(place), nullptr, false));
+  }
+
+  void set_input(index_t k, const at::Tensor& t) {
+    if (given[k].defined()) given[k].copy_(t);
+    slots.set(k, given[k].defined() ? given[k] : t);
+  }
   void take_gradient(std::size_t i, const at::Tensor& incoming) {
     const auto& view = step.views[step.output_grads[i]];
+    const auto k = step.values[view.value].slot;
     auto t = incoming;
-    const bool fits = t.defined() && t.dtype() == view.dtype && t.sizes() == at::IntArrayRef(view.sizes) &&
+    const bool fits = t.defined() && !given[k].defined() && t.dtype() == view.dtype && t.sizes() == at::IntArrayRef(view.sizes) &&
                       same_strides(t.sizes(), t.strides(), view.strides) && t.is_conj() == view.conj && t.is_neg() == view.neg &&
                       t.storage_offset() == view.offset;
     if (!fits) {
-      contiguous += t.defined();
+      contiguous += t.defined() && !given[k].defined();
       const auto options = at::TensorOptions().dtype(view.dtype).device(step.values[view.value].device);
-      const auto copy = at::empty_strided(view.sizes, view.strides, options);
+      const auto copy = given[k].defined() ? given[k] : at::empty_strided(view.sizes, view.strides, options);
       const auto written = first_of_expanded(copy, view.strides);
       t.defined() ? written.copy_(first_of_expanded(t, view.strides)) : written.zero_();
       t = copy;
     }
     t = t.detach();
-    const auto k = step.values[view.value].slot;
     slots.set(k, t);
     bind(k);
   }
@@ -333,14 +393,35 @@ struct executor::state {
       ::torch::autograd::impl::set_version_counter(t, ::torch::autograd::impl::version_counter(source));
       return t;
     }
-    if (data.buffers[l.buffer].outside) return tensor_of(v, *outside[l.buffer]);
+    if (!data.buffers[l.buffer].kept) return tensor_of(v, lend(l), 0);
+    if (!outside[l.buffer]) outside[l.buffer] = lend(l);
+    return tensor_of(v, *outside[l.buffer]);
+  }
+  /// Memory of the arena as a storage that owns it.
+  c10::Storage lend(const location& l) {
     auto* owner = new std::shared_ptr<region>(lent);
     c10::DataPtr place(
         address(l.buffer), owner, [](void* p) { delete static_cast<std::shared_ptr<region>*>(p); }, step.values[l.value].device);
-    return tensor_of(v,
-                     c10::Storage(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(data.buffers[l.buffer].bytes),
-                                  std::move(place), nullptr, false),
-                     0);
+    c10::Storage s(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(data.buffers[l.buffer].bytes), std::move(place),
+                   nullptr, false);
+    if (!data.copied.empty()) lent_out.push_back(s.getWeakStorageImpl());
+    return s;
+  }
+  /// What the caller still holds of the arena gets memory of its own.
+  void vacate() {
+    const c10::DeviceGuard guard(on.which());
+    on.wait(ended);  // on whatever stream it was
+    if (lent_out.empty()) return;
+    at::NoGradGuard no_grad;
+    at::AutoDispatchBelowADInplaceOrView below;
+    for (const auto& weak : std::exchange(lent_out, {}))
+      if (const auto held = weak.lock(); held) move_to_own_memory(c10::Storage(held));
+  }
+  static void move_to_own_memory(const c10::Storage& s) {
+    const auto bytes = static_cast<bytes_t>(s.nbytes());
+    const auto own = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(s.device()));
+    own.copy_(bytes_of(s, bytes));
+    s.unsafeGetStorageImpl()->swap_data_ptr(*own.storage().unsafeGetStorageImpl());
   }
 
   /// Outputs that lie in one storage, other than by way of what is outside, are of one version.
@@ -407,50 +488,98 @@ struct executor::state {
   void move_out(const gift& g, const c10::Storage& storage) {
     if (storage.use_count() == 1) return;
     ++held_gifts;
-    if (g.copy) return;
-    const auto bytes = static_cast<bytes_t>(storage.nbytes());
-    const auto own = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(storage.device()));
-    own.copy_(bytes_of(storage, bytes));
-    storage.unsafeGetStorageImpl()->swap_data_ptr(*own.storage().unsafeGetStorageImpl());
+    if (!g.copy) move_to_own_memory(storage);
   }
 
-  void run(std::size_t first, std::size_t last, receiver* whose = nullptr) {
-    for (std::size_t i = first; i < last; ++i) {
-      const auto& planned = data.steps[i];
-      const auto& node = step.nodes[planned.node];
-      auto& s = steps[i];
-      make_moves(planned.moves);
-      for (std::size_t k = 0; k < planned.copies.size(); ++k) {
-        const auto& to = planned.copies[k].second;
-        if (!in_arena(to)) {
-          const auto& value = step.values[to.value];
-          auto fresh = at::empty({value.bytes}, at::TensorOptions().dtype(at::kByte).device(value.device));
-          hold(to, fresh.storage());
-        }
-        s.copies[k].second.copy_(s.copies[k].first);
-      }
+  /// @param then moves behind the last step
+  void run(std::size_t first, std::size_t last, const std::vector<move_step>& then, receiver* whose = nullptr) {
+    if (graphs) graphs->begin(first == 0 ? 0 : 1);
+    for (std::size_t i = first; i < last;) {
+      const auto end = graphs ? end_of_piece(i, last) : i + 1;
+      if (!captured_moves) make_moves(data.steps[i].moves);
       struct restored {
         device& on;
         random state = nullptr;
         ~restored() {
           if (state) on.random(*state);
         }
-      } later{on};
-      if (node.random && planned.again) {
-        later.state = on.random();
-        on.random(*before_draw[planned.node]);
-      } else if (node.random) {
-        go_to(node.starts);
-        if (data.saves[planned.node].before) before_draw[planned.node] = on.random();
-      }
-      allocations->plan(s.blocks);
-      for (std::size_t k = 0; k < s.calls.size(); ++k) execute(s.calls[k], planned.calls[k]);
-      if (!allocations->finished())
-        throw plan_broken("remat: " + node.name + " (node " + std::to_string(planned.node) +
-                          ") did not give back memory as it did when it was measured; what it keeps would be overwritten");
-      if (node.random && !planned.again && data.saves[planned.node].after) after_draw[planned.node] = on.random();
+      } const later{on, start_drawing(i)};
+      const auto work = [&] {
+        for (auto k = i; k < end; ++k) compute(k);
+        if (captured_moves && end == last) make_moves(then);
+        if (graphs && graphs->capturing()) join_moves();
+      };
+      graphs ? graphs->run(i, work) : work();
+      const auto& planned = data.steps[end - 1];
+      if (step.nodes[planned.node].random && !planned.again && data.saves[planned.node].after)
+        after_draw[planned.node] = on.random();
       for (const auto& g : planned.gifts) give(g, *whose);
+      i = end;
     }
+    if (!captured_moves || first == last) make_moves(then);
+  }
+  /// Steps that the host need not part, from step i on.
+  std::size_t end_of_piece(std::size_t i, std::size_t last) const {
+    const planned_step* drawn = nullptr;
+    for (auto k = i; k < last; ++k) {
+      const auto& planned = data.steps[k];
+      if (k > i && starts_piece(planned, drawn)) return k;
+      if (step.nodes[planned.node].random) drawn = &planned;
+      if (!planned.gifts.empty() || (drawn == &planned && !planned.again && data.saves[planned.node].after)) return k + 1;
+    }
+    return last;
+  }
+  /// The host has to act before this step.
+  /// @param drawn the last step in the piece that has drawn; null: there is none
+  bool starts_piece(const planned_step& planned, const planned_step* drawn) const {
+    if (!captured_moves && !planned.moves.empty()) return true;
+    const auto& node = step.nodes[planned.node];
+    if (!node.random) return false;
+    if (planned.again) return drawn == nullptr || !drawn->again || !follows_draw(drawn->node, planned.node);
+    return (drawn != nullptr && drawn->again) || node.starts.from != generator_origin::next || data.saves[planned.node].before;
+  }
+  /// Node `second` draws where node `first` has ended.
+  bool follows_draw(index_t first, index_t second) const {
+    if (first >= second || step.nodes[second].starts.from != generator_origin::next) return false;
+    if (first < step.loss && step.loss < second) return false;  // the caller may draw in between
+    for (auto n = first + 1; n < second; ++n)
+      if (step.nodes[n].random) return false;
+    return true;
+  }
+  /// Puts the generator where step i starts to draw. @return where it goes afterwards; null: where it is then
+  random start_drawing(std::size_t i) {
+    const auto& planned = data.steps[i];
+    const auto& node = step.nodes[planned.node];
+    if (!node.random) return nullptr;
+    if (planned.again) {
+      auto before = on.random();
+      on.random(*before_draw[planned.node]);
+      return before;
+    }
+    go_to(node.starts);
+    if (data.saves[planned.node].before) before_draw[planned.node] = on.random();
+    return nullptr;
+  }
+  void compute(std::size_t i) {
+    const auto& planned = data.steps[i];
+    const auto& node = step.nodes[planned.node];
+    auto& s = steps[i];
+    if (graphs) graphs->at(node.name);
+    if (captured_moves) make_moves(planned.moves);
+    for (std::size_t k = 0; k < planned.copies.size(); ++k) {
+      const auto& to = planned.copies[k].second;
+      if (!in_arena(to)) {
+        const auto& value = step.values[to.value];
+        auto fresh = at::empty({value.bytes}, at::TensorOptions().dtype(at::kByte).device(value.device));
+        hold(to, fresh.storage());
+      }
+      s.copies[k].second.copy_(s.copies[k].first);
+    }
+    allocations->plan(s.blocks);
+    for (std::size_t k = 0; k < s.calls.size(); ++k) execute(s.calls[k], planned.calls[k]);
+    if (!allocations->finished())
+      throw plan_broken("remat: " + node.name + " (node " + std::to_string(planned.node) +
+                        ") did not give back memory as it did when it was measured; what it keeps would be overwritten");
   }
 
   void make_moves(const std::vector<move_step>& list) {
@@ -461,7 +590,9 @@ struct executor::state {
     std::vector<ticket> after{on.mark()};
     for (auto other : m.after) after.push_back(moving[other]);
     const block here{memory, data.buffers[m.buffer].offset, m.bytes}, there{beyond, m.far, m.bytes};
-    if (m.slot != none)
+    if (m.gradient != planned_move::npos) {
+      moving[k] = far.out->copy({home, home_offsets[m.gradient], m.bytes}, here, std::move(after));
+    } else if (m.slot != none)
       moving[k] = far.in->copy(here, in_memory_of_caller(m), std::move(after));
     else
       moving[k] = m.brings == none ? far.out->copy(there, here, std::move(after)) : far.in->copy(here, there, std::move(after));
@@ -481,6 +612,8 @@ struct executor::state {
     for (std::size_t i = 0; i < fetched.size(); ++i) leaves[fetched[i]] = leave[i];
   }
   void wait_for(index_t k) {
+    if (graphs && graphs->capturing()) return on.wait(moving[k]);
+    if (!moving[k]) return;  // part of a graph that has been replayed
     const auto begin = clock::now();
     const bool late = !moving[k]->reached();
     try {
@@ -491,6 +624,10 @@ struct executor::state {
                         std::to_string(v.bytes) + " bytes: " + why.what());
     }
     if (late) waited += since(begin);
+  }
+  /// What a capture has begun ends within it.
+  void join_moves() {
+    for (auto& t : moving) on.wait(std::exchange(t, nullptr));
   }
   /// Kernels from now on run when no copy touches the arena.
   void let_moves_end() {
@@ -546,6 +683,7 @@ struct executor::state {
     for (const auto& [l, list] : sockets)
       if (l.buffer != none || !slots[step.values[l.value].slot].defined()) empty(l);
     std::exception_ptr failed;
+    home = nullptr;
     ended = nullptr;
     try {
       ended = on.mark();
@@ -567,6 +705,10 @@ struct executor::state {
   far_memory far;
   std::shared_ptr<region> beyond;  ///< in far memory
   std::vector<ticket> moving;      ///< per move of the step in flight
+  bytes_t home_bytes = 0;               ///< of the gradients that leave
+  std::vector<bytes_t> home_offsets;    ///< per parameter
+  std::vector<std::shared_ptr<region>> homes;
+  std::shared_ptr<region> home;    ///< that of this step
   std::vector<index_t> fetched;    ///< slots of the weights that are, each once
   std::vector<bool> leaves;        ///< per slot: its pages leave the system's cache when they have been read
   std::atomic<double> waited = 0;  ///< for moves, s; read by other threads, too
@@ -576,9 +718,12 @@ struct executor::state {
   std::map<location, std::vector<socket>> sockets;   ///< by `outer`
   std::vector<place> places;                         ///< per slot
   std::vector<std::optional<c10::Storage>> outside;  ///< per buffer
-  using random = std::shared_ptr<const random_state>;
   std::vector<random> before_draw, after_draw;  ///< per node, of its first run
   random phases[2];
+  std::vector<at::Tensor> given;  ///< per slot: what the caller gives is copied there; undefined: it is not
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> lent_out;  ///< what the caller got of the arena, with fixed addresses
+  std::optional<step_graphs> graphs;
+  bool captured_moves = false;  ///< moves are part of the graphs
   std::vector<c10::IValue> result;
   std::atomic<bool> flying = false;
   std::size_t contiguous = 0;
@@ -587,8 +732,9 @@ struct executor::state {
   std::map<std::pair<index_t, index_t>, at::Tensor> tensors;  ///< the same: by buffer and view
 };
 
-executor::executor(std::shared_ptr<const execution_plan> plan, bindings tensors, device& on, far_memory far)
-    : state_(std::make_unique<state>(std::move(plan), std::move(tensors), on, std::move(far))) {}
+executor::executor(std::shared_ptr<const execution_plan> plan, bindings tensors, device& on, far_memory far,
+                   const executor_options& o)
+    : state_(std::make_unique<state>(std::move(plan), std::move(tensors), on, std::move(far), o)) {}
 executor::~executor() = default;
 std::vector<at::Tensor> executor::forward(const std::vector<at::Tensor>& inputs) { return state_->forward(inputs); }
 executor::gradients executor::backward(const std::vector<at::Tensor>& output_grads, const std::vector<at::Tensor>& sums,
@@ -598,6 +744,8 @@ executor::gradients executor::backward(const std::vector<at::Tensor>& output_gra
 void executor::reset() { state_->reset(); }
 bool executor::in_flight() const { return state_->flying; }
 bool executor::arena_in_use() const { return state_->lent.use_count() > 1; }
+void executor::vacate() { state_->vacate(); }
+std::string executor::not_captured() const { return state_->graphs ? state_->graphs->why_not() : ""; }
 void executor::leave_gradients_only() {
   std::vector<std::pair<bytes_t, bytes_t>> kept;
   const auto& data = state_->data;
@@ -612,6 +760,7 @@ bool executor::owns(const at::Tensor& t) const {
   return m.data() <= data && data < m.data() + m.bytes();
 }
 const std::shared_ptr<region>& executor::memory() const { return state_->lent; }
+const std::shared_ptr<region>& executor::arena() const { return state_->memory; }
 const execution_plan& executor::plan() const { return *state_->plan; }
 std::size_t executor::unplanned() const { return state_->allocations->unplanned(); }
 bytes_t executor::unplanned_bytes() const { return state_->allocations->unplanned_bytes(); }

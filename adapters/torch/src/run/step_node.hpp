@@ -19,6 +19,7 @@
 #include "../plan/planned.hpp"
 #include "../program/views.hpp"
 #include "../second_run.hpp"
+#include "../verification.hpp"
 #include "accumulation.hpp"
 
 namespace remat::pytorch {
@@ -45,11 +46,16 @@ class step_node final : public ::torch::autograd::Node {
   };
 
   /// @param beside runs the forward again, if that may be needed
-  /// @param verify compares with the plain step, which has begun
+  /// @param checks compares with the plain step, if that is wanted; its forwards have run
   /// @param replan for what the loss has been seen to use
   step_node(std::shared_ptr<runner> r, std::vector<watched> w, const std::vector<at::Tensor>& inputs,
-            std::unique_ptr<second_run> beside, bool verify, second_plan replan)
-      : runner_(std::move(r)), watched_(std::move(w)), beside_(std::move(beside)), replan_(std::move(replan)), verify_(verify) {
+            std::unique_ptr<second_run> beside, std::unique_ptr<verification> checks, second_plan replan)
+      : runner_(std::move(r)),
+        watched_(std::move(w)),
+        beside_(std::move(beside)),
+        checks_(std::move(checks)),
+        replan_(std::move(replan)),
+        verify_(checks_ != nullptr) {
     ::torch::autograd::edge_list edges;
     for (const auto& p : runner_->kind->trained) edges.push_back(::torch::autograd::impl::gradient_edge(p));
     for (std::size_t i = 0; i < inputs.size(); ++i)
@@ -80,6 +86,7 @@ class step_node final : public ::torch::autograd::Node {
     ran_kept_ = ::torch::autograd::get_current_graph_task_keep_graph();
     auto r = std::exchange(runner_, nullptr);
     const auto beside = std::exchange(beside_, nullptr);
+    const auto checks = std::exchange(checks_, nullptr);
     const auto kind = r->kind;
     auto unread = std::exchange(watched_, {});  // parameters that hooks have not been told of
     std::erase_if(unread, [&](const auto& w) {
@@ -100,8 +107,7 @@ class step_node final : public ::torch::autograd::Node {
     }
     incoming.clear();
     ::torch::autograd::variable_list result;
-    ::torch::autograd::variable_list expected;
-    if (verify_) expected = beside->backward(step, given, kind->trained);
+    if (checks) checks->run_backward(step, given, kind->trained);
     const bool does = serves(step, given);
     const bool known = kind->outputs->learn(step, kind->uses, uses);
     const bool possible =
@@ -115,7 +121,7 @@ class step_node final : public ::torch::autograd::Node {
       unread.clear();
       result = planned(*r, given, unread);
     }
-    if (verify_) beside->compare(expected, result);
+    if (checks) checks->compare_backward(result);
     for (std::size_t i = 0; i < result.size(); ++i)
       if (!task_should_compute_output(i))
         result[i].reset();
@@ -193,6 +199,8 @@ class step_node final : public ::torch::autograd::Node {
       r.kind->broken = true;
       throw;
     }
+    for (std::size_t i = 0; i < g.parameters.size(); ++i)
+      if (auto& t = g.parameters[i]; t.defined() && !t.is_cpu() && r.kind->trained[r.kind->place[i]].is_cpu()) t = t.cpu();
     for (const auto& w : unread) check(w, step);  // what a hook writes to others is an error, as in eager mode
     std::size_t held = r.run->held_gifts();
     if (r.kind->given_early) {
@@ -222,12 +230,14 @@ class step_node final : public ::torch::autograd::Node {
   void give_back() {
     if (runner_) std::exchange(runner_, nullptr)->run->reset();
     watched_.clear();
+    checks_.reset();
     beside_.reset();
   }
 
   std::shared_ptr<runner> runner_;  ///< empty once it ran
   std::vector<watched> watched_;
   std::unique_ptr<second_run> beside_;
+  std::unique_ptr<verification> checks_;  ///< refers to `beside_`
   second_plan replan_;
   bool verify_ = false, ran_kept_ = false;
 };

@@ -28,6 +28,7 @@ bytes_t accounts::gradients() const {
   for (const auto& [name, p] : parameters_) {
     const auto& g = gradient_of(p);
     if (!g.defined() || !g.has_storage()) continue;
+    if (device_ != nullptr && g.device().type() != device_->which().type()) continue;
     const auto* data = static_cast<const char*>(g.storage().data());
     const bool inside = std::any_of(retired_.begin(), retired_.end(), [&](const auto& weak) {
       const auto a = weak.lock();
@@ -41,7 +42,8 @@ bytes_t accounts::gradients() const {
 bytes_t accounts::others(const runner* but) const {
   bytes_t sum = 0;
   for (const auto& r : runners)
-    if (r.get() != but) sum += r->what->run->needed_bytes();
+    if (but != nullptr ? r->run->memory().get() != but->run->memory().get() : r->run->in_flight())
+      sum += r->what->run->needed_bytes();
   return sum + behind() + outputs_of_before;
 }
 
@@ -81,7 +83,27 @@ void accounts::evacuate(const executor& r) const {
   }
 }
 
+bool accounts::vacate(const region& arena) const {
+  for (const auto& r : runners) {
+    if (r->run->memory().get() != &arena) continue;
+    if (r->run->in_flight()) return false;
+    r->run->vacate();
+    if (r->run->arena_in_use()) evacuate(*r->run);
+    if (r->run->arena_in_use()) return false;
+  }
+  return true;
+}
+
+std::shared_ptr<region> accounts::idle_arena() const {
+  std::shared_ptr<region> found;
+  for (const auto& r : runners)
+    if (vacate(*r->run->memory()) && !found) found = r->run->arena();
+  return found;
+}
+
 void accounts::release() {
+  for (const auto& r : runners)
+    if (!r->run->in_flight()) r->run->vacate();
   for (const auto& r : runners)
     if (!r->run->in_flight() && r->run->arena_in_use()) {
       r->run->leave_gradients_only();

@@ -29,7 +29,7 @@ class accounts {
   /// Gradients that exist, apart from those in an arena that is counted as a whole.
   bytes_t gradients() const;
   /// Arenas of other steps, and what these handed out.
-  /// @param but not counted
+  /// @param but not counted, nor what shares its arena; null: nor what is idle
   bytes_t others(const runner* but = nullptr) const;
   /// Arenas that are there for gradients in them only.
   bytes_t behind() const;
@@ -44,6 +44,10 @@ class accounts {
 
   /// Moves the gradients of parameters out of the arena of `r`.
   void evacuate(const executor& r) const;
+  /// Moves out what is held of an arena. @return no step runs there, and nothing is left
+  bool vacate(const region& arena) const;
+  /// Moves out what is held of the arenas where no step runs. @return one of these; null: there is none
+  std::shared_ptr<region> idle_arena() const;
   /// What is idle makes room.
   void release();
   /// Lets go of the executors for which `gone` holds; what they have counted stays.
@@ -58,11 +62,12 @@ class accounts {
   /// Forgets arenas that are gone.
   void sweep();
 
-  std::vector<std::shared_ptr<runner>> runners;  ///< at most one of them idle
-  std::size_t unplanned = 0;                     ///< allocations of those that are gone
-  double waited = 0;                             ///< for copies, by these, s
-  bytes_t outputs_of_before = 0;                 ///< outputs that exist while their forward runs once more
-  bytes_t largest_plain = 0;                     ///< bytes of the plain step of the largest kind of inputs so far
+  /// At most one of them is idle, or those that share an arena are.
+  std::vector<std::shared_ptr<runner>> runners;
+  std::size_t unplanned = 0;      ///< allocations of those that are gone
+  double waited = 0;              ///< for copies, by these, s
+  bytes_t outputs_of_before = 0;  ///< outputs that exist while their forward runs once more
+  bytes_t largest_plain = 0;      ///< bytes of the plain step of the largest kind of inputs so far
 
  private:
   const wrap_options& options_;

@@ -89,19 +89,27 @@ std::shared_ptr<runner> session::state::acquire(const std::shared_ptr<setup>& s,
     const auto need = r->what->run->needed_bytes();
     const auto gradients = memory.gradients();
     if (fixed + gradients + need + memory.others(r.get()) > memory.budget(fixed, gradients, true)) continue;
-    if (r->run->arena_in_use()) memory.evacuate(*r->run);
-    if (r->run->arena_in_use()) continue;
+    if (!memory.vacate(*r->run->memory())) continue;
     last_held.gradients = gradients;
     return r;
   }
-  release();
-  const auto [available, held_bytes] = room(*s);
+  auto place = options.graph ? memory.idle_arena() : nullptr;
+  if (place)
+    memory.let_go([&](const runner& r) { return !r.run->in_flight() && r.run->arena() != place; });
+  else
+    release();
+  auto [available, held_bytes] = room(*s);
   auto r = std::make_shared<runner>();
   r->kind = s;
   r->available = available;
   r->what = plan_for(s, available, held_bytes);
+  if (place && (place->bytes() < r->what->run->arena_bytes() || place->bytes() + r->what->run->outside_bytes() > available)) {
+    place.reset();
+    release();
+    std::tie(available, held_bytes) = room(*s);
+  }
   try {
-    r->run = reserve(*r, held_bytes);
+    r->run = reserve(*r, held_bytes, place);
   } catch (const out_of_memory& e) {
     const bool shared =
         std::any_of(memory.runners.begin(), memory.runners.end(), [](const auto& x) { return x->what->run->far_bytes() > 0; });
@@ -113,10 +121,13 @@ std::shared_ptr<runner> session::state::acquire(const std::shared_ptr<setup>& s,
   return r;
 }
 
-std::unique_ptr<executor> session::state::reserve(runner& r, bytes_t held_bytes) {
+std::unique_ptr<executor> session::state::reserve(runner& r, bytes_t held_bytes, const std::shared_ptr<region>& arena) {
   auto& on = device_for(*r.kind);
-  const auto make = [&] { return std::make_unique<executor>(r.what->run, *r.kind->tensors, on, r.kind->far); };
-  if (on.which().is_cpu()) return make();
+  const auto make = [&] {
+    const executor_options o{.graphs = options.graph && !r.kind->uncaptured, .arena = arena};
+    return std::make_unique<executor>(r.what->run, *r.kind->tensors, on, r.kind->far, o);
+  };
+  if (on.which().is_cpu() || arena) return make();
   on.empty_cache();                       // of captures and measurements: what PyTorch reserves is to be what is planned
   constexpr bytes_t rounding = 32 << 20;  // segments of a caching allocator are larger than what is asked of it
   auto available = on.free_bytes();

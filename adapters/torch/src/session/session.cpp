@@ -14,6 +14,7 @@
 #include "../run/step_node.hpp"
 #include "../second_run.hpp"
 #include "../solver.hpp"
+#include "../verification.hpp"
 #include "state.hpp"
 
 namespace remat::pytorch {
@@ -28,6 +29,26 @@ bool has_one_use(const program& step) {
   for (std::size_t i = 0; i < step.outputs.size(); ++i)
     if (step.differentiable[i]) uses += c10::multiply_integers(step.views[step.outputs[i]].sizes) == 1 ? 1 : 2;
   return uses == 1;
+}
+
+/// @param known   parameters and buffers of the module
+/// @param written tensors that the step may change
+verification::names verified_names(const setup& s, const std::vector<named_tensor>& known, const std::vector<at::Tensor>& inputs,
+                                   const std::vector<at::Tensor>& written) {
+  const auto name_of = [&](const at::Tensor& t) {
+    for (const auto& named : known)
+      if (named.tensor.is_same(t)) return named.name;
+    for (std::size_t i = 0; i < inputs.size(); ++i)
+      if (inputs[i].is_same(t)) return "input " + std::to_string(i);
+    return std::string("a tensor that the module keeps");
+  };
+  verification::names of;
+  for (std::size_t i = 0; i < s.step->results.size(); ++i) of.forward.push_back("output " + std::to_string(i));
+  for (const auto& t : written) of.forward.push_back(name_of(t));
+  for (const auto& t : s.trained) of.gradients.push_back(name_of(t));
+  for (std::size_t i = 0; i < inputs.size(); ++i)
+    if (!s.step->input_sources[i].empty()) of.gradients.push_back(name_of(inputs[i]));
+  return of;
 }
 
 }  // namespace
@@ -82,12 +103,14 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
   const auto s = r->kind;
   if (note != nullptr) *note = s->note;
   ++r->steps;
+  if (!r->run->not_captured().empty()) s->uncaptured = true;
   refine(*r, last_held.held());
   last_setup = s;
   last_plan = r->what;
   const auto& step = *s->step;
   const bool verify = verified < options.verify;
   std::unique_ptr<second_run> beside;
+  std::unique_ptr<verification> checks;
   if (verify || !has_one_use(step)) {
     auto written = s->buffers;
     for (const auto& w : step.written) {
@@ -96,15 +119,21 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
       if (std::none_of(written.begin(), written.end(), [&](const auto& x) { return x.is_same(t); })) written.push_back(t);
     }
     beside = std::make_unique<second_run>(device_for(*s).which(), inputs, s->parameters, written);
+    if (verify) {
+      auto known = parameters;
+      known.insert(known.end(), buffers.begin(), buffers.end());
+      checks = std::make_unique<verification>(*beside, call.forward, verified_names(*s, known, inputs, written),
+                                              [self = shared_from_this()](const auto& text) { self->warn(text); });
+    }
   }
-  if (verify) {
+  if (checks) {
     ++verified;
-    beside->run_plain(call.forward);
+    checks->run_forward();
   }
   std::vector<at::Tensor> outputs;
   try {
     outputs = r->run->forward(inputs);
-    if (verify) beside->compare(step, outputs);
+    if (checks) checks->compare_forward(step, outputs);
   } catch (const plan_broken&) {
     s->broken = true;
     throw;
@@ -167,7 +196,7 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
     return begun;
   };
   const bool several = std::count(step.differentiable.begin(), step.differentiable.end(), true) > 1;
-  const auto node = c10::make_intrusive<step_node>(r, std::move(watch), inputs, std::move(beside), verify, once_more);
+  const auto node = c10::make_intrusive<step_node>(r, std::move(watch), inputs, std::move(beside), std::move(checks), once_more);
   for (std::size_t i = 0; i < outputs.size(); ++i)
     if (step.differentiable[i]) several ? add_history(outputs[i], node) : ::torch::autograd::set_history(outputs[i], node);
   std::vector<at::Tensor> returned;

@@ -125,6 +125,7 @@ std::shared_ptr<setup> session::state::kind_for(const invocation& call, const st
     v->last_used = s->last_used;
     return v;
   };
+  if (options.steps_on) return s;  // gradients go to the host
   if (s->outputs->alone() && all_only_add(s->trained)) return variant(s->adding, accumulating, ", gradients accumulate");
   if (s->outputs->gradients_leave() && may_be_given(s->trained, graphs)) {
     const auto v = variant(s->giving, pytorch::giving, ", gradients leave");
@@ -151,6 +152,48 @@ std::shared_ptr<setup> session::state::make_variant(const setup& s, program step
   return a;
 }
 
+namespace {
+
+/// Parameters of the host as tensors of `on` without memory, while it lives. Those that are there already stay.
+class disguise {
+ public:
+  disguise(const std::vector<at::Tensor>& tensors, c10::Device on) {
+    if (on.is_cpu()) return;
+    for (const auto& t : tensors)
+      if (t.is_cpu()) hidden_.emplace_back(t, t.detach());
+    std::vector<at::Tensor> like;
+    for (const auto& [t, data] : hidden_) like.push_back(t);
+    const auto hollow = without_memory(like, on);
+    for (std::size_t i = 0; i < hidden_.size(); ++i) hidden_[i].first.set_data(hollow[i]);
+  }
+  ~disguise() {
+    for (auto& [t, data] : hidden_) t.set_data(data);
+  }
+  disguise(const disguise&) = delete;
+  disguise& operator=(const disguise&) = delete;
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> hidden_;
+};
+
+/// Says in the program which parameters are on the host.
+/// @throws cannot_capture if one of them cannot be fetched from there
+void mark_homes(setup& s, captured& c) {
+  auto step = std::make_shared<program>(*c.step);
+  const auto can = fetchable(*step);
+  for (index_t k = 0; k < step->slots.size(); ++k) {
+    auto& slot = step->slots[k];
+    if (slot.type.device.is_cpu() || (slot.from != role::parameter && slot.from != role::buffer) || !c.tensors[k].is_cpu()) continue;
+    if (!can[slot.value])
+      throw cannot_capture("parameter " + slot.name + " cannot stay on the host: the step writes or returns it, or it shares memory");
+    slot.on_host = true;
+  }
+  c.tensors = c.tensors.followed_by(step);
+  s.step = step;
+}
+
+}  // namespace
+
 std::shared_ptr<setup> session::state::make_setup(const invocation& call, const std::vector<at::Tensor>& inputs,
                                                   const std::vector<output_use>& uses) {
   release();  // capture and measurements take memory of their own
@@ -162,8 +205,12 @@ std::shared_ptr<setup> session::state::make_setup(const invocation& call, const 
   s->inputs = describe(inputs);
   s->parameters = tensors_of(parameters);
   s->buffers = tensors_of(buffers);
-  auto captured = capture(call.forward, inputs, s->parameters, s->buffers, names, uses);
+  auto captured = [&] {
+    const disguise on_device(s->parameters, options.steps_on.value_or(c10::kCPU));
+    return capture(call.forward, inputs, s->parameters, s->buffers, names, uses);
+  }();
   s->step = captured.step;
+  if (options.steps_on) mark_homes(*s, captured);
   for (auto i : captured.reached) s->trained.push_back(s->parameters[i]);
   s->tensors = std::make_unique<bindings>(std::move(captured.tensors));
   s->asked = std::move(captured.asked);
@@ -179,10 +226,11 @@ std::shared_ptr<setup> session::state::make_setup(const invocation& call, const 
 }
 
 far_memory& session::state::far_for(pytorch::device& on) {
-  if (options.far.memory || options.far.in || !options.host_budget || on.which().is_cpu()) return options.far;
+  const bool pinned = options.host_budget || options.steps_on;
+  if (options.far.memory || options.far.in || !pinned || on.which().is_cpu()) return options.far;
   const auto name = on.which().str();
   if (const auto known = pinned_.find(name); known != pinned_.end()) return known->second;
-  return pinned_[name] = on_host(on.which(), *options.host_budget);
+  return pinned_[name] = on_host(on.which(), options.host_budget.value_or(max_bytes));
 }
 
 void session::state::complete(setup& s) {
@@ -193,6 +241,9 @@ void session::state::complete(setup& s) {
       if (const auto made = s.step->values[v].device; made != on.which())
         throw cannot_capture(n.name + " makes a tensor on " + made.str() + " in a step on " + on.which().str() +
                              "; make it outside of the module, or on the device");
+  if (options.graph && on.which().is_cpu())
+    throw cannot_capture("graphs are for accelerators, and the model is on the host: move it to one, or leave out graph=true");
+  s.fixed = options.graph;
   s.graph = graph_hash(*s.step);
   const auto relative = sibling(s);
   s.profiles = options.device ? estimate(*s.step, options.device)
@@ -202,11 +253,17 @@ void session::state::complete(setup& s) {
   s.far = far;
   auto& rates = far.rates;
   constexpr bytes_t worth_it = 1 << 20;
-  if (s.far.memory && !rates && s.far.memory->limit() >= worth_it) rates = measure_rates(on, s.far);
+  if (s.far.memory && !rates && s.far.memory->limit() >= worth_it) {
+    bytes_t all = 0;
+    for (const auto& v : s.step->values) all += v.bytes;
+    rates = measure_rates(on, s.far, std::clamp<bytes_t>(all / 16, 64 << 10, 8 << 20));  // takes twice as much of the device
+  }
   s.in_place =
       to_problem(*s.step, s.profiles.seconds(), s.profiles.workspace(), trained->name(), s.far.memory ? rates : std::nullopt);
   const auto [fetched, weights] = fetched_by(s);
   s.p = weights.empty() ? s.in_place : fetching_problem(s, fetched, weights);
+  const bool away = std::any_of(s.step->slots.begin(), s.step->slots.end(), [](const auto& k) { return k.on_host; });
+  if (away) s.in_place = s.p;  // nothing can be read where it is
   s.parameter_bytes = unpaged_bytes(other_than(weights, s.parameters));
   s.buffer_bytes = unpaged_bytes(other_than(weights, s.buffers));
   for (const auto& c : s.step->constants) s.constants += static_cast<bytes_t>(c.size());
@@ -215,10 +272,11 @@ void session::state::complete(setup& s) {
   for (const auto& w : s.step->written)
     if (const auto& slot = s.step->slots[w.slot]; slot.from == role::input) s.buffer_bytes += s.step->values[slot.value].bytes;
   bytes_t in_place = 0;
-  for (const auto& t : weights) in_place += static_cast<bytes_t>(t.storage().nbytes());
+  if (!away)
+    for (const auto& t : weights) in_place += static_cast<bytes_t>(t.storage().nbytes());
   const auto all = std::make_shared<plan>();
-  all->steps = store_all_schedule(s.in_place);
-  all->run = std::make_shared<execution_plan>(s.step, all->steps, s.profiles, layout_options(), in_place);
+  all->steps = away ? fetch_once_schedule(s.in_place) : store_all_schedule(s.in_place);
+  all->run = std::make_shared<execution_plan>(s.step, all->steps, s.profiles, layout_options(), in_place, s.fixed);
   all->found = as_result(s.in_place, all->steps);
   all->found.solver = "store_all";
   all->found.bound = all->found.seconds;
@@ -233,13 +291,14 @@ void session::state::complete(setup& s) {
 
 std::pair<std::vector<bool>, std::vector<at::Tensor>> session::state::fetched_by(const setup& s) const {
   std::pair<std::vector<bool>, std::vector<at::Tensor>> found;
-  if (!options.fetched) return found;
+  if (!options.fetched && !options.steps_on) return found;
   auto& [values, weights] = found;
   values = fetchable(*s.step);
   for (index_t v = 0; v < values.size(); ++v) {
     if (!values[v]) continue;
-    const auto& t = (*s.tensors)[s.step->values[v].slot];
-    values[v] = options.fetched(t);
+    const auto k = s.step->values[v].slot;
+    const auto& t = (*s.tensors)[k];
+    values[v] = s.step->slots[k].on_host || (options.fetched && options.fetched(t));
     if (values[v]) weights.push_back(t);
   }
   return found;

@@ -44,6 +44,7 @@ struct session::state : std::enable_shared_from_this<state> {
   void log(const std::string& text) const {
     if (options.log) options.log(text);
   }
+  void warn(const std::string& text) const { options.warn ? options.warn(text) : log(text); }
 
   // --- kinds of steps --------------------------------------------------------------------------------------------------------
 
@@ -129,7 +130,8 @@ struct session::state : std::enable_shared_from_this<state> {
   /// What is idle makes room.
   void release() { memory.release(); }
   /// An executor for a plan; one for less if the device has less free memory than the budget allows.
-  std::unique_ptr<executor> reserve(runner& r, bytes_t held_bytes);
+  /// @param arena to be shared with executors that are idle; null: it gets one of its own
+  std::unique_ptr<executor> reserve(runner& r, bytes_t held_bytes, const std::shared_ptr<region>& arena = nullptr);
   /// An executor for a step that begins now.
   std::shared_ptr<runner> acquire(const std::shared_ptr<setup>& s, const std::vector<at::Tensor>& inputs);
   /// A plan for a step beside others that have taken the far memory.

@@ -62,7 +62,7 @@ c10::Storage host_side::keep(const c10::Storage& s) {
     s.unsafeGetStorageImpl()->set_data_ptr_noswap(c10::DataPtr(address(s), c10::kCPU));
   } else if (s.nbytes() > 0 && address(s) != nullptr) {
     data = c10::GetAllocator(on_.type())->allocate(s.nbytes());
-    std::memcpy(kernel_address(data.get()), address(s), s.nbytes());
+    if (!blank_) std::memcpy(kernel_address(data.get()), address(s), s.nbytes());
   }
   c10::Storage d(c10::Storage::use_byte_size_t(), s.nbytes(), std::move(data), c10::GetAllocator(on_.type()), true);
   hosts_.push_back(s);

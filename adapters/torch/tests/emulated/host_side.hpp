@@ -6,7 +6,9 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
+#include <cstddef>
 #include <map>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -15,11 +17,25 @@
 
 namespace emulated {
 
+/// Memory of the host for the results of a kernel that is captured.
+class blank_memory {
+ public:
+  blank_memory() = default;
+  ~blank_memory();
+  blank_memory(const blank_memory&) = delete;
+  blank_memory& operator=(const blank_memory&) = delete;
+  void* allocate(std::size_t bytes);
+
+ private:
+  std::vector<std::unique_ptr<std::max_align_t[]>> pieces_;
+};
+
 /// While it lives, what the calling thread allocates for the host comes from the allocator of the device.
 class inside_kernel {
  public:
   /// Every piece is added to `used`.
-  inside_kernel(const backend& on, std::vector<range>& used);
+  /// @param blank not null: the kernel gets this memory, and the device's stays as it is
+  inside_kernel(const backend& on, std::vector<range>& used, blank_memory* blank = nullptr);
   ~inside_kernel();
   inside_kernel(const inside_kernel&) = delete;
   inside_kernel& operator=(const inside_kernel&) = delete;
@@ -27,6 +43,7 @@ class inside_kernel {
  private:
   const backend* outer_;
   std::vector<range>* outer_used_;
+  blank_memory* outer_blank_;
 };
 
 /// Gives up what a kernel has allocated at an address of kernels: it is the device's from now on. None: not allocated by a

@@ -7,6 +7,7 @@
 #include <array>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "host_side.hpp"
@@ -17,11 +18,13 @@ namespace {
 
 thread_local const backend* inside = nullptr;
 thread_local std::vector<range>* used_inside = nullptr;
+thread_local blank_memory* blank_inside = nullptr;
 
 /// What kernels have allocated and still hold, by their address of it.
 struct held_memory {
   std::mutex lock;
   std::unordered_map<void*, c10::DataPtr> pieces;
+  std::unordered_set<void*> blank;  ///< freed by a `blank_memory`
 };
 held_memory& held() {
   static auto* const only = new held_memory;
@@ -31,10 +34,15 @@ held_memory& held() {
 void* allocate_on_device(const backend& on, std::size_t bytes) {
   auto data = c10::GetAllocator(on.type())->allocate(bytes);
   used_inside->push_back({data.get(), bytes});
-  void* const p = kernel_address(data.get());
+  void* const p = blank_inside != nullptr ? blank_inside->allocate(bytes) : kernel_address(data.get());
   const std::lock_guard guard(held().lock);
   held().pieces.emplace(p, std::move(data));
   return p;
+}
+
+bool is_blank(void* p) {
+  const std::lock_guard guard(held().lock);
+  return held().blank.count(p) != 0;
 }
 
 class kernel_allocator final : public c10::Allocator {
@@ -58,10 +66,8 @@ class kernel_allocator final : public c10::Allocator {
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
 
   void release(void* data) {
-    if (is_kernel_address(data))
-      taken_from_kernel(data);  // none: it is the device's now
-    else
-      base_->raw_deallocate(data);
+    if (taken_from_kernel(data) || is_kernel_address(data) || is_blank(data)) return;  // the others: it is the device's now
+    base_->raw_deallocate(data);
   }
   c10::Allocator* base() const { return base_; }
 
@@ -134,14 +140,29 @@ std::optional<c10::DataPtr> taken_from_kernel(void* kernel_address) {
   return data;
 }
 
-inside_kernel::inside_kernel(const backend& on, std::vector<range>& used)
-    : outer_(std::exchange(inside, &on)), outer_used_(std::exchange(used_inside, &used)) {
+void* blank_memory::allocate(std::size_t bytes) {
+  pieces_.push_back(std::make_unique<std::max_align_t[]>(bytes / sizeof(std::max_align_t) + 1));
+  const std::lock_guard guard(held().lock);
+  held().blank.insert(pieces_.back().get());
+  return pieces_.back().get();
+}
+
+blank_memory::~blank_memory() {
+  const std::lock_guard guard(held().lock);
+  for (const auto& p : pieces_) held().blank.erase(p.get());
+}
+
+inside_kernel::inside_kernel(const backend& on, std::vector<range>& used, blank_memory* blank)
+    : outer_(std::exchange(inside, &on)),
+      outer_used_(std::exchange(used_inside, &used)),
+      outer_blank_(std::exchange(blank_inside, blank)) {
   present.enter();
 }
 inside_kernel::~inside_kernel() {
   present.leave();
   inside = outer_;
   used_inside = outer_used_;
+  blank_inside = outer_blank_;
 }
 
 }  // namespace emulated

@@ -62,7 +62,7 @@ struct captured {
 /// @code
 /// auto shadows = remat::pytorch::without_memory(module->parameters());
 /// @endcode
-std::vector<at::Tensor> without_memory(const std::vector<at::Tensor>& tensors);
+std::vector<at::Tensor> without_memory(const std::vector<at::Tensor>& tensors, c10::Device on = c10::kCPU);
 
 /// Records one training step (forward, gradient of the outputs with respect to parameters and inputs) as a program.
 ///
@@ -100,5 +100,8 @@ std::vector<at::Tensor> without_memory(const std::vector<at::Tensor>& tensors);
 captured capture(const forward_function& forward, const std::vector<at::Tensor>& inputs,
                  const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& buffers = {},
                  const std::vector<std::string>& names = {}, const std::vector<output_use>& uses = {});
+
+/// This thread runs the forward, or a part of the backward, of a capture.
+bool capturing();
 
 }  // namespace remat::pytorch

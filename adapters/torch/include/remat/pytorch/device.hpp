@@ -10,6 +10,7 @@
 #include <c10/core/Device.h>
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -107,6 +108,8 @@ class link {
   /// @return the moment at which it is done
   /// @throws broken_contract if the blocks differ in size or reach beyond their regions, or neither has an address
   virtual ticket copy(const block& to, const block& from, std::vector<ticket> after = {}) = 0;
+  /// Its copies can be captured with the kernels of this device (`device::capture`).
+  virtual bool joins_graphs_of(c10::Device) const { return false; }
 };
 
 /// Memory beyond a device, and the ways there and back.
@@ -155,6 +158,16 @@ struct memory_use {
   bytes_t reserved = 0;  ///< held by PyTorch's caching allocator, unused blocks included; 0 on the host
 };
 
+/// Kernels and copies that were captured.
+class replayable {
+ public:
+  virtual ~replayable() = default;
+  /// Gives them to the current stream. Random numbers go on from where the generator is then.
+  virtual void replay() = 0;
+  /// Bytes that the graph holds beside the arena.
+  virtual bytes_t extra_bytes() const = 0;
+};
+
 /// Where the kernels of a step run.
 class device {
  public:
@@ -178,6 +191,11 @@ class device {
   /// this thread and stream first, since a workspace must not lie in an arena.
   /// @throws not_available while a graph is captured on that stream
   virtual void enter(region& r) = 0;
+  /// Why `capture` cannot work; empty: it can.
+  virtual std::string cannot_capture() const { return which().str() + " has no graphs"; }
+  /// Keeps the kernels and copies that `work` gives to the device, instead of running them. `work` runs on a stream of its own.
+  /// @throws not_available, what `work` throws, c10::Error
+  virtual std::unique_ptr<replayable> capture(const std::function<void()>& work);
   /// Sets up the workspaces of libraries for this thread and for the thread that runs backwards.
   virtual void warm_up() = 0;
   /// Bytes of these workspaces so far. They stay allocated.

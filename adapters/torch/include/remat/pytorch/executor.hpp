@@ -35,10 +35,13 @@ class execution_plan {
   /// @param profiles allocation scripts of the nodes
   /// @param o        options of the layouts; the alignment must be 64 at least, and that of the far memory if there are copies
   /// @param in_place bytes of weights that are to count although the plan reads them where they are
+  /// @param fixed    addresses are to be the same in every step, so that kernels can be replayed: outputs and gradients of inputs
+  ///                 lie in the arena, too, and so do copies of the inputs and of the gradients of outputs. If a step cannot
+  ///                 have that, `moves_because` says why
   /// @throws bad_schedule if the schedule is invalid, or runs what draws random numbers or writes buffers out of program order
   /// Complexity: that of `lay_out`, + O(operands + allocations of all steps).
   execution_plan(std::shared_ptr<const program> step, const schedule& s, const program_profile& profiles,
-                 const layout_options& o = {}, bytes_t in_place = 0);
+                 const layout_options& o = {}, bytes_t in_place = 0, bool fixed = false);
   ~execution_plan();
 
   bytes_t arena_bytes() const;
@@ -54,6 +57,7 @@ class execution_plan {
   std::size_t operations() const;  ///< nodes computed
   std::size_t recomputed() const;  ///< of these, again
   const program& step() const;
+  const std::string& moves_because() const;
 
   /// What must not change between forward and backward.
   struct reads {
@@ -67,6 +71,14 @@ class execution_plan {
 
  private:
   std::unique_ptr<const data> data_;
+};
+
+struct executor_options {
+  /// Kernels are captured in the second step and replayed from then on, for a plan with fixed addresses. If a capture fails, a
+  /// warning names the operator and the cause once, and kernels are launched one by one.
+  bool graphs = false;
+  /// The arena, if it is large enough: executors that do not run at the same time may share one.
+  std::shared_ptr<region> arena = {};
 };
 
 /// One step in flight: `forward`, then `backward` once, then it may run again.
@@ -83,7 +95,8 @@ class executor {
   ///                be there without a memory, fetches weights
   /// @throws broken_contract if the tensors are those for another program, or copies lack a far memory or a link
   /// @throws out_of_memory if the device or the far memory has no room
-  executor(std::shared_ptr<const execution_plan> plan, bindings tensors, device& on = host_device(), far_memory far = {});
+  executor(std::shared_ptr<const execution_plan> plan, bindings tensors, device& on = host_device(), far_memory far = {},
+           const executor_options& o = {});
   ~executor();
 
   /// @param inputs sizes, strides and types as captured
@@ -114,11 +127,17 @@ class executor {
   bool in_flight() const;
   /// Somebody still holds a gradient of an earlier step in the arena.
   bool arena_in_use() const;
+  /// Lets another executor use the arena: later kernels run after the last step. With fixed addresses, what somebody still holds
+  /// of the arena moves into memory of its own; the tensors stay the same.
+  void vacate();
+  /// Why kernels are launched one by one, although graphs were asked for; empty: they need not be.
+  std::string not_captured() const;
   /// Gives back all pages of the arena but those of the gradients of the last step; the executor must not run again.
   void leave_gradients_only();
   /// `t` lies in the arena.
   bool owns(const at::Tensor& t) const;
   const std::shared_ptr<region>& memory() const;
+  const std::shared_ptr<region>& arena() const;  ///< the same, for another executor (`executor_options`)
   const execution_plan& plan() const;
 
   std::size_t unplanned() const;  ///< allocations outside the plan so far

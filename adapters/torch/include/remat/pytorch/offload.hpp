@@ -27,6 +27,17 @@
 
 namespace remat::pytorch {
 
+/// Puts weights into page-locked memory of the host near an accelerator, in one piece. They stay the same tensors, and share
+/// memory as before.
+/// @param weights of the host or of a device
+/// @throws not_available, out_of_memory; nothing is moved then
+/// Complexity: one copy of each storage.
+/// @code
+/// remat::pytorch::pin_weights(gpt->parameters(), c10::kCUDA);
+/// auto net = remat::pytorch::wrap(gpt, ids, {.budget = "8GiB", .steps_on = c10::Device(c10::kCUDA, 0)});
+/// @endcode
+void pin_weights(const std::vector<at::Tensor>& weights, c10::Device near);
+
 /// Moves parameters and buffers to a disk. They stay the same tensors, tied and views of each other as they were; what shared
 /// their memory without being of the module no longer does. Those of less than a page stay.
 /// @param module on the host

@@ -52,6 +52,8 @@ struct slot {
   bytes_t offset = 0;    ///< of its first element in its storage, as captured, bytes
   bool number = false;   ///< a number that operators promote to the type of the other operands
   index_t value = none;  ///< the storage it lies in when the step (for `output_grad`: the backward) begins
+  /// The tensor is in memory of the host while the step runs on another device: plans fetch it, and its gradient goes there.
+  bool on_host = false;
 };
 
 /// One version of one storage. An in-place write that somebody could still tell from a new tensor makes a new version.
@@ -178,6 +180,12 @@ std::vector<bool> given_early(const program& step);
 /// buffer, which the step reads and neither writes nor hands out?
 /// Complexity: O(values + views + edges).
 std::vector<bool> fetchable(const program& step);
+
+/// Parameters of the host whose gradients plans send there: those whose gradient lies alone in what a node makes. The others are
+/// on the device when the step ends.
+/// @return positions in `program::parameters`
+/// Complexity: O(V).
+std::vector<std::size_t> leaving_gradients(const program& step);
 
 /// A program breaks a rule; `what()` names the node, the list or the slot, and the field.
 struct bad_program : error {

@@ -89,6 +89,9 @@ struct wrap_options {
   /// Without `far`, for steps on an accelerator: bytes of pinned memory of the host for such values. The device is that of the
   /// first step.
   std::optional<bytes_t> host_budget = {};
+  /// Where steps run whose parameters are on the host. Parameters are fetched from there as planned, and their gradients go there;
+  /// buffers and inputs must be on that device. Nothing: where parameters and inputs are.
+  std::optional<c10::Device> steps_on = {};
   /// Parameters and buffers that have their homes beyond the device: steps fetch them before they are used, drop them, and fetch
   /// them again, as planned, and they count where they are in the arena. Without it what lies on a disk counts nowhere: the
   /// system has to page it. Where there is room for all of them they are read where they are, and count all the time. Asked when
@@ -98,14 +101,24 @@ struct wrap_options {
   /// auto net = remat::pytorch::wrap(gpt, ids, {.budget = "512MiB", .fetched = remat::pytorch::worth_fetching});
   /// @endcode
   std::function<bool(const at::Tensor&)> fetched = {};
+  /// Captures the kernels of each plan as graphs (`at::accelerator::Graph`) in its second step, and replays them from then on:
+  /// recomputations, copies on streams and random numbers included. Plans count copies of the inputs, and need no other memory.
+  /// Plans for several shapes share one arena. A plan that cannot be captured warns once, names the cause, and launches its
+  /// kernels one by one. For accelerators; on the host a step throws `cannot_capture`.
+  bool graph = false;
   plan_cache cache = plan_cache();  ///< of what was found in earlier processes
   new_shape new_shapes = new_shape::nearest;
   std::size_t most_shapes = 64;  ///< kinds of inputs whose plans are kept, >= 1: those that were used last
   /// So many steps also run plain, in the memory that this takes, and are compared bit by bit: outputs, gradients, buffers, state
   /// of the generator. The first difference is a `not_equal`.
+  ///
+  /// The plain step runs at least twice: the forward twice before the planned forward, and a whole step in the backward. Kernels
+  /// with atomic additions may give other bits each time. A tensor that differs between two plain runs is not compared. A warning
+  /// then names these tensors, and the operators that gave other results for equal operands.
   std::size_t verify = 0;
-  std::function<void(const std::string&)> log = {};  ///< told what is captured, planned, and why; on any thread
-  plan_observer watch = {};                          ///< of searches that a step waits for
+  std::function<void(const std::string&)> log = {};   ///< told what is captured, planned, and why; on any thread
+  std::function<void(const std::string&)> warn = {};  ///< told what the user should look at; empty: `log` is told
+  plan_observer watch = {};                           ///< of searches that a step waits for
 };
 
 /// Runs a model by plans.

@@ -2,6 +2,8 @@
 /// @file
 /// The CUDA backend: the only code of remat that includes headers of CUDA. It is a library of its own, built against the headers
 /// inside the torch wheel and loaded when a CUDA device is asked for. It needs no CUDA Toolkit, and loads without a driver.
+#include <ATen/core/GraphImplInterface.h>
+#include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
@@ -134,6 +136,34 @@ class cuda_front final : public caching::CUDAAllocator {
 };
 cuda_front* cuda_front::instance = nullptr;
 
+/// `at::accelerator::Graph` on CUDA, which PyTorch 2.15 leaves out.
+class cuda_graph final : public at::GraphImplInterface {
+ public:
+  explicit cuda_graph(const at::GraphImplArgs& a) : graph_(a.keep_graph) {}
+  static void add_to_registry() {
+    if (at::has_graph_impl(c10::kCUDA)) return;
+    at::GraphImplRegistry()->Register(c10::DeviceTypeName(c10::kCUDA, false), [](const at::GraphImplArgs& a) {
+      return std::unique_ptr<at::GraphImplInterface>(new cuda_graph(a));
+    });
+  }
+
+  void capture_begin(pool_id pool, at::GraphCaptureMode mode) override { graph_.capture_begin(pool, of_cuda(mode)); }
+  void capture_end() override { graph_.capture_end(); }
+  void instantiate() override { graph_.instantiate(); }
+  void replay() override { graph_.replay(); }
+  void reset() override { graph_.reset(); }
+  pool_id pool() const override { return const_cast<at::cuda::CUDAGraph&>(graph_).pool(); }
+  void enable_debug_mode() override { graph_.enable_debug_mode(); }
+  void debug_dump(const std::string&) override { TORCH_CHECK(false, "remat: PyTorch's CUDAGraph writes no dump"); }
+
+ private:
+  static cudaStreamCaptureMode of_cuda(at::GraphCaptureMode mode) {
+    if (mode == at::GraphCaptureMode::ThreadLocal) return cudaStreamCaptureModeThreadLocal;
+    return mode == at::GraphCaptureMode::Relaxed ? cudaStreamCaptureModeRelaxed : cudaStreamCaptureModeGlobal;
+  }
+  at::cuda::CUDAGraph graph_;
+};
+
 /// The first line of an error of PyTorch.
 std::string first_line(const c10::Error& e) {
   const std::string text = e.what_without_backtrace();
@@ -175,6 +205,7 @@ class cuda_backend final : public backend {
     caching::allocator = cuda_front::instance;
     constexpr std::uint8_t priority = 10;
     c10::SetAllocator(c10::kCUDA, cuda_front::instance, priority);
+    cuda_graph::add_to_registry();
   }
   bool in_front() const override { return caching::get() == cuda_front::instance; }
   c10::DeviceAllocator& own() const override { return cuda_front::instance->own(); }
