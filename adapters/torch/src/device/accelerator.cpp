@@ -454,9 +454,7 @@ class accelerator final : public device {
   bytes_t workspaces() const override { return workspaces_; }
   void enter(region& r) override {
     const c10::DeviceGuard guard(shared_->on);
-    if (shared_->capturing())
-      throw not_available("a graph is being captured on " + shared_->on.str() +
-                          "; a planned step cannot be part of a foreign graph, see graph=True");
+    refuse_foreign_capture();
     multiply();
     if (auto* const own = dynamic_cast<device_region*>(&r)) own->enter();
   }
@@ -551,6 +549,17 @@ far_memory pinned_memory(c10::Device on, bytes_t limit) {
           std::make_unique<stream_link>(parts),
           std::make_unique<stream_link>(parts),
           {}};
+}
+
+void refuse_foreign_capture() {
+  const auto kind = at::accelerator::getAccelerator();
+  if (!kind) return;
+  const c10::impl::VirtualGuardImpl impl(*kind);
+  if (impl.deviceCount() == 0) return;
+  const auto on = impl.getDevice();
+  if (impl.isStreamCapturing(impl.getStream(on)))
+    throw not_available("a graph is being captured on " + on.str() +
+                        "; a planned step cannot be part of a foreign graph, see graph=True");
 }
 
 void note_use(const void* data, c10::Stream s) {

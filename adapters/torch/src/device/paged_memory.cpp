@@ -2,6 +2,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <remat/pytorch/device.hpp>
 #include <remat/pytorch/paged_memory.hpp>
 #include <unordered_set>
 
@@ -64,7 +65,7 @@ bytes_t unpaged_bytes(const std::vector<at::Tensor>& tensors) {
   bytes_t sum = 0;
   for (const auto& t : tensors)
     if (t.defined() && t.has_storage() && seen.insert(t.storage().unsafeGetStorageImpl()).second && !paged_memory::holds(t))
-      sum += static_cast<bytes_t>(t.storage().nbytes());
+      sum += allocated_bytes(t.device(), static_cast<bytes_t>(t.storage().nbytes()));
   return sum;
 }
 

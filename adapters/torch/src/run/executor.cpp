@@ -409,9 +409,10 @@ struct executor::state {
   }
   /// What the caller still holds of the arena gets memory of its own.
   void vacate() {
-    const c10::DeviceGuard guard(on.which());
-    on.wait(ended);  // on whatever stream it was
     if (lent_out.empty()) return;
+    const c10::DeviceGuard guard(on.which());
+    on.enter(*memory);
+    on.wait(ended);  // on whatever stream it was
     at::NoGradGuard no_grad;
     at::AutoDispatchBelowADInplaceOrView below;
     for (const auto& weak : std::exchange(lent_out, {}))

@@ -10,6 +10,7 @@
 #include <remat/pytorch/executor.hpp>
 #include <remat/pytorch/memory.hpp>
 
+#include "../device/accelerator.hpp"
 #include "../device/allocator.hpp"
 #include "../run/step_node.hpp"
 #include "../second_run.hpp"
@@ -77,6 +78,7 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
   if (!at::GradMode::is_enabled() || recorded) return call.forward(inputs);
 
   if (options.device) throw not_supported("plans for a device that is estimated are not run");
+  refuse_foreign_capture();
   std::unique_lock lock(mutex);
   look();
   if (std::none_of(parameters.begin(), parameters.end(), [](const auto& p) { return p.tensor.requires_grad(); }) &&

@@ -266,11 +266,11 @@ void session::state::complete(setup& s) {
   if (away) s.in_place = s.p;  // nothing can be read where it is
   s.parameter_bytes = unpaged_bytes(other_than(weights, s.parameters));
   s.buffer_bytes = unpaged_bytes(other_than(weights, s.buffers));
-  for (const auto& c : s.step->constants) s.constants += static_cast<bytes_t>(c.size());
+  for (const auto& c : s.step->constants) s.constants += allocated_bytes(on.which(), static_cast<bytes_t>(c.size()));
   // Copies, as long as the forward may have to run once more.
-  for (const auto& b : s.buffers) s.buffer_bytes += static_cast<bytes_t>(b.nbytes());
+  for (const auto& b : s.buffers) s.buffer_bytes += allocated_bytes(b.device(), static_cast<bytes_t>(b.nbytes()));
   for (const auto& w : s.step->written)
-    if (const auto& slot = s.step->slots[w.slot]; slot.from == role::input) s.buffer_bytes += s.step->values[slot.value].bytes;
+    if (const auto& slot = s.step->slots[w.slot]; slot.from == role::input) s.buffer_bytes += allocated_bytes(on.which(), s.step->values[slot.value].bytes);
   bytes_t in_place = 0;
   if (!away)
     for (const auto& t : weights) in_place += static_cast<bytes_t>(t.storage().nbytes());

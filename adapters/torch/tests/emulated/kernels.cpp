@@ -105,7 +105,7 @@ class call {
 
   void run() {
     const c10::DeviceGuard guard(device_);
-    if (of_.view || (of_.untouched && !fills_new_memory())) {
+    if (of_.view || (of_.untouched && !(of_.allocates && fills_new_memory()))) {
       host_side side(device_, on_, false);
       compute(side, nullptr);
       return give_back();

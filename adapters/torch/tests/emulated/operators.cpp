@@ -47,6 +47,7 @@ traits make_traits(const c10::OperatorHandle& op) {
   traits t;
   t.view = is_view(schema);
   t.untouched = is_one_of(name, untouching);
+  t.allocates = name == "aten::empty" || name == "aten::empty_strided";
   t.product = is_one_of(name, products);
   t.workspace = t.product || is_one_of(name, convolutions);
   t.dropout = name == "aten::native_dropout";

@@ -15,6 +15,7 @@ namespace emulated {
 struct traits {
   bool view = false;       ///< results share memory with arguments, and no byte is touched
   bool untouched = false;  ///< no byte is touched, as by `empty`
+  bool allocates = false;  ///< of these: new memory
   bool product = false;    ///< of matrices, so alignment matters
   bool workspace = false;  ///< the first one of a thread takes a workspace
   bool draws = false;

@@ -47,6 +47,11 @@ struct copy_failed : error {
 /// kernels by the alignment of their operands, so another one may give other bits.
 inline constexpr bytes_t accelerator_alignment = 512;
 
+/// What the allocator of a device takes for a tensor of so many bytes. The host's takes just these.
+inline bytes_t allocated_bytes(c10::Device on, bytes_t bytes) {
+  return on.is_cpu() ? bytes : (bytes + accelerator_alignment - 1) / accelerator_alignment * accelerator_alignment;
+}
+
 /// Memory reserved in a tier. Whoever holds a tensor in it holds it as well.
 class region {
  public:

@@ -33,7 +33,7 @@ bool holds(const at::Tensor& t);
 }  // namespace paged_memory
 
 /// Bytes of the storages of these tensors, but for those that lie in files; a storage that several share counts once. What is
-/// undefined or has no storage takes none.
+/// undefined or has no storage takes none. On a device it is what its allocator takes for them.
 bytes_t unpaged_bytes(const std::vector<at::Tensor>& tensors);
 
 }  // namespace remat::pytorch

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes wrong around planned steps on a device: named, or handled, and training goes on with the right numbers."""
+
+import sys
+import warnings
+
+import emulated
+import torch
+from devices import DEVICE, Gpt, train
+
+import remat
+
+IDS = torch.randint(0, 50, (8, 16))
+
+
+def raises(kind, text, what):
+    try:
+        what()
+    except kind as e:
+        assert text in str(e), e
+    else:
+        raise AssertionError(f"no {kind.__name__}: {text}")
+
+
+def wrapped(**options):
+    torch.manual_seed(1)
+    return remat.wrap(Gpt().to(DEVICE), cache=False, time_limit=2, **options)
+
+
+def check_two_devices():
+    other = torch.device(DEVICE.type, 1)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8).to(DEVICE), torch.nn.Linear(8, 8).to(other))
+    raises(remat.Refused, "two devices", lambda: remat.wrap(model, cache=False)(torch.randn(2, 8, device=DEVICE)))
+
+
+def check_draws_of_the_host():
+    class Noisy(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + torch.rand(4).to(x.device)
+
+    raises(remat.Refused, "rand", lambda: remat.wrap(Noisy(4, 4).to(DEVICE), cache=False)(torch.randn(2, 4, device=DEVICE)))
+
+
+def check_foreign_graph():
+    model, ids = wrapped(), IDS.to(DEVICE)
+    model(ids).backward()
+    torch.accelerator.synchronize()
+    side = torch.Stream(DEVICE)
+    graph = torch.accelerator.Graph()
+    with side:
+        graph.capture_begin()
+        try:
+            raises(remat.Error, "a graph is being captured", lambda: model(ids))
+        finally:
+            graph.capture_end()
+    model.zero_grad()
+    model(ids).backward()  # it goes on
+
+
+def check_outputs_on_another_stream():
+    """What another stream still reads of an output is not used again meanwhile."""
+    emulated.set_option("late", 300)
+    model = remat.wrap(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64)).to(DEVICE), cache=False)
+    side, x = torch.Stream(DEVICE), torch.randn(32, 64, device=DEVICE)
+    sums, wanted = [], []
+    for _ in range(4):
+        y = model(x)
+        y.sum().backward()
+        wanted.append(y.detach().sum())
+        side.wait_stream(torch.accelerator.current_stream())
+        with side:
+            for _ in range(8):
+                torch.add(x, x)
+            sums.append(y.detach().sum())
+        y.record_stream(side)
+        del y
+        torch.full((32, 64), 7.0, device=DEVICE)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(0.9)
+    torch.accelerator.synchronize()
+    emulated.set_option("late", 0)
+    assert [t.item() for t in sums] == [t.item() for t in wanted]
+    assert emulated.races() == 0, emulated.race_reports()
+
+
+def check_memory_of_others():
+    """Another process takes memory: the step is planned for less, once, with a warning."""
+    plain = train(Gpt, lambda: IDS, None)
+    free, _ = torch.accelerator.get_memory_info(DEVICE)
+    model = wrapped()
+    model(IDS.to(DEVICE)).backward()
+    arena = remat.of(model).memory()["arena"]
+    del model
+    remat.release() if hasattr(remat, "release") else None
+    torch.accelerator.empty_cache()
+    weights = sum(p.nbytes for p in Gpt().parameters())
+    emulated.take(0, free - 4 * weights - int(0.8 * arena))
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            planned = train(Gpt, lambda: IDS, {"budget": "8 GiB"})
+    finally:
+        emulated.take(0, 0)
+    assert all(torch.equal(a, b) for a, b in zip(plain, planned, strict=True))
+    assert [w for w in told if "another process may use it" in str(w.message)], [str(w.message) for w in told]
+
+
+def check_idle_arenas():
+    """PyTorch runs out of memory: arenas that wait for the next step are given back, and the allocation succeeds."""
+    model = wrapped()
+    model(IDS.to(DEVICE)).backward()
+    model.zero_grad()
+    arena = remat.of(model).memory()["arena"]
+    torch.accelerator.empty_cache()
+    free, _ = torch.accelerator.get_memory_info(DEVICE)
+    emulated.take(0, free - arena // 2)
+    try:
+        torch.empty(arena - 4096, dtype=torch.uint8, device=DEVICE)
+    finally:
+        emulated.take(0, 0)
+    model(IDS.to(DEVICE)).backward()
+
+
+def check_settings():
+    """Settings that choose kernels make another plan."""
+    before = torch.are_deterministic_algorithms_enabled()
+    model, ids = wrapped(), IDS.to(DEVICE)
+    plans = set()
+    for on in (False, True, False):
+        torch.use_deterministic_algorithms(on)
+        model(ids).backward()
+        plans.add(len(remat.of(model).plans))
+    torch.use_deterministic_algorithms(before)
+    assert plans == {1, 2}, plans
+
+
+def main():
+    checks = [check for name, check in globals().items() if name.startswith("check_")]
+    for check in checks:
+        check()
+        emulated.reset()
+    print(f"{len(checks)} kinds of trouble on {DEVICE}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
