@@ -28,8 +28,8 @@
 #include <remat/pytorch/device.hpp>
 #include <remat/pytorch/disk.hpp>
 #include <remat/pytorch/free_memory.hpp>
-#include <remat/pytorch/offload.hpp>
 #include <remat/pytorch/memory.hpp>
+#include <remat/pytorch/offload.hpp>
 #include <remat/pytorch/paged_memory.hpp>
 #include <remat/pytorch/session.hpp>
 #include <remat/registry/registry.hpp>
@@ -412,12 +412,9 @@ PYBIND11_MODULE(_torch, m) {
   using tensors = std::vector<at::Tensor>;
   m.def("capturing", &rp::capturing);
   m.def("without_memory", [](const tensors& list) { return rp::without_memory(list); });
-  m.def("pin_weights", [](const tensors& list, const std::string& near) {
-    translated([&] { rp::pin_weights(list, c10::Device(near)); });
-  });
-  m.def("check_device", [](const std::string& which) {
-    translated([&] { rp::device_of(c10::Device(which)); });
-  });
+  m.def("pin_weights",
+        [](const tensors& list, const std::string& near) { translated([&] { rp::pin_weights(list, c10::Device(near)); }); });
+  m.def("check_device", [](const std::string& which) { translated([&] { rp::device_of(c10::Device(which)); }); });
   m.def("state_of", &remat::python::state_of);
   m.def("unchanged", &remat::python::unchanged);
   m.def("check_disk", [](const std::string& folder, const std::string& bytes) {

@@ -35,13 +35,14 @@ std::vector<std::vector<at::Tensor>> sharing(const ::torch::nn::Module& module) 
 /// All bytes of the memory that `t` is in.
 at::Tensor bytes_around(const at::Tensor& t) {
   const auto& memory = t.storage();
-  return at::empty({0}, at::TensorOptions(t.device()).dtype(at::kByte)).set_(memory, 0, {static_cast<std::int64_t>(memory.nbytes())}, {1});
+  return at::empty({0}, at::TensorOptions(t.device()).dtype(at::kByte))
+      .set_(memory, 0, {static_cast<std::int64_t>(memory.nbytes())}, {1});
 }
 
 void rebase(const std::vector<at::Tensor>& tensors, const at::Tensor& memory) {
   for (auto t : tensors)
-    t.set_data(
-        at::empty({0}, t.options().requires_grad(false).device(memory.device())).set_(memory.storage(), t.storage_offset(), t.sizes(), t.strides()));
+    t.set_data(at::empty({0}, t.options().requires_grad(false).device(memory.device()))
+                   .set_(memory.storage(), t.storage_offset(), t.sizes(), t.strides()));
 }
 
 }  // namespace
@@ -83,8 +84,9 @@ void pin_weights(const std::vector<at::Tensor>& weights, c10::Device near) {
   bytes_t at = 0;
   for (const auto& [memory, tensors] : by_memory) {
     const auto bytes = bytes_around(tensors.front());
-    c10::DataPtr place(all->data() + at, new std::shared_ptr<region>(all),
-                       [](void* p) { delete static_cast<std::shared_ptr<region>*>(p); }, c10::kCPU);
+    c10::DataPtr place(
+        all->data() + at, new std::shared_ptr<region>(all), [](void* p) { delete static_cast<std::shared_ptr<region>*>(p); },
+        c10::kCPU);
     const c10::Storage home(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(bytes.nbytes()), std::move(place), nullptr,
                             false);
     const auto there = at::empty({0}, at::kByte).set_(home, 0, bytes.sizes(), {1});

@@ -90,8 +90,8 @@ std::vector<at::Tensor> without_memory(const std::vector<at::Tensor>& tensors, c
   std::vector<at::Tensor> list;
   for (const auto& t : tensors) {
     const auto* like = detail::storage_of(t);
-    const auto made = storages.try_emplace(like, c10::Storage::use_byte_size_t(), like->nbytes(),
-                                           c10::DataPtr(nullptr, on), c10::GetAllocator(on.type()), true);
+    const auto made = storages.try_emplace(like, c10::Storage::use_byte_size_t(), like->nbytes(), c10::DataPtr(nullptr, on),
+                                           c10::GetAllocator(on.type()), true);
     list.push_back(at::empty({0}, at::TensorOptions(on).dtype(t.dtype()))
                        .set_(made.first->second, t.storage_offset(), t.sizes(), t.strides()));
   }

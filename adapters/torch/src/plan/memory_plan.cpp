@@ -82,7 +82,8 @@ class planner {
     plan_.saves.resize(program_().nodes.size());
     plan_.given = given_early(program_());
     plan_.leaves.resize(program_().parameters.size(), none);
-    for (const auto k : leaving_gradients(program_())) leaving_gradient_[program_().views[program_().parameter_grads[k]].value] = k;
+    for (const auto k : leaving_gradients(program_()))
+      leaving_gradient_[program_().views[program_().parameter_grads[k]].value] = k;
     if (std::find(plan_.given.begin(), plan_.given.end(), true) != plan_.given.end()) find_gifts();
     for (const auto& n : program_().nodes) note_origin(n.starts);
     note_origin(program_().after_forward);
@@ -476,16 +477,16 @@ class planner {
   std::map<index_t, int> held_gifts_;       ///< per buffer: those that lie there
   bytes_t gift_copies_ = 0;                 ///< of the largest gift that is a copy
   execution_plan::data plan_;
-  bytes_t unit_ = 64;                      ///< of allocations outside of the arena, bytes
-  bytes_t elsewhere_ = 0;                  ///< most that other threads allocate during a step
-  std::vector<bool> fetched_;              ///< per value; empty: none is
+  bytes_t unit_ = 64;                                ///< of allocations outside of the arena, bytes
+  bytes_t elsewhere_ = 0;                            ///< most that other threads allocate during a step
+  std::vector<bool> fetched_;                        ///< per value; empty: none is
   std::map<index_t, std::size_t> leaving_gradient_;  ///< by value: the parameter of the host
-  std::vector<index_t> now_;               ///< per value: its buffer, none if it is not on the device
-  std::vector<index_t> sent_;              ///< per value: the move that sent it
-  std::vector<index_t> leaving_, coming_;  ///< per value: the move that nobody has waited for
-  std::vector<move_step> pending_;         ///< before what comes next
-  std::vector<allocation> far_;            ///< of what is sent, in far memory
-  std::vector<index_t> far_of_;            ///< the same: the moves
+  std::vector<index_t> now_;                         ///< per value: its buffer, none if it is not on the device
+  std::vector<index_t> sent_;                        ///< per value: the move that sent it
+  std::vector<index_t> leaving_, coming_;            ///< per value: the move that nobody has waited for
+  std::vector<move_step> pending_;                   ///< before what comes next
+  std::vector<allocation> far_;                      ///< of what is sent, in far memory
+  std::vector<index_t> far_of_;                      ///< the same: the moves
 };
 
 }  // namespace

@@ -151,7 +151,8 @@ schedule fetch_once_schedule(const problem& p) {
 
 problem without_sends(const problem& p) {
   auto values = p.values();
-  for (value_id v = 0; v < values.size(); ++v) values[v].movable = values[v].movable && (p.is_source(v) || values[v].ends != device_tier);
+  for (value_id v = 0; v < values.size(); ++v)
+    values[v].movable = values[v].movable && (p.is_source(v) || values[v].ends != device_tier);
   return {p.name(), std::move(values), p.operations(), p.targets(), p.copies(), p.backward_start()};
 }
 

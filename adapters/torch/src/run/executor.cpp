@@ -351,8 +351,9 @@ struct executor::state {
   }
   at::Tensor at_home(std::size_t i) {
     const auto& view = step.views[step.parameter_grads[i]];
-    c10::DataPtr place(home->data() + home_offsets[i], new std::shared_ptr<region>(home),
-                       [](void* p) { delete static_cast<std::shared_ptr<region>*>(p); }, c10::kCPU);
+    c10::DataPtr place(
+        home->data() + home_offsets[i], new std::shared_ptr<region>(home),
+        [](void* p) { delete static_cast<std::shared_ptr<region>*>(p); }, c10::kCPU);
     return tensor_of(view, c10::Storage(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(step.values[view.value].bytes),
                                         std::move(place), nullptr, false));
   }
@@ -704,10 +705,10 @@ struct executor::state {
   /// The same for tensors that leave: copies that are done may hold `memory` for a while yet.
   std::shared_ptr<region> lent{std::make_shared<std::shared_ptr<region>>(memory), memory.get()};
   far_memory far;
-  std::shared_ptr<region> beyond;  ///< in far memory
-  std::vector<ticket> moving;      ///< per move of the step in flight
-  bytes_t home_bytes = 0;               ///< of the gradients that leave
-  std::vector<bytes_t> home_offsets;    ///< per parameter
+  std::shared_ptr<region> beyond;     ///< in far memory
+  std::vector<ticket> moving;         ///< per move of the step in flight
+  bytes_t home_bytes = 0;             ///< of the gradients that leave
+  std::vector<bytes_t> home_offsets;  ///< per parameter
   std::vector<std::shared_ptr<region>> homes;
   std::shared_ptr<region> home;    ///< that of this step
   std::vector<index_t> fetched;    ///< slots of the weights that are, each once
@@ -719,7 +720,7 @@ struct executor::state {
   std::map<location, std::vector<socket>> sockets;   ///< by `outer`
   std::vector<place> places;                         ///< per slot
   std::vector<std::optional<c10::Storage>> outside;  ///< per buffer
-  std::vector<random> before_draw, after_draw;  ///< per node, of its first run
+  std::vector<random> before_draw, after_draw;       ///< per node, of its first run
   random phases[2];
   std::vector<at::Tensor> given;  ///< per slot: what the caller gives is copied there; undefined: it is not
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> lent_out;  ///< what the caller got of the arena, with fixed addresses

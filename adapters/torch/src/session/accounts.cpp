@@ -62,6 +62,8 @@ void accounts::on(pytorch::device& d) {
 
 bytes_t accounts::budget(bytes_t held, bytes_t gradients, bool begins) const {
   const auto& b = options_.budget;
+  if (b.share_of == share::device && for_tensors_ == 0)
+    throw bad_option("the budget is a share of a device, but the step runs on the host");
   if (b.share_of == share::device || (b.share_of == share::usual && for_tensors_ > 0 && b.is_share()))
     return std::min(options_.most, static_cast<bytes_t>(b.share * static_cast<double>(for_tensors_)));
   bytes_t plain = 0;

@@ -183,9 +183,11 @@ void mark_homes(setup& s, captured& c) {
   const auto can = fetchable(*step);
   for (index_t k = 0; k < step->slots.size(); ++k) {
     auto& slot = step->slots[k];
-    if (slot.type.device.is_cpu() || (slot.from != role::parameter && slot.from != role::buffer) || !c.tensors[k].is_cpu()) continue;
+    if (slot.type.device.is_cpu() || (slot.from != role::parameter && slot.from != role::buffer) || !c.tensors[k].is_cpu())
+      continue;
     if (!can[slot.value])
-      throw cannot_capture("parameter " + slot.name + " cannot stay on the host: the step writes or returns it, or it shares memory");
+      throw cannot_capture("parameter " + slot.name +
+                           " cannot stay on the host: the step writes or returns it, or it shares memory");
     slot.on_host = true;
   }
   c.tensors = c.tensors.followed_by(step);
@@ -270,7 +272,8 @@ void session::state::complete(setup& s) {
   // Copies, as long as the forward may have to run once more.
   for (const auto& b : s.buffers) s.buffer_bytes += allocated_bytes(b.device(), static_cast<bytes_t>(b.nbytes()));
   for (const auto& w : s.step->written)
-    if (const auto& slot = s.step->slots[w.slot]; slot.from == role::input) s.buffer_bytes += allocated_bytes(on.which(), s.step->values[slot.value].bytes);
+    if (const auto& slot = s.step->slots[w.slot]; slot.from == role::input)
+      s.buffer_bytes += allocated_bytes(on.which(), s.step->values[slot.value].bytes);
   bytes_t in_place = 0;
   if (!away)
     for (const auto& t : weights) in_place += static_cast<bytes_t>(t.storage().nbytes());

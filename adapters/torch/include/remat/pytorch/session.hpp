@@ -89,8 +89,8 @@ struct wrap_options {
   /// Without `far`, for steps on an accelerator: bytes of pinned memory of the host for such values. The device is that of the
   /// first step.
   std::optional<bytes_t> host_budget = {};
-  /// Where steps run whose parameters are on the host. Parameters are fetched from there as planned, and their gradients go there;
-  /// buffers and inputs must be on that device. Nothing: where parameters and inputs are.
+  /// Where steps run whose parameters are on the host. Parameters are fetched from there as planned, and their gradients go
+  /// there; buffers and inputs must be on that device. Nothing: where parameters and inputs are.
   std::optional<c10::Device> steps_on = {};
   /// Parameters and buffers that have their homes beyond the device: steps fetch them before they are used, drop them, and fetch
   /// them again, as planned, and they count where they are in the arena. Without it what lies on a disk counts nowhere: the
