@@ -76,10 +76,10 @@ def main():
     torch.backends.mha.set_fastpath_enabled(False)  # which PyTorch takes or not by where weights are
     check_refusals()
     compared = 0
-    for make, sample in ((Gpt, lambda: torch.randint(0, 50, (8, 16))), (Conv, lambda: torch.randn(4, 3, 24, 24))):
+    for make, sample, tight in ((Gpt, lambda: torch.randint(0, 50, (8, 16)), 70), (Conv, lambda: torch.randn(4, 3, 24, 24), 92)):
         for passes in (1, 2):
             plain = train(make, sample, None, passes=passes)
-            for budget in ("100% of activations", "70% of activations"):
+            for budget in ("100% of activations", f"{tight}% of activations"):
                 for late in (0, 50):
                     emulated.set_option("late", late)
                     planned = train(make, sample, {"budget": budget}, passes=passes)
