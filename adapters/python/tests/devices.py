@@ -104,7 +104,7 @@ def check_graphs():
                     assert not emulated.is_emulated or max(jobs[-2:]) < 20 < min(launched[-2:]), (where, launched, jobs)
                     held_losses = 512 * len(samples)
                     assert reserved[-1] <= reserved[3] + held_losses, (where, reserved)
-                    assert memory["peak"] <= memory["budget"], (where, memory)
+                    assert memory["planned"] <= memory["budget"], (where, memory)
                     compared += 1
     return compared
 

@@ -201,6 +201,7 @@ class device_region final : public region {
       shared_->of.own().emptyCache();
       memory_ = allocate_or_tell(tier);
     }
+    if (!pinned_) given_ = std::make_shared<stream_event>(shared_->events, shared_->kernels(), "kernels on " + shared_->on.str());
     detail::add_arena(data(), bytes_);
     if (pinned_) detail::count(bytes_);
     auto& index = region_index::instance();
@@ -238,11 +239,18 @@ class device_region final : public region {
     std::lock_guard lock(mutex_);
     if (std::find(others_.begin(), others_.end(), s) == others_.end()) others_.push_back(s);
   }
+  /// Kernels of the stream that it was allocated on may still use the memory as somebody else's: copies wait for this moment.
+  /// Null from the first step on, whose kernels come later on that stream or wait for it.
+  ticket given() const {
+    std::lock_guard lock(mutex_);
+    return given_;
+  }
   /// A step begins in it on the current stream.
   void enter() {
     if (bytes_ == 0) return;
     const auto now = shared_->kernels();
     std::lock_guard lock(mutex_);
+    continue_after(std::exchange(given_, nullptr), now);
     for (const auto& s : others_)
       if (s != now) stream_event(shared_->events, s, "work that reads gradients on " + shared_->on.str()).block(now);
     others_.clear();
@@ -273,6 +281,7 @@ class device_region final : public region {
     const auto what = "copy of " + std::to_string(bytes) + " bytes on " + shared_->on.str();
     try {
       const auto stream = shared_->new_stream();
+      continue_after(given(), stream);
       shared_->copy(to, to_device, from, from_device, bytes, stream);
       stream_event(shared_->events, stream, what).wait();
     } catch (const copy_failed&) {
@@ -286,7 +295,8 @@ class device_region final : public region {
   bool pinned_;
   bytes_t bytes_;
   c10::DataPtr memory_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
+  ticket given_;
   std::vector<c10::Stream> others_;  ///< that the next step waits for
   std::vector<c10::Stream> steps_;   ///< that steps have run on
   pid_t process_ = getpid();
@@ -327,6 +337,8 @@ class stream_link final : public link {
       auto& stream = captured ? stream_of_captures_ : stream_;
       if (!stream) stream = shared_->new_stream();
       for (const auto& t : after) continue_after(t, *stream);
+      for (const auto* r : {to.in.get(), from.in.get()})
+        if (const auto* own = dynamic_cast<const device_region*>(r)) continue_after(own->given(), *stream);
       if (to.bytes > 0)
         shared_->copy(to.in->data() + to.offset, to.in->on(), from.in->data() + from.offset, from.in->on(), to.bytes, *stream);
       const auto done = std::make_shared<stream_event>(shared_->events, *stream, what);
