@@ -87,19 +87,18 @@ def check_outputs_on_another_stream():
 
 def check_memory_of_others():
     """Another process takes memory: the step is planned for less, once, with a warning."""
-    ids = torch.randint(0, 50, (96, 16))  # allocators give segments of some MiB
+    ids = torch.randint(0, 50, (300, 16))  # the allocator of CUDA rounds less where more is asked for
 
     def gradients(model):
         torch.manual_seed(3)
         model(ids.to(DEVICE)).backward()
         return [p.grad.cpu() for p in model.parameters()]
 
-    model = wrapped()
+    model = wrapped(budget="8 GiB")
     plain = gradients(model)
     arena = remat.of(model).memory()["arena"]
-    del model
-    gc.collect()
-    model = wrapped(budget="8 GiB")
+    model.zero_grad()
+    remat.of(model).release()
     torch.accelerator.empty_cache()
     free, _ = torch.accelerator.get_memory_info(DEVICE)
     emulated.take(0, free - arena * 3 // 4)
