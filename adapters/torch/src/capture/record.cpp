@@ -119,14 +119,14 @@ class call_observer {
 std::mutex one_at_a_time;
 /// Those of the run; threads of the autograd engine inherit the dispatch key, not thread-local data.
 recorder* active = nullptr;
-call_observer* observer = nullptr;
+call_observer* observer_of_calls = nullptr;
 
 void fallback(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard below(record_key);
   if (active)
     active->run(op, *stack);
-  else if (observer)
-    observer->run(op, *stack);
+  else if (observer_of_calls)
+    observer_of_calls->run(op, *stack);
   else
     op.callBoxed(stack);
 }
@@ -150,8 +150,8 @@ struct recording {
 };
 
 struct observing {
-  explicit observing(call_observer& o) { observer = &o; }
-  ~observing() { observer = nullptr; }
+  explicit observing(call_observer& o) { observer_of_calls = &o; }
+  ~observing() { observer_of_calls = nullptr; }
   observing(const observing&) = delete;
   observing& operator=(const observing&) = delete;
 };

@@ -32,12 +32,12 @@ bool has_one_use(const program& step) {
   return uses == 1;
 }
 
-/// @param known   parameters and buffers of the module
+/// @param of_module   parameters and buffers of the module
 /// @param written tensors that the step may change
-verification::names verified_names(const setup& s, const std::vector<named_tensor>& known, const std::vector<at::Tensor>& inputs,
-                                   const std::vector<at::Tensor>& written) {
+verification::names verified_names(const setup& s, const std::vector<named_tensor>& of_module,
+                                   const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& written) {
   const auto name_of = [&](const at::Tensor& t) {
-    for (const auto& named : known)
+    for (const auto& named : of_module)
       if (named.tensor.is_same(t)) return named.name;
     for (std::size_t i = 0; i < inputs.size(); ++i)
       if (inputs[i].is_same(t)) return "input " + std::to_string(i);
