@@ -177,8 +177,8 @@ TEST_CASE("an arena waits for streams that PyTorch was told of by record_stream"
     const auto t = bytes_in(arena, 0, 1 << 16);
     t.fill_(round);
     const auto side = another_stream();
+    const auto to = at::empty({1 << 16}, bytes_on_accelerator());  // which deterministic algorithms fill
     const auto written = d.mark();
-    const auto to = at::empty({1 << 16}, bytes_on_accelerator());
     {
       const c10::StreamGuard guard(side);
       d.wait(written);
