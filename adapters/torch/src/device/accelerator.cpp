@@ -466,7 +466,7 @@ class accelerator final : public device {
   bytes_t workspaces() const override { return workspaces_; }
   void enter(region& r) override {
     const c10::DeviceGuard guard(shared_->on);
-    refuse_foreign_capture();
+    refuse_foreign_capture(shared_->on);
     multiply();
     if (auto* const own = dynamic_cast<device_region*>(&r)) own->enter();
   }
@@ -563,12 +563,8 @@ far_memory pinned_memory(c10::Device on, bytes_t limit) {
           {}};
 }
 
-void refuse_foreign_capture() {
-  const auto kind = at::accelerator::getAccelerator();
-  if (!kind) return;
-  const c10::impl::VirtualGuardImpl impl(*kind);
-  if (impl.deviceCount() == 0) return;
-  const auto on = impl.getDevice();
+void refuse_foreign_capture(c10::Device on) {
+  const c10::impl::VirtualGuardImpl impl(on.type());
   if (impl.isStreamCapturing(impl.getStream(on)))
     throw not_available("a graph is being captured on " + on.str() +
                         "; a planned step cannot be part of a foreign graph, see graph=True");

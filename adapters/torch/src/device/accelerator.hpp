@@ -20,8 +20,9 @@ device& accelerator_device(c10::Device which);
 /// @throws not_available, bad_option
 far_memory pinned_memory(c10::Device on, bytes_t limit);
 
-/// @throws not_available while the current stream of an accelerator is captured as somebody else's graph
-void refuse_foreign_capture();
+/// @param on an accelerator
+/// @throws not_available while the current stream there is captured as somebody else's graph
+void refuse_foreign_capture(c10::Device on);
 
 /// A stream that PyTorch does not know of reads the arena that holds `data`: the next step in the arena waits for it.
 void note_use(const void* data, c10::Stream s);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
+#include <ATen/DeviceAccelerator.h>
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
@@ -32,8 +33,8 @@ bool has_one_use(const program& step) {
   return uses == 1;
 }
 
-/// @param of_module   parameters and buffers of the module
-/// @param written tensors that the step may change
+/// @param of_module parameters and buffers of the module
+/// @param written   tensors that the step may change
 verification::names verified_names(const setup& s, const std::vector<named_tensor>& of_module,
                                    const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& written) {
   const auto name_of = [&](const at::Tensor& t) {
@@ -78,7 +79,9 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
   if (!at::GradMode::is_enabled() || recorded) return call.forward(inputs);
 
   if (options.device) throw not_supported("plans for a device that is estimated are not run");
-  refuse_foreign_capture();
+  const auto away = std::find_if(inputs.begin(), inputs.end(),
+                                 [](const auto& t) { return t.defined() && at::accelerator::isAccelerator(t.device().type()); });
+  if (away != inputs.end()) refuse_foreign_capture(away->device());
   std::unique_lock lock(mutex);
   look();
   if (std::none_of(parameters.begin(), parameters.end(), [](const auto& p) { return p.tensor.requires_grad(); }) &&
