@@ -381,6 +381,8 @@ class Session:
 
     def _set_options(self, options: Options) -> None:
         old, self._options = self._options, options
+        if self._open and old.steps_on is not None and options.steps_on is None:
+            _host.leave(self._source.model())
         if dataclasses.replace(options, budget=old.budget, activation_budget=old.activation_budget, on_refuse=old.on_refuse) != old:
             self._made = None
         elif self._made is not None and options.limit() != old.limit():

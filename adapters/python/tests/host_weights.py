@@ -72,9 +72,19 @@ def check_refusals():
             raise AssertionError(options)
 
 
+def check_other_options():
+    """Wrapped again without a device, the model trains on the host."""
+    model, x = Conv(), torch.randn(4, 3, 24, 24)
+    remat.wrap(model, device=DEVICE, offload="all", cache=False)(x).backward()
+    assert {b.device.type for b in model.buffers()} == {DEVICE.type}
+    remat.wrap(model, cache=False)(x).backward()
+    assert {t.device.type for t in (*model.parameters(), *model.buffers())} == {"cpu"}
+
+
 def main():
     torch.backends.mha.set_fastpath_enabled(False)  # which PyTorch takes or not by where weights are
     check_refusals()
+    check_other_options()
     compared = 0
     for make, sample, tight in ((Gpt, lambda: torch.randint(0, 50, (8, 16)), 70), (Conv, lambda: torch.randn(4, 3, 24, 24), 92)):
         for passes in (1, 2):
