@@ -161,19 +161,18 @@ def _maps(batch, size):
 
 def models(tiny: bool) -> dict:
     """name: (makes the model, makes the inputs of a step on the host, under bf16 autocast)."""
-    if tiny:
-        return {"GPT with dropout": (lambda: Gpt(64, 16, 32, 4, 3), _ids(64, 4, 16), False),
-                "Llama-like": (lambda: Llama(64, 32, 4, 2, 64, 3), _ids(64, 4, 16), False),
-                "ResNet": (lambda: Labelled(ResNet(8, 2, 2)), _images(4, 16), False),
-                "U-Net": (lambda: Labelled(UNet(8, 2)), _maps(2, 16), False),
-                "conv + batch norm": (lambda: Labelled(Conv(8)), _images(4, 16), False),
-                "encoder, bf16 autocast": (lambda: Encoder(64, 32, 4, 2), _ids(64, 4, 16), True)}
-    return {"GPT with dropout": (lambda: Gpt(8192, 256, 512, 8, 6), _ids(8192, 8, 256), False),
-            "Llama-like": (lambda: Llama(8192, 512, 8, 4, 1408, 6), _ids(8192, 8, 256), False),
-            "ResNet": (lambda: Labelled(ResNet(64, 4, 2)), _images(32, 64), False),
-            "U-Net": (lambda: Labelled(UNet(32, 4)), _maps(8, 96), False),
-            "conv + batch norm": (lambda: Labelled(Conv(64)), _images(32, 64), False),
-            "encoder, bf16 autocast": (lambda: Encoder(8192, 512, 8, 6), _ids(8192, 8, 256), True)}
+    def of(small, large):
+        return small if tiny else large
+
+    gpt, llama = of((64, 16, 32, 4, 3), (8192, 256, 512, 8, 6)), of((64, 32, 4, 2, 64, 3), (8192, 512, 8, 4, 1408, 6))
+    resnet, unet, encoder = of((8, 2, 2), (64, 4, 2)), of((8, 2), (32, 4)), of((64, 32, 4, 2), (8192, 512, 8, 6))
+    ids, images, maps = _ids(*of((64, 4, 16), (8192, 8, 256))), _images(*of((4, 16), (32, 64))), _maps(*of((2, 16), (8, 96)))
+    return {"GPT with dropout": (lambda: Gpt(*gpt), ids, False),
+            "Llama-like": (lambda: Llama(*llama), ids, False),
+            "ResNet": (lambda: Labelled(ResNet(*resnet)), images, False),
+            "U-Net": (lambda: Labelled(UNet(*unet)), maps, False),
+            "conv + batch norm": (lambda: Labelled(Conv(of(8, 64))), images, False),
+            "encoder, bf16 autocast": (lambda: Encoder(*encoder), ids, True)}
 
 
 def llama_3b(tiny: bool) -> tuple:

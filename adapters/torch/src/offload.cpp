@@ -9,6 +9,7 @@
 #include <remat/pytorch/offload.hpp>
 
 #include "arrival.hpp"
+#include "device/home.hpp"
 #include "trim.hpp"
 
 namespace remat::pytorch {
@@ -75,24 +76,18 @@ void pin_weights(const std::vector<at::Tensor>& weights, c10::Device near) {
   std::map<const void*, std::vector<at::Tensor>> by_memory;
   for (const auto& w : weights)
     if (w.has_storage() && w.storage().nbytes() > 0) by_memory[w.storage().unsafeGetStorageImpl()].push_back(w);
-  constexpr bytes_t unit = 512;
-  const auto rounded = [](std::size_t bytes) { return (static_cast<bytes_t>(bytes) + unit - 1) / unit * unit; };
+  const auto bytes_of = [](const auto& tensors) { return static_cast<bytes_t>(tensors.front().storage().nbytes()); };
   bytes_t total = 0;
-  for (const auto& [memory, tensors] : by_memory) total += rounded(tensors.front().storage().nbytes());
+  for (const auto& [memory, tensors] : by_memory) total += allocated_bytes(near, bytes_of(tensors));
   if (total == 0) return;
   const auto all = on_host(near, total).memory->reserve(total);
   bytes_t at = 0;
   for (const auto& [memory, tensors] : by_memory) {
-    const auto bytes = bytes_around(tensors.front());
-    c10::DataPtr place(
-        all->data() + at, new std::shared_ptr<region>(all), [](void* p) { delete static_cast<std::shared_ptr<region>*>(p); },
-        c10::kCPU);
-    const c10::Storage home(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(bytes.nbytes()), std::move(place), nullptr,
-                            false);
-    const auto there = at::empty({0}, at::kByte).set_(home, 0, bytes.sizes(), {1});
-    there.copy_(bytes);
+    const auto bytes = bytes_of(tensors);
+    const auto there = at::empty({0}, at::kByte).set_(storage_in(all, at, bytes), 0, {bytes}, {1});
+    there.copy_(bytes_around(tensors.front()));
     rebase(tensors, there);
-    at += rounded(home.nbytes());
+    at += allocated_bytes(near, bytes);
   }
 }
 

@@ -1,15 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Memory of the caller as something that links read. Private to the adapter.
+/// Memory of the caller as something that links read, and regions as memory that callers hold. Private to the adapter.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include <remat/pytorch/device.hpp>
 
 namespace remat::pytorch {
+
+/// Bytes [offset, offset + bytes) of a region as a storage, which holds the region.
+inline c10::Storage storage_in(const std::shared_ptr<region>& r, bytes_t offset, bytes_t bytes) {
+  c10::DataPtr place(
+      r->data() + offset, new std::shared_ptr<region>(r), [](void* p) { delete static_cast<std::shared_ptr<region>*>(p); },
+      r->on());
+  return {c10::Storage::use_byte_size_t(), static_cast<std::size_t>(bytes), std::move(place), nullptr, false};
+}
 
 /// Bytes [offset, offset + bytes) of the storage of `t`, which is held meanwhile, for a link to read. What is on a disk is read
 /// from its file, so that a disk that fails is a `copy_failed` and no signal, and pages are mapped into nobody's memory.

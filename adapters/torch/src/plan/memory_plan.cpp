@@ -83,7 +83,7 @@ class planner {
     plan_.given = given_early(program_());
     plan_.leaves.resize(program_().parameters.size(), none);
     for (const auto k : leaving_gradients(program_()))
-      leaving_gradient_[program_().views[program_().parameter_grads[k]].value] = k;
+      leaving_gradient_[program_().views[program_().parameter_grads[k]].value] = static_cast<index_t>(k);
     if (std::find(plan_.given.begin(), plan_.given.end(), true) != plan_.given.end()) find_gifts();
     for (const auto& n : program_().nodes) note_origin(n.starts);
     note_origin(program_().after_forward);
@@ -242,7 +242,7 @@ class planner {
       pending_.push_back({k, true});
       if (sent_[v] == none) continue;
       const auto place = std::lower_bound(far_of_.begin(), far_of_.end(), sent_[v]) - far_of_.begin();
-      if (plan_.moves[sent_[v]].gradient == planned_move::npos) far_[static_cast<std::size_t>(place)].death = time(i) + 1;
+      if (plan_.moves[sent_[v]].gradient == none) far_[static_cast<std::size_t>(place)].death = time(i) + 1;
     }
   }
   static bytes_t aligned(bytes_t bytes, bytes_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
@@ -477,16 +477,16 @@ class planner {
   std::map<index_t, int> held_gifts_;       ///< per buffer: those that lie there
   bytes_t gift_copies_ = 0;                 ///< of the largest gift that is a copy
   execution_plan::data plan_;
-  bytes_t unit_ = 64;                                ///< of allocations outside of the arena, bytes
-  bytes_t elsewhere_ = 0;                            ///< most that other threads allocate during a step
-  std::vector<bool> fetched_;                        ///< per value; empty: none is
-  std::map<index_t, std::size_t> leaving_gradient_;  ///< by value: the parameter of the host
-  std::vector<index_t> now_;                         ///< per value: its buffer, none if it is not on the device
-  std::vector<index_t> sent_;                        ///< per value: the move that sent it
-  std::vector<index_t> leaving_, coming_;            ///< per value: the move that nobody has waited for
-  std::vector<move_step> pending_;                   ///< before what comes next
-  std::vector<allocation> far_;                      ///< of what is sent, in far memory
-  std::vector<index_t> far_of_;                      ///< the same: the moves
+  bytes_t unit_ = 64;                            ///< of allocations outside of the arena, bytes
+  bytes_t elsewhere_ = 0;                        ///< most that other threads allocate during a step
+  std::vector<bool> fetched_;                    ///< per value; empty: none is
+  std::map<index_t, index_t> leaving_gradient_;  ///< by value: the parameter of the host
+  std::vector<index_t> now_;                     ///< per value: its buffer, none if it is not on the device
+  std::vector<index_t> sent_;                    ///< per value: the move that sent it
+  std::vector<index_t> leaving_, coming_;        ///< per value: the move that nobody has waited for
+  std::vector<move_step> pending_;               ///< before what comes next
+  std::vector<allocation> far_;                  ///< of what is sent, in far memory
+  std::vector<index_t> far_of_;                  ///< the same: the moves
 };
 
 }  // namespace
@@ -501,7 +501,7 @@ bytes_t execution_plan::far_bytes() const { return data_->far; }
 std::pair<bytes_t, bytes_t> execution_plan::moved_bytes() const {
   std::pair<bytes_t, bytes_t> sum;
   for (const auto& m : data_->moves)
-    if (m.slot == none && m.gradient == planned_move::npos) (m.brings == none ? sum.first : sum.second) += m.bytes;
+    if (m.slot == none && m.gradient == none) (m.brings == none ? sum.first : sum.second) += m.bytes;
   return sum;
 }
 bytes_t execution_plan::fetched_bytes() const {

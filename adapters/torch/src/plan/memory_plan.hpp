@@ -41,13 +41,12 @@ struct placed_call {
 
 /// A value goes to far memory or comes back, or is fetched from the caller's memory.
 struct planned_move {
-  static constexpr auto npos = static_cast<std::size_t>(-1);
   index_t value = none, buffer = none;
   bytes_t bytes = 0;                ///< of the copy: those of the value, rounded up
   bytes_t far = 0;                  ///< where it lies there
   index_t brings = none;            ///< the move whose bytes it brings back
   index_t slot = none;              ///< the tensor of the caller whose bytes it fetches; both none: it sends them
-  std::size_t gradient = npos;      ///< the parameter whose gradient it sends to memory of the caller
+  index_t gradient = none;          ///< the parameter whose gradient it sends to memory of the caller
   bool before_its_step = false;     ///< the last of a weight whose gradient is given: somebody may step it soon
   std::vector<index_t> after = {};  ///< moves that have to be done before it begins
 };

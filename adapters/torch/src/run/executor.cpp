@@ -89,7 +89,7 @@ struct executor::state {
     for (std::size_t i = 0; i < data.leaves.size(); ++i) {
       if (data.leaves[i] == none) continue;
       home_offsets[i] = home_bytes;
-      home_bytes += (data.moves[data.leaves[i]].bytes + 511) / 512 * 512;
+      home_bytes += allocated_bytes(on.which(), data.moves[data.leaves[i]].bytes);  // addresses as the device wants them
     }
     if (data.far > 0) beyond = far.memory->reserve(data.far);
     moving.resize(data.moves.size());
@@ -351,11 +351,7 @@ struct executor::state {
   }
   at::Tensor at_home(std::size_t i) {
     const auto& view = step.views[step.parameter_grads[i]];
-    c10::DataPtr place(
-        home->data() + home_offsets[i], new std::shared_ptr<region>(home),
-        [](void* p) { delete static_cast<std::shared_ptr<region>*>(p); }, c10::kCPU);
-    return tensor_of(view, c10::Storage(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(step.values[view.value].bytes),
-                                        std::move(place), nullptr, false));
+    return tensor_of(view, storage_in(home, home_offsets[i], step.values[view.value].bytes));
   }
 
   void set_input(index_t k, const at::Tensor& t) {
@@ -400,11 +396,7 @@ struct executor::state {
   }
   /// Memory of the arena as a storage that owns it.
   c10::Storage lend(const location& l) {
-    auto* owner = new std::shared_ptr<region>(lent);
-    c10::DataPtr place(
-        address(l.buffer), owner, [](void* p) { delete static_cast<std::shared_ptr<region>*>(p); }, step.values[l.value].device);
-    c10::Storage s(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(data.buffers[l.buffer].bytes), std::move(place),
-                   nullptr, false);
+    auto s = storage_in(lent, data.buffers[l.buffer].offset, data.buffers[l.buffer].bytes);
     if (!data.copied.empty()) lent_out.push_back(s.getWeakStorageImpl());
     return s;
   }
@@ -592,7 +584,7 @@ struct executor::state {
     std::vector<ticket> after{on.mark()};
     for (auto other : m.after) after.push_back(moving[other]);
     const block here{memory, data.buffers[m.buffer].offset, m.bytes}, there{beyond, m.far, m.bytes};
-    if (m.gradient != planned_move::npos) {
+    if (m.gradient != none) {
       moving[k] = far.out->copy({home, home_offsets[m.gradient], m.bytes}, here, std::move(after));
     } else if (m.slot != none)
       moving[k] = far.in->copy(here, in_memory_of_caller(m), std::move(after));
