@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Demands that every public header compiles alone, and twice, and that every header is listed to be installed.
+"""Demands that every public header is listed to be installed, and, if REMAT_FULL is set, compiles alone, and twice.
 
 usage: headers.py INCLUDE_FOLDER COMPILER FLAG... -- HEADER...
 """
@@ -23,7 +23,8 @@ def complaint(header):
 
 there = {str(f.relative_to(folder / "remat")) for f in (folder / "remat").rglob("*.hpp")}
 failures = [f"{h}: not in include/remat/meson.build, or not there" for h in sorted(there ^ set(listed))]
+compiled = listed if os.environ.get("REMAT_FULL") else []
 with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-    failures += [f"{h} alone:\n{said}" for h, said in zip(listed, pool.map(complaint, listed)) if said]
-print("\n".join(failures) or f"{len(listed)} headers")
+    failures += [f"{h} alone:\n{said}" for h, said in zip(compiled, pool.map(complaint, compiled)) if said]
+print("\n".join(failures) or f"{len(listed)} headers, {len(compiled)} compiled alone")
 sys.exit(1 if failures or not listed else 0)

@@ -34,15 +34,16 @@ class Package:
         env["PYTHONPATH"] = os.pathsep.join([*map(str, paths), *filter(None, [env.get("PYTHONPATH")])])
         return env
 
-    def suite(self, name: str) -> list[str] | None:
-        """The command of a C++ suite on the device, if it is built and not older than the library."""
+    def suite(self, name: str, tiny: bool) -> list[str] | None:
+        """The command of a C++ suite on the device, if it is built and not older than the library. tiny: without its comparisons of
+        many schedules."""
         if self.folder is None:
             return None
         programs, library = self.folder / "adapters/torch/tests", self.folder / "adapters/torch/libremat_torch.so"
         room = name.removeprefix("torch_")
-        for program, tags in ((programs / "torch_tests", [f"[#{room}][device],[#{room}][accelerator]"]), (programs / name, ["[device],[accelerator]"])):
+        for program, of in ((programs / "torch_tests", f"[#{room}]"), (programs / name, "")):
             if program.exists() and (not library.exists() or program.stat().st_mtime >= library.stat().st_mtime):
-                return [str(program), *(["-#"] if program.name == "torch_tests" else []), *tags]
+                return [str(program), *(["-#"] if of else []), f"{of}[accelerator]" if tiny else f"{of}[device],{of}[accelerator]"]
         return None
 
 
@@ -62,7 +63,7 @@ def prepare(options: argparse.Namespace) -> Package:
     folder = ROOT / "build"
     _call([ROOT / "tools/setup"], "tools/setup")
     if not (folder / "build.ninja").exists():
-        _call(["meson", "setup", folder], "meson setup")
+        _call(["meson", "setup", folder, "-Dunity=on", "-Dunity_size=1000"], "meson setup")
     say("gpu-check: building (some minutes the first time)")
     known = subprocess.run(["ninja", "-C", folder, "-t", "targets", "all"], capture_output=True, text=True).stdout
     plugin = "adapters/torch/libremat_torch_cuda.so"

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All parameters of a model train with AdamW in far less memory than its weights, gradients and states take, against offloading by hand."""
+"""All parameters of a model train with AdamW in far less memory than its weights, gradients and states take, against offloading by hand.
+
+Peaks are beyond what is held before the model is there: libraries keep their workspaces from one training to the next.
+"""
 
 from __future__ import annotations
 
@@ -75,15 +78,17 @@ def train(c: Context, model: torch.nn.Module, inputs: tuple, optimizer: torch.op
 
 
 def run(c: Context, case: str) -> None:
+    held = c.allocated()
     try:
         model, inputs = draw(c, pinned=True)
     except RuntimeError as e:
         return c.log.row(case, HAND, NOT_AVAILABLE, cause_of(e))
     state = 4 * sum(p.nbytes for p in model.parameters())  # weights, gradients, two states
     limit = state if c.tiny else state // 4
-    hand = hand_made(c, case, model, inputs, limit)
-    del model
+    hand = hand_made(c, case, model, inputs, limit, held)
+    del model, inputs
     c.free()
+    held = c.allocated()
     try:
         model, inputs = draw(c, pinned=False)
         model.to(c.device)
@@ -93,16 +98,17 @@ def run(c: Context, case: str) -> None:
         losses, seconds = train(c, model, inputs, optimizer, torch.enable_grad)
     except (ValueError, TypeError, remat.Error) as e:
         return c.log.row(case, OURS, NOT_AVAILABLE, cause_of(e), GOAL, limit=size(limit))
-    figures = {"ms": f"{1e3 * seconds:.1f}", "peak": size(c.peak()), "limit": size(limit), "loss": f"{losses[0]:.5f} .. {losses[-1]:.5f}"}
+    peak = c.peak() - held
+    figures = {"ms": f"{1e3 * seconds:.1f}", "peak": size(peak), "limit": size(limit), "loss": f"{losses[0]:.5f} .. {losses[-1]:.5f}"}
     if hand is not None:
         figures["of_by_hand"] = f"{seconds / hand:.3f}"
     verdict = c.verdict_of_time(hand is None or seconds < hand)
-    if c.peak() > limit:
-        verdict = FAILED, f"the measured peak is {size(c.peak() - limit)} above the limit"
+    if peak > limit:
+        verdict = FAILED, f"the measured peak is {size(peak - limit)} above the limit"
     c.log.row(case, OURS, *verdict, GOAL, **figures)
 
 
-def hand_made(c: Context, case: str, model: torch.nn.Module, inputs: tuple, limit: int) -> float | None:
+def hand_made(c: Context, case: str, model: torch.nn.Module, inputs: tuple, limit: int, held: int) -> float | None:
     """Seconds of a step, or None if it fails."""
     for module in (model.tokens, *model.blocks, model.norm, model.head):
         by_hand(c, module)
@@ -113,5 +119,5 @@ def hand_made(c: Context, case: str, model: torch.nn.Module, inputs: tuple, limi
     except torch.OutOfMemoryError as e:
         c.log.row(case, HAND, NOT_AVAILABLE, cause_of(e))
         return None
-    c.log.row(case, HAND, TOLD, ms=f"{1e3 * seconds:.1f}", peak=size(c.peak()), limit=size(limit), loss=f"{losses[0]:.5f} .. {losses[-1]:.5f}")
+    c.log.row(case, HAND, TOLD, ms=f"{1e3 * seconds:.1f}", peak=size(c.peak() - held), limit=size(limit), loss=f"{losses[0]:.5f} .. {losses[-1]:.5f}")
     return seconds

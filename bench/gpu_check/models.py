@@ -164,7 +164,7 @@ def models(tiny: bool) -> dict:
     def of(small, large):
         return small if tiny else large
 
-    gpt, llama = of((64, 16, 32, 4, 3), (8192, 256, 512, 8, 6)), of((64, 32, 4, 2, 64, 3), (8192, 512, 8, 4, 1408, 6))
+    gpt, llama = of((64, 16, 32, 4, 2), (8192, 256, 512, 8, 6)), of((64, 32, 4, 2, 64, 2), (8192, 512, 8, 4, 1408, 6))
     resnet, unet, encoder = of((8, 2, 2), (64, 4, 2)), of((8, 2), (32, 4)), of((64, 32, 4, 2), (8192, 512, 8, 6))
     ids, images, maps = _ids(*of((64, 4, 16), (8192, 8, 256))), _images(*of((4, 16), (32, 64))), _maps(*of((2, 16), (8, 96)))
     return {"GPT with dropout": (lambda: Gpt(*gpt), ids, False),
@@ -178,5 +178,5 @@ def models(tiny: bool) -> dict:
 def llama_3b(tiny: bool) -> tuple:
     """(makes the model, its inputs): 3.2 billion parameters, or hardly any."""
     if tiny:
-        return lambda: Llama(64, 64, 4, 2, 128, 4), _ids(64, 4, 32)
+        return lambda: Llama(64, 64, 4, 2, 128, 3), _ids(64, 4, 32)
     return lambda: Llama(32000, 3072, 24, 8, 8192, 28), _ids(32000, 4, 1024)

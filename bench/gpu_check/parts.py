@@ -78,7 +78,8 @@ class Runner:
         env = self._env | DETERMINISTIC
         emulation = {"EMULATED_WORKSPACE": "65536", "EMULATED_ALIGNMENT": "512"} if self.emulated else {}
         for name in ("devices.py", *SUITES):
-            command = self._package.suite(name) if name in SUITES else [self._package.python, str(ROOT / "adapters/python/tests" / name)]
+            script = [self._package.python, str(ROOT / "adapters/python/tests" / name), *(["--short"] if self._options.tiny else [])]
+            command = self._package.suite(name, self._options.tiny) if name in SUITES else script
             if command is None:
                 advice = f"{name} is not built, or older than the library: ninja -C FOLDER adapters/torch/tests/{name}"
                 self._row("suites", name, "C++", NOT_AVAILABLE, advice)

@@ -11,7 +11,7 @@ from step import Loss, UNet, classification, language_model
 def gpt2(tiny: bool):
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    size = {"n_layer": 3, "n_embd": 48, "n_head": 4, "n_positions": 32, "vocab_size": 128, "bos_token_id": 0, "eos_token_id": 0} if tiny else {}
+    size = {"n_layer": 2, "n_embd": 48, "n_head": 4, "n_positions": 32, "vocab_size": 128, "bos_token_id": 0, "eos_token_id": 0} if tiny else {}
     config = GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **size)
     net = GPT2LMHeadModel(config)
     return Loss(net, language_model, list(net.transformer.h)), (torch.randint(config.vocab_size, (4, 32 if tiny else 1024)),)

@@ -123,7 +123,7 @@ struct every_choice {
 
 }  // namespace
 
-TEST_CASE("the recurrence with copies equals the enumeration of its choices") {
+TEST_CASE("the recurrence with copies equals the enumeration of its choices", "[long]") {
   std::mt19937_64 g(31);
   int compared = 0, moved = 0, both = 0;
   for (int round = 0; round < 700; ++round) {

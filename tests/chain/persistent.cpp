@@ -176,7 +176,7 @@ TEST_CASE("chains of zero, one and many links") {
   CHECK_FALSE(chain::persistent_table(c, 2000, {.slots = 0, .stop = [] { return true; }}).complete());
 }
 
-TEST_CASE("the search for one budget equals the table on longer chains") {
+TEST_CASE("the search for one budget equals the table on longer chains", "[long]") {
   std::mt19937_64 g(13);
   int compared = 0;
   for (int round = 0; round < 60; ++round) {

@@ -231,7 +231,7 @@ TEST_CASE("copies as early as they can be, and steps as they happen: valid, with
     sooner += timed.seconds < e->seconds * (1 - 1e-9);
     later += timed.seconds > e->seconds * (1 + 1e-9);
     auto both = s;
-    const auto seconds = remat::order::detail::tighten(q, both, *e, e->peak);
+    const auto seconds = remat::order::tighten(q, both, *e, e->peak);
     const auto last = remat::evaluate(q, both);
     REQUIRE(last.peak <= e->peak);
     REQUIRE(last.seconds == seconds);

@@ -56,7 +56,7 @@ TEST_CASE("min_cut conforms") {
   CHECK(failures.empty());
 }
 
-TEST_CASE("a sweep has more budget never slower, and mostly finds the optimum") {
+TEST_CASE("a sweep has more budget never slower, and mostly finds the optimum", "[long]") {
   std::mt19937_64 g(6);
   int compared = 0, equal = 0;
   for (int round = 0; round < 150; ++round) {

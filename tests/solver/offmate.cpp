@@ -50,7 +50,8 @@ TEST_CASE("offload_only conforms") {
   for (const auto& failure : check_solver(offload_only{})) FAIL_CHECK(failure);
 }
 
-TEST_CASE("with copies every budget from the least on has a schedule, never slower than either alone, never below the optimum") {
+TEST_CASE("with copies every budget from the least on has a schedule, never slower than either alone, never below the optimum",
+          "[long]") {
   std::mt19937_64 g(5);
   int compared = 0, met = 0, joint = 0;
   const offmate<> both(min_cut{}, {.search = 40'000, .idle = 2});

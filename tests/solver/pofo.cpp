@@ -92,7 +92,7 @@ TEST_CASE("pofo on thousands of small chains: never below the optimum, and it of
   CHECK(3 * met > compared);
 }
 
-TEST_CASE("pofo on longer chains: both means, within the optimum's reach of offmate") {
+TEST_CASE("pofo on longer chains: both means, within the optimum's reach of offmate", "[long]") {
   std::mt19937_64 g(42);
   int found = 0, both = 0, alone = 0;
   double ours = 0, joint = 0;

@@ -281,7 +281,7 @@ TEST_CASE("what comes before anything is computed adds to what does not fit: wor
   CHECK(r.seconds <= 21 * (1 + 1e-9));
 }
 
-TEST_CASE("planners for several tiers: valid, within all budgets, in order") {
+TEST_CASE("planners for several tiers: valid, within all budgets, in order", "[long]") {
   std::mt19937_64 g(32);
   int found = 0, missed = 0, optimal = 0, better = 0, chained = 0, four = 0;
   const remat::offmate<> both(remat::min_cut{}, {.search = 5'000, .idle = 1});
@@ -315,7 +315,7 @@ TEST_CASE("planners for several tiers: valid, within all budgets, in order") {
   CHECK(better > 40);
 }
 
-TEST_CASE("more memory or rate on several tiers: schedules never take longer, and what is found hardly ever does") {
+TEST_CASE("more memory or rate on several tiers: schedules never take longer, and what is found hardly ever does", "[long]") {
   int compared = 0, slower = 0;
   const remat::offmate<> both(remat::min_cut{}, {.scan = 6, .search = 1'000, .idle = 1});
   for (unsigned seed = 0; seed < 150; ++seed) {
@@ -341,7 +341,7 @@ TEST_CASE("more memory or rate on several tiers: schedules never take longer, an
   CHECK(slower * 50 <= compared);
 }
 
-TEST_CASE("the smallest budget on several tiers") {
+TEST_CASE("the smallest budget on several tiers", "[long]") {
   std::mt19937_64 g(34);
   int met = 0, rounds = 0;
   const remat::offmate<> both(remat::min_cut{}, {.scan = 4, .search = 2'000, .idle = 1});

@@ -10,7 +10,7 @@ using namespace remat;
 TEST_CASE("highs: the hierarchical ILP of single operations is the staged optimum") {
   testing::check_hilp_of_operations<highs::backend>(31, 200);
 }
-TEST_CASE("highs: the hierarchical ILP of parts, against every selection of options") {
+TEST_CASE("highs: the hierarchical ILP of parts, against every selection of options", "[long]") {
   testing::check_hilp_of_parts<highs::backend>(10, 100);
 }
 TEST_CASE("highs: hiremate") { testing::check_hiremate<highs::backend>(); }

@@ -10,12 +10,15 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from . import _torch
-from ._errors import Refused
 
 
-def place(model: torch.nn.Module, device: torch.device) -> None:
-    """Puts weights into page-locked memory of the host, and buffers on `device`. They stay the same objects."""
-    _torch.pin_weights([p for p in model.parameters() if not p.is_meta], str(device))
+def place(model: torch.nn.Module, device: torch.device, *, pinned: bool) -> None:
+    """Puts weights into memory of the host, and buffers on `device`. They stay the same objects.
+
+    pinned: the memory is page-locked; else weights of the host stay where they are.
+    """
+    if pinned or any(p.device.type not in ("cpu", "meta") for p in model.parameters()):
+        _torch.pin_weights([p for p in model.parameters() if not p.is_meta], str(device))
     for b in model.buffers():
         b.data = b.data.to(device)
 
@@ -32,22 +35,54 @@ def to_device(tensors: list[torch.Tensor], device: torch.device) -> list[torch.T
 
 
 class _Bringing(TorchFunctionMode):
-    """Operators get weights of the host on the device."""
+    """Operators get weights of the host on the device. Autograd keeps which weight it was, not the copy."""
 
     def __init__(self, device: torch.device):
         super().__init__()
         self._device = device
+        self._brought: dict[int, torch.nn.Parameter] = {}  # by memory, for the operator that runs now
+        self._saving = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+
+    def __enter__(self):
+        self._saving.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        super().__exit__(*exception)
+        self._saving.__exit__(*exception)
+
+    def _bring(self, p: torch.nn.Parameter) -> torch.Tensor:
+        there = p.to(self._device)
+        self._brought[there.untyped_storage()._cdata] = p
+        return there
+
+    def _pack(self, t: torch.Tensor) -> Any:
+        p = self._brought.get(t.untyped_storage()._cdata) if t.layout is torch.strided else None
+        return t if p is None else (p, p._version, t.dtype, t.shape, t.stride(), t.storage_offset())
+
+    def _unpack(self, packed: Any) -> torch.Tensor:
+        if isinstance(packed, torch.Tensor):
+            return packed
+        p, version, dtype, *layout = packed
+        if p._version != version:
+            raise RuntimeError(f"a weight of shape {tuple(p.shape)} that the backward needs was modified by an inplace operation after the forward: "
+                               f"it is at version {p._version}; expected version {version}")
+        return p.detach().to(self._device).view(dtype).as_strided(*layout)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if getattr(func, "__name__", "") != "__get__":
-            args, kwargs = tree_map_only(torch.nn.Parameter, lambda p: p.detach().to(self._device), (args, kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") == "__get__":
+            return func(*args, **kwargs)
+        try:
+            return func(*tree_map_only(torch.nn.Parameter, self._bring, args), **tree_map_only(torch.nn.Parameter, self._bring, kwargs))
+        finally:
+            self._brought.clear()
 
 
-def run_plain(plain: Callable, args: tuple, kwargs: dict, device: torch.device) -> Any:
-    """A forward without gradients, one weight on the device at a time. Raises Refused if it needs gradients."""
-    if torch.is_grad_enabled():
-        raise Refused(f"the weights are on the host, and a step that is not planned cannot train on {device}", advice="torch.no_grad(), or remat.unwrap(model)")
+def run_plain(plain: Callable, device: torch.device, *args: Any, **kwargs: Any) -> Any:
+    """The forward on the device, with one weight there at a time; so is its backward, whose gradients of weights go to the host."""
+    if _torch.capturing():  # weights look as if they were on the device
+        return plain(*args, **kwargs)
     args, kwargs = tree_map_only(torch.Tensor, lambda t: t.to(device), (args, kwargs))
     with _Bringing(device):
         return plain(*args, **kwargs)

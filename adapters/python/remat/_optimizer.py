@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import collections
 import functools
+import math
+import numbers
 import os
 import sys
+import time
 import types
 from typing import Any, Callable, Iterable, Iterator, Literal, NamedTuple
 
@@ -15,7 +18,7 @@ import torch
 from . import _core, _torch
 from ._disk import Disk, Layout, evict, in_file, movable
 from ._errors import CopyFailed, Refused
-from ._options import folder, size
+from ._options import folder, number, size
 from ._overlap import Overlap, detach
 from ._wrap import of
 
@@ -26,8 +29,8 @@ PARCEL = 8 << 20  #: bytes of states that are brought into memory at a time, or 
 
 
 def optimizer(params: Iterable, cls: type[torch.optim.Optimizer] = torch.optim.AdamW, *, disk: str | os.PathLike | None = None,
-              disk_budget: int | float | str | None = None, step: Literal["after", "overlap"] = "after",
-              model: torch.nn.Module | None = None, **options: Any) -> torch.optim.Optimizer:
+              disk_budget: int | float | str | None = None, step: Literal["after", "overlap"] = "after", accumulate: int = 1,
+              where: Literal["auto", "host", "device"] = "auto", model: torch.nn.Module | None = None, **options: Any) -> torch.optim.Optimizer:
     """An optimizer that keeps its states on a disk, or steps while gradients arrive; otherwise it is a `cls`.
 
     params, options: as for `cls`. `fused=True` is added where `cls` has such a kernel for the host and neither `fused` nor
@@ -36,9 +39,12 @@ def optimizer(params: Iterable, cls: type[torch.optim.Optimizer] = torch.optim.A
         them, in files without a name that go with the process.
     disk_budget: bytes that may be taken there, as a number or as text; default: what is free.
     step: "after" all gradients are there, as ever; or "overlap": each parameter steps as soon as its gradient is there, which is
-        freed, and `step()` ends that. Whatever would need the gradients later (clipping, accumulation, gradient scaling, closures,
+        freed, and `step()` ends that. Whatever would need the gradients later (clipping, gradient scaling, closures,
         DistributedDataParallel) is Refused: in the first step, which keeps the gradients, before any weight changes.
-
+    accumulate: with "overlap": gradients of so many backwards are added up before a parameter steps.
+    where: the arithmetic of a model whose steps run on a device while its weights are on the host, see `model`. "host": there, with "overlap"
+        beside the rest of the backward; "device": parameters, gradients and states are fetched, some at a time, and go back; "auto" measures
+        both on a few MiB and takes the faster, "host" with "overlap".
     model: takes disk and disk_budget from what `wrap` was told for this model, with offload="optimizer" or "all"; with "auto" that
         is decided by `wrap`, and states may stay in memory.
 
@@ -47,15 +53,25 @@ def optimizer(params: Iterable, cls: type[torch.optim.Optimizer] = torch.optim.A
 
         opt = remat.optimizer(model.parameters(), torch.optim.AdamW, disk="/scratch", lr=3e-4)
     """
+    device = None
     if model is not None:
         if disk is not None or disk_budget is not None:
             raise ValueError("give model, or disk and disk_budget")
         told = of(model)._options
+        device = told.steps_on
         if told.offload in ("optimizer", "all"):
             disk, disk_budget = told.disk, told.disk_budget
         elif not told.auto:
             raise ValueError(f'model is wrapped with offload="{told.offload}": its optimizer has no disk')
-    return offloaded(cls, disk=disk, disk_budget=disk_budget, step=step)(params, **options)
+    if where not in ("auto", "host", "device"):
+        raise ValueError(f"where must be one of auto, host, device, got {where!r}")
+    if where == "device" and (device is None or step == "overlap"):
+        raise ValueError('where="device" is for model, wrapped with device, and step="after"')
+    number("accumulate", accumulate, numbers.Integral)
+    if accumulate < 1 or (accumulate > 1 and step != "overlap"):
+        raise ValueError(f'accumulate must be at least 1, and is for step="overlap", got {accumulate}')
+    there = None if device is None or where == "host" or step == "overlap" else (str(device), where)
+    return _checked(cls, disk, disk_budget, step, accumulate, there)(params, **options)
 
 
 def offloaded(cls: type[torch.optim.Optimizer], *, disk: str | os.PathLike | None = None, disk_budget: int | float | str | None = None,
@@ -66,6 +82,10 @@ def offloaded(cls: type[torch.optim.Optimizer], *, disk: str | os.PathLike | Non
 
         Trainer(..., optimizer_cls_and_kwargs=(remat.offloaded(torch.optim.AdamW, disk="/scratch"), {"lr": 3e-4}))
     """
+    return _checked(cls, disk, disk_budget, step)
+
+
+def _checked(cls: type, disk: Any, disk_budget: Any, step: str, accumulate: int = 1, there: tuple[str, str] | None = None) -> type[torch.optim.Optimizer]:
     if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
         raise TypeError(f"cls must be a class derived from torch.optim.Optimizer, got {cls!r}")
     if issubclass(cls, _Offloaded):
@@ -76,17 +96,17 @@ def offloaded(cls: type[torch.optim.Optimizer], *, disk: str | os.PathLike | Non
         raise ValueError(f"step must be one of after, overlap, got {step!r}")
     if disk is None and disk_budget is not None:
         raise ValueError("disk_budget is for disk, a folder")
-    return _derived(cls, None if disk is None else folder("disk", disk), None if disk_budget is None else size("disk_budget", disk_budget), step)
+    return _derived(cls, None if disk is None else folder("disk", disk), None if disk_budget is None else size("disk_budget", disk_budget), step,
+                    accumulate, there)
 
 
 @functools.lru_cache(maxsize=None)
-def _derived(cls: type, disk: str | None, disk_budget: str | None, step: str) -> type:
-    return type(f"Offloaded{cls.__name__}", (_Offloaded, cls), {"__module__": __name__, "__doc__": cls.__doc__, "_plain": cls,
-                                                               "_options": (disk, disk_budget, step)})
+def _derived(cls: type, *options: Any) -> type:
+    return type(f"Offloaded{cls.__name__}", (_Offloaded, cls), {"__module__": __name__, "__doc__": cls.__doc__, "_plain": cls, "_options": options})
 
 
-def _empty(cls: type, disk: str | None, disk_budget: str | None, step: str) -> torch.optim.Optimizer:
-    made = offloaded(cls, disk=disk, disk_budget=disk_budget, step=step)
+def _empty(cls: type, *options: Any) -> torch.optim.Optimizer:
+    made = _checked(cls, *options)
     found = made.__new__(made)
     found._begin()
     return found
@@ -101,19 +121,22 @@ class _Offloaded(torch.optim.Optimizer):
     """What is put before a class of optimizers."""
 
     _plain: type[torch.optim.Optimizer]  # that class
-    _options: tuple[str | None, str | None, str]  # disk, disk_budget, step
+    _options: tuple[str | None, str | None, str, int, tuple[str, str] | None]  # those of `_checked`
 
     def __init__(self, params: Iterable, *args: Any, **options: Any):
         self._begin()
         if not isinstance(params, (torch.Tensor, set, dict)):
             params = list(params)
-            if self._plain in _FUSED and _may_fuse(params, args, options):
+            if self._there is not None and self._options[4][1] == "auto":
+                self._there = _faster(self._plain, self._there, params, args, options)
+            if self._there is None and self._plain in _FUSED and _may_fuse(params, args, options):
                 options["fused"] = True
         super().__init__(params, *args, **options)
         self._settle(self.state)
 
     def _begin(self) -> None:
-        disk, disk_budget, step = self._options
+        disk, disk_budget, step, accumulate, there = self._options
+        self._there = None if there is None else torch.device(there[0])  # where the arithmetic is done, if not on the host
         self._disk = None if disk is None else Disk(disk, disk_budget)
         self._layouts: dict[tuple, dict[str, Layout]] = {}  # of states of parameters that are alike
         self._rooms: dict[torch.Tensor, dict[str, torch.Tensor]] = {}  # on the disk, for states that are not made yet
@@ -121,7 +144,7 @@ class _Offloaded(torch.optim.Optimizer):
         self._freed = 0  # bytes, since the last trim
         self._bytes = 0, 0  # written and read by the last step
         self._short = False  # of memory
-        self._overlap = Overlap(self) if step == "overlap" else None
+        self._overlap = Overlap(self, accumulate) if step == "overlap" else None
 
     # --- as an optimizer -----------------------------------------------------------------------------------------------------
 
@@ -183,7 +206,7 @@ class _Offloaded(torch.optim.Optimizer):
     def __reduce__(self):
         if self._overlap is not None:
             self._overlap.check_idle("a copy of the optimizer")
-        return _empty, (self._plain, *self._options), self.__getstate__()
+        return _empty, (self._plain, *self._options[:4], None if self._there is None else (str(self._there), "device")), self.__getstate__()
 
     def memory(self) -> dict[str, int]:
         """Bytes of states: in `memory`, on the `disk` (reserved), and copied `to_disk` and `from_disk` by the last step."""
@@ -198,6 +221,8 @@ class _Offloaded(torch.optim.Optimizer):
         """Steps every parameter that has a gradient, a parcel at a time."""
         todo = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
         self._look_around()
+        if self._there is not None:
+            _torch.release_sessions()  # parcels take the room of their arenas
         self._prepare(todo)
         parcels = list(self._parcels(todo))
         if self._disk is None:
@@ -273,10 +298,32 @@ class _Offloaded(torch.optim.Optimizer):
         for sparse in (False, True):
             some = [p for p in params if p.grad.is_sparse == sparse]
             if some:
-                self._run(group, some)
+                self._step_at(self._there, group, some, self.state)
         if self._disk is not None:
             for p in params:
                 self._bring_home(self.state.get(p, {}), homes[p])
+
+    def _step_at(self, device: torch.device | None, group: dict[str, Any], params: list[torch.Tensor], state: dict) -> None:
+        """Steps parameters of the host on a device; None: on the host. They and their states are on the host afterwards."""
+        if device is None:
+            return self._run(group, params, state=state)
+        moves = lambda t: isinstance(t, torch.Tensor) and (t.dim() > 0 or bool(group.get("fused")))  # noqa: E731  steps are counted on the host
+        there, states = {}, collections.defaultdict(dict)
+        for p in params:
+            there[p] = q = p.detach().to(device, non_blocking=True).requires_grad_()
+            q.grad = p.grad.to(device, non_blocking=True)
+            if state.get(p):
+                states[q] = {k: t.to(device) if moves(t) else t for k, t in state[p].items()}
+        self._run(group, list(there.values()), state=states)
+        for p, q in there.items():
+            p.detach().copy_(q.detach())
+            torch.autograd.graph.increment_version(p)
+            for key, t in states[q].items():
+                home = state[p].get(key)
+                if isinstance(home, torch.Tensor) and home is not t and Layout.of(home) == Layout.of(t):
+                    home.copy_(t)
+                else:
+                    state[p][key] = t.cpu() if isinstance(t, torch.Tensor) else t
 
     def _run(self, group: dict[str, Any], params: list[torch.Tensor], **instead: Any) -> None:
         """The arithmetic: a step of `_plain` as if there were no other parameters."""
@@ -359,6 +406,7 @@ class _Offloaded(torch.optim.Optimizer):
         for group, p in todo:
             states = self.state.get(p) or self._rooms.get(p, {})
             count = sum(t.numel() * t.element_size() for t in states.values() if isinstance(t, torch.Tensor))
+            count += 2 * p.nbytes if self._there is not None else 0  # it goes to the device with its gradient
             if parcel is None or parcel.group is not group or size + count > PARCEL:
                 if parcel is not None:
                     yield parcel
@@ -388,6 +436,31 @@ def _may_fuse(params: list, args: tuple, options: dict[str, Any]) -> bool:
         return False
     if any(isinstance(v, torch.Tensor) for told in (options, *groups) for k, v in told.items() if k != "params") or any(isinstance(a, torch.Tensor) for a in args):
         return False
+    return all(isinstance(p, torch.Tensor) and p.is_floating_point() and p.device.type == "cpu" for p in _members(params))
+
+
+def _members(params: list) -> list:
+    """The parameters in what an optimizer is made of."""
+    groups = [g for g in params if isinstance(g, dict)]
     members = [p for g in groups for p in ([g["params"]] if isinstance(g["params"], torch.Tensor) else g["params"])] if groups else params
-    members = [p[1] if isinstance(p, tuple) else p for p in members]
-    return all(isinstance(p, torch.Tensor) and p.is_floating_point() and p.device.type == "cpu" for p in members)
+    return [p[1] if isinstance(p, tuple) else p for p in members]
+
+
+def _faster(cls: type, device: torch.device, params: list, args: tuple, options: dict[str, Any]) -> torch.device | None:
+    """Where a step is faster: on `device`, with the copies there and back, or on the host (None). Steps a parameter of a few MiB on both."""
+    like = max(_members(params), key=lambda p: p.numel(), default=None)
+    if like is None:
+        return None
+    count = min(like.numel(), PARCEL // (2 * like.element_size()))
+    group = params[0] if isinstance(params[0], dict) else {}  # it may have options that `options` lacks
+    times = {}
+    for place in (None, device):
+        p = torch.zeros(count, dtype=like.dtype, pin_memory=True).requires_grad_()
+        p.grad = torch.zeros(count, dtype=like.dtype, pin_memory=True)
+        stepper = _derived(cls, None, None, "after", 1, None if place is None else (str(place), "device"))([{**group, "params": [p]}], *args, **options)
+        for k in range(3):
+            begin = time.perf_counter()
+            stepper.step()
+            if k > 0:  # the first makes states
+                times[place] = min(times.get(place, math.inf), time.perf_counter() - begin)
+    return min(times, key=times.__getitem__)

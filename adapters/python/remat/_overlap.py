@@ -40,8 +40,11 @@ class Spent(torch.Tensor):
 class Overlap:
     """What happens to the parameters of one optimizer between two calls of its `step()`."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer):
+    def __init__(self, optimizer: torch.optim.Optimizer, accumulate: int):
+        """accumulate: backwards whose gradients add up before a parameter steps."""
         self._optimizer = weakref.ref(optimizer)
+        self._accumulate = accumulate
+        self._passes: dict[torch.Tensor, int] = {}  # gradients that came since the last step
         self._tried = False  # a whole step has shown that nobody needs the gradients
         self._held: dict[torch.Tensor, tuple[torch.Tensor, Any]] = {}  # gradients of a step that is not tried yet, and what they were
         self._applied: dict[torch.Tensor, None] = {}  # parameters that have stepped
@@ -80,7 +83,7 @@ class Overlap:
     def _clear(self) -> None:
         for p in self._groups:
             p.grad = None
-        for found in (self._held, self._applied, self._lifted, self._settings):
+        for found in (self._held, self._applied, self._lifted, self._settings, self._passes):
             found.clear()
         if self._traffic is not None:
             self._traffic.wait()
@@ -100,8 +103,12 @@ class Overlap:
         group = self._groups.get(p)
         if group is None or p.grad is None:
             return
+        self._passes[p] = self._passes.get(p, 0) + 1
+        if self._passes[p] < self._accumulate:
+            return
         if p in self._applied or p in self._held:
-            raise _refusal("a second gradient of a parameter came before step(): gradients are accumulated, or the backward is run twice")
+            raise _refusal("one gradient more of a parameter came before step(): gradients are accumulated, or the backward is run twice",
+                           "accumulate=, the number of backwards before each step(), or step=\"after\"")
         if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             raise _refusal("gradients of other processes come later")
         self.dropped = False

@@ -41,6 +41,7 @@ class Options:
     verify: int = 0
     on_new_shape: Literal["nearest", "plan", "plain", "error"] = "nearest"
     on_refuse: Literal["error", "warn"] = "error"
+    follow: bool = False
     cache: Any = True
     offload: Literal["none", "activations", "optimizer", "all", "auto"] = "none"
     weights: Literal["paged", "planned"] = "paged"
@@ -53,6 +54,7 @@ class Options:
     most: int = dataclasses.field(default=-1, compare=False)  # bytes that any budget comes to, see `on_host`; -1: no limit
     auto: bool = dataclasses.field(default=False, compare=False)  # offload was "auto", and is decided
     far: int = dataclasses.field(default=-1, compare=False)  # bytes of the host for activations of another device; -1: they stay there
+    files: bool = dataclasses.field(default=False, compare=False)  # weights are in files of the disk
 
     def check(self) -> Options:
         """The same with sizes as text and folders as absolute paths. Raises Error, ValueError or TypeError naming the option that is out of range."""
@@ -64,8 +66,9 @@ class Options:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         if not isinstance(self.solver, str):
             raise TypeError(f"solver must be a name, got {self.solver!r}")
-        if not isinstance(self.graph, bool):
-            raise TypeError(f"graph must be True or False, got {self.graph!r}")
+        for name in ("graph", "follow"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         for name, kind in (("time_limit", numbers.Real), ("gap", numbers.Real), ("seed", numbers.Integral), ("verify", numbers.Integral)):
             _options.number(name, getattr(self, name), kind)
         if self.seed >= 1 << 64:
@@ -87,6 +90,10 @@ class Options:
         if "disk" in told:
             _torch.check_disk(told["disk"], told.get("disk_budget", ""))
         return dataclasses.replace(self, **told)
+
+    def followed(self) -> bool:
+        """Does the model's own code run in every step?"""
+        return self.follow and self.steps_on is None and self.device is None
 
     def host_bytes(self) -> int:
         return _core.parse_bytes(self.host_budget)
@@ -120,20 +127,26 @@ class Options:
         """The same for steps on `device` with weights of the host."""
         if self.offload != "all":
             raise ValueError(f'device is where steps of a model run whose weights are on the host: it needs offload="all", got "{self.offload}"')
-        if self.disk is not None:
-            raise ValueError('offload="all" on a device keeps everything in memory of the host: disk is for models on the host')
-        for name in ("graph", "verify"):
+        for name in ("graph", "verify", "follow"):
             if getattr(self, name):
                 raise ValueError(f"{name} needs weights that stay on the device")
         weights = sum(storage.nbytes() for storage, _ in _weights.storages(model))
-        room = (self.host_bytes() if self.host_budget is not None else weights + _torch.host_free() * 4 // 5) - weights
-        if room < 0:
-            raise ValueError(f"host_budget={self.host_budget!r} is less than the {weights} bytes of the weights")
-        return dataclasses.replace(self, steps_on=device, far=room)
+        gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+        most = self.host_bytes() if self.host_budget is not None else weights + _torch.host_free() * 4 // 5
+        if self.disk is None:
+            if most < weights:
+                raise ValueError(f"host_budget={self.host_budget!r} is less than the {weights} bytes of the weights; with disk, they may be in files")
+            return dataclasses.replace(self, steps_on=device, far=most - weights)
+        if most < gradients:
+            raise ValueError(f"host_budget={self.host_budget!r} is less than the {gradients} bytes of the gradients, which stay in memory of the host")
+        files = most < weights + gradients
+        room = -1 if files or most - weights - gradients < weights else most - weights
+        return dataclasses.replace(self, steps_on=device, far=room, files=files)
 
     def spill(self) -> tuple[str | None, str]:
         """The folder that activations may go to, and the bytes that may be taken there, empty for all."""
-        return self.disk if self.offload in ("activations", "all") else None, self.disk_budget or ""
+        spills = self.offload in ("activations", "all") and (self.steps_on is None or self.far < 0)
+        return self.disk if spills else None, self.disk_budget or ""
 
     def folder(self) -> str | None:
         """Where plans are kept: None for the usual place, empty for nowhere."""
@@ -162,6 +175,82 @@ class Attempt:
         self.where = self.changed = self.before = self.raised = None
 
 
+class _Step:
+    """The forward of one step, for the planner: called with its own tensors it is the step itself, which happens once; with others it
+    is run again beside the step, and leaves no trace."""
+
+    __slots__ = ("_source", "_plain", "_args", "_kwargs", "_form", "_strict", "_verified", "_before", "_result", "inputs", "text", "where")
+
+    def __init__(self, source: Source, plain: Any, args: tuple, kwargs: dict, options: Options):
+        self._source, self._plain, self._args, self._kwargs = source, plain, args, kwargs
+        self._strict, self._verified = options.on_refuse == "error", options.verify > 0
+        self._before = self._result = self._form = self.where = None
+        try:
+            self.inputs, self._form, self.text = _tree.flatten((args, kwargs), "arguments", values=False)
+        except Refused:  # something that cannot be built again with other tensors
+            self.inputs, self.text = _tree.tensors_in((args, kwargs)), "opaque"
+
+    def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        if self._plain is not None and all(a is b for a, b in zip(tensors, self.inputs)):
+            return self._run()
+        return self._run_again(tensors)
+
+    def _run(self) -> list[torch.Tensor]:
+        plain, args, kwargs = self._plain, self._args, self._kwargs
+        self._plain = self._args = self._kwargs = None  # a graph may hold this, and the model that graph
+        model = self._source.model()
+        if self._verified or (self._strict and _torch.capturing()):
+            self._before = self._source.state.snapshot(model), Draws()
+        try:
+            self._result = plain(*args, **kwargs)
+        except BaseException as e:
+            self.where = _line(e)
+            raise
+        if not self._verified:
+            self._before = None if not self._strict else self._before
+        return _tree.tensors_in(self._result)
+
+    def _run_again(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        if self._form is None:
+            raise Error("a forward whose arguments cannot be copied cannot run once more")
+        model, state = self._source.model(), self._source.state
+        now, draws = state.snapshot(model), Draws()
+        try:
+            self.undo()
+            args, kwargs = _tree.unflatten(self._form, iter(tensors))
+            return _tree.tensors_in(self._source.plain()(*args, **kwargs))
+        finally:
+            state.restore(model, now)
+            draws.undo()
+
+    def undo(self) -> None:
+        """Puts attributes back as they were before the step, if that is known."""
+        if self._before is not None:
+            self._source.state.restore(self._source.model(), self._before[0])
+            self._before[1].undo()
+
+    def take(self) -> Any:
+        """What the forward returned."""
+        result, self._result = self._result, None
+        return result
+
+
+def _refuse_unplanned(inputs: list[torch.Tensor]) -> None:
+    """Raises Refused if nothing is planned here and now."""
+    for t in inputs:
+        if t.layout is not torch.strided or t.is_quantized or t.is_nested:
+            raise Refused("an argument is a tensor that is sparse, nested or quantized")
+        if type(t).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            raise Refused(f"an argument is a {type(t).__module__}.{type(t).__qualname__}, which is no plain tensor")
+    if torch.is_anomaly_enabled():
+        raise Refused("anomaly detection is on")
+    if torch.autograd.forward_ad._current_level >= 0:
+        raise Refused("forward-mode AD is on")
+    if torch._C._len_torch_dispatch_stack() > 0:
+        raise Refused("a dispatch mode is active")
+    _refuse_transforms()
+
+
 class Source:
     """The model as the planner sees it."""
 
@@ -176,6 +265,11 @@ class Source:
             raise ReferenceError("the wrapped model is gone")
         return model
 
+    def plain(self) -> Any:
+        """The forward of the model as it was."""
+        session, model = self._session(), self.model()
+        return types.MethodType(type(model).forward, model) if session is None else session._plain(model)
+
     def parameters(self) -> list[tuple[str, torch.Tensor]]:
         return list(self.model().named_parameters(remove_duplicate=False))
 
@@ -184,10 +278,12 @@ class Source:
 
     def signature(self) -> str:
         model, session, record = self.model(), self._session(), Record()
-        text = self.state.text(model, record)
+        followed = session is not None and session._options.followed()
+        text = "" if followed else self.state.text(model, record)
         if session is not None and session._source is self:
             session._seen = record
-            session._tell_hooks(model)
+            if not followed:
+                session._tell_hooks(model)
             if session._gradients is not None and session._open:
                 session._gradients.attach(model)  # what is trained since
         return text
@@ -195,6 +291,8 @@ class Source:
     def changed(self) -> bool:
         """May anything be other than it was when `signature` was last asked for?"""
         session = self._session()
+        if session is not None and session._options.followed():
+            return False  # calls of the forward are compared
         known = session._seen if session is not None and session._source is self else None
         return known is None or not known.holds()
 
@@ -209,6 +307,7 @@ class Session:
         self._paused = 0
         self._refused: set[Any] = set()
         self._warned: set[str] = set()
+        self._looked = False  # for compiled modules
         self._source = Source(model, self)
         self._seen: Record | None = None
         self._made: _torch.Session | None = None
@@ -229,39 +328,46 @@ class Session:
                                         "automatic" if o.solver == "auto" else o.solver, o.time_limit, o.gap, o.seed, o.verify,
                                         o.on_new_shape, o.folder(), _progress, o.device, *o.spill(),
                                         paged, paged and o.weights == "planned", o.most, o.far, o.graph,
-                                        "" if o.steps_on is None else str(o.steps_on))
+                                        "" if o.steps_on is None else str(o.steps_on), o.followed(), o.on_refuse == "error")
         return self._made
 
     def _place_weights(self, model: torch.nn.Module) -> None:
         """Moves weights to where the options want them, and sees to it that gradients go there."""
         o = self._options
-        if o.steps_on is not None and self._open:
-            _host.place(model, o.steps_on)
-        wanted = o.disk if o.offload == "all" and self._open else None
+        there = o.steps_on is not None
+        if there and self._open:
+            _host.place(model, o.steps_on, pinned=not o.files)
+        wanted = o.disk if o.offload == "all" and self._open and (o.files or not there) else None
         if self._weights is not None and (wanted is None or self._weights.options != (wanted, o.disk_budget)):
             _weights.bring_back(model, self._weights)
             self._weights = None
-            self._gradients.detach()
+            if self._gradients is not None:
+                self._gradients.detach()
+                self._gradients = None
         if wanted is not None:
             if self._weights is None:
-                self._weights, self._gradients = Disk(wanted, o.disk_budget), Gradients(Disk(wanted, o.disk_budget))
-            self._gradients.attach(model)
+                self._weights = Disk(wanted, o.disk_budget)
+                self._gradients = None if there else Gradients(Disk(wanted, o.disk_budget))
+            if self._gradients is not None:
+                self._gradients.attach(model)
             if _weights.move(model, self._weights):
                 _torch.meter_reset()  # of the peak with weights in memory
 
     # --- calls ---------------------------------------------------------------------------------------------------------------
 
     def _plain(self, model: torch.nn.Module) -> Any:
-        """The forward of the model as it was."""
-        return self._original if self._original is not None else types.MethodType(type(model).forward, model)
+        """The forward of the model as it was, where its steps run."""
+        plain = self._original if self._original is not None else types.MethodType(type(model).forward, model)
+        there = self._options.steps_on
+        return plain if there is None or not self._open else functools.partial(_host.run_plain, plain, there)
 
     def _call(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> Any:
         plain = self._plain(model)
         plans = torch.is_grad_enabled() and self._open and not self._paused
         if not plans or _torch.capturing() or torch.jit.is_tracing() or torch.compiler.is_compiling():
-            if self._options.steps_on is None or not self._open or _torch.capturing():
-                return plain(*args, **kwargs)
-            return _host.run_plain(plain, args, kwargs, self._options.steps_on)
+            return plain(*args, **kwargs)
+        if self._options.followed():
+            return self._follow(model, plain, args, kwargs)
         key = None
         try:
             inputs, form, text = _tree.flatten((args, kwargs), "arguments")
@@ -279,6 +385,30 @@ class Session:
             log.warning("this call is not planned: %s", e)
             return plain(*args, **kwargs)
         return result
+
+    def _follow(self, model: torch.nn.Module, plain: Any, args: tuple, kwargs: dict) -> Any:
+        """A step in which the model's own code runs."""
+        step = _Step(self._source, plain, args, kwargs, self._options)
+        try:
+            _refuse_unplanned(step.inputs)
+            if not self._looked:
+                _refuse_compiled(model)
+                self._looked = True
+        except Refused as why:
+            if self._options.on_refuse == "error":
+                raise
+            if str(why) not in self._warned:
+                self._warned.add(str(why))
+                log.warning("this call is not planned: %s", why)
+            return plain(*args, **kwargs)
+        try:
+            self._run.forward(step, step.text, step.inputs, None)
+        except Exception as e:
+            step.undo()
+            if isinstance(e, Refused):
+                e.source = step.where
+            raise
+        return step.take()
 
     def _step(self, model, plain, inputs, form, text):
         note, attempt = Note(), Attempt()
@@ -364,7 +494,7 @@ class Session:
         and `to_disk`, `from_disk`, copied in each step; `weights` and `gradients`, reserved there for these; `fetched`, of weights in each
         step by its plan. What a plan decides, the budget too, is 0 before the first."""
         return {**self._run.memory(), "weights": 0 if self._weights is None else self._weights.reserved,
-                "gradients": 0 if self._weights is None else self._gradients.disk.reserved}
+                "gradients": 0 if self._gradients is None else self._gradients.disk.reserved}
 
     def reset_peak(self) -> None:
         """Measures the peak anew from here on."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import collections.abc
 import enum
 import types
 from typing import Any, NamedTuple
@@ -33,6 +34,10 @@ class Node(NamedTuple):
     children: list
 
 
+#: Of the text of a structure: tensors and containers.
+_STRUCTURE = frozenset("T{}[]()")
+
+
 class _Tensor:
     """The place of a tensor."""
 
@@ -56,17 +61,17 @@ def constant(value: Any) -> str | None:
     return None
 
 
-def flatten(value: Any, what: str) -> tuple[list[torch.Tensor], Any, str]:
+def flatten(value: Any, what: str, values: bool = True) -> tuple[list[torch.Tensor], Any, str]:
     """Takes a structure apart.
 
-    what: names it in messages, such as "argument x".
+    what: names it in messages, such as "argument x". values: the text also tells what is no tensor.
     Returns its tensors, its form (see `unflatten`), and a text that is equal for structures that differ in their tensors only.
     Raises Refused naming the part that is neither a tensor nor told by its value.
     """
     tensors: list[torch.Tensor] = []
     key: list[str] = []
     form = _flatten(value, what, tensors, key, set())
-    return tensors, form, "".join(key)
+    return tensors, form, "".join(key) if values else "".join(part for part in key if part in _STRUCTURE)
 
 
 def _flatten(value, what, tensors, key, inside):
@@ -149,6 +154,34 @@ def _flatten_container(value, kind, what, tensors, key, inside):
         return made
 
     return Node(make, children)
+
+
+def tensors_in(value: Any, depth: int = 8) -> list[torch.Tensor]:
+    """The tensors that are found in a structure of any kind: in containers, and among attributes. Each once for each place."""
+    found: list[torch.Tensor] = []
+    _find(value, depth, found, set())
+    return found
+
+
+def _find(value: Any, depth: int, found: list[torch.Tensor], inside: set[int]) -> None:
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+        return
+    if depth == 0 or kind in PLAIN or isinstance(value, (type, types.FunctionType, torch.nn.Module)) or id(value) in inside:
+        return
+    if isinstance(value, collections.abc.Mapping):
+        parts = value.values()
+    elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
+        parts = value
+    elif (known := pytree.SUPPORTED_NODES.get(kind)) is not None:
+        parts = known.flatten_fn(value)[0]
+    else:
+        parts = list(getattr(value, "__dict__", {}).values())
+    inside.add(id(value))
+    for part in parts:
+        _find(part, depth - 1, found, inside)
+    inside.discard(id(value))
 
 
 def attributes(value: Any) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import sys
@@ -11,7 +12,7 @@ from typing import Any, Literal, Mapping, TypeVar
 
 import torch
 
-from . import _torch
+from . import _patches, _torch
 from ._errors import Refused
 from ._options import arguments
 from ._session import SLOT, Options, Session
@@ -22,7 +23,7 @@ M = TypeVar("M", bound=torch.nn.Module)
 def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *, budget: int | float | str | None = None,
          activation_budget: int | float | str | None = None, solver: str = "auto", time_limit: float = 20.0, gap: float = 0.005,
          seed: int = 0, verify: int = 0, on_new_shape: Literal["nearest", "plan", "plain", "error"] = "nearest",
-         on_refuse: Literal["error", "warn"] = "error", cache: Any = True, offload: Literal["none", "activations", "optimizer", "all", "auto"] = "none",
+         on_refuse: Literal["error", "warn"] = "error", follow: bool = False, cache: Any = True, offload: Literal["none", "activations", "optimizer", "all", "auto"] = "none",
          weights: Literal["paged", "planned"] = "paged", host_budget: int | float | str | None = None, disk: Any = None,
          disk_budget: int | str | None = None, graph: bool = False, device: str | torch.device | None = None) -> M:
     """Lets `model` train inside a budget of bytes: outputs, gradients, buffers and generator stay those of the plain model, bit by bit.
@@ -37,7 +38,10 @@ def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *,
         two plain runs is not compared: a warning in the log `remat` names it, and the operators that give other bits each time.
     on_new_shape: what a call with other shapes does: "nearest" takes over the decisions of a plan for another shape where it can,
         "plan" plans anew, "plain" runs the model as it is, "error" raises Refused.
-    on_refuse: "warn" runs calls that cannot be planned as they are.
+    on_refuse: "warn" runs calls that cannot be planned as they are, and names the cause once; "error" raises Refused before any number is produced.
+    follow: runs the model's own Python in every step, on tensors without data, and compares its calls of operators with the recorded ones. State
+        that it reads or changes, hooks and exceptions are then those of eager mode; a step that takes another path runs as it is, and is recorded
+        the next time. False replays the recorded forward: for forwards that are pure functions of their arguments.
     offload: "activations" also moves values to a disk and back where that is faster than computing them again, beside the computations;
         "optimizer" keeps states there, of `remat.optimizer(..., model=model)`; "all" does both, and puts weights and gradients into
         files that the system may take out of memory (they count for no budget). "auto" is "none" without a disk, "activations"
@@ -51,8 +55,9 @@ def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *,
     disk_budget: bytes that each of activations, weights, gradients and states may take there, as a number or as text; default: what is free.
     device: with offload="all": where steps run while weights and gradients are in page-locked memory of the host, as OffMate does. Steps fetch
         weights before they are used and drop them; gradients leave as soon as they are complete. The plan covers these copies, those of
-        activations and what is recomputed. The optimizer steps on the host. Buffers are on the device; inputs may be on the host. Default: where
-        the model is. `host_budget` is for weights, gradients and activations then.
+        activations and what is recomputed. `remat.optimizer` chooses where its arithmetic is done. Buffers are on the device; inputs may be on the host. Default: where
+        the model is. `host_budget` is for weights, gradients and activations then. `disk` gets states; activations unless `host_budget` leaves
+        as much for them as the weights take; and weights if these and the gradients take more than `host_budget`.
     graph: captures the kernels of each plan as CUDA graphs (of any accelerator that has them) in its second step, and replays them from then on,
         with recomputations, copies and random numbers. Several input shapes share one arena. Inputs are copied into it, which the budget counts. A plan
         that cannot be captured warns once, names the operator and the cause, and launches its kernels one by one. On the host it raises Refused.
@@ -62,7 +67,7 @@ def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *,
     Raises OverBudget if no schedule fits, Refused if the model cannot be captured, NoSpace if weights or gradients do not fit on the disk, Error or
     ValueError for options; a step raises CopyFailed if a disk fails.
     """
-    options = Options(budget, activation_budget, solver, time_limit, gap, seed, verify, on_new_shape, on_refuse, cache, offload,
+    options = Options(budget, activation_budget, solver, time_limit, gap, seed, verify, on_new_shape, on_refuse, follow, cache, offload,
                       weights, host_budget, disk, disk_budget, graph, None if device is None else _accelerator(device)).check()
     args = arguments(args)
     if not isinstance(model, torch.nn.Module):
@@ -79,10 +84,13 @@ def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *,
     else:
         original = model.__dict__.get("forward")
         session = Session(model, original, options)
+        if options.followed():
+            _patches.install()
         session._run  # says at once what is wrong with an option
         model.__dict__[SLOT] = session
         model.__dict__["forward"] = types.MethodType(_make_forward(original or type(model).forward, original is not None), model)
-        model.__dict__["_replicate_for_data_parallel"] = types.MethodType(_replicate_for_data_parallel, model)
+        for name, function in _OWN.items():
+            model.__dict__[name] = types.MethodType(function, model)
     if args or kwargs:
         session._prepare(model, args, kwargs)
     return model
@@ -113,7 +121,8 @@ def unwrap(model: M) -> M:
         del model.__dict__[SLOT]
     else:
         return model  # somebody has wrapped our forward in turn: it stays, and runs the model as it is
-    model.__dict__.pop("_replicate_for_data_parallel", None)
+    for name in _OWN:
+        model.__dict__.pop(name, None)
     return model
 
 
@@ -147,6 +156,20 @@ _NO_REPLICAS = ("nn.DataParallel copies a wrapped model into threads, whose plan
 def _replicate_for_data_parallel(self):
     raise Refused(_NO_REPLICAS, advice="torchrun")
 
+
+def _getstate(self):
+    """What a pickle or a shallow copy takes over: the plain model. `copy.deepcopy` makes a wrapped copy."""
+    cls = type(self)
+    state = cls.__getstate__(self) if hasattr(cls, "__getstate__") else dict(self.__dict__)
+    if not isinstance(state, dict) or sys._getframe(1).f_code is copy.deepcopy.__code__:
+        return state
+    state = {name: value for name, value in state.items() if name not in (SLOT, "forward", *_OWN)}
+    if self.__dict__[SLOT]._original is not None:
+        state["forward"] = self.__dict__[SLOT]._original
+    return state
+
+
+_OWN = {"_replicate_for_data_parallel": _replicate_for_data_parallel, "__getstate__": _getstate}  #: methods of a wrapped model, beside `forward`
 
 import weakref  # noqa: E402
 

@@ -221,7 +221,7 @@ class python_session {
                  double seconds, double gap, std::uint64_t seed, std::size_t verify, const std::string& on_new_shape,
                  const std::optional<std::string>& cache, py::object log, const std::optional<roofline_parts>& device,
                  const std::optional<std::string>& disk, const std::string& disk_budget, bool gradients_leave, bool plan_weights,
-                 remat::bytes_t most, remat::bytes_t on_host, bool graph, const std::string& steps_on)
+                 remat::bytes_t most, remat::bytes_t on_host, bool graph, const std::string& steps_on, bool follow, bool strict)
       : interrupted_(std::make_shared<interruption>()) {
     auto trained = std::make_shared<python_model>(std::move(name), std::move(source));
     const auto tell = shared(std::move(log));
@@ -252,6 +252,8 @@ class python_session {
       if (on_host >= 0) o.host_budget = on_host;
       o.gradients_leave = gradients_leave;
       o.graph = graph;
+      o.follow = follow;
+      o.strict = strict;
       if (plan_weights) o.fetched = rp::worth_fetching;
       if (most >= 0) o.most = most;
       o.new_shapes = new_shapes;
@@ -410,7 +412,14 @@ constexpr auto bound = &as_torch<decltype(f)>::template call<f>;
 
 PYBIND11_MODULE(_torch, m) {
   using tensors = std::vector<at::Tensor>;
+  rp::when_caught([] {
+    const py::gil_scoped_acquire gil;
+    PyErr_Clear();
+  });
   m.def("capturing", &rp::capturing);
+  m.def("about_to_read", &rp::about_to_read);
+  m.def("about_to_read_generator", &rp::about_to_read_generator);
+  m.def("without_data", &rp::without_data);
   m.def("without_memory", [](const tensors& list) { return rp::without_memory(list); });
   m.def("pin_weights",
         [](const tensors& list, const std::string& near) { translated([&] { rp::pin_weights(list, c10::Device(near)); }); });
@@ -472,7 +481,7 @@ PYBIND11_MODULE(_torch, m) {
       .def(py::init<std::string, py::object, const std::string&, bool, const std::string&, double, double, std::uint64_t,
                     std::size_t, const std::string&, const std::optional<std::string>&, py::object,
                     const std::optional<roofline_parts>&, const std::optional<std::string>&, const std::string&, bool, bool,
-                    remat::bytes_t, remat::bytes_t, bool, const std::string&>())
+                    remat::bytes_t, remat::bytes_t, bool, const std::string&, bool, bool>())
       .def("forward", bound<&python_session::forward>)
       .def("prepare", bound<&python_session::prepare>)
       .def("report", bound<&python_session::report>)

@@ -2,7 +2,10 @@
 """Training on the device of REMAT_TEST_DEVICE with weights in memory of the host equals plain training there, bit by bit."""
 
 import gc
+import io
+import logging
 import sys
+import tempfile
 
 import emulated
 import torch
@@ -11,11 +14,13 @@ from devices import DEVICE, Conv, Gpt
 import remat
 
 
-def train(make, sample, wrapped, steps=4, passes=1):
+def train(make, sample, wrapped, steps=4, passes=1, stepped=None, told=None):
     """Losses, parameters, buffers and the state of the generator that training leaves.
 
     wrapped: options, or None for plain training on the device.
     passes: backwards whose gradients add up before each step.
+    stepped: options of `remat.optimizer`, or None for the plain one.
+    told: gets what the session says of memory, and the bytes of states on a disk.
     """
     gc.collect()
     torch.manual_seed(1)
@@ -28,7 +33,11 @@ def train(make, sample, wrapped, steps=4, passes=1):
         remat.wrap(model, device=DEVICE, offload="all", cache=False, time_limit=5, **wrapped)
         assert all(torch.equal(p, weights[name]) and p.device.type == "cpu" for name, p in model.named_parameters())
     torch.manual_seed(2)
-    optimizer = torch.optim.AdamW(model.parameters(), 0.01, foreach=False)  # the same arithmetic on host and device
+    arithmetic = {"lr": 0.01, "foreach": False}  # the same on host and device
+    if stepped is None:
+        optimizer = torch.optim.AdamW(model.parameters(), **arithmetic)
+    else:
+        optimizer = remat.optimizer(model.parameters(), torch.optim.AdamW, model=model, **stepped, **arithmetic)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     losses = []
     for k in range(steps):
@@ -38,15 +47,17 @@ def train(make, sample, wrapped, steps=4, passes=1):
         for _ in range(passes):
             loss = model(x)
             loss.backward()
-        if wrapped is not None:
+        if wrapped is not None and (stepped or {}).get("step") != "overlap":
             assert all(p.grad.device.type == "cpu" for p in model.parameters())
         optimizer.step()
         schedule.step()
         losses.append(loss.detach().cpu())
     if wrapped is not None:
-        told = remat.of(model).memory()
-        assert torch.accelerator.max_memory_allocated() - before <= told["budget"], (told, before, torch.accelerator.max_memory_allocated())
-        assert told["fetched"] > 0, told
+        memory = remat.of(model).memory()
+        assert torch.accelerator.max_memory_allocated() - before <= memory["budget"], (memory, before, torch.accelerator.max_memory_allocated())
+        assert memory["fetched"] > 0, memory
+        if told is not None:
+            told.update(memory, states=optimizer.memory()["disk"])
         model.eval()
         with torch.no_grad():
             losses.append(model(x))
@@ -62,8 +73,9 @@ def train(make, sample, wrapped, steps=4, passes=1):
 
 def check_refusals():
     model = torch.nn.Linear(64, 64)
-    for options, why in (({"offload": "none"}, 'needs offload="all"'), ({"disk": "/tmp"}, "memory of the host"), ({"graph": True}, "stay on the device"),
-                         ({"host_budget": 1000}, "less than the"), ({"device": "cpu"}, "accelerator")):
+    for options, why in (({"offload": "none"}, 'needs offload="all"'), ({"graph": True}, "stay on the device"), ({"follow": True}, "stay on the device"),
+                         ({"host_budget": 1000}, "less than the 16640 bytes of the weights"),
+                         ({"host_budget": 1000, "disk": "/tmp"}, "less than the 16640 bytes of the gradients"), ({"device": "cpu"}, "accelerator")):
         try:
             remat.wrap(model, **{"device": DEVICE, "offload": "all", **options})
         except ValueError as e:
@@ -81,11 +93,220 @@ def check_other_options():
     assert {t.device.type for t in (*model.parameters(), *model.buffers())} == {"cpu"}
 
 
+def check_optimizers():
+    """Parameters step beside the backward, on the device, and with states on a disk."""
+    make, sample = Gpt, lambda: torch.randint(0, 50, (8, 16))
+    compared = 0
+    for passes in (1, 2):
+        plain = train(make, sample, None, passes=passes)
+        for stepped in ({"step": "overlap", "accumulate": passes}, {"where": "device"}, {"where": "host"}, {}):
+            emulated.set_option("late", 50)
+            planned = train(make, sample, {"budget": "70% of activations"}, passes=passes, stepped=stepped)
+            emulated.set_option("late", 0)
+            assert all(torch.equal(a, b) for a, b in zip(plain, planned, strict=True)), (passes, stepped)
+            assert emulated.races() == 0, emulated.race_reports()
+            compared += 1
+    for passes, stepped in ((2, {"step": "overlap"}), (1, {"step": "overlap", "accumulate": 2, "where": "device"})):
+        try:
+            train(make, sample, {}, passes=passes, stepped=stepped)
+        except (remat.Refused, ValueError) as e:
+            assert "accumulate" in str(e) or "where" in str(e), e
+        else:
+            raise AssertionError((passes, stepped))
+    return compared
+
+
+def check_checkpoints():
+    """A checkpoint goes on with or without weights of the host, and so does training whose gradients are clipped."""
+    x = torch.randint(0, 50, (8, 16))
+
+    def half(there, stepped, clip, saved=None):
+        """Two steps from a checkpoint on; another checkpoint. there: with weights of the host."""
+        torch.manual_seed(1)
+        model = Gpt()
+        if there:
+            remat.wrap(model, device=DEVICE, offload="all", cache=False, time_limit=5, budget="70% of activations")
+            optimizer = remat.optimizer(model.parameters(), torch.optim.AdamW, model=model, lr=0.01, foreach=False, **stepped)
+        else:
+            optimizer = torch.optim.AdamW(model.to(DEVICE).parameters(), lr=0.01, foreach=False)
+        if saved is not None:
+            was = torch.load(io.BytesIO(saved), map_location="cpu")
+            model.load_state_dict(was["model"])
+            optimizer.load_state_dict(was["optimizer"])
+        torch.manual_seed(2)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(x.to(DEVICE)).backward()
+            if clip:
+                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1, foreach=False)
+                assert norm > 0.1, norm
+            optimizer.step()
+        file = io.BytesIO()
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+        return file.getvalue()
+
+    def tensors(saved):
+        found = torch.load(io.BytesIO(saved), map_location="cpu")
+        states = [t for state in found["optimizer"]["state"].values() for t in state.values()]
+        return [*found["model"].values(), *states]
+
+    for stepped, clip in (({"where": "host"}, True), ({"where": "device"}, True), ({"step": "overlap"}, False)):
+        plain = tensors(half(False, stepped, clip, half(False, stepped, clip)))
+        for first, second in ((True, True), (True, False), (False, True)):
+            then = tensors(half(second, stepped, clip, half(first, stepped, clip)))
+            assert all(torch.equal(a, b) for a, b in zip(plain, then, strict=True)), (stepped, first, second)
+
+
+def check_steps_beside():
+    """With step="overlap", a parameter steps while the device is still busy with the backward."""
+    if not emulated.is_emulated:
+        return
+    torch.manual_seed(1)
+    model, x = remat.wrap(Gpt(), device=DEVICE, offload="all", cache=False, time_limit=5), torch.randint(0, 50, (8, 16))
+    optimizer = remat.optimizer(model.parameters(), torch.optim.SGD, model=model, step="overlap", lr=0.1)
+    waiting = []
+
+    def look(p):
+        end = torch.Event(DEVICE)
+        end.record()
+        waiting.append(not end.query())
+    for k in range(3):
+        optimizer.zero_grad()
+        loss = model(x)
+        if k == 2:
+            emulated.set_option("pace", 1 << 20)
+            hooks = [p.register_post_accumulate_grad_hook(look) for p in model.parameters()]
+        loss.backward()
+        optimizer.step()
+    emulated.set_option("pace", 0)
+    assert len(waiting) == len(hooks) and sum(waiting) > len(hooks) // 2, waiting
+
+
+def check_disk():
+    """States, activations and weights go to a disk as `host_budget` asks for."""
+    make, sample = Gpt, lambda: torch.randint(0, 50, (8, 16))
+    weights = sum(p.nbytes for p in make().parameters())
+    plain = train(make, sample, None)
+    compared = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for host_budget, in_files in ((10 * weights, False), (2 * weights, False), (weights + weights // 2, True)):
+            for stepped in ({}, {"step": "overlap"}):
+                told = {}
+                planned = train(make, sample, {"budget": "60% of activations", "disk": folder, "host_budget": host_budget}, stepped=stepped, told=told)
+                where = host_budget, stepped, told
+                assert all(torch.equal(a, b) for a, b in zip(plain, planned, strict=True)), where
+                assert emulated.races() == 0, emulated.race_reports()
+                assert (told["weights"] > 0) == in_files and told["states"] > 0, where
+                assert told["disk"] == 0 or host_budget < 10 * weights, where
+                compared += 1
+    return compared
+
+
+class Printing(torch.nn.Module):
+    """A forward that cannot be planned: it reads a number of the device."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.norm = torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64)
+        self.head = torch.nn.Linear(64, 64)
+        self.head.weight = self.body.weight
+
+    def forward(self, x):
+        h = self.norm(self.body(x))
+        return (self.head(h) * (2.0 if h.sum().item() > 0 else 1.0)).square().mean()
+
+
+def check_refused_calls():
+    """With on_refuse="warn" a call that is refused runs on the device, with gradients, one weight there at a time."""
+    def run(wrapped):
+        gc.collect()
+        before = torch.accelerator.memory_allocated()
+        torch.manual_seed(1)
+        model, x = Printing(), torch.randn(8, 64)
+        if wrapped:
+            remat.wrap(model, device=DEVICE, offload="all", cache=False, on_refuse="warn")
+        else:
+            model, x = model.to(DEVICE), x.to(DEVICE)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = model(x)
+            held = torch.accelerator.memory_allocated() - before
+            loss.backward()
+            optimizer.step()
+        return [t.detach().cpu() for t in (loss, *model.parameters(), *model.buffers())], held
+    logging.getLogger("remat").setLevel(logging.ERROR)
+    (plain, all_held), (kept, held) = run(False), run(True)
+    logging.getLogger("remat").setLevel(logging.WARNING)
+    assert all(torch.equal(a, b) for a, b in zip(plain, kept, strict=True))
+    assert held <= all_held - Printing().body.weight.nbytes, (held, all_held)  # which is nearly all there is of weights
+    model = remat.wrap(Printing(), device=DEVICE, offload="all", cache=False)
+    with remat.of(model).paused():
+        loss = model(torch.randn(8, 64))
+        with torch.no_grad():
+            model.body.weight.add_(1)
+        try:
+            loss.backward()
+        except RuntimeError as e:
+            assert "modified by an inplace operation" in str(e), e
+        else:
+            raise AssertionError("a weight was written between forward and backward")
+
+
+def check_wrapped_again():
+    """Other options leave weights where they are, unless they ask for another place."""
+    torch.manual_seed(1)
+    model, x = Gpt(), torch.randint(0, 50, (8, 16))
+    values = [p.detach().clone() for p in model.parameters()]
+    room = sum(p.nbytes for p in values) * 3 // 2
+
+    def wrap(**options):
+        remat.wrap(model, device=DEVICE, offload="all", cache=False, time_limit=5, **options)
+        torch.manual_seed(2)
+        return model(x).detach().cpu(), [p.data_ptr() for p in model.parameters()], remat.of(model).memory()["weights"]
+
+    loss, before, _ = wrap()
+    assert wrap(budget="80% of activations")[1] == before
+    with tempfile.TemporaryDirectory() as folder:
+        for options, in_files in (({"disk": folder, "host_budget": room}, True), ({}, False)):
+            then, _, files = wrap(**options)
+            assert torch.equal(then, loss) and (files > 0) == in_files, (options, files)
+    remat.unwrap(model)
+    assert all(torch.equal(a, b) for a, b in zip(values, model.parameters(), strict=True))
+
+
+def check_lost_gradient():
+    """A copy of a gradient that fails names its parameter."""
+    if not emulated.is_emulated:
+        return
+    model, x = remat.wrap(Gpt(), device=DEVICE, offload="all", cache=False), torch.randint(0, 50, (8, 16))
+    for _ in range(2):
+        model(x).backward()
+    found = False
+    for job in range(1, 400):
+        loss = model(x)
+        emulated.set_option("fail", job)
+        try:
+            loss.backward()
+            torch.accelerator.synchronize()
+        except (remat.CopyFailed, RuntimeError) as e:
+            found = found or "gradient of parameter layers" in str(e)
+        emulated.set_option("fail", 0)
+        emulated.reset()
+        if found:
+            return
+    raise AssertionError("no failure named a parameter")
+
+
 def main():
     torch.backends.mha.set_fastpath_enabled(False)  # which PyTorch takes or not by where weights are
     check_refusals()
     check_other_options()
-    compared = 0
+    check_wrapped_again()
+    check_refused_calls()
+    check_steps_beside()
+    check_checkpoints()
+    compared = check_optimizers() + check_disk()
     for make, sample, tight in ((Gpt, lambda: torch.randint(0, 50, (8, 16)), 70), (Conv, lambda: torch.randn(4, 3, 24, 24), 92)):
         for passes in (1, 2):
             plain = train(make, sample, None, passes=passes)
@@ -98,6 +319,7 @@ def main():
                     assert all(torch.equal(a, b) for a, b in zip(plain, planned, strict=True)), where
                     assert emulated.races() == 0, emulated.race_reports()
                     compared += 1
+    check_lost_gradient()
     print(f"{compared} trainings on {DEVICE} with weights of the host equal plain training")
 
 

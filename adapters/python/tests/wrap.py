@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import enum
+import functools
 import gc
 import inspect
 import io
@@ -950,6 +951,24 @@ class Plans(unittest.TestCase):
 
 class _Pickled(Chain):
     pass
+
+
+class Copies(unittest.TestCase):
+    def test_shallow_and_pickled(self):
+        (x,), _ = inputs()[0]
+        for bound in (False, True):
+            m = Chain(dropout=0.0).eval()
+            if bound:
+                m.forward = functools.partial(Chain.forward, m)
+            expected = m(x)
+            keys = list(m.__dict__)
+            remat.wrap(m)
+            for other in (copy.copy(m), pickle.loads(pickle.dumps(m))):
+                self.assertFalse(remat.is_wrapped(other))
+                self.assertEqual(sorted(other.__dict__), sorted(keys))
+                self.assertTrue(torch.equal(other(x), expected))
+            self.assertIs(copy.copy(m).norm, m.norm)
+            self.assertTrue(remat.is_wrapped(copy.deepcopy(m)))
 
 
 class Refusals(unittest.TestCase):

@@ -11,8 +11,10 @@
 
 #include <atomic>
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -69,19 +71,36 @@ class planned_backwards {
 class without_hooks {
  public:
   explicit without_hooks(const std::vector<at::Tensor>& tensors) {
-    for (const auto& t : tensors)
-      if (auto* meta = ::torch::autograd::impl::get_autograd_meta(t)) hidden_.emplace_back(meta, std::move(meta->hooks_));
-    for (auto& [meta, hooks] : hidden_) meta->hooks_.clear();
+    for (const auto& t : tensors) {
+      auto* meta = ::torch::autograd::impl::get_autograd_meta(t);
+      if (meta == nullptr) continue;
+      hidden_.emplace_back(meta, std::exchange(meta->hooks_, {}));
+      const auto& maker = t.grad_fn();
+      if (!maker) continue;
+      auto& [told, kept] = of_nodes_[maker];
+      if (auto& now = as_node::hooks_of(*maker); !now.empty()) told = std::exchange(now, {});
+      if (auto& now = as_node::retained_by(*maker); !now.empty()) kept = std::exchange(now, {});
+    }
   }
   ~without_hooks() {
     for (auto& [meta, hooks] : hidden_) meta->hooks_ = std::move(hooks);
+    for (auto& [node, hooks] : of_nodes_) {
+      as_node::hooks_of(*node) = std::move(hooks.first);
+      as_node::retained_by(*node) = std::move(hooks.second);
+    }
   }
   without_hooks(const without_hooks&) = delete;
   without_hooks& operator=(const without_hooks&) = delete;
 
  private:
-  std::vector<std::pair<::torch::autograd::AutogradMeta*, std::vector<std::unique_ptr<::torch::autograd::FunctionPreHook>>>>
-      hidden_;
+  using hook_list = std::vector<std::unique_ptr<::torch::autograd::FunctionPreHook>>;
+  using hook_map = std::unordered_map<std::size_t, std::unique_ptr<::torch::autograd::FunctionPreHook>>;
+  struct as_node : ::torch::autograd::Node {
+    static hook_list& hooks_of(Node& n) { return n.*(&as_node::tensor_pre_hooks_); }
+    static hook_map& retained_by(Node& n) { return n.*(&as_node::retains_grad_hooks_); }
+  };
+  std::vector<std::pair<::torch::autograd::AutogradMeta*, hook_list>> hidden_;
+  std::map<c10::intrusive_ptr<::torch::autograd::Node>, std::pair<hook_list, hook_map>> of_nodes_;
 };
 
 }  // namespace remat::pytorch

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
+#include <ATen/Context.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -73,9 +74,11 @@ void bring_back_weights(::torch::nn::Module& module) {
 
 void pin_weights(const std::vector<at::Tensor>& weights, c10::Device near) {
   const at::NoGradGuard no_grad;
+  const auto& hooks = at::globalContext().getAcceleratorHooksInterface(near.type());
+  const auto is_pinned = [&](const at::Tensor& w) { return w.is_cpu() && hooks.isPinnedPtr(w.storage().data()); };
   std::map<const void*, std::vector<at::Tensor>> by_memory;
   for (const auto& w : weights)
-    if (w.has_storage() && w.storage().nbytes() > 0) by_memory[w.storage().unsafeGetStorageImpl()].push_back(w);
+    if (w.has_storage() && w.storage().nbytes() > 0 && !is_pinned(w)) by_memory[w.storage().unsafeGetStorageImpl()].push_back(w);
   const auto bytes_of = [](const auto& tensors) { return static_cast<bytes_t>(tensors.front().storage().nbytes()); };
   bytes_t total = 0;
   for (const auto& [memory, tensors] : by_memory) total += allocated_bytes(near, bytes_of(tensors));

@@ -18,10 +18,14 @@
 #include <remat/pytorch/device.hpp>
 #include <string>
 
+c10::Device test_device();
+
 namespace hardware {
 
+/// A function of the emulated hardware; null: tests run elsewhere.
 template <class F>
 F* function(const char* name) {
+  test_device();  // loads the hardware
   return reinterpret_cast<F*>(dlsym(RTLD_DEFAULT, name));
 }
 /// Tests run on an emulated device.
@@ -30,13 +34,12 @@ inline bool emulated() { return function<void()>("emulated_reset") != nullptr; }
 inline void set(const char* option, long value) {
   if (auto* const f = function<void(const char*, long)>("emulated_set")) f(option, value);
 }
-/// Pairs of jobs that used the same bytes in an order that nothing ensures.
-inline long races() {
-  auto* const f = function<long()>("emulated_races");
-  return f == nullptr ? 0 : f();
+inline long get(const char* option) {
+  auto* const f = function<long(const char*)>("emulated_get");
+  return f == nullptr ? 0 : f(option);
 }
-/// What the first races were about, one per line.
-inline std::string race_reports() {
+/// Pairs of jobs that used the same bytes in an order that nothing ensures: the first of them, one per line.
+inline std::string races() {
   std::string all;
   if (auto* const f = function<const char*(int)>("emulated_race"))
     for (int k = 0; const char* text = f(k); ++k) all += std::string(text) + "\n";
@@ -52,14 +55,15 @@ inline void reset() {
 }
 /// An option for the time of a test.
 struct option {
-  option(const char* n, long value) : name(n) { set(name, value); }
+  option(const char* n, long value) : name(n), before(get(n)) { set(name, value); }
   ~option() {
-    set(name, 0);
+    set(name, before);
     reset();
   }
   option(const option&) = delete;
   option& operator=(const option&) = delete;
   const char* name;
+  long before;
 };
 
 /// Loads what a device needs. @return the name that PyTorch has for it

@@ -224,19 +224,23 @@ void restore(const models::sample& s, const std::vector<at::Tensor>& buffers) {
 }  // namespace
 
 TEST_CASE("schedules give what eager mode gives, bit by bit, without unplanned allocations", "[device]") {
+  const hardware::option late("late", 20);
   ::torch::manual_seed(3);
   for (const auto& s : models::all()) {
     INFO(s.name);
+    REQUIRE(hardware::races() == "");
     const auto x = prepare(s);
     const auto buffers = copies(s.module->buffers());
     std::vector<schedule> schedules = {store_all_schedule(x.p), recompute_all(x.p, x.step->loss)};
     for (unsigned seed = 0; seed < 3; ++seed) schedules.push_back(random_schedule(x.p, seed, 0.3));
     restore(s, buffers);
     std::vector<outcome> expected = {eager(s), eager(s)};
+    REQUIRE(hardware::races() == "");
     for (const auto& plan : schedules) {
       executor e(std::make_shared<execution_plan>(x.step, plan, x.profiles), *x.tensors, device_of(test_device()));
       restore(s, buffers);
       for (const auto& o : expected) compare(o, planned(s, e, *x.tensors));
+      REQUIRE(hardware::races() == "");
       CHECK(e.unplanned() == 0);
       CHECK_FALSE(e.in_flight());
       CHECK(e.plan().arena_bytes() >= e.plan().live_peak());
@@ -289,8 +293,7 @@ TEST_CASE("steps that are captured give what eager mode gives, bit by bit, at fi
       CHECK((e.not_captured().empty() || e.not_captured() == plan->moves_because()));
       (e.not_captured().empty() ? captured : refused) += 1;
       CHECK(e.unplanned() == 0);
-      INFO(hardware::race_reports());
-      REQUIRE(hardware::races() == 0);
+      REQUIRE(hardware::races() == "");
     }
   }
   CHECK(captured > 4 * refused);
@@ -341,8 +344,7 @@ TEST_CASE("values that were away give what eager mode gives, bit by bit", "[devi
         for (const auto& o : expected) compare(o, planned(s, e, *x.tensors));
         CHECK(e.unplanned() == 0);
         CHECK_FALSE(e.arena_in_use());
-        INFO(hardware::race_reports());
-        REQUIRE(hardware::races() == 0);
+        REQUIRE(hardware::races() == "");
         moves += e_plan->moved_bytes().second > 0;
         if (e_plan->moved_bytes().first > 0)
           CHECK_THROWS_AS(executor(e_plan, *x.tensors, device_of(test_device())), broken_contract);

@@ -66,8 +66,8 @@ void sgd(::torch::nn::Module& m) {
 }  // namespace
 
 TEST_CASE("training equals eager mode at every step, within the budget", "[device]") {
-  const auto models = models::all().size();
-  for (std::size_t which = 0; which < models; ++which)
+  const hardware::option late("late", 20);
+  for (const auto which : models::trained())
     for (const char* share : {"100% of activations", "50% of activations"}) {
       twins t(which);
       INFO(t.plain.name << " at " << share);
@@ -118,13 +118,15 @@ TEST_CASE("training equals eager mode at every step, within the budget", "[devic
         CHECK(same_bits(state_of_test_generator(), generator));
         const auto report = run.report();
         CHECK(report.total() <= report.budget);
-        CHECK(peak - before <= report.arena + report.outputs);
+        const auto copies = report.buffers / 2;  // of what a second forward would begin with
+        CHECK(peak - before <= report.arena + report.outputs + copies);
         check_same(grads(*t.plain.module), grads(*t.planned.module));
         check_same(t.plain.module->buffers(), t.planned.module->buffers());
         for (std::size_t i = 0; i < t.plain.inputs.size(); ++i)
           CHECK(same_bits(t.plain.inputs[i].grad(), t.planned.inputs[i].grad()));
         sgd(*t.plain.module);
         sgd(*t.planned.module);
+        REQUIRE(hardware::races() == "");
       }
       CHECK(run.report().unplanned == 0);
     }
@@ -865,6 +867,7 @@ struct verified {
 TEST_CASE("verify compares what is the same in every plain step, and names operators that are not", "[device]") {
   using Catch::Contains;
   const auto where = GENERATE(noise::nowhere, noise::forward, noise::backward);
+  const hardware::option late("late", 20);
   INFO("noise " << static_cast<int>(where));
   verified v(where), plain(where);
   int hooks = 0;
@@ -899,6 +902,7 @@ TEST_CASE("verify compares what is the same in every plain step, and names opera
   CHECK_THROWS_WITH(v.step(), Contains("output 1"));
   v.run.invalidate();
   CHECK_NOTHROW(v.step());
+  CHECK(hardware::races() == "");
 }
 
 TEST_CASE("verify does without a second plain step where an input has been written since", "[device]") {

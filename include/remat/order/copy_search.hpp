@@ -115,7 +115,7 @@ class copy_incumbent {
     if (!std::isfinite(seconds)) return false;
     if (!(seconds < (p_.plain() ? 1 : near) * seconds_)) return true;
     auto tight = laid.schedule;
-    if (!p_.plain()) seconds = detail::tighten(p_, tight, std::move(e), budget_);
+    if (!p_.plain()) seconds = tighten(p_, tight, std::move(e), budget_);
     const std::lock_guard guard(lock_);
     if (seconds < seconds_) {
       seconds_ = seconds;

@@ -129,6 +129,8 @@ inline schedule with_early_copies(const problem& p, const schedule& s, const eva
   return early;
 }
 
+}  // namespace detail
+
 /// Copies as early and all steps `in_time` as that makes it faster.
 /// @param s      a valid schedule of a problem that is not plain, which is replaced by a faster one
 /// @param e      what `evaluate` says of it
@@ -137,15 +139,13 @@ inline schedule with_early_copies(const problem& p, const schedule& s, const eva
 /// Complexity: that of `evaluate`, `with_early_copies` and `in_time`, once more than it gets faster.
 inline double tighten(const problem& p, schedule& s, evaluation e, bytes_t budget) {
   for (;;) {
-    auto other = with_early_copies(p, s, e, budget);
-    other = in_time(p, other, budget).list();
+    auto other = detail::with_early_copies(p, s, e, budget);
+    other = detail::in_time(p, other, budget).list();
     auto then = evaluate(p, other);
     if (!(then.seconds < e.seconds * (1 - 1e-4))) return e.seconds;
     s = std::move(other);
     e = std::move(then);
   }
 }
-
-}  // namespace detail
 
 }  // namespace remat::order

@@ -58,30 +58,37 @@ def steps(model, rank, mode, hook):
     return seen + [content(t) for t in model.state_dict().values()]
 
 
-def in_group(rank, port, target, args, queue):
-    """Runs `target` as one of two processes, and tells what it gives, or why it fails."""
+def told_by(target, *args):
+    """What `target` gives, or why it fails."""
+    try:
+        return target(*args)
+    except remat.Refused as e:
+        return str(e)
+    except Exception as e:  # told to the test
+        return f"{type(e).__name__}: {e}"
+
+
+def in_group(rank, port, target, cases, queue):
+    """Runs `target` on each case as one of two processes."""
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=2)
     try:
-        queue.put((rank, target(rank, *args)))
-    except remat.Refused as e:
-        queue.put((rank, str(e)))
-    except Exception as e:  # told to the test
-        queue.put((rank, f"{type(e).__name__}: {e}"))
+        queue.put((rank, [told_by(target, rank, *case) for case in cases]))
     finally:
         dist.destroy_process_group()
 
 
-def together(target, *args):
-    """Runs it in two processes; gives what they told."""
+def together(target, *cases):
+    """Runs `target` on each case in two processes, which take longer to start than to run; gives for each case what the two told."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     context = torch.multiprocessing.get_context("spawn")
     queue = context.SimpleQueue()
-    torch.multiprocessing.spawn(in_group, (port, target, args, queue), nprocs=2)
-    return [told for _, told in sorted((queue.get() for _ in range(2)), key=lambda x: x[0])]
+    torch.multiprocessing.spawn(in_group, (port, target, cases, queue), nprocs=2)
+    first, second = (told for _, told in sorted((queue.get() for _ in range(2)), key=lambda x: x[0]))
+    return list(zip(first, second, strict=True))
 
 
 def work(rank, mode, hook):
@@ -95,14 +102,14 @@ def work(rank, mode, hook):
     return results[0] == results[1], remat.of(model).plan["recomputed"]
 
 
-@pytest.mark.parametrize("mode, hook", [(mode, False) for mode in MODES] + [("default", True)])
-def test_distributed_data_parallel(mode, hook):
+def test_distributed_data_parallel():
     """Row 13: gradients are those of plain DDP."""
-    for told in together(work, mode, hook):
-        assert isinstance(told, tuple), told
-        same, recomputed = told
-        assert same is True, same
-        assert recomputed > 0
+    cases = [(mode, False) for mode in MODES] + [("default", True)]
+    for case, both in zip(cases, together(work, *cases), strict=True):
+        for told in both:
+            assert isinstance(told, tuple), (case, told)
+            same, recomputed = told
+            assert same is True and recomputed > 0, (case, told)
 
 
 def shard(rank, first):
@@ -128,11 +135,11 @@ def shard(rank, first):
     return results[0] == results[1]
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_fully_shard(first):
+def test_fully_shard():
     """Row 13: gradients are those of plain FSDP, or a refusal says why."""
-    for same in together(shard, first):
-        assert same is True or "DTensor" in same, same
+    for both in together(shard, (True,), (False,)):
+        for same in both:
+            assert same is True or "DTensor" in same, both
 
 
 def test_data_parallel_is_refused():
@@ -169,7 +176,7 @@ def on_disk(rank, folder):
 
 
 def test_states_weights_and_gradients_of_each_process_on_one_disk(tmp_path):
-    first, second = together(on_disk, str(tmp_path))
+    (first, second), = together(on_disk, (str(tmp_path),))
     assert first[0] is True and second[0] is True, (first, second)
     assert first[1] == second[1] and first[2] != second[2]
     assert not list(tmp_path.iterdir())

@@ -57,7 +57,7 @@ def vision(name: str, **options) -> nn.Module:
     return Classifier(getattr(torchvision.models, name)(num_classes=5, **options))
 
 
-@entry(images(8, 96))
+@entry(images(4, 64))
 def resnet18():
     return vision("resnet18")
 
@@ -119,7 +119,7 @@ def vit():
                                                            mlp_dim=32, dropout=0.1, attention_dropout=0.1, num_classes=5))
 
 
-@entry(images(4, 96))
+@entry(images(2, 64))
 def googlenet():
     return vision("googlenet", aux_logits=False, init_weights=False)
 

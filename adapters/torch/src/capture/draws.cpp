@@ -11,6 +11,7 @@
 #include <mutex>
 #include <random>
 
+#include "../counted_draws.hpp"
 #include "../program/views.hpp"
 
 namespace remat::pytorch::detail {
@@ -57,6 +58,13 @@ at::Tensor draw_log::state() {
   return generator_.get_state();
 }
 
+bool draw_log::show() {
+  if (!draws_.empty() || phases_.size() > 1 || !same_bytes(state(), phases_[0])) return false;
+  phases_[0] = expected_ = start_;
+  set_state(start_);
+  return true;
+}
+
 void draw_log::set_state(const at::Tensor& s) {
   std::lock_guard<std::mutex> lock(generator_.mutex());
   generator_.set_state(s);
@@ -100,13 +108,7 @@ draw_origin draw_log::origin_of(const at::Tensor& now) {
 }
 
 std::optional<std::uint64_t> draw_log::draws_between(const at::Tensor& from, const at::Tensor& to) const {
-  if (!device_.is_cpu()) {  // generators of accelerators count their draws: seed and offset
-    auto a = generator_.clone(), b = generator_.clone();
-    a.set_state(from);
-    b.set_state(to);
-    if (a.current_seed() != b.current_seed() || b.get_offset() < a.get_offset()) return std::nullopt;
-    return b.get_offset() - a.get_offset();
-  }
+  if (!device_.is_cpu()) return counted_draws(generator_, from, to);
   auto engine = engine_in(generator_, from);
   const auto goal = engine_in(generator_, to).data();
   constexpr std::uint64_t limit = 1 << 23;
@@ -122,12 +124,7 @@ std::optional<std::uint64_t> draw_log::draws_between(const at::Tensor& from, con
 
 at::Tensor draw_log::advanced(const at::Tensor& state, std::uint64_t draws) const {
   if (draws == 0) return state;
-  if (!device_.is_cpu()) {
-    auto g = generator_.clone();
-    g.set_state(state);
-    g.set_offset(g.get_offset() + draws);
-    return g.get_state();
-  }
+  if (!device_.is_cpu()) return after_counted_draws(generator_, state, draws);
   auto engine = engine_in(generator_, state);
   while (draws-- > 0) engine();
   auto g = generator_.clone();

@@ -28,6 +28,9 @@ class draw_log {
   const at::Generator& generator() const { return generator_; }
   /// The generator now.
   at::Tensor state();
+  /// Somebody is about to look at the state: before the first draw it gets that of the user.
+  /// @return it has
+  bool show();
   /// A call was run, or is known to draw and was not.
   /// @param call   its position
   /// @param before state that it found

@@ -26,9 +26,31 @@ at::Tensor hollow_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, const a
   return at::empty({0}, options).set_(storage, 0, sizes, strides);
 }
 
+at::Tensor tensor_over(const c10::Storage& s, const byte_view& v) {
+  auto t = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(s), c10::DispatchKeySet(c10::computeDispatchKey(v.dtype, std::nullopt, s.device())),
+      c10::scalarTypeToTypeMeta(v.dtype));
+  auto* impl = t.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(v.sizes, v.strides, v.offset / static_cast<bytes_t>(t.itemsize()));
+  if (v.conj) impl->_set_conj(true);
+  if (v.neg) impl->_set_neg(true);
+  return t;
+}
+
+at::Tensor another(const at::Tensor& t) {
+  return tensor_over(t.storage(),
+                     {none, t.sizes().vec(), t.strides().vec(), t.storage_offset() * static_cast<bytes_t>(t.itemsize()),
+                      t.scalar_type(), t.is_conj(), t.is_neg(), false});
+}
+
 bool has_memory(const at::Tensor& t) {
   const auto* s = storage_of(t);
   return s->nbytes() == 0 || (!s->throw_on_immutable_data_ptr() && s->data() != nullptr);
+}
+
+bool held_by_python(const at::Tensor& t) {
+  const auto* slot = t.unsafeGetTensorImpl()->pyobj_slot();
+  return slot->load_pyobj() != nullptr && !slot->has_unique_reference();
 }
 
 void release(c10::StorageImpl* s) {

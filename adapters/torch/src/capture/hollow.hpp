@@ -9,6 +9,8 @@
 
 #include <vector>
 
+#include <remat/pytorch/program.hpp>
+
 namespace remat::pytorch::detail {
 
 /// What somebody is told who reads memory between operators.
@@ -25,8 +27,16 @@ at::Tensor bytes_of(const at::Tensor& t);
 /// Its memory can be read.
 bool has_memory(const at::Tensor& t);
 
+/// Python code holds this tensor.
+bool held_by_python(const at::Tensor& t);
+
 /// A tensor of the given geometry whose storage owns no memory.
 at::Tensor hollow_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, const at::TensorOptions& options);
+
+/// A tensor over a storage, as a kernel would have made it.
+at::Tensor tensor_over(const c10::Storage& s, const byte_view& v);
+/// Another tensor over the memory of `t`.
+at::Tensor another(const at::Tensor& t);
 
 /// Takes its memory from a storage.
 void release(c10::StorageImpl* s);

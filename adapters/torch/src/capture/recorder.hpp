@@ -20,6 +20,7 @@
 #include "draws.hpp"
 #include "hollow.hpp"
 #include "known_results.hpp"
+#include "lists.hpp"
 #include "operators.hpp"
 #include "questions.hpp"
 #include "trace.hpp"
@@ -28,18 +29,6 @@ namespace remat::pytorch::detail {
 
 /// Constants (results of operators without any other input) keep their values up to this size, so that masks can be asked.
 inline constexpr std::size_t constant_limit = std::size_t{1} << 20;
-
-/// Calls `f(tensor, element)` for each defined tensor of an argument or result.
-template <class F>
-void each_tensor(const c10::IValue& v, F f) {
-  if (v.isTensor()) {
-    if (v.toTensor().defined()) f(v.toTensor(), -1);
-  } else if (v.isList()) {
-    const auto list = v.toListRef();
-    for (std::size_t i = 0; i < list.size(); ++i)
-      if (list[i].isTensor() && list[i].toTensor().defined()) f(list[i].toTensor(), static_cast<int>(i));
-  }
-}
 
 /// An argument with undefined tensors in place of its tensors.
 inline c10::IValue without_tensors(const c10::IValue& v) {
@@ -65,7 +54,7 @@ class recorder {
  public:
   recorder(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& buffers,
            const std::vector<std::string>& names, c10::Device device)
-      : draws_(device), device_(device) {
+      : draws_(std::in_place, device), device_(device) {
     for (std::size_t i = 0; i < parameters.size(); ++i)
       add_outside(parameters[i], parameters[i].requires_grad() ? role::parameter : role::buffer, i,
                   i < names.size() ? names[i] : "parameter " + std::to_string(i));
@@ -74,15 +63,86 @@ class recorder {
       add_outside(buffers[i], role::buffer, at, at < names.size() ? names[at] : "buffer " + std::to_string(i));
     }
   }
+  /// Goes on where the forward of `t` has ended.
+  /// @param tensors by their numbers; undefined: nobody can use it
+  recorder(const trace& t, const std::vector<at::Tensor>& tensors, const std::vector<at::Tensor>& parameters)
+      : trace_(t), draws_(std::in_place, t.device), device_(t.device) {
+    const auto& end = t.forward;
+    trace_.calls.erase(trace_.calls.begin() + static_cast<std::ptrdiff_t>(t.backward), trace_.calls.end());
+    trace_.slots.resize(end.slots);
+    trace_.storages.resize(end.storages);
+    trace_.tensors.resize(end.tensors);
+    for (index_t k = 0; k < parameters.size(); ++k)  // whose slots come first
+      if (parameters[k].requires_grad()) trace_.slots[k].from = role::parameter;
+    std::vector<index_t> storage(end.tensors, none);
+    for (std::size_t id = 0; id < end.tensors; ++id)
+      if (const auto k = trace_.tensors[id]; k != none) storage[id] = trace_.slots[k].value;
+    for (const auto& c : trace_.calls)
+      for (const auto& x : c.results) storage[x.tensor] = x.view.value;
+    for (std::size_t s = 0; s < end.storages; ++s) {
+      contents_.push_back(trace_.storages[s].slot != none ? contents::outside
+                          : end.constants[s]              ? contents::constant
+                                                          : contents::hollow);
+      alive_.push_back(c10::weak_intrusive_ptr<c10::StorageImpl>(c10::Storage().getWeakStorageImpl()));
+      raw_.push_back(false);
+      told_.push_back(false);
+    }
+    for (std::size_t id = 0; id < end.tensors; ++id) {
+      const auto& x = tensors[id];
+      met_.emplace_back(x.getIntrusivePtr());
+      if (!x.defined() || storage[id] == none) continue;
+      ids_.emplace(x.unsafeGetTensorImpl(), id);
+      const bool first = index_.emplace(storage_of(x), storage[id]).second;
+      if (first && trace_.tensors[id] != none) whole_.emplace(x.unsafeGetTensorImpl(), x);
+    }
+  }
   recorder(const recorder&) = delete;
   recorder& operator=(const recorder&) = delete;
 
   /// Puts back what the operators wrote.
   ~recorder() {
-    at::AutoDispatchBelowADInplaceOrView below;
-    for (auto& [storage, saved] : saved_) saved.first.copy_(saved.second);
+    if (!draws_) return;
+    abandon();
     for (const auto& o : outside_) reset_version(o);
   }
+  /// Puts back what the operators wrote, but for versions; nothing more is recorded.
+  /// @return what they have made of the generator
+  draw_origin abandon() {
+    at::AutoDispatchBelowADInplaceOrView below;
+    for (auto& [storage, saved] : saved_) saved.first.copy_(saved.second);
+    auto left = draws_->left_behind();
+    draws_.reset();
+    return left;
+  }
+  /// Somebody is about to look at the state of the generator. @return it is that of the step
+  bool show_generator() { return draws_->show(); }
+  /// Tensors from outside, with their versions now.
+  std::vector<std::pair<at::Tensor, int64_t>> versions() const {
+    std::vector<std::pair<at::Tensor, int64_t>> list;
+    for (const auto& o : outside_)
+      if (o.tensor.defined()) list.emplace_back(o.tensor, version(o.tensor));
+    return list;
+  }
+  /// What was made by calls and is there still: its number, and the tensor.
+  std::vector<std::pair<std::size_t, at::Tensor>> made() const {
+    std::vector<std::pair<std::size_t, at::Tensor>> list;
+    for (std::size_t id = 0; id < met_.size(); ++id)
+      if (auto t = met_[id].lock(); t && trace_.tensors[id] == none)
+        if (const auto s = index_.find(storage_of(at::Tensor(t)));
+            s != index_.end() && trace_.storages[s->second].slot == none && contents_[s->second] != contents::constant)
+          list.emplace_back(id, at::Tensor(std::move(t)));
+    return list;
+  }
+  /// All tensors by their numbers, as far as they are there.
+  std::vector<at::Tensor> all() const {
+    std::vector<at::Tensor> list;
+    for (const auto& weak : met_) list.emplace_back(weak.lock());
+    return list;
+  }
+  /// Somebody else's references to tensors, which do not make them the module's.
+  void set_references(std::unordered_map<const c10::TensorImpl*, std::size_t> counts) { references_ = std::move(counts); }
+  const std::string& maker_of(const at::Tensor& t) const { return trace_.storages[index_.at(storage_of(t))].name; }
+  void set_held(std::vector<std::size_t> held) { trace_.held = std::move(held); }
 
   /// A tensor of the step that owns no memory: an input or the gradient of an output.
   at::Tensor stand_in(const at::Tensor& like, at::IntArrayRef strides, role from, std::size_t position) {
@@ -100,6 +160,7 @@ class recorder {
     hide(storage_of(t));
     const auto slot =
         add_slot(t, s, from, position, (from == role::input ? "input " : "gradient of output ") + std::to_string(position));
+    trace_.tensors[id_of(t)] = slot;
     if (from == role::input) {
       whole_.emplace(t.unsafeGetTensorImpl(), t);
       watch(t, slot);
@@ -107,16 +168,36 @@ class recorder {
     return t;
   }
 
-  /// The forward is done.
+  /// The forward has ended.
+  void end_forward() {
+    trace_.forward = {trace_.slots.size(), trace_.storages.size(), trace_.tensors.size(), {}};
+    for (const auto known : contents_) trace_.forward.constants.push_back(known == contents::constant);
+  }
+  /// Calls from here on are those of the backward.
   void start_backward() {
     trace_.backward = trace_.calls.size();
-    trace_.after_forward = draws_.left_behind();
+    trace_.after_forward = draws_->left_behind();
     for (auto& o : outside_) o.forward = version(o.tensor);
-    draws_.begin_phase();
+    draws_->begin_phase();
   }
   const std::vector<traced_call>& calls() const { return trace_.calls; }
   bool knows(const at::Tensor& t) const { return t.has_storage() && index_.count(storage_of(t)); }
   bool outside(const at::Tensor& t) const { return trace_.storages[index_.at(storage_of(t))].slot != none; }
+
+  /// Which tensor of the step it is.
+  std::size_t id_of(const at::Tensor& t) {
+    auto* impl = t.unsafeGetTensorImpl();
+    const auto [known, fresh] = ids_.emplace(impl, trace_.tensors.size());
+    if (fresh) {
+      trace_.tensors.push_back(none);
+      met_.emplace_back(t.getIntrusivePtr());
+    }
+    return known->second;
+  }
+  /// An argument, itself.
+  void add_input(const at::Tensor& t, std::size_t position) {
+    add_outside(t, role::input, position, "input " + std::to_string(position));
+  }
 
   byte_view view_of(const at::Tensor& t) const {
     return {index_.at(storage_of(t)), t.sizes().vec(), t.strides().vec(), byte_offset(t),
@@ -124,7 +205,7 @@ class recorder {
   }
 
   trace finish() {
-    trace_.after_backward = draws_.left_behind();
+    trace_.after_backward = draws_->left_behind();
     for (std::size_t s = 0; s < trace_.storages.size(); ++s) freeze_if_temporary(static_cast<index_t>(s));
     note_versions();
     if (!asked_.empty()) trace_.asked = std::make_shared<recorded_questions>(trace_, calculable_, asked_);
@@ -163,13 +244,13 @@ class recorder {
     std::vector<at::Tensor> tensors;
     for (std::size_t i = 0; i < n; ++i) {
       const auto& argument = stack[first + i];
-      if (argument.isGenerator() && argument.toGenerator().defined() && argument.toGenerator() != draws_.generator())
+      if (argument.isGenerator() && argument.toGenerator().defined() && argument.toGenerator() != draws_->generator())
         refuse(name, "draws from a generator other than the default one of " + device_.str());
       const auto* alias = schema.arguments()[i].alias_info();
       each_tensor(argument, [&](const at::Tensor& t, int element) {
         check(name, t);
         if (!index_.count(storage_of(t))) add_unknown(name, t);
-        c.operands.push_back({static_cast<int>(i), element, view_of(t), alias && alias->isWrite()});
+        c.operands.push_back({static_cast<int>(i), element, view_of(t), alias && alias->isWrite(), id_of(t), t.requires_grad()});
         tensors.push_back(t);
       });
       c.arguments.push_back(without_tensors(argument));
@@ -207,9 +288,12 @@ class recorder {
           if (contents_[s] == contents::kept) hide(storage_of(t));
           told_[s] = told && !c.draws && contents_[s] != contents::hollow;
         }
-        c.results.push_back({static_cast<int>(i), element, view_of(t), false});
+        c.results.push_back({static_cast<int>(i), element, view_of(t), false, id_of(t)});
       });
     for (auto* s : touched) settle(s, constant && !c.draws, told && !c.draws);
+    c.constant = constant && !c.draws && std::all_of(c.results.begin(), c.results.end(), [&](const auto& r) {
+                   return contents_[r.view.value] == contents::constant;
+                 });
     for (const auto& o : c.operands) {
       const auto s = o.view.value;
       if (o.written && (!told || c.draws || trace_.storages[s].slot != none)) told_[s] = false;
@@ -278,7 +362,9 @@ class recorder {
     if (known == index_.end()) whole_.emplace(t.unsafeGetTensorImpl(), t);
     const bool memory = known != index_.end() || has_memory(t);
     const auto s = known != index_.end() ? known->second : add(t, memory ? contents::outside : contents::hollow);
-    watch(t, add_slot(t, s, from, position, name));
+    const auto k = add_slot(t, s, from, position, name);
+    if (const auto id = id_of(t); trace_.tensors[id] == none) trace_.tensors[id] = k;
+    watch(t, k);
     if (known == index_.end()) told_.back() = from != role::parameter && memory;
     if (!memory) hide(storage_of(t));
   }
@@ -309,8 +395,13 @@ class recorder {
     auto watched = std::find_if(outside_.begin(), outside_.end(), [&](const auto& o) { return o.tensor.is_same(t); });
     if (watched != outside_.end()) watched->tensor.reset();
     const auto saved = saved_.find(storage_of(t));
-    const bool temporary = holders(*t.unsafeGetTensorImpl(), t.use_count()) == 1 &&
-                           holders(*storage_of(t), t.storage().use_count()) == (saved != saved_.end() ? 2U : 1U);
+    const auto logged = references_.find(t.unsafeGetTensorImpl());
+    const auto count = t.use_count() - (logged != references_.end() ? logged->second : 0);
+    // While a step goes on its graph holds what it saves, which is no sign of the module.
+    const bool temporary = references_.empty()
+                               ? holders(*t.unsafeGetTensorImpl(), count) == 1 &&
+                                     holders(*storage_of(t), t.storage().use_count()) == (saved != saved_.end() ? 2U : 1U)
+                               : !held_by_python(t);
     if (temporary) {
       const auto& as_found = saved != saved_.end() ? saved->second.second : t;
       freeze(slot, found->second.second ? std::move(*found->second.second) : content_of(as_found.storage()));
@@ -411,9 +502,9 @@ class recorder {
       refuse(c.op.schema().name(),
              "draws from the generator of the host in a step on " + device_.str() +
                  "; a planned step would repeat the same number for ever. Draw on the device, or pass the number as an argument");
-    const auto before = seeded ? draws_.state() : at::Tensor();
+    const auto before = seeded ? draws_->state() : at::Tensor();
     const auto drawn = [&] {
-      c.draws = draws_.note(trace_.calls.size(), before, key ? draws_.pass(before, *key) : draws_.state());
+      c.draws = draws_->note(trace_.calls.size(), before, key ? draws_->pass(before, *key) : draws_->state());
     };
     const auto looked_at = [&](const known_results& r) {
       return r.any_made([&](auto type, auto bytes) { return kept(type, bytes, told); });
@@ -431,7 +522,7 @@ class recorder {
       c.op.callBoxed(&stack);
     else
       run_hollow(c.op, stack, stack.size() - first, tensors);
-    if (seeded && !same_bytes(before, draws_.state())) drawn();
+    if (seeded && !same_bytes(before, draws_->state())) drawn();
     if (!key || geometry_key(c, tensors) != key) return;
     known_results results(tensors, {stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end()});
     results.drew = c.draws.has_value();
@@ -486,7 +577,10 @@ class recorder {
     counter.set_version(o.start);
   }
   std::vector<written_outside> outside_;
-  draw_log draws_;
+  std::unordered_map<c10::TensorImpl*, std::size_t> ids_;
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> met_;  ///< keeps addresses, not the memory
+  std::optional<draw_log> draws_;
+  std::unordered_map<const c10::TensorImpl*, std::size_t> references_;
   c10::Device device_;
 };
 

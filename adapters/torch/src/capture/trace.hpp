@@ -15,7 +15,9 @@ namespace remat::pytorch::detail {
 struct traced_tensor {
   int at = 0, element = -1;  ///< see `operand`
   byte_view view;
-  bool written = false;  ///< the call writes its storage
+  bool written = false;        ///< the call writes its storage
+  std::size_t tensor = 0;      ///< which tensor it is, in the order in which a trace meets them
+  bool requires_grad = false;  ///< as the call finds it
 };
 
 /// A `generator_origin` in terms of calls.
@@ -33,6 +35,7 @@ struct traced_call {
   bool grad_mode = false;
   std::vector<int> statistics;       ///< arguments written behind the schema's back, and not read by the results
   std::optional<draw_origin> draws;  ///< where its draw starts, if it draws
+  bool constant = false;             ///< makes or writes constants only, which the module may look at
 };
 
 /// The call raises an error or does nothing, such as `_linalg_check_errors`.
@@ -40,6 +43,12 @@ inline bool only_checks(const traced_call& c) {
   return c.op.schema().returns().empty() &&
          std::none_of(c.operands.begin(), c.operands.end(), [](const auto& o) { return o.written; });
 }
+
+/// How much of a trace there was when the forward ended, and what was known of its storages.
+struct forward_end {
+  std::size_t slots = 0, storages = 0, tensors = 0;
+  std::vector<bool> constants;  ///< per storage
+};
 
 /// A recorded step. Views and slots name storages of the trace.
 struct trace {
@@ -49,7 +58,8 @@ struct trace {
   c10::Device device = c10::kCPU;  ///< of the step
   std::vector<storage_value> storages;
   std::vector<traced_call> calls;
-  std::size_t backward = 0;  ///< first call after the forward
+  std::size_t backward = 0;     ///< first call after the forward
+  std::size_t accumulated = 0;  ///< first call after autograd has the gradients
   std::vector<index_t> parameters;
   std::vector<byte_view> parameter_grads;
   std::vector<byte_view> outputs;
@@ -62,13 +72,24 @@ struct trace {
   draw_origin after_forward, after_backward;
   std::vector<written_tensor> written;
   std::shared_ptr<const questions> asked;
+  std::vector<index_t> tensors;             ///< the slot of each tensor; none: a call made it
+  std::vector<std::size_t> output_tensors;  ///< per output
+  forward_end forward;
+  std::vector<std::size_t> held;  ///< other tensors that Python holds when the forward has ended, in order
 };
 
+class step_run;
+
 /// Runs and records a step; parameters as for `capture`.
+/// @param run the forward is that of a training step, which goes on whatever comes of the recording; null: it is run for the
+///            recording only
 trace record(const forward_function& forward, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& parameters,
-             const std::vector<at::Tensor>& buffers, const std::vector<std::string>& names, const std::vector<output_use>& uses);
+             const std::vector<at::Tensor>& buffers, const std::vector<std::string>& names, const std::vector<output_use>& uses,
+             step_run* run = nullptr);
 
 /// Storage versions and nodes of a recorded step.
 program lower(const trace& recorded);
+/// The program of a recorded step, and the tensors of a module for it.
+captured captured_from(const trace& recorded, const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& buffers);
 
 }  // namespace remat::pytorch::detail

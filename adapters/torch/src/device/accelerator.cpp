@@ -134,7 +134,9 @@ struct shared {
 
   c10::Stream kernels() const { return impl.getStream(on); }
   bool capturing() const { return impl.isStreamCapturing(kernels()); }
-  c10::Stream new_stream() const { return impl.getStreamFromGlobalPool(on, false); }
+  /// PyTorch gives out the same few streams in turns. Those of captures are from its other pool: a copy of another thread on such
+  /// a stream would become part of the graph.
+  c10::Stream new_stream(bool for_captures = false) const { return impl.getStreamFromGlobalPool(on, for_captures); }
 
   /// Copies on `stream` between the host and the device, or within it.
   void copy(void* to, c10::Device to_device, const void* from, c10::Device from_device, bytes_t bytes, c10::Stream stream) const {
@@ -335,7 +337,7 @@ class stream_link final : public link {
     if (!captured) shared_->drop_finished();  // a capture forbids to ask events
     try {
       auto& stream = captured ? stream_of_captures_ : stream_;
-      if (!stream) stream = shared_->new_stream();
+      if (!stream) stream = shared_->new_stream(captured);
       for (const auto& t : after) continue_after(t, *stream);
       for (const auto* r : {to.in.get(), from.in.get()})
         if (const auto* own = dynamic_cast<const device_region*>(r)) continue_after(own->given(), *stream);
@@ -449,7 +451,7 @@ class accelerator final : public device {
   std::unique_ptr<replayable> capture(const std::function<void()>& work) override {
     if (const auto why = cannot_capture(); !why.empty()) throw not_available(why);
     const std::lock_guard lock(capture_mutex_);
-    if (!stream_of_captures_) stream_of_captures_ = shared_->new_stream();
+    if (!stream_of_captures_) stream_of_captures_ = shared_->new_stream(true);
     const c10::StreamGuard guard(*stream_of_captures_);
     multiply();
     return std::make_unique<device_graph>(*this, work);
@@ -459,9 +461,11 @@ class accelerator final : public device {
     const auto before = use().live;
     multiply();
     const at::AutoGradMode grad_mode(true);
-    const auto x = at::ones({8, 8}, at::TensorOptions().device(shared_->on)).requires_grad_();
-    at::mm(x, x).sum().backward();
-    workspaces_ += std::max<bytes_t>(0, use().live - before - static_cast<bytes_t>(2 * accelerator_alignment));
+    const auto x = at::ones({1}, at::TensorOptions().device(shared_->on)).requires_grad_(), y = x * 1;
+    y.register_hook([this](const at::Tensor&) { multiply(); });  // on the thread of backwards
+    y.backward();
+    constexpr auto alive = static_cast<bytes_t>(3 * accelerator_alignment);  // x, y, the gradient
+    workspaces_ += std::max<bytes_t>(0, use().live - before - alive);
   }
   bytes_t workspaces() const override { return workspaces_; }
   void enter(region& r) override {

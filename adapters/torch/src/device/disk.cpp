@@ -149,7 +149,8 @@ copy_rates measure_fetches(device& d, link& in, const std::vector<at::Tensor>& w
   const double latency = since(begin);
   begin = clock::now();
   fetch_all();
-  const auto rate = 0.9 * static_cast<double>(total) / since(begin);
+  const bool from_disk = std::any_of(sample.begin(), sample.end(), on_a_disk);
+  const auto rate = (from_disk ? 0.9 : relied_on(d, in)) * static_cast<double>(total) / since(begin);
   return {rate, rate, latency};
 }
 

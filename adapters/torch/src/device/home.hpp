@@ -31,8 +31,23 @@ block home_of(const at::Tensor& t, bytes_t offset, bytes_t bytes, bool leaves);
 /// takes them all and is too small.
 std::vector<bool> let_go_of(const std::vector<at::Tensor>& read);
 
-/// Rates at which `in` can be relied on to bring `weights` to `d`, from a disk if they would not stay in the system's cache: nine
-/// tenths of what some of them reach. To the host it is said to be as fast.
+/// The part of a measured rate that plans rely on. Links of an accelerator are steady. Threads that copy, and disks, have other
+/// work.
+inline double relied_on(const device& d, const link& by) { return by.joins_graphs_of(d.which()) ? 0.98 : 0.9; }
+
+/// What copies do to kernels that run meanwhile.
+struct interference {
+  double factor = 1;  ///< by which a kernel takes longer that does nothing but read and write memory
+  double rate = 0;    ///< at which it does that alone, bytes / s
+};
+/// Copies run in both directions at once. Takes three times `sample` bytes of the device, and twice of far memory.
+/// @param d     an accelerator
+/// @param rates of `far`
+/// @throws out_of_memory, copy_failed
+interference measure_interference(device& d, const far_memory& far, const copy_rates& rates, bytes_t sample);
+
+/// Rates at which `in` can be relied on to bring `weights` to `d`, from a disk if they would not stay in the system's cache: the
+/// part of what some of them reach that `relied_on` tells. To the host it is said to be as fast.
 /// @param weights not empty, none without elements
 /// @throws out_of_memory, copy_failed
 copy_rates measure_fetches(device& d, link& in, const std::vector<at::Tensor>& weights);

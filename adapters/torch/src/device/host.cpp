@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
@@ -14,6 +17,7 @@
 
 #include "../clock.hpp"
 #include "accelerator.hpp"
+#include "home.hpp"
 #include "tier.hpp"
 
 namespace remat::pytorch {
@@ -210,9 +214,11 @@ copy_rates measure_rates(device& d, const far_memory& far, bytes_t sample) {
   const auto fetch = [&](bytes_t at, bytes_t bytes) { return far.in->copy({near_by, at, bytes}, {beyond, at, bytes}); };
   for (bytes_t k = 0; k < pieces; ++k) send(k * piece, piece)->wait();  // also wakes the threads and touches the pages
   fetch(0, unit)->wait();
+  const bool queued = far.in->joins_graphs_of(d.which());  // the next copy of a stream begins without the host
   auto begin = clock::now();
+  for (bytes_t k = 1; queued && k < pieces; ++k) fetch(k * unit, unit);
   fetch(0, unit)->wait();
-  const double latency = since(begin);
+  const double latency = since(begin) / (queued ? pieces : 1);
   begin = clock::now();
   ticket sent, fetched;
   for (bytes_t k = 0; k < pieces; ++k) {
@@ -228,8 +234,38 @@ copy_rates measure_rates(device& d, const far_memory& far, bytes_t sample) {
   }
   sent->wait();  // for a failure
   fetched->wait();
-  constexpr double relied_on = 0.9;
-  return {relied_on * bytes / to_host, relied_on * bytes / to_device, latency};
+  const double sure = relied_on(d, *far.in);
+  return {sure * bytes / to_host, sure * bytes / to_device, latency};
+}
+
+interference measure_interference(device& d, const far_memory& far, const copy_rates& rates, bytes_t sample) {
+  constexpr int runs = 8;
+  const c10::NoGradGuard no_grad;
+  const auto near_by = d.memory().reserve(3 * sample), beyond = far.memory->reserve(2 * sample);
+  const auto part = [&](bytes_t k) {
+    return at::empty({0}, at::TensorOptions().dtype(at::kByte).device(d.which()))
+        .set_(storage_in(near_by, k * sample, sample), 0, {sample}, {1});
+  };
+  const auto from = part(0).zero_();
+  auto to = part(1);
+  const auto seconds_of_kernel = [&] {
+    const auto begin = d.mark_time();
+    for (int k = 0; k < runs; ++k) at::bitwise_not_out(to, from);
+    return d.seconds(begin, d.mark_time()) / runs;
+  };
+  seconds_of_kernel();  // kernels set themselves up
+  const auto alone = seconds_of_kernel();
+  const auto begun = d.mark();
+  std::vector<ticket> copies;  // longer than the kernels; they read what kernels read, and write where no kernel does
+  const auto copy_for = [&](link& by, const block& there, const block& here, double rate) {
+    const auto number = 1 + static_cast<int>(2 * runs * alone * rate / static_cast<double>(sample));
+    for (int k = 0; k < number; ++k) copies.push_back(by.copy(there, here, {begun}));
+  };
+  copy_for(*far.out, {beyond, 0, sample}, {near_by, 0, sample}, rates.to_host);
+  copy_for(*far.in, {near_by, 2 * sample, sample}, {beyond, sample, sample}, rates.to_device);
+  const auto beside = seconds_of_kernel();
+  for (const auto& c : copies) c->wait();
+  return {std::max(1.0, beside / alone), 2 * static_cast<double>(sample) / alone};
 }
 
 far_memory on_disk(const std::string& folder, bytes_t limit) {

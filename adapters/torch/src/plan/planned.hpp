@@ -31,6 +31,10 @@ struct plan {
   mutable std::atomic<bool> superseded = false;  ///< there is a better one by now
 };
 
+namespace detail {
+struct recorded_forward;
+}
+
 /// Everything known of one kind of inputs.
 struct setup {
   std::shared_ptr<usage> outputs;
@@ -39,6 +43,7 @@ struct setup {
   std::vector<at::Tensor> trained;              ///< of the parameters, those that an output leads to
   std::vector<std::size_t> place;               ///< per parameter of the program: position among `trained`
 
+  std::shared_ptr<const detail::recorded_forward> forward;  ///< to be followed
   std::shared_ptr<const program> step;
   std::unique_ptr<const bindings> tensors;
   program_profile profiles;

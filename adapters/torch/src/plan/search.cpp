@@ -14,6 +14,7 @@
 #include <remat/core/smallest_budget.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/io/bytes.hpp>
+#include <remat/order/early_copies.hpp>
 
 #include "../clock.hpp"
 #include "../solver.hpp"
@@ -146,6 +147,8 @@ schedule fetch_once_schedule(const problem& p) {
       made.offload(v);
       made.drop(v);
     }
+  const auto e = evaluate(p, made);
+  order::tighten(p, made, e, e.peak);
   return made;
 }
 

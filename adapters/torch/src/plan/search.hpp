@@ -43,7 +43,8 @@ std::shared_ptr<const plan> take_over(const setup& s, bytes_t available, const s
 /// The same problem, of which nothing that operations make is copied.
 problem without_sends(const problem& p);
 
-/// Store-all, of which what starts elsewhere is fetched when it is used first, and what ends elsewhere goes there at the end.
+/// Store-all, of which each value that starts elsewhere is fetched once, before its first use, and each that ends elsewhere is
+/// sent there once it is complete. Copies run beside computations.
 schedule fetch_once_schedule(const problem& p);
 
 /// What the solver finds in no more than 0.05 s, or none if that does not fit.

@@ -325,15 +325,8 @@ class lowering {
 
 program lower(const trace& recorded) { return lowering(recorded).run(); }
 
-}  // namespace remat::pytorch::detail
-
-namespace remat::pytorch {
-
-captured capture(const forward_function& forward, const std::vector<at::Tensor>& inputs,
-                 const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& buffers,
-                 const std::vector<std::string>& names, const std::vector<output_use>& uses) {
-  const auto recorded = detail::record(forward, inputs, parameters, buffers, names, uses);
-  auto lowered = detail::lower(recorded);
+captured captured_from(const trace& recorded, const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& buffers) {
+  auto lowered = lower(recorded);
   const auto on = device_of_step(lowered);
   if (!on.is_cpu()) lowered = folded(std::move(lowered), on);
   auto step = std::make_shared<const program>(in_place(packed(merged(std::move(lowered)))));
@@ -345,6 +338,16 @@ captured capture(const forward_function& forward, const std::vector<at::Tensor>&
   auto announced = parameters;
   announced.insert(announced.end(), buffers.begin(), buffers.end());
   return {step, bindings(step, announced, recorded.found), recorded.reached, recorded.asked};
+}
+
+}  // namespace remat::pytorch::detail
+
+namespace remat::pytorch {
+
+captured capture(const forward_function& forward, const std::vector<at::Tensor>& inputs,
+                 const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& buffers,
+                 const std::vector<std::string>& names, const std::vector<output_use>& uses) {
+  return detail::captured_from(detail::record(forward, inputs, parameters, buffers, names, uses), parameters, buffers);
 }
 
 }  // namespace remat::pytorch

@@ -75,8 +75,8 @@ class checker {
       if (s.value >= p_.values.size() || p_.values[s.value].slot == none) fail(here + ".value", "is no value from outside");
       const auto& v = p_.values[s.value];
       if (v.device != s.type.device) fail(here + ".type.device", "is not that of the value");
-      if (++sharing[s.value] > 1 && !(of_module(s.from) && of_module(p_.slots[v.slot].from)))
-        fail(here + ".value", "shares its memory with what is not of the module");
+      if (++sharing[s.value] > 1 && !(may_share(s.from) && may_share(p_.slots[v.slot].from)))
+        fail(here + ".value", "shares its memory with what is neither of the module nor an input");
       check_range(here, s.type.sizes, s.type.strides, s.type.dtype, s.type.conj, s.offset, v.bytes);
       if (s.number && !s.type.sizes.empty()) fail(here + ".number", "has dimensions");
       if (s.from == role::constant &&
@@ -85,6 +85,7 @@ class checker {
     }
   }
   static bool of_module(role r) { return r == role::parameter || r == role::buffer || r == role::found; }
+  static bool may_share(role r) { return of_module(r) || r == role::input; }
 
   void check_range(const std::string& here, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
                    at::ScalarType dtype, bool conj, bytes_t offset, bytes_t bytes) const {
@@ -274,7 +275,7 @@ class checker {
       if (p_.results[i] >= outputs) fail(at("results", i), "there is no such output");
     for (std::size_t i = 0; i < p_.written.size(); ++i) {
       const auto& w = p_.written[i];
-      if (w.slot >= p_.slots.size() || !(of_module(p_.slots[w.slot].from) || p_.slots[w.slot].from == role::input))
+      if (w.slot >= p_.slots.size() || !may_share(p_.slots[w.slot].from))
         fail(at("written", i) + ".slot", "is nothing that a step can write");
       if (w.forward < 0 || w.backward < 0) fail(at("written", i), "is negative");
     }

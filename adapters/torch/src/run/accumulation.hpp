@@ -42,12 +42,13 @@ inline bool is_told(const at::Tensor& parameter) {
 /// Its gradient is worth giving to a hook early.
 inline bool is_large(const at::Tensor& parameter) { return static_cast<bytes_t>(parameter.nbytes()) >= least_given; }
 /// The large ones are told, and the next graph that leads to any of them will be the only one.
-/// @param graphs that lead to them now and do not count
-inline bool may_be_given(const std::vector<at::Tensor>& parameters, std::size_t graphs) {
+/// @tparam F gives, for the accumulator of a parameter, how many edges lead to it now that do not count
+template <class F>
+bool may_be_given(const std::vector<at::Tensor>& parameters, F own) {
   return std::all_of(parameters.begin(), parameters.end(), [&](const auto& p) {
     if (!is_large(p)) return true;
     const auto node = ::torch::autograd::impl::try_get_grad_accumulator(p);
-    return is_told(p) && (!node || node.use_count() <= 1 + graphs);
+    return is_told(p) && (!node || node.use_count() <= 1 + own(node.get()));
   });
 }
 

@@ -16,6 +16,7 @@
 #include "../plan/memory_plan.hpp"
 #include "../program/views.hpp"
 #include "captured.hpp"
+#include "lone_draws.hpp"
 
 namespace remat::pytorch {
 namespace {
@@ -75,7 +76,8 @@ struct executor::state {
         on(d),
         memory(o.arena && o.arena->bytes() >= data.arena ? o.arena : on.memory().reserve(data.arena)),
         far(std::move(f)),
-        allocations(on.place()) {
+        allocations(on.place()),
+        lone(on.which(), step.nodes.size()) {
     if (&slots.step() != &step) throw broken_contract("remat: an executor got tensors for another program");
     bool others = false;
     for (const auto& m : data.moves)
@@ -90,7 +92,15 @@ struct executor::state {
       if (data.leaves[i] == none) continue;
       home_offsets[i] = home_bytes;
       home_bytes += allocated_bytes(on.which(), data.moves[data.leaves[i]].bytes);  // addresses as the device wants them
+      leaving.push_back(i);
     }
+    std::sort(leaving.begin(), leaving.end(), [&](auto x, auto y) { return data.leaves[x] < data.leaves[y]; });
+    if (!leaving.empty())  // in memory that the caller can read, whatever other values go to
+      homes_in = far.out->joins_graphs_of(on.which()) ? far.memory : on_host(on.which()).memory;
+    fetches.resize(step.parameters.size());
+    for (index_t k = 0; k < data.moves.size(); ++k)
+      for (auto i : leaving)
+        if (data.moves[k].slot == step.parameters[i]) fetches[i].push_back(k);
     if (data.far > 0) beyond = far.memory->reserve(data.far);
     moving.resize(data.moves.size());
     const c10::DeviceGuard guard(on.which());
@@ -308,14 +318,10 @@ struct executor::state {
       run(data.loss, data.steps.size(), data.after_backward, &gets);
       go_to(step.after_backward);
       count_writes(&written_tensor::backward);
+      for (auto i : leaving) gets.kept[i] = arrived(i, gets);
       for (std::size_t i = 0; i < step.parameter_grads.size(); ++i) {
-        if (data.given[i]) {
+        if (data.given[i] || data.leaves[i] != none) {
           g.parameters.push_back(std::move(gets.kept[i]));
-          continue;
-        }
-        if (const auto m = data.leaves[i]; m != none) {
-          moving[m]->wait();
-          g.parameters.push_back(at_home(i));
           continue;
         }
         if (!data.sums.empty()) {
@@ -343,15 +349,41 @@ struct executor::state {
     return t.is_complex() ? t.fill_(c10::complex<double>(-0.0, -0.0)) : t.fill_(-0.0);
   }
 
+  /// Who gets the gradients that a backward gives.
+  struct receiver {
+    const taker& take;
+    c10::impl::LocalDispatchKeySet keys;  ///< with which the caller works
+    std::vector<at::Tensor> kept;         ///< for the end
+  };
+  static at::Tensor hand_over(std::size_t parameter, at::Tensor gradient, const receiver& to) {
+    if (!to.take) return gradient;
+    const c10::impl::ForceDispatchKeyGuard as_the_caller(to.keys);
+    return to.take(parameter, std::move(gradient));
+  }
+
   /// Memory of the host for the gradients that leave. That of an earlier step if nobody holds those any more.
   void find_home() {
     if (home_bytes == 0) return;
     const auto idle = std::find_if(homes.begin(), homes.end(), [](const auto& r) { return r.use_count() == 1; });
-    home = idle != homes.end() ? *idle : homes.emplace_back(far.memory->reserve(home_bytes));
+    home = idle != homes.end() ? *idle : homes.emplace_back(homes_in->reserve(home_bytes));
   }
   at::Tensor at_home(std::size_t i) {
     const auto& view = step.views[step.parameter_grads[i]];
     return tensor_of(view, storage_in(home, home_offsets[i], step.values[view.value].bytes));
+  }
+
+  /// Hands over a gradient as soon as it is on the host and the weight has been fetched for the last time: an optimizer may write
+  /// the weight. The device goes on with the backward meanwhile.
+  /// @return what is left to be done with it
+  at::Tensor arrived(std::size_t i, receiver& to) {
+    try {
+      moving[data.leaves[i]]->wait();
+    } catch (const copy_failed& why) {
+      throw failure_of(data.leaves[i], why);
+    }
+    for (auto k : fetches[i])
+      if (moving[k]) moving[k]->wait();
+    return hand_over(i, at_home(i), to);
   }
 
   void set_input(index_t k, const at::Tensor& t) {
@@ -453,24 +485,12 @@ struct executor::state {
     }
   }
 
-  /// Who gets the gradients that a backward gives.
-  struct receiver {
-    const taker& take;
-    c10::impl::LocalDispatchKeySet keys;  ///< with which the caller works
-    std::vector<at::Tensor> kept;         ///< for the end
-  };
-
   void give(const gift& g, receiver& to) {
     auto t = kept(g.at, step.parameter_grads[g.parameter]);
     if (g.copy) t = t.clone();
     const auto storage = t.storage();
     try {
-      if (to.take) {
-        const c10::impl::ForceDispatchKeyGuard as_the_caller(to.keys);
-        to.kept[g.parameter] = to.take(g.parameter, std::move(t));
-      } else {
-        to.kept[g.parameter] = std::move(t);
-      }
+      to.kept[g.parameter] = hand_over(g.parameter, std::move(t), to);
     } catch (...) {  // it may be held all the same
       move_out(g, storage);
       throw;
@@ -491,19 +511,12 @@ struct executor::state {
     for (std::size_t i = first; i < last;) {
       const auto end = graphs ? end_of_piece(i, last) : i + 1;
       if (!captured_moves) make_moves(data.steps[i].moves);
-      struct restored {
-        device& on;
-        random state = nullptr;
-        ~restored() {
-          if (state) on.random(*state);
-        }
-      } const later{on, start_drawing(i)};
       const auto work = [&] {
         for (auto k = i; k < end; ++k) compute(k);
         if (captured_moves && end == last) make_moves(then);
         if (graphs && graphs->capturing()) join_moves();
       };
-      graphs ? graphs->run(i, work) : work();
+      drawing(i, end, [&] { graphs ? graphs->run(i, work) : work(); });
       const auto& planned = data.steps[end - 1];
       if (step.nodes[planned.node].random && !planned.again && data.saves[planned.node].after)
         after_draw[planned.node] = on.random();
@@ -540,19 +553,31 @@ struct executor::state {
       if (step.nodes[n].random) return false;
     return true;
   }
-  /// Puts the generator where step i starts to draw. @return where it goes afterwards; null: where it is then
-  random start_drawing(std::size_t i) {
+  /// Gives steps [i, end) to the device, with the generator where step i starts to draw, and puts it back after a recomputation.
+  template <class F>
+  void drawing(std::size_t i, std::size_t end, const F& give) {
     const auto& planned = data.steps[i];
-    const auto& node = step.nodes[planned.node];
-    if (!node.random) return nullptr;
-    if (planned.again) {
-      auto before = on.random();
-      on.random(*before_draw[planned.node]);
-      return before;
-    }
-    go_to(node.starts);
-    if (data.saves[planned.node].before) before_draw[planned.node] = on.random();
-    return nullptr;
+    const auto which = planned.node;
+    const auto& node = step.nodes[which];
+    if (!node.random) return give();
+    const bool saved = data.saves[which].before;
+    const auto start = [&] {
+      if (planned.again) return on.random(*before_draw[which]);
+      go_to(node.starts);
+      if (saved) before_draw[which] = on.random();
+    };
+    const bool repeatable = !graphs && node.overwrites.empty();
+    if (planned.again && lone.knows(which)) return lone.again(node, which, start, give, repeatable);
+    if (!planned.again && saved && end == i + 1 && lone.possible()) return lone.first(node, which, start, give, repeatable);
+    struct restored {
+      device& on;
+      random state;
+      ~restored() {
+        if (state) on.random(*state);
+      }
+    } const later{on, planned.again ? on.random() : nullptr};
+    start();
+    give();
   }
   void compute(std::size_t i) {
     const auto& planned = data.steps[i];
@@ -613,11 +638,17 @@ struct executor::state {
     try {
       on.wait(moving[k]);
     } catch (const copy_failed& why) {
-      const auto& v = step.values[data.moves[k].value];
-      throw copy_failed("remat: value " + (v.name.empty() ? std::to_string(data.moves[k].value) : v.name) + " of " +
-                        std::to_string(v.bytes) + " bytes: " + why.what());
+      throw failure_of(k, why);
     }
     if (late) waited += since(begin);
+  }
+  /// Names what move k carries.
+  copy_failed failure_of(index_t k, const copy_failed& why) const {
+    const auto& m = data.moves[k];
+    const auto& v = step.values[m.value];
+    const auto what = m.gradient != none ? "gradient of parameter " + step.slots[step.parameters[m.gradient]].name
+                                         : "value " + (v.name.empty() ? std::to_string(m.value) : v.name);
+    return copy_failed("remat: " + what + " of " + std::to_string(v.bytes) + " bytes: " + why.what());
   }
   /// What a capture has begun ends within it.
   void join_moves() {
@@ -697,10 +728,13 @@ struct executor::state {
   /// The same for tensors that leave: copies that are done may hold `memory` for a while yet.
   std::shared_ptr<region> lent{std::make_shared<std::shared_ptr<region>>(memory), memory.get()};
   far_memory far;
-  std::shared_ptr<region> beyond;     ///< in far memory
-  std::vector<ticket> moving;         ///< per move of the step in flight
-  bytes_t home_bytes = 0;             ///< of the gradients that leave
-  std::vector<bytes_t> home_offsets;  ///< per parameter
+  std::shared_ptr<region> beyond;             ///< in far memory
+  std::vector<ticket> moving;                 ///< per move of the step in flight
+  bytes_t home_bytes = 0;                     ///< of the gradients that leave
+  std::vector<bytes_t> home_offsets;          ///< per parameter
+  std::vector<std::size_t> leaving;           ///< parameters whose gradients leave, in that order
+  std::vector<std::vector<index_t>> fetches;  ///< of the parameters whose gradients leave
+  std::shared_ptr<tier> homes_in;
   std::vector<std::shared_ptr<region>> homes;
   std::shared_ptr<region> home;    ///< that of this step
   std::vector<index_t> fetched;    ///< slots of the weights that are, each once
@@ -714,6 +748,7 @@ struct executor::state {
   std::vector<std::optional<c10::Storage>> outside;  ///< per buffer
   std::vector<random> before_draw, after_draw;       ///< per node, of its first run
   random phases[2];
+  lone_draws lone;
   std::vector<at::Tensor> given;  ///< per slot: what the caller gives is copied there; undefined: it is not
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> lent_out;  ///< what the caller got of the arena, with fixed addresses
   std::optional<step_graphs> graphs;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/node.h>
@@ -16,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "../capture/kept_graph.hpp"
 #include "../plan/planned.hpp"
 #include "../program/views.hpp"
 #include "../second_run.hpp"
@@ -43,14 +45,19 @@ class step_node final : public ::torch::autograd::Node {
     /// When the first executor has been let go: one whose forward has run, for the use that has been seen, if that is possible,
     /// or else for any use.
     std::function<std::shared_ptr<runner>(const std::vector<at::Tensor>&, const std::vector<output_use>&, bool possible)> make;
+    /// The graph that the module's code has built, for backwards that no plan does; null: it is gone, or the code has not run.
+    std::shared_ptr<detail::kept_graph> graph = {};
+    /// Is told why that was needed, and whether it always will.
+    std::function<void(const std::string&, bool)> as_it_is = {};
   };
 
   /// @param beside runs the forward again, if that may be needed
   /// @param checks compares with the plain step, if that is wanted; its forwards have run
   /// @param replan for what the loss has been seen to use
   step_node(std::shared_ptr<runner> r, std::vector<watched> w, const std::vector<at::Tensor>& inputs,
-            std::unique_ptr<second_run> beside, std::unique_ptr<verification> checks, second_plan replan)
-      : runner_(std::move(r)),
+            std::shared_ptr<second_run> beside, std::unique_ptr<verification> checks, second_plan replan)
+      : kind_(r->kind),
+        runner_(std::move(r)),
         watched_(std::move(w)),
         beside_(std::move(beside)),
         checks_(std::move(checks)),
@@ -59,7 +66,10 @@ class step_node final : public ::torch::autograd::Node {
     ::torch::autograd::edge_list edges;
     for (const auto& p : runner_->kind->trained) edges.push_back(::torch::autograd::impl::gradient_edge(p));
     for (std::size_t i = 0; i < inputs.size(); ++i)
-      if (!runner_->kind->step->input_sources[i].empty()) edges.push_back(::torch::autograd::impl::gradient_edge(inputs[i]));
+      if (!runner_->kind->step->input_sources[i].empty()) {
+        edges.push_back(::torch::autograd::impl::gradient_edge(inputs[i]));
+        if (replan_.graph) inputs_.push_back(inputs[i]);
+      }
     set_next_edges(std::move(edges));
   }
   ~step_node() override { give_back(); }
@@ -71,6 +81,12 @@ class step_node final : public ::torch::autograd::Node {
   static constexpr const char* as_it_is = "for this step use the module as it is (in Python within remat.of(model).paused())";
 
   ::torch::autograd::variable_list apply(::torch::autograd::variable_list&& incoming) override {
+    detail::graph_contents inside;
+    if (replan_.graph) {
+      if (runner_) inside = replan_.graph->contents();
+      if (const auto [why, always] = not_planned(inside); !why.empty())
+        return by_graph(given_by(std::move(incoming)), why, always);
+    }
     if (!runner_) {
       if (ran_kept_)
         throw not_supported(std::string("remat: a wrapped module runs one backward per forward, also with retain_graph=true; ") +
@@ -85,19 +101,16 @@ class step_node final : public ::torch::autograd::Node {
     for (const auto& w : watched_) check(w, *runner_->kind->step);
     ran_kept_ = ::torch::autograd::get_current_graph_task_keep_graph();
     auto r = std::exchange(runner_, nullptr);
-    const auto beside = std::exchange(beside_, nullptr);
-    const auto checks = std::exchange(checks_, nullptr);
     const auto kind = r->kind;
+    const auto checks = std::exchange(checks_, nullptr);
     auto unread = std::exchange(watched_, {});  // parameters that hooks have not been told of
     std::erase_if(unread, [&](const auto& w) {
       return !kind->given_early || w.slot == none || kind->step->slots[w.slot].from != role::parameter;
     });
     const auto& step = *kind->step;
-    std::vector<at::Tensor> given;
+    const auto given = given_by(std::move(incoming));
     std::vector<output_use> uses;
-    std::size_t next = 0;
-    for (std::size_t i = 0; i < step.differentiable.size(); ++i) {
-      given.push_back(step.differentiable[i] ? std::move(incoming[next++]) : at::Tensor());
+    for (std::size_t i = 0; i < given.size(); ++i) {
       uses.push_back({given[i].defined(), {}});
       if (!given[i].defined()) continue;
       const auto sizes = given[i].sizes(), strides = given[i].strides();
@@ -105,20 +118,32 @@ class step_node final : public ::torch::autograd::Node {
       if (planned != nullptr && same_strides(sizes, strides, *planned)) continue;
       if (apart_or_expanded(sizes, strides)) uses[i].strides = strides.vec();
     }
-    incoming.clear();
     ::torch::autograd::variable_list result;
     if (checks) checks->run_backward(step, given, kind->trained);
     const bool does = serves(step, given);
     const bool known = kind->outputs->learn(step, kind->uses, uses);
     const bool possible =
-        !(known && does) && beside && beside->possible([&](const auto& inputs) { return replan_.possible(inputs, uses); });
+        !(known && does) && beside_ && beside_->possible([&](const auto& inputs) { return replan_.possible(inputs, uses); });
+    if (does && !possible && inside.code)
+      if (const auto why = replan_.graph->differs({kind->forward, kind->tensors.get()}, leaves()); !why.empty()) {
+        runner_ = std::move(r);
+        return by_graph(given, "code in the backward that does not do what was planned (" + why + ")", false);
+      }
+    const auto beside = beside_;  // checks refer to it
+    auto replan = replan_;
+    if (!ran_kept_ || !replan_.graph) {  // which refer to the module's arguments
+      beside_.reset();
+      replan_ = {};
+    }
     if (does && !possible) {
+      replan = {};  // the graph leads to parameters, and gradients go early to those that nothing else leads to
       result = planned(*r, given, unread);
     } else {                                    // the forward once more, by another plan
       std::exchange(r, nullptr)->run->reset();  // and nobody holds its arena
-      beside->run([&](const auto& inputs) { r = replan_.make(inputs, uses, possible); });
+      beside->run([&](const auto& inputs) { r = replan.make(inputs, uses, possible); });
       if (!serves(*r->kind->step, given)) throw broken_contract("remat: a second plan for another use of the outputs");
       unread.clear();
+      replan = {};
       result = planned(*r, given, unread);
     }
     if (checks) checks->compare_backward(result);
@@ -131,6 +156,43 @@ class step_node final : public ::torch::autograd::Node {
   }
 
  private:
+  /// Why this backward is one that no plan does, and whether others of such calls will be, too; or nothing.
+  std::pair<std::string, bool> not_planned(const detail::graph_contents& inside) const {
+    if (at::GradMode::is_enabled()) return {"a graph of the gradients (create_graph=True)", true};
+    if (!runner_) return {"another backward of the same forward", true};
+    const auto kinds = devices_of_steps();
+    if (std::any_of(kinds.begin(), kinds.end(), [](auto kind) { return at::autocast::is_autocast_enabled(kind); }))
+      return {"a backward under autocast", true};
+    if (::torch::autograd::AnomalyMode::is_enabled()) return {"anomaly detection", false};
+    return {inside.observer, false};
+  }
+  /// Per output its gradient, undefined where there is none.
+  std::vector<at::Tensor> given_by(::torch::autograd::variable_list incoming) const {
+    std::vector<at::Tensor> given;
+    std::size_t next = 0;
+    for (bool d : kind_->step->differentiable) given.push_back(d ? std::move(incoming[next++]) : at::Tensor());
+    return given;
+  }
+  /// What the gradients are for.
+  std::vector<at::Tensor> leaves() const {
+    auto all = kind_->trained;
+    all.insert(all.end(), inputs_.begin(), inputs_.end());
+    return all;
+  }
+  /// The backward of autograd through the graph that the module's code has built.
+  ::torch::autograd::variable_list by_graph(const std::vector<at::Tensor>& given, const std::string& why, bool always) {
+    const auto& graph = *replan_.graph;
+    if (runner_) std::exchange(runner_, nullptr)->run->reset();
+    checks_.reset();
+    if (!graph.filled()) {
+      replan_.as_it_is(why, always);
+      beside_->run([&](const auto&) { replan_.graph->fill(); });
+    }
+    auto result = graph.gradients(given, leaves());
+    for (std::size_t i = 0; i < result.size(); ++i)
+      if (!task_should_compute_output(i)) result[i].reset();
+    return result;
+  }
   /// Does the program give the right gradients, although their bits may be those of another layout?
   static bool serves(const program& step, const std::vector<at::Tensor>& given) {
     for (std::size_t i = 0; i < given.size(); ++i) {
@@ -208,7 +270,7 @@ class step_node final : public ::torch::autograd::Node {
     } else if (told) {  // the same at the end, to see what becomes of them
       bool any = false;
       for (std::size_t i = 0; i < step.parameters.size(); ++i) {
-        if (!is_large(r.kind->trained[r.kind->place[i]])) continue;
+        if (!is_large(r.kind->trained[r.kind->place[i]]) || !g.parameters[i].defined()) continue;
         const auto memory = g.parameters[i].storage();
         g.parameters[i] = take(i, std::move(g.parameters[i]));
         held += memory.use_count() > 1;
@@ -232,11 +294,15 @@ class step_node final : public ::torch::autograd::Node {
     watched_.clear();
     checks_.reset();
     beside_.reset();
+    replan_ = {};
+    inputs_.clear();
   }
 
+  std::shared_ptr<setup> kind_;
   std::shared_ptr<runner> runner_;  ///< empty once it ran
   std::vector<watched> watched_;
-  std::unique_ptr<second_run> beside_;
+  std::vector<at::Tensor> inputs_;  ///< that gradients may go to
+  std::shared_ptr<second_run> beside_;
   std::unique_ptr<verification> checks_;  ///< refers to `beside_`
   second_plan replan_;
   bool verify_ = false, ran_kept_ = false;

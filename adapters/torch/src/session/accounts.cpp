@@ -112,8 +112,10 @@ void accounts::release() {
       if (!r->run->memory()->on().is_cpu()) evacuate(*r->run);  // nothing could be given back
       retired_.push_back(r->run->memory());
     }
+  const auto before = runners.size();
   let_go([](const runner& r) { return !r.run->in_flight(); });
   sweep();
+  if (runners.size() < before) device_->empty_cache();  // for blocks of other sizes
 }
 
 void accounts::sweep() {

@@ -48,16 +48,15 @@ void session::state::announce(const plan& p, bytes_t available) const {
   log(text.str());
 }
 
-std::shared_ptr<runner> session::state::expected(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                                 const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses,
-                                                 std::size_t graphs) {
-  const auto s = kind_for(call, inputs, outputs, uses, graphs);
+std::shared_ptr<runner> session::state::expected(const kind_of_uses& kind, const std::vector<at::Tensor>& inputs,
+                                                 const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses) {
+  const auto s = kind(uses);
   try {
     return acquire(s, inputs);
   } catch (const over_budget&) {  // what this loss uses may take more than all outputs, whose gradients lie outside the arena
     if (uses.empty()) throw;
     outputs->expect_all();
-    return acquire(kind_for(call, inputs, outputs, {}, graphs), inputs);
+    return acquire(kind({}), inputs);
   }
 }
 
@@ -140,9 +139,15 @@ std::unique_ptr<executor> session::state::reserve(runner& r, bytes_t held_bytes,
   available = std::max<bytes_t>(0, available - std::min(rounding, available / 8));
   TORCH_WARN("remat: the budget leaves ", format_bytes(r.available), " to this step, but ", on.memory().name(), " has only ",
              format_bytes(available), " free; another process may use it. Steps are planned for that");
-  r.available = available;
-  r.what = plan_for(r.kind, available, held_bytes);
-  return make();
+  for (int left = 3;; available -= available / 8) {
+    r.available = available;
+    r.what = plan_for(r.kind, available, held_bytes);
+    try {
+      return make();
+    } catch (const out_of_memory& e) {
+      if (--left == 0 || e.tier != on.memory().name()) throw;
+    }
+  }
 }
 
 std::shared_ptr<const plan> session::state::without_copies(const setup& s, bytes_t available, bytes_t held_bytes,

@@ -11,6 +11,7 @@
 #include <remat/pytorch/executor.hpp>
 #include <remat/pytorch/memory.hpp>
 
+#include "../capture/follower.hpp"
 #include "../device/accelerator.hpp"
 #include "../device/allocator.hpp"
 #include "../run/step_node.hpp"
@@ -53,7 +54,52 @@ verification::names verified_names(const setup& s, const std::vector<named_tenso
   return of;
 }
 
+constexpr const char* changed_since =
+    "remat: the loss uses the outputs of a wrapped module in another way than the last one, for which the forward has to run "
+    "once "
+    "more, but the mode, a parameter or an attribute of the module is another one by now; change it after the backward";
+
+/// Puts the data of planned outputs under those that the module's own code has made, which take their places.
+/// @return per output: it is a tensor from outside, which keeps its own history
+std::vector<bool> give_data(const program& step, std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& hollow) {
+  std::vector<bool> own(outputs.size());
+  for (std::size_t i = 0; i < hollow.size(); ++i) {
+    const auto &from = outputs[i], &to = hollow[i];
+    own[i] = to.is_leaf() && to.requires_grad();
+    if (step.from(step.views[step.outputs[i]].value) == role::internal) {
+      to.unsafeGetTensorImpl()->set_storage_keep_dtype(from.storage());
+      to.unsafeGetTensorImpl()->set_storage_offset(from.storage_offset());
+    }
+    if (to.is_view() && !own[i]) to.unsafeGetTensorImpl()->set_autograd_meta(nullptr);  // of hollow tensors
+    outputs[i] = to;
+  }
+  return own;
+}
+
 }  // namespace
+
+std::shared_ptr<setup> session::state::same_step(const invocation& call, const std::vector<at::Tensor>& inputs,
+                                                 const setup& first, const std::vector<output_use>& uses,
+                                                 const detail::kept_graph* graph) {
+  for (const auto& s : followable(*first.outputs, uses))
+    if (s->uses == uses && same_forward(*s, first)) return s;
+  std::shared_ptr<setup> s;
+  try {
+    if (graph != nullptr) {
+      s = setup_from(std::make_shared<const detail::trace>(graph->record(uses, first.parameters)), first);
+    } else {
+      look();
+      s = make_setup(call, inputs, uses);
+    }
+  } catch (const cannot_capture& why) {
+    throw not_supported(changed_since + std::string(" (") + why.what() + ")");
+  }
+  if (!same_forward(*s, first)) throw not_supported(changed_since);
+  s->outputs = first.outputs;
+  s->uses = uses;
+  keep("followed " + std::to_string(++recorded_), s);
+  return s;
+}
 
 session::state::state(std::shared_ptr<model> m, wrap_options o) : trained(std::move(m)), options(std::move(o)) {
   if (options.most < 0) throw bad_option("wrap_options.most must be >= 0, got " + std::to_string(options.most));
@@ -97,16 +143,28 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
     lock.unlock();
     return call.forward(inputs);
   }
-  std::shared_ptr<runner> r;
+  if (options.follow && !options.steps_on) {
+    auto b = follow(call, inputs, lock);
+    if (b.r) return run_step(call, std::move(b));
+    return std::move(b.returned);
+  }
+  begun_step b;
+  b.inputs = inputs;
   try {
     const auto outputs = usage_of(key_of(call, inputs));
-    r = expected(call, inputs, outputs, outputs->now());
+    b.r = expected([&](const auto& uses) { return kind_for(call, inputs, outputs, uses, 0); }, inputs, outputs, outputs->now());
   } catch (const no_gradient&) {
     lock.unlock();
     return call.forward(inputs);
   }
+  if (note != nullptr) *note = b.r->kind->note;
+  return run_step(call, std::move(b));
+}
+
+std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_step b) {
+  const auto& inputs = b.inputs;
+  const auto r = std::exchange(b.r, nullptr);
   const auto s = r->kind;
-  if (note != nullptr) *note = s->note;
   ++r->steps;
   if (!r->run->not_captured().empty()) s->uncaptured = true;
   refine(*r, last_held.held());
@@ -114,16 +172,19 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
   last_plan = r->what;
   const auto& step = *s->step;
   const bool verify = verified < options.verify;
-  std::unique_ptr<second_run> beside;
+  std::shared_ptr<second_run> beside;
   std::unique_ptr<verification> checks;
-  if (verify || !has_one_use(step)) {
-    auto written = s->buffers;
-    for (const auto& w : step.written) {
-      const auto& slot = step.slots[w.slot];
-      const auto& t = slot.from == role::input ? inputs[slot.position] : (*s->tensors)[w.slot];
+  if (verify || s->forward || !has_one_use(step)) {
+    auto written = s->forward && !verify ? std::vector<at::Tensor>() : s->buffers;
+    const auto add = [&](index_t k) {
+      const auto& slot = step.slots[k];
+      const auto& t = slot.from == role::input ? inputs[slot.position] : (*s->tensors)[k];
       if (std::none_of(written.begin(), written.end(), [&](const auto& x) { return x.is_same(t); })) written.push_back(t);
-    }
-    beside = std::make_unique<second_run>(device_for(*s).which(), inputs, s->parameters, written);
+    };
+    for (const auto& w : step.written) add(w.slot);
+    if (s->forward)
+      for (auto k : s->forward->writes) add(k);
+    beside = std::make_shared<second_run>(device_for(*s).which(), inputs, s->parameters, written);
     if (verify) {
       auto known = parameters;
       known.insert(known.end(), buffers.begin(), buffers.end());
@@ -146,13 +207,14 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
     r->run->reset();
     throw;
   }
+  const auto own = give_data(step, outputs, b.hollow);
   const auto& read = r->what->run->read_in_backward();
   auto watch = s->tensors->watch(read.outside, inputs);
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const auto& view = step.views[step.outputs[i]];
     const auto from = step.from(view.value);
     // An input that is returned is the input itself.
-    if (view.whole && from == role::input && !step.differentiable[i])
+    if (b.hollow.empty() && view.whole && from == role::input && !step.differentiable[i])
       outputs[i] = inputs[step.slots[step.values[view.value].slot].position];
     // A write to memory that is shared would change the history of all who share it.
     const bool shared = from != role::internal || std::any_of(outputs.begin(), outputs.end(), [&](const auto& o) {
@@ -168,18 +230,18 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
   step_node::second_plan once_more;
   once_more.possible = [self = shared_from_this(), call, outputs = s->outputs](const auto& again, const auto& seen) {
     std::lock_guard held(self->mutex);
-    return self->can_run_again(call, again, outputs, seen);
+    return self->options.follow || self->can_run_again(call, again, outputs, seen);
   };
-  once_more.make = [self = shared_from_this(), call, given_out, outputs = s->outputs](const auto& again, const auto& seen,
-                                                                                      bool possible) {
+  once_more.make = [self = shared_from_this(), call, given_out, first = s, graph = b.graph](const auto& again, const auto& seen,
+                                                                                            bool possible) {
     std::lock_guard held(self->mutex);
+    const auto& usage = first->outputs;
     const auto uses = possible ? seen : std::vector<output_use>();
-    if (!possible && !self->known(*outputs, uses, again))
-      throw not_supported(
-          "remat: the loss uses the outputs of a wrapped module in another way than the last one, for which the forward has to "
-          "run "
-          "once more, but the mode, a parameter or an attribute of the module is another one by now; change it after the "
-          "backward");
+    const auto kind = [&](const std::vector<output_use>& u) {
+      return self->options.follow ? self->variant_of(self->same_step(call, again, *first, u, graph.get()), 1, graph.get())
+                                  : self->kind_for(call, again, usage, u, 1);
+    };
+    if (!possible && !self->options.follow && !self->known(*usage, uses, again)) throw not_supported(changed_since);
     std::set<c10::StorageImpl*> alive;
     for (const auto& weak : given_out)
       if (const auto there = weak.lock(); there && alive.insert(there.get()).second)
@@ -190,20 +252,33 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
     } const later{self->memory.outputs_of_before};
     std::shared_ptr<runner> begun;
     try {
-      begun = self->acquire(self->kind_for(call, again, outputs, uses, 1), again);
+      begun = self->acquire(kind(uses), again);
     } catch (const over_budget&) {  // a budget that is known to do does; what the caller still holds comes on top, this once
       self->log("outputs of before take " + format_bytes(self->memory.outputs_of_before) +
                 " beyond the budget while the forward runs again");
       self->memory.outputs_of_before = 0;
-      begun = self->expected(call, again, outputs, uses, 1);
+      begun = self->expected(kind, again, usage, uses);
     }
     begun->run->forward(again);  // before another thread takes it
     return begun;
   };
+  once_more.graph = b.graph;
+  once_more.as_it_is = [self = shared_from_this(), outputs = s->outputs](const std::string& why, bool always) {
+    std::lock_guard held(self->mutex);
+    if (outputs->refused != why)
+      self->warn("this backward runs as it is, with the memory of a plain step, for " + why +
+                 (always ? "; steps of this kind are not planned from now on" : ""));
+    outputs->refused = why;
+    outputs->plain = 0;
+    outputs->for_good = outputs->for_good || always;
+  };
   const bool several = std::count(step.differentiable.begin(), step.differentiable.end(), true) > 1;
-  const auto node = c10::make_intrusive<step_node>(r, std::move(watch), inputs, std::move(beside), std::move(checks), once_more);
+  const auto node =
+      c10::make_intrusive<step_node>(r, std::move(watch), inputs, std::move(beside), std::move(checks), std::move(once_more));
   for (std::size_t i = 0; i < outputs.size(); ++i)
-    if (step.differentiable[i]) several ? add_history(outputs[i], node) : ::torch::autograd::set_history(outputs[i], node);
+    if (step.differentiable[i] && !own[i])
+      several ? add_history(outputs[i], node) : ::torch::autograd::set_history(outputs[i], node);
+  if (!b.hollow.empty()) return std::move(b.returned);
   std::vector<at::Tensor> returned;
   for (auto i : step.results) returned.push_back(outputs[i]);
   return returned;

@@ -3,14 +3,18 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <sstream>
 #include <unordered_set>
 
+#include <remat/core/bounds.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/io/bytes.hpp>
 #include <remat/pytorch/paged_memory.hpp>
 
+#include "../capture/follower.hpp"
+#include "../capture/step_run.hpp"
 #include "../clock.hpp"
 #include "../device/home.hpp"
 #include "../key.hpp"
@@ -32,6 +36,17 @@ std::string text(const usage& outputs, const std::vector<output_use>& uses) {
   k << outputs.number;
   for (const auto& u : uses) k << u.used << at::IntArrayRef(u.strides);
   return k.bytes();
+}
+
+/// Another step of the same module, for the same use of its outputs.
+std::shared_ptr<setup> of_same_module(const setup& like) {
+  auto s = std::make_shared<setup>();
+  s->outputs = like.outputs;
+  s->uses = like.uses;
+  s->parameters = like.parameters;
+  s->buffers = like.buffers;
+  s->note = like.note;
+  return s;
 }
 
 /// Those that share no memory with `weights`.
@@ -105,21 +120,29 @@ std::shared_ptr<setup> session::state::setup_for(const invocation& call, const s
   }
   s->outputs = outputs;
   s->uses = uses;
+  keep(k, s);
+  return s;
+}
+
+void session::state::keep(const std::string& name, const std::shared_ptr<setup>& s) {
   s->last_used = ++clock_;
-  setups.emplace(k, s);
+  setups.emplace(name, s);
   while (setups.size() > options.most_shapes) {
     const auto oldest = std::min_element(setups.begin(), setups.end(),
                                          [](const auto& a, const auto& b) { return a.second->last_used < b.second->last_used; });
     forget(oldest->second);
     setups.erase(oldest);
   }
-  return s;
 }
 
 std::shared_ptr<setup> session::state::kind_for(const invocation& call, const std::vector<at::Tensor>& inputs,
                                                 const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses,
                                                 std::size_t graphs) {
-  const auto s = setup_for(call, inputs, outputs, uses);
+  return variant_of(setup_for(call, inputs, outputs, uses), graphs);
+}
+
+std::shared_ptr<setup> session::state::variant_of(const std::shared_ptr<setup>& s, std::size_t graphs,
+                                                  const detail::kept_graph* own) {
   const auto variant = [&](std::shared_ptr<setup>& v, program (*of)(const program&), const char* what) {
     if (!v || v->broken) v = make_variant(*s, of(*s->step), what);
     v->last_used = s->last_used;
@@ -127,7 +150,13 @@ std::shared_ptr<setup> session::state::kind_for(const invocation& call, const st
   };
   if (options.steps_on) return s;  // gradients go to the host
   if (s->outputs->alone() && all_only_add(s->trained)) return variant(s->adding, accumulating, ", gradients accumulate");
-  if (s->outputs->gradients_leave() && may_be_given(s->trained, graphs)) {
+  const auto leading = [&, edges = own != nullptr && s->outputs->gradients_leave()
+                                       ? own->contents().edges
+                                       : decltype(detail::graph_contents::edges)()](const auto* leaf) {
+    const auto found = edges.find(leaf);
+    return graphs + (found == edges.end() ? 0 : found->second);
+  };
+  if (s->outputs->gradients_leave() && may_be_given(s->trained, leading)) {
     const auto v = variant(s->giving, pytorch::giving, ", gradients leave");
     v->given_early = true;
     return v;
@@ -137,14 +166,10 @@ std::shared_ptr<setup> session::state::kind_for(const invocation& call, const st
 
 std::shared_ptr<setup> session::state::make_variant(const setup& s, program step, const char* what) {
   release();
-  auto a = std::make_shared<setup>();
-  a->outputs = s.outputs;
-  a->uses = s.uses;
-  a->parameters = s.parameters;
-  a->buffers = s.buffers;
+  auto a = of_same_module(s);
   a->trained = s.trained;
   a->place = s.place;
-  a->note = s.note;
+  a->forward = s.forward;
   a->inputs = s.inputs + what;
   a->step = std::make_shared<const program>(std::move(step));
   a->tensors = std::make_unique<bindings>(s.tensors->followed_by(a->step));
@@ -197,7 +222,7 @@ void mark_homes(setup& s, captured& c) {
 }  // namespace
 
 std::shared_ptr<setup> session::state::make_setup(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                                  const std::vector<output_use>& uses) {
+                                                  const std::vector<output_use>& uses, detail::step_run* run) {
   release();  // capture and measurements take memory of their own
   auto s = std::make_shared<setup>();
   const auto begin = clock::now();
@@ -207,22 +232,36 @@ std::shared_ptr<setup> session::state::make_setup(const invocation& call, const 
   s->inputs = describe(inputs);
   s->parameters = tensors_of(parameters);
   s->buffers = tensors_of(buffers);
+  s->note = call.note;
+  auto recorded = [&] {
+    const disguise on_device(s->parameters, options.steps_on.value_or(c10::kCPU));
+    return std::make_shared<detail::trace>(detail::record(call.forward, inputs, s->parameters, s->buffers, names, uses, run));
+  }();
+  s->capture_seconds = since(begin);
+  auto made = setup_from(recorded, *s);
+  return run != nullptr && run->add_kept(*recorded) ? setup_from(recorded, *s) : made;
+}
+
+std::shared_ptr<setup> session::state::setup_from(const std::shared_ptr<const detail::trace>& recorded, const setup& like) {
+  auto s = of_same_module(like);
+  const auto begin = clock::now();
+  s->inputs = like.inputs;
   auto captured = [&] {
     const disguise on_device(s->parameters, options.steps_on.value_or(c10::kCPU));
-    return capture(call.forward, inputs, s->parameters, s->buffers, names, uses);
+    return detail::captured_from(*recorded, s->parameters, s->buffers);
   }();
   s->step = captured.step;
   if (options.steps_on) mark_homes(*s, captured);
+  if (options.follow) s->forward = std::make_shared<const detail::recorded_forward>(recorded);
   for (auto i : captured.reached) s->trained.push_back(s->parameters[i]);
   s->tensors = std::make_unique<bindings>(std::move(captured.tensors));
   s->asked = std::move(captured.asked);
-  s->note = call.note;
   for (auto slot : s->step->parameters)
     s->place.push_back(static_cast<std::size_t>(
         std::find_if(s->trained.begin(), s->trained.end(),
                      [&](const auto& t) { return t.is_same(s->parameters[s->step->slots[slot].position]); }) -
         s->trained.begin()));
-  s->capture_seconds = since(begin);
+  s->capture_seconds = like.capture_seconds + since(begin);
   complete(*s);
   return s;
 }
@@ -258,7 +297,9 @@ void session::state::complete(setup& s) {
   if (s.far.memory && !rates && s.far.memory->limit() >= worth_it) {
     bytes_t all = 0;
     for (const auto& v : s.step->values) all += v.bytes;
-    rates = measure_rates(on, s.far, std::clamp<bytes_t>(all / 16, 64 << 10, 8 << 20));  // takes twice as much of the device
+    const auto sample = std::clamp<bytes_t>(all / 16, 64 << 10, 8 << 20) / 4096 * 4096;
+    rates = measure_rates(on, s.far, sample);  // this takes twice as much of the device, the next three times
+    if (options.steps_on) interference_ = measure_interference(on, s.far, *rates, sample);
   }
   s.in_place =
       to_problem(*s.step, s.profiles.seconds(), s.profiles.workspace(), trained->name(), s.far.memory ? rates : std::nullopt);
@@ -270,10 +311,15 @@ void session::state::complete(setup& s) {
   s.buffer_bytes = unpaged_bytes(other_than(weights, s.buffers));
   for (const auto& c : s.step->constants) s.constants += allocated_bytes(on.which(), static_cast<bytes_t>(c.size()));
   // Copies, as long as the forward may have to run once more.
-  for (const auto& b : s.buffers) s.buffer_bytes += allocated_bytes(b.device(), static_cast<bytes_t>(b.nbytes()));
-  for (const auto& w : s.step->written)
-    if (const auto& slot = s.step->slots[w.slot]; slot.from == role::input)
-      s.buffer_bytes += allocated_bytes(on.which(), s.step->values[slot.value].bytes);
+  const auto copied = [&](c10::Device d, bytes_t bytes) { s.buffer_bytes += allocated_bytes(d, bytes); };
+  if (s.forward) {
+    for (auto k : s.forward->writes) copied(s.step->slots[k].type.device, s.step->values[s.step->slots[k].value].bytes);
+  } else {
+    for (const auto& b : s.buffers) copied(b.device(), static_cast<bytes_t>(b.nbytes()));
+    for (const auto& w : s.step->written)
+      if (const auto& slot = s.step->slots[w.slot]; slot.from == role::input)
+        copied(on.which(), s.step->values[slot.value].bytes);
+  }
   bytes_t in_place = 0;
   if (!away)
     for (const auto& t : weights) in_place += static_cast<bytes_t>(t.storage().nbytes());
@@ -282,7 +328,7 @@ void session::state::complete(setup& s) {
   all->run = std::make_shared<execution_plan>(s.step, all->steps, s.profiles, layout_options(), in_place, s.fixed);
   all->found = as_result(s.in_place, all->steps);
   all->found.solver = "store_all";
-  all->found.bound = all->found.seconds;
+  all->found.bound = away ? bounds_without_search(s.in_place).seconds : all->found.seconds;
   s.store_all = all;
   std::ostringstream text;
   text << "captured " << s.inputs << ": " << s.step->nodes.size() << " operations (" << s.profiles.distinct << " different, "
@@ -315,8 +361,27 @@ problem session::state::fetching_problem(setup& s, const std::vector<bool>& fetc
   auto rates = *rates_of_weights_;
   const auto& others = s.in_place.copies();
   if (others) rates = {others->to_host, std::min(others->to_device, rates.to_device), std::max(others->latency, rates.latency)};
-  auto p = to_problem(*s.step, s.profiles.seconds(), s.profiles.workspace(), trained->name(), rates, fetched);
+  const auto seconds = beside_copies(*s.step, s.profiles.seconds(), rates, fetched);
+  auto p = to_problem(*s.step, seconds, s.profiles.workspace(), trained->name(), rates, fetched);
   return others ? p : without_sends(p);
+}
+
+std::vector<double> session::state::beside_copies(const program& step, std::vector<double> seconds, const copy_rates& rates,
+                                                  const std::vector<bool>& fetched) const {
+  if (!interference_ || interference_->factor <= 1) return seconds;
+  bytes_t in = 0, out = 0;
+  for (index_t v = 0; v < fetched.size(); ++v) in += fetched[v] ? step.values[v].bytes : 0;
+  for (auto k : leaving_gradients(step)) out += step.values[step.views[step.parameter_grads[k]].value].bytes;
+  const auto copying = std::max(static_cast<double>(in) / rates.to_device, static_cast<double>(out) / rates.to_host);
+  const auto busy = std::min(1.0, copying / std::accumulate(seconds.begin(), seconds.end(), 0.0));
+  for (std::size_t i = 0; i < seconds.size(); ++i) {
+    bytes_t touched = 0;
+    for (const auto* list : {&step.nodes[i].inputs, &step.nodes[i].outputs})
+      for (auto v : *list) touched += step.values[v].bytes;
+    const auto bound = std::min(seconds[i], static_cast<double>(touched) / interference_->rate);
+    seconds[i] += (interference_->factor - 1) * busy * bound;
+  }
+  return seconds;
 }
 
 std::shared_ptr<const setup> session::state::sibling(const setup& s) const {

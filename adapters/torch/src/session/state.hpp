@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -18,6 +19,9 @@
 
 #include <remat/pytorch/session.hpp>
 
+#include "../capture/kept_graph.hpp"
+#include "../capture/trace.hpp"
+#include "../device/home.hpp"
 #include "../plan/planned.hpp"
 #include "../plan/search.hpp"
 #include "../program/views.hpp"
@@ -76,7 +80,11 @@ struct session::state : std::enable_shared_from_this<state> {
     const auto outputs = usage_of(key_of(call, inputs));
     return kind_for(call, inputs, outputs, outputs->now(), 0);
   }
+  /// For the gradients there are, of a step that is known.
   /// @param graphs of this step that lead to the parameters already: one in its backward
+  /// @param own graph of the step, which leads to parameters, too; null: there is none
+  std::shared_ptr<setup> variant_of(const std::shared_ptr<setup>& s, std::size_t graphs = 0,
+                                    const detail::kept_graph* own = nullptr);
   std::shared_ptr<setup> kind_for(const invocation& call, const std::vector<at::Tensor>& inputs,
                                   const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses, std::size_t graphs);
   /// Can a forward run once more, for another use of the outputs? Not if that has to be captured and the model is another one
@@ -87,8 +95,13 @@ struct session::state : std::enable_shared_from_this<state> {
   /// @param what it is, for people
   std::shared_ptr<setup> make_variant(const setup& s, program step, const char* what);
   /// Captures and measures.
+  /// @param run of the step whose forward it is, if it is
   std::shared_ptr<setup> make_setup(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                    const std::vector<output_use>& uses);
+                                    const std::vector<output_use>& uses, detail::step_run* run = nullptr);
+  /// The program of a recorded step, measured.
+  /// @param like of the same model
+  std::shared_ptr<setup> setup_from(const std::shared_ptr<const detail::trace>& recorded, const setup& like);
+  void keep(const std::string& name, const std::shared_ptr<setup>& s);
   static pytorch::device& device_for(const setup& s) { return device_of(device_of_step(*s.step)); }
   /// Where values of steps on `on` may go: the far memory of the options, or pinned memory for `host_budget`.
   far_memory& far_for(pytorch::device& on);
@@ -96,6 +109,9 @@ struct session::state : std::enable_shared_from_this<state> {
   void complete(setup& s);
   /// The values that steps fetch, and their tensors.
   std::pair<std::vector<bool>, std::vector<at::Tensor>> fetched_by(const setup& s) const;
+  /// Times of the operations of a step, s, of which copies slow down the part that waits for memory.
+  std::vector<double> beside_copies(const program& step, std::vector<double> seconds, const copy_rates& rates,
+                                    const std::vector<bool>& fetched) const;
   /// The problem in which weights are fetched.
   problem fetching_problem(setup& s, const std::vector<bool>& fetched, const std::vector<at::Tensor>& weights);
   std::vector<std::shared_ptr<setup>> kinds() const {
@@ -121,10 +137,11 @@ struct session::state : std::enable_shared_from_this<state> {
   /// A plan that needs at most `available` bytes.
   std::shared_ptr<const plan> plan_for(const std::shared_ptr<setup>& s, bytes_t available, bytes_t held_bytes);
   void announce(const plan& p, bytes_t available) const;
-  /// An executor for the use of the outputs that is expected.
-  std::shared_ptr<runner> expected(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                   const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses,
-                                   std::size_t graphs = 0);
+  using kind_of_uses = std::function<std::shared_ptr<setup>(const std::vector<output_use>&)>;
+  /// An executor for the use of the outputs that is expected, or, if that does not fit, for any.
+  /// @param kind gives the step for a use
+  std::shared_ptr<runner> expected(const kind_of_uses& kind, const std::vector<at::Tensor>& inputs,
+                                   const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses);
   /// Looks for a better plan than one that was taken over, beside the steps.
   void refine(const runner& r, bytes_t held_bytes);
   /// What is idle makes room.
@@ -140,7 +157,33 @@ struct session::state : std::enable_shared_from_this<state> {
   /// Bytes that a step may take, and those that are held meanwhile.
   std::pair<bytes_t, bytes_t> room(const setup& s);
 
+  /// A step whose forward is about to run by a plan.
+  struct begun_step {
+    std::shared_ptr<runner> r;       ///< null: the forward has run as it is
+    std::vector<at::Tensor> inputs;  ///< those of the call, and what its program takes beside them
+    std::vector<at::Tensor> hollow;  ///< the outputs that the module's own code has made, without data; empty: it has not run
+    std::shared_ptr<detail::kept_graph> graph;  ///< that it has built; null: it is gone
+    std::vector<at::Tensor> returned;           ///< what it gave
+  };
   std::vector<at::Tensor> forward(const invocation& call, const std::vector<at::Tensor>& inputs, std::shared_ptr<void>* note);
+  /// Runs the module's code, followed or recorded.
+  begun_step follow(const invocation& call, const std::vector<at::Tensor>& inputs, std::unique_lock<owned_mutex>& lock);
+  begun_step record_step(const invocation& call, const std::vector<at::Tensor>& inputs, const std::shared_ptr<usage>& outputs,
+                         const std::vector<output_use>& uses);
+  /// The step of the same forward for another use of its outputs.
+  /// @param graph of the forward; null: it may run once more
+  /// @throws not_supported if it takes another path by now
+  std::shared_ptr<setup> same_step(const invocation& call, const std::vector<at::Tensor>& inputs, const setup& first,
+                                   const std::vector<output_use>& uses, const detail::kept_graph* graph);
+  /// Both have the same forward, of the same outputs.
+  static bool same_forward(const setup& a, const setup& b);
+  /// Steps of such outputs whose forward can be followed, those for `uses` first, the one used last first.
+  std::vector<std::shared_ptr<setup>> followable(const usage& outputs, const std::vector<output_use>& uses) const;
+  /// The same step with tensors as inputs that were constants, or had another place.
+  std::shared_ptr<setup> with_late_inputs(const std::shared_ptr<setup>& s, std::size_t inputs,
+                                          const std::vector<std::pair<index_t, at::Tensor>>& late);
+  /// Runs the planned forward, and connects its outputs to the backward.
+  std::vector<at::Tensor> run_step(const invocation& call, begun_step b);
 
   pytorch::report report(const setup& s, const plan& p) const;
 
@@ -155,11 +198,13 @@ struct session::state : std::enable_shared_from_this<state> {
   decltype(used)::value_type* last_used_ = nullptr;
   call_keys keys_;
   std::uint64_t clock_ = 0;
+  std::uint64_t recorded_ = 0;  ///< forwards to be followed
   accounts memory{options, parameters};
   std::shared_ptr<const setup> last_setup;
   std::shared_ptr<const plan> last_plan;
   pytorch::report last_held;
   std::optional<copy_rates> rates_of_weights_;
+  std::optional<interference> interference_;
   std::map<std::string, far_memory> pinned_;  ///< by device, for `host_budget`
   background worker;
   int replaced = 0;          ///< captures in a row that a replaced tensor made out of date

@@ -21,16 +21,16 @@ c10::Stream named(c10::DeviceIndex device, c10::StreamId id) {
 }
 
 /// Streams are never destroyed: copies of their names are everywhere. So there are not many, as on CUDA.
-c10::Stream next_stream(c10::DeviceIndex device) {
+c10::Stream next_stream(c10::DeviceIndex device, bool high_priority = false) {
   constexpr std::size_t most = 32;
   struct pool {
     std::vector<stream*> made;
     std::size_t next = 0;
   };
   static std::mutex lock;
-  static auto* const pools = new std::array<pool, device_count>;
+  static auto* const pools = new std::array<std::array<pool, 2>, device_count>;
   const std::lock_guard guard(lock);
-  auto& p = pools->at(static_cast<std::size_t>(device));
+  auto& p = pools->at(static_cast<std::size_t>(device))[high_priority];
   if (p.made.size() < most) {
     p.made.push_back(&make_stream(device));
     return named(device, reinterpret_cast<c10::StreamId>(p.made.back()));
@@ -61,7 +61,9 @@ class guard_impl final : public c10::impl::DeviceGuardImplInterface {
   c10::Stream getStream(c10::Device d) const override { return current_stream(index_of(d)); }
   c10::Stream getDefaultStream(c10::Device d) const override { return named(index_of(d), 0); }
   c10::Stream getNewStream(c10::Device d, int) const override { return next_stream(index_of(d)); }
-  c10::Stream getStreamFromGlobalPool(c10::Device d, bool) const override { return next_stream(index_of(d)); }
+  c10::Stream getStreamFromGlobalPool(c10::Device d, bool high_priority) const override {
+    return next_stream(index_of(d), high_priority);
+  }
   c10::Stream exchangeStream(c10::Stream s) const override {
     const auto before = current_stream(s.device_index());
     streams_now.at(static_cast<std::size_t>(s.device_index())) = s.id();

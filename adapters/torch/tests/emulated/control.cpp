@@ -24,6 +24,7 @@ constexpr named names[] = {{"late", &settings::late},
                            {"alignment", &settings::alignment},
                            {"workspace", &settings::workspace},
                            {"bytes", &settings::bytes},
+                           {"pace", &settings::pace},
                            {"link", &settings::link},
                            {"interference", &settings::interference},
                            {"lost", &settings::lost}};

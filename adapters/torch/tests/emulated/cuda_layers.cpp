@@ -80,8 +80,8 @@ std::tuple<Tensor, Tensor> gru(const Tensor& input, const Tensor& hidden, const 
 }
 
 /// @return gradients of the input's gates, the hidden gates, the state and both biases
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_backward(const Tensor& g, const Tensor& kept, bool biased) {
-  const auto parts = kept.chunk(5, 1);
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_backward(const Tensor& g, const Tensor& saved, bool biased) {
+  const auto parts = saved.chunk(5, 1);
   const auto &reset = parts[0], &update = parts[1], &fresh = parts[2], &state = parts[3], &hidden = parts[4];
   const auto of_fresh = through_tanh(g * (1 - update), fresh);
   const auto of_update = through_sigmoid(g * (state - fresh), update), of_reset = through_sigmoid(of_fresh * hidden, reset);

@@ -153,6 +153,7 @@ int device_of(const stream& s) { return s.device; }
 
 void enqueue(stream& s, job j) {
   check_alive();
+  const std::lock_guard one(s.giving);
   if (const auto message = s.failed(); !message.empty()) throw failure(message);
   const std::lock_guard guard(world_lock());
   if (s.captured) return add_to_capture(s, std::move(j));
@@ -226,6 +227,7 @@ void record(event& e, stream& asked) {
 
 void wait(stream& s, const event& e) {
   check_alive();
+  const std::lock_guard one(s.giving);
   const std::lock_guard guard(world_lock());
   const auto m = e.last;
   if (!m || options().drop_waits != 0) return;

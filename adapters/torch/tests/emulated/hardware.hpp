@@ -40,6 +40,7 @@ struct capture_error : failure {
 ///   alignment         matrix products give other last bits if an operand does not lie at a multiple of it; 0: they never do
 ///   workspace         bytes that each thread allocates at its first matrix product, and keeps
 ///   bytes             memory of each device
+///   pace              bytes per second that a kernel can read and write: it takes no less time; 0: what the host takes
 ///   link              bytes per second of copies between host and device, each way; 0: copies take no time
 ///   interference      per mille by which a kernel takes longer while a copy runs
 ///   lost              1: every call fails, as on a device that is lost

@@ -161,6 +161,18 @@ TEST_CASE("the two directions of the link work at once, one direction does not",
   REQUIRE(milliseconds(*start, *end_out) >= 50);
 }
 
+TEST_CASE("a kernel takes no less time than its bytes", "[hardware]") {
+  const with pace("pace", 4000 * 20);  // 50 ms for each pass over the memory
+  own_stream s;
+  const device_memory m(4000);
+  const auto start = make_event(), end = make_event();
+  record(*start, s);
+  enqueue(s, {"twice", {m.whole()}, {m.whole()}, [] {}});
+  record(*end, s);
+  synchronize_device(0);
+  REQUIRE(milliseconds(*start, *end) >= 100);
+}
+
 // --- failures ----------------------------------------------------------------------------------------------------------------
 
 TEST_CASE("a job that fails stops its stream, and says which it was", "[hardware]") {

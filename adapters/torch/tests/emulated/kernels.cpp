@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <utility>
 
 #include "host_side.hpp"
@@ -112,6 +113,7 @@ class call {
     }
     check_alive();
     auto& s = on_.current_stream(device_.index());
+    const std::lock_guard one(s.giving);
     if (looks_at_data(of_, given_)) {
       synchronize(s);
     } else if (capturing(s)) {
@@ -205,7 +207,7 @@ class call {
   void compute(host_side& side, const philox* from, bool late = false, blank_memory* results = nullptr) {
     torch::jit::Stack values;
     {
-      const inside_kernel inside(on_, writes_, results);
+      const inside_kernel scope(on_, writes_, results);
       values = arguments_for(side);
       for (const auto& u : used_) {
         const auto r = extent(u.device);

@@ -24,8 +24,8 @@ namespace emulated {
 
 /// Values of the options. Atomic, since tests set them while streams run.
 struct settings {
-  std::atomic<long> late{0}, fail{0}, drop_waits{0}, wrong_stream{0}, alignment{0}, workspace{0}, bytes{16L << 30}, link{0},
-      interference{0}, lost{0};
+  std::atomic<long> late{0}, fail{0}, drop_waits{0}, wrong_stream{0}, alignment{0}, workspace{0}, bytes{16L << 30}, pace{0},
+      link{0}, interference{0}, lost{0};
 };
 settings& options();
 
@@ -116,6 +116,9 @@ class stream {
 
   const int device;
   const int id;
+  /// Who gives work holds it, from when it looks at the memory that the work uses: another thread may free memory behind what it
+  /// gives, and a kernel that takes this memory comes later in the stream. Taken before the lock of the world.
+  std::recursive_mutex giving;
   bool is_default = false;
   vector_clock now;                   ///< under the lock of the world
   std::shared_ptr<capture> captured;  ///< under the lock of the world; null: not captured

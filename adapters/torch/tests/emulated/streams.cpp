@@ -21,6 +21,18 @@ void pause(clock::duration time) {
   }
 }
 
+/// @param rate bytes per second; 0: it takes no time
+clock::duration time_of(std::size_t bytes, long rate) {
+  return std::chrono::nanoseconds(rate <= 0 ? 0
+                                            : static_cast<long>(1e9 * static_cast<double>(bytes) / static_cast<double>(rate)));
+}
+
+std::size_t bytes_of(const std::vector<range>& ranges) {
+  std::size_t all = 0;
+  for (const auto& r : ranges) all += r.bytes;
+  return all;
+}
+
 std::atomic<int> copies_running{0};
 struct copying {
   copying() { ++copies_running; }
@@ -35,8 +47,7 @@ void take_link(const job& j) {
   const int reader = device_of(device_address(j.writes.front().begin)), source = device_of(device_address(j.reads.front().begin));
   const bool to_device = source < 0;
   const std::lock_guard engine(engines[std::max(to_device ? reader : source, 0)][to_device]);
-  pause(
-      std::chrono::nanoseconds(static_cast<long>(1e9 * static_cast<double>(j.reads.front().bytes) / static_cast<double>(rate))));
+  pause(time_of(j.reads.front().bytes, rate));
 }
 
 }  // namespace
@@ -50,6 +61,9 @@ void perform_job(const job& j) {
   }
   const auto start = clock::now();
   j.run();
+  if (const auto least = time_of(bytes_of(j.reads) + bytes_of(j.writes), options().pace) - (clock::now() - start);
+      least > clock::duration::zero())
+    pause(least);
   const long slower = options().interference;
   if (slower > 0 && copies_running > 0) pause((clock::now() - start) * slower / 1000);
 }

@@ -104,4 +104,14 @@ captured capture(const forward_function& forward, const std::vector<at::Tensor>&
 /// This thread runs the forward, or a part of the backward, of a capture.
 bool capturing();
 
+/// A forward of this thread, whose kernels have not run yet, is about to read the memory of a tensor without an operator: they
+/// run first, and the rest of the forward runs eagerly (`wrap_options::follow`).
+void about_to_read(const at::Tensor& t);
+/// The same for the state of the default generator.
+void about_to_read_generator();
+/// @param forget called when an exception that went through code of another language has been caught: that language may keep it
+void when_caught(void (*forget)());
+/// This thread runs a forward, or a part of a backward, on tensors without data.
+bool without_data();
+
 }  // namespace remat::pytorch

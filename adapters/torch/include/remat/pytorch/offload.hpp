@@ -28,7 +28,7 @@
 namespace remat::pytorch {
 
 /// Puts weights into page-locked memory of the host near an accelerator, in one piece. They stay the same tensors, and share
-/// memory as before.
+/// memory as before. Weights that are page-locked already stay where they are.
 /// @param weights of the host or of a device
 /// @throws not_available, out_of_memory; nothing is moved then
 /// Complexity: one copy of each storage.

@@ -106,6 +106,14 @@ struct wrap_options {
   /// Plans for several shapes share one arena. A plan that cannot be captured warns once, names the cause, and launches its
   /// kernels one by one. For accelerators; on the host a step throws `cannot_capture`.
   bool graph = false;
+  /// Runs the module's own code in every step, on tensors without data, and compares its calls of operators with the recorded
+  /// ones. State that it reads or changes is then that of eager mode. A call that takes another path runs eagerly, and the next
+  /// one is recorded.
+  /// Without it the code is not run after a capture: for forwards that are pure functions of tensors, flags and
+  /// `invocation::signature`.
+  bool follow = false;
+  /// What cannot be planned is an error; else it runs as it is, and `warn` is told once.
+  bool strict = true;
   plan_cache cache = plan_cache();  ///< of what was found in earlier processes
   new_shape new_shapes = new_shape::nearest;
   std::size_t most_shapes = 64;  ///< kinds of inputs whose plans are kept, >= 1: those that were used last

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Captured steps on the device of REMAT_TEST_DEVICE: captures that fail, gradients that leave, several threads, draws of other threads."""
+
+import sys
+import threading
+import warnings
+
+import emulated
+import torch
+from devices import DEVICE, Gpt
+
+import remat
+
+TIGHT = {"budget": "50% of activations"}
+CAPTURED = 2  # the first step teaches that gradients leave, the second runs by launches
+OFFLOAD = {"budget": "80% of activations", "offload": "activations"}
+
+
+class Incident:
+    """What happens in the next call of `incident`, once."""
+
+    what = None
+
+
+@torch.library.custom_op("remat_test::incident", mutates_args=())
+def incident(x: torch.Tensor) -> torch.Tensor:
+    """A copy of x, after the incident."""
+    what, Incident.what = Incident.what, None
+    if what is not None:
+        what(x)
+    return x.clone()
+
+
+incident.register_fake(lambda x: torch.empty_like(x))
+incident.register_autograd(lambda context, g: incident(g))
+
+
+def raises(x):
+    raise RuntimeError("the operator fails")
+
+
+def waits(x):
+    x.sum().item()
+
+
+def hides(x):
+    """A capture stays invalid after a wait, whoever hears of it."""
+    try:
+        waits(x)
+    except RuntimeError:
+        pass
+
+
+def draws(x):
+    """Another thread draws from the default generator."""
+    other = threading.Thread(target=lambda: torch.rand(100, device=DEVICE))
+    other.start()
+    other.join()
+
+
+@torch.library.custom_op("remat_test::noise", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+def noise(x: torch.Tensor) -> torch.Tensor:
+    """Random numbers; an incident comes before them, or after them as ("after", incident)."""
+    Noise.calls += 1
+    what, Incident.what = Incident.what, None
+    after = isinstance(what, tuple)
+    if what is not None and not after:
+        what(x)
+    numbers = torch.rand_like(x)
+    if after:
+        what[1](x)
+    return numbers
+
+
+noise.register_fake(lambda x: torch.empty_like(x))
+
+
+class Noise(torch.nn.Module):
+    """Numbers that are drawn again in the backward, where memory is short. The gradient of the first output's sum tells them."""
+
+    calls = 0
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.rand(64, 64) + 1)
+
+    def forward(self, x):
+        y = x * self.weight * noise(x)
+        z = y
+        for _ in range(8):
+            z = torch.sin(z)
+        return y.detach(), z.sum() * 0 + y.sum()
+
+
+class Eventful(torch.nn.Module):
+    """Dropouts around an incident; a matrix large enough for its gradient to leave early, and two outputs."""
+
+    def __init__(self, dropout=0.1):
+        super().__init__()
+        self.before = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Dropout(dropout))
+        self.after = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Dropout(dropout), torch.nn.Linear(64, 32))
+
+    def forward(self, x):
+        h = incident(self.before(x))
+        y = self.after(h)
+        return h.square().mean(), (y - x).square()
+
+
+def step_and_free(p):
+    with torch.no_grad():
+        p.sub_(p.grad, alpha=0.1)
+    p.grad = None
+
+
+def train(options, incidents=None, dropout=0.1, seed=1, steps=5, seeded=True):
+    """What training leaves, with hooks that step parameters as soon as their gradients are complete.
+
+    incidents: by (number of the step, "forward" or "backward").
+    """
+    rng = torch.Generator().manual_seed(seed)
+    model = Eventful(dropout)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=rng) * 0.2)
+    data = [torch.randn(128, 32, generator=rng).to(DEVICE) for _ in range(steps)]
+    model = model.to(DEVICE)
+    if options is not None:
+        remat.wrap(model, cache=False, time_limit=2, **options)
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(step_and_free)
+    if seeded:
+        torch.manual_seed(2)
+    left = []
+    for k, x in enumerate(data):
+        for half in ("forward", "backward"):
+            Incident.what = (incidents or {}).get((k, half), Incident.what)
+            if half == "forward":
+                first, second = model(x)
+                loss = first + second.mean()
+            else:
+                loss.backward()
+            assert Incident.what is None or not incidents, "no incident"
+        left += [first.detach(), second.detach()]
+    return model, [t.detach().cpu() for t in (*left, *model.parameters())]
+
+
+def planned(options, incidents=None, **more):
+    """The same, and the warnings that there were."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model, left = train({"graph": True, **options}, incidents, **more)
+    return model, left, [str(w.message) for w in told if "not captured" in str(w.message)]
+
+
+def state():
+    return torch.get_device_module(DEVICE).get_rng_state()
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def check_gradients_that_leave():
+    """Hooks free gradients one by one, within graphs that are cut there."""
+    _, plain = train(None, steps=8)
+    after = state()
+    for options in ({}, OFFLOAD, {"budget": "80% of activations"}):
+        for late in (0, 50):
+            emulated.set_option("late", late)
+            model, left, told = planned(options, steps=8)
+            emulated.set_option("late", 0)
+            assert "gradients leave" in remat.of(model).plan["inputs"], remat.of(model).plan["inputs"]
+            assert same(plain, left) and torch.equal(after, state()) and not told, (options, late, told)
+
+
+def check_failures_within_captures():
+    """The step ends with eager's numbers, the cause is named, and the next model is captured."""
+    _, plain = train(None)
+    after = state()
+    for what, why in ((raises, "the operator fails"), (waits, ""), (hides, "")):
+        for half in ("forward", "backward"):
+            for options in ({}, OFFLOAD):
+                _, left, told = planned(options, {(CAPTURED, half): what})
+                where = (what.__name__, half, options, told)
+                assert same(plain, left) and torch.equal(after, state()), where
+                assert len(told) == 1 and "remat_test::incident" in told[0] and why in told[0], where
+                torch.accelerator.synchronize()  # forbidden during a capture
+    _, left, told = planned({})
+    assert same(plain, left) and not told, told
+
+
+def check_threads():
+    """Each thread trains a captured model of its own, and all on one device."""
+    count = 4
+    plain = [train(None, dropout=0.0, seed=k, seeded=False)[1] for k in range(count)]
+    found, failures = {}, []
+
+    def work(k):
+        try:
+            with torch.device("cpu"):
+                found[k] = train({"graph": True, **(OFFLOAD if k % 2 else {})}, dropout=0.0, seed=k, seeded=False)[1]
+        except BaseException as e:  # told to the main thread
+            failures.append(e)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(count)]
+    for late in (0, 50):
+        emulated.set_option("late", late)
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        emulated.set_option("late", 0)
+        if failures:
+            raise failures[0]
+        assert all(same(plain[k], found[k]) for k in range(count)), late
+        threads = [threading.Thread(target=work, args=(k,)) for k in range(count)]
+
+
+def check_draws_of_other_threads():
+    """What another thread draws within a step moves the generator as in eager mode, and is never undone."""
+    for when in ({(0, "forward"): draws}, {(0, "backward"): draws}, {(3, "forward"): draws, (4, "backward"): draws}):
+        _, plain = train(None, when)
+        after = state()
+        for options in ({}, {"budget": "80% of activations"}, OFFLOAD):
+            _, left = train(options, when)
+            first = min(when)[0] == 0  # the draw came while the step was captured for planning, and so before the step
+            assert (first or same(plain, left)) and torch.equal(after, state()), (when, options)
+
+
+def check_draws_beside_draws():
+    """A draw that is made again takes the numbers of the first time, whatever another thread draws just before it or after it."""
+
+    def noisy(options):
+        torch.manual_seed(1)
+        model, x = Noise().to(DEVICE), torch.rand(64, 64, device=DEVICE) + 1
+        return model if options is None else remat.wrap(model, cache=False, time_limit=2, **options), x
+
+    def last_step(options, half, what):
+        model, x = noisy(options)
+        for k in range(4):
+            model.zero_grad()
+            if k == 3 and half == "forward":
+                Incident.what = what
+            calls = Noise.calls
+            y, loss = model(x)
+            if k == 3 and half == "backward":
+                Incident.what = what if options is not None else None  # plain backwards do not draw
+            loss.backward()
+            calls = Noise.calls - calls
+        if options is None and half == "backward":
+            draws(x)
+        assert Incident.what is None and (options is None or calls > 1), (half, what, calls)
+        assert torch.allclose(model.weight.grad * model.weight, y), (half, what)
+        return [y.cpu(), model.weight.grad.cpu(), state()]
+
+    for what in (draws, ("after", draws)):
+        assert same(last_step(None, "backward", what), last_step(TIGHT, "backward", what)), what
+        last_step(TIGHT, "forward", what)
+    # Nothing is known of the node when an executor runs for the first time, so the step cannot go on.
+    model, x = noisy(TIGHT)
+    model(x)[1].backward()
+    remat.of(model).release()
+    Incident.what = draws
+    _, loss = model(x)
+    try:
+        loss.backward()
+    except RuntimeError as e:
+        assert "another thread used the random generator" in str(e) and "remat_test::noise" in str(e), e
+    else:
+        raise AssertionError("other numbers")
+    model.zero_grad()
+    y, loss = model(x)
+    loss.backward()
+    assert torch.allclose(model.weight.grad * model.weight, y)
+
+
+def main():
+    checks = [check for name, check in globals().items() if name.startswith("check_")]
+    for check in checks:
+        check()
+        assert emulated.races() == 0, (check.__name__, emulated.race_reports())
+        emulated.reset()
+    print(f"{len(checks)} kinds of captured steps on {DEVICE}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

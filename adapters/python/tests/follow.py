@@ -1,0 +1,491 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Planned steps run the module's own code: whatever it reads, keeps, raises or is told of is as in eager mode, bit by bit."""
+
+import array
+import collections
+import contextlib
+import functools
+import io
+import itertools
+import logging
+import types
+import unittest
+
+import numpy
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import remat
+
+
+class Net(nn.Module):
+    """Layers with a batch norm and dropout. `act` is applied in the middle."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(16, 48), nn.BatchNorm1d(48), nn.Linear(48, 16)
+        self.drop = nn.Dropout(0.2)
+        self.begin()
+
+    def begin(self):
+        pass
+
+    def act(self, h):
+        return h.tanh()
+
+    def forward(self, x, *rest, **more):
+        h = self.act(self.norm(self.first(x)))
+        return self.last(self.drop(h))
+
+
+def backward(model, x, k):
+    model(x).square().mean().backward()
+
+
+def trained(make, step, steps, wrap):
+    """What each step leaves: what `step` returns, parameters, gradients, buffers, the state of the generator."""
+    torch.manual_seed(0)
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    if wrap is not None:
+        remat.wrap(model, **{"budget": "100%", "time_limit": 1, "cache": False, "follow": True, "on_refuse": "warn", **wrap})
+    found = []
+    for k in range(steps):
+        torch.manual_seed(k + 1)
+        x = torch.randn(32, 16)
+        optimizer.zero_grad()
+        result = step(model, x, k)
+        optimizer.step()
+        tensors = [*(result or ()), *model.parameters(), *(p.grad for p in model.parameters()), *model.buffers(), torch.get_rng_state()]
+        found.append([t if t is None else t.detach().clone() for t in tensors])
+    return model, found
+
+
+def same(a, b):
+    return len(a) == len(b) and all((s is None) == (t is None) and (s is None or torch.equal(s, t)) for s, t in zip(a, b))
+
+
+class Test(unittest.TestCase):
+    def check(self, make, step=backward, steps=5, exact=True, **options):
+        """@return the wrapped model"""
+        _, plain = trained(make, step, steps, None)
+        model, planned = trained(make, step, steps, options)
+        for k, (a, b) in enumerate(zip(plain, planned, strict=True)):
+            if exact:
+                self.assertTrue(same(a, b), f"step {k}")
+            else:
+                self.assertTrue(all(torch.allclose(s, t, atol=1e-5) for s, t in zip(a[:-1], b[:-1])), f"step {k}")
+        return model
+
+
+class Configuration:
+    scale = 2.0
+
+
+class Scaled:
+    def __init__(self):
+        self.scale = 2.0
+
+    def __call__(self, h):
+        return h * self.scale
+
+
+GLOBAL = 2.0
+
+
+def nested(depth, value):
+    return {"a": nested(depth - 1, value)} if depth else value
+
+
+def innermost(d):
+    while isinstance(d["a"], dict):
+        d = d["a"]
+    return d
+
+
+def cell():
+    value = [2.0]
+    return (lambda: value[0]), (lambda v: value.__setitem__(0, v))
+
+
+def set_global(model, v):
+    global GLOBAL
+    GLOBAL = v
+
+
+#: per kind of state: what makes it, what reads a number, what changes it
+STATES = {
+    "number": (lambda m: setattr(m, "s", 2.0), lambda m: m.s, lambda m, v: setattr(m, "s", v)),
+    "numpy array": (lambda m: setattr(m, "s", numpy.array([2.0])), lambda m: float(m.s[0]), lambda m, v: m.s.__setitem__(0, v)),
+    "array": (lambda m: setattr(m, "s", array.array("d", [2.0])), lambda m: m.s[0], lambda m, v: m.s.__setitem__(0, v)),
+    "class attribute": (lambda m: setattr(type(m), "s", 2.0), lambda m: m.s, lambda m, v: setattr(type(m), "s", v)),
+    "class": (lambda m: setattr(Configuration, "scale", 2.0), lambda m: Configuration.scale, lambda m, v: setattr(Configuration, "scale", v)),
+    "global": (lambda m: set_global(m, 2.0), lambda m: GLOBAL, set_global),
+    "nested": (lambda m: setattr(m, "s", nested(9, 2.0)), lambda m: innermost(m.s)["a"], lambda m, v: innermost(m.s).__setitem__("a", v)),
+    "deque": (lambda m: setattr(m, "s", collections.deque([2.0])), lambda m: m.s[0], lambda m, v: m.s.__setitem__(0, v)),
+    "closure": (lambda m: setattr(m, "s", cell()), lambda m: m.s[0](), lambda m, v: m.s[1](v)),
+    "object": (lambda m: setattr(m, "s", Scaled()), lambda m: m.s.scale, lambda m, v: setattr(m.s, "scale", v)),
+    "bound method": (lambda m: setattr(m, "s", Scaled().__call__), lambda m: m.s(1.0), lambda m, v: setattr(m.s.__self__, "scale", v)),
+    "partial": (lambda m: setattr(m, "s", functools.partial(float, 2.0)), lambda m: m.s(), lambda m, v: setattr(m, "s", functools.partial(float, v))),
+    "iterator": (lambda m: setattr(m, "s", itertools.cycle([2.0, 3.0, 5.0])), lambda m: next(m.s), lambda m, v: next(m.s)),
+    "generator": (lambda m: setattr(m, "s", (float(n) for n in itertools.count(2))), lambda m: next(m.s), lambda m, v: next(m.s)),
+    "default of a function": (lambda m: setattr(m, "s", types.FunctionType((lambda v=2.0: v).__code__, {}, "f", (2.0,))), lambda m: m.s(),
+                              lambda m, v: setattr(m.s, "__defaults__", (v,))),
+    "file": (lambda m: setattr(m, "s", io.StringIO("2.0")), lambda m: float(m.s.getvalue()), lambda m, v: setattr(m, "s", io.StringIO(str(v)))),
+    "plain tensor": (lambda m: setattr(m, "s", [torch.tensor(2.0)]), lambda m: m.s[0], lambda m, v: m.s[0].fill_(v)),
+    "other tensor": (lambda m: setattr(m, "s", [torch.tensor(2.0)]), lambda m: m.s[0], lambda m, v: m.s.__setitem__(0, torch.tensor(v))),
+}
+
+
+class State(Test):
+    """What is changed between two steps."""
+
+    def test_read_by_the_forward(self):
+        for name, (make, read, change) in STATES.items():
+            class Reads(Net):
+                def begin(self):
+                    make(self)
+
+                def act(self, h):
+                    return (h * read(self)).tanh()
+
+            def step(model, x, k):
+                if k >= 2:
+                    change(model, 2.0 + k)
+                backward(model, x, k)
+
+            with self.subTest(name):
+                self.check(Reads, step)
+
+    def test_seeds(self):
+        """The forward sets or reads the state of the generator, which is another one in each step."""
+        def seeded(model, h, k):
+            torch.manual_seed(k)
+            return h
+
+        def forked(model, h, k):
+            with torch.random.fork_rng():
+                torch.manual_seed(k)
+                return h * torch.rand(())
+
+        def read(model, h, k):
+            model.states.append(torch.get_rng_state())
+            return h
+
+        for act in (seeded, forked, read, lambda model, h, k: seeded(model, h, k) if k % 3 == 0 else h):
+            for drawn in (False, True):
+                class Seeds(Net):
+                    def begin(self):
+                        self.steps, self.states = 0, []
+
+                    def act(self, h):
+                        self.steps += 1
+                        return act(self, h + torch.rand(()) if drawn else h, self.steps)
+
+                with self.subTest(act.__name__, drawn=drawn):
+                    self.check(Seeds, steps=7)
+
+    def test_every_step_is_planned(self):
+        """Views in place, and results of factories, which Python's binding copies while somebody else holds them."""
+        class Views(Net):
+            def act(self, h):
+                rows = torch.arange(h.shape[0], dtype=h.dtype) + 1
+                turned = (h * rows[:, None]).contiguous()
+                turned.transpose_(0, 1)
+                return turned.mean((0,), keepdim=True).squeeze_(0)[:, None] * h
+
+        with self.assertLogs("remat", logging.INFO) as seen:
+            self.check(Views)
+        self.assertFalse([record for record in seen.records if record.levelno > logging.INFO])
+        self.assertFalse([line for line in seen.output if "leaves the planned path" in line])
+
+    def test_paths(self):
+        """The state tells which way the forward takes."""
+        for name, (make, read, change) in STATES.items():
+            class Reads(Net):
+                def begin(self):
+                    make(self)
+
+                def act(self, h):
+                    return h.tanh() if float(read(self)) < 3.5 else h.relu() * 2
+
+            def step(model, x, k):
+                if k in (2, 4):
+                    change(model, (2.0, 4.0)[k == 2])
+                backward(model, x, k)
+
+            with self.subTest(name):
+                self.check(Reads, step, steps=6)
+
+    def test_counters_and_lists(self):
+        class Counts(Net):
+            def begin(self):
+                self.calls, self.list = 0, []
+
+            def act(self, h):
+                self.calls += 1
+                self.list.append(self.calls)
+                return h / self.calls
+
+        self.assertEqual((lambda m: (m.calls, m.list))(self.check(Counts)), (5, [1, 2, 3, 4, 5]))
+
+    def test_tensors_from_step_to_step(self):
+        class Keeps(Net):
+            def begin(self):
+                self.h = None
+
+            def act(self, h):
+                y = h.tanh() if self.h is None else (h + self.h).tanh()
+                self.h = y.detach()
+                return y
+
+        self.check(Keeps, lambda m, x, k: (backward(m, x, k), [m.h])[1])
+
+    def test_values(self):
+        class Asks(Net):
+            def act(self, h):
+                y = h.tanh()
+                return y if y.sum().item() > 0 else -y
+
+        class Counts(Net):
+            def act(self, h):
+                some = (h > 0).nonzero()
+                return h * len(some) / h.numel()
+
+        class Reads(Net):
+            def act(self, h):
+                return h * h.detach().numpy().std().item()
+
+        for kind in (Asks, Counts, Reads):
+            with self.subTest(kind.__name__), self.assertLogs("remat", logging.WARNING) as seen:
+                self.check(kind)
+                self.assertEqual(len(seen.output), 1)
+
+    def test_arguments(self):
+        class Strange(Net):
+            def forward(self, x, *rest):
+                rest[0]["y"] = super().forward(x)
+                return rest[0]["y"]
+
+        for other in (object(), lambda: 1, torch.Generator(), io.StringIO()):
+            def step(model, x, k):
+                batch = {"x": x, "other": other}
+                model(x, batch).sum().backward()
+                self.assertEqual(list(batch), ["x", "other", "y"])
+
+            self.check(Strange, step)
+
+    def test_layers_that_are_left_out(self):
+        class Drops(Net):
+            def act(self, h):
+                for _ in range(3):
+                    if torch.rand(()).item() < 0.5:
+                        h = self.norm(h).tanh()
+                return h
+
+        self.check(Drops, steps=8)
+
+    def test_forward_hooks(self):
+        def step(model, x, k):
+            seen = []
+            handle = model.first.register_forward_hook(lambda m, a, y: (seen.append(k), y * (k + 1))[1])
+            backward(model, x, k)
+            handle.remove()
+            self.assertEqual(seen, [k])
+
+        self.check(Net, step)
+
+    def test_exceptions(self):
+        class Raises(Net):
+            def act(self, h):
+                if self.fails:
+                    raise LookupError("as it is")
+                return h.tanh()
+
+        def step(model, x, k):
+            model.fails = k in (0, 3)
+            with self.assertRaisesRegex(LookupError, "as it is") if model.fails else contextlib.nullcontext():
+                model(x).sum().backward()
+
+        self.check(Raises, step)
+
+    def test_checkpoints_inside(self):
+        for reentrant in (False, True):
+            class Segments(Net):
+                def act(self, h):
+                    for _ in range(2):
+                        h = checkpoint(lambda t: self.drop(t.tanh()), h, use_reentrant=reentrant)
+                    return h
+
+            with self.subTest(reentrant=reentrant), self.assertNoLogs("remat", logging.WARNING):
+                self.check(Segments)
+
+
+class Backward(Test):
+    """Backwards that no plan does: the graph that the module's code has built does them. Code of the user in a backward runs in every step."""
+
+    def test_state_read_by_a_custom_function(self):
+        for name, (make, read, change) in STATES.items():
+            class Function(torch.autograd.Function):
+                @staticmethod
+                def forward(ctx, h, model):
+                    ctx.model = model
+                    ctx.save_for_backward(h)
+                    return h * 2
+
+                @staticmethod
+                def backward(ctx, g):
+                    h, = ctx.saved_tensors
+                    return g * read(ctx.model) + h * 0.1, None
+
+            class Reads(Net):
+                def begin(self):
+                    make(self)
+
+                def act(self, h):
+                    return Function.apply(h.tanh(), self)
+
+            def step(model, x, k):
+                if k >= 2:
+                    change(model, 2.0 + k)
+                backward(model, x, k)
+
+            if name not in ("iterator", "generator"):  # in the first step, the backward is recorded before it runs
+                with self.subTest(name):
+                    self.check(Reads, step)
+
+    def test_graph_of_gradients(self):
+        def penalty(model, x, k):
+            x.requires_grad_()
+            y = model(x)
+            g, = torch.autograd.grad(y.sum(), x, create_graph=True)
+            (y.square().mean() + g.square().mean()).backward()
+            return [g]
+
+        def meta(model, x, k):
+            loss = model(x).square().mean()
+            sum(g.square().sum() for g in torch.autograd.grad(loss, list(model.parameters()), create_graph=True)).backward()
+
+        for step in (penalty, meta):
+            for first in (0, 2):
+                with self.assertLogs("remat", logging.WARNING) as seen:
+                    self.check(Net, lambda m, x, k: (step if k >= first else backward)(m, x, k), exact=False)
+                self.assertEqual(len(seen.output), 1)
+
+    def test_several_backwards(self):
+        def twice(model, x, k):
+            loss = model(x).square().mean()
+            loss.backward(retain_graph=True)
+            if k != 1:
+                loss.backward()
+
+        def two_losses(model, x, k):
+            y = model(x)
+            y.square().mean().backward(retain_graph=True)
+            y.abs().mean().backward()
+
+        self.check(Net, twice)
+        self.check(Net, two_losses)
+
+    def test_a_freed_graph(self):
+        model = remat.wrap(Net(), follow=True)
+        loss = model(torch.randn(8, 16)).sum()
+        loss.backward()
+        with self.assertRaisesRegex(RuntimeError, "second time"):
+            loss.backward()
+
+    def test_hooks_and_retained_gradients_inside(self):
+        class Shows(Net):
+            def begin(self):
+                self.see = None
+
+            def act(self, h):
+                y = h.tanh()
+                if self.see is not None:
+                    self.see(y)
+                return y
+
+        def hook(model, x, k):
+            seen = []
+            model.see = (lambda h: h.register_hook(lambda g: (seen.append(g.clone()), g * 2)[1])) if k > 1 else None
+            backward(model, x, k)
+            self.assertEqual(len(seen), k > 1)
+            return seen
+
+        def hook_later(model, x, k):
+            held = []
+            model.see = held.append
+            y = model(x)
+            held[0].register_hook(lambda g: g * 2)
+            y.square().mean().backward()
+            model.see = None
+
+        def retained(model, x, k):
+            held = []
+            model.see = held.append
+            y = model(x)
+            held[0].retain_grad()
+            y.square().mean().backward()
+            model.see = None
+            return [held[0].grad]
+
+        def of_modules(model, x, k):
+            seen = []
+            handle = model.norm.register_full_backward_hook(lambda m, i, o: seen.append(o[0].clone())) if k > 1 else None
+            backward(model, x, k)
+            if handle is not None:
+                handle.remove()
+            return seen
+
+        for step in (hook, hook_later, retained, of_modules):
+            with self.subTest(step.__name__):
+                self.check(Shows, step)
+
+    def test_modes(self):
+        def anomaly(model, x, k):
+            y = model(x)
+            with torch.autograd.set_detect_anomaly(k == 2):
+                y.square().mean().backward()
+
+        def autocast(model, x, k):
+            y = model(x)
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=k > 1):
+                y.square().mean().backward()
+
+        self.check(Net, anomaly)
+        self.check(Net, autocast)
+
+
+class Strict(Test):
+    """on_refuse="error": no number is produced, and all is left as it was."""
+
+    def test_named(self):
+        class Asks(Net):
+            def act(self, h):
+                return h if h.sum().item() > 0 else -h  # the line
+
+        model, x = remat.wrap(Asks(), follow=True, on_refuse="error", cache=False), torch.randn(8, 16)
+        before, state = [b.clone() for b in model.buffers()], torch.get_rng_state()
+        with self.assertRaises(remat.Refused) as e:
+            model(x)
+        self.assertEqual(e.exception.operator, "aten::_local_scalar_dense")
+        self.assertIn("# the line", e.exception.source)
+        self.assertTrue(same(before, list(model.buffers())))
+        self.assertTrue(torch.equal(state, torch.get_rng_state()))
+
+        class Reads(Net):
+            def act(self, h):
+                try:
+                    return h * h.detach().numpy().std().item()
+                except Exception:  # hides nothing
+                    return h
+
+        model = remat.wrap(Reads(), follow=True, on_refuse="error", cache=False)
+        with self.assertRaisesRegex(remat.Refused, "numpy"):
+            model(x)
+        self.assertTrue(same(before, list(model.buffers())))
+
+
+if __name__ == "__main__":
+    unittest.main()

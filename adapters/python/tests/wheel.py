@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the wheel from a clean copy of the repository, installs it in an environment of its own, and trains with it.
+
+On the host, and if the build folder has the emulated CUDA, on that with the plug-in inside the wheel. The environment sees the
+packages of the Python that runs this, as a download of torch takes longer than all else.
+
+usage: wheel.py BUILD_FOLDER
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import venv
+import zipfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+
+
+def call(*command, cwd, **environment):
+    """Runs a command. Ends this process with its output if it fails."""
+    done = subprocess.run([str(part) for part in command], cwd=cwd, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if done.returncode:
+        sys.exit(f"{done.stdout}\nexit code {done.returncode}: {' '.join(map(str, command))}")
+    return done.stdout
+
+
+def copy(to):
+    """What git has of the working tree."""
+    for name in call("git", "ls-files", "-z", cwd=ROOT, **os.environ).split("\0"):
+        if name and (ROOT / name).exists():
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            (to / name).write_bytes((ROOT / name).read_bytes())
+
+
+def environment_in(folder):
+    """An environment without pip that sees the packages of this Python. Returns its Python, and variables as `activate` sets them."""
+    venv.create(folder, symlinks=True)
+    site, = folder.glob("lib/python*/site-packages")
+    (site / "shared.pth").write_text("".join(path + "\n" for path in sys.path if path.endswith("-packages")))
+    plain = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "REMAT_PLUGINS")}
+    return folder / "bin/python", plain | {"VIRTUAL_ENV": str(folder), "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+
+
+def check_contents(wheel):
+    """One extension each for planner and sessions, the plug-in beside them if PyTorch has CUDA, and no library besides."""
+    import torch
+
+    names = zipfile.ZipFile(wheel).namelist()
+    libraries = sorted(name.split(".")[0] for name in names if name.endswith(".so"))
+    assert libraries == ["remat/_core", "remat/_torch"] + ["remat/libremat_torch_cuda"] * (torch.version.cuda is not None), names
+    assert {f"remat/{source.name}" for source in (ROOT / "adapters/python/remat").glob("*.py")} <= set(names), names
+
+
+def main(build):
+    emulation = pathlib.Path(build).resolve() / "adapters/torch/tests/emulated"
+    with tempfile.TemporaryDirectory() as scratch:
+        source, out, outside = (pathlib.Path(scratch) / name for name in ("source", "out", "outside"))
+        for folder in (source, outside):
+            folder.mkdir()
+        copy(source)
+        python, variables = environment_in(pathlib.Path(scratch) / "environment")
+        pip = (python, "-m", "pip", "--disable-pip-version-check")
+        call(*pip, "wheel", ".", "--no-deps", "--no-build-isolation", "-w", out, "-Ccompile-args=-j2", cwd=source, **variables)
+        wheel, = out.iterdir()
+        check_contents(wheel)
+        call(*pip, "install", "--no-deps", wheel, cwd=outside, **variables)
+        variables |= {"OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": scratch}
+        print(call(python, HERE / "installed.py", cwd=outside, **variables).strip())
+        cuda = emulation / "libemulated_cuda.so"
+        if cuda.exists():
+            variables |= {"REMAT_TEST_DEVICE": "cuda", "REMAT_EMULATED": str(emulation), "LD_PRELOAD": str(cuda), "LD_LIBRARY_PATH": str(emulation)}
+            print(call(python, HERE / "installed.py", cwd=outside, **variables).strip())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

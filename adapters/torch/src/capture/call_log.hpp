@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Calls of a forward whose kernels have not run yet, and how to run them after all. Private to the adapter.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "lists.hpp"
+#include "trace.hpp"
+
+namespace remat::pytorch::detail {
+
+inline std::string text_of(const content& c) { return {reinterpret_cast<const char*>(c.data()), c.size()}; }
+
+/// The generator of a device during a forward, or a backward, whose draws come later: it moves only if the module sets it.
+class still_generator {
+ public:
+  explicit still_generator(c10::Device on);
+  std::string now() const;
+  void set(const std::string& state) const;
+  /// Is it where `origin` has it? That is its place from then on.
+  bool is_at(const draw_origin& origin);
+  const std::string& start() const { return start_; }
+  /// The state that the next draw finds, if nobody sets another one.
+  const std::string& place() const { return place_; }
+  /// Gives it the state that it had at the beginning.
+  void rewind() const;
+
+ private:
+  at::Generator generator_;
+  std::string start_, place_;  ///< beside the memory that the budget is for
+};
+
+/// The module's Python has run on hollow tensors: operators were called, no kernel has run. `fill` runs the kernels in the order
+/// of the calls, on the operands of then, and puts their results under the hollow tensors. After that all tensors that the module
+/// holds, and the autograd graph that it has built over them, are those of an eager forward.
+///
+/// Holds operands and results of all calls, which costs no memory for data, and keeps addresses from being used again.
+class call_log {
+ public:
+  /// The forward begins now. @param on device of the step
+  explicit call_log(c10::Device on);
+
+  /// @param call      its number in the forward
+  /// @param arguments of the call
+  /// @param results   hollow, or operands of the call
+  /// @param draws     from where the kernel draws, if it does
+  void add(std::size_t call, const c10::OperatorHandle& op, std::vector<c10::IValue> arguments, std::vector<c10::IValue> results,
+           const std::optional<draw_origin>& draws);
+  /// A tensor whose address must not be used again meanwhile.
+  void hold(const at::Tensor& t) { held_.push_back(t); }
+  /// Storages of tensors whose memory nobody may read before `fill`.
+  void hide(const c10::Storage& s);
+
+  /// Puts others over the same memory in the place of tensors that are about to get other memory.
+  void replace(const std::unordered_map<const c10::TensorImpl*, at::Tensor>& by);
+  /// Runs the kernels.
+  /// @throws what a kernel throws; the calls before it have run then
+  void fill();
+  /// Runs some kernels only, which do not draw, before the others.
+  /// @param chosen per call of the forward
+  void fill(const std::vector<bool>& chosen);
+  still_generator& generator() { return generator_; }
+  bool filled() const { return filled_; }
+  /// Calls `f(tensor, element)` for the results of all calls.
+  template <class F>
+  void each_result(F f) const {
+    for (const auto& c : calls_)
+      for (const auto& v : c.results) each_tensor(v, f);
+  }
+  /// How often it refers to each tensor.
+  std::unordered_map<const c10::TensorImpl*, std::size_t> references() const;
+
+ private:
+  struct entry {
+    std::size_t call;
+    c10::OperatorHandle op;
+    std::vector<c10::IValue> arguments, results;
+    bool grad_mode;
+    std::string state;  ///< not empty: the module has put the generator into this state before the call
+  };
+  static void run(entry& c);
+
+  still_generator generator_;
+  std::vector<entry> calls_;
+  std::vector<at::Tensor> held_;
+  std::vector<c10::Storage> hidden_;
+  bool filled_ = false;
+};
+
+/// A storage without memory that may get some later.
+c10::Storage hollow_storage(std::size_t bytes, c10::Device on);
+
+}  // namespace remat::pytorch::detail

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Runs the module's own code in a planned step, on hollow tensors, and compares its calls with a recorded forward. Private to
+/// the adapter.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/pytorch/bindings.hpp>
+#include <remat/pytorch/model.hpp>
+
+#include "call_log.hpp"
+#include "trace.hpp"
+
+namespace remat::pytorch::detail {
+
+/// A forward that can be followed: its calls, and which of them run at once.
+struct recorded_forward {
+  explicit recorded_forward(std::shared_ptr<const trace> t);
+  std::shared_ptr<const trace> recorded;
+  std::vector<bool> runs;  ///< per call: a later one asks for a number that comes from it (`item`), or it makes memory that the
+                           ///< module fills by hand
+  std::vector<bool> constants;  ///< per call: of constants, which run should the module look at one
+  std::vector<index_t> writes;  ///< slots in whose memory a call writes, running statistics too
+};
+
+/// Equal forwards: the same calls on the same tensors, of the same geometry; and the first call that differs.
+std::size_t common_calls(const trace& a, const trace& b);
+
+/// A recorded forward, with the tensors of this model.
+struct candidate {
+  std::shared_ptr<const recorded_forward> what;
+  const bindings* tensors;
+};
+
+/// What came of following.
+struct followed {
+  std::optional<std::size_t> which;  ///< the candidate whose calls were made; nothing: none, and the forward has run eagerly
+  std::vector<at::Tensor> returned;  ///< by the forward; of a candidate they are hollow, but for those that no call made
+  std::vector<at::Tensor> outputs;   ///< of the candidate, each tensor once, hollow
+  std::vector<at::Tensor> tensors;   ///< of the candidate, by their numbers; undefined: none was met
+  std::shared_ptr<call_log> log;     ///< of the calls of the candidate
+  std::string why;                   ///< nothing: the first call that no candidate makes, and how it differs
+  std::size_t at = 0;                ///< nothing: position of that call
+  /// Of the candidate: slots of tensors that are others than when it was recorded (a counter, state of the step before).
+  std::vector<std::pair<index_t, at::Tensor>> late;
+};
+
+/// Runs `forward` on its own arguments. Calls of operators that a candidate makes too are not run: their results are hollow.
+/// Where the calls differ from all candidates, those before are run after all, and the rest of the forward runs eagerly. So
+/// `forward` runs once in any case, and leaves what an eager one leaves, but for data of the results.
+///
+/// After a match, parameters, buffers, inputs and the generator are as they were before, versions of tensors included.
+/// @param candidates the most likely one first
+/// @param inputs     tensors among the arguments of the forward
+/// @param on         where steps run
+/// @throws what the forward throws; its calls until then have run
+followed follow(const std::vector<candidate>& candidates, const forward_function& forward, const std::vector<at::Tensor>& inputs,
+                c10::Device on);
+
+/// Compares a backward, which is only its code and calls of operators, with a recorded one.
+/// @param step         that was recorded, with the tensors of this model
+/// @param tensors      of this forward, by their numbers
+/// @param output_grads per output the stand-in for its gradient, which only `backward` uses then
+/// @return how it differs; empty: not at all
+/// @throws what the code throws
+std::string differing_backward(const candidate& step, const std::vector<at::Tensor>& tensors,
+                               std::vector<at::Tensor> output_grads,
+                               const std::function<void(std::vector<at::Tensor>)>& backward);
+
+/// Takes a call if this thread follows a forward. @return it has
+bool follow_call(const c10::OperatorHandle& op, ::torch::jit::Stack& stack);
+/// The module is about to read the memory of a tensor directly: from here on the forward runs eagerly.
+void read_by_follower(const at::Tensor& t);
+/// From here on the forward of this thread runs eagerly.
+void leave_followed(const char* why);
+/// The forward of this thread has drawn numbers, but its kernels have not run.
+bool has_followed_draws();
+/// This thread follows a forward, whose kernels have not run.
+bool is_followed();
+
+}  // namespace remat::pytorch::detail

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "step_run.hpp"
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+
+#include "follower.hpp"
+#include "recorder.hpp"
+
+namespace remat::pytorch::detail {
+
+std::vector<at::Tensor> step_run::forward(recorder& r, const forward_function& f, const std::vector<at::Tensor>& arguments) {
+  try {
+    returned_ = f(arguments);
+    versions_ = r.versions();
+    return returned_;
+  } catch (...) {
+    if (strict_) throw;
+    diverge(r, "the forward throws");
+    throw;
+  }
+}
+
+void step_run::call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
+  if (eager()) return op.callBoxed(&stack);
+  const auto n = op.schema().arguments().size(), results = op.schema().returns().size();
+  const auto first = stack.size() - n;
+  std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
+  for (auto& a : arguments)
+    if (a.isList()) a = c10::IValue(a.toList().copy());
+  std::vector<std::pair<at::Tensor, at::Tensor>> written;  // with others of the geometry before
+  for (std::size_t i = 0; i < n; ++i)
+    if (const auto* alias = op.schema().arguments()[i].alias_info(); alias != nullptr && alias->isWrite())
+      each_tensor(arguments[i], [&](const at::Tensor& t, int) {
+        if (t.has_storage()) written.emplace_back(t, another(t));
+      });
+  try {
+    r.run(op, stack);
+  } catch (const std::exception& e) {
+    if (strict_) throw;  // else of the recorder, or of a kernel on numbers that are not those of the step
+    stack.resize(first);
+    stack.insert(stack.end(), arguments.begin(), arguments.end());
+    diverge(r, e.what());
+    return op.callBoxed(&stack);
+  }
+  const auto& c = r.calls().back();
+  std::vector<c10::IValue> made(stack.end() - static_cast<std::ptrdiff_t>(results), stack.end());
+  if (c.constant || (c.results.empty() && results > 0)) {
+    for (const auto& m : made) each_tensor(m, [&](const at::Tensor& t, int) { log_->hold(t); });
+    return;
+  }
+  std::erase_if(written, [](const auto& w) {
+    const auto& [t, before] = w;
+    return t.sizes() == before.sizes() && t.strides() == before.strides() && t.storage_offset() == before.storage_offset();
+  });
+  for (const auto& [t, before] : written) log_->replace({{t.unsafeGetTensorImpl(), before}});
+  if (!written.empty()) return;  // a new geometry is all that it has done (`transpose_`)
+  log_->add(r.calls().size() - 1, op, std::move(arguments), std::move(made), c.draws);
+}
+
+void step_run::diverge(recorder& r, const std::string& why) {
+  if (eager()) return;
+  if (strict_) r.refuse("the forward", "cannot be recorded: " + why);
+  const c10::impl::ExcludeDispatchKeyGuard plain(c10::DispatchKey::Fake);
+  why_ = why;
+  const auto left = r.abandon();
+  log_->fill();
+  if (left.from == generator_origin::fixed) log_->generator().set(text_of(left.state));
+  if (left.from == generator_origin::forward) log_->generator().set(log_->generator().start());
+}
+
+bool step_run::is_output(const at::Tensor& t) const {
+  return std::any_of(outputs_.begin(), outputs_.end(), [&](const auto& o) { return o.is_same(t); });
+}
+
+void step_run::end_forward(recorder& r, const std::vector<at::Tensor>& outputs) {
+  outputs_ = outputs;
+  std::vector<std::size_t> held;
+  for (auto& [id, t] : r.made()) {
+    if (is_output(t)) continue;
+    if (!held_by_python(t)) continue;
+    held.push_back(id);
+    if (t.requires_grad())
+      throw cannot_capture("the module keeps a tensor that requires a gradient, which " + r.maker_of(t) +
+                           " has made in its forward");
+    made_.push_back({id, t, r.view_of(t), t.is_inference() ? 0 : t._version()});
+  }
+  r.set_held(std::move(held));
+  tensors_ = r.all();
+}
+
+std::unordered_map<const c10::TensorImpl*, std::size_t> step_run::references() const {
+  auto counts = log_->references();
+  for (const auto& [t, version] : versions_) ++counts[t.unsafeGetTensorImpl()];
+  for (const auto& m : made_) ++counts[m.tensor.unsafeGetTensorImpl()];
+  for (const auto& t : tensors_) ++counts[t.unsafeGetTensorImpl()];
+  return counts;
+}
+
+void step_run::finish_eagerly() {
+  for (const auto& [t, version] : versions_) {
+    auto counter = t.unsafeGetTensorImpl()->version_counter();
+    counter.set_version(version);
+  }
+  made_.clear();
+  tensors_.clear();
+  log_->fill();
+}
+
+bool step_run::add_kept(trace& t) {
+  if (made_.empty()) return false;
+  log_->each_result([](const at::Tensor& x, int) {
+    if (x.requires_grad() && !x.is_leaf()) ::torch::autograd::impl::set_gradient_edge(x, {});
+  });
+  const auto own = references();
+  bool any = false;
+  for (const auto& m : made_) {
+    const bool wrapped = m.tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() != nullptr;
+    const auto ours = own.at(m.tensor.unsafeGetTensorImpl()) + (wrapped ? 1 : 0);
+    if (m.tensor.use_count() <= ours && !held_by_python(m.tensor)) continue;
+    any = true;
+    t.outputs.push_back(m.view);
+    t.output_versions.push_back(m.version);
+    t.differentiable.push_back(false);
+    t.output_grads.emplace_back();
+    t.output_tensors.push_back(m.id);
+    for (auto* list : {&t.parameter_sources, &t.input_sources})
+      for (auto& sources : *list)
+        if (!sources.empty()) sources.push_back(false);
+    outputs_.push_back(m.tensor);
+  }
+  made_.clear();
+  tensors_.clear();
+  return any;
+}
+
+}  // namespace remat::pytorch::detail

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// A forward that is recorded while it is the forward of a training step. Private to the adapter.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <remat/pytorch/model.hpp>
+
+#include "call_log.hpp"
+#include "trace.hpp"
+
+namespace remat::pytorch::detail {
+
+class recorder;
+
+/// The module's code runs once: on hollow tensors, which get the results of the planned step. Whatever keeps the step from being
+/// planned, the calls that were made so far run after all, and the step goes on eagerly.
+class step_run {
+ public:
+  /// @param strict what cannot be recorded is an error, and no call runs then
+  explicit step_run(bool strict = false) : strict_(strict) {}
+  void begin(c10::Device on) { log_ = std::make_shared<call_log>(on); }
+  /// Runs the module. Operators come to `call`.
+  /// @throws what it throws; its calls have run then, as in eager mode
+  std::vector<at::Tensor> forward(recorder& r, const forward_function& f, const std::vector<at::Tensor>& arguments);
+  void call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::Stack& stack);
+  /// The forward goes on eagerly.
+  void diverge(recorder& r, const std::string& why);
+  bool eager() const { return log_ && log_->filled(); }
+  const std::string& why() const { return why_; }
+
+  /// The forward has ended: notes what it has made.
+  /// @param outputs each tensor that it has returned, once
+  void end_forward(recorder& r, const std::vector<at::Tensor>& outputs);
+  /// How often this refers to tensors.
+  std::unordered_map<const c10::TensorImpl*, std::size_t> references() const;
+  /// The step is not planned: gives all tensors of the forward their data, for the graph that it has built.
+  void finish_eagerly();
+  /// Adds tensors that the module keeps as further outputs that need no gradient. To tell them from those that the graph holds,
+  /// the graph is taken from all tensors if Python holds any.
+  /// @param t gets them
+  /// @return there are some
+  bool add_kept(trace& t);
+  /// By their numbers; empty if the graph is gone.
+  const std::vector<at::Tensor>& tensors() const { return tensors_; }
+
+  const std::shared_ptr<call_log>& log() const { return log_; }
+  const std::vector<at::Tensor>& returned() const { return returned_; }
+  const std::vector<at::Tensor>& outputs() const { return outputs_; }
+
+ private:
+  struct made_tensor {
+    std::size_t id;
+    at::Tensor tensor;
+    byte_view view;
+    int64_t version;
+  };
+  bool is_output(const at::Tensor& t) const;
+
+  std::shared_ptr<call_log> log_;
+  std::vector<at::Tensor> tensors_;
+  std::vector<at::Tensor> returned_, outputs_;  ///< what the forward gave; and each tensor of that once, then what is kept
+  std::vector<made_tensor> made_;
+  std::vector<std::pair<at::Tensor, int64_t>> versions_;  ///< of tensors from outside, after the forward
+  std::string why_;
+  bool strict_;
+};
+
+}  // namespace remat::pytorch::detail

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Draws that are made again, from a generator that other threads draw from, too. Private to the adapter.
+#pragma once
+
+#include <ATen/Context.h>
+
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <remat/pytorch/executor.hpp>
+
+#include "../counted_draws.hpp"
+
+namespace remat::pytorch {
+
+/// Makes a draw and its repetition take the same numbers. If another thread has drawn meanwhile, the count of draws shows it, and
+/// the node runs once more.
+class lone_draws {
+ public:
+  lone_draws(c10::Device on, std::size_t nodes) : on_(on), seen_(nodes) {}
+
+  /// The generator of the host is not counted.
+  bool possible() const { return !on_.is_cpu(); }
+  /// The first run of the node was watched.
+  bool knows(index_t which) const { return seen_[which].start.defined(); }
+
+  /// @param start      puts the generator where the node starts to draw, and keeps that state
+  /// @param work       runs the node
+  /// @param repeatable work may run more than once
+  /// @throws not_available if another thread has drawn, and the node cannot run again
+  template <class S, class F>
+  void first(const node& n, index_t which, const S& start, const F& work, bool repeatable) {
+    auto& s = seen_[which];
+    for (int tries = 0;; ++tries) {
+      start();
+      s.start = now();
+      work();
+      s.count = count(n, s.start);
+      if (!s.alone || s.count <= *s.alone) break;
+      give_up_unless(repeatable && tries < most, n);
+    }
+    s.alone = s.count;
+  }
+  /// Leaves the generator where it was, but for what other threads have drawn.
+  /// @param start puts the generator where the first run started
+  template <class S, class F>
+  void again(const node& n, index_t which, const S& start, const F& work, bool repeatable) {
+    auto& s = seen_[which];
+    struct restored {
+      lone_draws& all;
+      at::Tensor before;
+      std::uint64_t foreign = 0;
+      ~restored() { all.set(after_counted_draws(all.generator(), before, foreign)); }
+    } later{*this, now()};
+    for (int tries = 0;; ++tries) {
+      start();
+      work();
+      const auto drawn = count(n, s.start);
+      if (drawn == s.count) return;
+      if (drawn < s.count) {  // it was in the first run
+        s.alone = drawn;
+        give_up_unless(false, n);
+      }
+      later.foreign += drawn - s.count;
+      give_up_unless(repeatable && tries < most, n);
+    }
+  }
+
+ private:
+  static constexpr int most = 100;
+  struct seen {
+    at::Tensor start;
+    std::uint64_t count = 0;             ///< of the last first run
+    std::optional<std::uint64_t> alone;  ///< fewest that the node has drawn
+  };
+
+  at::Generator generator() const { return at::globalContext().defaultGenerator(on_); }
+  at::Tensor now() const {
+    auto g = generator();
+    const std::lock_guard lock(g.mutex());
+    return g.get_state();
+  }
+  void set(const at::Tensor& state) const {
+    auto g = generator();
+    const std::lock_guard lock(g.mutex());
+    g.set_state(state);
+  }
+  std::uint64_t count(const node& n, const at::Tensor& from) const {
+    const auto drawn = counted_draws(generator(), from, now());
+    give_up_unless(drawn.has_value(), n);
+    return *drawn;
+  }
+  void give_up_unless(bool fine, const node& n) const {
+    if (!fine)
+      throw not_available("remat: another thread used the random generator of " + on_.str() + " while " + n.name +
+                          " drew from it, which has to draw the same numbers when it is computed again. Give that thread a "
+                          "torch.Generator of its own, and do this step again");
+  }
+
+  c10::Device on_;
+  std::vector<seen> seen_;
+};
+
+}  // namespace remat::pytorch

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Steps in which the module's own code runs.
+#include <algorithm>
+#include <bit>
+
+#include "../capture/follower.hpp"
+#include "../capture/step_run.hpp"
+#include "state.hpp"
+
+namespace remat::pytorch {
+namespace {
+
+/// Paths through one forward that are recorded, at most.
+constexpr std::size_t most_paths = 8;
+
+/// A step that could not be planned is tried again, ever more seldom.
+bool try_again(const usage& outputs) { return std::has_single_bit(outputs.plain + 1); }
+
+}  // namespace
+
+bool session::state::same_forward(const setup& a, const setup& b) {
+  const auto &x = *a.forward->recorded, &y = *b.forward->recorded;
+  return x.backward == y.backward && x.output_tensors == y.output_tensors && x.results == y.results &&
+         detail::common_calls(x, y) == x.backward;
+}
+
+std::vector<std::shared_ptr<setup>> session::state::followable(const usage& outputs, const std::vector<output_use>& uses) const {
+  std::vector<std::shared_ptr<setup>> list;
+  for (const auto& [name, s] : setups)
+    if (s->outputs.get() == &outputs && s->forward && !s->broken) list.push_back(s);
+  std::sort(list.begin(), list.end(), [&](const auto& a, const auto& b) {
+    const bool x = a->uses == uses, y = b->uses == uses;
+    return x != y ? x : a->last_used > b->last_used;
+  });
+  return list;
+}
+
+session::state::begun_step session::state::follow(const invocation& call, const std::vector<at::Tensor>& inputs,
+                                                  std::unique_lock<owned_mutex>& lock) {
+  const auto outputs = usage_of(key_of(call, inputs));
+  const auto uses = outputs->now();
+  auto known = followable(*outputs, uses);
+  begun_step b;
+  b.inputs = inputs;
+  const auto as_it_is = [&] {
+    lock.unlock();
+    b.returned = call.forward(inputs);
+    return std::move(b);
+  };
+  if (outputs->without_gradient) return as_it_is();
+  if (!outputs->refused.empty()) {
+    ++outputs->plain;
+    if (outputs->for_good || !try_again(*outputs)) return as_it_is();
+  }
+  const auto paths =
+      static_cast<std::size_t>(std::count_if(known.begin(), known.end(), [&](const auto& s) { return s->uses == uses; }));
+  if (paths == 0 || (outputs->diverged && paths < most_paths)) return record_step(call, inputs, outputs, uses);
+
+  std::vector<detail::candidate> candidates;
+  for (const auto& s : known) candidates.push_back({s->forward, s->tensors.get()});
+  const auto on = device_for(*known.front()).which();
+  lock.unlock();
+  auto f = detail::follow(candidates, call.forward, inputs, on);
+  lock.lock();
+  b.returned = std::move(f.returned);
+  if (!f.which) {
+    outputs->diverged = true;
+    looked_ = false;
+    const auto text =
+        "the forward leaves the planned path at call " + std::to_string(f.at) + " (" + f.why + "); this step runs as it is";
+    paths < most_paths ? log(text) : warn(text + ", as all beyond " + std::to_string(most_paths) + " paths");
+    return b;
+  }
+  auto s = known[*f.which];
+  std::vector<std::pair<index_t, at::Tensor>> fresh;
+  for (const auto& [k, t] : f.late)
+    if (s->forward->recorded->slots[k].from != role::input) fresh.emplace_back(k, t);
+  if (!fresh.empty()) s = with_late_inputs(s, inputs.size(), fresh);
+  for (const auto& [k, t] : f.late) {
+    const auto at = s->forward->recorded->slots[k].position;
+    b.inputs.resize(std::max(b.inputs.size(), at + 1));
+    b.inputs[at] = t;
+  }
+  s->last_used = ++clock_;
+  b.hollow = std::move(f.outputs);
+  b.graph =
+      std::make_shared<detail::kept_graph>(s->forward->recorded, std::move(f.log), std::move(f.tensors), b.inputs, b.hollow);
+  b.r = expected(
+      [&](const auto& u) {
+        return variant_of(u == s->uses ? s : same_step(call, b.inputs, *s, u, b.graph.get()), 0, b.graph.get());
+      },
+      b.inputs, outputs, s->uses);
+  return b;
+}
+
+session::state::begun_step session::state::record_step(const invocation& call, const std::vector<at::Tensor>& inputs,
+                                                       const std::shared_ptr<usage>& outputs,
+                                                       const std::vector<output_use>& uses) {
+  begun_step b;
+  b.inputs = inputs;
+  detail::step_run run(options.strict);
+  std::shared_ptr<setup> s;
+  try {
+    s = make_setup(call, inputs, uses, &run);
+  } catch (const cannot_capture& why) {
+    if (dynamic_cast<const no_gradient*>(&why) != nullptr) {
+      outputs->without_gradient = true;
+    } else if (options.strict) {
+      throw;
+    } else {
+      if (outputs->refused != why.what()) warn(std::string("this call is not planned: ") + why.what());
+      outputs->refused = why.what();
+    }
+    run.finish_eagerly();
+    b.returned = run.returned();
+    return b;
+  }
+  outputs->diverged = false;
+  outputs->refused.clear();
+  outputs->plain = 0;
+  s->outputs = outputs;
+  s->uses = uses;
+  for (const auto& known : followable(*outputs, uses))
+    if (known->uses == uses && same_forward(*known, *s)) {
+      forget(known);
+      std::erase_if(setups, [&](const auto& x) { return x.second == known; });
+    }
+  keep("followed " + std::to_string(++recorded_), s);
+  b.hollow = run.outputs();
+  b.returned = run.returned();
+  if (!run.tensors().empty())
+    b.graph = std::make_shared<detail::kept_graph>(s->forward->recorded, run.log(), run.tensors(), inputs, b.hollow);
+  b.r = expected(
+      [&](const auto& u) {
+        return variant_of(u == s->uses ? s : same_step(call, inputs, *s, u, b.graph.get()), 0, b.graph.get());
+      },
+      inputs, outputs, s->uses);
+  return b;
+}
+
+std::shared_ptr<setup> session::state::with_late_inputs(const std::shared_ptr<setup>& s, std::size_t inputs,
+                                                        const std::vector<std::pair<index_t, at::Tensor>>& late) {
+  auto recorded = std::make_shared<detail::trace>(*s->forward->recorded);
+  auto next = std::max(inputs, recorded->input_grads.size());
+  for (const auto& [k, t] : late) {
+    auto& slot = recorded->slots[k];
+    slot.from = role::input;
+    slot.position = next++;
+    recorded->input_grads.emplace_back();
+    recorded->input_sources.emplace_back();
+  }
+  auto made = setup_from(recorded, *s);
+  forget(s);
+  const auto at = std::find_if(setups.begin(), setups.end(), [&](const auto& x) { return x.second == s; });
+  const auto name = at != setups.end() ? at->first : "followed " + std::to_string(++recorded_);
+  if (at != setups.end()) setups.erase(at);
+  keep(name, made);
+  log("tensors that the module makes anew in each step are inputs of the plan from now on: " + std::to_string(late.size()));
+  return made;
+}
+
+}  // namespace remat::pytorch
