@@ -6,6 +6,7 @@ import io
 import logging
 import sys
 import tempfile
+import threading
 
 import emulated
 import torch
@@ -158,28 +159,32 @@ def check_checkpoints():
 
 
 def check_steps_beside():
-    """With step="overlap", a parameter steps while the device is still busy with the backward."""
+    """With step="overlap", parameters step while the second half of the backward still waits on the device."""
     if not emulated.is_emulated:
         return
     torch.manual_seed(1)
     model, x = remat.wrap(Gpt(), device=DEVICE, offload="all", cache=False, time_limit=5), torch.randint(0, 50, (8, 16))
     optimizer = remat.optimizer(model.parameters(), torch.optim.SGD, model=model, step="overlap", lr=0.1)
-    waiting = []
+    jobs, stepped = 0, []
+    stuck = threading.Timer(120, emulated.set_option, ("hold", 0))  # a step that waits for the whole backward would wait forever
 
     def look(p):
-        end = torch.Event(DEVICE)
-        end.record()
-        waiting.append(not end.query())
+        stepped.append(emulated.get_option("hold"))  # 1: jobs wait
+        emulated.set_option("hold", 0)
     for k in range(3):
         optimizer.zero_grad()
         loss = model(x)
         if k == 2:
-            emulated.set_option("pace", 1 << 20)
+            emulated.set_option("hold", jobs // 2)
             hooks = [p.register_post_accumulate_grad_hook(look) for p in model.parameters()]
+            stuck.start()
+        before = emulated.jobs()
         loss.backward()
+        jobs = emulated.jobs() - before
         optimizer.step()
-    emulated.set_option("pace", 0)
-    assert len(waiting) == len(hooks) and sum(waiting) > len(hooks) // 2, waiting
+    stuck.cancel()
+    emulated.set_option("hold", 0)
+    assert len(stepped) == len(hooks) and stepped[0] == 1, (stepped, jobs)
 
 
 def check_disk():

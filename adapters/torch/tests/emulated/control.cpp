@@ -19,6 +19,7 @@ struct named {
 };
 constexpr named names[] = {{"late", &settings::late},
                            {"fail", &settings::fail},
+                           {"hold", &settings::hold},
                            {"drop_waits", &settings::drop_waits},
                            {"wrong_stream", &settings::wrong_stream},
                            {"alignment", &settings::alignment},

@@ -6,6 +6,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
@@ -89,6 +90,15 @@ bool is_the_one_that_fails() {
   return false;
 }
 
+/// One of the next jobs and what comes behind it are to wait: is it one of these?
+bool is_held() {
+  for (long left = options().hold; left > 0;) {
+    if (left == 1) return true;
+    if (options().hold.compare_exchange_weak(left, left - 1)) return false;
+  }
+  return false;
+}
+
 void watch(const job& j, const epoch& who, const vector_clock& now, history& h) {
   for (const auto& r : j.reads)
     if (watched(r)) h.read(device_address(r.begin), r.bytes, who, now, report_race);
@@ -162,6 +172,10 @@ void enqueue(stream& s, job j) {
   watch(j, who, s.now, accesses());
   ++counting().jobs;
   if (j.copies) ++counting().copies;
+  if (is_held())
+    s.push([] {
+      while (options().hold != 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
+    });
   s.push_job(std::move(j), is_the_one_that_fails());
 }
 

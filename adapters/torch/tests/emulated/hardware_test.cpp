@@ -193,6 +193,23 @@ TEST_CASE("a job that fails stops its stream, and says which it was", "[hardware
   REQUIRE(ran == 3);
 }
 
+TEST_CASE("jobs that are held wait until they are let go", "[hardware]") {
+  const with hold("hold", 2);
+  own_stream s, other;
+  std::atomic<int> ran = 0;
+  enqueue(s, {"first", {}, {}, [&] { ++ran; }});
+  synchronize(s);
+  enqueue(s, {"second", {}, {}, [&] { ++ran; }});
+  enqueue(other, {"other", {}, {}, [&] { ++ran; }});
+  REQUIRE(!idle(s));
+  REQUIRE(!idle(other));
+  REQUIRE(ran == 1);
+  option::set("hold", 0);
+  synchronize(s);
+  synchronize(other);
+  REQUIRE(ran == 3);
+}
+
 TEST_CASE("what a job throws is a failure, and nobody who waits for it hangs", "[hardware]") {
   const fresh start;
   own_stream a, b;
