@@ -159,32 +159,32 @@ def check_checkpoints():
 
 
 def check_steps_beside():
-    """With step="overlap", parameters step while the second half of the backward still waits on the device."""
+    """With step="overlap", parameters step while half of the gradients are still on the device."""
     if not emulated.is_emulated:
         return
     torch.manual_seed(1)
     model, x = remat.wrap(Gpt(), device=DEVICE, offload="all", cache=False, time_limit=5), torch.randint(0, 50, (8, 16))
     optimizer = remat.optimizer(model.parameters(), torch.optim.SGD, model=model, step="overlap", lr=0.1)
-    jobs, stepped = 0, []
-    stuck = threading.Timer(120, emulated.set_option, ("hold", 0))  # a step that waits for the whole backward would wait forever
+    copies, stepped = 0, []
+    stuck = threading.Timer(120, emulated.set_option, ("hold", 0))  # a step that waits for all gradients would wait forever
 
     def look(p):
-        stepped.append(emulated.get_option("hold"))  # 1: jobs wait
+        stepped.append(emulated.get_option("hold"))  # 1: copies wait
         emulated.set_option("hold", 0)
     for k in range(3):
         optimizer.zero_grad()
         loss = model(x)
         if k == 2:
-            emulated.set_option("hold", jobs // 2)
+            emulated.set_option("hold", copies // 2)
             hooks = [p.register_post_accumulate_grad_hook(look) for p in model.parameters()]
             stuck.start()
-        before = emulated.jobs()
+        before = emulated.copies()
         loss.backward()
-        jobs = emulated.jobs() - before
+        copies = emulated.copies() - before
         optimizer.step()
     stuck.cancel()
     emulated.set_option("hold", 0)
-    assert len(stepped) == len(hooks) and stepped[0] == 1, (stepped, jobs)
+    assert len(stepped) == len(hooks) and stepped[0] == 1, (stepped, copies)
 
 
 def check_disk():

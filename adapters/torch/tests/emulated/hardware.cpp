@@ -90,7 +90,7 @@ bool is_the_one_that_fails() {
   return false;
 }
 
-/// One of the next jobs and what comes behind it are to wait: is it one of these?
+/// One of the next copies and those behind it are to wait: is it one of these?
 bool is_held() {
   for (long left = options().hold; left > 0;) {
     if (left == 1) return true;
@@ -172,7 +172,7 @@ void enqueue(stream& s, job j) {
   watch(j, who, s.now, accesses());
   ++counting().jobs;
   if (j.copies) ++counting().copies;
-  if (is_held())
+  if (j.copies && is_held())
     s.push([] {
       while (options().hold != 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
     });

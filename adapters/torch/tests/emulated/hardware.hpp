@@ -35,7 +35,7 @@ struct capture_error : failure {
 /// What a test can make the hardware do. Read from EMULATED_<NAME> in capitals at the start; `set` changes one at any time.
 ///   late              a job begins up to this many microseconds late, by chance, and its results appear when it ends
 ///   fail              the n-th job from now on fails (1: the next); 0: none does
-///   hold              the n-th job from now on (1: the next) and all behind it wait until this is 0 again
+///   hold              the n-th copy between host and device from now on (1: the next) and those behind it wait until this is 0
 ///   drop_waits        1: streams ignore waits for events (a mutation that tests must catch)
 ///   wrong_stream      1: events are recorded on another stream (a mutation)
 ///   alignment         matrix products give other last bits if an operand does not lie at a multiple of it; 0: they never do

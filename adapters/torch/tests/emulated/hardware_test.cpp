@@ -193,21 +193,23 @@ TEST_CASE("a job that fails stops its stream, and says which it was", "[hardware
   REQUIRE(ran == 3);
 }
 
-TEST_CASE("jobs that are held wait until they are let go", "[hardware]") {
+TEST_CASE("copies that are held wait until they are let go, and what is behind them", "[hardware]") {
   const with hold("hold", 2);
   own_stream s, other;
   std::atomic<int> ran = 0;
-  enqueue(s, {"first", {}, {}, [&] { ++ran; }});
+  const auto count = [&] { ++ran; };
+  enqueue(s, {"first copy", {}, {}, count, true});
+  enqueue(other, {"kernel", {}, {}, count});
   synchronize(s);
-  enqueue(s, {"second", {}, {}, [&] { ++ran; }});
-  enqueue(other, {"other", {}, {}, [&] { ++ran; }});
+  enqueue(s, {"second copy", {}, {}, count, true});
+  enqueue(s, {"kernel behind it", {}, {}, count});
+  enqueue(other, {"kernel", {}, {}, count});
+  synchronize(other);
   REQUIRE(!idle(s));
-  REQUIRE(!idle(other));
-  REQUIRE(ran == 1);
+  REQUIRE(ran == 3);
   option::set("hold", 0);
   synchronize(s);
-  synchronize(other);
-  REQUIRE(ran == 3);
+  REQUIRE(ran == 5);
 }
 
 TEST_CASE("what a job throws is a failure, and nobody who waits for it hangs", "[hardware]") {
