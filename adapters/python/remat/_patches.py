@@ -11,7 +11,8 @@ import torch.utils.checkpoint
 
 from . import _torch
 
-_METHODS = ("numpy", "tolist", "data_ptr", "const_data_ptr", "__array__", "__dlpack__", "__reduce_ex__", "__deepcopy__")
+_READS = ("tolist", "const_data_ptr", "__reduce_ex__", "__deepcopy__")
+_SHARES = ("numpy", "data_ptr", "__array__", "__dlpack__")  # memory that may be written, too
 
 
 def _first(original: Callable, tell: Callable) -> Callable:
@@ -22,6 +23,10 @@ def _first(original: Callable, tell: Callable) -> Callable:
         return original(*args, **kwargs)
 
     return method
+
+
+def _about_to_read(may_write: bool, tensor: torch.Tensor) -> None:
+    _torch.about_to_read(tensor, may_write)
 
 
 def _checkpoint(original: Callable) -> Callable:
@@ -48,9 +53,10 @@ def _reentrant(original: Callable) -> Callable:
 @functools.cache
 def install() -> None:
     """Has these parts tell the planner, and has it decide instead of `torch.utils.checkpoint` what is recomputed. Once for the process."""
-    for name in _METHODS:
-        if (original := getattr(torch.Tensor, name, None)) is not None:
-            setattr(torch.Tensor, name, _first(original, _torch.about_to_read))
+    for names, may_write in ((_READS, False), (_SHARES, True)):
+        for name in names:
+            if (original := getattr(torch.Tensor, name, None)) is not None:
+                setattr(torch.Tensor, name, _first(original, functools.partial(_about_to_read, may_write)))
     for module in (torch, torch.random, torch.cuda, torch.cuda.random):
         module.get_rng_state = _first(module.get_rng_state, lambda *_: _torch.about_to_read_generator())
     at = torch.utils.checkpoint

@@ -21,7 +21,6 @@ class usage {
 
   const std::size_t number;       ///< tells it from others of a session
   bool without_gradient = false;  ///< no output needs one: there is nothing to plan
-  bool diverged = false;          ///< the last forward made other calls than any that is known
   std::string refused = {};       ///< why such calls are not planned; empty: they are
   bool for_good = false;          ///< they never will be
   std::size_t plain = 0;          ///< such calls that ran as they are since then

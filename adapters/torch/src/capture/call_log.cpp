@@ -8,11 +8,14 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <mutex>
+#include <unordered_set>
 #include <utility>
 
 #include <remat/core/error.hpp>
 
+#include "draws.hpp"
 #include "hollow.hpp"
 #include "recorder.hpp"
 
@@ -33,6 +36,20 @@ void replace(c10::IValue& v, const std::unordered_map<const c10::TensorImpl*, at
   for (const auto& [i, t] : others) list.set(static_cast<std::size_t>(i), t);
   v = list;
 }
+
+/// Moves the memory of a storage to another one.
+void put(c10::StorageImpl* to, c10::StorageImpl* from) {
+  to->clear_data_ptr_access_error_msg_();
+  to->set_nbytes(from->nbytes());
+  to->set_data_ptr_noswap(from->set_data_ptr(c10::DataPtr(nullptr, from->device())));
+}
+
+/// Kernels run as they are, whoever asks.
+struct plain_kernels {
+  at::AutoDispatchBelowADInplaceOrView below;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+  c10::impl::ExcludeDispatchKeyGuard plain{c10::DispatchKey::Fake};
+};
 
 }  // namespace
 
@@ -79,16 +96,61 @@ bool still_generator::is_at(const draw_origin& origin) {
 call_log::call_log(c10::Device on) : generator_(on) {}
 
 void call_log::add(std::size_t call, const c10::OperatorHandle& op, std::vector<c10::IValue> arguments,
-                   std::vector<c10::IValue> results, const std::optional<draw_origin>& draws) {
+                   std::vector<c10::IValue> results, const std::optional<draw_origin>& draws, bool done) {
   std::string put;
   if (draws && draws->from == generator_origin::fixed) put = text_of(draws->state);
   if (draws && draws->from == generator_origin::forward) put = generator_.start();
-  calls_.push_back({call, op, std::move(arguments), std::move(results), at::GradMode::is_enabled(), std::move(put)});
+  calls_.push_back({call, op, std::move(arguments), std::move(results), at::GradMode::is_enabled(), std::move(put), done});
 }
 
 void call_log::hide(const c10::Storage& s) {
   detail::hide(s.unsafeGetStorageImpl());
   hidden_.push_back(s);
+}
+
+void call_log::keep_data(const at::Tensor& t) {
+  if (std::any_of(kept_.begin(), kept_.end(), [&](const auto& k) { return k.of(t); })) return;
+  lent_memory shown;
+  shown.fill(t);
+  kept_.push_back({t.storage(), bytes_of(t).clone()});
+}
+
+void call_log::expose(const at::Tensor& t) {
+  const plain_kernels kernels;
+  if (exposed(t) == nullptr) exposed_.push_back({t.storage(), bytes_of(t).clone()});
+}
+
+const call_log::saved_storage* call_log::exposed(const at::Tensor& t) const {
+  const auto found = std::find_if(exposed_.begin(), exposed_.end(), [&](const auto& e) { return e.of(t); });
+  return found == exposed_.end() ? nullptr : &*found;
+}
+
+bool call_log::saved_storage::touched() const {
+  return storage.nbytes() != data.nbytes() || !same_bytes(data.new_empty({0}).set_(storage), data);
+}
+
+void call_log::saved_storage::exchange() {
+  auto there = data.new_empty({0}).set_(storage);
+  const auto was = there.clone();
+  there.copy_(data);
+  data = was;
+}
+
+bool call_log::is_touched(const at::Tensor& t, bool written) const {
+  if (!t.has_storage()) return false;
+  const auto* e = exposed(t);
+  return e != nullptr && (written || e->touched());
+}
+
+bool call_log::is_any_touched() const {
+  return std::any_of(exposed_.begin(), exposed_.end(), [&](const auto& e) {
+    if (!e.touched()) return false;
+    bool read = false;
+    for (const auto& c : calls_)
+      for (const auto& v : c.arguments)
+        each_tensor(v, [&](const at::Tensor& t, int) { read = read || (t.has_storage() && e.of(t)); });
+    return read;
+  });
 }
 
 void call_log::replace(const std::unordered_map<const c10::TensorImpl*, at::Tensor>& by) {
@@ -99,20 +161,9 @@ void call_log::replace(const std::unordered_map<const c10::TensorImpl*, at::Tens
     if (const auto other = by.find(t.unsafeGetTensorImpl()); other != by.end()) t = other->second;
 }
 
-namespace {
-
-/// Kernels run as they are, whoever asks.
-struct plain_kernels {
-  at::AutoDispatchBelowADInplaceOrView below;
-  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
-  c10::impl::ExcludeDispatchKeyGuard plain{c10::DispatchKey::Fake};
-};
-
-}  // namespace
-
-void call_log::run(entry& c) {
+void call_log::run(const entry& c) {
   const at::AutoGradMode mode(c.grad_mode);
-  auto stack = std::exchange(c.arguments, {});
+  auto stack = c.arguments;
   c.op.callBoxed(stack);
   std::size_t i = 0;
   for (const auto& made : stack) {
@@ -124,10 +175,7 @@ void call_log::run(entry& c) {
       if (storage_of(t) == storage_of(r) || (r.nbytes() > 0 && storage_of(r)->data() == nullptr)) return;  // or moved already
       if (t.sizes() != r.sizes() || t.strides() != r.strides() || t.storage_offset() != r.storage_offset())
         throw broken_contract("remat: " + c.op.schema().name() + " gave a result of another geometry than it was recorded with");
-      auto* to = storage_of(t);
-      to->clear_data_ptr_access_error_msg_();
-      to->set_nbytes(storage_of(r)->nbytes());
-      to->set_data_ptr_noswap(storage_of(r)->set_data_ptr(c10::DataPtr(nullptr, r.device())));
+      put(storage_of(t), storage_of(r));
     });
   }
 }
@@ -136,26 +184,38 @@ void call_log::fill() {
   const plain_kernels kernels;
   filled_ = true;
   const auto now = generator_.now();
-  for (const auto& s : hidden_) s.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
-  hidden_.clear();
+  for (const auto& s : std::exchange(hidden_, {})) s.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
+  for (auto& [s, data] : std::exchange(kept_, {})) put(s.unsafeGetStorageImpl(), storage_of(data));
+  auto touched = std::exchange(exposed_, {});  // calls until now have seen what was there before
+  std::erase_if(touched, [](const auto& e) { return !e.touched(); });
+  for (auto& e : touched) e.exchange();
+  std::unordered_set<const c10::StorageImpl*> gone;
+  for (const auto& c : calls_)
+    for (const auto& v : c.done ? c.results : std::vector<c10::IValue>())
+      each_tensor(v, [&](const at::Tensor& t, int) {
+        storage_of(t)->clear_data_ptr_access_error_msg_();
+        if (!has_memory(t)) gone.insert(storage_of(t));
+      });
   generator_.set(generator_.start());
   for (auto& c : std::exchange(calls_, {})) {
+    bool again = !c.done;
+    for (const auto& v : c.results) each_tensor(v, [&](const at::Tensor& t, int) { again = again || gone.count(storage_of(t)); });
+    if (!again) continue;
     if (!c.state.empty()) generator_.set(c.state);
     run(c);
   }
   if (now != generator_.place()) generator_.set(now);
+  for (auto& e : touched) e.exchange();
   held_.clear();
 }
 
 void call_log::fill(const std::vector<bool>& chosen) {
   const plain_kernels kernels;
   for (auto& c : calls_) {
-    if (!chosen[c.call]) continue;
-    for (const auto& v : c.arguments) each_tensor(v, [&](const at::Tensor& t, int) { hold(t); });
-    for (const auto& v : c.results) each_tensor(v, [&](const at::Tensor& t, int) { hold(t); });
+    if (!chosen[c.call] || c.done) continue;
     run(c);
+    c.done = true;
   }
-  std::erase_if(calls_, [&](const auto& c) { return chosen[c.call]; });
 }
 
 std::unordered_map<const c10::TensorImpl*, std::size_t> call_log::references() const {

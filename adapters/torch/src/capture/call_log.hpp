@@ -30,6 +30,8 @@ class still_generator {
   /// Is it where `origin` has it? That is its place from then on.
   bool is_at(const draw_origin& origin);
   const std::string& start() const { return start_; }
+  /// It is where it was at the beginning, and nobody has set it.
+  void restart() { place_ = start_; }
   /// The state that the next draw finds, if nobody sets another one.
   const std::string& place() const { return place_; }
   /// Gives it the state that it had at the beginning.
@@ -47,6 +49,15 @@ class still_generator {
 /// Holds operands and results of all calls, which costs no memory for data, and keeps addresses from being used again.
 class call_log {
  public:
+  struct entry {
+    std::size_t call;
+    c10::OperatorHandle op;
+    std::vector<c10::IValue> arguments, results;
+    bool grad_mode;
+    std::string state;  ///< not empty: the module has put the generator into this state before the call
+    bool done = false;  ///< it has run: runs again only if the data of its results are gone by then
+  };
+
   /// The forward begins now. @param on device of the step
   explicit call_log(c10::Device on);
 
@@ -54,22 +65,34 @@ class call_log {
   /// @param arguments of the call
   /// @param results   hollow, or operands of the call
   /// @param draws     from where the kernel draws, if it does
+  /// @param done      it has run
   void add(std::size_t call, const c10::OperatorHandle& op, std::vector<c10::IValue> arguments, std::vector<c10::IValue> results,
-           const std::optional<draw_origin>& draws);
+           const std::optional<draw_origin>& draws, bool done = false);
   /// A tensor whose address must not be used again meanwhile.
   void hold(const at::Tensor& t) { held_.push_back(t); }
   /// Storages of tensors whose memory nobody may read before `fill`.
   void hide(const c10::Storage& s);
+  /// `fill` begins with the data that a storage has now.
+  void keep_data(const at::Tensor& t);
+  /// The module gets hold of the memory of a tensor, and may write it from now on without any operator.
+  void expose(const at::Tensor& t);
+  bool exposes() const { return !exposed_.empty(); }
+  /// A call is about to use a tensor in a way that calls of before, which have not run, must not see.
+  bool is_touched(const at::Tensor& t, bool written) const;
+  /// The module has written memory that a call has read which has not run.
+  bool is_any_touched() const;
 
   /// Puts others over the same memory in the place of tensors that are about to get other memory.
   void replace(const std::unordered_map<const c10::TensorImpl*, at::Tensor>& by);
-  /// Runs the kernels.
+  /// Runs the kernels that have not run.
   /// @throws what a kernel throws; the calls before it have run then
   void fill();
   /// Runs some kernels only, which do not draw, before the others.
   /// @param chosen per call of the forward
   void fill(const std::vector<bool>& chosen);
   still_generator& generator() { return generator_; }
+  /// In the order of the calls. Those that only give a tensor another geometry are not among them.
+  const std::vector<entry>& calls() const { return calls_; }
   bool filled() const { return filled_; }
   /// Calls `f(tensor, element)` for the results of all calls.
   template <class F>
@@ -81,19 +104,21 @@ class call_log {
   std::unordered_map<const c10::TensorImpl*, std::size_t> references() const;
 
  private:
-  struct entry {
-    std::size_t call;
-    c10::OperatorHandle op;
-    std::vector<c10::IValue> arguments, results;
-    bool grad_mode;
-    std::string state;  ///< not empty: the module has put the generator into this state before the call
-  };
-  static void run(entry& c);
+  static void run(const entry& c);
 
   still_generator generator_;
   std::vector<entry> calls_;
   std::vector<at::Tensor> held_;
   std::vector<c10::Storage> hidden_;
+  struct saved_storage {
+    c10::Storage storage;
+    at::Tensor data;  ///< bytes
+    bool of(const at::Tensor& t) const { return storage.unsafeGetStorageImpl() == t.storage().unsafeGetStorageImpl(); }
+    bool touched() const;
+    void exchange();  ///< the data with what is there now
+  };
+  const saved_storage* exposed(const at::Tensor& t) const;
+  std::vector<saved_storage> kept_, exposed_;
   bool filled_ = false;
 };
 

@@ -8,10 +8,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <thread>
 
 #include "call_log.hpp"
 #include "hollow.hpp"
 #include "recorder.hpp"
+#include "resumed_recording.hpp"
 
 namespace remat::pytorch::detail {
 namespace {
@@ -79,8 +81,11 @@ struct left_plan : std::exception {
 /// Follows one forward, or one backward.
 class follower final : public c10::DebugInfoBase {
  public:
-  follower(const std::vector<candidate>& candidates, const std::vector<at::Tensor>& inputs, c10::Device on)
-      : candidates_(candidates), inputs_(inputs), log_(std::make_shared<call_log>(on)) {
+  follower(const std::vector<candidate>& candidates, const std::vector<at::Tensor>& inputs, const step_request& what)
+      : candidates_(candidates),
+        inputs_(inputs),
+        what_(&what),
+        log_(std::make_shared<call_log>(candidates.front().what->recorded->device)) {
     for (const auto& c : candidates_)
       for (const auto& w : c.what->recorded->written) {
         const auto& slot = c.what->recorded->slots[w.slot];
@@ -115,9 +120,15 @@ class follower final : public c10::DebugInfoBase {
   void run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
     if (backward_) return run_backward(op, stack);
     if (log_->filled()) return op.callBoxed(&stack);
+    if (log_->exposes() && touched(op, stack)) {
+      diverge(op.schema().name() + " uses a tensor whose memory the module has written without an operator");
+      return op.callBoxed(&stack);
+    }
     while (const char* why = differs(op, stack)) {
       if (choose_another(op, stack)) continue;
-      diverge(op.schema().name() + ": " + why);
+      const auto text = op.schema().name() + ": " + why;
+      if (record_on(text)) return fresh_->call(op, stack);
+      diverge(text);
       return op.callBoxed(&stack);
     }
     const auto& c = call();
@@ -128,8 +139,10 @@ class follower final : public c10::DebugInfoBase {
         diverge(op.schema().name() + " writes a constant that a call before it reads");
         return op.callBoxed(&stack);
       }
+      const std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
       op.callBoxed(&stack);
-      meet_results(c, stack, [&](const at::Tensor& t) { log_->hold(t); });
+      meet_results(c, stack);
+      log_->add(at_, op, arguments, {stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end()}, c.draws, true);
       ran_.push_back(true);
       ++at_;
       return;
@@ -163,14 +176,23 @@ class follower final : public c10::DebugInfoBase {
     log_->fill();
   }
   bool eager() const { return log_ && log_->filled(); }
+  /// The forward is recorded from the call on where it has left the candidates.
+  resumed_recording* fresh() const { return fresh_.get(); }
+  /// In a handler: the forward has thrown.
+  void stopped() { fresh_ ? fresh_->stopped() : diverge("the forward throws"); }
   /// The module is about to look at the memory of a tensor.
   /// @return it may
-  bool show(const at::Tensor& t) {
+  bool show(const at::Tensor& t, bool may_write) {
     if (eager() || !t.has_storage()) return true;
     for (std::size_t s = 0; s < live_.size(); ++s) {
       if (live_[s].address() != storage_of(t)) continue;
       if (written_[s]) return false;  // by a call that has not run
       if (!has_memory(t) && !backward_) run_now(candidates_[current_].what->constants);
+      if (!has_memory(t)) return false;
+      const auto k = recorded().storages[s].slot;
+      const bool filled_by_hand = k != none && recorded().slots[k].from == role::constant;
+      const bool watch = filled_by_hand ? looked_[k] : k == none || storage_of(t)->nbytes() <= constant_limit;
+      if (may_write && log_ && watch) log_->expose(t);
     }
     return has_memory(t);
   }
@@ -196,16 +218,19 @@ class follower final : public c10::DebugInfoBase {
   followed finish(std::vector<at::Tensor> returned) {
     followed f;
     f.returned = std::move(returned);
-    if (!log_->filled() && gives_constants(f.returned) && !run_now(candidates_[current_].what->constants))
+    if (!fresh_ && !log_->filled() && log_->is_any_touched())
+      diverge("the module has written memory without an operator that calls have read");
+    if (!fresh_ && !log_->filled() && gives_constants(f.returned) && !run_now(candidates_[current_].what->constants))
       diverge("the module keeps or returns a constant that it has written after reading it");
-    if (!log_->filled()) {
+    if (!fresh_ && !log_->filled()) {
       while (const auto why = unfinished(f.returned)) {
         if (choose_another_end(f.returned)) continue;
-        diverge(*why);
+        if (!record_on(*why)) diverge(*why);
         break;
       }
     }
-    if (log_->filled()) {
+    if (fresh_) f.fresh = finish_recording(f.returned);
+    if (f.fresh || log_->filled()) {
       f.why = why_;
       f.at = where_;
       return f;
@@ -253,6 +278,40 @@ class follower final : public c10::DebugInfoBase {
     }
     return false;
   }
+  bool touched(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack) const {
+    const auto& arguments = op.schema().arguments();
+    bool found = false;
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      const auto* alias = arguments[i].alias_info();
+      each_tensor(stack[stack.size() - arguments.size() + i],
+                  [&](const at::Tensor& t, int) { found = found || log_->is_touched(t, alias != nullptr && alias->isWrite()); });
+    }
+    return found;
+  }
+  /// No candidate makes the calls of this forward: tries to record it from here on.
+  bool record_on(const std::string& why) {
+    if (std::this_thread::get_id() != thread_) return false;
+    for (const auto& [k, t] : late_)  // whose first version nobody has noted
+      for (std::size_t i = 0; i < at_; ++i)
+        for (const auto& o : recorded().calls[i].operands)
+          if (o.written && o.view.value == recorded().slots[k].value) return false;
+    if (!run_now(candidates_[current_].what->constants)) return false;
+    why_ = why;
+    where_ = at_;
+    fresh_ = resumed_recording::begin(*what_, inputs_, candidates_[current_], log_, versions_);
+    return fresh_ != nullptr;
+  }
+  std::unique_ptr<recorded_run> finish_recording(const std::vector<at::Tensor>& returned) {
+    auto f = std::make_unique<recorded_run>();
+    try {
+      f->recorded = std::make_shared<trace>(fresh_->finish(returned));
+    } catch (const cannot_capture&) {
+      f->refusal = std::current_exception();
+    }
+    f->run = fresh_->take();
+    fresh_.reset();
+    return f;
+  }
   still_generator& generator() { return backward_ ? *generator_ : log_->generator(); }
   const trace& recorded() const { return *candidates_[current_].what->recorded; }
   const traced_call& call() const { return recorded().calls[at_]; }
@@ -269,7 +328,7 @@ class follower final : public c10::DebugInfoBase {
       for (const auto& o : c.operands)
         if (!has_memory(tensor_at(stack, first, o))) diverge(op.schema().name() + " asks for a number that is not there");
       op.callBoxed(&stack);
-      meet_results(c, stack, [](const at::Tensor&) {});
+      meet_results(c, stack);
     } else {
       const std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
       reshape(c, arguments);
@@ -317,14 +376,11 @@ class follower final : public c10::DebugInfoBase {
     shift_[storage] = t.storage_offset() * static_cast<bytes_t>(t.itemsize()) - recorded_at;
   }
   /// What a call has made that has run.
-  /// @param f is called for each tensor
-  template <class F>
-  void meet_results(const traced_call& c, const ::torch::jit::Stack& stack, F f) {
+  void meet_results(const traced_call& c, const ::torch::jit::Stack& stack) {
     for (const auto& r : c.results) {
       const auto& t = tensor_at(stack, stack.size() - c.op.schema().returns().size(), r);
       set(r.tensor, t);
       if (!live_[r.view.value]) live_[r.view.value] = t.storage().getWeakStorageImpl();
-      f(t);
     }
   }
   void set(std::size_t id, const at::Tensor& t) {
@@ -541,6 +597,9 @@ class follower final : public c10::DebugInfoBase {
   const std::vector<at::Tensor>& inputs_;
   bool backward_ = false, left_ = false;
   std::size_t current_ = 0, at_ = 0, where_ = 0;
+  const step_request* what_ = nullptr;  ///< of a forward
+  std::unique_ptr<resumed_recording> fresh_;
+  std::thread::id thread_ = std::this_thread::get_id();
   std::shared_ptr<call_log> log_;                            ///< of a forward
   std::optional<still_generator> generator_;                 ///< of a backward
   std::vector<tensor_identity> tensors_;                     ///< per tensor of the trace, once it has been met
@@ -589,8 +648,7 @@ recorded_forward::recorded_forward(std::shared_ptr<const trace> t) : recorded(st
   }
 }
 
-std::size_t common_calls(const trace& a, const trace& b) {
-  const auto most = std::min(a.backward, b.backward);
+std::size_t same_calls(const trace& a, const trace& b, std::size_t most) {
   for (std::size_t i = 0; i < most; ++i) {
     const auto &x = a.calls[i], &y = b.calls[i];
     const auto equal = [&](const auto& p, const auto& q) { return same(a, p, b, q); };
@@ -605,8 +663,8 @@ std::size_t common_calls(const trace& a, const trace& b) {
 }
 
 followed follow(const std::vector<candidate>& candidates, const forward_function& forward, const std::vector<at::Tensor>& inputs,
-                c10::Device on) {
-  const auto f = std::make_shared<follower>(candidates, inputs, on);
+                const step_request& what) {
+  const auto f = std::make_shared<follower>(candidates, inputs, what);
   at::autocast::clear_cache();  // what it holds is not among the calls, and what it will hold is hollow
   std::vector<at::Tensor> returned;
   {
@@ -615,12 +673,12 @@ followed follow(const std::vector<candidate>& candidates, const forward_function
     try {
       returned = forward(inputs);
     } catch (...) {
-      f->diverge("the forward throws");
+      f->stopped();
       throw;
     }
   }
   auto result = f->finish(std::move(returned));
-  if (result.which) at::autocast::clear_cache();
+  if (result.which || result.fresh) at::autocast::clear_cache();
   return result;
 }
 
@@ -640,7 +698,7 @@ std::string differing_backward(const candidate& step, const std::vector<at::Tens
 
 bool follow_call(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
   auto* f = followed_by_thread();
-  if (f == nullptr) return false;
+  if (f == nullptr || f->fresh() != nullptr) return false;
   f->run(op, stack);
   return true;
 }
@@ -656,11 +714,12 @@ bool has_followed_draws() {
 
 bool is_followed() {
   const auto* f = followed_by_thread();
-  return f != nullptr && !f->eager();
+  return f != nullptr && f->fresh() == nullptr && !f->eager();
 }
 
-void read_by_follower(const at::Tensor& t) {
-  if (auto* f = followed_by_thread(); f != nullptr && !f->show(t)) f->diverge("the module reads the memory of a tensor directly");
+void read_by_follower(const at::Tensor& t, bool may_write) {
+  if (auto* f = followed_by_thread(); f != nullptr && !f->show(t, may_write))
+    f->diverge("the module reads the memory of a tensor directly");
 }
 
 }  // namespace remat::pytorch::detail

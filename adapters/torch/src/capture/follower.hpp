@@ -6,7 +6,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -18,6 +20,7 @@
 #include <remat/pytorch/model.hpp>
 
 #include "call_log.hpp"
+#include "step_run.hpp"
 #include "trace.hpp"
 
 namespace remat::pytorch::detail {
@@ -32,8 +35,10 @@ struct recorded_forward {
   std::vector<index_t> writes;  ///< slots in whose memory a call writes, running statistics too
 };
 
-/// Equal forwards: the same calls on the same tensors, of the same geometry; and the first call that differs.
-std::size_t common_calls(const trace& a, const trace& b);
+/// How many of the first `most` calls are the same, on the same tensors, of the same geometry.
+std::size_t same_calls(const trace& a, const trace& b, std::size_t most);
+/// Of two forwards, the first call that differs.
+inline std::size_t common_calls(const trace& a, const trace& b) { return same_calls(a, b, std::min(a.backward, b.backward)); }
 
 /// A recorded forward, with the tensors of this model.
 struct candidate {
@@ -41,30 +46,48 @@ struct candidate {
   const bindings* tensors;
 };
 
+/// What is to be recorded of a step that is none of the recorded ones.
+struct step_request {
+  const std::vector<at::Tensor>&parameters, &buffers;  ///< as for `record`
+  const std::vector<output_use>& uses;                 ///< of its outputs
+  bool strict;                                         ///< what cannot be recorded is an error
+};
+
+/// A step that was recorded while its forward ran.
+struct recorded_run {
+  step_run run;
+  std::shared_ptr<trace> recorded;  ///< null: it cannot be recorded
+  std::exception_ptr refusal;       ///< why
+};
+
 /// What came of following.
 struct followed {
-  std::optional<std::size_t> which;  ///< the candidate whose calls were made; nothing: none, and the forward has run eagerly
-  std::vector<at::Tensor> returned;  ///< by the forward; of a candidate they are hollow, but for those that no call made
-  std::vector<at::Tensor> outputs;   ///< of the candidate, each tensor once, hollow
-  std::vector<at::Tensor> tensors;   ///< of the candidate, by their numbers; undefined: none was met
-  std::shared_ptr<call_log> log;     ///< of the calls of the candidate
-  std::string why;                   ///< nothing: the first call that no candidate makes, and how it differs
-  std::size_t at = 0;                ///< nothing: position of that call
+  std::optional<std::size_t> which;     ///< the candidate whose calls were made; nothing: none
+  std::unique_ptr<recorded_run> fresh;  ///< if none: the step, recorded from the call that differs on; null: the forward has run
+                                        ///< eagerly
+  std::vector<at::Tensor> returned;     ///< by the forward; of a candidate they are hollow, but for those that no call made
+  std::vector<at::Tensor> outputs;      ///< of the candidate, each tensor once, hollow
+  std::vector<at::Tensor> tensors;      ///< of the candidate, by their numbers; undefined: none was met
+  std::shared_ptr<call_log> log;        ///< of the calls of the candidate
+  std::string why;                      ///< nothing: the first call that no candidate makes, and how it differs
+  std::size_t at = 0;                   ///< nothing: position of that call
   /// Of the candidate: slots of tensors that are others than when it was recorded (a counter, state of the step before).
   std::vector<std::pair<index_t, at::Tensor>> late;
 };
 
 /// Runs `forward` on its own arguments. Calls of operators that a candidate makes too are not run: their results are hollow.
-/// Where the calls differ from all candidates, those before are run after all, and the rest of the forward runs eagerly. So
-/// `forward` runs once in any case, and leaves what an eager one leaves, but for data of the results.
+/// Where the calls differ from all candidates, the step is recorded from there on. If that cannot be, the calls until then are
+/// run after all, and the rest of the forward runs eagerly. So `forward` runs once in any case, and leaves what an eager one
+/// leaves, but for data of the results.
 ///
-/// After a match, parameters, buffers, inputs and the generator are as they were before, versions of tensors included.
-/// @param candidates the most likely one first
+/// After a match, and when a step was recorded, parameters, buffers, inputs and the generator are as they were before, versions
+/// of tensors included.
+/// @param candidates at least one, the most likely one first
 /// @param inputs     tensors among the arguments of the forward
-/// @param on         where steps run
 /// @throws what the forward throws; its calls until then have run
+/// @throws cannot_capture in strict mode; nothing has run then
 followed follow(const std::vector<candidate>& candidates, const forward_function& forward, const std::vector<at::Tensor>& inputs,
-                c10::Device on);
+                const step_request& what);
 
 /// Compares a backward, which is only its code and calls of operators, with a recorded one.
 /// @param step         that was recorded, with the tensors of this model
@@ -78,13 +101,14 @@ std::string differing_backward(const candidate& step, const std::vector<at::Tens
 
 /// Takes a call if this thread follows a forward. @return it has
 bool follow_call(const c10::OperatorHandle& op, ::torch::jit::Stack& stack);
-/// The module is about to read the memory of a tensor directly: from here on the forward runs eagerly.
-void read_by_follower(const at::Tensor& t);
+/// The module is about to read the memory of a tensor directly: from here on the forward runs eagerly, if there are data to come.
+/// @param may_write it may write the memory, too, now or later
+void read_by_follower(const at::Tensor& t, bool may_write);
 /// From here on the forward of this thread runs eagerly.
 void leave_followed(const char* why);
 /// The forward of this thread has drawn numbers, but its kernels have not run.
 bool has_followed_draws();
-/// This thread follows a forward, whose kernels have not run.
+/// This thread follows a forward whose kernels have not run, and which is not recorded anew.
 bool is_followed();
 
 }  // namespace remat::pytorch::detail

@@ -17,7 +17,9 @@
 #include <vector>
 
 #include "../program/views.hpp"
+#include "call_log.hpp"
 #include "draws.hpp"
+#include "follower.hpp"
 #include "hollow.hpp"
 #include "known_results.hpp"
 #include "lists.hpp"
@@ -46,6 +48,12 @@ enum class contents {
   constant,  ///< made during the capture, the same in every step
   kept,      ///< small integers that other operators may index with: valid values, but not constants
   hollow     ///< no memory
+};
+
+/// A call that was recorded before, as part of another step. Its results are there.
+struct repeated_call {
+  const std::vector<c10::IValue>* results = nullptr;
+  const traced_call* before = nullptr;
 };
 
 /// Runs each operator of a step on tensors without memory, and writes it down: the calls, what they read and write, and what is
@@ -181,6 +189,25 @@ class recorder {
     draws_->begin_phase();
   }
   const std::vector<traced_call>& calls() const { return trace_.calls; }
+  c10::Device device() const { return device_; }
+  /// It is a training step that is recorded, whose calls are in `log`.
+  void of_step(call_log& log) { log_ = &log; }
+  /// Are writes to this memory without an operator to be told from those by operators? Those to memory that nobody has read yet
+  /// make a constant of it.
+  bool watches_memory(const at::Tensor& t) const {
+    const auto s = index_.find(storage_of(t));
+    if (s == index_.end() || raw_[s->second] || saved_.count(storage_of(t))) return false;
+    const auto known = contents_[s->second];
+    return known == contents::constant || (known == contents::outside && storage_of(t)->nbytes() <= constant_limit);
+  }
+  /// Its first `most` calls are those of `t`.
+  bool has_recorded(const trace& t, std::size_t most) const { return same_calls(trace_, t, most) == most; }
+  /// The step began when tensors from outside had these versions.
+  void began_with(const std::vector<std::pair<at::Tensor, int64_t>>& versions) {
+    for (auto& o : outside_)
+      for (const auto& [t, version] : versions)
+        if (o.tensor.is_same(t)) o.start = version;
+  }
   bool knows(const at::Tensor& t) const { return t.has_storage() && index_.count(storage_of(t)); }
   bool outside(const at::Tensor& t) const { return trace_.storages[index_.at(storage_of(t))].slot != none; }
 
@@ -235,7 +262,8 @@ class recorder {
   }
 
   /// Runs and records one call.
-  void run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
+  /// @param again not null: it does not run
+  void run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack, repeated_call again = {}) {
     const auto& schema = op.schema();
     const auto& name = schema.name();
     const auto n = schema.arguments().size();
@@ -250,7 +278,9 @@ class recorder {
       each_tensor(argument, [&](const at::Tensor& t, int element) {
         check(name, t);
         if (!index_.count(storage_of(t))) add_unknown(name, t);
-        c.operands.push_back({static_cast<int>(i), element, view_of(t), alias && alias->isWrite(), id_of(t), t.requires_grad()});
+        const bool needs =
+            again.before != nullptr ? again.before->operands.at(c.operands.size()).requires_grad : t.requires_grad();
+        c.operands.push_back({static_cast<int>(i), element, view_of(t), alias && alias->isWrite(), id_of(t), needs});
         tensors.push_back(t);
       });
       c.arguments.push_back(without_tensors(argument));
@@ -263,11 +293,13 @@ class recorder {
                                       [&](const auto& o) { return contents_[o.view.value] == contents::constant; });
     std::vector<std::size_t> bytes;
     for (std::size_t i = 0; i < tensors.size(); ++i) {
-      if (c.operands[i].written && contents_[c.operands[i].view.value] == contents::outside) save(tensors[i]);
+      const auto s = c.operands[i].view.value;
+      if (c.operands[i].written && contents_[s] == contents::outside) save(tensors[i]);
+      if (c.operands[i].written && log_ != nullptr && !constant && !again.before) keep_data(tensors[i], s);
       bytes.push_back(storage_of(tensors[i])->nbytes());
     }
 
-    execute(c, stack, first, tensors, told, constant);
+    again.before != nullptr ? repeat(c, stack, first, again) : execute(c, stack, first, tensors, told, constant);
     for (std::size_t i = 0; i < tensors.size(); ++i)
       if (storage_of(tensors[i])->nbytes() != bytes[i] || index_.at(storage_of(tensors[i])) != c.operands[i].view.value)
         refuse(name, "resizes or replaces the storage of a tensor");
@@ -280,7 +312,7 @@ class recorder {
       each_tensor(stack[stack.size() - results + i], [&](const at::Tensor& t, int element) {
         check(name, t);
         if (!index_.count(storage_of(t))) {
-          const bool keep = !constant && kept(t.scalar_type(), storage_of(t)->nbytes(), told);
+          const bool keep = !constant && kept(t.scalar_type(), storage_of(t)->nbytes(), told) && has_memory(t);
           const auto s = add(t, !c.draws && constant ? contents::constant : keep ? contents::kept : contents::hollow);
           trace_.storages[s].name = name;
           raw_[s] = makes_raw(op);
@@ -529,6 +561,22 @@ class recorder {
     if (results.complete() && !looked_at(results)) remember(*key, std::move(results));
   }
 
+  /// Puts the known results of a call in the place of its arguments.
+  void repeat(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const repeated_call& again) {
+    stack.resize(first);
+    stack.insert(stack.end(), again.results->begin(), again.results->end());
+    if (!again.before->draws) return;
+    const auto before = draws_->state();
+    const auto call = trace_.calls.size();
+    c.draws = draws_->note(call, before, draws_->pass(before, std::to_string(call)));
+  }
+
+  /// Of a small storage whose data the module may look at: kernels may run on them, and the step may still go on eagerly.
+  void keep_data(const at::Tensor& t, index_t s) const {
+    const bool has_data = contents_[s] == contents::constant || contents_[s] == contents::kept;
+    if (has_data && storage_of(t)->nbytes() <= constant_limit) log_->keep_data(t);
+  }
+
   /// The kernel of a call is one of the host: its operands are there, or it makes a tensor there.
   static bool draws_on_host(const traced_call& c, const std::vector<at::Tensor>& tensors) {
     if (!tensors.empty()) return std::all_of(tensors.begin(), tensors.end(), [](const auto& t) { return t.is_cpu(); });
@@ -582,6 +630,7 @@ class recorder {
   std::optional<draw_log> draws_;
   std::unordered_map<const c10::TensorImpl*, std::size_t> references_;
   c10::Device device_;
+  call_log* log_ = nullptr;  ///< of the training step; null: it runs for the recording only
 };
 
 }  // namespace remat::pytorch::detail

@@ -12,15 +12,20 @@
 namespace remat::pytorch::detail {
 
 std::vector<at::Tensor> step_run::forward(recorder& r, const forward_function& f, const std::vector<at::Tensor>& arguments) {
+  r.of_step(*log_);
   try {
-    returned_ = f(arguments);
-    versions_ = r.versions();
-    return returned_;
+    returns(r, f(arguments));
   } catch (...) {
-    if (strict_) throw;
-    diverge(r, "the forward throws");
+    stopped(r);
     throw;
   }
+  return returned_;
+}
+
+void step_run::returns(recorder& r, std::vector<at::Tensor> tensors) {
+  if (!eager() && log_->is_any_touched()) diverge(r, "the module has written memory without an operator that calls have read");
+  returned_ = std::move(tensors);
+  versions_ = r.versions();
 }
 
 void step_run::call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
@@ -31,12 +36,17 @@ void step_run::call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::St
   for (auto& a : arguments)
     if (a.isList()) a = c10::IValue(a.toList().copy());
   std::vector<std::pair<at::Tensor, at::Tensor>> written;  // with others of the geometry before
-  for (std::size_t i = 0; i < n; ++i)
-    if (const auto* alias = op.schema().arguments()[i].alias_info(); alias != nullptr && alias->isWrite())
-      each_tensor(arguments[i], [&](const at::Tensor& t, int) {
-        if (t.has_storage()) written.emplace_back(t, another(t));
-      });
+  bool touched = false;
+  for (std::size_t i = 0; i < n; ++i) {
+    const auto* alias = op.schema().arguments()[i].alias_info();
+    const bool writes = alias != nullptr && alias->isWrite();
+    each_tensor(arguments[i], [&](const at::Tensor& t, int) {
+      if (writes && t.has_storage()) written.emplace_back(t, another(t));
+      touched = touched || (log_->exposes() && log_->is_touched(t, writes));
+    });
+  }
   try {
+    if (touched) r.refuse(op.schema().name(), "uses a tensor whose memory the module has written without an operator");
     r.run(op, stack);
   } catch (const std::exception& e) {
     if (strict_) throw;  // else of the recorder, or of a kernel on numbers that are not those of the step
@@ -47,17 +57,20 @@ void step_run::call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::St
   }
   const auto& c = r.calls().back();
   std::vector<c10::IValue> made(stack.end() - static_cast<std::ptrdiff_t>(results), stack.end());
-  if (c.constant || (c.results.empty() && results > 0)) {
-    for (const auto& m : made) each_tensor(m, [&](const at::Tensor& t, int) { log_->hold(t); });
-    return;
-  }
+  if (c.results.empty() && results > 0) return;  // a number
   std::erase_if(written, [](const auto& w) {
     const auto& [t, before] = w;
     return t.sizes() == before.sizes() && t.strides() == before.strides() && t.storage_offset() == before.storage_offset();
   });
   for (const auto& [t, before] : written) log_->replace({{t.unsafeGetTensorImpl(), before}});
   if (!written.empty()) return;  // a new geometry is all that it has done (`transpose_`)
-  log_->add(r.calls().size() - 1, op, std::move(arguments), std::move(made), c.draws);
+  log_->add(r.calls().size() - 1, op, std::move(arguments), std::move(made), c.draws, c.constant);
+}
+
+void step_run::read(recorder& r, const at::Tensor& t, bool may_write) {
+  if (eager() || !t.has_storage()) return;
+  if (!has_memory(t)) return diverge(r, reads_memory);
+  if (may_write && r.watches_memory(t)) log_->expose(t);
 }
 
 void step_run::diverge(recorder& r, const std::string& why) {

@@ -28,10 +28,25 @@ class step_run {
   /// @param strict what cannot be recorded is an error, and no call runs then
   explicit step_run(bool strict = false) : strict_(strict) {}
   void begin(c10::Device on) { log_ = std::make_shared<call_log>(on); }
+  /// The calls until now are in `log`.
+  void go_on(std::shared_ptr<call_log> log) {
+    log_ = std::move(log);
+    log_->generator().restart();
+  }
   /// Runs the module. Operators come to `call`.
   /// @throws what it throws; its calls have run then, as in eager mode
   std::vector<at::Tensor> forward(recorder& r, const forward_function& f, const std::vector<at::Tensor>& arguments);
   void call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::Stack& stack);
+  /// The module has returned these.
+  void returns(recorder& r, std::vector<at::Tensor> tensors);
+  /// The module has thrown.
+  void stopped(recorder& r) {
+    threw_ = true;
+    if (!strict_) diverge(r, "the forward throws");
+  }
+  bool threw() const { return threw_; }
+  /// The module is about to look at the memory of a tensor, and perhaps to write it.
+  void read(recorder& r, const at::Tensor& t, bool may_write);
   /// The forward goes on eagerly.
   void diverge(recorder& r, const std::string& why);
   bool eager() const { return log_ && log_->filled(); }
@@ -71,7 +86,7 @@ class step_run {
   std::vector<made_tensor> made_;
   std::vector<std::pair<at::Tensor, int64_t>> versions_;  ///< of tensors from outside, after the forward
   std::string why_;
-  bool strict_;
+  bool strict_, threw_ = false;
 };
 
 }  // namespace remat::pytorch::detail

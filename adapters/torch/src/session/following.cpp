@@ -3,6 +3,7 @@
 /// Steps in which the module's own code runs.
 #include <algorithm>
 #include <bit>
+#include <exception>
 
 #include "../capture/follower.hpp"
 #include "../capture/step_run.hpp"
@@ -11,7 +12,7 @@
 namespace remat::pytorch {
 namespace {
 
-/// Paths through one forward that are recorded, at most.
+/// Paths through one forward that are known, at most.
 constexpr std::size_t most_paths = 8;
 
 /// A step that could not be planned is tried again, ever more seldom.
@@ -49,29 +50,33 @@ session::state::begun_step session::state::follow(const invocation& call, const 
     return std::move(b);
   };
   if (outputs->without_gradient) return as_it_is();
-  if (!outputs->refused.empty()) {
+  const bool begins = std::none_of(known.begin(), known.end(), [&](const auto& s) { return s->uses == uses; });
+  if (!outputs->refused.empty() && (begins || outputs->for_good)) {
     ++outputs->plain;
     if (outputs->for_good || !try_again(*outputs)) return as_it_is();
   }
-  const auto paths =
-      static_cast<std::size_t>(std::count_if(known.begin(), known.end(), [&](const auto& s) { return s->uses == uses; }));
-  if (paths == 0 || (outputs->diverged && paths < most_paths)) return record_step(call, inputs, outputs, uses);
+  if (begins)
+    return record_step(call, inputs, outputs, uses, [&](detail::step_run& run) { return make_setup(call, inputs, uses, &run); });
 
   std::vector<detail::candidate> candidates;
   for (const auto& s : known) candidates.push_back({s->forward, s->tensors.get()});
-  const auto on = device_for(*known.front()).which();
+  const auto like = known.front();
   lock.unlock();
-  auto f = detail::follow(candidates, call.forward, inputs, on);
+  auto f = detail::follow(candidates, call.forward, inputs, {like->parameters, like->buffers, uses, options.strict});
   lock.lock();
-  b.returned = std::move(f.returned);
   if (!f.which) {
-    outputs->diverged = true;
     looked_ = false;
-    const auto text =
-        "the forward leaves the planned path at call " + std::to_string(f.at) + " (" + f.why + "); this step runs as it is";
-    paths < most_paths ? log(text) : warn(text + ", as all beyond " + std::to_string(most_paths) + " paths");
-    return b;
+    const auto text = "the forward leaves the planned path at call " + std::to_string(f.at) + " (" + f.why + "); ";
+    f.fresh ? log(text + "it is recorded anew from there") : warn(text + "this step runs as it is");
   }
+  if (f.fresh)
+    return record_step(call, inputs, outputs, uses, [&](detail::step_run& run) {
+      run = std::move(f.fresh->run);
+      if (f.fresh->refusal) std::rethrow_exception(f.fresh->refusal);
+      return setup_of_run(f.fresh->recorded, *like, run);
+    });
+  b.returned = std::move(f.returned);
+  if (!f.which) return b;
   auto s = known[*f.which];
   std::vector<std::pair<index_t, at::Tensor>> fresh;
   for (const auto& [k, t] : f.late)
@@ -95,28 +100,27 @@ session::state::begun_step session::state::follow(const invocation& call, const 
 }
 
 session::state::begun_step session::state::record_step(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                                       const std::shared_ptr<usage>& outputs,
-                                                       const std::vector<output_use>& uses) {
+                                                       const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses,
+                                                       const std::function<std::shared_ptr<setup>(detail::step_run&)>& make) {
   begun_step b;
   b.inputs = inputs;
   detail::step_run run(options.strict);
   std::shared_ptr<setup> s;
   try {
-    s = make_setup(call, inputs, uses, &run);
+    s = make(run);
   } catch (const cannot_capture& why) {
     if (dynamic_cast<const no_gradient*>(&why) != nullptr) {
       outputs->without_gradient = true;
-    } else if (options.strict) {
+    } else if (options.strict || run.threw()) {
       throw;
     } else {
       if (outputs->refused != why.what()) warn(std::string("this call is not planned: ") + why.what());
       outputs->refused = why.what();
     }
-    run.finish_eagerly();
-    b.returned = run.returned();
+    if (run.log()) run.finish_eagerly();
+    b.returned = run.log() ? run.returned() : call.forward(inputs);
     return b;
   }
-  outputs->diverged = false;
   outputs->refused.clear();
   outputs->plain = 0;
   s->outputs = outputs;
@@ -126,6 +130,12 @@ session::state::begun_step session::state::record_step(const invocation& call, c
       forget(known);
       std::erase_if(setups, [&](const auto& x) { return x.second == known; });
     }
+  auto paths = followable(*outputs, uses);
+  std::erase_if(paths, [&](const auto& x) { return x->uses != uses; });
+  if (paths.size() >= most_paths) {  // the last one has not been met for longest
+    forget(paths.back());
+    std::erase_if(setups, [&](const auto& x) { return x.second == paths.back(); });
+  }
   keep("followed " + std::to_string(++recorded_), s);
   b.hollow = run.outputs();
   b.returned = run.returned();

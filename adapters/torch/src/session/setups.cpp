@@ -238,8 +238,13 @@ std::shared_ptr<setup> session::state::make_setup(const invocation& call, const 
     return std::make_shared<detail::trace>(detail::record(call.forward, inputs, s->parameters, s->buffers, names, uses, run));
   }();
   s->capture_seconds = since(begin);
-  auto made = setup_from(recorded, *s);
-  return run != nullptr && run->add_kept(*recorded) ? setup_from(recorded, *s) : made;
+  return run != nullptr ? setup_of_run(recorded, *s, *run) : setup_from(recorded, *s);
+}
+
+std::shared_ptr<setup> session::state::setup_of_run(const std::shared_ptr<detail::trace>& recorded, const setup& like,
+                                                    detail::step_run& run) {
+  auto made = setup_from(recorded, like);
+  return run.add_kept(*recorded) ? setup_from(recorded, like) : made;
 }
 
 std::shared_ptr<setup> session::state::setup_from(const std::shared_ptr<const detail::trace>& recorded, const setup& like) {

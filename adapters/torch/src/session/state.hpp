@@ -101,6 +101,8 @@ struct session::state : std::enable_shared_from_this<state> {
   /// The program of a recorded step, measured.
   /// @param like of the same model
   std::shared_ptr<setup> setup_from(const std::shared_ptr<const detail::trace>& recorded, const setup& like);
+  /// The same for a step whose forward has been run meanwhile, with what the module keeps of it as further outputs.
+  std::shared_ptr<setup> setup_of_run(const std::shared_ptr<detail::trace>& recorded, const setup& like, detail::step_run& run);
   void keep(const std::string& name, const std::shared_ptr<setup>& s);
   static pytorch::device& device_for(const setup& s) { return device_of(device_of_step(*s.step)); }
   /// Where values of steps on `on` may go: the far memory of the options, or pinned memory for `host_budget`.
@@ -136,6 +138,8 @@ struct session::state : std::enable_shared_from_this<state> {
   }
   /// A plan that needs at most `available` bytes.
   std::shared_ptr<const plan> plan_for(const std::shared_ptr<setup>& s, bytes_t available, bytes_t held_bytes);
+  /// Other steps of such calls have been planned: the forward takes another path.
+  bool is_new_path(const setup& s) const;
   void announce(const plan& p, bytes_t available) const;
   using kind_of_uses = std::function<std::shared_ptr<setup>(const std::vector<output_use>&)>;
   /// An executor for the use of the outputs that is expected, or, if that does not fit, for any.
@@ -168,8 +172,10 @@ struct session::state : std::enable_shared_from_this<state> {
   std::vector<at::Tensor> forward(const invocation& call, const std::vector<at::Tensor>& inputs, std::shared_ptr<void>* note);
   /// Runs the module's code, followed or recorded.
   begun_step follow(const invocation& call, const std::vector<at::Tensor>& inputs, std::unique_lock<owned_mutex>& lock);
+  /// @param make records the step, whose forward runs meanwhile
   begun_step record_step(const invocation& call, const std::vector<at::Tensor>& inputs, const std::shared_ptr<usage>& outputs,
-                         const std::vector<output_use>& uses);
+                         const std::vector<output_use>& uses,
+                         const std::function<std::shared_ptr<setup>(detail::step_run&)>& make);
   /// The step of the same forward for another use of its outputs.
   /// @param graph of the forward; null: it may run once more
   /// @throws not_supported if it takes another path by now

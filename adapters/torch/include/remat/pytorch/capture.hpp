@@ -105,8 +105,9 @@ captured capture(const forward_function& forward, const std::vector<at::Tensor>&
 bool capturing();
 
 /// A forward of this thread, whose kernels have not run yet, is about to read the memory of a tensor without an operator: they
-/// run first, and the rest of the forward runs eagerly (`wrap_options::follow`).
-void about_to_read(const at::Tensor& t);
+/// run first, and the rest of the forward runs eagerly (`wrap_options::follow`). If there are none, the forward may stay planned.
+/// @param may_write the memory may be written, too, now or later
+void about_to_read(const at::Tensor& t, bool may_write);
 /// The same for the state of the default generator.
 void about_to_read_generator();
 /// @param forget called when an exception that went through code of another language has been caught: that language may keep it

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backward.hpp"
+
+#include <ATen/Functions.h>
+#include <ATen/TensorUtils.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/node.h>
+#include <torch/csrc/autograd/utils/grad_layout_contract.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <set>
+#include <string_view>
+#include <unordered_set>
+
+#include "../hooks.hpp"
+#include "dispatch.hpp"
+
+namespace remat::pytorch::detail {
+namespace {
+
+/// What AccumulateGrad makes of a first gradient: laid out like the parameter, and a tensor of its own.
+at::Tensor settled(const at::Tensor& grad, const at::Tensor& variable, bool shared) {
+  at::NoGradGuard no_grad;
+  if (!shared && ::torch::autograd::utils::obeys_layout_contract(grad, variable)) return grad;
+  return ::torch::autograd::utils::clone_obey_contract(grad, variable);
+}
+
+/// Stands for the loss: gives the outputs gradients that nobody else holds, which autograd adds to in place, as in a real step.
+class loss_node final : public ::torch::autograd::Node {
+ public:
+  explicit loss_node(std::vector<at::Tensor> gradients) : gradients_(std::move(gradients)) {}
+  std::string name() const override { return "RematLoss"; }
+
+ protected:
+  ::torch::autograd::variable_list apply(::torch::autograd::variable_list&&) override { return std::exchange(gradients_, {}); }
+
+ private:
+  std::vector<at::Tensor> gradients_;
+};
+
+/// For each of `leaves`, from which of `outputs` its gradient comes.
+std::vector<std::vector<bool>> sources_of(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& leaves) {
+  std::vector<std::vector<bool>> sources(leaves.size(), std::vector<bool>(outputs.size(), false));
+  std::vector<::torch::autograd::Edge> ends;  // nodes of leaves live as long as somebody holds them
+  for (const auto& t : leaves) ends.push_back(::torch::autograd::impl::gradient_edge(t));
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i].requires_grad()) continue;
+    std::vector<::torch::autograd::Node*> stack = {::torch::autograd::impl::gradient_edge(outputs[i]).function.get()};
+    std::unordered_set<::torch::autograd::Node*> seen(stack.begin(), stack.end());
+    while (!stack.empty()) {
+      const auto* node = stack.back();
+      stack.pop_back();
+      for (const auto& edge : node->next_edges())
+        if (edge.is_valid() && seen.insert(edge.function.get()).second) stack.push_back(edge.function.get());
+    }
+    for (std::size_t k = 0; k < leaves.size(); ++k) sources[k][i] = seen.count(ends[k].function.get()) > 0;
+  }
+  return sources;
+}
+
+/// Nodes that are code of somebody else: functions in Python, or in C++ outside of PyTorch.
+bool is_foreign(const ::torch::autograd::Node& node) {
+  const std::string_view name = typeid(node).name();
+  constexpr std::string_view own = "N5torch8autograd";
+  return !name.starts_with(own) || name.starts_with("N5torch8autograd6PyNode") || name.starts_with("N5torch8autograd7CppNode");
+}
+
+}  // namespace
+
+graph_contents contents_of(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
+  graph_contents found;
+  std::unordered_set<::torch::autograd::Node*> seen;
+  for (const auto& t : inputs)
+    if (t.defined() && t.requires_grad()) seen.insert(::torch::autograd::impl::gradient_edge(t).function.get());
+  std::vector<::torch::autograd::Node*> stack;
+  const auto visit = [&](const ::torch::autograd::Edge& e) {
+    if (!e.is_valid()) return;
+    if (dynamic_cast<::torch::autograd::AccumulateGrad*>(e.function.get()) != nullptr)
+      ++found.edges[e.function.get()];  // whose hooks are told in any case
+    else if (seen.insert(e.function.get()).second)
+      stack.push_back(e.function.get());
+  };
+  for (const auto& o : outputs)
+    if (o.requires_grad()) visit(::torch::autograd::impl::gradient_edge(o));
+  while (!stack.empty()) {
+    auto* node = stack.back();
+    stack.pop_back();
+    if (!node->tensor_pre_hooks().empty() || !node->pre_hooks().empty() || !node->post_hooks().empty())
+      found.observer = "a hook on a tensor inside of the module (" + node->name() + ")";
+    if (!node->retains_grad_hooks().empty())
+      found.observer = "a tensor inside of the module that retains its gradient (" + node->name() + ")";
+    found.code = found.code || is_foreign(*node);
+    for (const auto& edge : node->next_edges()) visit(edge);
+  }
+  return found;
+}
+
+std::vector<at::Tensor> gradients_from(::torch::autograd::edge_list to, std::vector<at::Tensor> grads,
+                                       const std::vector<at::Tensor>& wanted, bool keep) {
+  // On the device, whose thread then knows all gradients of the loss before it goes on with one of them.
+  const auto there = at::TensorOptions(to.front().function->input_metadata(to.front().input_nr).device());
+  auto loss = at::zeros({}, there);
+  const auto one = at::ones({}, there);
+  auto node = c10::make_intrusive<loss_node>(std::move(grads));
+  node->set_next_edges(std::move(to));
+  ::torch::autograd::set_history(loss, node);
+  c10::impl::IncludeDispatchKeyGuard key(record_key);
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  return ::torch::autograd::grad({loss}, wanted, {one}, keep, false, true);
+}
+
+trace record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<std::size_t> results,
+                      const std::vector<at::Tensor>& parameters, std::vector<at::Tensor> arguments,
+                      const std::vector<output_use>& uses, bool others) {
+  std::vector<at::Tensor> wanted, grads, output_grads;
+  std::vector<std::optional<byte_view>> grad_views;
+  ::torch::autograd::edge_list roots;
+  std::vector<index_t> wanted_slots;
+  for (index_t i = 0; i < parameters.size(); ++i)
+    if (parameters[i].requires_grad()) {
+      wanted.push_back(parameters[i]);
+      wanted_slots.push_back(i);
+    }
+  const auto trained = wanted.size();
+  for (const auto& a : arguments)
+    if (a.defined() && a.requires_grad()) wanted.push_back(a);
+  r.end_forward();
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const auto& o = outputs[i];
+    grad_views.emplace_back();
+    const auto use = i < uses.size() ? uses[i] : output_use{};
+    if (!o.requires_grad() || !use.used) continue;
+    at::NoGradGuard no_grad;
+    const bool dense = o.is_non_overlapping_and_dense();
+    const auto strides = !use.strides.empty() ? use.strides : dense ? o.strides().vec() : at::detail::defaultStrides(o.sizes());
+    output_grads.push_back(r.stand_in(o.detach(), strides, role::output_grad, i));
+    grad_views.back() = r.view_of(output_grads.back());
+    roots.push_back(::torch::autograd::impl::gradient_edge(o));
+  }
+  if (roots.empty()) throw no_gradient();
+  const auto sources = sources_of(outputs, wanted);
+  std::size_t accumulated = 0;
+  {
+    std::optional<without_hooks> hooks;
+    if (others) hooks.emplace(wanted);
+    r.start_backward();
+    grads = r.insist([&] { return gradients_from(std::exchange(roots, {}), std::exchange(output_grads, {}), wanted, others); });
+    accumulated = r.calls().size();
+    c10::impl::IncludeDispatchKeyGuard key(record_key);
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    std::set<c10::StorageImpl*> taken;
+    for (const auto& o : outputs) taken.insert(o.storage().unsafeGetStorageImpl());
+    for (std::size_t i = 0; i < grads.size(); ++i) {
+      if (!grads[i].defined()) continue;
+      if (!r.knows(grads[i])) throw cannot_capture("a gradient was not made by a recorded operator");
+      const bool shared = r.outside(grads[i]) || taken.count(grads[i].storage().unsafeGetStorageImpl());
+      grads[i] = settled(grads[i], wanted[i], shared);
+      taken.insert(grads[i].storage().unsafeGetStorageImpl());
+    }
+  }
+
+  trace t;
+  t.accumulated = accumulated;
+  const auto leads_to = [&](std::size_t i) { return std::count(sources[i].begin(), sources[i].end(), true) > 0; };
+  for (std::size_t i = 0; i < trained; ++i) {
+    if (leads_to(i)) t.reached.push_back(wanted_slots[i]);
+    if (grads[i].defined()) {
+      t.parameters.push_back(wanted_slots[i]);  // slots: those of the parameters come first
+      t.parameter_grads.push_back(r.view_of(grads[i]));
+      t.parameter_sources.push_back(sources[i]);
+    }
+  }
+  auto next = trained;
+  for (const auto& a : arguments) {
+    t.input_grads.emplace_back();
+    t.input_sources.emplace_back();
+    if (!a.defined() || !a.requires_grad()) continue;
+    if (leads_to(next)) t.input_sources.back() = sources[next];
+    if (grads[next].defined()) t.input_grads.back() = r.view_of(grads[next]);
+    ++next;
+  }
+  for (const auto& o : outputs) {
+    t.outputs.push_back(r.view_of(o));
+    t.differentiable.push_back(o.requires_grad());
+    t.output_versions.push_back(o.is_inference() ? 0 : o._version());
+    t.output_tensors.push_back(r.id_of(o));
+  }
+  t.output_grads = std::move(grad_views);
+  t.results = std::move(results);
+  return t;
+}
+
+trace joined(trace calls, trace ends, c10::Device device) {
+  ends.device = device;
+  ends.slots = std::move(calls.slots);
+  for (index_t k = 0; k < ends.slots.size(); ++k)
+    if (ends.slots[k].from == role::parameter &&
+        std::find(ends.parameters.begin(), ends.parameters.end(), k) == ends.parameters.end())
+      ends.slots[k].from = role::buffer;
+  ends.constants = std::move(calls.constants);
+  ends.found = std::move(calls.found);
+  ends.storages = std::move(calls.storages);
+  ends.calls = std::move(calls.calls);
+  ends.backward = calls.backward;
+  ends.after_forward = std::move(calls.after_forward);
+  ends.after_backward = std::move(calls.after_backward);
+  ends.written = std::move(calls.written);
+  ends.asked = std::move(calls.asked);
+  ends.tensors = std::move(calls.tensors);
+  ends.held = std::move(calls.held);
+  ends.forward = std::move(calls.forward);
+  return ends;
+}
+
+}  // namespace remat::pytorch::detail

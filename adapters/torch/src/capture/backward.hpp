@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The backward of a step whose forward has been recorded. Private to the adapter.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/edge.h>
+
+#include <cstddef>
+#include <vector>
+
+#include "kept_graph.hpp"
+#include "recorder.hpp"
+#include "trace.hpp"
+
+namespace remat::pytorch::detail {
+
+/// What is in the graph of `outputs` that the forward has made.
+/// @param inputs of the forward: what lies beyond them is not its own
+graph_contents contents_of(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs);
+
+/// The gradients of `wanted` for a loss that gives tensors `grads`, which nobody else holds then.
+/// @param to the tensors, as edges
+std::vector<at::Tensor> gradients_from(::torch::autograd::edge_list to, std::vector<at::Tensor> grads,
+                                       const std::vector<at::Tensor>& wanted, bool keep);
+
+/// Records the backward of a step whose forward has been recorded.
+/// @param outputs   of the forward, each tensor once
+/// @param results   what it returned: positions among these
+/// @param arguments its inputs
+/// @param others    graphs of others lead to these arguments: their hooks are not called, and the graph stays whole
+/// @return the trace, but for the calls
+trace record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<std::size_t> results,
+                      const std::vector<at::Tensor>& parameters, std::vector<at::Tensor> arguments,
+                      const std::vector<output_use>& uses, bool others);
+
+/// Both parts of a trace.
+trace joined(trace calls, trace ends, c10::Device device);
+
+}  // namespace remat::pytorch::detail

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dispatch.hpp"
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <bit>
+#include <map>
+#include <string_view>
+#include <unordered_set>
+
+#include "../digest.hpp"
+#include "follower.hpp"
+#include "observe.hpp"
+#include "recorder.hpp"
+#include "step_run.hpp"
+
+namespace remat::pytorch::detail {
+namespace {
+
+/// Notes the calls of a run, which several threads may make.
+class call_observer {
+ public:
+  void run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
+    if (is_view(op) || makes_raw(op) || facts(op).makes == filled::with_nothing || facts(op).resizes) return op.callBoxed(&stack);
+    const auto& arguments = op.schema().arguments();
+    const auto first = stack.size() - arguments.size();
+    digest operands, results;
+    std::vector<at::Tensor> written;
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      const auto& argument = stack[first + i];
+      const auto* alias = arguments[i].alias_info();
+      const bool writes = alias != nullptr && alias->isWrite();
+      each_tensor(argument, [&](const at::Tensor& t, int) {
+        writes&& overwrites(op) ? operands.add_shape(t) : operands << t;
+        if (writes) written.push_back(t);
+      });
+      if (argument.isInt()) operands << static_cast<std::uint64_t>(argument.toInt());
+      if (argument.isBool()) operands << std::uint64_t{argument.toBool()};
+      if (argument.isDouble()) operands << std::bit_cast<std::uint64_t>(argument.toDouble());
+      if (argument.isIntList())
+        for (const auto n : argument.toIntVector()) operands << static_cast<std::uint64_t>(n);
+    }
+    op.callBoxed(&stack);
+    for (const auto& t : written) results << t;
+    for (auto i = first; i < stack.size(); ++i) each_tensor(stack[i], [&](const at::Tensor& t, int) { results << t; });
+    const std::lock_guard lock(mutex_);
+    calls_.push_back({op, operands.value(), results.value()});
+  }
+  std::vector<observed_call> take() {
+    const std::lock_guard lock(mutex_);
+    return std::move(calls_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<observed_call> calls_;
+};
+
+/// Of the process. They change only while `one_at_a_time` is held.
+recorder* active = nullptr;
+step_run* active_step = nullptr;  ///< while its forward runs
+call_observer* observer_of_calls = nullptr;
+
+void fallback(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
+  c10::impl::ExcludeDispatchKeyGuard below(record_key);
+  if (follow_call(op, *stack)) return;
+  if (active_step != nullptr)
+    active_step->call(*active, op, *stack);
+  else if (active)
+    active->run(op, *stack);
+  else if (observer_of_calls)
+    observer_of_calls->run(op, *stack);
+  else
+    op.callBoxed(stack);
+}
+
+struct observing {
+  explicit observing(call_observer& o) { observer_of_calls = &o; }
+  ~observing() { observer_of_calls = nullptr; }
+  observing(const observing&) = delete;
+  observing& operator=(const observing&) = delete;
+};
+
+/// The step whose forward runs on this thread, if it is recorded.
+step_run* step_here() { return capturing() ? active_step : nullptr; }
+
+}  // namespace
+
+std::mutex& one_at_a_time() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+void claim_key() {
+  static const auto library = [] {
+    if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(record_key))
+      throw not_available("capture needs the dispatch key Fake, but a fallback is registered for it already");
+    auto lib = std::make_unique<::torch::Library>(::torch::Library::IMPL, "_", record_key, __FILE__, __LINE__);
+    lib->fallback(::torch::CppFunction::makeFromBoxedFunction<&fallback>());
+    return lib;
+  }();
+}
+
+recording::recording(recorder& r) { active = &r; }
+recording::~recording() { active = nullptr; }
+
+recorded_forward_of::recorded_forward_of(step_run& run) { active_step = &run; }
+recorded_forward_of::~recorded_forward_of() { active_step = nullptr; }
+
+std::vector<observed_call> observe(const std::function<void()>& f) {
+  // A capture may need the thread that this one runs on: waiting for its end could last for ever.
+  const std::unique_lock lock(one_at_a_time(), std::try_to_lock);
+  if (!lock) {
+    f();
+    return {};
+  }
+  claim_key();
+  call_observer notes;
+  {
+    const observing on(notes);
+    const c10::impl::IncludeDispatchKeyGuard key(record_key);
+    f();
+  }
+  return notes.take();
+}
+
+std::vector<std::pair<std::string, std::size_t>> differing(const std::vector<observed_call>& first,
+                                                           const std::vector<observed_call>& second) {
+  const auto question = [](const observed_call& c) { return std::pair(std::string_view(c.op.schema().name()), c.operands); };
+  std::map<std::pair<std::string_view, std::uint64_t>, std::unordered_multiset<std::uint64_t>> answers;
+  for (const auto& c : second) answers[question(c)].insert(c.results);
+  std::vector<std::pair<std::string, std::size_t>> found;
+  for (const auto& c : first) {
+    const auto known = answers.find(question(c));
+    if (known == answers.end()) continue;  // its operands differ
+    if (const auto same = known->second.find(c.results); same != known->second.end()) {
+      known->second.erase(same);
+      continue;
+    }
+    const auto& name = c.op.schema().name();
+    const auto named = std::find_if(found.begin(), found.end(), [&](const auto& x) { return x.first == name; });
+    named == found.end() ? void(found.emplace_back(name, 1)) : void(++named->second);
+  }
+  return found;
+}
+
+}  // namespace remat::pytorch::detail
+
+namespace remat::pytorch {
+
+void about_to_read(const at::Tensor& t, bool may_write) {
+  if (detail::is_followed()) return detail::read_by_follower(t, may_write);
+  if (auto* step = detail::step_here(); step != nullptr) step->read(*detail::active, t, may_write);
+}
+
+void about_to_read_generator() {
+  constexpr const char* why = "the module reads the state of the generator";
+  if (detail::is_followed()) {
+    if (detail::has_followed_draws()) detail::leave_followed(why);
+  } else if (auto* step = detail::step_here(); step != nullptr && !step->eager() && !detail::active->show_generator()) {
+    step->diverge(*detail::active, why);
+  }
+}
+
+bool without_data() {
+  if (detail::is_followed()) return true;
+  return capturing() && (detail::active_step == nullptr || !detail::active_step->eager());
+}
+
+bool capturing() { return detail::active != nullptr && c10::impl::tls_is_dispatch_key_included(detail::record_key); }
+
+}  // namespace remat::pytorch

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The boxed fallback below autograd through which operators come to whoever records or observes them. Private to the adapter.
+#pragma once
+
+#include <ATen/autocast_mode.h>
+#include <c10/core/DispatchKey.h>
+
+#include <mutex>
+
+namespace remat::pytorch::detail {
+
+class recorder;
+class step_run;
+
+/// The one functionality key below autograd that PyTorch gives neither kernels nor a fallback.
+constexpr auto record_key = c10::DispatchKey::Fake;
+
+/// One recording, or one observed run, at a time.
+std::mutex& one_at_a_time();
+
+/// Registers the fallback on first use.
+/// @throws not_available
+void claim_key();
+
+/// Operators come to a recorder while it lives. Threads of the autograd engine inherit the dispatch key, not thread-local data:
+/// so there is one at a time.
+class recording {
+ public:
+  explicit recording(recorder& r);
+  ~recording();
+  recording(const recording&) = delete;
+  recording& operator=(const recording&) = delete;
+};
+
+/// Operators of the forward that is recorded come to the training step that it is part of.
+class recorded_forward_of {
+ public:
+  explicit recorded_forward_of(step_run& run);
+  ~recorded_forward_of();
+  recorded_forward_of(const recorded_forward_of&) = delete;
+  recorded_forward_of& operator=(const recorded_forward_of&) = delete;
+};
+
+/// Autocast keeps casts of parameters while it is on; those of a capture are hollow, and older ones are not among its calls.
+struct fresh_casts {
+  fresh_casts() { at::autocast::clear_cache(); }
+  ~fresh_casts() { at::autocast::clear_cache(); }
+  fresh_casts(const fresh_casts&) = delete;
+  fresh_casts& operator=(const fresh_casts&) = delete;
+};
+
+}  // namespace remat::pytorch::detail
