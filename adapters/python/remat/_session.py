@@ -40,8 +40,8 @@ class Options:
     seed: int = 0
     verify: int = 0
     on_new_shape: Literal["nearest", "plan", "plain", "error"] = "nearest"
-    on_refuse: Literal["error", "warn"] = "error"
-    follow: bool = False
+    on_refuse: Literal["raise", "warn"] = "warn"
+    follow: bool | None = None  # where weights stay on the device
     cache: Any = True
     offload: Literal["none", "activations", "optimizer", "all", "auto"] = "none"
     weights: Literal["paged", "planned"] = "paged"
@@ -60,14 +60,16 @@ class Options:
         """The same with sizes as text and folders as absolute paths. Raises Error, ValueError or TypeError naming the option that is out of range."""
         if self.budget is not None and self.activation_budget is not None:
             raise ValueError("give budget or activation_budget, not both")
-        for name, allowed in (("on_new_shape", ("nearest", "plan", "plain", "error")), ("on_refuse", ("error", "warn")),
+        if self.on_refuse == "error":  # as older releases call it
+            return dataclasses.replace(self, on_refuse="raise").check()
+        for name, allowed in (("on_new_shape", ("nearest", "plan", "plain", "error")), ("on_refuse", ("raise", "warn")),
                               ("offload", ("none", "activations", "optimizer", "all", "auto")), ("weights", ("paged", "planned"))):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         if not isinstance(self.solver, str):
             raise TypeError(f"solver must be a name, got {self.solver!r}")
-        for name in ("graph", "follow"):
-            if not isinstance(getattr(self, name), bool):
+        for name, kinds in (("graph", bool), ("follow", (bool, type(None)))):
+            if not isinstance(getattr(self, name), kinds):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         for name, kind in (("time_limit", numbers.Real), ("gap", numbers.Real), ("seed", numbers.Integral), ("verify", numbers.Integral)):
             _options.number(name, getattr(self, name), kind)
@@ -93,7 +95,7 @@ class Options:
 
     def followed(self) -> bool:
         """Does the model's own code run in every step?"""
-        return self.follow and self.steps_on is None and self.device is None
+        return self.follow is not False and self.steps_on is None and self.device is None
 
     def host_bytes(self) -> int:
         return _core.parse_bytes(self.host_budget)
@@ -183,7 +185,7 @@ class _Step:
 
     def __init__(self, source: Source, plain: Any, args: tuple, kwargs: dict, options: Options):
         self._source, self._plain, self._args, self._kwargs = source, plain, args, kwargs
-        self._strict, self._verified = options.on_refuse == "error", options.verify > 0
+        self._strict, self._verified = options.on_refuse == "raise", options.verify > 0
         self._before = self._result = self._form = self.where = None
         try:
             self.inputs, self._form, self.text = _tree.flatten((args, kwargs), "arguments", values=False)
@@ -328,7 +330,7 @@ class Session:
                                         "automatic" if o.solver == "auto" else o.solver, o.time_limit, o.gap, o.seed, o.verify,
                                         o.on_new_shape, o.folder(), _progress, o.device, *o.spill(),
                                         paged, paged and o.weights == "planned", o.most, o.far, o.graph,
-                                        "" if o.steps_on is None else str(o.steps_on), o.followed(), o.on_refuse == "error")
+                                        "" if o.steps_on is None else str(o.steps_on), o.followed(), o.on_refuse == "raise")
         return self._made
 
     def _place_weights(self, model: torch.nn.Module) -> None:
@@ -379,7 +381,7 @@ class Session:
             _refuse_transforms()
             result = self._step(model, plain, inputs, form, text)
         except Refused as e:
-            if self._options.on_refuse == "error":
+            if self._options.on_refuse == "raise":
                 raise
             self._refused.add(key)
             log.warning("this call is not planned: %s", e)
@@ -395,7 +397,7 @@ class Session:
                 _refuse_compiled(model)
                 self._looked = True
         except Refused as why:
-            if self._options.on_refuse == "error":
+            if self._options.on_refuse == "raise":
                 raise
             if str(why) not in self._warned:
                 self._warned.add(str(why))
@@ -427,15 +429,12 @@ class Session:
                 continue
             except Exception as e:
                 self._undo(model, before or attempt.before)
-                if isinstance(e, RuntimeError) and "use_reentrant" in str(e):
-                    raise Refused("torch.utils.checkpoint with use_reentrant=True runs a backward of its own",
-                                  advice="use_reentrant=False, or no checkpoint: the planner decides what is recomputed") from e
                 if isinstance(e, Error) or (attempt.raised is None and before is None):
                     raise
                 args, kwargs = _tree.unflatten(form, iter(inputs))
                 result = plain(*args, **kwargs)  # raises the same, after what it does until then
                 refusal = f"the forward raises {type(e).__name__} when it is captured: {e}"
-                if self._options.on_refuse == "error" and before is None:  # else it is a first call, that computes what it keeps
+                if self._options.on_refuse == "raise" and before is None:  # else it is a first call, that computes what it keeps
                     raise Refused(refusal, source=attempt.where) from e
                 log.warning("this call is not planned: %s", refusal)
                 return result
@@ -513,7 +512,7 @@ class Session:
         old, self._options = self._options, options
         if self._open and old.steps_on is not None and options.steps_on is None:
             _host.leave(self._source.model())
-        if dataclasses.replace(options, budget=old.budget, activation_budget=old.activation_budget, on_refuse=old.on_refuse) != old:
+        if dataclasses.replace(options, budget=old.budget, activation_budget=old.activation_budget) != old:
             self._made = None
         elif self._made is not None and options.limit() != old.limit():
             self._made.set_budget(*options.limit())

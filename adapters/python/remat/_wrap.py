@@ -23,7 +23,8 @@ M = TypeVar("M", bound=torch.nn.Module)
 def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *, budget: int | float | str | None = None,
          activation_budget: int | float | str | None = None, solver: str = "auto", time_limit: float = 20.0, gap: float = 0.005,
          seed: int = 0, verify: int = 0, on_new_shape: Literal["nearest", "plan", "plain", "error"] = "nearest",
-         on_refuse: Literal["error", "warn"] = "error", follow: bool = False, cache: Any = True, offload: Literal["none", "activations", "optimizer", "all", "auto"] = "none",
+         on_refuse: Literal["raise", "warn"] = "warn", follow: bool | None = None, cache: Any = True,
+         offload: Literal["none", "activations", "optimizer", "all", "auto"] = "none",
          weights: Literal["paged", "planned"] = "paged", host_budget: int | float | str | None = None, disk: Any = None,
          disk_budget: int | str | None = None, graph: bool = False, device: str | torch.device | None = None) -> M:
     """Lets `model` train inside a budget of bytes: outputs, gradients, buffers and generator stay those of the plain model, bit by bit.
@@ -38,10 +39,12 @@ def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *,
         two plain runs is not compared: a warning in the log `remat` names it, and the operators that give other bits each time.
     on_new_shape: what a call with other shapes does: "nearest" takes over the decisions of a plan for another shape where it can,
         "plan" plans anew, "plain" runs the model as it is, "error" raises Refused.
-    on_refuse: "warn" runs calls that cannot be planned as they are, and names the cause once; "error" raises Refused before any number is produced.
-    follow: runs the model's own Python in every step, on tensors without data, and compares its calls of operators with the recorded ones. State
-        that it reads or changes, hooks and exceptions are then those of eager mode; a step that takes another path runs as it is, and is recorded
-        the next time. False replays the recorded forward: for forwards that are pure functions of their arguments.
+    on_refuse: "warn" runs steps that cannot be planned as they are, and names the cause once; "raise" raises Refused before any number is
+        produced.
+    follow: True runs the model's own Python in every step, on tensors without data, and compares its calls of operators with the recorded ones.
+        State that it reads or changes, hooks and exceptions are then those of eager mode. Where a step takes another path, it is recorded from
+        there on, and planned at once. False replays the recorded forward: for forwards that are pure functions of their arguments. Default:
+        True, but False where `device` says where steps run.
     offload: "activations" also moves values to a disk and back where that is faster than computing them again, beside the computations;
         "optimizer" keeps states there, of `remat.optimizer(..., model=model)`; "all" does both, and puts weights and gradients into
         files that the system may take out of memory (they count for no budget). "auto" is "none" without a disk, "activations"
@@ -84,8 +87,7 @@ def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *,
     else:
         original = model.__dict__.get("forward")
         session = Session(model, original, options)
-        if options.followed():
-            _patches.install()
+        _patches.install()
         session._run  # says at once what is wrong with an option
         model.__dict__[SLOT] = session
         model.__dict__["forward"] = types.MethodType(_make_forward(original or type(model).forward, original is not None), model)

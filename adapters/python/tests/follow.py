@@ -49,7 +49,7 @@ def trained(make, step, steps, wrap):
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     if wrap is not None:
-        remat.wrap(model, **{"budget": "100%", "time_limit": 1, "cache": False, "follow": True, "on_refuse": "warn", **wrap})
+        remat.wrap(model, **{"budget": "100%", "time_limit": 1, "cache": False, **wrap})
     found = []
     for k in range(steps):
         torch.manual_seed(k + 1)
@@ -389,7 +389,7 @@ class Backward(Test):
         self.check(Net, two_losses)
 
     def test_a_freed_graph(self):
-        model = remat.wrap(Net(), follow=True)
+        model = remat.wrap(Net())
         loss = model(torch.randn(8, 16)).sum()
         loss.backward()
         with self.assertRaisesRegex(RuntimeError, "second time"):
@@ -458,14 +458,14 @@ class Backward(Test):
 
 
 class Strict(Test):
-    """on_refuse="error": no number is produced, and all is left as it was."""
+    """on_refuse="raise": no number is produced, and all is left as it was."""
 
     def test_named(self):
         class Asks(Net):
             def act(self, h):
                 return h if h.sum().item() > 0 else -h  # the line
 
-        model, x = remat.wrap(Asks(), follow=True, on_refuse="error", cache=False), torch.randn(8, 16)
+        model, x = remat.wrap(Asks(), on_refuse="raise", cache=False), torch.randn(8, 16)
         before, state = [b.clone() for b in model.buffers()], torch.get_rng_state()
         with self.assertRaises(remat.Refused) as e:
             model(x)
@@ -481,7 +481,7 @@ class Strict(Test):
                 except Exception:  # hides nothing
                     return h
 
-        model = remat.wrap(Reads(), follow=True, on_refuse="error", cache=False)
+        model = remat.wrap(Reads(), on_refuse="raise", cache=False)
         with self.assertRaisesRegex(remat.Refused, "numpy"):
             model(x)
         self.assertTrue(same(before, list(model.buffers())))
