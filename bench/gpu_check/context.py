@@ -65,8 +65,8 @@ class Context:
         return ("passed", "") if good else ("failed", "the goal is missed")
 
     def options(self) -> dict:
-        """For `remat.wrap`: a limit for searches, so that parts end in time."""
-        return {"time_limit": 1 if self.tiny else 6}
+        """For `remat.wrap`: a limit for searches, so that parts end in time; and nothing runs unplanned in silence."""
+        return {"time_limit": 1 if self.tiny else 6, "on_refuse": "raise"}
 
 
 def deterministic() -> None:

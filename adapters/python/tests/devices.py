@@ -133,7 +133,7 @@ def check_fallback():
         warnings.simplefilter("always")
         assert train_scaled({"graph": True}) == train_scaled(None)
     assert ["scale is on cpu" in str(w.message) for w in told if "not captured" in str(w.message)] == [True], told
-    model = remat.wrap(torch.nn.Linear(4, 4), cache=False, graph=True)
+    model = remat.wrap(torch.nn.Linear(4, 4), cache=False, graph=True, on_refuse="raise")
     try:
         model(torch.randn(2, 4))
     except remat.Refused as e:

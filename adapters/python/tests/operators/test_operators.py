@@ -109,7 +109,7 @@ def run(make, sample, times=1, **options):
     batches = [tuple(t.detach().clone().requires_grad_(t.requires_grad) for t in tensors_of(sample) * times) for _ in range(2)]
     model = make(sample)
     if options:
-        remat.wrap(model, time_limit=1, on_new_shape="plan", **options)
+        remat.wrap(model, time_limit=1, on_new_shape="plan", on_refuse="raise", **options)
     done = train(model, batches, optimizer=None)
     return done, [[content(t.grad) for t in b] for b in batches], remat.of(model).plan if options else None
 
@@ -218,7 +218,7 @@ HEAD = """# Operators
 
 Every operator of PyTorch's own tests that has a derivative on the CPU, {all} of them, is captured, replayed and recomputed bit by
 bit as eager mode computes it, with the exceptions below. None of them gives other numbers: after `refused` stands what `remat.Refused`
-says, and with `on_refuse="warn"` such a model trains as it is. `amax` and `amin` can stand for `max` and `min` of a whole tensor,
+says with `on_refuse="raise"`; without, such a model trains as it is. `amax` and `amin` can stand for `max` and `min` of a whole tensor,
 `torch.where` for boolean masks.
 
 `adapters/python/tests/operators/test_operators.py` checks all of it, this table included; run as a program, it writes the table.

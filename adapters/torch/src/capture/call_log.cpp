@@ -80,27 +80,46 @@ void still_generator::set(const std::string& state) const {
 void still_generator::rewind() const {
   if (now() != start_) set(start_);
 }
-bool still_generator::is_at(const draw_origin& origin) {
-  auto state = now();
-  if (origin.from == generator_origin::fixed) {
-    if (state != text_of(origin.state)) return false;
-  } else if (origin.from == generator_origin::forward) {
-    if (state != start_) return false;
-  } else if (origin.from != generator_origin::next || state != place_) {
-    return false;
+bool still_generator::is_at(const draw_origin& origin) const {
+  const auto state = now();
+  switch (origin.from) {
+    case generator_origin::next:
+      return state == place_;
+    case generator_origin::forward:
+      return state == start_;
+    case generator_origin::fixed:
+      return state == text_of(origin.state);
+    case generator_origin::before:
+      return std::any_of(from_.begin(), from_.end(),
+                         [&](const auto& draw) { return draw.first == origin.call && draw.second == state; });
+    default:
+      return false;
   }
-  place_ = std::move(state);
-  return true;
+}
+void still_generator::draw(std::size_t call) {
+  from_.emplace_back(call, now());
+  place_ = unlikely_state(generator_, from_.size());
+  set(place_);
 }
 
 call_log::call_log(c10::Device on) : generator_(on) {}
 
 void call_log::add(std::size_t call, const c10::OperatorHandle& op, std::vector<c10::IValue> arguments,
                    std::vector<c10::IValue> results, const std::optional<draw_origin>& draws, bool done) {
-  std::string put;
-  if (draws && draws->from == generator_origin::fixed) put = text_of(draws->state);
-  if (draws && draws->from == generator_origin::forward) put = generator_.start();
+  auto put = draws ? set_before(call, *draws) : std::string();
   calls_.push_back({call, op, std::move(arguments), std::move(results), at::GradMode::is_enabled(), std::move(put), done});
+}
+
+std::string call_log::set_before(std::size_t call, const draw_origin& draws) {
+  std::string put;
+  if (draws.from == generator_origin::fixed) put = text_of(draws.state);
+  if (draws.from == generator_origin::forward) put = generator_.start();
+  if (draws.from == generator_origin::before)
+    for (const auto& [other, from] : drawn_)
+      if (other == draws.call) put = from;
+  const bool first = drawn_.empty() && draws.from == generator_origin::next;
+  drawn_.emplace_back(call, first ? generator_.start() : put);
+  return put;
 }
 
 void call_log::hide(const c10::Storage& s) {
@@ -126,6 +145,7 @@ const call_log::saved_storage* call_log::exposed(const at::Tensor& t) const {
 }
 
 bool call_log::saved_storage::touched() const {
+  const plain_kernels kernels;
   return storage.nbytes() != data.nbytes() || !same_bytes(data.new_empty({0}).set_(storage), data);
 }
 

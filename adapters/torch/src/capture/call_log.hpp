@@ -21,14 +21,17 @@ namespace remat::pytorch::detail {
 
 inline std::string text_of(const content& c) { return {reinterpret_cast<const char*>(c.data()), c.size()}; }
 
-/// The generator of a device during a forward, or a backward, whose draws come later: it moves only if the module sets it.
+/// The generator of a device during a forward, or a backward, whose draws come later. Each of these moves it to a state that nobody
+/// knows, so that one that the module sets is told from it, the same one once more too.
 class still_generator {
  public:
   explicit still_generator(c10::Device on);
   std::string now() const;
   void set(const std::string& state) const;
-  /// Is it where `origin` has it? That is its place from then on.
-  bool is_at(const draw_origin& origin);
+  /// Is it where `origin` has it?
+  bool is_at(const draw_origin& origin) const;
+  /// A call draws.
+  void draw(std::size_t call);
   const std::string& start() const { return start_; }
   /// It is where it was at the beginning, and nobody has set it.
   void restart() { place_ = start_; }
@@ -39,7 +42,8 @@ class still_generator {
 
  private:
   at::Generator generator_;
-  std::string start_, place_;  ///< beside the memory that the budget is for
+  std::string start_, place_;                             ///< beside the memory that the budget is for
+  std::vector<std::pair<std::size_t, std::string>> from_;  ///< calls that draw, and the states that they found
 };
 
 /// The module's Python has run on hollow tensors: operators were called, no kernel has run. `fill` runs the kernels in the order
@@ -106,7 +110,11 @@ class call_log {
  private:
   static void run(const entry& c);
 
+  /// The state that the module has put the generator into before a call; empty: none.
+  std::string set_before(std::size_t call, const draw_origin& draws);
+
   still_generator generator_;
+  std::vector<std::pair<std::size_t, std::string>> drawn_;  ///< calls that draw, and from which state; empty: nobody knows
   std::vector<entry> calls_;
   std::vector<at::Tensor> held_;
   std::vector<c10::Storage> hidden_;

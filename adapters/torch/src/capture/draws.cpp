@@ -8,6 +8,7 @@
 
 #include <cstring>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <random>
 
@@ -34,6 +35,8 @@ at::Tensor unlikely_state(const at::Generator& like) {
   return state_of(like, std::uint64_t{entropy()} << 32 | entropy());
 }
 
+std::string text_of(const at::Tensor& state) { return {static_cast<const char*>(state.const_data_ptr()), state.nbytes()}; }
+
 /// The engine of the host's generator in a state.
 at::mt19937 engine_in(const at::Generator& like, const at::Tensor& state) {
   auto g = like.clone();
@@ -42,6 +45,18 @@ at::mt19937 engine_in(const at::Generator& like, const at::Tensor& state) {
 }
 
 }  // namespace
+
+const std::string& unlikely_state(const at::Generator& like, std::size_t i) {
+  static std::mutex mutex;
+  static std::map<std::pair<c10::DeviceType, std::size_t>, std::string> states;
+  const std::lock_guard lock(mutex);
+  auto& state = states[{like.device().type(), i}];
+  if (state.empty()) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    state = text_of(unlikely_state(like));
+  }
+  return state;
+}
 
 draw_log::draw_log(c10::Device device) : generator_(at::globalContext().defaultGenerator(device)), device_(device) {
   start_ = state();

@@ -17,6 +17,9 @@ namespace remat::pytorch::detail {
 
 bool same_bytes(const at::Tensor& a, const at::Tensor& b);
 
+/// A state of the generator that no program has by chance, another one for each `i`.
+const std::string& unlikely_state(const at::Generator& like, std::size_t i);
+
 /// Tells states of the generator by the draws of the step. Leaves it as the user had it, but for what other threads draw.
 class draw_log {
  public:

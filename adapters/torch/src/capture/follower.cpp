@@ -134,6 +134,7 @@ class follower final : public c10::DebugInfoBase {
     const auto& c = call();
     const auto n = c.arguments.size(), first = stack.size() - n;
     for (const auto& o : c.operands) take(o, tensor_at(stack, first, o));
+    if (c.draws) generator().draw(at_);
     if (candidates_[current_].what->runs[at_]) {
       if (std::any_of(c.operands.begin(), c.operands.end(), [&](const auto& o) { return o.written && read_[o.view.value]; })) {
         diverge(op.schema().name() + " writes a constant that a call before it reads");
@@ -323,6 +324,7 @@ class follower final : public c10::DebugInfoBase {
     const auto first = stack.size() - c.arguments.size();
     for (const auto& o : c.operands) take(o, tensor_at(stack, first, o));
     if (!late_.empty()) diverge(op.schema().name() + ": another constant than planned");
+    if (c.draws) generator().draw(at_);
     for (const auto& o : c.operands) written_[o.view.value] = written_[o.view.value] || o.written;
     if (candidates_[current_].what->runs[at_]) {
       for (const auto& o : c.operands)

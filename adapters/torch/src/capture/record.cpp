@@ -102,17 +102,17 @@ trace rest(recorder& r, std::vector<at::Tensor> returned, std::vector<at::Tensor
     if (same == outputs.end()) outputs.push_back(returned[i]);
   }
   returned.clear();
+  graph_contents graph;
   if (run != nullptr) {
     const c10::impl::IncludeDispatchKeyGuard key(record_key);
-    run->end_forward(r, outputs);
+    graph = contents_of(outputs, arguments);
+    run->end_forward(r, outputs, graph.code);
   }
   if (!before.hold()) {
     if (run != nullptr) before.release();
     throw cannot_capture("the module writes `.grad` of a parameter in its forward (a backward of its own); call it in the loop");
   }
-  if (run != nullptr)
-    if (const auto told = contents_of(outputs, arguments).observer; !told.empty())
-      throw cannot_capture(told + " is to be told of gradients");
+  if (!graph.observer.empty()) throw cannot_capture(graph.observer + " is to be told of gradients");
   trace ends;
   try {
     ends = record_backward(r, std::exchange(outputs, {}), std::move(results), parameters, std::move(arguments), uses,

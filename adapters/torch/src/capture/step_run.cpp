@@ -88,8 +88,9 @@ bool step_run::is_output(const at::Tensor& t) const {
   return std::any_of(outputs_.begin(), outputs_.end(), [&](const auto& o) { return o.is_same(t); });
 }
 
-void step_run::end_forward(recorder& r, const std::vector<at::Tensor>& outputs) {
+void step_run::end_forward(recorder& r, const std::vector<at::Tensor>& outputs, bool foreign) {
   outputs_ = outputs;
+  foreign_ = foreign;
   std::vector<std::size_t> held;
   for (auto& [id, t] : r.made()) {
     if (is_output(t)) continue;
@@ -124,15 +125,17 @@ void step_run::finish_eagerly() {
 
 bool step_run::add_kept(trace& t) {
   if (made_.empty()) return false;
-  log_->each_result([](const at::Tensor& x, int) {
-    if (x.requires_grad() && !x.is_leaf()) ::torch::autograd::impl::set_gradient_edge(x, {});
-  });
-  const auto own = references();
+  if (foreign_) log_->each_result([](const at::Tensor& x, int) {
+      if (x.requires_grad() && !x.is_leaf()) ::torch::autograd::impl::set_gradient_edge(x, {});
+    });
+  const auto own = foreign_ ? references() : decltype(references())();
   bool any = false;
   for (const auto& m : made_) {
-    const bool wrapped = m.tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() != nullptr;
-    const auto ours = own.at(m.tensor.unsafeGetTensorImpl()) + (wrapped ? 1 : 0);
-    if (m.tensor.use_count() <= ours && !held_by_python(m.tensor)) continue;
+    if (foreign_) {
+      const bool wrapped = m.tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() != nullptr;
+      const auto ours = own.at(m.tensor.unsafeGetTensorImpl()) + (wrapped ? 1 : 0);
+      if (m.tensor.use_count() <= ours && !held_by_python(m.tensor)) continue;
+    }
     any = true;
     t.outputs.push_back(m.view);
     t.output_versions.push_back(m.version);
@@ -145,7 +148,7 @@ bool step_run::add_kept(trace& t) {
     outputs_.push_back(m.tensor);
   }
   made_.clear();
-  tensors_.clear();
+  if (foreign_) tensors_.clear();
   return any;
 }
 

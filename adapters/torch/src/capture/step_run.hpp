@@ -54,13 +54,14 @@ class step_run {
 
   /// The forward has ended: notes what it has made.
   /// @param outputs each tensor that it has returned, once
-  void end_forward(recorder& r, const std::vector<at::Tensor>& outputs);
+  /// @param foreign code in its graph is not PyTorch's own, and may hold tensors
+  void end_forward(recorder& r, const std::vector<at::Tensor>& outputs, bool foreign);
   /// How often this refers to tensors.
   std::unordered_map<const c10::TensorImpl*, std::size_t> references() const;
   /// The step is not planned: gives all tensors of the forward their data, for the graph that it has built.
   void finish_eagerly();
-  /// Adds tensors that the module keeps as further outputs that need no gradient. To tell them from those that the graph holds,
-  /// the graph is taken from all tensors if Python holds any.
+  /// Adds tensors that the module keeps as further outputs that need no gradient. To tell them from those that foreign code in the
+  /// graph holds, the graph is taken from all tensors then.
   /// @param t gets them
   /// @return there are some
   bool add_kept(trace& t);
@@ -86,7 +87,7 @@ class step_run {
   std::vector<made_tensor> made_;
   std::vector<std::pair<at::Tensor, int64_t>> versions_;  ///< of tensors from outside, after the forward
   std::string why_;
-  bool strict_, threw_ = false;
+  bool strict_, threw_ = false, foreign_ = false;
 };
 
 }  // namespace remat::pytorch::detail

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps that take other paths than the ones before are recorded from where they leave those, and are as in eager mode, bit by bit."""
+
+import logging
+import os
+import random
+import threading
+import unittest
+
+import torch
+from follow import Net, Test, backward, same, trained
+from torch import nn
+
+import remat
+
+
+class Paths(Test):
+    def planned(self, make, step=backward, steps=8):
+        """Like `check`. No step runs as it is."""
+        with self.assertNoLogs("remat", logging.WARNING):
+            return self.check(make, step, steps)
+
+    def test_layers_that_are_dropped(self):
+        """A number of new paths, more than are kept; buffers, draws and constants before and behind where they part."""
+        class Drops(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers, self.last = nn.ModuleList(nn.Linear(16, 16) for _ in range(6)), nn.Linear(16, 16)
+                self.norm, self.drop = nn.BatchNorm1d(16), nn.Dropout(0.2)
+                self.random = random.Random(1)
+
+            def forward(self, x):
+                for layer in self.layers:
+                    if self.random.random() < 0.4:
+                        x = self.norm(x + self.drop(layer(x)).tanh())
+                scale = self.random.choice((1, 2))
+                return self.last(x if scale == 1 else x * torch.tensor(float(scale) + self.random.random()))
+
+        self.planned(Drops, steps=30)
+
+    def test_what_is_new(self):
+        """From some step on: shorter, longer, other operators, a tensor that is kept, a buffer that is written."""
+        def shorter(model, h, new):
+            return h if new else h.tanh().relu()
+
+        def longer(model, h, new):
+            return h.tanh().relu() if new else h.tanh()
+
+        def other(model, h, new):
+            return h.relu() if new else h.tanh()
+
+        def kept(model, h, new):
+            y = h.tanh()
+            model.kept = y.detach() if new else None
+            return y
+
+        def written(model, h, new):
+            return model.norm(h) if new else h
+
+        def in_place(model, h, new):
+            return h.mul(2).relu_() if new else h.mul(2)
+
+        def drawn(model, h, new):
+            return h * torch.rand_like(h) if new else h
+
+        def from_constants(model, h, new):
+            table = torch.arange(48.0).sin()
+            return h + (table.add_(h.detach().mean()) if new else table)
+
+        def inner_gradient(model, h, new):
+            leaf = h.detach().requires_grad_()
+            (g,) = torch.autograd.grad(leaf.square().sum() if new else leaf.tanh().sum(), leaf)
+            return h * g
+
+        for act in (shorter, longer, other, kept, written, in_place, drawn, from_constants, inner_gradient):
+            class Changes(Net):
+                def begin(self):
+                    self.steps, self.kept = 0, None
+
+                def act(self, h):
+                    self.steps += 1
+                    return act(self, h, self.steps in (3, 4, 6))
+
+            with self.subTest(act.__name__):
+                self.planned(Changes, lambda m, x, k: (backward(m, x, k), [] if m.kept is None else [m.kept])[1])
+
+    def test_what_cannot_be_recorded(self):
+        """Some steps ask for a value behind a new operator: these run as they are, and the others stay planned."""
+        class Asks(Net):
+            def begin(self):
+                self.steps = 0
+
+            def act(self, h):
+                self.steps += 1
+                return h.tanh() * h.detach().sum().item() if self.steps in (3, 5, 6) else h.tanh()
+
+        with self.assertLogs("remat", logging.WARNING) as seen:
+            self.check(Asks, steps=9)
+        self.assertEqual(len(seen.output), 1)
+        self.assertIn("aten::_local_scalar_dense", seen.output[0])
+
+    def test_errors(self):
+        """A forward raises, on a known path and behind a new operator; the next steps are as in eager mode."""
+        class Raises(Net):
+            def begin(self):
+                self.steps = 0
+
+            def act(self, h):
+                self.steps += 1
+                y = self.norm(h).relu() if self.steps == 5 else h.tanh()
+                if self.steps in (3, 5):
+                    raise ValueError("on purpose")
+                return y
+
+        def step(model, x, k):
+            try:
+                backward(model, x, k)
+            except ValueError:
+                for p in model.parameters():
+                    p.grad = torch.zeros_like(p)
+
+        self.planned(Raises, step)
+
+    def test_memory_written_without_operators(self):
+        """Through numpy: constants before and behind their first use, small and large, and a buffer."""
+        def before(model, h, k):
+            a = torch.zeros(48)
+            a.numpy()[:] = k
+            return h * a
+
+        def behind(model, h, k):
+            a = torch.zeros(48)
+            h = h + a
+            a.numpy()[:] = k
+            return h * a
+
+        def twice(model, h, k):
+            a = torch.zeros(48)
+            memory = a.numpy()
+            memory[:] = k
+            h = h + a
+            memory[:] = k + 1
+            return h * a
+
+        def written_then(model, h, k):
+            a = torch.zeros(h.shape)
+            if k > 2:
+                a.numpy()[0, 0] = k
+            a.add_(h.detach())
+            return h * a * (a.numpy().sum().item() if k > 3 else 2.0)
+
+        def large(model, h, k):
+            a = torch.zeros(3, 600, 600)
+            a[0, 0, 0] = 3
+            if k > 2:
+                a.add_(h.detach().mean())
+            return h * (a.numpy()[0, 0, 0].item() if k == 4 else a.mean())
+
+        def buffer(model, h, k):
+            h = h * model.scale
+            model.scale.numpy()[:] = k
+            return h * model.scale
+
+        def unused(model, h, k):
+            torch.ones(3).numpy()[:] = k
+            return h * model.scale
+
+        for act in (before, behind, twice, written_then, large, buffer, unused):
+            class Writes(Net):
+                def begin(self):
+                    self.steps = 0
+                    self.register_buffer("scale", torch.ones(48))
+
+                def act(self, h):
+                    self.steps += 1
+                    return act(self, h, self.steps).tanh()
+
+            with self.subTest(act.__name__):
+                self.check(Writes, steps=6)
+
+    def test_threads(self):
+        """Two models, each on a thread of its own, leave their paths at the same time."""
+        class Turns(Net):
+            def begin(self):
+                self.steps = 0
+
+            def act(self, h):
+                self.steps += 1
+                return h.relu() if self.steps % 2 else h.tanh()
+
+            def forward(self, x):
+                return self.last(self.act(self.first(x)))
+
+        def made():
+            torch.manual_seed(0)
+            return Turns()
+
+        def run(model, found):
+            x = torch.linspace(-1, 1, 512).view(32, 16)
+            for _ in range(12):
+                model.zero_grad()
+                model(x).square().mean().backward()
+                found.append([p.grad.clone() for p in (*model.first.parameters(), *model.last.parameters())])
+
+        models, found = [made(), *(remat.wrap(made(), cache=False) for _ in range(2))], [[], [], []]
+        run(models[0], found[0])
+        threads = [threading.Thread(target=run, args=of) for of in zip(models[1:], found[1:])]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        for other in found[1:]:
+            self.assertEqual(len(other), 12)
+            self.assertTrue(all(same(a, b) for a, b in zip(found[0], other)))
+
+
+class Any(nn.Module):
+    """What one step does, as a list of small programs; another list in each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.norm, self.drop = nn.BatchNorm1d(16), nn.Dropout(0.3)
+        self.register_buffer("sum", torch.zeros(16))
+        self.old, self.program = None, []
+
+    def forward(self, x):
+        for part in self.program:
+            x = PARTS[part](self, x)
+        return x
+
+
+def accumulate(m, x):
+    with torch.no_grad():
+        m.sum += x.mean(0)
+    return x + m.sum
+
+
+def keep(m, x):
+    y = x if m.old is None else x + m.old
+    m.old = y.detach()
+    return y
+
+
+def scatter(m, x):
+    out = torch.zeros(16, x.shape[0])
+    return x + out.index_add_(0, torch.arange(16), x.detach().t()).t()
+
+
+def by_hand(m, x):
+    a = torch.empty(16)
+    a.numpy()[:] = len(m.program)
+    return x * a
+
+
+PARTS = {
+    "linear": lambda m, x: m.layers[0](x).tanh(), "again": lambda m, x: m.layers[0](x).sin(), "second": lambda m, x: m.layers[1](x),
+    "third": lambda m, x: m.layers[2](x).sigmoid(), "norm": lambda m, x: m.norm(x), "drop": lambda m, x: m.drop(x),
+    "draw": lambda m, x: x * torch.rand(16), "view": lambda m, x: x.t().contiguous().t() * 2, "in place": lambda m, x: x.mul(1.5).tanh_(),
+    "turned": lambda m, x: x.clone().transpose_(0, 1).t(), "sum": accumulate, "keep": keep, "scatter": scatter, "by hand": by_hand,
+    "number": lambda m, x: x * float(len(m.program)), "tensor": lambda m, x: x + torch.tensor(float(len(m.program))),
+    "ask": lambda m, x: x * (1 + x.detach().abs().sum().item()), "mask": lambda m, x: x * (x.detach() > 0),
+    "seed": lambda m, x: (torch.manual_seed(len(m.program)), x * torch.rand(()))[1],
+    "detached": lambda m, x: x + x.detach().cos(), "no gradient": lambda m, x: x + torch.no_grad()(m.layers[1])(x),
+    "gradient": lambda m, x: x + torch.autograd.grad((y := x.detach().requires_grad_()).sin().sum(), y)[0],
+}
+#: What keeps a step from being planned.
+UNPLANNED = {"ask"}
+
+
+class RandomPaths(unittest.TestCase):
+    def test_programs(self):
+        """Random programs, of which steps change, insert and drop a part, or come back to an earlier one."""
+        logging.getLogger("remat").setLevel(logging.ERROR)
+        self.addCleanup(logging.getLogger("remat").setLevel, logging.NOTSET)
+        for seed in range(300 if os.environ.get("REMAT_FULL") == "1" else 25):
+            choose, program = random.Random(seed), []
+            known = sorted(PARTS.keys() - UNPLANNED) if seed % 3 else sorted(PARTS)
+            programs = []
+            for _ in range(8):
+                kind = choose.random()
+                if not program:
+                    program = ["linear", *choose.choices(known, k=5), "second"]
+                elif kind < 0.2:
+                    program = choose.choice(programs)
+                elif kind < 0.8:
+                    at = choose.randrange(1, len(program))
+                    program = program[:at] + choose.choices(known, k=choose.randrange(3)) + program[at + choose.randrange(2):]
+                programs.append(program)
+
+            def step(model, x, k):
+                model.program = programs[k]
+                backward(model, x / 8, k)
+
+            with self.subTest(seed=seed, programs=programs):
+                _, plain = trained(Any, step, len(programs), None)
+                _, planned = trained(Any, step, len(programs), {})
+                for k, (a, b) in enumerate(zip(plain, planned, strict=True)):
+                    self.assertTrue(same(a, b), f"step {k}")
+
+
+if __name__ == "__main__":
+    unittest.main()
