@@ -56,6 +56,8 @@ struct setup {
   std::size_t graph = 0;  ///< hash of the program without sizes
   std::shared_ptr<const plan> store_all;
   bytes_t parameter_bytes = 0, buffer_bytes = 0, constants = 0;
+  bytes_t copy_bytes = 0;  ///< of what a step writes, while the forward may have to run once more; and results of calls that run
+                           ///< while it is followed
   double capture_seconds = 0;
   std::shared_ptr<setup> adding, giving;                 ///< the same step for `accumulating` and `giving`, once they are needed
   std::atomic<bool> given_early = false;                 ///< it is the latter

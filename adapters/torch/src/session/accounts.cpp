@@ -15,7 +15,8 @@ namespace remat::pytorch {
 pytorch::report accounts::held(const setup& s, const std::vector<at::Tensor>& inputs) const {
   pytorch::report r;
   r.parameters = s.parameter_bytes;
-  r.buffers = s.buffer_bytes;
+  r.buffers = s.buffer_bytes + s.copy_bytes;
+  r.copies = s.copy_bytes;
   r.inputs = unpaged_bytes(inputs);
   r.constants = s.constants;
   r.optimizer = options_.optimizer;
@@ -60,7 +61,8 @@ void accounts::on(pytorch::device& d) {
   for_tensors_ = d.which().is_cpu() ? 0 : d.free_bytes() + d.use().live - d.workspaces();
 }
 
-bytes_t accounts::budget(bytes_t held, bytes_t gradients, bool begins) const {
+bytes_t accounts::budget(const pytorch::report& fixed, bytes_t gradients, bool begins) const {
+  const auto held = fixed.held() - fixed.gradients;
   const auto& b = options_.budget;
   if (b.share_of == share::device && for_tensors_ == 0)
     throw bad_option("the budget is a share of a device, but the step runs on the host");
@@ -71,7 +73,7 @@ bytes_t accounts::budget(bytes_t held, bytes_t gradients, bool begins) const {
     if (r->run->in_flight()) plain += r->kind->store_all->run->needed_bytes();
   plain = begins ? plain + largest_plain : std::max(plain, largest_plain);
   const auto bytes = b.total          ? *b.total
-                     : b.for_the_step ? held + gradients + *b.for_the_step
+                     : b.for_the_step ? held - fixed.copies + gradients + *b.for_the_step
                                       : held + gradients + outputs_of_before +
                                             static_cast<bytes_t>(std::ceil(b.share * static_cast<double>(plain)));
   return std::min(options_.most, bytes);

@@ -93,7 +93,7 @@ std::shared_ptr<runner> session::state::acquire(const std::shared_ptr<setup>& s,
     if (r->kind != s || r->run->in_flight() || r->what->superseded) continue;
     const auto need = r->what->run->needed_bytes();
     const auto gradients = memory.gradients();
-    if (fixed + gradients + need + memory.others(r.get()) > memory.budget(fixed, gradients, true)) continue;
+    if (fixed + gradients + need + memory.others(r.get()) > memory.budget(last_held, gradients, true)) continue;
     if (!memory.vacate(*r->run->memory())) continue;
     last_held.gradients = gradients;
     return r;
@@ -177,7 +177,7 @@ std::pair<bytes_t, bytes_t> session::state::room(const setup& s) {
   last_held.gradients = memory.gradients();
   const auto others = memory.others();
   // Gradients that stayed behind in an arena count there; a relative budget has them on top in any case.
-  const auto most = memory.budget(fixed, last_held.gradients + memory.behind(), true);
+  const auto most = memory.budget(last_held, last_held.gradients + memory.behind(), true);
   const auto available = most - fixed - last_held.gradients - others;
   const auto held_bytes = fixed + last_held.gradients + others;
   if (available < 0) fail_over_budget(s, *leanest(s, searching()), held_bytes + available, held_bytes);

@@ -381,8 +381,7 @@ std::vector<pytorch::report> session::reports() const {
 pytorch::report session::state::report(const setup& s, const plan& p) const {
   auto r = last_held;
   const auto& run = *p.run;
-  const auto fixed = r.held() - r.gradients;
-  r.budget = memory.budget(fixed, r.gradients, false);
+  r.budget = memory.budget(r, r.gradients, false);
   r.left = r.budget - r.held();
   r.arena = run.arena_bytes();
   r.live_peak = run.live_peak();

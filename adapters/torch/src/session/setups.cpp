@@ -315,10 +315,16 @@ void session::state::complete(setup& s) {
   s.parameter_bytes = unpaged_bytes(other_than(weights, s.parameters));
   s.buffer_bytes = unpaged_bytes(other_than(weights, s.buffers));
   for (const auto& c : s.step->constants) s.constants += allocated_bytes(on.which(), static_cast<bytes_t>(c.size()));
-  // Copies, as long as the forward may have to run once more.
-  const auto copied = [&](c10::Device d, bytes_t bytes) { s.buffer_bytes += allocated_bytes(d, bytes); };
+  const auto copied = [&](c10::Device d, bytes_t bytes) { s.copy_bytes += allocated_bytes(d, bytes); };
   if (s.forward) {
     for (auto k : s.forward->writes) copied(s.step->slots[k].type.device, s.step->values[s.step->slots[k].value].bytes);
+    const auto& t = *s.forward->recorded;
+    std::set<index_t> made;
+    for (std::size_t i = 0; i < t.calls.size(); ++i)
+      if (s.forward->runs[i])
+        for (const auto& r : t.calls[i].results) made.insert(r.view.value);
+    for (auto v : made)
+      if (t.storages[v].slot == none) copied(t.storages[v].device, t.storages[v].bytes);
   } else {
     for (const auto& b : s.buffers) copied(b.device(), static_cast<bytes_t>(b.nbytes()));
     for (const auto& w : s.step->written)

@@ -52,7 +52,8 @@ class budget {
 struct report {
   bytes_t parameters = 0, inputs = 0, constants = 0, optimizer = 0;
   bytes_t workspaces = 0;        ///< that libraries keep on an accelerator
-  bytes_t buffers = 0;           ///< twice, as a step may have to put back what it writes
+  bytes_t buffers = 0;           ///< with the copies
+  bytes_t copies = 0;            ///< of what the step writes, as it may have to put that back; and results of calls that run at once
   bytes_t gradients = 0;         ///< that existed when the step began
   bytes_t budget = 0;            ///< for all of it
   bytes_t left = 0;              ///< of the budget, for activations, outputs and new gradients
