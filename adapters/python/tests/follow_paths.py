@@ -99,6 +99,25 @@ class Paths(Test):
         self.assertEqual(len(seen.output), 1)
         self.assertIn("aten::_local_scalar_dense", seen.output[0])
 
+    def test_values_that_a_backward_asks_for(self):
+        """That of cumprod asks whether there are zeros among the inputs."""
+        class Products(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.scale = nn.Parameter(torch.ones(16))
+
+            def forward(self, x):
+                return torch.cumprod(x, 0) * self.scale
+
+        def step(model, x, k):
+            x = x.abs() + 0.5
+            if k in (2, 3):
+                x[1, 2] = 0
+            backward(model, x.requires_grad_(), k)
+            return [x.grad]
+
+        self.check(Products, step, steps=6)
+
     def test_errors(self):
         """A forward raises, on a known path and behind a new operator; the next steps are as in eager mode."""
         class Raises(Net):

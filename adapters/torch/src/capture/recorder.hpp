@@ -507,8 +507,9 @@ class recorder {
     });
     const bool ask = std::any_of(c.operands.begin(), c.operands.end(),
                                  [&](const auto& o) { return contents_[o.view.value] != contents::constant; });
+    const bool asks_again = log_ == nullptr || trace_.backward == 0;  // nobody asks in planned backwards of a training step
     for (const auto& o : c.operands)
-      if (ask && (!numbers || !told_[o.view.value]))
+      if (ask && (!numbers || !told_[o.view.value] || !asks_again))
         refuse(name, "depends on the values of an activation, an input, a parameter or a buffer; a plan needs a fixed graph");
     return ask;
   }
