@@ -21,8 +21,8 @@ namespace remat::pytorch::detail {
 
 inline std::string text_of(const content& c) { return {reinterpret_cast<const char*>(c.data()), c.size()}; }
 
-/// The generator of a device during a forward, or a backward, whose draws come later. Each of these moves it to a state that nobody
-/// knows, so that one that the module sets is told from it, the same one once more too.
+/// The generator of a device during a forward, or a backward, whose draws come later. Each of these moves it to a state that
+/// nobody knows, so that one that the module sets is told from it, the same one once more too.
 class still_generator {
  public:
   explicit still_generator(c10::Device on);
@@ -42,7 +42,7 @@ class still_generator {
 
  private:
   at::Generator generator_;
-  std::string start_, place_;                             ///< beside the memory that the budget is for
+  std::string start_, place_;                              ///< beside the memory that the budget is for
   std::vector<std::pair<std::size_t, std::string>> from_;  ///< calls that draw, and the states that they found
 };
 

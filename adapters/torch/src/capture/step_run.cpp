@@ -125,7 +125,8 @@ void step_run::finish_eagerly() {
 
 bool step_run::add_kept(trace& t) {
   if (made_.empty()) return false;
-  if (foreign_) log_->each_result([](const at::Tensor& x, int) {
+  if (foreign_)
+    log_->each_result([](const at::Tensor& x, int) {
       if (x.requires_grad() && !x.is_leaf()) ::torch::autograd::impl::set_gradient_edge(x, {});
     });
   const auto own = foreign_ ? references() : decltype(references())();

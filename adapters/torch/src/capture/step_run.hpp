@@ -60,8 +60,8 @@ class step_run {
   std::unordered_map<const c10::TensorImpl*, std::size_t> references() const;
   /// The step is not planned: gives all tensors of the forward their data, for the graph that it has built.
   void finish_eagerly();
-  /// Adds tensors that the module keeps as further outputs that need no gradient. To tell them from those that foreign code in the
-  /// graph holds, the graph is taken from all tensors then.
+  /// Adds tensors that the module keeps as further outputs that need no gradient. To tell them from those that foreign code in
+  /// the graph holds, the graph is taken from all tensors then.
   /// @param t gets them
   /// @return there are some
   bool add_kept(trace& t);

@@ -33,10 +33,10 @@ class accounts {
   bytes_t others(const runner* but = nullptr) const;
   /// Arenas that are there for gradients in them only.
   bytes_t behind() const;
-  /// The budget in bytes. Relative ones leave out what is held, the gradients and the outputs of before that there are; in percent they are
-  /// of the largest plain step so far: the last batch of an epoch, smaller than the others, may take what these take. Those in
-  /// flight beside it add what they would take.
-  /// Shares of an accelerator's memory are of what is there for tensors: free, or taken by tensors of this process.
+  /// The budget in bytes. Relative ones leave out what is held, the gradients and the outputs of before that there are; in
+  /// percent they are of the largest plain step so far: the last batch of an epoch, smaller than the others, may take what these
+  /// take. Those in flight beside it add what they would take. Shares of an accelerator's memory are of what is there for
+  /// tensors: free, or taken by tensors of this process.
   /// @param fixed  what is held; its gradients do not count
   /// @param begins a step does
   bytes_t budget(const pytorch::report& fixed, bytes_t gradients, bool begins) const;
