@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import copy
 import dataclasses
@@ -11,6 +12,7 @@ import functools
 import logging
 import numbers
 import sys
+import threading
 import traceback
 import types
 import weakref
@@ -26,6 +28,7 @@ from ._state import Attributes, Draws, Record, describe_hooks
 
 SLOT = "_remat"  #: of the model's `__dict__`, where its session is
 log = logging.getLogger("remat")
+_making = threading.RLock()  #: while sessions are made
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Options:
     disk: Any = None
     disk_budget: int | str | None = None
     graph: bool = False
+    optimizer: int | float | str | None = None  # bytes of its states
     steps_on: Any = None  # the device of the steps of a model whose weights are on the host
     device: Any = None  # a roofline: parts for `_torch.Session`
     most: int = dataclasses.field(default=-1, compare=False)  # bytes that any budget comes to, see `on_host`; -1: no limit
@@ -77,7 +81,7 @@ class Options:
             raise ValueError(f"seed must be less than 2^64, got {self.seed}")
         told: dict[str, Any] = {}
         for name, parse in (("budget", lambda text: _torch.check_budget(text, False)), ("activation_budget", lambda text: _torch.check_budget(text, True)),
-                            ("host_budget", _core.parse_bytes), ("disk_budget", _core.parse_bytes)):
+                            ("host_budget", _core.parse_bytes), ("disk_budget", _core.parse_bytes), ("optimizer", _core.parse_bytes)):
             if getattr(self, name) is not None:
                 told[name] = _options.size(name, getattr(self, name), parse)
         if self.host_budget is not None and _core.parse_bytes(told["host_budget"]) > (most := _torch.host_limit()):
@@ -96,6 +100,9 @@ class Options:
     def followed(self) -> bool:
         """Does the model's own code run in every step?"""
         return self.follow is not False and self.steps_on is None and self.device is None
+
+    def optimizer_bytes(self) -> int:
+        return 0 if self.optimizer is None else _core.parse_bytes(self.optimizer)
 
     def host_bytes(self) -> int:
         return _core.parse_bytes(self.host_budget)
@@ -306,7 +313,7 @@ class Session:
         self._original = original  # what `forward` was in the model's `__dict__`, or None
         self._options = options
         self._open = True
-        self._paused = 0
+        self._paused: collections.Counter[int] = collections.Counter()  # by thread
         self._refused: set[Any] = set()
         self._warned: set[str] = set()
         self._looked = False  # for compiled modules
@@ -320,18 +327,23 @@ class Session:
     @property
     def _run(self) -> _torch.Session:
         if self._made is None:  # not with the model: a copy has no parameters yet when its session is copied
-            if not self._open:
-                raise Error("this session is closed: call remat.wrap again")
-            o, model = self._options, self._source.model()
-            self._place_weights(model)
-            paged = o.offload == "all" and o.steps_on is None
-            self._source, self._seen = Source(model, self), None  # one that may still have steps in flight keeps its own
-            self._made = _torch.Session(type(model).__name__, self._source, *o.limit(),
-                                        "automatic" if o.solver == "auto" else o.solver, o.time_limit, o.gap, o.seed, o.verify,
-                                        o.on_new_shape, o.folder(), _progress, o.device, *o.spill(),
-                                        paged, paged and o.weights == "planned", o.most, o.far, o.graph,
-                                        "" if o.steps_on is None else str(o.steps_on), o.followed(), o.on_refuse == "raise")
+            with _making:
+                if self._made is None:
+                    self._made = self._make()
         return self._made
+
+    def _make(self) -> _torch.Session:
+        if not self._open:
+            raise Error("this session is closed: call remat.wrap again")
+        o, model = self._options, self._source.model()
+        self._place_weights(model)
+        paged = o.offload == "all" and o.steps_on is None
+        self._source, self._seen = Source(model, self), None  # one that may still have steps in flight keeps its own
+        return _torch.Session(type(model).__name__, self._source, *o.limit(),
+                              "automatic" if o.solver == "auto" else o.solver, o.time_limit, o.gap, o.seed, o.verify,
+                              o.on_new_shape, o.folder(), _progress, o.device, *o.spill(),
+                              paged, paged and o.weights == "planned", o.most, o.far, o.graph,
+                              "" if o.steps_on is None else str(o.steps_on), o.followed(), o.on_refuse == "raise", o.optimizer_bytes())
 
     def _place_weights(self, model: torch.nn.Module) -> None:
         """Moves weights to where the options want them, and sees to it that gradients go there."""
@@ -365,7 +377,7 @@ class Session:
 
     def _call(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> Any:
         plain = self._plain(model)
-        plans = torch.is_grad_enabled() and self._open and not self._paused
+        plans = torch.is_grad_enabled() and self._open and not self._paused[threading.get_ident()]
         if not plans or _torch.capturing() or torch.jit.is_tracing() or torch.compiler.is_compiling():
             return plain(*args, **kwargs)
         if self._options.followed():
@@ -476,6 +488,11 @@ class Session:
         return self._run.plan()
 
     @property
+    def optimizer_bytes(self) -> int:
+        """What the budget counts for states of the optimizer."""
+        return self._options.optimizer_bytes()
+
+    @property
     def plans(self) -> list[dict[str, Any]]:
         """All plans that are kept."""
         return self._run.plans()
@@ -520,12 +537,12 @@ class Session:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """A context in which the model runs as it is."""
-        self._paused += 1
+        """A context in which the model runs as it is, when it is called by this thread."""
+        self._paused[threading.get_ident()] += 1
         try:
             yield
         finally:
-            self._paused -= 1
+            self._paused[threading.get_ident()] -= 1
 
     def invalidate(self) -> None:
         """Forgets all plans, for a model that has changed in a way that cannot be seen from outside."""

@@ -16,6 +16,7 @@ from . import _patches, _torch
 from ._errors import Refused
 from ._options import arguments
 from ._session import SLOT, Options, Session
+from ._states import state_bytes
 
 M = TypeVar("M", bound=torch.nn.Module)
 
@@ -26,7 +27,7 @@ def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *,
          on_refuse: Literal["raise", "warn"] = "warn", follow: bool | None = None, cache: Any = True,
          offload: Literal["none", "activations", "optimizer", "all", "auto"] = "none",
          weights: Literal["paged", "planned"] = "paged", host_budget: int | float | str | None = None, disk: Any = None,
-         disk_budget: int | str | None = None, graph: bool = False, device: str | torch.device | None = None) -> M:
+         disk_budget: int | str | None = None, graph: bool = False, device: str | torch.device | None = None, optimizer: torch.optim.Optimizer | int | float | str | None = None) -> M:
     """Lets `model` train inside a budget of bytes: outputs, gradients, buffers and generator stay those of the plain model, bit by bit.
 
     model: any module; it is changed in place and returned. Its class, `state_dict`, attributes and methods stay as they are.
@@ -64,14 +65,17 @@ def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *,
     graph: captures the kernels of each plan as CUDA graphs (of any accelerator that has them) in its second step, and replays them from then on,
         with recomputations, copies and random numbers. Several input shapes share one arena. Inputs are copied into it, which the budget counts. A plan
         that cannot be captured warns once, names the operator and the cause, and launches its kernels one by one. On the host it raises Refused.
+    optimizer: of the model, or the bytes of its states: the budget counts them from the first step on. Default: they are not counted.
     cache: keeps plans on disk, in the usual place or in that folder; False keeps nothing.
 
     Without grad mode the model runs as it is. A wrapped model that is wrapped again takes over the new options.
     Raises OverBudget if no schedule fits, Refused if the model cannot be captured, NoSpace if weights or gradients do not fit on the disk, Error or
     ValueError for options; a step raises CopyFailed if a disk fails.
     """
+    if isinstance(optimizer, torch.optim.Optimizer) and isinstance(model, torch.nn.Module):
+        optimizer = state_bytes(optimizer, model)
     options = Options(budget, activation_budget, solver, time_limit, gap, seed, verify, on_new_shape, on_refuse, follow, cache, offload,
-                      weights, host_budget, disk, disk_budget, graph, None if device is None else _accelerator(device)).check()
+                      weights, host_budget, disk, disk_budget, graph, optimizer, None if device is None else _accelerator(device)).check()
     args = arguments(args)
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"remat.wrap takes a torch.nn.Module, got {type(model).__qualname__}")

@@ -1178,6 +1178,30 @@ class Refusals(unittest.TestCase):
         m = remat.wrap(Chain(), (x,), activation_budget="5 MB")
         self.assertEqual(remat.of(m).memory()["budget"], held + 5_000_000)
 
+    def test_optimizer(self):
+        """Its states count, those of the first step to come too; of parameters of this model."""
+        (x,), _ = inputs()[0]
+        for make, each in ((lambda p: torch.optim.AdamW(p, lr=0.1), 2), (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), 1),
+                           (lambda p: torch.optim.SGD(p, 0.1), 0), (lambda p: torch.optim.Adafactor(p), None)):
+            m = Chain()
+            of_states = make([*m.parameters(), nn.Parameter(torch.ones(1000))])
+            m(x).square().mean().backward()
+            of_states.step()
+            states = sum(t.nbytes for p in m.parameters() for t in of_states.state[p].values())
+            if each is not None:
+                self.assertLess(abs(states - each * sum(p.nbytes for p in m.parameters())), 1000)
+            m2 = Chain()
+            optimizer = make(m2.parameters())
+            self.assertEqual(remat.of(remat.wrap(m2, optimizer=optimizer)).optimizer_bytes, states)
+            self.assertEqual(remat.of(remat.wrap(m, optimizer=of_states)).optimizer_bytes, states)
+        self.assertEqual(remat.of(remat.wrap(Chain(), optimizer="1 MB")).optimizer_bytes, 10**6)
+        m, plain = Chain(), Chain()
+        with self.assertRaises(remat.OverBudget) as over:
+            remat.wrap(m, budget=1, optimizer=torch.optim.AdamW(m.parameters()))(x)
+        with self.assertRaises(remat.OverBudget) as less:
+            remat.wrap(plain, budget=1)(x)
+        self.assertGreaterEqual(over.exception.needed - less.exception.needed, 2 * sum(p.nbytes for p in m.parameters()))
+
     def test_verify(self):
         m = remat.wrap(Chain(), budget="90%", verify=2, time_limit=5)
         with self.assertNoLogs("remat", logging.WARNING):
