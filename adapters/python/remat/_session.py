@@ -407,6 +407,7 @@ class Session:
             _refuse_unplanned(step.inputs)
             if not self._looked:
                 _refuse_compiled(model)
+                _refuse_distributed(model)
                 self._looked = True
         except Refused as why:
             if self._options.on_refuse == "raise":
@@ -623,6 +624,7 @@ def _forward(source: Source, plain: Any, form: Any, text: str, note: Note, attem
         draws = Draws()
         try:
             _refuse_compiled(model)
+            _refuse_distributed(model)
             result = plain(*args, **kwargs)
             left, _, now = _tree.flatten((args, kwargs), "arguments")
             if now != text or any(a is not b for a, b in zip(left, tensors)):
@@ -650,6 +652,14 @@ def _refuse_transforms() -> None:
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise Refused("a wrapped model cannot be planned inside a transform of torch.func",
                       advice="call it within remat.of(model).paused()")
+
+
+def _refuse_distributed(model: torch.nn.Module) -> None:
+    for name, module in model.named_modules():
+        for c in type(module).__mro__:
+            if c.__name__ in ("FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel") and c.__module__.startswith("torch."):
+                raise Refused(f"module {name or type(module).__name__} is a {c.__name__}: its parameters come and go, or gradients are averaged, within a step",
+                              advice="DistributedDataParallel(remat.wrap(module)); sharded parameters are not planned yet")
 
 
 def _refuse_compiled(model: torch.nn.Module) -> None:

@@ -81,6 +81,9 @@ def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *,
         raise TypeError(f"remat.wrap takes a torch.nn.Module, got {type(model).__qualname__}")
     if isinstance(model, torch.nn.DataParallel):
         raise Refused(_NO_REPLICAS)
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise Refused("DistributedDataParallel averages gradients as they come, which is no part of a plan: wrap the module inside",
+                      advice="DistributedDataParallel(remat.wrap(module))")
     if type(model).__module__.startswith("torch._dynamo"):
         raise Refused("remat.wrap takes the module itself, not what torch.compile made of it",
                       advice="wrap the module, then compile it")

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows 13 and 15: several processes, several devices."""
 
+import contextlib
+import itertools
 import os
 import socket
 import zlib
@@ -112,7 +114,8 @@ def test_distributed_data_parallel():
             assert same is True and recomputed > 0, (case, told)
 
 
-def shard(rank, first):
+def shard(rank, first, parts):
+    """first: wrapped before it is sharded. parts: each of its modules, too."""
     from torch.distributed.fsdp import fully_shard
 
     results = []
@@ -121,6 +124,8 @@ def shard(rank, first):
         model = Plain()
         if planned and first:
             remat.wrap(model, budget="70%", time_limit=1)
+        for part in model.children() if parts else ():
+            fully_shard(part)
         fully_shard(model)
         if planned and not first:
             remat.wrap(model, budget="70%", time_limit=1)
@@ -135,17 +140,31 @@ def shard(rank, first):
     return results[0] == results[1]
 
 
+def shard_strict(rank):
+    from torch.distributed.fsdp import fully_shard
+
+    model = Plain()
+    fully_shard(model)
+    remat.wrap(model, on_refuse="raise")(torch.randn(50, 6))
+
+
 def test_fully_shard():
-    """Row 13: gradients are those of plain FSDP, or a refusal says why."""
-    for both in together(shard, (True,), (False,)):
-        for same in both:
-            assert same is True or "DTensor" in same, both
+    """Row 13: gradients are those of plain FSDP; or a refusal says why."""
+    for both in together(shard, *itertools.product((True, False), (True, False))):
+        assert all(same is True for same in both), both
+    for both in together(shard_strict, ()):
+        assert all("FSDPModule" in told for told in both), both
 
 
 def test_data_parallel_is_refused():
     """Row 15."""
     with pytest.raises(remat.Refused, match="torchrun"):
         remat.wrap(nn.DataParallel(Net()))
+    with contextlib.ExitStack() as stack:
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        stack.callback(dist.destroy_process_group)
+        with pytest.raises(remat.Refused, match="wrap the module inside"):
+            remat.wrap(nn.parallel.DistributedDataParallel(Net()))
     model = wrapped()
     with pytest.raises(remat.Refused, match="torchrun"):
         model._replicate_for_data_parallel()
