@@ -14,6 +14,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <limits>
 #include <set>
 #include <string_view>
 #include <unordered_set>
@@ -146,6 +147,7 @@ trace record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<
   if (roots.empty()) throw no_gradient();
   const auto sources = sources_of(outputs, wanted);
   std::size_t accumulated = 0;
+  std::vector<std::size_t> came(wanted.size(), std::numeric_limits<std::size_t>::max());  // tensors are numbered as they are made
   {
     std::optional<without_hooks> hooks;
     if (others) hooks.emplace(wanted);
@@ -159,6 +161,7 @@ trace record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<
     for (std::size_t i = 0; i < grads.size(); ++i) {
       if (!grads[i].defined()) continue;
       if (!r.knows(grads[i])) throw cannot_capture("a gradient was not made by a recorded operator");
+      came[i] = r.id_of(grads[i]);
       const bool shared = r.outside(grads[i]) || taken.count(grads[i].storage().unsafeGetStorageImpl());
       grads[i] = settled(grads[i], wanted[i], shared);
       taken.insert(grads[i].storage().unsafeGetStorageImpl());
@@ -167,15 +170,18 @@ trace record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<
 
   trace t;
   t.accumulated = accumulated;
+  std::vector<std::pair<std::size_t, std::size_t>> reached;
   const auto leads_to = [&](std::size_t i) { return std::count(sources[i].begin(), sources[i].end(), true) > 0; };
   for (std::size_t i = 0; i < trained; ++i) {
-    if (leads_to(i)) t.reached.push_back(wanted_slots[i]);
+    if (leads_to(i)) reached.emplace_back(came[i], wanted_slots[i]);
     if (grads[i].defined()) {
       t.parameters.push_back(wanted_slots[i]);  // slots: those of the parameters come first
       t.parameter_grads.push_back(r.view_of(grads[i]));
       t.parameter_sources.push_back(sources[i]);
     }
   }
+  std::sort(reached.begin(), reached.end());
+  for (const auto& [when, slot] : reached) t.reached.push_back(slot);
   auto next = trained;
   for (const auto& a : arguments) {
     t.input_grads.emplace_back();

@@ -68,7 +68,7 @@ struct trace {
   std::vector<std::optional<byte_view>> output_grads, input_grads;
   std::vector<std::size_t> results;
   std::vector<std::vector<bool>> parameter_sources, input_sources;
-  std::vector<std::size_t> reached;  ///< parameters
+  std::vector<std::size_t> reached;  ///< parameters, in the order in which their gradients come; those without one are the last
   draw_origin after_forward, after_backward;
   std::vector<written_tensor> written;
   std::shared_ptr<const questions> asked;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <queue>
 #include <sstream>
 #include <unordered_set>
 
@@ -47,6 +48,18 @@ std::shared_ptr<setup> of_same_module(const setup& like) {
   s->buffers = like.buffers;
   s->note = like.note;
   return s;
+}
+
+/// The engine of autograd takes leaves that are ready together out of a heap in which all are equal. So they do not come in the order
+/// in which they were put there.
+/// @return for each place which of n leaves to put there, so that they are taken in their order
+std::vector<std::size_t> places_in_queue(std::size_t n) {
+  const auto equal = [](std::size_t, std::size_t) { return false; };
+  std::priority_queue<std::size_t, std::vector<std::size_t>, decltype(equal)> queue(equal);
+  for (std::size_t i = 0; i < n; ++i) queue.push(i);
+  std::vector<std::size_t> which(n);
+  for (std::size_t taken = 0; taken < n; ++taken, queue.pop()) which[queue.top()] = taken;
+  return which;
 }
 
 /// Those that share no memory with `weights`.
@@ -258,7 +271,9 @@ std::shared_ptr<setup> session::state::setup_from(const std::shared_ptr<const de
   s->step = captured.step;
   if (options.steps_on) mark_homes(*s, captured);
   if (options.follow) s->forward = std::make_shared<const detail::recorded_forward>(recorded);
-  for (auto i : captured.reached) s->trained.push_back(s->parameters[i]);
+  const auto place = places_in_queue(s->step->parameters.size());
+  for (std::size_t i = 0; i < captured.reached.size(); ++i)
+    s->trained.push_back(s->parameters[captured.reached[i < place.size() ? place[i] : i]]);
   s->tensors = std::make_unique<bindings>(std::move(captured.tensors));
   s->asked = std::move(captured.asked);
   for (auto slot : s->step->parameters)

@@ -48,7 +48,8 @@ class questions {
 struct captured {
   std::shared_ptr<const program> step;
   bindings tensors;
-  std::vector<std::size_t> reached;             ///< parameters that a differentiable output leads to, used by the loss or not
+  /// Parameters that a differentiable output leads to, used by the loss or not, in the order in which their gradients come.
+  std::vector<std::size_t> reached;
   std::shared_ptr<const questions> asked = {};  ///< empty: nothing
 };
 
