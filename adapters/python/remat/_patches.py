@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from typing import Any, Callable
+import threading
+from typing import Any, Callable, Iterator
 
 import torch
 import torch.utils.checkpoint
 
 from . import _torch
+from ._errors import Refused
 
 _READS = ("tolist", "const_data_ptr", "__reduce_ex__", "__deepcopy__")
 _SHARES = ("numpy", "data_ptr", "__array__", "__dlpack__")  # memory that may be written, too
@@ -29,11 +32,47 @@ def _about_to_read(may_write: bool, tensor: torch.Tensor) -> None:
     _torch.about_to_read(tensor, may_write)
 
 
+class _Parts(threading.local):
+    """Parts under checkpoints of the forward that this thread runs without data: first call, the call behind the last, whether all runs again."""
+
+    def __init__(self):
+        self.done: list[tuple[int, int, bool]] = []
+
+
+_parts = _Parts()
+
+
+@contextlib.contextmanager
+def recomputed() -> Iterator[None]:
+    """A forward of a training step runs without data. What parts under checkpoints have written, such as running statistics, is written once more
+    at its end, the last part first: eager mode does so in the backward."""
+    before, _parts.done = _parts.done, []
+    try:
+        yield
+        for part in reversed(_parts.done):
+            _torch.repeat_writes(*part)
+    finally:
+        _parts.done = before
+
+
+@contextlib.contextmanager
+def _part(since: int, all_runs_again: bool) -> Iterator[None]:
+    yield
+    if (until := _torch.calls_until_now()) is not None:
+        _parts.done.append((since, until, all_runs_again))
+
+
 def _checkpoint(original: Callable) -> Callable:
-    """The pre-forward and post-forward logic of a checkpoint without reentrant autograd; there is none in steps without data."""
+    """The logic before and after a checkpoint without reentrant autograd. A step without data keeps the part as it is, and decides by itself what
+    is recomputed."""
+    def kept(since: int) -> Iterator[None]:
+        with _part(since, False):
+            yield
+
     @functools.wraps(original)
     def generator(*args: Any, **kwargs: Any) -> Any:
-        return iter((None,)) if _torch.without_data() else original(*args, **kwargs)
+        since = _torch.calls_until_now()
+        return original(*args, **kwargs) if since is None else kept(since)
 
     return generator
 
@@ -44,7 +83,11 @@ def _reentrant(original: Callable) -> Callable:
         if not _torch.without_data():
             return original(function, preserve, *args)
         trained = torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
-        with torch.set_grad_enabled(trained):
+        since = _torch.calls_until_now()
+        if since is None and trained:
+            raise Refused("torch.utils.checkpoint with use_reentrant=True runs a backward of its own",
+                          advice="follow=True, use_reentrant=False, or no checkpoint: the planner decides what is recomputed")
+        with torch.set_grad_enabled(trained), _part(since, True) if trained else contextlib.nullcontext():
             return function(*args)
 
     return apply

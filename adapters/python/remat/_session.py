@@ -20,7 +20,7 @@ from typing import Any, Iterator, Literal, Mapping
 
 import torch
 
-from . import _core, _host, _options, _torch, _tree, _weights
+from . import _core, _host, _options, _patches, _torch, _tree, _weights
 from ._disk import Disk
 from ._errors import Error, Refused
 from ._gradients import Gradients
@@ -211,7 +211,8 @@ class _Step:
         if self._verified or (self._strict and _torch.capturing()):
             self._before = self._source.state.snapshot(model), Draws()
         try:
-            self._result = plain(*args, **kwargs)
+            with _patches.recomputed():
+                self._result = plain(*args, **kwargs)
         except BaseException as e:
             self.where = _line(e)
             raise
@@ -255,6 +256,9 @@ def _refuse_unplanned(inputs: list[torch.Tensor]) -> None:
         raise Refused("anomaly detection is on")
     if torch.autograd.forward_ad._current_level >= 0:
         raise Refused("forward-mode AD is on")
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        raise Refused("hooks around the call take the tensors that the backward needs (a checkpoint, save_on_cpu)",
+                      advice="leave them out around a wrapped module: the planner decides what is kept")
     if torch._C._len_torch_dispatch_stack() > 0:
         raise Refused("a dispatch mode is active")
     _refuse_transforms()

@@ -421,6 +421,8 @@ PYBIND11_MODULE(_torch, m) {
   m.def("capturing", &rp::capturing);
   m.def("about_to_read", &rp::about_to_read);
   m.def("about_to_read_generator", &rp::about_to_read_generator);
+  m.def("calls_until_now", &rp::calls_until_now);
+  m.def("repeat_writes", &rp::repeat_writes);
   m.def("without_data", &rp::without_data);
   m.def("without_memory", [](const tensors& list) { return rp::without_memory(list); });
   m.def("pin_weights",

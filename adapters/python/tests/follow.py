@@ -457,6 +457,43 @@ class Backward(Test):
         self.check(Net, autocast)
 
 
+class Checkpoints(Test):
+    """Eager mode runs a part under a checkpoint twice, and writes running statistics twice."""
+
+    def test_inside(self):
+        for reentrant in (False, True):
+            class Recomputed(Net):
+                def begin(self):
+                    self.register_buffer("calls", torch.zeros(()))
+
+                def part(self, h):
+                    h = self.norm(self.drop(h)).tanh()
+                    self.calls += 1  # behind all that the backward needs
+                    return h
+
+                def act(self, h):
+                    h = checkpoint(self.part, h, use_reentrant=reentrant).sin()
+                    return checkpoint(lambda t: self.norm(t) * 2, h, use_reentrant=reentrant)
+
+            for follow in (True,) if reentrant else (True, False):
+                with self.subTest(reentrant=reentrant, follow=follow), self.assertNoLogs("remat", logging.WARNING):
+                    self.check(Recomputed, follow=follow)
+
+    def test_around(self):
+        def step(model, x, k):
+            checkpoint(model, x, use_reentrant=False).square().mean().backward()
+
+        def on_host(model, x, k):
+            with torch.autograd.graph.save_on_cpu():
+                y = model(x)
+            y.square().mean().backward()
+
+        for act in (step, on_host):
+            with self.subTest(act.__name__), self.assertLogs("remat", logging.WARNING) as seen:
+                self.check(Net, act)
+            self.assertEqual(len(seen.output), 1)
+
+
 class Strict(Test):
     """on_refuse="raise": no number is produced, and all is left as it was."""
 

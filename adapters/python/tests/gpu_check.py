@@ -45,7 +45,7 @@ def main(build):
         judged = [row for row in results["rows"] if row["part"] == "speed" and row["goal"].startswith(("time", ">="))]
         assert judged and all(row["verdict"] == "not judged" for row in judged), text
 
-        code, text, results = check(folder, build, "--tiny", "--parts", "bits", "--minutes", "0.25")
+        code, text, results = check(folder, build, "--tiny", "--parts", "bits", "--minutes", "0.1")
         causes = [row["cause"] for row in results["rows"] if row["verdict"] == "failed"]
         assert code == 1 and causes, text
         assert all(cause.startswith(("timed out after", "no time was left")) for cause in causes), text

@@ -1176,7 +1176,8 @@ class Refusals(unittest.TestCase):
         self.assertEqual(set(found), {80_000_000})
         held = remat.of(m).memory()["held"]
         m = remat.wrap(Chain(), (x,), activation_budget="5 MB")
-        self.assertEqual(remat.of(m).memory()["budget"], held + 5_000_000)
+        copies = sum(b.nbytes for b in m.buffers())  # of what the step writes, which count as held, too
+        self.assertEqual(remat.of(m).memory()["budget"], held - copies + 5_000_000)
 
     def test_optimizer(self):
         """Its states count, those of the first step to come too; of parameters of this model."""

@@ -210,12 +210,14 @@ void call_log::fill() {
   std::erase_if(touched, [](const auto& e) { return !e.touched(); });
   for (auto& e : touched) e.exchange();
   std::unordered_set<const c10::StorageImpl*> gone;
-  for (const auto& c : calls_)
-    for (const auto& v : c.done ? c.results : std::vector<c10::IValue>())
+  for (const auto& c : calls_) {
+    if (!c.done) continue;
+    for (const auto& v : c.results)
       each_tensor(v, [&](const at::Tensor& t, int) {
         storage_of(t)->clear_data_ptr_access_error_msg_();
         if (!has_memory(t)) gone.insert(storage_of(t));
       });
+  }
   generator_.set(generator_.start());
   for (auto& c : std::exchange(calls_, {})) {
     bool again = !c.done;
@@ -246,6 +248,27 @@ std::unordered_map<const c10::TensorImpl*, std::size_t> call_log::references() c
       for (const auto& v : *list) each_tensor(v, count);
   for (const auto& t : held_) count(t);
   return counts;
+}
+
+std::vector<std::pair<c10::OperatorHandle, std::vector<c10::IValue>>> writes_since(const call_log& log, const trace& calls,
+                                                                                   std::size_t since, std::size_t until,
+                                                                                   bool all) {
+  const auto needed = [&](const traced_call& c) {
+    return c.grad_mode && std::any_of(c.operands.begin(), c.operands.end(), [](const auto& o) { return o.requires_grad; });
+  };
+  const auto writes = [&](const traced_call& c) {
+    return std::any_of(c.operands.begin(), c.operands.end(), [&](const auto& o) {
+      const auto k = calls.storages[o.view.value].slot;
+      return o.written && k != none && calls.slots[k].from != role::constant;
+    });
+  };
+  std::size_t end = since;
+  for (const auto& c : log.calls())
+    if (c.call >= since && c.call < until && needed(calls.calls[c.call])) end = all ? until : c.call + 1;
+  std::vector<std::pair<c10::OperatorHandle, std::vector<c10::IValue>>> found;
+  for (const auto& c : log.calls())
+    if (c.call >= since && c.call < end && writes(calls.calls[c.call])) found.emplace_back(c.op, c.arguments);
+  return found;
 }
 
 }  // namespace remat::pytorch::detail

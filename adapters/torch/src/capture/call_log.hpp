@@ -130,6 +130,11 @@ class call_log {
   bool filled_ = false;
 };
 
+/// Of calls [since, until), those that write memory from outside, for `repeat_writes`.
+std::vector<std::pair<c10::OperatorHandle, std::vector<c10::IValue>>> writes_since(const call_log& log, const trace& calls,
+                                                                                   std::size_t since, std::size_t until,
+                                                                                   bool all);
+
 /// A storage without memory that may get some later.
 c10::Storage hollow_storage(std::size_t bytes, c10::Device on);
 

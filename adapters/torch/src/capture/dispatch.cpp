@@ -164,6 +164,22 @@ void about_to_read_generator() {
   }
 }
 
+std::optional<std::size_t> calls_until_now() {
+  if (detail::is_followed()) return detail::followed_calls();
+  const auto* step = detail::step_here();
+  return step != nullptr && !step->eager() ? std::optional(detail::active->calls().size()) : std::nullopt;
+}
+
+void repeat_writes(std::size_t since, std::size_t until, bool all) {
+  if (!calls_until_now()) return;
+  auto again = detail::is_followed()
+                   ? detail::followed_writes(since, until, all)
+                   : detail::writes_since(*detail::step_here()->log(), detail::active->until_now(), since, until, all);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  for (auto& [op, stack] : again) op.callBoxed(stack);
+}
+
 bool without_data() {
   if (detail::is_followed()) return true;
   return capturing() && (detail::active_step == nullptr || !detail::active_step->eager());

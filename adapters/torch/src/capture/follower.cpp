@@ -204,6 +204,9 @@ class follower final : public c10::DebugInfoBase {
                                    [](const auto& c) { return c.draws.has_value(); });
   }
 
+  std::size_t calls() const { return at_; }
+  auto writes(std::size_t since, std::size_t until, bool all) const { return writes_since(*log_, recorded(), since, until, all); }
+
   bool left() const { return left_; }
   /// The backward has ended. @return how it differs
   std::string finish() {
@@ -692,7 +695,10 @@ std::string differing_backward(const candidate& step, const std::vector<at::Tens
   try {
     backward(std::move(output_grads));
   } catch (const std::exception&) {
-    if (!f->left()) throw;
+    if (!f->left()) {
+      f->finish();
+      throw;
+    }
     if (auto* forget = forget_exception.load()) forget();
   }
   return f->finish();
@@ -707,6 +713,13 @@ bool follow_call(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
 
 void leave_followed(const char* why) {
   if (auto* f = followed_by_thread()) f->diverge(why);
+}
+
+std::size_t followed_calls() { return followed_by_thread()->calls(); }
+
+std::vector<std::pair<c10::OperatorHandle, std::vector<c10::IValue>>> followed_writes(std::size_t since, std::size_t until,
+                                                                                      bool all) {
+  return followed_by_thread()->writes(since, until, all);
 }
 
 bool has_followed_draws() {

@@ -104,6 +104,10 @@ bool follow_call(const c10::OperatorHandle& op, ::torch::jit::Stack& stack);
 /// The module is about to read the memory of a tensor directly: from here on the forward runs eagerly, if there are data to come.
 /// @param may_write it may write the memory, too, now or later
 void read_by_follower(const at::Tensor& t, bool may_write);
+/// For `calls_until_now` and `repeat_writes`, while this thread follows a forward.
+std::size_t followed_calls();
+std::vector<std::pair<c10::OperatorHandle, std::vector<c10::IValue>>> followed_writes(std::size_t since, std::size_t until,
+                                                                                      bool all);
 /// From here on the forward of this thread runs eagerly.
 void leave_followed(const char* why);
 /// The forward of this thread has drawn numbers, but its kernels have not run.

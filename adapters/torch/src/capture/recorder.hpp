@@ -189,6 +189,8 @@ class recorder {
     draws_->begin_phase();
   }
   const std::vector<traced_call>& calls() const { return trace_.calls; }
+  /// What has been recorded until now.
+  const trace& until_now() const { return trace_; }
   c10::Device device() const { return device_; }
   /// It is a training step that is recorded, whose calls are in `log`.
   void of_step(call_log& log) { log_ = &log; }

@@ -50,8 +50,8 @@ std::shared_ptr<setup> of_same_module(const setup& like) {
   return s;
 }
 
-/// The engine of autograd takes leaves that are ready together out of a heap in which all are equal. So they do not come in the order
-/// in which they were put there.
+/// The engine of autograd takes leaves that are ready together out of a heap in which all are equal. So they do not come in the
+/// order in which they were put there.
 /// @return for each place which of n leaves to put there, so that they are taken in their order
 std::vector<std::size_t> places_in_queue(std::size_t n) {
   const auto equal = [](std::size_t, std::size_t) { return false; };

@@ -115,5 +115,11 @@ void about_to_read_generator();
 void when_caught(void (*forget)());
 /// This thread runs a forward, or a part of a backward, on tensors without data.
 bool without_data();
+/// How many calls the forward of a training step has made that this thread runs without data; nothing: it runs none.
+std::optional<std::size_t> calls_until_now();
+/// Makes calls [since, until) again that write memory from outside: eager mode runs a part under a checkpoint twice, and writes
+/// its statistics twice, while a plan decides by itself what is recomputed.
+/// @param all a recomputation does not end with the last call that the backward needs
+void repeat_writes(std::size_t since, std::size_t until, bool all);
 
 }  // namespace remat::pytorch
