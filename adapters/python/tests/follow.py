@@ -457,6 +457,32 @@ class Backward(Test):
         self.check(Net, autocast)
 
 
+class Heads(nn.Module):
+    """Two outputs, each with layers of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.a, self.b = nn.Linear(16, 32), nn.Linear(32, 4), nn.Linear(32, 4)
+
+    def forward(self, x):
+        h = self.body(x).relu()
+        return self.a(h), self.b(h)
+
+
+class Uses(Test):
+    def test_gradients_of_each_output(self):
+        """The first backward is for one output, and is planned anew; the second for the other one."""
+        def step(model, x, k):
+            leaves = list(model.parameters())
+            for loss in (lambda a, b: a.square().sum(), lambda a, b: b.sin().sum())[::1 if k % 3 else -1]:
+                outputs = model(x) if k % 2 else outputs if "outputs" in locals() else model(x)
+                for p, g in zip(leaves, torch.autograd.grad(loss(*outputs), leaves, retain_graph=True, allow_unused=True), strict=True):
+                    if g is not None:
+                        p.grad = g if p.grad is None else p.grad + g
+
+        self.check(Heads, step, steps=8)
+
+
 class Checkpoints(Test):
     """Eager mode runs a part under a checkpoint twice, and writes running statistics twice."""
 

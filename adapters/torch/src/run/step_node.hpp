@@ -5,12 +5,14 @@
 
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/node.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -100,6 +102,7 @@ class step_node final : public ::torch::autograd::Node {
       throw not_supported("remat: the backward of a wrapped module must not run under autocast; leave it after the forward");
     for (const auto& w : watched_) check(w, *runner_->kind->step);
     ran_kept_ = ::torch::autograd::get_current_graph_task_keep_graph();
+    if (ran_kept_) keep_edges();
     auto r = std::exchange(runner_, nullptr);
     const auto kind = r->kind;
     const auto checks = std::exchange(checks_, nullptr);
@@ -215,9 +218,31 @@ class step_node final : public ::torch::autograd::Node {
         "at version ",
         w.counter.current_version(), "; expected version ", w.version);
   }
+  /// The edges that this backward takes out are there for the next one.
+  void keep_edges() {
+    ::torch::autograd::Engine::get_default_engine().queue_callback(
+        [self = c10::intrusive_ptr<step_node>::reclaim_copy(this), edges = next_edges()]() mutable {
+          self->next_edges() = std::move(edges);
+        });
+  }
+  /// Per parameter of a step its position among the edges, which are those of the first kind.
+  std::vector<std::size_t> places_of(const setup& kind) const {
+    auto places = kind.place;
+    for (auto& k : places) {
+      const auto& all = kind_->trained;
+      const auto& leaf = kind.trained[k];
+      if (k < all.size() && all[k].is_same(leaf)) continue;
+      const auto found = std::find_if(all.begin(), all.end(), [&](const auto& t) { return t.is_same(leaf); });
+      if (found == all.end()) throw broken_contract("remat: a second plan for other parameters");
+      k = static_cast<std::size_t>(found - all.begin());
+    }
+    return places;
+  }
   ::torch::autograd::variable_list planned(runner& r, const std::vector<at::Tensor>& given, std::vector<watched>& unread) {
     planned_backwards::begin();  // not before: a capture for a second run watches gradients, too
     const auto& step = *r.kind->step;
+    const auto& trained = kind_->trained;
+    const auto place = places_of(*r.kind);
     // What no used output leads to has no gradient, as in eager mode.
     const auto reached = [&](const std::vector<bool>& sources) {
       for (std::size_t i = 0; i < sources.size(); ++i)
@@ -232,24 +257,24 @@ class step_node final : public ::torch::autograd::Node {
     std::size_t added = 0, left = 0;
     if (to_parameters)
       for (std::size_t i = 0; i < step.parameters.size(); ++i) {
-        const auto k = r.kind->place[i];
-        const bool adds = reached(step.parameter_sources[i]) && only_adds(r.kind->trained[k]);
-        sums.push_back(adds && alone(k) ? gradient_of(r.kind->trained[k]) : at::Tensor());
+        const auto k = place[i];
+        const bool adds = reached(step.parameter_sources[i]) && only_adds(trained[k]);
+        sums.push_back(adds && alone(k) ? gradient_of(trained[k]) : at::Tensor());
         if (adds) ++(alone(k) ? added : left);
       }
     if (added + left > 0) r.kind->outputs->learn_alone(left == 0);
-    const bool told = to_parameters && std::all_of(r.kind->trained.begin(), r.kind->trained.end(),
-                                                   [](const auto& p) { return is_told(p) || !is_large(p); });
+    const bool told =
+        to_parameters && std::all_of(trained.begin(), trained.end(), [](const auto& p) { return is_told(p) || !is_large(p); });
     // What goes to a parameter alone goes there as soon as it is complete.
     const auto take = [&](std::size_t k, at::Tensor gradient) {
-      auto& edge = next_edges()[r.kind->place[k]];
+      auto& edge = next_edges()[place[k]];
       std::erase_if(unread, [&, v = step.slots[step.parameters[k]].value](const auto& w) {
         if (step.slots[w.slot].value != v) return false;
         check(w, step);
         return true;
       });
       if (!reached(step.parameter_sources[k])) return at::Tensor();
-      if (!told || !task_should_compute_output(r.kind->place[k]) || !alone(r.kind->place[k])) return gradient;
+      if (!told || !task_should_compute_output(place[k]) || !alone(place[k])) return gradient;
       accumulate(*edge.function, std::move(gradient));
       edge = {};
       return at::Tensor();
@@ -262,7 +287,7 @@ class step_node final : public ::torch::autograd::Node {
       throw;
     }
     for (std::size_t i = 0; i < g.parameters.size(); ++i)
-      if (auto& t = g.parameters[i]; t.defined() && !t.is_cpu() && r.kind->trained[r.kind->place[i]].is_cpu()) t = t.cpu();
+      if (auto& t = g.parameters[i]; t.defined() && !t.is_cpu() && trained[place[i]].is_cpu()) t = t.cpu();
     for (const auto& w : unread) check(w, step);  // what a hook writes to others is an error, as in eager mode
     std::size_t held = r.run->held_gifts();
     if (r.kind->given_early) {
@@ -270,7 +295,7 @@ class step_node final : public ::torch::autograd::Node {
     } else if (told) {  // the same at the end, to see what becomes of them
       bool any = false;
       for (std::size_t i = 0; i < step.parameters.size(); ++i) {
-        if (!is_large(r.kind->trained[r.kind->place[i]]) || !g.parameters[i].defined()) continue;
+        if (!is_large(trained[place[i]]) || !g.parameters[i].defined()) continue;
         const auto memory = g.parameters[i].storage();
         g.parameters[i] = take(i, std::move(g.parameters[i]));
         held += memory.use_count() > 1;
@@ -280,8 +305,8 @@ class step_node final : public ::torch::autograd::Node {
     }
     ::torch::autograd::variable_list result(num_outputs());
     for (std::size_t i = 0; i < step.parameters.size(); ++i)
-      if (reached(step.parameter_sources[i])) result[r.kind->place[i]] = std::move(g.parameters[i]);
-    auto at = r.kind->trained.size();
+      if (reached(step.parameter_sources[i])) result[place[i]] = std::move(g.parameters[i]);
+    auto at = trained.size();
     for (std::size_t i = 0; i < step.input_grads.size(); ++i)
       if (!step.input_sources[i].empty()) {
         if (step.input_grads[i] != none && reached(step.input_sources[i])) result[at] = std::move(g.inputs[i]);
