@@ -474,7 +474,7 @@ class Uses(Test):
         """The first backward is for one output, and is planned anew; the second for the other one."""
         def step(model, x, k):
             leaves = list(model.parameters())
-            for loss in (lambda a, b: a.square().sum(), lambda a, b: b.sin().sum())[::1 if k % 3 else -1]:
+            for loss in (lambda a, b: a.square().mean(), lambda a, b: b.sin().mean())[::1 if k % 3 else -1]:
                 outputs = model(x) if k % 2 else outputs if "outputs" in locals() else model(x)
                 for p, g in zip(leaves, torch.autograd.grad(loss(*outputs), leaves, retain_graph=True, allow_unused=True), strict=True):
                     if g is not None:
