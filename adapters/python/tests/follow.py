@@ -483,6 +483,20 @@ class Uses(Test):
         self.check(Heads, step, steps=8)
 
 
+    def test_constants_are_returned(self):
+        """Python's binding gives the module a copy of what a factory makes."""
+        class Labels(Net):
+            def forward(self, x):
+                return super().forward(x), torch.zeros(32, dtype=torch.long)
+
+        def step(model, x, k):
+            y, labels = model(x)
+            nn.functional.cross_entropy(y, labels).backward()
+            return [labels]
+
+        self.check(Labels, step)
+
+
 class Checkpoints(Test):
     """Eager mode runs a part under a checkpoint twice, and writes running statistics twice."""
 

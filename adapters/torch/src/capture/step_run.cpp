@@ -90,6 +90,7 @@ bool step_run::is_output(const at::Tensor& t) const {
 
 void step_run::end_forward(recorder& r, const std::vector<at::Tensor>& outputs, bool foreign) {
   outputs_ = outputs;
+  for (const auto& o : outputs) r.id_of(o);  // one may be a copy that no call has met
   foreign_ = foreign;
   std::vector<std::size_t> held;
   for (auto& [id, t] : r.made()) {
