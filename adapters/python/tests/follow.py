@@ -257,7 +257,11 @@ class State(Test):
             def act(self, h):
                 return h * h.detach().numpy().std().item()
 
-        for kind in (Asks, Counts, Reads):
+        class Scatters(Net):
+            def act(self, h):
+                return h.masked_scatter(h.detach() > 0.5, h.tanh().flatten()) * 2
+
+        for kind in (Asks, Counts, Scatters, Reads):
             with self.subTest(kind.__name__), self.assertLogs("remat", logging.WARNING) as seen:
                 self.check(kind)
                 self.assertEqual(len(seen.output), 1)

@@ -33,6 +33,7 @@ const operator_facts& facts(const std::string& name) {
       {"aten::fill_", {.overwrites = true}},
       {"aten::zero_", {.overwrites = true}},
       {"aten::index", {.masks = 1}},
+      {"aten::masked_scatter_backward", {.masks = 1}},  // the size of what it takes meanwhile
       {"aten::empty_like", {.makes = filled::with_nothing}},
       {"aten::new_empty", {.makes = filled::with_nothing}},
       {"aten::new_empty_strided", {.makes = filled::with_nothing}},

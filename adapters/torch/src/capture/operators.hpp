@@ -23,7 +23,7 @@ struct operator_facts {
   bool resizes = false;                  ///< gives a storage another size, or a tensor another storage
   bool reads_files = false;              ///< nothing a file may ask for
   bool overwrites = false;               ///< writes the whole of its first argument without reading it
-  std::optional<int> masks = {};         ///< the size of the result depends on values only if this argument holds masks
+  std::optional<int> masks = {};         ///< sizes depend on values only if this argument holds masks
   filled makes = filled::as_called;
   std::size_t fill_value = 0;  ///< position of that argument
 };
