@@ -312,7 +312,7 @@ def main():
     check_steps_beside()
     check_checkpoints()
     compared = check_optimizers() + check_disk()
-    for make, sample, tight in ((Gpt, lambda: torch.randint(0, 50, (8, 16)), 70), (Conv, lambda: torch.randn(4, 3, 24, 24), 92)):
+    for make, sample, tight in ((Gpt, lambda: torch.randint(0, 50, (8, 16)), 70), (Conv, lambda: torch.randn(4, 3, 24, 24), 97)):
         for passes in (1, 2):
             plain = train(make, sample, None, passes=passes)
             for budget in ("100% of activations", f"{tight}% of activations"):
