@@ -73,7 +73,9 @@ session::state::begun_step session::state::follow(const invocation& call, const 
     return record_step(call, inputs, outputs, uses, [&](detail::step_run& run) {
       run = std::move(f.fresh->run);
       if (f.fresh->refusal) std::rethrow_exception(f.fresh->refusal);
-      return setup_of_run(f.fresh->recorded, *like, run);
+      auto s = setup_of_run(f.fresh->recorded, *like, run);
+      s->new_path = true;
+      return s;
     });
   b.returned = std::move(f.returned);
   if (!f.which) return b;

@@ -35,16 +35,11 @@ std::shared_ptr<const plan> session::state::plan_for(const std::shared_ptr<setup
       if (const auto other = glance(*s, available, searching()); other && (!best || other->found.seconds < best->found.seconds))
         best = other;
   }
-  if (!best && is_new_path(*s)) best = glance(*s, available, searching());
+  if (!best && s->new_path) best = glance(*s, available, searching());
   if (!best) best = search(*s, available, held_bytes, searching());
   announce(*best, available);
   s->plans[available] = best;
   return best;
-}
-
-bool session::state::is_new_path(const setup& s) const {
-  return std::any_of(setups.begin(), setups.end(),
-                     [&](const auto& x) { return x.second->outputs == s.outputs && !x.second->plans.empty(); });
 }
 
 void session::state::announce(const plan& p, bytes_t available) const {

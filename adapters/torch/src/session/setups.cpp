@@ -183,6 +183,7 @@ std::shared_ptr<setup> session::state::make_variant(const setup& s, program step
   a->trained = s.trained;
   a->place = s.place;
   a->forward = s.forward;
+  a->new_path = s.new_path;
   a->inputs = s.inputs + what;
   a->step = std::make_shared<const program>(std::move(step));
   a->tensors = std::make_unique<bindings>(s.tensors->followed_by(a->step));

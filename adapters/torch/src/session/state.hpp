@@ -138,8 +138,6 @@ struct session::state : std::enable_shared_from_this<state> {
   }
   /// A plan that needs at most `available` bytes.
   std::shared_ptr<const plan> plan_for(const std::shared_ptr<setup>& s, bytes_t available, bytes_t held_bytes);
-  /// Other steps of such calls have been planned: the forward takes another path.
-  bool is_new_path(const setup& s) const;
   void announce(const plan& p, bytes_t available) const;
   using kind_of_uses = std::function<std::shared_ptr<setup>(const std::vector<output_use>&)>;
   /// An executor for the use of the outputs that is expected, or, if that does not fit, for any.
