@@ -28,10 +28,6 @@ def _first(original: Callable, tell: Callable) -> Callable:
     return method
 
 
-def _about_to_read(may_write: bool, tensor: torch.Tensor) -> None:
-    _torch.about_to_read(tensor, may_write)
-
-
 class _Parts(threading.local):
     """Parts under checkpoints of the forward that this thread runs without data: first call, the call behind the last, whether all runs again."""
 
@@ -99,7 +95,7 @@ def install() -> None:
     for names, may_write in ((_READS, False), (_SHARES, True)):
         for name in names:
             if (original := getattr(torch.Tensor, name, None)) is not None:
-                setattr(torch.Tensor, name, _first(original, functools.partial(_about_to_read, may_write)))
+                setattr(torch.Tensor, name, _first(original, functools.partial(_torch.about_to_read, may_write=may_write)))
     for module in (torch, torch.random, torch.cuda, torch.cuda.random):
         module.get_rng_state = _first(module.get_rng_state, lambda *_: _torch.about_to_read_generator())
     at = torch.utils.checkpoint

@@ -410,8 +410,7 @@ class Session:
         try:
             _refuse_unplanned(step.inputs)
             if not self._looked:
-                _refuse_compiled(model)
-                _refuse_distributed(model)
+                _refuse_parts(model)
                 self._looked = True
         except Refused as why:
             if self._options.on_refuse == "raise":
@@ -627,8 +626,7 @@ def _forward(source: Source, plain: Any, form: Any, text: str, note: Note, attem
         attempt.before = before = source.state.snapshot(model)
         draws = Draws()
         try:
-            _refuse_compiled(model)
-            _refuse_distributed(model)
+            _refuse_parts(model)
             result = plain(*args, **kwargs)
             left, _, now = _tree.flatten((args, kwargs), "arguments")
             if now != text or any(a is not b for a, b in zip(left, tensors)):
@@ -658,19 +656,16 @@ def _refuse_transforms() -> None:
                       advice="call it within remat.of(model).paused()")
 
 
-def _refuse_distributed(model: torch.nn.Module) -> None:
-    for name, module in model.named_modules():
-        for c in type(module).__mro__:
-            if c.__name__ in ("FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel") and c.__module__.startswith("torch."):
-                raise Refused(f"module {name or type(module).__name__} is a {c.__name__}: its parameters come and go, or gradients are averaged, within a step",
-                              advice="DistributedDataParallel(remat.wrap(module)); sharded parameters are not planned yet")
-
-
-def _refuse_compiled(model: torch.nn.Module) -> None:
+def _refuse_parts(model: torch.nn.Module) -> None:
+    """Raises Refused if a module is one that no plan can hold."""
     for name, module in model.named_modules():
         if module is not model and (type(module).__module__.startswith("torch._dynamo") or module._compiled_call_impl is not None):
             raise Refused(f"module {name} inside is compiled: a plan is made of the operators of eager mode",
                           advice="wrap parts that hold no compiled modules, or leave out torch.compile")
+        for c in type(module).__mro__:
+            if c.__name__ in ("FSDPModule", "FullyShardedDataParallel", "DistributedDataParallel") and c.__module__.startswith("torch."):
+                raise Refused(f"module {name or type(module).__name__} is a {c.__name__}: its parameters come and go, or gradients are averaged, within a step",
+                              advice="DistributedDataParallel(remat.wrap(module)); sharded parameters are not planned yet")
 
 
 def _line(e: BaseException) -> str | None:

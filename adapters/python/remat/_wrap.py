@@ -27,7 +27,8 @@ def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *,
          on_refuse: Literal["raise", "warn"] = "warn", follow: bool | None = None, cache: Any = True,
          offload: Literal["none", "activations", "optimizer", "all", "auto"] = "none",
          weights: Literal["paged", "planned"] = "paged", host_budget: int | float | str | None = None, disk: Any = None,
-         disk_budget: int | str | None = None, graph: bool = False, device: str | torch.device | None = None, optimizer: torch.optim.Optimizer | int | float | str | None = None) -> M:
+         disk_budget: int | str | None = None, graph: bool = False, device: str | torch.device | None = None,
+         optimizer: torch.optim.Optimizer | int | float | str | None = None) -> M:
     """Lets `model` train inside a budget of bytes: outputs, gradients, buffers and generator stay those of the plain model, bit by bit.
 
     model: any module; it is changed in place and returned. Its class, `state_dict`, attributes and methods stay as they are.

@@ -419,7 +419,7 @@ PYBIND11_MODULE(_torch, m) {
     PyErr_Clear();
   });
   m.def("capturing", &rp::capturing);
-  m.def("about_to_read", &rp::about_to_read);
+  m.def("about_to_read", &rp::about_to_read, py::arg("tensor"), py::arg("may_write"));
   m.def("about_to_read_generator", &rp::about_to_read_generator);
   m.def("calls_until_now", &rp::calls_until_now);
   m.def("repeat_writes", &rp::repeat_writes);

@@ -66,8 +66,7 @@ std::string still_generator::now() const {
   at::AutoDispatchBelowADInplaceOrView below;
   auto g = generator_;
   std::lock_guard lock(g.mutex());
-  const auto state = g.get_state();
-  return {static_cast<const char*>(state.const_data_ptr()), state.nbytes()};
+  return text_of(g.get_state());
 }
 void still_generator::set(const std::string& state) const {
   at::AutoDispatchBelowADInplaceOrView below;

@@ -35,8 +35,6 @@ at::Tensor unlikely_state(const at::Generator& like) {
   return state_of(like, std::uint64_t{entropy()} << 32 | entropy());
 }
 
-std::string text_of(const at::Tensor& state) { return {static_cast<const char*>(state.const_data_ptr()), state.nbytes()}; }
-
 /// The engine of the host's generator in a state.
 at::mt19937 engine_in(const at::Generator& like, const at::Tensor& state) {
   auto g = like.clone();
@@ -99,9 +97,7 @@ draw_origin draw_log::note(std::size_t call, const at::Tensor& before, at::Tenso
 }
 
 at::Tensor draw_log::pass(const at::Tensor& before, const std::string& equal) {
-  auto told = equal;
-  told.append(static_cast<const char*>(before.const_data_ptr()), before.nbytes());
-  auto after = state_of(generator_, std::hash<std::string>()(told));
+  auto after = state_of(generator_, std::hash<std::string>()(equal + text_of(before)));
   set_state(after);
   return after;
 }

@@ -16,6 +16,8 @@
 namespace remat::pytorch::detail {
 
 bool same_bytes(const at::Tensor& a, const at::Tensor& b);
+/// A state of a generator.
+inline std::string text_of(const at::Tensor& state) { return {static_cast<const char*>(state.const_data_ptr()), state.nbytes()}; }
 
 /// A state of the generator that no program has by chance, another one for each `i`.
 const std::string& unlikely_state(const at::Generator& like, std::size_t i);

@@ -222,11 +222,11 @@ class follower final : public c10::DebugInfoBase {
   followed finish(std::vector<at::Tensor> returned) {
     followed f;
     f.returned = std::move(returned);
-    if (!fresh_ && !log_->filled() && log_->is_any_touched())
-      diverge("the module has written memory without an operator that calls have read");
-    if (!fresh_ && !log_->filled() && gives_constants(f.returned) && !run_now(candidates_[current_].what->constants))
+    const auto follows = [&] { return !fresh_ && !log_->filled(); };
+    if (follows() && log_->is_any_touched()) diverge("the module has written memory without an operator that calls have read");
+    if (follows() && gives_constants(f.returned) && !run_now(candidates_[current_].what->constants))
       diverge("the module keeps or returns a constant that it has written after reading it");
-    if (!fresh_ && !log_->filled()) {
+    if (follows()) {
       while (const auto why = unfinished(f.returned)) {
         if (choose_another_end(f.returned)) continue;
         if (!record_on(*why)) diverge(*why);

@@ -127,17 +127,12 @@ session::state::begun_step session::state::record_step(const invocation& call, c
   outputs->plain = 0;
   s->outputs = outputs;
   s->uses = uses;
-  for (const auto& known : followable(*outputs, uses))
-    if (known->uses == uses && same_forward(*known, *s)) {
-      forget(known);
-      std::erase_if(setups, [&](const auto& x) { return x.second == known; });
-    }
   auto paths = followable(*outputs, uses);
-  std::erase_if(paths, [&](const auto& x) { return x->uses != uses; });
-  if (paths.size() >= most_paths) {  // the last one has not been met for longest
-    forget(paths.back());
-    std::erase_if(setups, [&](const auto& x) { return x.second == paths.back(); });
-  }
+  std::erase_if(paths, [&](const auto& known) {
+    if (known->uses == uses && same_forward(*known, *s)) drop(known);
+    return known->uses != uses || same_forward(*known, *s);
+  });
+  if (paths.size() >= most_paths) drop(paths.back());  // which has not been met for longest
   keep("followed " + std::to_string(++recorded_), s);
   b.hollow = run.outputs();
   b.returned = run.returned();

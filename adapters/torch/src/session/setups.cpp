@@ -445,4 +445,9 @@ void session::state::forget(const std::shared_ptr<setup>& s) {
   });
 }
 
+void session::state::drop(const std::shared_ptr<setup>& s) {
+  forget(s);
+  std::erase_if(setups, [&](const auto& x) { return x.second == s; });
+}
+
 }  // namespace remat::pytorch

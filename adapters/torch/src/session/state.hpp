@@ -129,6 +129,8 @@ struct session::state : std::enable_shared_from_this<state> {
   void look();
   /// Lets go of the executors for `s` that are idle.
   void forget(const std::shared_ptr<setup>& s);
+  /// Such steps are not known any more.
+  void drop(const std::shared_ptr<setup>& s);
 
   // --- plans -----------------------------------------------------------------------------------------------------------------
 
