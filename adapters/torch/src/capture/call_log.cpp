@@ -44,13 +44,6 @@ void put(c10::StorageImpl* to, c10::StorageImpl* from) {
   to->set_data_ptr_noswap(from->set_data_ptr(c10::DataPtr(nullptr, from->device())));
 }
 
-/// Kernels run as they are, whoever asks.
-struct plain_kernels {
-  at::AutoDispatchBelowADInplaceOrView below;
-  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
-  c10::impl::ExcludeDispatchKeyGuard plain{c10::DispatchKey::Fake};
-};
-
 }  // namespace
 
 c10::Storage hollow_storage(std::size_t bytes, c10::Device on) {
@@ -104,9 +97,11 @@ void still_generator::draw(std::size_t call) {
 call_log::call_log(c10::Device on) : generator_(on) {}
 
 void call_log::add(std::size_t call, const c10::OperatorHandle& op, std::vector<c10::IValue> arguments,
-                   std::vector<c10::IValue> results, const std::optional<draw_origin>& draws, bool done) {
+                   std::vector<c10::IValue> results, const std::optional<draw_origin>& draws, bool done,
+                   std::vector<at::Tensor> positions) {
   auto put = draws ? set_before(call, *draws) : std::string();
-  calls_.push_back({call, op, std::move(arguments), std::move(results), at::GradMode::is_enabled(), std::move(put), done});
+  calls_.push_back({call, op, std::move(arguments), std::move(results), at::GradMode::is_enabled(), std::move(put), done,
+                    std::move(positions)});
 }
 
 std::string call_log::set_before(std::size_t call, const draw_origin& draws) {
@@ -145,11 +140,11 @@ const call_log::saved_storage* call_log::exposed(const at::Tensor& t) const {
 
 bool call_log::saved_storage::touched() const {
   const plain_kernels kernels;
-  return storage.nbytes() != data.nbytes() || !same_bytes(data.new_empty({0}).set_(storage), data);
+  return storage.nbytes() != data.nbytes() || !same_bytes(bytes_over(storage), data);
 }
 
 void call_log::saved_storage::exchange() {
-  auto there = data.new_empty({0}).set_(storage);
+  auto there = bytes_over(storage);
   const auto was = there.clone();
   there.copy_(data);
   data = was;
@@ -180,7 +175,17 @@ void call_log::replace(const std::unordered_map<const c10::TensorImpl*, at::Tens
     if (const auto other = by.find(t.unsafeGetTensorImpl()); other != by.end()) t = other->second;
 }
 
-void call_log::run(const entry& c) {
+void call_log::saved_storage::put_back() const {
+  auto* s = storage.unsafeGetStorageImpl();
+  s->clear_data_ptr_access_error_msg_();
+  const auto copy = data.clone();
+  if (s->nbytes() == data.nbytes() && s->data() != nullptr)
+    bytes_over(storage).copy_(copy);
+  else
+    put(s, storage_of(copy));
+}
+
+void call_log::run(const entry& c) const {
   const at::AutoGradMode mode(c.grad_mode);
   auto stack = c.arguments;
   c.op.callBoxed(stack);
@@ -194,7 +199,7 @@ void call_log::run(const entry& c) {
       if (storage_of(t) == storage_of(r) || (r.nbytes() > 0 && storage_of(r)->data() == nullptr)) return;  // or moved already
       if (t.sizes() != r.sizes() || t.strides() != r.strides() || t.storage_offset() != r.storage_offset())
         throw broken_contract("remat: " + c.op.schema().name() + " gave a result of another geometry than it was recorded with");
-      put(storage_of(t), storage_of(r));
+      is_pinned(t.storage()) ? void(bytes_of(t).copy_(bytes_of(r))) : put(storage_of(t), storage_of(r));
     });
   }
 }
@@ -204,7 +209,12 @@ void call_log::fill() {
   filled_ = true;
   const auto now = generator_.now();
   for (const auto& s : std::exchange(hidden_, {})) s.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
-  for (auto& [s, data] : std::exchange(kept_, {})) put(s.unsafeGetStorageImpl(), storage_of(data));
+  for (const auto& a : std::exchange(aside_, {})) a.put_back();
+  show_before();
+  written_.clear();
+  storages_.clear();
+  ahead_ = looked_ = stale_ = 0;
+  for (const auto& k : std::exchange(kept_, {})) k.put_back();
   auto touched = std::exchange(exposed_, {});  // calls until now have seen what was there before
   std::erase_if(touched, [](const auto& e) { return !e.touched(); });
   for (auto& e : touched) e.exchange();
@@ -232,11 +242,17 @@ void call_log::fill() {
 
 void call_log::fill(const std::vector<bool>& chosen) {
   const plain_kernels kernels;
+  bool any = false;
   for (auto& c : calls_) {
     if (!chosen[c.call] || c.done) continue;
     run(c);
-    c.done = true;
+    c.done = any = true;
+    for (const auto& v : c.results)
+      each_tensor(v, [&](const at::Tensor& t, int) {
+        if (const auto known = storages_.find(storage_of(t)); known != storages_.end()) known->second.stays = true;
+      });
   }
+  if (any && ahead_ > 0) begin_anew();
 }
 
 std::unordered_map<const c10::TensorImpl*, std::size_t> call_log::references() const {

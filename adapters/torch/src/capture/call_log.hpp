@@ -9,9 +9,11 @@
 #include <ATen/core/stack.h>
 
 #include <cstddef>
+#include <functional>
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "lists.hpp"
@@ -50,6 +52,9 @@ class still_generator {
 /// of the calls, on the operands of then, and puts their results under the hollow tensors. After that all tensors that the module
 /// holds, and the autograd graph that it has built over them, are those of an eager forward.
 ///
+/// Where the module wants to see values on its way, the calls until then run ahead of the plan, which runs them once more. Only
+/// data that somebody may still look at stay meanwhile.
+///
 /// Holds operands and results of all calls, which costs no memory for data, and keeps addresses from being used again.
 class call_log {
  public:
@@ -60,6 +65,7 @@ class call_log {
     bool grad_mode;
     std::string state;  ///< not empty: the module has put the generator into this state before the call
     bool done = false;  ///< it has run: runs again only if the data of its results are gone by then
+    std::vector<at::Tensor> positions = {};  ///< those that the plan has in the place of masks among the arguments
   };
 
   /// The forward begins now. @param on device of the step
@@ -70,8 +76,9 @@ class call_log {
   /// @param results   hollow, or operands of the call
   /// @param draws     from where the kernel draws, if it does
   /// @param done      it has run
+  /// @param positions that the plan has in the place of masks
   void add(std::size_t call, const c10::OperatorHandle& op, std::vector<c10::IValue> arguments, std::vector<c10::IValue> results,
-           const std::optional<draw_origin>& draws, bool done = false);
+           const std::optional<draw_origin>& draws, bool done = false, std::vector<at::Tensor> positions = {});
   /// A tensor whose address must not be used again meanwhile.
   void hold(const at::Tensor& t) { held_.push_back(t); }
   /// Storages of tensors whose memory nobody may read before `fill`.
@@ -94,6 +101,32 @@ class call_log {
   /// Runs some kernels only, which do not draw, before the others.
   /// @param chosen per call of the forward
   void fill(const std::vector<bool>& chosen);
+
+  /// Runs the kernels of all calls that have not run, and shows the memory of `wanted`. `fill` begins anew all the same.
+  /// @param calls  of the forward: what those in the log write
+  /// @param wanted tensors of the forward, whose data stay until the next call of this
+  /// @return false: nothing has run, as the module has written memory without an operator
+  /// @throws what a kernel throws
+  bool run_ahead(const std::vector<traced_call>& calls, const std::vector<at::Tensor>& wanted);
+  /// Gives tensors from outside the data that they had before the forward, until the next `run_ahead`.
+  void show_before() const;
+  /// A kernel is about to write on made-up numbers: takes data away that calls have made ahead, until the next `run_ahead`.
+  /// @return there were such data
+  bool set_aside(const at::Tensor& t);
+  /// Calls that have run ahead have made the data there.
+  bool has_made(const c10::StorageImpl* s) const;
+  /// The module may look at this memory whenever it likes.
+  void pin(const at::Tensor& t) { pinned_.push_back(t.storage()); }
+  bool is_pinned(const c10::Storage& s) const;
+  /// The forward has ended: `show_before`, and data that calls have made ahead go.
+  void give_back();
+  /// @param make_room is called before the first calls run ahead, with memory beside that of the plan
+  void before_ahead(std::function<void()> make_room) { make_room_ = std::move(make_room); }
+  /// The step is recorded: data of constants that the module does not hold go. `fill` makes them again.
+  void give_back_constants(const std::vector<traced_call>& calls);
+  /// Most bytes that calls have taken that have run ahead.
+  std::size_t most_ahead() const { return most_ahead_; }
+
   still_generator& generator() { return generator_; }
   /// In the order of the calls. Those that only give a tensor another geometry are not among them.
   const std::vector<entry>& calls() const { return calls_; }
@@ -108,7 +141,12 @@ class call_log {
   std::unordered_map<const c10::TensorImpl*, std::size_t> references() const;
 
  private:
-  static void run(const entry& c);
+  void run(const entry& c) const;
+  void look();
+  void begin_anew();
+  bool has_operands(const std::vector<at::Tensor>& wanted) const;
+  std::unordered_set<const c10::StorageImpl*> wanted_later(const std::vector<at::Tensor>& wanted) const;
+  void save_written(const traced_call& c, const entry& e);
 
   /// The state that the module has put the generator into before a call; empty: none.
   std::string set_before(std::size_t call, const draw_origin& draws);
@@ -123,11 +161,34 @@ class call_log {
     at::Tensor data;  ///< bytes
     bool of(const at::Tensor& t) const { return storage.unsafeGetStorageImpl() == t.storage().unsafeGetStorageImpl(); }
     bool touched() const;
-    void exchange();  ///< the data with what is there now
+    void exchange();        ///< the data with what is there now
+    void put_back() const;  ///< a copy of the data
   };
   const saved_storage* exposed(const at::Tensor& t) const;
   std::vector<saved_storage> kept_, exposed_;
+  std::size_t stale_ = 0;  ///< position of the first of `kept_` that has not been put back for calls that run ahead
   bool filled_ = false;
+
+  // --- of calls that have run ahead ------------------------------------------------------------------------------------------
+  struct known_storage {
+    c10::Storage storage;
+    bool outside = false;  ///< no call has made it
+    bool stays = false;    ///< made by a call that has run at once
+    bool real = false;     ///< its data are those of the step after the calls that have run ahead
+  };
+  struct outside_storage {
+    c10::Storage storage;
+    at::Tensor before, now;  ///< bytes: before the forward, and after the calls that have run ahead
+  };
+  std::unordered_map<const c10::StorageImpl*, known_storage> storages_;
+  std::vector<outside_storage> written_;
+  std::vector<saved_storage> aside_;
+  std::vector<c10::Storage> pinned_;
+  std::function<void()> make_room_;
+  std::size_t ahead_ = 0, looked_ = 0;  ///< entries that have run ahead; whose storages are known
+  std::string place_;                   ///< state of the generator after those that have run ahead
+  std::size_t window_ = 4;              ///< data of so many calls stay, as code that is not Python may hold them
+  std::size_t most_ahead_ = 0;
 };
 
 /// Of calls [since, until), those that write memory from outside, for `repeat_writes`.

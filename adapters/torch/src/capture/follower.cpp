@@ -93,6 +93,7 @@ class follower final : public c10::DebugInfoBase {
         const auto& t = slot.from == role::input ? inputs_[slot.position] : (*c.tensors)[w.slot];
         if (t.defined() && !t.is_inference()) versions_.emplace_back(t, t._version());
       }
+    log_->before_ahead(what.make_room);
     bind();
   }
 
@@ -131,10 +132,30 @@ class follower final : public c10::DebugInfoBase {
       diverge(text);
       return op.callBoxed(&stack);
     }
+    std::vector<at::Tensor> positions;
+    std::optional<::torch::jit::Stack> made;  // by a call that runs ahead of the plan
+    if (call().ahead || !call().positions.empty()) {
+      if (const auto why = ask(op, stack, positions, made)) {
+        if (record_on(*why)) return fresh_->call(op, stack);
+        diverge(*why);
+        return op.callBoxed(&stack);
+      }
+    }
     const auto& c = call();
     const auto n = c.arguments.size(), first = stack.size() - n;
     for (const auto& o : c.operands) take(o, tensor_at(stack, first, o));
     if (c.draws) generator().draw(at_);
+    for (std::size_t j = 0; j < positions.size(); ++j) take_value(tensor_in(recorded(), c.positions[j]), positions[j]);
+    if (made) {
+      std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
+      stack.resize(first);
+      stack.insert(stack.end(), made->begin(), made->end());
+      for (const auto& r : c.results) take_value(r.tensor, tensor_at(*made, 0, r));
+      log_->add(at_, op, std::move(arguments), std::move(*made), c.draws, true);
+      ran_.push_back(true);
+      ++at_;
+      return;
+    }
     if (candidates_[current_].what->runs[at_]) {
       if (std::any_of(c.operands.begin(), c.operands.end(), [&](const auto& o) { return o.written && read_[o.view.value]; })) {
         diverge(op.schema().name() + " writes a constant that a call before it reads");
@@ -143,7 +164,8 @@ class follower final : public c10::DebugInfoBase {
       const std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
       op.callBoxed(&stack);
       meet_results(c, stack);
-      log_->add(at_, op, arguments, {stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end()}, c.draws, true);
+      log_->add(at_, op, arguments, {stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end()}, c.draws, true,
+                std::move(positions));
       ran_.push_back(true);
       ++at_;
       return;
@@ -161,7 +183,7 @@ class follower final : public c10::DebugInfoBase {
     auto results = results_of(c, arguments);
     stack.resize(first);
     stack.insert(stack.end(), results.begin(), results.end());
-    if (!moved) log_->add(at_, op, std::move(arguments), std::move(results), c.draws);
+    if (!moved) log_->add(at_, op, std::move(arguments), std::move(results), c.draws, false, std::move(positions));
     ++at_;
   }
 
@@ -187,8 +209,16 @@ class follower final : public c10::DebugInfoBase {
     if (eager() || !t.has_storage()) return true;
     for (std::size_t s = 0; s < live_.size(); ++s) {
       if (live_[s].address() != storage_of(t)) continue;
-      if (written_[s]) return false;  // by a call that has not run
-      if (!has_memory(t) && !backward_) run_now(candidates_[current_].what->constants);
+      if (backward_ && written_[s]) return false;  // by a call that has not run
+      if (!has_memory(t) && !backward_ && !written_[s]) run_now(candidates_[current_].what->constants);
+      if (!backward_ && (written_[s] || !has_memory(t))) {
+        if ((may_write && recorded().storages[s].slot != none) || !run_ahead({t}) || !has_memory(t)) return false;
+        if (may_write) {
+          log_->pin(t);
+          log_->expose(t);
+        }
+        return true;
+      }
       if (!has_memory(t)) return false;
       const auto k = recorded().storages[s].slot;
       const bool filled_by_hand = k != none && recorded().slots[k].from == role::constant;
@@ -233,6 +263,8 @@ class follower final : public c10::DebugInfoBase {
         break;
       }
     }
+    if (follows() && std::any_of(f.returned.begin(), f.returned.end(), [&](const auto& t) { return t.defined() && t.has_storage() && log_->is_pinned(t.storage()); }))
+      diverge("the module returns a tensor whose memory it has read directly");
     if (fresh_) f.fresh = finish_recording(f.returned);
     if (f.fresh || log_->filled()) {
       f.why = why_;
@@ -245,6 +277,8 @@ class follower final : public c10::DebugInfoBase {
     for (auto id : recorded().output_tensors) f.outputs.push_back(at::Tensor(tensors_[id].lock()));
     for (const auto& t : tensors_) f.tensors.emplace_back(t.lock());
     f.late = std::move(late_);
+    f.late.insert(f.late.end(), values_.begin(), values_.end());
+    log_->give_back();
     reset_versions();
     log_->generator().rewind();
     f.log = log_;
@@ -252,6 +286,60 @@ class follower final : public c10::DebugInfoBase {
   }
 
  private:
+  /// Runs the calls until now ahead of the plan. @return false: they cannot
+  bool run_ahead(const std::vector<at::Tensor>& wanted) { return log_->run_ahead(recorded().calls, wanted); }
+  /// A call whose results depend on values: looks at these.
+  /// @param positions gets those in its masks
+  /// @param made      gets its results, if it does not take masks
+  /// @return why no candidate goes on like this; nothing: the present one does
+  std::optional<std::string> ask(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack, std::vector<at::Tensor>& positions,
+                                 std::optional<::torch::jit::Stack>& made) {
+    const auto& c = call();
+    const auto first = stack.size() - c.arguments.size();
+    const auto masks = takes_masks(op);
+    std::vector<at::Tensor> wanted, hidden;
+    for (const auto& o : c.operands) {
+      const auto& t = tensor_at(stack, first, o);
+      if (c.ahead || (o.at == masks && (t.scalar_type() == at::kBool || t.scalar_type() == at::kByte))) wanted.push_back(t);
+    }
+    const bool there = std::all_of(c.operands.begin(), c.operands.end(), [&](const auto& o) {
+      if (!c.ahead && o.at != masks) return true;
+      const bool outside = recorded().storages[o.view.value].slot != none;
+      return (outside || (!c.ahead && c.told)) && !written_[o.view.value] && has_memory(tensor_at(stack, first, o));
+    });
+    if (!there && !run_ahead(wanted)) return op.schema().name() + " depends on values, and the module has written memory without an operator";
+    if (c.ahead) {
+      made.emplace(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
+      op.callBoxed(&*made);
+    } else {
+      for (const auto& m : wanted)
+        for (const auto& list : positions_in(m)) positions.push_back(list);
+    }
+    for (const auto& t : wanted)
+      if (const auto of = std::find_if(c.operands.begin(), c.operands.end(), [&](const auto& o) { return tensor_at(stack, first, o).is_same(t); });
+          !there && recorded().storages[of->view.value].slot == none)
+        hide(storage_of(t));
+    const auto fits = [&] {
+      const auto& r = recorded();
+      if (made)
+        return std::all_of(call().results.begin(), call().results.end(), [&](const auto& x) {
+          const auto& t = tensor_at(*made, 0, x);
+          return t.sizes() == at::IntArrayRef(x.view.sizes) && t.strides() == at::IntArrayRef(x.view.strides);
+        });
+      return positions.size() == call().positions.size() &&
+             std::equal(positions.begin(), positions.end(), call().positions.begin(),
+                        [&](const auto& t, auto k) { return t.sizes() == at::IntArrayRef(r.slots[k].type.sizes); });
+    };
+    if (fits() || choose([&] { return differs(op, stack) == nullptr && fits(); })) return std::nullopt;
+    return op.schema().name() + " gives a tensor of another size than planned";
+  }
+  /// A tensor that depends on values: an input of the plan.
+  void take_value(std::size_t id, const at::Tensor& t) {
+    const auto k = recorded().tensors[id];
+    set(id, t);
+    live_[recorded().slots[k].value] = t.storage().getWeakStorageImpl();
+    values_.emplace_back(k, t);
+  }
   /// Runs those of the calls until now, unless they write what another one reads, which has not run.
   /// @return it has
   bool run_now(const std::vector<bool>& chosen) {
@@ -615,7 +703,7 @@ class follower final : public c10::DebugInfoBase {
   std::vector<bool> ran_;                                    ///< per call until now
   std::vector<bool> looked_;                                 ///< per slot: what lies there has been compared
   std::vector<bytes_t> shift_;  ///< per storage from outside: how much further on it begins than when recorded
-  std::vector<std::pair<index_t, at::Tensor>> late_;
+  std::vector<std::pair<index_t, at::Tensor>> late_, values_;
   std::vector<std::pair<at::Tensor, int64_t>> versions_;  ///< of tensors from outside that the forward writes
   std::string why_;
 };
@@ -643,6 +731,13 @@ recorded_forward::recorded_forward(std::shared_ptr<const trace> t) : recorded(st
   std::vector<bool> needed(r.storages.size());
   for (std::size_t i = r.calls.size(); i-- > 0;) {
     const auto& c = r.calls[i];
+    if (c.ahead) {
+      runs[i] = true;
+      continue;
+    }
+    if (!c.positions.empty() && c.told)
+      for (const auto& o : c.operands)
+        if (o.at == takes_masks(c.op) && r.storages[o.view.value].slot == none) needed[o.view.value] = true;
     runs[i] = asks(c);
     if (runs[i] && !is_dynamic(c.op, [](int) { return false; })) continue;  // about the geometry of tensors (`_fused_sdp_choice`)
     for (const auto& o : c.operands) runs[i] = runs[i] || (o.written && (needed[o.view.value] || (c.constant && by_hand(o))));
@@ -661,7 +756,8 @@ std::size_t same_calls(const trace& a, const trace& b, std::size_t most) {
         !std::equal(x.arguments.begin(), x.arguments.end(), y.arguments.begin(), y.arguments.end(),
                     [](const auto& p, const auto& q) { return same(p, q); }) ||
         !std::equal(x.operands.begin(), x.operands.end(), y.operands.begin(), y.operands.end(), equal) ||
-        !std::equal(x.results.begin(), x.results.end(), y.results.begin(), y.results.end(), equal))
+        !std::equal(x.results.begin(), x.results.end(), y.results.begin(), y.results.end(), equal) || x.ahead != y.ahead ||
+        x.positions != y.positions || x.told != y.told)
       return i;
   }
   return most;

@@ -51,6 +51,7 @@ struct step_request {
   const std::vector<at::Tensor>&parameters, &buffers;  ///< as for `record`
   const std::vector<output_use>& uses;                 ///< of its outputs
   bool strict;                                         ///< what cannot be recorded is an error
+  std::function<void()> make_room;                     ///< calls are about to run ahead of the plan, with memory of their own
 };
 
 /// A step that was recorded while its forward ran.

@@ -15,8 +15,8 @@
 
 namespace remat::pytorch::detail {
 
-at::Tensor bytes_of(const at::Tensor& t) {
-  return at::empty({0}, t.options().dtype(at::kByte)).set_(t.storage(), 0, {static_cast<int64_t>(storage_of(t)->nbytes())}, {1});
+at::Tensor bytes_over(const c10::Storage& s) {
+  return at::empty({0}, at::TensorOptions(s.device()).dtype(at::kByte)).set_(s, 0, {static_cast<int64_t>(s.nbytes())}, {1});
 }
 
 at::Tensor hollow_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, const at::TensorOptions& options) {

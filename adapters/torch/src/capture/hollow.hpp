@@ -3,9 +3,11 @@
 /// Tensors of the true size without memory, and how operators run on them. Private to the adapter.
 #pragma once
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <vector>
 
@@ -21,8 +23,9 @@ inline constexpr const char* reads_memory =
 
 inline c10::StorageImpl* storage_of(const at::Tensor& t) { return t.storage().unsafeGetStorageImpl(); }
 
-/// The storage of a tensor as a tensor of bytes.
-at::Tensor bytes_of(const at::Tensor& t);
+/// A storage as a tensor of bytes.
+at::Tensor bytes_over(const c10::Storage& s);
+inline at::Tensor bytes_of(const at::Tensor& t) { return bytes_over(t.storage()); }
 
 /// Its memory can be read.
 bool has_memory(const at::Tensor& t);
@@ -42,6 +45,13 @@ at::Tensor another(const at::Tensor& t);
 void release(c10::StorageImpl* s);
 /// Between operators nobody may look at values that are another step's tomorrow.
 void hide(c10::StorageImpl* s);
+
+/// While it is there, kernels run as they are, whoever asks.
+struct plain_kernels {
+  at::AutoDispatchBelowADInplaceOrView below;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+  c10::impl::ExcludeDispatchKeyGuard plain{c10::DispatchKey::Fake};
+};
 
 /// Memory that hollow tensors have while an operator runs.
 class lent_memory {

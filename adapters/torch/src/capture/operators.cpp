@@ -65,6 +65,31 @@ bool overwrites(const c10::OperatorHandle& op) {
          s.overload_name().find("out") != std::string::npos;
 }
 
+int takes_masks(const c10::OperatorHandle& op) {
+  const auto& name = op.schema().name();
+  return name == "aten::index" || name == "aten::index_put" || name == "aten::index_put_" || name == "aten::_index_put_impl_" ? 1 : -1;
+}
+
+std::vector<at::Tensor> positions_in(const at::Tensor& mask) {
+  const auto all = mask.nonzero();
+  std::vector<at::Tensor> lists;
+  for (int64_t j = 0; j < mask.dim(); ++j) lists.push_back(all.select(1, j).clone());
+  return lists;
+}
+
+c10::IValue in_place_of_masks(const c10::IValue& list,
+                              const std::function<const std::vector<at::Tensor>*(const at::Tensor&)>& lists) {
+  c10::List<std::optional<at::Tensor>> found;
+  for (const auto& v : list.toListRef()) {
+    const auto* others = v.isTensor() && v.toTensor().defined() ? lists(v.toTensor()) : nullptr;
+    if (others == nullptr)
+      found.push_back(v.isTensor() ? std::optional(v.toTensor()) : std::nullopt);
+    else
+      for (const auto& t : *others) found.push_back(t);
+  }
+  return found;
+}
+
 namespace {
 
 /// Element by element, or (softmax) row by row with each read before it is written; by one kernel in all variants.

@@ -123,8 +123,11 @@ trace rest(recorder& r, std::vector<at::Tensor> returned, std::vector<at::Tensor
     if (run == nullptr) throw;
     throw cannot_capture(std::string("the backward cannot be recorded: ") + e.what());
   }
+  ends.input_grads.resize(ends.input_grads.size() + r.values().size());
+  ends.input_sources.resize(ends.input_grads.size());
   at::autocast::clear_cache();
   if (run != nullptr) {
+    run->log()->give_back_constants(r.calls());
     r.set_references(run->references());
   } else {
     if (!r.device().is_cpu()) wait_until([&] { return !r.kept_by_module(); });
@@ -140,6 +143,7 @@ trace rest(recorder& r, std::vector<at::Tensor> returned, std::vector<at::Tensor
 /// The inputs of a training step, each once.
 std::vector<at::Tensor> add_inputs(recorder& r, const std::vector<at::Tensor>& inputs) {
   std::vector<at::Tensor> arguments;
+  r.set_inputs(inputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     arguments.emplace_back();
     const bool again = std::any_of(inputs.begin(), inputs.begin() + static_cast<std::ptrdiff_t>(i),
@@ -231,6 +235,7 @@ std::unique_ptr<resumed_recording> resumed_recording::begin(const step_request& 
   const auto now = generator.now();
   const bool moved = now != generator.place();
   generator.rewind();  // the recorder takes it for the state before the step
+  log->show_before();
   std::unique_ptr<state> s;
   try {
     s = std::make_unique<state>(std::move(lock), what, common, inputs);
@@ -242,7 +247,7 @@ std::unique_ptr<resumed_recording> resumed_recording::begin(const step_request& 
       if (!c.state.empty()) generator.set(c.state);
       const at::AutoGradMode mode(c.grad_mode);
       auto stack = c.arguments;
-      s->r.run(c.op, stack, {&c.results, &recorded.calls[i]});
+      s->r.run(c.op, stack, {&c.results, &recorded.calls[i], &c.positions});
     }
     if (!s->r.has_recorded(recorded, calls.size())) throw cannot_capture("other calls than before");
     if (moved) generator.set(now);

@@ -54,6 +54,7 @@ enum class contents {
 struct repeated_call {
   const std::vector<c10::IValue>* results = nullptr;
   const traced_call* before = nullptr;
+  const std::vector<at::Tensor>* positions = nullptr;  ///< in the place of masks
 };
 
 /// Runs each operator of a step on tensors without memory, and writes it down: the calls, what they read and write, and what is
@@ -103,6 +104,17 @@ class recorder {
       const bool first = index_.emplace(storage_of(x), storage[id]).second;
       if (first && trace_.tensors[id] != none) whole_.emplace(x.unsafeGetTensorImpl(), x);
     }
+    for (const auto& c : trace_.calls) {
+      auto next = c.positions.begin();
+      for (const auto& o : c.operands) {
+        if (next == c.positions.end() || o.at != takes_masks(c.op)) continue;
+        const auto& mask = tensors[o.tensor];
+        if (!mask.defined() || !is_mask(mask)) continue;
+        positions_.push_back({mask, {}});
+        for (auto j = mask.dim(); j > 0; --j)
+          positions_.back().lists.push_back(tensors[tensor_in(trace_, *next++)]);
+      }
+    }
   }
   recorder(const recorder&) = delete;
   recorder& operator=(const recorder&) = delete;
@@ -116,8 +128,7 @@ class recorder {
   /// Puts back what the operators wrote, but for versions; nothing more is recorded.
   /// @return what they have made of the generator
   draw_origin abandon() {
-    at::AutoDispatchBelowADInplaceOrView below;
-    for (auto& [storage, saved] : saved_) saved.first.copy_(saved.second);
+    put_back_written();
     auto left = draws_->left_behind();
     draws_.reset();
     return left;
@@ -189,6 +200,25 @@ class recorder {
     draws_->begin_phase();
   }
   const std::vector<traced_call>& calls() const { return trace_.calls; }
+  /// Values that the forward has asked for, and positions in masks: inputs of the plan, behind those of the forward.
+  const std::vector<at::Tensor>& values() const { return values_; }
+  /// Those of a call that takes masks.
+  std::vector<at::Tensor> positions_of(const traced_call& c) const {
+    std::vector<at::Tensor> list;
+    for (auto k : c.positions) list.push_back(values_[trace_.slots[k].position - inputs_]);
+    return list;
+  }
+  /// Runs the calls until now ahead of the plan, and shows data of tensors.
+  /// @return false: they cannot
+  bool run_ahead(const std::vector<at::Tensor>& wanted) {
+    put_back_written();
+    return log_->run_ahead(trace_.calls, wanted);
+  }
+  /// The module is about to look at memory. Is what lies there that of the step?
+  bool shows(const at::Tensor& t) const {
+    const auto s = index_.find(storage_of(t));
+    return has_memory(t) && (s == index_.end() || contents_[s->second] == contents::constant || !saved_.count(storage_of(t)));
+  }
   /// What has been recorded until now.
   const trace& until_now() const { return trace_; }
   c10::Device device() const { return device_; }
@@ -223,6 +253,8 @@ class recorder {
     }
     return known->second;
   }
+  /// The forward has so many inputs.
+  void set_inputs(std::size_t n) { inputs_ = n; }
   /// An argument, itself.
   void add_input(const at::Tensor& t, std::size_t position) {
     add_outside(t, role::input, position, "input " + std::to_string(position));
@@ -266,29 +298,24 @@ class recorder {
   /// Runs and records one call.
   /// @param again not null: it does not run
   void run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack, repeated_call again = {}) {
-    const auto& schema = op.schema();
-    const auto& name = schema.name();
-    const auto n = schema.arguments().size();
-    const auto first = stack.size() - n;
-    traced_call c{op, {}, {}, {}, at::GradMode::is_enabled(), {}, {}};
     std::vector<at::Tensor> tensors;
-    for (std::size_t i = 0; i < n; ++i) {
-      const auto& argument = stack[first + i];
-      if (argument.isGenerator() && argument.toGenerator().defined() && argument.toGenerator() != draws_->generator())
-        refuse(name, "draws from a generator other than the default one of " + device_.str());
-      const auto* alias = schema.arguments()[i].alias_info();
-      each_tensor(argument, [&](const at::Tensor& t, int element) {
-        check(name, t);
-        if (!index_.count(storage_of(t))) add_unknown(name, t);
-        const bool needs =
-            again.before != nullptr ? again.before->operands.at(c.operands.size()).requires_grad : t.requires_grad();
-        c.operands.push_back({static_cast<int>(i), element, view_of(t), alias && alias->isWrite(), id_of(t), needs});
-        tensors.push_back(t);
-      });
-      c.arguments.push_back(without_tensors(argument));
+    repeats_ = again.before != nullptr;
+    auto c = read_call(op, stack, again, tensors);
+    const auto& name = op.schema().name();
+    std::optional<traced_call> masked;
+    if (with_positions(c, stack, tensors, again)) {
+      masked = std::move(c);
+      c = read_call(op, stack, {}, tensors);
     }
+    const auto n = c.arguments.size();
+    const auto first = stack.size() - n;
     mark_hidden_writes(c);
     const bool ask = refuse_dynamic(c, tensors);
+    if (c.ahead) {
+      call_ahead(c, stack, first, tensors, again);
+      trace_.calls.push_back(std::move(c));
+      return;
+    }
     freeze_raw_filled(c, tensors);
     const bool told = std::all_of(c.operands.begin(), c.operands.end(), [&](const auto& o) { return told_[o.view.value]; });
     const bool constant = std::all_of(c.operands.begin(), c.operands.end(),
@@ -309,7 +336,7 @@ class recorder {
     std::vector<c10::StorageImpl*> touched;
     for (std::size_t i = 0; i < tensors.size(); ++i)
       if (c.operands[i].written || storage_of(tensors[i])->nbytes() > constant_limit) touched.push_back(storage_of(tensors[i]));
-    const auto results = schema.returns().size();
+    const auto results = op.schema().returns().size();
     for (std::size_t i = 0; i < results; ++i)
       each_tensor(stack[stack.size() - results + i], [&](const at::Tensor& t, int element) {
         check(name, t);
@@ -318,7 +345,7 @@ class recorder {
           const auto s = add(t, !c.draws && constant ? contents::constant : keep ? contents::kept : contents::hollow);
           trace_.storages[s].name = name;
           raw_[s] = makes_raw(op);
-          if (contents_[s] == contents::hollow) release(storage_of(t));
+          if (contents_[s] == contents::hollow) let_go(storage_of(t));
           if (contents_[s] == contents::kept) hide(storage_of(t));
           told_[s] = told && !c.draws && contents_[s] != contents::hollow;
         }
@@ -334,8 +361,12 @@ class recorder {
       if (contents_[s] == contents::hollow) told_[s] = false;
     }
     if (told && !c.draws) calculable_.push_back(trace_.calls.size());
-    if (ask) asked_.push_back({trace_.calls.size(), {stack.end() - static_cast<std::ptrdiff_t>(results), stack.end()}});
-    trace_.calls.push_back(std::move(c));
+    if (ask && log_ == nullptr)
+      asked_.push_back({trace_.calls.size(), {stack.end() - static_cast<std::ptrdiff_t>(results), stack.end()}});
+    if (!masked) return trace_.calls.push_back(std::move(c));
+    masked->results = c.results;
+    masked->planned = std::make_shared<const traced_call>(std::move(c));
+    trace_.calls.push_back(std::move(*masked));
   }
 
   /// A storage of the step that is still there once all results are gone: the module keeps it. @return what made it, or nothing
@@ -348,6 +379,118 @@ class recorder {
   }
 
  private:
+  /// What a call is about to do, without its results. @param tensors gets its operands
+  traced_call read_call(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack, const repeated_call& again,
+                        std::vector<at::Tensor>& tensors) {
+    const auto& schema = op.schema();
+    const auto n = schema.arguments().size();
+    traced_call c{op, {}, {}, {}, at::GradMode::is_enabled(), {}, {}};
+    tensors.clear();
+    for (std::size_t i = 0; i < n; ++i) {
+      const auto& argument = stack[stack.size() - n + i];
+      if (argument.isGenerator() && argument.toGenerator().defined() && argument.toGenerator() != draws_->generator())
+        refuse(schema.name(), "draws from a generator other than the default one of " + device_.str());
+      const auto* alias = schema.arguments()[i].alias_info();
+      each_tensor(argument, [&](const at::Tensor& t, int element) {
+        check(schema.name(), t);
+        if (!index_.count(storage_of(t))) add_unknown(schema.name(), t);
+        const bool needs =
+            again.before != nullptr ? again.before->operands.at(c.operands.size()).requires_grad : t.requires_grad();
+        c.operands.push_back({static_cast<int>(i), element, view_of(t), alias && alias->isWrite(), id_of(t), needs});
+        tensors.push_back(t);
+      });
+      c.arguments.push_back(without_tensors(argument));
+    }
+    return c;
+  }
+
+  void put_back_written() {
+    const plain_kernels kernels;
+    for (auto& [storage, saved] : saved_) saved.first.copy_(saved.second);
+  }
+
+  /// Runs a call whose results depend on values of the step, after those before it. Its results are inputs of the plan.
+  void call_ahead(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const std::vector<at::Tensor>& tensors,
+                  const repeated_call& again) {
+    const auto& name = c.op.schema().name();
+    for (const auto& o : c.operands)
+      if (o.written) refuse(name, "writes what depends on values of the step, even its size");
+    if (again.before != nullptr) {
+      stack.resize(first);
+      stack.insert(stack.end(), again.results->begin(), again.results->end());
+    } else {
+      const bool there = std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) { return outside(t) && shows(t); });
+      if (!there && !run_ahead(tensors)) refuse(name, "depends on values, and the module has written memory without an operator");
+      c.op.callBoxed(&stack);
+      for (const auto& t : tensors)
+        if (trace_.storages[index_.at(storage_of(t))].slot == none) hide(storage_of(t));
+    }
+    const bool trained = c.grad_mode && std::any_of(c.operands.begin(), c.operands.end(), [](const auto& o) { return o.requires_grad; });
+    const auto results = c.op.schema().returns().size();
+    for (std::size_t i = 0; i < results; ++i)
+      each_tensor(stack[stack.size() - results + i], [&](const at::Tensor& t, int element) {
+        check(name, t);
+        if (trained && (t.is_floating_point() || t.is_complex()))
+          refuse(name, "gives a tensor whose size depends on values of the step, and which may need a gradient");
+        add_value(t, name);
+        c.results.push_back({static_cast<int>(i), element, view_of(t), false, id_of(t)});
+      });
+  }
+  /// @return its slot
+  index_t add_value(const at::Tensor& t, const std::string& maker) {
+    const auto k = static_cast<index_t>(trace_.slots.size());
+    add_outside(t, role::input, inputs_ + values_.size(), "value of " + maker);
+    values_.push_back(t);
+    return k;
+  }
+
+  /// Where an indexing call has masks that are no constants, puts lists of positions in the place of these, as the kernel does.
+  /// What it gives has another size otherwise while it is recorded.
+  /// @return there are some
+  bool with_positions(traced_call& c, ::torch::jit::Stack& stack, const std::vector<at::Tensor>& tensors,
+                      const repeated_call& again) {
+    const auto argument = takes_masks(c.op);
+    const bool forward = trace_.backward == 0;
+    if (argument < 0 || (forward && log_ == nullptr)) return false;
+    std::vector<at::Tensor> masks;
+    c.told = true;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      if (c.operands[i].at != argument || !is_mask(tensors[i])) continue;
+      masks.push_back(tensors[i]);
+      c.told = c.told && told_[c.operands[i].view.value];
+    }
+    const auto known = [&](const at::Tensor& m) {
+      return std::find_if(positions_.begin(), positions_.end(), [&](const auto& p) { return p.of(m); });
+    };
+    if (masks.empty()) return false;
+    if (!forward) {
+      if (std::any_of(masks.begin(), masks.end(), [&](const auto& m) { return known(m) == positions_.end(); })) return false;
+    } else {
+      std::size_t given = 0;
+      if (again.before == nullptr && !c.told && !run_ahead(masks))
+        refuse(c.op.schema().name(), "takes a mask, and the module has written memory without an operator");
+      for (const auto& m : masks) {
+        std::erase_if(positions_, [&](const auto& p) { return p.of(m); });
+        positions_.push_back({m, {}});
+        auto& lists = positions_.back().lists;
+        if (again.before == nullptr) {
+          lent_memory shown;
+          shown.fill(m);
+          lists = positions_in(m);
+        }
+        for (auto j = m.dim(); j > 0 && again.before != nullptr; --j) lists.push_back(again.positions->at(given++));
+        for (const auto& list : lists) c.positions.push_back(add_value(list, c.op.schema().name()));
+      }
+    }
+    auto& lists = stack[stack.size() - c.arguments.size() + static_cast<std::size_t>(argument)];
+    lists = in_place_of_masks(lists, [&](const at::Tensor& m) -> const std::vector<at::Tensor>* {
+      const auto p = is_mask(m) ? known(m) : positions_.end();
+      return p == positions_.end() ? nullptr : &p->lists;
+    });
+    return true;
+  }
+  static bool is_mask(const at::Tensor& t) { return t.scalar_type() == at::kBool || t.scalar_type() == at::kByte; }
+
   static bytes_t byte_offset(const at::Tensor& t) { return t.storage_offset() * static_cast<bytes_t>(t.itemsize()); }
 
   /// A tensor from outside, whose writes are counted.
@@ -492,8 +635,9 @@ class recorder {
         }
   }
 
-  /// @return the call gives the forward a number that is not the same in every step, but told before the step
-  bool refuse_dynamic(const traced_call& c, const std::vector<at::Tensor>& tensors) const {
+  /// Of a call that gives the forward what depends on values: does it run ahead of the plan?
+  /// @return it gives a number that is not the same in every step, but told before the step
+  bool refuse_dynamic(traced_call& c, const std::vector<at::Tensor>& tensors) const {
     const auto& name = c.op.schema().name();
     if (facts(c.op).resizes) refuse(name, "resizes or replaces the storage of a tensor");
     const bool dynamic = is_dynamic(c.op, [&](int argument) {
@@ -507,13 +651,16 @@ class recorder {
     const bool numbers = std::none_of(returns.begin(), returns.end(), [](const auto& r) {
       return r.type()->kind() == c10::TypeKind::TensorType || r.type()->kind() == c10::TypeKind::ListType;
     });
-    const bool ask = std::any_of(c.operands.begin(), c.operands.end(),
-                                 [&](const auto& o) { return contents_[o.view.value] != contents::constant; });
-    const bool asks_again = log_ == nullptr || trace_.backward == 0;  // nobody asks in planned backwards of a training step
-    for (const auto& o : c.operands)
-      if (ask && (!numbers || !told_[o.view.value] || !asks_again))
-        refuse(name, "depends on the values of an activation, an input, a parameter or a buffer; a plan needs a fixed graph");
-    return ask;
+    bool ask = false;
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      ask = ask || contents_[c.operands[i].view.value] != contents::constant || !has_memory(tensors[i]);
+    const bool forward = trace_.backward == 0;
+    const bool asks_again = log_ == nullptr || forward;  // nobody asks in planned backwards of a training step
+    const bool told = std::all_of(c.operands.begin(), c.operands.end(), [&](const auto& o) { return told_[o.view.value]; });
+    c.ahead = ask && log_ != nullptr && forward && (!numbers || !told);
+    if (ask && !c.ahead && (!numbers || !told || !asks_again))
+      refuse(name, "depends on the values of an activation, an input, a parameter or a buffer; a plan needs a fixed graph");
+    return ask && !c.ahead;
   }
 
   /// The values of what a call makes may be needed during the capture.
@@ -576,6 +723,7 @@ class recorder {
 
   /// Of a small storage whose data the module may look at: kernels may run on them, and the step may still go on eagerly.
   void keep_data(const at::Tensor& t, index_t s) const {
+    if (log_->set_aside(t)) return;
     const bool has_data = contents_[s] == contents::constant || contents_[s] == contents::kept;
     if (has_data && storage_of(t)->nbytes() <= constant_limit) log_->keep_data(t);
   }
@@ -602,8 +750,9 @@ class recorder {
       return hide(s);
     }
     known = contents::hollow;
-    release(s);
+    let_go(s);
   }
+  void let_go(c10::StorageImpl* s) const { repeats_ || (log_ != nullptr && log_->has_made(s)) ? hide(s) : release(s); }
 
   trace trace_;
   mutable std::optional<std::string> refusal_;
@@ -634,6 +783,18 @@ class recorder {
   std::unordered_map<const c10::TensorImpl*, std::size_t> references_;
   c10::Device device_;
   call_log* log_ = nullptr;  ///< of the training step; null: it runs for the recording only
+  bool repeats_ = false;     ///< the call has been recorded before, and data of its operands may be there
+  std::size_t inputs_ = 0;
+  std::vector<at::Tensor> values_;
+  struct mask_positions {
+    at::Tensor mask;
+    std::vector<at::Tensor> lists;  ///< one per dimension
+    bool of(const at::Tensor& t) const {
+      return mask.is_same(t) || (storage_of(mask) == storage_of(t) && mask.storage_offset() == t.storage_offset() &&
+                                 mask.sizes() == t.sizes() && mask.strides() == t.strides());
+    }
+  };
+  std::vector<mask_positions> positions_;
 };
 
 }  // namespace remat::pytorch::detail

@@ -64,12 +64,18 @@ void step_run::call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::St
   });
   for (const auto& [t, before] : written) log_->replace({{t.unsafeGetTensorImpl(), before}});
   if (!written.empty()) return;  // a new geometry is all that it has done (`transpose_`)
-  log_->add(r.calls().size() - 1, op, std::move(arguments), std::move(made), c.draws, c.constant);
+  log_->add(r.calls().size() - 1, op, std::move(arguments), std::move(made), c.draws, c.constant || c.ahead, r.positions_of(c));
 }
 
 void step_run::read(recorder& r, const at::Tensor& t, bool may_write) {
   if (eager() || !t.has_storage()) return;
-  if (!has_memory(t)) return diverge(r, reads_memory);
+  if (!r.shows(t)) {
+    const bool there = r.knows(t) && !(may_write && r.outside(t)) && r.run_ahead({t});
+    if (!there || !has_memory(t)) return diverge(r, reads_memory);
+    if (!may_write) return;
+    log_->pin(t);
+    return log_->expose(t);
+  }
   if (may_write && r.watches_memory(t)) log_->expose(t);
 }
 
@@ -90,7 +96,12 @@ bool step_run::is_output(const at::Tensor& t) const {
 
 void step_run::end_forward(recorder& r, const std::vector<at::Tensor>& outputs, bool foreign) {
   outputs_ = outputs;
-  for (const auto& o : outputs) r.id_of(o);  // one may be a copy that no call has met
+  values_ = r.values();
+  for (const auto& o : outputs) {
+    r.id_of(o);  // one may be a copy that no call has met
+    if (log_->is_pinned(o.storage())) throw cannot_capture("the module returns a tensor whose memory it has read directly");
+  }
+  log_->give_back();
   foreign_ = foreign;
   std::vector<std::size_t> held;
   for (auto& [id, t] : r.made()) {

@@ -71,6 +71,8 @@ class step_run {
   const std::shared_ptr<call_log>& log() const { return log_; }
   const std::vector<at::Tensor>& returned() const { return returned_; }
   const std::vector<at::Tensor>& outputs() const { return outputs_; }
+  /// Inputs of the plan behind those of the forward.
+  const std::vector<at::Tensor>& values() const { return values_; }
 
  private:
   struct made_tensor {
@@ -84,6 +86,7 @@ class step_run {
   std::shared_ptr<call_log> log_;
   std::vector<at::Tensor> tensors_;
   std::vector<at::Tensor> returned_, outputs_;  ///< what the forward gave; and each tensor of that once, then what is kept
+  std::vector<at::Tensor> values_;
   std::vector<made_tensor> made_;
   std::vector<std::pair<at::Tensor, int64_t>> versions_;  ///< of tensors from outside, after the forward
   std::string why_;

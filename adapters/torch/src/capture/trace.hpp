@@ -4,7 +4,9 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <optional>
+#include <vector>
 
 #include <remat/pytorch/capture.hpp>
 #include <remat/pytorch/program.hpp>
@@ -36,6 +38,13 @@ struct traced_call {
   std::vector<int> statistics;       ///< arguments written behind the schema's back, and not read by the results
   std::optional<draw_origin> draws;  ///< where its draw starts, if it draws
   bool constant = false;             ///< makes or writes constants only, which the module may look at
+  /// What it gives depends on values of the step, even the size: the calls before it run ahead of the plan, to which its results
+  /// are inputs.
+  bool ahead = false;
+  /// The plan makes another call in its place, in which lists of positions are in the place of masks; null: this one.
+  std::shared_ptr<const traced_call> planned = nullptr;
+  std::vector<index_t> positions = {};  ///< slots of these lists, where masks are seen for the first time
+  bool told = false;                    ///< the masks are known before the step: nothing has to run ahead
 };
 
 /// The call raises an error or does nothing, such as `_linalg_check_errors`.
@@ -77,6 +86,11 @@ struct trace {
   forward_end forward;
   std::vector<std::size_t> held;  ///< other tensors that Python holds when the forward has ended, in order
 };
+
+/// The number of the tensor that lies in a slot.
+inline std::size_t tensor_in(const trace& t, index_t slot) {
+  return static_cast<std::size_t>(std::find(t.tensors.begin(), t.tensors.end(), slot) - t.tensors.begin());
+}
 
 class step_run;
 

@@ -132,7 +132,7 @@ class lowering {
   }
 
   void add_call(std::size_t index) {
-    const auto& c = trace_.calls[index];
+    const auto& c = trace_.calls[index].planned ? *trace_.calls[index].planned : trace_.calls[index];
     std::set<index_t> written, written_outside;
     for (const auto& o : c.operands)
       if (o.written) (writable_in_place(o.view.value) ? written : written_outside).insert(o.view.value);

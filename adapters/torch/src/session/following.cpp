@@ -62,7 +62,10 @@ session::state::begun_step session::state::follow(const invocation& call, const 
   for (const auto& s : known) candidates.push_back({s->forward, s->tensors.get()});
   const auto like = known.front();
   lock.unlock();
-  auto f = detail::follow(candidates, call.forward, inputs, {like->parameters, like->buffers, uses, options.strict});
+  auto f = detail::follow(candidates, call.forward, inputs, {like->parameters, like->buffers, uses, options.strict, [this] {
+                              const std::lock_guard held(mutex);
+                              release();
+                            }});
   lock.lock();
   if (!f.which) {
     looked_ = false;
@@ -93,12 +96,17 @@ session::state::begun_step session::state::follow(const invocation& call, const 
   b.hollow = std::move(f.outputs);
   b.graph =
       std::make_shared<detail::kept_graph>(s->forward->recorded, std::move(f.log), std::move(f.tensors), b.inputs, b.hollow);
+  find_plan(b, call, s, outputs);
+  return b;
+}
+
+void session::state::find_plan(begun_step& b, const invocation& call, const std::shared_ptr<setup>& s,
+                               const std::shared_ptr<usage>& outputs) {
   b.r = expected(
       [&](const auto& u) {
         return variant_of(u == s->uses ? s : same_step(call, b.inputs, *s, u, b.graph.get()), 0, b.graph.get());
       },
       b.inputs, outputs, s->uses);
-  return b;
 }
 
 session::state::begun_step session::state::record_step(const invocation& call, const std::vector<at::Tensor>& inputs,
@@ -134,15 +142,12 @@ session::state::begun_step session::state::record_step(const invocation& call, c
   });
   if (paths.size() >= most_paths) drop(paths.back());  // which has not been met for longest
   keep("followed " + std::to_string(++recorded_), s);
+  b.inputs.insert(b.inputs.end(), run.values().begin(), run.values().end());
   b.hollow = run.outputs();
   b.returned = run.returned();
   if (!run.tensors().empty())
-    b.graph = std::make_shared<detail::kept_graph>(s->forward->recorded, run.log(), run.tensors(), inputs, b.hollow);
-  b.r = expected(
-      [&](const auto& u) {
-        return variant_of(u == s->uses ? s : same_step(call, inputs, *s, u, b.graph.get()), 0, b.graph.get());
-      },
-      inputs, outputs, s->uses);
+    b.graph = std::make_shared<detail::kept_graph>(s->forward->recorded, run.log(), run.tensors(), b.inputs, b.hollow);
+  find_plan(b, call, s, outputs);
   return b;
 }
 

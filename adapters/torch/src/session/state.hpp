@@ -176,6 +176,8 @@ struct session::state : std::enable_shared_from_this<state> {
   begun_step record_step(const invocation& call, const std::vector<at::Tensor>& inputs, const std::shared_ptr<usage>& outputs,
                          const std::vector<output_use>& uses,
                          const std::function<std::shared_ptr<setup>(detail::step_run&)>& make);
+  /// An executor for a step whose forward has run without data.
+  void find_plan(begun_step& b, const invocation& call, const std::shared_ptr<setup>& s, const std::shared_ptr<usage>& outputs);
   /// The step of the same forward for another use of its outputs.
   /// @param graph of the forward; null: it may run once more
   /// @throws not_supported if it takes another path by now

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Calls of a forward that run before the plan does, because the module asks for values.
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "../trim.hpp"
+#include "call_log.hpp"
+#include "hollow.hpp"
+#include "operators.hpp"
+
+namespace remat::pytorch::detail {
+namespace {
+
+/// Calls `f(storage)` for each tensor in a list of arguments or results.
+template <class F>
+void each_storage(const std::vector<c10::IValue>& list, F f) {
+  for (const auto& v : list)
+    each_tensor(v, [&](const at::Tensor& t, int) {
+      if (t.has_storage()) f(t.storage());
+    });
+}
+
+/// Its results lie in the memory of an argument, whatever is there.
+bool only_views(const call_log::entry& c) { return is_view(c.op) && is_native(c.op); }
+
+}  // namespace
+
+/// Notes storages of calls that were added meanwhile.
+void call_log::look() {
+  for (; looked_ < calls_.size(); ++looked_) {
+    const auto& c = calls_[looked_];
+    each_storage(c.arguments, [&](const c10::Storage& s) {
+      storages_.try_emplace(s.unsafeGetStorageImpl(), known_storage{s, true, false, true});
+    });
+    each_storage(c.results, [&](const c10::Storage& s) {
+      storages_.try_emplace(s.unsafeGetStorageImpl(), known_storage{s, false, c.done, c.done});
+    });
+  }
+}
+
+/// Are the data there that the calls need which have not run?
+bool call_log::has_operands(const std::vector<at::Tensor>& wanted) const {
+  std::unordered_set<const c10::StorageImpl*> made;
+  bool found = true;
+  const auto need = [&](const c10::Storage& s) {
+    const auto known = storages_.find(s.unsafeGetStorageImpl());
+    found = found && (known == storages_.end() || known->second.real || made.count(s.unsafeGetStorageImpl()));
+  };
+  for (auto i = ahead_; i < calls_.size(); ++i) {
+    const auto& c = calls_[i];
+    if (only_views(c)) continue;
+    if (!c.done) each_storage(c.arguments, need);
+    each_storage(c.results, [&](const c10::Storage& s) { made.insert(s.unsafeGetStorageImpl()); });
+  }
+  for (const auto& t : wanted) need(t.storage());
+  return found;
+}
+
+/// All calls have to run again.
+void call_log::begin_anew() {
+  show_before();
+  for (auto& w : written_) w.now.reset();
+  for (const auto& a : std::exchange(aside_, {})) a.put_back();
+  for (const auto& k : kept_) k.put_back();
+  for (auto& [impl, s] : storages_) s.real = s.outside || s.stays;
+  ahead_ = 0;
+}
+
+/// Storages whose data the module, or code that is not Python, may use in a call to come.
+std::unordered_set<const c10::StorageImpl*> call_log::wanted_later(const std::vector<at::Tensor>& wanted) const {
+  std::unordered_set<const c10::StorageImpl*> list;
+  const auto add = [&](const c10::Storage& s) { list.insert(s.unsafeGetStorageImpl()); };
+  for (const auto& t : wanted) add(t.storage());
+  for (const auto& s : pinned_) add(s);
+  for (std::size_t i = 0; i < calls_.size(); ++i) {
+    if (i + window_ >= calls_.size()) {
+      each_storage(calls_[i].arguments, add);
+      each_storage(calls_[i].results, add);
+      continue;
+    }
+    for (const auto& v : calls_[i].results)
+      each_tensor(v, [&](const at::Tensor& t, int) {
+        if (t.has_storage() && held_by_python(t)) add(t.storage());
+      });
+  }
+  return list;
+}
+
+/// Of memory that other calls than its maker write: what was there before.
+void call_log::save_written(const traced_call& c, const entry& e) {
+  for (const auto& o : c.operands) {
+    if (!o.written) continue;
+    const auto& v = e.arguments[static_cast<std::size_t>(o.at)];
+    const auto& t = o.element < 0 ? v.toTensor() : v.toListRef()[static_cast<std::size_t>(o.element)].toTensor();
+    const auto& s = storages_.at(storage_of(t));
+    const auto same = [&](const auto& x) { return x.storage.unsafeGetStorageImpl() == storage_of(t); };
+    if (s.outside && std::none_of(written_.begin(), written_.end(), same))
+      written_.push_back({s.storage, bytes_of(t).clone(), {}});
+    if (s.stays && std::none_of(kept_.begin(), kept_.end(), same)) {  // none of which is stale by now
+      kept_.push_back({s.storage, bytes_of(t).clone()});
+      ++stale_;
+    }
+  }
+}
+
+bool call_log::run_ahead(const std::vector<traced_call>& calls, const std::vector<at::Tensor>& wanted) {
+  if (is_any_touched()) return false;
+  if (const auto make_room = std::exchange(make_room_, nullptr)) make_room();
+  const plain_kernels kernels;
+  look();
+  const auto now = generator_.now();
+  for (auto& [impl, s] : storages_) s.storage.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
+  for (const auto& a : std::exchange(aside_, {})) a.put_back();
+  for (const auto& w : written_)
+    if (w.now.defined()) saved_storage{w.storage, w.now}.put_back();
+  for (; stale_ < kept_.size(); ++stale_) kept_[stale_].put_back();
+  if (!has_operands(wanted)) {
+    begin_anew();
+    window_ *= 4;
+  }
+
+  const auto later = wanted_later(wanted);
+  std::unordered_map<const c10::StorageImpl*, std::size_t> last;
+  for (auto i = ahead_; i < calls_.size(); ++i) {
+    const auto use = [&](const c10::Storage& s) { last[s.unsafeGetStorageImpl()] = i; };
+    each_storage(calls_[i].arguments, use);
+    each_storage(calls_[i].results, use);
+  }
+  std::size_t live = 0, freed = 0;
+  const auto let_go = [&](known_storage& s) {
+    if (s.outside || s.stays || !s.real || later.count(s.storage.unsafeGetStorageImpl())) return;
+    s.real = false;
+    freed += s.storage.nbytes();
+    release(s.storage.unsafeGetStorageImpl());
+  };
+  for (auto& [impl, s] : storages_) {
+    if (!last.count(impl)) let_go(s);
+    live += s.real && !s.outside && !s.stays ? s.storage.nbytes() : 0;
+  }
+  generator_.set(ahead_ > 0 ? place_ : generator_.start());
+  const auto before = freed;
+  for (; ahead_ < calls_.size(); ++ahead_) {
+    const auto& c = calls_[ahead_];
+    if (!c.done && !only_views(c)) {
+      save_written(calls[c.call], c);
+      if (!c.state.empty()) generator_.set(c.state);
+      run(c);
+      each_storage(c.results, [&](const c10::Storage& s) {
+        auto& known = storages_.at(s.unsafeGetStorageImpl());
+        if (!known.real) live += s.nbytes();
+        known.real = true;
+      });
+      most_ahead_ = std::max(most_ahead_, live - (freed - before));
+    }
+    const auto end = [&](const c10::Storage& s) {
+      if (last.at(s.unsafeGetStorageImpl()) == ahead_) let_go(storages_.at(s.unsafeGetStorageImpl()));
+    };
+    each_storage(c.arguments, end);
+    each_storage(c.results, end);
+  }
+  place_ = generator_.now();
+  generator_.set(now);
+  note_freed(static_cast<bytes_t>(freed));
+  for (auto& w : written_) w.now = bytes_over(w.storage).clone();
+  for (auto& [impl, s] : storages_)
+    if (!s.outside && !s.stays) detail::hide(s.storage.unsafeGetStorageImpl());
+  for (const auto& s : hidden_) detail::hide(s.unsafeGetStorageImpl());
+  for (const auto& s : pinned_) s.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
+  for (const auto& t : wanted) storage_of(t)->clear_data_ptr_access_error_msg_();
+  return true;
+}
+
+void call_log::show_before() const {
+  for (const auto& w : written_) saved_storage{w.storage, w.before}.put_back();
+}
+
+bool call_log::set_aside(const at::Tensor& t) {
+  const auto known = storages_.find(storage_of(t));
+  if (ahead_ == 0 || known == storages_.end() || known->second.outside || !known->second.real || is_pinned(t.storage())) return false;
+  if (storage_of(t)->nbytes() == 0) return true;
+  const auto gone = [&](const auto& a) { return a.of(t); };
+  if (std::any_of(aside_.begin(), aside_.end(), gone)) return true;
+  auto empty = hollow_storage(storage_of(t)->nbytes(), t.device());
+  storage_of(t)->clear_data_ptr_access_error_msg_();
+  empty.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
+  empty.unsafeGetStorageImpl()->set_data_ptr_noswap(storage_of(t)->set_data_ptr(c10::DataPtr(nullptr, t.device())));
+  aside_.push_back({t.storage(), bytes_over(empty)});
+  detail::hide(storage_of(t));
+  return true;
+}
+
+bool call_log::has_made(const c10::StorageImpl* s) const {
+  const auto known = storages_.find(s);
+  return ahead_ > 0 && known != storages_.end() && known->second.real;
+}
+
+bool call_log::is_pinned(const c10::Storage& s) const {
+  const auto same = [&](const auto& p) { return p.unsafeGetStorageImpl() == s.unsafeGetStorageImpl(); };
+  return std::any_of(pinned_.begin(), pinned_.end(), same);
+}
+
+void call_log::give_back() {
+  if (storages_.empty()) return;
+  const plain_kernels kernels;
+  show_before();
+  for (const auto& a : std::exchange(aside_, {})) a.put_back();
+  bytes_t freed = 0;
+  for (auto& [impl, s] : std::exchange(storages_, {})) {
+    if (s.outside || s.stays || !s.real || is_pinned(s.storage)) continue;
+    freed += static_cast<bytes_t>(s.storage.nbytes());
+    release(s.storage.unsafeGetStorageImpl());
+  }
+  note_freed(freed);
+  written_.clear();
+  ahead_ = looked_ = 0;
+}
+
+void call_log::give_back_constants(const std::vector<traced_call>& calls) {
+  std::unordered_set<const c10::StorageImpl*> stay;  // the module holds them, or has filled them by hand
+  for (const auto& c : calls_)
+    for (const auto& v : c.results)
+      each_tensor(v, [&](const at::Tensor& t, int) {
+        if (t.has_storage() && (makes_raw(c.op) || held_by_python(t))) stay.insert(storage_of(t));
+      });
+  bytes_t freed = 0;
+  for (const auto& c : calls_) {
+    if (!c.done || !calls[c.call].constant) continue;
+    each_storage(c.results, [&](const c10::Storage& s) {
+      auto* impl = s.unsafeGetStorageImpl();
+      if (stay.count(impl)) return;
+      std::erase_if(kept_, [&](const auto& k) { return k.storage.unsafeGetStorageImpl() == impl; });
+      impl->clear_data_ptr_access_error_msg_();
+      if (impl->data() != nullptr) freed += static_cast<bytes_t>(impl->nbytes());
+      release(impl);
+    });
+  }
+  stale_ = std::min(stale_, kept_.size());
+  note_freed(freed);
+}
+
+}  // namespace remat::pytorch::detail
