@@ -144,6 +144,7 @@ class call_log {
   void run(const entry& c) const;
   void look();
   void begin_anew();
+  bool has_to_run(const entry& c) const;
   bool has_operands(const std::vector<at::Tensor>& wanted) const;
   std::unordered_set<const c10::StorageImpl*> wanted_later(const std::vector<at::Tensor>& wanted) const;
   void save_written(const traced_call& c, const entry& e);

@@ -324,7 +324,7 @@ class recorder {
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const auto s = c.operands[i].view.value;
       if (c.operands[i].written && contents_[s] == contents::outside) save(tensors[i]);
-      if (c.operands[i].written && log_ != nullptr && !constant && !again.before) keep_data(tensors[i], s);
+      if (c.operands[i].written && log_ != nullptr && trace_.backward == 0 && !constant && !again.before) keep_data(tensors[i], s);
       bytes.push_back(storage_of(tensors[i])->nbytes());
     }
 
@@ -752,7 +752,10 @@ class recorder {
     known = contents::hollow;
     let_go(s);
   }
-  void let_go(c10::StorageImpl* s) const { repeats_ || (log_ != nullptr && log_->has_made(s)) ? hide(s) : release(s); }
+  void let_go(c10::StorageImpl* s) const {
+    const bool by_hand = trace_.storages[index_.at(s)].slot != none;  // nobody could make the data again
+    repeats_ || by_hand || (log_ != nullptr && log_->has_made(s)) ? hide(s) : release(s);
+  }
 
   trace trace_;
   mutable std::optional<std::string> refusal_;

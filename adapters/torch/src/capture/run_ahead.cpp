@@ -41,6 +41,17 @@ void call_log::look() {
   }
 }
 
+/// It has not run at once, or what it gave is gone.
+bool call_log::has_to_run(const entry& c) const {
+  if (only_views(c)) return false;
+  bool gone = false;
+  each_storage(c.results, [&](const c10::Storage& s) {
+    const auto& known = storages_.at(s.unsafeGetStorageImpl());
+    gone = gone || (!known.outside && !known.stays);
+  });
+  return !c.done || gone;
+}
+
 /// Are the data there that the calls need which have not run?
 bool call_log::has_operands(const std::vector<at::Tensor>& wanted) const {
   std::unordered_set<const c10::StorageImpl*> made;
@@ -52,7 +63,7 @@ bool call_log::has_operands(const std::vector<at::Tensor>& wanted) const {
   for (auto i = ahead_; i < calls_.size(); ++i) {
     const auto& c = calls_[i];
     if (only_views(c)) continue;
-    if (!c.done) each_storage(c.arguments, need);
+    if (has_to_run(c)) each_storage(c.arguments, need);
     each_storage(c.results, [&](const c10::Storage& s) { made.insert(s.unsafeGetStorageImpl()); });
   }
   for (const auto& t : wanted) need(t.storage());
@@ -117,6 +128,8 @@ bool call_log::run_ahead(const std::vector<traced_call>& calls, const std::vecto
   for (const auto& w : written_)
     if (w.now.defined()) saved_storage{w.storage, w.now}.put_back();
   for (; stale_ < kept_.size(); ++stale_) kept_[stale_].put_back();
+  for (auto& [impl, s] : storages_)
+    if (s.stays && s.storage.nbytes() > 0 && impl->data() == nullptr) s.stays = s.real = false;  // too large to be kept
   if (!has_operands(wanted)) {
     begin_anew();
     window_ *= 4;
@@ -144,7 +157,7 @@ bool call_log::run_ahead(const std::vector<traced_call>& calls, const std::vecto
   const auto before = freed;
   for (; ahead_ < calls_.size(); ++ahead_) {
     const auto& c = calls_[ahead_];
-    if (!c.done && !only_views(c)) {
+    if (has_to_run(c)) {
       save_written(calls[c.call], c);
       if (!c.state.empty()) generator_.set(c.state);
       run(c);
