@@ -199,7 +199,7 @@ void call_log::run(const entry& c) const {
       if (storage_of(t) == storage_of(r) || (r.nbytes() > 0 && storage_of(r)->data() == nullptr)) return;  // or moved already
       if (t.sizes() != r.sizes() || t.strides() != r.strides() || t.storage_offset() != r.storage_offset())
         throw broken_contract("remat: " + c.op.schema().name() + " gave a result of another geometry than it was recorded with");
-      is_pinned(t.storage()) ? void(bytes_of(t).copy_(bytes_of(r))) : put(storage_of(t), storage_of(r));
+      is_pinned(storage_of(t)) ? void(bytes_of(t).copy_(bytes_of(r))) : put(storage_of(t), storage_of(r));
     });
   }
 }

@@ -117,7 +117,8 @@ class call_log {
   bool has_made(const c10::StorageImpl* s) const;
   /// The module may look at this memory whenever it likes.
   void pin(const at::Tensor& t) { pinned_.push_back(t.storage()); }
-  bool is_pinned(const c10::Storage& s) const;
+  bool has_pinned() const { return !pinned_.empty(); }
+  bool is_pinned(const c10::StorageImpl* s) const;
   /// The forward has ended: `show_before`, and data that calls have made ahead go.
   void give_back();
   /// @param make_room is called before the first calls run ahead, with memory beside that of the plan

@@ -263,7 +263,7 @@ class follower final : public c10::DebugInfoBase {
         break;
       }
     }
-    if (follows() && std::any_of(f.returned.begin(), f.returned.end(), [&](const auto& t) { return t.defined() && t.has_storage() && log_->is_pinned(t.storage()); }))
+    if (follows() && std::any_of(f.returned.begin(), f.returned.end(), [&](const auto& t) { return t.defined() && t.has_storage() && log_->is_pinned(storage_of(t)); }))
       diverge("the module returns a tensor whose memory it has read directly");
     if (fresh_) f.fresh = finish_recording(f.returned);
     if (f.fresh || log_->filled()) {
@@ -345,6 +345,10 @@ class follower final : public c10::DebugInfoBase {
   bool run_now(const std::vector<bool>& chosen) {
     const auto& calls = recorded().calls;
     std::vector<bool> read(live_.size());
+    bool any = false;
+    for (std::size_t i = 0; i < at_; ++i) any = any || (chosen[i] && !ran_[i]);
+    if (!any) return true;
+    if (log_->has_pinned()) return false;
     for (std::size_t i = 0; i < at_; ++i)
       for (const auto& o : calls[i].operands) {
         if (!chosen[i] && !ran_[i]) read[o.view.value] = true;

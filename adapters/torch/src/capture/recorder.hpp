@@ -753,6 +753,7 @@ class recorder {
     let_go(s);
   }
   void let_go(c10::StorageImpl* s) const {
+    if (log_ != nullptr && log_->is_pinned(s)) return;
     const bool by_hand = trace_.storages[index_.at(s)].slot != none;  // nobody could make the data again
     repeats_ || by_hand || (log_ != nullptr && log_->has_made(s)) ? hide(s) : release(s);
   }

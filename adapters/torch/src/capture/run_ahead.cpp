@@ -192,7 +192,7 @@ void call_log::show_before() const {
 
 bool call_log::set_aside(const at::Tensor& t) {
   const auto known = storages_.find(storage_of(t));
-  if (ahead_ == 0 || known == storages_.end() || known->second.outside || !known->second.real || is_pinned(t.storage())) return false;
+  if (ahead_ == 0 || known == storages_.end() || known->second.outside || !known->second.real || is_pinned(storage_of(t))) return false;
   if (storage_of(t)->nbytes() == 0) return true;
   const auto gone = [&](const auto& a) { return a.of(t); };
   if (std::any_of(aside_.begin(), aside_.end(), gone)) return true;
@@ -210,8 +210,8 @@ bool call_log::has_made(const c10::StorageImpl* s) const {
   return ahead_ > 0 && known != storages_.end() && known->second.real;
 }
 
-bool call_log::is_pinned(const c10::Storage& s) const {
-  const auto same = [&](const auto& p) { return p.unsafeGetStorageImpl() == s.unsafeGetStorageImpl(); };
+bool call_log::is_pinned(const c10::StorageImpl* s) const {
+  const auto same = [&](const auto& p) { return p.unsafeGetStorageImpl() == s; };
   return std::any_of(pinned_.begin(), pinned_.end(), same);
 }
 
@@ -222,7 +222,7 @@ void call_log::give_back() {
   for (const auto& a : std::exchange(aside_, {})) a.put_back();
   bytes_t freed = 0;
   for (auto& [impl, s] : std::exchange(storages_, {})) {
-    if (s.outside || s.stays || !s.real || is_pinned(s.storage)) continue;
+    if (s.outside || s.stays || !s.real || is_pinned(impl)) continue;
     freed += static_cast<bytes_t>(s.storage.nbytes());
     release(s.storage.unsafeGetStorageImpl());
   }

@@ -99,7 +99,7 @@ void step_run::end_forward(recorder& r, const std::vector<at::Tensor>& outputs, 
   values_ = r.values();
   for (const auto& o : outputs) {
     r.id_of(o);  // one may be a copy that no call has met
-    if (log_->is_pinned(o.storage())) throw cannot_capture("the module returns a tensor whose memory it has read directly");
+    if (log_->is_pinned(storage_of(o))) throw cannot_capture("the module returns a tensor whose memory it has read directly");
   }
   log_->give_back();
   foreign_ = foreign;
