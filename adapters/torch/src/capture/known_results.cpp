@@ -182,9 +182,29 @@ const std::map<std::string, product>& products() {
   return all;
 }
 
+/// What an operator gives that works element by element on tensors of one type and geometry: another one of these.
+std::optional<known_results> like_operands(const std::vector<at::Tensor>& tensors) {
+  const at::Tensor* like = nullptr;
+  for (const auto& t : tensors) {
+    if (t.unsafeGetTensorImpl()->is_wrapped_number() && at::isFloatingType(t.scalar_type())) continue;
+    const bool plain = at::isFloatingType(t.scalar_type()) && t.is_contiguous() && !t.is_conj() && !t.is_neg();
+    if (!plain || (like != nullptr && (t.scalar_type() != like->scalar_type() || t.sizes() != like->sizes() ||
+                                       t.device() != like->device())))
+      return std::nullopt;
+    like = &t;
+  }
+  if (like == nullptr) return std::nullopt;
+  auto made = at::detail::make_tensor<c10::TensorImpl>(empty_storage(like->nbytes(), like->device()), keys_on(like->device()),
+                                                       like->dtype());
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(like->sizes(), like->strides());
+  known_results results(tensors, {made});
+  return results.complete() ? std::optional(std::move(results)) : std::nullopt;
+}
+
 }  // namespace
 
 std::optional<known_results> deduced(const traced_call& c, const std::vector<at::Tensor>& tensors) {
+  if (is_elementwise(c.op)) return like_operands(tensors);
   const auto product = products().find(c.op.schema().name());
   if (product == products().end() || !c.op.schema().overload_name().empty()) return std::nullopt;
   at::AutoDispatchBelowADInplaceOrView below;

@@ -105,6 +105,12 @@ constexpr std::string_view one_by_one =
 
 }  // namespace
 
+bool is_elementwise(const c10::OperatorHandle& op) {
+  const auto& s = op.schema();
+  const bool listed = one_by_one.find(" " + s.name() + " ") != one_by_one.npos && s.name().find("softmax") == std::string::npos;
+  return listed && s.returns().size() == 1 && !s.returns()[0].alias_info() && is_native(op);
+}
+
 std::optional<c10::OperatorHandle> in_place_variant(const c10::OperatorHandle& op, int argument, c10::ScalarType dtype) {
   const auto &name = op.schema().name(), &overload = op.schema().overload_name();
   if (one_by_one.find(" " + name + " ") == one_by_one.npos || c10::isComplexType(dtype)) return std::nullopt;

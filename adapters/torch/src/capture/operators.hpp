@@ -56,6 +56,8 @@ bool makes_raw(const c10::OperatorHandle& op);
 /// @param dtype of operand and result
 /// @return nothing if there is none, or the operator is not known to allow it for that type
 std::optional<c10::OperatorHandle> in_place_variant(const c10::OperatorHandle& op, int argument, c10::ScalarType dtype);
+/// It computes each element of its one result from the elements at that place.
+bool is_elementwise(const c10::OperatorHandle& op);
 /// The results depend on the values of operands in more than their own values.
 /// @param is_mask is the tensor in this argument a mask?
 template <class F>

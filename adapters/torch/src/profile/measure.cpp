@@ -12,6 +12,7 @@
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 
 #include <remat/io/file.hpp>
@@ -278,10 +279,33 @@ double touched(const program& step, const node& n) {
   return sum;
 }
 
-/// Allocations from two runs, times scaled by `growth`.
-node_profile measure_like(const program& step, const node& n, const node_profile& like, double growth) {
+/// The same allocations with other results, where the kernels allocate nothing but these.
+/// @return nothing if they allocate more, or not always the same
+std::optional<allocation_script> resized(const allocation_script& s, const program& step, const node& n, const program& other,
+                                         const node& like) {
+  if (!s.stable) return std::nullopt;
+  auto found = s;
+  for (auto& b : found.blocks) {
+    if (b.result == none || b.freed >= 0 || b.bytes != other.values[like.outputs[b.result]].bytes) return std::nullopt;
+    b.bytes = step.values[n.outputs[b.result]].bytes;
+    if (b.bytes <= 0) return std::nullopt;
+  }
+  return found;
+}
+
+/// Times scaled by `growth`, and allocations from a run where they are not known.
+node_profile profile_like(const program& step, const node& n, const program& other, const node& of, const node_profile& like) {
   node_profile p;
   if (n.calls.empty()) return p;
+  const auto growth = touched(step, n) / touched(other, of);
+  p.seconds = like.seconds * growth;
+  p.elsewhere = static_cast<bytes_t>(static_cast<double>(like.elsewhere) * std::max(1.0, growth));
+  const auto first = resized(like.first, step, n, other, of), again = resized(like.again, step, n, other, of);
+  if (first && again && like.workspace == 0) {
+    p.first = *first;
+    p.again = *again;
+    return p;
+  }
   bench b(step, n);
   bytes_t workspace = 0;
   auto record = [&](bool again) {
@@ -295,8 +319,6 @@ node_profile measure_like(const program& step, const node& n, const node_profile
   p.again = twofold ? record(true) : p.first;
   p.first.stable = like.first.stable;
   p.again.stable = like.again.stable;
-  p.seconds = like.seconds * growth;
-  p.elsewhere = static_cast<bytes_t>(static_cast<double>(like.elsewhere) * std::max(1.0, growth));
   return p;
 }
 
@@ -464,8 +486,7 @@ program_profile profile_like(const program& step, const program& other, const pr
     auto& entry = used[key];
     if (const auto found = here.find(key); !entry && found != here.end()) entry = found->second;
     if (!entry) {
-      const auto growth = touched(step, n) / touched(other, other.nodes[i]);
-      entry = std::make_shared<node_profile>(measure_like(step, n, *costs.nodes[i], growth));
+      entry = std::make_shared<node_profile>(profile_like(step, n, other, other.nodes[i], *costs.nodes[i]));
     }
     result.nodes.push_back(entry);
   }
