@@ -15,6 +15,7 @@ from . import _torch
 from ._errors import Refused
 
 _READS = ("tolist", "const_data_ptr", "__reduce_ex__", "__deepcopy__")
+_OBSERVES = ("register_hook", "retain_grad")
 _SHARES = ("numpy", "data_ptr", "__array__", "__dlpack__")  # memory that may be written, too
 
 
@@ -24,6 +25,15 @@ def _first(original: Callable, tell: Callable) -> Callable:
     def method(*args: Any, **kwargs: Any) -> Any:
         tell(*args[:1])
         return original(*args, **kwargs)
+
+    return method
+
+
+def _observing(original: Callable) -> Callable:
+    """The same, which may begin to watch the gradient of its tensor."""
+    @functools.wraps(original)
+    def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return _torch.observing(self, original, *args, **kwargs)
 
     return method
 
@@ -96,6 +106,8 @@ def install() -> None:
         for name in names:
             if (original := getattr(torch.Tensor, name, None)) is not None:
                 setattr(torch.Tensor, name, _first(original, functools.partial(_torch.about_to_read, may_write=may_write)))
+    for name in _OBSERVES:
+        setattr(torch.Tensor, name, _observing(getattr(torch.Tensor, name)))
     for module in (torch, torch.random, torch.cuda, torch.cuda.random):
         module.get_rng_state = _first(module.get_rng_state, lambda *_: _torch.about_to_read_generator())
     at = torch.utils.checkpoint

@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
@@ -410,6 +411,40 @@ struct as_torch<R (python_session::*)(A...)> {
 template <auto f>
 constexpr auto bound = &as_torch<decltype(f)>::template call<f>;
 
+/// Counts references to tensors from an object, and from containers that nothing else refers to.
+struct reference_counts {
+  std::map<PyObject*, Py_ssize_t> tensors;
+  void look_into(PyObject* o) {
+    const auto traverse = Py_TYPE(o)->tp_traverse;
+    if (traverse == nullptr) return;
+    traverse(
+        o,
+        [](PyObject* to, void* self) {
+          auto& counts = *static_cast<reference_counts*>(self);
+          if (THPVariable_Check(to))
+            ++counts.tensors[to];
+          else if ((PyDict_CheckExact(to) || PyList_CheckExact(to) || PyTuple_CheckExact(to)) && Py_REFCNT(to) == 1)
+            counts.look_into(to);
+          return 0;
+        },
+        this);
+  }
+};
+
+/// Of tensors that Python holds: does anything else hold them than objects of autograd functions?
+std::vector<bool> held_beside(const std::vector<::torch::autograd::Node*>& functions, const std::vector<at::Tensor>& tensors) {
+  const py::gil_scoped_acquire gil;
+  reference_counts from_functions;
+  for (const auto* f : functions)
+    if (auto* o = f->pyobj_slot()->load_pyobj(); o != nullptr) from_functions.look_into(o);
+  std::vector<bool> found;
+  for (const auto& t : tensors) {
+    auto* o = t.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
+    found.push_back(o != nullptr && Py_REFCNT(o) > 1 + from_functions.tensors[o]);  // 1: by the tensor in C++
+  }
+  return found;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_torch, m) {
@@ -418,8 +453,13 @@ PYBIND11_MODULE(_torch, m) {
     const py::gil_scoped_acquire gil;
     PyErr_Clear();
   });
+  rp::when_held(&held_beside);
   m.def("capturing", &rp::capturing);
   m.def("about_to_read", &rp::about_to_read, py::arg("tensor"), py::arg("may_write"));
+  m.def("observing", [](const at::Tensor& t, const py::function& f, const py::args& args, const py::kwargs& kwargs) {
+    const rp::observing_gradient now(t);
+    return f(t, *args, **kwargs);
+  });
   m.def("about_to_read_generator", &rp::about_to_read_generator);
   m.def("calls_until_now", &rp::calls_until_now);
   m.def("repeat_writes", &rp::repeat_writes);

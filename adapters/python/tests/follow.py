@@ -437,6 +437,71 @@ class Backward(Test):
             with self.subTest(step.__name__):
                 self.check(Shows, step)
 
+    def test_tensors_that_the_module_keeps(self):
+        """With their gradients: an auxiliary loss and a view, which the loss uses now and then."""
+        class Keeps(Net):
+            def act(self, h):
+                y = h.tanh()
+                self.extra, self.view = y.square().mean(), y[:, :3]
+                return y
+
+        def step(model, x, k):
+            loss = model(x).square().mean()
+            if k not in (0, 5):
+                loss = loss + 0.3 * model.extra
+            if k in (3, 5):
+                loss = loss + model.view.sum()
+            loss.backward()
+            return [loss, model.extra, model.view]
+
+        with self.assertNoLogs("remat", logging.WARNING):
+            self.check(Keeps, step, 8)
+
+    def test_tensors_that_a_function_keeps(self):
+        """In its context, until its backward: these are not the module's."""
+        class Square(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, scale):
+                ctx.x, ctx.all = x, [x * scale, {"scale": scale}]
+                return ctx.all[0] * x
+
+            @staticmethod
+            def backward(ctx, g):
+                return 2 * g * ctx.all[1]["scale"] * ctx.x, (g * ctx.x * ctx.x).sum()
+
+        class Squares(Net):
+            def begin(self):
+                self.scale = nn.Parameter(torch.tensor(0.5))
+
+            def act(self, h):
+                h = Square.apply(h.tanh(), self.scale)
+                self.extra = h.mean()
+                return h
+
+        with self.assertNoLogs("remat", logging.WARNING):
+            self.check(Squares, lambda m, x, k: (m(x).square().mean() + (m.extra if k % 2 else 0)).backward())
+
+    def test_hooks_of_outputs(self):
+        """From which other outputs come, and of parameters that are returned."""
+        class Several(Net):
+            def forward(self, x):
+                y = super().forward(x)
+                return self.last.bias, y, y.tanh()
+
+        def step(model, x, k):
+            b, y, z = model(x)
+            seen = []
+            if k in (1, 3):
+                y.register_hook(lambda g: seen.append(g.clone()))
+            if k == 4:
+                z.register_hook(lambda g: seen.append(g.clone()))
+            if k == 2:
+                y.retain_grad()
+            (b.sum() + y.square().mean() + z.mean()).backward()
+            return [*seen, y.grad if k == 2 else y]
+
+        self.check(Several, step, 6)
+
     def test_modes(self):
         def anomaly(model, x, k):
             y = model(x)

@@ -44,8 +44,10 @@ class usage {
       if (planned && seen[i].used && seen[i].strides.empty() && i < expected.size()) seen[i].strides = expected[i].strides;
     }
     if (all_) {
-      seen.clear();
-      return true;
+      bool all_planned = true;  // but for what the module keeps
+      for (std::size_t i = 0; i < seen.size(); ++i) all_planned = all_planned && (!seen[i].used || step.output_grads[i] != none);
+      if (all_planned) seen.clear();
+      return all_planned;
     }
     if (!same) uses_ = seen;
     return same;

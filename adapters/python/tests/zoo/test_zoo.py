@@ -69,14 +69,11 @@ def test_zoo(name):
 
 
 def test_experts_in_a_loop():
-    """A loop over the experts that got tokens runs as it is; or it is refused, which says where it is."""
+    """A loop over the experts that got tokens is planned, whichever they are."""
 
     def made():
         torch.manual_seed(0)
         return mixtral_with("eager").train()
 
     data = batches("mixtral")
-    with pytest.raises(remat.Refused, match="depends on the values") as refused:
-        remat.wrap(made(), budget="60%", on_refuse="raise")(**data[0])
-    assert "transformers" in refused.value.source
-    assert_same(train(made(), data), train(remat.wrap(made(), budget="60%"), data))
+    assert_same(train(made(), data), train(remat.wrap(made(), budget="80%", on_refuse="raise"), data))

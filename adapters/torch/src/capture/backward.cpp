@@ -45,6 +45,20 @@ class loss_node final : public ::torch::autograd::Node {
   std::vector<at::Tensor> gradients_;
 };
 
+/// All nodes of the graph of tensors.
+std::unordered_set<const ::torch::autograd::Node*> nodes_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<const ::torch::autograd::Node*> stack;
+  for (const auto& t : tensors) stack.push_back(::torch::autograd::impl::gradient_edge(t).function.get());
+  std::unordered_set<const ::torch::autograd::Node*> seen(stack.begin(), stack.end());
+  while (!stack.empty()) {
+    const auto* node = stack.back();
+    stack.pop_back();
+    for (const auto& edge : node->next_edges())
+      if (edge.is_valid() && seen.insert(edge.function.get()).second) stack.push_back(edge.function.get());
+  }
+  return seen;
+}
+
 /// For each of `leaves`, from which of `outputs` its gradient comes.
 std::vector<std::vector<bool>> sources_of(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& leaves) {
   std::vector<std::vector<bool>> sources(leaves.size(), std::vector<bool>(outputs.size(), false));
@@ -52,14 +66,7 @@ std::vector<std::vector<bool>> sources_of(const std::vector<at::Tensor>& outputs
   for (const auto& t : leaves) ends.push_back(::torch::autograd::impl::gradient_edge(t));
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i].requires_grad()) continue;
-    std::vector<::torch::autograd::Node*> stack = {::torch::autograd::impl::gradient_edge(outputs[i]).function.get()};
-    std::unordered_set<::torch::autograd::Node*> seen(stack.begin(), stack.end());
-    while (!stack.empty()) {
-      const auto* node = stack.back();
-      stack.pop_back();
-      for (const auto& edge : node->next_edges())
-        if (edge.is_valid() && seen.insert(edge.function.get()).second) stack.push_back(edge.function.get());
-    }
+    const auto seen = nodes_of({outputs[i]});
     for (std::size_t k = 0; k < leaves.size(); ++k) sources[k][i] = seen.count(ends[k].function.get()) > 0;
   }
   return sources;
@@ -96,10 +103,14 @@ graph_contents contents_of(const std::vector<at::Tensor>& outputs, const std::ve
       found.observer = "a hook on a tensor inside of the module (" + node->name() + ")";
     if (!node->retains_grad_hooks().empty())
       found.observer = "a tensor inside of the module that retains its gradient (" + node->name() + ")";
-    found.code = found.code || is_foreign(*node);
+    if (is_foreign(*node)) found.code.push_back(node);
     for (const auto& edge : node->next_edges()) visit(edge);
   }
   return found;
+}
+
+bool leads_to(const std::vector<at::Tensor>& tensors, const ::torch::autograd::Node* node) {
+  return nodes_of(tensors).count(node) > 0;
 }
 
 std::vector<at::Tensor> gradients_from(::torch::autograd::edge_list to, std::vector<at::Tensor> grads,

@@ -19,6 +19,9 @@ namespace remat::pytorch::detail {
 /// @param inputs of the forward: what lies beyond them is not its own
 graph_contents contents_of(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs);
 
+/// Is a node in the graph of tensors that need a gradient?
+bool leads_to(const std::vector<at::Tensor>& tensors, const ::torch::autograd::Node* node);
+
 /// The gradients of `wanted` for a loss that gives tensors `grads`, which nobody else holds then.
 /// @param to the tensors, as edges
 std::vector<at::Tensor> gradients_from(::torch::autograd::edge_list to, std::vector<at::Tensor> grads,

@@ -69,6 +69,17 @@ class kept_graph::as_recorded {
 
 graph_contents kept_graph::contents() const { return contents_of(outputs_, inputs_); }
 
+::torch::autograd::Edge kept_graph::edge_of(std::size_t output) const {
+  return ::torch::autograd::impl::gradient_edge(outputs_[output]);
+}
+
+bool kept_graph::is_inside(std::size_t output) const {
+  auto others = outputs_;
+  others.erase(others.begin() + static_cast<std::ptrdiff_t>(output));
+  std::erase_if(others, [](const auto& t) { return !t.requires_grad(); });
+  return leads_to(others, edge_of(output).function.get());
+}
+
 std::string kept_graph::differs(const candidate& step, const std::vector<at::Tensor>& wanted) const {
   const auto& t = *step.what->recorded;
   const c10::DeviceGuard guard(t.device);

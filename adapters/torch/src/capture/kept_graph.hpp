@@ -20,7 +20,7 @@ namespace remat::pytorch::detail {
 /// What a planned backward does not do by itself.
 struct graph_contents {
   std::string observer;                                                   ///< who is told of gradients inside; empty: nobody
-  bool code = false;                                                      ///< there are nodes that are not PyTorch's own
+  std::vector<::torch::autograd::Node*> code;                             ///< nodes that are not PyTorch's own
   std::unordered_map<const ::torch::autograd::Node*, std::size_t> edges;  ///< how many lead to the accumulator of a leaf
 };
 
@@ -42,6 +42,10 @@ class kept_graph {
   trace record(const std::vector<output_use>& uses, const std::vector<at::Tensor>& parameters) const;
 
   graph_contents contents() const;
+  /// Do other outputs come from this one?
+  bool is_inside(std::size_t output) const;
+  /// Where the gradient of an output goes in this graph.
+  ::torch::autograd::Edge edge_of(std::size_t output) const;
   /// Runs code of the backward that is not PyTorch's own, on hollow tensors. The graph stays.
   /// @param step   whose backward is planned
   /// @param wanted as for `gradients`

@@ -103,10 +103,16 @@ trace rest(recorder& r, std::vector<at::Tensor> returned, std::vector<at::Tensor
   }
   returned.clear();
   graph_contents graph;
+  auto expected = uses;
   if (run != nullptr) {
     const c10::impl::IncludeDispatchKeyGuard key(record_key);
     graph = contents_of(outputs, arguments);
+    const auto of_result = outputs.size();
     run->end_forward(r, outputs, graph.code);
+    if (expected.size() <= of_result && outputs.size() > of_result) {  // what the module keeps brings no gradient, as far as known
+      expected.resize(of_result);
+      expected.resize(outputs.size(), {.used = false});
+    }
   }
   if (!before.hold()) {
     if (run != nullptr) before.release();
@@ -115,7 +121,7 @@ trace rest(recorder& r, std::vector<at::Tensor> returned, std::vector<at::Tensor
   if (!graph.observer.empty()) throw cannot_capture(graph.observer + " is to be told of gradients");
   trace ends;
   try {
-    ends = record_backward(r, std::exchange(outputs, {}), std::move(results), parameters, std::move(arguments), uses,
+    ends = record_backward(r, std::exchange(outputs, {}), std::move(results), parameters, std::move(arguments), expected,
                            run != nullptr);
   } catch (const cannot_capture&) {
     throw;

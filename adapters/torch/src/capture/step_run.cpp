@@ -2,14 +2,19 @@
 #include "step_run.hpp"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "follower.hpp"
 #include "recorder.hpp"
 
 namespace remat::pytorch::detail {
+namespace {
+
+std::atomic<std::vector<bool> (*)(const std::vector<::torch::autograd::Node*>&, const std::vector<at::Tensor>&)> who_holds = nullptr;
+
+}  // namespace
 
 std::vector<at::Tensor> step_run::forward(recorder& r, const forward_function& f, const std::vector<at::Tensor>& arguments) {
   r.of_step(*log_);
@@ -94,7 +99,8 @@ bool step_run::is_output(const at::Tensor& t) const {
   return std::any_of(outputs_.begin(), outputs_.end(), [&](const auto& o) { return o.is_same(t); });
 }
 
-void step_run::end_forward(recorder& r, const std::vector<at::Tensor>& outputs, bool foreign) {
+void step_run::end_forward(recorder& r, std::vector<at::Tensor>& outputs,
+                           const std::vector<::torch::autograd::Node*>& code) {
   outputs_ = outputs;
   values_ = r.values();
   for (const auto& o : outputs) {
@@ -102,17 +108,24 @@ void step_run::end_forward(recorder& r, const std::vector<at::Tensor>& outputs, 
     if (log_->is_pinned(storage_of(o))) throw cannot_capture("the module returns a tensor whose memory it has read directly");
   }
   log_->give_back();
-  foreign_ = foreign;
   std::vector<std::size_t> held;
+  std::vector<at::Tensor> kept;
   for (auto& [id, t] : r.made()) {
-    if (is_output(t)) continue;
-    if (!held_by_python(t)) continue;
+    if (is_output(t) || !held_by_python(t)) continue;
     held.push_back(id);
-    if (t.requires_grad())
-      throw cannot_capture("the module keeps a tensor that requires a gradient, which " + r.maker_of(t) +
-                           " has made in its forward");
-    made_.push_back({id, t, r.view_of(t), t.is_inference() ? 0 : t._version()});
+    kept.push_back(t);
   }
+  const auto ask = who_holds.load();
+  const auto by_module = code.empty() || ask == nullptr ? std::vector<bool>(kept.size(), true) : ask(code, kept);
+  for (std::size_t i = 0; i < kept.size(); ++i) {
+    const auto& t = kept[i];
+    if (!by_module[i]) continue;  // but by a function of the graph, until the backward
+    if (t.requires_grad() && !t.is_leaf())
+      outputs.push_back(t);
+    else
+      made_.push_back({held[i], t, r.view_of(t), t.is_inference() ? 0 : t._version()});
+  }
+  outputs_ = outputs;
   r.set_held(std::move(held));
   tensors_ = r.all();
 }
@@ -137,19 +150,7 @@ void step_run::finish_eagerly() {
 
 bool step_run::add_kept(trace& t) {
   if (made_.empty()) return false;
-  if (foreign_)
-    log_->each_result([](const at::Tensor& x, int) {
-      if (x.requires_grad() && !x.is_leaf()) ::torch::autograd::impl::set_gradient_edge(x, {});
-    });
-  const auto own = foreign_ ? references() : decltype(references())();
-  bool any = false;
   for (const auto& m : made_) {
-    if (foreign_) {
-      const bool wrapped = m.tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() != nullptr;
-      const auto ours = own.at(m.tensor.unsafeGetTensorImpl()) + (wrapped ? 1 : 0);
-      if (m.tensor.use_count() <= ours && !held_by_python(m.tensor)) continue;
-    }
-    any = true;
     t.outputs.push_back(m.view);
     t.output_versions.push_back(m.version);
     t.differentiable.push_back(false);
@@ -161,8 +162,15 @@ bool step_run::add_kept(trace& t) {
     outputs_.push_back(m.tensor);
   }
   made_.clear();
-  if (foreign_) tensors_.clear();
-  return any;
+  return true;
 }
 
 }  // namespace remat::pytorch::detail
+
+namespace remat::pytorch {
+
+void when_held(std::vector<bool> (*held)(const std::vector<::torch::autograd::Node*>&, const std::vector<at::Tensor>&)) {
+  detail::who_holds = held;
+}
+
+}  // namespace remat::pytorch

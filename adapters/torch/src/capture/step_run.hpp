@@ -4,6 +4,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <cstddef>
 #include <memory>
@@ -53,19 +54,18 @@ class step_run {
   const std::string& why() const { return why_; }
 
   /// The forward has ended: notes what it has made.
-  /// @param outputs each tensor that it has returned, once
-  /// @param foreign code in its graph is not PyTorch's own, and may hold tensors
-  void end_forward(recorder& r, const std::vector<at::Tensor>& outputs, bool foreign);
+  /// @param outputs each tensor that it has returned, once; gets those that the module keeps and that need a gradient
+  /// @param code    nodes of its graph that are not PyTorch's own, and may hold tensors
+  void end_forward(recorder& r, std::vector<at::Tensor>& outputs, const std::vector<::torch::autograd::Node*>& code);
   /// How often this refers to tensors.
   std::unordered_map<const c10::TensorImpl*, std::size_t> references() const;
   /// The step is not planned: gives all tensors of the forward their data, for the graph that it has built.
   void finish_eagerly();
-  /// Adds tensors that the module keeps as further outputs that need no gradient. To tell them from those that foreign code in
-  /// the graph holds, the graph is taken from all tensors then.
+  /// Adds tensors that the module keeps as further outputs that need no gradient.
   /// @param t gets them
   /// @return there are some
   bool add_kept(trace& t);
-  /// By their numbers; empty if the graph is gone.
+  /// By their numbers.
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
 
   const std::shared_ptr<call_log>& log() const { return log_; }
@@ -90,7 +90,7 @@ class step_run {
   std::vector<made_tensor> made_;
   std::vector<std::pair<at::Tensor, int64_t>> versions_;  ///< of tensors from outside, after the forward
   std::string why_;
-  bool strict_, threw_ = false, foreign_ = false;
+  bool strict_, threw_ = false;
 };
 
 }  // namespace remat::pytorch::detail

@@ -59,6 +59,7 @@ struct setup {
   bytes_t copy_bytes = 0;  ///< of what a step writes, while the forward may have to run once more; and results of calls that run
                            ///< while it is followed
   double capture_seconds = 0;
+  bool warned = false;    ///< that it takes more than the budget
   bool new_path = false;  ///< its forward has left those that were planned before: a short search has to do at first
   std::shared_ptr<setup> adding, giving;                 ///< the same step for `accumulating` and `giving`, once they are needed
   std::atomic<bool> given_early = false;                 ///< it is the latter

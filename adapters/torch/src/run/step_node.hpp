@@ -55,10 +55,12 @@ class step_node final : public ::torch::autograd::Node {
 
   /// @param beside runs the forward again, if that may be needed
   /// @param checks compares with the plain step, if that is wanted; its forwards have run
+  /// @param connected per output: its gradient comes to this node
   /// @param replan for what the loss has been seen to use
-  step_node(std::shared_ptr<runner> r, std::vector<watched> w, const std::vector<at::Tensor>& inputs,
+  step_node(std::shared_ptr<runner> r, std::vector<watched> w, const std::vector<at::Tensor>& inputs, std::vector<bool> connected,
             std::shared_ptr<second_run> beside, std::unique_ptr<verification> checks, second_plan replan)
       : kind_(r->kind),
+        connected_(std::move(connected)),
         runner_(std::move(r)),
         watched_(std::move(w)),
         beside_(std::move(beside)),
@@ -75,6 +77,21 @@ class step_node final : public ::torch::autograd::Node {
     set_next_edges(std::move(edges));
   }
   ~step_node() override { give_back(); }
+
+  /// Somebody is about to watch the gradient of an output: if others come from it, it gets its edge in the graph that the module's
+  /// code has built, and the backward will be that of this graph.
+  /// @param t  that tensor
+  /// @param at its position among those that are connected
+  /// @return it has
+  bool observe(const at::Tensor& t, std::size_t at) {
+    if (!runner_ || !replan_.graph) return false;
+    std::size_t i = 0;
+    for (; i < connected_.size(); ++i)
+      if (connected_[i] && at-- == 0) break;
+    if (i == connected_.size() || !replan_.graph->is_inside(i)) return false;
+    ::torch::autograd::impl::set_gradient_edge(t, replan_.graph->edge_of(i));
+    return observed_ = true;
+  }
 
   std::string name() const override { return "RematStepBackward"; }
   void release_variables() override { give_back(); }
@@ -127,7 +144,7 @@ class step_node final : public ::torch::autograd::Node {
     const bool known = kind->outputs->learn(step, kind->uses, uses);
     const bool possible =
         !(known && does) && beside_ && beside_->possible([&](const auto& inputs) { return replan_.possible(inputs, uses); });
-    if (does && !possible && inside.code)
+    if (does && !possible && !inside.code.empty())
       if (const auto why = replan_.graph->differs({kind->forward, kind->tensors.get()}, leaves()); !why.empty()) {
         runner_ = std::move(r);
         return by_graph(given, "code in the backward that does not do what was planned (" + why + ")", false);
@@ -167,13 +184,14 @@ class step_node final : public ::torch::autograd::Node {
     if (std::any_of(kinds.begin(), kinds.end(), [](auto kind) { return at::autocast::is_autocast_enabled(kind); }))
       return {"a backward under autocast", true};
     if (::torch::autograd::AnomalyMode::is_enabled()) return {"anomaly detection", false};
+    if (observed_) return {"a hook on a tensor from which other outputs come, or its gradient, which is retained", false};
     return {inside.observer, false};
   }
   /// Per output its gradient, undefined where there is none.
   std::vector<at::Tensor> given_by(::torch::autograd::variable_list incoming) const {
     std::vector<at::Tensor> given;
     std::size_t next = 0;
-    for (bool d : kind_->step->differentiable) given.push_back(d ? std::move(incoming[next++]) : at::Tensor());
+    for (bool c : connected_) given.push_back(c ? std::move(incoming[next++]) : at::Tensor());
     return given;
   }
   /// What the gradients are for.
@@ -324,13 +342,14 @@ class step_node final : public ::torch::autograd::Node {
   }
 
   std::shared_ptr<setup> kind_;
+  std::vector<bool> connected_;
   std::shared_ptr<runner> runner_;  ///< empty once it ran
   std::vector<watched> watched_;
   std::vector<at::Tensor> inputs_;  ///< that gradients may go to
   std::shared_ptr<second_run> beside_;
   std::unique_ptr<verification> checks_;  ///< refers to `beside_`
   second_plan replan_;
-  bool verify_ = false, ran_kept_ = false;
+  bool verify_ = false, ran_kept_ = false, observed_ = false;
 };
 
 /// Makes `output` the next one of the step.

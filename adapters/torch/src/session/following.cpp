@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <bit>
 #include <exception>
+#include <utility>
+
+#include <remat/io/bytes.hpp>
 
 #include "../capture/follower.hpp"
 #include "../capture/step_run.hpp"
@@ -102,11 +105,23 @@ session::state::begun_step session::state::follow(const invocation& call, const 
 
 void session::state::find_plan(begun_step& b, const invocation& call, const std::shared_ptr<setup>& s,
                                const std::shared_ptr<usage>& outputs) {
-  b.r = expected(
-      [&](const auto& u) {
-        return variant_of(u == s->uses ? s : same_step(call, b.inputs, *s, u, b.graph.get()), 0, b.graph.get());
-      },
-      b.inputs, outputs, s->uses);
+  const auto kind = [&](const auto& u) {
+    return variant_of(u == s->uses ? s : same_step(call, b.inputs, *s, u, b.graph.get()), 0, b.graph.get());
+  };
+  try {
+    b.r = expected(kind, b.inputs, outputs, s->uses);
+  } catch (const over_budget& e) {
+    if (!s->new_path || !e.smallest || options.strict) throw;
+    struct restored {
+      bytes_t& bytes;
+      ~restored() { bytes = 0; }
+    } const later{beyond_};
+    beyond_ = *e.smallest - e.asked;
+    if (!std::exchange(s->warned, true))
+      warn("the forward takes another path than before, whose step does not fit into the budget: it takes " + format_bytes(beyond_) +
+           " beyond it; smallest budget known to do: " + std::to_string(*e.smallest) + " bytes");
+    b.r = expected(kind, b.inputs, outputs, s->uses);
+  }
 }
 
 session::state::begun_step session::state::record_step(const invocation& call, const std::vector<at::Tensor>& inputs,
@@ -145,8 +160,7 @@ session::state::begun_step session::state::record_step(const invocation& call, c
   b.inputs.insert(b.inputs.end(), run.values().begin(), run.values().end());
   b.hollow = run.outputs();
   b.returned = run.returned();
-  if (!run.tensors().empty())
-    b.graph = std::make_shared<detail::kept_graph>(s->forward->recorded, run.log(), run.tensors(), b.inputs, b.hollow);
+  b.graph = std::make_shared<detail::kept_graph>(s->forward->recorded, run.log(), run.tensors(), b.inputs, b.hollow);
   find_plan(b, call, s, outputs);
   return b;
 }

@@ -272,11 +272,13 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
     outputs->plain = 0;
     outputs->for_good = outputs->for_good || always;
   };
-  const bool several = std::count(step.differentiable.begin(), step.differentiable.end(), true) > 1;
-  const auto node =
-      c10::make_intrusive<step_node>(r, std::move(watch), inputs, std::move(beside), std::move(checks), std::move(once_more));
+  auto connected = step.differentiable;
+  for (std::size_t i = 0; i < own.size(); ++i) connected[i] = connected[i] && !own[i];
+  const bool several = std::count(connected.begin(), connected.end(), true) > 1;
+  const auto node = c10::make_intrusive<step_node>(r, std::move(watch), inputs, connected, std::move(beside), std::move(checks),
+                                                   std::move(once_more));
   for (std::size_t i = 0; i < outputs.size(); ++i)
-    if (step.differentiable[i] && !own[i])
+    if (connected[i])
       several ? add_history(outputs[i], node) : ::torch::autograd::set_history(outputs[i], node);
   if (!b.hollow.empty()) return std::move(b.returned);
   std::vector<at::Tensor> returned;
@@ -296,6 +298,20 @@ bool return_idle_arenas(c10::Device on) {
 }
 
 }  // namespace
+
+observing_gradient::observing_gradient(const at::Tensor& t) {
+  if (!t.defined() || !t.requires_grad() || t.is_leaf()) return;
+  auto edge = ::torch::autograd::impl::gradient_edge(t);
+  auto to = edge;
+  if (const auto* output = dynamic_cast<const output_node*>(edge.function.get())) to = output->next_edge(0);
+  auto* step = dynamic_cast<step_node*>(to.function.get());
+  if (step == nullptr || !step->observe(t, to.input_nr)) return;
+  tensor_ = t;
+  edge_ = std::move(edge);
+}
+observing_gradient::~observing_gradient() {
+  if (tensor_.defined()) ::torch::autograd::impl::set_gradient_edge(tensor_, std::move(edge_));
+}
 
 session::session(std::shared_ptr<model> trained, wrap_options options)
     : state_(std::make_shared<state>(std::move(trained), std::move(options))) {

@@ -207,6 +207,7 @@ struct session::state : std::enable_shared_from_this<state> {
   call_keys keys_;
   std::uint64_t clock_ = 0;
   std::uint64_t recorded_ = 0;  ///< forwards to be followed
+  bytes_t beyond_ = 0;          ///< that a step may take beyond the budget: it is on a new path, and cannot do with less
   accounts memory{options, parameters};
   std::shared_ptr<const setup> last_setup;
   std::shared_ptr<const plan> last_plan;

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <memory>
 #include <string>
@@ -113,6 +115,25 @@ void about_to_read(const at::Tensor& t, bool may_write);
 void about_to_read_generator();
 /// @param forget called when an exception that went through code of another language has been caught: that language may keep it
 void when_caught(void (*forget)());
+/// While it is there, somebody may begin to watch the gradient of a tensor (a hook, `retain_grad`). If a planned step has made that
+/// tensor, and computes other outputs from it, the backward of that step runs as it is, with the memory of a plain step: no plan
+/// has such a gradient.
+class observing_gradient {
+ public:
+  explicit observing_gradient(const at::Tensor& t);
+  ~observing_gradient();
+  observing_gradient(const observing_gradient&) = delete;
+  observing_gradient& operator=(const observing_gradient&) = delete;
+
+ private:
+  at::Tensor tensor_;
+  ::torch::autograd::Edge edge_;  ///< where its gradient goes otherwise
+};
+/// For forwards with autograd functions in another language, whose objects may hold tensors until the backward.
+/// @param held takes nodes of these functions and tensors that the language holds; says of each whether it holds it beside these
+///             objects, and what they alone hold
+void when_held(std::vector<bool> (*held)(const std::vector<::torch::autograd::Node*>& functions,
+                                         const std::vector<at::Tensor>& tensors));
 /// This thread runs a forward, or a part of a backward, on tensors without data.
 bool without_data();
 /// How many calls the forward of a training step has made that this thread runs without data; nothing: it runs none.
