@@ -63,8 +63,8 @@ class call_log {
     c10::OperatorHandle op;
     std::vector<c10::IValue> arguments, results;
     bool grad_mode;
-    std::string state;  ///< not empty: the module has put the generator into this state before the call
-    bool done = false;  ///< it has run: runs again only if the data of its results are gone by then
+    std::string state;                       ///< not empty: the module has put the generator into this state before the call
+    bool done = false;                       ///< it has run: runs again only if the data of its results are gone by then
     std::vector<at::Tensor> positions = {};  ///< those that the plan has in the place of masks among the arguments
   };
 

@@ -263,7 +263,8 @@ class follower final : public c10::DebugInfoBase {
         break;
       }
     }
-    if (follows() && std::any_of(f.returned.begin(), f.returned.end(), [&](const auto& t) { return t.defined() && t.has_storage() && log_->is_pinned(storage_of(t)); }))
+    if (follows() && std::any_of(f.returned.begin(), f.returned.end(),
+                                 [&](const auto& t) { return t.defined() && t.has_storage() && log_->is_pinned(storage_of(t)); }))
       diverge("the module returns a tensor whose memory it has read directly");
     if (fresh_) f.fresh = finish_recording(f.returned);
     if (f.fresh || log_->filled()) {
@@ -292,8 +293,8 @@ class follower final : public c10::DebugInfoBase {
   /// @param positions gets those in its masks
   /// @param made      gets its results, if it does not take masks
   /// @return why no candidate goes on like this; nothing: the present one does
-  std::optional<std::string> ask(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack, std::vector<at::Tensor>& positions,
-                                 std::optional<::torch::jit::Stack>& made) {
+  std::optional<std::string> ask(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack,
+                                 std::vector<at::Tensor>& positions, std::optional<::torch::jit::Stack>& made) {
     const auto& c = call();
     const auto first = stack.size() - c.arguments.size();
     const auto masks = takes_masks(op);
@@ -307,7 +308,8 @@ class follower final : public c10::DebugInfoBase {
       const bool outside = recorded().storages[o.view.value].slot != none;
       return (outside || (!c.ahead && c.told)) && !written_[o.view.value] && has_memory(tensor_at(stack, first, o));
     });
-    if (!there && !run_ahead(wanted)) return op.schema().name() + " depends on values, and the module has written memory without an operator";
+    if (!there && !run_ahead(wanted))
+      return op.schema().name() + " depends on values, and the module has written memory without an operator";
     if (c.ahead) {
       made.emplace(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
       op.callBoxed(&*made);
@@ -316,7 +318,8 @@ class follower final : public c10::DebugInfoBase {
         for (const auto& list : positions_in(m)) positions.push_back(list);
     }
     for (const auto& t : wanted)
-      if (const auto of = std::find_if(c.operands.begin(), c.operands.end(), [&](const auto& o) { return tensor_at(stack, first, o).is_same(t); });
+      if (const auto of = std::find_if(c.operands.begin(), c.operands.end(),
+                                       [&](const auto& o) { return tensor_at(stack, first, o).is_same(t); });
           !there && recorded().storages[of->view.value].slot == none)
         hide(storage_of(t));
     const auto fits = [&] {

@@ -188,8 +188,8 @@ std::optional<known_results> like_operands(const std::vector<at::Tensor>& tensor
   for (const auto& t : tensors) {
     if (t.unsafeGetTensorImpl()->is_wrapped_number() && at::isFloatingType(t.scalar_type())) continue;
     const bool plain = at::isFloatingType(t.scalar_type()) && t.is_contiguous() && !t.is_conj() && !t.is_neg();
-    if (!plain || (like != nullptr && (t.scalar_type() != like->scalar_type() || t.sizes() != like->sizes() ||
-                                       t.device() != like->device())))
+    if (!plain || (like != nullptr &&
+                   (t.scalar_type() != like->scalar_type() || t.sizes() != like->sizes() || t.device() != like->device())))
       return std::nullopt;
     like = &t;
   }

@@ -67,7 +67,9 @@ bool overwrites(const c10::OperatorHandle& op) {
 
 int takes_masks(const c10::OperatorHandle& op) {
   const auto& name = op.schema().name();
-  return name == "aten::index" || name == "aten::index_put" || name == "aten::index_put_" || name == "aten::_index_put_impl_" ? 1 : -1;
+  return name == "aten::index" || name == "aten::index_put" || name == "aten::index_put_" || name == "aten::_index_put_impl_"
+             ? 1
+             : -1;
 }
 
 std::vector<at::Tensor> positions_in(const at::Tensor& mask) {

@@ -47,7 +47,8 @@ int takes_masks(const c10::OperatorHandle& op);
 std::vector<at::Tensor> positions_in(const at::Tensor& mask);
 /// A list of tensors with others in the place of some.
 /// @param lists per tensor those; null: it stays
-c10::IValue in_place_of_masks(const c10::IValue& list, const std::function<const std::vector<at::Tensor>*(const at::Tensor&)>& lists);
+c10::IValue in_place_of_masks(const c10::IValue& list,
+                              const std::function<const std::vector<at::Tensor>*(const at::Tensor&)>& lists);
 /// Makes a tensor that nobody has written yet.
 bool makes_raw(const c10::OperatorHandle& op);
 /// The variant of an operator that writes its result over tensor argument `argument`, each element where the operator has read it

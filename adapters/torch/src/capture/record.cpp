@@ -109,7 +109,8 @@ trace rest(recorder& r, std::vector<at::Tensor> returned, std::vector<at::Tensor
     graph = contents_of(outputs, arguments);
     const auto of_result = outputs.size();
     run->end_forward(r, outputs, graph.code);
-    if (expected.size() <= of_result && outputs.size() > of_result) {  // what the module keeps brings no gradient, as far as known
+    if (expected.size() <= of_result &&
+        outputs.size() > of_result) {  // what the module keeps brings no gradient, as far as known
       expected.resize(of_result);
       expected.resize(outputs.size(), {.used = false});
     }

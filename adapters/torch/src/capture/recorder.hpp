@@ -111,8 +111,7 @@ class recorder {
         const auto& mask = tensors[o.tensor];
         if (!mask.defined() || !is_mask(mask)) continue;
         positions_.push_back({mask, {}});
-        for (auto j = mask.dim(); j > 0; --j)
-          positions_.back().lists.push_back(tensors[tensor_in(trace_, *next++)]);
+        for (auto j = mask.dim(); j > 0; --j) positions_.back().lists.push_back(tensors[tensor_in(trace_, *next++)]);
       }
     }
   }
@@ -324,7 +323,8 @@ class recorder {
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const auto s = c.operands[i].view.value;
       if (c.operands[i].written && contents_[s] == contents::outside) save(tensors[i]);
-      if (c.operands[i].written && log_ != nullptr && trace_.backward == 0 && !constant && !again.before) keep_data(tensors[i], s);
+      if (c.operands[i].written && log_ != nullptr && trace_.backward == 0 && !constant && !again.before)
+        keep_data(tensors[i], s);
       bytes.push_back(storage_of(tensors[i])->nbytes());
     }
 
@@ -425,7 +425,8 @@ class recorder {
       for (const auto& t : tensors)
         if (trace_.storages[index_.at(storage_of(t))].slot == none) hide(storage_of(t));
     }
-    const bool trained = c.grad_mode && std::any_of(c.operands.begin(), c.operands.end(), [](const auto& o) { return o.requires_grad; });
+    const bool trained =
+        c.grad_mode && std::any_of(c.operands.begin(), c.operands.end(), [](const auto& o) { return o.requires_grad; });
     const auto results = c.op.schema().returns().size();
     for (std::size_t i = 0; i < results; ++i)
       each_tensor(stack[stack.size() - results + i], [&](const at::Tensor& t, int element) {

@@ -192,7 +192,8 @@ void call_log::show_before() const {
 
 bool call_log::set_aside(const at::Tensor& t) {
   const auto known = storages_.find(storage_of(t));
-  if (ahead_ == 0 || known == storages_.end() || known->second.outside || !known->second.real || is_pinned(storage_of(t))) return false;
+  if (ahead_ == 0 || known == storages_.end() || known->second.outside || !known->second.real || is_pinned(storage_of(t)))
+    return false;
   if (storage_of(t)->nbytes() == 0) return true;
   const auto gone = [&](const auto& a) { return a.of(t); };
   if (std::any_of(aside_.begin(), aside_.end(), gone)) return true;

@@ -12,7 +12,8 @@
 namespace remat::pytorch::detail {
 namespace {
 
-std::atomic<std::vector<bool> (*)(const std::vector<::torch::autograd::Node*>&, const std::vector<at::Tensor>&)> who_holds = nullptr;
+std::atomic<std::vector<bool> (*)(const std::vector<::torch::autograd::Node*>&, const std::vector<at::Tensor>&)> who_holds =
+    nullptr;
 
 }  // namespace
 
@@ -99,8 +100,7 @@ bool step_run::is_output(const at::Tensor& t) const {
   return std::any_of(outputs_.begin(), outputs_.end(), [&](const auto& o) { return o.is_same(t); });
 }
 
-void step_run::end_forward(recorder& r, std::vector<at::Tensor>& outputs,
-                           const std::vector<::torch::autograd::Node*>& code) {
+void step_run::end_forward(recorder& r, std::vector<at::Tensor>& outputs, const std::vector<::torch::autograd::Node*>& code) {
   outputs_ = outputs;
   values_ = r.values();
   for (const auto& o : outputs) {

@@ -78,8 +78,8 @@ class step_node final : public ::torch::autograd::Node {
   }
   ~step_node() override { give_back(); }
 
-  /// Somebody is about to watch the gradient of an output: if others come from it, it gets its edge in the graph that the module's
-  /// code has built, and the backward will be that of this graph.
+  /// Somebody is about to watch the gradient of an output: if others come from it, it gets its edge in the graph that the
+  /// module's code has built, and the backward will be that of this graph.
   /// @param t  that tensor
   /// @param at its position among those that are connected
   /// @return it has

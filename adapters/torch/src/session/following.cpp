@@ -66,9 +66,9 @@ session::state::begun_step session::state::follow(const invocation& call, const 
   const auto like = known.front();
   lock.unlock();
   auto f = detail::follow(candidates, call.forward, inputs, {like->parameters, like->buffers, uses, options.strict, [this] {
-                              const std::lock_guard held(mutex);
-                              release();
-                            }});
+                                                               const std::lock_guard held(mutex);
+                                                               release();
+                                                             }});
   lock.lock();
   if (!f.which) {
     looked_ = false;
@@ -97,10 +97,21 @@ session::state::begun_step session::state::follow(const invocation& call, const 
   }
   s->last_used = ++clock_;
   b.hollow = std::move(f.outputs);
+  const auto ahead = f.log->most_ahead();
   b.graph =
       std::make_shared<detail::kept_graph>(s->forward->recorded, std::move(f.log), std::move(f.tensors), b.inputs, b.hollow);
   find_plan(b, call, s, outputs);
+  note_ahead(ahead);
   return b;
+}
+
+void session::state::note_ahead(std::size_t bytes) {
+  if (bytes == 0) return;
+  const auto most = static_cast<bytes_t>(bytes), held = last_held.held(),
+             budget = memory.budget(last_held, last_held.gradients, false);
+  if (held + most > budget && !std::exchange(warned_ahead_, true))
+    warn("the forward looks at values, and the calls before take " + format_bytes(held + most - budget) +
+         " beyond the budget when they run ahead of the plan");
 }
 
 void session::state::find_plan(begun_step& b, const invocation& call, const std::shared_ptr<setup>& s,
@@ -118,8 +129,8 @@ void session::state::find_plan(begun_step& b, const invocation& call, const std:
     } const later{beyond_};
     beyond_ = *e.smallest - e.asked;
     if (!std::exchange(s->warned, true))
-      warn("the forward takes another path than before, whose step does not fit into the budget: it takes " + format_bytes(beyond_) +
-           " beyond it; smallest budget known to do: " + std::to_string(*e.smallest) + " bytes");
+      warn("the forward takes another path than before, whose step does not fit into the budget: it takes " +
+           format_bytes(beyond_) + " beyond it; smallest budget known to do: " + std::to_string(*e.smallest) + " bytes");
     b.r = expected(kind, b.inputs, outputs, s->uses);
   }
 }
@@ -162,6 +173,7 @@ session::state::begun_step session::state::record_step(const invocation& call, c
   b.returned = run.returned();
   b.graph = std::make_shared<detail::kept_graph>(s->forward->recorded, run.log(), run.tensors(), b.inputs, b.hollow);
   find_plan(b, call, s, outputs);
+  note_ahead(run.log()->most_ahead());
   return b;
 }
 

@@ -278,8 +278,7 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
   const auto node = c10::make_intrusive<step_node>(r, std::move(watch), inputs, connected, std::move(beside), std::move(checks),
                                                    std::move(once_more));
   for (std::size_t i = 0; i < outputs.size(); ++i)
-    if (connected[i])
-      several ? add_history(outputs[i], node) : ::torch::autograd::set_history(outputs[i], node);
+    if (connected[i]) several ? add_history(outputs[i], node) : ::torch::autograd::set_history(outputs[i], node);
   if (!b.hollow.empty()) return std::move(b.returned);
   std::vector<at::Tensor> returned;
   for (auto i : step.results) returned.push_back(outputs[i]);

@@ -178,6 +178,8 @@ struct session::state : std::enable_shared_from_this<state> {
                          const std::function<std::shared_ptr<setup>(detail::step_run&)>& make);
   /// An executor for a step whose forward has run without data.
   void find_plan(begun_step& b, const invocation& call, const std::shared_ptr<setup>& s, const std::shared_ptr<usage>& outputs);
+  /// @param bytes that calls have taken which ran ahead of the plan
+  void note_ahead(std::size_t bytes);
   /// The step of the same forward for another use of its outputs.
   /// @param graph of the forward; null: it may run once more
   /// @throws not_supported if it takes another path by now
@@ -207,7 +209,8 @@ struct session::state : std::enable_shared_from_this<state> {
   call_keys keys_;
   std::uint64_t clock_ = 0;
   std::uint64_t recorded_ = 0;  ///< forwards to be followed
-  bytes_t beyond_ = 0;          ///< that a step may take beyond the budget: it is on a new path, and cannot do with less
+  bool warned_ahead_ = false;
+  bytes_t beyond_ = 0;  ///< that a step may take beyond the budget: it is on a new path, and cannot do with less
   accounts memory{options, parameters};
   std::shared_ptr<const setup> last_setup;
   std::shared_ptr<const plan> last_plan;

@@ -115,9 +115,9 @@ void about_to_read(const at::Tensor& t, bool may_write);
 void about_to_read_generator();
 /// @param forget called when an exception that went through code of another language has been caught: that language may keep it
 void when_caught(void (*forget)());
-/// While it is there, somebody may begin to watch the gradient of a tensor (a hook, `retain_grad`). If a planned step has made that
-/// tensor, and computes other outputs from it, the backward of that step runs as it is, with the memory of a plain step: no plan
-/// has such a gradient.
+/// While it is there, somebody may begin to watch the gradient of a tensor (a hook, `retain_grad`). If a planned step has made
+/// that tensor, and computes other outputs from it, the backward of that step runs as it is, with the memory of a plain step: no
+/// plan has such a gradient.
 class observing_gradient {
  public:
   explicit observing_gradient(const at::Tensor& t);
