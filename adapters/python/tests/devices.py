@@ -10,6 +10,7 @@ import warnings
 
 import emulated
 import torch
+from follow_values import Mixture
 
 import remat
 
@@ -39,6 +40,19 @@ class Conv(torch.nn.Module):
 
     def forward(self, x):
         return self.head(self.body(x).mean((2, 3))).square().mean()
+
+
+class Routed(torch.nn.Module):
+    """Looks at values of activations in each step, and takes another path in each."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = Mixture(32, 4, 2), torch.nn.Linear(32, 8)
+
+    def forward(self, x):
+        h = self.body(x)
+        h = h * (1 + h.detach().abs().mean().item())
+        return self.head(h[h.detach()[:, 0] > 0]).square().mean() + self.head(h).mean()
 
 
 def train(make, sample, options, steps=4):
@@ -147,7 +161,7 @@ def main():
     assert str(DEVICE) in [d["device"] for d in usable], remat.devices()
     assert all(d["problem"].count("\n") == 0 for d in remat.devices())
     compared = 0
-    for make, sample in ((Gpt, lambda: torch.randint(0, 50, (8, 16))), (Conv, lambda: torch.randn(4, 3, 24, 24))):
+    for make, sample in ((Gpt, lambda: torch.randint(0, 50, (8, 16))), (Conv, lambda: torch.randn(4, 3, 24, 24)), (Routed, lambda: torch.randn(256, 32))):
         plain = train(make, sample, None)
         for options in ({"budget": "100% of activations"}, {"budget": "90% of activations", "offload": "activations"}, {"budget": "90%"}):
             for late in (0, 50):

@@ -168,6 +168,16 @@ class Values(Test):
             y[h.detach() > 1] = 1.0
             return y
 
+        def selected(model, h):
+            return h + h.masked_select(h.detach() > 0.5).tanh().mean() + h[:, :1].masked_select(h.detach()[:, :1] > 0).sum()
+
+        def scattered(model, h):
+            m = h.detach() > 0.5
+            rows = h.detach()[:, :1] > 0
+            n = int(rows.sum()) * 48
+            h = h.masked_scatter(m, h[m].sin())
+            return h.masked_scatter(rows, h.flatten()[:n].cos().view(-1, 48)).clone().masked_scatter_(m, h.masked_select(m) * 2)
+
         def constant_mask(model, h):
             m = torch.arange(48) % 3 == 0
             return h[:, m].sum(1, keepdim=True) + h
@@ -188,7 +198,7 @@ class Values(Test):
             model.seen = [(h.detach() > 0).nonzero(), h.detach().argmax(-1).tolist()]
             return h[model.seen[0][:, 0]].mean(0) + h
 
-        self.acts(nonzero, where, mask, masks, put, put_number, constant_mask, one_hot, unique, repeated, kept)
+        self.acts(nonzero, where, mask, masks, put, put_number, selected, scattered, constant_mask, one_hot, unique, repeated, kept)
 
     def test_memory(self):
         def listed(model, h):

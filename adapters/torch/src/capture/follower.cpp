@@ -314,8 +314,9 @@ class follower final : public c10::DebugInfoBase {
       made.emplace(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
       op.callBoxed(&*made);
     } else {
+      const std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
       for (const auto& m : wanted)
-        for (const auto& list : positions_in(m)) positions.push_back(list);
+        for (const auto& list : positions_in(m, op, arguments)) positions.push_back(list);
     }
     for (const auto& t : wanted)
       if (const auto of = std::find_if(c.operands.begin(), c.operands.end(),

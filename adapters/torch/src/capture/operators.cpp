@@ -3,7 +3,10 @@
 
 #include <ATen/ATen.h>
 
+#include <c10/util/accumulate.h>
+
 #include <algorithm>
+#include <set>
 #include <string_view>
 #include <unordered_map>
 
@@ -66,30 +69,52 @@ bool overwrites(const c10::OperatorHandle& op) {
 }
 
 int takes_masks(const c10::OperatorHandle& op) {
-  const auto& name = op.schema().name();
-  return name == "aten::index" || name == "aten::index_put" || name == "aten::index_put_" || name == "aten::_index_put_impl_"
-             ? 1
-             : -1;
+  static const std::set<std::string> names = {
+      "aten::index",         "aten::index_put",      "aten::index_put_",      "aten::_index_put_impl_",
+      "aten::masked_select", "aten::masked_scatter", "aten::masked_scatter_", "aten::masked_scatter_backward"};
+  return names.count(op.schema().name()) && op.schema().overload_name().find("out") == std::string::npos ? 1 : -1;
 }
 
-std::vector<at::Tensor> positions_in(const at::Tensor& mask) {
+std::vector<at::Tensor> positions_in(const at::Tensor& mask, const c10::OperatorHandle& op,
+                                     const std::vector<c10::IValue>& arguments) {
+  const bool flat = op.schema().arguments()[1].type()->kind() == c10::TypeKind::TensorType;
+  if (flat) return {mask.expand(arguments[0].toTensor().sizes()).flatten().nonzero().squeeze(1)};
   const auto all = mask.nonzero();
   std::vector<at::Tensor> lists;
   for (int64_t j = 0; j < mask.dim(); ++j) lists.push_back(all.select(1, j).clone());
   return lists;
 }
 
-c10::IValue in_place_of_masks(const c10::IValue& list,
-                              const std::function<const std::vector<at::Tensor>*(const at::Tensor&)>& lists) {
+std::optional<c10::OperatorHandle> put_positions(const c10::OperatorHandle& op, std::vector<c10::IValue>& arguments,
+                                                 const std::function<const std::vector<at::Tensor>*(const at::Tensor&)>& lists) {
+  const auto other = [](const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); };
+  const auto& name = op.schema().name();
+  if (arguments[1].isTensor()) {
+    const auto& flat = lists(arguments[1].toTensor())->front();
+    if (name == "aten::masked_select") {
+      arguments = {arguments[0], flat};
+      return other("aten::take");
+    }
+    if (name == "aten::masked_scatter_backward") {
+      const auto sizes = arguments[2].toIntVector();
+      if (c10::multiply_integers(sizes) != flat.numel()) return std::nullopt;
+      arguments = {arguments[0], flat.view(sizes)};
+      return other("aten::take");
+    }
+    if (arguments[2].toTensor().numel() != flat.numel()) return std::nullopt;
+    arguments = {arguments[0], flat, arguments[2], false};
+    return other(name == "aten::masked_scatter" ? "aten::put" : "aten::put_");
+  }
   c10::List<std::optional<at::Tensor>> found;
-  for (const auto& v : list.toListRef()) {
+  for (const auto& v : arguments[1].toListRef()) {
     const auto* others = v.isTensor() && v.toTensor().defined() ? lists(v.toTensor()) : nullptr;
     if (others == nullptr)
       found.push_back(v.isTensor() ? std::optional(v.toTensor()) : std::nullopt);
     else
       for (const auto& t : *others) found.push_back(t);
   }
-  return found;
+  arguments[1] = found;
+  return op;
 }
 
 namespace {

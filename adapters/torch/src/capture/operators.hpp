@@ -41,14 +41,18 @@ bool may_draw(const c10::OperatorHandle& op);
 bool is_view(const c10::OperatorHandle& op);
 /// Writes all of an argument without reading it: draws into it, an `out` variant, or by the table.
 bool overwrites(const c10::OperatorHandle& op);
-/// It takes a list of tensors of positions, or masks. @return that argument; -1: it takes none
+/// It takes a mask, or a list of tensors of positions or masks. @return that argument; -1: it takes none
 int takes_masks(const c10::OperatorHandle& op);
-/// Per dimension of a mask, where it is set: what the kernels make of it.
-std::vector<at::Tensor> positions_in(const at::Tensor& mask);
-/// A list of tensors with others in the place of some.
-/// @param lists per tensor those; null: it stays
-c10::IValue in_place_of_masks(const c10::IValue& list,
-                              const std::function<const std::vector<at::Tensor>*(const at::Tensor&)>& lists);
+/// Where a mask among the arguments of a call is set: per dimension, as the kernels for lists make it; or, where the operator
+/// takes one mask, in the first argument as if that were flat.
+std::vector<at::Tensor> positions_in(const at::Tensor& mask, const c10::OperatorHandle& op,
+                                     const std::vector<c10::IValue>& arguments);
+/// The same call with positions in the place of masks.
+/// @param arguments get them
+/// @param lists     per mask; null: the tensor stays
+/// @return its operator; nothing: there is none for these sizes
+std::optional<c10::OperatorHandle> put_positions(const c10::OperatorHandle& op, std::vector<c10::IValue>& arguments,
+                                                 const std::function<const std::vector<at::Tensor>*(const at::Tensor&)>& lists);
 /// Makes a tensor that nobody has written yet.
 bool makes_raw(const c10::OperatorHandle& op);
 /// The variant of an operator that writes its result over tensor argument `argument`, each element where the operator has read it

@@ -3,6 +3,7 @@
 /// Writes down the operators of a step while it runs without memory. Private to the adapter.
 #pragma once
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/Functions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
@@ -110,8 +111,9 @@ class recorder {
         if (next == c.positions.end() || o.at != takes_masks(c.op)) continue;
         const auto& mask = tensors[o.tensor];
         if (!mask.defined() || !is_mask(mask)) continue;
-        positions_.push_back({mask, {}});
-        for (auto j = mask.dim(); j > 0; --j) positions_.back().lists.push_back(tensors[tensor_in(trace_, *next++)]);
+        const bool flat = o.element < 0;
+        positions_.push_back({mask, flat ? c.operands[0].view.sizes : std::vector<int64_t>(), {}});
+        for (auto j = flat ? 1 : mask.dim(); j > 0; --j) positions_.back().lists.push_back(tensors[tensor_in(trace_, *next++)]);
       }
     }
   }
@@ -296,14 +298,15 @@ class recorder {
 
   /// Runs and records one call.
   /// @param again not null: it does not run
-  void run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack, repeated_call again = {}) {
+  void run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_call again = {}) {
     std::vector<at::Tensor> tensors;
     repeats_ = again.before != nullptr;
     auto c = read_call(op, stack, again, tensors);
     const auto& name = op.schema().name();
     std::optional<traced_call> masked;
-    if (with_positions(c, stack, tensors, again)) {
+    if (const auto other = with_positions(c, stack, tensors, again)) {
       masked = std::move(c);
+      op = *other;
       c = read_call(op, stack, {}, tensors);
     }
     const auto n = c.arguments.size();
@@ -445,14 +448,14 @@ class recorder {
     return k;
   }
 
-  /// Where an indexing call has masks that are no constants, puts lists of positions in the place of these, as the kernel does.
-  /// What it gives has another size otherwise while it is recorded.
-  /// @return there are some
-  bool with_positions(traced_call& c, ::torch::jit::Stack& stack, const std::vector<at::Tensor>& tensors,
-                      const repeated_call& again) {
+  /// Where a call has masks, puts positions in the place of these, as kernels do. What it gives has another size otherwise while
+  /// it is recorded.
+  /// @return the operator that takes them; nothing: the call stays as it is
+  std::optional<c10::OperatorHandle> with_positions(traced_call& c, ::torch::jit::Stack& stack,
+                                                    const std::vector<at::Tensor>& tensors, const repeated_call& again) {
     const auto argument = takes_masks(c.op);
     const bool forward = trace_.backward == 0;
-    if (argument < 0 || (forward && log_ == nullptr)) return false;
+    if (argument < 0 || (forward && log_ == nullptr)) return std::nullopt;
     std::vector<at::Tensor> masks;
     c.told = true;
     for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -460,35 +463,43 @@ class recorder {
       masks.push_back(tensors[i]);
       c.told = c.told && told_[c.operands[i].view.value];
     }
+    if (masks.empty()) return std::nullopt;
+    const auto first = stack.end() - static_cast<std::ptrdiff_t>(c.arguments.size());
+    std::vector<c10::IValue> arguments(first, stack.end());
+    const bool flat = arguments[static_cast<std::size_t>(argument)].isTensor();
+    const auto sizes = flat ? arguments[0].toTensor().sizes().vec() : std::vector<int64_t>();
+    if (flat && at::infer_size(sizes, masks[0].sizes()) != sizes) return std::nullopt;
     const auto known = [&](const at::Tensor& m) {
-      return std::find_if(positions_.begin(), positions_.end(), [&](const auto& p) { return p.of(m); });
+      return std::find_if(positions_.begin(), positions_.end(), [&](const auto& p) { return p.of(m, sizes); });
     };
-    if (masks.empty()) return false;
     if (!forward) {
-      if (std::any_of(masks.begin(), masks.end(), [&](const auto& m) { return known(m) == positions_.end(); })) return false;
+      if (std::any_of(masks.begin(), masks.end(), [&](const auto& m) { return known(m) == positions_.end(); }))
+        return std::nullopt;
     } else {
       std::size_t given = 0;
       if (again.before == nullptr && !c.told && !run_ahead(masks))
         refuse(c.op.schema().name(), "takes a mask, and the module has written memory without an operator");
       for (const auto& m : masks) {
-        std::erase_if(positions_, [&](const auto& p) { return p.of(m); });
-        positions_.push_back({m, {}});
+        std::erase_if(positions_, [&](const auto& p) { return p.of(m, sizes); });
+        positions_.push_back({m, sizes, {}});
         auto& lists = positions_.back().lists;
         if (again.before == nullptr) {
           lent_memory shown;
           shown.fill(m);
-          lists = positions_in(m);
+          lists = positions_in(m, c.op, arguments);
         }
-        for (auto j = m.dim(); j > 0 && again.before != nullptr; --j) lists.push_back(again.positions->at(given++));
+        for (auto j = flat ? 1 : m.dim(); j > 0 && again.before != nullptr; --j) lists.push_back(again.positions->at(given++));
         for (const auto& list : lists) c.positions.push_back(add_value(list, c.op.schema().name()));
       }
     }
-    auto& lists = stack[stack.size() - c.arguments.size() + static_cast<std::size_t>(argument)];
-    lists = in_place_of_masks(lists, [&](const at::Tensor& m) -> const std::vector<at::Tensor>* {
+    const auto op = put_positions(c.op, arguments, [&](const at::Tensor& m) -> const std::vector<at::Tensor>* {
       const auto p = is_mask(m) ? known(m) : positions_.end();
       return p == positions_.end() ? nullptr : &p->lists;
     });
-    return true;
+    if (!op) return std::nullopt;
+    stack.erase(first, stack.end());
+    stack.insert(stack.end(), arguments.begin(), arguments.end());
+    return op;
   }
   static bool is_mask(const at::Tensor& t) { return t.scalar_type() == at::kBool || t.scalar_type() == at::kByte; }
 
@@ -793,8 +804,10 @@ class recorder {
   std::vector<at::Tensor> values_;
   struct mask_positions {
     at::Tensor mask;
-    std::vector<at::Tensor> lists;  ///< one per dimension
-    bool of(const at::Tensor& t) const {
+    std::vector<int64_t> sizes;  ///< of a tensor that is taken as if it were flat; empty: there is a list per dimension
+    std::vector<at::Tensor> lists;
+    bool of(const at::Tensor& t, const std::vector<int64_t>& flat) const {
+      if (flat != sizes) return false;
       return mask.is_same(t) || (storage_of(mask) == storage_of(t) && mask.storage_offset() == t.storage_offset() &&
                                  mask.sizes() == t.sizes() && mask.strides() == t.strides());
     }

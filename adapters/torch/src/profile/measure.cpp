@@ -300,10 +300,10 @@ node_profile profile_like(const program& step, const node& n, const program& oth
   const auto growth = touched(step, n) / touched(other, of);
   p.seconds = like.seconds * growth;
   p.elsewhere = static_cast<bytes_t>(static_cast<double>(like.elsewhere) * std::max(1.0, growth));
-  const auto first = resized(like.first, step, n, other, of), again = resized(like.again, step, n, other, of);
-  if (first && again && like.workspace == 0) {
-    p.first = *first;
-    p.again = *again;
+  auto first = resized(like.first, step, n, other, of), second = resized(like.again, step, n, other, of);
+  if (first && second && like.workspace == 0) {
+    p.first = std::move(*first);
+    p.again = std::move(*second);
     return p;
   }
   bench b(step, n);
