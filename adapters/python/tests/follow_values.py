@@ -166,7 +166,7 @@ class Values(Test):
         def put_number(model, h):
             y = h.clone()
             y[h.detach() > 1] = 1.0
-            return y
+            return y.masked_scatter(h.detach() > 0.5, h.detach().sin().flatten())
 
         def selected(model, h):
             return h + h.masked_select(h.detach() > 0.5).tanh().mean() + h[:, :1].masked_select(h.detach()[:, :1] > 0).sum()

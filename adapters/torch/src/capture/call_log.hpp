@@ -132,12 +132,6 @@ class call_log {
   /// In the order of the calls. Those that only give a tensor another geometry are not among them.
   const std::vector<entry>& calls() const { return calls_; }
   bool filled() const { return filled_; }
-  /// Calls `f(tensor, element)` for the results of all calls.
-  template <class F>
-  void each_result(F f) const {
-    for (const auto& c : calls_)
-      for (const auto& v : c.results) each_tensor(v, f);
-  }
   /// How often it refers to each tensor.
   std::unordered_map<const c10::TensorImpl*, std::size_t> references() const;
 

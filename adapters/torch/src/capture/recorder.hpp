@@ -455,7 +455,7 @@ class recorder {
                                                     const std::vector<at::Tensor>& tensors, const repeated_call& again) {
     const auto argument = takes_masks(c.op);
     const bool forward = trace_.backward == 0;
-    if (argument < 0 || (forward && log_ == nullptr)) return std::nullopt;
+    if (argument < 0 || (forward && (log_ == nullptr || !needs_positions(c, tensors)))) return std::nullopt;
     std::vector<at::Tensor> masks;
     c.told = true;
     for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -500,6 +500,15 @@ class recorder {
     stack.erase(first, stack.end());
     stack.insert(stack.end(), arguments.begin(), arguments.end());
     return op;
+  }
+  /// What it gives, or the gradient of what it takes, has a size that depends on its mask. Not where one number is written.
+  static bool needs_positions(const traced_call& c, const std::vector<at::Tensor>& tensors) {
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      if (c.operands[i].at != 2) continue;
+      const bool one_mask = c.op.schema().arguments()[1].type()->kind() == c10::TypeKind::TensorType;
+      return one_mask ? c.grad_mode && c.operands[i].requires_grad : tensors[i].numel() > 1;
+    }
+    return true;
   }
   static bool is_mask(const at::Tensor& t) { return t.scalar_type() == at::kBool || t.scalar_type() == at::kByte; }
 
