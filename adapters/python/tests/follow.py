@@ -594,6 +594,22 @@ class Checkpoints(Test):
             self.assertEqual(len(seen.output), 1)
 
 
+class Asks(unittest.TestCase):
+    def test_session_within_its_forward(self):
+        """An error, not a wait for itself; the next steps are planned."""
+        class Looks(Net):
+            def act(self, h):
+                self.bytes = remat.of(self).memory()["peak"] if self.looks else 0
+                return h.tanh()
+
+        model, x = remat.wrap(Looks(), cache=False), torch.randn(8, 16)
+        model.looks = True
+        with self.assertRaisesRegex(remat.Error, "cannot be asked by a forward"):
+            model(x)
+        model.looks = False
+        model(x).sum().backward()
+
+
 class Strict(Test):
     """on_refuse="raise": no number is produced, and all is left as it was."""
 

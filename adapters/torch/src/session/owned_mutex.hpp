@@ -7,13 +7,18 @@
 #include <mutex>
 #include <thread>
 
+#include <remat/pytorch/session.hpp>
+
 namespace remat::pytorch {
 
-/// A `std::mutex` whose `try_lock` fails, as it should, on the thread that holds it. An allocation that finds no memory asks all
+/// A `std::mutex` whose `try_lock` fails, as it should, on the thread that holds it, where `lock` is an error. An allocation that finds no memory asks all
 /// sessions for idle arenas, and its thread may be at work for one of them.
 class owned_mutex {
  public:
+  /// @throws not_supported on the thread that holds it: a forward that is recorded asks its own session
   void lock() {
+    if (owner_ == std::this_thread::get_id())
+      throw not_supported("remat: a session cannot be asked by a forward that it records just now; ask it after the call");
     mutex_.lock();
     owner_ = std::this_thread::get_id();
   }
