@@ -11,8 +11,8 @@
 
 namespace remat::pytorch {
 
-/// A `std::mutex` whose `try_lock` fails, as it should, on the thread that holds it, where `lock` is an error. An allocation that finds no memory asks all
-/// sessions for idle arenas, and its thread may be at work for one of them.
+/// A `std::mutex` whose `try_lock` fails, as it should, on the thread that holds it, where `lock` is an error. An allocation that
+/// finds no memory asks all sessions for idle arenas, and its thread may be at work for one of them.
 class owned_mutex {
  public:
   /// @throws not_supported on the thread that holds it: a forward that is recorded asks its own session
