@@ -178,11 +178,10 @@ void call_log::replace(const std::unordered_map<const c10::TensorImpl*, at::Tens
 void call_log::saved_storage::put_back() const {
   auto* s = storage.unsafeGetStorageImpl();
   s->clear_data_ptr_access_error_msg_();
-  const auto copy = data.clone();
   if (s->nbytes() == data.nbytes() && s->data() != nullptr)
-    bytes_over(storage).copy_(copy);
+    bytes_over(storage).copy_(data);
   else
-    put(s, storage_of(copy));
+    put(s, storage_of(data.clone()));
 }
 
 void call_log::run(const entry& c) const {

@@ -298,10 +298,10 @@ class follower final : public c10::DebugInfoBase {
     const auto& c = call();
     const auto first = stack.size() - c.arguments.size();
     const auto masks = takes_masks(op);
-    std::vector<at::Tensor> wanted, hidden;
+    std::vector<at::Tensor> wanted;
     for (const auto& o : c.operands) {
       const auto& t = tensor_at(stack, first, o);
-      if (c.ahead || (o.at == masks && (t.scalar_type() == at::kBool || t.scalar_type() == at::kByte))) wanted.push_back(t);
+      if (c.ahead || (o.at == masks && is_mask(t))) wanted.push_back(t);
     }
     const bool there = std::all_of(c.operands.begin(), c.operands.end(), [&](const auto& o) {
       if (!c.ahead && o.at != masks) return true;

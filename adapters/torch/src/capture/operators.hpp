@@ -43,6 +43,8 @@ bool is_view(const c10::OperatorHandle& op);
 bool overwrites(const c10::OperatorHandle& op);
 /// It takes a mask, or a list of tensors of positions or masks. @return that argument; -1: it takes none
 int takes_masks(const c10::OperatorHandle& op);
+/// A tensor that such operators take for a mask.
+inline bool is_mask(const at::Tensor& t) { return t.scalar_type() == at::kBool || t.scalar_type() == at::kByte; }
 /// Where a mask among the arguments of a call is set: per dimension, as the kernels for lists make it; or, where the operator
 /// takes one mask, in the first argument as if that were flat.
 std::vector<at::Tensor> positions_in(const at::Tensor& mask, const c10::OperatorHandle& op,

@@ -510,7 +510,6 @@ class recorder {
     }
     return true;
   }
-  static bool is_mask(const at::Tensor& t) { return t.scalar_type() == at::kBool || t.scalar_type() == at::kByte; }
 
   static bytes_t byte_offset(const at::Tensor& t) { return t.storage_offset() * static_cast<bytes_t>(t.itemsize()); }
 
@@ -663,8 +662,7 @@ class recorder {
     if (facts(c.op).resizes) refuse(name, "resizes or replaces the storage of a tensor");
     const bool dynamic = is_dynamic(c.op, [&](int argument) {
       for (std::size_t i = 0; i < tensors.size(); ++i)
-        if (c.operands[i].at == argument && (tensors[i].scalar_type() == at::kBool || tensors[i].scalar_type() == at::kByte))
-          return true;
+        if (c.operands[i].at == argument && is_mask(tensors[i])) return true;
       return false;
     });
     if (!dynamic) return false;

@@ -123,10 +123,7 @@ void session::state::find_plan(begun_step& b, const invocation& call, const std:
     b.r = expected(kind, b.inputs, outputs, s->uses);
   } catch (const over_budget& e) {
     if (!s->new_path || !e.smallest || options.strict) throw;
-    struct restored {
-      bytes_t& bytes;
-      ~restored() { bytes = 0; }
-    } const later{beyond_};
+    const zero_later restored{beyond_};
     beyond_ = *e.smallest - e.asked;
     if (!std::exchange(s->warned, true))
       warn("the forward takes another path than before, whose step does not fit into the budget: it takes " +

@@ -246,10 +246,7 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
     for (const auto& weak : given_out)
       if (const auto there = weak.lock(); there && alive.insert(there.get()).second)
         self->memory.outputs_of_before += static_cast<bytes_t>(there->nbytes());
-    struct restored {
-      bytes_t& bytes;
-      ~restored() { bytes = 0; }
-    } const later{self->memory.outputs_of_before};
+    const zero_later restored{self->memory.outputs_of_before};
     std::shared_ptr<runner> begun;
     try {
       begun = self->acquire(kind(uses), again);

@@ -32,6 +32,12 @@
 
 namespace remat::pytorch {
 
+/// Sets bytes that count for a while only to zero at its end.
+struct zero_later {
+  bytes_t& bytes;
+  ~zero_later() { bytes = 0; }
+};
+
 struct session::state : std::enable_shared_from_this<state> {
   state(std::shared_ptr<model> m, wrap_options o);
 
