@@ -149,6 +149,8 @@ TEST_CASE("the two directions of the link work at once, one direction does not",
   const pinned p(4000), q(4000), r(4000);
   const auto start = make_event(), end_in = make_event(), end_in2 = make_event(), end_out = make_event();
   record(*start, in);
+  wait(in2, *start);  // no copy begins before the time it is measured from
+  wait(out, *start);
   copy(a.data, p.data, 4000, in);
   record(*end_in, in);
   copy(b.data, q.data, 4000, in2);
