@@ -55,12 +55,41 @@ class Routed(torch.nn.Module):
         return self.head(h[h.detach()[:, 0] > 0]).square().mean() + self.head(h).mean()
 
 
+class Cell(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Dropout(0.2), torch.nn.Linear(64, 32), torch.nn.LayerNorm(32))
+
+    def forward(self, x):
+        return x + self.body(x)
+
+
+class Unrolled(torch.nn.Module):
+    """Six calls of a cell in flight, on two streams. The cell alone is planned."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = Cell()
+
+    def forward(self, x):
+        y = self.cell(self.cell(self.cell(x)))
+        here, side = torch.accelerator.current_stream(), torch.Stream(device=DEVICE)
+        side.wait_stream(here)
+        y.record_stream(side)
+        with side:
+            for _ in range(3):
+                y = self.cell(y)
+        here.wait_stream(side)
+        y.record_stream(here)
+        return y.square().mean()
+
+
 def train(make, sample, options, steps=4):
     """What training leaves: losses, parameters, buffers, the state of the generator."""
     torch.manual_seed(1)
     model, x = make().to(DEVICE), sample().to(DEVICE)
     if options is not None:
-        remat.wrap(model, cache=False, time_limit=5, **options)
+        remat.wrap(getattr(model, "cell", model), cache=False, time_limit=5, **options)
     torch.manual_seed(2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     losses = []
@@ -161,7 +190,8 @@ def main():
     assert str(DEVICE) in [d["device"] for d in usable], remat.devices()
     assert all(d["problem"].count("\n") == 0 for d in remat.devices())
     compared = 0
-    for make, sample in ((Gpt, lambda: torch.randint(0, 50, (8, 16))), (Conv, lambda: torch.randn(4, 3, 24, 24)), (Routed, lambda: torch.randn(256, 32))):
+    for make, sample in ((Gpt, lambda: torch.randint(0, 50, (8, 16))), (Conv, lambda: torch.randn(4, 3, 24, 24)), (Routed, lambda: torch.randn(256, 32)),
+                         (Unrolled, lambda: torch.randn(64, 32))):
         plain = train(make, sample, None)
         for options in ({"budget": "100% of activations"}, {"budget": "90% of activations", "offload": "activations"}, {"budget": "90%"}):
             for late in (0, 50):

@@ -56,6 +56,7 @@ std::string report::text() const {
   if (workspaces > 0) row("  workspaces of libraries", format_bytes(workspaces));
   row("  gradients of before", format_bytes(gradients));
   row("  left for activations", format_bytes(left));
+  if (in_flight > 1) row("steps in flight", std::to_string(in_flight));
   row("arena", format_bytes(arena));
   row("  alive at most", format_bytes(live_peak));
   row("outputs", format_bytes(outputs));

@@ -166,10 +166,9 @@ outcome eager(const models::sample& s) {
 
 /// Gradients of the parameters that require one, undefined where there is none.
 /// @param given what `take` was given, if it was
-outcome planned(const models::sample& s, executor& e, const bindings& tensors, const executor::taker& take = {},
-                const std::vector<at::Tensor>& taken = {}) {
+outcome finished(const models::sample& s, executor& e, const std::vector<at::Tensor>& outputs, const bindings& tensors,
+                 const executor::taker& take = {}, const std::vector<at::Tensor>& taken = {}) {
   outcome r;
-  auto outputs = e.forward(s.inputs);
   r.outputs = copies(outputs);
   std::vector<at::Tensor> leaves, given;
   const auto& step = e.plan().step();
@@ -197,6 +196,11 @@ outcome planned(const models::sample& s, executor& e, const bindings& tensors, c
   r.buffers = copies(s.module->buffers());
   r.generator = state_of_test_generator();
   return r;
+}
+
+outcome planned(const models::sample& s, executor& e, const bindings& tensors, const executor::taker& take = {},
+                const std::vector<at::Tensor>& taken = {}) {
+  return finished(s, e, e.forward(s.inputs), tensors, take, taken);
 }
 
 void compare(const outcome& a, const outcome& b) {
@@ -249,6 +253,66 @@ TEST_CASE("schedules give what eager mode gives, bit by bit, without unplanned a
   }
 }
 
+TEST_CASE("steps in flight share the memory in which they compute", "[device]") {
+  const hardware::option late("late", 20);
+  ::torch::manual_seed(3);
+  auto& on = device_of(test_device());
+  bytes_t held = 0, all = 0;
+  for (const auto& s : models::all()) {
+    INFO(s.name);
+    const auto x = prepare(s);
+    const auto p = to_problem(*x.step, x.profiles.seconds(), x.profiles.workspace(), s.name, copy_rates{1, 1, 0});
+    const auto buffers = copies(s.module->buffers());
+    std::vector<schedule> schedules = {store_all_schedule(x.p), recompute_all(x.p, x.step->loss), random_schedule(x.p, 1, 0.3)};
+    schedules.push_back(with_random_copies(p, random_schedule(p, 2, 0.3), 2));
+    restore(s, buffers);
+    const auto expected = eager(s);
+    for (const auto& schedule : schedules) {
+      const auto plan = std::make_shared<execution_plan>(x.step, schedule, x.profiles, layout_options(), 0, placing::zones);
+      CHECK(plan->held_bytes() >= plan->arena_bytes());
+      held += plan->held_bytes();
+      all += plan->needed_bytes();
+      const auto shared = std::make_shared<working_memory>(on.memory());
+      const auto overwrite = [&] {  // nothing there is needed between the computations
+        if (shared->bytes() == 0) return;
+        const auto piece = shared->take(shared->bytes(), nullptr);
+        if (test_device().is_cpu()) std::memset(piece->in->data(), 0xff, static_cast<std::size_t>(piece->in->bytes()));
+        shared->give_back(*piece);
+      };
+      const auto far = plan->far_bytes() > 0 ? on_host(test_device(), 2 * plan->far_bytes()) : far_memory();
+      executor first(plan, *x.tensors, on, far, {.working = shared}), second(plan, *x.tensors, on, far, {.working = shared});
+      for (int step = 0; step < 3; ++step) {
+        restore(s, buffers);
+        const auto outputs = first.forward(s.inputs);
+        const auto values = copies(outputs);
+        overwrite();
+        restore(s, buffers);
+        compare(expected, planned(s, second, *x.tensors));
+        overwrite();
+        const auto now = finished(s, first, values, *x.tensors);
+        CHECK(same_bits(expected.grads, now.grads));
+        CHECK(same_bits(expected.input_grads, now.input_grads));
+        CHECK(same_bits(expected.outputs, now.outputs));
+        REQUIRE(hardware::races() == "");
+        CHECK(shared->bytes() == plan->working_bytes());
+        if (step > 0) continue;
+        const auto taken = plan->working_bytes() > 0 ? shared->take(1, nullptr) : nullptr;  // by another thread
+        restore(s, buffers);
+        compare(expected, planned(s, second, *x.tensors));
+        if (taken == nullptr) continue;
+        CHECK(shared->bytes() == 2 * plan->working_bytes());
+        shared->give_back(*taken);
+        shared->release();
+        CHECK(shared->bytes() == 0);
+      }
+      CHECK(first.unplanned() + second.unplanned() == 0);
+    }
+    const auto plan = std::make_shared<execution_plan>(x.step, schedules[0], x.profiles, layout_options(), 0, placing::zones);
+    if (plan->working_bytes() > 0) CHECK_THROWS_AS(executor(plan, *x.tensors, on), broken_contract);
+  }
+  CHECK(3 * held < 2 * all);
+}
+
 TEST_CASE("steps that are captured give what eager mode gives, bit by bit, at fixed addresses", "[device][accelerator]") {
   if (test_device().is_cpu()) return;
   ::torch::manual_seed(3);
@@ -284,7 +348,7 @@ TEST_CASE("steps that are captured give what eager mode gives, bit by bit, at fi
     for (unsigned seed = 0; seed < 2; ++seed) schedules.push_back(with_random_copies(p, random_schedule(p, seed, 0.3), seed));
     for (const auto& schedule : schedules) {
       INFO(s.name);
-      const auto plan = std::make_shared<execution_plan>(x.step, schedule, x.profiles, layout_options(), 0, true);
+      const auto plan = std::make_shared<execution_plan>(x.step, schedule, x.profiles, layout_options(), 0, placing::fixed);
       executor e(plan, *x.tensors, on, on_host(test_device(), plan->far_bytes()), {.graphs = true});
       begin_again();
       for (int k = 0; k < steps; ++k, change()) compare(expected[static_cast<std::size_t>(k)], planned(s, e, *x.tensors));

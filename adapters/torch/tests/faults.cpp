@@ -402,5 +402,6 @@ TEST_CASE("two models in one folder, and two steps in flight for which there is 
   models::loss_of(second).backward();
   models::loss_of(first).backward();
   s.run().set_budget("60%");
+  s.check_step(false);  // for two, as before
   s.check_step();
 }

@@ -5,7 +5,7 @@
 #include <ATen/TensorUtils.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -45,14 +45,80 @@ class loss_node final : public ::torch::autograd::Node {
   std::vector<at::Tensor> gradients_;
 };
 
-/// All nodes of the graph of tensors.
-std::unordered_set<const ::torch::autograd::Node*> nodes_of(const std::vector<at::Tensor>& tensors) {
+/// Takes gradients of a tensor that has a history, in the place of that history.
+class end_node final : public ::torch::autograd::Node {
+ public:
+  explicit end_node(const at::Tensor& t) { add_input_metadata(t); }
+  std::string name() const override { return "RematInput"; }
+
+ protected:
+  ::torch::autograd::variable_list apply(::torch::autograd::variable_list&& incoming) override { return std::move(incoming); }
+};
+
+/// While it is there, a graph ends at some tensors: what has made them is not part of it. That may lead to the same leaves.
+class ending_at {
+ public:
+  /// @param roots of the graph; those that lead to one of the tensors are changed for good
+  /// @param wanted where it ends
+  ending_at(::torch::autograd::edge_list& roots, const std::vector<at::Tensor>& wanted) {
+    bool any = false;
+    for (const auto& t : wanted) {
+      ends_.push_back(::torch::autograd::impl::gradient_edge(t));
+      beyond_.push_back(t.grad_fn() ? ends_.back() : ::torch::autograd::Edge());
+      if (!beyond_.back().is_valid()) continue;
+      ends_.back() = {c10::make_intrusive<end_node>(t), 0};
+      any = true;
+    }
+    if (!any) return;
+    std::vector<::torch::autograd::Node*> stack;
+    std::unordered_set<::torch::autograd::Node*> seen;
+    const auto visit = [&](::torch::autograd::Edge& e) {
+      if (!e.is_valid()) return false;
+      for (std::size_t k = 0; k < ends_.size(); ++k)
+        if (beyond_[k].is_valid() && e == beyond_[k]) return e = ends_[k], true;
+      if (seen.insert(e.function.get()).second) stack.push_back(e.function.get());
+      return false;
+    };
+    for (auto& e : roots) visit(e);
+    while (!stack.empty()) {
+      auto* const node = stack.back();
+      stack.pop_back();
+      for (std::size_t i = 0; i < node->next_edges().size(); ++i) {
+        auto& e = node->next_edges()[i];
+        if (auto before = e; visit(e)) changed_.push_back({node->getptr(), i, std::move(before)});
+      }
+    }
+  }
+  ~ending_at() {
+    for (auto& c : changed_) c.node->next_edges()[c.which] = std::move(c.edge);
+  }
+  ending_at(const ending_at&) = delete;
+  ending_at& operator=(const ending_at&) = delete;
+
+  /// Per tensor where its gradient arrives.
+  const ::torch::autograd::edge_list& ends() const { return ends_; }
+
+ private:
+  struct change {
+    c10::intrusive_ptr<::torch::autograd::Node> node;
+    std::size_t which;
+    ::torch::autograd::Edge edge;
+  };
+  ::torch::autograd::edge_list ends_, beyond_;
+  std::vector<change> changed_;
+};
+
+/// All nodes of the graph of tensors, as far as those of `ends`.
+std::unordered_set<const ::torch::autograd::Node*> nodes_of(const std::vector<at::Tensor>& tensors,
+                                                            const std::vector<::torch::autograd::Edge>& ends) {
   std::vector<const ::torch::autograd::Node*> stack;
   for (const auto& t : tensors) stack.push_back(::torch::autograd::impl::gradient_edge(t).function.get());
-  std::unordered_set<const ::torch::autograd::Node*> seen(stack.begin(), stack.end());
+  std::unordered_set<const ::torch::autograd::Node*> seen(stack.begin(), stack.end()), last;
+  for (const auto& e : ends) last.insert(e.function.get());
   while (!stack.empty()) {
     const auto* node = stack.back();
     stack.pop_back();
+    if (last.count(node) > 0) continue;
     for (const auto& edge : node->next_edges())
       if (edge.is_valid() && seen.insert(edge.function.get()).second) stack.push_back(edge.function.get());
   }
@@ -66,7 +132,7 @@ std::vector<std::vector<bool>> sources_of(const std::vector<at::Tensor>& outputs
   for (const auto& t : leaves) ends.push_back(::torch::autograd::impl::gradient_edge(t));
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i].requires_grad()) continue;
-    const auto seen = nodes_of({outputs[i]});
+    const auto seen = nodes_of({outputs[i]}, ends);
     for (std::size_t k = 0; k < leaves.size(); ++k) sources[k][i] = seen.count(ends[k].function.get()) > 0;
   }
   return sources;
@@ -109,22 +175,31 @@ graph_contents contents_of(const std::vector<at::Tensor>& outputs, const std::ve
   return found;
 }
 
-bool leads_to(const std::vector<at::Tensor>& tensors, const ::torch::autograd::Node* node) {
-  return nodes_of(tensors).count(node) > 0;
+bool leads_to(const std::vector<at::Tensor>& tensors, const std::vector<at::Tensor>& inputs,
+              const ::torch::autograd::Node* node) {
+  ::torch::autograd::edge_list ends;
+  for (const auto& t : inputs)
+    if (t.defined()) ends.push_back(::torch::autograd::impl::gradient_edge(t));
+  return nodes_of(tensors, ends).count(node) > 0;
 }
 
 std::vector<at::Tensor> gradients_from(::torch::autograd::edge_list to, std::vector<at::Tensor> grads,
                                        const std::vector<at::Tensor>& wanted, bool keep) {
   // On the device, whose thread then knows all gradients of the loss before it goes on with one of them.
   const auto there = at::TensorOptions(to.front().function->input_metadata(to.front().input_nr).device());
-  auto loss = at::zeros({}, there);
   const auto one = at::ones({}, there);
   auto node = c10::make_intrusive<loss_node>(std::move(grads));
+  node->add_input_metadata(one);
   node->set_next_edges(std::move(to));
-  ::torch::autograd::set_history(loss, node);
   c10::impl::IncludeDispatchKeyGuard key(record_key);
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  return ::torch::autograd::grad({loss}, wanted, {one}, keep, false, true);
+  return partial_gradients({{std::move(node), 0}}, {one}, wanted, keep, false);
+}
+
+std::vector<at::Tensor> partial_gradients(::torch::autograd::edge_list to, const std::vector<at::Tensor>& grads,
+                                          const std::vector<at::Tensor>& wanted, bool keep, bool graph) {
+  const ending_at end(to, wanted);
+  return ::torch::autograd::Engine::get_default_engine().execute(to, grads, keep, graph, false, end.ends());
 }
 
 trace record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<std::size_t> results,

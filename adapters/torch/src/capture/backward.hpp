@@ -19,13 +19,22 @@ namespace remat::pytorch::detail {
 /// @param inputs of the forward: what lies beyond them is not its own
 graph_contents contents_of(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs);
 
-/// Is a node in the graph of tensors that need a gradient?
-bool leads_to(const std::vector<at::Tensor>& tensors, const ::torch::autograd::Node* node);
+/// Is a node in the graph of tensors that need a gradient, as far as the inputs of the forward?
+bool leads_to(const std::vector<at::Tensor>& tensors, const std::vector<at::Tensor>& inputs, const ::torch::autograd::Node* node);
 
 /// The gradients of `wanted` for a loss that gives tensors `grads`, which nobody else holds then.
 /// @param to the tensors, as edges
 std::vector<at::Tensor> gradients_from(::torch::autograd::edge_list to, std::vector<at::Tensor> grads,
                                        const std::vector<at::Tensor>& wanted, bool keep);
+
+/// Gradients of a function of the tensors `wanted`: what has made these is not part of it.
+/// @param to    the function's results, as edges
+/// @param grads for these, all defined
+/// @param keep  the graph
+/// @param graph of the gradients
+/// @return per wanted tensor; undefined: none
+std::vector<at::Tensor> partial_gradients(::torch::autograd::edge_list to, const std::vector<at::Tensor>& grads,
+                                          const std::vector<at::Tensor>& wanted, bool keep, bool graph);
 
 /// Records the backward of a step whose forward has been recorded.
 /// @param outputs   of the forward, each tensor once

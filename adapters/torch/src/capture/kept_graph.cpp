@@ -2,7 +2,6 @@
 #include "kept_graph.hpp"
 
 #include <c10/core/DeviceGuard.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -77,7 +76,7 @@ bool kept_graph::is_inside(std::size_t output) const {
   auto others = outputs_;
   others.erase(others.begin() + static_cast<std::ptrdiff_t>(output));
   std::erase_if(others, [](const auto& t) { return !t.requires_grad(); });
-  return leads_to(others, edge_of(output).function.get());
+  return leads_to(others, inputs_, edge_of(output).function.get());
 }
 
 std::string kept_graph::differs(const candidate& step, const std::vector<at::Tensor>& wanted) const {
@@ -108,14 +107,15 @@ void kept_graph::fill() {
 }
 
 std::vector<at::Tensor> kept_graph::gradients(const std::vector<at::Tensor>& given, const std::vector<at::Tensor>& wanted) const {
-  std::vector<at::Tensor> used, grads;
+  ::torch::autograd::edge_list used;
+  std::vector<at::Tensor> grads;
   for (std::size_t i = 0; i < given.size(); ++i) {
     if (!given[i].defined()) continue;
-    used.push_back(outputs_[i]);
+    used.push_back(edge_of(i));
     grads.push_back(given[i]);
   }
   const without_hooks hooks(wanted);
-  return ::torch::autograd::grad(used, wanted, grads, true, at::GradMode::is_enabled(), true);
+  return partial_gradients(std::move(used), grads, wanted, true, at::GradMode::is_enabled());
 }
 
 trace kept_graph::record(const std::vector<output_use>& uses, const std::vector<at::Tensor>& parameters) const {

@@ -70,7 +70,9 @@ class planner {
     TORCH_CHECK(profiles.nodes.size() == program_().nodes.size(), "profiles of another program");
   }
 
-  std::unique_ptr<execution_plan::data> run(layout_options o, bytes_t in_place, bool fixed) {
+  std::unique_ptr<execution_plan::data> run(layout_options o, bytes_t in_place, placing how) {
+    const bool fixed = how == placing::fixed;
+    zones_ = how == placing::zones;
     if (!device_of_step(program_()).is_cpu()) o.alignment = unit_ = std::max(o.alignment, accelerator_alignment);
     plan_.in_place = in_place;
     find_fetched();
@@ -99,6 +101,7 @@ class planner {
       } else if (what == action::prefetch) {
         bring_back(which, i, o.alignment);
       } else if (which == program_().loss) {
+        loss_ = time(i);
         leave_forward();
         copy_given(role::output_grad, i);
       } else {
@@ -366,6 +369,7 @@ class planner {
     plan_.after_forward = std::exchange(pending_, {});
     plan_.loss = plan_.steps.size();
     for (auto v : program_().outputs) plan_.outputs.push_back(keep(v));
+    plan_.held = plan_.outside;
     for (auto v : program_().output_grads)
       if (v != none) plan_.outside += rounded(program_().values[program_().views[v].value].bytes);
   }
@@ -411,7 +415,8 @@ class planner {
       const auto l = where(view.value);
       const auto range = extent(view);
       const bool sum = l.buffer == none && program_().from(l.value) == role::gradient;
-      const bool shared = !sum && (l.buffer == none || plan_.buffers[l.buffer].kept ||
+      const bool moved = std::any_of(plan_.moves.begin(), plan_.moves.end(), [&](const auto& m) { return m.buffer == l.buffer; });
+      const bool shared = !sum && (l.buffer == none || plan_.buffers[l.buffer].kept || (zones_ && moved) ||
                                    std::any_of(taken.begin(), taken.end(), [&](const auto& t) {
                                      return t.first == l.buffer && t.second.first < range.second && range.first < t.second.second;
                                    }));
@@ -421,6 +426,10 @@ class planner {
         plan_.outside += rounded(range.second - range.first);
       else
         taken.emplace_back(l.buffer, range);
+      if (zones_ && !sum && !shared) {
+        keep(program_().parameter_grads[k]);
+        plan_.outside += rounded(range.second - range.first);  // the sum of those of other steps, which autograd has
+      }
       plan_.copy_grad.push_back(shared);
       plan_.parameter_grads.push_back(l);
     }
@@ -447,21 +456,34 @@ class planner {
   }
   void place(const layout_options& o) {
     const auto end = time(schedule_.steps.size() + 1);
-    std::vector<allocation> list;
-    std::vector<index_t> which;
+    struct zone {
+      std::vector<allocation> list;
+      std::vector<index_t> which;
+    } arena, working;
+    bytes_t held = 0;
     for (index_t b = 0; b < plan_.buffers.size(); ++b) {
-      const auto& x = plan_.buffers[b];
+      auto& x = plan_.buffers[b];
       if (x.outside || x.bytes == 0) continue;
-      list.push_back({x.born, x.dies < 0 ? end : std::max(x.dies, x.born + 1), x.bytes + slack_of(x, o)});
-      which.push_back(b);
+      const auto dies = x.dies < 0 ? end : std::max(x.dies, x.born + 1);
+      const bool stays = x.born < loss_ && loss_ < dies;
+      if (stays) held += rounded(x.bytes);
+      x.working = zones_ && !stays;
+      auto& z = x.working ? working : arena;
+      z.list.push_back({x.born, dies, x.bytes + slack_of(x, o)});
+      z.which.push_back(b);
     }
-    const auto l = lay_out(list, o);
-    for (std::size_t i = 0; i < which.size(); ++i) {
-      auto& x = plan_.buffers[which[i]];
-      x.offset = slack_of(x, o) > 0 ? aligned(l.offsets[i], page_bytes) : l.offsets[i];
-    }
-    plan_.arena = plan_.moves.empty() ? l.arena : aligned(l.arena, o.alignment);
-    plan_.live = l.live_peak;
+    const auto bytes_of = [&](const zone& z) {
+      const auto l = lay_out(z.list, o);
+      for (std::size_t i = 0; i < z.which.size(); ++i) {
+        auto& x = plan_.buffers[z.which[i]];
+        x.offset = slack_of(x, o) > 0 ? aligned(l.offsets[i], page_bytes) : l.offsets[i];
+      }
+      plan_.live += l.live_peak;
+      return plan_.moves.empty() ? l.arena : aligned(l.arena, o.alignment);
+    };
+    plan_.arena = bytes_of(arena);
+    plan_.working = bytes_of(working);
+    plan_.held += zones_ ? plan_.arena : held;
     const auto beyond = lay_out(far_, {.alignment = o.alignment, .tries = 0});
     for (std::size_t i = 0; i < far_.size(); ++i) plan_.moves[far_of_[i]].far = beyond.offsets[i];
     for (auto& m : plan_.moves) {
@@ -477,6 +499,8 @@ class planner {
   std::map<index_t, int> held_gifts_;       ///< per buffer: those that lie there
   bytes_t gift_copies_ = 0;                 ///< of the largest gift that is a copy
   execution_plan::data plan_;
+  bool zones_ = false;
+  std::int64_t loss_ = 0;                        ///< when the forward ends
   bytes_t unit_ = 64;                            ///< of allocations outside of the arena, bytes
   bytes_t elsewhere_ = 0;                        ///< most that other threads allocate during a step
   std::vector<bool> fetched_;                    ///< per value; empty: none is
@@ -492,10 +516,12 @@ class planner {
 }  // namespace
 
 execution_plan::execution_plan(std::shared_ptr<const program> step, const schedule& s, const program_profile& profiles,
-                               const layout_options& o, bytes_t in_place, bool fixed)
-    : data_(planner(std::move(step), s, profiles).run(o, in_place, fixed)) {}
+                               const layout_options& o, bytes_t in_place, placing how)
+    : data_(planner(std::move(step), s, profiles).run(o, in_place, how)) {}
 execution_plan::~execution_plan() = default;
 bytes_t execution_plan::arena_bytes() const { return data_->arena; }
+bytes_t execution_plan::working_bytes() const { return data_->working; }
+bytes_t execution_plan::held_bytes() const { return data_->held; }
 bytes_t execution_plan::live_peak() const { return data_->live; }
 bytes_t execution_plan::far_bytes() const { return data_->far; }
 std::pair<bytes_t, bytes_t> execution_plan::moved_bytes() const {

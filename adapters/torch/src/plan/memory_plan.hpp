@@ -22,7 +22,8 @@ struct buffer {
   bool kept = false;                 ///< the caller keeps it
   bool outside = false;              ///< the same, and it is not in the arena
   bool fetched = false;              ///< begins with a page if it is large: disks read such memory fast
-  bytes_t offset = 0;                ///< in the arena
+  bool working = false;              ///< in the memory that steps in flight share
+  bytes_t offset = 0;                ///< in the arena, or in that memory
 };
 
 /// Where a value is during a step: in a buffer, as a weight that has been fetched is, or outside (parameter, input, ..): the
@@ -97,6 +98,8 @@ struct execution_plan::data {
   std::vector<saved_states> saves;       ///< per node: states of the generator that are needed again
   bool saves_phase[2] = {false, false};  ///< the same when the forward, the backward begins
   bytes_t arena = 0, live = 0, outside = 0, far = 0, in_place = 0;
+  bytes_t working = 0;  ///< of the memory that steps in flight share
+  bytes_t held = 0;     ///< from the forward to the backward, outputs included
   std::size_t recomputed = 0;
 };
 

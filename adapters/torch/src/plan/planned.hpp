@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <remat/core/result.hpp>
@@ -24,6 +25,7 @@ namespace remat::pytorch {
 /// What was planned for one budget.
 struct plan {
   std::shared_ptr<const execution_plan> run;
+  bool zones = false;  ///< for several steps in flight
   schedule steps;
   result found;
   double plan_seconds = 0;
@@ -55,6 +57,7 @@ struct setup {
   std::string inputs;     ///< for people
   std::size_t graph = 0;  ///< hash of the program without sizes
   std::shared_ptr<const plan> store_all;
+  std::shared_ptr<const plan> all_in_flight;  ///< the same in zones, once several steps are in flight
   bytes_t parameter_bytes = 0, buffer_bytes = 0, constants = 0;
   bytes_t copy_bytes = 0;  ///< of what a step writes, while the forward may have to run once more; and results of calls that run
                            ///< while it is followed
@@ -65,6 +68,9 @@ struct setup {
   std::atomic<bool> given_early = false;                 ///< it is the latter
   std::uint64_t last_used = 0;                           ///< steps of the session before
   std::map<bytes_t, std::shared_ptr<const plan>> plans;  ///< by bytes available
+  /// In zones: by bytes available, and steps in flight that these are for.
+  std::map<std::pair<bytes_t, std::size_t>, std::shared_ptr<const plan>> plans_in_flight;
+  std::shared_ptr<const plan> least_in_flight;  ///< of those that took more, the one that holds least
   mutable std::map<bytes_t, std::shared_ptr<const plan>> plans_without_copies;  ///< the same, while others hold the far memory
   mutable std::mutex least_mutex;
   mutable std::shared_ptr<const plan> least;  ///< see `leanest`

@@ -108,10 +108,11 @@ std::size_t graph_hash(const program& step) {
 
 namespace {
 
-std::shared_ptr<const execution_plan> with_memory(const setup& s, const schedule& steps) {
+std::shared_ptr<const execution_plan> with_memory(const setup& s, const schedule& steps, bool zones = false) {
   layout_options o;
   if (has_copies(steps) && s.far.memory) o.alignment = std::max(o.alignment, s.far.memory->alignment());
-  return std::make_shared<execution_plan>(s.step, steps, s.profiles, o, 0, s.fixed);
+  const auto how = zones ? placing::zones : s.fixed ? placing::fixed : placing::one;
+  return std::make_shared<execution_plan>(s.step, steps, s.profiles, o, 0, how);
 }
 
 bool has_room(const setup& s, const execution_plan& run, bytes_t available) {
@@ -159,10 +160,11 @@ problem without_sends(const problem& p) {
   return {p.name(), std::move(values), p.operations(), p.targets(), p.copies(), p.backward_start()};
 }
 
-std::shared_ptr<plan> lay_out_plan(const setup& s, const schedule& steps) {
+std::shared_ptr<plan> lay_out_plan(const setup& s, const schedule& steps, bool zones) {
   auto made = std::make_shared<plan>();
   made->steps = steps;
-  made->run = with_memory(s, steps);
+  made->run = with_memory(s, steps, zones);
+  made->zones = zones;
   made->found = as_result(s.p, steps);
   return made;
 }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <map>
+#include <optional>
 
 #include <remat/pytorch/executor.hpp>
 
@@ -75,6 +76,7 @@ struct executor::state {
         slots(std::move(b)),
         on(d),
         memory(o.arena && o.arena->bytes() >= data.arena ? o.arena : on.memory().reserve(data.arena)),
+        working(o.working),
         far(std::move(f)),
         allocations(on.place()),
         lone(on.which(), step.nodes.size()) {
@@ -85,6 +87,7 @@ struct executor::state {
         others = true;
       else if (std::find(fetched.begin(), fetched.end(), m.slot) == fetched.end())
         fetched.push_back(m.slot);
+    if (data.working > 0 && !working) throw broken_contract("remat: a plan in zones, and no working memory");
     if (others && (!far.memory || !far.out || !far.in)) throw broken_contract("remat: a plan with copies, and no far memory");
     if (!fetched.empty() && !far.in) throw broken_contract("remat: a plan that fetches weights, and no link");
     home_offsets.resize(data.leaves.size());
@@ -107,17 +110,10 @@ struct executor::state {
     at::NoGradGuard no_grad;
     at::AutoDispatchBelowADInplaceOrView below;
     outside.resize(data.buffers.size());
-    places.resize(step.slots.size());
     before_draw.resize(step.nodes.size());
     after_draw.resize(step.nodes.size());
     result.reserve(16);
-    for (std::size_t i = 0; i < data.steps.size(); ++i) steps.push_back(prepare(i));
-    given.resize(step.slots.size());
-    for (index_t k = 0; k < data.copied.size(); ++k)
-      if (data.copied[k] != none) given[k] = place_for(k);
-    for (index_t k = 0; k < step.slots.size(); ++k) bind(k);
-    storages.clear();
-    tensors.clear();
+    if (data.working == 0) prepare_all();  // otherwise when it is known where that lies
     if (o.graphs) use_graphs();
   }
   ~state() {
@@ -144,6 +140,56 @@ struct executor::state {
     return tensor_of({none, s.type.sizes, s.type.strides, first, s.type.dtype, s.type.conj, s.type.neg},
                      storage_in_place(data.copied[k], s.type.device));
   }
+
+  /// All argument lists, with the tensors that there are.
+  void prepare_all() {
+    steps.clear();
+    sockets.clear();
+    places.assign(step.slots.size(), {});
+    given.assign(step.slots.size(), {});
+    for (std::size_t i = 0; i < data.steps.size(); ++i) steps.push_back(prepare(i));
+    for (index_t k = 0; k < data.copied.size(); ++k)
+      if (data.copied[k] != none) given[k] = place_for(k);
+    for (index_t k = 0; k < step.slots.size(); ++k) bind(k);
+    for (index_t b = 0; b < outside.size(); ++b)
+      if (outside[b]) fill({b, none}, *outside[b], {}, 0);
+    storages.clear();
+    tensors.clear();
+  }
+
+  /// A piece of the working memory belongs to this step while it computes.
+  class computing {
+   public:
+    explicit computing(state& s) : in_(s) {
+      if (s.data.working == 0) return;
+      const auto last = s.last_piece.lock();
+      s.piece = s.working->take(s.data.working, last);
+      try {
+        s.last_piece = s.piece;
+        if (s.piece != last) s.prepare_all();
+        s.on.enter(*s.piece->in);
+        s.on.wait(s.piece->ended);
+      } catch (...) {
+        s.last_piece.reset();
+        leave();
+        throw;
+      }
+    }
+    ~computing() {
+      if (in_.piece == nullptr) return;
+      try {
+        in_.piece->ended = in_.on.mark();
+      } catch (...) {  // the device has failed, and says so to all
+      }
+      leave();
+    }
+    computing(const computing&) = delete;
+    computing& operator=(const computing&) = delete;
+
+   private:
+    void leave() { in_.working->give_back(*std::exchange(in_.piece, nullptr)); }
+    state& in_;
+  };
 
   /// Argument lists of a step, with all tensors that lie in the arena.
   bound_step prepare(std::size_t i) {
@@ -183,7 +229,8 @@ struct executor::state {
   bool in_arena(const location& l) const { return l.buffer != none && !data.buffers[l.buffer].outside; }
   /// What is outside is told by its buffer, or else by its value.
   static location outer(const location& l) { return l.buffer != none ? location{l.buffer, none} : l; }
-  char* address(index_t b) const { return memory->data() + data.buffers[b].offset; }
+  const std::shared_ptr<region>& region_of(index_t b) const { return data.buffers[b].working ? piece->in : memory; }
+  char* address(index_t b) const { return region_of(b)->data() + data.buffers[b].offset; }
 
   c10::Storage storage_in_place(index_t b, c10::Device device) {
     auto& s = storages[b];
@@ -266,6 +313,7 @@ struct executor::state {
     at::NoGradGuard no_grad;
     at::AutoDispatchBelowADInplaceOrView below;
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    const computing now(*this);
     flying = true;
     try {
       for (index_t k = 0; k < step.slots.size(); ++k) {
@@ -303,7 +351,9 @@ struct executor::state {
     at::AutoDispatchBelowADInplaceOrView below;
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     gradients g;
+    std::optional<computing> now;
     try {
+      now.emplace(*this);
       on.enter(*memory);
       on.wait(ended);
       for (std::size_t i = 0; i < step.outputs.size(); ++i)
@@ -428,7 +478,8 @@ struct executor::state {
   }
   /// Memory of the arena as a storage that owns it.
   c10::Storage lend(const location& l) {
-    auto s = storage_in(lent, data.buffers[l.buffer].offset, data.buffers[l.buffer].bytes);
+    const auto& b = data.buffers[l.buffer];
+    auto s = storage_in(b.working ? piece->in : lent, b.offset, b.bytes);
     if (!data.copied.empty()) lent_out.push_back(s.getWeakStorageImpl());
     return s;
   }
@@ -608,7 +659,7 @@ struct executor::state {
     const auto& m = data.moves[k];
     std::vector<ticket> after{on.mark()};
     for (auto other : m.after) after.push_back(moving[other]);
-    const block here{memory, data.buffers[m.buffer].offset, m.bytes}, there{beyond, m.far, m.bytes};
+    const block here{region_of(m.buffer), data.buffers[m.buffer].offset, m.bytes}, there{beyond, m.far, m.bytes};
     if (m.gradient != none) {
       moving[k] = far.out->copy({home, home_offsets[m.gradient], m.bytes}, here, std::move(after));
     } else if (m.slot != none)
@@ -725,6 +776,9 @@ struct executor::state {
   bindings slots;
   device& on;
   std::shared_ptr<region> memory;
+  std::shared_ptr<working_memory> working;          ///< null: the plan has no zones
+  std::shared_ptr<working_memory::piece> piece;     ///< of it, while the step computes
+  std::weak_ptr<working_memory::piece> last_piece;  ///< for which the argument lists are
   /// The same for tensors that leave: copies that are done may hold `memory` for a while yet.
   std::shared_ptr<region> lent{std::make_shared<std::shared_ptr<region>>(memory), memory.get()};
   far_memory far;
@@ -760,6 +814,41 @@ struct executor::state {
   std::map<index_t, std::optional<c10::Storage>> storages;    ///< while the steps are prepared
   std::map<std::pair<index_t, index_t>, at::Tensor> tensors;  ///< the same: by buffer and view
 };
+
+std::shared_ptr<working_memory::piece> working_memory::take(bytes_t bytes, const std::shared_ptr<piece>& last) {
+  std::lock_guard lock(mutex_);
+  const auto take = [](const auto& p) {
+    p->busy = true;
+    return p;
+  };
+  const auto idle = [&](const auto& p) { return !p->busy; };
+  if (last && idle(last) && std::find(pieces_.begin(), pieces_.end(), last) != pieces_.end()) return take(last);
+  for (const auto& p : pieces_)
+    if (idle(p) && p->in->bytes() >= bytes) return take(p);
+  if (const auto small = std::find_if(pieces_.begin(), pieces_.end(), idle); small != pieces_.end()) pieces_.erase(small);
+  return take(pieces_.emplace_back(std::make_shared<piece>(piece{of_.reserve(bytes)})));
+}
+void working_memory::give_back(piece& p) {
+  std::lock_guard lock(mutex_);
+  p.busy = false;
+}
+template <class F>
+bytes_t working_memory::sum(F of) const {
+  std::lock_guard lock(mutex_);
+  bytes_t bytes = 0;
+  for (const auto& p : pieces_) bytes = of(bytes, *p);
+  return bytes;
+}
+bytes_t working_memory::bytes() const {
+  return sum([](bytes_t all, const piece& p) { return all + p.in->bytes(); });
+}
+bytes_t working_memory::idle() const {
+  return sum([](bytes_t most, const piece& p) { return p.busy ? most : std::max(most, p.in->bytes()); });
+}
+void working_memory::release() {
+  std::lock_guard lock(mutex_);
+  std::erase_if(pieces_, [](const auto& p) { return !p->busy; });
+}
 
 executor::executor(std::shared_ptr<const execution_plan> plan, bindings tensors, device& on, far_memory far,
                    const executor_options& o)

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include <remat/pytorch/paged_memory.hpp>
 
@@ -48,6 +49,23 @@ bytes_t accounts::others(const runner* but) const {
   return sum + behind() + outputs_of_before;
 }
 
+std::size_t accounts::in_flight() const {
+  return static_cast<std::size_t>(
+      std::count_if(runners.begin(), runners.end(), [](const auto& r) { return r->run->in_flight(); }));
+}
+
+void accounts::begins() {
+  if (in_flight() == 0) last_ = std::exchange(seen_, 0);
+  seen_ = std::max(seen_, in_flight() + 1);
+}
+
+bytes_t accounts::held_in_flight() const {
+  bytes_t sum = 0;
+  for (const auto& r : runners)
+    if (r->run->in_flight()) sum += r->what->zones ? r->what->run->held_bytes() : r->what->run->needed_bytes();
+  return sum;
+}
+
 bytes_t accounts::behind() const {
   bytes_t sum = 0;
   for (const auto& a : retired_)
@@ -68,10 +86,18 @@ bytes_t accounts::budget(const pytorch::report& fixed, bytes_t gradients, bool b
     throw bad_option("the budget is a share of a device, but the step runs on the host");
   if (b.share_of == share::device || (b.share_of == share::usual && for_tensors_ > 0 && b.is_share()))
     return std::min(options_.most, static_cast<bytes_t>(b.share * static_cast<double>(for_tensors_)));
-  bytes_t plain = 0;
+  bytes_t plain = working ? working->bytes() - working->idle() : 0;  // of threads that compute beside this one
   for (const auto& r : runners)
-    if (r->run->in_flight()) plain += r->kind->store_all->run->needed_bytes();
-  plain = begins ? plain + largest_plain : std::max(plain, largest_plain);
+    if (r->run->in_flight())
+      plain += r->what->zones ? r->kind->all_in_flight->run->held_bytes() : r->kind->store_all->run->needed_bytes();
+  const auto flying = in_flight(), most = can_share() ? at_a_time() : 1;
+  const bool several = begins ? flying > 0 || most > 1 : most > 1;
+  if (can_share() && several) {
+    plain += static_cast<bytes_t>(std::max(most, flying + (begins ? 1 : 0)) - flying) * largest_held + largest_working;
+  } else if (begins) {
+    plain += largest_plain;
+  }
+  plain = std::max(plain, largest_plain);
   const auto bytes = b.total          ? *b.total
                      : b.for_the_step ? held - fixed.copies + gradients + *b.for_the_step
                                       : held + gradients + outputs_of_before +
@@ -106,6 +132,7 @@ std::shared_ptr<region> accounts::idle_arena() const {
 }
 
 void accounts::release() {
+  if (working) working->release();
   for (const auto& r : runners)
     if (!r->run->in_flight()) r->run->vacate();
   for (const auto& r : runners)

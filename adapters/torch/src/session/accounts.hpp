@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -28,6 +29,22 @@ class accounts {
   pytorch::report held(const setup& s, const std::vector<at::Tensor>& inputs) const;
   /// Gradients that exist, apart from those in an arena that is counted as a whole.
   bytes_t gradients() const;
+  /// Steps may share memory: their addresses need not stay, and weights are where they are read.
+  bool can_share() const { return !options_.graph && !options_.steps_on && !options_.fetched; }
+  std::size_t in_flight() const;
+  /// A step begins. How many are in flight at a time is learned from one time to the next that none is.
+  void begins();
+  /// The most steps in flight the last time, or now.
+  std::size_t at_a_time() const { return std::max({std::size_t{1}, learned(), in_flight()}); }
+  /// The same, with one that is about to begin.
+  std::size_t expected() const { return std::max(learned(), in_flight() + 1); }
+  /// It would not be one more than the last time.
+  bool has_learned() const { return in_flight() < learned(); }
+  /// What steps in flight hold: each from its forward to its backward, or all that it needs, where it shares nothing.
+  bytes_t held_in_flight() const;
+  /// Where steps that share memory compute.
+  std::shared_ptr<working_memory> working;
+
   /// Arenas of other steps, and what these handed out.
   /// @param but not counted, nor what shares its arena; null: nor what is idle
   bytes_t others(const runner* but = nullptr) const;
@@ -65,14 +82,18 @@ class accounts {
 
   /// At most one of them is idle, or those that share an arena are.
   std::vector<std::shared_ptr<runner>> runners;
-  std::size_t unplanned = 0;      ///< allocations of those that are gone
-  double waited = 0;              ///< for copies, by these, s
-  bytes_t outputs_of_before = 0;  ///< outputs that exist while their forward runs once more
-  bytes_t largest_plain = 0;      ///< bytes of the plain step of the largest kind of inputs so far
+  std::size_t unplanned = 0;                      ///< allocations of those that are gone
+  double waited = 0;                              ///< for copies, by these, s
+  bytes_t outputs_of_before = 0;                  ///< outputs that exist while their forward runs once more
+  bytes_t largest_plain = 0;                      ///< bytes of the plain step of the largest kind of inputs so far
+  bytes_t largest_held = 0, largest_working = 0;  ///< the same of steps that share memory: each holds, one computes
 
  private:
+  std::size_t learned() const { return in_flight() == 0 ? seen_ : last_; }
+
   const wrap_options& options_;
   const std::vector<named_tensor>& parameters_;
+  std::size_t last_ = 0, seen_ = 0;             ///< steps in flight at a time: the last time, and this time so far
   pytorch::device* device_ = nullptr;           ///< of the last step
   bytes_t for_tensors_ = 0;                     ///< bytes that an accelerator has; 0 on the host
   std::vector<std::weak_ptr<region>> retired_;  ///< kept alive by gradients only

@@ -15,6 +15,7 @@ namespace {
 std::shared_ptr<const plan> settled(const plan& p) {
   auto same = std::make_shared<plan>();
   same->run = p.run;
+  same->zones = p.zones;
   same->steps = p.steps;
   same->found = p.found;
   same->plan_seconds = p.plan_seconds;
@@ -83,9 +84,10 @@ void session::state::refine(const runner& r, bytes_t held_bytes) {
 std::shared_ptr<runner> session::state::acquire(const std::shared_ptr<setup>& s, const std::vector<at::Tensor>& inputs) {
   memory.sweep();
   last_held = memory.held(*s, inputs);
+  if (memory.can_share() && memory.expected() > 1) return acquire_in_flight(s);
   const auto fixed = last_held.held();
   for (const auto& r : memory.runners) {  // one that is ready
-    if (r->kind != s || r->run->in_flight() || r->what->superseded) continue;
+    if (r->kind != s || r->run->in_flight() || r->what->superseded || r->what->zones) continue;
     const auto need = r->what->run->needed_bytes();
     const auto gradients = memory.gradients();
     if (fixed + gradients + need + memory.others(r.get()) > memory.budget(last_held, gradients, true)) continue;

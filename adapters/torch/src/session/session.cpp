@@ -14,6 +14,7 @@
 #include "../capture/follower.hpp"
 #include "../device/accelerator.hpp"
 #include "../device/allocator.hpp"
+#include "../plan/in_flight.hpp"
 #include "../run/step_node.hpp"
 #include "../second_run.hpp"
 #include "../solver.hpp"
@@ -166,6 +167,7 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
   const auto r = std::exchange(b.r, nullptr);
   const auto s = r->kind;
   ++r->steps;
+  memory.begins();
   if (!r->run->not_captured().empty()) s->uncaptured = true;
   refine(*r, last_held.held());
   last_setup = s;
@@ -344,7 +346,7 @@ void session::invalidate() {
   std::lock_guard lock(state_->mutex);
   state_->release();
   state_->setups.clear();
-  state_->memory.largest_plain = 0;
+  state_->memory.largest_plain = state_->memory.largest_held = state_->memory.largest_working = 0;
   state_->used.clear();
   state_->last_used_ = nullptr;
   state_->looked_ = false;
@@ -385,8 +387,10 @@ std::vector<pytorch::report> session::reports() const {
   auto kinds = x.kinds();
   std::sort(kinds.begin(), kinds.end(), [](const auto& a, const auto& b) { return a->last_used > b->last_used; });
   std::vector<pytorch::report> list;
-  for (const auto& s : kinds)
+  for (const auto& s : kinds) {
     for (const auto& [available, plan] : s->plans) list.push_back(x.report(*s, *plan));
+    for (const auto& [made_for, plan] : s->plans_in_flight) list.push_back(x.report(*s, *plan));
+  }
   return list;
 }
 
@@ -395,12 +399,14 @@ pytorch::report session::state::report(const setup& s, const plan& p) const {
   const auto& run = *p.run;
   r.budget = memory.budget(r, r.gradients, false);
   r.left = r.budget - r.held();
-  r.arena = run.arena_bytes();
+  if (p.zones) r.in_flight = memory.at_a_time();
+  const auto steps = static_cast<bytes_t>(r.in_flight);
+  r.arena = steps * run.arena_bytes() + run.working_bytes();
   r.live_peak = run.live_peak();
-  r.outputs = run.outside_bytes();
+  r.outputs = run.outside_bytes() + (steps - 1) * (run.held_bytes() - run.arena_bytes());
   r.in_place = run.in_place_bytes();
   r.fetched = run.fetched_bytes();
-  r.store_all = s.store_all->run->needed_bytes();
+  r.store_all = bytes_in_flight(p.zones ? *s.all_in_flight->run : *s.store_all->run, r.in_flight);
   r.planned_peak = p.found.peak;
   r.step_seconds = p.found.seconds;
   r.store_all_seconds = s.store_all->found.seconds;
@@ -424,6 +430,7 @@ pytorch::report session::state::report(const setup& s, const plan& p) const {
   r.status = p.found.status;
   auto least = run.needed_bytes();
   for (const auto& [available, other] : s.plans) least = std::min(least, other->run->needed_bytes());
+  if (p.zones) least = std::max(least, bytes_in_flight(run, r.in_flight));
   r.smallest = r.held() + least;
   r.smallest_bound = std::min(r.smallest, r.held() + bounds_without_search(s.p).budget - s.p.held_bytes());
   return r;

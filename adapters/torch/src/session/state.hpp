@@ -161,6 +161,11 @@ struct session::state : std::enable_shared_from_this<state> {
   std::unique_ptr<executor> reserve(runner& r, bytes_t held_bytes, const std::shared_ptr<region>& arena = nullptr);
   /// An executor for a step that begins now.
   std::shared_ptr<runner> acquire(const std::shared_ptr<setup>& s, const std::vector<at::Tensor>& inputs);
+  /// The same where several steps are in flight at a time.
+  /// @throws over_budget if no plan is known for as many as are expected
+  std::shared_ptr<runner> acquire_in_flight(const std::shared_ptr<setup>& s);
+  /// What steps of a kind need that share memory.
+  void share_memory(setup& s);
   /// A plan for a step beside others that have taken the far memory.
   /// @throws out_of_memory as it was, if there is none
   std::shared_ptr<const plan> without_copies(const setup& s, bytes_t available, bytes_t held_bytes, const out_of_memory& why);
@@ -215,7 +220,7 @@ struct session::state : std::enable_shared_from_this<state> {
   call_keys keys_;
   std::uint64_t clock_ = 0;
   std::uint64_t recorded_ = 0;  ///< forwards to be followed
-  bool warned_ahead_ = false;
+  bool warned_ahead_ = false, warned_in_flight_ = false;
   bytes_t beyond_ = 0;  ///< that a step may take beyond the budget: it is on a new path, and cannot do with less
   accounts memory{options, parameters};
   std::shared_ptr<const setup> last_setup;

@@ -51,19 +51,20 @@ class budget {
 /// What a plan takes, in bytes and seconds.
 struct report {
   bytes_t parameters = 0, inputs = 0, constants = 0, optimizer = 0;
-  bytes_t workspaces = 0;    ///< that libraries keep on an accelerator
-  bytes_t buffers = 0;       ///< with the copies
-  bytes_t copies = 0;        ///< of what the step writes, as it may have to put that back; and results of calls that run at once
-  bytes_t gradients = 0;     ///< that existed when the step began
-  bytes_t budget = 0;        ///< for all of it
-  bytes_t left = 0;          ///< of the budget, for activations, outputs and new gradients
-  bytes_t arena = 0;         ///< reserved for activations and new gradients
-  bytes_t live_peak = 0;     ///< largest sum alive in the arena: the difference is fragmentation
-  bytes_t outputs = 0;       ///< outside the arena: outputs, their gradients, gradients of inputs
-  bytes_t in_place = 0;      ///< weights that could be fetched, and are read where they are
-  bytes_t store_all = 0;     ///< arena and outputs if nothing is recomputed, with weights that could be fetched
-  bytes_t planned_peak = 0;  ///< of the schedule, as `evaluate` counts
-  double step_seconds = 0;   ///< predicted time of the operators
+  bytes_t workspaces = 0;     ///< that libraries keep on an accelerator
+  bytes_t buffers = 0;        ///< with the copies
+  bytes_t copies = 0;         ///< of what the step writes, as it may have to put that back; and results of calls that run at once
+  bytes_t gradients = 0;      ///< that existed when the step began
+  bytes_t budget = 0;         ///< for all of it
+  bytes_t left = 0;           ///< of the budget, for activations, outputs and new gradients
+  bytes_t arena = 0;          ///< reserved for activations and new gradients
+  bytes_t live_peak = 0;      ///< largest sum alive in the arena: the difference is fragmentation
+  bytes_t outputs = 0;        ///< outside the arena: outputs, their gradients, gradients of inputs
+  bytes_t in_place = 0;       ///< weights that could be fetched, and are read where they are
+  bytes_t store_all = 0;      ///< arena and outputs if nothing is recomputed, with weights that could be fetched
+  std::size_t in_flight = 1;  ///< steps at a time: arena, outputs and `store_all` are those of all
+  bytes_t planned_peak = 0;   ///< of the schedule, as `evaluate` counts
+  double step_seconds = 0;    ///< predicted time of the operators
   double store_all_seconds = 0;  ///< the same if nothing is recomputed
   double bound = 0;              ///< proven: no schedule within the budget of the search is faster, s
   double gap = 0;                ///< relative distance to the bound

@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -24,6 +25,17 @@ struct plan_broken : error {
   using error::error;
 };
 
+/// What the places of a plan are good for.
+enum class placing {
+  one,  ///< step in flight: all lies in an arena of its own
+  /// Addresses are the same in every step, so that kernels can be replayed: outputs and gradients of inputs lie in the arena,
+  /// too, and so do copies of the inputs and of the gradients of outputs. If a step cannot have that, `moves_because` says why.
+  fixed,
+  /// Steps in flight share memory: the arena has what lives from the forward to the backward, and all else lies in a
+  /// `working_memory`. Gradients get memory of their own.
+  zones
+};
+
 /// A program, a schedule of it, and a place in memory for all that the schedule allocates. Immutable; shared by executors.
 ///
 /// Everything lies in the arena but what the caller keeps: the outputs of the forward and the gradients of the inputs.
@@ -35,17 +47,16 @@ class execution_plan {
   /// @param profiles allocation scripts of the nodes
   /// @param o        options of the layouts; the alignment must be 64 at least, and that of the far memory if there are copies
   /// @param in_place bytes of weights that are to count although the plan reads them where they are
-  /// @param fixed    addresses are to be the same in every step, so that kernels can be replayed: outputs and gradients of inputs
-  ///                 lie in the arena, too, and so do copies of the inputs and of the gradients of outputs. If a step cannot
-  ///                 have that, `moves_because` says why
   /// @throws bad_schedule if the schedule is invalid, or runs what draws random numbers or writes buffers out of program order
   /// Complexity: that of `lay_out`, + O(operands + allocations of all steps).
   execution_plan(std::shared_ptr<const program> step, const schedule& s, const program_profile& profiles,
-                 const layout_options& o = {}, bytes_t in_place = 0, bool fixed = false);
+                 const layout_options& o = {}, bytes_t in_place = 0, placing how = placing::one);
   ~execution_plan();
 
   bytes_t arena_bytes() const;
-  bytes_t live_peak() const;  ///< largest sum of bytes alive in the arena: a lower bound on the arena
+  bytes_t working_bytes() const;  ///< of the memory that steps in flight share; 0: they share none
+  bytes_t held_bytes() const;     ///< from the forward to the backward, outputs included
+  bytes_t live_peak() const;      ///< largest sum of bytes alive in the arena: a lower bound on the arena
   /// Bytes outside of the arena: what the caller keeps (outputs and their gradients, gradients of inputs, gradients that must be
   /// copies), and what operators allocate on other threads.
   bytes_t outside_bytes() const;
@@ -53,7 +64,7 @@ class execution_plan {
   std::pair<bytes_t, bytes_t> moved_bytes() const;  ///< per step: {to far memory, back}
   bytes_t fetched_bytes() const;                    ///< per step: of weights, from where the caller has them
   bytes_t in_place_bytes() const;                   ///< see the constructor
-  bytes_t needed_bytes() const { return arena_bytes() + outside_bytes() + in_place_bytes(); }
+  bytes_t needed_bytes() const { return arena_bytes() + working_bytes() + outside_bytes() + in_place_bytes(); }
   std::size_t operations() const;  ///< nodes computed
   std::size_t recomputed() const;  ///< of these, again
   const program& step() const;
@@ -73,12 +84,48 @@ class execution_plan {
   std::unique_ptr<const data> data_;
 };
 
+/// Memory in which steps compute that share it (`placing::zones`): a piece for each thread that computes at a time. Thread-safe.
+class working_memory {
+ public:
+  struct piece {
+    std::shared_ptr<region> in;
+    ticket ended = {};  ///< what was last given to the device
+    bool busy = false;
+  };
+
+  /// @param of must outlive it
+  explicit working_memory(tier& of) : of_(of) {}
+
+  /// A piece of its own for somebody who computes: one that is idle, or a new one, in the place of one that is idle and too
+  /// small.
+  /// @param bytes that it has at least, > 0
+  /// @param last  piece that the caller would like to have again
+  /// @throws out_of_memory
+  std::shared_ptr<piece> take(bytes_t bytes, const std::shared_ptr<piece>& last);
+  void give_back(piece& p);
+
+  const tier& of() const { return of_; }
+  bytes_t bytes() const;  ///< of all pieces
+  bytes_t idle() const;   ///< of the largest one in which nobody computes
+  void release();         ///< idle pieces go
+
+ private:
+  template <class F>
+  bytes_t sum(F of) const;
+
+  tier& of_;
+  mutable std::mutex mutex_;
+  std::vector<std::shared_ptr<piece>> pieces_;
+};
+
 struct executor_options {
   /// Kernels are captured in the second step and replayed from then on, for a plan with fixed addresses. If a capture fails, a
   /// warning names the operator and the cause once, and kernels are launched one by one.
   bool graphs = false;
   /// The arena, if it is large enough: executors that do not run at the same time may share one.
   std::shared_ptr<region> arena = {};
+  /// For a plan in zones.
+  std::shared_ptr<working_memory> working = {};
 };
 
 /// One step in flight: `forward`, then `backward` once, then it may run again.

@@ -136,8 +136,12 @@ struct wrap_options {
 /// flight). Without grad mode the model itself runs.
 ///
 /// Thread-safe, but a forward looks at the gradients of the parameters, which nobody may write to or replace meanwhile on another
-/// thread. Every step in flight has an arena of its own. Gradients lie in the arena of their step; those that are still there
-/// when the next one begins are moved out of its way, and count.
+/// thread. Gradients lie in the arena of their step; those that are still there when the next one begins are moved out of its
+/// way, and count.
+///
+/// Several steps may be in flight: forwards before their backwards. They share what only one of them needs at a time. How many
+/// there are is learned in the first round, which may take more than the budget, with a warning; from the second round on it is
+/// planned for as many.
 class session {
  public:
   explicit session(std::shared_ptr<model> trained, wrap_options options = {});

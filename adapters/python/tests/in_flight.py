@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several calls of a wrapped module before a backward: they share memory, and are as in eager mode, bit by bit."""
+
+import copy
+import logging
+import threading
+import unittest
+
+import torch
+from follow import Net, Test, same, trained
+from torch import nn
+
+import remat
+
+torch.set_num_threads(1)
+
+
+class Cell(nn.Module):
+    def __init__(self, width=128, layers=3):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(layers))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def meter():
+    """A session that counts memory of the process, beside those that are tested."""
+    counting = remat.wrap(nn.Linear(2, 2), cache=False)
+    counting(torch.ones(1, 2)).sum().backward()
+    return counting, remat.of(counting)
+
+
+def unrolled(model, x, calls):
+    for _ in range(calls):
+        x = model(x)
+    x.square().mean().backward()
+
+
+def peaks(make, calls, steps, wrap=None):
+    """Bytes that each step takes beyond what is there before it."""
+    counting, counted = meter()
+    torch.manual_seed(0)
+    model = make()
+    if wrap is not None:
+        remat.wrap(model, time_limit=1, cache=False, **wrap)
+    found = []
+    x = torch.randn(64, 128)
+    for _ in range(steps):
+        model.zero_grad()
+        if wrap is not None:
+            remat.of(model).release()
+        counted.reset_peak()
+        before = counted.memory()["live"]
+        unrolled(model, x, calls)
+        found.append(counted.memory()["peak"] - before)
+    return model, found
+
+
+class InFlight(Test):
+    def planned(self, make, step, steps=5, **options):
+        """Like `check`. No step runs as it is."""
+        with self.assertNoLogs("remat", logging.WARNING):
+            return self.check(make, step, steps, **options)
+
+    def test_calls_in_a_chain(self):
+        for calls in (2, 3, 12):
+            with self.subTest(calls=calls):
+                model = self.planned(Net, lambda m, x, k: unrolled(m, x, calls))
+                self.assertIn(f"steps in flight             {calls}", str(remat.of(model).report()))
+
+    def test_numbers_of_calls_that_change(self):
+        self.planned(Net, lambda m, x, k: unrolled(m, x, [3, 1, 1, 5, 2, 4, 4][k]), steps=7)
+
+    def test_sizes_that_differ_among_the_calls(self):
+        def step(model, x, k):
+            y = model(x)
+            z = model(torch.cat([y[: 8 + k], x]))
+            (model(y).sum() + model(z).square().sum()).backward()
+
+        self.planned(Net, step)
+
+    def test_orders_of_backwards(self):
+        def each(model, x, k):
+            a, b, c = model(x), model(2 * x), model(3 * x)
+            for y in ((a, b, c), (c, b, a), (b, c, a))[k % 3]:
+                y.square().mean().backward()
+
+        def some(model, x, k):
+            a, b, c = model(x), model(2 * x), model(3 * x)
+            del a
+            (b * c).mean().backward()
+
+        def one(model, x, k):
+            a, b = model(x), model(2 * x)
+            (b if k % 2 else a).square().mean().backward()
+
+        def among(model, x, k):
+            a = model(x)
+            model(2 * x).square().mean().backward()
+            b = model(a)
+            b.square().mean().backward()
+
+        for step in (each, some, one, among):
+            with self.subTest(step=step.__name__):
+                self.planned(Net, step, steps=7)
+
+    def test_inputs_made_of_the_same_parameters(self):
+        """What has made an input is not part of the step, although it leads to the parameters of the step."""
+        def before(model, x):
+            return x @ model.last.weight @ model.first.weight
+
+        def tied(model, x, k):
+            model(before(model, x)).square().mean().backward()
+
+        def of_itself(model, x, k):
+            unrolled(model, model(x) + before(model, x), 2)
+
+        def input_returned(model, x, k):
+            y = before(model, x)
+            (model(y) * y).mean().backward()
+
+        def two_parts(model, x, k):
+            y, z = torch.cat([before(model, x), x]).chunk(2)
+            (model(y) - model(z).tanh()).square().mean().backward()
+
+        for step in (tied, of_itself, input_returned, two_parts):
+            with self.subTest(step=step.__name__):
+                self.planned(Net, step)
+
+    def test_other_backwards_of_such_inputs(self):
+        def graph(model, x, k):
+            x.requires_grad_()
+            y = model(model(x @ model.last.weight @ model.first.weight))
+            (g,) = torch.autograd.grad(y.square().mean(), x, create_graph=True)
+            (y.mean() + g.square().sum()).backward()
+
+        def twice(model, x, k):
+            y = model(model(x))
+            y.mean().backward(retain_graph=True)
+            y.square().mean().backward()
+
+        def other_use(model, x, k):
+            y = model(model(x))
+            (y[:, :4].sum() if k == 2 else y.square().mean()).backward()
+
+        for step in (graph, twice, other_use):
+            with self.subTest(step=step.__name__):
+                self.check(Net, step, exact=False)
+
+    def test_statistics_draws_and_exceptions(self):
+        class Fails(Net):
+            def begin(self):
+                self.calls = 0
+
+            def act(self, h):
+                self.calls += 1
+                if self.calls % 5 == 0:
+                    raise ArithmeticError
+                return h.tanh()
+
+        def step(model, x, k):
+            kept = []
+            for _ in range(4):
+                try:
+                    kept.append(model(x))
+                except ArithmeticError:
+                    kept.append(x)
+                x = kept[-1] + torch.rand_like(x)
+            sum(kept).square().mean().backward()
+
+        self.planned(Fails, step, steps=6)
+
+    def test_memory_of_eager_mode(self):
+        """Twenty calls take no more than those of the plain module."""
+        _, plain = peaks(Cell, 20, 3)
+        _, planned = peaks(Cell, 20, 4, {"budget": "100%"})
+        self.assertLessEqual(max(planned), max(plain))
+
+    def test_budgets_in_bytes(self):
+        """The first step learns how many calls there are. Later ones are within the budget."""
+        _, (plain, *_) = peaks(Cell, 20, 2)
+        parameters = sum(p.nbytes for p in Cell().parameters())
+        least = parameters + 20 * 64 * 128 * 4  # gradients and the outputs of calls
+        for part in (0.3, 0.6):
+            step = int(least + part * (plain - least))
+            with self.subTest(part=part), self.assertLogs("remat", logging.WARNING) as told:
+                model, (_, *later) = peaks(Cell, 20, 4, {"budget": parameters + 64 * 128 * 4 + step})
+                logging.getLogger("remat").warning("end")
+            self.assertLessEqual(max(later), step)
+            self.assertIn("others wait for their backward", told.output[0])
+            self.assertEqual(len(told.output), 2)
+            self.assertGreater(len(remat.of(model).plan["again"]), 0)
+
+    def test_too_many_calls_for_a_budget(self):
+        torch.manual_seed(0)
+        model = Cell()
+        state = copy.deepcopy(model.state_dict())
+        parameters = sum(p.nbytes for p in model.parameters())
+        x = torch.randn(64, 128)
+        remat.wrap(model, budget=2 * parameters + 5 * 2**20, time_limit=1, cache=False)
+        with self.assertLogs("remat", logging.WARNING):
+            unrolled(model, x, 200)
+        with self.assertRaisesRegex(remat.OverBudget, "no plan is known for 200 calls in flight"):
+            unrolled(model, x, 200)
+        self.assertTrue(all(torch.equal(a, b) for a, b in zip(state.values(), model.state_dict().values())))
+        remat.of(model).set_budget(2**30)
+        unrolled(model, x, 200)
+
+    def test_threads(self):
+        """Each with calls of its own in flight."""
+        def run(wrapped):
+            torch.manual_seed(0)
+            model = Cell(16)
+            if wrapped:
+                remat.wrap(model, budget="100%", time_limit=1, cache=False)
+            x = torch.randn(4, 8, 16)
+            found, failed = [None] * 4, []
+
+            def train(k):
+                try:
+                    for _ in range(10):
+                        y = x[k]
+                        for _ in range(1 + k):
+                            y = model(y)
+                        found[k] = torch.autograd.grad(y.square().sum(), list(model.parameters()))
+                except Exception as e:
+                    failed.append(e)
+
+            threads = [threading.Thread(target=train, args=(k,)) for k in range(4)]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+            self.assertEqual(failed, [])
+            return found
+
+        for a, b in zip(run(False), run(True)):
+            self.assertTrue(same(a, b))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "in_flight.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include <remat/io/bytes.hpp>
+
+#include "../clock.hpp"
+
+namespace remat::pytorch {
+namespace {
+
+/// The same problem in which `bytes` are needed for something else when the forward ends: a budget of `held + bytes` then bounds
+/// what lives across that moment by `held`.
+problem with_room_after_forward(const problem& p, std::size_t loss, bytes_t bytes) {
+  std::vector<bytes_t> workspace;
+  std::vector<double> seconds;
+  for (const auto& o : p.operations()) {
+    workspace.push_back(o.workspace);
+    seconds.push_back(o.seconds);
+  }
+  workspace[loss] = bytes / 64 * 64;
+  return p.with_costs(seconds, workspace);
+}
+
+/// Looks for schedules with a bound on what a step holds from its forward to its backward.
+class bounded_search {
+ public:
+  bounded_search(const setup& s, const search_options& o, std::size_t steps)
+      : setup_(s),
+        options_(o),
+        steps_(steps),
+        with_copies_(s.far.memory && o.copies),
+        p_(with_copies_ ? s.p : without_sends(s.p)) {
+    limits_ = o.limits;
+    limits_.seconds = std::max(std::min(0.1, limits_.seconds), limits_.seconds / rounds);
+  }
+
+  /// @param held    bytes of a step between forward and backward
+  /// @param working beside these, bytes to compute in
+  /// @return null if none is found
+  std::shared_ptr<plan> find(bytes_t held, bytes_t working) {
+    const auto p = with_room_after_forward(p_, setup_.step->loss, working);
+    const auto r = options_.solver(p, p.held_bytes() + held + working, limits_, options_.watch);
+    if (!r.found()) return nullptr;
+    auto made = lay_out_plan(setup_, r.schedule, true);
+    made->found.solver = r.solver;
+    made->found.bound = setup_.store_all->found.bound;
+    if (!with_copies_ || made->run->far_bytes() * static_cast<bytes_t>(steps_) <= setup_.far.memory->limit()) return made;
+    with_copies_ = false;
+    p_ = without_sends(p_);
+    return find(held, working);
+  }
+
+  static constexpr int rounds = 6;
+
+ private:
+  const setup& setup_;
+  const search_options& options_;
+  const std::size_t steps_;
+  bool with_copies_;
+  problem p_;
+  limits limits_;
+};
+
+}  // namespace
+
+std::shared_ptr<const plan> plan_in_flight(const setup& s, bytes_t available, std::size_t steps, const search_options& o) {
+  const auto begin = clock::now();
+  const auto& all = s.all_in_flight;
+  if (bytes_in_flight(*all->run, steps) <= available) return all;
+  const auto held = all->run->held_bytes(), working = all->run->needed_bytes() - held;
+  bounded_search search(s, o, steps);
+  std::shared_ptr<plan> best, least;
+  const auto look = [&](bytes_t bound, bytes_t beside) {
+    const auto made = search.find(bound, beside);
+    if (!made) return max_bytes;
+    const auto need = bytes_in_flight(*made->run, steps);
+    o.log(std::to_string(steps) + " steps in flight: schedule of " + std::to_string(made->found.recomputed) +
+          " recomputations holds " + format_bytes(made->run->held_bytes()) + ", needs " + format_bytes(need) + " of " +
+          format_bytes(available));
+    if (need <= available && (!best || made->found.seconds < best->found.seconds)) best = made;
+    if (!least || made->run->held_bytes() < least->run->held_bytes()) least = made;
+    return need;
+  };
+  // What is recomputed needs memory to be recomputed in: none beside that of the plain step, half of what that holds, all of it.
+  for (int share = 0; share <= 2; ++share) {
+    const auto beside = working + held * share / 2;
+    auto each = (available - beside) / static_cast<bytes_t>(steps);
+    for (int round = 0; round < 2 && each >= 0; ++round) {
+      const auto need = look(each, beside);
+      if (need <= available || need == max_bytes) break;
+      each -= (need - available + static_cast<bytes_t>(steps) - 1) / static_cast<bytes_t>(steps);
+    }
+  }
+  for (auto bound = held / 2; !best && bound > held / 64; bound /= 2)
+    if (look(bound, working + held) == max_bytes) break;
+  const auto found = best ? best : least;
+  if (!found) return all;
+  found->plan_seconds = since(begin);
+  return found;
+}
+
+}  // namespace remat::pytorch

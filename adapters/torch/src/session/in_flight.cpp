@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Several steps of a session in flight: calls of a cell before one backward, micro-batches, threads.
+#include "../plan/in_flight.hpp"
+
+#include <algorithm>
+
+#include <remat/core/bounds.hpp>
+#include <remat/io/bytes.hpp>
+#include <remat/pytorch/executor.hpp>
+
+#include "state.hpp"
+
+namespace remat::pytorch {
+namespace {
+
+/// What there is for steps in flight, in bytes.
+struct room_in_flight {
+  bytes_t all = 0;                  ///< for the steps that are expected
+  bytes_t idle = 0;                 ///< working memory in which nobody computes
+  bytes_t others = 0;               ///< what steps in flight hold, and the working memory
+  std::size_t steps = 1, left = 1;  ///< that are expected: all, and those that have not begun
+
+  bytes_t rest() const { return all - others + idle; }
+  /// What so many further steps take, beyond working memory that is there.
+  bytes_t need(const execution_plan& p, std::size_t n) const {
+    return bytes_in_flight(p, n) - p.working_bytes() + std::max(idle, p.working_bytes());
+  }
+  bool fits(const execution_plan& p, std::size_t n) const { return need(p, n) <= rest(); }
+};
+
+}  // namespace
+
+/// Where one more step computes, and what it takes if nothing is computed again.
+void session::state::share_memory(setup& s) {
+  auto& tier = device_for(s).memory();
+  if (!memory.working || &memory.working->of() != &tier) memory.working = std::make_shared<working_memory>(tier);
+  if (s.all_in_flight) return;
+  const auto all = lay_out_plan(s, s.store_all->steps, true);
+  all->found.solver = s.store_all->found.solver;
+  all->found.bound = s.store_all->found.bound;
+  s.all_in_flight = all;
+  const auto held = all->run->held_bytes();
+  memory.largest_held = std::max(memory.largest_held, held);
+  memory.largest_working = std::max(memory.largest_working, all->run->needed_bytes() - held);
+}
+
+std::shared_ptr<runner> session::state::acquire_in_flight(const std::shared_ptr<setup>& s) {
+  const auto idle = [](const runner& r) { return !r.run->in_flight(); };
+  if (std::any_of(memory.runners.begin(), memory.runners.end(), [&](const auto& r) { return idle(*r) && !r->what->zones; }))
+    release();
+  share_memory(*s);
+  last_held.gradients = memory.gradients();
+  const auto most = memory.budget(last_held, last_held.gradients + memory.behind(), true);
+  room_in_flight room;
+  room.all = most - last_held.held() - memory.behind() - memory.outputs_of_before;
+  room.idle = memory.working->idle();
+  room.others = memory.held_in_flight() + memory.working->bytes();
+  room.steps = memory.expected();
+  room.left = room.steps - memory.in_flight();
+  const bool learned = memory.has_learned();
+  const auto suits = [&](const runner& r) { return r.kind == s && !r.what->superseded && room.fits(*r.what->run, room.left); };
+  for (const auto& r : memory.runners)
+    if (idle(*r) && suits(*r)) return r;
+  memory.let_go([&](const runner& r) { return idle(r) && !suits(r); });
+
+  auto& known = s->plans_in_flight;
+  std::shared_ptr<const plan> what;
+  const auto plan_for_steps = [&](bytes_t bytes, std::size_t n, const search_options& o) {
+    auto& made = known[{bytes, n}];
+    if (!made) {
+      made = plan_in_flight(*s, bytes, n, o);
+      announce(*made, bytes);
+      if (bytes_in_flight(*made->run, n) > bytes &&
+          (!s->least_in_flight || made->run->held_bytes() < s->least_in_flight->run->held_bytes()))
+        s->least_in_flight = made;
+    }
+    what = made;
+  };
+  if (learned)
+    plan_for_steps(room.all, room.steps, searching());
+  else  // what does for fewer steps may do for one more
+    for (const auto& [made_for, p] : known)
+      if (room.fits(*p->run, 1) && (!what || p->found.seconds < what->found.seconds)) what = p;
+  if (learned && bytes_in_flight(*what->run, room.steps) > room.all) {
+    const auto needed = most + bytes_in_flight(*what->run, room.steps) - room.all;
+    throw over_budget("budget of " + std::to_string(most) + " bytes (" + format_bytes(most) + "): no plan is known for " +
+                          std::to_string(room.steps) + " calls in flight before a backward. Smallest budget known to do: " +
+                          std::to_string(needed) + " bytes (" + format_bytes(needed) + "); " + std::to_string(last_held.held()) +
+                          " bytes are held before the first",
+                      most, needed, last_held.held() + bounds_without_search(s->p).budget - s->p.held_bytes(), "");
+  }
+  // A share of the plain step grows with each further call; of other budgets something has to be left for the next one.
+  const auto further = learned ? room.left : options.budget.is_share() ? 1 : 2;
+  const auto for_the_rest = [&](const search_options& o) { plan_for_steps(room.rest(), further, o); };
+  if (!what || !room.fits(*what->run, room.left)) {
+    what = s->least_in_flight;
+    if (!what || learned) for_the_rest(searching());
+  }
+  if (!room.fits(*what->run, 1) && !std::exchange(warned_in_flight_, true))
+    warn("a call of the module begins while " + std::to_string(memory.in_flight()) +
+         " others wait for their backward; it takes " + format_bytes(room.need(*what->run, 1) - room.rest()) +
+         " beyond the budget of " + format_bytes(most) + ". Steps like this one are planned for as many calls from now on");
+
+  auto r = std::make_shared<runner>();
+  r->kind = s;
+  r->available = room.all;
+  r->what = what;
+  const auto make = [&] {
+    return std::make_unique<executor>(r->what->run, *s->tensors, device_for(*s), s->far,
+                                      executor_options{.working = memory.working});
+  };
+  try {
+    r->run = make();
+  } catch (const out_of_memory& e) {
+    if (what->run->far_bytes() == 0 || e.tier != s->far.memory->name()) throw;
+    auto o = searching();
+    o.copies = false;
+    r->what = plan_in_flight(*s, room.rest(), room.left, o);
+    r->run = make();
+  }
+  memory.runners.push_back(r);
+  return r;
+}
+
+}  // namespace remat::pytorch
