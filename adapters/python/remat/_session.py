@@ -9,6 +9,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import itertools
 import logging
 import numbers
 import sys
@@ -264,6 +265,12 @@ def _refuse_unplanned(inputs: list[torch.Tensor]) -> None:
     _refuse_transforms()
 
 
+def _members(model: torch.nn.Module) -> list[tuple]:
+    """Per dict of parameters, buffers and modules: itself, and what it holds."""
+    held = (part.__dict__.get(name) for part in model.modules() for name in ("_parameters", "_buffers", "_modules"))
+    return [(d, *itertools.chain.from_iterable(d.items())) for d in held if isinstance(d, dict)]
+
+
 class Source:
     """The model as the planner sees it."""
 
@@ -294,7 +301,7 @@ class Source:
         followed = session is not None and session._options.followed()
         text = "" if followed else self.state.text(model, record)
         if session is not None and session._source is self:
-            session._seen = record
+            session._seen, session._members = record, _members(model)
             if not followed:
                 session._tell_hooks(model)
             if session._gradients is not None and session._open:
@@ -304,8 +311,8 @@ class Source:
     def changed(self) -> bool:
         """May anything be other than it was when `signature` was last asked for?"""
         session = self._session()
-        if session is not None and session._options.followed():
-            return False  # calls of the forward are compared
+        if session is not None and session._options.followed():  # calls of the forward are compared
+            return not _torch.same_dicts(session._members)
         known = session._seen if session is not None and session._source is self else None
         return known is None or not known.holds()
 
@@ -323,6 +330,7 @@ class Session:
         self._looked = False  # for compiled modules
         self._source = Source(model, self)
         self._seen: Record | None = None
+        self._members: list[tuple] = []
         self._made: _torch.Session | None = None
         self._weights: Disk | None = None  # where they are, unless in memory
         self._gradients: Gradients | None = None  # what puts them into files

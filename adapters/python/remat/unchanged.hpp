@@ -63,6 +63,13 @@ inline pybind11::object state_of(const pybind11::handle& o) {
   return pybind11::none();
 }
 
+/// The dicts of `entries` hold what they held (see `same_dict`).
+inline bool same_dicts(const pybind11::list& entries) {
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(entries.ptr()); ++i)
+    if (!same_dict(PyList_GET_ITEM(entries.ptr(), i))) return false;
+  return true;
+}
+
 /// @param types {object, type}
 /// @param states {object, `__dict__`}
 inline bool unchanged(const pybind11::list& types, const pybind11::list& states, const pybind11::list& dicts,

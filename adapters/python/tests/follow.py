@@ -5,11 +5,13 @@ import array
 import collections
 import contextlib
 import functools
+import gc
 import io
 import itertools
 import logging
 import types
 import unittest
+import weakref
 
 import numpy
 import torch
@@ -639,6 +641,89 @@ class Strict(Test):
             model(x)
         self.assertTrue(same(before, list(model.buffers())))
 
+    def test_other_parameters_in_each_call(self):
+        """`torch.func.functional_call`, fast weights, parameters that are replaced: one plan serves them all."""
+        from torch.func import functional_call
+
+        def copies(model, k):
+            return {n: (p.detach() * (1 + 0.1 * k)).requires_grad_(p.requires_grad) for n, p in model.named_parameters()}
+
+        def leaves(model, x, k):
+            others = copies(model, k)
+            loss = functional_call(model, others, (x,)).square().mean()
+            return torch.autograd.grad(loss, list(others.values()))
+
+        def and_its_own(model, x, k):
+            others = copies(model, k)
+            (functional_call(model, others, (x,)) * model(x)).mean().backward()
+            return [p.grad for p in others.values()]
+
+        def some(model, x, k):
+            others = {"first.weight": model.first.weight * 0.9, "norm.running_mean": torch.full((48,), 0.1 * k)}
+            functional_call(model, others, (x,)).square().mean().backward()
+            return [others["norm.running_mean"]]
+
+        def steps_ahead(model, x, k):
+            """The gradient of the second step is taken with respect to the weights before the first one."""
+            fast = dict(model.named_parameters())
+            for _ in range(2):
+                loss = functional_call(model, fast, (x,)).square().mean()
+                gradients = torch.autograd.grad(loss, list(fast.values()))
+                fast = {n: p - 0.1 * g for (n, p), g in zip(fast.items(), gradients)}
+            functional_call(model, fast, (x,)).square().mean().backward()
+
+        def several_tasks(model, x, k):
+            total = 0
+            for task in range(3):
+                own = {n: p + 0.01 * task for n, p in model.named_parameters()}
+                total = total + functional_call(model, own, (x * task,)).square().mean()
+            total.backward()
+
+        def replaced(model, x, k):
+            backward(model, x, k)
+            old = [p.grad for p in model.parameters()]
+            model.first = nn.Linear(16, 48)
+            model.last.weight = nn.Parameter(model.last.weight.detach() * 0.5)
+            model.norm.register_buffer("running_var", torch.rand(48))
+            backward(model, x, k)
+            return old
+
+        def frozen(model, x, k):
+            model.last.requires_grad_(k % 2 == 0)
+            own = {n: p.detach().clone().requires_grad_(n.startswith("first")) for n, p in model.named_parameters()}
+            (functional_call(model, own, (x,)) + model(x)).square().mean().backward()
+            return [own["first.weight"].grad]
+
+        for step in (leaves, and_its_own, some, steps_ahead, several_tasks, replaced, frozen):
+            with self.subTest(step=step.__name__), self.assertNoLogs("remat", logging.WARNING):
+                model = self.check(Net, step)
+                if step not in (and_its_own, several_tasks, steps_ahead, frozen):
+                    self.assertEqual(len(remat.of(model).plans), 1)
+
+    def test_meta_learning(self):
+        """Second derivatives through two inner steps."""
+        def step(model, x, k):
+            fast = dict(model.named_parameters())
+            for _ in range(2):
+                loss = torch.func.functional_call(model, fast, (x,)).square().mean()
+                gradients = torch.autograd.grad(loss, list(fast.values()), create_graph=True)
+                fast = {n: p - 0.1 * g for (n, p), g in zip(fast.items(), gradients)}
+            torch.func.functional_call(model, fast, (x,)).square().mean().backward()
+
+        self.check(Net, step, exact=False)
+
+    def test_weights_of_other_steps_are_not_kept(self):
+        for step in ("leaf", "made"):
+            model = remat.wrap(Net(), cache=False)
+            alive = []
+            for _ in range(6):
+                others = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
+                alive.append(weakref.ref(others["first.weight"]))
+                used = others if step == "leaf" else {n: 2 * p for n, p in others.items()}
+                torch.func.functional_call(model, used, (torch.randn(4, 16),)).sum().backward()
+                del others, used
+            gc.collect()
+            self.assertLessEqual(sum(r() is not None for r in alive), 1, step)
 
 if __name__ == "__main__":
     unittest.main()

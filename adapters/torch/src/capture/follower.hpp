@@ -43,7 +43,7 @@ inline std::size_t common_calls(const trace& a, const trace& b) { return same_ca
 /// A recorded forward, with the tensors of this model.
 struct candidate {
   std::shared_ptr<const recorded_forward> what;
-  const bindings* tensors;
+  std::shared_ptr<const bindings> tensors;
 };
 
 /// What is to be recorded of a step that is none of the recorded ones.

@@ -37,17 +37,28 @@ namespace detail {
 struct recorded_forward;
 }
 
+/// The tensors of a module at a time, each once.
+struct module_tensors {
+  std::vector<at::Tensor> parameters, buffers;
+};
+
+/// Those of them that a kind of steps uses. A module may have others in the next step (`torch.func.functional_call`).
+struct bound_tensors {
+  std::shared_ptr<const module_tensors> of;
+  std::vector<at::Tensor> trained;  ///< of the parameters, those that an output leads to
+  bindings slots;
+};
+
 /// Everything known of one kind of inputs.
 struct setup {
   std::shared_ptr<usage> outputs;
-  std::vector<output_use> uses;                 ///< of the outputs, as it was captured for
-  std::vector<at::Tensor> parameters, buffers;  ///< of the module, each once
-  std::vector<at::Tensor> trained;              ///< of the parameters, those that an output leads to
-  std::vector<std::size_t> place;               ///< per parameter of the program: position among `trained`
+  std::vector<output_use> uses;                ///< of the outputs, as it was captured for
+  std::shared_ptr<const bound_tensors> bound;  ///< of the module as it was in the last step
+  std::vector<std::size_t> trained;            ///< positions of the trained ones among its parameters
+  std::vector<std::size_t> place;              ///< per parameter of the program: position among the trained ones
 
   std::shared_ptr<const detail::recorded_forward> forward;  ///< to be followed
   std::shared_ptr<const program> step;
-  std::unique_ptr<const bindings> tensors;
   program_profile profiles;
   std::shared_ptr<const questions> asked;
   std::shared_ptr<void> note;  ///< of the invocation that was captured
@@ -84,7 +95,8 @@ struct runner {
   std::shared_ptr<setup> kind;
   std::shared_ptr<const plan> what;
   std::unique_ptr<executor> run;
-  bytes_t available = 0;  ///< what the plan was made for
+  std::shared_ptr<const bound_tensors> bound;  ///< whose tensors it has
+  bytes_t available = 0;                       ///< what the plan was made for
   std::size_t steps = 0;
 };
 

@@ -71,6 +71,20 @@ void bindings::check(index_t k, std::map<const void*, index_t>& owners) const {
     fail("shares memory with other tensors in another way than when captured, such as with " + step_->slots[owner].name);
 }
 
+bindings bindings::with(const std::vector<at::Tensor>& announced) const {
+  auto others = *this;
+  std::map<const void*, index_t> owners;
+  for (index_t k = 0; k < tensors_.size(); ++k) {
+    const auto& s = step_->slots[k];
+    if (s.from != role::parameter && s.from != role::buffer) continue;
+    if (s.position >= announced.size() || !announced[s.position].defined())
+      throw bad_binding("slot " + std::to_string(k) + " (" + s.name + "): there is no tensor for it");
+    others.tensors_[k] = announced[s.position];
+    others.check(k, owners);
+  }
+  return others;
+}
+
 bindings bindings::followed_by(std::shared_ptr<const program> step) const {
   auto longer = *this;
   longer.tensors_.resize(step->slots.size());

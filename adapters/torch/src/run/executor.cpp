@@ -859,6 +859,11 @@ executor::gradients executor::backward(const std::vector<at::Tensor>& output_gra
                                        const taker& take) {
   return state_->backward(output_grads, sums, take);
 }
+void executor::use(const bindings& tensors) {
+  if (state_->flying || &tensors.step() != &state_->step)
+    throw broken_contract("remat: an executor got tensors during a step, or those for another program");
+  state_->slots = tensors;
+}
 void executor::reset() { state_->reset(); }
 bool executor::in_flight() const { return state_->flying; }
 bool executor::arena_in_use() const { return state_->lent.use_count() > 1; }

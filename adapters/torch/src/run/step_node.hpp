@@ -60,6 +60,7 @@ class step_node final : public ::torch::autograd::Node {
   step_node(std::shared_ptr<runner> r, std::vector<watched> w, const std::vector<at::Tensor>& inputs, std::vector<bool> connected,
             std::shared_ptr<second_run> beside, std::unique_ptr<verification> checks, second_plan replan)
       : kind_(r->kind),
+        bound_(r->bound),
         connected_(std::move(connected)),
         runner_(std::move(r)),
         watched_(std::move(w)),
@@ -68,7 +69,7 @@ class step_node final : public ::torch::autograd::Node {
         replan_(std::move(replan)),
         verify_(checks_ != nullptr) {
     ::torch::autograd::edge_list edges;
-    for (const auto& p : runner_->kind->trained) edges.push_back(::torch::autograd::impl::gradient_edge(p));
+    for (const auto& p : bound_->trained) edges.push_back(::torch::autograd::impl::gradient_edge(p));
     for (std::size_t i = 0; i < inputs.size(); ++i)
       if (!runner_->kind->step->input_sources[i].empty()) {
         edges.push_back(::torch::autograd::impl::gradient_edge(inputs[i]));
@@ -139,13 +140,13 @@ class step_node final : public ::torch::autograd::Node {
       if (apart_or_expanded(sizes, strides)) uses[i].strides = strides.vec();
     }
     ::torch::autograd::variable_list result;
-    if (checks) checks->run_backward(step, given, kind->trained);
+    if (checks) checks->run_backward(step, given, bound_->trained);
     const bool does = serves(step, given);
     const bool known = kind->outputs->learn(step, kind->uses, uses);
     const bool possible =
         !(known && does) && beside_ && beside_->possible([&](const auto& inputs) { return replan_.possible(inputs, uses); });
     if (does && !possible && !inside.code.empty())
-      if (const auto why = replan_.graph->differs({kind->forward, kind->tensors.get()}, leaves()); !why.empty()) {
+      if (const auto why = replan_.graph->differs({kind->forward, {bound_, &bound_->slots}}, leaves()); !why.empty()) {
         runner_ = std::move(r);
         return by_graph(given, "code in the backward that does not do what was planned (" + why + ")", false);
       }
@@ -196,7 +197,7 @@ class step_node final : public ::torch::autograd::Node {
   }
   /// What the gradients are for.
   std::vector<at::Tensor> leaves() const {
-    auto all = kind_->trained;
+    auto all = bound_->trained;
     all.insert(all.end(), inputs_.begin(), inputs_.end());
     return all;
   }
@@ -244,11 +245,11 @@ class step_node final : public ::torch::autograd::Node {
         });
   }
   /// Per parameter of a step its position among the edges, which are those of the first kind.
-  std::vector<std::size_t> places_of(const setup& kind) const {
-    auto places = kind.place;
+  std::vector<std::size_t> places_of(const runner& r) const {
+    auto places = r.kind->place;
     for (auto& k : places) {
-      const auto& all = kind_->trained;
-      const auto& leaf = kind.trained[k];
+      const auto& all = bound_->trained;
+      const auto& leaf = r.bound->trained[k];
       if (k < all.size() && all[k].is_same(leaf)) continue;
       const auto found = std::find_if(all.begin(), all.end(), [&](const auto& t) { return t.is_same(leaf); });
       if (found == all.end()) throw broken_contract("remat: a second plan for other parameters");
@@ -259,8 +260,8 @@ class step_node final : public ::torch::autograd::Node {
   ::torch::autograd::variable_list planned(runner& r, const std::vector<at::Tensor>& given, std::vector<watched>& unread) {
     planned_backwards::begin();  // not before: a capture for a second run watches gradients, too
     const auto& step = *r.kind->step;
-    const auto& trained = kind_->trained;
-    const auto place = places_of(*r.kind);
+    const auto& trained = bound_->trained;
+    const auto place = places_of(r);
     // What no used output leads to has no gradient, as in eager mode.
     const auto reached = [&](const std::vector<bool>& sources) {
       for (std::size_t i = 0; i < sources.size(); ++i)
@@ -342,6 +343,7 @@ class step_node final : public ::torch::autograd::Node {
   }
 
   std::shared_ptr<setup> kind_;
+  std::shared_ptr<const bound_tensors> bound_;
   std::vector<bool> connected_;
   std::shared_ptr<runner> runner_;  ///< empty once it ran
   std::vector<watched> watched_;

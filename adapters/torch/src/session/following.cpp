@@ -61,11 +61,15 @@ session::state::begun_step session::state::follow(const invocation& call, const 
   if (begins)
     return record_step(call, inputs, outputs, uses, [&](detail::step_run& run) { return make_setup(call, inputs, uses, &run); });
 
+  const auto of = now_;
   std::vector<detail::candidate> candidates;
-  for (const auto& s : known) candidates.push_back({s->forward, s->tensors.get()});
+  for (const auto& s : known) {
+    bind(*s, of);
+    candidates.push_back({s->forward, {s->bound, &s->bound->slots}});
+  }
   const auto like = known.front();
   lock.unlock();
-  auto f = detail::follow(candidates, call.forward, inputs, {like->parameters, like->buffers, uses, options.strict, [this] {
+  auto f = detail::follow(candidates, call.forward, inputs, {of->parameters, of->buffers, uses, options.strict, [this] {
                                                                const std::lock_guard held(mutex);
                                                                release();
                                                              }});
@@ -79,13 +83,14 @@ session::state::begun_step session::state::follow(const invocation& call, const 
     return record_step(call, inputs, outputs, uses, [&](detail::step_run& run) {
       run = std::move(f.fresh->run);
       if (f.fresh->refusal) std::rethrow_exception(f.fresh->refusal);
-      auto s = setup_of_run(f.fresh->recorded, *like, run);
+      auto s = setup_of_run(f.fresh->recorded, *like, of, run);
       s->new_path = true;
       return s;
     });
   b.returned = std::move(f.returned);
   if (!f.which) return b;
   auto s = known[*f.which];
+  bind(*s, of);  // another thread may have others
   std::vector<std::pair<index_t, at::Tensor>> fresh;
   for (const auto& [k, t] : f.late)
     if (s->forward->recorded->slots[k].from != role::input) fresh.emplace_back(k, t);
@@ -117,7 +122,7 @@ void session::state::note_ahead(std::size_t bytes) {
 void session::state::find_plan(begun_step& b, const invocation& call, const std::shared_ptr<setup>& s,
                                const std::shared_ptr<usage>& outputs) {
   const auto kind = [&](const auto& u) {
-    return variant_of(u == s->uses ? s : same_step(call, b.inputs, *s, u, b.graph.get()), 0, b.graph.get());
+    return variant_of(u == s->uses ? s : same_step(call, b.inputs, *s, u, b.graph.get(), s->bound->of), 0, b.graph.get());
   };
   try {
     b.r = expected(kind, b.inputs, outputs, s->uses);
@@ -185,7 +190,7 @@ std::shared_ptr<setup> session::state::with_late_inputs(const std::shared_ptr<se
     recorded->input_grads.emplace_back();
     recorded->input_sources.emplace_back();
   }
-  auto made = setup_from(recorded, *s);
+  auto made = setup_from(recorded, *s, s->bound->of);
   forget(s);
   const auto at = std::find_if(setups.begin(), setups.end(), [&](const auto& x) { return x.second == s; });
   const auto name = at != setups.end() ? at->first : "followed " + std::to_string(++recorded_);

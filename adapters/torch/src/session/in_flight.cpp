@@ -107,7 +107,7 @@ std::shared_ptr<runner> session::state::acquire_in_flight(const std::shared_ptr<
   r->available = room.all;
   r->what = what;
   const auto make = [&] {
-    return std::make_unique<executor>(r->what->run, *s->tensors, device_for(*s), s->far,
+    return std::make_unique<executor>(r->what->run, s->bound->slots, device_for(*s), s->far,
                                       executor_options{.working = memory.working});
   };
   try {

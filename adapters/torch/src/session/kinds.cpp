@@ -32,7 +32,8 @@ std::string describe(const std::vector<at::Tensor>& inputs) {
 }
 
 const std::string& call_keys::of(const invocation& call, const std::vector<at::Tensor>& inputs, const std::string& signature,
-                                 const std::vector<named_tensor>& parameters, const std::vector<named_tensor>& buffers) {
+                                 const std::vector<named_tensor>& parameters, const std::vector<named_tensor>& buffers,
+                                 bool same) {
   auto& k = key_;
   k.clear();
   k << call.signature << signature << inputs.size();
@@ -51,7 +52,8 @@ const std::string& call_keys::of(const invocation& call, const std::vector<at::T
   for (const auto* list : {&parameters, &buffers}) {
     k << list->size();
     for (const auto& [name, t] : *list) {
-      k << t.unsafeGetTensorImpl() << t << t.has_storage();
+      if (same) k << t.unsafeGetTensorImpl();
+      k << t << t.has_storage();
       if (!t.has_storage()) continue;
       k << t.storage().nbytes() << paged_memory::holds(t);
       by_storage_.push_back({t.storage().unsafeGetStorageImpl(), by_storage_.size(), &t});

@@ -23,9 +23,10 @@ std::string describe(const std::vector<at::Tensor>& inputs);
 class call_keys {
  public:
   /// @param signature of the model
+  /// @param same      steps of one key have the same parameters and buffers, not others like them
   /// @return in a buffer that the next call of this function uses again
   const std::string& of(const invocation& call, const std::vector<at::Tensor>& inputs, const std::string& signature,
-                        const std::vector<named_tensor>& parameters, const std::vector<named_tensor>& buffers);
+                        const std::vector<named_tensor>& parameters, const std::vector<named_tensor>& buffers, bool same);
 
  private:
   key key_;

@@ -82,6 +82,15 @@ void session::state::refine(const runner& r, bytes_t held_bytes) {
 }
 
 std::shared_ptr<runner> session::state::acquire(const std::shared_ptr<setup>& s, const std::vector<at::Tensor>& inputs) {
+  auto r = ready(s, inputs);
+  if (r->bound != s->bound) {
+    if (r->bound) r->run->use(s->bound->slots);
+    r->bound = s->bound;
+  }
+  return r;
+}
+
+std::shared_ptr<runner> session::state::ready(const std::shared_ptr<setup>& s, const std::vector<at::Tensor>& inputs) {
   memory.sweep();
   last_held = memory.held(*s, inputs);
   if (memory.can_share() && memory.expected() > 1) return acquire_in_flight(s);
@@ -127,7 +136,7 @@ std::unique_ptr<executor> session::state::reserve(runner& r, bytes_t held_bytes,
   auto& on = device_for(*r.kind);
   const auto make = [&] {
     const executor_options o{.graphs = options.graph && !r.kind->uncaptured, .arena = arena};
-    return std::make_unique<executor>(r.what->run, *r.kind->tensors, on, r.kind->far, o);
+    return std::make_unique<executor>(r.what->run, r.kind->bound->slots, on, r.kind->far, o);
   };
   if (on.which().is_cpu() || arena) return make();
   on.empty_cache();                       // of captures and measurements: what PyTorch reserves is to be what is planned

@@ -49,7 +49,7 @@ verification::names verified_names(const setup& s, const std::vector<named_tenso
   verification::names of;
   for (std::size_t i = 0; i < s.step->results.size(); ++i) of.forward.push_back("output " + std::to_string(i));
   for (const auto& t : written) of.forward.push_back(name_of(t));
-  for (const auto& t : s.trained) of.gradients.push_back(name_of(t));
+  for (const auto& t : s.bound->trained) of.gradients.push_back(name_of(t));
   for (std::size_t i = 0; i < inputs.size(); ++i)
     if (!s.step->input_sources[i].empty()) of.gradients.push_back(name_of(inputs[i]));
   return of;
@@ -81,13 +81,17 @@ std::vector<bool> give_data(const program& step, std::vector<at::Tensor>& output
 
 std::shared_ptr<setup> session::state::same_step(const invocation& call, const std::vector<at::Tensor>& inputs,
                                                  const setup& first, const std::vector<output_use>& uses,
-                                                 const detail::kept_graph* graph) {
+                                                 const detail::kept_graph* graph,
+                                                 const std::shared_ptr<const module_tensors>& of) {
   for (const auto& s : followable(*first.outputs, uses))
-    if (s->uses == uses && same_forward(*s, first)) return s;
+    if (s->uses == uses && same_forward(*s, first)) {
+      bind(*s, of);
+      return s;
+    }
   std::shared_ptr<setup> s;
   try {
     if (graph != nullptr) {
-      s = setup_from(std::make_shared<const detail::trace>(graph->record(uses, first.parameters)), first);
+      s = setup_from(std::make_shared<const detail::trace>(graph->record(uses, of->parameters)), first, of);
     } else {
       look();
       s = make_setup(call, inputs, uses);
@@ -177,16 +181,16 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
   std::shared_ptr<second_run> beside;
   std::unique_ptr<verification> checks;
   if (verify || s->forward || !has_one_use(step)) {
-    auto written = s->forward && !verify ? std::vector<at::Tensor>() : s->buffers;
+    auto written = s->forward && !verify ? std::vector<at::Tensor>() : r->bound->of->buffers;
     const auto add = [&](index_t k) {
       const auto& slot = step.slots[k];
-      const auto& t = slot.from == role::input ? inputs[slot.position] : (*s->tensors)[k];
+      const auto& t = slot.from == role::input ? inputs[slot.position] : r->bound->slots[k];
       if (std::none_of(written.begin(), written.end(), [&](const auto& x) { return x.is_same(t); })) written.push_back(t);
     };
     for (const auto& w : step.written) add(w.slot);
     if (s->forward)
       for (auto k : s->forward->writes) add(k);
-    beside = std::make_shared<second_run>(device_for(*s).which(), inputs, s->parameters, written);
+    beside = std::make_shared<second_run>(device_for(*s).which(), inputs, r->bound->of->parameters, written);
     if (verify) {
       auto known = parameters;
       known.insert(known.end(), buffers.begin(), buffers.end());
@@ -211,7 +215,7 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
   }
   const auto own = give_data(step, outputs, b.hollow);
   const auto& read = r->what->run->read_in_backward();
-  auto watch = s->tensors->watch(read.outside, inputs);
+  auto watch = r->bound->slots.watch(read.outside, inputs);
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const auto& view = step.views[step.outputs[i]];
     const auto from = step.from(view.value);
@@ -234,13 +238,13 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
     std::lock_guard held(self->mutex);
     return self->options.follow || self->can_run_again(call, again, outputs, seen);
   };
-  once_more.make = [self = shared_from_this(), call, given_out, first = s, graph = b.graph](const auto& again, const auto& seen,
-                                                                                            bool possible) {
+  once_more.make = [self = shared_from_this(), call, given_out, first = s, of = r->bound->of, graph = b.graph](
+                       const auto& again, const auto& seen, bool possible) {
     std::lock_guard held(self->mutex);
     const auto& usage = first->outputs;
     const auto uses = possible ? seen : std::vector<output_use>();
     const auto kind = [&](const std::vector<output_use>& u) {
-      return self->options.follow ? self->variant_of(self->same_step(call, again, *first, u, graph.get()), 1, graph.get())
+      return self->options.follow ? self->variant_of(self->same_step(call, again, *first, u, graph.get(), of), 1, graph.get())
                                   : self->kind_for(call, again, usage, u, 1);
     };
     if (!possible && !self->options.follow && !self->known(*usage, uses, again)) throw not_supported(changed_since);

@@ -44,8 +44,6 @@ std::shared_ptr<setup> of_same_module(const setup& like) {
   auto s = std::make_shared<setup>();
   s->outputs = like.outputs;
   s->uses = like.uses;
-  s->parameters = like.parameters;
-  s->buffers = like.buffers;
   s->note = like.note;
   return s;
 }
@@ -70,6 +68,12 @@ std::vector<at::Tensor> other_than(const std::vector<at::Tensor>& weights, std::
   return list;
 }
 
+std::shared_ptr<const bound_tensors> bound_to(const setup& s, const std::shared_ptr<const module_tensors>& of, bindings slots) {
+  std::vector<at::Tensor> trained;
+  for (auto k : s.trained) trained.push_back(of->parameters[k]);
+  return std::make_shared<const bound_tensors>(bound_tensors{of, std::move(trained), std::move(slots)});
+}
+
 }  // namespace
 
 std::string session::state::path_of(const std::string& base, const std::vector<at::Tensor>& inputs) const {
@@ -79,7 +83,7 @@ std::string session::state::path_of(const std::string& base, const std::vector<a
     const auto found = setups.find(path);
     if (found == setups.end()) return path;
     const auto& s = *found->second;
-    if (!s.asked || s.asked->same_answers(*s.tensors, inputs)) return path;
+    if (!s.asked || s.asked->same_answers(s.bound->slots, inputs)) return path;
     if (other == most)
       throw cannot_capture(s.asked->last() + " gives the forward a number that its inputs tell; it was another one in " +
                            std::to_string(most) + " captures. Compute it outside of the module and pass it as an argument");
@@ -90,7 +94,7 @@ std::string session::state::path_of(const std::string& base, const std::vector<a
 std::shared_ptr<setup> session::state::known(const usage& outputs, const std::vector<output_use>& uses,
                                              const std::vector<at::Tensor>& inputs) const {
   const auto found = setups.find(path_of(text(outputs, uses), inputs));
-  return found == setups.end() || found->second->broken || found->second->tensors->out_of_date() ? nullptr : found->second;
+  return found == setups.end() || found->second->broken || found->second->bound->slots.out_of_date() ? nullptr : found->second;
 }
 
 bool session::state::can_run_again(const invocation& call, const std::vector<at::Tensor>& inputs,
@@ -104,6 +108,7 @@ std::shared_ptr<setup> session::state::setup_for(const invocation& call, const s
                                                  const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses) {
   if (outputs->without_gradient) throw no_gradient();
   if (const auto s = known(*outputs, uses, inputs)) {
+    bind(*s, now_);
     replaced = 0;
     s->last_used = ++clock_;
     return s;
@@ -162,14 +167,14 @@ std::shared_ptr<setup> session::state::variant_of(const std::shared_ptr<setup>& 
     return v;
   };
   if (options.steps_on) return s;  // gradients go to the host
-  if (s->outputs->alone() && all_only_add(s->trained)) return variant(s->adding, accumulating, ", gradients accumulate");
+  if (s->outputs->alone() && all_only_add(s->bound->trained)) return variant(s->adding, accumulating, ", gradients accumulate");
   const auto leading = [&, edges = own != nullptr && s->outputs->gradients_leave()
                                        ? own->contents().edges
                                        : decltype(detail::graph_contents::edges)()](const auto* leaf) {
     const auto found = edges.find(leaf);
     return graphs + (found == edges.end() ? 0 : found->second);
   };
-  if (s->outputs->gradients_leave() && may_be_given(s->trained, leading)) {
+  if (s->outputs->gradients_leave() && may_be_given(s->bound->trained, leading)) {
     const auto v = variant(s->giving, pytorch::giving, ", gradients leave");
     v->given_early = true;
     return v;
@@ -186,7 +191,8 @@ std::shared_ptr<setup> session::state::make_variant(const setup& s, program step
   a->new_path = s.new_path;
   a->inputs = s.inputs + what;
   a->step = std::make_shared<const program>(std::move(step));
-  a->tensors = std::make_unique<bindings>(s.tensors->followed_by(a->step));
+  a->bound =
+      std::make_shared<const bound_tensors>(bound_tensors{s.bound->of, s.bound->trained, s.bound->slots.followed_by(a->step)});
   complete(*a);
   return a;
 }
@@ -244,44 +250,52 @@ std::shared_ptr<setup> session::state::make_setup(const invocation& call, const 
   for (const auto* list : {&parameters, &buffers})
     for (const auto& n : *list) names.push_back(n.name);
   s->inputs = describe(inputs);
-  s->parameters = tensors_of(parameters);
-  s->buffers = tensors_of(buffers);
   s->note = call.note;
+  const auto of = now_;
   auto recorded = [&] {
-    const disguise on_device(s->parameters, options.steps_on.value_or(c10::kCPU));
-    return std::make_shared<detail::trace>(detail::record(call.forward, inputs, s->parameters, s->buffers, names, uses, run));
+    const disguise on_device(of->parameters, options.steps_on.value_or(c10::kCPU));
+    return std::make_shared<detail::trace>(detail::record(call.forward, inputs, of->parameters, of->buffers, names, uses, run));
   }();
   s->capture_seconds = since(begin);
-  return run != nullptr ? setup_of_run(recorded, *s, *run) : setup_from(recorded, *s);
+  return run != nullptr ? setup_of_run(recorded, *s, of, *run) : setup_from(recorded, *s, of);
 }
 
 std::shared_ptr<setup> session::state::setup_of_run(const std::shared_ptr<detail::trace>& recorded, const setup& like,
-                                                    detail::step_run& run) {
-  auto made = setup_from(recorded, like);
-  return run.add_kept(*recorded) ? setup_from(recorded, like) : made;
+                                                    const std::shared_ptr<const module_tensors>& of, detail::step_run& run) {
+  auto made = setup_from(recorded, like, of);
+  return run.add_kept(*recorded) ? setup_from(recorded, like, of) : made;
 }
 
-std::shared_ptr<setup> session::state::setup_from(const std::shared_ptr<const detail::trace>& recorded, const setup& like) {
+void session::state::bind(setup& s, const std::shared_ptr<const module_tensors>& of) {
+  if (s.bound->of != of) {
+    auto announced = of->parameters;
+    announced.insert(announced.end(), of->buffers.begin(), of->buffers.end());
+    s.bound = bound_to(s, of, s.bound->slots.with(announced));
+  }
+  for (const auto& other : {s.adding, s.giving})
+    if (other) bind(*other, of);
+}
+
+std::shared_ptr<setup> session::state::setup_from(const std::shared_ptr<const detail::trace>& recorded, const setup& like,
+                                                  const std::shared_ptr<const module_tensors>& of) {
   auto s = of_same_module(like);
   const auto begin = clock::now();
   s->inputs = like.inputs;
   auto captured = [&] {
-    const disguise on_device(s->parameters, options.steps_on.value_or(c10::kCPU));
-    return detail::captured_from(*recorded, s->parameters, s->buffers);
+    const disguise on_device(of->parameters, options.steps_on.value_or(c10::kCPU));
+    return detail::captured_from(*recorded, of->parameters, of->buffers);
   }();
   s->step = captured.step;
   if (options.steps_on) mark_homes(*s, captured);
   if (options.follow) s->forward = std::make_shared<const detail::recorded_forward>(recorded);
   const auto place = places_in_queue(s->step->parameters.size());
   for (std::size_t i = 0; i < captured.reached.size(); ++i)
-    s->trained.push_back(s->parameters[captured.reached[i < place.size() ? place[i] : i]]);
-  s->tensors = std::make_unique<bindings>(std::move(captured.tensors));
+    s->trained.push_back(captured.reached[i < place.size() ? place[i] : i]);
+  s->bound = bound_to(*s, of, std::move(captured.tensors));
   s->asked = std::move(captured.asked);
   for (auto slot : s->step->parameters)
-    s->place.push_back(static_cast<std::size_t>(
-        std::find_if(s->trained.begin(), s->trained.end(),
-                     [&](const auto& t) { return t.is_same(s->parameters[s->step->slots[slot].position]); }) -
-        s->trained.begin()));
+    s->place.push_back(static_cast<std::size_t>(std::find(s->trained.begin(), s->trained.end(), s->step->slots[slot].position) -
+                                                s->trained.begin()));
   s->capture_seconds = like.capture_seconds + since(begin);
   complete(*s);
   return s;
@@ -328,8 +342,8 @@ void session::state::complete(setup& s) {
   s.p = weights.empty() ? s.in_place : fetching_problem(s, fetched, weights);
   const bool away = std::any_of(s.step->slots.begin(), s.step->slots.end(), [](const auto& k) { return k.on_host; });
   if (away) s.in_place = s.p;  // nothing can be read where it is
-  s.parameter_bytes = unpaged_bytes(other_than(weights, s.parameters));
-  s.buffer_bytes = unpaged_bytes(other_than(weights, s.buffers));
+  s.parameter_bytes = unpaged_bytes(other_than(weights, s.bound->of->parameters));
+  s.buffer_bytes = unpaged_bytes(other_than(weights, s.bound->of->buffers));
   for (const auto& c : s.step->constants) s.constants += allocated_bytes(on.which(), static_cast<bytes_t>(c.size()));
   const auto copied = [&](c10::Device d, bytes_t bytes) { s.copy_bytes += allocated_bytes(d, bytes); };
   if (s.forward) {
@@ -342,7 +356,7 @@ void session::state::complete(setup& s) {
     for (auto v : made)
       if (t.storages[v].slot == none) copied(t.storages[v].device, t.storages[v].bytes);
   } else {
-    for (const auto& b : s.buffers) copied(b.device(), static_cast<bytes_t>(b.nbytes()));
+    for (const auto& b : s.bound->of->buffers) copied(b.device(), static_cast<bytes_t>(b.nbytes()));
     for (const auto& w : s.step->written)
       if (const auto& slot = s.step->slots[w.slot]; slot.from == role::input)
         copied(on.which(), s.step->values[slot.value].bytes);
@@ -374,7 +388,7 @@ std::pair<std::vector<bool>, std::vector<at::Tensor>> session::state::fetched_by
   for (index_t v = 0; v < values.size(); ++v) {
     if (!values[v]) continue;
     const auto k = s.step->values[v].slot;
-    const auto& t = (*s.tensors)[k];
+    const auto& t = s.bound->slots[k];
     values[v] = s.step->slots[k].on_host || (options.fetched && options.fetched(t));
     if (values[v]) weights.push_back(t);
   }
@@ -437,6 +451,11 @@ void session::state::look() {
   signature = trained->signature();
   parameters = distinct(trained->parameters());
   buffers = distinct(trained->buffers());
+  auto now = std::make_shared<const module_tensors>(module_tensors{tensors_of(parameters), tensors_of(buffers)});
+  const auto same = [](const auto& a, const auto& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) { return x.is_same(y); });
+  };
+  if (!now_ || !same(now->parameters, now_->parameters) || !same(now->buffers, now_->buffers)) now_ = std::move(now);
   looked_ = true;
 }
 

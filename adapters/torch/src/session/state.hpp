@@ -59,7 +59,7 @@ struct session::state : std::enable_shared_from_this<state> {
   // --- kinds of steps --------------------------------------------------------------------------------------------------------
 
   const std::string& key_of(const invocation& call, const std::vector<at::Tensor>& inputs) {
-    return keys_.of(call, inputs, signature, parameters, buffers);
+    return keys_.of(call, inputs, signature, parameters, buffers, !options.follow);
   }
 
   /// What losses have made of the outputs of such calls.
@@ -106,9 +106,15 @@ struct session::state : std::enable_shared_from_this<state> {
                                     const std::vector<output_use>& uses, detail::step_run* run = nullptr);
   /// The program of a recorded step, measured.
   /// @param like of the same model
-  std::shared_ptr<setup> setup_from(const std::shared_ptr<const detail::trace>& recorded, const setup& like);
+  /// @param of   tensors of the model, as they were recorded
+  std::shared_ptr<setup> setup_from(const std::shared_ptr<const detail::trace>& recorded, const setup& like,
+                                    const std::shared_ptr<const module_tensors>& of);
   /// The same for a step whose forward has been run meanwhile, with what the module keeps of it as further outputs.
-  std::shared_ptr<setup> setup_of_run(const std::shared_ptr<detail::trace>& recorded, const setup& like, detail::step_run& run);
+  std::shared_ptr<setup> setup_of_run(const std::shared_ptr<detail::trace>& recorded, const setup& like,
+                                      const std::shared_ptr<const module_tensors>& of, detail::step_run& run);
+  /// Steps of this kind use these tensors of the model from now on.
+  /// @throws bad_binding if they are not like those that it was captured with
+  static void bind(setup& s, const std::shared_ptr<const module_tensors>& of);
   void keep(const std::string& name, const std::shared_ptr<setup>& s);
   static pytorch::device& device_for(const setup& s) { return device_of(device_of_step(*s.step)); }
   /// Where values of steps on `on` may go: the far memory of the options, or pinned memory for `host_budget`.
@@ -161,6 +167,8 @@ struct session::state : std::enable_shared_from_this<state> {
   std::unique_ptr<executor> reserve(runner& r, bytes_t held_bytes, const std::shared_ptr<region>& arena = nullptr);
   /// An executor for a step that begins now.
   std::shared_ptr<runner> acquire(const std::shared_ptr<setup>& s, const std::vector<at::Tensor>& inputs);
+  /// The same, with the tensors of the last step that it has run.
+  std::shared_ptr<runner> ready(const std::shared_ptr<setup>& s, const std::vector<at::Tensor>& inputs);
   /// The same where several steps are in flight at a time.
   /// @throws over_budget if no plan is known for as many as are expected
   std::shared_ptr<runner> acquire_in_flight(const std::shared_ptr<setup>& s);
@@ -193,9 +201,11 @@ struct session::state : std::enable_shared_from_this<state> {
   void note_ahead(std::size_t bytes);
   /// The step of the same forward for another use of its outputs.
   /// @param graph of the forward; null: it may run once more
+  /// @param of    tensors of the model in that step
   /// @throws not_supported if it takes another path by now
   std::shared_ptr<setup> same_step(const invocation& call, const std::vector<at::Tensor>& inputs, const setup& first,
-                                   const std::vector<output_use>& uses, const detail::kept_graph* graph);
+                                   const std::vector<output_use>& uses, const detail::kept_graph* graph,
+                                   const std::shared_ptr<const module_tensors>& of);
   /// Both have the same forward, of the same outputs.
   static bool same_forward(const setup& a, const setup& b);
   /// Steps of such outputs whose forward can be followed, those for `uses` first, the one used last first.
@@ -212,6 +222,7 @@ struct session::state : std::enable_shared_from_this<state> {
   wrap_options options;
   owned_mutex mutex;
   std::vector<named_tensor> parameters, buffers;  ///< of the model, each once, when `look` was called last
+  std::shared_ptr<const module_tensors> now_;     ///< the same
   std::string signature;                          ///< of the model, then
   bool looked_ = false;
   std::unordered_map<std::string, std::shared_ptr<setup>> setups;  ///< by the use of the outputs

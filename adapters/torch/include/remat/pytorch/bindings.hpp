@@ -39,6 +39,11 @@ class bindings {
   bindings(std::shared_ptr<const program> step, const std::vector<at::Tensor>& announced,
            const std::vector<at::Tensor>& found = {});
 
+  /// Those of the same module, which has other parameters or buffers by now.
+  /// @param announced as for the constructor
+  /// @throws bad_binding
+  bindings with(const std::vector<at::Tensor>& announced) const;
+
   /// The same tensors for a program whose slots begin with those of this one, such as `accumulating` gives.
   bindings followed_by(std::shared_ptr<const program> step) const;
 

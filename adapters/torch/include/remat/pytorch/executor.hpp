@@ -168,6 +168,10 @@ class executor {
   gradients backward(const std::vector<at::Tensor>& output_grads, const std::vector<at::Tensor>& sums = {},
                      const taker& take = {});
 
+  /// Takes other tensors of the module.
+  /// @throws broken_contract while a step is in flight, or if they are those for another program
+  void use(const bindings& tensors);
+
   /// Forgets a step in flight and the tensors it holds.
   void reset();
 
