@@ -531,7 +531,28 @@ class Heads(nn.Module):
         return self.a(h), self.b(h)
 
 
+@torch.jit.script
+def scripted(x, b):
+    y = x + b
+    return y * 0.5 * (1.0 + torch.erf(y * 0.7))
+
+
 class Uses(Test):
+    def test_scripted_functions(self):
+        """TorchScript compiles them anew in the first steps, so the recorded backwards are others than later ones."""
+        class Scripted(Net):
+            def act(self, h):
+                return scripted(h, self.first.bias)
+
+        def step(model, x, k):
+            logging.getLogger("remat").warning(f"step {k}")
+            backward(model, x, k)
+
+        with self.assertLogs("remat", logging.WARNING) as told:
+            self.check(Scripted, step, steps=10)
+        ends = [text.rpartition(":")[2] for text in told.output][-6:]
+        self.assertEqual(ends, [f"step {k}" for k in range(4, 10)])
+
     def test_gradients_of_each_output(self):
         """The first backward is for one output, and is planned anew; the second for the other one."""
         def step(model, x, k):

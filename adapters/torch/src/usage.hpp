@@ -24,6 +24,7 @@ class usage {
   std::string refused = {};       ///< why such calls are not planned; empty: they are
   bool for_good = false;          ///< they never will be
   std::size_t plain = 0;          ///< such calls that ran as they are since then
+  std::size_t other_code = 0;     ///< backwards whose code did something else than when it was recorded
 
   std::vector<output_use> now() const {
     std::lock_guard lock(mutex_);

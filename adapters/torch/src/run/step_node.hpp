@@ -51,6 +51,8 @@ class step_node final : public ::torch::autograd::Node {
     std::shared_ptr<detail::kept_graph> graph = {};
     /// Is told why that was needed, and whether it always will.
     std::function<void(const std::string&, bool)> as_it_is = {};
+    /// Is told that code of the backward does something else than when the step was recorded.
+    std::function<void()> other_code = {};
   };
 
   /// @param beside runs the forward again, if that may be needed
@@ -148,6 +150,7 @@ class step_node final : public ::torch::autograd::Node {
     if (does && !possible && !inside.code.empty())
       if (const auto why = replan_.graph->differs({kind->forward, {bound_, &bound_->slots}}, leaves()); !why.empty()) {
         runner_ = std::move(r);
+        replan_.other_code();
         return by_graph(given, "code in the backward that does not do what was planned (" + why + ")", false);
       }
     const auto beside = beside_;  // checks refer to it
