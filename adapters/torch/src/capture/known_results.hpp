@@ -57,9 +57,9 @@ std::shared_ptr<const known_results> find_known(const std::string& key);
 std::shared_ptr<const known_results> remember(std::string key, known_results results);
 void forget_results();
 
-/// What a product of matrices returns, or an operator that works element by element on tensors of one geometry. The kernel of a
-/// product for the host begins with the one for `meta`, which makes the results, and so that one tells as much. Nothing for other
-/// operators, and where it objects.
+/// What a call returns whose operator works element by element on tensors of one geometry, or is one of a few whose results the
+/// kernel for `meta` tells: products of matrices, sums, reads and writes at positions. Nothing for other operators, and where
+/// that kernel objects.
 std::optional<known_results> deduced(const traced_call& c, const std::vector<at::Tensor>& tensors);
 
 }  // namespace remat::pytorch::detail

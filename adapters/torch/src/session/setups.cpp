@@ -296,7 +296,7 @@ std::shared_ptr<setup> session::state::setup_from(const std::shared_ptr<const de
   for (auto slot : s->step->parameters)
     s->place.push_back(static_cast<std::size_t>(std::find(s->trained.begin(), s->trained.end(), s->step->slots[slot].position) -
                                                 s->trained.begin()));
-  s->capture_seconds = like.capture_seconds + since(begin);
+  s->capture_seconds = (like.step ? 0 : like.capture_seconds) + since(begin);  // that of another step does not count
   complete(*s);
   return s;
 }
