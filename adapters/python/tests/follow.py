@@ -721,6 +721,22 @@ class Strict(Test):
                 if step not in (and_its_own, several_tasks, steps_ahead, frozen):
                     self.assertEqual(len(remat.of(model).plans), 1)
 
+    def test_other_parameters_beside_views_of_the_first(self):
+        class Views(Net):
+            def begin(self):
+                self.part = [self.last.bias.detach()[:8]]
+
+            def forward(self, x):
+                return super().forward(x) + self.part[0].sum()
+
+        def step(model, x, k):
+            own = {n: p.detach() * (1 + 0.1 * k) for n, p in model.named_parameters()}
+            own = {n: p.requires_grad_() for n, p in own.items()}
+            (torch.func.functional_call(model, own, (x,)) + model(x)).square().mean().backward()
+            return [own["last.bias"].grad]
+
+        self.check(Views, step)
+
     def test_meta_learning(self):
         """Second derivatives through two inner steps."""
         def step(model, x, k):

@@ -44,7 +44,17 @@ session::state::begun_step session::state::follow(const invocation& call, const 
                                                   std::unique_lock<owned_mutex>& lock) {
   const auto outputs = usage_of(key_of(call, inputs));
   const auto uses = outputs->now();
+  const auto of = now_;
   auto known = followable(*outputs, uses);
+  std::erase_if(known, [&](const auto& s) {
+    try {
+      bind(*s, of);
+      return false;
+    } catch (const bad_binding&) {  // tensors found elsewhere share memory with parameters of before
+      drop(s);
+      return true;
+    }
+  });
   begun_step b;
   b.inputs = inputs;
   const auto as_it_is = [&] {
@@ -61,12 +71,8 @@ session::state::begun_step session::state::follow(const invocation& call, const 
   if (begins)
     return record_step(call, inputs, outputs, uses, [&](detail::step_run& run) { return make_setup(call, inputs, uses, &run); });
 
-  const auto of = now_;
   std::vector<detail::candidate> candidates;
-  for (const auto& s : known) {
-    bind(*s, of);
-    candidates.push_back({s->forward, {s->bound, &s->bound->slots}});
-  }
+  for (const auto& s : known) candidates.push_back({s->forward, {s->bound, &s->bound->slots}});
   const auto like = known.front();
   lock.unlock();
   auto f = detail::follow(candidates, call.forward, inputs, {of->parameters, of->buffers, uses, options.strict, [this] {
