@@ -194,6 +194,18 @@ class InFlight(Test):
             self.assertEqual(len(told.output), 2)
             self.assertGreater(len(remat.of(model).plan["again"]), 0)
 
+    def test_one_large_call_among_small_ones(self):
+        """As many large ones would not fit."""
+        torch.manual_seed(0)
+        model = Cell()
+        parameters = sum(p.nbytes for p in model.parameters())
+        remat.wrap(model, budget=3 * parameters + 12 * 2**20, time_limit=1, cache=False)
+        small, large = torch.randn(4, 128), torch.randn(512, 128)
+        for _ in range(4):
+            model.zero_grad()
+            with self.assertNoLogs("remat", logging.WARNING):
+                (sum(model(small * k).sum() for k in range(6)) + model(large).sum()).backward()
+
     def test_too_many_calls_for_a_budget(self):
         torch.manual_seed(0)
         model = Cell()

@@ -54,9 +54,26 @@ std::size_t accounts::in_flight() const {
       std::count_if(runners.begin(), runners.end(), [](const auto& r) { return r->run->in_flight(); }));
 }
 
-void accounts::begins() {
-  if (in_flight() == 0) last_ = std::exchange(seen_, 0);
+void accounts::begins(const std::shared_ptr<setup>& kind) {
+  if (in_flight() == 0) {
+    last_ = std::exchange(seen_, 0);
+    kinds_.clear();
+  }
+  ++kinds_[kind];
   seen_ = std::max(seen_, in_flight() + 1);
+}
+
+bytes_t accounts::least_of_last_time() const {
+  bytes_t held = 0, one = 0;
+  std::size_t begun = 0;
+  for (const auto& [kind, steps] : kinds_) {
+    begun += steps;
+    if (!kind->least_in_flight) continue;
+    const auto& p = *kind->least_in_flight->run;
+    held += static_cast<bytes_t>(steps) * p.held_bytes();
+    one = std::max(one, p.needed_bytes() - p.held_bytes());
+  }
+  return begun == seen_ ? held + one : 0;  // otherwise some had ended when others began
 }
 
 bytes_t accounts::held_in_flight() const {

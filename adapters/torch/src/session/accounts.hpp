@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -32,8 +33,10 @@ class accounts {
   /// Steps may share memory: their addresses need not stay, and weights are where they are read.
   bool can_share() const { return !options_.graph && !options_.steps_on && !options_.fetched; }
   std::size_t in_flight() const;
-  /// A step begins. How many are in flight at a time is learned from one time to the next that none is.
-  void begins();
+  /// A step begins. How many are in flight at a time, and of which kinds, is learned from one time to the next that none is.
+  void begins(const std::shared_ptr<setup>& kind);
+  /// While none is in flight: bytes that those of the last time take at least, of which the plans are known that hold least.
+  bytes_t least_of_last_time() const;
   /// The most steps in flight the last time, or now.
   std::size_t at_a_time() const { return std::max({std::size_t{1}, learned(), in_flight()}); }
   /// The same, with one that is about to begin.
@@ -93,10 +96,11 @@ class accounts {
 
   const wrap_options& options_;
   const std::vector<named_tensor>& parameters_;
-  std::size_t last_ = 0, seen_ = 0;             ///< steps in flight at a time: the last time, and this time so far
-  pytorch::device* device_ = nullptr;           ///< of the last step
-  bytes_t for_tensors_ = 0;                     ///< bytes that an accelerator has; 0 on the host
-  std::vector<std::weak_ptr<region>> retired_;  ///< kept alive by gradients only
+  std::size_t last_ = 0, seen_ = 0;                      ///< steps in flight at a time: the last time, and this time so far
+  std::map<std::shared_ptr<setup>, std::size_t> kinds_;  ///< of those of this time, how many began
+  pytorch::device* device_ = nullptr;                    ///< of the last step
+  bytes_t for_tensors_ = 0;                              ///< bytes that an accelerator has; 0 on the host
+  std::vector<std::weak_ptr<region>> retired_;           ///< kept alive by gradients only
 };
 
 }  // namespace remat::pytorch

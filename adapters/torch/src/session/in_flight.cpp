@@ -4,6 +4,7 @@
 #include "../plan/in_flight.hpp"
 
 #include <algorithm>
+#include <bit>
 
 #include <remat/core/bounds.hpp>
 #include <remat/io/bytes.hpp>
@@ -66,10 +67,12 @@ std::shared_ptr<runner> session::state::acquire_in_flight(const std::shared_ptr<
 
   auto& known = s->plans_in_flight;
   std::shared_ptr<const plan> what;
-  const auto plan_for_steps = [&](bytes_t bytes, std::size_t n, const search_options& o) {
+  const auto plan_for_steps = [&](bytes_t bytes, std::size_t n) {
+    bytes = std::max<bytes_t>(0, bytes);
+    bytes -= bytes % std::max<bytes_t>(1, static_cast<bytes_t>(std::bit_floor(static_cast<std::size_t>(bytes))) / 32);
     auto& made = known[{bytes, n}];
     if (!made) {
-      made = plan_in_flight(*s, bytes, n, o);
+      made = plan_in_flight(*s, bytes, n, searching());
       announce(*made, bytes);
       if (bytes_in_flight(*made->run, n) > bytes &&
           (!s->least_in_flight || made->run->held_bytes() < s->least_in_flight->run->held_bytes()))
@@ -77,25 +80,26 @@ std::shared_ptr<runner> session::state::acquire_in_flight(const std::shared_ptr<
     }
     what = made;
   };
-  if (learned)
-    plan_for_steps(room.all, room.steps, searching());
+  if (const auto& all = *s->all_in_flight->run; bytes_in_flight(all, room.steps) <= room.all && room.fits(all, room.left))
+    what = s->all_in_flight;
+  else if (learned)
+    plan_for_steps(room.all, room.steps);
   else  // what does for fewer steps may do for one more
     for (const auto& [made_for, p] : known)
       if (room.fits(*p->run, 1) && (!what || p->found.seconds < what->found.seconds)) what = p;
-  if (learned && bytes_in_flight(*what->run, room.steps) > room.all) {
-    const auto needed = most + bytes_in_flight(*what->run, room.steps) - room.all;
+  if (const auto least = memory.least_of_last_time(); learned && memory.in_flight() == 0 && least > room.all) {
+    const auto needed = most + least - room.all;
     throw over_budget("budget of " + std::to_string(most) + " bytes (" + format_bytes(most) + "): no plan is known for " +
-                          std::to_string(room.steps) + " calls in flight before a backward. Smallest budget known to do: " +
-                          std::to_string(needed) + " bytes (" + format_bytes(needed) + "); " + std::to_string(last_held.held()) +
-                          " bytes are held before the first",
+                          std::to_string(room.steps) + " calls in flight before a backward, as there were the last time. " +
+                          "Smallest budget known to do: " + std::to_string(needed) + " bytes (" + format_bytes(needed) + "); " +
+                          std::to_string(last_held.held()) + " bytes are held before the first",
                       most, needed, last_held.held() + bounds_without_search(s->p).budget - s->p.held_bytes(), "");
   }
-  // A share of the plain step grows with each further call; of other budgets something has to be left for the next one.
-  const auto further = learned ? room.left : options.budget.is_share() ? 1 : 2;
-  const auto for_the_rest = [&](const search_options& o) { plan_for_steps(room.rest(), further, o); };
   if (!what || !room.fits(*what->run, room.left)) {
     what = s->least_in_flight;
-    if (!what || learned) for_the_rest(searching());
+    // A share of the plain step grows with each further call; of other budgets something has to be left for the next one.
+    if (!what) plan_for_steps(room.rest(), learned ? room.left : options.budget.is_share() ? 1 : 2);
+    if (!room.fits(*what->run, 1) && !warned_in_flight_) plan_for_steps(room.rest(), 1);
   }
   if (!room.fits(*what->run, 1) && !std::exchange(warned_in_flight_, true))
     warn("a call of the module begins while " + std::to_string(memory.in_flight()) +

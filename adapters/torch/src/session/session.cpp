@@ -172,7 +172,7 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
   const auto r = std::exchange(b.r, nullptr);
   const auto s = r->kind;
   ++r->steps;
-  memory.begins();
+  memory.begins(s);
   if (!r->run->not_captured().empty()) s->uncaptured = true;
   refine(*r, last_held.held());
   last_setup = s;
