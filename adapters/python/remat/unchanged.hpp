@@ -84,7 +84,7 @@ inline bool unchanged(const pybind11::list& types, const pybind11::list& states,
                return reinterpret_cast<PyObject*>(Py_TYPE(PyTuple_GET_ITEM(entry, 0))) == PyTuple_GET_ITEM(entry, 1);
              }) &&
          all(states, [](PyObject* entry) { return state_of(PyTuple_GET_ITEM(entry, 0)).ptr() == PyTuple_GET_ITEM(entry, 1); }) &&
-         all(dicts, same_dict) && all(orders, same_order) && all(tensors, same_tensor);
+         same_dicts(dicts) && all(orders, same_order) && all(tensors, same_tensor);
 }
 
 }  // namespace remat::python

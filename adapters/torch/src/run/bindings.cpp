@@ -45,16 +45,20 @@ bindings::bindings(std::shared_ptr<const program> step, const std::vector<at::Te
       tensors_[k] = constant_in(step_, k);
       continue;
     }
-    const auto& list = s.from == role::found ? found : announced;
-    if (s.position >= list.size() || !list[s.position].defined())
-      throw bad_binding("slot " + std::to_string(k) + " (" + s.name + "): there is no tensor for it");
-    tensors_[k] = list[s.position];
+    tensors_[k] = tensor_for(k, s.from == role::found ? found : announced);
     check(k, owners);
     if (s.from != role::found) continue;
     originals_[k] = weak_tensor(tensors_[k].getIntrusivePtr());
     tensors_[k] = tensors_[k].detach();
     if (s.number) tensors_[k].unsafeGetTensorImpl()->set_wrapped_number(true);
   }
+}
+
+const at::Tensor& bindings::tensor_for(index_t k, const std::vector<at::Tensor>& list) const {
+  const auto& s = step_->slots[k];
+  if (s.position >= list.size() || !list[s.position].defined())
+    throw bad_binding("slot " + std::to_string(k) + " (" + s.name + "): there is no tensor for it");
+  return list[s.position];
 }
 
 void bindings::check(index_t k, std::map<const void*, index_t>& owners) const {
@@ -75,11 +79,9 @@ bindings bindings::with(const std::vector<at::Tensor>& announced) const {
   auto others = *this;
   std::map<const void*, index_t> owners;
   for (index_t k = 0; k < tensors_.size(); ++k) {
-    const auto& s = step_->slots[k];
-    if (s.from != role::parameter && s.from != role::buffer) continue;
-    if (s.position >= announced.size() || !announced[s.position].defined())
-      throw bad_binding("slot " + std::to_string(k) + " (" + s.name + "): there is no tensor for it");
-    others.tensors_[k] = announced[s.position];
+    const auto from = step_->slots[k].from;
+    if (from != role::parameter && from != role::buffer) continue;
+    others.tensors_[k] = tensor_for(k, announced);
     others.check(k, owners);
   }
   return others;

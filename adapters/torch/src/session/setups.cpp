@@ -191,8 +191,7 @@ std::shared_ptr<setup> session::state::make_variant(const setup& s, program step
   a->new_path = s.new_path;
   a->inputs = s.inputs + what;
   a->step = std::make_shared<const program>(std::move(step));
-  a->bound =
-      std::make_shared<const bound_tensors>(bound_tensors{s.bound->of, s.bound->trained, s.bound->slots.followed_by(a->step)});
+  a->bound = bound_to(*a, s.bound->of, s.bound->slots.followed_by(a->step));
   complete(*a);
   return a;
 }

@@ -64,6 +64,8 @@ class bindings {
  private:
   using weak_tensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
+  /// The tensor for a slot in the list that it is a position of.
+  const at::Tensor& tensor_for(index_t slot, const std::vector<at::Tensor>& list) const;
   void check(index_t slot, std::map<const void*, index_t>& owners) const;
 
   std::shared_ptr<const program> step_;
