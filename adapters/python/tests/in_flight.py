@@ -206,6 +206,18 @@ class InFlight(Test):
             with self.assertNoLogs("remat", logging.WARNING):
                 (sum(model(small * k).sum() for k in range(6)) + model(large).sum()).backward()
 
+    def test_memory_of_larger_calls_makes_room(self):
+        """Calls compute in the memory of larger calls before them, unless nothing else would fit beside it."""
+        torch.manual_seed(0)
+        model = Cell()
+        parameters = sum(p.nbytes for p in model.parameters())
+        remat.wrap(model, budget=3 * parameters + 10 * 2**20, time_limit=1, cache=False)
+        for x in (torch.randn(256, 128), torch.randn(512, 128)) * 3:
+            model.zero_grad()
+            with self.assertNoLogs("remat", logging.WARNING):
+                (model(x) + model(2 * x)).sum().backward()
+            self.assertEqual(remat.of(model).plan["recomputed"] > 0, len(x) == 512)
+
     def test_too_many_calls_for_a_budget(self):
         torch.manual_seed(0)
         model = Cell()

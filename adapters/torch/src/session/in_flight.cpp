@@ -18,16 +18,20 @@ namespace {
 /// What there is for steps in flight, in bytes.
 struct room_in_flight {
   bytes_t all = 0;                  ///< for the steps that are expected
-  bytes_t idle = 0;                 ///< working memory in which nobody computes
-  bytes_t others = 0;               ///< what steps in flight hold, and the working memory
+  bytes_t others = 0;               ///< what steps in flight hold, and memory in which they compute now
+  bytes_t working = 0;              ///< in which those that do not compute now will
+  bytes_t idle = 0;                 ///< the piece of working memory that there is for these, and for the next step
   std::size_t steps = 1, left = 1;  ///< that are expected: all, and those that have not begun
 
-  bytes_t rest() const { return all - others + idle; }
-  /// What so many further steps take, beyond working memory that is there.
-  bytes_t need(const execution_plan& p, std::size_t n) const {
-    return bytes_in_flight(p, n) - p.working_bytes() + std::max(idle, p.working_bytes());
+  bytes_t rest() const { return all - others; }
+  /// What so many further steps take, if there are at least `piece` bytes of working memory.
+  static bytes_t need(const execution_plan& p, std::size_t n, bytes_t piece) {
+    return bytes_in_flight(p, n) - p.working_bytes() + std::max(piece, p.working_bytes());
   }
+  bytes_t need(const execution_plan& p, std::size_t n) const { return need(p, n, working); }
   bool fits(const execution_plan& p, std::size_t n) const { return need(p, n) <= rest(); }
+  /// One more step fits only after idle working memory is gone.
+  bool crowded(const execution_plan& p) const { return need(p, 1, std::max(idle, working)) > rest(); }
 };
 
 }  // namespace
@@ -56,13 +60,21 @@ std::shared_ptr<runner> session::state::acquire_in_flight(const std::shared_ptr<
   room_in_flight room;
   room.all = most - last_held.held() - memory.behind() - memory.outputs_of_before;
   room.idle = memory.working->idle();
-  room.others = memory.held_in_flight() + memory.working->bytes();
+  room.others = memory.held_in_flight() + memory.working->bytes() - room.idle;
+  for (const auto& r : memory.runners)
+    if (!idle(*r)) room.working = std::max(room.working, r->what->run->working_bytes());
   room.steps = memory.expected();
   room.left = room.steps - memory.in_flight();
   const bool learned = memory.has_learned();
   const auto suits = [&](const runner& r) { return r.kind == s && !r.what->superseded && room.fits(*r.what->run, room.left); };
+  const auto make_room = [&](const execution_plan& p) {
+    if (room.crowded(p)) memory.working->release();
+  };
   for (const auto& r : memory.runners)
-    if (idle(*r) && suits(*r)) return r;
+    if (idle(*r) && suits(*r)) {
+      make_room(*r->what->run);
+      return r;
+    }
   memory.let_go([&](const runner& r) { return idle(r) && !suits(r); });
 
   auto& known = s->plans_in_flight;
@@ -106,6 +118,7 @@ std::shared_ptr<runner> session::state::acquire_in_flight(const std::shared_ptr<
          " others wait for their backward; it takes " + format_bytes(room.need(*what->run, 1) - room.rest()) +
          " beyond the budget of " + format_bytes(most) + ". Steps like this one are planned for as many calls from now on");
 
+  make_room(*what->run);
   auto r = std::make_shared<runner>();
   r->kind = s;
   r->available = room.all;
