@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from . import _torch
 
@@ -27,6 +27,13 @@ def leave(model: torch.nn.Module) -> None:
     """Puts buffers where the weights are."""
     for b in model.buffers():
         b.data = b.data.cpu()
+
+
+def all_to_device(values: Any, device: torch.device) -> Any:
+    """The same containers, if their tensors are on the device, or others with those."""
+    if all(t.device == device for t in tree_leaves(values) if isinstance(t, torch.Tensor)):
+        return values
+    return tree_map_only(torch.Tensor, lambda t: t.to(device), values)
 
 
 def to_device(tensors: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
@@ -81,8 +88,8 @@ class _Bringing(TorchFunctionMode):
 
 def run_plain(plain: Callable, device: torch.device, *args: Any, **kwargs: Any) -> Any:
     """The forward on the device, with one weight there at a time; so is its backward, whose gradients of weights go to the host."""
-    if _torch.capturing():  # weights look as if they were on the device
+    if _torch.weights_disguised():  # they look as if they were on the device
         return plain(*args, **kwargs)
-    args, kwargs = tree_map_only(torch.Tensor, lambda t: t.to(device), (args, kwargs))
+    args, kwargs = all_to_device((args, kwargs), device)
     with _Bringing(device):
         return plain(*args, **kwargs)

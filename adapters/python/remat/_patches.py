@@ -14,7 +14,7 @@ import torch.utils.checkpoint
 from . import _torch
 from ._errors import Refused
 
-_READS = ("tolist", "const_data_ptr", "__reduce_ex__", "__deepcopy__")
+_READS = ("const_data_ptr", "__reduce_ex__", "__deepcopy__")
 _OBSERVES = ("register_hook", "retain_grad")
 _SHARES = ("numpy", "data_ptr", "__array__", "__dlpack__")  # memory that may be written, too
 
@@ -27,6 +27,17 @@ def _first(original: Callable, tell: Callable) -> Callable:
         return original(*args, **kwargs)
 
     return method
+
+
+def _tolist(original: Callable) -> Callable:
+    """The same, of a copy on the host where the tensor is not there: a copy that `tolist` makes by itself has no data yet."""
+    @functools.wraps(original)
+    def tolist(self: torch.Tensor) -> Any:
+        at = self.cpu() if _torch.without_data() else self
+        _torch.about_to_read(at, may_write=False)
+        return original(at)
+
+    return tolist
 
 
 def _observing(original: Callable) -> Callable:
@@ -106,6 +117,7 @@ def install() -> None:
         for name in names:
             if (original := getattr(torch.Tensor, name, None)) is not None:
                 setattr(torch.Tensor, name, _first(original, functools.partial(_torch.about_to_read, may_write=may_write)))
+    torch.Tensor.tolist = _tolist(torch.Tensor.tolist)
     for name in _OBSERVES:
         setattr(torch.Tensor, name, _observing(getattr(torch.Tensor, name)))
     for module in (torch, torch.random, torch.cuda, torch.cuda.random):

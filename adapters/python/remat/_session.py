@@ -45,7 +45,7 @@ class Options:
     verify: int = 0
     on_new_shape: Literal["nearest", "plan", "plain", "error"] = "nearest"
     on_refuse: Literal["raise", "warn"] = "warn"
-    follow: bool | None = None  # where weights stay on the device
+    follow: bool | None = None
     cache: Any = True
     offload: Literal["none", "activations", "optimizer", "all", "auto"] = "none"
     weights: Literal["paged", "planned"] = "paged"
@@ -100,7 +100,7 @@ class Options:
 
     def followed(self) -> bool:
         """Does the model's own code run in every step?"""
-        return self.follow is not False and self.steps_on is None and self.device is None
+        return self.follow is not False and self.device is None
 
     def optimizer_bytes(self) -> int:
         return 0 if self.optimizer is None else _core.parse_bytes(self.optimizer)
@@ -137,7 +137,7 @@ class Options:
         """The same for steps on `device` with weights of the host."""
         if self.offload != "all":
             raise ValueError(f'device is where steps of a model run whose weights are on the host: it needs offload="all", got "{self.offload}"')
-        for name in ("graph", "verify", "follow"):
+        for name in ("graph", "verify"):
             if getattr(self, name):
                 raise ValueError(f"{name} needs weights that stay on the device")
         weights = sum(storage.nbytes() for storage, _ in _weights.storages(model))
@@ -189,12 +189,14 @@ class _Step:
     """The forward of one step, for the planner: called with its own tensors it is the step itself, which happens once; with others it
     is run again beside the step, and leaves no trace."""
 
-    __slots__ = ("_source", "_plain", "_args", "_kwargs", "_form", "_strict", "_verified", "_before", "_result", "inputs", "text", "where")
+    __slots__ = ("_source", "_plain", "_args", "_kwargs", "_form", "_strict", "_verified", "_elsewhere", "_before", "_result", "inputs", "text", "where", "raised")
 
     def __init__(self, source: Source, plain: Any, args: tuple, kwargs: dict, options: Options):
         self._source, self._plain, self._args, self._kwargs = source, plain, args, kwargs
         self._strict, self._verified = options.on_refuse == "raise", options.verify > 0
+        self._elsewhere = options.steps_on is not None  # weights: what is not planned runs from its beginning
         self._before = self._result = self._form = self.where = None
+        self.raised = False
         try:
             self.inputs, self._form, self.text = _tree.flatten((args, kwargs), "arguments", values=False)
         except Refused:  # something that cannot be built again with other tensors
@@ -209,16 +211,16 @@ class _Step:
         plain, args, kwargs = self._plain, self._args, self._kwargs
         self._plain = self._args = self._kwargs = None  # a graph may hold this, and the model that graph
         model = self._source.model()
-        if self._verified or (self._strict and _torch.capturing()):
+        if self._verified or self._elsewhere or (self._strict and _torch.capturing()):
             self._before = self._source.state.snapshot(model), Draws()
         try:
             with _patches.recomputed():
                 self._result = plain(*args, **kwargs)
         except BaseException as e:
-            self.where = _line(e)
+            self.where, self.raised = _line(e), True
             raise
-        if not self._verified:
-            self._before = None if not self._strict else self._before
+        if not (self._verified or self._strict or self._elsewhere):
+            self._before = None
         return _tree.tensors_in(self._result)
 
     def _run_again(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -326,6 +328,7 @@ class Session:
         self._open = True
         self._paused: collections.Counter[int] = collections.Counter()  # by thread
         self._refused: set[Any] = set()
+        self._unplanned: collections.Counter[Any] = collections.Counter()  # by kind of call: so often in a row
         self._warned: set[str] = set()
         self._looked = False  # for compiled modules
         self._source = Source(model, self)
@@ -414,6 +417,8 @@ class Session:
 
     def _follow(self, model: torch.nn.Module, plain: Any, args: tuple, kwargs: dict) -> Any:
         """A step in which the model's own code runs."""
+        if self._options.steps_on is not None:
+            args, kwargs = _host.all_to_device((args, kwargs), self._options.steps_on)
         step = _Step(self._source, plain, args, kwargs, self._options)
         try:
             _refuse_unplanned(step.inputs)
@@ -427,13 +432,27 @@ class Session:
                 self._warned.add(str(why))
                 log.warning("this call is not planned: %s", why)
             return plain(*args, **kwargs)
+        kind = step.text, tuple((t.shape, t.dtype) for t in step.inputs)
+        if (tries := self._unplanned[kind]) & (tries + 1) and self._options.on_refuse != "raise":  # ever more seldom
+            self._unplanned[kind] += 1
+            return plain(*args, **kwargs)
         try:
             self._run.forward(step, step.text, step.inputs, None)
-        except Exception as e:
+        except Refused as e:
             step.undo()
-            if isinstance(e, Refused):
-                e.source = step.where
+            e.source = step.where
+            if self._options.on_refuse == "raise" or self._options.steps_on is None:
+                raise
+            self._unplanned[kind] += 1
+            if str(e) not in self._warned:
+                self._warned.add(str(e))
+                log.warning("this call is not planned: %s", e)
+            return plain(*args, **kwargs)
+        except Exception:
+            if not step.raised:  # by the module, which has done all that eager mode does
+                step.undo()
             raise
+        self._unplanned.pop(kind, None)
         return step.take()
 
     def _step(self, model, plain, inputs, form, text):

@@ -455,6 +455,7 @@ PYBIND11_MODULE(_torch, m) {
   });
   rp::when_held(&held_beside);
   m.def("capturing", &rp::capturing);
+  m.def("weights_disguised", &rp::weights_disguised);
   m.def("about_to_read", &rp::about_to_read, py::arg("tensor"), py::arg("may_write"));
   m.def("observing", [](const at::Tensor& t, const py::function& f, const py::args& args, const py::kwargs& kwargs) {
     const rp::observing_gradient now(t);

@@ -74,7 +74,7 @@ def train(make, sample, wrapped, steps=4, passes=1, stepped=None, told=None):
 
 def check_refusals():
     model = torch.nn.Linear(64, 64)
-    for options, why in (({"offload": "none"}, 'needs offload="all"'), ({"graph": True}, "stay on the device"), ({"follow": True}, "stay on the device"),
+    for options, why in (({"offload": "none"}, 'needs offload="all"'), ({"graph": True}, "stay on the device"), ({"verify": 1}, "stay on the device"),
                          ({"host_budget": 1000}, "less than the 16640 bytes of the weights"),
                          ({"host_budget": 1000, "disk": "/tmp"}, "less than the 16640 bytes of the gradients"), ({"device": "cpu"}, "accelerator")):
         try:

@@ -18,6 +18,7 @@
 #include "draws.hpp"
 #include "hollow.hpp"
 #include "recorder.hpp"
+#include "weights_elsewhere.hpp"
 
 namespace remat::pytorch::detail {
 namespace {
@@ -187,6 +188,7 @@ void call_log::saved_storage::put_back() const {
 void call_log::run(const entry& c) const {
   const at::AutoGradMode mode(c.grad_mode);
   auto stack = c.arguments;
+  const weights_there lent(c.arguments);
   c.op.callBoxed(stack);
   std::size_t i = 0;
   for (const auto& made : stack) {

@@ -14,6 +14,7 @@
 #include "hollow.hpp"
 #include "recorder.hpp"
 #include "resumed_recording.hpp"
+#include "weights_elsewhere.hpp"
 
 namespace remat::pytorch::detail {
 namespace {
@@ -120,6 +121,7 @@ class follower final : public c10::DebugInfoBase {
 
   void run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
     if (backward_) return run_backward(op, stack);
+    refuse();
     if (log_->filled()) return op.callBoxed(&stack);
     if (log_->exposes() && touched(op, stack)) {
       diverge(op.schema().name() + " uses a tensor whose memory the module has written without an operator");
@@ -162,6 +164,7 @@ class follower final : public c10::DebugInfoBase {
         return op.callBoxed(&stack);
       }
       const std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
+      const weights_there lent(arguments);
       op.callBoxed(&stack);
       meet_results(c, stack);
       log_->add(at_, op, arguments, {stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end()}, c.draws, true,
@@ -196,13 +199,24 @@ class follower final : public c10::DebugInfoBase {
       left_ = true;
       throw left_plan();
     }
-    log_->fill();
+    if (!what_->elsewhere) return log_->fill();
+    left_ = true;
+    put_back();
+    refuse();
+  }
+  /// Code of the module may have caught the refusal.
+  void refuse() const {
+    if (left_ && !backward_) throw cannot_capture("call " + std::to_string(where_) + " differs from the planned one: " + why_);
   }
   bool eager() const { return log_ && log_->filled(); }
   /// The forward is recorded from the call on where it has left the candidates.
   resumed_recording* fresh() const { return fresh_.get(); }
   /// In a handler: the forward has thrown.
-  void stopped() { fresh_ ? fresh_->stopped() : diverge("the forward throws"); }
+  void stopped() {
+    if (fresh_) return fresh_->stopped();
+    refuse();
+    if (!eager()) log_->fill();
+  }
   /// The module is about to look at the memory of a tensor.
   /// @return it may
   bool show(const at::Tensor& t, bool may_write) {
@@ -250,6 +264,7 @@ class follower final : public c10::DebugInfoBase {
   }
 
   followed finish(std::vector<at::Tensor> returned) {
+    refuse();
     followed f;
     f.returned = std::move(returned);
     const auto follows = [&] { return !fresh_ && !log_->filled(); };
@@ -279,9 +294,7 @@ class follower final : public c10::DebugInfoBase {
     for (const auto& t : tensors_) f.tensors.emplace_back(t.lock());
     f.late = std::move(late_);
     f.late.insert(f.late.end(), values_.begin(), values_.end());
-    log_->give_back();
-    reset_versions();
-    log_->generator().rewind();
+    put_back();
     f.log = log_;
     return f;
   }
@@ -312,6 +325,7 @@ class follower final : public c10::DebugInfoBase {
       return op.schema().name() + " depends on values, and the module has written memory without an operator";
     if (c.ahead) {
       made.emplace(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
+      const weights_there lent(*made);
       op.callBoxed(&*made);
     } else {
       const std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
@@ -687,6 +701,12 @@ class follower final : public c10::DebugInfoBase {
            t.sizes() == at::IntArrayRef(v.sizes) && t.strides() == at::IntArrayRef(v.strides) && t.scalar_type() == v.dtype;
   }
 
+  /// Everything outside is as before the forward.
+  void put_back() const {
+    log_->give_back();
+    reset_versions();
+    log_->generator().rewind();
+  }
   void reset_versions() const {
     for (const auto& [t, version] : versions_) {
       auto counter = t.unsafeGetTensorImpl()->version_counter();

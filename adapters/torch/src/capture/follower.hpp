@@ -51,6 +51,7 @@ struct step_request {
   const std::vector<at::Tensor>&parameters, &buffers;  ///< as for `record`
   const std::vector<output_use>& uses;                 ///< of its outputs
   bool strict;                                         ///< what cannot be recorded is an error
+  bool elsewhere;                                      ///< so is what would have to run eagerly: weights are not on the device
   std::function<void()> make_room;                     ///< calls are about to run ahead of the plan, with memory of their own
 };
 
@@ -86,7 +87,7 @@ struct followed {
 /// @param candidates at least one, the most likely one first
 /// @param inputs     tensors among the arguments of the forward
 /// @throws what the forward throws; its calls until then have run
-/// @throws cannot_capture in strict mode; nothing has run then
+/// @throws cannot_capture in strict mode, or if weights are elsewhere; nothing has run then
 followed follow(const std::vector<candidate>& candidates, const forward_function& forward, const std::vector<at::Tensor>& inputs,
                 const step_request& what);
 

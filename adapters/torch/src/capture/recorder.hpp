@@ -27,6 +27,7 @@
 #include "operators.hpp"
 #include "questions.hpp"
 #include "trace.hpp"
+#include "weights_elsewhere.hpp"
 
 namespace remat::pytorch::detail {
 
@@ -424,6 +425,7 @@ class recorder {
     } else {
       const bool there = std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) { return outside(t) && shows(t); });
       if (!there && !run_ahead(tensors)) refuse(name, "depends on values, and the module has written memory without an operator");
+      const weights_there lent(stack);
       c.op.callBoxed(&stack);
       for (const auto& t : tensors)
         if (trace_.storages[index_.at(storage_of(t))].slot == none) hide(storage_of(t));

@@ -179,7 +179,8 @@ bool call_log::run_ahead(const std::vector<traced_call>& calls, const std::vecto
   note_freed(static_cast<bytes_t>(freed));
   for (auto& w : written_) w.now = bytes_over(w.storage).clone();
   for (auto& [impl, s] : storages_)
-    if (!s.outside && !s.stays) detail::hide(s.storage.unsafeGetStorageImpl());
+    if (!s.outside ? !s.stays : !impl->throw_on_immutable_data_ptr() && impl->nbytes() > 0 && impl->data() == nullptr)
+      detail::hide(s.storage.unsafeGetStorageImpl());  // from outside: weights that are elsewhere
   for (const auto& s : hidden_) detail::hide(s.unsafeGetStorageImpl());
   for (const auto& s : pinned_) s.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
   for (const auto& t : wanted) storage_of(t)->clear_data_ptr_access_error_msg_();

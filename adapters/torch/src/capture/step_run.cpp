@@ -88,6 +88,21 @@ void step_run::read(recorder& r, const at::Tensor& t, bool may_write) {
 void step_run::diverge(recorder& r, const std::string& why) {
   if (eager()) return;
   if (strict_) r.refuse("the forward", "cannot be recorded: " + why);
+  run_calls(r, why);
+}
+
+void step_run::stopped(recorder& r) {
+  threw_ = true;
+  try {
+    r.insist([]() -> int { throw; });
+  } catch (const cannot_capture&) {
+    if (strict_) return;
+  } catch (...) {
+  }
+  if (!eager()) run_calls(r, "the forward throws");
+}
+
+void step_run::run_calls(recorder& r, const std::string& why) {
   const c10::impl::ExcludeDispatchKeyGuard plain(c10::DispatchKey::Fake);
   why_ = why;
   const auto left = r.abandon();

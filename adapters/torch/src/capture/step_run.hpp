@@ -40,11 +40,8 @@ class step_run {
   void call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::Stack& stack);
   /// The module has returned these.
   void returns(recorder& r, std::vector<at::Tensor> tensors);
-  /// The module has thrown.
-  void stopped(recorder& r) {
-    threw_ = true;
-    if (!strict_) diverge(r, "the forward throws");
-  }
+  /// In a handler: the module has thrown.
+  void stopped(recorder& r);
   bool threw() const { return threw_; }
   /// The module is about to look at the memory of a tensor, and perhaps to write it.
   void read(recorder& r, const at::Tensor& t, bool may_write);
@@ -82,6 +79,7 @@ class step_run {
     int64_t version;
   };
   bool is_output(const at::Tensor& t) const;
+  void run_calls(recorder& r, const std::string& why);
 
   std::shared_ptr<call_log> log_;
   std::vector<at::Tensor> tensors_;

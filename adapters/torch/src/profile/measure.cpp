@@ -410,11 +410,14 @@ void forget_profiles() {
 
 namespace {
 
-/// Operators run below autograd and autocast while it is there, one program at a time; the generator is as before after it.
+/// Operators run below autograd and autocast while it is there, one program at a time; generators are as before after it.
 class measuring {
  public:
   explicit measuring(device& on) : on_(on), guard_(on.which()) {}
-  ~measuring() { on_.random(*generator_); }
+  ~measuring() {
+    on_.random(*generator_);
+    host_.restore();
+  }
   measuring(const measuring&) = delete;
   measuring& operator=(const measuring&) = delete;
 
@@ -426,6 +429,7 @@ class measuring {
   device& on_;
   c10::DeviceGuard guard_;
   std::shared_ptr<const random_state> generator_ = on_.random();
+  generator_state host_ = generator_state::now();  ///< numbers among the operands are there
 };
 
 }  // namespace

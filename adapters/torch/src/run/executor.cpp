@@ -669,14 +669,18 @@ struct executor::state {
   }
   /// Where the bytes that a move fetches are now.
   block in_memory_of_caller(const planned_move& m) const {
-    const auto& t = slots[m.slot];
+    const auto& t = homes_of_weights.at(m.slot);
     return home_of(t, byte_offset(t) - step.slots[m.slot].offset, m.bytes, leaves[m.slot] && !m.before_its_step);
   }
   /// Which of the weights that are fetched leave the cache of a disk.
   void look_at_homes() {
     if (fetched.empty()) return;
     std::vector<at::Tensor> read;
-    for (auto k : fetched) read.push_back(slots[k]);
+    for (auto k : fetched) {
+      auto& t = homes_of_weights[k];  // the tensor itself may be in disguise when its memory is read
+      if (!t.defined() || !t.is_alias_of(slots[k])) t = slots[k].detach();
+      read.push_back(t);
+    }
     const auto leave = let_go_of(read);
     leaves.assign(step.slots.size(), false);
     for (std::size_t i = 0; i < fetched.size(); ++i) leaves[fetched[i]] = leave[i];
@@ -791,6 +795,7 @@ struct executor::state {
   std::shared_ptr<tier> homes_in;
   std::vector<std::shared_ptr<region>> homes;
   std::shared_ptr<region> home;    ///< that of this step
+  std::map<index_t, at::Tensor> homes_of_weights;  ///< per slot that is fetched
   std::vector<index_t> fetched;    ///< slots of the weights that are, each once
   std::vector<bool> leaves;        ///< per slot: its pages leave the system's cache when they have been read
   std::atomic<double> waited = 0;  ///< for moves, s; read by other threads, too

@@ -49,6 +49,9 @@ class step_node final : public ::torch::autograd::Node {
     std::function<std::shared_ptr<runner>(const std::vector<at::Tensor>&, const std::vector<output_use>&, bool possible)> make;
     /// The graph that the module's code has built, for backwards that no plan does; null: it is gone, or the code has not run.
     std::shared_ptr<detail::kept_graph> graph = {};
+    /// While the result lives, weights of the host look as if they were where the steps run, with their data or without; null:
+    /// they are there.
+    std::function<std::shared_ptr<void>(bool with_data)> disguise = {};
     /// Is told why that was needed, and whether it always will.
     std::function<void(const std::string&, bool)> as_it_is = {};
     /// Is told that code of the backward does something else than when the step was recorded.
@@ -147,12 +150,17 @@ class step_node final : public ::torch::autograd::Node {
     const bool known = kind->outputs->learn(step, kind->uses, uses);
     const bool possible =
         !(known && does) && beside_ && beside_->possible([&](const auto& inputs) { return replan_.possible(inputs, uses); });
-    if (does && !possible && !inside.code.empty())
-      if (const auto why = replan_.graph->differs({kind->forward, {bound_, &bound_->slots}}, leaves()); !why.empty()) {
+    if (does && !possible && !inside.code.empty()) {
+      const auto differs = [&] {
+        const auto there = replan_.disguise ? replan_.disguise(false) : nullptr;
+        return replan_.graph->differs({kind->forward, {bound_, &bound_->slots}}, leaves());
+      };
+      if (const auto why = differs(); !why.empty()) {
         runner_ = std::move(r);
         replan_.other_code();
         return by_graph(given, "code in the backward that does not do what was planned (" + why + ")", false);
       }
+    }
     const auto beside = beside_;  // checks refer to it
     auto replan = replan_;
     if (!ran_kept_ || !replan_.graph) {  // which refer to the module's arguments
@@ -207,16 +215,27 @@ class step_node final : public ::torch::autograd::Node {
   /// The backward of autograd through the graph that the module's code has built.
   ::torch::autograd::variable_list by_graph(const std::vector<at::Tensor>& given, const std::string& why, bool always) {
     const auto& graph = *replan_.graph;
+    if (replan_.disguise && at::GradMode::is_enabled())
+      throw not_supported("remat: " + why + " would need weights on the device for longer than this step, which are in memory " +
+                          "of the host; " + as_it_is);
     if (runner_) std::exchange(runner_, nullptr)->run->reset();
     checks_.reset();
-    if (!graph.filled()) {
-      replan_.as_it_is(why, always);
-      beside_->run([&](const auto&) { replan_.graph->fill(); });
+    if (!graph.filled()) replan_.as_it_is(why, always);
+    std::vector<at::Tensor> result;
+    {
+      const auto there = replan_.disguise ? replan_.disguise(true) : nullptr;
+      if (!graph.filled()) beside_->run([&](const auto&) { replan_.graph->fill(); });
+      result = graph.gradients(given, leaves());
     }
-    auto result = graph.gradients(given, leaves());
     for (std::size_t i = 0; i < result.size(); ++i)
-      if (!task_should_compute_output(i)) result[i].reset();
+      if (!task_should_compute_output(i))
+        result[i].reset();
+      else if (i < bound_->trained.size())
+        bring_home(result[i], bound_->trained[i]);
     return result;
+  }
+  static void bring_home(at::Tensor& gradient, const at::Tensor& parameter) {
+    if (gradient.defined() && !gradient.is_cpu() && parameter.is_cpu()) gradient = gradient.cpu();
   }
   /// Does the program give the right gradients, although their bits may be those of another layout?
   static bool serves(const program& step, const std::vector<at::Tensor>& given) {
@@ -308,8 +327,7 @@ class step_node final : public ::torch::autograd::Node {
       r.kind->broken = true;
       throw;
     }
-    for (std::size_t i = 0; i < g.parameters.size(); ++i)
-      if (auto& t = g.parameters[i]; t.defined() && !t.is_cpu() && trained[place[i]].is_cpu()) t = t.cpu();
+    for (std::size_t i = 0; i < g.parameters.size(); ++i) bring_home(g.parameters[i], trained[place[i]]);
     for (const auto& w : unread) check(w, step);  // what a hook writes to others is an error, as in eager mode
     std::size_t held = r.run->held_gifts();
     if (r.kind->given_early) {

@@ -74,12 +74,18 @@ session::state::begun_step session::state::follow(const invocation& call, const 
   std::vector<detail::candidate> candidates;
   for (const auto& s : known) candidates.push_back({s->forward, {s->bound, &s->bound->slots}});
   const auto like = known.front();
-  lock.unlock();
-  auto f = detail::follow(candidates, call.forward, inputs, {of->parameters, of->buffers, uses, options.strict, [this] {
-                                                               const std::lock_guard held(mutex);
-                                                               release();
-                                                             }});
-  lock.lock();
+  if (!elsewhere_) lock.unlock();  // else nobody may use the weights meanwhile
+  const auto make_room = [this] {
+    std::unique_lock held(mutex, std::defer_lock);
+    if (!elsewhere_) held.lock();
+    release();
+  };
+  auto f = [&] {
+    const auto there = disguise(*of);
+    return detail::follow(candidates, call.forward, inputs,
+                          {of->parameters, of->buffers, uses, options.strict || there, there != nullptr, make_room});
+  }();
+  if (!elsewhere_) lock.lock();
   if (!f.which) {
     looked_ = false;
     const auto text = "the forward leaves the planned path at call " + std::to_string(f.at) + " (" + f.why + "); ";
@@ -148,14 +154,14 @@ session::state::begun_step session::state::record_step(const invocation& call, c
                                                        const std::function<std::shared_ptr<setup>(detail::step_run&)>& make) {
   begun_step b;
   b.inputs = inputs;
-  detail::step_run run(options.strict);
+  detail::step_run run(options.strict || elsewhere_);
   std::shared_ptr<setup> s;
   try {
     s = make(run);
   } catch (const cannot_capture& why) {
     if (dynamic_cast<const no_gradient*>(&why) != nullptr) {
       outputs->without_gradient = true;
-    } else if (options.strict || run.threw()) {
+    } else if (options.strict || elsewhere_ || run.threw()) {
       throw;
     } else {
       if (outputs->refused != why.what()) warn(std::string("this call is not planned: ") + why.what());

@@ -92,7 +92,11 @@ std::shared_ptr<setup> session::state::same_step(const invocation& call, const s
   std::shared_ptr<setup> s;
   try {
     if (graph != nullptr) {
-      s = setup_from(std::make_shared<const detail::trace>(graph->record(uses, of->parameters)), first, of);
+      auto recorded = [&] {
+        const auto there = disguise(*of);
+        return std::make_shared<const detail::trace>(graph->record(uses, of->parameters));
+      }();
+      s = setup_from(std::move(recorded), first, of);
     } else {
       look();
       s = make_setup(call, inputs, uses);
@@ -112,6 +116,7 @@ session::state::state(std::shared_ptr<model> m, wrap_options o) : trained(std::m
   if (options.optimizer < 0) throw bad_option("wrap_options.optimizer must be >= 0, got " + std::to_string(options.optimizer));
   if (!options.solver) throw bad_option("wrap_options.solver is empty");
   if (options.most_shapes < 1) throw bad_option("wrap_options.most_shapes must be >= 1, got 0");
+  if (options.steps_on) elsewhere_.emplace(*options.steps_on);
   if (!options.watch) options.watch = [](const progress&) { return control::go_on; };
   options.limits.validate();
   const auto& far = options.far;
@@ -149,7 +154,7 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
     lock.unlock();
     return call.forward(inputs);
   }
-  if (options.follow && !options.steps_on) {
+  if (options.follow) {
     auto b = follow(call, inputs, lock);
     if (b.r) return run_step(call, std::move(b));
     return std::move(b.returned);
@@ -267,6 +272,17 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
     return begun;
   };
   once_more.graph = b.graph;
+  if (elsewhere_)
+    once_more.disguise = [self = shared_from_this(), of = r->bound->of](bool with_data) -> std::shared_ptr<void> {
+      struct held {
+        std::unique_lock<owned_mutex> lock;
+        std::unique_ptr<detail::weights_elsewhere::disguise> on;
+      };
+      std::unique_lock lock(self->mutex);
+      auto on = self->disguise(*of);
+      if (with_data) on->lend();
+      return std::make_shared<held>(held{std::move(lock), std::move(on)});
+    };
   once_more.as_it_is = [self = shared_from_this(), outputs = s->outputs](const std::string& why, bool always) {
     std::lock_guard held(self->mutex);
     if (outputs->refused != why)

@@ -198,28 +198,6 @@ std::shared_ptr<setup> session::state::make_variant(const setup& s, program step
 
 namespace {
 
-/// Parameters of the host as tensors of `on` without memory, while it lives. Those that are there already stay.
-class disguise {
- public:
-  disguise(const std::vector<at::Tensor>& tensors, c10::Device on) {
-    if (on.is_cpu()) return;
-    for (const auto& t : tensors)
-      if (t.is_cpu()) hidden_.emplace_back(t, t.detach());
-    std::vector<at::Tensor> like;
-    for (const auto& [t, data] : hidden_) like.push_back(t);
-    const auto hollow = without_memory(like, on);
-    for (std::size_t i = 0; i < hidden_.size(); ++i) hidden_[i].first.set_data(hollow[i]);
-  }
-  ~disguise() {
-    for (auto& [t, data] : hidden_) t.set_data(data);
-  }
-  disguise(const disguise&) = delete;
-  disguise& operator=(const disguise&) = delete;
-
- private:
-  std::vector<std::pair<at::Tensor, at::Tensor>> hidden_;
-};
-
 /// Says in the program which parameters are on the host.
 /// @throws cannot_capture if one of them cannot be fetched from there
 void mark_homes(setup& s, captured& c) {
@@ -240,6 +218,11 @@ void mark_homes(setup& s, captured& c) {
 
 }  // namespace
 
+std::unique_ptr<detail::weights_elsewhere::disguise> session::state::disguise(const module_tensors& of) {
+  if (!elsewhere_) return nullptr;
+  return std::make_unique<detail::weights_elsewhere::disguise>(*elsewhere_, of.parameters);
+}
+
 std::shared_ptr<setup> session::state::make_setup(const invocation& call, const std::vector<at::Tensor>& inputs,
                                                   const std::vector<output_use>& uses, detail::step_run* run) {
   release();  // capture and measurements take memory of their own
@@ -252,7 +235,7 @@ std::shared_ptr<setup> session::state::make_setup(const invocation& call, const 
   s->note = call.note;
   const auto of = now_;
   auto recorded = [&] {
-    const disguise on_device(of->parameters, options.steps_on.value_or(c10::kCPU));
+    const auto there = disguise(*of);
     return std::make_shared<detail::trace>(detail::record(call.forward, inputs, of->parameters, of->buffers, names, uses, run));
   }();
   s->capture_seconds = since(begin);
@@ -281,7 +264,7 @@ std::shared_ptr<setup> session::state::setup_from(const std::shared_ptr<const de
   const auto begin = clock::now();
   s->inputs = like.inputs;
   auto captured = [&] {
-    const disguise on_device(of->parameters, options.steps_on.value_or(c10::kCPU));
+    const auto there = disguise(*of);
     return detail::captured_from(*recorded, of->parameters, of->buffers);
   }();
   s->step = captured.step;

@@ -21,6 +21,7 @@
 
 #include "../capture/kept_graph.hpp"
 #include "../capture/trace.hpp"
+#include "../capture/weights_elsewhere.hpp"
 #include "../device/home.hpp"
 #include "../plan/planned.hpp"
 #include "../plan/search.hpp"
@@ -115,6 +116,8 @@ struct session::state : std::enable_shared_from_this<state> {
   /// Steps of this kind use these tensors of the model from now on.
   /// @throws bad_binding if they are not like those that it was captured with
   static void bind(setup& s, const std::shared_ptr<const module_tensors>& of);
+  /// Weights of the host look as if they were where the steps run, while the result lives. Null: they are there.
+  std::unique_ptr<detail::weights_elsewhere::disguise> disguise(const module_tensors& of);
   void keep(const std::string& name, const std::shared_ptr<setup>& s);
   static pytorch::device& device_for(const setup& s) { return device_of(device_of_step(*s.step)); }
   /// Where values of steps on `on` may go: the far memory of the options, or pinned memory for `host_budget`.
@@ -240,6 +243,7 @@ struct session::state : std::enable_shared_from_this<state> {
   std::optional<copy_rates> rates_of_weights_;
   std::optional<interference> interference_;
   std::map<std::string, far_memory> pinned_;  ///< by device, for `host_budget`
+  std::optional<detail::weights_elsewhere> elsewhere_;  ///< while steps run on another device than the weights are on
   background worker;
   int replaced = 0;          ///< captures in a row that a replaced tensor made out of date
   std::size_t verified = 0;  ///< steps that were compared

@@ -106,6 +106,9 @@ captured capture(const forward_function& forward, const std::vector<at::Tensor>&
 
 /// This thread runs the forward, or a part of the backward, of a capture.
 bool capturing();
+/// This thread runs a forward in which weights of the host look as if they were on the device of the steps
+/// (`wrap_options::steps_on`).
+bool weights_disguised();
 
 /// A forward of this thread, whose kernels have not run yet, is about to read the memory of a tensor without an operator: they
 /// run first, and the rest of the forward runs eagerly (`wrap_options::follow`). If there are none, the forward may stay planned.
