@@ -261,6 +261,24 @@ class Values(Test):
                 self.check(Two, step)
         self.check(Two, penalty, 2, exact=False)
 
+    def test_other_use_of_a_path_with_other_numbers(self):
+        """The step goes on by a plan for that use, of the same calls with the numbers of this forward."""
+        class Two(Net):
+            def act(self, h):
+                rows = h.detach()[:, 0] * 0 + torch.arange(float(len(h)))
+                h = h * self.scale
+                return (h + h[rows < self.rows].mean(0)).tanh()
+
+            def forward(self, x):
+                y = super().forward(x)
+                return y, y.tanh()
+
+        def step(model, x, k):
+            model.scale, model.rows = 1.0 + k, (4, 5, 6)[k % 3 if k != 3 else 1]
+            model(x)[k % 2].square().mean().backward()
+
+        self.check(Two, step, steps=8)
+
     def test_what_stays_within_the_budget(self):
         """Deep models: neither what runs ahead nor the step takes more than the budget."""
         class Deep(nn.Module):

@@ -791,6 +791,23 @@ std::size_t same_calls(const trace& a, const trace& b, std::size_t most) {
   return most;
 }
 
+bool same_outside(const trace& a, const trace& b) {
+  const auto same = [&](index_t k, index_t l) {
+    if (k == none || l == none) return k == l;
+    const auto &x = a.slots[k], &y = b.slots[l];
+    const auto of_module = [](const slot& s) { return s.from == role::parameter || s.from == role::buffer; };
+    if (of_module(x) && of_module(y)) return k == l;  // what is trained depends on the use of the outputs
+    if (x.from != y.from) return false;
+    if (x.from == role::constant) return a.constants[x.position] == b.constants[y.position];
+    if (x.from == role::found) return a.found[x.position].is_same(b.found[y.position]);
+    return x.position == y.position;
+  };
+  for (std::size_t i = 0; i < std::min(a.backward, b.backward); ++i)
+    for (std::size_t k = 0; k < a.calls[i].operands.size(); ++k)
+      if (!same(a.tensors[a.calls[i].operands[k].tensor], b.tensors[b.calls[i].operands[k].tensor])) return false;
+  return true;
+}
+
 followed follow(const std::vector<candidate>& candidates, const forward_function& forward, const std::vector<at::Tensor>& inputs,
                 const step_request& what) {
   const auto f = std::make_shared<follower>(candidates, inputs, what);

@@ -37,6 +37,8 @@ struct recorded_forward {
 
 /// How many of the first `most` calls are the same, on the same tensors, of the same geometry.
 std::size_t same_calls(const trace& a, const trace& b, std::size_t most);
+/// Of two forwards that make the same calls: on the same tensors from outside, and constants of the same contents.
+bool same_outside(const trace& a, const trace& b);
 /// Of two forwards, the first call that differs.
 inline std::size_t common_calls(const trace& a, const trace& b) { return same_calls(a, b, std::min(a.backward, b.backward)); }
 

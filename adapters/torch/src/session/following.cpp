@@ -26,7 +26,7 @@ bool try_again(const usage& outputs) { return std::has_single_bit(outputs.plain 
 bool session::state::same_forward(const setup& a, const setup& b) {
   const auto &x = *a.forward->recorded, &y = *b.forward->recorded;
   return x.backward == y.backward && x.output_tensors == y.output_tensors && x.results == y.results &&
-         detail::common_calls(x, y) == x.backward;
+         detail::common_calls(x, y) == x.backward && detail::same_outside(x, y);
 }
 
 std::vector<std::shared_ptr<setup>> session::state::followable(const usage& outputs, const std::vector<output_use>& uses) const {
