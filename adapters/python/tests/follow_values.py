@@ -205,11 +205,11 @@ class Values(Test):
             return h * sum(h.detach()[0].tolist()) + h.detach().argmax(-1).tolist()[0]
 
         def by_numpy(model, h):
-            return h + float(numpy.median(h.detach().numpy()))
+            return h + float(numpy.median(h.detach().cpu().numpy()))
 
         def buffer_by_numpy(model, h):
             model.count += h.detach().mean()
-            return h * float(model.count.numpy()) + model.count.tolist()
+            return h * float(model.count.cpu().numpy()) + model.count.tolist()
 
         def printed(model, h):
             model.seen.append(repr(h.detach()))

@@ -106,6 +106,7 @@ class step_node final : public ::torch::autograd::Node {
   static constexpr const char* as_it_is = "for this step use the module as it is (in Python within remat.of(model).paused())";
 
   ::torch::autograd::variable_list apply(::torch::autograd::variable_list&& incoming) override {
+    if (open_) return std::move(incoming);
     detail::graph_contents inside;
     if (replan_.graph) {
       if (runner_) inside = replan_.graph->contents();
@@ -232,10 +233,23 @@ class step_node final : public ::torch::autograd::Node {
         result[i].reset();
       else if (i < bound_->trained.size())
         bring_home(result[i], bound_->trained[i]);
+    if (!replan_.disguise) open();
     return result;
   }
   static void bring_home(at::Tensor& gradient, const at::Tensor& parameter) {
     if (gradient.defined() && !gradient.is_cpu() && parameter.is_cpu()) gradient = gradient.cpu();
+  }
+  /// From the next backward on gradients go through the graph itself, whose nodes then run once, whatever else leads to them: a
+  /// graph of the gradients does.
+  void open() {
+    ::torch::autograd::edge_list to;
+    for (std::size_t i = 0; i < connected_.size(); ++i)
+      if (connected_[i]) to.push_back(replan_.graph->edge_of(i));
+    ::torch::autograd::Engine::get_default_engine().queue_callback(
+        [self = c10::intrusive_ptr<step_node>::reclaim_copy(this), edges = std::move(to)]() mutable {
+          self->next_edges() = std::move(edges);
+          self->open_ = true;
+        });
   }
   /// Does the program give the right gradients, although their bits may be those of another layout?
   static bool serves(const program& step, const std::vector<at::Tensor>& given) {
@@ -373,6 +387,7 @@ class step_node final : public ::torch::autograd::Node {
   std::unique_ptr<verification> checks_;  ///< refers to `beside_`
   second_plan replan_;
   bool verify_ = false, ran_kept_ = false, observed_ = false;
+  bool open_ = false;  ///< gradients of the outputs go on to the graph
 };
 
 /// Makes `output` the next one of the step.

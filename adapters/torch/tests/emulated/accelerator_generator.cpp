@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// Random numbers of the accelerator. The state is a seed and an offset, 16 bytes, as with Philox on CUDA.
-#include <ATen/ops/empty.h>
+#include <ATen/EmptyTensor.h>
 
 #include <array>
 #include <cstring>
@@ -45,7 +45,7 @@ class generator final : public c10::GeneratorImpl {
   }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
     refuse_in_capture();
-    auto state = at::empty({state_bytes}, at::TensorOptions(at::kByte).device(c10::kCPU));
+    auto state = at::detail::empty_cpu({state_bytes}, at::TensorOptions(at::kByte).device(c10::kCPU));  // no operator, as in PyTorch
     std::memcpy(state.mutable_data_ptr(), &now_, state_bytes);
     return state.getIntrusivePtr();
   }

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tests of steps that run the module's own code, on the device of REMAT_TEST_DEVICE. With --host, weights stay in memory of the host."""
+
+import sys
+import unittest
+
+import emulated
+import torch
+from devices import DEVICE
+
+import follow
+import follow_paths
+import follow_values
+import remat
+
+HOST = "--host" in sys.argv
+MODULES = follow, follow_values, follow_paths
+
+#: Tests that say nothing there.
+ELSEWHERE = {
+    "test_memory_written_without_operators": "numpy writes memory of the host",
+    "test_threads": "a default device is one of a thread: devices.py has threads of its own",
+}
+if HOST:
+    ELSEWHERE |= {
+        "test_graph_of_gradients": "an error, see `test_refusals`",
+        "test_meta_learning": "the same",
+        "test_other_backwards": "its last part is the same",
+        "test_around": "checkpoints around a module whose weights are elsewhere keep what they are given",
+        "test_other_parameters_in_each_call": "parameters that are replaced are on the device",
+        "test_other_parameters_beside_views_of_the_first": "views of weights stay where these were",
+    }
+if emulated.is_emulated:
+    ELSEWHERE |= dict.fromkeys(("test_what_cannot_be_recorded", "test_named", "test_values"), "no sparse tensors")
+    ELSEWHERE |= {"test_scripted_functions": "no compiler of kernels"} if DEVICE.type == "cuda" else {}
+
+
+def trained(make, step, steps, wrap):
+    """As in follow.py."""
+    torch.manual_seed(0)
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, foreach=False)  # the same arithmetic on host and device
+    if wrap is not None:
+        there = {"device": DEVICE, "offload": "all", "budget": "100% of activations"} if HOST else {"budget": "100% of activations"}
+        remat.wrap(model, **{**wrap, "time_limit": 1, "cache": False, **there})
+    found = []
+    for k in range(steps):
+        torch.manual_seed(k + 1)
+        x = torch.randn(32, 16)
+        optimizer.zero_grad()
+        result = step(model, x, k)
+        optimizer.step()
+        tensors = [*(result or ()), *model.parameters(), *(p.grad for p in model.parameters()), *model.buffers(),
+                   torch.get_rng_state(), torch.get_device_module(DEVICE).get_rng_state()]
+        found.append([t if t is None else t.detach().cpu().clone() for t in tensors])
+    return model, found
+
+
+class WithHost(unittest.TestCase):
+    def test_refusals(self):
+        """A graph of gradients would need weights on the device after its step. The next step is planned."""
+        model = remat.wrap(follow.Net(), device=DEVICE, offload="all", cache=False)
+        x = torch.randn(32, 16, requires_grad=True)
+        with self.assertRaisesRegex(RuntimeError, "would need weights on the device for longer than this step"):
+            torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        model(x).sum().backward()
+
+
+def main():
+    torch.backends.mha.set_fastpath_enabled(False)  # which PyTorch takes or not by where weights are
+    torch.set_default_device(DEVICE)
+    del follow_paths.PARTS["by hand"]  # numpy
+    suite, loader = unittest.TestSuite(), unittest.TestLoader()
+    cases = {case for module in MODULES for case in vars(module).values()
+             if isinstance(case, type) and issubclass(case, unittest.TestCase)} | ({WithHost} if HOST else set())
+    for module in MODULES:
+        module.trained = trained
+    for case in sorted(cases, key=lambda case: case.__qualname__):
+        suite.addTests(test for test in loader.loadTestsFromTestCase(case) if test.id().rpartition(".")[2] not in ELSEWHERE)
+    sys.exit(not unittest.TextTestRunner().run(suite).wasSuccessful())
+
+
+if __name__ == "__main__":
+    main()
