@@ -21,11 +21,11 @@ from typing import Any, Iterator, Literal, Mapping
 
 import torch
 
-from . import _core, _host, _options, _patches, _torch, _tree, _weights
+from . import _core, _host, _options, _patches, _snapshot, _torch, _tree, _weights
 from ._disk import Disk
 from ._errors import Error, Refused
 from ._gradients import Gradients
-from ._state import Attributes, Draws, Record, describe_hooks
+from ._snapshot import Snapshot
 
 SLOT = "_remat"  #: of the model's `__dict__`, where its session is
 log = logging.getLogger("remat")
@@ -212,7 +212,7 @@ class _Step:
         self._plain = self._args = self._kwargs = None  # a graph may hold this, and the model that graph
         model = self._source.model()
         if self._verified or self._elsewhere or (self._strict and _torch.capturing()):
-            self._before = self._source.state.snapshot(model), Draws()
+            self._before = Snapshot(model)
         try:
             with _patches.recomputed():
                 self._result = plain(*args, **kwargs)
@@ -226,21 +226,18 @@ class _Step:
     def _run_again(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         if self._form is None:
             raise Error("a forward whose arguments cannot be copied cannot run once more")
-        model, state = self._source.model(), self._source.state
-        now, draws = state.snapshot(model), Draws()
+        now = Snapshot(self._source.model())
         try:
             self.undo()
             args, kwargs = _tree.unflatten(self._form, iter(tensors))
             return _tree.tensors_in(self._source.plain()(*args, **kwargs))
         finally:
-            state.restore(model, now)
-            draws.undo()
+            now.restore()
 
     def undo(self) -> None:
         """Puts attributes back as they were before the step, if that is known."""
         if self._before is not None:
-            self._source.state.restore(self._source.model(), self._before[0])
-            self._before[1].undo()
+            self._before.restore()
 
     def take(self) -> Any:
         """What the forward returned."""
@@ -267,9 +264,11 @@ def _refuse_unplanned(inputs: list[torch.Tensor]) -> None:
     _refuse_transforms()
 
 
-def _members(model: torch.nn.Module) -> list[tuple]:
-    """Per dict of parameters, buffers and modules: itself, and what it holds."""
-    held = (part.__dict__.get(name) for part in model.modules() for name in ("_parameters", "_buffers", "_modules"))
+def _members(model: torch.nn.Module, attributes: bool) -> list[tuple]:
+    """Per dict of parameters, buffers and modules, and of attributes and hooks: itself, and what it holds."""
+    names = ("_parameters", "_buffers", "_modules", *(_snapshot.HOOKS if attributes else ()))
+    held = [part.__dict__.get(name) for part in model.modules() for name in names]
+    held += [part.__dict__ for part in model.modules() if attributes]
     return [(d, *itertools.chain.from_iterable(d.items())) for d in held if isinstance(d, dict)]
 
 
@@ -279,7 +278,6 @@ class Source:
     def __init__(self, model: torch.nn.Module, session: Session):
         self._model = weakref.ref(model)
         self._session = weakref.ref(session)
-        self.state = Attributes()
 
     def model(self) -> torch.nn.Module:
         model = self._model()
@@ -299,24 +297,20 @@ class Source:
         return list(self.model().named_buffers(remove_duplicate=False))
 
     def signature(self) -> str:
-        model, session, record = self.model(), self._session(), Record()
-        followed = session is not None and session._options.followed()
-        text = "" if followed else self.state.text(model, record)
+        model, session = self.model(), self._session()
+        followed = session is not None and session._options.followed()  # calls of the forward are compared
         if session is not None and session._source is self:
-            session._seen, session._members = record, _members(model)
+            session._members = _members(model, not followed)
             if not followed:
                 session._tell_hooks(model)
             if session._gradients is not None and session._open:
                 session._gradients.attach(model)  # what is trained since
-        return text
+        return "" if followed else _snapshot.settings(model)
 
     def changed(self) -> bool:
         """May anything be other than it was when `signature` was last asked for?"""
         session = self._session()
-        if session is not None and session._options.followed():  # calls of the forward are compared
-            return not _torch.same_dicts(session._members)
-        known = session._seen if session is not None and session._source is self else None
-        return known is None or not known.holds()
+        return session is None or session._source is not self or not _torch.same_dicts(session._members)
 
 
 class Session:
@@ -332,7 +326,6 @@ class Session:
         self._warned: set[str] = set()
         self._looked = False  # for compiled modules
         self._source = Source(model, self)
-        self._seen: Record | None = None
         self._members: list[tuple] = []
         self._made: _torch.Session | None = None
         self._weights: Disk | None = None  # where they are, unless in memory
@@ -353,7 +346,7 @@ class Session:
         o, model = self._options, self._source.model()
         self._place_weights(model)
         paged = o.offload == "all" and o.steps_on is None
-        self._source, self._seen = Source(model, self), None  # one that may still have steps in flight keeps its own
+        self._source = Source(model, self)  # one that may still have steps in flight keeps its own
         return _torch.Session(type(model).__name__, self._source, *o.limit(),
                               "automatic" if o.solver == "auto" else o.solver, o.time_limit, o.gap, o.seed, o.verify,
                               o.on_new_shape, o.folder(), _progress, o.device, *o.spill(),
@@ -465,13 +458,13 @@ class Session:
                     outputs, used = self._run.forward(_forward(self._source, plain, form, text, note, attempt), text, inputs, note)
             except Refused as e:
                 e.source = attempt.where
-                self._undo(model, before or attempt.before)
+                self._undo(before or attempt.before)
                 raise
             except _Changed as e:  # a first call may fill in what it computes once; what changes again changes in every step
                 before = before or e.before
                 continue
             except Exception as e:
-                self._undo(model, before or attempt.before)
+                self._undo(before or attempt.before)
                 if isinstance(e, Error) or (attempt.raised is None and before is None):
                     raise
                 args, kwargs = _tree.unflatten(form, iter(inputs))
@@ -482,7 +475,7 @@ class Session:
                 log.warning("this call is not planned: %s", refusal)
                 return result
             return _tree.unflatten(used.form, iter(outputs))
-        self._undo(model, before)
+        self._undo(before)
         weights = all(isinstance(functools.reduce(lambda held, part: getattr(held, part, None), name.split("."), model), torch.Tensor)
                       for name in attempt.changed)
         raise Refused(f"the forward changes {', '.join(attempt.changed)}, which no planned step would do", source=attempt.where,
@@ -490,10 +483,10 @@ class Session:
                              "torch.nn.utils.prune.remove, or keep it in a buffer" if weights else
                              "count in the training loop or in a hook of the model, or keep it in a buffer")
 
-    def _undo(self, model, before):
-        """Puts attributes back as they were before a capture."""
+    def _undo(self, before: Snapshot | None) -> None:
+        """Puts back what a capture has changed."""
         if before is not None:
-            self._source.state.restore(model, before)
+            before.restore()
 
     def _prepare(self, model: torch.nn.Module, args: tuple, kwargs: Mapping[str, Any] | None) -> None:
         inputs, form, text = _tree.flatten((_options.arguments(args), dict(kwargs or {})), "arguments")
@@ -505,7 +498,7 @@ class Session:
             self._run.prepare(_forward(self._source, self._plain(model), form, text, note, Attempt()), text, inputs, note)
 
     def _tell_hooks(self, model: torch.nn.Module) -> None:
-        hooked = describe_hooks(model)
+        hooked = _snapshot.hooked(model)
         if hooked and hooked not in self._warned:
             self._warned.add(hooked)
             log.warning("hooks of modules inside the model are called when a step is captured, not in planned steps: %s", hooked)
@@ -591,7 +584,7 @@ class Session:
         if self._open and self._options.steps_on is not None:
             _host.leave(self._source.model())
         self._open = False
-        self._made = self._seen = None
+        self._made = None
 
     def __repr__(self) -> str:
         return f"<remat.Session budget={self._options.limit()[0]!r}{'' if self._open else ' closed'}>"
@@ -650,8 +643,8 @@ def _forward(source: Source, plain: Any, form: Any, text: str, note: Note, attem
         if not _torch.capturing():  # beside a planned step, or as nothing is to be planned
             outputs, note.form, _ = _tree.flatten(plain(*args, **kwargs), "result")
             return outputs
-        attempt.before = before = source.state.snapshot(model)
-        draws = Draws()
+        attempt.before = before = Snapshot(model)
+        told = _snapshot.told(model)
         try:
             _refuse_parts(model)
             result = plain(*args, **kwargs)
@@ -660,18 +653,18 @@ def _forward(source: Source, plain: Any, form: Any, text: str, note: Note, attem
                 raise Refused("the forward changes its arguments, which no planned step would do",
                               advice="copy the container before it is written to")
             outputs, note.form, _ = _tree.flatten(result, "result")
-            attempt.changed = source.state.changes(model, before)
+            then = _snapshot.told(model)
+            attempt.changed = sorted(name for name in told.keys() | then.keys() if told.get(name) != then.get(name))
             if attempt.changed:
                 raise _Changed(before)
-            if draws.happened():
+            if before.drawn():
                 raise Refused("the forward draws from Python's random or numpy's, and no planned step would draw anew",
                               advice="draw with torch, or pass what was drawn as an argument")
             return outputs
         except BaseException as e:
             attempt.where, attempt.raised = _line(e), e
             if not isinstance(e, _Changed):
-                source.state.restore(model, before)
-                draws.undo()
+                before.restore()
             raise
 
     return forward

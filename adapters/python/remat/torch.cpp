@@ -469,8 +469,6 @@ PYBIND11_MODULE(_torch, m) {
   m.def("pin_weights",
         [](const tensors& list, const std::string& near) { translated([&] { rp::pin_weights(list, c10::Device(near)); }); });
   m.def("check_device", [](const std::string& which) { translated([&] { rp::device_of(c10::Device(which)); }); });
-  m.def("state_of", &remat::python::state_of);
-  m.def("unchanged", &remat::python::unchanged);
   m.def("same_dicts", &remat::python::same_dicts);
   m.def("check_disk", [](const std::string& folder, const std::string& bytes) {
     in_folder(folder, [&] { rp::file_memory(folder, bytes.empty() ? remat::max_bytes : remat::parse_bytes(bytes)); });

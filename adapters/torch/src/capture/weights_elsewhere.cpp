@@ -16,7 +16,7 @@
 namespace remat::pytorch::detail {
 namespace {
 
-thread_local const weights_elsewhere::disguise* of_thread = nullptr;
+thread_local const weights_elsewhere::disguise* worn = nullptr;
 
 c10::intrusive_ptr<::torch::autograd::Node> accumulator_of(const at::Tensor& t) {
   return t.requires_grad() && t.is_leaf() ? ::torch::autograd::impl::try_get_grad_accumulator(t) : nullptr;
@@ -62,7 +62,7 @@ void weights_elsewhere::look(const std::vector<at::Tensor>& parameters) {
 }
 
 weights_elsewhere::disguise::disguise(weights_elsewhere& of, const std::vector<at::Tensor>& parameters)
-    : of_(of), before_(of_thread) {
+    : of_(of), before_(worn) {
   if (before_ == nullptr || &before_->of_ != &of) {
     of.look(parameters);
     for (std::size_t i = 0; i < of.entries_.size(); ++i) {
@@ -73,7 +73,7 @@ weights_elsewhere::disguise::disguise(weights_elsewhere& of, const std::vector<a
       set_accumulator(e.parameter, e.accumulator);
     }
   }
-  of_thread = this;
+  worn = this;
 }
 
 void weights_elsewhere::disguise::lend() {
@@ -81,7 +81,7 @@ void weights_elsewhere::disguise::lend() {
 }
 
 weights_elsewhere::disguise::~disguise() {
-  of_thread = before_;
+  worn = before_;
   take_back(lent_);
   for (auto& h : hidden_) {
     auto& e = of_.entries_[h.at];
@@ -92,12 +92,12 @@ weights_elsewhere::disguise::~disguise() {
 }
 
 weights_there::weights_there(const std::vector<c10::IValue>& arguments) {
-  if (of_thread == nullptr) return;
+  if (worn == nullptr) return;
   for (const auto& v : arguments)
     each_tensor(v, [&](const at::Tensor& t, int) {
       if (!t.has_storage() || t.storage().nbytes() == 0 || t.is_cpu()) return;
       const auto* s = storage_of(t);
-      for (const auto* d = of_thread; d != nullptr; d = d->before_)
+      for (const auto* d = worn; d != nullptr; d = d->before_)
         for (const auto& h : d->hidden_)
           if (const auto& hollow = d->of_.entries_[h.at].hollow; storage_of(hollow) == s) lend(hollow, h.data, lent_);
     });
@@ -109,6 +109,6 @@ weights_there::~weights_there() { take_back(lent_); }
 
 namespace remat::pytorch {
 
-bool weights_disguised() { return detail::of_thread != nullptr; }
+bool weights_disguised() { return detail::worn != nullptr; }
 
 }  // namespace remat::pytorch

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a forward may change beside tensors, as it was before it: attributes of modules, generators of Python and numpy."""
+
+from __future__ import annotations
+
+import collections
+import random
+import types
+from typing import Any, Iterator
+
+import torch
+
+try:  # now: its first import, in the middle of a forward, would look like a draw
+    from numpy import random as numpy_random
+except ImportError:
+    numpy_random = None
+
+from ._tree import attributes, constant
+
+#: Of `Module.__dict__`: what PyTorch keeps there, but hooks; and what others keep that does not tell.
+_OTHERS = frozenset(set(torch.nn.Module().__dict__) - {"training"} | {"_remat", "_trainer", "_fabric"})
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_CONTAINERS = (list, dict, set, collections.OrderedDict)
+_DEPTH = 6
+
+
+def _own(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Names and values of the attributes of all modules."""
+    for path, module in model.named_modules():
+        for name, value in module.__dict__.items():
+            if name not in _OTHERS and not (name == "forward" and module is model):
+                yield f"{path}.{name}" if path else name, value
+
+
+def settings(model: torch.nn.Module) -> str:
+    """The modules, their attributes that are told by value, and which have hooks."""
+    plain = [(name, text) for name, v in _own(model) if (text := constant(v)) is not None]
+    return repr((hooked(model), [type(m).__qualname__ for m in model.modules()], plain))
+
+
+def hooked(model: torch.nn.Module) -> str:
+    """Names of the modules inside `model` that have hooks; empty if none has."""
+    return ", ".join(name for name, m in model.named_modules() if m is not model and any(m.__dict__.get(hooks) for hooks in HOOKS))
+
+
+def told(model: torch.nn.Module) -> dict[str, Any]:
+    """Per attribute what tells when it changes, hooks inside included."""
+    seen: set[int] = set()
+    found = {name: _told(value, seen, _DEPTH) for name, value in _own(model)}
+    for path, module in model.named_modules():
+        if module is not model:
+            found |= {f"{path}.{h}": [id(f) for f in module.__dict__[h].values()] for h in HOOKS if module.__dict__.get(h)}
+    return found
+
+
+class Snapshot:
+    """Attributes of the modules of a model, and generators."""
+
+    def __init__(self, model: torch.nn.Module):
+        self._held = [(m.__dict__, {k: (v, v.copy() if type(v) in _CONTAINERS else v) for k, v in m.__dict__.items()}) for m in model.modules()]
+        self._generators = [g for held, _ in self._held for v in held.values() if (g := _generator(v))]
+        self._python, self._numpy = random.getstate(), numpy_random and numpy_random.get_state()
+
+    def drawn(self) -> bool:
+        """Have the generators of Python or numpy moved since?"""
+        now = numpy_random and numpy_random.get_state()
+        return random.getstate() != self._python or (now and (now[1].tobytes(), *now[2:]) != (self._numpy[1].tobytes(), *self._numpy[2:]))
+
+    def restore(self) -> None:
+        """Puts everything back."""
+        for put, state in self._generators:
+            put(state)
+        for held, values in self._held:
+            for name in [n for n in held if n not in values]:
+                del held[name]
+            for name, (value, contents) in values.items():
+                held[name] = value
+                if type(value) in _CONTAINERS:
+                    value.clear()
+                    value.extend(contents) if type(value) is list else value.update(contents)
+        random.setstate(self._python)
+        if numpy_random:
+            numpy_random.set_state(self._numpy)
+
+
+def _generator(value: Any) -> tuple[Any, Any] | None:
+    """How to set the state of a generator of Python or numpy, and that state; None for anything else."""
+    if isinstance(value, random.Random):
+        return value.setstate, value.getstate()
+    if type(value).__module__.startswith("numpy.random"):
+        bits = getattr(value, "bit_generator", getattr(value, "_bit_generator", value))
+        if hasattr(bits, "state"):
+            return lambda state: setattr(bits, "state", state), bits.state
+    return None
+
+
+def _told(value: Any, seen: set[int], depth: int) -> Any:
+    """Equal as long as the value is as it was, as far as can be seen."""
+    if (text := constant(value)) is not None:
+        return text
+    if isinstance(value, torch.Tensor):
+        return id(value), value.dtype, value.device, value.shape, value.requires_grad
+    if (generator := _generator(value)) is not None:
+        return id(value), repr(generator[1])
+    if isinstance(value, torch.nn.Module) or depth == 0 or id(value) in seen:
+        return id(value)
+    if isinstance(value, (list, tuple)):
+        return type(value), [_told(v, seen, depth - 1) for v in value]
+    if isinstance(value, (set, frozenset)):
+        return type(value), sorted(map(repr, value))
+    if isinstance(value, dict):
+        return type(value), [(constant(k), _told(v, seen, depth - 1)) for k, v in value.items()]
+    seen.add(id(value))
+    state = attributes(value) or getattr(value.__func__ if type(value) is types.MethodType else value, "__dict__", None)
+    return id(value), isinstance(state, dict) and [(k, _told(v, seen, depth - 1)) for k, v in state.items()]
