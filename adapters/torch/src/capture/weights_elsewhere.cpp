@@ -23,7 +23,8 @@ c10::intrusive_ptr<::torch::autograd::Node> accumulator_of(const at::Tensor& t) 
 }
 /// @param node null: it stays as it is
 void set_accumulator(const at::Tensor& t, const c10::intrusive_ptr<::torch::autograd::Node>& node) {
-  if (node && t.requires_grad() && t.is_leaf()) ::torch::autograd::impl::set_grad_accumulator(t, c10::weak_intrusive_ptr<::torch::autograd::Node>(node));
+  if (node && t.requires_grad() && t.is_leaf())
+    ::torch::autograd::impl::set_grad_accumulator(t, c10::weak_intrusive_ptr<::torch::autograd::Node>(node));
 }
 
 /// Brings the data of a weight to its hollow storage. @param lent gets that
@@ -61,8 +62,7 @@ void weights_elsewhere::look(const std::vector<at::Tensor>& parameters) {
   }
 }
 
-weights_elsewhere::disguise::disguise(weights_elsewhere& of, const std::vector<at::Tensor>& parameters)
-    : of_(of), before_(worn) {
+weights_elsewhere::disguise::disguise(weights_elsewhere& of, const std::vector<at::Tensor>& parameters) : of_(of), before_(worn) {
   if (before_ == nullptr || &before_->of_ != &of) {
     of.look(parameters);
     for (std::size_t i = 0; i < of.entries_.size(); ++i) {

@@ -794,12 +794,12 @@ struct executor::state {
   std::vector<std::vector<index_t>> fetches;  ///< of the parameters whose gradients leave
   std::shared_ptr<tier> homes_in;
   std::vector<std::shared_ptr<region>> homes;
-  std::shared_ptr<region> home;    ///< that of this step
+  std::shared_ptr<region> home;                    ///< that of this step
   std::map<index_t, at::Tensor> homes_of_weights;  ///< per slot that is fetched
-  std::vector<index_t> fetched;    ///< slots of the weights that are, each once
-  std::vector<bool> leaves;        ///< per slot: its pages leave the system's cache when they have been read
-  std::atomic<double> waited = 0;  ///< for moves, s; read by other threads, too
-  ticket ended;                    ///< what was last given to the device
+  std::vector<index_t> fetched;                    ///< slots of the weights that are, each once
+  std::vector<bool> leaves;                        ///< per slot: its pages leave the system's cache when they have been read
+  std::atomic<double> waited = 0;                  ///< for moves, s; read by other threads, too
+  ticket ended;                                    ///< what was last given to the device
   std::unique_ptr<placement> allocations;
   std::vector<bound_step> steps;
   std::map<location, std::vector<socket>> sockets;   ///< by `outer`

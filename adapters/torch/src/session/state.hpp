@@ -242,7 +242,7 @@ struct session::state : std::enable_shared_from_this<state> {
   pytorch::report last_held;
   std::optional<copy_rates> rates_of_weights_;
   std::optional<interference> interference_;
-  std::map<std::string, far_memory> pinned_;  ///< by device, for `host_budget`
+  std::map<std::string, far_memory> pinned_;            ///< by device, for `host_budget`
   std::optional<detail::weights_elsewhere> elsewhere_;  ///< while steps run on another device than the weights are on
   background worker;
   int replaced = 0;          ///< captures in a row that a replaced tensor made out of date

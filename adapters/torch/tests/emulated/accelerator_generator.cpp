@@ -45,7 +45,8 @@ class generator final : public c10::GeneratorImpl {
   }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
     refuse_in_capture();
-    auto state = at::detail::empty_cpu({state_bytes}, at::TensorOptions(at::kByte).device(c10::kCPU));  // no operator, as in PyTorch
+    auto state =
+        at::detail::empty_cpu({state_bytes}, at::TensorOptions(at::kByte).device(c10::kCPU));  // no operator, as in PyTorch
     std::memcpy(state.mutable_data_ptr(), &now_, state_bytes);
     return state.getIntrusivePtr();
   }
