@@ -214,6 +214,7 @@ void call_log::fill() {
   show_before();
   written_.clear();
   storages_.clear();
+  shown_.clear();
   ahead_ = looked_ = stale_ = 0;
   for (const auto& k : std::exchange(kept_, {})) k.put_back();
   auto touched = std::exchange(exposed_, {});  // calls until now have seen what was there before

@@ -180,6 +180,7 @@ class call_log {
   std::vector<outside_storage> written_;
   std::vector<saved_storage> aside_;
   std::vector<c10::Storage> pinned_;
+  std::vector<const c10::StorageImpl*> shown_;  ///< of `wanted`, until the next call of `run_ahead`
   std::function<void()> make_room_;
   std::size_t ahead_ = 0, looked_ = 0;  ///< entries that have run ahead; whose storages are known
   std::string place_;                   ///< state of the generator after those that have run ahead

@@ -135,6 +135,7 @@ trace rest(recorder& r, std::vector<at::Tensor> returned, std::vector<at::Tensor
   at::autocast::clear_cache();
   if (run != nullptr) {
     run->log()->give_back_constants(r.calls());
+    r.give_back_kept();
     r.set_references(run->references());
   } else {
     if (!r.device().is_cpu()) wait_until([&] { return !r.kept_by_module(); });

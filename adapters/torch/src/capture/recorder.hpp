@@ -373,6 +373,14 @@ class recorder {
     trace_.calls.push_back(std::move(*masked));
   }
 
+  /// The step is recorded, and goes on: nobody asks for these values any more.
+  void give_back_kept() const {
+    for (std::size_t s = 0; s < alive_.size(); ++s)
+      if (const auto there = alive_[s].lock();
+          there && contents_[s] == contents::kept && trace_.storages[s].slot == none && !log_->is_pinned(there.get()))
+        release(there.get());
+  }
+
   /// A storage of the step that is still there once all results are gone: the module keeps it. @return what made it, or nothing
   std::optional<std::string> kept_by_module() const {
     for (std::size_t s = 0; s < alive_.size(); ++s)

@@ -123,13 +123,21 @@ bool call_log::run_ahead(const std::vector<traced_call>& calls, const std::vecto
   const plain_kernels kernels;
   look();
   const auto now = generator_.now();
-  for (auto& [impl, s] : storages_) s.storage.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
+  const auto hide_again = [](const known_storage& s) {  // from outside: weights that are elsewhere
+    auto* impl = s.storage.unsafeGetStorageImpl();
+    if (s.outside ? !impl->throw_on_immutable_data_ptr() && impl->nbytes() > 0 && impl->data() == nullptr : !s.stays)
+      detail::hide(impl);
+  };
+  for (const auto* impl : std::exchange(shown_, {})) hide_again(storages_.at(impl));
   for (const auto& a : std::exchange(aside_, {})) a.put_back();
   for (const auto& w : written_)
     if (w.now.defined()) saved_storage{w.storage, w.now}.put_back();
   for (; stale_ < kept_.size(); ++stale_) kept_[stale_].put_back();
-  for (auto& [impl, s] : storages_)
-    if (s.stays && s.storage.nbytes() > 0 && impl->data() == nullptr) s.stays = s.real = false;  // too large to be kept
+  for (auto& [impl, s] : storages_) {
+    if (!s.stays) continue;
+    s.storage.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
+    if (s.storage.nbytes() > 0 && impl->data() == nullptr) s.stays = s.real = false;  // too large to be kept
+  }
   if (!has_operands(wanted)) {
     begin_anew();
     window_ *= 4;
@@ -142,6 +150,7 @@ bool call_log::run_ahead(const std::vector<traced_call>& calls, const std::vecto
     each_storage(calls_[i].arguments, use);
     each_storage(calls_[i].results, use);
   }
+  for (const auto& [impl, call] : last) storages_.at(impl).storage.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
   std::size_t live = 0, freed = 0;
   const auto let_go = [&](known_storage& s) {
     if (s.outside || s.stays || !s.real || later.count(s.storage.unsafeGetStorageImpl())) return;
@@ -178,12 +187,13 @@ bool call_log::run_ahead(const std::vector<traced_call>& calls, const std::vecto
   generator_.set(now);
   note_freed(static_cast<bytes_t>(freed));
   for (auto& w : written_) w.now = bytes_over(w.storage).clone();
-  for (auto& [impl, s] : storages_)
-    if (!s.outside ? !s.stays : !impl->throw_on_immutable_data_ptr() && impl->nbytes() > 0 && impl->data() == nullptr)
-      detail::hide(s.storage.unsafeGetStorageImpl());  // from outside: weights that are elsewhere
+  for (const auto& [impl, call] : last) hide_again(storages_.at(impl));
   for (const auto& s : hidden_) detail::hide(s.unsafeGetStorageImpl());
   for (const auto& s : pinned_) s.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
-  for (const auto& t : wanted) storage_of(t)->clear_data_ptr_access_error_msg_();
+  for (const auto& t : wanted) {
+    storage_of(t)->clear_data_ptr_access_error_msg_();
+    if (storages_.count(storage_of(t))) shown_.push_back(storage_of(t));
+  }
   return true;
 }
 
@@ -230,6 +240,7 @@ void call_log::give_back() {
   }
   note_freed(freed);
   written_.clear();
+  shown_.clear();
   ahead_ = looked_ = 0;
 }
 

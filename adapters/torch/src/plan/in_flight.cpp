@@ -44,7 +44,7 @@ class bounded_search {
     const auto p = with_room_after_forward(p_, setup_.step->loss, working);
     const auto r = options_.solver(p, p.held_bytes() + held + working, limits_, options_.watch);
     if (!r.found()) return nullptr;
-    auto made = lay_out_plan(setup_, r.schedule, true);
+    auto made = lay_out_plan(setup_, r.schedule, max_bytes, true);
     made->found.solver = r.solver;
     made->found.bound = setup_.store_all->found.bound;
     if (!with_copies_ || made->run->far_bytes() * static_cast<bytes_t>(steps_) <= setup_.far.memory->limit()) return made;

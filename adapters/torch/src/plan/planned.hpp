@@ -63,10 +63,11 @@ struct setup {
   std::shared_ptr<const questions> asked;
   std::shared_ptr<void> note;  ///< of the invocation that was captured
   problem p;
-  problem in_place;       ///< of the store-all plan, where `p` has weights fetched; otherwise `p`
-  far_memory far;         ///< if the problem allows copies
-  std::string inputs;     ///< for people
-  std::size_t graph = 0;  ///< hash of the program without sizes
+  problem in_place;        ///< of the store-all plan, where `p` has weights fetched; otherwise `p`
+  far_memory far;          ///< if the problem allows copies
+  std::string inputs;      ///< for people
+  std::size_t graph = 0;   ///< hash of the program without sizes
+  layout_options layouts;  ///< no tries where steps like it are known: a first layout does
   std::shared_ptr<const plan> store_all;
   std::shared_ptr<const plan> all_in_flight;  ///< the same in zones, once several steps are in flight
   bytes_t parameter_bytes = 0, buffer_bytes = 0, constants = 0;

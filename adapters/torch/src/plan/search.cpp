@@ -108,11 +108,18 @@ std::size_t graph_hash(const program& step) {
 
 namespace {
 
-std::shared_ptr<const execution_plan> with_memory(const setup& s, const schedule& steps, bool zones = false) {
-  layout_options o;
+/// @param room the bytes that it should need at most; 0: as few as possible
+std::shared_ptr<const execution_plan> with_memory(const setup& s, const schedule& steps, bool zones, bytes_t room) {
+  auto o = s.layouts;
   if (has_copies(steps) && s.far.memory) o.alignment = std::max(o.alignment, s.far.memory->alignment());
   const auto how = zones ? placing::zones : s.fixed ? placing::fixed : placing::one;
-  return std::make_shared<execution_plan>(s.step, steps, s.profiles, o, 0, how);
+  auto run = std::make_shared<execution_plan>(s.step, steps, s.profiles, o, 0, how);
+  const auto best = run->needed_bytes() - run->arena_bytes() + run->live_peak();  // of all layouts
+  if (o.tries == 0 && run->needed_bytes() > room && (best <= room || room == 0)) {
+    o.tries = layout_options().tries;
+    run = std::make_shared<execution_plan>(s.step, steps, s.profiles, o, 0, how);
+  }
+  return run;
 }
 
 bool has_room(const setup& s, const execution_plan& run, bytes_t available) {
@@ -160,10 +167,10 @@ problem without_sends(const problem& p) {
   return {p.name(), std::move(values), p.operations(), p.targets(), p.copies(), p.backward_start()};
 }
 
-std::shared_ptr<plan> lay_out_plan(const setup& s, const schedule& steps, bool zones) {
+std::shared_ptr<plan> lay_out_plan(const setup& s, const schedule& steps, bytes_t room, bool zones) {
   auto made = std::make_shared<plan>();
   made->steps = steps;
-  made->run = with_memory(s, steps, zones);
+  made->run = with_memory(s, steps, zones, room);
   made->zones = zones;
   made->found = as_result(s.p, steps);
   return made;
@@ -179,7 +186,7 @@ std::shared_ptr<const plan> take_over(const setup& s, bytes_t available, const s
     if (s.p.plain() || plan != other.store_all) known.push_back(plan);
   std::sort(known.begin(), known.end(), [](const auto& a, const auto& b) { return a->found.seconds < b->found.seconds; });
   for (const auto& k : known) {
-    auto made = lay_out_plan(s, k->steps);
+    auto made = lay_out_plan(s, k->steps, available);
     if (!has_room(s, *made->run, available)) continue;
     made->found.solver = k->found.solver;
     made->taken_from = k->taken_from.empty() ? other.inputs : k->taken_from;
@@ -195,7 +202,7 @@ std::shared_ptr<const plan> glance(const setup& s, bytes_t available, const sear
   l.seconds = std::min(l.seconds, 0.05);
   const auto r = o.solver(s.p, s.p.held_bytes() + available, l, o.watch);
   if (!r.found()) return nullptr;
-  const auto made = lay_out_plan(s, r.schedule);
+  const auto made = lay_out_plan(s, r.schedule, available);
   if (!has_room(s, *made->run, available)) return nullptr;
   made->found = r;
   made->taken_from = "a short search";
@@ -208,7 +215,7 @@ namespace {
 /// A schedule of an earlier process, if it does for this one.
 std::shared_ptr<plan> laid_out_again(const setup& s, bytes_t available, const result& earlier) {
   try {
-    auto made = lay_out_plan(s, earlier.schedule);
+    auto made = lay_out_plan(s, earlier.schedule, available);
     if (!has_room(s, *made->run, available)) return nullptr;
     made->found.status = earlier.status;
     made->found.solver = earlier.solver;
@@ -240,7 +247,7 @@ std::shared_ptr<const plan> search_anew(const setup& s, bytes_t available, bytes
       within += available / 4;  // the layout may need less than the model says
       continue;
     }
-    const auto run = with_memory(s, r.schedule);
+    const auto run = with_memory(s, r.schedule, false, available);
     if (run->far_bytes() > far) {
       const auto share = static_cast<double>(far) / static_cast<double>(run->far_bytes());
       p = with_slower_link(p, round + 2 < rounds ? share * share : 0);
@@ -316,7 +323,7 @@ std::shared_ptr<const plan> leanest(const setup& s, const search_options& o) {
       least->found.budget_bound = bounds_without_search(p).budget;
     }
     least->steps = least->found.schedule;
-    least->run = with_memory(s, least->steps);
+    least->run = with_memory(s, least->steps, false, 0);
   };
   find(s.p);
   if (!has_room(s, *least->run, max_bytes)) find(with_slower_link(s.p, 0));  // too little far memory

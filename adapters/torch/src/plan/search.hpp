@@ -28,9 +28,10 @@ struct search_options {
 std::size_t graph_hash(const program& step);
 
 /// A given schedule, laid out for `s`.
+/// @param room  bytes that it should need at most: the first layout that does will do where steps like `s` are known
 /// @param zones for several steps in flight
 /// @throws bad_schedule if it is none of its problem
-std::shared_ptr<plan> lay_out_plan(const setup& s, const schedule& steps, bool zones = false);
+std::shared_ptr<plan> lay_out_plan(const setup& s, const schedule& steps, bytes_t room, bool zones = false);
 
 /// The fastest schedule that the solver finds among those whose layout takes at most `available` bytes, or found in an earlier
 /// process. What was cut off by the observer is not kept for later ones.

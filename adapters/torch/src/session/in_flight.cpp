@@ -41,7 +41,7 @@ void session::state::share_memory(setup& s) {
   auto& tier = device_for(s).memory();
   if (!memory.working || &memory.working->of() != &tier) memory.working = std::make_shared<working_memory>(tier);
   if (s.all_in_flight) return;
-  const auto all = lay_out_plan(s, s.store_all->steps, true);
+  const auto all = lay_out_plan(s, s.store_all->steps, max_bytes, true);
   all->found.solver = s.store_all->found.solver;
   all->found.bound = s.store_all->found.bound;
   s.all_in_flight = all;

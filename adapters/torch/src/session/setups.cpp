@@ -348,7 +348,8 @@ void session::state::complete(setup& s) {
     for (const auto& t : weights) in_place += static_cast<bytes_t>(t.storage().nbytes());
   const auto all = std::make_shared<plan>();
   all->steps = away ? fetch_once_schedule(s.in_place) : store_all_schedule(s.in_place);
-  all->run = std::make_shared<execution_plan>(s.step, all->steps, s.profiles, layout_options(), in_place,
+  if (relative) s.layouts.tries = 0;
+  all->run = std::make_shared<execution_plan>(s.step, all->steps, s.profiles, s.layouts, in_place,
                                               s.fixed ? placing::fixed : placing::one);
   all->found = as_result(s.in_place, all->steps);
   all->found.solver = "store_all";
