@@ -421,32 +421,32 @@ class Session:
         except Refused as why:
             if self._options.on_refuse == "raise":
                 raise
-            if str(why) not in self._warned:
-                self._warned.add(str(why))
-                log.warning("this call is not planned: %s", why)
+            self._warn_unplanned(why)
             return plain(*args, **kwargs)
         kind = step.text, tuple((t.shape, t.dtype) for t in step.inputs)
-        if (tries := self._unplanned[kind]) & (tries + 1) and self._options.on_refuse != "raise":  # ever more seldom
-            self._unplanned[kind] += 1
-            return plain(*args, **kwargs)
-        try:
-            self._run.forward(step, step.text, step.inputs, None)
-        except Refused as e:
-            step.undo()
-            e.source = step.where
-            if self._options.on_refuse == "raise" or self._options.steps_on is None:
-                raise
-            self._unplanned[kind] += 1
-            if str(e) not in self._warned:
-                self._warned.add(str(e))
-                log.warning("this call is not planned: %s", e)
-            return plain(*args, **kwargs)
-        except Exception:
-            if not step.raised:  # by the module, which has done all that eager mode does
+        tries = self._unplanned[kind]
+        if tries & (tries + 1) == 0:  # ever more seldom
+            try:
+                self._run.forward(step, step.text, step.inputs, None)
+                del self._unplanned[kind]
+                return step.take()
+            except Refused as why:
                 step.undo()
-            raise
-        self._unplanned.pop(kind, None)
-        return step.take()
+                why.source = step.where
+                if self._options.on_refuse == "raise" or self._options.steps_on is None:
+                    raise
+                self._warn_unplanned(why)
+            except Exception:
+                if not step.raised:  # by the module, which has done all that eager mode does
+                    step.undo()
+                raise
+        self._unplanned[kind] += 1
+        return plain(*args, **kwargs)
+
+    def _warn_unplanned(self, why: Refused) -> None:
+        if str(why) not in self._warned:
+            self._warned.add(str(why))
+            log.warning("this call is not planned: %s", why)
 
     def _step(self, model, plain, inputs, form, text):
         note, attempt = Note(), Attempt()

@@ -112,7 +112,8 @@ struct wrap_options {
   /// Without it the code is not run after a capture: for forwards that are pure functions of tensors, flags and
   /// `invocation::signature`.
   bool follow = false;
-  /// What cannot be planned is an error; else it runs as it is, and `warn` is told once.
+  /// What cannot be planned is an error; else it runs as it is, and `warn` is told once. With `steps_on` it is an error in any
+  /// case: weights are not where the module would run.
   bool strict = true;
   plan_cache cache = plan_cache();  ///< of what was found in earlier processes
   new_shape new_shapes = new_shape::nearest;
