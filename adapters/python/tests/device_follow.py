@@ -43,17 +43,7 @@ def trained(make, step, steps, wrap):
     if wrap is not None:
         there = {"device": DEVICE, "offload": "all", "budget": "100% of activations"} if HOST else {"budget": "100% of activations"}
         remat.wrap(model, **{**wrap, "time_limit": 1, "cache": False, **there})
-    found = []
-    for k in range(steps):
-        torch.manual_seed(k + 1)
-        x = torch.randn(32, 16)
-        optimizer.zero_grad()
-        result = step(model, x, k)
-        optimizer.step()
-        tensors = [*(result or ()), *model.parameters(), *(p.grad for p in model.parameters()), *model.buffers(),
-                   torch.get_rng_state(), torch.get_device_module(DEVICE).get_rng_state()]
-        found.append([t if t is None else t.detach().cpu().clone() for t in tensors])
-    return model, found
+    return model, follow.left_by_steps(model, optimizer, step, steps, (torch, torch.get_device_module(DEVICE)))
 
 
 class WithHost(unittest.TestCase):

@@ -46,12 +46,17 @@ def backward(model, x, k):
 
 
 def trained(make, step, steps, wrap):
-    """What each step leaves: what `step` returns, parameters, gradients, buffers, the state of the generator."""
+    """The model, and what its steps leave."""
     torch.manual_seed(0)
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     if wrap is not None:
         remat.wrap(model, **{"budget": "100%", "time_limit": 1, "cache": False, **wrap})
+    return model, left_by_steps(model, optimizer, step, steps)
+
+
+def left_by_steps(model, optimizer, step, steps, generators=(torch,)):
+    """Per step what `step` returns, parameters, gradients, buffers, states of generators."""
     found = []
     for k in range(steps):
         torch.manual_seed(k + 1)
@@ -59,9 +64,9 @@ def trained(make, step, steps, wrap):
         optimizer.zero_grad()
         result = step(model, x, k)
         optimizer.step()
-        tensors = [*(result or ()), *model.parameters(), *(p.grad for p in model.parameters()), *model.buffers(), torch.get_rng_state()]
-        found.append([t if t is None else t.detach().clone() for t in tensors])
-    return model, found
+        tensors = [*(result or ()), *model.parameters(), *(p.grad for p in model.parameters()), *model.buffers(), *(g.get_rng_state() for g in generators)]
+        found.append([t if t is None else t.detach().cpu().clone() for t in tensors])
+    return found
 
 
 def same(a, b):
