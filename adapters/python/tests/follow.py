@@ -357,6 +357,36 @@ class Backward(Test):
                 with self.subTest(name):
                     self.check(Reads, step)
 
+    def test_memory_after_a_backward_of_the_graph(self):
+        """While the output is held, nothing else is."""
+        class Function(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x * 1
+
+            @staticmethod
+            def backward(ctx, g):
+                return g * factor
+
+        class Deep(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(8))
+
+            def forward(self, x):
+                for layer in self.layers:
+                    x = Function.apply(layer(x).tanh())
+                return x
+
+        model, x, live = remat.wrap(Deep(), cache=False, time_limit=1), torch.randn(1024, 256), []
+        for factor in (1.0, 1.0, 2.0, 3.0):  # the last ones are those of the graph
+            y = model(x)
+            y.sum().backward()
+            model.zero_grad()
+            remat.of(model).release()
+            live.append(remat.of(model).memory()["live"])
+        self.assertLess(max(live) - live[0], y.nbytes / 2)
+
     def test_graph_of_gradients(self):
         def penalty(model, x, k):
             x.requires_grad_()

@@ -233,7 +233,7 @@ class step_node final : public ::torch::autograd::Node {
         result[i].reset();
       else if (i < bound_->trained.size())
         bring_home(result[i], bound_->trained[i]);
-    if (!replan_.disguise) open();
+    if (!replan_.disguise && ::torch::autograd::get_current_graph_task_keep_graph()) open();
     return result;
   }
   static void bring_home(at::Tensor& gradient, const at::Tensor& parameter) {
