@@ -67,7 +67,7 @@ struct setup {
   far_memory far;          ///< if the problem allows copies
   std::string inputs;      ///< for people
   std::size_t graph = 0;   ///< hash of the program without sizes
-  layout_options layouts;  ///< no tries where steps like it are known: a first layout does
+  layout_options layouts;  ///< no tries where it is large, and steps like it are known: a first one does
   std::shared_ptr<const plan> store_all;
   std::shared_ptr<const plan> all_in_flight;  ///< the same in zones, once several steps are in flight
   bytes_t parameter_bytes = 0, buffer_bytes = 0, constants = 0;

@@ -22,24 +22,15 @@ std::shared_ptr<const plan> settled(const plan& p) {
   return same;
 }
 
-/// The plan that computes nothing again, if it fits. Null: it does not.
-std::shared_ptr<const plan> everything_kept(const setup& s, bytes_t available) {
-  const auto& all = *s.store_all;
-  if (all.run->needed_bytes() <= available) return s.store_all;
-  const auto best = all.run->needed_bytes() - all.run->arena_bytes() + all.run->live_peak();  // of all layouts
-  if (s.layouts.tries > 0 || all.run->in_place_bytes() > 0 || best > available) return nullptr;
-  const auto made = lay_out_plan(s, all.steps, available);
-  made->found = all.found;
-  return made->run->needed_bytes() <= available ? made : nullptr;
-}
-
 }  // namespace
 
 std::shared_ptr<const plan> session::state::plan_for(const std::shared_ptr<setup>& s, bytes_t available, bytes_t held_bytes) {
   for (auto p = s->plans.lower_bound(available); p != s->plans.end(); ++p)  // made for no less, and fits
     if (p->second->run->needed_bytes() <= available) return p->second;
-  auto best = everything_kept(*s, available);
-  if (const auto relative = best ? nullptr : sibling(*s)) {
+  std::shared_ptr<const plan> best;
+  if (s->store_all->run->needed_bytes() <= available)
+    best = s->store_all;
+  else if (const auto relative = sibling(*s)) {
     best = take_over(*s, available, *relative);
     if (!best || best->run->needed_bytes() < available / 10 * 9)  // there is room for better decisions
       if (const auto other = glance(*s, available, searching()); other && (!best || other->found.seconds < best->found.seconds))

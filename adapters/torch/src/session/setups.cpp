@@ -348,14 +348,10 @@ void session::state::complete(setup& s) {
     for (const auto& t : weights) in_place += static_cast<bytes_t>(t.storage().nbytes());
   const auto all = std::make_shared<plan>();
   all->steps = away ? fetch_once_schedule(s.in_place) : store_all_schedule(s.in_place);
-  const auto lay_out = [&](const layout_options& o) {
-    all->run =
-        std::make_shared<execution_plan>(s.step, all->steps, s.profiles, o, in_place, s.fixed ? placing::fixed : placing::one);
-  };
-  if (relative) s.layouts.tries = 0;
-  lay_out(s.layouts);
-  const bool largest = all->run->needed_bytes() - all->run->arena_bytes() + all->run->live_peak() > memory.largest_plain;
-  if (relative && largest) lay_out({});  // budgets may be shares of that
+  constexpr std::size_t large = 300;  // operations whose layout takes more than milliseconds to improve
+  if (relative && s.step->nodes.size() > large) s.layouts.tries = 0;
+  all->run = std::make_shared<execution_plan>(s.step, all->steps, s.profiles, s.layouts, in_place,
+                                              s.fixed ? placing::fixed : placing::one);
   all->found = as_result(s.in_place, all->steps);
   all->found.solver = "store_all";
   all->found.bound = away ? bounds_without_search(s.in_place).seconds : all->found.seconds;
@@ -365,7 +361,7 @@ void session::state::complete(setup& s) {
        << s.profiles.measured << " measured) in " << format_seconds(s.capture_seconds) << " + "
        << format_seconds(s.profiles.elapsed) << "; plain step needs " << format_bytes(s.store_all->run->needed_bytes());
   log(text.str());
-  if (largest) memory.largest_plain = s.store_all->run->needed_bytes();
+  memory.largest_plain = std::max(memory.largest_plain, s.store_all->run->needed_bytes());
 }
 
 std::pair<std::vector<bool>, std::vector<at::Tensor>> session::state::fetched_by(const setup& s) const {
