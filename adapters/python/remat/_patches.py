@@ -120,8 +120,8 @@ def install() -> None:
     torch.Tensor.tolist = _tolist(torch.Tensor.tolist)
     for name in _OBSERVES:
         setattr(torch.Tensor, name, _observing(getattr(torch.Tensor, name)))
-    at = torch.accelerator.current_accelerator()
-    of_device = [torch.get_device_module(at)] if at is not None and at.type != "cuda" else []
+    device = torch.accelerator.current_accelerator()
+    of_device = [torch.get_device_module(device)] if device is not None and device.type != "cuda" else []
     for module in (torch, torch.random, torch.cuda, torch.cuda.random, *of_device):
         module.get_rng_state = _first(module.get_rng_state, lambda *_: _torch.about_to_read_generator())
     at = torch.utils.checkpoint

@@ -189,12 +189,12 @@ class _Step:
     """The forward of one step, for the planner: called with its own tensors it is the step itself, which happens once; with others it
     is run again beside the step, and leaves no trace."""
 
-    __slots__ = ("_source", "_plain", "_args", "_kwargs", "_form", "_strict", "_verified", "_elsewhere", "_before", "_result", "inputs", "text", "where", "raised")
+    __slots__ = ("_source", "_plain", "_args", "_kwargs", "_form", "_strict", "_again", "_before", "_result", "inputs", "text", "where", "raised")
 
     def __init__(self, source: Source, plain: Any, args: tuple, kwargs: dict, options: Options):
         self._source, self._plain, self._args, self._kwargs = source, plain, args, kwargs
-        self._strict, self._verified = options.on_refuse == "raise", options.verify > 0
-        self._elsewhere = options.steps_on is not None  # weights: what is not planned runs from its beginning
+        self._strict = options.on_refuse == "raise"
+        self._again = options.verify > 0 or options.steps_on is not None  # it may run once more, from its beginning
         self._before = self._result = self._form = self.where = None
         self.raised = False
         try:
@@ -211,7 +211,7 @@ class _Step:
         plain, args, kwargs = self._plain, self._args, self._kwargs
         self._plain = self._args = self._kwargs = None  # a graph may hold this, and the model that graph
         model = self._source.model()
-        if self._verified or self._elsewhere or (self._strict and _torch.capturing()):
+        if self._again or (self._strict and _torch.capturing()):
             self._before = Snapshot(model)
         try:
             with _patches.recomputed():
@@ -219,7 +219,7 @@ class _Step:
         except BaseException as e:
             self.where, self.raised = _line(e), True
             raise
-        if not (self._verified or self._strict or self._elsewhere):
+        if not (self._again or self._strict):
             self._before = None
         return _tree.tensors_in(self._result)
 

@@ -116,7 +116,7 @@ session::state::state(std::shared_ptr<model> m, wrap_options o) : trained(std::m
   if (options.optimizer < 0) throw bad_option("wrap_options.optimizer must be >= 0, got " + std::to_string(options.optimizer));
   if (!options.solver) throw bad_option("wrap_options.solver is empty");
   if (options.most_shapes < 1) throw bad_option("wrap_options.most_shapes must be >= 1, got 0");
-  if (options.steps_on) elsewhere_.emplace(*options.steps_on);
+  if (options.steps_on && !options.steps_on->is_cpu()) elsewhere_.emplace(*options.steps_on);
   if (!options.watch) options.watch = [](const progress&) { return control::go_on; };
   options.limits.validate();
   const auto& far = options.far;
