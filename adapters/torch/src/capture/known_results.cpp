@@ -3,18 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
-#include <ATen/ExpandUtils.h>
-#include <ATen/WrapDimUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/addmm_meta_dispatch.h>
-#include <ATen/ops/baddbmm_meta_dispatch.h>
-#include <ATen/ops/bmm_meta_dispatch.h>
-#include <ATen/ops/gather_meta_dispatch.h>
-#include <ATen/ops/index_add_meta_dispatch.h>
-#include <ATen/ops/index_meta_dispatch.h>
-#include <ATen/ops/mm_meta_dispatch.h>
-#include <ATen/ops/scatter_add_meta_dispatch.h>
-#include <ATen/ops/sum_meta_dispatch.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/TensorOptions.h>
@@ -27,6 +16,7 @@
 
 #include "../key.hpp"
 #include "hollow.hpp"
+#include "meta_kernels.hpp"
 #include "operators.hpp"
 
 namespace remat::pytorch::detail {
@@ -173,75 +163,6 @@ void forget_results() {
 
 namespace {
 
-using argument_list = std::vector<c10::IValue>;
-
-/// Positions; nothing if there are masks among them.
-std::optional<c10::List<std::optional<at::Tensor>>> positions_among(const c10::IValue& list) {
-  c10::List<std::optional<at::Tensor>> positions;
-  for (const auto& v : list.toListRef()) {
-    const bool there = v.isTensor() && v.toTensor().defined();
-    if (there && is_mask(v.toTensor())) return std::nullopt;
-    positions.push_back(there ? std::optional(v.toTensor()) : std::nullopt);
-  }
-  return positions;
-}
-/// What `index` gives, or an undefined tensor.
-at::Tensor at_positions(const argument_list& a) {
-  const auto positions = positions_among(a[1]);
-  return positions ? at::meta::index(a[0].toTensor(), *positions) : at::Tensor();
-}
-at::Tensor selected(const argument_list& a) {
-  const auto& t = a[0].toTensor();
-  const auto& index = a[2].toTensor();
-  if (t.dim() == 0 || index.dim() > 1 || !at::isIntegralType(index.scalar_type(), false)) return {};
-  auto sizes = t.sizes().vec();
-  sizes.at(static_cast<std::size_t>(at::maybe_wrap_dim(a[1].toInt(), t.dim()))) = index.numel();
-  return at::detail::empty_meta(sizes, t.scalar_type());
-}
-at::Tensor put(const argument_list& a) {
-  const auto place = at_positions(a);
-  return place.defined() && at::is_expandable_to(a[2].toTensor().sizes(), place.sizes()) ? a[0].toTensor() : at::Tensor();
-}
-
-/// What operators return on `meta`, whose kernels for devices begin with those for `meta`, or are as simple; undefined: the
-/// kernel is to say it. Not by the dispatcher: PyTorch has put Python in front of these kernels, of which the first call loads
-/// its compiler, 80 MB.
-const std::map<std::string, at::Tensor (*)(const argument_list&)>& on_meta() {
-  static const std::map<std::string, at::Tensor (*)(const argument_list&)> all = {
-      {"aten::mm", [](const auto& a) { return at::meta::mm(a[0].toTensor(), a[1].toTensor()); }},
-      {"aten::bmm", [](const auto& a) { return at::meta::bmm(a[0].toTensor(), a[1].toTensor()); }},
-      {"aten::addmm",
-       [](const auto& a) {
-         return at::meta::addmm(a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), a[3].toScalar(), a[4].toScalar());
-       }},
-      {"aten::baddbmm",
-       [](const auto& a) {
-         return at::meta::baddbmm(a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), a[3].toScalar(), a[4].toScalar());
-       }},
-      {"aten::sum.dim_IntList",
-       [](const auto& a) {
-         const auto dims = a[1].isNone() ? std::vector<int64_t>() : a[1].toIntVector();
-         const auto type = a[3].isNone() ? std::nullopt : std::optional(a[3].toScalarType());
-         return at::meta::sum(a[0].toTensor(), a[1].isNone() ? at::OptionalIntArrayRef() : at::OptionalIntArrayRef(dims),
-                              a[2].toBool(), type);
-       }},
-      {"aten::index.Tensor", at_positions},
-      {"aten::index_select", selected},
-      {"aten::_index_put_impl_", put},
-      {"aten::index_add_",
-       [](const auto& a) {
-         auto t = a[0].toTensor();
-         return at::meta::index_add_(t, a[1].toInt(), a[2].toTensor(), a[3].toTensor(), a[4].toScalar());
-       }},
-      {"aten::gather",
-       [](const auto& a) { return at::meta::gather(a[0].toTensor(), a[1].toInt(), a[2].toTensor(), a[3].toBool()); }},
-      {"aten::scatter_add_", [](const auto& a) {
-         auto t = a[0].toTensor();
-         return at::meta::scatter_add_(t, a[1].toInt(), a[2].toTensor(), a[3].toTensor());
-       }}};
-  return all;
-}
-
 /// What an operator gives that works element by element on tensors of one type and geometry: another one of these.
 std::optional<known_results> like_operands(const std::vector<at::Tensor>& tensors) {
   const at::Tensor* like = nullptr;
@@ -261,41 +182,52 @@ std::optional<known_results> like_operands(const std::vector<at::Tensor>& tensor
   return results.complete() ? std::optional(std::move(results)) : std::nullopt;
 }
 
+/// Numbers may be on the host beside tensors of a device.
+c10::Device device_of_results(const std::vector<at::Tensor>& tensors) {
+  const auto t = std::find_if(tensors.begin(), tensors.end(), [](const auto& x) { return x.dim() > 0; });
+  return (t == tensors.end() ? tensors.front() : *t).device();
+}
+
 }  // namespace
 
 std::optional<known_results> deduced(const traced_call& c, const std::vector<at::Tensor>& tensors) {
-  if (is_elementwise(c.op)) return like_operands(tensors);
-  const auto known = on_meta().find(c10::toString(c.op.operator_name()));
-  if (known == on_meta().end()) return std::nullopt;
+  if (is_elementwise(c.op))
+    if (auto results = like_operands(tensors)) return results;
+  const auto* kernel = meta_kernel(c.op);
+  if (kernel == nullptr || tensors.empty()) return std::nullopt;
+  if (takes_masks(c.op) >= 0 && std::any_of(tensors.begin(), tensors.end(), is_mask)) return std::nullopt;
+  const c10::Device meta(c10::kMeta), here = device_of_results(tensors);
   at::AutoDispatchBelowADInplaceOrView below;
   std::vector<at::Tensor> list;
   auto stack = c.arguments;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto& t = tensors[i];
     if (t.is_conj() || t.is_neg() || !t.has_storage()) return std::nullopt;
-    const c10::Device meta(c10::kMeta);
-    auto like = at::detail::make_tensor<c10::TensorImpl>(empty_storage(storage_of(t)->nbytes(), meta), keys_on(meta), t.dtype());
-    like.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides(), t.storage_offset());
+    auto twin = at::detail::make_tensor<c10::TensorImpl>(empty_storage(storage_of(t)->nbytes(), meta), keys_on(meta), t.dtype());
+    twin.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides(), t.storage_offset());
+    if (t.unsafeGetTensorImpl()->is_wrapped_number()) twin.unsafeGetTensorImpl()->set_wrapped_number(true);
     auto& argument = stack[static_cast<std::size_t>(c.operands[i].at)];
     if (c.operands[i].element < 0) {
-      argument = like;
+      argument = twin;
     } else {
-      auto elements = argument.toListRef().vec();
-      elements[static_cast<std::size_t>(c.operands[i].element)] = like;
-      argument = c10::impl::GenericList(c10::AnyType::get());
-      for (auto& x : elements) argument.toList().push_back(std::move(x));
+      auto elements = argument.toList().copy();
+      elements.set(static_cast<std::size_t>(c.operands[i].element), twin);
+      argument = elements;
     }
-    list.push_back(std::move(like));
+    list.push_back(std::move(twin));
   }
+  for (auto& argument : stack)
+    if (argument.isDevice()) {
+      if (argument.toDevice().type() != here.type()) return std::nullopt;
+      argument = meta;
+    }
   try {
-    const auto result = known->second(stack);
-    if (!result.defined()) return std::nullopt;
-    stack = {result};
-  } catch (const c10::Error&) {  // the kernel is to say so
+    kernel->callBoxed(c.op, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
+  } catch (const c10::Error&) {  // the kernel of the device is to say so
     return std::nullopt;
   }
   known_results results(list, stack);
-  results.on = tensors[0].device();
+  results.on = here;
   return results.complete() ? std::optional(std::move(results)) : std::nullopt;
 }
 

@@ -57,9 +57,8 @@ std::shared_ptr<const known_results> find_known(const std::string& key);
 std::shared_ptr<const known_results> remember(std::string key, known_results results);
 void forget_results();
 
-/// What a call returns whose operator works element by element on tensors of one geometry, or is one of a few whose results the
-/// kernel for `meta` tells: products of matrices, sums, reads and writes at positions. Nothing for other operators, and where
-/// that kernel objects.
+/// The results of a call whose operator works element by element on tensors of one geometry, or has a kernel for `meta`
+/// (see `meta_kernel`). Nothing for other operators, and where that kernel raises an error.
 std::optional<known_results> deduced(const traced_call& c, const std::vector<at::Tensor>& tensors);
 
 }  // namespace remat::pytorch::detail

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Kernels that compute the geometry of results and no values. Private to the adapter.
+#pragma once
+
+#include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+namespace remat::pytorch::detail {
+
+/// The kernel of an operator for tensors on `meta`. Its results have the geometry that the operator gives on devices: either both
+/// share this code in PyTorch ("structured" operators), or the rule is stated and tested here.
+///
+/// The dispatcher would call other kernels: PyTorch has registered Python functions in front of its own, and their first call imports
+/// its compiler (80 MB).
+/// @return null if the operator has none
+const c10::KernelFunction* meta_kernel(const c10::OperatorHandle& op);
+
+}  // namespace remat::pytorch::detail

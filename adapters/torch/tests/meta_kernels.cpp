@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels that compute only the geometry of results, compared with those of the host.
+#include <torch/torch.h>
+
+#include <catch2/catch.hpp>
+#include <functional>
+#include <map>
+#include <set>
+
+#include "../src/capture/known_results.hpp"
+#include "../src/capture/lists.hpp"
+#include "../src/capture/meta_kernels.hpp"
+
+namespace {
+
+namespace rpd = remat::pytorch::detail;
+using stack = std::vector<c10::IValue>;
+using at::Tensor;
+
+/// How a tensor lies in memory.
+enum class layout { plain, transposed, channels_last, gaps, expanded };
+
+/// Makes tensors of the same type, all with that layout where their sizes permit it.
+struct maker {
+  layout how;
+  at::ScalarType type;
+
+  Tensor operator()(std::vector<int64_t> sizes) const { return made(std::move(sizes), type); }
+  Tensor whole(std::vector<int64_t> sizes) const { return at::rand(sizes).to(type); }
+  Tensor positions(std::vector<int64_t> sizes) const { return at::zeros(sizes, at::kLong); }
+  Tensor made(std::vector<int64_t> sizes, at::ScalarType of) const {
+    const auto n = sizes.size();
+    if (how == layout::transposed && n >= 2) {
+      std::swap(sizes[n - 1], sizes[n - 2]);
+      return at::rand(sizes).to(of).transpose(-1, -2);
+    }
+    if (how == layout::channels_last && n == 4) return at::rand(sizes).to(of).contiguous(at::MemoryFormat::ChannelsLast);
+    if (how == layout::gaps && n >= 1) {
+      sizes[n - 1] *= 2;
+      return at::rand(sizes).to(of).slice(-1, 0, at::indexing::None, 2);
+    }
+    if (how == layout::expanded && n >= 2) {
+      auto all = sizes;
+      sizes[0] = 1;
+      return at::rand(sizes).to(of).expand(all);
+    }
+    return at::rand(sizes).to(of);
+  }
+};
+
+const c10::IValue nothing;
+
+/// Arguments of each operator that has such a kernel.
+std::map<std::string, std::vector<stack>> cases(const maker& m) {
+  using c10::List;
+  const std::vector<int64_t> image{2, 3, 6, 8}, matrix{4, 6};
+  std::map<std::string, std::vector<stack>> all;
+  for (const auto* name : {"neg", "exp", "log", "sqrt", "rsqrt", "reciprocal", "cos", "sin", "erf", "sigmoid", "tanh", "silu",
+                           "sgn", "sign", "floor", "round", "hardswish"})
+    for (const auto& sizes : {image, matrix, std::vector<int64_t>{}}) all[name].push_back({m(sizes)});
+  all["bitwise_not"] = {{m(matrix) > 0.5}};
+  for (const auto* name :
+       {"maximum", "minimum", "eq.Tensor", "ne.Tensor", "lt.Tensor", "le.Tensor", "gt.Tensor", "ge.Tensor", "mul.Tensor",
+        "div.Tensor", "pow.Tensor_Tensor", "sigmoid_backward", "tanh_backward", "silu_backward"}) {
+    all[name] = {{m(image), m(image)}, {m(image), m.whole({3, 1, 8})}, {m.whole(matrix), m(matrix)}, {m(matrix), m.whole({})}};
+    if (std::string(name).find("backward") == std::string::npos) all[name].push_back({m(image), at::rand({6, 1})});
+  }
+  for (const auto* name : {"bitwise_and.Tensor", "bitwise_or.Tensor"}) all[name] = {{m(image) > 0.5, m.whole({6, 1}) > 0.5}};
+  for (const auto* name : {"add.Tensor", "sub.Tensor"})
+    all[name] = {{m(image), m(image), 1}, {m(image), m.whole({3, 1, 8}), 2}, {m(matrix), at::rand({6}), 1}};
+  for (const auto* name : {"add_.Tensor", "sub_.Tensor"})
+    if (m.how != layout::expanded) all[name] = {{m(image), m(image), 1}, {m(image), m.whole({3, 1, 8}), 2}};
+  for (const auto* name : {"mul_.Tensor", "div_.Tensor"})
+    if (m.how != layout::expanded) all[name] = {{m(image), m(image)}, {m(image), m.whole({3, 1, 8})}};
+  for (const auto* name : {"mul.Scalar", "div.Scalar", "pow.Tensor_Scalar", "eq.Scalar", "ne.Scalar", "lt.Scalar", "le.Scalar",
+                           "gt.Scalar", "ge.Scalar"})
+    all[name] = {{m(image), 2}, {m(matrix), 1.5}, {m.positions(matrix), 2}};
+  for (const auto* name : {"mul_.Scalar", "div_.Scalar"})
+    if (m.how != layout::expanded) all[name] = {{m(image), 1.5}};
+  all["pow.Scalar"] = {{2, m(matrix)}};
+  for (const auto* name : {"add.Scalar", "sub.Scalar"}) all[name] = {{m(image), 2, 1}, {m.positions(matrix), 1.5, 1}};
+  all["gelu"] = {{m(image), "none"}, {m(matrix), "tanh"}};
+  all["gelu_backward"] = {{m(image), m(image), "none"}, {m.whole(matrix), m(matrix), "tanh"}};
+  all["elu"] = {{m(image), 1.0, 1.0, 1.0}};
+  all["threshold_backward"] = {{m(image), m(image), 0}, {m.whole(matrix), m(matrix), 0}};
+  all["leaky_relu_backward"] = {{m(image), m(image), 0.1, false}};
+
+  all["mm"] = {{m(matrix), m({6, 5})}};
+  all["bmm"] = {{m({2, 4, 6}), m({2, 6, 5})}};
+  all["addmm"] = {{m.whole({5}), m(matrix), m({6, 5}), 1, 1}};
+  all["baddbmm"] = {{m({2, 4, 5}), m({2, 4, 6}), m({2, 6, 5}), 1, 1}};
+  const auto dims = [](std::initializer_list<int64_t> d) { return List<int64_t>(d); };
+  for (const auto* name : {"sum.dim_IntList", "mean.dim"})
+    all[name] = {{m(image), dims({1}), false, nothing},
+                 {m(image), dims({0, 2, 3}), true, nothing},
+                 {m(image), nothing, false, nothing},
+                 {m(matrix), dims({-1}), true, at::kDouble}};
+  for (const auto* name : {"amax", "amin"}) all[name] = {{m(image), dims({1, -1}), false}, {m(image), dims({2}), true}};
+  all["cumsum"] = {{m(image), 1, nothing}};
+  all["prod.dim_int"] = {{m(image), 1, false, nothing}};
+  for (const auto* name : {"any.dim", "all.dim"}) all[name] = {{m(image) > 0.5, 1, false}};
+  for (const auto* name : {"argmax", "argmin"}) all[name] = {{m(image), 1, false}, {m(image), nothing, false}};
+  all["linalg_vector_norm"] = {{m(image), 2, dims({1}), true, nothing}, {m(image), 2, nothing, false, nothing}};
+  for (const auto* name : {"_softmax", "_log_softmax"}) all[name] = {{m(image), 1, false}, {m(matrix), -1, false}};
+  for (const auto* name : {"_softmax_backward_data", "_log_softmax_backward_data"})
+    all[name] = {{m(image), m(image), 1, m.type}, {m.whole(matrix), m(matrix), -1, m.type}};
+  const auto total = at::ones({}).to(m.type);
+  for (int reduction : {0, 1}) {
+    all["nll_loss_forward"].push_back({m(matrix), m.positions({4}), nothing, reduction, -100});
+    all["nll_loss_backward"].push_back(
+        {reduction ? m.whole({}) : m.whole({4}), m(matrix), m.positions({4}), nothing, reduction, -100, total});
+    all["mse_loss"].push_back({m(image), m(image), reduction});
+    all["smooth_l1_loss"].push_back({m(image), m(image), reduction, 1.0});
+  }
+  all["cat"] = {{std::vector{m(image), m(image)}, 1},
+                {std::vector{m.whole(image), m(image)}, 0},
+                {std::vector{m(matrix), m.whole({0})}, 0}};
+  for (const auto* name : {"tril", "triu"}) all[name] = {{m(matrix), 1}};
+  all["topk"] = {{m(matrix), 2, 1, true, true}};
+  all["sort.stable"] = {{m(matrix), true, -1, false}};
+
+  const auto at_positions = [](std::vector<Tensor> ts) {
+    List<std::optional<Tensor>> l;
+    for (auto& t : ts) l.push_back(t.defined() ? std::optional(t) : std::nullopt);
+    return l;
+  };
+  all["index.Tensor"] = {{m(image), at_positions({Tensor(), m.positions({5})})},
+                         {m(image), at_positions({m.positions({5}), Tensor(), m.positions({4, 5})})}};
+  all["index_select"] = {{m(image), 1, m.positions({5})}, {m(matrix), -1, m.positions({})}};
+  all["gather"] = {{m(matrix), 1, m.positions({4, 2})}};
+  if (m.how != layout::expanded) {
+    all["index_add_"] = {{m(matrix), 0, m.positions({3}), m({3, 6}), 1}};
+    all["scatter_add_"] = {{m(matrix), 0, m.positions({3, 6}), m({3, 6})}};
+    all["_index_put_impl_"] = {{m(matrix), at_positions({m.positions({5})}), m({5, 6}), true, false}};
+  }
+  all["scatter_add"] = {{m(matrix), 0, m.positions({3, 6}), m({3, 6})}};
+  all["scatter.src"] = {{m(matrix), 0, m.positions({3, 6}), m({3, 6})}};
+  all["scatter.value"] = {{m(matrix), 0, m.positions({3, 6}), 1.0}};
+  all["index_copy"] = {{m(matrix), 0, m.positions({1}), m({1, 6})}};
+  all["embedding"] = {{m(matrix), m.positions({2, 3}), -1, false, false}};
+  all["embedding_dense_backward"] = {{m({2, 3, 6}), m.positions({2, 3}), 4, -1, false}};
+  all["slice_backward"] = {{m({2, 3, 6, 3}), dims({2, 3, 6, 8}), 3, 1, 4, 1}};
+  all["select_backward"] = {{m({2, 6, 8}), dims({2, 3, 6, 8}), 1, 1}};
+
+  all["max_pool2d_with_indices"] = {{m(image), dims({2, 2}), dims({2, 2}), dims({0, 0}), dims({1, 1}), false}};
+  all["max_pool2d_with_indices_backward"] = {
+      {m({2, 3, 3, 4}), m(image), dims({2, 2}), dims({2, 2}), dims({0, 0}), dims({1, 1}), false, m.positions({2, 3, 3, 4})}};
+  all["avg_pool2d"] = {{m(image), dims({2, 2}), dims({2, 2}), dims({0, 0}), false, true, nothing}};
+  all["avg_pool2d_backward"] = {{m({2, 3, 3, 4}), m(image), dims({2, 2}), dims({2, 2}), dims({0, 0}), false, true, nothing}};
+  all["upsample_nearest2d"] = {{m(image), dims({12, 16}), nothing, nothing}};
+  all["upsample_nearest2d_backward"] = {{m({2, 3, 12, 16}), dims({12, 16}), dims({2, 3, 6, 8}), nothing, nothing}};
+  all["upsample_bilinear2d"] = {{m(image), dims({12, 16}), false, nothing, nothing}};
+  all["upsample_bilinear2d_backward"] = {{m({2, 3, 12, 16}), dims({12, 16}), dims({2, 3, 6, 8}), false, nothing, nothing}};
+
+  all["clone"] = {{m(image), nothing}, {m(image), at::MemoryFormat::Contiguous}, {m(matrix), at::MemoryFormat::Preserve}};
+  all["_to_copy"] = {{m(image), at::kDouble, nothing, nothing, nothing, false, nothing},
+                     {m(matrix), at::kHalf, nothing, at::Device(at::kCPU), nothing, false, at::MemoryFormat::Contiguous}};
+  const auto heads = [&](int64_t rows) { return m({2, 3, rows, 8}); };
+  all["_scaled_dot_product_flash_attention_for_cpu"] = {{heads(6), heads(6), heads(6), 0.0, true, nothing, nothing},
+                                                        {heads(6), heads(5), heads(5), 0.0, false, nothing, nothing}};
+  const auto attended = [&] { return at::rand({2, 6, 3, 8}).to(m.type).transpose(1, 2); };
+  all["_scaled_dot_product_flash_attention_for_cpu_backward"] = {
+      {attended(), heads(6), heads(5), heads(5), attended(), at::rand({2, 6, 3}).transpose(1, 2), 0.0, false, nothing, nothing}};
+  all["native_layer_norm"] = {{m(image), dims({8}), m.whole({8}), m.whole({8}), 1e-5},
+                              {m(image), dims({6, 8}), nothing, nothing, 1e-5},
+                              {m(matrix), dims({6}), at::rand({6}), at::rand({6}), 1e-5}};
+  return all;
+}
+
+/// A call as the recorder notes it, and its tensors.
+std::pair<rpd::traced_call, std::vector<Tensor>> called(const c10::OperatorHandle& op, const stack& arguments) {
+  rpd::traced_call c{op, {}, {}, {}, false, {}, {}};
+  std::vector<Tensor> tensors;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    auto v = arguments[i];
+    rpd::each_tensor(arguments[i], [&](const Tensor& t, int element) {
+      rpd::traced_tensor o{};
+      o.at = static_cast<int>(i);
+      o.element = element;
+      c.operands.push_back(o);
+      tensors.push_back(t);
+      if (element >= 0) {
+        auto l = v.toList().copy();
+        l.set(static_cast<std::size_t>(element), Tensor());
+        v = l;
+      }
+    });
+    c.arguments.push_back(v.isTensor() ? c10::IValue(Tensor()) : v);
+  }
+  return {std::move(c), std::move(tensors)};
+}
+
+}  // namespace
+
+TEST_CASE("kernels for geometry agree with those of the host", "[meta_kernels]") {
+  const at::NoGradGuard no_grad;
+  std::set<std::string> tried;
+  std::size_t told = 0, kept = 0;
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kDouble})
+    for (const auto how : {layout::plain, layout::transposed, layout::channels_last, layout::gaps, layout::expanded})
+      for (const auto& [name, list] : cases({how, type})) {
+        tried.insert("aten::" + name);
+        for (const auto& arguments : list) {
+          const auto dot = name.find('.');
+          const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(("aten::" + name.substr(0, dot)).c_str(),
+                                                                         dot == name.npos ? "" : name.substr(dot + 1).c_str());
+          INFO(name << " " << type << " layout " << static_cast<int>(how));
+          const auto [c, tensors] = called(op, arguments);
+          const auto results = rpd::deduced(c, tensors);
+          auto real = arguments;
+          try {
+            const at::AutoDispatchBelowADInplaceOrView below;
+            op.callBoxed(&real);
+          } catch (const c10::Error&) {
+            continue;  // the host has no kernel for that type
+          }
+          if (!results) {
+            ++kept;
+            CHECK(how != layout::plain);
+            continue;
+          }
+          ++told;
+          const auto known = results->over(tensors);
+          REQUIRE(known.size() == real.size());
+          for (std::size_t i = 0; i < real.size(); ++i) {
+            const Tensor want = real[i].toTensor(), have = known[i].toTensor();
+            REQUIRE(want.defined() == have.defined());
+            INFO("result " << i << ": " << want.sizes() << " " << want.strides() << ", not " << have.sizes() << " "
+                           << have.strides());
+            CHECK(want.sizes() == have.sizes());
+            CHECK(want.strides() == have.strides());
+            CHECK(want.scalar_type() == have.scalar_type());
+            CHECK(want.device() == have.device());
+            CHECK(want.storage().nbytes() == have.storage().nbytes());
+            CHECK(want.storage_offset() == have.storage_offset());
+            for (const auto& t : tensors) CHECK(want.is_same(t) == have.is_same(t));
+          }
+        }
+      }
+  CHECK(told > 1000);
+  CHECK(kept < told / 20);
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames())
+    if (const auto op = c10::Dispatcher::singleton().findSchema(name); op && rpd::meta_kernel(*op) != nullptr)
+      CHECK(tried.count(c10::toString(name)) == 1);
+}
