@@ -193,10 +193,11 @@ c10::Device device_of_results(const std::vector<at::Tensor>& tensors) {
 std::optional<known_results> deduced(const traced_call& c, const std::vector<at::Tensor>& tensors) {
   if (is_elementwise(c.op))
     if (auto results = like_operands(tensors)) return results;
-  const auto* kernel = meta_kernel(c.op);
-  if (kernel == nullptr || tensors.empty()) return std::nullopt;
+  if (tensors.empty()) return std::nullopt;
   if (takes_masks(c.op) >= 0 && std::any_of(tensors.begin(), tensors.end(), is_mask)) return std::nullopt;
   const c10::Device meta(c10::kMeta), here = device_of_results(tensors);
+  const auto* kernel = meta_kernel(c.op, here.type());
+  if (kernel == nullptr) return std::nullopt;
   at::AutoDispatchBelowADInplaceOrView below;
   std::vector<at::Tensor> list;
   auto stack = c.arguments;

@@ -8,8 +8,7 @@
 #include <ATen/OpMathType.h>
 #include <ATen/ScalarOps.h>
 #include <ATen/WrapDimUtils.h>
-#include <ATen/ops/_to_copy_native.h>
-#include <ATen/ops/clone_native.h>
+#include <ATen/native/ConvUtils.h>
 
 #include <algorithm>
 #include <string>
@@ -28,11 +27,36 @@ using positions = c10::List<std::optional<Tensor>>;
 template <class T>
 using optional_of = const std::optional<T>&;
 
-Tensor made(IntArrayRef sizes, at::ScalarType type) { return at::detail::empty_meta(sizes, type); }
-Tensor like(const Tensor& t, at::MemoryFormat format = at::MemoryFormat::Preserve) {
-  return at::empty_like(t, t.options(), format);
+Tensor made(IntArrayRef sizes, at::ScalarType type, at::MemoryFormat format = at::MemoryFormat::Contiguous) {
+  return at::detail::empty_meta(sizes, type, std::nullopt, std::nullopt, std::nullopt, format);
 }
+/// As `empty_like`, whose kernel for `meta` is one in Python.
+Tensor like(const Tensor& t, std::optional<at::ScalarType> type = {}, std::optional<at::MemoryFormat> format = {}) {
+  const auto of = type.value_or(t.scalar_type());
+  if (format.value_or(at::MemoryFormat::Preserve) != at::MemoryFormat::Preserve) return made(t.sizes(), of, *format);
+  if (t.is_non_overlapping_and_dense()) return at::detail::empty_strided_meta(t.sizes(), t.strides(), of);
+  return made(t.sizes(), of, t.suggest_memory_format());
+}
+Tensor like_suggested(const Tensor& t) { return made(t.sizes(), t.scalar_type(), t.suggest_memory_format()); }
 Tensor plain_like(const Tensor& t) { return made(t.sizes(), t.scalar_type()); }
+Tensor clone(const Tensor& t, std::optional<at::MemoryFormat> format) { return like(t, {}, format); }
+Tensor to_copy(const Tensor& t, std::optional<at::ScalarType> type, std::optional<at::Layout>, std::optional<at::Device>,
+               std::optional<bool> pinned, bool, std::optional<at::MemoryFormat> format) {
+  TORCH_CHECK(!pinned.value_or(false));
+  return like(t, type, format);
+}
+template <class... Value>
+Tensor filled_like(const Tensor& t, Value..., std::optional<at::ScalarType> type, std::optional<at::Layout>,
+                   std::optional<at::Device>, std::optional<bool> pinned, std::optional<at::MemoryFormat> format) {
+  TORCH_CHECK(!pinned.value_or(false));
+  return like(t, type, format);
+}
+template <class... Value>
+Tensor new_filled(const Tensor& t, c10::SymIntArrayRef sizes, Value..., std::optional<at::ScalarType> type,
+                  std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool> pinned) {
+  TORCH_CHECK(!pinned.value_or(false));
+  return made(C10_AS_INTARRAYREF_SLOW(sizes), type.value_or(t.scalar_type()));
+}
 /// With dimensions 1 and 2 in the other order in memory, as attention on the host lays out its results.
 Tensor heads_inside(IntArrayRef sizes, at::ScalarType type) {
   auto order = sizes.vec();
@@ -90,25 +114,109 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(const Tensor&, const Tenso
   const auto of = [](const Tensor& t) { return heads_inside(t.sizes(), t.scalar_type()); };
   return {of(query), of(key), of(value)};
 }
+/// Types of statistics of normalizations: with parameters of another type than the input, theirs.
+at::ScalarType type_of_statistics(const Tensor& t, optional_of<Tensor> weight) {
+  return weight && weight->defined() ? weight->scalar_type() : t.scalar_type();
+}
+/// Gradients of the input, and of parameters of such sizes; undefined where they are not wanted.
+std::tuple<Tensor, Tensor, Tensor> normalization_backward(Tensor of_input, IntArrayRef sizes, at::ScalarType type,
+                                                          const std::array<bool, 3>& wanted) {
+  return {wanted[0] ? of_input : Tensor(), wanted[1] ? made(sizes, type) : Tensor(), wanted[2] ? made(sizes, type) : Tensor()};
+}
 std::tuple<Tensor, Tensor, Tensor> layer_norm(const Tensor& t, c10::SymIntArrayRef shape, optional_of<Tensor> weight,
                                               optional_of<Tensor>, double) {
   auto sizes = t.sizes().vec();
   for (auto i = sizes.size() - shape.size(); i < sizes.size(); ++i) sizes[i] = 1;
-  const bool mixed = weight && weight->defined() && weight->scalar_type() != t.scalar_type();
-  const auto statistics = made(sizes, mixed ? weight->scalar_type() : t.scalar_type());
+  const auto statistics = made(sizes, type_of_statistics(t, weight));
   return {plain_like(t), statistics, plain_like(statistics)};
+}
+std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor&, const Tensor& t, c10::SymIntArrayRef shape, const Tensor&,
+                                                       const Tensor&, optional_of<Tensor> weight, optional_of<Tensor>,
+                                                       std::array<bool, 3> wanted) {
+  return normalization_backward(plain_like(t), C10_AS_INTARRAYREF_SLOW(shape), type_of_statistics(t, weight), wanted);
+}
+std::tuple<Tensor, Tensor, Tensor> batch_norm(const Tensor& t, optional_of<Tensor> weight, optional_of<Tensor>,
+                                              optional_of<Tensor>, optional_of<Tensor>, bool training, double, double) {
+  const auto statistics = made({training ? t.size(1) : 0}, type_of_statistics(t, weight));
+  return {like_suggested(t), statistics, plain_like(statistics)};
+}
+std::tuple<Tensor, Tensor, Tensor> batch_norm_backward(const Tensor&, const Tensor& t, optional_of<Tensor> weight,
+                                                       optional_of<Tensor>, optional_of<Tensor>, optional_of<Tensor>,
+                                                       optional_of<Tensor>, bool, double, std::array<bool, 3> wanted) {
+  return normalization_backward(like_suggested(t), {t.size(1)}, type_of_statistics(t, weight), wanted);
+}
+std::tuple<Tensor, Tensor, Tensor> group_norm(const Tensor& t, optional_of<Tensor> weight, optional_of<Tensor>, c10::SymInt n,
+                                              c10::SymInt, c10::SymInt, int64_t groups, double) {
+  const auto statistics = made({n.expect_int(), groups}, type_of_statistics(t, weight));
+  return {like_suggested(t), statistics, plain_like(statistics)};
+}
+std::tuple<Tensor, Tensor, Tensor> group_norm_backward(const Tensor&, const Tensor& t, const Tensor&, const Tensor&,
+                                                       optional_of<Tensor> weight, c10::SymInt, c10::SymInt channels, c10::SymInt,
+                                                       int64_t, std::array<bool, 3> wanted) {
+  return normalization_backward(like_suggested(t), {channels.expect_int()}, type_of_statistics(t, weight), wanted);
+}
+
+/// On the host, without memory: the choice of a library for a convolution asks for the device.
+Tensor on_host(const Tensor& t) {
+  const c10::Storage empty(c10::Storage::use_byte_size_t(), t.storage().nbytes(), c10::DataPtr(nullptr, c10::kCPU), nullptr,
+                           false);
+  auto other =
+      at::detail::make_tensor<c10::TensorImpl>(c10::Storage(empty), c10::DispatchKeySet(c10::DispatchKey::CPU), t.dtype());
+  other.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides(), t.storage_offset());
+  return other;
+}
+/// How a convolution lays out its results.
+at::MemoryFormat format_of(const Tensor& input, const Tensor& weight, c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+                           c10::SymIntArrayRef dilation, bool transposed, c10::SymIntArrayRef output_padding,
+                           const c10::SymInt& groups) {
+  TORCH_CHECK(input.numel() > 0 && input.dim() == weight.dim());
+  if (input.dim() == 3) {  // the host takes these as images of one row
+    TORCH_CHECK(input.is_contiguous() && weight.is_contiguous());
+    return at::MemoryFormat::Contiguous;
+  }
+  TORCH_CHECK(input.dim() == 4 || input.dim() == 5);
+  const auto i = on_host(input), w = on_host(weight);
+  const auto library = at::native::select_conv_backend(i, w, std::nullopt, stride, padding, dilation, transposed, output_padding,
+                                                       groups, std::nullopt);
+  return at::native::_determine_backend_memory_format(i, w, library);
+}
+Tensor convolution(const Tensor& input, const Tensor& weight, optional_of<Tensor>, c10::SymIntArrayRef stride,
+                   c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed, c10::SymIntArrayRef output_padding,
+                   c10::SymInt groups) {
+  const auto format = format_of(input, weight, stride, padding, dilation, transposed, output_padding, groups);
+  const auto in = input.sym_sizes(), kernel = weight.sym_sizes();
+  const auto sizes = transposed ? at::native::conv_input_size(in, kernel, padding, output_padding, stride, dilation, groups)
+                                : at::native::conv_output_size(in, kernel, padding, stride, dilation);
+  return made(C10_AS_INTARRAYREF_SLOW(sizes), input.scalar_type(), format);
+}
+std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor&, const Tensor& input, const Tensor& weight,
+                                                        at::OptionalSymIntArrayRef bias, c10::SymIntArrayRef stride,
+                                                        c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                                                        bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups,
+                                                        std::array<bool, 3> wanted) {
+  const auto format = format_of(input, weight, stride, padding, dilation, transposed, output_padding, groups);
+  const auto type = input.scalar_type();
+  // With one channel, or a kernel of one element, libraries differ in strides that nobody uses.
+  TORCH_CHECK(format == at::MemoryFormat::Contiguous || !wanted[1] || !made(weight.sizes(), type).is_contiguous(format));
+  return {wanted[0] ? made(input.sizes(), type, format) : Tensor(), wanted[1] ? made(weight.sizes(), type, format) : Tensor(),
+          wanted[2] && bias ? made(C10_AS_INTARRAYREF_SLOW(*bias), type) : Tensor()};
 }
 
 }  // namespace
 
-const c10::KernelFunction* meta_kernel(const c10::OperatorHandle& op) {
-  using table = std::unordered_map<std::string, c10::KernelFunction>;
+const c10::KernelFunction* meta_kernel(const c10::OperatorHandle& op, c10::DeviceType device) {
+  struct kernel {
+    c10::KernelFunction function;
+    bool of_host;
+  };
+  using table = std::unordered_map<std::string, kernel>;
   static const table all = [] {
     table found;
-    const auto add = [&found]<class Op>(Op, typename Op::schema* f) {
+    bool of_host = false;
+    const auto add = [&found, &of_host]<class Op>(Op, typename Op::schema* f) {
       const std::string overload = Op::overload_name;
       found.emplace(std::string(Op::name) + (overload.empty() ? "" : "." + overload),
-                    c10::KernelFunction::makeFromUnboxedRuntimeFunction(f));
+                    kernel{c10::KernelFunction::makeFromUnboxedRuntimeFunction(f), of_host});
     };
     // The same code as on devices.
     add(ops::mm{}, meta::mm), add(ops::bmm{}, meta::bmm), add(ops::addmm{}, meta::addmm), add(ops::baddbmm{}, meta::baddbmm);
@@ -157,21 +265,29 @@ const c10::KernelFunction* meta_kernel(const c10::OperatorHandle& op) {
     add(ops::upsample_nearest2d_backward{}, meta::upsample_nearest2d_backward_symint);
     add(ops::upsample_bilinear2d{}, meta::upsample_bilinear2d_symint);
     add(ops::upsample_bilinear2d_backward{}, meta::upsample_bilinear2d_backward_symint);
-    // PyTorch's code, and rules.
+    // Rules.
     add(ops::add_Scalar{}, sum_with_number<meta::add>), add(ops::sub_Scalar{}, sum_with_number<meta::sub>);
     add(ops::mul_Scalar{}, with_number<meta::mul>), add(ops::mul__Scalar{}, with_number_<meta::mul_>);
     add(ops::div_Scalar{}, with_number<meta::div>), add(ops::div__Scalar{}, with_number_<meta::div_>);
-    add(ops::clone{}, at::native::clone), add(ops::_to_copy{}, at::native::_to_copy);
+    add(ops::clone{}, clone), add(ops::_to_copy{}, to_copy);
+    add(ops::empty_like{}, filled_like<>), add(ops::zeros_like{}, filled_like<>), add(ops::ones_like{}, filled_like<>);
+    add(ops::full_like{}, filled_like<const Scalar&>), add(ops::new_empty{}, new_filled<>), add(ops::new_zeros{}, new_filled<>);
+    add(ops::new_ones{}, new_filled<>), add(ops::new_full{}, new_filled<const Scalar&>);
     add(ops::index_select{}, selected), add(ops::_index_put_impl_{}, put);
     add(ops::embedding{}, embedding), add(ops::embedding_dense_backward{}, embedding_backward);
     add(ops::slice_backward{}, slice_backward), add(ops::select_backward{}, select_backward);
+    // Libraries of devices lay out their results in other ways.
+    of_host = true;
     add(ops::_scaled_dot_product_flash_attention_for_cpu{}, attention);
     add(ops::_scaled_dot_product_flash_attention_for_cpu_backward{}, attention_backward);
-    add(ops::native_layer_norm{}, layer_norm);
+    add(ops::native_layer_norm{}, layer_norm), add(ops::native_layer_norm_backward{}, layer_norm_backward);
+    add(ops::native_batch_norm{}, batch_norm), add(ops::native_batch_norm_backward{}, batch_norm_backward);
+    add(ops::native_group_norm{}, group_norm), add(ops::native_group_norm_backward{}, group_norm_backward);
+    add(ops::convolution{}, convolution), add(ops::convolution_backward{}, convolution_backward);
     return found;
   }();
   const auto found = all.find(c10::toString(op.operator_name()));
-  return found == all.end() ? nullptr : &found->second;
+  return found == all.end() || (found->second.of_host && device != c10::kCPU) ? nullptr : &found->second.function;
 }
 
 }  // namespace remat::pytorch::detail

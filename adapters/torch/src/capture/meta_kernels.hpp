@@ -13,7 +13,8 @@ namespace remat::pytorch::detail {
 ///
 /// The dispatcher would call other kernels: PyTorch has registered Python functions in front of its own, and their first call imports
 /// its compiler (80 MB).
-/// @return null if the operator has none
-const c10::KernelFunction* meta_kernel(const c10::OperatorHandle& op);
+/// @param device where the tensors of the call lie
+/// @return null if the operator has none that holds for this device
+const c10::KernelFunction* meta_kernel(const c10::OperatorHandle& op, c10::DeviceType device);
 
 }  // namespace remat::pytorch::detail

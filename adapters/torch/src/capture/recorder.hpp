@@ -729,7 +729,7 @@ class recorder {
       if (known->drew) drawn();
       return;
     }
-    if (is_view(c.op) && is_native(c.op))
+    if (is_native(c.op) && (is_view(c.op) || c.op.schema().name() == "aten::_unsafe_view"))  // which only shares memory
       c.op.callBoxed(&stack);
     else
       run_hollow(c.op, stack, stack.size() - first, tensors);
