@@ -41,8 +41,10 @@ def plan(model: torch.nn.Module, args: tuple = (), kwargs: Mapping[str, Any] | N
     device: where to take times from instead of measuring; model and arguments may then be on `meta`, without any data.
     Raises OverBudget if no schedule fits, Refused if the model cannot be captured, Error or ValueError for options.
     """
-    options = Options(budget, activation_budget, solver, time_limit, gap, seed, device=_parts(device))
-    return _prepared(model, args, kwargs, options).plan
+    options = Options(budget, activation_budget, solver, time_limit, gap, seed, device=parts_of(device))
+    session = prepared(model, options)
+    session._prepare(model, args, kwargs)
+    return session.plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,13 +82,15 @@ def curve(model: torch.nn.Module, args: tuple = (), kwargs: Mapping[str, Any] | 
     Raises Refused if the model cannot be captured, Error or ValueError for options.
     """
     _options.number("points", points, numbers.Integral, 1)
-    options = Options(solver=solver, time_limit=time_limit, gap=gap, seed=seed, device=_parts(device))
-    session = _prepared(model, args, kwargs, options)
+    options = Options(solver=solver, time_limit=time_limit, gap=gap, seed=seed, device=parts_of(device))
+    session = prepared(model, options)
+    session._prepare(model, args, kwargs)
     found, picture = session._run.curve("automatic" if solver == "auto" else solver, time_limit, gap, seed, points)
     return Curve(found, session.plan["plain_seconds"], picture)
 
 
-def _parts(device: Roofline | None) -> tuple | None:
+def parts_of(device: Roofline | None) -> tuple | None:
+    """A roofline as `_torch.Session` takes it. Raises TypeError."""
     if device is None:
         return None
     if not isinstance(device, Roofline):
@@ -96,11 +100,10 @@ def _parts(device: Roofline | None) -> tuple | None:
     return list(by_type.items()), min(by_type.values(), default=rates), device.bytes_per_second, device.overhead
 
 
-def _prepared(model: torch.nn.Module, args: tuple, kwargs: Mapping[str, Any] | None, options: Options) -> Session:
+def prepared(model: torch.nn.Module, options: Options) -> Session:
+    """A session of a model that stays as it is. Raises Refused if nothing can be measured."""
     if options.device is None and any(t.is_meta for t in (*model.parameters(), *model.buffers())):
         raise Refused("the model is on meta, where nothing can be measured", advice="device=remat.Roofline(...) tells what operations take")
     wrapped = model.__dict__.get(SLOT)
     original = model.__dict__.get("forward") if wrapped is None else wrapped._original
-    session = Session(model, original, options.check())
-    session._prepare(model, args, kwargs)
-    return session
+    return Session(model, original, options.check())

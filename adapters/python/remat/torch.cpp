@@ -330,6 +330,14 @@ class python_session {
     for (const auto& r : translated([&] { return run_->reports(); })) list.push_back(told(r));
     return list;
   }
+  /// What the plan used last takes, by kind, in bytes.
+  py::dict parts() {
+    const auto r = translated([&] { return run_->report(); });
+    return py::dict(py::arg("parameters") = r.parameters, py::arg("buffers") = r.buffers, py::arg("inputs") = r.inputs,
+                    py::arg("constants") = r.constants, py::arg("optimizer") = r.optimizer, py::arg("workspaces") = r.workspaces,
+                    py::arg("workspace") = r.workspace, py::arg("held") = r.held(), py::arg("plain_peak") = r.plain_peak,
+                    py::arg("problem_held") = run_->planning_problem().held_bytes());
+  }
   /// Time against budget for the step planned last: points, and a picture.
   py::tuple curve(const std::string& solver, double seconds, double gap, std::uint64_t seed, std::size_t points) {
     std::vector<remat::result> found;
@@ -534,6 +542,7 @@ PYBIND11_MODULE(_torch, m) {
       .def("plans", bound<&python_session::plans>)
       .def("reset_peak", bound<&python_session::reset_peak>)
       .def("invalidate", bound<&python_session::invalidate>)
+      .def("parts", bound<&python_session::parts>)
       .def("curve", bound<&python_session::curve>)
       .def("set_budget", bound<&python_session::set_budget>)
       .def("release", bound<&python_session::release>);

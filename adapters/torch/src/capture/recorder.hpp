@@ -167,7 +167,7 @@ class recorder {
 
   /// A tensor of the step that owns no memory: an input or the gradient of an output.
   at::Tensor stand_in(const at::Tensor& like, at::IntArrayRef strides, role from, std::size_t position) {
-    const bool keep = from == role::input && at::isIntegralType(like.scalar_type(), true) && like.nbytes() <= constant_limit &&
+    const bool keep = from == role::input && at::isIntegralType(like.scalar_type(), true) && like.nbytes() <= value_limit() &&
                       has_memory(like);
     auto t = hollow_tensor(like.sizes(), strides, like.options());
     const auto s = add(t, keep ? contents::kept : contents::hollow);
@@ -693,9 +693,11 @@ class recorder {
   }
 
   /// The values of what a call makes may be needed during the capture.
-  static bool kept(at::ScalarType type, std::size_t bytes, bool told) {
-    return (told || at::isIntegralType(type, true)) && bytes <= constant_limit;
+  bool kept(at::ScalarType type, std::size_t bytes, bool told) const {
+    return (told || at::isIntegralType(type, true)) && bytes <= value_limit();
   }
+  /// Larger values go. A step that is only recorded has no others to answer questions with.
+  std::size_t value_limit() const { return log_ == nullptr ? 16 * constant_limit : constant_limit; }
 
   /// Puts the results of a call in the place of its arguments. One of no consequence but where its results lie, and known to give
   /// them there, need not run.
@@ -774,7 +776,7 @@ class recorder {
     auto& known = contents_[index_.at(s)];
     if (known == contents::outside || known == contents::hollow) return;
     if (known == contents::constant && constant && s->nbytes() <= constant_limit) return;
-    if ((known == contents::kept || told) && s->nbytes() <= constant_limit) {
+    if ((known == contents::kept || told) && s->nbytes() <= value_limit()) {
       known = contents::kept;
       return hide(s);
     }

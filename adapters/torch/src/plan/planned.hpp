@@ -71,6 +71,7 @@ struct setup {
   std::shared_ptr<const plan> store_all;
   std::shared_ptr<const plan> all_in_flight;  ///< the same in zones, once several steps are in flight
   bytes_t parameter_bytes = 0, buffer_bytes = 0, constants = 0;
+  bytes_t plain_peak = 0;  ///< of the step in eager mode, beyond what is held before it
   bytes_t copy_bytes = 0;  ///< of what a step writes, while the forward may have to run once more; and results of calls that run
                            ///< while it is followed
   double capture_seconds = 0;

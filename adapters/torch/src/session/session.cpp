@@ -433,6 +433,9 @@ pytorch::report session::state::report(const setup& s, const plan& p) const {
   r.fetched = run.fetched_bytes();
   r.store_all = bytes_in_flight(p.zones ? *s.all_in_flight->run : *s.store_all->run, r.in_flight);
   r.planned_peak = p.found.peak;
+  r.plain_peak = s.plain_peak;
+  const auto workspaces = s.profiles.workspace();
+  r.workspace = workspaces.empty() ? 0 : *std::max_element(workspaces.begin(), workspaces.end());
   r.step_seconds = p.found.seconds;
   r.store_all_seconds = s.store_all->found.seconds;
   r.bound = p.found.bound;

@@ -268,6 +268,7 @@ std::shared_ptr<setup> session::state::setup_from(const std::shared_ptr<const de
     return detail::captured_from(*recorded, of->parameters, of->buffers);
   }();
   s->step = captured.step;
+  s->plain_peak = detail::plain_peak(*recorded);
   if (options.steps_on) mark_homes(*s, captured);
   if (options.follow) s->forward = std::make_shared<const detail::recorded_forward>(recorded);
   const auto place = places_in_queue(s->step->parameters.size());

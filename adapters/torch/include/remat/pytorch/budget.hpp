@@ -62,6 +62,8 @@ struct report {
   bytes_t outputs = 0;        ///< outside the arena: outputs, their gradients, gradients of inputs
   bytes_t in_place = 0;       ///< weights that could be fetched, and are read where they are
   bytes_t store_all = 0;      ///< arena and outputs if nothing is recomputed, with weights that could be fetched
+  bytes_t plain_peak = 0;     ///< of the step in eager mode, beyond what is held; workspaces of kernels not counted
+  bytes_t workspace = 0;      ///< largest of a kernel
   std::size_t in_flight = 1;  ///< steps at a time: arena, outputs and `store_all` are those of all
   bytes_t planned_peak = 0;   ///< of the schedule, as `evaluate` counts
   double step_seconds = 0;    ///< predicted time of the operators

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices that need not be there: their memory and their rates."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import pathlib
+import time
+from typing import Any
+
+import torch
+
+from . import _options, _torch
+from ._plan import Roofline
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """A device to plan for.
+
+    >>> remat.card("h100-sxm").memory
+    85520809984
+    """
+
+    name: str
+    memory: int  #: bytes that the driver reports
+    reserved: int  #: bytes that context, kernels and libraries take in a process with PyTorch; nothing of them is planned
+    roofline: Roofline | None  #: rates; None: kernels are measured on the device itself
+    source: str  #: of these numbers
+
+    @property
+    def available(self) -> int:
+        """Bytes for training."""
+        return self.memory - self.reserved
+
+
+@functools.cache
+def _published() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(pathlib.Path(__file__).with_name("devices.json").read_text(encoding="utf-8"))
+    return found
+
+
+def cards() -> list[str]:
+    """Names of devices with published numbers, which `fit` and `largest` take as `device`."""
+    return sorted(_published()["devices"])
+
+
+def card(name: str) -> Card:
+    """The published numbers of a device. Raises ValueError with the known names for another one."""
+    known = _published()["devices"]
+    if name not in known:
+        raise ValueError(f"device {name!r} is unknown; known are {', '.join(cards())}. For another one pass a remat.Card")
+    entry = known[name]
+    rates = dict(entry["flops_per_second"])
+    reduced = rates.pop("tf32", None)
+    if reduced is not None and torch.get_float32_matmul_precision() != "highest":
+        rates["float32"] = reduced
+    by_type = {getattr(torch, dtype): rate for dtype, rate in rates.items()}
+    return Card(name, entry["memory"], _published()["reserved"], Roofline(by_type, entry["bytes_per_second"]), entry["source"])
+
+
+def card_for(device: str | Card | Roofline | None, model: torch.nn.Module, inputs: list[torch.Tensor]) -> Card:
+    """What `fit` was told. Raises ValueError or TypeError."""
+    if isinstance(device, Card):
+        return device
+    if isinstance(device, str):
+        return card(device)
+    tensors = (*model.parameters(), *model.buffers(), *inputs)
+    there = next((t.device for t in tensors if not t.is_meta), None)
+    if there is None:
+        there = (torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None) or torch.device("cpu")
+    if isinstance(device, Roofline):
+        return Card("device with given rates", _memory(there), 0, device, "given")
+    if device is not None:
+        raise TypeError(f"device must be a name such as 'h100-sxm', a remat.Card or a remat.Roofline, got {device!r}")
+    on_meta = any(t.is_meta for t in tensors)  # nothing can run
+    return Card(str(there), _memory(there), 0, _measured(there, model) if on_meta else None, "measured")
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes that a process can have there."""
+    if device.type == "cpu":
+        return _torch.host_free()
+    free, _ = torch.accelerator.get_memory_info(device)
+    return free + torch.accelerator.memory_reserved(device)
+
+
+def _measured(device: torch.device, model: torch.nn.Module) -> Roofline:
+    """Rates of products of matrices in the types of the model, and of copies."""
+    rates = {}
+    for dtype in {p.dtype for p in model.parameters() if p.is_floating_point()} or {torch.float32}:
+        a = torch.ones(1024, 1024, dtype=dtype, device=device)
+        rates[dtype] = 2 * 1024**3 / _seconds(lambda: a @ a, device)
+    source = torch.ones(1 << 24, device=device)
+    target = torch.empty_like(source)
+    return Roofline(rates, 2 * source.nbytes / _seconds(lambda: target.copy_(source), device))
+
+
+def _seconds(job: Any, device: torch.device) -> float:
+    """The least time of a few runs."""
+    times = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        job()
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+def optimizer_bytes(optimizer: Any, model: torch.nn.Module) -> int | str | None:
+    """Bytes of the states of `optimizer`: an optimizer, the name of a class of `torch.optim`, or the bytes themselves.
+
+    Raises ValueError or Error naming what is neither.
+    """
+    from ._states import state_bytes
+
+    if isinstance(optimizer, str):
+        classes = {name.lower(): cls for name, cls in vars(torch.optim).items()
+                   if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and cls is not torch.optim.Optimizer}
+        if optimizer.lower() in classes:
+            optimizer = classes[optimizer.lower()](model.parameters(), lr=1e-3)
+        elif not any(c.isdigit() for c in optimizer):
+            raise ValueError(f"optimizer {optimizer!r} is none of torch.optim: {', '.join(sorted(classes))}")
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return state_bytes(optimizer, model)
+    return None if optimizer is None else _options.size("optimizer", optimizer)

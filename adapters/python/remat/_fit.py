@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Will it fit? Answers without running the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import numbers
+import os
+import pathlib
+from typing import Any, Callable, Iterable, Mapping
+
+import torch
+
+from . import _core, _options, _tree
+from ._cards import Card, card_for, optimizer_bytes
+from ._errors import OverBudget
+from ._plan import Roofline, parts_of, prepared
+from ._session import Options, Session
+
+_EXTRAS = (0.05, 0.10, 0.20)  #: the table shows the memory that these shares of extra time buy
+_SHORT = 0.5  #: seconds of each search
+
+
+@dataclasses.dataclass(frozen=True)
+class FitPoint:
+    """A plan."""
+
+    name: str
+    peak: int  #: bytes on the device, with all that is held
+    extra: float  #: predicted time beyond that of the step without recomputation, as a share
+    recomputed: int  #: operations that run again
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """What training takes on a device; `print` shows it as a table. All sizes are bytes."""
+
+    model: str
+    device: str
+    memory: int  #: of the device
+    reserved: int  #: of it, by context and libraries
+    budget: int  #: for training: the rest, or what was asked for
+    sizes: dict[str, int]  #: parameters, gradients, optimizer, buffers, inputs, and workspace: the largest of a kernel
+    eager_peak: int  #: of the step without remat
+    smallest: int  #: smallest budget for which a plan is known
+    smallest_bound: int  #: proven: no smaller one does
+    points: tuple[FitPoint, ...]  #: by rising extra time
+    chosen: FitPoint | None  #: the plan for `budget`; None: none fits
+    allowed: float  #: extra time that was asked for
+    seconds: float  #: predicted time of the step without recomputation
+
+    @property
+    def fits(self) -> bool:
+        """Does training fit into the budget, at no more than the allowed extra time?"""
+        return self.chosen is not None and self.chosen.extra <= self.allowed
+
+    @property
+    def verdict(self) -> str:
+        """A sentence."""
+        where = f"{_text(self.budget)} on {self.device}"
+        if self.eager_peak <= self.budget:
+            return f"The plain step fits into {where}."
+        if self.chosen is None:
+            return (f"Training does not fit into {where}: the smallest budget with a plan is {_text(self.smallest)}, "
+                    f"and less than {_text(self.smallest_bound)} is impossible without offloading.")
+        cost = f"{100 * self.chosen.extra:.1f} % extra time"
+        if not self.fits:
+            return f"Training fits into {where} at {cost}, more than the {100 * self.allowed:g} % asked for."
+        states = ", optimizer=optimizer" if self.sizes["optimizer"] else ""
+        return f"Training fits into {where} at {cost}: remat.wrap(model, budget={self.budget}{states})."
+
+    def json(self) -> str:
+        """The same as a JSON document."""
+        return json.dumps({**dataclasses.asdict(self), "fits": self.fits, "verdict": self.verdict}, indent=1)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes `json()` to a file, all or nothing."""
+        target = pathlib.Path(path)
+        part = target.with_name(target.name + ".part")
+        part.write_text(self.json() + "\n", encoding="utf-8")
+        part.replace(target)
+
+    def _rows(self) -> list[tuple[str, str]]:
+        rows = [(name, _text(size)) for name, size in self.sizes.items() if size or name in ("parameters", "gradients")]
+        rows += [("", ""), ("peak of the plain step", _text(self.eager_peak))]
+        rows += [(p.name, f"{_text(p.peak):>11}  +{100 * p.extra:.1f} % time, {p.recomputed} operations again") for p in self.points]
+        rows += [("smallest budget, found / proven", f"{_text(self.smallest)} / {_text(self.smallest_bound)}"), ("", "")]
+        rows += [("memory of the device", _text(self.memory)), ("context and libraries", _text(self.reserved)), ("budget", _text(self.budget))]
+        return rows
+
+    def __str__(self) -> str:
+        width = max(len(name) for name, _ in self._rows())
+        table = "\n".join(f"  {name:<{width}}  {value}".rstrip() for name, value in self._rows())
+        return f"{self.model} on {self.device}\n{table}\n{self.verdict}"
+
+    def _repr_html_(self) -> str:
+        cells = "".join(f"<tr><td>{html.escape(name)}</td><td style='text-align:right'>{html.escape(value)}</td></tr>" for name, value in self._rows() if name)
+        return f"<table><caption>{html.escape(f'{self.model} on {self.device}')}</caption>{cells}</table><p>{html.escape(self.verdict)}</p>"
+
+
+class Largest(int):
+    """The largest value that fits, a number, with what its plan takes."""
+
+    point: FitPoint  #: the plan of this value
+    budget: int  #: bytes
+    tried: dict[int, FitPoint | None]  #: per value that was looked at; None: no plan fits
+
+
+def fit(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, *, device: str | Card | Roofline | None = None,
+        optimizer: torch.optim.Optimizer | int | float | str | None = None, budget: int | float | str | None = None, extra: float = 0.10) -> Fit:
+    """Tells whether a training step fits into the memory of a device, and at what price. The model does not run.
+
+    model, args, kwargs: as for `wrap`; all may be on `meta`, without any data.
+    device: a name of `cards()`, a `Card`, or a `Roofline` for the rates alone. Default: the device at hand, whose kernels are measured
+        (of a model on `meta`: its rates).
+    optimizer: of the model; or the name of a class of `torch.optim`, such as "adamw"; or the bytes of its states.
+    budget: bytes for training. Default: the memory of the device less what context and libraries take.
+    extra: share of time that recomputation may cost.
+
+    Complexity: a capture and about twenty searches of at most a second.
+    Raises Refused if the model cannot be captured; Error, ValueError or TypeError for options.
+
+        >>> print(remat.fit(model, (tokens,), device="h100-sxm", optimizer="adamw"))
+    """
+    asked = None if budget is None else _bytes(budget)
+    there, session = _session(model, args, kwargs, device, optimizer, extra)
+    available = there.available if asked is None else asked
+    session._prepare(model, args, kwargs)
+    sizes, plain = session._run.parts(), session.plan
+
+    def planned(limit: int, name: str = "") -> FitPoint | None:
+        return _planned(session, model, args, kwargs, limit, name)
+
+    first = FitPoint("no recomputation", plain["peak"], 0.0, 0)
+    smallest, bound = _smallest(session, model, args, kwargs, plain)
+    points = [first]
+    wanted = sorted({*_EXTRAS, float(extra)} - {0.0})
+    found, _ = session._run.curve("automatic", 2 * _SHORT, 0.005, 0, 16)
+    beyond = sizes["held"] - sizes["problem_held"]
+    known = [(p["peak"] + beyond, p["seconds"] / plain["plain_seconds"] - 1) for p in found if p["seconds"] is not None]
+    for share in wanted:
+        points.append(_cheapest(share, known, points[-1], smallest, planned))
+    chosen = first if first.peak <= available else planned(available, "the budget") if available >= smallest else None
+    trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    shown = {"parameters": sizes["parameters"], "gradients": trained, "optimizer": sizes["optimizer"], "buffers": sizes["buffers"],
+             "inputs": sizes["inputs"], "workspace": sizes["workspace"]}
+    return Fit(type(model).__name__, there.name, there.memory, there.reserved, available, shown, sizes["held"] + sizes["plain_peak"], smallest,
+               bound, tuple(points), chosen, float(extra), plain["plain_seconds"])
+
+
+def largest(make_args: Callable[[int], Any], model: torch.nn.Module, *, device: str | Card | Roofline | None = None,
+            values: Iterable[int] = range(1, 257), extra: float = 0.10, budget: int | float | str | None = None,
+            optimizer: torch.optim.Optimizer | int | float | str | None = None) -> Largest:
+    """Looks for the largest batch, or sequence, that trains within a budget. The model does not run.
+
+    make_args: gives the arguments of a step for a value: a tuple, or a dict of keywords, or a tuple and a dict; they may be on `meta`.
+    values: what may be chosen. Of two values, the larger one takes at least as much memory.
+    extra: share of time that recomputation may cost. For the rest see `fit`.
+
+    Returns the value, a number, with the attributes `point`, `budget` and `tried`.
+    Complexity: a capture and a search for log2 of the number of values.
+    Raises OverBudget if not even the smallest value fits; otherwise as `fit`.
+
+        >>> remat.largest(lambda n: (torch.zeros(n, 2048, dtype=torch.long, device="meta"),), model, device="a100-sxm-80gb", optimizer="adamw")
+        12
+    """
+    choices = sorted(set(values))
+    if not choices or not all(isinstance(v, numbers.Integral) for v in choices):
+        raise ValueError("values must be integers, and at least one")
+    asked = None if budget is None else _bytes(budget)
+    there, session = _session(model, *_arguments(make_args(choices[0])), device, optimizer, extra)
+    available = there.available if asked is None else asked
+    tried: dict[int, FitPoint | None] = {}
+
+    def fits(value: int) -> bool:
+        args, kwargs = _arguments(make_args(value))
+        point = _planned(session, model, args, kwargs, available, str(value))
+        tried[value] = point
+        return point is not None and point.extra <= extra
+
+    low, high = -1, len(choices)  # the first fits, the second does not
+    while high - low > 1:
+        middle = (low + high) // 2 if low >= 0 or high < len(choices) else 0
+        if fits(choices[middle]):
+            low = middle
+        else:
+            high = middle
+    if low < 0:
+        why = "no plan fits" if tried[choices[0]] is None else f"it takes more than {100 * extra:g} % extra time"
+        raise OverBudget(f"{choices[0]}, the smallest of the values, does not fit into {_text(available)} on {there.name}: {why}; it would run out of memory.")
+    best = Largest(choices[low])
+    point = tried[choices[low]]
+    assert point is not None
+    best.point, best.budget, best.tried = point, available, tried
+    return best
+
+
+def _session(model: torch.nn.Module, args: Any, kwargs: Any, device: Any, optimizer: Any, extra: float) -> tuple[Card, Session]:
+    _options.number("extra", extra)
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__qualname__}")
+    there = card_for(device, model, _tree.tensors_in((args, kwargs)))
+    options = Options(time_limit=_SHORT, on_new_shape="plan", cache=False, optimizer=optimizer_bytes(optimizer, model), device=parts_of(there.roofline))
+    return there, prepared(model, options)
+
+
+def _planned(session: Session, model: torch.nn.Module, args: Any, kwargs: Any, limit: int, name: str) -> FitPoint | None:
+    """The plan for a budget, or None."""
+    session.set_budget(limit)
+    try:
+        session._prepare(model, args, kwargs)
+    except OverBudget:
+        return None
+    plan = session.plan
+    return FitPoint(name, plan["peak"], plan["seconds"] / plan["plain_seconds"] - 1, plan["recomputed"])
+
+
+def _smallest(session: Session, model: torch.nn.Module, args: Any, kwargs: Any, plain: Mapping[str, Any]) -> tuple[int, int]:
+    """The smallest budget with a plan, and what is proven."""
+    session.set_budget(1)
+    try:
+        session._prepare(model, args, kwargs)
+    except OverBudget as e:
+        return plain["peak"] if e.needed is None else e.needed, e.bound
+    return session.plan["smallest"], session.plan["smallest_bound"]
+
+
+def _cheapest(share: float, known: list[tuple[int, float]], least: FitPoint, smallest: int, planned: Callable[..., FitPoint | None]) -> FitPoint:
+    """The plan of the smallest peak that costs at most `share` of extra time.
+
+    known: peaks and extra times of schedules, where the search begins. least: a plan that costs less.
+    """
+    name = f"at most {100 * share:g} % extra time"
+    low, over = max(((peak, extra) for peak, extra in known if extra > share and peak < least.peak), default=(smallest, 2 * share))
+    high, under = min(((peak, extra) for peak, extra in known if extra <= share and peak < least.peak), default=(least.peak, least.extra))
+    best = dataclasses.replace(least, name=name)
+    for step in range(4):
+        aim = min(max((over - 0.99 * share) / (over - under), 0.05), 0.95)  # as if the curve were a line between the two
+        limit = low + round((high - low) * aim)
+        if step == 3 or high - low < 0.005 * high:  # the schedule there need not have been planned yet
+            limit = high
+        point = planned(limit, name) if limit < best.peak else None
+        if point is not None and point.extra <= share:
+            best = point if point.peak < best.peak else best
+            high, under = best.peak, point.extra
+        elif limit == high:
+            break
+        else:
+            low, over = limit, 2 * share if point is None else point.extra
+    return best
+
+
+def _arguments(made: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Arguments by position and by name."""
+    if isinstance(made, Mapping):
+        return (), made
+    if isinstance(made, (tuple, list)):
+        if len(made) == 2 and isinstance(made[0], (tuple, list)) and isinstance(made[1], Mapping):
+            return tuple(made[0]), made[1]
+        return tuple(made), {}
+    return (made,), {}
+
+
+def _bytes(budget: int | float | str) -> int:
+    return _core.parse_bytes(_options.size("budget", budget))
+
+
+def _text(size: int) -> str:
+    """A size for people."""
+    value, unit = float(size), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.2f} {unit}"

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`remat.fit` and `remat.largest` against training: sizes, peaks, and what they say of budgets."""
+import contextlib
+import copy
+import io
+import json
+import math
+import pathlib
+import tempfile
+import unittest
+
+import torch
+from torch import nn
+
+import remat
+from remat import __main__ as program
+from remat import _torch
+
+DEVICE = remat.Roofline(1e11, 1e10)
+
+
+class Net(nn.Module):
+    """A few blocks whose activations outweigh the weights."""
+
+    def __init__(self, width=48, depth=6):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+                                    for _ in range(depth))
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x, labels):
+        for block in self.blocks:
+            x = x + block(x)
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+def arguments(n=8, rows=64):
+    return torch.randn(n, rows, 48), torch.randint(10, (n, rows))
+
+
+def on_meta(tensors):
+    return tuple(t.to("meta") for t in tensors)
+
+
+def trained_peak(model, args, budget):
+    """What three wrapped steps take, with all that is held; bytes."""
+    model = remat.wrap(copy.deepcopy(model), budget=budget, cache=False, time_limit=2)
+    for step in range(3):
+        if step == 1:
+            remat.of(model).reset_peak()  # measuring kernels takes memory of its own
+        for p in model.parameters():
+            p.grad = None
+        model(*args).backward()
+    memory = remat.of(model).memory()
+    remat.unwrap(model)
+    return memory
+
+
+def made():
+    return Net(), on_meta(arguments())
+
+
+def made_with_names():
+    x, labels = on_meta(arguments())
+    return Net().to("meta"), {"x": x, "labels": labels}
+
+
+def not_a_model():
+    return 3
+
+
+class Fit(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        torch.manual_seed(0)
+        cls.model, cls.args = Net(), arguments()
+        cls.found = remat.fit(cls.model, cls.args, device=DEVICE, optimizer="adamw", budget="1 GiB")
+        cls.without_states = remat.fit(cls.model, cls.args, device=DEVICE, budget="1 GiB")
+
+    def test_sizes(self):
+        weights = sum(p.nbytes for p in self.model.parameters())
+        optimizer = torch.optim.AdamW(copy.deepcopy(self.model).parameters())
+        for p in optimizer.param_groups[0]["params"]:
+            p.grad = torch.zeros_like(p)
+        optimizer.step()
+        states = sum(t.nbytes for s in optimizer.state.values() for t in s.values())
+        self.assertEqual(self.found.sizes["gradients"], weights)
+        self.assertEqual(self.found.sizes["optimizer"], states)
+        self.assertGreaterEqual(self.found.sizes["parameters"], weights)
+        self.assertLess(self.found.sizes["parameters"], weights * 1.01)
+        self.assertGreaterEqual(self.found.sizes["inputs"], sum(t.nbytes for t in self.args))
+
+    def test_the_same_on_meta(self):
+        other = remat.fit(copy.deepcopy(self.model).to("meta"), on_meta(self.args), device=DEVICE, optimizer="adamw", budget="1 GiB")
+        self.assertEqual((other.sizes, other.eager_peak, other.smallest_bound), (self.found.sizes, self.found.eager_peak, self.found.smallest_bound))
+        self.assertEqual(other.points[0], self.found.points[0])
+
+    def test_peak_of_eager_mode(self):
+        _torch.meter_install()
+        model, args = copy.deepcopy(self.model), self.args
+        before = _torch.meter_reset()
+        model(*args).backward()
+        measured = _torch.meter_peak() - before
+        sizes = self.without_states.sizes
+        estimate = self.without_states.eager_peak - sizes["parameters"] - sizes["inputs"] - sizes["buffers"]
+        self.assertLess(abs(estimate - measured), 0.05 * measured)
+
+    def test_points(self):
+        points = self.found.points
+        self.assertEqual([p.name for p in points],
+                         ["no recomputation", "at most 5 % extra time", "at most 10 % extra time", "at most 20 % extra time"])
+        for point, most in zip(points, (0, 0.05, 0.1, 0.2)):
+            self.assertLessEqual(point.extra, most)
+        self.assertEqual([p.peak for p in points], sorted((p.peak for p in points), reverse=True))
+        self.assertLess(points[-1].peak, points[0].peak)
+        self.assertLessEqual(self.found.smallest_bound, self.found.smallest)
+        self.assertLessEqual(self.found.smallest, points[-1].peak)
+
+    def test_training_takes_what_was_told(self):
+        found = self.without_states
+        for budget in (found.points[0].peak, found.points[-1].peak, found.smallest):
+            memory = trained_peak(self.model, self.args, budget)
+            self.assertLessEqual(memory["planned"], budget)
+            self.assertLessEqual(memory["peak"], budget)
+        with self.assertRaises(remat.OverBudget):
+            remat.plan(self.model, self.args, budget=found.smallest_bound - 1, device=DEVICE)
+
+    def test_verdicts(self):
+        found = self.without_states
+        self.assertTrue(found.fits)
+        self.assertIn("plain step fits", found.verdict)
+        tight = remat.fit(self.model, self.args, device=DEVICE, budget=found.points[-1].peak, extra=0.25)
+        self.assertTrue(tight.fits)
+        self.assertLessEqual(tight.chosen.peak, tight.budget)
+        self.assertIn(f"budget={tight.budget}", tight.verdict)
+        slow = remat.fit(self.model, self.args, device=DEVICE, budget=found.smallest, extra=0.001)
+        self.assertFalse(slow.fits)
+        self.assertIsNotNone(slow.chosen)
+        never = remat.fit(self.model, self.args, device=DEVICE, budget=found.smallest_bound - 1)
+        self.assertFalse(never.fits)
+        self.assertIsNone(never.chosen)
+        self.assertIn("does not fit", never.verdict)
+
+    def test_documents(self):
+        document = json.loads(self.found.json())
+        self.assertEqual(document["sizes"], self.found.sizes)
+        self.assertEqual(document["fits"], self.found.fits)
+        self.assertIn("<table>", self.found._repr_html_())
+        for text in ("parameters", "at most 5 % extra time", self.found.verdict):
+            self.assertIn(text, str(self.found))
+        with tempfile.TemporaryDirectory() as folder:
+            self.found.save(pathlib.Path(folder) / "fit.json")
+            self.assertEqual(json.loads((pathlib.Path(folder) / "fit.json").read_text()), document)
+            self.assertEqual([p.name for p in pathlib.Path(folder).iterdir()], ["fit.json"])
+
+    def test_the_device_at_hand(self):
+        for model, args in ((self.model, self.args), (copy.deepcopy(self.model).to("meta"), on_meta(self.args))):
+            found = remat.fit(model, args)
+            self.assertEqual((found.device, found.reserved), ("cpu", 0))
+            self.assertGreater(found.seconds, 0)
+            self.assertTrue(found.fits)
+
+    def test_model_stays_as_it_is(self):
+        model = Net().train()
+        before = {name: t.clone() for name, t in model.state_dict().items()}
+        state = torch.get_rng_state()
+        remat.fit(model, self.args, device=DEVICE, budget="1 GiB")
+        self.assertTrue(torch.equal(state, torch.get_rng_state()))
+        self.assertFalse(remat.is_wrapped(model))
+        self.assertTrue(all(torch.equal(before[name], t) for name, t in model.state_dict().items()))
+        self.assertTrue(all(p.grad is None for p in model.parameters()))
+
+    def test_bad_input(self):
+        for options, error, words in (({"device": "h1000"}, ValueError, "h1000"), ({"device": 3}, TypeError, "3"), ({"extra": -1}, ValueError, "extra"),
+                                      ({"extra": "x"}, TypeError, "extra"), ({"optimizer": "adamx"}, ValueError, "adamx"),
+                                      ({"budget": "much"}, ValueError, "budget"), ({"budget": -1}, ValueError, "budget")):
+            with self.subTest(options), self.assertRaisesRegex(error, words):
+                remat.fit(self.model, self.args, **{"device": DEVICE, **options})
+        with self.assertRaisesRegex(TypeError, "model"):
+            remat.fit(3, self.args)
+        with self.assertRaises((remat.Refused, TypeError)):
+            remat.fit(self.model, (self.args[0],), device=DEVICE)
+
+
+class Largest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        torch.manual_seed(0)
+        cls.points = remat.fit(Net(), arguments(8), device=DEVICE, budget="1 GiB").points
+
+    def test_against_all_values(self):
+        model, most = Net(), 0.10
+        budget = self.points[2].peak
+        values = range(1, 13)
+
+        def does(n):
+            try:
+                plan = remat.plan(model, arguments(n), budget=budget, device=DEVICE, time_limit=1)
+            except remat.OverBudget:
+                return False
+            return plan["seconds"] <= (1 + most) * plan["plain_seconds"]
+
+        wanted = max(n for n in values if does(n))
+        found = remat.largest(lambda n: on_meta(arguments(n)), copy.deepcopy(model).to("meta"), device=DEVICE, values=values, extra=most, budget=budget)
+        self.assertEqual(found, wanted)
+        self.assertGreaterEqual(found, 7)
+        self.assertLess(found, 12)
+        self.assertLessEqual(found.point.peak, budget)
+        self.assertLessEqual(found.point.extra, most)
+        self.assertLess(len(found.tried), len(values))
+
+    def test_ends_of_the_range(self):
+        make = lambda n: {"x": arguments(n)[0], "labels": arguments(n)[1]}  # noqa: E731
+        self.assertEqual(remat.largest(make, Net(), device=DEVICE, values=(1, 2), budget="1 GiB"), 2)
+        with self.assertRaisesRegex(remat.OverBudget, "smallest of the values"):
+            remat.largest(make, Net(), device=DEVICE, values=(1, 2), budget="700 KiB")
+        for values in ((), ("x",), (1.5,)):
+            with self.assertRaises((ValueError, TypeError)):
+                remat.largest(make, Net(), device=DEVICE, values=values)
+
+    def test_values_of_large_integer_inputs(self):
+        class Asks(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.table = nn.Embedding(8, 4)
+
+            def forward(self, x):
+                positions = torch.arange(x.shape[1]).expand(x.shape[0], -1)
+                if bool((positions.diff() == 1).all()):  # larger than what a plan keeps
+                    return self.table(x).sum()
+                return self.table(x).mean()
+
+        found = remat.largest(lambda n: (torch.zeros(n, 4096, dtype=torch.long, device="meta"),), Asks().to("meta"), device=DEVICE, values=(64,), budget="1 GiB")
+        self.assertEqual(found, 64)
+
+
+class Cards(unittest.TestCase):
+    def test_all(self):
+        self.assertGreaterEqual(len(remat.cards()), 20)
+        for name in remat.cards():
+            card = remat.card(name)
+            self.assertGreater(card.available, 8 << 30)
+            self.assertLess(card.reserved, 1 << 30)
+            self.assertTrue(card.source)
+            self.assertIn(torch.float32, card.roofline.flops_per_second)
+            self.assertTrue(all(math.isfinite(x) and x > 1e12 for x in card.roofline.flops_per_second.values()))
+
+    def test_precision_of_products(self):
+        before = torch.get_float32_matmul_precision()
+        try:
+            torch.set_float32_matmul_precision("high")
+            faster = remat.card("h100-sxm").roofline.flops_per_second[torch.float32]
+            torch.set_float32_matmul_precision("highest")
+            self.assertGreater(faster, 5 * remat.card("h100-sxm").roofline.flops_per_second[torch.float32])
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+
+class Program(unittest.TestCase):
+    def run_it(self, *words):
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            status = program.main(words)
+        return status, out.getvalue(), err.getvalue()
+
+    def test_fit(self):
+        for name in ("made", "made_with_names"):
+            status, out, _ = self.run_it("fit", f"{__name__}:{name}", "--device", "t4", "--optimizer", "sgd", "--extra", "5%")
+            self.assertEqual(status, 0)
+            self.assertIn("Net on t4", out)
+            self.assertIn("fits", out)
+        status, out, _ = self.run_it("fit", f"{__name__}:made", "--device", "t4", "--budget", "1 MiB")
+        self.assertEqual(status, 3)
+
+    def test_bad_input(self):
+        with tempfile.TemporaryDirectory() as folder:
+            target = pathlib.Path(folder) / "fit.json"
+            for words, named in ((("fit", "no.such.module:f"), "no.such.module"), (("fit", "json"), "json"), (("fit", "json:nothing"), "nothing"),
+                                 (("fit", f"{__name__}:made", "--device", "abacus"), "abacus"), (("fit", f"{__name__}:not_a_model"), "not_a_model"),
+                                 (("fit", f"{__name__}:made", "--extra", "ten"), "ten"), (("fit", f"{__name__}:made", "--optimizer", "magic"), "magic"),
+                                 (("fit", f"{__name__}:made", "--budget", "lots"), "lots")):
+                status, out, err = self.run_it(*words, "--json", str(target))
+                self.assertEqual((status, out), (2, ""), words)
+                self.assertIn(named, err)
+                self.assertEqual(err.count("\n"), 1)
+                self.assertFalse(target.exists())
+
+    def test_devices(self):
+        status, out, _ = self.run_it("devices")
+        self.assertEqual((status, len(out.splitlines())), (0, len(remat.cards())))
+
+
+if __name__ == "__main__":
+    unittest.main()
