@@ -174,7 +174,7 @@ def measure(name, rounds, compiled):
         if isinstance(budget, str):
             remat.wrap(model, inputs, budget=budget)
         else:
-            remat.wrap(model, inputs, activation_budget=budget)
+            remat.wrap(model, inputs, planner=remat.Planner(activation_budget=budget))
         print(f"{name}: {who}: ready in {time.perf_counter() - begin:.1f} s", file=sys.stderr)
         contestants[who] = model, inputs
     for who, (model, inputs) in contestants.items():
@@ -232,7 +232,7 @@ def captured():
         gc.collect()
         before = _torch.meter_reset()
         try:
-            remat.wrap(model, inputs, budget=1, cache=False, time_limit=1)
+            remat.wrap(model, inputs, budget=1, cache=False, planner=remat.Planner(time_limit=1))
         except remat.OverBudget as e:
             largest = e.largest
         print(f"{name}: capture and profile take {(_torch.meter_peak() - before) / 2**20:.1f} MiB beyond the model; parameters "

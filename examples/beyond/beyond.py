@@ -44,8 +44,8 @@ def run(work, limit, disk, width, frozen):
         import remat
 
         # Beside the step: this package, what measuring leaves, and pages of weights, gradients and states that are in use or being written.
-        remat.wrap(model, activation_budget=max(1, limit - base - (64 << 20)), offload="all", disk=disk, cache=False, time_limit=5,
-                   weights="planned" if work.endswith("planned") else "paged")
+        remat.wrap(model, offload=remat.Offload("all", weights="planned" if work.endswith("planned") else "paged"), disk=disk, cache=False,
+                   planner=remat.Planner(activation_budget=max(1, limit - base - (64 << 20)), time_limit=5))
         optimizer = remat.optimizer(trained, torch.optim.AdamW, model=model, lr=1e-3)
     losses, seconds = [], []
     for step in range(STEPS):

@@ -11,7 +11,7 @@ class Learner(lightning.LightningModule):
         super().__init__()
         layer = torch.nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)
         self.model = torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
-        remat.wrap(self.model, budget="70% of activations", time_limit=5)  # the one line
+        remat.wrap(self.model, budget="70% of activations", planner=remat.Planner(time_limit=5))  # the one line
 
     def training_step(self, batch, index):
         return (self.model(batch) - batch).square().mean()

@@ -7,7 +7,7 @@ import remat
 device = [d["device"] for d in remat.devices() if not d["problem"]][:2][-1]  # the first GPU that steps can run on, or "cpu"
 layer = torch.nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)
 model = torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False).to(device)
-remat.wrap(model, budget="70% of activations", time_limit=5)  # the one line
+remat.wrap(model, budget="70% of activations", planner=remat.Planner(time_limit=5))  # the one line
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for step in range(4):
     x = torch.randn(16, 64, 64).to(device)

@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from ._cards import Card, card, cards
     from ._devices import devices
     from ._fit import Fit, FitPoint, Largest, fit, largest
+    from ._groups import Offload, Planner
     from ._optimizer import offloaded, optimizer
     from ._plan import Curve, Roofline, curve, plan
     from ._session import Session
     from ._wrap import is_wrapped, of, unwrap, wrap
 
 #: What needs torch, which is imported when one of these is used.
-_WITH_TORCH = {"Card": "_cards", "card": "_cards", "cards": "_cards", "Fit": "_fit", "FitPoint": "_fit", "Largest": "_fit", "fit": "_fit", "largest": "_fit",
+_WITH_TORCH = {"Card": "_cards", "card": "_cards", "cards": "_cards", "Fit": "_fit", "FitPoint": "_fit", "Largest": "_fit", "fit": "_fit", "largest": "_fit", "Offload": "_groups", "Planner": "_groups",
                "Curve": "_plan", "Roofline": "_plan", "Session": "_session", "curve": "_plan", "plan": "_plan", "is_wrapped": "_wrap", "of": "_wrap", "unwrap": "_wrap", "wrap": "_wrap",
                "devices": "_devices", "offloaded": "_optimizer", "optimizer": "_optimizer"}
 

@@ -14,6 +14,7 @@ import torch
 
 from . import _patches, _torch
 from ._errors import Refused
+from ._groups import Offload, Planner, flattened
 from ._options import arguments
 from ._session import SLOT, Options, Session
 from ._states import state_bytes
@@ -22,61 +23,41 @@ M = TypeVar("M", bound=torch.nn.Module)
 
 
 def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *, budget: int | float | str | None = None,
-         activation_budget: int | float | str | None = None, solver: str = "auto", time_limit: float = 20.0, gap: float = 0.005,
-         seed: int = 0, verify: int = 0, on_new_shape: Literal["nearest", "plan", "plain", "error"] = "nearest",
-         on_refuse: Literal["raise", "warn"] = "warn", follow: bool | None = None, cache: Any = True,
-         offload: Literal["none", "activations", "optimizer", "all", "auto"] = "none",
-         weights: Literal["paged", "planned"] = "paged", host_budget: int | float | str | None = None, disk: Any = None,
-         disk_budget: int | str | None = None, graph: bool = False, device: str | torch.device | None = None,
-         optimizer: torch.optim.Optimizer | int | float | str | None = None) -> M:
+         offload: Literal["none", "activations", "optimizer", "all", "auto"] | Offload = "none", disk: Any = None,
+         host_budget: int | float | str | None = None, optimizer: torch.optim.Optimizer | int | float | str | None = None, cache: Any = True,
+         on_refuse: Literal["raise", "warn"] = "warn", planner: Planner | None = None, **older: Any) -> M:
     """Lets `model` train inside a budget of bytes: outputs, gradients, buffers and generator stay those of the plain model, bit by bit.
 
     model: any module; it is changed in place and returned. Its class, `state_dict`, attributes and methods stay as they are.
     args, kwargs: of a training step, to plan at once; without them the first training call plans.
     budget: bytes for everything the step needs, as a number or as text: 8e9, "8 GB", "6 GiB"; or "60%" of the activations of
         a step that recomputes nothing, beyond what is held anyway. Default: no limit.
-    activation_budget: the same for activations, outputs and new gradients only; what is held before the step comes on top.
-    solver: see `solvers()`. time_limit: of a search, seconds. gap: relative distance to the bound that will do. seed: of the search.
-    verify: so many steps also run plain, twice, and are compared bit by bit; the first difference raises NotEqual. A tensor that differs between
-        two plain runs is not compared: a warning in the log `remat` names it, and the operators that give other bits each time.
-    on_new_shape: what a call with other shapes does: "nearest" takes over the decisions of a plan for another shape where it can,
-        "plan" plans anew, "plain" runs the model as it is, "error" raises Refused.
-    on_refuse: "warn" runs steps that cannot be planned as they are, and names the cause once; "raise" raises Refused before any number is
-        produced.
-    follow: True runs the model's own Python in every step, on tensors without data, and compares its calls of operators with the recorded ones.
-        State that it reads or changes, hooks and exceptions are then those of eager mode. Where a step takes another path, it is recorded from
-        there on, and planned at once. False replays the recorded forward: for forwards that are pure functions of their arguments. Default:
-        True, but False where `device` says where steps run.
     offload: "activations" also moves values to a disk and back where that is faster than computing them again, beside the computations;
         "optimizer" keeps states there, of `remat.optimizer(..., model=model)`; "all" does both, and puts weights and gradients into
         files that the system may take out of memory (they count for no budget). "auto" is "none" without a disk, "activations"
-        if weights, gradients and two states of each parameter take at most half of `host_budget`, or else "all".
-    weights: those in files: "paged" leaves to the system what of them is in memory; "planned" has steps fetch what they read before it is
-        used, beside the computations, drop it, and fetch it again, within the budget, which counts them then.
+        if weights, gradients and two states of each parameter take at most half of `host_budget`, or else "all". `remat.Offload` says more.
+    disk: folder for that, on a fast disk. Space is taken when a plan is made, in files without a name that go with the process.
     host_budget: most bytes of the host's memory that any budget comes to, weights and gradients in memory included, as a number or as
         text; default, if something is offloaded: what the model takes now, and 0.8 of what is free then or left by a memory cgroup.
         Of a model on a CUDA device: bytes of page-locked memory that activations may go to, in place of a disk.
-    disk: folder for that, on a fast disk. Space is taken when a plan is made, in files without a name that go with the process.
-    disk_budget: bytes that each of activations, weights, gradients and states may take there, as a number or as text; default: what is free.
-    device: with offload="all": where steps run while weights and gradients are in page-locked memory of the host, as OffMate does. Steps fetch
-        weights before they are used and drop them; gradients leave as soon as they are complete. The plan covers these copies, those of
-        activations and what is recomputed. `remat.optimizer` chooses where its arithmetic is done. Buffers are on the device; inputs may be on the host. Default: where
-        the model is. `host_budget` is for weights, gradients and activations then. `disk` gets states; activations unless `host_budget` leaves
-        as much for them as the weights take; and weights if these and the gradients take more than `host_budget`.
-    graph: captures the kernels of each plan as CUDA graphs (of any accelerator that has them) in its second step, and replays them from then on,
-        with recomputations, copies and random numbers. Several input shapes share one arena. Inputs are copied into it, which the budget counts. A plan
-        that cannot be captured warns once, names the operator and the cause, and launches its kernels one by one. On the host it raises Refused.
     optimizer: of the model, or the bytes of its states: the budget counts them from the first step on. Default: they are not counted.
     cache: keeps plans on disk, in the usual place or in that folder; False keeps nothing.
+    on_refuse: "warn" runs steps that cannot be planned as they are, and names the cause once; "raise" raises Refused before any number is
+        produced.
+    planner: how plans are made and checked.
+    device: the same as that of `remat.Offload`: `remat.wrap(model, device="cuda", offload="all", ...)`.
+    Other options of `remat.Planner` and `remat.Offload` may still be given one by one; that goes with version 0.4.
 
     Without grad mode the model runs as it is. A wrapped model that is wrapped again takes over the new options.
     Raises OverBudget if no schedule fits, Refused if the model cannot be captured, NoSpace if weights or gradients do not fit on the disk, Error or
     ValueError for options; a step raises CopyFailed if a disk fails.
     """
+    groups = flattened(offload, planner, older)
     if isinstance(optimizer, torch.optim.Optimizer) and isinstance(model, torch.nn.Module):
         optimizer = state_bytes(optimizer, model)
-    options = Options(budget, activation_budget, solver, time_limit, gap, seed, verify, on_new_shape, on_refuse, follow, cache, offload,
-                      weights, host_budget, disk, disk_budget, graph, optimizer, None if device is None else _accelerator(device)).check()
+    device = groups.pop("device")
+    options = Options(budget=budget, on_refuse=on_refuse, cache=cache, host_budget=host_budget, disk=disk, optimizer=optimizer, **groups,
+                      steps_on=None if device is None else _accelerator(device)).check()
     args = arguments(args)
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"remat.wrap takes a torch.nn.Module, got {type(model).__qualname__}")

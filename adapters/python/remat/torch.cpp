@@ -6,6 +6,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -13,6 +14,7 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <sstream>
@@ -25,6 +27,7 @@
 #include <remat/core/solve.hpp>
 #include <remat/io/bytes.hpp>
 #include <remat/io/curve.hpp>
+#include <remat/io/observers.hpp>
 #include <remat/pytorch/capture.hpp>
 #include <remat/pytorch/device.hpp>
 #include <remat/pytorch/disk.hpp>
@@ -125,6 +128,26 @@ class interruption {
   std::shared_ptr<py::object> exception_;
 };
 
+/// Shows searches in one line of a terminal, if standard error is one.
+class terminal_line {
+ public:
+  void show(const remat::progress& now) {
+    if (!there_) return;
+    const std::lock_guard lock(mutex_);
+    if (!line_) line_.emplace("remat: planning: ");
+    (*line_)(now);
+  }
+  void clear() {
+    const std::lock_guard lock(mutex_);
+    line_.reset();
+  }
+
+ private:
+  bool there_ = isatty(STDERR_FILENO) != 0;
+  std::mutex mutex_;
+  std::optional<remat::progress_line> line_;
+};
+
 /// Raises an exception of `remat._errors`.
 template <class... A>
 [[noreturn]] void raise(const char* kind, A&&... arguments) {
@@ -207,6 +230,7 @@ class python_session {
   template <class F>
   auto uninterrupted(F f) {
     interrupted_->forget();
+    const std::shared_ptr<void> after(nullptr, [line = line_](void*) { line->clear(); });
     return translated([&] {
       try {
         return f();
@@ -224,7 +248,7 @@ class python_session {
                  const std::optional<std::string>& disk, const std::string& disk_budget, bool gradients_leave, bool plan_weights,
                  remat::bytes_t most, remat::bytes_t on_host, bool graph, const std::string& steps_on, bool follow, bool strict,
                  remat::bytes_t optimizer)
-      : interrupted_(std::make_shared<interruption>()) {
+      : interrupted_(std::make_shared<interruption>()), line_(std::make_shared<terminal_line>()) {
     auto trained = std::make_shared<python_model>(std::move(name), std::move(source));
     const auto tell = shared(std::move(log));
     const auto new_shapes = on_new_shape == "nearest" ? rp::new_shape::nearest
@@ -245,7 +269,10 @@ class python_session {
                                                                        const remat::limits& l, const rp::plan_observer& watch) {
         return remat::solve(p, b, method, l, watch);
       };
-      o.watch = [stop = interrupted_](const remat::progress&) { return stop->look(); };
+      o.watch = [stop = interrupted_, line = line_](const remat::progress& now) {
+        line->show(now);
+        return stop->look();
+      };
       o.solver_name = solver;
       if (cache) o.cache = rp::plan_cache(*cache);
       if (cache && cache->empty()) o.profile.cache.clear();
@@ -261,11 +288,13 @@ class python_session {
       if (most >= 0) o.most = most;
       o.new_shapes = new_shapes;
       o.verify = verify;
-      o.log = [tell](const std::string& text) {
+      o.log = [tell, line = line_](const std::string& text) {
+        line->clear();
         py::gil_scoped_acquire hold;
         (*tell)(text);
       };
-      o.warn = [tell](const std::string& text) {
+      o.warn = [tell, line = line_](const std::string& text) {
+        line->clear();
         py::gil_scoped_acquire hold;
         (*tell)(text, true);
       };
@@ -375,6 +404,7 @@ class python_session {
 
  private:
   std::shared_ptr<interruption> interrupted_;
+  std::shared_ptr<terminal_line> line_;
   std::shared_ptr<rp::session> run_;
   remat::bytes_t model_bytes_on(c10::Device where) const {
     auto model = rp::tensors_of(model_->parameters());

@@ -14,8 +14,9 @@ from torch import nn
 
 import remat
 from remat import __main__ as program
-from remat import _torch
+from remat import _fit, _torch
 
+_fit._SHORT = 0.1  # seconds of a search: these models are small
 DEVICE = remat.Roofline(1e11, 1e10)
 
 
@@ -44,7 +45,7 @@ def on_meta(tensors):
 
 def trained_peak(model, args, budget):
     """What three wrapped steps take, with all that is held; bytes."""
-    model = remat.wrap(copy.deepcopy(model), budget=budget, cache=False, time_limit=2)
+    model = remat.wrap(copy.deepcopy(model), budget=budget, cache=False, planner=remat.Planner(time_limit=2))
     for step in range(3):
         if step == 1:
             remat.of(model).reset_peak()  # measuring kernels takes memory of its own

@@ -17,6 +17,7 @@ import random
 import threading
 import unittest
 import unittest.mock
+import warnings
 import weakref
 
 import torch
@@ -963,6 +964,34 @@ class Copies(unittest.TestCase):
                 self.assertTrue(torch.equal(other(x), expected))
             self.assertIs(copy.copy(m).norm, m.norm)
             self.assertTrue(remat.is_wrapped(copy.deepcopy(m)))
+
+
+class Groups(unittest.TestCase):
+    """Options in groups, and as before version 0.3."""
+
+    def test_both_spellings_are_the_same(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            new = remat.of(remat.wrap(Chain(), budget="1 GiB", planner=remat.Planner(time_limit=3, verify=1, on_new_shape="plan")))._options
+            also = remat.of(remat.wrap(Chain(), budget="1 GiB", offload=remat.Offload("none")))._options
+        with self.assertWarnsRegex(DeprecationWarning, r"remat.Planner\((time_limit|verify|on_new_shape)="):
+            old = remat.of(remat.wrap(Chain(), budget="1 GiB", time_limit=3, verify=1, on_new_shape="plan"))._options
+        self.assertEqual(new, old)
+        self.assertEqual(also, remat.of(remat.wrap(Chain(), budget="1 GiB"))._options)
+        self.assertNotEqual(new, also)
+
+    def test_warnings_point_at_the_caller(self):
+        with self.assertWarns(DeprecationWarning) as seen:
+            remat.wrap(Chain(), gap=0.1)
+        self.assertEqual(seen.filename, __file__)
+
+    def test_bad_groups(self):
+        for options, error, words in (({"tim_limit": 3}, TypeError, "tim_limit"), ({"planner": 3}, TypeError, "remat.Planner"),
+                                      ({"planner": remat.Planner(), "gap": 0.1}, TypeError, "gap"),
+                                      ({"offload": remat.Offload("all"), "weights": "paged"}, TypeError, "weights"),
+                                      ({"offload": remat.Offload("some")}, ValueError, "some"), ({"planner": remat.Planner(gap="x")}, TypeError, "gap")):
+            with self.subTest(options), self.assertRaisesRegex(error, words):
+                remat.wrap(Chain(), **options)
 
 
 class Refusals(unittest.TestCase):

@@ -305,6 +305,7 @@ void session::state::complete(setup& s) {
   s.fixed = options.graph;
   s.graph = graph_hash(*s.step);
   const auto relative = sibling(s);
+  if (!options.device && !relative) log("measuring the operators of a step for " + s.inputs);
   s.profiles = options.device ? estimate(*s.step, options.device)
                : relative     ? profile_like(*s.step, *relative->step, relative->profiles)
                               : profile(*s.step, options.profile);
