@@ -124,7 +124,7 @@ class Fit(unittest.TestCase):
             self.assertLessEqual(memory["planned"], budget)
             self.assertLessEqual(memory["peak"], budget)
         with self.assertRaises(remat.OverBudget):
-            remat.plan(self.model, self.args, budget=found.smallest_bound - 1, device=DEVICE)
+            remat.plan(self.model, self.args, budget=found.smallest_bound - 1, device=DEVICE, time_limit=1)
 
     def test_verdicts(self):
         found = self.without_states
