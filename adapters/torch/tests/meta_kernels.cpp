@@ -18,7 +18,9 @@ using stack = std::vector<c10::IValue>;
 using at::Tensor;
 
 /// How a tensor lies in memory.
-enum class layout { plain, transposed, channels_last, gaps, expanded };
+enum class layout { plain, transposed, channels_last, gaps, transposed_gaps, expanded };
+constexpr auto layouts = {layout::plain, layout::transposed,      layout::channels_last,
+                          layout::gaps,  layout::transposed_gaps, layout::expanded};
 
 /// Makes tensors of the same type, all with that layout where their sizes permit it.
 struct maker {
@@ -28,6 +30,11 @@ struct maker {
   Tensor operator()(std::vector<int64_t> sizes) const { return made(std::move(sizes), type); }
   Tensor whole(std::vector<int64_t> sizes) const { return at::rand(sizes).to(type); }
   Tensor positions(std::vector<int64_t> sizes) const { return at::zeros(sizes, at::kLong); }
+  static Tensor made_with_gaps(std::vector<int64_t> sizes, at::ScalarType of) {
+    const auto n = sizes.back();
+    sizes.back() *= 3;
+    return at::rand(sizes).to(of).narrow(-1, n, n);
+  }
   Tensor made(std::vector<int64_t> sizes, at::ScalarType of) const {
     const auto n = sizes.size();
     if (how == layout::transposed && n >= 2) {
@@ -35,9 +42,11 @@ struct maker {
       return at::rand(sizes).to(of).transpose(-1, -2);
     }
     if (how == layout::channels_last && n == 4) return at::rand(sizes).to(of).contiguous(at::MemoryFormat::ChannelsLast);
-    if (how == layout::gaps && n >= 1) {
-      sizes[n - 1] *= 2;
-      return at::rand(sizes).to(of).slice(-1, 0, at::indexing::None, 2);
+    if (how == layout::gaps && n >= 1) return made_with_gaps(sizes, of);
+    if (how == layout::transposed_gaps && n >= 2) {  // as heads of an attention in one product
+      std::swap(sizes[n - 2], sizes[n >= 3 ? n - 3 : n - 1]);
+      auto t = made_with_gaps(sizes, of);
+      return n >= 3 ? t.transpose(-2, -3) : t.transpose(-1, -2);
     }
     if (how == layout::expanded && n >= 2) {
       auto all = sizes;
@@ -266,7 +275,7 @@ TEST_CASE("kernels for geometry agree with those of the host", "[meta_kernels]")
   std::set<std::string> tried;
   std::size_t told = 0, kept = 0;
   for (const auto type : {at::kFloat, at::kBFloat16, at::kDouble})
-    for (const auto how : {layout::plain, layout::transposed, layout::channels_last, layout::gaps, layout::expanded})
+    for (const auto how : layouts)
       for (const auto& [name, list] : cases({how, type})) {
         tried.insert("aten::" + name);
         for (const auto& arguments : list) {

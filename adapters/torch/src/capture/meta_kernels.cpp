@@ -11,8 +11,12 @@
 #include <ATen/native/ConvUtils.h>
 
 #include <algorithm>
+#include <mutex>
+#include <set>
 #include <string>
 #include <unordered_map>
+
+#include "known_results.hpp"
 
 namespace remat::pytorch::detail {
 namespace {
@@ -35,7 +39,7 @@ Tensor like(const Tensor& t, std::optional<at::ScalarType> type = {}, std::optio
   const auto of = type.value_or(t.scalar_type());
   if (format.value_or(at::MemoryFormat::Preserve) != at::MemoryFormat::Preserve) return made(t.sizes(), of, *format);
   if (t.is_non_overlapping_and_dense()) return at::detail::empty_strided_meta(t.sizes(), t.strides(), of);
-  return made(t.sizes(), of, t.suggest_memory_format());
+  return at::detail::empty_strided_meta(t.sizes(), at::infer_dense_strides(t.sizes(), t.strides()), of);
 }
 Tensor like_suggested(const Tensor& t) { return made(t.sizes(), t.scalar_type(), t.suggest_memory_format()); }
 Tensor plain_like(const Tensor& t) { return made(t.sizes(), t.scalar_type()); }
@@ -202,7 +206,16 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor&, const Ten
           wanted[2] && bias ? made(C10_AS_INTARRAYREF_SLOW(*bias), type) : Tensor()};
 }
 
+std::mutex distrusted_mutex;
+std::set<std::string> distrusted;
+
 }  // namespace
+
+void distrust_meta_kernel(const c10::OperatorHandle& op) {
+  const std::lock_guard lock(distrusted_mutex);
+  distrusted.insert(c10::toString(op.operator_name()));
+  forget_results();
+}
 
 const c10::KernelFunction* meta_kernel(const c10::OperatorHandle& op, c10::DeviceType device) {
   struct kernel {
@@ -286,8 +299,11 @@ const c10::KernelFunction* meta_kernel(const c10::OperatorHandle& op, c10::Devic
     add(ops::convolution{}, convolution), add(ops::convolution_backward{}, convolution_backward);
     return found;
   }();
-  const auto found = all.find(c10::toString(op.operator_name()));
-  return found == all.end() || (found->second.of_host && device != c10::kCPU) ? nullptr : &found->second.function;
+  const auto name = c10::toString(op.operator_name());
+  const auto found = all.find(name);
+  if (found == all.end() || (found->second.of_host && device != c10::kCPU)) return nullptr;
+  const std::lock_guard lock(distrusted_mutex);
+  return distrusted.count(name) ? nullptr : &found->second.function;
 }
 
 }  // namespace remat::pytorch::detail

@@ -22,6 +22,7 @@
 #include <remat/pytorch/profile.hpp>
 
 #include "../capture/known_results.hpp"
+#include "../capture/meta_kernels.hpp"
 #include "../capture/operators.hpp"
 #include "../clock.hpp"
 #include "../program/signature.hpp"
@@ -98,7 +99,7 @@ class bench {
       seconds += watch.seconds();
       undisturbed_ = undisturbed_ && watch.undisturbed();
       if (scope) scope->stop();
-      for (const auto& r : c.results) storage_.insert_or_assign(step_.views[r.view].value, result_of(stack, r).storage());
+      take_results(c, stack);
     }
     return seconds;
   }
@@ -197,7 +198,23 @@ class bench {
       planned.start();
       c.op.callBoxed(stack);
       planned.stop();
-      for (const auto& r : c.results) storage_.insert_or_assign(step_.views[r.view].value, result_of(stack, r).storage());
+      take_results(c, stack);
+    }
+  }
+  /// @throws cannot_capture if they do not lie as they were recorded
+  void take_results(const call& c, const ::torch::jit::Stack& stack) {
+    for (const auto& r : c.results) {
+      const auto& view = step_.views[r.view];
+      const auto t = result_of(stack, r);
+      if (t.sizes() != at::IntArrayRef(view.sizes) || !same_strides(t.sizes(), t.strides(), view.strides)) {
+        detail::distrust_meta_kernel(c.op);
+        std::ostringstream text;
+        text << c.op.schema().name() << " gives a tensor of sizes " << t.sizes() << " and strides " << t.strides() << " where "
+             << at::IntArrayRef(view.sizes) << " and " << at::IntArrayRef(view.strides)
+             << " were recorded. The next capture asks its kernel; please report this";
+        throw cannot_capture(text.str());
+      }
+      storage_.insert_or_assign(view.value, t.storage());
     }
   }
   void wait_for_kernels() {
