@@ -20,7 +20,7 @@ from ._plan import Roofline, parts_of, prepared
 from ._session import Options, Session
 
 _EXTRAS = (0.05, 0.10, 0.20)  #: the table shows the memory that these shares of extra time buy
-_SHORT = 0.5  #: seconds of each search
+_SHORT = 1.0  #: seconds of each search
 
 
 @dataclasses.dataclass(frozen=True)
