@@ -12,7 +12,8 @@ docs/coming-from.md tells what else changes.
 
 from . import partitioned, solvers
 from ._configs import Config, default_config, generate_config, load_config, save_config
-from ._modules import Hiremate, Offmate, PureCheckmate, PureRockmate, PureRotor, Rockmate, from_config
+from ._kinds import Hiremate, Offmate, PureCheckmate, PureRockmate, PureRotor, from_config
+from ._modules import Rockmate
 
 PureHiremate = Hiremate  #: as Rockmate's README calls it
 

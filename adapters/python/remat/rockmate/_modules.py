@@ -17,10 +17,11 @@ from .._session import Options, Session
 from .._states import state_bytes
 from .._wrap import is_wrapped, of, wrap
 from . import partitioned, solvers
-from ._configs import Config, Settings, changed, checked, default_config, generate_config
+from ._configs import Config, Settings, changed, checked, default_config
 
 _STATE = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")  #: of a module, shared with the model
 _MINOR = int(default_config("hilp")["minor_offload_size"])
+_OF_NO_METHOD = "the solver of the wrapped module"  #: says a plan for which the method found nothing, and the search for the smallest budget did
 _NOTHING_IS_CHEAP = 1e6  #: a cheap_factor from which on a CheapSolver recomputes nothing
 
 
@@ -61,7 +62,8 @@ class Rockmate(torch.nn.Module):
                  partitioners: Sequence[Settings] | None = None, rkgb_res: Any = None, solve_sched: bool = True, verbose: bool = False,
                  model_kwargs: Mapping[str, Any] | None = None, cpu_optim: type[torch.optim.Optimizer] | None = torch.optim.Adam,
                  gpu_optim: type[torch.optim.Optimizer] | None = torch.optim.Adam, optim_kwargs: Mapping[str, Any] = {},
-                 minor_offload_size: int = _MINOR, keep_outputs: bool = False, dynamic_batch_dim: int | None = None, solve_recursive: bool = True):
+                 minor_offload_size: int = _MINOR, keep_outputs: bool = False, dynamic_batch_dim: int | None = None, solve_recursive: bool = True,
+                 *, _unused: Sequence[str] = ()):
         super().__init__()
         if not isinstance(original_mod, torch.nn.Module):
             raise TypeError(f"{type(self).__name__} takes a torch.nn.Module, got {type(original_mod).__qualname__}")
@@ -79,7 +81,8 @@ class Rockmate(torch.nn.Module):
         config = checked({"solver": {"top": _by_name(self.top_solvers), "bottom": _by_name(self.bottom_solvers)}, "partitioner": _by_name(self.partitioners)})
         self._methods = _methods(config)
         self._offload = any(options.get("offload") for options in config.solver.top.values())
-        unused = [f"{'.'.join(path)}={value!r}" for path, value in changed(config) if not _has_effect(path, value, config)]
+        unused = [*_unused]  # to be named in the warning
+        unused += [f"{'.'.join(path)}={value!r}" for path, value in changed(config) if not _has_effect(path, value, config)]
         unused += [f"{name}={value!r}" for name, value, default in (("rkgb_res", rkgb_res, None), ("verbose", verbose, False),
                                                                    ("solve_recursive", solve_recursive, True)) if value != default]
         if self._offload:
@@ -89,7 +92,8 @@ class Rockmate(torch.nn.Module):
         else:
             unused += [f"{name}={value!r}" for name, value, default in (("cpu_optim", cpu_optim, torch.optim.Adam), ("gpu_optim", gpu_optim, torch.optim.Adam),
                        ("optim_kwargs", dict(optim_kwargs), {}), ("minor_offload_size", minor_offload_size, _MINOR)) if value != default]
-        _warn_unused(unused)
+        if unused:
+            warnings.warn(f"remat.rockmate: these options have no effect in remat: {', '.join(unused)}", stacklevel=3)
         self._solved = False
         if solve_sched:
             self.solve_sched()
@@ -130,9 +134,11 @@ class Rockmate(torch.nn.Module):
         for method in methods:
             try:
                 self._wrap(method, limits)
-                found.append((of(self.original_mod).plan["seconds"], method) if self._trains() else (0, method))
             except OverBudget:
                 continue
+            plan = of(self.original_mod).plan if self._trains() else {"solver": method.solver, "seconds": 0.0}
+            if plan["solver"] != _OF_NO_METHOD:
+                found.append((plan["seconds"], method))
         if found:
             best = min(found)[1]
             if best != found[-1][1] or len(found) < len(methods):
@@ -180,12 +186,14 @@ class Rockmate(torch.nn.Module):
 
     def _told(self, e: OverBudget) -> OverBudget:
         """The same, with the smallest budget as Rockmate counts."""
-        if self._offload or e.needed is None:
+        if e.needed is None:
             return e
-        model, (args, kwargs) = self.original_mod, self._sample
-        held = sum(t.nbytes for t in (*model.parameters(), *model.buffers(), *args, *kwargs.values()) if isinstance(t, torch.Tensor))
-        smallest = math.ceil((e.needed - held - self._exempt()) / 4096) * 4096
-        return OverBudget(f"{e} These figures count weights, buffers, inputs and gradients; Rockmate's budget does not: as it counts, about {smallest} bytes do",
+        left_out = self._exempt()
+        if not self._offload:  # e counts what is held before the step, too
+            model, (args, kwargs) = self.original_mod, self._sample
+            left_out += sum(t.nbytes for t in (*model.parameters(), *model.buffers(), *args, *kwargs.values()) if isinstance(t, torch.Tensor))
+        smallest = math.ceil((e.needed - left_out) / 4096) * 4096
+        return OverBudget(f"{e} These figures count {left_out} bytes that Rockmate's budget leaves out: as it counts, about {smallest} bytes do",
                           e.needed, e.bound, e.largest)
 
     # --- offloading ----------------------------------------------------------------------------------------------------------
@@ -277,10 +285,10 @@ def _by_name(settings: Iterable[Settings]) -> dict[str, Config]:
 def _methods(config: Config) -> list[_Method]:
     """The methods of remat that compete where Rockmate's top solvers do."""
     top, bottom = config.solver.top, config.solver.bottom
+    told = dict(changed(config))
     found = []
     for name, options in top.items():
-        told = options.get("time_limit")
-        limit = Options.time_limit if ("solver", "top", name, "time_limit") not in dict(changed(config)) else float(told)
+        limit = float(told.get(("solver", "top", name, "time_limit"), Options.time_limit))
         if name == "hilp":
             solver = "auto" if options.offload else "hiremate" if config.partitioner.keys() - {"base"} else "checkmate"
         elif name == "rotor":
@@ -302,11 +310,6 @@ def _has_effect(path: tuple[str, ...], value: Any, config: Config) -> bool:
         (moves and path[3] in ("activation_offload", "add_offload_sched"))
 
 
-def _warn_unused(options: list[str]) -> None:
-    if options:
-        warnings.warn(f"remat.rockmate: these options have no effect in remat: {', '.join(options)}", stacklevel=4)
-
-
 def _gradient_bytes(model: torch.nn.Module) -> int:
     return sum(p.nbytes for p in model.parameters() if p.requires_grad)
 
@@ -316,105 +319,3 @@ def _inputs(model: torch.nn.Module, inputs: Any, kwargs: Mapping[str, Any] | Non
     if isinstance(inputs, Mapping):
         return (), {**inputs, **(kwargs or {})}
     return tuple(inputs) if isinstance(inputs, (list, tuple)) else (inputs,), dict(kwargs or {})
-
-
-class PureRotor(Rockmate):
-    """Blocks in a chain, each saved or computed again. Its method is remat's `rotor`. For arguments see `Rockmate`."""
-
-    def __init__(self, model: torch.nn.Module, model_inputs: Any, budget: int | float | str | None = None, rotor_solve_with_python: bool = False,
-                 **kwargs: Any):
-        _refuse_solvers(type(self), kwargs)
-        super().__init__(model, model_inputs, budget, top_solvers=[solvers.RK_rotor(force_python=rotor_solve_with_python)],
-                         partitioners=[partitioned.PartitionerSequence()], **kwargs)
-
-
-class PureCheckmate(Rockmate):
-    """One integer program for the whole graph, for some hundred operations. Its method is remat's `checkmate`. For arguments see `Rockmate`."""
-
-    def __init__(self, model: torch.nn.Module, model_inputs: Any, budget: int | float | str | None = None, **kwargs: Any):
-        _refuse_solvers(type(self), kwargs)
-        super().__init__(model, model_inputs, budget, top_solvers=[solvers.HILP()], partitioners=[], **kwargs)
-
-
-class PureRockmate(Rockmate):
-    """A chain of parts, each with several schedules, joined by dynamic programming. Its method is remat's `rockmate`. For arguments see `Rockmate`."""
-
-    def __init__(self, model: torch.nn.Module, model_inputs: Any, budget: int | float | str | None = None, rotor_solve_with_python: bool = False,
-                 **kwargs: Any):
-        _refuse_solvers(type(self), kwargs)
-        super().__init__(model, model_inputs, budget, top_solvers=[solvers.RK_rotor(force_python=rotor_solve_with_python)],
-                         bottom_solvers=[solvers.HILP()], partitioners=[partitioned.PartitionerSequence()], **kwargs)
-
-
-class Hiremate(Rockmate):
-    """Parts of parts, joined by an integer program. Its methods are remat's `hiremate` and `rockmate`. For arguments see `Rockmate`.
-
-    algorithms: of "hilp", "rotor" and "twremat"; partitioner_params: options of the partitioner `bottom_to_top`.
-    """
-
-    valid_algorithms = ("hilp", "rotor", "twremat")
-
-    def __init__(self, model: torch.nn.Module, model_inputs: Any, budget: int | float | str | None = None, algorithms: Sequence[str] = ("hilp", "rotor"),
-                 partitioner_params: Mapping[str, Any] = {}, **kwargs: Any):
-        _refuse_solvers(type(self), kwargs)
-        for name in algorithms:
-            if name not in self.valid_algorithms:
-                raise Error(f"algorithms: {name!r} is unknown; Hiremate has {', '.join(self.valid_algorithms)}")
-        made = {"hilp": solvers.HILP, "rotor": solvers.RK_rotor, "twremat": solvers.TwRemat}
-        super().__init__(model, model_inputs, budget, top_solvers=[made[name]() for name in algorithms], bottom_solvers=[made[name]() for name in algorithms],
-                         partitioners=[partitioned.PartitionerBottomToTop(**{"can_use_rotor": "rotor" in algorithms, **partitioner_params})], **kwargs)
-
-
-class Offmate(Rockmate):
-    """A model that also performs its optimizer's step, and whose weights need not fit on the device. Each backward ends with a step of all parameters;
-    gradients are gone then.
-
-    On a machine with an accelerator, steps run there: weights, gradients and optimizer states are in page-locked memory of the host, and come as they are
-    needed. Elsewhere nothing can move; the step is planned with recomputation alone.
-    budget: bytes of the device for activations, weights and gradients. Buffers, inputs, and weights below minor_offload_size with their gradients and
-        states are not counted. remat's `budget` counts them: it gets this budget and their bytes.
-    nlayers: Rockmate cuts the model by it; without effect.
-    cpu_optim: the class of the optimizer; parameters step on the host, each while the backward goes on. None: gpu_optim steps them on the device after
-        the backward. optim_kwargs: its options. The optimizer itself is `optimizer`, for schedulers.
-    minor_offload_size: bytes, see budget. For the rest see `Rockmate`.
-    """
-
-    def __init__(self, model: torch.nn.Module, model_inputs: Any, budget: int | float | str | None = None, nlayers: int = 32,
-                 algorithms: Sequence[str] = ("hilp",), partitioner_params: Mapping[str, Any] = {}, **kwargs: Any):
-        _refuse_solvers(type(self), kwargs)
-        if list(algorithms) != ["hilp"]:
-            raise Error(f"algorithms: Offmate has hilp alone, got {list(algorithms)!r}")
-        if nlayers > 1 << 16:
-            raise Error(f"nlayers={nlayers}: Offmate takes the budget third, and nlayers by name")
-        _warn_unused([f"{name}={value!r}" for name, value, default in (("nlayers", nlayers, 32), ("partitioner_params", dict(partitioner_params), {}))
-                      if value != default])
-        super().__init__(model, model_inputs, budget, top_solvers=[solvers.HILP(offload=True)], bottom_solvers=[solvers.CheapSolver()],
-                         partitioners=[partitioned.PartitionerRecognizeRepetitivePattern()], **kwargs)
-
-
-def _refuse_solvers(cls: type, kwargs: Mapping[str, Any]) -> None:
-    for name in ("top_solvers", "bottom_solvers", "partitioners"):
-        if name in kwargs:
-            raise Error(f"{name}: {cls.__name__} chooses its own; Rockmate takes it")
-
-
-def from_config(model: torch.nn.Module, model_inputs: Any, budget: int | float | str | None = None, config_type: str | Mapping[str, Any] = "hiremate",
-                config: Mapping[str, Any] | None = None, **kwargs: Any) -> Rockmate:
-    """The module that a configuration describes: `config`, or that of the kind `config_type`. A configuration may also come fourth, as in Rockmate's README.
-
-    Offloading (top solver hilp with offload=True) makes it step its optimizer, as `Offmate` does. For the rest see `Rockmate`.
-    Raises Error naming an unknown key or kind.
-    """
-    if isinstance(config_type, Mapping):
-        config = config_type
-    complete = checked(generate_config(str(config_type)) if config is None else config)
-    top, bottom, parts = ([_setting(name, options) for name, options in part.items()]
-                          for part in (complete.solver.top, complete.solver.bottom, complete.partitioner))
-    return Rockmate(model, model_inputs, budget, top_solvers=top, bottom_solvers=bottom, partitioners=parts or [partitioned.Partitioner()], **kwargs)
-
-
-_BY_NAME: dict[str, type[Settings]] = {cls.name: cls for room in (solvers, partitioned) for cls in map(vars(room).get, room.__all__) if cls is not None}
-
-
-def _setting(name: str, options: Config) -> Settings:
-    return _BY_NAME[name](**options)
