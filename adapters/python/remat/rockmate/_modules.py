@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
+import weakref
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 import torch
@@ -15,7 +16,7 @@ from .._errors import Error, OverBudget
 from .._optimizer import optimizer
 from .._session import Options, Session
 from .._states import state_bytes
-from .._wrap import is_wrapped, of, wrap
+from .._wrap import is_wrapped, of, unwrap, wrap
 from . import partitioned, solvers
 from ._configs import Config, Settings, changed, checked, default_config
 
@@ -88,15 +89,22 @@ class Rockmate(torch.nn.Module):
         if self._offload:
             if cpu_optim is not None and gpu_optim not in (None, cpu_optim):
                 unused.append(f"gpu_optim={gpu_optim!r}")
-            self._begin_offloading(cpu_optim, gpu_optim, dict(optim_kwargs), minor_offload_size)
         else:
             unused += [f"{name}={value!r}" for name, value, default in (("cpu_optim", cpu_optim, torch.optim.Adam), ("gpu_optim", gpu_optim, torch.optim.Adam),
                        ("optim_kwargs", dict(optim_kwargs), {}), ("minor_offload_size", minor_offload_size, _MINOR)) if value != default]
         if unused:
             warnings.warn(f"remat.rockmate: these options have no effect in remat: {', '.join(unused)}", stacklevel=3)
         self._solved = False
-        if solve_sched:
-            self.solve_sched()
+        was_wrapped = is_wrapped(original_mod)
+        try:
+            if self._offload:
+                self._begin_offloading(cpu_optim, gpu_optim, dict(optim_kwargs), minor_offload_size)
+            if solve_sched:
+                self.solve_sched()
+        except BaseException:
+            if not was_wrapped:
+                unwrap(original_mod)
+            raise
 
     # --- planning ------------------------------------------------------------------------------------------------------------
 
@@ -136,7 +144,7 @@ class Rockmate(torch.nn.Module):
                 self._wrap(method, limits)
             except OverBudget:
                 continue
-            plan = of(self.original_mod).plan if self._trains() else {"solver": method.solver, "seconds": 0.0}
+            plan: dict[str, Any] = of(self.original_mod).plan if self._trains() else {"solver": method.solver, "seconds": 0.0}
             if plan["solver"] != _OF_NO_METHOD:
                 found.append((plan["seconds"], method))
         if found:
@@ -222,10 +230,8 @@ class Rockmate(torch.nn.Module):
             on_host = cpu_optim is not None
             self.optimizer = optimizer(model.parameters(), cls, model=model, step="overlap" if on_host else "after", where="host" if on_host else "device",
                                        **options)
-        torch.autograd.graph.register_multi_grad_hook([p for p in model.parameters() if p.requires_grad], self._backward_begins, mode="any")
-
-    def _backward_begins(self, _: torch.Tensor) -> None:
-        torch.autograd.Variable._execution_engine.queue_callback(self._step)
+        me = weakref.ref(self)  # without this module, the model steps no longer
+        torch.autograd.graph.register_multi_grad_hook([p for p in model.parameters() if p.requires_grad], lambda _: _step_at_the_end(me), mode="any")
 
     def _step(self) -> None:
         assert self.optimizer is not None
@@ -269,6 +275,13 @@ class Rockmate(torch.nn.Module):
             if "original_mod" not in self.__dict__ or name.startswith("__"):
                 raise
             return getattr(self.original_mod, name)
+
+
+def _step_at_the_end(me: weakref.ref[Rockmate]) -> None:
+    """Has the backward that runs end with a step of the optimizer."""
+    module = me()
+    if module is not None:
+        torch.autograd.Variable._execution_engine.queue_callback(module._step)
 
 
 def _by_name(settings: Iterable[Settings]) -> dict[str, Config]:
