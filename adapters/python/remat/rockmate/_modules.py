@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rockmate's modules: a wrapped model behind each."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+import weakref
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence
+
+import torch
+
+from .. import _core, _options
+from .._errors import Error, OverBudget
+from .._groups import Planner
+from .._optimizer import optimizer
+from .._session import Options, Session
+from .._states import state_bytes
+from .._wrap import is_wrapped, of, unwrap, wrap
+from . import partitioned, solvers
+from ._configs import Config, Settings, changed, checked, default_config
+
+_STATE = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")  #: of a module, shared with the model
+_MINOR = int(default_config("hilp")["minor_offload_size"])
+_OF_NO_METHOD = "the solver of the wrapped module"  #: says a plan for which the method found nothing, and the search for the smallest budget did
+_NOTHING_IS_CHEAP = 1e6  #: a cheap_factor from which on a CheapSolver recomputes nothing
+
+
+class _Method(NamedTuple):
+    solver: str
+    time_limit: float
+
+
+class Schedule(NamedTuple):
+    """What a plan takes, in the units of Rockmate's `op_sched`."""
+
+    peak_mem: int  #: bytes of activations: without weights, inputs, buffers and gradients of weights
+    time: tuple[float]  #: ms, of the whole step
+
+
+class Rockmate(torch.nn.Module):
+    """A model that trains within a budget, with Rockmate's interface. Outputs, gradients, buffers and random numbers are those of the model.
+
+    original_mod: the model, on any device. It is wrapped by `remat.wrap`, and shares parameters, buffers and modules with this object.
+    model_inputs, model_kwargs: of a training step: a tensor, a sequence, or a dictionary by name.
+    budget: bytes for activations, their gradients and workspaces, as a number or as text such as "2 GiB". Weights, their gradients, optimizer states
+        and inputs are not counted. remat's `activation_budget` counts new gradients: it gets this budget and the bytes of the gradients. Default: no limit.
+    top_solvers, bottom_solvers, partitioners: of `remat.rockmate.solvers` and `remat.rockmate.partitioned`. They choose methods of remat, which
+        compete: the plan with the least time is used. If no method finds a plan, `remat`'s default method looks for one, with a warning.
+    solve_sched: False leaves planning to a call of `solve_sched()`.
+    minor_offload_size: see `Offmate`, as for cpu_optim, gpu_optim and optim_kwargs.
+    keep_outputs, dynamic_batch_dim: accepted; remat keeps outputs, and plans for every shape.
+    rkgb_res, verbose, solve_recursive: without effect.
+
+    Options without effect that are not at their defaults are named in one warning. Raises OverBudget if no plan is known to fit, Error naming an
+    option that is unknown, Refused if the model cannot be captured.
+    """
+
+    original_mod: torch.nn.Module
+
+    def __init__(self, original_mod: torch.nn.Module, model_inputs: Any, budget: int | float | str | None = None,
+                 top_solvers: Sequence[Settings] | None = None, bottom_solvers: Sequence[Settings] | None = None,
+                 partitioners: Sequence[Settings] | None = None, rkgb_res: Any = None, solve_sched: bool = True, verbose: bool = False,
+                 model_kwargs: Mapping[str, Any] | None = None, cpu_optim: type[torch.optim.Optimizer] | None = torch.optim.Adam,
+                 gpu_optim: type[torch.optim.Optimizer] | None = torch.optim.Adam, optim_kwargs: Mapping[str, Any] = {},
+                 minor_offload_size: int = _MINOR, keep_outputs: bool = False, dynamic_batch_dim: int | None = None, solve_recursive: bool = True,
+                 *, _unused: Sequence[str] = ()):
+        super().__init__()
+        if not isinstance(original_mod, torch.nn.Module):
+            raise TypeError(f"{type(self).__name__} takes a torch.nn.Module, got {type(original_mod).__qualname__}")
+        if top_solvers is None and bottom_solvers is None:
+            top_solvers, bottom_solvers = [solvers.HILP()], [solvers.HILP()]
+        self.top_solvers, self.bottom_solvers = list(top_solvers or ()), list(bottom_solvers or ())
+        self.partitioners = [partitioned.PartitionerBottomToTop(can_use_rotor=False)] if partitioners is None else list(partitioners)
+        self.budget, self.keep_outputs, self.dynamic_batch_dim = budget, keep_outputs, dynamic_batch_dim
+        self.optimizer: torch.optim.Optimizer | None = None  #: of Offmate
+        object.__setattr__(self, "original_mod", original_mod)  # no submodule: names stay those of the model
+        self.training = original_mod.training
+        for name in _STATE:
+            self.__dict__[name] = original_mod.__dict__[name]
+        self._sample = _inputs(original_mod, model_inputs, model_kwargs)
+        config = checked({"solver": {"top": _by_name(self.top_solvers), "bottom": _by_name(self.bottom_solvers)}, "partitioner": _by_name(self.partitioners)})
+        self._methods = _methods(config)
+        self._offload = any(options.get("offload") for options in config.solver.top.values())
+        unused = [*_unused]  # to be named in the warning
+        unused += [f"{'.'.join(path)}={value!r}" for path, value in changed(config) if not _has_effect(path, value, config)]
+        unused += [f"{name}={value!r}" for name, value, default in (("rkgb_res", rkgb_res, None), ("verbose", verbose, False),
+                                                                   ("solve_recursive", solve_recursive, True)) if value != default]
+        if self._offload:
+            if cpu_optim is not None and gpu_optim not in (None, cpu_optim):
+                unused.append(f"gpu_optim={gpu_optim!r}")
+        else:
+            unused += [f"{name}={value!r}" for name, value, default in (("cpu_optim", cpu_optim, torch.optim.Adam), ("gpu_optim", gpu_optim, torch.optim.Adam),
+                       ("optim_kwargs", dict(optim_kwargs), {}), ("minor_offload_size", minor_offload_size, _MINOR)) if value != default]
+        if unused:
+            warnings.warn(f"remat.rockmate: these options have no effect in remat: {', '.join(unused)}", stacklevel=3)
+        self._solved = False
+        was_wrapped = is_wrapped(original_mod)
+        try:
+            if self._offload:
+                self._begin_offloading(cpu_optim, gpu_optim, dict(optim_kwargs), minor_offload_size)
+            if solve_sched:
+                self.solve_sched()
+        except BaseException:
+            if not was_wrapped:
+                unwrap(original_mod)
+            raise
+
+    # --- planning ------------------------------------------------------------------------------------------------------------
+
+    def solve_sched(self, budget: int | float | str | None = None) -> bool:
+        """Plans for `budget`, or that of the constructor. Raises OverBudget if no plan is known to fit."""
+        self.budget = self.budget if budget is None else budget
+        self._plan(self._methods)
+        return True
+
+    def fast_solve(self) -> None:
+        """Plans for the step that recomputes nothing."""
+        self.budget = None
+        self._plan([_Method("store_all", Options.time_limit)])
+
+    def get_compiled_fct(self) -> None:
+        """Does nothing: a plan of remat needs no compilation."""
+
+    @property
+    def op_sched(self) -> Schedule | None:
+        """What the plan takes; None before there is one."""
+        session = self._session
+        if session is None or not session.plans:
+            return None
+        plan = session.plan
+        return Schedule(plan["peak"] - session.memory()["held"] - _gradient_bytes(self.original_mod), (plan["seconds"] * 1e3,))
+
+    @property
+    def _session(self) -> Session | None:
+        """None before there is a plan, and of what is unpickled."""
+        return of(self.original_mod) if self._solved and is_wrapped(self.original_mod) else None
+
+    def _plan(self, methods: list[_Method]) -> None:
+        limits = self._limits()
+        found: list[tuple[float, _Method]] = []
+        for method in methods:
+            try:
+                self._wrap(method, limits)
+            except OverBudget:
+                continue
+            plan: dict[str, Any] = of(self.original_mod).plan if self._trains() else {"solver": method.solver, "seconds": 0.0}
+            if plan["solver"] != _OF_NO_METHOD:
+                found.append((plan["seconds"], method))
+        if found:
+            best = min(found)[1]
+            if best != found[-1][1] or len(found) < len(methods):
+                self._wrap(best, limits)
+        else:
+            try:
+                self._wrap(_Method("auto", max(method.time_limit for method in methods)), limits)
+            except OverBudget as e:
+                raise self._told(e) from None
+            warnings.warn(f"remat.rockmate: {' and '.join(method.solver for method in methods)} found no plan for a budget of {self.budget}; "
+                          "remat's default method did, and is used", stacklevel=4)
+        self._solved = True
+
+    def _wrap(self, method: _Method, limits: dict[str, Any]) -> None:
+        args: tuple[Any, ...] = ()
+        kwargs: dict[str, Any] = {}
+        if self._trains():
+            args, kwargs = self._sample
+        planner = Planner(solver=method.solver, time_limit=method.time_limit, activation_budget=limits.get("activation_budget"))
+        wrap(self.original_mod, args, kwargs, planner=planner, **{name: value for name, value in limits.items() if name != "activation_budget"})
+
+    def _trains(self) -> bool:
+        """Is there anything to plan for?"""
+        args, kwargs = self._sample
+        return any(t.requires_grad for t in (*self.original_mod.parameters(), *args, *kwargs.values()) if isinstance(t, torch.Tensor))
+
+    def _limits(self) -> dict[str, Any]:
+        """The budget as options of `wrap`."""
+        if self._offload:
+            return self._offloading | ({} if self.budget is None else {"budget": self._bytes() + self._exempt()})
+        return {} if self.budget is None else {"activation_budget": self._bytes() + self._exempt()}
+
+    def _bytes(self) -> int:
+        return int(_core.parse_bytes(_options.size("budget", self.budget)))
+
+    def _exempt(self) -> int:
+        """Bytes that Rockmate's budget leaves out, and remat's option counts."""
+        model = self.original_mod
+        if not self._offload:
+            return _gradient_bytes(model)
+        minor = sum(p.nbytes * (1 + p.requires_grad) for p in model.parameters() if p.nbytes < self._minor)
+        inputs = [t for t in (*self._sample[0], *self._sample[1].values()) if isinstance(t, torch.Tensor)]
+        trained = _gradient_bytes(model)
+        states = self._state_bytes * sum(p.nbytes for p in model.parameters() if p.requires_grad and p.nbytes < self._minor) // max(1, trained)
+        return minor + states + sum(t.nbytes for t in (*model.buffers(), *inputs))
+
+    def _told(self, e: OverBudget) -> OverBudget:
+        """The same, with the smallest budget as Rockmate counts."""
+        if e.needed is None:
+            return e
+        left_out = self._exempt()
+        if not self._offload:  # e counts what is held before the step, too
+            model, (args, kwargs) = self.original_mod, self._sample
+            left_out += sum(t.nbytes for t in (*model.parameters(), *model.buffers(), *args, *kwargs.values()) if isinstance(t, torch.Tensor))
+        smallest = math.ceil((e.needed - left_out) / 4096) * 4096
+        return OverBudget(f"{e} These figures count {left_out} bytes that Rockmate's budget leaves out: as it counts, about {smallest} bytes do",
+                          e.needed, e.bound, e.largest)
+
+    # --- offloading ----------------------------------------------------------------------------------------------------------
+
+    def _begin_offloading(self, cpu_optim: type[torch.optim.Optimizer] | None, gpu_optim: type[torch.optim.Optimizer] | None,
+                          options: dict[str, Any], minor: int) -> None:
+        """The optimizer steps within the backward from here on."""
+        cls = cpu_optim or gpu_optim
+        if cls is None:
+            raise Error("Offmate performs the optimizer's step: give cpu_optim or gpu_optim")
+        _options.number("minor_offload_size", minor)
+        self._minor, self._state_bytes = minor, 0
+        model = self.original_mod
+        where = next((p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")), None)
+        if where is None and torch.accelerator.is_available():
+            where = torch.accelerator.current_accelerator()
+        self._offloading: dict[str, Any] = {} if where is None else {"device": where, "offload": "all"}
+        if "fused" in inspect.signature(cls).parameters and not options.keys() & {"fused", "foreach"}:
+            options["fused"] = False  # as the class does it on the host by itself
+        if where is None:
+            self.optimizer = optimizer(model.parameters(), cls, step="overlap", **options)
+            self._state_bytes = state_bytes(self.optimizer, model)
+            self._offloading["optimizer"] = self._state_bytes
+        else:
+            wrap(model, **self._offloading)
+            on_host = cpu_optim is not None
+            self.optimizer = optimizer(model.parameters(), cls, model=model, step="overlap" if on_host else "after", where="host" if on_host else "device",
+                                       **options)
+        me = weakref.ref(self)  # without this module, the model steps no longer
+        torch.autograd.graph.register_multi_grad_hook([p for p in model.parameters() if p.requires_grad], lambda _: _step_at_the_end(me), mode="any")
+
+    def _step(self) -> None:
+        assert self.optimizer is not None
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def restore_exec(self) -> None:
+        """Gives back the memory that is kept for the next step. Parameters are those of the model at any time."""
+        if self._session is not None:
+            self._session.release()
+
+    # --- as the model --------------------------------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model returns, in its own structure. (Rockmate returns a tuple in training.)"""
+        if self._session is None:
+            raise Error("there is no plan yet: call solve_sched() or fast_solve() first")
+        return self.original_mod(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> Rockmate:
+        self.training = mode
+        self.original_mod.train(mode)
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.original_mod.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.original_mod.load_state_dict(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:  # of copies and pickles
+        if self._offload:
+            raise TypeError("an Offmate steps one optimizer for one model, and cannot be copied or pickled; save its state_dict(), or make another one "
+                            "of a copy of the model")
+        return self.__dict__.copy()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "original_mod" not in self.__dict__ or name.startswith("__"):
+                raise
+            return getattr(self.original_mod, name)
+
+
+def _step_at_the_end(me: weakref.ref[Rockmate]) -> None:
+    """Has the backward that runs end with a step of the optimizer."""
+    module = me()
+    if module is not None:
+        torch.autograd.Variable._execution_engine.queue_callback(module._step)
+
+
+def _by_name(settings: Iterable[Settings]) -> dict[str, Config]:
+    found: dict[str, Config] = {}
+    for s in settings:
+        if not isinstance(s, Settings):
+            raise TypeError(f"solvers and partitioners are those of remat.rockmate.solvers and remat.rockmate.partitioned, got {s!r}")
+        if s.name in found:
+            raise Error(f"{type(s).__name__} is given twice in one list")
+        found[s.name] = s.config
+    return found
+
+
+def _methods(config: Config) -> list[_Method]:
+    """The methods of remat that compete where Rockmate's top solvers do."""
+    top, bottom = config.solver.top, config.solver.bottom
+    told = dict(changed(config))
+    found = []
+    for name, options in top.items():
+        limit = float(told.get(("solver", "top", name, "time_limit"), Options.time_limit))
+        if name == "hilp":
+            solver = "auto" if options.offload else "hiremate" if config.partitioner.keys() - {"base"} else "checkmate"
+        elif name == "rotor":
+            solver = "rockmate" if "hilp" in bottom else "rotor"
+        elif name == "cheap":
+            solver = "store_all" if options.cheap_factor >= _NOTHING_IS_CHEAP else "min_cut"
+        else:
+            solver = name
+        found.append(_Method(solver, limit))
+    return found or [_Method("auto", Options.time_limit)]
+
+
+def _has_effect(path: tuple[str, ...], value: Any, config: Config) -> bool:
+    """Does an option that somebody has changed steer a method of remat?"""
+    if path[:2] != ("solver", "top"):
+        return False
+    moves = config.solver.top[path[2]].get("offload", False)
+    return path[3] in ("time_limit", "offload") or (path[3] == "cheap_factor" and value >= _NOTHING_IS_CHEAP) or \
+        (moves and path[3] in ("activation_offload", "add_offload_sched"))
+
+
+def _gradient_bytes(model: torch.nn.Module) -> int:
+    return sum(p.nbytes for p in model.parameters() if p.requires_grad)
+
+
+def _inputs(model: torch.nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of a step, as `wrap` takes them."""
+    if isinstance(inputs, Mapping):
+        return (), {**inputs, **(kwargs or {})}
+    return tuple(inputs) if isinstance(inputs, (list, tuple)) else (inputs,), dict(kwargs or {})
