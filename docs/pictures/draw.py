@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Draws the pictures of the documentation from plans: memory over time, the bound on ten operations, and one schedule per solver.
+Also writes the problems that the pages on solvers use.
 
 usage: PYTHONPATH=build/adapters/python .venv/bin/python docs/pictures/draw.py [NAME...]: all pictures, or those
 """
@@ -164,6 +165,8 @@ SOLVERS |= {"store_all": ("100%", False), "recompute_all_blocks": ("75%", False)
 if __name__ == "__main__":
     pictures = {"memory": memory, "curve": curve, "bound": bound}
     pictures |= {f"solver-{name}": (lambda name=name: gantt(name, *SOLVERS[name])) for name in SOLVERS}  # type: ignore[misc]
+    for name, copies in (("chain", False), ("chain-with-copies", True)):
+        (HERE.parent / f"snippets/{name}.json").write_text(json.dumps(chain(copies=copies), indent=1) + "\n")
     for name in sys.argv[1:] or pictures:
         (HERE / f"{name}.svg").write_text(pictures[name]())
         print(name)

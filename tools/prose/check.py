@@ -27,7 +27,7 @@ def sentences(path: pathlib.Path):
     """(line, sentence) of all text outside code, comments and directives. A table cell ends a sentence, and so does a list item."""
     fence, start, text = None, 1, ""
     for number, line in enumerate(path.read_text().splitlines() + [""], 1):
-        mark = re.match(r"\s*(```+|~~~+|:::+)", line)
+        mark = re.match(r"\s*(```+|~~~+|:::+|\$\$(?!.*\$\$))", line)
         if mark and (fence is None or line.strip() == fence):
             fence = None if fence else mark[1]
         code = fence is not None or mark or line.startswith("    ") and not text
@@ -47,7 +47,7 @@ def sentences(path: pathlib.Path):
 
 
 def split(line: int, text: str):
-    text = re.sub(r"`[^`]*`|\$[^$]*\$|<[^>]*>", "X", text)  # code and formulas count as one word
+    text = re.sub(r"`[^`]*`|\$\$.*?\$\$|\$[^$]*\$|<[^>]*>", "X", text)  # code and formulas count as one word
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"\b(e\.g|i\.e|et al|vs|cf)\.", r"\1", text)
     for sentence in re.split(r"(?<=[.!?:;])[)\"*]*\s+", text):
