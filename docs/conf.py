@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sphinx configuration of the site. `tools/docs` builds it."""
+import os
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "adapters/python"))
+
+project = "remat"
+copyright = "the authors of remat, Apache-2.0"
+release = re.search(r"version: '([^']+)'", (ROOT / "meson.build").read_text())[1]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "breathe"]
+exclude_patterns = ["snippets", "pictures"]
+html_theme = "furo"
+html_title = f"remat {release}"
+
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+
+#: The compiled parts of the package are not needed for its signatures and docstrings.
+autodoc_mock_imports = ["remat._core", "remat._torch"]
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+default_role = "code"  # single backticks in docstrings
+
+breathe_projects = {"remat": os.environ.get("REMAT_DOXYGEN_XML", str(ROOT / "build-docs/doxygen/xml"))}
+breathe_default_project = "remat"
+breathe_default_members = ("members",)
+
+
+def readable(app, what, name, obj, options, lines):
+    """Turns the parameters of our docstrings, `name: text` with hanging indents, into a list."""
+    found, in_item = [], False
+    for line in lines:
+        item = re.match(r"([a-z_]+(?:, [a-z_]+)*): (.*)", line)
+        if item:
+            found += [] if in_item else [""]
+            found.append(f"- **{item[1]}**: {item[2]}")
+        elif in_item and line.startswith(" "):
+            found.append("  " + line.strip())
+        elif line.startswith(" ") and found and found[-1].strip() and not found[-1].startswith(" "):
+            found[-1] += " " + line.strip()  # the rest of a sentence
+        else:
+            found += [""] if in_item else []
+            found.append(line)
+        in_item = bool(item) or in_item and line.startswith(" ")
+    lines[:] = found
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", readable)
