@@ -35,7 +35,7 @@ def sentences(path: pathlib.Path):
         if code or item:
             yield from split(start, text)
             text = ""
-        if code or line.startswith("<!--"):
+        if code or not line.strip() or line.startswith("<!--"):
             continue
         if line.lstrip().startswith("|"):
             for cell in line.split("|"):
