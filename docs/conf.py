@@ -5,15 +5,19 @@ import pathlib
 import re
 import sys
 
+import docutils.nodes
+from docutils.utils.math import latex2mathml
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "adapters/python"))
 
 project = "remat"
 copyright = "the authors of remat, Apache-2.0"
 release = re.search(r"version: '([^']+)'", (ROOT / "meson.build").read_text())[1]
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "breathe"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "breathe"]
 exclude_patterns = ["snippets", "pictures"]
 html_theme = "furo"
+html_math_renderer = "mathml"
 html_title = f"remat {release}"
 
 myst_enable_extensions = ["dollarmath"]
@@ -49,5 +53,12 @@ def readable(app, what, name, obj, options, lines):
     lines[:] = found
 
 
+def mathml(translator, node):
+    """Writes formulas as MathML: the site needs no scripts from elsewhere."""
+    translator.body.append(latex2mathml.tex2mathml(node.astext().replace("\n", " "), as_block=isinstance(node, docutils.nodes.math_block)))
+    raise docutils.nodes.SkipNode
+
+
 def setup(app):
+    app.add_html_math_renderer("mathml", (mathml, None), (mathml, None))
     app.connect("autodoc-process-docstring", readable)
