@@ -7,9 +7,11 @@ usage: PYTHONPATH=build/adapters/python .venv/bin/python docs/pictures/draw.py [
 """
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import remat
@@ -46,7 +48,7 @@ def chain(layers: int = 12, copies: bool = False) -> dict[str, Any]:
     for i in range(layers, 0, -1):
         values.append({"name": f"d{i - 1}", "bytes": values[i - 1]["bytes"]})
         operations.append({"name": f"g{i}", "inputs": sorted({i - 1, i, len(values) - 2}), "outputs": [len(values) - 1],
-                           "seconds": 2 * operations[i - 1]["seconds"]})
+                           "seconds": 2 + (i % 2)})
     problem = {"format": "remat-problem", "version": 1, "name": f"chain of {layers}", "values": values, "operations": operations,
                "targets": [2 * layers], "backward_start": layers}
     return problem | ({"offload": {"to_host": 40.0, "to_device": 40.0, "latency": 0.0}} if copies else {})
@@ -54,6 +56,11 @@ def chain(layers: int = 12, copies: bool = False) -> dict[str, Any]:
 
 def document(width: int, height: int, body: list[str]) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">{STYLE}\n' + "\n".join(body) + "\n</svg>\n"
+
+
+def scale(start: float, length: float, whole: float) -> Callable[[float], float]:
+    """Where a value is drawn: 0 at `start`, `whole` after `length`."""
+    return lambda value: start + length * value / whole
 
 
 def text(x: float, y: float, words: str, kind: str = "") -> str:
@@ -71,7 +78,7 @@ def profile(problem: dict[str, Any], schedule: dict[str, Any]) -> list[tuple[flo
     return found
 
 
-def steps(found: list[tuple[float, float, int]], x: Any, y: Any) -> str:
+def steps(found: list[tuple[float, float, int]], x: Callable[[float], float], y: Callable[[float], float]) -> str:
     return "M" + " L".join(f"{x(t):.1f} {y(m):.1f}" for begin, end, m in found for t in (begin, end))
 
 
@@ -81,8 +88,7 @@ def memory() -> str:
     plain = remat.solve(problem, "100%", solver="store_all")
     planned = remat.solve(problem, "50%", time_limit=10, gap=0.002)
     before, after = profile(problem, plain), profile(problem, planned)
-    x = lambda t: 70 + 640 * t / after[-1][1]  # noqa: E731
-    y = lambda m: 270 - 220 * m / plain["peak"]  # noqa: E731
+    x, y = scale(70, 640, after[-1][1]), scale(270, -220, plain["peak"])
     body = [f'<path class="axis" d="M70 40V270H720"/>', f'<path class="line la" d="{steps(before, x, y)}"/>', f'<path class="line lb" d="{steps(after, x, y)}"/>',
             f'<path class="line lc dash" d="M70 {y(planned["budget"]):.1f}H720"/>', text(80, y(planned["budget"]) - 7, f'budget {planned["budget"] / 2**30:.2f} GiB', "small"),
             text(x(before[-1][1] * .36), y(plain["peak"]) - 6, f'plain: {plain["peak"] / 2**30:.2f} GiB', "mid"),
@@ -97,9 +103,11 @@ def curve() -> str:
     plain = remat.solve(problem, "100%", solver="store_all")["seconds"]
     shares = [20, 25, 30, 35, 40, 50, 60, 70, 80, 90, 100]
     plans = [remat.solve(problem, f"{share}%", time_limit=3, gap=0.002) for share in shares]
-    x = lambda share: 70 + 640 * (share - 15) / 85  # noqa: E731
-    y = lambda extra: 250 - 7.5 * extra  # noqa: E731
-    line = lambda key: "M" + " L".join(f"{x(s):.1f} {y(100 * (p[key] / plain - 1)):.1f}" for s, p in zip(shares, plans))  # noqa: E731
+    x, y = scale(70 - 640 * 15 / 85, 640, 85), scale(250, -7.5, 1)
+
+    def line(key: str) -> str:
+        return "M" + " L".join(f"{x(s):.1f} {y(100 * (p[key] / plain - 1)):.1f}" for s, p in zip(shares, plans))
+
     body = ['<path class="axis" d="M70 40V250H720"/>', f'<path class="line lb" d="{line("seconds")}"/>', f'<path class="line lc dash" d="{line("bound")}"/>']
     body += [text(x(s), 268, f"{s} %", "mid small") for s in (20, 40, 60, 80, 100)] + [text(62, y(e) + 4, f"{e} %", "end small") for e in (0, 10, 20)]
     body += [text(395, 288, "budget, as a share of the activations", "mid small"), text(80, 44, "extra time", "small"),
@@ -110,7 +118,7 @@ def curve() -> str:
 def bound() -> str:
     """The moment before g5 on ten operations: what must be kept or made again."""
     body = [text(20, 24, "Before g5 runs for the first time, budget 5: x, a4, a5 and d4 take 4, one place is left for a1, a2 and a3")]
-    at = lambda i: 60 + 108 * i  # noqa: E731
+    at = scale(60, 108, 1)
     for i in range(6):
         kind = "a" if i == 0 else "d" if i in (4, 5) else "b" if i == 2 else "c"
         body += [f'<rect class="{kind}" x="{at(i) - 24}" y="48" width="48" height="34" rx="4"/>', text(at(i), 70, "x" if i == 0 else f"a{i}", "mid")]
@@ -119,7 +127,7 @@ def bound() -> str:
             body += [f'<path class="axis" d="M{at(i - 1)} 82V126m-4 -6l4 6l4 -6"/>']
         body += [f'<rect class="a soft" x="{at(i) - 24}" y="128" width="48" height="34" rx="4"/>', text(at(i), 150, f"d{i}" if i < 5 else "= a5", "mid")]
         if i:
-            body += [f'<path class="axis" d="M{at(i) - 24} 145H{at(i - 1) + 26}l6 -4m-6 4l6 4"/>', text((at(i - 1) + at(i)) / 2, 138, f"g{i}: 2 s", "mid small")]
+            body += [f'<path class="axis" d="M{at(i) - 24} 145H{at(i - 1) + 26:.0f}l6 -4m-6 4l6 4"/>', text((at(i - 1) + at(i)) / 2, 138, f"g{i}: 2 s", "mid small")]
     for place, (kind, words) in enumerate([("d", "needed by g5 now"), ("b", "kept"), ("c", "made again: 1 s each"), ("a", "input, always there")]):
         body += [f'<rect class="{kind}" x="{60 + 160 * place}" y="184" width="14" height="14"/>', text(80 + 160 * place, 196, words, "small")]
     return document(700, 210, body)
@@ -135,11 +143,10 @@ def gantt(solver: str, budget: str, copies: bool) -> str:
     rows = len(problem["operations"])
     checked = remat.evaluate(problem, plan)
     end = max(checked["seconds"], plan["seconds"])
-    x = lambda t: 60 + 640 * t / end  # noqa: E731
-    y = lambda m: 312 - 90 * m / plain["peak"]  # noqa: E731
-    body, seen, clock, found = ['<path class="axis" d="M60 12V196H704M60 216V312H704"/>'], set(), 0.0, []
+    x, y, row = scale(60, 640, end), scale(312, -90, plain["peak"]), scale(14, 180, rows)
+    body, seen, clock = ['<path class="axis" d="M60 12V196H704M60 216V312H704"/>'], set[int](), 0.0
+    found: list[tuple[float, float, int]] = []
     for step, bytes_ in zip(plan["steps"], checked["memory"]):
-        row = lambda o: 14 + 180 * o / rows  # noqa: E731
         if step[0] == "compute":
             o, seconds = step[1], problem["operations"][step[1]]["seconds"]
             body.append(f'<rect class="{"c" if o in seen else "b"}" x="{x(clock):.1f}" y="{row(o):.1f}" width="{max(x(seconds) - x(0) - 1, 1):.1f}" height="{180 / rows - 2:.1f}"/>')
@@ -163,8 +170,8 @@ SOLVERS |= {name: ("45%", True) for name in ("offmate", "offload_only", "pofo", 
 SOLVERS |= {"store_all": ("100%", False), "recompute_all_blocks": ("75%", False), "chen": ("50%", False)}
 
 if __name__ == "__main__":
-    pictures = {"memory": memory, "curve": curve, "bound": bound}
-    pictures |= {f"solver-{name}": (lambda name=name: gantt(name, *SOLVERS[name])) for name in SOLVERS}  # type: ignore[misc]
+    pictures: dict[str, Callable[[], str]] = {"memory": memory, "curve": curve, "bound": bound}
+    pictures |= {f"solver-{name}": functools.partial(gantt, name, *SOLVERS[name]) for name in SOLVERS}
     for name, copies in (("chain", False), ("chain-with-copies", True)):
         (HERE.parent / f"snippets/{name}.json").write_text(json.dumps(chain(copies=copies), indent=1) + "\n")
     for name in sys.argv[1:] or pictures:

@@ -7,6 +7,7 @@ usage: check.py [FILE...]: prints file:line and what is wrong; the exit status i
 import pathlib
 import re
 import sys
+from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MOST_WORDS, MOST_COLUMNS = 30, 119
@@ -23,7 +24,7 @@ AVOID = {
 }
 
 
-def sentences(path: pathlib.Path):
+def sentences(path: pathlib.Path) -> Iterator[tuple[int, str]]:
     """(line, sentence) of all text outside code, comments and directives. A table cell ends a sentence, and so does a list item."""
     fence, start, text = None, 1, ""
     for number, line in enumerate(path.read_text().splitlines() + [""], 1):
@@ -46,7 +47,7 @@ def sentences(path: pathlib.Path):
     yield from split(start, text)
 
 
-def split(line: int, text: str):
+def split(line: int, text: str) -> Iterator[tuple[int, str]]:
     text = re.sub(r"`[^`]*`|\$\$.*?\$\$|\$[^$]*\$|<[^>]*>", "X", text)  # code and formulas count as one word
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"\b(e\.g|i\.e|et al|vs|cf)\.", r"\1", text)
@@ -55,7 +56,7 @@ def split(line: int, text: str):
             yield line, sentence.strip()
 
 
-def broken_links(path: pathlib.Path):
+def broken_links(path: pathlib.Path) -> Iterator[tuple[int, str]]:
     text = re.sub(r"```.*?```", lambda m: "\n" * m[0].count("\n"), path.read_text(), flags=re.S)
     for link in re.finditer(r"\]\(([^)\s#]+)(#[^)\s]*)?\)|(?:src|href)=\"([^\"#]+)\"", text):
         target = link[1] or link[3]
@@ -63,7 +64,7 @@ def broken_links(path: pathlib.Path):
             yield text[:link.start()].count("\n") + 1, f"no such file: {target}"
 
 
-def problems(path: pathlib.Path):
+def problems(path: pathlib.Path) -> Iterator[tuple[int, str]]:
     yield from broken_links(path)
     lines = path.read_text().splitlines()
     checked = [path.relative_to(ROOT).as_posix() != GENERATED or not line.startswith("|") for line in lines]
