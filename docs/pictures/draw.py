@@ -120,7 +120,7 @@ def bound() -> str:
     body = [text(20, 24, "Before g5 runs for the first time, budget 5: x, a4, a5 and d4 take 4, one place is left for a1, a2 and a3")]
     at = scale(60, 108, 1)
     for i in range(6):
-        kind = "a" if i == 0 else "d" if i in (4, 5) else "b" if i == 2 else "c"
+        kind = "a" if i == 0 else "d" if i in (4, 5) else "b" if i == 3 else "c"
         body += [f'<rect class="{kind}" x="{at(i) - 24}" y="48" width="48" height="34" rx="4"/>', text(at(i), 70, "x" if i == 0 else f"a{i}", "mid")]
         if i:
             body += [f'<path class="axis" d="M{at(i - 1) + 24} 65H{at(i) - 26}l-6 -4m6 4l-6 4"/>', text((at(i - 1) + at(i)) / 2, 58, f"f{i}: 1 s", "mid small")]
