@@ -23,16 +23,16 @@ BLOCK = re.compile(r"(?:<!-- from (?P<source>\S+) -->\n)?^```(?P<kind>python|cpp
 
 
 def missing(code: str, source: str) -> str | None:
-    """The first line of a quoted block that does not stand in its file, in order; indentation aside."""
-    lines = [line.strip() for line in (ROOT / source).read_text().splitlines()]
-    for part in re.split(r"^\s*(?://|#)? ?\.\.\.\s*$", code, flags=re.M):
+    """The first line of the first part of a quotation that its file does not have. Parts stand in order; indentation does not count."""
+    found = [line.strip() for line in (ROOT / source).read_text().splitlines() if line.strip()]
+    begin = 0
+    for part in re.split(r"^\s*\.\.\.\s*$", code, flags=re.M):
         wanted = [line.strip() for line in part.splitlines() if line.strip()]
-        found = [line for line in lines if line]
-        for begin in range(len(found)):
-            if found[begin:begin + len(wanted)] == wanted:
-                break
-        else:
-            return wanted[0]
+        while found[begin:begin + len(wanted)] != wanted:
+            begin += 1
+            if begin >= len(found):
+                return wanted[0]
+        begin += len(wanted)
     return None
 
 
