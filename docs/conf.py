@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sphinx configuration of the site. `tools/docs` builds it."""
-import os
+from __future__ import annotations
+
 import pathlib
 import re
 import sys
+from typing import Any
 
 import docutils.nodes
 from docutils.utils.math import latex2mathml
@@ -13,7 +15,7 @@ sys.path.insert(0, str(ROOT / "adapters/python"))
 
 project = "remat"
 copyright = "the authors of remat, Apache-2.0"
-release = re.search(r"version: '([^']+)'", (ROOT / "meson.build").read_text())[1]
+release = re.findall(r"version: '([^']+)'", (ROOT / "meson.build").read_text())[0]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "breathe"]
 exclude_patterns = ["snippets", "pictures"]
 html_theme = "furo"
@@ -29,14 +31,15 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 default_role = "code"  # single backticks in docstrings
 
-breathe_projects = {"remat": os.environ.get("REMAT_DOXYGEN_XML", str(ROOT / "build-docs/doxygen/xml"))}
+breathe_projects = {"remat": str(ROOT / "build-docs/doxygen/xml")}
 breathe_default_project = "remat"
 breathe_default_members = ("members",)
 
 
-def readable(app, what, name, obj, options, lines):
+def readable(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Turns the parameters of our docstrings, `name: text` with hanging indents, into a list."""
-    found, in_item = [], False
+    found: list[str] = []
+    in_item = False
     for line in lines:
         item = re.match(r"([a-z_]+(?:, [a-z_]+)*): (.*)", line)
         if item:
@@ -53,12 +56,12 @@ def readable(app, what, name, obj, options, lines):
     lines[:] = found
 
 
-def mathml(translator, node):
+def mathml(translator: Any, node: docutils.nodes.Element) -> None:
     """Writes formulas as MathML: the site needs no scripts from elsewhere."""
     translator.body.append(latex2mathml.tex2mathml(node.astext().replace("\n", " "), as_block=isinstance(node, docutils.nodes.math_block)))
     raise docutils.nodes.SkipNode
 
 
-def setup(app):
+def setup(app: Any) -> None:
     app.add_html_math_renderer("mathml", (mathml, None), (mathml, None))
     app.connect("autodoc-process-docstring", readable)
