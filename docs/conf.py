@@ -33,7 +33,7 @@ default_role = "code"  # single backticks in docstrings
 
 breathe_projects = {"remat": str(ROOT / "build-docs/doxygen/xml")}
 breathe_default_project = "remat"
-breathe_default_members = ("members",)
+breathe_default_members = ("members", "undoc-members")
 
 
 def readable(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
