@@ -173,8 +173,8 @@ struct costs {
     return results;
   }
 };
-using remat::cost_member;
-static_assert(remat::gives<costs, network, cost_member::held, cost_member::backward, cost_member::name, cost_member::reads>);
+using member = remat::cost_member;
+static_assert(remat::gives<costs, network, member::held, member::backward, member::name, member::reads>);
 
 // 5. What runs a schedule: a buffer per result.
 struct device {

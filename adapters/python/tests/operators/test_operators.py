@@ -234,12 +234,15 @@ def test_table_lists_operators_only():
 
 HEAD = """# Operators
 
-Every operator of PyTorch's own tests that has a derivative on the CPU, {all} of them, is captured, replayed and recomputed bit by
-bit as eager mode computes it, with the exceptions below. None of them gives other numbers: after `refused` stands what `remat.Refused`
-says with `on_refuse="raise"`; without, such a model trains as it is. `amax` and `amin` can stand for `max` and `min` of a whole tensor,
-`torch.where` for boolean masks.
+Every operator of PyTorch's own tests that has a derivative on the CPU is captured, replayed and recomputed: {all} of
+them. The results equal those of eager mode bit by bit. The table lists the exceptions. None of them gives other
+numbers: a refused operator runs as in plain PyTorch, or raises `remat.Refused` with `on_refuse="raise"` and the text
+in the table.
 
-`adapters/python/tests/operators/test_operators.py` checks all of it, this table included; run as a program, it writes the table.
+Some operators have a replacement: `amax` and `amin` for `max` and `min` of a whole tensor, `torch.where` for boolean
+masks.
+
+`adapters/python/tests/operators/test_operators.py` checks this page. Run as a program, it writes the page.
 
 | operator | what happens |
 |---|---|

@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the snippets of README and docs/.
+
+Python blocks of a page run in order, in one process and one namespace, in an empty folder. A block behind a comment `<!-- from FILE -->` is not
+run: its lines stand in FILE, which other tests run or compile; `...` on a line of its own skips lines. C++ blocks all need that comment. Lines
+`build/remat ...` of sh blocks run in the root of the repository, where the program is there.
+
+usage: docs.py [PROGRAM] [PAGE...]: PROGRAM is `remat`; pages are relative to the root, all if none is given
+"""
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+BLOCK = re.compile(r"(?:<!-- from (?P<source>\S+) -->\n)?^```(?P<kind>python|cpp|sh)\n(?P<code>.*?)^```$", re.M | re.S)
+
+
+def missing(code: str, source: str) -> str | None:
+    """The first line of the first part of a quotation that its file does not have. Parts stand in order; indentation does not count."""
+    found = [line.strip() for line in (ROOT / source).read_text().splitlines() if line.strip()]
+    begin = 0
+    for part in re.split(r"^\s*\.\.\.\s*$", code, flags=re.M):
+        wanted = [line.strip() for line in part.splitlines() if line.strip()]
+        while found[begin:begin + len(wanted)] != wanted:
+            begin += 1
+            if begin >= len(found):
+                return wanted[0]
+        begin += len(wanted)
+    return None
+
+
+def run_python(page: str, text: str) -> str | None:
+    """Runs the unquoted Python blocks of a page. Line numbers in messages are those of the page."""
+    script = [""] * (text.count("\n") + 2)
+    for block in BLOCK.finditer(text):
+        if block["kind"] == "python" and not block["source"]:
+            line = text[:block.start("code")].count("\n")
+            script[line:line + block["code"].count("\n")] = block["code"].splitlines()
+    if not any(script):
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        (pathlib.Path(folder) / "page.py").write_text("\n".join(script))
+        done = subprocess.run([sys.executable, "page.py"], cwd=folder, text=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    return None if done.returncode == 0 else f"{page}: {done.stdout}{done.stderr}"
+
+
+def run_shell(page: str, code: str, program: str) -> list[str]:
+    """Runs the lines that call the program. Files that they write stay in a folder that is deleted."""
+    failures = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("bench", "build", "docs"):
+            (pathlib.Path(folder) / name).symlink_to(ROOT / name)
+        for line in code.splitlines():
+            if line.startswith("build/remat "):
+                words = [program, *shlex.split(line, comments=True)[1:]]
+                done = subprocess.run(words, cwd=folder, text=True, capture_output=True)
+                if done.returncode:
+                    failures.append(f"{page}: {line}: exit status {done.returncode}: {done.stdout}{done.stderr}")
+    return failures
+
+
+def check(page: pathlib.Path, program: str | None) -> list[str]:
+    name, text, failures = str(page.relative_to(ROOT)), page.read_text(), []
+    for block in BLOCK.finditer(text):
+        place = f"{name}:{text[:block.start()].count(chr(10)) + 1}"
+        if block["source"]:
+            line = missing(block["code"], block["source"])
+            failures += [f"{place}: not in {block['source']}: {line}"] if line else []
+        elif block["kind"] == "cpp":
+            failures.append(f"{place}: a C++ block needs a comment <!-- from FILE --> before it")
+        elif block["kind"] == "sh" and program:
+            failures += run_shell(place, block["code"], program)
+    failure = run_python(name, text)
+    return failures + ([failure] if failure else [])
+
+
+if __name__ == "__main__":
+    arguments = sys.argv[1:]
+    program = str(pathlib.Path(arguments.pop(0)).resolve()) if arguments and not arguments[0].endswith(".md") else None
+    pages = [ROOT / name for name in arguments] or [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    failures = [failure for page in pages for failure in check(page, program)]
+    print("\n".join(failures) or f"the snippets of {len(pages)} pages do what they should")
+    sys.exit(bool(failures))
