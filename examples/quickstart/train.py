@@ -132,7 +132,7 @@ def main():
     result = {"budget": session.memory()["budget"], "peak": our_peak, "plain_peak": peak, "seconds": our_seconds, "plain_seconds": seconds,
               "losses": ours, "equal": equal, **{name: session.plan[name] for name in ("solver", "bound", "gap")}}
     (options.folder / "result.json").write_text(json.dumps(result, indent=2) + "\n")
-    remat.curve(plain, batch(text), points=12, time_limit=6).svg(options.folder / "curve.svg")
+    remat.curve(plain, batch(text), points=12, time_limit=3).svg(options.folder / "curve.svg")
     print(f"written to {options.folder}: result.json; curve.svg, time at other budgets")
     return not equal
 
