@@ -49,9 +49,12 @@ def check_contents(wheel):
     """The program, one extension each for planner and sessions, the plug-in beside them if PyTorch has CUDA, and no library besides."""
     import torch
 
-    names = zipfile.ZipFile(wheel).namelist()
+    archive = zipfile.ZipFile(wheel)
+    names = archive.namelist()
     libraries = sorted(name.split(".")[0] for name in names if name.endswith(".so"))
     assert libraries == ["remat/_core", "remat/_torch"] + ["remat/libremat_torch_cuda"] * (torch.version.cuda is not None), names
+    # The folder of PyTorch that pip deletes after the build is where none of them looks for libraries.
+    assert not any(b"/torch/lib" in archive.read(name).replace(b"$ORIGIN/../torch/lib", b"") for name in names if name.endswith(".so")), names
     assert any(name.endswith(".data/scripts/remat") for name in names), names
     assert {f"remat/{source.name}" for source in (ROOT / "adapters/python/remat").glob("*.py")} <= set(names), names
 
