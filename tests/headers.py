@@ -1,17 +1,22 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Demands that every public header is listed to be installed, and, if REMAT_FULL is set, compiles alone, and twice.
+"""Demands that every public header is listed to be installed, that solvers.hpp and the registry have every solver, and that
+version.hpp tells the version of the project. If REMAT_FULL is set, each header compiles alone, and twice.
 
-usage: headers.py INCLUDE_FOLDER COMPILER FLAG... -- HEADER...
+usage: headers.py SOURCE_ROOT VERSION COMPILER FLAG... -- HEADER...
 """
 import concurrent.futures
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
 at = sys.argv.index("--")
-folder, command, listed = pathlib.Path(sys.argv[1]), sys.argv[2:at], sys.argv[at + 1:]
+root, version, command, listed = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3:at], sys.argv[at + 1:]
+folder = root / "include"
+#: Made of other solvers: the registry has what they make.
+COMBINE = {"solver/hierarchical.hpp", "solver/lower_peak.hpp", "solver/proving.hpp"}
 
 
 def complaint(header):
@@ -23,6 +28,23 @@ def complaint(header):
 
 there = {str(f.relative_to(folder / "remat")) for f in (folder / "remat").rglob("*.hpp")}
 failures = [f"{h}: not in include/remat/meson.build, or not there" for h in sorted(there ^ set(listed))]
+
+
+def included(*files):
+    """The headers of remat that these files include."""
+    return {name for f in files for name in re.findall(r"^#include <remat/(.*)>", f.read_text(), re.M)}
+
+
+solvers = {h for h in listed if h.startswith("solver/")}
+failures += [f"{h}: not in solvers.hpp, or not there" for h in sorted(solvers ^ included(folder / "remat/solvers.hpp"))]
+registered = included(*(root / "adapters/registry/src").glob("*.cpp"))
+failures += [f"{h}: in no file of adapters/registry/src" for h in sorted(solvers - COMBINE - registered)]
+macros = dict(re.findall(r"^#define REMAT_(\w+) \"?([\d.]+)\"?$", (folder / "remat/version.hpp").read_text(), re.M))
+parts = ".".join(macros.get(f"VERSION_{part}", "?") for part in ("MAJOR", "MINOR", "PATCH"))
+failures += [f"version.hpp says {told}, meson.build {version}" for told in (parts, macros.get("VERSION")) if told != version]
+all_of_it = subprocess.run([*command, "-std=c++20", "-M", f"-I{folder}", "-x", "c++", "-"], input="#include <remat/remat.hpp>\n",
+                           capture_output=True, text=True, check=True).stdout
+failures += [f"remat.hpp includes {name}, which it is to do without" for name in ("boost/", "Eigen/", "nlohmann/") if name in all_of_it]
 compiled = listed if os.environ.get("REMAT_FULL") else []
 with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     failures += [f"{h} alone:\n{said}" for h, said in zip(compiled, pool.map(complaint, compiled)) if said]

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Trains a GPT-2-like model of torch.nn in half of its activation memory, next to the plain model, and compares them bit by bit. It
-runs on a GPU if steps can run on one.
+runs on a GPU if steps can run on one. Writes the figures to FOLDER/result.json, and time against budget as a picture to
+FOLDER/curve.svg.
 
-usage: train.py TEXT [STEPS]
+usage: train.py TEXT FOLDER [--budget BUDGET] [--steps STEPS]
 """
+import argparse
 import copy
+import json
 import pathlib
 import sys
 import time
@@ -67,42 +70,72 @@ def generator():
     return torch.get_rng_state() if on_cpu() else torch.get_device_module(DEVICE).get_rng_state(DEVICE)
 
 
-def train(model, text, steps):
-    """Losses, seconds of the second half of the steps, and the state of the generator."""
+def batch(text):
+    """Inputs and labels of a step."""
+    starts = torch.randint(len(text) - CONFIG["length"] - 1, (8,))
+    rows = torch.stack([text[s:s + CONFIG["length"] + 1] for s in starts]).to(DEVICE)
+    return rows[:, :-1], rows[:, 1:]
+
+
+def train(model, text, steps, session):
+    """Losses, state of the generator, seconds of the fastest step of the second half, and bytes that these steps take for a while."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     torch.manual_seed(1)
     losses, times = [], []
     for step in range(steps):
-        starts = torch.randint(len(text) - CONFIG["length"] - 1, (8,))
-        rows = torch.stack([text[s:s + CONFIG["length"] + 1] for s in starts]).to(DEVICE)
+        if step == steps // 2:
+            session.release()  # what is measured is the whole process
+            session.reset_peak()
+            held = session.memory()["peak"]
+        ids, labels = batch(text)
         begin = clock()
         optimizer.zero_grad()
-        loss = model(rows[:, :-1], labels=rows[:, 1:])["loss"]
+        loss = model(ids, labels=labels)["loss"]
         loss.backward()
         times.append(clock() - begin)
         optimizer.step()
         losses.append(loss.item())
-    return losses, min(times[steps // 2:]), generator()
+    return losses, generator(), min(times[steps // 2:]), session.memory()["peak"] - held
 
 
-if __name__ == "__main__":
-    text = torch.tensor(list(pathlib.Path(sys.argv[1]).read_bytes()))
-    steps = int(sys.argv[2]) if len(sys.argv) > 2 else 20
+def main():
+    parser = argparse.ArgumentParser(description="Trains a GPT-2-like model inside a budget, next to the plain model.")
+    parser.add_argument("text", type=pathlib.Path, help="file to learn from")
+    parser.add_argument("folder", type=pathlib.Path, help="where result.json and curve.svg go")
+    parser.add_argument("--budget", default="50% of activations", help="bytes such as '40 MiB', or a share of the activations (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=20, help="(default: %(default)s)")
+    options = parser.parse_args()
+    if options.steps < 4:
+        parser.error(f"--steps must be at least 4, got {options.steps}")
+    if not options.text.is_file():
+        parser.error(f"there is no file {options.text}")
+    text = torch.tensor(list(options.text.read_bytes()))
     torch.manual_seed(0)
     if not on_cpu():
         torch.use_deterministic_algorithms(True, warn_only=True)
     plain = GPT(**CONFIG).to(DEVICE)
     model = copy.deepcopy(plain)
-    remat.wrap(model, budget="50% of activations")  # the only line that a training script needs
+    remat.wrap(model, budget=options.budget, time_limit=5)  # the only line that a training script needs
     session = remat.of(model)
 
-    losses, seconds, state = train(plain, text, steps)
-    session.reset_peak()
-    ours, our_seconds, our_state = train(model, text, steps)
+    losses, state, seconds, peak = train(plain, text, options.steps, session)
+    ours, our_state, our_seconds, our_peak = train(model, text, options.steps, session)
     equal = losses == ours and torch.equal(state, our_state) and all(
         torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters()))
     print(session.report())
-    print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f} after {steps} steps; "
+    print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f} after {options.steps} steps; "
           f"weights, losses and generator {'equal bit by bit' if equal else 'DIFFER'}")
-    print(f"measured peak {session.memory()['peak']} bytes; forward and backward take {our_seconds / seconds:.2f} of the plain model's time")
-    sys.exit(not equal)
+    print(f"a step takes {our_peak / 2**20:.1f} MiB, the plain model's {peak / 2**20:.1f} MiB: {our_peak / peak:.2f} of its memory, measured")
+    print(f"forward and backward take {our_seconds / seconds:.2f} of the plain model's time")
+
+    options.folder.mkdir(parents=True, exist_ok=True)
+    result = {"budget": session.memory()["budget"], "peak": our_peak, "plain_peak": peak, "seconds": our_seconds, "plain_seconds": seconds,
+              "losses": ours, "equal": equal, **{name: session.plan[name] for name in ("solver", "bound", "gap")}}
+    (options.folder / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+    remat.curve(plain, batch(text), points=12, time_limit=3).svg(options.folder / "curve.svg")
+    print(f"written to {options.folder}: result.json; curve.svg, time at other budgets")
+    return not equal
+
+
+if __name__ == "__main__":
+    sys.exit(main())

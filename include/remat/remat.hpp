@@ -1,7 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The core in one include: standard library only, with the solvers that need no more. Boost graphs (`graph/boost.hpp`),
-/// documents (`io/json.hpp`), MILPs (`milp/`) and the other solvers are included on their own.
+/// The library in one include, with the standard library only: problems, graphs, judgement, drawing, and every solver by name
+/// (`remat::registry::find("rockmate")`). The solvers by name are compiled once; programs that use them link `remat_registry`
+/// (`remat::solvers` in CMake, `remat-solvers` in pkg-config and Meson). Each solver is also a class that needs no library: its
+/// header is in `solver/`, and `solvers.hpp` includes them all.
+/// @code
+/// #include <remat/remat.hpp>
+///
+/// const auto method = remat::registry::find("min_cut").make("auto");
+/// const auto r = remat::solve(problem, budget, method, {.seconds = 10});
+/// @endcode
 #pragma once
 
 #include <remat/core/any_solver.hpp>
@@ -24,9 +32,6 @@
 #include <remat/io/bytes.hpp>
 #include <remat/io/curve.hpp>
 #include <remat/io/timeline.hpp>
-#include <remat/solver/chen.hpp>
-#include <remat/solver/recompute_all_blocks.hpp>
-#include <remat/solver/revolve.hpp>
-#include <remat/solver/rotor.hpp>
+#include <remat/registry/registry.hpp>
 #include <remat/solver/store_all.hpp>
-#include <remat/solver/twremat.hpp>
+#include <remat/version.hpp>

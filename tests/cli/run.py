@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -95,6 +96,7 @@ missing = {"status", "solver", "budget", "bound", "gap", "peak", "seconds", "rec
 if missing:
     failures += 1
     print("FAILED: --json lacks", missing)
+expect("the version", 0, "--version", prints=["".join(re.findall(r'REMAT_VERSION "(.*)"', (root / "include/remat/version.hpp").read_text()))])
 expect("check of what solve wrote", 0, "check", instance, plan, "--budget", "80%", prints=["valid"])
 expect("100% is enough", 0, "solve", instance, "-b", "100%", prints=["optimal"])
 expect("the default solver", 0, "solve", small, "-b", "100")

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a project that uses the library compiles: a chain of three operations, store-all and a budget that is too small.
+// What a project that uses the headers compiles: a chain of three operations, store-all and a budget that is too small.
 #include <remat/remat.hpp>
+
+static_assert(REMAT_VERSION_MAJOR > 0 || REMAT_VERSION_MINOR >= 3);
 
 int main() {
   const remat::problem p("chain", {{"x", 8, true}, {"y", 8}, {"z", 8}}, {{"f", {0}, {1}, 1.0}, {"g", {1}, {2}, 2.0}}, {2});

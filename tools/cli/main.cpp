@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 
 #include <remat/registry/registry.hpp>
+#include <remat/version.hpp>
 
 #include "commands.hpp"
 
@@ -15,6 +16,7 @@ int main(int argc, char** argv) {
   cli::arguments a;
   CLI::App app("Rematerialization: which values to keep, recompute or move inside a memory budget.", "remat");
   app.require_subcommand(1);
+  app.set_version_flag("--version", REMAT_VERSION);
   app.footer(
       "Exit status: 0 found or valid; 1 schedule not valid or over the budget; 2 bad input;\n"
       "3 proven that nothing fits; 4 nothing found: time was up, or the method has no schedule for it.");

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the wheel from a clean copy of the repository, installs it in an environment of its own, and trains with it.
+"""Builds the wheel from a clean copy of the repository with what pyproject.toml asks for and nothing else, installs it in an
+environment of its own, and plans and trains with it.
 
 On the host, and if the build folder has the emulated CUDA, on that with the plug-in inside the wheel. The environment sees the
 packages of the Python that runs this, as a download of torch takes longer than all else.
@@ -9,6 +10,7 @@ usage: wheel.py BUILD_FOLDER
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -45,13 +47,25 @@ def environment_in(folder):
 
 
 def check_contents(wheel):
-    """One extension each for planner and sessions, the plug-in beside them if PyTorch has CUDA, and no library besides."""
+    """The program, one extension each for planner and sessions, the plug-in beside them if PyTorch has CUDA, and no library besides."""
     import torch
 
-    names = zipfile.ZipFile(wheel).namelist()
+    archive = zipfile.ZipFile(wheel)
+    names = archive.namelist()
     libraries = sorted(name.split(".")[0] for name in names if name.endswith(".so"))
     assert libraries == ["remat/_core", "remat/_torch"] + ["remat/libremat_torch_cuda"] * (torch.version.cuda is not None), names
+    # The folder of PyTorch that pip deletes after the build is where none of them looks for libraries.
+    assert not any(re.search(rb"(?<!\.\.)/torch/lib[:\0]", archive.read(name)) for name in names if name.endswith(".so")), names
+    assert any(name.endswith(".data/scripts/remat") for name in names), names
     assert {f"remat/{source.name}" for source in (ROOT / "adapters/python/remat").glob("*.py")} <= set(names), names
+
+
+def check_program(program, scratch, **environment):
+    """The program beside the environment's Python plans with HiGHS, and judges what it has planned."""
+    problem, plan = ROOT / "bench/instances/resnet18.json", pathlib.Path(scratch) / "plan.json"
+    assert "highs" in call(program, "list", cwd=scratch, **environment)
+    call(program, "solve", problem, "--budget", "60%", "--time-limit", "2", "-o", plan, cwd=scratch, **environment)
+    print(call(program, "check", problem, plan, "--budget", "60%", cwd=scratch, **environment).strip())
 
 
 def main(build):
@@ -63,10 +77,11 @@ def main(build):
         copy(source)
         python, variables = environment_in(pathlib.Path(scratch) / "environment")
         pip = (python, "-m", "pip", "--disable-pip-version-check")
-        call(*pip, "wheel", ".", "--no-deps", "--no-build-isolation", "-w", out, "-Ccompile-args=-j2", cwd=source, **variables)
+        call(*pip, "wheel", ".", "--no-deps", "-w", out, "-Ccompile-args=-j2", cwd=source, **variables)
         wheel, = out.iterdir()
         check_contents(wheel)
         call(*pip, "install", "--no-deps", wheel, cwd=outside, **variables)
+        check_program(python.parent / "remat", scratch, **variables)
         variables |= {"OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": scratch}
         print(call(python, HERE / "installed.py", cwd=outside, **variables).strip())
         cuda = emulation / "libemulated_cuda.so"
