@@ -28,7 +28,7 @@ _FOR_COMPILER, _WITHOUT_GRAD = (decorate and decorate(lambda: None).__code__ for
 PARCEL = 8 << 20  #: bytes of states that are brought into memory at a time, or those of one parameter
 
 
-def optimizer(params: Iterable, cls: type[torch.optim.Optimizer] = torch.optim.AdamW, *, disk: str | os.PathLike | None = None,
+def optimizer(params: Iterable[Any], cls: type[torch.optim.Optimizer] = torch.optim.AdamW, *, disk: str | os.PathLike[str] | None = None,
               disk_budget: int | float | str | None = None, step: Literal["after", "overlap"] = "after", accumulate: int = 1,
               where: Literal["auto", "host", "device"] = "auto", model: torch.nn.Module | None = None, **options: Any) -> torch.optim.Optimizer:
     """An optimizer that keeps its states on a disk, or steps while gradients arrive; otherwise it is a `cls`.
@@ -74,7 +74,7 @@ def optimizer(params: Iterable, cls: type[torch.optim.Optimizer] = torch.optim.A
     return _checked(cls, disk, disk_budget, step, accumulate, there)(params, **options)
 
 
-def offloaded(cls: type[torch.optim.Optimizer], *, disk: str | os.PathLike | None = None, disk_budget: int | float | str | None = None,
+def offloaded(cls: type[torch.optim.Optimizer], *, disk: str | os.PathLike[str] | None = None, disk_budget: int | float | str | None = None,
               step: Literal["after", "overlap"] = "after") -> type[torch.optim.Optimizer]:
     """A subclass of `cls` whose instances are what `optimizer` makes, for code that makes its optimizers itself.
 
@@ -123,7 +123,7 @@ class _Offloaded(torch.optim.Optimizer):
     _plain: type[torch.optim.Optimizer]  # that class
     _options: tuple[str | None, str | None, str, int, tuple[str, str] | None]  # those of `_checked`
 
-    def __init__(self, params: Iterable, *args: Any, **options: Any):
+    def __init__(self, params: Iterable[Any], *args: Any, **options: Any):
         self._begin()
         if not isinstance(params, (torch.Tensor, set, dict)):
             params = list(params)
@@ -138,7 +138,7 @@ class _Offloaded(torch.optim.Optimizer):
         disk, disk_budget, step, accumulate, there = self._options
         self._there = None if there is None else torch.device(there[0])  # where the arithmetic is done, if not on the host
         self._disk = None if disk is None else Disk(disk, disk_budget)
-        self._layouts: dict[tuple, dict[str, Layout]] = {}  # of states of parameters that are alike
+        self._layouts: dict[tuple[Any, ...], dict[str, Layout]] = {}  # of states of parameters that are alike
         self._rooms: dict[torch.Tensor, dict[str, torch.Tensor]] = {}  # on the disk, for states that are not made yet
         self._failure: str | None = None  # of the disk: no step can follow
         self._freed = 0  # bytes, since the last trim
@@ -286,7 +286,7 @@ class _Offloaded(torch.optim.Optimizer):
         """Steps a parameter like `p`, to see what the class does. Returns the states that can be on a disk."""
         double = torch.zeros_like(p, requires_grad=True)
         double.grad = torch.sparse_coo_tensor(size=p.shape, dtype=p.dtype, device=p.device, check_invariants=False) if sparse else torch.zeros_like(p)
-        state: dict = collections.defaultdict(dict)
+        state: dict[Any, Any] = collections.defaultdict(dict)
         with torch.random.fork_rng(devices=[]):
             self._run(group, [double], state=state, grad_scale=None, found_inf=None)
         self._freed += sum(t.numel() * t.element_size() for t in (p, p, *state[double].values()) if isinstance(t, torch.Tensor))
@@ -303,7 +303,7 @@ class _Offloaded(torch.optim.Optimizer):
             for p in params:
                 self._bring_home(self.state.get(p, {}), homes[p])
 
-    def _step_at(self, device: torch.device | None, group: dict[str, Any], params: list[torch.Tensor], state: dict) -> None:
+    def _step_at(self, device: torch.device | None, group: dict[str, Any], params: list[torch.Tensor], state: dict[Any, Any]) -> None:
         """Steps parameters of the host on a device; None: on the host. They and their states are on the host afterwards."""
         if device is None:
             return self._run(group, params, state=state)
@@ -351,7 +351,7 @@ class _Offloaded(torch.optim.Optimizer):
 
     # --- states --------------------------------------------------------------------------------------------------------------
 
-    def _settle(self, params: Iterable) -> None:
+    def _settle(self, params: Iterable[Any]) -> None:
         """Moves their states to the disk, where they are not there yet."""
         if self._disk is None:
             return
@@ -417,7 +417,7 @@ class _Offloaded(torch.optim.Optimizer):
             yield parcel
 
 
-def _bare(f: Callable) -> Callable:
+def _bare(f: Callable[..., Any]) -> Callable[..., Any]:
     """The same without what PyTorch puts around it for its compiler, of which the first call would load all: 80 MB.
 
     With the compiler loaded it is left as it is.
@@ -429,7 +429,7 @@ def _bare(f: Callable) -> Callable:
     return torch.no_grad()(plain) if code is _WITHOUT_GRAD else plain
 
 
-def _may_fuse(params: list, args: tuple, options: dict[str, Any]) -> bool:
+def _may_fuse(params: list[Any], args: tuple[Any, ...], options: dict[str, Any]) -> bool:
     """Nobody has chosen a kernel, and the fused one can do these parameters."""
     groups = [g for g in params if isinstance(g, dict)]
     if any(key in told for told in (options, *groups) for key in ("fused", "foreach")) or options.get("differentiable") or options.get("capturable"):
@@ -439,14 +439,14 @@ def _may_fuse(params: list, args: tuple, options: dict[str, Any]) -> bool:
     return all(isinstance(p, torch.Tensor) and p.is_floating_point() and p.device.type == "cpu" for p in _members(params))
 
 
-def _members(params: list) -> list:
+def _members(params: list[Any]) -> list[Any]:
     """The parameters in what an optimizer is made of."""
     groups = [g for g in params if isinstance(g, dict)]
     members = [p for g in groups for p in ([g["params"]] if isinstance(g["params"], torch.Tensor) else g["params"])] if groups else params
     return [p[1] if isinstance(p, tuple) else p for p in members]
 
 
-def _faster(cls: type, device: torch.device, params: list, args: tuple, options: dict[str, Any]) -> torch.device | None:
+def _faster(cls: type, device: torch.device, params: list[Any], args: tuple[Any, ...], options: dict[str, Any]) -> torch.device | None:
     """Where a step is faster: on `device`, with the copies there and back, or on the host (None). Steps a parameter of a few MiB on both."""
     like = max(_members(params), key=lambda p: p.numel(), default=None)
     if like is None:

@@ -53,7 +53,7 @@ def number(name: str, value: Any, kind: type = numbers.Real, least: int = 0) -> 
         raise ValueError(f"{name} must be >= {least}, got {value!r}")
 
 
-def arguments(args: Any) -> tuple:
+def arguments(args: Any) -> tuple[Any, ...]:
     """Those of a step by position. Raises TypeError."""
     if not isinstance(args, (tuple, list)):
         raise TypeError(f"args must be a tuple of what a step is called with, got {type(args).__qualname__}: a single argument is (x,)")

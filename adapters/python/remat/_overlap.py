@@ -49,10 +49,10 @@ class Overlap:
         self._held: dict[torch.Tensor, tuple[torch.Tensor, Any]] = {}  # gradients of a step that is not tried yet, and what they were
         self._applied: dict[torch.Tensor, None] = {}  # parameters that have stepped
         self._lifted: set[torch.Tensor] = set()  # of these: asked for another gradient
-        self._settings: dict[int, tuple[dict, dict]] = {}  # of groups, when their first gradient came
+        self._settings: dict[int, tuple[dict[Any, Any], dict[Any, Any]]] = {}  # of groups, when their first gradient came
         self._order: dict[torch.Tensor, torch.Tensor] = {}  # of the last step: what came next
         self._last: torch.Tensor | None = None
-        self._groups: dict[torch.Tensor, dict] = {}
+        self._groups: dict[torch.Tensor, dict[Any, Any]] = {}
         self._traffic: _torch.Traffic | None = None
         self.dropped = False  # gradients that no step has used
         self._before = 0, 0
@@ -188,13 +188,13 @@ def detach(p: torch.Tensor) -> None:
             hook.remove()
 
 
-def _register(me: weakref.ref, p: torch.Tensor) -> None:
+def _register(me: weakref.ref[Any], p: torch.Tensor) -> None:
     here = weakref.ref(p)
     _hooks[p] = me, (p.register_hook(lambda grad: _tell(me, Overlap._coming, here())),
                      p.register_post_accumulate_grad_hook(lambda p: _tell(me, Overlap._arrived, p)))
 
 
-def _tell(me: weakref.ref, what: Callable, p: torch.Tensor) -> None:
+def _tell(me: weakref.ref[Any], what: Callable[..., Any], p: torch.Tensor) -> None:
     overlap = me()
     if overlap is not None:
         what(overlap, p)
@@ -207,11 +207,11 @@ def _print(grad: torch.Tensor) -> tuple[int, int]:
     return grad._version, values.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.itemsize]).sum().item()
 
 
-def _settings(group: dict) -> dict:
+def _settings(group: dict[Any, Any]) -> dict[Any, Any]:
     return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in group.items() if k != "params"}
 
 
-def _equal(a: dict, b: dict) -> bool:
+def _equal(a: dict[Any, Any], b: dict[Any, Any]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) if isinstance(a[k], torch.Tensor) and isinstance(b[k], torch.Tensor)
                                         else type(a[k]) is type(b[k]) and a[k] == b[k] for k in a)
 

@@ -17,7 +17,7 @@ import threading
 import traceback
 import types
 import weakref
-from typing import Any, Iterator, Literal, Mapping
+from typing import Any, Callable, Iterator, Literal, Mapping
 
 import torch
 
@@ -25,6 +25,7 @@ from . import _core, _host, _options, _patches, _snapshot, _torch, _tree, _weigh
 from ._disk import Disk
 from ._errors import Error, Refused
 from ._gradients import Gradients
+from ._report import Plan, Report
 from ._snapshot import Snapshot
 
 SLOT = "_remat"  #: of the model's `__dict__`, where its session is
@@ -191,7 +192,7 @@ class _Step:
 
     __slots__ = ("_source", "_plain", "_args", "_kwargs", "_form", "_strict", "_again", "_before", "_result", "inputs", "text", "where", "raised")
 
-    def __init__(self, source: Source, plain: Any, args: tuple, kwargs: dict, options: Options):
+    def __init__(self, source: Source, plain: Any, args: tuple[Any, ...], kwargs: dict[Any, Any], options: Options):
         self._source, self._plain, self._args, self._kwargs = source, plain, args, kwargs
         self._strict = options.on_refuse == "raise"
         self._again = options.verify > 0 or options.steps_on is not None  # it may run once more, from its beginning
@@ -264,7 +265,7 @@ def _refuse_unplanned(inputs: list[torch.Tensor]) -> None:
     _refuse_transforms()
 
 
-def _members(model: torch.nn.Module, attributes: bool) -> list[tuple]:
+def _members(model: torch.nn.Module, attributes: bool) -> list[tuple[Any, ...]]:
     """Per dict of parameters, buffers and modules, and of attributes and hooks: itself, and what it holds."""
     names = ("_parameters", "_buffers", "_modules", *(_snapshot.HOOKS if attributes else ()))
     held = [part.__dict__.get(name) for part in model.modules() for name in names]
@@ -326,7 +327,7 @@ class Session:
         self._warned: set[str] = set()
         self._looked = False  # for compiled modules
         self._source = Source(model, self)
-        self._members: list[tuple] = []
+        self._members: list[tuple[Any, ...]] = []
         self._made: _torch.Session | None = None
         self._weights: Disk | None = None  # where they are, unless in memory
         self._gradients: Gradients | None = None  # what puts them into files
@@ -383,7 +384,7 @@ class Session:
         there = self._options.steps_on
         return plain if there is None or not self._open else functools.partial(_host.run_plain, plain, there)
 
-    def _call(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> Any:
+    def _call(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> Any:
         plain = self._plain(model)
         plans = torch.is_grad_enabled() and self._open and not self._paused[threading.get_ident()]
         if not plans or _torch.capturing() or torch.jit.is_tracing() or torch.compiler.is_compiling():
@@ -408,7 +409,7 @@ class Session:
             return plain(*args, **kwargs)
         return result
 
-    def _follow(self, model: torch.nn.Module, plain: Any, args: tuple, kwargs: dict) -> Any:
+    def _follow(self, model: torch.nn.Module, plain: Any, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> Any:
         """A step in which the model's own code runs."""
         if self._options.steps_on is not None:
             args, kwargs = _host.all_to_device((args, kwargs), self._options.steps_on)
@@ -448,7 +449,7 @@ class Session:
             self._warned.add(str(why))
             log.warning("this call is not planned: %s", why)
 
-    def _step(self, model, plain, inputs, form, text):
+    def _step(self, model: torch.nn.Module, plain: Any, inputs: list[torch.Tensor], form: Any, text: str) -> Any:
         note, attempt = Note(), Attempt()
         before = None
         for _ in range(2):
@@ -488,7 +489,7 @@ class Session:
         if before is not None:
             before.restore()
 
-    def _prepare(self, model: torch.nn.Module, args: tuple, kwargs: Mapping[str, Any] | None) -> None:
+    def _prepare(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> None:
         inputs, form, text = _tree.flatten((_options.arguments(args), dict(kwargs or {})), "arguments")
         if self._options.steps_on is not None:
             inputs = _host.to_device(inputs, self._options.steps_on)
@@ -506,10 +507,9 @@ class Session:
     # --- for the user --------------------------------------------------------------------------------------------------------
 
     @property
-    def plan(self) -> dict[str, Any]:
-        """The plan used last: status, peak (bytes), seconds, bound, gap, the smallest budgets known and proven, and names of
-        the operators that run again."""
-        return self._run.plan()
+    def plan(self) -> Plan:
+        """The plan used last."""
+        return Plan.of(self._run.plan())
 
     @property
     def optimizer_bytes(self) -> int:
@@ -517,16 +517,17 @@ class Session:
         return self._options.optimizer_bytes()
 
     @property
-    def plans(self) -> list[dict[str, Any]]:
+    def plans(self) -> list[Plan]:
         """All plans that are kept."""
-        return self._run.plans()
+        return [Plan.of(told) for told in self._run.plans()]
 
-    def report(self) -> str:
-        """A table of what the plan used last takes.
+    def report(self, *, time_limit: float = 10.0, points: int = 12) -> Report:
+        """A table of what the plan used last takes; `report().save("report.html")` writes a page.
 
+        time_limit, points: of the page, see `Plan.report`.
         Raises Error before the first.
         """
-        return self._run.report()
+        return Report(self._run.report(), self.plan.step(), "", time_limit, points)
 
     def memory(self) -> dict[str, int]:
         """Bytes: `budget`, `peak` (measured since `reset_peak`, or since weights went to files, on the device of the model, and `host`: on the host), `planned`,
@@ -589,13 +590,13 @@ class Session:
     def __repr__(self) -> str:
         return f"<remat.Session budget={self._options.limit()[0]!r}{'' if self._open else ' closed'}>"
 
-    def __deepcopy__(self, memo: dict) -> Session:
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Session:
         model = self._source.model()
         if id(model) not in memo:
             raise TypeError("a session is copied with its model only")
         return Session(memo[id(model)], copy.deepcopy(self._original, memo), self._options)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # a pickled model is the plain one: plans and memory belong to this process
 
 
@@ -634,7 +635,7 @@ class _Changed(Exception):
         self.before = before  # as they were
 
 
-def _forward(source: Source, plain: Any, form: Any, text: str, note: Note, attempt: Attempt):
+def _forward(source: Source, plain: Any, form: Any, text: str, note: Note, attempt: Attempt) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
     """The model as a function of tensors."""
 
     def forward(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -64,7 +64,7 @@ class Snapshot:
     def drawn(self) -> bool:
         """Have the generators of Python or numpy moved since?"""
         now = numpy_random and numpy_random.get_state()
-        return random.getstate() != self._python or (now and (now[1].tobytes(), *now[2:]) != (self._numpy[1].tobytes(), *self._numpy[2:]))
+        return random.getstate() != self._python or bool(now and (now[1].tobytes(), *now[2:]) != (self._numpy[1].tobytes(), *self._numpy[2:]))
 
     def restore(self) -> None:
         """Puts everything back."""

@@ -31,7 +31,7 @@ class Node(NamedTuple):
     """A container: `make(children)` builds it again."""
 
     make: Any
-    children: list
+    children: list[Any]
 
 
 #: Of the text of a structure: tensors and containers.
@@ -74,7 +74,7 @@ def flatten(value: Any, what: str, values: bool = True) -> tuple[list[torch.Tens
     return tensors, form, "".join(key) if values else "".join(part for part in key if part in _STRUCTURE)
 
 
-def _flatten(value, what, tensors, key, inside):
+def _flatten(value: Any, what: str, tensors: list[torch.Tensor], key: list[str], inside: tuple[Any, ...]) -> Any:
     kind = type(value)
     if kind in _TENSORS:
         if value.layout is not torch.strided or value.is_quantized:
@@ -102,7 +102,7 @@ def _flatten(value, what, tensors, key, inside):
         inside.discard(id(value))
 
 
-def _flatten_container(value, kind, what, tensors, key, inside):
+def _flatten_container(value: Any, kind: Any, what: str, tensors: list[torch.Tensor], key: list[str], inside: tuple[Any, ...]) -> Any:
     if kind is dict:
         key.append("{")
         for name in value:
@@ -147,7 +147,7 @@ def _flatten_container(value, kind, what, tensors, key, inside):
         children.append(_flatten(state[name], f"{what}.{name}", tensors, key, inside))
     key.append("}")
 
-    def make(items):
+    def make(items: Any) -> Any:
         made = kind.__new__(kind)
         for name, item in zip(names, items):
             object.__setattr__(made, name, item)
@@ -171,7 +171,7 @@ def _find(value: Any, depth: int, found: list[torch.Tensor], inside: set[int]) -
     if depth == 0 or kind in PLAIN or isinstance(value, (type, types.FunctionType, torch.nn.Module)) or id(value) in inside:
         return
     if isinstance(value, collections.abc.Mapping):
-        parts = value.values()
+        parts: Iterable[Any] = value.values()
     elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
         parts = value
     elif (known := pytree.SUPPORTED_NODES.get(kind)) is not None:

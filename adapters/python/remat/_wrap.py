@@ -21,7 +21,7 @@ from ._states import state_bytes
 M = TypeVar("M", bound=torch.nn.Module)
 
 
-def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *, budget: int | float | str | None = None,
+def wrap(model: M, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, *, budget: int | float | str | None = None,
          activation_budget: int | float | str | None = None, solver: str = "auto", time_limit: float = 20.0, gap: float = 0.005,
          seed: int = 0, verify: int = 0, on_new_shape: Literal["nearest", "plan", "plain", "error"] = "nearest",
          on_refuse: Literal["raise", "warn"] = "warn", follow: bool | None = None, cache: Any = True,
@@ -163,11 +163,11 @@ _NO_REPLICAS = ("nn.DataParallel copies a wrapped model into threads, whose plan
                 "with torchrun and DistributedDataParallel")
 
 
-def _replicate_for_data_parallel(self):
+def _replicate_for_data_parallel(self: torch.nn.Module) -> Any:
     raise Refused(_NO_REPLICAS, advice="torchrun")
 
 
-def _getstate(self):
+def _getstate(self: Any) -> Any:
     """What a pickle or a shallow copy takes over: the plain model. `copy.deepcopy` makes a wrapped copy."""
     cls = type(self)
     state = cls.__getstate__(self) if hasattr(cls, "__getstate__") else dict(self.__dict__)
@@ -183,13 +183,13 @@ _OWN = {"_replicate_for_data_parallel": _replicate_for_data_parallel, "__getstat
 
 import weakref  # noqa: E402
 
-_made: "weakref.WeakSet" = weakref.WeakSet()
+_made: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
-def _make_forward(original: Any, bound: bool):
+def _make_forward(original: Any, bound: bool) -> Any:
     """A function that acts as `forward` of a wrapped model."""
 
-    def forward(self, *args, **kwargs):
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         session = self.__dict__[SLOT]
         if "torch._dynamo.eval_frame" in sys.modules:
             return _undynamic()(session, self, args, kwargs)
@@ -212,6 +212,6 @@ def _make_forward(original: Any, bound: bool):
 
 
 @functools.cache
-def _undynamic():
+def _undynamic() -> Any:
     """The call of a session, out of reach of the tracer of torch.compile."""
     return torch.compiler.disable(Session._call)
