@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch  # noqa: F401  loads the libraries that `_torch` needs
 
 from . import _torch

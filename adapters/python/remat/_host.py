@@ -52,10 +52,10 @@ class _Bringing(TorchFunctionMode):
 
     def __enter__(self) -> Any:
         self._saving.__enter__()
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
         self._saving.__exit__(*exception)
 
     def _bring(self, p: torch.nn.Parameter) -> torch.Tensor:
@@ -74,7 +74,8 @@ class _Bringing(TorchFunctionMode):
         if p._version != version:
             raise RuntimeError(f"a weight of shape {tuple(p.shape)} that the backward needs was modified by an inplace operation after the forward: "
                                f"it is at version {p._version}; expected version {version}")
-        return p.detach().to(self._device).view(dtype).as_strided(*layout)
+        weight: torch.Tensor = p.detach().to(self._device).view(dtype).as_strided(*layout)
+        return weight
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import types
-from typing import Any, Callable, Iterable, Iterator, Literal, NamedTuple
+from typing import Any, Callable, Iterable, Iterator, Literal, NamedTuple, cast
 
 import torch
 
@@ -96,7 +96,7 @@ def _checked(cls: type, disk: Any, disk_budget: Any, step: str, accumulate: int 
         raise ValueError(f"step must be one of after, overlap, got {step!r}")
     if disk is None and disk_budget is not None:
         raise ValueError("disk_budget is for disk, a folder")
-    return _derived(cls, None if disk is None else folder("disk", disk), None if disk_budget is None else size("disk_budget", disk_budget), step,
+    return _derived(cast(Any, cls), None if disk is None else folder("disk", disk), None if disk_budget is None else size("disk_budget", disk_budget), step,
                     accumulate, there)
 
 
@@ -107,7 +107,7 @@ def _derived(cls: type, *options: Any) -> type:
 
 def _empty(cls: type, *options: Any) -> torch.optim.Optimizer:
     made = _checked(cls, *options)
-    found = made.__new__(made)
+    found = cast(_Offloaded, made.__new__(made))
     found._begin()
     return found
 
@@ -121,13 +121,15 @@ class _Offloaded(torch.optim.Optimizer):
     """What is put before a class of optimizers."""
 
     _plain: type[torch.optim.Optimizer]  # that class
+    _there: torch.device | None
     _options: tuple[str | None, str | None, str, int, tuple[str, str] | None]  # those of `_checked`
 
     def __init__(self, params: Iterable[Any], *args: Any, **options: Any):
         self._begin()
         if not isinstance(params, (torch.Tensor, set, dict)):
             params = list(params)
-            if self._there is not None and self._options[4][1] == "auto":
+            told = self._options[4]
+            if self._there is not None and told is not None and told[1] == "auto":
                 self._there = _faster(self._plain, self._there, params, args, options)
             if self._there is None and self._plain in _FUSED and _may_fuse(params, args, options):
                 options["fused"] = True
@@ -187,7 +189,8 @@ class _Offloaded(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         if self._overlap is not None:
             self._overlap.check_idle("state_dict()")
-        return _bare(super().state_dict)()
+        state: dict[str, Any] = _bare(super().state_dict)()
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self._overlap is not None:
@@ -203,7 +206,7 @@ class _Offloaded(torch.optim.Optimizer):
         if self._overlap is not None:
             self._overlap.attach(self)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         if self._overlap is not None:
             self._overlap.check_idle("a copy of the optimizer")
         return _empty, (self._plain, *self._options[:4], None if self._there is None else (str(self._there), "device")), self.__getstate__()
@@ -285,7 +288,8 @@ class _Offloaded(torch.optim.Optimizer):
     def _rehearse(self, group: dict[str, Any], p: torch.Tensor, sparse: bool) -> dict[str, Layout]:
         """Steps a parameter like `p`, to see what the class does. Returns the states that can be on a disk."""
         double = torch.zeros_like(p, requires_grad=True)
-        double.grad = torch.sparse_coo_tensor(size=p.shape, dtype=p.dtype, device=p.device, check_invariants=False) if sparse else torch.zeros_like(p)
+        empty: Any = torch.sparse_coo_tensor  # whose stub does not know that sizes are enough
+        double.grad = empty(size=p.shape, dtype=p.dtype, device=p.device, check_invariants=False) if sparse else torch.zeros_like(p)
         state: dict[Any, Any] = collections.defaultdict(dict)
         with torch.random.fork_rng(devices=[]):
             self._run(group, [double], state=state, grad_scale=None, found_inf=None)
@@ -307,8 +311,9 @@ class _Offloaded(torch.optim.Optimizer):
         """Steps parameters of the host on a device; None: on the host. They and their states are on the host afterwards."""
         if device is None:
             return self._run(group, params, state=state)
-        moves = lambda t: isinstance(t, torch.Tensor) and (t.dim() > 0 or bool(group.get("fused")))  # noqa: E731  steps are counted on the host
-        there, states = {}, collections.defaultdict(dict)
+        moves: Callable[[Any], bool] = lambda t: isinstance(t, torch.Tensor) and (t.dim() > 0 or bool(group.get("fused")))  # noqa: E731  steps are counted on the host
+        there: dict[torch.Tensor, torch.Tensor] = {}
+        states: dict[torch.Tensor, dict[str, Any]] = collections.defaultdict(dict)
         for p in params:
             there[p] = q = p.detach().to(device, non_blocking=True).requires_grad_()
             q.grad = p.grad.to(device, non_blocking=True)
@@ -337,7 +342,7 @@ class _Offloaded(torch.optim.Optimizer):
         vars(inner).update(vars(self), param_groups=[part], **instead)
         given, told = dict(part), dict(vars(inner))
         step = self._plain.step
-        _bare(step.__wrapped__ if getattr(step, "hooked", False) else step)(inner)  # hooks of the step are for the whole of it
+        _bare(cast(Any, step).__wrapped__ if getattr(step, "hooked", False) else step)(inner)  # hooks of the step are for the whole of it
         for what, was, now in (("its param_groups", given, part), ("itself", told, vars(inner))):
             for key, value in now.items():
                 if key not in was or was[key] is not value:
@@ -425,7 +430,8 @@ def _bare(f: Callable[..., Any]) -> Callable[..., Any]:
     code = getattr(f, "__code__", None)
     if code is None or code not in (_FOR_COMPILER, _WITHOUT_GRAD) or "torch._dynamo" in sys.modules:
         return f
-    plain = types.MethodType(f.__wrapped__, f.__self__) if hasattr(f, "__self__") else f.__wrapped__
+    wrapped: Any = f
+    plain = types.MethodType(wrapped.__wrapped__, wrapped.__self__) if hasattr(f, "__self__") else wrapped.__wrapped__
     return torch.no_grad()(plain) if code is _WITHOUT_GRAD else plain
 
 
@@ -453,7 +459,7 @@ def _faster(cls: type, device: torch.device, params: list[Any], args: tuple[Any,
         return None
     count = min(like.numel(), PARCEL // (2 * like.element_size()))
     group = params[0] if isinstance(params[0], dict) else {}  # it may have options that `options` lacks
-    times = {}
+    times: dict[Any, float] = {}
     for place in (None, device):
         p = torch.zeros(count, dtype=like.dtype, pin_memory=True).requires_grad_()
         p.grad = torch.zeros(count, dtype=like.dtype, pin_memory=True)
@@ -463,4 +469,5 @@ def _faster(cls: type, device: torch.device, params: list[Any], args: tuple[Any,
             stepper.step()
             if k > 0:  # the first makes states
                 times[place] = min(times.get(place, math.inf), time.perf_counter() - begin)
-    return min(times, key=times.__getitem__)
+    fastest: torch.device | None = min(times, key=times.__getitem__)
+    return fastest

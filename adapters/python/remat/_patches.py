@@ -117,12 +117,13 @@ def install() -> None:
         for name in names:
             if (original := getattr(torch.Tensor, name, None)) is not None:
                 setattr(torch.Tensor, name, _first(original, functools.partial(_torch.about_to_read, may_write=may_write)))
-    torch.Tensor.tolist = _tolist(torch.Tensor.tolist)
+    torch.Tensor.tolist = _tolist(torch.Tensor.tolist)  # type: ignore[method-assign]
     for name in _OBSERVES:
         setattr(torch.Tensor, name, _observing(getattr(torch.Tensor, name)))
     device = torch.accelerator.current_accelerator()
     of_device = [torch.get_device_module(device)] if device is not None and device.type != "cuda" else []
-    for module in (torch, torch.random, torch.cuda, torch.cuda.random, *of_device):
+    modules: tuple[Any, ...] = (torch, torch.random, torch.cuda, torch.cuda.random, *of_device)
+    for module in modules:
         module.get_rng_state = _first(module.get_rng_state, lambda *_: _torch.about_to_read_generator())
     at = torch.utils.checkpoint
     name = "_checkpoint_without_reentrant_generator_impl"

@@ -17,7 +17,7 @@ import threading
 import traceback
 import types
 import weakref
-from typing import Any, Callable, Iterator, Literal, Mapping
+from typing import Any, Callable, Iterator, Literal, Mapping, cast
 
 import torch
 
@@ -52,7 +52,7 @@ class Options:
     weights: Literal["paged", "planned"] = "paged"
     host_budget: int | float | str | None = None
     disk: Any = None
-    disk_budget: int | str | None = None
+    disk_budget: Any = None
     graph: bool = False
     optimizer: int | float | str | None = None  # bytes of its states
     steps_on: Any = None  # the device of the steps of a model whose weights are on the host
@@ -66,7 +66,7 @@ class Options:
         """The same with sizes as text and folders as absolute paths. Raises Error, ValueError or TypeError naming the option that is out of range."""
         if self.budget is not None and self.activation_budget is not None:
             raise ValueError("give budget or activation_budget, not both")
-        if self.on_refuse == "error":  # as older releases call it
+        if str(self.on_refuse) == "error":  # as older releases call it
             return dataclasses.replace(self, on_refuse="raise").check()
         for name, allowed in (("on_new_shape", ("nearest", "plan", "plain", "error")), ("on_refuse", ("raise", "warn")),
                               ("offload", ("none", "activations", "optimizer", "all", "auto")), ("weights", ("paged", "planned"))):
@@ -104,17 +104,17 @@ class Options:
         return self.follow is not False and self.device is None
 
     def optimizer_bytes(self) -> int:
-        return 0 if self.optimizer is None else _core.parse_bytes(self.optimizer)
+        return 0 if self.optimizer is None else _core.parse_bytes(str(self.optimizer))
 
     def host_bytes(self) -> int:
-        return _core.parse_bytes(self.host_budget)
+        return _core.parse_bytes(str(self.host_budget))
 
     def on_host(self, model: torch.nn.Module) -> Options:
         """The same for a model: with the limit of the host, and "auto" decided. Activations of an accelerator may go to the host.
 
         Raises ValueError if there is nowhere to go.
         """
-        there = next((p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")), None)
+        there: Any = next((p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")), None)
         accelerator = there is not None
         if self.steps_on is not None or (accelerator and self.offload == "all"):
             return self._on_host_for(model, there if self.steps_on is None else self.steps_on)
@@ -165,7 +165,7 @@ class Options:
 
     def limit(self) -> tuple[str, bool]:
         """The budget as text, empty for none, and whether it is for activations only."""
-        return self.budget or self.activation_budget or "", self.activation_budget is not None
+        return str(self.budget or self.activation_budget or ""), self.activation_budget is not None
 
 
 class Note:
@@ -173,8 +173,8 @@ class Note:
 
     __slots__ = ("form",)
 
-    def __init__(self):
-        self.form = None
+    def __init__(self) -> None:
+        self.form: Any = None
 
 
 class Attempt:
@@ -182,8 +182,11 @@ class Attempt:
 
     __slots__ = ("where", "changed", "before", "raised")
 
-    def __init__(self):
-        self.where = self.changed = self.before = self.raised = None
+    def __init__(self) -> None:
+        self.where: str | None = None
+        self.changed: list[str] = []
+        self.before: Any = None
+        self.raised: BaseException | None = None
 
 
 class _Step:
@@ -193,10 +196,15 @@ class _Step:
     __slots__ = ("_source", "_plain", "_args", "_kwargs", "_form", "_strict", "_again", "_before", "_result", "inputs", "text", "where", "raised")
 
     def __init__(self, source: Source, plain: Any, args: tuple[Any, ...], kwargs: dict[Any, Any], options: Options):
-        self._source, self._plain, self._args, self._kwargs = source, plain, args, kwargs
+        self._source, self._plain = source, plain
+        self._args: Any = args
+        self._kwargs: Any = kwargs
         self._strict = options.on_refuse == "raise"
         self._again = options.verify > 0 or options.steps_on is not None  # it may run once more, from its beginning
-        self._before = self._result = self._form = self.where = None
+        self._before: Snapshot | None = None
+        self._result: Any = None
+        self._form: Any = None
+        self.where: str | None = None
         self.raised = False
         try:
             self.inputs, self._form, self.text = _tree.flatten((args, kwargs), "arguments", values=False)
@@ -387,7 +395,7 @@ class Session:
     def _call(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> Any:
         plain = self._plain(model)
         plans = torch.is_grad_enabled() and self._open and not self._paused[threading.get_ident()]
-        if not plans or _torch.capturing() or torch.jit.is_tracing() or torch.compiler.is_compiling():
+        if not plans or _torch.capturing() or torch._C._is_tracing() or torch.compiler.is_compiling():
             return plain(*args, **kwargs)
         if self._options.followed():
             return self._follow(model, plain, args, kwargs)
@@ -477,7 +485,7 @@ class Session:
                 return result
             return _tree.unflatten(used.form, iter(outputs))
         self._undo(before)
-        weights = all(isinstance(functools.reduce(lambda held, part: getattr(held, part, None), name.split("."), model), torch.Tensor)
+        weights = all(isinstance(functools.reduce(lambda held, part: getattr(held, part, None), name.split("."), cast(Any, model)), torch.Tensor)
                       for name in attempt.changed)
         raise Refused(f"the forward changes {', '.join(attempt.changed)}, which no planned step would do", source=attempt.where,
                       advice="compute weights from others by torch.nn.utils.parametrize (parametrizations.weight_norm, spectral_norm), end pruning by "
@@ -603,10 +611,10 @@ class Session:
 @contextlib.contextmanager
 def _shadows(model: torch.nn.Module, inputs: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Tensors of the host without memory, in the place of those of the model and its inputs that are on meta."""
-    places = [(store, name) for m in model.modules() for store in (m._parameters, m._buffers)
+    places: list[tuple[dict[str, Any], str]] = [(store, name) for m in model.modules() for store in (m._parameters, m._buffers)
               for name, t in store.items() if t is not None and t.is_meta]
     originals = [store[name] for store, name in places]
-    distinct = {id(t): t for t in originals + [t for t in inputs if t.is_meta]}
+    distinct: dict[int, Any] = {id(t): t for t in originals + [t for t in inputs if t.is_meta]}
     shadows = dict(zip(distinct, _torch.without_memory(list(distinct.values()))))
     for key, t in distinct.items():
         if isinstance(t, torch.nn.Parameter):

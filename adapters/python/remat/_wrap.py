@@ -169,7 +169,7 @@ def _replicate_for_data_parallel(self: torch.nn.Module) -> Any:
 
 def _getstate(self: Any) -> Any:
     """What a pickle or a shallow copy takes over: the plain model. `copy.deepcopy` makes a wrapped copy."""
-    cls = type(self)
+    cls: Any = type(self)
     state = cls.__getstate__(self) if hasattr(cls, "__getstate__") else dict(self.__dict__)
     if not isinstance(state, dict) or sys._getframe(1).f_code is copy.deepcopy.__code__:
         return state
@@ -205,8 +205,8 @@ def _make_forward(original: Any, bound: bool) -> Any:
         if bound:
             signature = signature.replace(parameters=[inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY),
                                                       *signature.parameters.values()])
-        forward.__signature__ = signature
-    forward._torchdynamo_disable = True
+        forward.__signature__ = signature  # type: ignore[attr-defined]
+    forward._torchdynamo_disable = True  # type: ignore[attr-defined]
     _made.add(forward)
     return forward
 

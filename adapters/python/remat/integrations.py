@@ -12,6 +12,8 @@ as "remat/NAME/peak" with the names that they have as modules. When training end
 
 from __future__ import annotations
 
+from typing import Any
+
 import logging
 
 import torch
@@ -63,7 +65,7 @@ def _of_lightning() -> type:
     try:
         import lightning.pytorch as lightning
     except ImportError:
-        import pytorch_lightning as lightning
+        import pytorch_lightning as lightning  # type: ignore[no-redef]
 
     class LightningCallback(lightning.Callback):
         """For Lightning's `Trainer`: logs by `LightningModule.log_dict`, to all its loggers."""

@@ -67,8 +67,8 @@ class report_page {
   }
   std::string extra(double seconds) const {
     if (r_.store_all.seconds <= 0) return "no extra time";
-    const auto share = std::max(0.0, seconds / r_.store_all.seconds - 1);
-    return share < 5e-5 ? "no extra time" : printed("%.3g %% extra time", 100 * share);
+    const auto more = std::max(0.0, seconds / r_.store_all.seconds - 1);
+    return more < 5e-5 ? "no extra time" : printed("%.3g %% extra time", 100 * more);
   }
   void fact(const std::string& name, const std::string& number, const std::string& more) {
     out_ += "<div><dt>" + escaped(name) + "</dt><dd>" + escaped(number) + "<small>" + escaped(more) + "</small></dd></div>\n";
@@ -90,7 +90,7 @@ class report_page {
     fact("Peak memory", format_bytes(plan.peak), "budget " + format_bytes(plan.budget));
     fact("Time of the step", format_seconds(plan.seconds), extra(plan.seconds));
     fact("Recomputed", std::to_string(plan.recomputed), "of " + count(p_.operations().size(), "operation"));
-    fact("Moved", format_bytes(copied()), "to other memory and back");
+    if (copied() > 0) fact("Moved", format_bytes(copied()), "to other memory and back");
     const double bound = std::min(best_bound(), plan.seconds);
     fact("Proven gap", plan.seconds > 0 ? printed("%.2g %%", 100 * (1 - bound / plan.seconds)) : "0 %",
          "no plan within this budget takes less than " + format_seconds(bound));
@@ -108,8 +108,7 @@ class report_page {
     tag("h2", "Time against budget");
     tag("p", offer());
     const curve_style style{.title = {}, .base = r_.store_all.seconds, .mark = std::pair{r_.plan.peak, r_.plan.seconds}};
-    const auto solver = r_.curve.empty() ? std::string() : r_.curve[0].solver;
-    picture("curve", "Extra time for each budget, with this plan marked", curve_svg({{solver, r_.curve}}, style));
+    picture("curve", "Extra time for each budget, with this plan marked", curve_svg({{"plans found", r_.curve}}, style));
     out_ += "<details><summary>The same as a table</summary>\n<div class=\"wide\" tabindex=\"0\"><table>\n<tr><th>Budget</th>"
             "<th>Peak</th><th>Time</th><th>Extra</th><th>Proven at least</th></tr>\n";
     for (const auto& x : r_.curve)
@@ -151,7 +150,6 @@ class report_page {
   }
   /// What runs when, for the script: of at most so many pieces, those with most memory.
   void pieces(const memory_timeline& given, double span) {
-    using json = nlohmann::ordered_json;
     constexpr std::size_t most = 2000;
     const auto timeline = with_duration(given);
     json all = json::array(), times = json::array();

@@ -28,7 +28,7 @@ dd small{display:block;color:var(--soft);font-size:.8rem;font-weight:400}
 figure{margin:1rem 0}
 .wide{overflow-x:auto}
 .wide:focus-visible{outline:2px solid var(--kept)}
-svg{display:block;width:100%;min-width:40rem;height:auto}
+svg{display:block;width:100%;min-width:50rem;height:auto}
 svg>rect[fill="#ffffff"]{fill:none}
 svg[fill]{fill:var(--ink)}
 svg [stroke="#e6e6e6"]{stroke:var(--line)}
