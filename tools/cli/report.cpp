@@ -19,9 +19,11 @@ int report(const arguments& a) {
   const auto solver = remat::registry::find(a.solver).make(a.backend);
   require_outputs(a);
   std::string page;
-  {
+  try {
     watcher w;
     page = remat::html_report(remat::compare_plan(d, solver, a.limits, a.points, w.observer()));
+  } catch (const remat::bad_schedule& why) {
+    throw remat::bad_schedule(why.step, a.schedule + ": " + why.what());
   }
   remat::write_file(a.output, page);
   return success;

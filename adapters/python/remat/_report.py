@@ -39,12 +39,13 @@ class Plan(Mapping[str, Any]):
     waited: float  #: seconds spent waiting for copies so far
     again: AbstractSet[str] = frozenset()  #: operators that run again
     _step: PlannedStep | None = dataclasses.field(default=None, metadata={"hidden": True})
+    _sources: dict[str, str] = dataclasses.field(default_factory=dict, metadata={"hidden": True})  # by module path
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Plan:
+    def of(cls, told: Mapping[str, Any], sources: dict[str, str] | None = None) -> Plan:
         """Of what a session of `_torch` tells."""
         members = dict(told)
-        return cls(_step=members.pop("step", None), **members)
+        return cls(_step=members.pop("step", None), _sources=sources or {}, **members)
 
     def __getitem__(self, name: str) -> Any:
         if name not in _ITEMS:
@@ -79,15 +80,14 @@ class Plan(Mapping[str, Any]):
         cells = "".join(f'<tr><th style="text-align:left">{name}</th><td style="text-align:left">{html.escape(text)}</td></tr>' for name, text in _rows(self))
         return f"<p>{html.escape(str(self).partition(chr(10))[0])}</p><table>{cells}</table>"
 
-    def step(self) -> PlannedStep:
-        """The steps of the plan. Raises Error for a plan other than the one used last."""
+    def document(self) -> str:
+        """The plan with its problem, as a remat-schedule (docs/problem-and-schedule.md).
+
+        Raises Error for a plan other than the one used last.
+        """
         if self._step is None:
             raise Error("this plan holds only figures: ask for the plan used last, remat.of(model).plan, which also holds its steps")
-        return self._step
-
-    def document(self) -> str:
-        """The plan with its problem, as a remat-schedule (docs/problem-and-schedule.md). Raises Error like `step`."""
-        return self.step().document()
+        return self._step.document(self._sources)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes `document()`, for `remat report`."""
@@ -103,7 +103,7 @@ class Plan(Mapping[str, Any]):
 
     def report(self, *, time_limit: float = 10.0, points: int = 12) -> Report:
         """A page about the plan. time_limit: of the searches for other budgets, seconds. points: budgets of the curve."""
-        return Report(str(self), self.step(), "", time_limit, points)
+        return Report(str(self), self, "", time_limit, points)
 
 
 _ITEMS = {f.name: None for f in dataclasses.fields(Plan) if not f.metadata}
@@ -122,12 +122,12 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
 class Report(str):
     """A table as text, and a page that draws it: see `save`."""
 
-    _plan: str | PlannedStep
+    _plan: str | Plan
     _problem: str
     _limits: tuple[float, int]
     _page: str | None
 
-    def __new__(cls, text: str, plan: str | PlannedStep, problem: str = "", time_limit: float = 10.0, points: int = 12) -> Report:
+    def __new__(cls, text: str, plan: str | Plan, problem: str = "", time_limit: float = 10.0, points: int = 12) -> Report:
         report = super().__new__(cls, text)
         report._plan, report._problem, report._limits, report._page = plan, problem, (time_limit, points), None
         return report

@@ -27,6 +27,7 @@ from ._errors import Error, Refused
 from ._gradients import Gradients
 from ._report import Plan, Report
 from ._snapshot import Snapshot
+from ._sources import sources
 
 SLOT = "_remat"  #: of the model's `__dict__`, where its session is
 log = logging.getLogger("remat")
@@ -517,7 +518,7 @@ class Session:
     @property
     def plan(self) -> Plan:
         """The plan used last."""
-        return Plan.of(self._run.plan())
+        return Plan.of(self._run.plan(), sources(self._source.model()))
 
     @property
     def optimizer_bytes(self) -> int:
@@ -535,7 +536,7 @@ class Session:
         time_limit, points: of the page, see `Plan.report`.
         Raises Error before the first.
         """
-        return Report(self._run.report(), self.plan.step(), "", time_limit, points)
+        return Report(self._run.report(), self.plan, "", time_limit, points)
 
     def memory(self) -> dict[str, int]:
         """Bytes: `budget`, `peak` (measured since `reset_peak`, or since weights went to files, on the device of the model, and `host`: on the host), `planned`,

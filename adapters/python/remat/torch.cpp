@@ -36,6 +36,7 @@
 #include <remat/pytorch/paged_memory.hpp>
 #include <remat/pytorch/session.hpp>
 #include <remat/registry/registry.hpp>
+#include <remat/report/modules.hpp>
 
 #include "unchanged.hpp"
 
@@ -197,9 +198,10 @@ rp::device_rates rates_of(const std::optional<roofline_parts>& parts) {
 struct planned_step {
   remat::problem problem;
   remat::result result;
-  std::string document() const {
+  /// @param sources by path of a module: where it is defined
+  std::string document(const std::map<std::string, std::string>& sources) const {
     std::ostringstream out;
-    remat::write_plan(out, result, problem);
+    remat::write_plan(out, result, problem, remat::labelled(problem, sources));
     return out.str();
   }
 };
@@ -550,9 +552,10 @@ PYBIND11_MODULE(_torch, m) {
     return rp::meter::live();
   });
   m.def("meter_peak", &rp::meter::peak);
-  py::class_<planned_step>(m, "PlannedStep").def("document", [](const planned_step& x) {
-    return translated([&] { return x.document(); });
-  });
+  py::class_<planned_step>(m, "PlannedStep")
+      .def("document", [](const planned_step& x, const std::map<std::string, std::string>& sources) {
+        return translated([&] { return x.document(sources); });
+      });
   py::class_<python_session>(m, "Session")
       .def(py::init<std::string, py::object, const std::string&, bool, const std::string&, double, double, std::uint64_t,
                     std::size_t, const std::string&, const std::optional<std::string>&, py::object,

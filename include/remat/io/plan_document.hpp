@@ -37,7 +37,8 @@ struct plan_document {
 /// @throws bad_document if the text is no remat-schedule, or neither the document nor the caller has the problem; what
 ///         `read_problem_document` and `read_schedule` throw
 /// Complexity: O(length of the text).
-inline plan_document read_plan(std::istream& in, const std::optional<problem_document>& p = std::nullopt, const document_limits& l = {}) {
+inline plan_document read_plan(std::istream& in, const std::optional<problem_document>& p = std::nullopt,
+                               const document_limits& l = {}) {
   const auto text = read_text(in, l.bytes);
   const auto root = detail::parse(text, l);
   const detail::members document(root, "");
@@ -46,7 +47,9 @@ inline plan_document read_plan(std::istream& in, const std::optional<problem_doc
   if (p) {
     d.problem = *p;
   } else if (!document.has("problem_document")) {
-    throw bad_document("holds no problem (member problem_document): name the remat-problem file that the plan is for");
+    throw bad_document(
+        "holds no problem (member problem_document): give the problem as well, by remat report --problem FILE or "
+        "remat.report(plan, problem)");
   } else {
     std::istringstream problem_text(document.at("problem_document").dump());
     d.problem = read_problem_document(problem_text, l);

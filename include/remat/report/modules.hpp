@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include <nlohmann/json.hpp>
 
 #include <remat/core/problem.hpp>
 #include <remat/io/problem_document.hpp>
@@ -57,6 +60,22 @@ inline std::vector<std::string> module_paths(const problem& p, const operation_l
     if (next > 0 && next < known.size()) paths[o] = detail::common_parent(paths[known[next - 1]], paths[known[next]]);
   }
   return paths;
+}
+
+/// Labels for a document of the problem: the module of each operation, and where it is defined.
+/// @param sources by path of a module; a module that is not there has the source of the nearest one around it
+/// Complexity: O(edges + length of the names).
+inline unknown_problem_members labelled(const problem& p, const std::map<std::string, std::string>& sources) {
+  unknown_problem_members members;
+  for (const auto& module : module_paths(p)) {
+    auto& x = members.operations.emplace_back(nlohmann::ordered_json::object());
+    if (module.empty()) continue;
+    x["module"] = module;
+    auto around = module;
+    while (!sources.contains(around) && !around.empty()) around.resize(around.rfind('.') == around.npos ? 0 : around.rfind('.'));
+    if (const auto found = sources.find(around); found != sources.end() && !found->second.empty()) x["source"] = found->second;
+  }
+  return members;
 }
 
 }  // namespace remat
