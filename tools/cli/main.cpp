@@ -62,7 +62,8 @@ int main(int argc, char** argv) {
   }
   solving->add_option("-o,--output", a.output, "where to write the remat-schedule, the best so far while searching");
   drawing->add_option("-o,--output", a.output, "where to write the points: JSON for a name that ends in .json, otherwise CSV");
-  solving->add_flag("--with-problem", a.with_problem, "write the problem into that file as well, so that `remat report` needs no other");
+  solving->add_flag("--with-problem", a.with_problem,
+                    "write the problem into that file as well, so that `remat report` needs no other");
   solving->add_option("--start", a.start, "a remat-schedule to begin with, of any memory need");
   for (auto* command : {solving, checking}) {
     command->add_option("--trace", a.trace, "write the schedule for chrome://tracing or Perfetto");

@@ -14,9 +14,9 @@ namespace remat {
 /// Memory over time: pieces of constant memory, in order, without gaps.
 struct memory_timeline {
   struct piece {
-    double begin = 0, end = 0;  ///< s; equal for what takes no time
-    bytes_t bytes = 0;          ///< on the device, outputs and workspace included
-    bool recomputed = false;    ///< an operation that had run before
+    double begin = 0, end = 0;      ///< s; equal for what takes no time
+    bytes_t bytes = 0;              ///< on the device, outputs and workspace included
+    bool recomputed = false;        ///< an operation that had run before
     operation_id operation = none;  ///< that runs; `none`: a wait or an arrival
   };
   std::vector<piece> pieces;

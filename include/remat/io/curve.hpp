@@ -29,7 +29,7 @@ struct labelled_curve {
 /// What the curves are drawn against.
 struct curve_style {
   std::string title = {};
-  double base = 0;  ///< time that counts as 0 % extra, s: that of store-all
+  double base = 0;                                      ///< time that counts as 0 % extra, s: that of store-all
   std::optional<std::pair<bytes_t, double>> mark = {};  ///< a plan to point out in SVG: its peak, and its time in s
 };
 

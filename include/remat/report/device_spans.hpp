@@ -32,10 +32,10 @@ inline constexpr std::string_view to_string(fate f) { return fate_names[static_c
 /// A stay of a value, or of the workspace of an operation, on the device. Times are events: an event allocates or frees.
 struct device_span {
   static constexpr std::int64_t to_the_end = -1;
-  value_id value = none;         ///< `none`: a workspace
-  operation_id maker = none;     ///< the operation that allocates it; `none`: a copy, or there from the start
-  bytes_t bytes = 0;             ///< > 0
-  std::int64_t birth = 0;        ///< number of the event that allocates it
+  value_id value = none;            ///< `none`: a workspace
+  operation_id maker = none;        ///< the operation that allocates it; `none`: a copy, or there from the start
+  bytes_t bytes = 0;                ///< > 0
+  std::int64_t birth = 0;           ///< number of the event that allocates it
   std::int64_t death = to_the_end;  ///< number of the event that frees it
 };
 

@@ -39,9 +39,10 @@ class report_page {
 
   std::string write() {
     const auto title = p_.name().empty() ? std::string("plan") : p_.name();
-    out_ = "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-           "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>remat: " +
-           escaped(title) + "</title>\n<style>" + std::string(report_style) + "</style>\n</head>\n<body>\n<header>\n";
+    out_ =
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+        "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>remat: " +
+        escaped(title) + "</title>\n<style>" + std::string(report_style) + "</style>\n</head>\n<body>\n<header>\n";
     tag("h1", title);
     summary();
     out_ += "</header>\n<main>\n";
@@ -83,8 +84,9 @@ class report_page {
   void summary() {
     const auto& plan = r_.plan;
     const bool fits = plan.peak <= plan.budget;
-    tag("p", "This plan runs the step in " + format_bytes(plan.peak) + " with " + extra(plan.seconds) + ". Without a budget the step needs " +
-                 format_bytes(r_.store_all.peak) + " and takes " + format_seconds(r_.store_all.seconds) + "." +
+    tag("p", "This plan runs the step in " + format_bytes(plan.peak) + " with " + extra(plan.seconds) +
+                 ". Without a budget the step needs " + format_bytes(r_.store_all.peak) + " and takes " +
+                 format_seconds(r_.store_all.seconds) + "." +
                  (fits ? "" : " The plan does not fit its budget of " + format_bytes(plan.budget) + "."));
     out_ += "<dl>\n";
     fact("Peak memory", format_bytes(plan.peak), "budget " + format_bytes(plan.budget));
@@ -109,8 +111,9 @@ class report_page {
     tag("p", offer());
     const curve_style style{.title = {}, .base = r_.store_all.seconds, .mark = std::pair{r_.plan.peak, r_.plan.seconds}};
     picture("curve", "Extra time for each budget, with this plan marked", curve_svg({{"plans found", r_.curve}}, style));
-    out_ += "<details><summary>The same as a table</summary>\n<div class=\"wide\" tabindex=\"0\"><table>\n<tr><th>Budget</th>"
-            "<th>Peak</th><th>Time</th><th>Extra</th><th>Proven at least</th></tr>\n";
+    out_ +=
+        "<details><summary>The same as a table</summary>\n<div class=\"wide\" tabindex=\"0\"><table>\n<tr><th>Budget</th>"
+        "<th>Peak</th><th>Time</th><th>Extra</th><th>Proven at least</th></tr>\n";
     for (const auto& x : r_.curve)
       row({format_bytes(x.budget), x.found() ? format_bytes(x.peak) : "no plan", x.found() ? format_seconds(x.seconds) : "",
            x.found() ? extra(x.seconds) : "", format_seconds(x.bound)});
@@ -120,7 +123,8 @@ class report_page {
     if (!r_.more) return "More memory would not make this step faster: the plan takes no extra time.";
     const auto more = format_bytes(r_.more_bytes);
     const double saved = r_.plan.seconds - r_.more->seconds;
-    if (!r_.more->found() || saved <= 1e-4 * r_.plan.seconds) return more + " more memory would not make this step noticeably faster.";
+    if (!r_.more->found() || saved <= 1e-4 * r_.plan.seconds)
+      return more + " more memory would not make this step noticeably faster.";
     return more + " more memory would save " + format_seconds(saved) + " per step: " + extra(r_.more->seconds) + " instead of " +
            printed("%.3g %%", 100 * (r_.plan.seconds / r_.store_all.seconds - 1)) + ".";
   }
@@ -137,12 +141,16 @@ class report_page {
 
   void memory() {
     tag("h2", "Memory over time");
-    tag("p", "Orange parts recompute values. Below, each lane shows when a device computes and when a link copies. Point at the picture, "
-             "or focus it and press the arrow keys, to see what runs.");
+    tag("p",
+        "Orange parts recompute values. Below, each lane shows when a device computes and when a link copies. Point at the "
+        "picture, "
+        "or focus it and press the arrow keys, to see what runs.");
     const auto timeline = trace_memory(p_, s_);
-    timeline_style style{.title = {}, .budget = r_.plan.budget, .overlays = {}, .lanes = trace_lanes(p_, s_), .tiers = trace_tiers(p_, s_)};
+    timeline_style style{
+        .title = {}, .budget = r_.plan.budget, .overlays = {}, .lanes = trace_lanes(p_, s_), .tiers = trace_tiers(p_, s_)};
     if (p_.plain()) style.overlays = {as_series(trace_memory(p_, store_all_schedule(p_)), "without a budget")};
-    const auto span = std::max(with_duration(timeline).seconds, style.overlays.empty() ? 0 : style.overlays[0].points.back().first);
+    const auto span =
+        std::max(with_duration(timeline).seconds, style.overlays.empty() ? 0 : style.overlays[0].points.back().first);
     picture("memory", "Memory of the device over the time of one step", timeline_svg(timeline, style));
     out_ += "<output id=\"readout\"></output>\n";
     pieces(timeline, span);
@@ -164,8 +172,8 @@ class report_page {
       times.push_back(given.seconds > 0 ? format_seconds(a.begin) : "operation " + std::to_string(first));
     }
     using plot = svg_plot;
-    const json data = {{"left", plot::left}, {"right", plot::right}, {"top", plot::top},   {"bottom", plot::bottom}, {"width", 960},
-                       {"seconds", span},    {"pieces", all},        {"times", times}};
+    const json data = {{"left", plot::left}, {"right", plot::right}, {"top", plot::top}, {"bottom", plot::bottom},
+                       {"width", 960},       {"seconds", span},      {"pieces", all},    {"times", times}};
     auto text = data.dump(-1, ' ', true, json::error_handler_t::replace);
     for (std::size_t at = 0; (at = text.find('<', at)) != text.npos;) text.replace(at, 1, "\\u003c");  // no name ends the script
     out_ += "<script type=\"application/json\" id=\"pieces\">" + text + "</script>\n";
@@ -174,7 +182,8 @@ class report_page {
   std::string what_runs(const memory_timeline::piece& x) const {
     if (x.operation == none) return "waits for copies";
     const auto& module = modules_[x.operation];
-    return (x.recomputed ? "recomputes " : "computes ") + p_.operations()[x.operation].name + (module.empty() ? "" : " in " + module);
+    return (x.recomputed ? "recomputes " : "computes ") + p_.operations()[x.operation].name +
+           (module.empty() ? "" : " in " + module);
   }
 
   /// Bytes by fate, and extra time, of the values that operations of one module make in the forward.
@@ -214,12 +223,15 @@ class report_page {
     tag("h2", named ? "Kept, recomputed and moved, by module" : "Kept, recomputed and moved, by operator");
     tag("p", "Values that the forward makes and the backward reads, in the order of the forward." +
                  (named ? std::string() : " The problem names no modules."));
-    out_ += "<p class=\"note\"><span class=\"key kept\"></span>kept<span class=\"key recomputed\"></span>recomputed"
-            "<span class=\"key moved\"></span>moved</p>\n<div class=\"wide\" tabindex=\"0\"><table>\n<tr><th>" +
-            std::string(named ? "Module" : "Operator") + "</th>" + (sources ? "<th class=\"text\">Source</th>" : "") +
-            "<th></th><th>Kept</th><th>Recomputed</th><th>Moved</th><th>Extra time</th></tr>\n";
+    out_ +=
+        "<p class=\"note\"><span class=\"key kept\"></span>kept<span class=\"key recomputed\"></span>recomputed"
+        "<span class=\"key moved\"></span>moved</p>\n<div class=\"wide\" tabindex=\"0\"><table>\n<tr><th>" +
+        std::string(named ? "Module" : "Operator") + "</th>" + (sources ? "<th class=\"text\">Source</th>" : "") +
+        "<th></th><th>Kept</th><th>Recomputed</th><th>Moved</th><th>Extra time</th></tr>\n";
     for (std::size_t i = 0; i < rows.size(); ++i) {
-      if (i == rows_shown) out_ += "</table></div>\n<details><summary>" + count(rows.size() - i, "smaller row") + "</summary><div class=\"wide\" tabindex=\"0\"><table>\n";
+      if (i == rows_shown)
+        out_ += "</table></div>\n<details><summary>" + count(rows.size() - i, "smaller row") +
+                "</summary><div class=\"wide\" tabindex=\"0\"><table>\n";
       module_row(rows[i].first, rows[i].second, most, sources);
     }
     out_ += rows.size() > rows_shown ? "</table></div></details>\n" : "</table></div>\n";
@@ -227,13 +239,15 @@ class report_page {
   void module_row(const std::string& name, const share& x, bytes_t most, bool sources) {
     out_ += "<tr><td class=\"name\">" + escaped(name) + "</td>";
     if (sources)
-      out_ += "<td class=\"name text\">" + escaped(x.sources.empty() ? "" : *x.sources.begin() + (x.sources.size() > 1 ? " and more" : "")) + "</td>";
+      out_ += "<td class=\"name text\">" +
+              escaped(x.sources.empty() ? "" : *x.sources.begin() + (x.sources.size() > 1 ? " and more" : "")) + "</td>";
     out_ += "<td><div class=\"bar\" aria-hidden=\"true\">";
     for (auto f : {fate::kept, fate::recomputed, fate::moved})
-      out_ += "<i class=\"" + std::string(to_string(f)) + "\" style=\"width:" +
-              printed("%.3g", 100 * static_cast<double>(x.of(f)) / static_cast<double>(most)) + "%\"></i>";
+      out_ += "<i class=\"" + std::string(to_string(f)) +
+              "\" style=\"width:" + printed("%.3g", 100 * static_cast<double>(x.of(f)) / static_cast<double>(most)) + "%\"></i>";
     out_ += "</div></td>";
-    for (auto f : {fate::kept, fate::recomputed, fate::moved}) out_ += "<td>" + (x.of(f) > 0 ? format_bytes(x.of(f)) : "") + "</td>";
+    for (auto f : {fate::kept, fate::recomputed, fate::moved})
+      out_ += "<td>" + (x.of(f) > 0 ? format_bytes(x.of(f)) : "") + "</td>";
     out_ += "<td>" + (x.seconds > 0 ? format_seconds(x.seconds) : "") + "</td></tr>\n";
   }
 
@@ -241,13 +255,15 @@ class report_page {
     std::vector<value_id> values(p_.values().size());
     std::iota(values.begin(), values.end(), value_id{0});
     const auto shown = std::min<std::size_t>(20, values.size());
-    std::partial_sort(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(shown), values.end(), [&](value_id a, value_id b) {
-      const auto &x = p_.values()[a], &y = p_.values()[b];
-      return x.bytes != y.bytes ? x.bytes > y.bytes : a < b;
-    });
+    std::partial_sort(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(shown), values.end(),
+                      [&](value_id a, value_id b) {
+                        const auto &x = p_.values()[a], &y = p_.values()[b];
+                        return x.bytes != y.bytes ? x.bytes > y.bytes : a < b;
+                      });
     tag("h2", "Largest tensors");
-    out_ += "<div class=\"wide\" tabindex=\"0\"><table>\n<tr><th>Tensor</th><th>Size</th><th class=\"text\">What happens</th>"
-            "<th class=\"text\">Made by</th></tr>\n";
+    out_ +=
+        "<div class=\"wide\" tabindex=\"0\"><table>\n<tr><th>Tensor</th><th>Size</th><th class=\"text\">What happens</th>"
+        "<th class=\"text\">Made by</th></tr>\n";
     for (std::size_t i = 0; i < shown; ++i) {
       const auto v = values[i];
       const auto maker = p_.producer(v);

@@ -52,21 +52,21 @@ inline std::string memory_snapshot(const problem& p, const schedule& s, const op
     auto maker = x.maker;
     if (maker == none && x.value != none) maker = p.producer(x.value);
     json all = json::array();
-    if (x.value != none) all.push_back({{"filename", "value"}, {"line", static_cast<index_t>(x.value)}, {"name", p.values()[x.value].name}});
+    if (x.value != none)
+      all.push_back({{"filename", "value"}, {"line", static_cast<index_t>(x.value)}, {"name", p.values()[x.value].name}});
     if (maker == none) return all;
     const auto& module = modules[maker];
-    all.push_back({{"filename", module.empty() ? "operation" : module}, {"line", static_cast<index_t>(maker)}, {"name", p.operations()[maker].name}});
+    all.push_back({{"filename", module.empty() ? "operation" : module},
+                   {"line", static_cast<index_t>(maker)},
+                   {"name", p.operations()[maker].name}});
     return all;
   };
   // The viewer colours by category, and needs one that is called "unknown": workspaces.
   const auto entry = [&](const char* action, std::size_t i) {
     const auto& x = spans[i];
-    return json{{"action", action},
-                {"addr", base + places.offsets[i]},
-                {"size", x.bytes},
-                {"stream", 0},
-                {"frames", frames(x)},
-                {"category", x.value == none ? "unknown" : std::string(to_string(what[x.value]))}};
+    return json{{"action", action},    {"addr", base + places.offsets[i]},
+                {"size", x.bytes},     {"stream", 0},
+                {"frames", frames(x)}, {"category", x.value == none ? "unknown" : std::string(to_string(what[x.value]))}};
   };
   std::vector<std::pair<std::int64_t, json>> trace;
   for (std::size_t i = 0; i < spans.size(); ++i) {
@@ -77,7 +77,8 @@ inline std::string memory_snapshot(const problem& p, const schedule& s, const op
   }
   std::sort(trace.begin(), trace.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   json entries = json::array();
-  entries.push_back({{"action", "segment_alloc"}, {"addr", base}, {"size", places.arena}, {"stream", 0}, {"frames", json::array()}});
+  entries.push_back(
+      {{"action", "segment_alloc"}, {"addr", base}, {"size", places.arena}, {"stream", 0}, {"frames", json::array()}});
   for (auto& [when, x] : trace) entries.push_back(std::move(x));
 
   // The blocks at the end tile the segment.
@@ -89,7 +90,8 @@ inline std::string memory_snapshot(const problem& p, const schedule& s, const op
   bytes_t end = 0, active = 0;
   const auto block = [&](bytes_t bytes, const char* state, json where) {
     if (bytes == 0) return;
-    blocks.push_back({{"address", base + end}, {"size", bytes}, {"requested_size", bytes}, {"state", state}, {"frames", std::move(where)}});
+    blocks.push_back(
+        {{"address", base + end}, {"size", bytes}, {"requested_size", bytes}, {"state", state}, {"frames", std::move(where)}});
     end += bytes;
   };
   for (auto i : left) {
