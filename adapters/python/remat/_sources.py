@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-import functools
+import inspect
 import os
+from typing import Any, Callable
 
 import torch
 
@@ -22,11 +23,10 @@ def sources(model: torch.nn.Module) -> dict[str, str]:
     return found
 
 
-@functools.lru_cache(maxsize=1024)
 def _line(cls: type[torch.nn.Module]) -> str:
     """Of the `forward` of a class; empty for PyTorch's own."""
-    code = getattr(cls.forward, "__code__", None)
+    forward: Callable[..., Any] = cls.forward
+    code = getattr(inspect.unwrap(forward), "__code__", None)
     if code is None or code.co_filename.startswith(torch.__path__[0]):
         return ""
-    file = os.path.relpath(code.co_filename) if code.co_filename.startswith(os.getcwd() + os.sep) else os.path.basename(code.co_filename)
-    return f"{file}:{code.co_firstlineno} {cls.__qualname__}.forward"
+    return f"{os.path.basename(code.co_filename)}:{code.co_firstlineno} {cls.__qualname__}.forward"

@@ -109,8 +109,10 @@ class report_page {
   void curve() {
     tag("h2", "Time against budget");
     tag("p", offer());
+    auto points = r_.curve;
+    points.push_back(r_.plan);
     const curve_style style{.title = {}, .base = r_.store_all.seconds, .mark = std::pair{r_.plan.peak, r_.plan.seconds}};
-    picture("curve", "Extra time for each budget, with this plan marked", curve_svg({{"plans found", r_.curve}}, style));
+    picture("curve", "Extra time for each budget, with this plan marked", curve_svg({{"plans found", points}}, style));
     out_ +=
         "<details><summary>The same as a table</summary>\n<div class=\"wide\" tabindex=\"0\"><table>\n<tr><th>Budget</th>"
         "<th>Peak</th><th>Time</th><th>Extra</th><th>Proven at least</th></tr>\n";

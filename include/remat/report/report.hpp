@@ -64,6 +64,8 @@ plan_report compare_plan(const plan_document& d, const S& s, const limits& l = {
   auto share = l;
   share.seconds = l.seconds * 3 / 4;
   r.curve = pareto_curve(p, evenly{points}, s, share, observers...);
+  if (!r.plan.found()) r.plan.status = status::feasible;  // it has steps, which are valid
+  for (auto& point : r.curve) detail::adopt(point, r.plan, l.gap);
   if (r.plan.seconds <= r.store_all.seconds * (1 + 1e-9)) return r;
   r.more_bytes = report_step(p, r.store_all);
   share.seconds = l.seconds / 4;

@@ -10,9 +10,9 @@ namespace remat::detail {
 /// Colours follow the system's light or dark theme. The pictures carry their colours as attributes, which these rules override.
 inline constexpr std::string_view report_style = R"css(
 :root{color-scheme:light dark;--page:#fff;--card:#f5f7f9;--ink:#1d2733;--soft:#5b6775;--line:#dde3e9;--shade:#e8ebef;
---kept:#4e79a7;--again:#f28e2b;--moved:#59a14f;--held:#1f3a5f;--limit:#d62728;--mark:#d1495b}
+--kept:#4e79a7;--again:#f28e2b;--moved:#59a14f;--held:#1f3a5f;--limit:#d62728;--mark:#d1495b;--far:#b6c7dc}
 @media(prefers-color-scheme:dark){:root{--page:#12171d;--card:#1b222b;--ink:#e4e9ee;--soft:#9dabb9;--line:#313c48;
---shade:#242d37;--kept:#6f9fd0;--again:#f5a34f;--moved:#76bd6c;--held:#8796ac;--limit:#ff6b6b;--mark:#ff7d8d}}
+--shade:#242d37;--kept:#6f9fd0;--again:#f5a34f;--moved:#76bd6c;--held:#8796ac;--limit:#ff6b6b;--mark:#ff7d8d;--far:#3f5570}}
 *{box-sizing:border-box}
 body{margin:0 auto;max-width:66rem;padding:1.5rem 1rem 4rem;background:var(--page);color:var(--ink);
 font:16px/1.5 system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif}
@@ -41,6 +41,7 @@ svg [fill="#1f3a5f"]{fill:var(--held)}
 svg [fill="#4e79a7"]{fill:var(--kept)}
 svg [fill="#f28e2b"]{fill:var(--again)}
 svg [fill="#59a14f"]{fill:var(--moved)}
+svg [fill="#b6c7dc"]{fill:var(--far)}
 svg [fill="#d1495b"]{fill:var(--mark)}
 svg .cursor{stroke:var(--ink);stroke-dasharray:2 2}
 output{display:block;min-height:1.5em;font-size:.9rem;overflow-wrap:anywhere}
@@ -48,7 +49,8 @@ table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:t
 th,td{padding:.35rem .6rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
 th{color:var(--soft);font-weight:600}
 th:first-child,td:first-child{text-align:left;padding-left:0}
-td.name{white-space:normal;overflow-wrap:anywhere;min-width:9rem;max-width:22rem}
+td.name{white-space:normal;overflow-wrap:anywhere;min-width:8rem;max-width:22rem}
+td.name:first-child{min-width:12rem}
 .text{text-align:left}
 .bar{display:flex;width:9rem;height:.7rem;background:var(--shade);border-radius:.2rem;overflow:hidden}
 .bar i,.key{background:var(--c)}
