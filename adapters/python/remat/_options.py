@@ -24,7 +24,8 @@ def size(name: str, value: Any, parse: Callable[[str], Any] = _core.parse_bytes)
         if not text:
             raise ValueError(f"{name} is empty")
     else:
-        if 0 < float(value) < 1:
+        given: Any = value  # numbers.Real has no order that mypy knows
+        if 0 < given < 1:
             raise ValueError(f'{name} is a number of bytes, got {value!r}: budget and activation_budget take shares as text, such as "60%"')
         text = f"{value if isinstance(value, int) else float(value):.0f}"
     try:

@@ -63,9 +63,7 @@ class report_page {
   static std::string count(std::size_t n, const std::string& noun) {
     return std::to_string(n) + " " + noun + (n == 1 ? "" : "s");
   }
-  void tag(const std::string& name, const std::string& text, const std::string& attributes = "") {
-    out_ += "<" + name + attributes + ">" + escaped(text) + "</" + name.substr(0, name.find(' ')) + ">\n";
-  }
+  void tag(const std::string& name, const std::string& text) { out_ += "<" + name + ">" + escaped(text) + "</" + name + ">\n"; }
   std::string extra(double seconds) const {
     if (r_.store_all.seconds <= 0) return "no extra time";
     const auto more = std::max(0.0, seconds / r_.store_all.seconds - 1);
@@ -145,8 +143,7 @@ class report_page {
     tag("h2", "Memory over time");
     tag("p",
         "Orange parts recompute values. Below, each lane shows when a device computes and when a link copies. Point at the "
-        "picture, "
-        "or focus it and press the arrow keys, to see what runs.");
+        "picture, or focus it and press the arrow keys, to see what runs.");
     const auto timeline = trace_memory(p_, s_);
     timeline_style style{
         .title = {}, .budget = r_.plan.budget, .overlays = {}, .lanes = trace_lanes(p_, s_), .tiers = trace_tiers(p_, s_)};

@@ -43,14 +43,14 @@ inline bytes_t report_step(const problem& p, const store_all_needs& needs) {
 /// @param s         the method that plans for other budgets
 /// @param l         limits of all searches together
 /// @param points    of the curve, >= 1
-/// @param observers as of `pareto_curve`
+/// @param observers as of `solve`
 /// @throws bad_schedule if the plan has no steps or is not valid, and what the searches throw
 /// Complexity: that of the searches.
 /// @code
 /// const auto d = remat::read_plan("plan.json");
 /// remat::write_file("report.html", remat::html_report(remat::compare_plan(d, remat::min_cut{}, {.seconds = 10})));
 /// @endcode
-template <solver S, curve_observer... O>
+template <solver S, observer... O>
 plan_report compare_plan(const plan_document& d, const S& s, const limits& l = {}, std::size_t points = 12, O&&... observers) {
   const auto& p = d.problem.problem;
   plan_report r{p, labels_of(d.problem), d.result, measure_store_all(p), {}, 0, std::nullopt};
@@ -69,7 +69,7 @@ plan_report compare_plan(const plan_document& d, const S& s, const limits& l = {
   if (r.plan.seconds <= r.store_all.seconds * (1 + 1e-9)) return r;
   r.more_bytes = report_step(p, r.store_all);
   share.seconds = l.seconds / 4;
-  r.more = solve(p, std::max(r.plan.budget, e.peak) + r.more_bytes, s, start_from(r.plan.schedule), share);
+  r.more = solve(p, std::max(r.plan.budget, e.peak) + r.more_bytes, s, start_from(r.plan.schedule), share, observers...);
   // The curve may know a faster plan that fits.
   for (const auto& other : r.curve) detail::adopt(*r.more, other, l.gap);
   return r;
