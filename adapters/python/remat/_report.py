@@ -116,7 +116,9 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
             ("smallest budget", f"{size(plan.smallest)} found, {size(plan.smallest_bound)} proven")]
     if plan.moved:
         rows.append(("moved", f"{size(plan.moved)} per step"))
-    return rows + [("inputs", plan.inputs)] * bool(plan.inputs)
+    if plan.inputs:
+        rows.append(("inputs", plan.inputs))
+    return rows
 
 
 class Report(str):
