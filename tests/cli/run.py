@@ -8,6 +8,7 @@ import csv
 import json
 import os
 import pathlib
+import pickle
 import pty
 import re
 import signal
@@ -62,6 +63,13 @@ def put(name, content):
     return path
 
 
+def remat_size(bytes_):
+    number, units = bytes_, ["B", "KiB", "MiB", "GiB"]
+    while number >= 999.5:
+        number, units = number / 1024, units[1:]
+    return f"{number:.3g} {units[0]}"
+
+
 def changed(**members):
     return {**json.loads(json.dumps(SMALL)), **members}
 
@@ -79,6 +87,31 @@ odd = put("odd.json", {
                     "inputs": ([2 * i - 1, 2 * i] if i else [0]) + ([15 - 2 * i, 16 - 2 * i] if i > 4 else [])} for i in range(8)],
 })
 good = put("good.json", schedule(STEPS))
+
+# report
+embedded, bare, page = folder / "embedded.json", put("bare.json", schedule(STEPS)), folder / "page.html"
+expect("solve can keep the problem with the plan", 0, "solve", instance, "-b", "80%", "--time-limit", 2, "--with-problem", "-o", embedded,
+       "--memory", folder / "plan.pickle")
+snapshot = pickle.loads((folder / "plan.pickle").read_bytes())
+if snapshot["segments"][0]["total_size"] < json.loads(embedded.read_text())["peak"]:
+    fail("the snapshot is smaller than the peak")
+expect("a plan with its problem is enough", 0, "report", embedded, "--time-limit", 2, "--points", 3, "-o", page)
+text = page.read_text()
+for piece in ("<!doctype html>", "Time against budget", remat_size(json.loads(embedded.read_text())["peak"])):
+    if piece not in text:
+        fail("the page lacks", piece)
+expect("a plan that holds its problem is a plan as others", 0, "check", instance, embedded, prints=["valid"])
+page.unlink()
+expect("a plan without its problem", 2, "report", bare, "-o", page, says=["bare.json", "holds no problem", "--problem"])
+expect("a problem for a plan without one", 0, "report", bare, "--problem", small, "--time-limit", 1, "-o", page)
+page.unlink()
+for name, content, why in (("text.json", "hello", "not JSON"), ("problem.json", SMALL, "remat-schedule"), ("wrong.json", schedule([["compute", 1]]), "step 0"),
+                           ("empty.json", schedule([]), "no steps")):
+    expect("no plan: " + name, 2, "report", put(name, content), "--problem", small, "-o", page, says=[name, why])
+expect("no file", 2, "report", folder / "none.json", "-o", page, says=["none.json"])
+expect("no output", 2, "report", embedded, says=["--output"])
+if page.exists():
+    fail("a report that fails leaves a file")
 
 # solve
 plan = folder / "plan.json"

@@ -19,10 +19,18 @@
 
 namespace {
 
+struct arrow {
+  std::string name;
+  int from = 0, to = 0;  // lanes
+  double begin = 0, end = 0;
+};
+
 struct trace {
   std::map<int, std::vector<nlohmann::json>> spans;  // by lane
   std::vector<std::pair<double, remat::bytes_t>> memory;
   std::map<int, std::string> lanes;
+  std::map<int, arrow> arrows;                                                     // by id
+  std::map<std::string, std::vector<std::pair<double, remat::bytes_t>>> counters;  // beside memory of the device
 };
 
 trace read_trace(const std::string& text) {
@@ -31,7 +39,16 @@ trace read_trace(const std::string& text) {
   for (const auto& e : document.at("traceEvents")) {
     CHECK(e.at("pid") == 1);
     if (e.at("ph") == "X") t.spans[e.at("tid")].push_back(e);
-    if (e.at("ph") == "C") t.memory.emplace_back(e.at("ts"), e.at("args").at("bytes"));
+    if (e.at("ph") == "s") t.arrows[e.at("id")] = {e.at("name"), e.at("tid"), 0, e.at("ts"), 0};
+    if (e.at("ph") == "f") {
+      CHECK(e.at("bp") == "e");
+      t.arrows.at(e.at("id")).to = e.at("tid");
+      t.arrows.at(e.at("id")).end = e.at("ts");
+    }
+    if (e.at("ph") == "C" && e.at("name") != "memory")
+      t.counters[e.at("name")].emplace_back(e.at("ts"), e.at("args").at("bytes"));
+    else if (e.at("ph") == "C")
+      t.memory.emplace_back(e.at("ts"), e.at("args").at("bytes"));
     if (e.at("ph") == "M" && e.at("name") == "thread_name") t.lanes[e.at("tid")] = e.at("args").at("name");
   }
   return t;
@@ -87,6 +104,15 @@ TEST_CASE("copies have lanes of their own, and the times of the streams") {
   CHECK((out.first == Approx(1) && out.second == Approx(3)));
   CHECK((back.first == Approx(11) && back.second == Approx(5)));
   CHECK((last.first == Approx(16) && last.second == Approx(1)));
+
+  // The copy out is used by the copy back, and that one by the computation; each arrow starts inside its copy.
+  REQUIRE(t.arrows.size() == 2);
+  const auto &first = t.arrows.at(1), &second = t.arrows.at(2);
+  CHECK((first.name == "a" && first.from == 2 && first.to == 3 && second.from == 3 && second.to == 1));
+  CHECK((first.begin == Approx(2.5e6) && first.end == Approx(11e6) && second.begin == Approx(13.5e6) &&
+         second.end == Approx(16e6)));
+  const auto& host = t.counters.at("memory of the host");
+  CHECK((host.front().second == 0 && host.back().second == 8));
 }
 
 TEST_CASE("other tiers and streams have lanes of their own") {

@@ -16,13 +16,13 @@ enum exit_status { success = 0, not_valid = 1, bad_input = 2, infeasible = 3, no
 
 /// What the command line says; each command reads its part.
 struct arguments {
-  std::string problem, schedule, budget, start, output, svg, trace;
+  std::string problem, schedule, budget, start, output, svg, trace, memory;
   std::string solver, backend = "auto";
   std::vector<std::string> solvers;  ///< of `curve` and `compare`
   std::vector<std::string> budgets;  ///< of `curve`
-  std::size_t points = 20;           ///< of `curve`, without `budgets`
+  std::size_t points = 20;           ///< of `curve`, without `budgets`, and of the curve in a report
   remat::limits limits;
-  bool as_json = false, draw = false;
+  bool as_json = false, draw = false, with_problem = false;
 };
 
 // Searches: search.cpp.
@@ -34,5 +34,8 @@ int compare(const arguments&);
 int check(const arguments&);
 int info(const arguments&);
 int list(const arguments&);
+
+// A page about a plan: report.cpp.
+int report(const arguments&);
 
 }  // namespace cli

@@ -14,7 +14,8 @@
 namespace cli {
 
 int check(const arguments& a) {
-  const auto p = remat::read_problem(a.problem);
+  const auto document = remat::read_problem_document(a.problem);
+  const auto& p = document.problem;
   require_outputs(a);
   auto report = [&](const json& out, const std::string& text) {
     std::cout << (a.as_json ? out.dump(2) : text) << "\n";
@@ -52,7 +53,7 @@ int check(const arguments& a) {
     }
   }
   const int status = report(out, text);
-  draw(a, p, s, budget);
+  draw(a, document, s, budget);
   return status;
 }
 

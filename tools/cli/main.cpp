@@ -25,12 +25,16 @@ int main(int argc, char** argv) {
   auto* drawing = app.add_subcommand("curve", "time against budget, for one solver or several");
   auto* comparing = app.add_subcommand("compare", "all solvers on one problem and budget, as a table");
   auto* checking = app.add_subcommand("check", "judge a schedule");
+  auto* reporting = app.add_subcommand("report", "write an HTML page about a plan");
   auto* describing = app.add_subcommand("info", "describe a problem");
   auto* listing = app.add_subcommand("list", "solvers and MILP libraries");
 
   for (auto* command : {solving, drawing, comparing, checking, describing})
     command->add_option("problem", a.problem, "remat-problem file")->required();
   checking->add_option("schedule", a.schedule, "remat-schedule file")->required();
+  reporting->add_option("plan", a.schedule, "remat-schedule file")->required();
+  reporting->add_option("--problem", a.problem, "remat-problem file that the plan is for, unless the plan holds its problem");
+  reporting->add_option("-o,--output", a.output, "the HTML file to write")->required();
 
   const std::string budget = "bytes such as 1.5GiB, or 60% of what store-all needs beyond held sources";
   for (auto* command : {solving, comparing}) command->add_option("-b,--budget", a.budget, budget)->required();
@@ -39,14 +43,16 @@ int main(int argc, char** argv) {
   drawing->add_option("-n,--points", a.points, "so many, from the smallest budget found to that of store-all")
       ->excludes(budgets)
       ->capture_default_str();
+  reporting->add_option("-n,--points", a.points, "budgets of the curve in the report")->capture_default_str();
 
   std::string solvers;
   for (const auto& m : remat::registry::methods()) solvers += "\n  " + std::string(m.name) + ": " + std::string(m.summary);
   a.solver = remat::registry::methods()[0].name;
-  solving->add_option("-s,--solver", a.solver, "method:" + solvers)->capture_default_str();
+  for (auto* command : {solving, reporting})
+    command->add_option("-s,--solver", a.solver, "method:" + solvers)->capture_default_str();
   drawing->add_option("-s,--solver,--solvers", a.solvers, "one or more, separated by commas:" + solvers)->delimiter(',');
   comparing->add_option("-s,--solver,--solvers", a.solvers, "only these, separated by commas")->delimiter(',');
-  for (auto* command : {solving, drawing, comparing}) {
+  for (auto* command : {solving, drawing, comparing, reporting}) {
     command->add_option("--backend", a.backend, "MILP library")
         ->check(CLI::IsMember({"highs", "glpk", "auto"}))
         ->capture_default_str();
@@ -58,9 +64,12 @@ int main(int argc, char** argv) {
   }
   solving->add_option("-o,--output", a.output, "where to write the remat-schedule, the best so far while searching");
   drawing->add_option("-o,--output", a.output, "where to write the points: JSON for a name that ends in .json, otherwise CSV");
+  solving->add_flag("--with-problem", a.with_problem,
+                    "write the problem into that file as well, so that `remat report` needs no other");
   solving->add_option("--start", a.start, "a remat-schedule to begin with, of any memory need");
   for (auto* command : {solving, checking}) {
     command->add_option("--trace", a.trace, "write the schedule for chrome://tracing or Perfetto");
+    command->add_option("--memory", a.memory, "write planned memory for pytorch.org/memory_viz");
     command->add_flag("--timeline", a.draw, "draw memory over time");
     command->add_option("--svg", a.svg, "draw memory over time into this SVG file");
   }
@@ -81,6 +90,7 @@ int main(int argc, char** argv) {
     if (*comparing) return cli::compare(a);
     if (*checking) return cli::check(a);
     if (*describing) return cli::info(a);
+    if (*reporting) return cli::report(a);
     return cli::list(a);
   } catch (const std::exception& why) {
     std::cerr << "remat: " << why.what() << "\n";

@@ -17,7 +17,9 @@
 #include <remat/io/bytes.hpp>
 #include <remat/io/chrome_trace.hpp>
 #include <remat/io/file.hpp>
+#include <remat/io/problem_document.hpp>
 #include <remat/io/timeline.hpp>
+#include <remat/report/memory_snapshot.hpp>
 
 #include "commands.hpp"
 
@@ -78,13 +80,16 @@ class table {
 
 /// Throws if a file that the command line names cannot be written, before any work is done.
 inline void require_outputs(const arguments& a) {
-  for (const auto* path : {&a.output, &a.svg, &a.trace})
+  for (const auto* path : {&a.output, &a.svg, &a.trace, &a.memory})
     if (!path->empty()) remat::require_writable(*path);
 }
 
 /// Draws a schedule where the command line asks for it.
-inline void draw(const arguments& a, const remat::problem& p, const remat::schedule& s, std::optional<remat::bytes_t> budget) {
+inline void draw(const arguments& a, const remat::problem_document& document, const remat::schedule& s,
+                 std::optional<remat::bytes_t> budget) {
+  const auto& p = document.problem;
   if (!a.trace.empty()) remat::write_file(a.trace, remat::chrome_trace(p, s));
+  if (!a.memory.empty()) remat::write_file(a.memory, remat::memory_snapshot(p, s, remat::labels_of(document)));
   if (!a.draw && a.svg.empty()) return;
   const auto timeline = remat::trace_memory(p, s);
   remat::timeline_style style{.title = p.name(), .budget = budget};

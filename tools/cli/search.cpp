@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The commands that search: solve, curve, compare.
-#include <unistd.h>
-
 #include <algorithm>
-#include <atomic>
-#include <csignal>
 #include <filesystem>
 #include <iostream>
 #include <optional>
@@ -17,39 +13,15 @@
 #include <remat/io/curve.hpp>
 #include <remat/io/json.hpp>
 #include <remat/io/observers.hpp>
+#include <remat/io/plan_document.hpp>
 #include <remat/registry/registry.hpp>
 
 #include "output.hpp"
+#include "watcher.hpp"
 
 namespace cli {
 
 namespace {
-
-std::atomic<bool> interrupted = false;
-
-/// Shows progress on terminals, and stops searches when the user interrupts the program; lives as long as the searches.
-class watcher {
- public:
-  watcher() {
-    std::signal(SIGINT, [](int) { interrupted = true; });
-  }
-  watcher(const watcher&) = delete;
-  watcher& operator=(const watcher&) = delete;
-  ~watcher() { std::signal(SIGINT, SIG_DFL); }
-
-  /// An observer; `of` stands before what it shows.
-  auto observer(const std::string& of = "") {
-    line_.reset();
-    if (isatty(STDERR_FILENO) != 0) line_.emplace(of.empty() ? "" : of + ": ");
-    return [this](const remat::progress& now) {
-      if (line_) (*line_)(now);
-      return interrupted ? remat::control::stop : remat::control::go_on;
-    };
-  }
-
- private:
-  std::optional<remat::progress_line> line_;
-};
 
 exit_status status_of(const std::vector<remat::result>& results) {
   const auto any = [&](auto is) { return std::any_of(results.begin(), results.end(), is); };
@@ -77,7 +49,8 @@ std::string csv(const std::vector<remat::labelled_curve>& curves) {
 }  // namespace
 
 int solve(const arguments& a) {
-  const auto p = remat::read_problem(a.problem);
+  const auto document = remat::read_problem_document(a.problem);
+  const auto& p = document.problem;
   const auto store_all = remat::measure_store_all(p);
   const auto budget = remat::parse_budget(a.budget, p);
   const auto solver = remat::registry::find(a.solver).make(a.backend);
@@ -132,8 +105,11 @@ int solve(const arguments& a) {
       if (r.smallest_budget) std::cout << "  a schedule is known for " << exact(*r.smallest_budget) << "\n";
     }
   }
-  if (!a.output.empty()) remat::write_schedule(a.output, r, p);
-  if (r.found()) draw(a, p, r.schedule, r.budget);
+  if (!a.output.empty() && a.with_problem)
+    remat::write_plan(a.output, r, p, document.unknown);
+  else if (!a.output.empty())
+    remat::write_schedule(a.output, r, p);
+  if (r.found()) draw(a, document, r.schedule, r.budget);
   return status_of({r});
 }
 

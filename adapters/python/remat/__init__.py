@@ -18,10 +18,12 @@ Any DAG, as dictionaries of the exchange formats (docs/problem-and-schedule.md):
 from __future__ import annotations
 
 import importlib as _importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ._core import __version__
 from ._errors import CopyFailed, Error, NoSpace, NotEqual, OverBudget, Refused
 from ._planner import evaluate, solve, solvers
+from ._report import Plan, Report, report
 
 if TYPE_CHECKING:
     from ._cards import Card, card, cards
@@ -38,10 +40,10 @@ _WITH_TORCH = {"Card": "_cards", "card": "_cards", "cards": "_cards", "Fit": "_f
                "Curve": "_plan", "Roofline": "_plan", "Session": "_session", "curve": "_plan", "plan": "_plan", "is_wrapped": "_wrap", "of": "_wrap", "unwrap": "_wrap", "wrap": "_wrap",
                "devices": "_devices", "offloaded": "_optimizer", "optimizer": "_optimizer"}
 
-__all__ = ["CopyFailed", "Error", "NoSpace", "NotEqual", "OverBudget", "Refused", "evaluate", "solve", "solvers", *_WITH_TORCH]
+__all__ = ["CopyFailed", "Error", "NoSpace", "NotEqual", "OverBudget", "Plan", "Refused", "Report", "__version__", "evaluate", "report", "solve", "solvers", *_WITH_TORCH]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name not in _WITH_TORCH:
         raise AttributeError(f"module 'remat' has no attribute {name!r}")
     found = getattr(_importlib.import_module("." + _WITH_TORCH[name], __name__), name)
@@ -49,5 +51,5 @@ def __getattr__(name: str):
     return found
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted(__all__)

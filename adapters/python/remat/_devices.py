@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch  # noqa: F401  loads the libraries that `_torch` needs
 
 from . import _torch
 
 
-def devices() -> list[dict]:
+def devices() -> list[dict[str, Any]]:
     """Lists the host and all accelerators that PyTorch knows.
 
     Each entry has `device` (what `torch.device` takes), `name`, `total` and `free` memory in bytes, and `problem`: an empty text if steps can run on the device,

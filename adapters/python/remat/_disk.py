@@ -44,7 +44,7 @@ def movable(t: object) -> bool:
 class Disk:
     """A folder whose disk holds tensors. Its files have no name, are readable by nobody else, and go with their tensors."""
 
-    def __init__(self, folder: str | os.PathLike, budget: str | None = None):
+    def __init__(self, folder: str | os.PathLike[str], budget: str | None = None):
         """Raises Error if no file can be made in the folder; NoSpace if the disk is full."""
         self.folder = os.fspath(folder)
         self.options = self.folder, budget

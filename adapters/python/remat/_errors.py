@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from ._core import Error
+from typing import Any
+
+from ._core import Error as Error
 
 
 class OverBudget(Error, RuntimeError):
@@ -20,7 +22,7 @@ class OverBudget(Error, RuntimeError):
         super().__init__(message)
         self.needed, self.bound, self.largest = needed, bound, largest
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (*self.args, self.needed, self.bound, self.largest)
 
 
@@ -35,7 +37,7 @@ class Refused(Error, RuntimeError):
         super().__init__(message)
         self.operator, self.source, self.advice = operator, source, advice
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (*self.args, self.operator, self.source, self.advice)
 
 
@@ -61,7 +63,7 @@ class NoSpace(Error, RuntimeError):
         super().__init__(f"no room for {needed} bytes on the disk at {folder}, where {available} are left: {reason}")
         self.reason, self.folder, self.needed, self.available = reason, folder, needed, available
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.reason, self.folder, self.needed, self.available)
 
 

@@ -72,6 +72,7 @@ class Gradients:
                 home = self._homes[p] = _Home(*self.disk.reserve([Layout.of(grad)]))
             self.disk.take_gradient(p, home.memory)
             grad = p.grad
+            assert grad is not None
         if self._backward != torch._C._current_graph_task_id():
             self._backward = torch._C._current_graph_task_id()
             torch.autograd.Variable._execution_engine.queue_callback(self._traffic.drain)  # raises what could not be written

@@ -59,7 +59,7 @@ _GROUP = {f.name: (group, word) for group, word in ((Planner, "planner"), (Offlo
 _KEPT = ("device",)  # spelled alone by those who follow OffMate
 
 
-def flattened(offload: Any, planner: Planner | None, older: dict[str, Any]) -> dict[str, Any]:
+def flattened(offload: Any, planner: Any, older: dict[str, Any]) -> dict[str, Any]:
     """All options of both groups by name. Those in `older` were given to `wrap` itself, as before 0.3, and warn.
 
     Raises TypeError for an option that is none, for one given twice, and for a group of another type.

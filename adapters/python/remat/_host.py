@@ -50,12 +50,12 @@ class _Bringing(TorchFunctionMode):
         self._brought: dict[int, torch.nn.Parameter] = {}  # by memory, for the operator that runs now
         self._saving = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
-    def __enter__(self):
+    def __enter__(self) -> Any:
         self._saving.__enter__()
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
-    def __exit__(self, *exception):
-        super().__exit__(*exception)
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
         self._saving.__exit__(*exception)
 
     def _bring(self, p: torch.nn.Parameter) -> torch.Tensor:
@@ -74,9 +74,10 @@ class _Bringing(TorchFunctionMode):
         if p._version != version:
             raise RuntimeError(f"a weight of shape {tuple(p.shape)} that the backward needs was modified by an inplace operation after the forward: "
                                f"it is at version {p._version}; expected version {version}")
-        return p.detach().to(self._device).view(dtype).as_strided(*layout)
+        weight: torch.Tensor = p.detach().to(self._device).view(dtype).as_strided(*layout)
+        return weight
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if getattr(func, "__name__", "") == "__get__":
             return func(*args, **kwargs)
@@ -86,7 +87,7 @@ class _Bringing(TorchFunctionMode):
             self._brought.clear()
 
 
-def run_plain(plain: Callable, device: torch.device, *args: Any, **kwargs: Any) -> Any:
+def run_plain(plain: Callable[..., Any], device: torch.device, *args: Any, **kwargs: Any) -> Any:
     """The forward on the device, with one weight there at a time; so is its backward, whose gradients of weights go to the host."""
     if _torch.weights_disguised():  # they look as if they were on the device
         return plain(*args, **kwargs)

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import types
-from typing import Any, Callable, Iterable, Iterator, Literal, NamedTuple
+from typing import Any, Callable, Iterable, Iterator, Literal, NamedTuple, cast
 
 import torch
 
@@ -28,7 +28,7 @@ _FOR_COMPILER, _WITHOUT_GRAD = (decorate and decorate(lambda: None).__code__ for
 PARCEL = 8 << 20  #: bytes of states that are brought into memory at a time, or those of one parameter
 
 
-def optimizer(params: Iterable, cls: type[torch.optim.Optimizer] = torch.optim.AdamW, *, disk: str | os.PathLike | None = None,
+def optimizer(params: Iterable[Any], cls: type[torch.optim.Optimizer] = torch.optim.AdamW, *, disk: str | os.PathLike[str] | None = None,
               disk_budget: int | float | str | None = None, step: Literal["after", "overlap"] = "after", accumulate: int = 1,
               where: Literal["auto", "host", "device"] = "auto", model: torch.nn.Module | None = None, **options: Any) -> torch.optim.Optimizer:
     """An optimizer that keeps its states on a disk, or steps while gradients arrive; otherwise it is a `cls`.
@@ -74,7 +74,7 @@ def optimizer(params: Iterable, cls: type[torch.optim.Optimizer] = torch.optim.A
     return _checked(cls, disk, disk_budget, step, accumulate, there)(params, **options)
 
 
-def offloaded(cls: type[torch.optim.Optimizer], *, disk: str | os.PathLike | None = None, disk_budget: int | float | str | None = None,
+def offloaded(cls: type[torch.optim.Optimizer], *, disk: str | os.PathLike[str] | None = None, disk_budget: int | float | str | None = None,
               step: Literal["after", "overlap"] = "after") -> type[torch.optim.Optimizer]:
     """A subclass of `cls` whose instances are what `optimizer` makes, for code that makes its optimizers itself.
 
@@ -96,7 +96,7 @@ def _checked(cls: type, disk: Any, disk_budget: Any, step: str, accumulate: int 
         raise ValueError(f"step must be one of after, overlap, got {step!r}")
     if disk is None and disk_budget is not None:
         raise ValueError("disk_budget is for disk, a folder")
-    return _derived(cls, None if disk is None else folder("disk", disk), None if disk_budget is None else size("disk_budget", disk_budget), step,
+    return _derived(cast(Any, cls), None if disk is None else folder("disk", disk), None if disk_budget is None else size("disk_budget", disk_budget), step,
                     accumulate, there)
 
 
@@ -107,7 +107,7 @@ def _derived(cls: type, *options: Any) -> type:
 
 def _empty(cls: type, *options: Any) -> torch.optim.Optimizer:
     made = _checked(cls, *options)
-    found = made.__new__(made)
+    found = cast(_Offloaded, made.__new__(made))
     found._begin()
     return found
 
@@ -121,13 +121,15 @@ class _Offloaded(torch.optim.Optimizer):
     """What is put before a class of optimizers."""
 
     _plain: type[torch.optim.Optimizer]  # that class
+    _there: torch.device | None
     _options: tuple[str | None, str | None, str, int, tuple[str, str] | None]  # those of `_checked`
 
-    def __init__(self, params: Iterable, *args: Any, **options: Any):
+    def __init__(self, params: Iterable[Any], *args: Any, **options: Any):
         self._begin()
         if not isinstance(params, (torch.Tensor, set, dict)):
             params = list(params)
-            if self._there is not None and self._options[4][1] == "auto":
+            told = self._options[4]
+            if self._there is not None and told is not None and told[1] == "auto":
                 self._there = _faster(self._plain, self._there, params, args, options)
             if self._there is None and self._plain in _FUSED and _may_fuse(params, args, options):
                 options["fused"] = True
@@ -138,7 +140,7 @@ class _Offloaded(torch.optim.Optimizer):
         disk, disk_budget, step, accumulate, there = self._options
         self._there = None if there is None else torch.device(there[0])  # where the arithmetic is done, if not on the host
         self._disk = None if disk is None else Disk(disk, disk_budget)
-        self._layouts: dict[tuple, dict[str, Layout]] = {}  # of states of parameters that are alike
+        self._layouts: dict[tuple[Any, ...], dict[str, Layout]] = {}  # of states of parameters that are alike
         self._rooms: dict[torch.Tensor, dict[str, torch.Tensor]] = {}  # on the disk, for states that are not made yet
         self._failure: str | None = None  # of the disk: no step can follow
         self._freed = 0  # bytes, since the last trim
@@ -187,7 +189,8 @@ class _Offloaded(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         if self._overlap is not None:
             self._overlap.check_idle("state_dict()")
-        return _bare(super().state_dict)()
+        state: dict[str, Any] = _bare(super().state_dict)()
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self._overlap is not None:
@@ -203,7 +206,7 @@ class _Offloaded(torch.optim.Optimizer):
         if self._overlap is not None:
             self._overlap.attach(self)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         if self._overlap is not None:
             self._overlap.check_idle("a copy of the optimizer")
         return _empty, (self._plain, *self._options[:4], None if self._there is None else (str(self._there), "device")), self.__getstate__()
@@ -285,8 +288,9 @@ class _Offloaded(torch.optim.Optimizer):
     def _rehearse(self, group: dict[str, Any], p: torch.Tensor, sparse: bool) -> dict[str, Layout]:
         """Steps a parameter like `p`, to see what the class does. Returns the states that can be on a disk."""
         double = torch.zeros_like(p, requires_grad=True)
-        double.grad = torch.sparse_coo_tensor(size=p.shape, dtype=p.dtype, device=p.device, check_invariants=False) if sparse else torch.zeros_like(p)
-        state: dict = collections.defaultdict(dict)
+        empty: Any = torch.sparse_coo_tensor  # whose stub does not know that sizes are enough
+        double.grad = empty(size=p.shape, dtype=p.dtype, device=p.device, check_invariants=False) if sparse else torch.zeros_like(p)
+        state: dict[Any, Any] = collections.defaultdict(dict)
         with torch.random.fork_rng(devices=[]):
             self._run(group, [double], state=state, grad_scale=None, found_inf=None)
         self._freed += sum(t.numel() * t.element_size() for t in (p, p, *state[double].values()) if isinstance(t, torch.Tensor))
@@ -303,12 +307,13 @@ class _Offloaded(torch.optim.Optimizer):
             for p in params:
                 self._bring_home(self.state.get(p, {}), homes[p])
 
-    def _step_at(self, device: torch.device | None, group: dict[str, Any], params: list[torch.Tensor], state: dict) -> None:
+    def _step_at(self, device: torch.device | None, group: dict[str, Any], params: list[torch.Tensor], state: dict[Any, Any]) -> None:
         """Steps parameters of the host on a device; None: on the host. They and their states are on the host afterwards."""
         if device is None:
             return self._run(group, params, state=state)
-        moves = lambda t: isinstance(t, torch.Tensor) and (t.dim() > 0 or bool(group.get("fused")))  # noqa: E731  steps are counted on the host
-        there, states = {}, collections.defaultdict(dict)
+        moves: Callable[[Any], bool] = lambda t: isinstance(t, torch.Tensor) and (t.dim() > 0 or bool(group.get("fused")))  # noqa: E731  steps are counted on the host
+        there: dict[torch.Tensor, torch.Tensor] = {}
+        states: dict[torch.Tensor, dict[str, Any]] = collections.defaultdict(dict)
         for p in params:
             there[p] = q = p.detach().to(device, non_blocking=True).requires_grad_()
             q.grad = p.grad.to(device, non_blocking=True)
@@ -337,7 +342,7 @@ class _Offloaded(torch.optim.Optimizer):
         vars(inner).update(vars(self), param_groups=[part], **instead)
         given, told = dict(part), dict(vars(inner))
         step = self._plain.step
-        _bare(step.__wrapped__ if getattr(step, "hooked", False) else step)(inner)  # hooks of the step are for the whole of it
+        _bare(cast(Any, step).__wrapped__ if getattr(step, "hooked", False) else step)(inner)  # hooks of the step are for the whole of it
         for what, was, now in (("its param_groups", given, part), ("itself", told, vars(inner))):
             for key, value in now.items():
                 if key not in was or was[key] is not value:
@@ -351,7 +356,7 @@ class _Offloaded(torch.optim.Optimizer):
 
     # --- states --------------------------------------------------------------------------------------------------------------
 
-    def _settle(self, params: Iterable) -> None:
+    def _settle(self, params: Iterable[Any]) -> None:
         """Moves their states to the disk, where they are not there yet."""
         if self._disk is None:
             return
@@ -417,7 +422,7 @@ class _Offloaded(torch.optim.Optimizer):
             yield parcel
 
 
-def _bare(f: Callable) -> Callable:
+def _bare(f: Callable[..., Any]) -> Callable[..., Any]:
     """The same without what PyTorch puts around it for its compiler, of which the first call would load all: 80 MB.
 
     With the compiler loaded it is left as it is.
@@ -425,11 +430,12 @@ def _bare(f: Callable) -> Callable:
     code = getattr(f, "__code__", None)
     if code is None or code not in (_FOR_COMPILER, _WITHOUT_GRAD) or "torch._dynamo" in sys.modules:
         return f
-    plain = types.MethodType(f.__wrapped__, f.__self__) if hasattr(f, "__self__") else f.__wrapped__
+    wrapped: Any = f
+    plain = types.MethodType(wrapped.__wrapped__, wrapped.__self__) if hasattr(f, "__self__") else wrapped.__wrapped__
     return torch.no_grad()(plain) if code is _WITHOUT_GRAD else plain
 
 
-def _may_fuse(params: list, args: tuple, options: dict[str, Any]) -> bool:
+def _may_fuse(params: list[Any], args: tuple[Any, ...], options: dict[str, Any]) -> bool:
     """Nobody has chosen a kernel, and the fused one can do these parameters."""
     groups = [g for g in params if isinstance(g, dict)]
     if any(key in told for told in (options, *groups) for key in ("fused", "foreach")) or options.get("differentiable") or options.get("capturable"):
@@ -439,21 +445,21 @@ def _may_fuse(params: list, args: tuple, options: dict[str, Any]) -> bool:
     return all(isinstance(p, torch.Tensor) and p.is_floating_point() and p.device.type == "cpu" for p in _members(params))
 
 
-def _members(params: list) -> list:
+def _members(params: list[Any]) -> list[Any]:
     """The parameters in what an optimizer is made of."""
     groups = [g for g in params if isinstance(g, dict)]
     members = [p for g in groups for p in ([g["params"]] if isinstance(g["params"], torch.Tensor) else g["params"])] if groups else params
     return [p[1] if isinstance(p, tuple) else p for p in members]
 
 
-def _faster(cls: type, device: torch.device, params: list, args: tuple, options: dict[str, Any]) -> torch.device | None:
+def _faster(cls: type, device: torch.device, params: list[Any], args: tuple[Any, ...], options: dict[str, Any]) -> torch.device | None:
     """Where a step is faster: on `device`, with the copies there and back, or on the host (None). Steps a parameter of a few MiB on both."""
     like = max(_members(params), key=lambda p: p.numel(), default=None)
     if like is None:
         return None
     count = min(like.numel(), PARCEL // (2 * like.element_size()))
     group = params[0] if isinstance(params[0], dict) else {}  # it may have options that `options` lacks
-    times = {}
+    times: dict[Any, float] = {}
     for place in (None, device):
         p = torch.zeros(count, dtype=like.dtype, pin_memory=True).requires_grad_()
         p.grad = torch.zeros(count, dtype=like.dtype, pin_memory=True)
@@ -463,4 +469,5 @@ def _faster(cls: type, device: torch.device, params: list, args: tuple, options:
             stepper.step()
             if k > 0:  # the first makes states
                 times[place] = min(times.get(place, math.inf), time.perf_counter() - begin)
-    return min(times, key=times.__getitem__)
+    fastest: torch.device | None = min(times, key=times.__getitem__)
+    return fastest

@@ -24,7 +24,8 @@ def size(name: str, value: Any, parse: Callable[[str], Any] = _core.parse_bytes)
         if not text:
             raise ValueError(f"{name} is empty")
     else:
-        if 0 < value < 1:
+        given: Any = value  # numbers.Real has no order that mypy knows
+        if 0 < given < 1:
             raise ValueError(f'{name} is a number of bytes, got {value!r}: budget and activation_budget take shares as text, such as "60%"')
         text = f"{value if isinstance(value, int) else float(value):.0f}"
     try:
@@ -45,7 +46,7 @@ def folder(name: str, value: Any) -> str:
     return os.path.abspath(text)
 
 
-def number(name: str, value: Any, kind: type = numbers.Real, least: int = 0) -> None:
+def number(name: str, value: Any, kind: Any = numbers.Real, least: int = 0) -> None:
     """Raises TypeError or ValueError unless `value` is such a number, and at least so much."""
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be {'an integer' if kind is numbers.Integral else 'a number'}, got {value!r}")
@@ -53,7 +54,7 @@ def number(name: str, value: Any, kind: type = numbers.Real, least: int = 0) -> 
         raise ValueError(f"{name} must be >= {least}, got {value!r}")
 
 
-def arguments(args: Any) -> tuple:
+def arguments(args: Any) -> tuple[Any, ...]:
     """Those of a step by position. Raises TypeError."""
     if not isinstance(args, (tuple, list)):
         raise TypeError(f"args must be a tuple of what a step is called with, got {type(args).__qualname__}: a single argument is (x,)")

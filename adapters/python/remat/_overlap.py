@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from . import _torch
 from ._errors import CopyFailed, Refused
+
+if TYPE_CHECKING:
+    from ._optimizer import _Offloaded
 
 _hooks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # of a parameter: it steps for one optimizer
 
@@ -33,14 +36,14 @@ class Spent(torch.Tensor):
     """Stands for a gradient that has been used and freed, until the step ends."""
 
     @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise _refusal(f"{getattr(func, '__name__', func)} reads a gradient that is freed already")
 
 
 class Overlap:
     """What happens to the parameters of one optimizer between two calls of its `step()`."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, accumulate: int):
+    def __init__(self, optimizer: _Offloaded, accumulate: int):
         """accumulate: backwards whose gradients add up before a parameter steps."""
         self._optimizer = weakref.ref(optimizer)
         self._accumulate = accumulate
@@ -49,15 +52,15 @@ class Overlap:
         self._held: dict[torch.Tensor, tuple[torch.Tensor, Any]] = {}  # gradients of a step that is not tried yet, and what they were
         self._applied: dict[torch.Tensor, None] = {}  # parameters that have stepped
         self._lifted: set[torch.Tensor] = set()  # of these: asked for another gradient
-        self._settings: dict[int, tuple[dict, dict]] = {}  # of groups, when their first gradient came
+        self._settings: dict[int, tuple[dict[Any, Any], dict[Any, Any]]] = {}  # of groups, when their first gradient came
         self._order: dict[torch.Tensor, torch.Tensor] = {}  # of the last step: what came next
         self._last: torch.Tensor | None = None
-        self._groups: dict[torch.Tensor, dict] = {}
+        self._groups: dict[torch.Tensor, dict[Any, Any]] = {}
         self._traffic: _torch.Traffic | None = None
         self.dropped = False  # gradients that no step has used
         self._before = 0, 0
 
-    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+    def attach(self, optimizer: _Offloaded) -> None:
         """Has all trainable parameters tell when their gradients come."""
         self._regroup(optimizer)
         me = weakref.ref(self)
@@ -66,7 +69,7 @@ class Overlap:
                 detach(p)
                 _register(me, p)
 
-    def _regroup(self, optimizer: torch.optim.Optimizer) -> None:
+    def _regroup(self, optimizer: _Offloaded) -> None:
         self._groups = {p: group for group in optimizer.param_groups for p in group["params"]}
 
     def check_idle(self, what: str) -> None:
@@ -128,7 +131,7 @@ class Overlap:
         p.grad = torch.zeros((), dtype=p.dtype, device=p.device).expand(p.shape).as_subclass(Spent)
         optimizer._trim()
 
-    def _apply_on_disk(self, optimizer, group, p) -> None:
+    def _apply_on_disk(self, optimizer: _Offloaded, group: dict[str, Any], p: torch.Tensor) -> None:
         if self._traffic is None:
             self._traffic, self._last = _torch.Traffic(), None
             optimizer._look_around()
@@ -146,7 +149,7 @@ class Overlap:
             self._order[self._last] = p
         self._last = p
 
-    def finish(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> None:
+    def finish(self, optimizer: _Offloaded, closure: Callable[[], Any] | None) -> None:
         """Ends a step."""
         if closure is not None:
             raise _refusal("step(closure) computes the loss when all parameters are as they were")
@@ -188,13 +191,13 @@ def detach(p: torch.Tensor) -> None:
             hook.remove()
 
 
-def _register(me: weakref.ref, p: torch.Tensor) -> None:
+def _register(me: weakref.ref[Any], p: torch.Tensor) -> None:
     here = weakref.ref(p)
     _hooks[p] = me, (p.register_hook(lambda grad: _tell(me, Overlap._coming, here())),
                      p.register_post_accumulate_grad_hook(lambda p: _tell(me, Overlap._arrived, p)))
 
 
-def _tell(me: weakref.ref, what: Callable, p: torch.Tensor) -> None:
+def _tell(me: weakref.ref[Any], what: Callable[..., Any], p: torch.Tensor | None) -> None:
     overlap = me()
     if overlap is not None:
         what(overlap, p)
@@ -204,14 +207,15 @@ def _print(grad: torch.Tensor) -> tuple[int, int]:
     """Tells contents that somebody has written to; not all that writes tells autograd (`GradScaler.unscale_`)."""
     values = (grad._values() if grad.is_sparse else grad).detach()
     values = torch.view_as_real(values) if values.is_complex() else values
-    return grad._version, values.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.itemsize]).sum().item()
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.itemsize]
+    return grad._version, int(values.view(integers).sum().item())
 
 
-def _settings(group: dict) -> dict:
+def _settings(group: dict[Any, Any]) -> dict[Any, Any]:
     return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in group.items() if k != "params"}
 
 
-def _equal(a: dict, b: dict) -> bool:
+def _equal(a: dict[Any, Any], b: dict[Any, Any]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) if isinstance(a[k], torch.Tensor) and isinstance(b[k], torch.Tensor)
                                         else type(a[k]) is type(b[k]) and a[k] == b[k] for k in a)
 

@@ -19,7 +19,7 @@ _OBSERVES = ("register_hook", "retain_grad")
 _SHARES = ("numpy", "data_ptr", "__array__", "__dlpack__")  # memory that may be written, too
 
 
-def _first(original: Callable, tell: Callable) -> Callable:
+def _first(original: Callable[..., Any], tell: Callable[..., Any]) -> Callable[..., Any]:
     """The same, after `tell`, which has kernels run that have not run yet."""
     @functools.wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
@@ -29,7 +29,7 @@ def _first(original: Callable, tell: Callable) -> Callable:
     return method
 
 
-def _tolist(original: Callable) -> Callable:
+def _tolist(original: Callable[..., Any]) -> Callable[..., Any]:
     """The same, of a copy on the host where the tensor is not there: a copy that `tolist` makes by itself has no data yet."""
     @functools.wraps(original)
     def tolist(self: torch.Tensor) -> Any:
@@ -40,7 +40,7 @@ def _tolist(original: Callable) -> Callable:
     return tolist
 
 
-def _observing(original: Callable) -> Callable:
+def _observing(original: Callable[..., Any]) -> Callable[..., Any]:
     """The same, which may begin to watch the gradient of its tensor."""
     @functools.wraps(original)
     def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -52,7 +52,7 @@ def _observing(original: Callable) -> Callable:
 class _Parts(threading.local):
     """Parts under checkpoints of the forward that this thread runs without data: first call, the call behind the last, whether all runs again."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.done: list[tuple[int, int, bool]] = []
 
 
@@ -79,7 +79,7 @@ def _part(since: int, all_runs_again: bool) -> Iterator[None]:
         _parts.done.append((since, until, all_runs_again))
 
 
-def _checkpoint(original: Callable) -> Callable:
+def _checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
     """The logic before and after a checkpoint without reentrant autograd. A step without data keeps the part as it is, and decides by itself what
     is recomputed."""
     def kept(since: int) -> Iterator[None]:
@@ -94,9 +94,9 @@ def _checkpoint(original: Callable) -> Callable:
     return generator
 
 
-def _reentrant(original: Callable) -> Callable:
+def _reentrant(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def apply(function: Callable, preserve: bool, *args: Any) -> Any:
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
         if not _torch.without_data():
             return original(function, preserve, *args)
         trained = torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
@@ -117,12 +117,13 @@ def install() -> None:
         for name in names:
             if (original := getattr(torch.Tensor, name, None)) is not None:
                 setattr(torch.Tensor, name, _first(original, functools.partial(_torch.about_to_read, may_write=may_write)))
-    torch.Tensor.tolist = _tolist(torch.Tensor.tolist)
+    torch.Tensor.tolist = _tolist(torch.Tensor.tolist)  # type: ignore[method-assign]
     for name in _OBSERVES:
         setattr(torch.Tensor, name, _observing(getattr(torch.Tensor, name)))
     device = torch.accelerator.current_accelerator()
     of_device = [torch.get_device_module(device)] if device is not None and device.type != "cuda" else []
-    for module in (torch, torch.random, torch.cuda, torch.cuda.random, *of_device):
+    modules: tuple[Any, ...] = (torch, torch.random, torch.cuda, torch.cuda.random, *of_device)
+    for module in modules:
         module.get_rng_state = _first(module.get_rng_state, lambda *_: _torch.about_to_read_generator())
     at = torch.utils.checkpoint
     name = "_checkpoint_without_reentrant_generator_impl"

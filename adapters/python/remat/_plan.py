@@ -11,8 +11,9 @@ from typing import Any, Mapping
 
 import torch
 
-from . import _options
+from . import _core, _options
 from ._errors import Refused
+from ._report import Plan
 from ._session import SLOT, Options, Session
 
 
@@ -24,7 +25,7 @@ class Roofline:
     bytes_per_second: float
     overhead: float = 0.0  #: seconds per operation
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         rates = self.flops_per_second.values() if isinstance(self.flops_per_second, Mapping) else [self.flops_per_second]
         if not rates or not all(math.isfinite(x) and x > 0 for x in (*rates, self.bytes_per_second)):
             raise ValueError("flops_per_second and bytes_per_second of a Roofline must be finite and > 0")
@@ -32,12 +33,12 @@ class Roofline:
             raise ValueError(f"overhead of a Roofline must be finite and >= 0, got {self.overhead}")
 
 
-def plan(model: torch.nn.Module, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *, budget: int | float | str | None = None,
+def plan(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, *, budget: int | float | str | None = None,
          activation_budget: int | float | str | None = None, solver: str = "auto", time_limit: float = 20.0, gap: float = 0.005,
-         seed: int = 0, device: Roofline | None = None) -> dict[str, Any]:
+         seed: int = 0, device: Roofline | None = None) -> Plan:
     """What a training step of `model` would take and cost inside a budget. The model is captured, not trained, and stays as it is.
 
-    args, kwargs: of a training step. For the rest see `wrap`; for the result, `Session.plan`.
+    args, kwargs: of a training step. For the rest see `wrap`.
     device: where to take times from instead of measuring; model and arguments may then be on `meta`, without any data.
     Raises OverBudget if no schedule fits, Refused if the model cannot be captured, Error or ValueError for options.
     """
@@ -61,6 +62,14 @@ class Curve:
             pathlib.Path(path).write_text(self.picture)
         return self.picture
 
+    def __str__(self) -> str:
+        """The curve, drawn with characters."""
+        points = [(p["budget"], -1 if p["peak"] is None else p["peak"], p["seconds"] or 0.0, p["bound"]) for p in self.points]
+        return _core.curve_text(points, self.plain_seconds, "extra time").rstrip("\n")
+
+    def _repr_svg_(self) -> str:
+        return self.picture
+
     def plot(self, axes: Any = None) -> Any:
         """Draws extra time in percent over budgets in bytes with matplotlib; returns the axes."""
         if axes is None:
@@ -74,7 +83,7 @@ class Curve:
         return axes
 
 
-def curve(model: torch.nn.Module, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *, points: int = 20, solver: str = "auto",
+def curve(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, *, points: int = 20, solver: str = "auto",
           time_limit: float = 60.0, gap: float = 0.005, seed: int = 0, device: Roofline | None = None) -> Curve:
     """The time of a training step against its budget. The model is captured, not trained, and stays as it is.
 
@@ -89,7 +98,7 @@ def curve(model: torch.nn.Module, args: tuple = (), kwargs: Mapping[str, Any] | 
     return Curve(found, session.plan["plain_seconds"], picture)
 
 
-def parts_of(device: Roofline | None) -> tuple | None:
+def parts_of(device: Roofline | None) -> tuple[Any, ...] | None:
     """A roofline as `_torch.Session` takes it. Raises TypeError."""
     if device is None:
         return None

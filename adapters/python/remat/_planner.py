@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The planner: problems and schedules as dictionaries."""
 
+from __future__ import annotations
+
 import json as _json
+from typing import Any, Callable, Mapping, cast
 
 from . import _core
 
 
-def solve(problem, budget, *, solver="automatic", backend="auto", time_limit=60.0, threads=1, seed=0, gap=1e-4, observer=None,
-          start=None):
+def solve(problem: Mapping[str, Any], budget: int | float | str, *, solver: str = "automatic", backend: str = "auto", time_limit: float = 60.0,
+          threads: int = 1, seed: int = 0, gap: float = 1e-4, observer: Callable[[str, float, float, float], Any] | None = None,
+          start: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Looks for the fastest schedule of `problem` within `budget`.
 
     problem: a remat-problem as a dictionary.
@@ -22,11 +26,12 @@ def solve(problem, budget, *, solver="automatic", backend="auto", time_limit=60.
         "not_found": the method ended without a schedule; "not_applicable": the problem is not of its kind; a `reason` may say more.
     Raises Error (a ValueError) that names the culprit for bad input.
     """
-    return _json.loads(_core.solve(_json.dumps(problem), str(budget), solver, backend, time_limit, threads, seed, gap, observer,
-                                   _json.dumps(start) if start is not None else ""))
+    found = _core.solve(_json.dumps(problem), str(budget), solver, backend, time_limit, threads, seed, gap, observer,
+                        _json.dumps(start) if start is not None else "")
+    return cast("dict[str, Any]", _json.loads(found))
 
 
-def evaluate(problem, schedule):
+def evaluate(problem: Mapping[str, Any], schedule: Mapping[str, Any]) -> dict[str, Any]:
     """Executes a remat-schedule on paper: {"peak": bytes, "peaks": bytes per tier, "seconds", "recomputed",
     "memory": bytes on the device per step}.
 
@@ -35,6 +40,6 @@ def evaluate(problem, schedule):
     return _core.evaluate(_json.dumps(problem), _json.dumps(schedule))
 
 
-def solvers():
+def solvers() -> dict[str, str]:
     """The solvers by name, with a summary each."""
     return dict(_core.solvers())

@@ -17,7 +17,7 @@ import threading
 import traceback
 import types
 import weakref
-from typing import Any, Iterator, Literal, Mapping
+from typing import Any, Callable, Iterator, Literal, Mapping, cast
 
 import torch
 
@@ -25,7 +25,9 @@ from . import _core, _host, _options, _patches, _snapshot, _torch, _tree, _weigh
 from ._disk import Disk
 from ._errors import Error, Refused
 from ._gradients import Gradients
+from ._report import Plan, Report
 from ._snapshot import Snapshot
+from ._sources import sources
 
 SLOT = "_remat"  #: of the model's `__dict__`, where its session is
 log = logging.getLogger("remat")
@@ -51,7 +53,7 @@ class Options:
     weights: Literal["paged", "planned"] = "paged"
     host_budget: int | float | str | None = None
     disk: Any = None
-    disk_budget: int | str | None = None
+    disk_budget: Any = None
     graph: bool = False
     optimizer: int | float | str | None = None  # bytes of its states
     steps_on: Any = None  # the device of the steps of a model whose weights are on the host
@@ -65,7 +67,7 @@ class Options:
         """The same with sizes as text and folders as absolute paths. Raises Error, ValueError or TypeError naming the option that is out of range."""
         if self.budget is not None and self.activation_budget is not None:
             raise ValueError("give budget or activation_budget, not both")
-        if self.on_refuse == "error":  # as older releases call it
+        if str(self.on_refuse) == "error":  # as older releases call it
             return dataclasses.replace(self, on_refuse="raise").check()
         for name, allowed in (("on_new_shape", ("nearest", "plan", "plain", "error")), ("on_refuse", ("raise", "warn")),
                               ("offload", ("none", "activations", "optimizer", "all", "auto")), ("weights", ("paged", "planned"))):
@@ -103,17 +105,17 @@ class Options:
         return self.follow is not False and self.device is None
 
     def optimizer_bytes(self) -> int:
-        return 0 if self.optimizer is None else _core.parse_bytes(self.optimizer)
+        return 0 if self.optimizer is None else _core.parse_bytes(str(self.optimizer))
 
     def host_bytes(self) -> int:
-        return _core.parse_bytes(self.host_budget)
+        return _core.parse_bytes(str(self.host_budget))
 
     def on_host(self, model: torch.nn.Module) -> Options:
         """The same for a model: with the limit of the host, and "auto" decided. Activations of an accelerator may go to the host.
 
         Raises ValueError if there is nowhere to go.
         """
-        there = next((p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")), None)
+        there: Any = next((p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")), None)
         accelerator = there is not None
         if self.steps_on is not None or (accelerator and self.offload == "all"):
             return self._on_host_for(model, there if self.steps_on is None else self.steps_on)
@@ -164,7 +166,7 @@ class Options:
 
     def limit(self) -> tuple[str, bool]:
         """The budget as text, empty for none, and whether it is for activations only."""
-        return self.budget or self.activation_budget or "", self.activation_budget is not None
+        return str(self.budget or self.activation_budget or ""), self.activation_budget is not None
 
 
 class Note:
@@ -172,8 +174,8 @@ class Note:
 
     __slots__ = ("form",)
 
-    def __init__(self):
-        self.form = None
+    def __init__(self) -> None:
+        self.form: Any = None
 
 
 class Attempt:
@@ -181,8 +183,11 @@ class Attempt:
 
     __slots__ = ("where", "changed", "before", "raised")
 
-    def __init__(self):
-        self.where = self.changed = self.before = self.raised = None
+    def __init__(self) -> None:
+        self.where: str | None = None
+        self.changed: list[str] = []
+        self.before: Any = None
+        self.raised: BaseException | None = None
 
 
 class _Step:
@@ -191,11 +196,16 @@ class _Step:
 
     __slots__ = ("_source", "_plain", "_args", "_kwargs", "_form", "_strict", "_again", "_before", "_result", "inputs", "text", "where", "raised")
 
-    def __init__(self, source: Source, plain: Any, args: tuple, kwargs: dict, options: Options):
-        self._source, self._plain, self._args, self._kwargs = source, plain, args, kwargs
+    def __init__(self, source: Source, plain: Any, args: tuple[Any, ...], kwargs: dict[Any, Any], options: Options):
+        self._source, self._plain = source, plain
+        self._args: Any = args
+        self._kwargs: Any = kwargs
         self._strict = options.on_refuse == "raise"
         self._again = options.verify > 0 or options.steps_on is not None  # it may run once more, from its beginning
-        self._before = self._result = self._form = self.where = None
+        self._before: Snapshot | None = None
+        self._result: Any = None
+        self._form: Any = None
+        self.where: str | None = None
         self.raised = False
         try:
             self.inputs, self._form, self.text = _tree.flatten((args, kwargs), "arguments", values=False)
@@ -264,7 +274,7 @@ def _refuse_unplanned(inputs: list[torch.Tensor]) -> None:
     _refuse_transforms()
 
 
-def _members(model: torch.nn.Module, attributes: bool) -> list[tuple]:
+def _members(model: torch.nn.Module, attributes: bool) -> list[tuple[Any, ...]]:
     """Per dict of parameters, buffers and modules, and of attributes and hooks: itself, and what it holds."""
     names = ("_parameters", "_buffers", "_modules", *(_snapshot.HOOKS if attributes else ()))
     held = [part.__dict__.get(name) for part in model.modules() for name in names]
@@ -326,7 +336,7 @@ class Session:
         self._warned: set[str] = set()
         self._looked = False  # for compiled modules
         self._source = Source(model, self)
-        self._members: list[tuple] = []
+        self._members: list[tuple[Any, ...]] = []
         self._made: _torch.Session | None = None
         self._weights: Disk | None = None  # where they are, unless in memory
         self._gradients: Gradients | None = None  # what puts them into files
@@ -383,10 +393,10 @@ class Session:
         there = self._options.steps_on
         return plain if there is None or not self._open else functools.partial(_host.run_plain, plain, there)
 
-    def _call(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> Any:
+    def _call(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> Any:
         plain = self._plain(model)
         plans = torch.is_grad_enabled() and self._open and not self._paused[threading.get_ident()]
-        if not plans or _torch.capturing() or torch.jit.is_tracing() or torch.compiler.is_compiling():
+        if not plans or _torch.capturing() or torch._C._is_tracing() or torch.compiler.is_compiling():
             return plain(*args, **kwargs)
         if self._options.followed():
             return self._follow(model, plain, args, kwargs)
@@ -408,7 +418,7 @@ class Session:
             return plain(*args, **kwargs)
         return result
 
-    def _follow(self, model: torch.nn.Module, plain: Any, args: tuple, kwargs: dict) -> Any:
+    def _follow(self, model: torch.nn.Module, plain: Any, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> Any:
         """A step in which the model's own code runs."""
         if self._options.steps_on is not None:
             args, kwargs = _host.all_to_device((args, kwargs), self._options.steps_on)
@@ -448,7 +458,7 @@ class Session:
             self._warned.add(str(why))
             log.warning("this call is not planned: %s", why)
 
-    def _step(self, model, plain, inputs, form, text):
+    def _step(self, model: torch.nn.Module, plain: Any, inputs: list[torch.Tensor], form: Any, text: str) -> Any:
         note, attempt = Note(), Attempt()
         before = None
         for _ in range(2):
@@ -476,7 +486,7 @@ class Session:
                 return result
             return _tree.unflatten(used.form, iter(outputs))
         self._undo(before)
-        weights = all(isinstance(functools.reduce(lambda held, part: getattr(held, part, None), name.split("."), model), torch.Tensor)
+        weights = all(isinstance(functools.reduce(lambda held, part: getattr(held, part, None), name.split("."), cast(Any, model)), torch.Tensor)
                       for name in attempt.changed)
         raise Refused(f"the forward changes {', '.join(attempt.changed)}, which no planned step would do", source=attempt.where,
                       advice="compute weights from others by torch.nn.utils.parametrize (parametrizations.weight_norm, spectral_norm), end pruning by "
@@ -488,7 +498,7 @@ class Session:
         if before is not None:
             before.restore()
 
-    def _prepare(self, model: torch.nn.Module, args: tuple, kwargs: Mapping[str, Any] | None) -> None:
+    def _prepare(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> None:
         inputs, form, text = _tree.flatten((_options.arguments(args), dict(kwargs or {})), "arguments")
         if self._options.steps_on is not None:
             inputs = _host.to_device(inputs, self._options.steps_on)
@@ -506,10 +516,9 @@ class Session:
     # --- for the user --------------------------------------------------------------------------------------------------------
 
     @property
-    def plan(self) -> dict[str, Any]:
-        """The plan used last: status, peak (bytes), seconds, bound, gap, the smallest budgets known and proven, and names of
-        the operators that run again."""
-        return self._run.plan()
+    def plan(self) -> Plan:
+        """The plan used last."""
+        return Plan.of(self._run.plan(), sources(self._source.model()))
 
     @property
     def optimizer_bytes(self) -> int:
@@ -517,16 +526,17 @@ class Session:
         return self._options.optimizer_bytes()
 
     @property
-    def plans(self) -> list[dict[str, Any]]:
+    def plans(self) -> list[Plan]:
         """All plans that are kept."""
-        return self._run.plans()
+        return [Plan.of(told) for told in self._run.plans()]
 
-    def report(self) -> str:
-        """A table of what the plan used last takes.
+    def report(self, *, time_limit: float = 10.0, points: int = 12) -> Report:
+        """A table of what the plan used last takes; `report().save("report.html")` writes a page.
 
+        time_limit, points: of the page, see `Plan.report`.
         Raises Error before the first.
         """
-        return self._run.report()
+        return Report(self._run.report(), self.plan, "", time_limit, points)
 
     def memory(self) -> dict[str, int]:
         """Bytes: `budget`, `peak` (measured since `reset_peak`, or since weights went to files, on the device of the model, and `host`: on the host), `planned`,
@@ -589,23 +599,23 @@ class Session:
     def __repr__(self) -> str:
         return f"<remat.Session budget={self._options.limit()[0]!r}{'' if self._open else ' closed'}>"
 
-    def __deepcopy__(self, memo: dict) -> Session:
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Session:
         model = self._source.model()
         if id(model) not in memo:
             raise TypeError("a session is copied with its model only")
         return Session(memo[id(model)], copy.deepcopy(self._original, memo), self._options)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # a pickled model is the plain one: plans and memory belong to this process
 
 
 @contextlib.contextmanager
 def _shadows(model: torch.nn.Module, inputs: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Tensors of the host without memory, in the place of those of the model and its inputs that are on meta."""
-    places = [(store, name) for m in model.modules() for store in (m._parameters, m._buffers)
+    places: list[tuple[dict[str, Any], str]] = [(store, name) for m in model.modules() for store in (m._parameters, m._buffers)
               for name, t in store.items() if t is not None and t.is_meta]
     originals = [store[name] for store, name in places]
-    distinct = {id(t): t for t in originals + [t for t in inputs if t.is_meta]}
+    distinct: dict[int, Any] = {id(t): t for t in originals + [t for t in inputs if t.is_meta]}
     shadows = dict(zip(distinct, _torch.without_memory(list(distinct.values()))))
     for key, t in distinct.items():
         if isinstance(t, torch.nn.Parameter):
@@ -634,7 +644,7 @@ class _Changed(Exception):
         self.before = before  # as they were
 
 
-def _forward(source: Source, plain: Any, form: Any, text: str, note: Note, attempt: Attempt):
+def _forward(source: Source, plain: Any, form: Any, text: str, note: Note, attempt: Attempt) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
     """The model as a function of tensors."""
 
     def forward(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ import torch
 try:  # now: its first import, in the middle of a forward, would look like a draw
     from numpy import random as numpy_random
 except ImportError:
-    numpy_random = None
+    numpy_random = None  # type: ignore[assignment]
 
 from ._tree import attributes, constant
 
@@ -59,12 +59,13 @@ class Snapshot:
     def __init__(self, model: torch.nn.Module):
         self._held = [(m.__dict__, {k: (v, v.copy() if type(v) in _CONTAINERS else v) for k, v in m.__dict__.items()}) for m in model.modules()]
         self._generators = [g for held, _ in self._held for v in held.values() if (g := _generator(v))]
-        self._python, self._numpy = random.getstate(), numpy_random and numpy_random.get_state()
+        self._python = random.getstate()
+        self._numpy: Any = numpy_random and numpy_random.get_state()
 
     def drawn(self) -> bool:
         """Have the generators of Python or numpy moved since?"""
-        now = numpy_random and numpy_random.get_state()
-        return random.getstate() != self._python or (now and (now[1].tobytes(), *now[2:]) != (self._numpy[1].tobytes(), *self._numpy[2:]))
+        now: Any = numpy_random and numpy_random.get_state()
+        return random.getstate() != self._python or bool(now and (now[1].tobytes(), *now[2:]) != (self._numpy[1].tobytes(), *self._numpy[2:]))
 
     def restore(self) -> None:
         """Puts everything back."""

@@ -19,7 +19,7 @@ def state_bytes(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> int
     if isinstance(optimizer, _Offloaded):
         if optimizer._disk is not None:
             return 0
-        cls = cls._plain
+        cls = cls._plain  # type: ignore[attr-defined]
     ours = set(model.parameters())
     found = 0
     for group in optimizer.param_groups:
@@ -32,13 +32,13 @@ def state_bytes(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> int
             else:
                 fresh.append(_without_data(p))
         if fresh:
-            one_by_one = {name: False for name in ("foreach", "fused", "capturable") if name in group}
+            one_by_one: dict[str, Any] = {name: False for name in ("foreach", "fused", "capturable") if name in group}
             found += _first_states(cls, {**group, **one_by_one, "params": fresh})
     return found
 
 
 def _first_states(cls: type[torch.optim.Optimizer], group: dict[str, Any]) -> int:
-    trial = cls([group])
+    trial = cls([group])  # type: ignore[call-arg]
     try:
         trial.step()
     except Exception as e:  # some ask for values, with all states made by then

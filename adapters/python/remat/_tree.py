@@ -31,7 +31,7 @@ class Node(NamedTuple):
     """A container: `make(children)` builds it again."""
 
     make: Any
-    children: list
+    children: list[Any]
 
 
 #: Of the text of a structure: tensors and containers.
@@ -47,7 +47,7 @@ TENSOR = _Tensor()
 
 def constant(value: Any) -> str | None:
     """A text that tells `value` from all that act otherwise, or None if there is none."""
-    kind = type(value)
+    kind: Any = type(value)
     if kind in PLAIN:
         return f"{kind.__name__} {value!r}"
     if isinstance(value, enum.Enum):
@@ -74,7 +74,7 @@ def flatten(value: Any, what: str, values: bool = True) -> tuple[list[torch.Tens
     return tensors, form, "".join(key) if values else "".join(part for part in key if part in _STRUCTURE)
 
 
-def _flatten(value, what, tensors, key, inside):
+def _flatten(value: Any, what: str, tensors: list[torch.Tensor], key: list[str], inside: set[int]) -> Any:
     kind = type(value)
     if kind in _TENSORS:
         if value.layout is not torch.strided or value.is_quantized:
@@ -102,7 +102,7 @@ def _flatten(value, what, tensors, key, inside):
         inside.discard(id(value))
 
 
-def _flatten_container(value, kind, what, tensors, key, inside):
+def _flatten_container(value: Any, kind: Any, what: str, tensors: list[torch.Tensor], key: list[str], inside: set[int]) -> Any:
     if kind is dict:
         key.append("{")
         for name in value:
@@ -125,7 +125,7 @@ def _flatten_container(value, kind, what, tensors, key, inside):
         return Leaf(value)
     known = pytree.SUPPORTED_NODES.get(kind)
     if known is None and pytree.is_namedtuple_instance(value):
-        known = pytree.SUPPORTED_NODES[collections.namedtuple]
+        known = pytree.SUPPORTED_NODES[collections.namedtuple]  # type: ignore[index]
     if known is not None:
         items, context = known.flatten_fn(value)
         held, form, text = flatten(context, f"what {what} keeps beside its items")
@@ -147,7 +147,7 @@ def _flatten_container(value, kind, what, tensors, key, inside):
         children.append(_flatten(state[name], f"{what}.{name}", tensors, key, inside))
     key.append("}")
 
-    def make(items):
+    def make(items: Any) -> Any:
         made = kind.__new__(kind)
         for name, item in zip(names, items):
             object.__setattr__(made, name, item)
@@ -171,7 +171,7 @@ def _find(value: Any, depth: int, found: list[torch.Tensor], inside: set[int]) -
     if depth == 0 or kind in PLAIN or isinstance(value, (type, types.FunctionType, torch.nn.Module)) or id(value) in inside:
         return
     if isinstance(value, collections.abc.Mapping):
-        parts = value.values()
+        parts: Any = value.values()
     elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
         parts = value
     elif (known := pytree.SUPPORTED_NODES.get(kind)) is not None:
@@ -186,7 +186,7 @@ def _find(value: Any, depth: int, found: list[torch.Tensor], inside: set[int]) -
 
 def attributes(value: Any) -> dict[str, Any] | None:
     """The attributes of an object that is nothing but these, or None."""
-    kind = type(value)
+    kind: Any = type(value)
     if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
         return None
     if kind.__getstate__ is not object.__getstate__ or hasattr(kind, "__setstate__") or kind.__new__ is not object.__new__:

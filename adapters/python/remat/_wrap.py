@@ -22,7 +22,7 @@ from ._states import state_bytes
 M = TypeVar("M", bound=torch.nn.Module)
 
 
-def wrap(model: M, args: tuple = (), kwargs: Mapping[str, Any] | None = None, *, budget: int | float | str | None = None,
+def wrap(model: M, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, *, budget: int | float | str | None = None,
          offload: Literal["none", "activations", "optimizer", "all", "auto"] | Offload = "none", disk: Any = None,
          host_budget: int | float | str | None = None, optimizer: torch.optim.Optimizer | int | float | str | None = None, cache: Any = True,
          on_refuse: Literal["raise", "warn"] = "warn", planner: Planner | None = None, **older: Any) -> M:
@@ -144,13 +144,13 @@ _NO_REPLICAS = ("nn.DataParallel copies a wrapped model into threads, whose plan
                 "with torchrun and DistributedDataParallel")
 
 
-def _replicate_for_data_parallel(self):
+def _replicate_for_data_parallel(self: torch.nn.Module) -> Any:
     raise Refused(_NO_REPLICAS, advice="torchrun")
 
 
-def _getstate(self):
+def _getstate(self: Any) -> Any:
     """What a pickle or a shallow copy takes over: the plain model. `copy.deepcopy` makes a wrapped copy."""
-    cls = type(self)
+    cls: Any = type(self)
     state = cls.__getstate__(self) if hasattr(cls, "__getstate__") else dict(self.__dict__)
     if not isinstance(state, dict) or sys._getframe(1).f_code is copy.deepcopy.__code__:
         return state
@@ -164,13 +164,13 @@ _OWN = {"_replicate_for_data_parallel": _replicate_for_data_parallel, "__getstat
 
 import weakref  # noqa: E402
 
-_made: "weakref.WeakSet" = weakref.WeakSet()
+_made: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
-def _make_forward(original: Any, bound: bool):
+def _make_forward(original: Any, bound: bool) -> Any:
     """A function that acts as `forward` of a wrapped model."""
 
-    def forward(self, *args, **kwargs):
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         session = self.__dict__[SLOT]
         if "torch._dynamo.eval_frame" in sys.modules:
             return _undynamic()(session, self, args, kwargs)
@@ -186,13 +186,13 @@ def _make_forward(original: Any, bound: bool):
         if bound:
             signature = signature.replace(parameters=[inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY),
                                                       *signature.parameters.values()])
-        forward.__signature__ = signature
-    forward._torchdynamo_disable = True
+        forward.__signature__ = signature  # type: ignore[attr-defined]
+    forward._torchdynamo_disable = True  # type: ignore[attr-defined]
     _made.add(forward)
     return forward
 
 
 @functools.cache
-def _undynamic():
+def _undynamic() -> Any:
     """The call of a session, out of reach of the tracer of torch.compile."""
     return torch.compiler.disable(Session._call)

@@ -12,6 +12,8 @@ as "remat/NAME/peak" with the names that they have as modules. When training end
 
 from __future__ import annotations
 
+from typing import Any
+
 import logging
 
 import torch
@@ -46,14 +48,14 @@ def _of_trainer() -> type:
     class TrainerCallback(transformers.TrainerCallback):
         """For `transformers.Trainer`: adds to its log history, and to what it prints. What `report_to` names is told before."""
 
-        def on_log(self, args, state, control, model=None, logs=None, **kwargs):
+        def on_log(self, args: Any, state: Any, control: Any, model: Any = None, logs: Any = None, **kwargs: Any) -> None:
             figures = _figures(model)
             if state.log_history:
                 state.log_history[-1].update(figures)
             if logs is not None:
                 logs.update(figures)
 
-        def on_train_end(self, args, state, control, model=None, **kwargs):
+        def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
             _tell(model)
 
     return TrainerCallback
@@ -63,15 +65,15 @@ def _of_lightning() -> type:
     try:
         import lightning.pytorch as lightning
     except ImportError:
-        import pytorch_lightning as lightning
+        import pytorch_lightning as lightning  # type: ignore[no-redef]
 
     class LightningCallback(lightning.Callback):
         """For Lightning's `Trainer`: logs by `LightningModule.log_dict`, to all its loggers."""
 
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             pl_module.log_dict(_figures(pl_module))
 
-        def on_train_end(self, trainer, pl_module):
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
             _tell(pl_module)
 
     return LightningCallback
@@ -80,7 +82,7 @@ def _of_lightning() -> type:
 _MADE = {"TrainerCallback": _of_trainer, "LightningCallback": _of_lightning}  # of packages that are imported when they are asked for
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name not in _MADE:
         raise AttributeError(f"module 'remat.integrations' has no attribute {name!r}")
     found = globals()[name] = _MADE[name]()

@@ -23,11 +23,13 @@
 #include <utility>
 #include <vector>
 
+#include <remat/core/evaluate.hpp>
 #include <remat/core/pareto_curve.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/io/bytes.hpp>
 #include <remat/io/curve.hpp>
 #include <remat/io/observers.hpp>
+#include <remat/io/plan_document.hpp>
 #include <remat/pytorch/capture.hpp>
 #include <remat/pytorch/device.hpp>
 #include <remat/pytorch/disk.hpp>
@@ -37,6 +39,7 @@
 #include <remat/pytorch/paged_memory.hpp>
 #include <remat/pytorch/session.hpp>
 #include <remat/registry/registry.hpp>
+#include <remat/report/modules.hpp>
 
 #include "unchanged.hpp"
 
@@ -214,6 +217,18 @@ rp::device_rates rates_of(const std::optional<roofline_parts>& parts) {
   };
 }
 
+/// A plan with its problem, as it was when Python asked for it.
+struct planned_step {
+  remat::problem problem;
+  remat::result result;
+  /// @param sources by path of a module: where it is defined
+  std::string document(const std::map<std::string, std::string>& sources) const {
+    std::ostringstream out;
+    remat::write_plan(out, result, problem, remat::labelled(problem, sources));
+    return out.str();
+  }
+};
+
 class python_session {
  private:
   static rp::invocation invocation(py::object call, std::string signature, py::object note) {
@@ -344,7 +359,23 @@ class python_session {
         for (std::string name; std::getline(names, name, '+');) again.insert(name);
       }
     plan["again"] = again;
+    plan["step"] = translated([&] { return planned(); });
     return plan;
+  }
+  /// The plan in the units of its problem, whose budget leaves out what the problem does not hold.
+  planned_step planned() {
+    const auto r = run_->report();
+    planned_step x{run_->planning_problem(), {}};
+    const auto e = remat::evaluate(x.problem, run_->planned_schedule());
+    x.result.status = r.status;
+    x.result.solver = r.solver;
+    x.result.schedule = run_->planned_schedule();
+    x.result.peak = e.peak;
+    x.result.seconds = e.seconds;
+    x.result.bound = std::min(r.bound, e.seconds);
+    const auto beside = r.held() - x.problem.held_bytes();
+    x.result.budget = r.budget == remat::max_bytes ? e.peak : std::max(e.peak, r.budget - beside);
+    return x;
   }
   static py::dict told(const rp::report& r) {
     return py::dict(py::arg("status") = std::string(to_string(r.status)), py::arg("inputs") = r.planned_for,
@@ -559,6 +590,10 @@ PYBIND11_MODULE(_torch, m) {
     return rp::meter::live();
   });
   m.def("meter_peak", &rp::meter::peak);
+  py::class_<planned_step>(m, "PlannedStep")
+      .def("document", [](const planned_step& x, const std::map<std::string, std::string>& sources) {
+        return translated([&] { return x.document(sources); });
+      });
   py::class_<python_session>(m, "Session")
       .def(py::init<std::string, py::object, const std::string&, bool, const std::string&, double, double, std::uint64_t,
                     std::size_t, const std::string&, const std::optional<std::string>&, py::object,

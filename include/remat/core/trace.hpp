@@ -14,9 +14,10 @@ namespace remat {
 /// Memory over time: pieces of constant memory, in order, without gaps.
 struct memory_timeline {
   struct piece {
-    double begin = 0, end = 0;  ///< s; equal for what takes no time
-    bytes_t bytes = 0;          ///< on the device, outputs and workspace included
-    bool recomputed = false;    ///< an operation that had run before
+    double begin = 0, end = 0;      ///< s; equal for what takes no time
+    bytes_t bytes = 0;              ///< on the device, outputs and workspace included
+    bool recomputed = false;        ///< an operation that had run before
+    operation_id operation = none;  ///< that runs; `none`: a wait or an arrival
   };
   std::vector<piece> pieces;
   double seconds = 0;  ///< makespan
@@ -45,7 +46,7 @@ inline memory_timeline trace_memory(const problem& p, const schedule& s) {
   double now = 0;
   const auto wait_until = [&](double then) {
     if (then <= now + 1e-9 * e.seconds) return;  // rounding is no wait
-    t.pieces.push_back({now, then, live, false});
+    t.pieces.push_back({now, then, live, false, none});
     now = then;
   };
   for (std::size_t at = 0; at < s.steps.size(); ++at) {
@@ -54,7 +55,7 @@ inline memory_timeline trace_memory(const problem& p, const schedule& s) {
       const auto& op = p.operations()[x.which];
       if (op.on != device_tier) continue;
       wait_until(e.ends[at] - op.seconds);
-      t.pieces.push_back({now, e.ends[at], e.memory[at], has_run[x.which]});
+      t.pieces.push_back({now, e.ends[at], e.memory[at], has_run[x.which], x.which});
       now = e.ends[at];
       has_run[x.which] = true;
       for (const auto& o : op.overwrites) {
@@ -69,7 +70,7 @@ inline memory_timeline trace_memory(const problem& p, const schedule& s) {
       wait_until(e.ends[at]);
       live = e.memory[at];
       const bool arrives = x.what == action::copy && x.to == device_tier;
-      if (arrives) t.pieces.push_back({now, now, live, false});
+      if (arrives) t.pieces.push_back({now, now, live, false, none});
       if (arrives || (x.what == action::drop && x.from == device_tier)) on_device[x.which] = arrives;
     }
   }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include <remat/core/evaluate.hpp>
+#include <remat/core/lanes.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
 #include <remat/io/json.hpp>
@@ -19,7 +21,8 @@
 namespace remat {
 
 /// Draws a schedule on lanes (computations, copies to the host, copies to the device; on more tiers, computations on each and
-/// each stream of copies), with the memory of the device as a counter.
+/// each stream of copies). The memory of each tier is a counter track. An arrow leads from each copy to its first use: the
+/// computation, or the further copy, that reads the value where the copy put it.
 /// @param p the problem
 /// @param s a valid schedule of it
 /// @return a document in the Trace Event Format, in microseconds; computations beyond the first of an operation are in the
@@ -40,6 +43,10 @@ inline std::string chrome_trace(const problem& p, const schedule& s) {
     json event = {{"ph", phase}, {"name", name}, {"pid", 1}, {"ts", at * 1e6}};
     event.update(members);
     events.push_back(std::move(event));
+  };
+  const auto merged = [](json members, const json& more) {
+    members.update(more);
+    return members;
   };
   const auto memory = [&](double at, bytes_t bytes) { add("C", "memory", at, {{"args", {{"bytes", bytes}}}}); };
   const auto span = [&](std::size_t on, const std::string& name, const std::string& category, double begin, double end,
@@ -69,6 +76,25 @@ inline std::string chrome_trace(const problem& p, const schedule& s) {
   for (const auto& [v, t] : s.starts)
     if (t == device_tier) at_first += p.values()[v].bytes;
   memory(0, at_first);
+  for (const auto& t : trace_tiers(p, s))
+    for (const auto& [at, bytes] : t.points) add("C", "memory of the " + t.label, at, {{"args", {{"bytes", bytes}}}});
+
+  struct arrow {
+    std::size_t lane;
+    double at;  ///< middle of the copy: an arrow starts inside a span
+  };
+  std::map<std::pair<value_id, tier_id>, arrow> unused;  // copies whose value nothing has read yet
+  std::size_t arrows = 0;
+  const auto lead_to = [&](value_id v, tier_id t, std::size_t on, double at) {
+    const auto found = unused.find({v, t});
+    if (found == unused.end()) return;
+    const json about = {{"cat", "copy"}, {"id", ++arrows}};
+    const auto& name = p.values()[v].name;
+    add("s", name, found->second.at, merged(about, {{"tid", found->second.lane}}));
+    add("f", name, at, merged(about, {{"tid", on}, {"bp", "e"}}));
+    unused.erase(found);
+  };
+
   std::vector<bool> has_run(p.operations().size(), false);
   for (std::size_t at = 0, copied = 0; at < s.steps.size(); ++at) {
     const auto x = detail::with_tiers(p, s.steps[at]);
@@ -79,13 +105,19 @@ inline std::string chrome_trace(const problem& p, const schedule& s) {
       span(computations(op.on), op.name, has_run[x.operation()] ? "recomputed" : "computed", begin, e.ends[at], about);
       has_run[x.operation()] = true;
       if (op.on == device_tier) memory(begin, e.memory[at]);
+      for (auto v : op.inputs) lead_to(v, op.on, computations(op.on), begin);
       continue;
     }
     memory(e.ends[at], e.memory[at]);
-    if (x.what == action::drop) continue;
+    if (x.what == action::drop) {
+      unused.erase({x.value(), x.from});
+      continue;
+    }
     const auto& c = e.copies[copied++];
-    span(copies(*p.link(x.from, x.to)), p.values()[x.value()].name, std::string(to_string(s.steps[at].what)), c.begin, c.end,
-         about);
+    const auto on = copies(*p.link(x.from, x.to));
+    span(on, p.values()[x.value()].name, std::string(to_string(s.steps[at].what)), c.begin, c.end, about);
+    lead_to(x.value(), x.from, on, c.begin);
+    unused[{x.value(), x.to}] = {on, (c.begin + c.end) / 2};
   }
   return detail::dump({{"displayTimeUnit", "ms"}, {"traceEvents", std::move(events)}});
 }

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,7 +29,8 @@ struct labelled_curve {
 /// What the curves are drawn against.
 struct curve_style {
   std::string title = {};
-  double base = 0;  ///< time that counts as 0 % extra, s: that of store-all
+  double base = 0;                                      ///< time that counts as 0 % extra, s: that of store-all
+  std::optional<std::pair<bytes_t, double>> mark = {};  ///< a plan to point out in SVG: its peak, and its time in s
 };
 
 namespace detail {
@@ -179,6 +181,12 @@ inline std::string curve_svg(const std::vector<labelled_curve>& curves, const cu
     out.legend_line(stroke, curves[i].label);
   }
   out.legend_line(dashed, "proven bound");
+  if (style.mark && style.base > 0) {
+    const double x = std::clamp(out.x_of(static_cast<double>(style.mark->first)), plot::left, plot::right);
+    const double y = std::max(plot::top, out.y_of(std::max(0.0, style.mark->second / style.base - 1)));
+    out.dot(x, y, "#d1495b");
+    out.legend_box("#d1495b", "this plan");
+  }
   return out.document();
 }
 

@@ -118,6 +118,10 @@ class svg_plot {
             "\" fill=\"" + colour + "\"/>\n";
   }
 
+  void dot(double x, double y, const std::string& colour) {
+    out_ += "<circle cx=\"" + number(x) + "\" cy=\"" + number(y) + "\" r=\"6\" fill=\"" + colour + "\"/>\n";
+  }
+
   /// Ticks and grid of the vertical axis.
   void vertical(const scale& s) {
     const auto step = tick_step(most_ / s.factor, 4);

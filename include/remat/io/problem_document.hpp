@@ -40,6 +40,26 @@ struct problem_document {
   unknown_problem_members unknown;
 };
 
+/// Where operations come from, as a document may say: the optional members `module` and `source` of an operation. Planning does
+/// not need them; reports group by them.
+struct operation_labels {
+  std::vector<std::string> modules;  ///< path of the module that calls the operation, such as "layers.3.mlp", or empty
+  std::vector<std::string> sources;  ///< line of the user's code that calls it, such as "model.py:41", or empty
+};
+
+/// The labels of a document, one per operation.
+/// @throws bad_document naming a label that is not a text
+inline operation_labels labels_of(const problem_document& d) {
+  operation_labels labels;
+  for (std::size_t o = 0; o < d.unknown.operations.size(); ++o) {
+    const std::string place = "operations[" + std::to_string(o) + "]";
+    const detail::members x(d.unknown.operations[o], place);
+    labels.modules.push_back(x.text("module", ""));
+    labels.sources.push_back(x.text("source", ""));
+  }
+  return labels;
+}
+
 namespace detail {
 
 /// The tier that a member names.

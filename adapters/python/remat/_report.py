@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans as Python sees them, and pages about them."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import os
+from typing import TYPE_CHECKING, AbstractSet, Any, Iterator, Mapping
+
+from . import _core
+from ._errors import Error
+
+if TYPE_CHECKING:
+    from ._torch import PlannedStep
+
+
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Plan(Mapping[str, Any]):
+    """The plan of a training step. Its members are attributes, and items as of a dictionary: `plan.peak` is `plan["peak"]`.
+
+    Two plans are equal if their items are.
+    """
+
+    status: str  #: "optimal", "feasible", ...
+    inputs: str  #: description of the inputs that it is for
+    solver: str
+    peak: int  #: bytes, with parameters, gradients and states
+    seconds: float  #: predicted time of the operators
+    plain_seconds: float  #: the same without recomputation
+    bound: float  #: proven: no plan within the budget takes fewer seconds
+    gap: float  #: relative distance between `seconds` and `bound`
+    smallest: int  #: smallest budget for which a plan is known, bytes
+    smallest_bound: int  #: proven: no plan fits fewer bytes
+    operations: int  #: computed in a step
+    recomputed: int  #: of these, again
+    moved: int  #: bytes copied off the device and back
+    waited: float  #: seconds spent waiting for copies so far
+    again: AbstractSet[str] = frozenset()  #: operators that run again
+    _step: PlannedStep | None = dataclasses.field(default=None, metadata={"hidden": True})
+    _sources: dict[str, str] = dataclasses.field(default_factory=dict, metadata={"hidden": True})  # by module path
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any], sources: dict[str, str] | None = None) -> Plan:
+        """Of what a session of `_torch` tells."""
+        members = dict(told)
+        return cls(_step=members.pop("step", None), _sources=sources or {}, **members)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in _ITEMS:
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_ITEMS)
+
+    def __len__(self) -> int:
+        return len(_ITEMS)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Plan.of, (dict(self),)  # a pickle holds the figures
+
+    @property
+    def extra(self) -> float:
+        """Extra time as a share: 0.1 is 10 % slower than without recomputation."""
+        return self.seconds / self.plain_seconds - 1 if self.plain_seconds > 0 else 0.0
+
+    def __repr__(self) -> str:
+        return f"<remat.Plan {self.status}: {_core.format_bytes(self.peak)}, {100 * self.extra:.3g} % extra time>"
+
+    def __str__(self) -> str:
+        again = f"{self.recomputed} of {self.operations} operations run again" if self.recomputed else "nothing is recomputed"
+        rows = _rows(self)
+        width = max(len(name) for name, _ in rows)
+        return (f"A step takes {_core.format_bytes(self.peak)} and {100 * self.extra:.3g} % extra time; {again}.\n"
+                + "".join(f"  {name:<{width}}  {text}\n" for name, text in rows).rstrip("\n"))
+
+    def _repr_html_(self) -> str:
+        cells = "".join(f'<tr><th style="text-align:left">{name}</th><td style="text-align:left">{html.escape(text)}</td></tr>' for name, text in _rows(self))
+        return f"<p>{html.escape(str(self).partition(chr(10))[0])}</p><table>{cells}</table>"
+
+    def document(self) -> str:
+        """The plan with its problem, as a remat-schedule (docs/problem-and-schedule.md).
+
+        Raises Error for a plan other than the one used last.
+        """
+        if self._step is None:
+            raise Error("this plan holds only figures: ask for the plan used last, remat.of(model).plan, which also holds its steps")
+        return self._step.document(self._sources)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes `document()`, for `remat report`."""
+        _write(path, self.document())
+
+    def trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes computations, copies and memory over time, for Perfetto and chrome://tracing."""
+        _write(path, _core.chrome_trace(self.document(), ""))
+
+    def memory_snapshot(self, path: str | os.PathLike[str]) -> None:
+        """Writes the planned memory as a snapshot for pytorch.org/memory_viz."""
+        _write(path, _core.memory_snapshot(self.document(), ""))
+
+    def report(self, *, time_limit: float = 10.0, points: int = 12) -> Report:
+        """A page about the plan. time_limit: of the searches for other budgets, seconds. points: budgets of the curve."""
+        return Report(str(self), self, "", time_limit, points)
+
+
+_ITEMS = {f.name: None for f in dataclasses.fields(Plan) if not f.metadata}
+
+
+def _rows(plan: Plan) -> list[tuple[str, str]]:
+    size, time = _core.format_bytes, _core.format_seconds
+    rows = [("peak", f"{size(plan.peak)} ({plan.peak} bytes)"), ("time", f"{time(plan.seconds)}, {time(plan.plain_seconds)} without recomputation"),
+            ("status", f"{plan.status}, at most {100 * plan.gap:.2g} % slower than any other plan within the budget"),
+            ("smallest budget", f"{size(plan.smallest)} found, {size(plan.smallest_bound)} proven")]
+    if plan.moved:
+        rows.append(("moved", f"{size(plan.moved)} per step"))
+    if plan.inputs:
+        rows.append(("inputs", plan.inputs))
+    return rows
+
+
+class Report(str):
+    """A table as text, and a page that draws it: see `save`."""
+
+    _plan: str | Plan
+    _problem: str
+    _limits: tuple[float, int]
+    _page: str | None
+
+    def __new__(cls, text: str, plan: str | Plan, problem: str = "", time_limit: float = 10.0, points: int = 12) -> Report:
+        report = super().__new__(cls, text)
+        report._plan, report._problem, report._limits, report._page = plan, problem, (time_limit, points), None
+        return report
+
+    def _document(self) -> str:
+        return self._plan if isinstance(self._plan, str) else self._plan.document()
+
+    def html(self) -> str:
+        """One page without external resources. The first call plans for other budgets, for at most `time_limit` seconds."""
+        if self._page is None:
+            self._page = _core.html_report(self._document(), self._problem, "automatic", *self._limits, None)
+        return self._page
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the page: as a whole, or not at all."""
+        _write(path, self.html())
+
+    def _repr_html_(self) -> str:
+        return f'<iframe srcdoc="{html.escape(self.html())}" style="width:100%;height:48rem;border:0"></iframe>'
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Report, (str(self), self._document(), self._problem, *self._limits)
+
+
+def report(plan: Plan | Mapping[str, Any] | str | os.PathLike[str], problem: Mapping[str, Any] | None = None, *, time_limit: float = 10.0,
+           points: int = 12) -> Report:
+    """A report on a plan.
+
+    plan: of `remat.plan`, a remat-schedule as a dictionary, or the file of one.
+    problem: its remat-problem, unless the plan holds it.
+    Raises Error for a file that is no plan, or has no problem.
+    """
+    if isinstance(plan, Plan):
+        return plan.report(time_limit=time_limit, points=points)
+    name = "the plan"
+    if isinstance(plan, (str, os.PathLike)):
+        name = os.fspath(plan)
+        try:
+            with open(plan, encoding="utf-8") as file:
+                text = file.read()
+        except (OSError, UnicodeDecodeError) as e:
+            raise Error(f"{name}: {e.strerror if isinstance(e, OSError) else 'not a text file'}") from None
+    else:
+        text = json.dumps(plan)
+    told = "" if problem is None else json.dumps(problem)
+    try:
+        peak, seconds = _core.plan_figures(text, told)
+    except Error as e:
+        raise Error(f"{name}: {e}") from None
+    return Report(f"{name}: peak {_core.format_bytes(peak)}, {_core.format_seconds(seconds)} per step", text, told, time_limit, points)
+
+
+def _write(path: str | os.PathLike[str], content: str | bytes) -> None:
+    _core.write_file(os.fsdecode(path), content.encode() if isinstance(content, str) else content)

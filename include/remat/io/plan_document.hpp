@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Plan files: a remat-schedule that holds its remat-problem, so that one file is enough to check or report a plan. Needs
+/// nlohmann/json; not part of the umbrella header.
+#pragma once
+
+#include <filesystem>
+#include <istream>
+#include <optional>
+#include <ostream>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include <remat/core/error.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/result.hpp>
+#include <remat/io/document.hpp>
+#include <remat/io/file.hpp>
+#include <remat/io/problem_document.hpp>
+#include <remat/io/schedule_document.hpp>
+
+namespace remat {
+
+/// A plan as read, with the problem that it is for.
+struct plan_document {
+  problem_document problem;  ///< as read
+  remat::result result;      ///< as the document claims; `evaluate` has the truth
+};
+
+/// Reads a plan.
+/// @param in a remat-schedule; its member `problem_document` is the problem
+/// @param p  the problem, where the document does not hold it; takes precedence
+/// @param l  bounds on what is accepted
+/// @throws bad_document if the text is no remat-schedule, or neither the document nor the caller has the problem; what
+///         `read_problem_document` and `read_schedule` throw
+/// Complexity: O(length of the text).
+inline plan_document read_plan(std::istream& in, const std::optional<problem_document>& p = std::nullopt,
+                               const document_limits& l = {}) {
+  const auto text = read_text(in, l.bytes);
+  const auto root = detail::parse(text, l);
+  const detail::members document(root, "");
+  document.version("remat-schedule", 2);
+  plan_document d;
+  if (p) {
+    d.problem = *p;
+  } else if (!document.has("problem_document")) {
+    throw bad_document(
+        "holds no problem (member problem_document): give the problem as well, by remat report --problem FILE or "
+        "remat.report(plan, problem)");
+  } else {
+    std::istringstream problem_text(document.at("problem_document").dump());
+    d.problem = read_problem_document(problem_text, l);
+  }
+  std::istringstream again(text);
+  d.result = read_schedule(again, d.problem.problem, l).result;
+  return d;
+}
+
+/// As above, from a file; messages begin with its name.
+inline plan_document read_plan(const std::filesystem::path& path, const std::optional<problem_document>& p = std::nullopt,
+                               const document_limits& l = {}) {
+  return detail::read_named(path, l, [&](std::istream& in, const document_limits& bounds) { return read_plan(in, p, bounds); });
+}
+
+/// Writes a plan with its problem.
+/// @param unknown members of the problem to write besides, from `read_problem_document`
+/// @throws bad_document if a name is not valid UTF-8
+inline void write_plan(std::ostream& out, const result& r, const problem& p, const unknown_problem_members& unknown = {}) {
+  std::ostringstream text;
+  write_problem(text, p, unknown);
+  write_schedule(out, r, p, {{"problem_document", nlohmann::ordered_json::parse(text.str())}});
+}
+
+/// As above, to a file, which is replaced as a whole or not at all.
+/// @throws error if the file cannot be written
+inline void write_plan(const std::filesystem::path& path, const result& r, const problem& p,
+                       const unknown_problem_members& unknown = {}) {
+  std::ostringstream text;
+  write_plan(text, r, p, unknown);
+  write_file(path, text.str());
+}
+
+}  // namespace remat

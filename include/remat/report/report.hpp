@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// What a report on a plan needs to know: the searches behind it.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <remat/core/evaluate.hpp>
+#include <remat/core/pareto_curve.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/result.hpp>
+#include <remat/core/solve.hpp>
+#include <remat/io/plan_document.hpp>
+#include <remat/io/problem_document.hpp>
+
+namespace remat {
+
+/// A plan with what it is compared with.
+struct plan_report {
+  remat::problem problem;
+  operation_labels labels;
+  remat::result plan;          ///< with the peak, time and recomputations that `evaluate` finds
+  store_all_needs store_all;   ///< what the step needs without a budget
+  std::vector<result> curve;   ///< time against budget
+  bytes_t more_bytes = 0;      ///< the step of memory that `more` has beyond the budget
+  std::optional<result> more;  ///< a plan with more memory; nothing if this plan takes no extra time
+};
+
+/// A gibibyte, or for small problems the power of two that is about an eighth of what store-all needs beyond held sources.
+inline bytes_t report_step(const problem& p, const store_all_needs& needs) {
+  const auto eighth = static_cast<std::uint64_t>(std::max<bytes_t>(8, needs.peak - p.held_bytes())) / 8;
+  return static_cast<bytes_t>(std::min(std::uint64_t{1} << 30, std::bit_floor(eighth)));
+}
+
+/// Compares a plan with other budgets.
+/// @param d         the plan with its problem
+/// @param s         the method that plans for other budgets
+/// @param l         limits of all searches together
+/// @param points    of the curve, >= 1
+/// @param observers as of `solve`
+/// @throws bad_schedule if the plan has no steps or is not valid, and what the searches throw
+/// Complexity: that of the searches.
+/// @code
+/// const auto d = remat::read_plan("plan.json");
+/// remat::write_file("report.html", remat::html_report(remat::compare_plan(d, remat::min_cut{}, {.seconds = 10})));
+/// @endcode
+template <solver S, observer... O>
+plan_report compare_plan(const plan_document& d, const S& s, const limits& l = {}, std::size_t points = 12, O&&... observers) {
+  const auto& p = d.problem.problem;
+  plan_report r{p, labels_of(d.problem), d.result, measure_store_all(p), {}, 0, std::nullopt};
+  if (r.plan.schedule.steps.empty()) throw bad_schedule(0, "the plan has no steps: nothing was found within its budget");
+  const auto e = evaluate(p, r.plan.schedule);
+  r.plan.peak = e.peak;
+  r.plan.peaks = e.peaks;
+  r.plan.seconds = e.seconds;
+  r.plan.recomputed = e.recomputed;
+  if (r.plan.budget == 0) r.plan.budget = e.peak;
+  auto share = l;
+  share.seconds = l.seconds * 3 / 4;
+  r.curve = pareto_curve(p, evenly{points}, s, share, observers...);
+  if (!r.plan.found()) r.plan.status = status::feasible;  // it has steps, which are valid
+  for (auto& point : r.curve) detail::adopt(point, r.plan, l.gap);
+  if (r.plan.seconds <= r.store_all.seconds * (1 + 1e-9)) return r;
+  r.more_bytes = report_step(p, r.store_all);
+  share.seconds = l.seconds / 4;
+  r.more = solve(p, std::max(r.plan.budget, e.peak) + r.more_bytes, s, start_from(r.plan.schedule), share, observers...);
+  // The curve may know a faster plan that fits.
+  for (const auto& other : r.curve) detail::adopt(*r.more, other, l.gap);
+  return r;
+}
+
+}  // namespace remat
