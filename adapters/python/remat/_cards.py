@@ -118,7 +118,7 @@ def optimizer_bytes(optimizer: Any, model: torch.nn.Module) -> int | str | None:
     from ._states import state_bytes
 
     if isinstance(optimizer, str):
-        classes = {name.lower(): cls for name, cls in vars(torch.optim).items()
+        classes: dict[str, Any] = {name.lower(): cls for name, cls in vars(torch.optim).items()
                    if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and cls is not torch.optim.Optimizer}
         if optimizer.lower() in classes:
             optimizer = classes[optimizer.lower()](model.parameters(), lr=1e-3)

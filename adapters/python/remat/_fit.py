@@ -8,7 +8,6 @@ import html
 import json
 import numbers
 import os
-import pathlib
 from typing import Any, Callable, Iterable, Mapping
 
 import torch
@@ -17,6 +16,7 @@ from . import _core, _options, _tree
 from ._cards import Card, card_for, optimizer_bytes
 from ._errors import OverBudget
 from ._plan import Roofline, parts_of, prepared
+from ._report import write_whole
 from ._session import Options, Session
 
 _EXTRAS = (0.05, 0.10, 0.20)  #: the table shows the memory that these shares of extra time buy
@@ -59,12 +59,12 @@ class Fit:
     @property
     def verdict(self) -> str:
         """A sentence."""
-        where = f"{_text(self.budget)} on {self.device}"
+        where = f"{_core.format_bytes(self.budget)} on {self.device}"
         if self.eager_peak <= self.budget:
             return f"The plain step fits into {where}."
         if self.chosen is None:
-            return (f"Training does not fit into {where}: the smallest budget with a plan is {_text(self.smallest)}, "
-                    f"and less than {_text(self.smallest_bound)} is impossible without offloading.")
+            return (f"Training does not fit into {where}: the smallest budget with a plan is {_core.format_bytes(self.smallest)}, "
+                    f"and less than {_core.format_bytes(self.smallest_bound)} is impossible without offloading.")
         cost = f"{100 * self.chosen.extra:.1f} % extra time"
         if not self.fits:
             return f"Training fits into {where} at {cost}, more than the {100 * self.allowed:g} % asked for."
@@ -77,17 +77,14 @@ class Fit:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes `json()` to a file, all or nothing."""
-        target = pathlib.Path(path)
-        part = target.with_name(target.name + ".part")
-        part.write_text(self.json() + "\n", encoding="utf-8")
-        part.replace(target)
+        write_whole(path, self.json() + "\n")
 
     def _rows(self) -> list[tuple[str, str]]:
-        rows = [(name, _text(size)) for name, size in self.sizes.items() if size or name in ("parameters", "gradients")]
-        rows += [("", ""), ("peak of the plain step", _text(self.eager_peak))]
-        rows += [(p.name, f"{_text(p.peak):>11}  +{100 * p.extra:.1f} % time, {p.recomputed} operations again") for p in self.points]
-        rows += [("smallest budget, found / proven", f"{_text(self.smallest)} / {_text(self.smallest_bound)}"), ("", "")]
-        rows += [("memory of the device", _text(self.memory)), ("context and libraries", _text(self.reserved)), ("budget", _text(self.budget))]
+        rows = [(name, _core.format_bytes(size)) for name, size in self.sizes.items() if size or name in ("parameters", "gradients")]
+        rows += [("", ""), ("peak of the plain step", _core.format_bytes(self.eager_peak))]
+        rows += [(p.name, f"{_core.format_bytes(p.peak):>11}  +{100 * p.extra:.1f} % time, {p.recomputed} operations again") for p in self.points]
+        rows += [("smallest budget, found / proven", f"{_core.format_bytes(self.smallest)} / {_core.format_bytes(self.smallest_bound)}"), ("", "")]
+        rows += [("memory of the device", _core.format_bytes(self.memory)), ("context and libraries", _core.format_bytes(self.reserved)), ("budget", _core.format_bytes(self.budget))]
         return rows
 
     def __str__(self) -> str:
@@ -189,7 +186,7 @@ def largest(make_args: Callable[[int], Any], model: torch.nn.Module, *, device: 
             high = middle
     if low < 0:
         why = "no plan fits" if tried[choices[0]] is None else f"it takes more than {100 * extra:g} % extra time"
-        raise OverBudget(f"{choices[0]}, the smallest of the values, does not fit into {_text(available)} on {there.name}: {why}; it would run out of memory.")
+        raise OverBudget(f"{choices[0]}, the smallest of the values, does not fit into {_core.format_bytes(available)} on {there.name}: {why}; it would run out of memory.")
     best = Largest(choices[low])
     point = tried[choices[low]]
     assert point is not None
@@ -236,19 +233,19 @@ def _cheapest(share: float, known: list[tuple[int, float]], least: FitPoint, sma
     low, over = max(((peak, extra) for peak, extra in known if extra > share and peak < least.peak), default=(smallest, 2 * share))
     high, under = min(((peak, extra) for peak, extra in known if extra <= share and peak < least.peak), default=(least.peak, least.extra))
     best = dataclasses.replace(least, name=name)
-    for step in range(4):
+    for _ in range(6):
         aim = min(max((over - 0.99 * share) / (over - under), 0.05), 0.95)  # as if the curve were a line between the two
-        limit = low + round((high - low) * aim)
-        if step == 3 or high - low < 0.005 * high:  # the schedule there need not have been planned yet
-            limit = high
-        point = planned(limit, name) if limit < best.peak else None
+        limit = high if high - low < 0.005 * high else low + round((high - low) * aim)
+        if limit >= best.peak:
+            break
+        point = planned(limit, name)
         if point is not None and point.extra <= share:
             best = point if point.peak < best.peak else best
             high, under = best.peak, point.extra
-        elif limit == high:
-            break
         else:
             low, over = limit, 2 * share if point is None else point.extra
+            if limit == high:  # a plan takes more than its schedule: its arena has gaps
+                high, under = best.peak, best.extra
     return best
 
 
@@ -265,13 +262,3 @@ def _arguments(made: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 
 def _bytes(budget: int | float | str) -> int:
     return _core.parse_bytes(_options.size("budget", budget))
-
-
-def _text(size: int) -> str:
-    """A size for people."""
-    value, unit = float(size), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.2f} {unit}"

@@ -66,7 +66,7 @@ def flattened(offload: Any, planner: Any, older: dict[str, Any]) -> dict[str, An
     """
     if planner is not None and not isinstance(planner, Planner):
         raise TypeError(f"planner must be a remat.Planner, got {planner!r}")
-    groups = [planner or Planner(), offload if isinstance(offload, Offload) else Offload(offload)]
+    groups: list[Any] = [planner or Planner(), offload if isinstance(offload, Offload) else Offload(offload)]
     found = {f.name: getattr(group, f.name) for group in groups for f in dataclasses.fields(group)}
     found["offload"] = found.pop("kind")
     for name, value in older.items():

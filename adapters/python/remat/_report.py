@@ -91,15 +91,15 @@ class Plan(Mapping[str, Any]):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes `document()`, for `remat report`."""
-        _write(path, self.document())
+        write_whole(path, self.document())
 
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Writes computations, copies and memory over time, for Perfetto and chrome://tracing."""
-        _write(path, _core.chrome_trace(self.document(), ""))
+        write_whole(path, _core.chrome_trace(self.document(), ""))
 
     def memory_snapshot(self, path: str | os.PathLike[str]) -> None:
         """Writes the planned memory as a snapshot for pytorch.org/memory_viz."""
-        _write(path, _core.memory_snapshot(self.document(), ""))
+        write_whole(path, _core.memory_snapshot(self.document(), ""))
 
     def report(self, *, time_limit: float = 10.0, points: int = 12) -> Report:
         """A page about the plan. time_limit: of the searches for other budgets, seconds. points: budgets of the curve."""
@@ -145,7 +145,7 @@ class Report(str):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the page: as a whole, or not at all."""
-        _write(path, self.html())
+        write_whole(path, self.html())
 
     def _repr_html_(self) -> str:
         return f'<iframe srcdoc="{html.escape(self.html())}" style="width:100%;height:48rem;border:0"></iframe>'
@@ -182,5 +182,5 @@ def report(plan: Plan | Mapping[str, Any] | str | os.PathLike[str], problem: Map
     return Report(f"{name}: peak {_core.format_bytes(peak)}, {_core.format_seconds(seconds)} per step", text, told, time_limit, points)
 
 
-def _write(path: str | os.PathLike[str], content: str | bytes) -> None:
+def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
     _core.write_file(os.fsdecode(path), content.encode() if isinstance(content, str) else content)

@@ -145,7 +145,7 @@ class Rockmate(torch.nn.Module):
                 self._wrap(method, limits)
             except OverBudget:
                 continue
-            plan: dict[str, Any] = of(self.original_mod).plan if self._trains() else {"solver": method.solver, "seconds": 0.0}
+            plan: Mapping[str, Any] = of(self.original_mod).plan if self._trains() else {"solver": method.solver, "seconds": 0.0}
             if plan["solver"] != _OF_NO_METHOD:
                 found.append((plan["seconds"], method))
         if found:
