@@ -12,7 +12,8 @@ if not devices:
 
 layer = torch.nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)
 model = torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
-remat.wrap(model, device=devices[0], budget="70% of activations", offload="all", host_budget="1 GiB", time_limit=5)
+remat.wrap(model, device=devices[0], budget="70% of activations", offload="all", host_budget="1 GiB",
+           planner=remat.Planner(time_limit=5))
 optimizer = remat.optimizer(model.parameters(), torch.optim.AdamW, model=model, step="overlap", lr=1e-3)
 for step in range(4):
     x = torch.randn(16, 64, 64)

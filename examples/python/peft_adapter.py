@@ -9,7 +9,7 @@ import remat
 device = [d["device"] for d in remat.devices() if not d["problem"]][:2][-1]  # the first GPU that steps can run on, or "cpu"
 model = GPT2LMHeadModel(GPT2Config(vocab_size=256, n_positions=64, n_embd=64, n_layer=4, n_head=4, bos_token_id=0, eos_token_id=0))
 model = get_peft_model(model, LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True)).to(device)
-remat.wrap(model, budget="70% of activations", time_limit=5)  # the one line
+remat.wrap(model, budget="70% of activations", planner=remat.Planner(time_limit=5))  # the one line
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
 before = model.base_model.model.transformer.h[0].attn.c_attn.base_layer.weight.clone()
 for step in range(4):

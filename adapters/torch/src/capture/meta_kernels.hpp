@@ -11,8 +11,8 @@ namespace remat::pytorch::detail {
 /// The kernel of an operator for tensors on `meta`. Its results have the geometry that the operator gives on devices: either both
 /// share this code in PyTorch ("structured" operators), or the rule is stated and tested here.
 ///
-/// The dispatcher would call other kernels: PyTorch has registered Python functions in front of its own, and their first call imports
-/// its compiler (80 MB).
+/// The dispatcher would call other kernels: PyTorch has registered Python functions in front of its own, and their first call
+/// imports its compiler (80 MB).
 /// @param device where the tensors of the call lie
 /// @return null if the operator has none that holds for this device
 const c10::KernelFunction* meta_kernel(const c10::OperatorHandle& op, c10::DeviceType device);

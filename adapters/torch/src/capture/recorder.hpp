@@ -167,8 +167,8 @@ class recorder {
 
   /// A tensor of the step that owns no memory: an input or the gradient of an output.
   at::Tensor stand_in(const at::Tensor& like, at::IntArrayRef strides, role from, std::size_t position) {
-    const bool keep = from == role::input && at::isIntegralType(like.scalar_type(), true) && like.nbytes() <= value_limit() &&
-                      has_memory(like);
+    const bool keep =
+        from == role::input && at::isIntegralType(like.scalar_type(), true) && like.nbytes() <= value_limit() && has_memory(like);
     auto t = hollow_tensor(like.sizes(), strides, like.options());
     const auto s = add(t, keep ? contents::kept : contents::hollow);
     if (keep) {

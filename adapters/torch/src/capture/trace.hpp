@@ -101,9 +101,9 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
              const std::vector<at::Tensor>& buffers, const std::vector<std::string>& names, const std::vector<output_use>& uses,
              step_run* run = nullptr);
 
-/// The largest sum of bytes that the calls of a step have alive at a time in eager mode, beyond what is held before it. A tensor lives
-/// from the call that makes it to the last one that uses it; gradients and outputs live to the end. Kernels' workspaces, and tensors
-/// that Python code holds for longer, do not count. Complexity: O(V + E).
+/// The largest sum of bytes that the calls of a step have alive at a time in eager mode, beyond what is held before it. A tensor
+/// lives from the call that makes it to the last one that uses it; gradients and outputs live to the end. Kernels' workspaces,
+/// and tensors that Python code holds for longer, do not count. Complexity: O(V + E).
 bytes_t plain_peak(const trace& recorded);
 
 /// Storage versions and nodes of a recorded step.
