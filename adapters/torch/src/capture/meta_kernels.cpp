@@ -19,6 +19,7 @@
 #include "known_results.hpp"
 
 namespace remat::pytorch::detail {
+namespace geometry {  // names of its own where sources are compiled as one
 namespace {
 
 namespace meta = at::meta;
@@ -206,6 +207,11 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor&, const Ten
           wanted[2] && bias ? made(C10_AS_INTARRAYREF_SLOW(*bias), type) : Tensor()};
 }
 
+}  // namespace
+}  // namespace geometry
+
+namespace {
+
 std::mutex distrusted_mutex;
 std::set<std::string> distrusted;
 
@@ -218,6 +224,7 @@ void distrust_meta_kernel(const c10::OperatorHandle& op) {
 }
 
 const c10::KernelFunction* meta_kernel(const c10::OperatorHandle& op, c10::DeviceType device) {
+  using namespace geometry;
   struct kernel {
     c10::KernelFunction function;
     bool of_host;
