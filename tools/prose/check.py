@@ -12,7 +12,7 @@ from collections.abc import Iterator
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MOST_WORDS, MOST_COLUMNS = 30, 119
 #: Their tables quote error messages and lines of code, and a row of a table cannot be wrapped.
-WIDE_TABLES = {"docs/operators.md", "docs/coming-from.md"}
+WIDE_TABLES = {"docs/operators.md", "docs/coming-from.md", "docs/papers.md"}
 #: Phrases that make a reader look back, or that are not English; each with a replacement.
 AVOID = {
     r"that which": "the noun", r"of which": "a second sentence", r"of whom": "a second sentence", r"of it": "its, or the noun",
