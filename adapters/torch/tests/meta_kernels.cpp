@@ -11,6 +11,7 @@
 #include "../src/capture/lists.hpp"
 #include "../src/capture/meta_kernels.hpp"
 
+namespace meta_kernel_tests {  // names of its own where sources are compiled as one
 namespace {
 
 namespace rpd = remat::pytorch::detail;
@@ -18,13 +19,13 @@ using stack = std::vector<c10::IValue>;
 using at::Tensor;
 
 /// How a tensor lies in memory.
-enum class layout { plain, transposed, channels_last, gaps, transposed_gaps, expanded };
-constexpr auto layouts = {layout::plain, layout::transposed,      layout::channels_last,
-                          layout::gaps,  layout::transposed_gaps, layout::expanded};
+enum class arrangement { plain, transposed, channels_last, gaps, transposed_gaps, expanded };
+constexpr auto layouts = {arrangement::plain, arrangement::transposed,      arrangement::channels_last,
+                          arrangement::gaps,  arrangement::transposed_gaps, arrangement::expanded};
 
-/// Makes tensors of the same type, all with that layout where their sizes permit it.
+/// Makes operands of the same type, all with that layout where their sizes permit it.
 struct maker {
-  layout how;
+  arrangement how;
   at::ScalarType type;
 
   Tensor operator()(std::vector<int64_t> sizes) const { return made(std::move(sizes), type); }
@@ -37,18 +38,18 @@ struct maker {
   }
   Tensor made(std::vector<int64_t> sizes, at::ScalarType of) const {
     const auto n = sizes.size();
-    if (how == layout::transposed && n >= 2) {
+    if (how == arrangement::transposed && n >= 2) {
       std::swap(sizes[n - 1], sizes[n - 2]);
       return at::rand(sizes).to(of).transpose(-1, -2);
     }
-    if (how == layout::channels_last && n == 4) return at::rand(sizes).to(of).contiguous(at::MemoryFormat::ChannelsLast);
-    if (how == layout::gaps && n >= 1) return made_with_gaps(sizes, of);
-    if (how == layout::transposed_gaps && n >= 2) {  // as heads of an attention in one product
+    if (how == arrangement::channels_last && n == 4) return at::rand(sizes).to(of).contiguous(at::MemoryFormat::ChannelsLast);
+    if (how == arrangement::gaps && n >= 1) return made_with_gaps(sizes, of);
+    if (how == arrangement::transposed_gaps && n >= 2) {  // as heads of an attention in one product
       std::swap(sizes[n - 2], sizes[n >= 3 ? n - 3 : n - 1]);
       auto t = made_with_gaps(sizes, of);
       return n >= 3 ? t.transpose(-2, -3) : t.transpose(-1, -2);
     }
-    if (how == layout::expanded && n >= 2) {
+    if (how == arrangement::expanded && n >= 2) {
       auto all = sizes;
       sizes[0] = 1;
       return at::rand(sizes).to(of).expand(all);
@@ -78,14 +79,14 @@ std::map<std::string, std::vector<stack>> cases(const maker& m) {
   for (const auto* name : {"add.Tensor", "sub.Tensor"})
     all[name] = {{m(image), m(image), 1}, {m(image), m.whole({3, 1, 8}), 2}, {m(matrix), at::rand({6}), 1}};
   for (const auto* name : {"add_.Tensor", "sub_.Tensor"})
-    if (m.how != layout::expanded) all[name] = {{m(image), m(image), 1}, {m(image), m.whole({3, 1, 8}), 2}};
+    if (m.how != arrangement::expanded) all[name] = {{m(image), m(image), 1}, {m(image), m.whole({3, 1, 8}), 2}};
   for (const auto* name : {"mul_.Tensor", "div_.Tensor"})
-    if (m.how != layout::expanded) all[name] = {{m(image), m(image)}, {m(image), m.whole({3, 1, 8})}};
+    if (m.how != arrangement::expanded) all[name] = {{m(image), m(image)}, {m(image), m.whole({3, 1, 8})}};
   for (const auto* name : {"mul.Scalar", "div.Scalar", "pow.Tensor_Scalar", "eq.Scalar", "ne.Scalar", "lt.Scalar", "le.Scalar",
                            "gt.Scalar", "ge.Scalar"})
     all[name] = {{m(image), 2}, {m(matrix), 1.5}, {m.positions(matrix), 2}};
   for (const auto* name : {"mul_.Scalar", "div_.Scalar"})
-    if (m.how != layout::expanded) all[name] = {{m(image), 1.5}};
+    if (m.how != arrangement::expanded) all[name] = {{m(image), 1.5}};
   all["pow.Scalar"] = {{2, m(matrix)}};
   for (const auto* name : {"add.Scalar", "sub.Scalar"}) all[name] = {{m(image), 2, 1}, {m.positions(matrix), 1.5, 1}};
   all["gelu"] = {{m(image), "none"}, {m(matrix), "tanh"}};
@@ -137,7 +138,7 @@ std::map<std::string, std::vector<stack>> cases(const maker& m) {
                          {m(image), at_positions({m.positions({5}), Tensor(), m.positions({4, 5})})}};
   all["index_select"] = {{m(image), 1, m.positions({5})}, {m(matrix), -1, m.positions({})}};
   all["gather"] = {{m(matrix), 1, m.positions({4, 2})}};
-  if (m.how != layout::expanded) {
+  if (m.how != arrangement::expanded) {
     all["index_add_"] = {{m(matrix), 0, m.positions({3}), m({3, 6}), 1}};
     all["scatter_add_"] = {{m(matrix), 0, m.positions({3, 6}), m({3, 6})}};
     all["_index_put_impl_"] = {{m(matrix), at_positions({m.positions({5})}), m({5, 6}), true, false}};
@@ -245,10 +246,10 @@ std::map<std::string, std::vector<stack>> cases(const maker& m) {
   return all;
 }
 
-/// A call as the recorder notes it, and its tensors.
+/// A call as the recorder notes it, and its operands.
 std::pair<rpd::traced_call, std::vector<Tensor>> called(const c10::OperatorHandle& op, const stack& arguments) {
   rpd::traced_call c{op, {}, {}, {}, false, {}, {}};
-  std::vector<Tensor> tensors;
+  std::vector<Tensor> operands;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     auto v = arguments[i];
     rpd::each_tensor(arguments[i], [&](const Tensor& t, int element) {
@@ -256,7 +257,7 @@ std::pair<rpd::traced_call, std::vector<Tensor>> called(const c10::OperatorHandl
       o.at = static_cast<int>(i);
       o.element = element;
       c.operands.push_back(o);
-      tensors.push_back(t);
+      operands.push_back(t);
       if (element >= 0) {
         auto l = v.toList().copy();
         l.set(static_cast<std::size_t>(element), Tensor());
@@ -265,7 +266,7 @@ std::pair<rpd::traced_call, std::vector<Tensor>> called(const c10::OperatorHandl
     });
     c.arguments.push_back(v.isTensor() ? c10::IValue(Tensor()) : v);
   }
-  return {std::move(c), std::move(tensors)};
+  return {std::move(c), std::move(operands)};
 }
 
 }  // namespace
@@ -282,9 +283,9 @@ TEST_CASE("kernels for geometry agree with those of the host", "[meta_kernels]")
           const auto dot = name.find('.');
           const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(("aten::" + name.substr(0, dot)).c_str(),
                                                                          dot == name.npos ? "" : name.substr(dot + 1).c_str());
-          INFO(name << " " << type << " layout " << static_cast<int>(how));
-          const auto [c, tensors] = called(op, arguments);
-          const auto results = rpd::deduced(c, tensors);
+          INFO(name << " " << type << " arrangement " << static_cast<int>(how));
+          const auto [c, operands] = called(op, arguments);
+          const auto results = rpd::deduced(c, operands);
           auto real = arguments;
           try {
             const at::AutoDispatchBelowADInplaceOrView below;
@@ -294,11 +295,11 @@ TEST_CASE("kernels for geometry agree with those of the host", "[meta_kernels]")
           }
           if (!results) {
             ++kept;
-            CHECK(how != layout::plain);
+            CHECK(how != arrangement::plain);
             continue;
           }
           ++told;
-          const auto known = results->over(tensors);
+          const auto known = results->over(operands);
           REQUIRE(known.size() == real.size());
           for (std::size_t i = 0; i < real.size(); ++i) {
             const Tensor want = real[i].toTensor(), have = known[i].toTensor();
@@ -312,7 +313,7 @@ TEST_CASE("kernels for geometry agree with those of the host", "[meta_kernels]")
             CHECK(want.device() == have.device());
             CHECK(want.storage().nbytes() == have.storage().nbytes());
             CHECK(want.storage_offset() == have.storage_offset());
-            for (const auto& t : tensors) CHECK(want.is_same(t) == have.is_same(t));
+            for (const auto& t : operands) CHECK(want.is_same(t) == have.is_same(t));
           }
         }
       }
@@ -322,3 +323,5 @@ TEST_CASE("kernels for geometry agree with those of the host", "[meta_kernels]")
     if (const auto op = c10::Dispatcher::singleton().findSchema(name); op && rpd::meta_kernel(*op, c10::kCPU) != nullptr)
       CHECK(tried.count(c10::toString(name)) == 1);
 }
+
+}  // namespace meta_kernel_tests
