@@ -60,7 +60,7 @@ class Fit:
     def verdict(self) -> str:
         """A sentence."""
         where = f"{_core.format_bytes(self.budget)} on {self.device}"
-        if self.eager_peak <= self.budget:
+        if self.eager_peak <= self.budget and self.fits:
             return f"The plain step fits into {where}."
         if self.chosen is None:
             return (f"Training does not fit into {where}: the smallest budget with a plan is {_core.format_bytes(self.smallest)}, "
