@@ -184,31 +184,34 @@ class Fit(unittest.TestCase):
 
 
 class Largest(unittest.TestCase):
+    VALUES = range(1, 33)
+
     @classmethod
     def setUpClass(cls):
         torch.manual_seed(0)
         cls.points = remat.fit(Net(), arguments(8), device=DEVICE, budget="1 GiB").points
 
-    def test_against_all_values(self):
-        model, most = Net(), 0.10
+    def largest(self, budget, extra):
+        return remat.largest(lambda n: on_meta(arguments(n)), Net().to("meta"), device=DEVICE, values=self.VALUES, extra=extra, budget=budget)
+
+    def test_against_all_values_without_recomputation(self):
         budget = self.points[2].peak
-        values = range(1, 13)
-
-        def does(n):
-            try:
-                plan = remat.plan(model, arguments(n), budget=budget, device=DEVICE, time_limit=1)
-            except remat.OverBudget:
-                return False
-            return plan["seconds"] <= (1 + most) * plan["plain_seconds"]
-
-        wanted = max(n for n in values if does(n))
-        found = remat.largest(lambda n: on_meta(arguments(n)), copy.deepcopy(model).to("meta"), device=DEVICE, values=values, extra=most, budget=budget)
+        wanted = max(n for n in self.VALUES if remat.plan(Net(), arguments(n), budget="1 GiB", device=DEVICE, time_limit=0.1)["peak"] <= budget)
+        found = self.largest(budget, 0)
         self.assertEqual(found, wanted)
-        self.assertGreaterEqual(found, 7)
-        self.assertLess(found, 12)
+        self.assertEqual(found.point.recomputed, 0)
+        self.assertLess(len(found.tried), len(self.VALUES))
+
+    def test_recomputation_makes_room(self):
+        budget, most = self.points[2].peak, 0.10
+        plain, found = self.largest(budget, 0), self.largest(budget, most)
+        self.assertGreater(found, plain)
         self.assertLessEqual(found.point.peak, budget)
         self.assertLessEqual(found.point.extra, most)
-        self.assertLess(len(found.tried), len(values))
+        plan = remat.plan(Net(), arguments(int(found)), budget=budget, device=DEVICE, time_limit=2)  # the same from a search of its own
+        self.assertLessEqual(plan["seconds"], (1 + most) * plan["plain_seconds"])
+        with self.assertRaises(remat.OverBudget):  # the last value is beyond any plan
+            remat.plan(Net(), arguments(self.VALUES[-1]), budget=budget, device=DEVICE, time_limit=1)
 
     def test_ends_of_the_range(self):
         make = lambda n: {"x": arguments(n)[0], "labels": arguments(n)[1]}  # noqa: E731
