@@ -174,7 +174,7 @@ def measure(name, rounds, compiled):
         if isinstance(budget, str):
             remat.wrap(model, inputs, budget=budget)
         else:
-            remat.wrap(model, inputs, planner=remat.Planner(activation_budget=budget))
+            remat.wrap(model, inputs, planner=remat.Planner(activation_budget=budget, first_limit=20))
         print(f"{name}: {who}: ready in {time.perf_counter() - begin:.1f} s", file=sys.stderr)
         contestants[who] = model, inputs
     for who, (model, inputs) in contestants.items():

@@ -43,7 +43,7 @@ def planned(name: str, fraction: float, eager: int) -> Contestant | None:
     """A model wrapped at a share of eager's peak; None if no plan fits."""
     model, inputs = step.make(name)
     try:
-        remat.wrap(model, inputs, planner=remat.Planner(activation_budget=int(fraction * eager)))
+        remat.wrap(model, inputs, planner=remat.Planner(activation_budget=int(fraction * eager), first_limit=20))
     except remat.OverBudget:
         return None
     return model, inputs

@@ -18,6 +18,9 @@ class Planner:
     """In place of `budget`: bytes for activations, outputs and new gradients. What is held before the step comes on top."""
     solver: str = "auto"  #: a name of `solvers()`
     time_limit: float = 20.0  #: of a search, seconds
+    first_limit: float = 1.0
+    """Seconds that a step waits for its plan, if one that fits is found by then. The search goes on beside the following steps for the rest of `time_limit`,
+    and they adopt what it finds."""
     gap: float = 0.005  #: a search ends at this relative distance to the proven bound
     seed: int = 0  #: of the search
     follow: bool | None = None

@@ -42,7 +42,7 @@ def plan(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str
     device: where to take times from instead of measuring; model and arguments may then be on `meta`, without any data.
     Raises OverBudget if no schedule fits, Refused if the model cannot be captured, Error or ValueError for options.
     """
-    options = Options(budget, activation_budget, solver, time_limit, gap, seed, device=parts_of(device))
+    options = Options(budget, activation_budget, solver, time_limit, time_limit, gap, seed, device=parts_of(device))
     session = prepared(model, options)
     session._prepare(model, args, kwargs)
     return session.plan

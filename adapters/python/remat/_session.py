@@ -42,6 +42,7 @@ class Options:
     activation_budget: int | float | str | None = None
     solver: str = "auto"
     time_limit: float = 20.0
+    first_limit: float = 1.0
     gap: float = 0.005
     seed: int = 0
     verify: int = 0
@@ -78,7 +79,7 @@ class Options:
         for name, kinds in (("graph", bool), ("follow", (bool, type(None)))):
             if not isinstance(getattr(self, name), kinds):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        for name, kind in (("time_limit", numbers.Real), ("gap", numbers.Real), ("seed", numbers.Integral), ("verify", numbers.Integral)):
+        for name, kind in (("time_limit", numbers.Real), ("first_limit", numbers.Real), ("gap", numbers.Real), ("seed", numbers.Integral), ("verify", numbers.Integral)):
             _options.number(name, getattr(self, name), kind)
         if self.seed >= 1 << 64:
             raise ValueError(f"seed must be less than 2^64, got {self.seed}")
@@ -361,7 +362,8 @@ class Session:
                               "automatic" if o.solver == "auto" else o.solver, o.time_limit, o.gap, o.seed, o.verify,
                               o.on_new_shape, o.folder(), _progress, o.device, *o.spill(),
                               paged, paged and o.weights == "planned", o.most, o.far, o.graph,
-                              "" if o.steps_on is None else str(o.steps_on), o.followed(), o.on_refuse == "raise", o.optimizer_bytes())
+                              "" if o.steps_on is None else str(o.steps_on), o.followed(), o.on_refuse == "raise", o.optimizer_bytes(),
+                              o.first_limit)
 
     def _place_weights(self, model: torch.nn.Module) -> None:
         """Moves weights to where the options want them, and sees to it that gradients go there."""

@@ -262,7 +262,7 @@ class python_session {
                  const std::optional<std::string>& cache, py::object log, const std::optional<roofline_parts>& device,
                  const std::optional<std::string>& disk, const std::string& disk_budget, bool gradients_leave, bool plan_weights,
                  remat::bytes_t most, remat::bytes_t on_host, bool graph, const std::string& steps_on, bool follow, bool strict,
-                 remat::bytes_t optimizer)
+                 remat::bytes_t optimizer, double first_seconds)
       : interrupted_(std::make_shared<interruption>()), line_(std::make_shared<terminal_line>()) {
     auto trained = std::make_shared<python_model>(std::move(name), std::move(source));
     const auto tell = shared(std::move(log));
@@ -299,6 +299,7 @@ class python_session {
       o.follow = follow;
       o.strict = strict;
       o.optimizer = optimizer;
+      o.first_seconds = first_seconds;
       if (plan_weights) o.fetched = rp::worth_fetching;
       if (most >= 0) o.most = most;
       o.new_shapes = new_shapes;
@@ -598,7 +599,7 @@ PYBIND11_MODULE(_torch, m) {
       .def(py::init<std::string, py::object, const std::string&, bool, const std::string&, double, double, std::uint64_t,
                     std::size_t, const std::string&, const std::optional<std::string>&, py::object,
                     const std::optional<roofline_parts>&, const std::optional<std::string>&, const std::string&, bool, bool,
-                    remat::bytes_t, remat::bytes_t, bool, const std::string&, bool, bool, remat::bytes_t>())
+                    remat::bytes_t, remat::bytes_t, bool, const std::string&, bool, bool, remat::bytes_t, double>())
       .def("forward", bound<&python_session::forward>)
       .def("prepare", bound<&python_session::prepare>)
       .def("report", bound<&python_session::report>)

@@ -989,7 +989,8 @@ class Groups(unittest.TestCase):
         for options, error, words in (({"tim_limit": 3}, TypeError, "tim_limit"), ({"planner": 3}, TypeError, "remat.Planner"),
                                       ({"planner": remat.Planner(), "gap": 0.1}, TypeError, "gap"),
                                       ({"offload": remat.Offload("all"), "weights": "paged"}, TypeError, "weights"),
-                                      ({"offload": remat.Offload("some")}, ValueError, "some"), ({"planner": remat.Planner(gap="x")}, TypeError, "gap")):
+                                      ({"offload": remat.Offload("some")}, ValueError, "some"), ({"planner": remat.Planner(gap="x")}, TypeError, "gap"),
+                                      ({"planner": remat.Planner(first_limit=-1)}, ValueError, "first_limit")):
             with self.subTest(options), self.assertRaisesRegex(error, words):
                 remat.wrap(Chain(), **options)
 

@@ -23,7 +23,7 @@ constexpr double slower = 1;
 inline remat::pytorch::wrap_options quick(const remat::pytorch::budget& b = "100%", double seconds = 5) {
   remat::pytorch::wrap_options o;
   o.budget = b;
-  o.limits.seconds = slower * seconds;
+  o.limits.seconds = o.first_seconds = slower * seconds;
   o.solver = [](const remat::problem& p, remat::bytes_t within, const remat::limits& l,
                 const remat::pytorch::plan_observer& watch) { return remat::solve(p, within, remat::min_cut(), l, watch); };
   o.profile = {.cache = {}, .seconds = 0.05};

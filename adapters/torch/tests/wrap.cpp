@@ -487,6 +487,61 @@ TEST_CASE("decisions are taken over for other sizes of the same graph, and a bet
   CHECK(run.report().recomputed == 0);
 }
 
+TEST_CASE("a step waits for a first plan only, and a better one is found beside the steps", "[device]") {
+  twins t(0);
+  for (auto* m : {&t.plain, &t.planned}) {
+    ::torch::manual_seed(17);
+    *m = models::gpt(2, 6, 48, 32);
+  }
+  constexpr double brief = 0.2;  // seconds; a search beside the steps has more for each of its rounds
+  std::atomic<int> whole = 0;
+  auto o = testing::quick("70%");
+  o.limits.seconds = 2;
+  o.first_seconds = brief / 2;
+  o.solver = [&, solver = o.solver, most = max_bytes](const problem& p, bytes_t within, const limits& l,
+                                                      const rt::plan_observer& watch) mutable {
+    if (l.seconds > brief) {
+      ++whole;
+      return solver(p, within, l, watch);
+    }
+    most = std::min(most, within - (within - p.held_bytes()) / 8);  // what is left over is found later
+    auto r = solver(p, std::min(within, most), {.seconds = 2}, watch);
+    if (!r.found()) return r;
+    r.status = status::feasible;
+    r.bound = 0;
+    return r;
+  };
+  testing::runner run(t.planned.module, t.planned.forward, o);
+  run.prepare(t.planned.inputs);
+  CHECK(whole == 0);
+  const auto first = run.report();
+  REQUIRE(first.recomputed > 0);
+  CHECK(first.gap > o.limits.gap);
+  const auto step = [&] {
+    for (auto* s : {&t.plain, &t.planned}) {
+      ::torch::manual_seed(3);
+      s->module->zero_grad();
+      models::loss_of(s == &t.plain ? s->forward(s->inputs) : run.forward(s->inputs)).backward();
+    }
+    check_same(grads(*t.plain.module), grads(*t.planned.module));
+    CHECK(run.report().total() <= first.budget);
+  };
+  step();
+  CHECK(whole == 0);  // which begins with the second step
+  for (int k = 0; k < 500 && run.report().step_seconds == first.step_seconds; ++k) step();
+  CHECK(whole > 0);
+  CHECK(run.report().step_seconds < first.step_seconds);
+
+  o.first_seconds = o.limits.seconds;
+  whole = 0;
+  testing::runner patient(t.planned.module, t.planned.forward, o);
+  patient.prepare(t.planned.inputs);
+  CHECK(whole > 0);
+
+  o.first_seconds = -1;
+  CHECK_THROWS_WITH(testing::runner(t.planned.module, t.planned.forward, o), Catch::Contains("first_seconds"));
+}
+
 TEST_CASE("a search beside the steps that fails, or whose log does, ends nothing else") {
   const bool log_fails = GENERATE(false, true);
   const auto s = models::gpt(2, 6, 48, 32);

@@ -29,7 +29,8 @@ struct plan {
   schedule steps;
   result found;
   double plan_seconds = 0;
-  std::string taken_from = {};                   ///< not empty: decisions of that plan; a longer search may find better ones
+  std::string taken_from = {};                   ///< decisions of a plan for these inputs; empty: it has been searched for
+  bool unfinished = false;                       ///< a longer search may find a better one
   mutable std::atomic<bool> superseded = false;  ///< there is a better one by now
 };
 

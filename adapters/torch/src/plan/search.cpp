@@ -190,6 +190,7 @@ std::shared_ptr<const plan> take_over(const setup& s, bytes_t available, const s
     if (!has_room(s, *made->run, available)) continue;
     made->found.solver = k->found.solver;
     made->taken_from = k->taken_from.empty() ? other.inputs : k->taken_from;
+    made->unfinished = true;
     made->plan_seconds = since(begin);
     return made;
   }
@@ -205,7 +206,7 @@ std::shared_ptr<const plan> glance(const setup& s, bytes_t available, const sear
   const auto made = lay_out_plan(s, r.schedule, available);
   if (!has_room(s, *made->run, available)) return nullptr;
   made->found = r;
-  made->taken_from = "a short search";
+  made->unfinished = true;
   made->plan_seconds = since(begin);
   return made;
 }
@@ -227,8 +228,8 @@ std::shared_ptr<plan> laid_out_again(const setup& s, bytes_t available, const re
 }
 
 /// The planner's memory model is cautious where operators work in place, and knows nothing of fragmentation; so several
-/// budgets are tried, each corrected by what the layout of the answer took.
-std::shared_ptr<const plan> search_anew(const setup& s, bytes_t available, bytes_t held_bytes, const search_options& o) {
+/// budgets are tried, each corrected by what the layout of the answer took. Null: none of the answers fits.
+std::shared_ptr<plan> search_anew(const setup& s, bytes_t available, const search_options& o) {
   auto best = std::make_shared<plan>();
   const auto begin = clock::now();
   auto within = s.p.held_bytes() + available;
@@ -275,28 +276,51 @@ std::shared_ptr<const plan> search_anew(const setup& s, bytes_t available, bytes
       margin *= 2;
     }
   }
-  if (best->run) {
-    best->plan_seconds = since(begin);
-    return best;
-  }
-  const auto least = leanest(s, o);
-  if (least->run->needed_bytes() > available) fail_over_budget(s, *least, held_bytes + available, held_bytes);
-  return least;
+  if (!best->run) return nullptr;
+  best->plan_seconds = since(begin);
+  return best;
 }
 
 }  // namespace
 
 std::shared_ptr<const plan> search(const setup& s, bytes_t available, bytes_t held_bytes, const search_options& o) {
   const auto begin = clock::now();
+  const bool brief = o.first_seconds < o.limits.seconds;
+  auto first_limits = o.limits;
+  if (brief) first_limits.seconds = o.first_seconds;
+  const auto known = [&](const std::optional<std::string>& key) -> std::shared_ptr<plan> {
+    const auto earlier = key ? o.cache.find(*key) : std::nullopt;
+    auto made = earlier ? laid_out_again(s, available, *earlier) : nullptr;
+    if (!made) return nullptr;
+    made->plan_seconds = since(begin);
+    o.log("plan of an earlier process");
+    return made;
+  };
   const auto key = key_of_plan(s, available, o, o.limits);
-  if (const auto earlier = key ? o.cache.find(*key) : std::nullopt)
-    if (const auto made = laid_out_again(s, available, *earlier)) {
-      made->plan_seconds = since(begin);
-      o.log("plan of an earlier process");
-      return made;
-    }
+  if (const auto p = known(key)) return p;
+  const auto first_key = brief ? key_of_plan(s, available, o, first_limits) : std::nullopt;
+  if (const auto p = known(first_key)) {
+    p->unfinished = true;
+    return p;
+  }
   const watched_search w(o);
-  auto found = search_anew(s, available, held_bytes, w.options());
+  auto within = w.options();
+  within.limits = first_limits;
+  auto made = search_anew(s, available, within);
+  if (brief && made && made->found.gap() > o.limits.gap) {
+    made->unfinished = true;
+    if (first_key && !w.stopped()) o.cache.store(*first_key, made->found);
+    return made;
+  }
+  if (brief && !made) {
+    within.limits.seconds = o.limits.seconds - o.first_seconds;
+    made = search_anew(s, available, within);
+  }
+  std::shared_ptr<const plan> found = made;
+  if (!found) {
+    found = leanest(s, w.options());
+    if (found->run->needed_bytes() > available) fail_over_budget(s, *found, held_bytes + available, held_bytes);
+  }
   if (key && !w.stopped()) o.cache.store(*key, found->found);
   return found;
 }

@@ -22,6 +22,7 @@ struct search_options {
   plan_observer watch;
   std::function<void(const std::string&)> log;  ///< not empty
   bool copies = true;                           ///< may go to far memory
+  double first_seconds = limits.seconds;        ///< see `wrap_options`; less than the limit: a plan may be `unfinished`
 };
 
 /// A hash of what two programs share that differ in sizes only: nodes, operators, and which values these read, write and make.
@@ -34,7 +35,7 @@ std::size_t graph_hash(const program& step);
 std::shared_ptr<plan> lay_out_plan(const setup& s, const schedule& steps, bytes_t room, bool zones = false);
 
 /// The fastest schedule that the solver finds among those whose layout takes at most `available` bytes, or found in an earlier
-/// process. What was cut off by the observer is not kept for later ones.
+/// process. What was cut off by the observer is not kept for later ones; what `first_seconds` cut off is kept as that.
 /// @param held bytes that are there before the step begins, for messages
 /// @throws over_budget if it finds none
 std::shared_ptr<const plan> search(const setup& s, bytes_t available, bytes_t held, const search_options& o);

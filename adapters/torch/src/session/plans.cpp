@@ -12,12 +12,14 @@ namespace remat::pytorch {
 namespace {
 
 /// The same plan, not to be looked at again.
-std::shared_ptr<const plan> settled(const plan& p) {
+/// @param bound of its time, which a search beside the steps has proven
+std::shared_ptr<const plan> settled(const plan& p, double bound) {
   auto same = std::make_shared<plan>();
   same->run = p.run;
   same->zones = p.zones;
   same->steps = p.steps;
   same->found = p.found;
+  same->found.bound = std::clamp(bound, p.found.bound, p.found.seconds);
   same->plan_seconds = p.plan_seconds;
   return same;
 }
@@ -63,9 +65,10 @@ std::shared_ptr<runner> session::state::expected(const kind_of_uses& kind, const
 }
 
 void session::state::refine(const runner& r, bytes_t held_bytes) {
-  if (r.what->taken_from.empty() || r.what->superseded || r.steps < 2) return;
+  if (!r.what->unfinished || r.what->superseded || r.steps < 2) return;
   worker.start([this, s = r.kind, old = r.what, available = r.available, held_bytes] {
     auto o = searching();
+    o.first_seconds = o.limits.seconds;
     o.watch = [this](const progress&) { return worker.ending() ? control::stop : control::go_on; };
     std::shared_ptr<const plan> found;
     try {
@@ -74,7 +77,7 @@ void session::state::refine(const runner& r, bytes_t held_bytes) {
       log(std::string("no better plan beside the steps: ") + e.what());
     }
     std::lock_guard lock(mutex);
-    if (!found || found->found.seconds >= old->found.seconds) found = settled(*old);
+    if (!found || found->found.seconds >= old->found.seconds) found = settled(*old, found ? found->found.bound : 0);
     announce(*found, available);
     s->plans[available] = found;
     old->superseded = true;
@@ -168,6 +171,7 @@ std::shared_ptr<const plan> session::state::without_copies(const setup& s, bytes
   if (known) return known;
   log(why.what() + std::string(", as other steps are in flight; this one is planned without"));
   auto o = searching();
+  o.first_seconds = o.limits.seconds;
   o.copies = false;
   try {
     known = search(s, available, held_bytes, o);

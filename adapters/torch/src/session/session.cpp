@@ -119,6 +119,9 @@ session::state::state(std::shared_ptr<model> m, wrap_options o) : trained(std::m
   if (options.steps_on && !options.steps_on->is_cpu()) elsewhere_.emplace(*options.steps_on);
   if (!options.watch) options.watch = [](const progress&) { return control::go_on; };
   options.limits.validate();
+  if (!(options.first_seconds >= 0))
+    throw bad_option("wrap_options.first_seconds must be >= 0, got " + std::to_string(options.first_seconds));
+  if (options.device) options.first_seconds = options.limits.seconds;  // no steps to search beside
   const auto& far = options.far;
   if (far.memory && (!far.out || !far.in)) throw bad_option("wrap_options.far has a memory without links");
   if (far.memory && options.device) throw bad_option("wrap_options.far: costs of an estimated device, and copies of this one");

@@ -150,8 +150,13 @@ struct session::state : std::enable_shared_from_this<state> {
   // --- plans -----------------------------------------------------------------------------------------------------------------
 
   search_options searching() const {
-    return {options.solver, options.solver_name, options.cache,
-            options.limits, options.watch,       [this](const std::string& text) { log(text); }};
+    return {.solver = options.solver,
+            .solver_name = options.solver_name,
+            .cache = options.cache,
+            .limits = options.limits,
+            .watch = options.watch,
+            .log = [this](const std::string& text) { log(text); },
+            .first_seconds = options.first_seconds};
   }
   /// A plan that needs at most `available` bytes.
   std::shared_ptr<const plan> plan_for(const std::shared_ptr<setup>& s, bytes_t available, bytes_t held_bytes);
@@ -161,7 +166,7 @@ struct session::state : std::enable_shared_from_this<state> {
   /// @param kind gives the step for a use
   std::shared_ptr<runner> expected(const kind_of_uses& kind, const std::vector<at::Tensor>& inputs,
                                    const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses);
-  /// Looks for a better plan than one that was taken over, beside the steps.
+  /// Looks for a better plan than an unfinished one, beside the steps.
   void refine(const runner& r, bytes_t held_bytes);
   /// What is idle makes room.
   void release() { memory.release(); }

@@ -76,6 +76,9 @@ struct wrap_options {
   /// parameters have such hooks, and these have freed all gradients once, gradients are given to them while the backward goes on.
   bool gradients_leave = false;
   remat::limits limits = {.seconds = 20, .gap = 0.005};  ///< of a search for a schedule
+  /// A step waits so long for its plan, if one is found by then that fits. What this leaves of `limits.seconds` is spent beside
+  /// the following steps; they adopt what is found. >= 0, seconds.
+  double first_seconds = 1;
   plan_solver solver = default_solver();
   /// Tells a solver other than the default one, with its options, from others in the cache of plans; empty: they are not kept.
   std::string solver_name = {};
