@@ -454,6 +454,7 @@ pytorch::report session::state::report(const setup& s, const plan& p) const {
     r.waited += a->run->waited_seconds();
   }
   r.solver = p.found.solver + (p.taken_from.empty() ? "" : " (taken over from " + p.taken_from + ")");
+  r.fallback = p.fallback;
   r.planned_for = s.inputs;
   r.status = p.found.status;
   auto least = run.needed_bytes();
