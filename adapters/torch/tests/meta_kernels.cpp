@@ -112,6 +112,8 @@ std::map<std::string, std::vector<stack>> cases(const maker& m) {
                  {m(image), dims({0, 2, 3}), true, nothing},
                  {m(image), nothing, false, nothing},
                  {m(matrix), dims({-1}), true, at::kDouble}};
+  for (const auto* name : {"sum", "mean"}) all[name] = {{m(image), nothing}, {m(matrix), at::kDouble}, {m({}), nothing}};
+  all["sum"].push_back({m(matrix) > 0.5, nothing});
   for (const auto* name : {"amax", "amin"}) all[name] = {{m(image), dims({1, -1}), false}, {m(image), dims({2}), true}};
   all["cumsum"] = {{m(image), 1, nothing}};
   all["prod.dim_int"] = {{m(image), 1, false, nothing}};

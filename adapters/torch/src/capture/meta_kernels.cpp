@@ -109,6 +109,14 @@ Tensor& put(Tensor& t, const positions& list, const Tensor& values, bool, bool) 
   TORCH_CHECK(at::is_expandable_to(values.sizes(), meta::index(t, list).sizes()));
   return t;
 }
+/// Of all elements.
+Tensor sum(const Tensor& t, std::optional<at::ScalarType> type) {
+  return made({}, type.value_or(at::isIntegralType(t.scalar_type(), true) ? at::kLong : t.scalar_type()));
+}
+Tensor mean(const Tensor& t, std::optional<at::ScalarType> type) {
+  TORCH_CHECK(at::isFloatingType(type.value_or(t.scalar_type())));
+  return made({}, type.value_or(t.scalar_type()));
+}
 Tensor selected(const Tensor& t, int64_t dim, const Tensor& index) {
   TORCH_CHECK(t.dim() > 0 && index.dim() <= 1 && at::isIntegralType(index.scalar_type(), false));
   auto sizes = t.sizes().vec();
@@ -311,6 +319,7 @@ const known_kernel* meta_kernel(const c10::OperatorHandle& op, c10::DeviceType d
     add(ops::empty_like{}, filled_like<>), add(ops::zeros_like{}, filled_like<>), add(ops::ones_like{}, filled_like<>);
     add(ops::full_like{}, filled_like<const Scalar&>), add(ops::new_empty{}, new_filled<>), add(ops::new_zeros{}, new_filled<>);
     add(ops::new_ones{}, new_filled<>), add(ops::new_full{}, new_filled<const Scalar&>);
+    add(ops::sum{}, sum), add(ops::mean{}, mean);
     add(ops::index_select{}, selected), add(ops::_index_put_impl_{}, put);
     add(ops::embedding{}, embedding), add(ops::embedding_dense_backward{}, embedding_backward);
     add(ops::slice_backward{}, slice_backward), add(ops::select_backward{}, select_backward);
