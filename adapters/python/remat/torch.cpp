@@ -41,6 +41,7 @@
 #include <remat/registry/registry.hpp>
 #include <remat/report/modules.hpp>
 
+#include "caller_line.hpp"
 #include "unchanged.hpp"
 
 namespace py = pybind11;
@@ -221,10 +222,11 @@ rp::device_rates rates_of(const std::optional<roofline_parts>& parts) {
 struct planned_step {
   remat::problem problem;
   remat::result result;
+  std::vector<std::string> lines;  ///< per operation, see `session::planned_lines`
   /// @param sources by path of a module: where it is defined
   std::string document(const std::map<std::string, std::string>& sources) const {
     std::ostringstream out;
-    remat::write_plan(out, result, problem, remat::labelled(problem, sources));
+    remat::write_plan(out, result, problem, remat::labelled(problem, sources, lines));
     return out.str();
   }
 };
@@ -289,7 +291,7 @@ class python_session {
         line->show(now);
         return stop->look();
       };
-      o.solver_name = solver + (solver_options.empty() ? "" : " " + to_string(solver_options));
+      o.solver_name = solver + (solver_options.empty() ? "" : " " + remat::registry::to_string(solver_options));
       if (cache) o.cache = rp::plan_cache(*cache);
       if (cache && cache->empty()) o.profile.cache.clear();
       o.device = rates_of(device);
@@ -366,7 +368,7 @@ class python_session {
   /// The plan in the units of its problem, whose budget leaves out what the problem does not hold.
   planned_step planned() {
     const auto r = run_->report();
-    planned_step x{run_->planning_problem(), {}};
+    planned_step x{run_->planning_problem(), {}, run_->planned_lines()};
     const auto e = remat::evaluate(x.problem, run_->planned_schedule());
     x.result.status = r.status;
     x.result.solver = r.solver;
@@ -525,6 +527,7 @@ PYBIND11_MODULE(_torch, m) {
     PyErr_Clear();
   });
   rp::when_held(&held_beside);
+  rp::when_recorded(remat::python::caller_line());
   m.def("capturing", &rp::capturing);
   m.def("weights_disguised", &rp::weights_disguised);
   m.def("about_to_read", &rp::about_to_read, py::arg("tensor"), py::arg("may_write"));

@@ -470,6 +470,12 @@ const problem& session::planning_problem() const {
   const auto& s = *state_->last_setup;
   return state_->last_plan == s.store_all ? s.in_place : s.p;
 }
+std::vector<std::string> session::planned_lines() const {
+  std::vector<std::string> lines;
+  if (!state_->last_setup) return lines;
+  for (const auto& n : state_->last_setup->step->nodes) lines.push_back(n.line);
+  return lines;
+}
 const schedule& session::planned_schedule() const {
   if (!state_->last_plan) throw error("no step has been planned yet");
   return state_->last_plan->steps;
