@@ -17,7 +17,7 @@ class Planner:
     activation_budget: int | float | str | None = None
     """In place of `budget`: bytes for activations, outputs and new gradients. What is held before the step comes on top."""
     solver: str = "auto"  #: a name of `solvers()`
-    solver_options: Mapping[str, int | float | bool] = dataclasses.field(default_factory=dict)
+    solver_options: Mapping[str, int | float | bool] = dataclasses.field(default_factory=dict, hash=False)
     """Of the solver, such as `{"saved": 2}` for "rockmate": `remat.solver_options("rockmate")` lists them. Another name raises Error."""
     time_limit: float = 20.0  #: of a search, seconds
     gap: float = 0.005  #: a search ends at this relative distance to the proven bound
