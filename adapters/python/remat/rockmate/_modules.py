@@ -41,7 +41,8 @@ class Rockmate(torch.nn.Module):
     budget: bytes for activations, their gradients and workspaces, as a number or as text such as "2 GiB". Weights, their gradients, optimizer states
         and inputs are not counted. remat's `activation_budget` counts new gradients: it gets this budget and the bytes of the gradients. Default: no limit.
     top_solvers, bottom_solvers, partitioners: of `remat.rockmate.solvers` and `remat.rockmate.partitioned`. They choose methods of remat and
-        their options (docs/coming-from.md). The methods compete: the plan with the least time is used. If no method finds a plan, `remat`'s default method looks for one, with a warning.
+        their options (docs/coming-from.md). The methods compete: the plan with the least time is used. If no method finds a plan, `remat`'s default
+        method looks for one, with a warning.
     solve_sched: False leaves planning to a call of `solve_sched()`.
     minor_offload_size: see `Offmate`, as for cpu_optim, gpu_optim and optim_kwargs.
     keep_outputs, dynamic_batch_dim: accepted; remat keeps outputs, and plans for every shape.
