@@ -84,7 +84,8 @@ class Curve:
 
 
 def curve(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, *, points: int = 20, solver: str = "auto",
-          solver_options: Mapping[str, int | float | bool] = {}, time_limit: float = 60.0, gap: float = 0.005, seed: int = 0, device: Roofline | None = None) -> Curve:
+          solver_options: Mapping[str, int | float | bool] = {}, time_limit: float = 60.0, gap: float = 0.005, seed: int = 0,
+          device: Roofline | None = None) -> Curve:
     """The time of a training step against its budget. The model is captured, not trained, and stays as it is.
 
     args, kwargs, device: as for `plan`. points: number of budgets. time_limit: of all searches together, seconds.

@@ -10,7 +10,8 @@ from . import _core, _options
 
 
 def solve(problem: Mapping[str, Any], budget: int | float | str, *, solver: str = "automatic",
-          solver_options: Mapping[str, int | float | bool] = {}, backend: str = "auto", time_limit: float = 60.0, threads: int = 1, seed: int = 0, gap: float = 1e-4, observer: Callable[[str, float, float, float], Any] | None = None,
+          solver_options: Mapping[str, int | float | bool] = {}, backend: str = "auto", time_limit: float = 60.0, threads: int = 1,
+          seed: int = 0, gap: float = 1e-4, observer: Callable[[str, float, float, float], Any] | None = None,
           start: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Looks for the fastest schedule of `problem` within `budget`.
 
