@@ -263,6 +263,15 @@ expect("compare without time", 4, "compare", instance, "-b", "70%", "-s", "min_c
 expect("compare with an unknown solver", 2, "compare", small, "-b", "100", "-s", "magic", says=["magic", "min_cut"])
 expect("compare without a budget", 2, "compare", small, says=["--budget"])
 
+# options of solvers
+expect("solve with options", 0, "solve", small, "-b", "100", "-s", "min_cut", "--option", "cuts=4", "--option", "rounds=0", prints=["min_cut (cuts=4, rounds=0)"])
+for text, why in (("cut=4", ['no option "cut"', "cuts"]), ("cuts=1", ["cuts must be", "from 2"]), ("cuts", ["name=value", '"cuts"']), ("=4", ["name=value"])):
+    expect(f"solve with the option {text}", 2, "solve", small, "-b", "100", "-s", "min_cut", "--option", text, says=why)
+expect("an option twice", 2, "solve", small, "-b", "100", "-s", "min_cut", "--option", "cuts=4", "--option", "cuts=5", says=["cuts is given twice"])
+expect("list --options", 0, "list", "--options", prints=["cut.size=12", "from 1 to"])
+if not any(o["name"] == "saved" and o["default"] == "6" for s in json.loads(expect("options as JSON", 0, "list", "--json"))["solvers"] for o in s["options"]):
+    fail("options as JSON", "no saved=6")
+
 # list
 out = expect("list", 0, "list", prints=["min_cut", "highs", "glpk", "--backend"])
 libraries = json.loads(expect("list --json", 0, "list", "--json"))["backends"]

@@ -28,6 +28,11 @@ TEST_CASE("modules come from parameters, and between these from the neighbours")
   CHECK(members.operations[1] == nlohmann::ordered_json{{"module", "layers.0.mlp"}, {"source", "block.py:7"}});
   CHECK_FALSE(members.operations[0].contains("source"));
   CHECK(members.operations[4]["source"] == "net.py:1");
+
+  const auto exact = remat::labelled(p, {{"", "net.py:1"}}, {"", "net.py:9"});  // the line that calls comes first
+  CHECK(exact.operations[0]["source"] == "net.py:1");
+  CHECK(exact.operations[1] == nlohmann::ordered_json{{"module", "layers.0.mlp"}, {"source", "net.py:9"}});
+  CHECK(exact.operations[2]["source"] == "net.py:1");
 }
 
 TEST_CASE("paths share whole names only") {

@@ -20,9 +20,10 @@ struct arguments {
   std::string solver, backend = "auto";
   std::vector<std::string> solvers;  ///< of `curve` and `compare`
   std::vector<std::string> budgets;  ///< of `curve`
+  std::vector<std::string> options;  ///< of the solver, each `name=value`
   std::size_t points = 20;           ///< of `curve`, without `budgets`, and of the curve in a report
   remat::limits limits;
-  bool as_json = false, draw = false, with_problem = false;
+  bool as_json = false, draw = false, with_problem = false, with_options = false;
 };
 
 // Searches: search.cpp.

@@ -111,7 +111,12 @@ int info(const arguments& a) {
 int list(const arguments& a) {
   if (a.as_json) {
     json out = {{"solvers", json::array()}, {"backends", json::array()}};
-    for (const auto& m : remat::registry::methods()) out["solvers"].push_back({{"name", m.name}, {"summary", m.summary}});
+    for (const auto& m : remat::registry::methods()) {
+      json options = json::array();
+      for (const auto& o : m.options())
+        options.push_back({{"name", o.name}, {"default", o.standard}, {"range", o.range}, {"summary", o.summary}});
+      out["solvers"].push_back({{"name", m.name}, {"summary", m.summary}, {"options", std::move(options)}});
+    }
     for (const auto& b : remat::registry::backends())
       out["backends"].push_back({{"name", b.name}, {"available", b.available}, {b.available ? "version" : "error", b.what}});
     std::cout << out.dump(2) << "\n";
@@ -122,6 +127,9 @@ int list(const arguments& a) {
     std::string name(m.name);
     name.resize(std::max<std::size_t>(name.size(), 22), ' ');
     std::cout << "  " << name << "  " << m.summary << "\n";
+    if (a.with_options)
+      for (const auto& o : m.options())
+        std::cout << "      " << o.name << "=" << o.standard << "  " << o.summary << "; " << o.range << "\n";
   }
   std::cout << "MILP libraries, in the order in which --backend auto tries them\n";
   for (const auto& b : remat::registry::backends())

@@ -50,6 +50,8 @@ int main(int argc, char** argv) {
   a.solver = remat::registry::methods()[0].name;
   for (auto* command : {solving, reporting})
     command->add_option("-s,--solver", a.solver, "method:" + solvers)->capture_default_str();
+  solving->add_option("--option", a.options, "name=value, an option of the solver (see remat list --options); may be repeated");
+  listing->add_flag("--options", a.with_options, "also the options of the solvers");
   drawing->add_option("-s,--solver,--solvers", a.solvers, "one or more, separated by commas:" + solvers)->delimiter(',');
   comparing->add_option("-s,--solver,--solvers", a.solvers, "only these, separated by commas")->delimiter(',');
   for (auto* command : {solving, drawing, comparing, reporting}) {

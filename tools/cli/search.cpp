@@ -46,6 +46,18 @@ std::string csv(const std::vector<remat::labelled_curve>& curves) {
   return out;
 }
 
+/// @throws bad_option naming a text that is not `name=value`, or a name that is there twice
+remat::registry::option_values options_of(const std::vector<std::string>& texts) {
+  remat::registry::option_values given;
+  for (const auto& text : texts) {
+    const auto equals = text.find('=');
+    if (equals == text.npos || equals == 0) throw remat::bad_option("--option takes name=value, got \"" + text + "\"");
+    if (!given.emplace(text.substr(0, equals), text.substr(equals + 1)).second)
+      throw remat::bad_option("--option " + text.substr(0, equals) + " is given twice");
+  }
+  return given;
+}
+
 }  // namespace
 
 int solve(const arguments& a) {
@@ -53,7 +65,7 @@ int solve(const arguments& a) {
   const auto& p = document.problem;
   const auto store_all = remat::measure_store_all(p);
   const auto budget = remat::parse_budget(a.budget, p);
-  const auto solver = remat::registry::find(a.solver).make(a.backend);
+  const auto solver = remat::registry::find(a.solver).make(a.backend, options_of(a.options));
   require_outputs(a);
   remat::result r;
   {

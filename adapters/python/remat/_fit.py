@@ -134,7 +134,7 @@ def fit(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str,
     smallest, bound = _smallest(session, model, args, kwargs, plain)
     points = [first]
     wanted = sorted({*_EXTRAS, float(extra)} - {0.0})
-    found, _ = session._run.curve("automatic", 2 * _SHORT, 0.005, 0, 16)
+    found, _ = session._run.curve("automatic", {}, 2 * _SHORT, 0.005, 0, 16)
     beyond = sizes["held"] - sizes["problem_held"]
     known = [(p["peak"] + beyond, p["seconds"] / plain["plain_seconds"] - 1) for p in found if p["seconds"] is not None]
     for share in wanted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from typing import Any, Literal
+from typing import Any, Literal, Mapping
 
 import torch
 
@@ -17,6 +17,8 @@ class Planner:
     activation_budget: int | float | str | None = None
     """In place of `budget`: bytes for activations, outputs and new gradients. What is held before the step comes on top."""
     solver: str = "auto"  #: a name of `solvers()`
+    solver_options: Mapping[str, int | float | bool] = dataclasses.field(default_factory=dict, hash=False)
+    """Of the solver, such as `{"saved": 2}` for "rockmate": `remat.solver_options("rockmate")` lists them. Another name raises Error."""
     time_limit: float = 20.0  #: of a search, seconds
     first_limit: float = 1.0
     """Seconds that a step waits for its plan, if one that fits is found by then. The search goes on beside the following steps for the rest of `time_limit`,

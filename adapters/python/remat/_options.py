@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numbers
 import os
-from typing import Any, Callable
+from typing import Any, Callable, Mapping
 
 from . import _core
 from ._errors import Error
@@ -33,6 +33,16 @@ def size(name: str, value: Any, parse: Callable[[str], Any] = _core.parse_bytes)
     except Error as e:
         raise Error(f"{name}: {e}") from None
     return text
+
+
+def of_solver(options: Any) -> dict[str, str]:
+    """Options of a solver as texts. Raises TypeError for what is no mapping of names to numbers or bools."""
+    if not isinstance(options, Mapping):
+        raise TypeError(f'solver_options must be a mapping such as {{"saved": 2}}, got {options!r}')
+    for name, value in options.items():
+        if not isinstance(name, str) or not isinstance(value, (bool, numbers.Real)):
+            raise TypeError(f"solver_options: {name!r} must be a name with a number, True or False, got {value!r}")
+    return {name: str(value).lower() if isinstance(value, bool) else f"{value}" for name, value in sorted(options.items())}
 
 
 def folder(name: str, value: Any) -> str:

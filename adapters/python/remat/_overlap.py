@@ -25,7 +25,7 @@ def steps_at_once(p: torch.Tensor) -> bool:
 
 
 def call_last(p: torch.Tensor) -> None:
-    """Has the hooks of whoever steps `p` called behind those that it has got since."""
+    """Registers the hooks that step `p` again, so that they run after all hooks that were registered since."""
     if p in _hooks:
         owner = _hooks[p][0]
         detach(p)

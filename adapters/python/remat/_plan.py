@@ -34,15 +34,15 @@ class Roofline:
 
 
 def plan(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, *, budget: int | float | str | None = None,
-         activation_budget: int | float | str | None = None, solver: str = "auto", time_limit: float = 20.0, gap: float = 0.005,
-         seed: int = 0, device: Roofline | None = None) -> Plan:
+         activation_budget: int | float | str | None = None, solver: str = "auto", solver_options: Mapping[str, int | float | bool] = {},
+         time_limit: float = 20.0, gap: float = 0.005, seed: int = 0, device: Roofline | None = None) -> Plan:
     """What a training step of `model` would take and cost inside a budget. The model is captured, not trained, and stays as it is.
 
-    args, kwargs: of a training step. For the rest see `wrap`.
+    args, kwargs: of a training step. solver, solver_options, time_limit, gap, seed: see `Planner`. For the rest see `wrap`.
     device: where to take times from instead of measuring; model and arguments may then be on `meta`, without any data.
     Raises OverBudget if no schedule fits, Refused if the model cannot be captured, Error or ValueError for options.
     """
-    options = Options(budget, activation_budget, solver, time_limit, time_limit, gap, seed, device=parts_of(device))
+    options = Options(budget, activation_budget, solver, solver_options, time_limit, time_limit, gap, seed, device=parts_of(device))
     session = prepared(model, options)
     session._prepare(model, args, kwargs)
     return session.plan
@@ -84,17 +84,18 @@ class Curve:
 
 
 def curve(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, *, points: int = 20, solver: str = "auto",
-          time_limit: float = 60.0, gap: float = 0.005, seed: int = 0, device: Roofline | None = None) -> Curve:
+          solver_options: Mapping[str, int | float | bool] = {}, time_limit: float = 60.0, gap: float = 0.005, seed: int = 0,
+          device: Roofline | None = None) -> Curve:
     """The time of a training step against its budget. The model is captured, not trained, and stays as it is.
 
     args, kwargs, device: as for `plan`. points: number of budgets. time_limit: of all searches together, seconds.
     Raises Refused if the model cannot be captured, Error or ValueError for options.
     """
     _options.number("points", points, numbers.Integral, 1)
-    options = Options(solver=solver, time_limit=time_limit, gap=gap, seed=seed, device=parts_of(device))
+    options = Options(solver=solver, solver_options=solver_options, time_limit=time_limit, gap=gap, seed=seed, device=parts_of(device))
     session = prepared(model, options)
     session._prepare(model, args, kwargs)
-    found, picture = session._run.curve("automatic" if solver == "auto" else solver, time_limit, gap, seed, points)
+    found, picture = session._run.curve(session._options.solver_name(), dict(session._options.solver_options), time_limit, gap, seed, points)
     return Curve(found, session.plan["plain_seconds"], picture)
 
 

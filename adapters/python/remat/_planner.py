@@ -6,18 +6,19 @@ from __future__ import annotations
 import json as _json
 from typing import Any, Callable, Mapping, cast
 
-from . import _core
+from . import _core, _options
 
 
-def solve(problem: Mapping[str, Any], budget: int | float | str, *, solver: str = "automatic", backend: str = "auto", time_limit: float = 60.0,
-          threads: int = 1, seed: int = 0, gap: float = 1e-4, observer: Callable[[str, float, float, float], Any] | None = None,
+def solve(problem: Mapping[str, Any], budget: int | float | str, *, solver: str = "automatic",
+          solver_options: Mapping[str, int | float | bool] = {}, backend: str = "auto", time_limit: float = 60.0, threads: int = 1,
+          seed: int = 0, gap: float = 1e-4, observer: Callable[[str, float, float, float], Any] | None = None,
           start: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Looks for the fastest schedule of `problem` within `budget`.
 
     problem: a remat-problem as a dictionary.
     budget: bytes for everything on the device, as a number or as text: 1234, "1.5GiB", "60%" (held sources + 60 % of what
         store-all needs beyond them).
-    solver, backend: names, see `solvers()`; backend is "highs", "glpk" or "auto".
+    solver, backend: names, see `solvers()`; backend is "highs", "glpk" or "auto". solver_options: see `solver_options()`.
     time_limit: seconds. threads, seed, gap: see `remat::limits`.
     start: a remat-schedule of the problem as a dictionary, of any memory need, to begin with: no answer is slower if it fits.
     observer: called as observer(stage, elapsed, best, bound) while the search runs; the answer False stops it.
@@ -26,7 +27,7 @@ def solve(problem: Mapping[str, Any], budget: int | float | str, *, solver: str 
         "not_found": the method ended without a schedule; "not_applicable": the problem is not of its kind; a `reason` may say more.
     Raises Error (a ValueError) that names the culprit for bad input.
     """
-    found = _core.solve(_json.dumps(problem), str(budget), solver, backend, time_limit, threads, seed, gap, observer,
+    found = _core.solve(_json.dumps(problem), str(budget), solver, _options.of_solver(solver_options), backend, time_limit, threads, seed, gap, observer,
                         _json.dumps(start) if start is not None else "")
     return cast("dict[str, Any]", _json.loads(found))
 
@@ -43,3 +44,11 @@ def evaluate(problem: Mapping[str, Any], schedule: Mapping[str, Any]) -> dict[st
 def solvers() -> dict[str, str]:
     """The solvers by name, with a summary each."""
     return dict(_core.solvers())
+
+
+def solver_options(solver: str) -> dict[str, str]:
+    """The options of a solver by name, with default, meaning and range each: for `solver_options` of `solve`, `plan`, `curve` and `Planner`.
+
+    Raises Error for a solver that does not exist.
+    """
+    return {name: f"{standard}: {summary}; {values}" for name, standard, values, summary in _core.solver_options(solver)}

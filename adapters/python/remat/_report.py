@@ -37,6 +37,7 @@ class Plan(Mapping[str, Any]):
     recomputed: int  #: of these, again
     moved: int  #: bytes copied off the device and back
     waited: float  #: seconds spent waiting for copies so far
+    fallback: bool = False  #: the solver found no plan within the budget: this one is of the search for the smallest budget
     again: AbstractSet[str] = frozenset()  #: operators that run again
     _step: PlannedStep | None = dataclasses.field(default=None, metadata={"hidden": True})
     _sources: dict[str, str] = dataclasses.field(default_factory=dict, metadata={"hidden": True})  # by module path

@@ -41,6 +41,7 @@ class Options:
     budget: int | float | str | None = None
     activation_budget: int | float | str | None = None
     solver: str = "auto"
+    solver_options: Any = ()  # a mapping; pairs of texts once checked
     time_limit: float = 20.0
     first_limit: float = 1.0
     gap: float = 0.005
@@ -76,6 +77,12 @@ class Options:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         if not isinstance(self.solver, str):
             raise TypeError(f"solver must be a name, got {self.solver!r}")
+        solver_options = self.solver_options
+        if not isinstance(solver_options, tuple):  # not checked yet
+            options = _options.of_solver(solver_options)
+            if options:
+                _core.check_solver(self.solver_name(), options)
+            solver_options = tuple(options.items())
         for name, kinds in (("graph", bool), ("follow", (bool, type(None)))):
             if not isinstance(getattr(self, name), kinds):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
@@ -83,7 +90,7 @@ class Options:
             _options.number(name, getattr(self, name), kind)
         if self.seed >= 1 << 64:
             raise ValueError(f"seed must be less than 2^64, got {self.seed}")
-        told: dict[str, Any] = {}
+        told: dict[str, Any] = {"solver_options": solver_options}
         for name, parse in (("budget", lambda text: _torch.check_budget(text, False)), ("activation_budget", lambda text: _torch.check_budget(text, True)),
                             ("host_budget", _core.parse_bytes), ("disk_budget", _core.parse_bytes), ("optimizer", _core.parse_bytes)):
             if getattr(self, name) is not None:
@@ -100,6 +107,9 @@ class Options:
         if "disk" in told:
             _torch.check_disk(told["disk"], told.get("disk_budget", ""))
         return dataclasses.replace(self, **told)
+
+    def solver_name(self) -> str:
+        return "automatic" if self.solver == "auto" else self.solver
 
     def followed(self) -> bool:
         """Does the model's own code run in every step?"""
@@ -359,7 +369,7 @@ class Session:
         paged = o.offload == "all" and o.steps_on is None
         self._source = Source(model, self)  # one that may still have steps in flight keeps its own
         return _torch.Session(type(model).__name__, self._source, *o.limit(),
-                              "automatic" if o.solver == "auto" else o.solver, o.time_limit, o.gap, o.seed, o.verify,
+                              o.solver_name(), dict(o.solver_options), o.time_limit, o.gap, o.seed, o.verify,
                               o.on_new_shape, o.folder(), _progress, o.device, *o.spill(),
                               paged, paged and o.weights == "planned", o.most, o.far, o.graph,
                               "" if o.steps_on is None else str(o.steps_on), o.followed(), o.on_refuse == "raise", o.optimizer_bytes(),

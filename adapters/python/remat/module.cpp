@@ -44,11 +44,11 @@ auto watched_by(const py::object& observer) {
   };
 }
 
-std::string solve(const std::string& problem, const std::string& budget, const std::string& solver, const std::string& backend,
-                  double seconds, unsigned threads, std::uint64_t seed, double gap, const py::object& observer,
-                  const std::string& start) {
+std::string solve(const std::string& problem, const std::string& budget, const std::string& solver,
+                  const remat::registry::option_values& options, const std::string& backend, double seconds, unsigned threads,
+                  std::uint64_t seed, double gap, const py::object& observer, const std::string& start) {
   const auto p = problem_of(problem);
-  const auto method = remat::registry::find(solver).make(backend);
+  const auto method = remat::registry::find(solver).make(backend, options);
   const auto bytes = remat::parse_budget(budget, p);
   remat::result r;
   {
@@ -135,6 +135,14 @@ PYBIND11_MODULE(_core, m) {
     std::vector<std::pair<std::string, std::string>> all;
     for (const auto& method : remat::registry::methods()) all.emplace_back(method.name, method.summary);
     return all;
+  });
+  m.def("solver_options", [](const std::string& solver) {
+    std::vector<std::tuple<std::string, std::string, std::string, std::string>> all;
+    for (const auto& o : remat::registry::find(solver).options()) all.emplace_back(o.name, o.standard, o.range, o.summary);
+    return all;
+  });
+  m.def("check_solver", [](const std::string& solver, const remat::registry::option_values& options) {
+    remat::registry::find(solver).make("auto", options);
   });
   m.def("plan_figures", &plan_figures);
   m.def("html_report", &html_report);

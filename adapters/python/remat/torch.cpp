@@ -41,6 +41,7 @@
 #include <remat/registry/registry.hpp>
 #include <remat/report/modules.hpp>
 
+#include "caller_line.hpp"
 #include "unchanged.hpp"
 
 namespace py = pybind11;
@@ -221,10 +222,11 @@ rp::device_rates rates_of(const std::optional<roofline_parts>& parts) {
 struct planned_step {
   remat::problem problem;
   remat::result result;
+  std::vector<std::string> lines;  ///< per operation, see `session::planned_lines`
   /// @param sources by path of a module: where it is defined
   std::string document(const std::map<std::string, std::string>& sources) const {
     std::ostringstream out;
-    remat::write_plan(out, result, problem, remat::labelled(problem, sources));
+    remat::write_plan(out, result, problem, remat::labelled(problem, sources, lines));
     return out.str();
   }
 };
@@ -258,10 +260,11 @@ class python_session {
 
  public:
   python_session(std::string name, py::object source, const std::string& budget, bool activations, const std::string& solver,
-                 double seconds, double gap, std::uint64_t seed, std::size_t verify, const std::string& on_new_shape,
-                 const std::optional<std::string>& cache, py::object log, const std::optional<roofline_parts>& device,
-                 const std::optional<std::string>& disk, const std::string& disk_budget, bool gradients_leave, bool plan_weights,
-                 remat::bytes_t most, remat::bytes_t on_host, bool graph, const std::string& steps_on, bool follow, bool strict,
+                 const remat::registry::option_values& solver_options, double seconds, double gap, std::uint64_t seed,
+                 std::size_t verify, const std::string& on_new_shape, const std::optional<std::string>& cache, py::object log,
+                 const std::optional<roofline_parts>& device, const std::optional<std::string>& disk,
+                 const std::string& disk_budget, bool gradients_leave, bool plan_weights, remat::bytes_t most,
+                 remat::bytes_t on_host, bool graph, const std::string& steps_on, bool follow, bool strict,
                  remat::bytes_t optimizer, double first_seconds)
       : interrupted_(std::make_shared<interruption>()), line_(std::make_shared<terminal_line>()) {
     auto trained = std::make_shared<python_model>(std::move(name), std::move(source));
@@ -280,15 +283,15 @@ class python_session {
       o.steps_on = steps_on_;
       o.budget = budget_of(budget, activations);
       o.limits = {.seconds = seconds, .seed = seed, .gap = gap};
-      o.solver = [method = remat::registry::find(solver).make("auto")](const remat::problem& p, remat::bytes_t b,
-                                                                       const remat::limits& l, const rp::plan_observer& watch) {
+      o.solver = [method = remat::registry::find(solver).make("auto", solver_options)](
+                     const remat::problem& p, remat::bytes_t b, const remat::limits& l, const rp::plan_observer& watch) {
         return remat::solve(p, b, method, l, watch);
       };
       o.watch = [stop = interrupted_, line = line_](const remat::progress& now) {
         line->show(now);
         return stop->look();
       };
-      o.solver_name = solver;
+      o.solver_name = solver + (solver_options.empty() ? "" : " " + remat::registry::to_string(solver_options));
       if (cache) o.cache = rp::plan_cache(*cache);
       if (cache && cache->empty()) o.profile.cache.clear();
       o.device = rates_of(device);
@@ -366,7 +369,7 @@ class python_session {
   /// The plan in the units of its problem, whose budget leaves out what the problem does not hold.
   planned_step planned() {
     const auto r = run_->report();
-    planned_step x{run_->planning_problem(), {}};
+    planned_step x{run_->planning_problem(), {}, run_->planned_lines()};
     const auto e = remat::evaluate(x.problem, run_->planned_schedule());
     x.result.status = r.status;
     x.result.solver = r.solver;
@@ -379,12 +382,12 @@ class python_session {
     return x;
   }
   static py::dict told(const rp::report& r) {
-    return py::dict(py::arg("status") = std::string(to_string(r.status)), py::arg("inputs") = r.planned_for,
-                    py::arg("solver") = r.solver, py::arg("peak") = r.total(), py::arg("seconds") = r.step_seconds,
-                    py::arg("plain_seconds") = r.store_all_seconds, py::arg("bound") = r.bound, py::arg("gap") = r.gap,
-                    py::arg("smallest") = r.smallest, py::arg("smallest_bound") = r.smallest_bound,
-                    py::arg("operations") = r.operations, py::arg("recomputed") = r.recomputed,
-                    py::arg("moved") = r.moved_out + r.moved_in, py::arg("waited") = r.waited);
+    return py::dict(
+        py::arg("status") = std::string(to_string(r.status)), py::arg("inputs") = r.planned_for, py::arg("solver") = r.solver,
+        py::arg("fallback") = r.fallback, py::arg("peak") = r.total(), py::arg("seconds") = r.step_seconds,
+        py::arg("plain_seconds") = r.store_all_seconds, py::arg("bound") = r.bound, py::arg("gap") = r.gap,
+        py::arg("smallest") = r.smallest, py::arg("smallest_bound") = r.smallest_bound, py::arg("operations") = r.operations,
+        py::arg("recomputed") = r.recomputed, py::arg("moved") = r.moved_out + r.moved_in, py::arg("waited") = r.waited);
   }
   std::vector<py::dict> plans() {
     std::vector<py::dict> list;
@@ -400,12 +403,13 @@ class python_session {
                     py::arg("problem_held") = run_->planning_problem().held_bytes());
   }
   /// Time against budget for the step planned last: points, and a picture.
-  py::tuple curve(const std::string& solver, double seconds, double gap, std::uint64_t seed, std::size_t points) {
+  py::tuple curve(const std::string& solver, const remat::registry::option_values& solver_options, double seconds, double gap,
+                  std::uint64_t seed, std::size_t points) {
     std::vector<remat::result> found;
     const auto picture = translated([&] {
       const auto& p = run_->planning_problem();
       interrupted_->forget();
-      found = remat::pareto_curve(p, remat::evenly{points}, remat::registry::find(solver).make("auto"),
+      found = remat::pareto_curve(p, remat::evenly{points}, remat::registry::find(solver).make("auto", solver_options),
                                   remat::limits{.seconds = seconds, .seed = seed, .gap = gap},
                                   [&](const remat::progress&) { return interrupted_->look(); });
       if (interrupted_->pressed() && std::none_of(found.begin(), found.end(), [](const auto& r) { return r.found(); }))
@@ -524,6 +528,7 @@ PYBIND11_MODULE(_torch, m) {
     PyErr_Clear();
   });
   rp::when_held(&held_beside);
+  rp::when_recorded(remat::python::caller_line());
   m.def("capturing", &rp::capturing);
   m.def("weights_disguised", &rp::weights_disguised);
   m.def("about_to_read", &rp::about_to_read, py::arg("tensor"), py::arg("may_write"));
@@ -596,8 +601,8 @@ PYBIND11_MODULE(_torch, m) {
         return translated([&] { return x.document(sources); });
       });
   py::class_<python_session>(m, "Session")
-      .def(py::init<std::string, py::object, const std::string&, bool, const std::string&, double, double, std::uint64_t,
-                    std::size_t, const std::string&, const std::optional<std::string>&, py::object,
+      .def(py::init<std::string, py::object, const std::string&, bool, const std::string&, const remat::registry::option_values&,
+                    double, double, std::uint64_t, std::size_t, const std::string&, const std::optional<std::string>&, py::object,
                     const std::optional<roofline_parts>&, const std::optional<std::string>&, const std::string&, bool, bool,
                     remat::bytes_t, remat::bytes_t, bool, const std::string&, bool, bool, remat::bytes_t, double>())
       .def("forward", bound<&python_session::forward>)

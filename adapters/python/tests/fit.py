@@ -66,6 +66,18 @@ def made_with_names():
     return Net().to("meta"), {"x": x, "labels": labels}
 
 
+class Noise(nn.Module):
+    """Draws of every kind, as large as its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        x = nn.functional.dropout(x * self.scale, 0.1) + torch.rand_like(x) * torch.randn_like(x)
+        return (x * torch.empty_like(x).normal_() * torch.empty_like(x).uniform_(-1, 1)).sum()
+
+
 def not_a_model():
     return 3
 
@@ -95,6 +107,12 @@ class Fit(unittest.TestCase):
         other = remat.fit(copy.deepcopy(self.model).to("meta"), on_meta(self.args), device=DEVICE, optimizer="adamw", budget="1 GiB")
         self.assertEqual((other.sizes, other.eager_peak, other.smallest_bound), (self.found.sizes, self.found.eager_peak, self.found.smallest_bound))
         self.assertEqual(other.points[0], self.found.points[0])
+
+    def test_draws_that_no_memory_could_hold(self):
+        """No kernel runs while a model on meta is captured, random ones included."""
+        with torch.device("meta"):
+            step = remat.plan(Noise(), (torch.empty(1 << 40),), device=DEVICE)
+        self.assertGreater(step.peak, 1 << 42)
 
     def test_peak_of_eager_mode(self):
         _torch.meter_install()

@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import html.parser
+import importlib
 import json
 import os
 import pathlib
 import pickle
 import shutil
 import subprocess
+import sys
 import tempfile
 import unittest
+import unittest.mock
 from typing import Any
 
 import remat
@@ -305,6 +308,51 @@ class Values(unittest.TestCase):
         for path in ("0", "0.inner", "0.inner.0"):
             self.assertIn("report.py:" + line, found[path])
         self.assertEqual(found["1"], "")
+
+    def test_lines_of_the_code_that_calls_operators(self) -> None:
+        try:
+            import torch
+        except ImportError:
+            self.skipTest("no torch")
+
+        class Block(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Sigmoid())
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                x = self.inner(x)
+                return torch.tanh(x)
+
+        first = Block.forward.__code__.co_firstlineno
+        model = torch.nn.Sequential(Block(), Block())
+        plan = remat.plan(model, (torch.randn(4, 8),), device=remat.Roofline(1e11, 1e10))
+        problem = json.loads(plan.document())["problem_document"]
+        named = [(o["name"], o.get("source")) for o in problem["operations"]]
+        for name, line in (("aten::addmm+aten::sigmoid", first + 1), ("aten::tanh", first + 2)):
+            self.assertEqual([source for n, source in named if n == name], [f"report.py:{line}"] * 2)
+        cells = Page(plan.report(time_limit=1, points=2).html()).texts["td"]
+        self.assertIn(f"report.py:{first + 1}", cells)
+        self.assertIn(f"report.py:{first + 2}", cells)
+
+    def temporary(self) -> pathlib.Path:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        return pathlib.Path(folder.name)
+
+    def test_lines_in_a_package_are_relative_to_it(self) -> None:
+        try:
+            import torch
+        except ImportError:
+            self.skipTest("no torch")
+        part = self.temporary() / "package_of_a_model/part"
+        part.mkdir(parents=True)
+        (part / "model.py").write_text("import torch\n\n\nclass Net(torch.nn.Linear):\n    def forward(self, x):\n        return super().forward(x).tanh()\n")
+        with unittest.mock.patch.object(sys, "path", [str(part.parent.parent), *sys.path]):
+            model = importlib.import_module("package_of_a_model.part.model").Net(8, 8)
+        plan = remat.plan(model, (torch.randn(4, 8),), device=remat.Roofline(1e11, 1e10))
+        problem = json.loads(plan.document())["problem_document"]
+        self.assertIn("package_of_a_model/part/model.py:6", {o.get("source") for o in problem["operations"]})
 
     def test_version(self) -> None:
         self.assertRegex(remat.__version__, r"^\d+\.\d+\.\d+$")

@@ -6,6 +6,7 @@ On a device (REMAT_TEST_DEVICE) only `Offmate` is tried, which trains there with
 
 import copy
 import gc
+import json
 import os
 import pathlib
 import pickle
@@ -306,13 +307,14 @@ class Configurations(unittest.TestCase):
 
     def test_one_warning_names_what_has_no_effect(self):
         config = rockmate.generate_config("hilp")
-        config.solver.bottom.hilp.nb_bdg_save = 9
+        config.solver.bottom.hilp.nb_bdg_save = 9  # has one
+        config.solver.bottom.hilp.time_limit = 9
         config.partitioner.bottom_to_top.max_len_seq = 5
         config.solver.top.hilp.time_limit = 3
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             rockmate.from_config(Net(), sample(), config=config, verbose=True, solve_sched=False)
-        self.assertEqual([str(w.message) for w in told], ["remat.rockmate: these options have no effect in remat: solver.bottom.hilp.nb_bdg_save=9, "
+        self.assertEqual([str(w.message) for w in told], ["remat.rockmate: these options have no effect in remat: solver.bottom.hilp.time_limit=9, "
                                                           "partitioner.bottom_to_top.max_len_seq=5, verbose=True"])
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -322,6 +324,43 @@ class Configurations(unittest.TestCase):
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 rockmate.from_config(Net(), sample(), config_type=kind, solve_sched=False)
+
+    def options_of(self, config):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return [(m.solver, dict(m.options)) for m in rockmate.from_config(Net(), sample(), config=config, solve_sched=False)._methods]
+
+    def test_options_of_parts_steer(self):
+        config = rockmate.generate_config("hilp")
+        self.assertEqual(self.options_of(config), [("hiremate", {})])
+        config.solver.bottom.hilp |= {"nb_bdg_save": 3, "nb_bdg_peak": 1, "nb_total_nodes": 12}
+        config.solver.top.hilp.nb_total_sched = 50
+        config.partitioner.bottom_to_top |= {"max_estimate_per_sub_graph": 7, "max_estimate_for_main_graph": 10}
+        self.assertEqual(self.options_of(config), [("hiremate", {"saved": 3, "peaks": 1, "leaf_operations": 24, "cut.size": 14, "cut.most": 10, "choices": 5})])
+        config = rockmate.generate_config("rockmate")
+        config.solver.bottom.hilp.nb_bdg_save = 6  # the default of other kinds
+        self.assertEqual(self.options_of(config), [("rockmate", {"saved": 6})])
+
+    def test_settings_steer_also_with_a_value_that_some_kind_has(self):
+        rk = rockmate.Rockmate(Net(), sample(), top_solvers=[rockmate.solvers.RK_rotor(mem_unit=4096)],
+                               bottom_solvers=[rockmate.solvers.HILP(nb_bdg_save=10)], solve_sched=False)
+        method, = rk._methods
+        self.assertEqual((method.solver, dict(method.options)), ("rockmate", {"saved": 10}))
+        self.assertEqual(method.options_for(4096 * 100 + 1), {"saved": 10, "slots": 101})
+        remat._core.check_solver("rockmate", {"slots": str(method.options_for(1 << 40)["slots"])})
+
+    def test_options_change_the_plan(self):
+        """One bound per part, and parts that are cut elsewhere: other plans, and no faster ones."""
+        budget = int(0.5 * rockmate.PureRotor(Net(depth=6), sample()).op_sched.peak_mem)
+        plans = {}
+        for name, bottom in (("usual", {}), ("one bound", {"nb_bdg_save": 1, "nb_bdg_peak": 1})):
+            rk = rockmate.Rockmate(Net(depth=6), sample(), budget, top_solvers=[rockmate.solvers.RK_rotor()],
+                                   bottom_solvers=[rockmate.solvers.HILP(**bottom)], partitioners=[rockmate.partitioned.PartitionerSequence()])
+            plans[name] = plan_of(rk)
+        self.assertIn("(peaks=1, saved=1)", plans["one bound"].solver)
+        self.assertNotIn("(", plans["usual"].solver)
+        steps = [json.loads(plan.document())["steps"] for plan in plans.values()]
+        self.assertNotEqual(*steps)
 
     def test_bad_input_is_named(self):
         def with_option(path, value):
@@ -343,6 +382,8 @@ class Configurations(unittest.TestCase):
                           (with_option("solver.top.hilp.time_limit", "long"), "time_limit must be of type int, got 'long'"),
                           (with_option("solver.top.hilp.time_limit", 0), "time_limit must be >= 1, got 0"),
                           (with_option("solver.top.hilp.offload", 1), "offload must be of type bool, got 1"),
+                          (with_option("solver.bottom.hilp.nb_bdg_save", 1000), "solver.bottom.hilp.nb_bdg_save=1000: .*saved must be an integer from 1 to"),
+                          (with_option("partitioner.bottom_to_top.max_estimate_per_sub_graph", 0), "max_estimate_per_sub_graph=0: .*cut.size"),
                           (with_option("solver.top.hilp", 3), "solver.top.hilp must be a mapping"),
                           (lambda: rockmate.solvers.HILP(nodes=3), "HILP: nodes is unknown"),
                           (lambda: rockmate.PureRotor(Net(), sample(), partitioners=[]), "partitioners: PureRotor chooses its own"),

@@ -7,7 +7,7 @@
 
 namespace remat::registry {
 
-any_solver make_checkmate_published(const std::string& backend) {
+any_solver make_checkmate_published(const std::string& backend, option_reader&) {
   return checkmate<milp::any_backend, staged::published_form>({}, make_backend(backend));
 }
 

@@ -5,6 +5,10 @@
 
 namespace remat::registry {
 
-any_solver make_chen(const std::string&) { return chen(); }
+any_solver make_chen(const std::string&, option_reader& read) {
+  chen::options o;
+  read("tries", o.tries, 1, 100'000, "numbers of segments that are tried");
+  return chen(o);
+}
 
 }  // namespace remat::registry

@@ -6,6 +6,6 @@
 
 namespace remat::registry {
 
-any_solver make_improved(const std::string&) { return improved<min_cut>(); }
+any_solver make_improved(const std::string&, option_reader&) { return improved<min_cut>(); }
 
 }  // namespace remat::registry

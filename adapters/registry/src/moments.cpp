@@ -6,6 +6,8 @@
 
 namespace remat::registry {
 
-any_solver make_moments(const std::string& backend) { return moments<milp::any_backend>({}, make_backend(backend)); }
+any_solver make_moments(const std::string& backend, option_reader&) {
+  return moments<milp::any_backend>({}, make_backend(backend));
+}
 
 }  // namespace remat::registry

@@ -5,6 +5,6 @@
 
 namespace remat::registry {
 
-any_solver make_offload_only(const std::string&) { return offload_only(); }
+any_solver make_offload_only(const std::string&, option_reader&) { return offload_only(); }
 
 }  // namespace remat::registry

@@ -6,6 +6,6 @@
 
 namespace remat::registry {
 
-any_solver make_poet(const std::string& backend) { return poet<milp::any_backend>({}, make_backend(backend)); }
+any_solver make_poet(const std::string& backend, option_reader&) { return poet<milp::any_backend>({}, make_backend(backend)); }
 
 }  // namespace remat::registry

@@ -5,6 +5,11 @@
 
 namespace remat::registry {
 
-any_solver make_pofo(const std::string&) { return pofo(); }
+any_solver make_pofo(const std::string&, option_reader& read) {
+  pofo::options o;
+  read("slots", o.slots, 1, most_slots, "units of memory of the table of recomputations");
+  read("labels", o.labels, 1, 100'000, "labels of the recurrence");
+  return pofo(o);
+}
 
 }  // namespace remat::registry

@@ -5,6 +5,6 @@
 
 namespace remat::registry {
 
-any_solver make_recompute_all_blocks(const std::string&) { return recompute_all_blocks(); }
+any_solver make_recompute_all_blocks(const std::string&, option_reader&) { return recompute_all_blocks(); }
 
 }  // namespace remat::registry

@@ -2,8 +2,12 @@
 #include <remat/registry/registry.hpp>
 
 #include <array>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <remat/core/error.hpp>
+#include <remat/core/solve.hpp>
 
 #include "make.hpp"
 
@@ -36,7 +40,48 @@ constexpr std::array table = std::to_array<method>({
     {"store_all", "everything computed once", make_store_all},
 });
 
+/// A solver whose name tells the options that it was given.
+class with_options {
+ public:
+  with_options(any_solver inner, std::string options) : inner_(std::move(inner)), options_(std::move(options)) {}
+  std::string name() const { return inner_.name() + " (" + options_ + ")"; }
+  bool plans_tiers() const { return inner_.plans_tiers(); }
+  result solve(const problem& p, bytes_t budget, monitor& m) const { return inner_.solve(p, budget, m); }
+  std::vector<result> sweep(const problem& p, std::span<const bytes_t> budgets, monitor& m) const {
+    return inner_.sweep(p, budgets, m);
+  }
+  with_options with_start(const schedule& x) const { return {inner_.with_start(x), options_}; }
+
+ private:
+  any_solver inner_;
+  std::string options_;
+};
+
 }  // namespace
+
+any_solver method::make(const std::string& backend, const option_values& given) const {
+  option_reader read(name, given);
+  auto made = maker(backend, read);
+  read.refuse_unknown();
+  if (given.empty()) return made;
+  return with_options(std::move(made), to_string(given));
+}
+
+std::vector<option> method::options() const {
+  const option_values none;
+  option_reader read(name, none);
+  try {
+    maker("auto", read);
+  } catch (const not_available&) {  // makers read options first
+  }
+  return read.known();
+}
+
+std::string to_string(const option_values& given) {
+  std::string text;
+  for (const auto& [name, value] : given) text += (text.empty() ? "" : ", ") + name + "=" + value;
+  return text;
+}
 
 std::span<const method> methods() { return table; }
 

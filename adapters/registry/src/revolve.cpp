@@ -5,6 +5,11 @@
 
 namespace remat::registry {
 
-any_solver make_revolve(const std::string&) { return revolve(); }
+any_solver make_revolve(const std::string&, option_reader& read) {
+  revolve::options o;
+  read("links", o.links, 1, 2000, "blocks for the dynamic program");
+  read("slots", o.slots, 1, most_slots, "units of memory of the dynamic program");
+  return revolve(o);
+}
 
 }  // namespace remat::registry

@@ -5,6 +5,6 @@
 
 namespace remat::registry {
 
-any_solver make_store_all(const std::string&) { return store_all(); }
+any_solver make_store_all(const std::string&, option_reader&) { return store_all(); }
 
 }  // namespace remat::registry

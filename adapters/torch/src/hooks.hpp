@@ -67,7 +67,7 @@ class planned_backwards {
   bool any_ = running() > 0;
 };
 
-/// Takes the hooks off tensors, and puts them back: gradients taken for a capture are nobody's business.
+/// Takes the hooks off tensors while a capture runs its backward, and puts them back: hooks must not see its gradients.
 class without_hooks {
  public:
   explicit without_hooks(const std::vector<at::Tensor>& tensors) {

@@ -99,7 +99,8 @@ class second_run {
     for (const auto& t : written) written_.push_back({t, t.detach().clone(), {}, t._version()});
   }
 
-  /// Is what it reads as it was, and what `ask` says of the inputs true in the autocast of then?
+  /// True if no external tensor was modified since the forward, and `ask` holds for the inputs under the autocast state of that
+  /// forward.
   bool possible(const std::function<bool(const std::vector<at::Tensor>&)>& ask) const {
     struct put_back {
       autocast_state autocast = autocast_state::now();
@@ -163,7 +164,7 @@ class second_run {
   static bool is_now(const at::Tensor& t, const at::Tensor& contents, int64_t version) {
     return t._version() == version && same_bits(t.detach(), contents);
   }
-  /// Other threads may look at what is so already.
+  /// Gives a tensor contents and a version. Writes nothing if the tensor has both: other threads may be reading it.
   static void set(const at::Tensor& t, const at::Tensor& contents, int64_t version) {
     if (is_now(t, contents, version)) return;
     at::NoGradGuard no_grad;

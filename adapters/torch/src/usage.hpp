@@ -30,12 +30,12 @@ class usage {
     std::lock_guard lock(mutex_);
     return uses_;
   }
+  /// Learns how the loss of a step has used the outputs.
   /// @param step     the program that has run
-  /// @param expected the uses that it was captured for
-  /// @param seen     what this loss makes of the outputs; strides only where the gradient has others than in the program, and
-  /// after
-  ///                 that all of them: what a program is to be captured for
-  /// @return is `step` the program for that?
+  /// @param expected the uses that `step` was captured for
+  /// @param seen     the uses by this loss, with strides only where those of a gradient differ from the program's; gets all
+  ///                 strides, so that a program can be captured for these uses
+  /// @return true if `step` is the program for these uses
   bool learn(const program& step, const std::vector<output_use>& expected, std::vector<output_use>& seen) {
     std::lock_guard lock(mutex_);
     bool same = true;

@@ -68,6 +68,13 @@ std::map<std::string, std::vector<stack>> cases(const maker& m) {
   for (const auto* name : {"neg", "exp", "log", "sqrt", "rsqrt", "reciprocal", "cos", "sin", "erf", "sigmoid", "tanh", "silu",
                            "sgn", "sign", "floor", "round", "hardswish"})
     for (const auto& sizes : {image, matrix, std::vector<int64_t>{}}) all[name].push_back({m(sizes)});
+  for (const auto& sizes : {image, matrix}) {
+    all["bernoulli_.float"].push_back({m(sizes), 0.1, nothing});
+    all["uniform_"].push_back({m(sizes), -1.0, 1.0, nothing});
+    all["normal_"].push_back({m(sizes), 0.0, 1.0, nothing});
+    for (const auto* name : {"rand_like", "randn_like"})
+      all[name].push_back({m(sizes), nothing, nothing, nothing, nothing, nothing});
+  }
   all["bitwise_not"] = {{m(matrix) > 0.5}};
   for (const auto* name :
        {"maximum", "minimum", "eq.Tensor", "ne.Tensor", "lt.Tensor", "le.Tensor", "gt.Tensor", "ge.Tensor", "mul.Tensor",
@@ -105,6 +112,8 @@ std::map<std::string, std::vector<stack>> cases(const maker& m) {
                  {m(image), dims({0, 2, 3}), true, nothing},
                  {m(image), nothing, false, nothing},
                  {m(matrix), dims({-1}), true, at::kDouble}};
+  for (const auto* name : {"sum", "mean"}) all[name] = {{m(image), nothing}, {m(matrix), at::kDouble}, {m({}), nothing}};
+  all["sum"].push_back({m(matrix) > 0.5, nothing});
   for (const auto* name : {"amax", "amin"}) all[name] = {{m(image), dims({1, -1}), false}, {m(image), dims({2}), true}};
   all["cumsum"] = {{m(image), 1, nothing}};
   all["prod.dim_int"] = {{m(image), 1, false, nothing}};
@@ -287,6 +296,7 @@ TEST_CASE("kernels for geometry agree with those of the host", "[meta_kernels]")
           const auto [c, operands] = called(op, arguments);
           const auto results = rpd::deduced(c, operands);
           auto real = arguments;
+          const auto before = at::globalContext().defaultGenerator(at::kCPU).get_state();
           try {
             const at::AutoDispatchBelowADInplaceOrView below;
             op.callBoxed(&real);
@@ -299,6 +309,7 @@ TEST_CASE("kernels for geometry agree with those of the host", "[meta_kernels]")
             continue;
           }
           ++told;
+          CHECK(results->drew != at::equal(before, at::globalContext().defaultGenerator(at::kCPU).get_state()));
           const auto known = results->over(operands);
           REQUIRE(known.size() == real.size());
           for (std::size_t i = 0; i < real.size(); ++i) {

@@ -46,12 +46,12 @@ class retention_cut {
     std::vector<bool> retained;  ///< per value: of those retained, the ones that the order of the problem makes before `tau`
     // Of `exchange` only:
     double later = 0;                   ///< seconds of the operations that are neither ancestors nor descendants and run later
-    double before = 0;                  ///< of these seconds, what would lie between the begin and `tau`
+    double before = 0;                  ///< the part of `later` that would otherwise run before `tau`
     double to_host = 0, to_device = 0;  ///< seconds of the copies of the values moved, before `tau` and after it
-    double sent = 0, again = 0;         ///< of all copies of theirs, what is not among those that are made in any case
+    double sent = 0, again = 0;         ///< seconds of their copies that not every schedule makes anyway
   };
 
-  /// What counts how much in `exchange`, each >= 0.
+  /// The weights of the terms that `exchange` adds up, each >= 0.
   struct prices {
     double byte = 0;       ///< a byte retained, s
     double to_host = 0;    ///< a second of copies before `tau`, and how much less than 1 one of computations, in [0, 1]
@@ -184,10 +184,15 @@ class retention_cut {
     for (const auto& [when, seconds] : copies) end = std::max(end, when) + seconds;
     return end;
   }
-  /// The least of (1 - to_device - leave - in - out) * seconds of the ancestors that run again, the same of the others that run
-  /// later, (1 - to_host - read - in - out) of the others that do not and begin in time, byte * bytes retained, and to_host,
-  /// to_device, in and out times the copies of the values moved, in either direction, `again` and `sent`; for problems that allow
-  /// copies. Sources that start on the host need not be sent, and what only ends there does not come back. Minimal up to `error`.
+  /// The choice of least weighted cost, for problems that allow copies. The cost is the sum of
+  /// - (1 - to_device - leave - in - out) * seconds of the ancestors of `tau` that run again, and of other operations that run
+  ///   after `tau`;
+  /// - (1 - to_host - read - in - out) * seconds of other operations that begin in time and run before `tau`;
+  /// - byte * bytes retained;
+  /// - to_host * `choice::to_host` + to_device * `choice::to_device` + in * `choice::again` + out * `choice::sent`.
+  ///
+  /// A source that starts on the host is not sent there. A value that only ends on the host does not come back.
+  /// @return minimal up to `error`
   /// Complexity: that of `minimum`.
   choice exchange(const prices& at) {
     return cut(

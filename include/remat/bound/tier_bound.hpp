@@ -18,10 +18,12 @@
 
 namespace remat::bound {
 
-/// A lower bound on the time, of cyclic schedules the period, of every schedule of a problem on several tiers: `queue_bound`,
-/// `path_bound`, `turn_bound` and, for the device, for the device and the next tier and so on up to the first without limit, each
-/// taken for one memory, `copy_bound` of what happens there, with what starts or ends beyond, passes in any case, and is waited
-/// for at the begin; in cyclic schedules between the moments of `turn_bound`.
+/// A lower bound on the time of every schedule of a problem on several tiers; for cyclic schedules, on the period.
+///
+/// The bound is the largest of four: `queue_bound`, `path_bound`, `turn_bound`, and `copy_bound` of relaxations. A relaxation
+/// takes the first tiers of the chain for one memory: the device alone, the device and the next tier, and so on, up to the first
+/// tier without a limit. It counts the values that start or end beyond, the copies that every schedule makes, and the wait for
+/// the first copies. For cyclic schedules, `copy_bound` looks at the time between two moments of `turn_bound`.
 /// @param p      a problem whose device is linked both ways with another tier
 /// @param budget bytes, of the device
 /// @param stop   polled between cuts; true returns what is proven by then

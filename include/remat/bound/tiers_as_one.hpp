@@ -35,17 +35,18 @@ inline copy_link links_across(const problem& p, tier_set inside, bool out) {
   return all;
 }
 
-/// A problem with copies that every schedule of `p` is one of, as far as the time of the device and the memory of some
-/// tiers go, among them the device, which are taken for one: what happens within them.
+/// A relaxation of a problem with several tiers: some tiers, the device among them, become one device, and all others one host.
+/// Every schedule of the original problem gives a schedule of the relaxed one with the same time and no more memory.
 struct plain_part {
   problem p;
-  std::vector<operation_id> operations;  ///< which they are
+  std::vector<operation_id> operations;  ///< the operations of the original problem that `p` has, in its order
 };
 
-/// What else may be elsewhere without having been sent takes no room; operations on other tiers than the device take no time.
-/// What has to leave the tiers is a target that ends on the host, and what may leave them in the end, as do all targets of cyclic
-/// schedules, which nobody awaits, one that ends anywhere.
-/// @param come sources that start elsewhere, on a tier that is known, do so on the host; otherwise nor do they take room
+/// Makes the relaxation for the tiers `inside`. A value that may lie outside without having been sent takes no room. Operations
+/// on other tiers than the device take no time. A value that has to leave becomes a target that ends on the host. A value that
+/// may leave at the end becomes a target that ends anywhere; so do all targets of a cyclic schedule, because no operation waits
+/// for them.
+/// @param come true: sources that start outside, on a known tier, start on the host; false: they take no room
 inline plain_part as_plain(const problem& p, tier_set inside, bool come, const places& of) {
   auto values = p.values();
   const auto& ops = p.operations();

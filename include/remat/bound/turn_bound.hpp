@@ -39,11 +39,12 @@ struct step_parts {
   std::vector<tier_set> stay;  ///< by value: where it may be that is not dropped in a step of a cyclic schedule
 };
 
-/// One step of a cyclic schedule, between the moment from which a tier has room for what comes to it in this step, or the device
-/// begins it, whichever is later, and the one for the next. All that comes to the tier comes in between, and what the device
-/// computes and the copies of what does not stay there or on the device end in between. On the device, whose clock that is,
-/// everything begins in between. So it does in a schedule that is not cyclic, between its begin and its end, when targets are
-/// where they must be.
+/// One turn of a tier: the time from one step of a cyclic schedule to the next, as this tier sees it. A turn begins when the tier
+/// has room for the values that come to it in this step, but not before the device begins the step.
+///
+/// All values that come to the tier in this step arrive within the turn. Computations of the device end within it, and so do
+/// copies of values that stay neither on the tier nor on the device. For the device itself, all of its work also begins within
+/// the turn. A schedule that is not cyclic is one turn, from its begin until all targets are in place.
 class tier_turn {
  public:
   /// @param turn the tier; `any_tier`: the problem is not cyclic

@@ -25,7 +25,7 @@ class level {
   /// @param list       the parts, disjoint
   /// @param choices    the options of each part
   /// @param best       receives the fastest schedule that fits
-  /// @param asked_for  is the problem what was asked for, or a part of it, of which there are many?
+  /// @param asked_for  true for the problem that the caller of the solver gave; false for a part of it
   /// @param found      is told when a schedule is the fastest so far
   level(const remat::problem& problem, const part_index& numbering, const structure::partition& list,
         const std::vector<part_options>& choices, incumbent& best, bool asked_for, std::function<void()> found = {})

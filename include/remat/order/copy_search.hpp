@@ -48,10 +48,12 @@ class copy_incumbent {
     const std::lock_guard guard(lock_);
     return order_;
   }
-  /// Lays copies over a valid order, in the way that is faster, and takes the schedule if it is the fastest: within as much of
-  /// the budget as the fastest so far. On demand only the first order, those for which nothing else is found, and all while that
-  /// is the fastest.
-  /// @param most s; what takes longer is given up
+  /// Lays copies over a valid order and keeps the schedule if it is the fastest so far. The faster of two ways to lay copies
+  /// counts. It uses the same share of the budget as the fastest schedule so far.
+  ///
+  /// A third way, demand paging, is slower to try. It is tried for the first order, for orders over which no copies can be laid
+  /// otherwise, and as long as demand paging gave the fastest schedule.
+  /// @param most give up on schedules that take longer, s
   /// @return the schedule and where it waits; nothing if the order does not fit or was given up
   /// Complexity: that of `lay_copies` and, where it may be the fastest, `evaluate`.
   std::optional<laid_copies> offer(const copied_order& order, double most = std::numeric_limits<double>::infinity()) {
@@ -80,7 +82,7 @@ class copy_incumbent {
     const std::lock_guard guard(lock_);
     m.report({.stage = std::move(stage), .best = seconds_.load(), .bound = bound, .schedule = schedule_ ? &*schedule_ : nullptr});
   }
-  /// The schedule, if there is one, or what it may be that is lacking.
+  /// Puts the fastest schedule into `r`; without one, a reason that names the tiers with a budget.
   void put_into(result& r) const {
     if (!schedule_ && !p_.plain())
       for (const auto& t : p_.tiers())
@@ -94,7 +96,7 @@ class copy_incumbent {
   }
 
  private:
-  /// Lays copies within a share of the budget, in the way that is faster, and takes the schedule if it is the fastest.
+  /// Lays copies within a share of the budget in two ways, and keeps the faster schedule if it is the fastest so far.
   std::optional<laid_copies> lay(const copied_order& order, double most, double share) {
     const auto budget = share < 1 ? static_cast<bytes_t>(share * static_cast<double>(budget_)) : budget_;
     auto laid = lay_copies(p_, order.order, budget, {.departures = order.departures, .most = most});

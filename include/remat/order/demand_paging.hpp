@@ -19,8 +19,8 @@
 
 namespace remat::order::detail {
 
-/// Demand paging over all tiers at once, and over all links. Where room is lacking on a tier, there leave first what nobody wants
-/// any more, then what is on another tier as well, and then what is used last, which goes on to a tier that has or makes room.
+/// Demand paging over all tiers and links. A full tier evicts, in this order: values without a further use, values with a copy on
+/// another tier, and the value whose next use is furthest away. The last one moves to another tier, which makes room if it must.
 class demand_paging {
  public:
   /// @param p     a problem that is not plain and not `unplannable`; must outlive this

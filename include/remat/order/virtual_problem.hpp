@@ -120,8 +120,10 @@ class virtual_problem {
   std::vector<operation_id> outer_;                     // of each operation of `problem_`; `none`: for ballast
 };
 
-/// The operations that a target needs, where those that `tau` is not made of and that do not need it follow their operands at
-/// once: the moment before `tau` runs comes later, so copies have more time before it.
+/// An order of the needed operations in which `tau` runs as late as possible, so that copies have more time before it. An
+/// operation that is neither an ancestor nor a descendant of `tau` runs right after its operands.
+/// @param p   the problem
+/// @param tau an operation that a target needs
 /// Complexity: O(values + edges + operations log(operations)).
 inline std::vector<operation_id> early_order(const problem& p, operation_id tau) {
   auto order = needed_operations(p);
@@ -141,10 +143,11 @@ inline std::vector<operation_id> early_order(const problem& p, operation_id tau)
   return order;
 }
 
-/// The same computations, where some that what is sent last is not made of come after it: it has more time then.
+/// The same computations in an order that gives the last copy to the host more time: operations that the copied value does not
+/// depend on run after the operation that makes it.
 /// @param order valid
-/// @param laid  copies laid over it
-/// @return empty if nothing is waited for at the end but what arrives, or nothing can come after it
+/// @param laid  the copies laid over `order`
+/// @return the order; empty if the step does not end with a wait for a copy to the host, or no operation can move
 /// Complexity: O(edges computed).
 inline std::vector<operation_id> early_end(const problem& p, const std::vector<operation_id>& order, const laid_copies& laid) {
   if (laid.to_host.empty() || laid.waits.empty()) return {};

@@ -185,23 +185,22 @@ class report_page {
            (module.empty() ? "" : " in " + module);
   }
 
-  /// Bytes by fate, and extra time, of the values that operations of one module make in the forward.
+  /// Bytes by fate, and extra time, of the values that operations of one module, and one line of its code, make in the forward.
   struct share {
     std::array<bytes_t, fate_names.size()> bytes = {};
     double seconds = 0;  ///< of recomputations
     std::size_t first = 0;
-    std::set<std::string> sources;
     bytes_t of(fate f) const { return bytes[static_cast<std::size_t>(f)]; }
     bytes_t total() const { return of(fate::kept) + of(fate::recomputed) + of(fate::moved); }
   };
   void by_module() {
     const bool named = std::any_of(modules_.begin(), modules_.end(), [](const auto& m) { return !m.empty(); });
-    std::map<std::string, share> shares;
+    std::map<std::pair<std::string, std::string>, share> shares;  // by module, or operator, and line
     const auto of = [&](operation_id o) -> share& {
       const auto& op = p_.operations()[o];
-      auto& x = shares[!named ? (op.kind.empty() ? op.name : op.kind) : modules_[o].empty() ? "(whole model)" : modules_[o]];
+      const auto name = !named ? (op.kind.empty() ? op.name : op.kind) : modules_[o].empty() ? "(whole model)" : modules_[o];
+      auto& x = shares[{name, o < r_.labels.sources.size() ? r_.labels.sources[o] : ""}];
       if (x.total() == 0 && x.seconds == 0) x.first = o;
-      if (o < r_.labels.sources.size() && !r_.labels.sources[o].empty()) x.sources.insert(r_.labels.sources[o]);
       return x;
     };
     for (value_id v = 0; v < p_.values().size(); ++v)
@@ -211,10 +210,10 @@ class report_page {
     for (const auto& x : s_.steps)
       if (x.what == action::compute && !run.insert(x.which).second) of(x.operation()).seconds += p_.operations()[x.which].seconds;
 
-    std::vector<std::pair<std::string, share>> rows(shares.begin(), shares.end());
+    std::vector<std::pair<std::pair<std::string, std::string>, share>> rows(shares.begin(), shares.end());
     bytes_t most = 1;
     bool sources = false;
-    for (const auto& [name, x] : rows) most = std::max(most, x.total()), sources = sources || !x.sources.empty();
+    for (const auto& [place, x] : rows) most = std::max(most, x.total()), sources = sources || !place.second.empty();
     std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.second.total() > b.second.total(); });
     std::sort(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(std::min(rows.size(), rows_shown)),
               [](const auto& a, const auto& b) { return a.second.first < b.second.first; });
@@ -231,15 +230,14 @@ class report_page {
       if (i == rows_shown)
         out_ += "</table></div>\n<details><summary>" + count(rows.size() - i, "smaller row") +
                 "</summary><div class=\"wide\" tabindex=\"0\"><table>\n";
-      module_row(rows[i].first, rows[i].second, most, sources);
+      module_row(rows[i].first.first, sources ? &rows[i].first.second : nullptr, rows[i].second, most);
     }
     out_ += rows.size() > rows_shown ? "</table></div></details>\n" : "</table></div>\n";
   }
-  void module_row(const std::string& name, const share& x, bytes_t most, bool sources) {
+  /// @param source null: there is no column for it
+  void module_row(const std::string& name, const std::string* source, const share& x, bytes_t most) {
     out_ += "<tr><td class=\"name\">" + escaped(name) + "</td>";
-    if (sources)
-      out_ += "<td class=\"name text\">" +
-              escaped(x.sources.empty() ? "" : *x.sources.begin() + (x.sources.size() > 1 ? " and more" : "")) + "</td>";
+    if (source != nullptr) out_ += "<td class=\"name text\">" + escaped(*source) + "</td>";
     out_ += "<td><div class=\"bar\" aria-hidden=\"true\">";
     for (auto f : {fate::kept, fate::recomputed, fate::moved})
       out_ += "<i class=\"" + std::string(to_string(f)) +

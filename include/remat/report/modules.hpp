@@ -64,13 +64,20 @@ inline std::vector<std::string> module_paths(const problem& p, const operation_l
 
 /// Labels for a document of the problem: the module of each operation, and where it is defined.
 /// @param sources by path of a module; a module that is not there has the source of the nearest one around it
+/// @param lines   per operation, where they are known: the line that calls it, which comes before the source of its module
 /// Complexity: O(edges + length of the names).
-inline unknown_problem_members labelled(const problem& p, const std::map<std::string, std::string>& sources) {
+inline unknown_problem_members labelled(const problem& p, const std::map<std::string, std::string>& sources,
+                                        const std::vector<std::string>& lines = {}) {
   unknown_problem_members members;
   for (const auto& module : module_paths(p)) {
+    const auto o = members.operations.size();
     auto& x = members.operations.emplace_back(nlohmann::ordered_json::object());
+    if (!module.empty()) x["module"] = module;
+    if (o < lines.size() && !lines[o].empty()) {
+      x["source"] = lines[o];
+      continue;
+    }
     if (module.empty()) continue;
-    x["module"] = module;
     auto around = module;
     while (!sources.contains(around) && !around.empty()) around.resize(around.rfind('.') == around.npos ? 0 : around.rfind('.'));
     if (const auto found = sources.find(around); found != sources.end() && !found->second.empty()) x["source"] = found->second;

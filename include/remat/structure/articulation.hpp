@@ -13,10 +13,11 @@
 
 namespace remat::structure {
 
-/// The operations among `ops` that every path from the first to the last of them passes, or without which some others hang in the
-/// air: their removal disconnects the undirected graph of `ops`, in which a stub hangs on the first and another on the last.
+/// The articulation points of the undirected graph of `ops`: operations whose removal disconnects it. Two operations are
+/// neighbours if one reads a value that the other makes; sources connect nothing.
 ///
-/// Two operations are neighbours if one reads what the other yields; sources connect nothing.
+/// The graph has two extra nodes, one next to the first operation and one next to the last. So every operation is found that all
+/// paths from the first to the last pass.
 /// @param p   the problem
 /// @param ops operations, ascending, such as those of the forward
 /// @return a part of `ops`, ascending

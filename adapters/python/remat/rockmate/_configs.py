@@ -110,6 +110,11 @@ class Settings:
         except _Wrong as e:
             raise Error(f"{type(self).__name__}: {e}") from None
         self.config = Config(default_config(self.name) | options)
+        self.base = default_config(self.name)  #: what the user's choices are told from
+
+    def chosen(self) -> dict[str, Any]:
+        """The options that the user has changed."""
+        return {key: value for key, value in self.config.items() if value != self.base[key]}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.config.items() if v != default_config(self.name)[k])})"
@@ -170,18 +175,36 @@ def _meant(word: str, known: Any) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def changed(config: Config) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Options of a complete configuration with values that neither the defaults nor any kind of configuration has."""
-    kinds = [generate_config(kind) for kind in _KINDS]
-    for path, parts in ((("solver", "top"), [k.solver.top for k in kinds]), (("solver", "bottom"), [k.solver.bottom for k in kinds]),
-                        (("partitioner",), [k.partitioner for k in kinds])):
+def _parts(config: Config) -> Iterator[tuple[tuple[str, ...], Config]]:
+    """Solvers and partitioners by name, with the path of each part of a configuration."""
+    for path in (("solver", "top"), ("solver", "bottom"), ("partitioner",)):
         part = config
         for key in path:
             part = part[key]
-        for name, options in part.items():
-            for key, value in options.items():
-                if value not in [default_config(name)[key], *(p[name][key] for p in parts if name in p)]:
-                    yield (*path, name, key), value
+        yield path, part
+
+
+def usual(path: tuple[str, ...], value: Any) -> bool:
+    """Has the default, or a kind of configuration, this value for an option?"""
+    kinds = [_by_path(generate_config(kind)) for kind in _KINDS]
+    return value in [default_config(path[-2])[path[-1]], *(kind[path[:-1]][path[-1]] for kind in kinds if path[:-1] in kind)]
+
+
+def nearest(config: Config) -> dict[tuple[str, ...], Config]:
+    """Options by path of solver or partitioner, of the kind of configuration that differs least from a complete one; or the defaults."""
+    there = _by_path(config)
+    defaults = {path: default_config(path[-1]) for path in there}
+
+    def distance(base: dict[tuple[str, ...], Config]) -> int:
+        values = sum(1 for path in there.keys() & base.keys() for key, value in there[path].items() if value != base[path][key])
+        return values + 3 * len(base.keys() ^ there.keys())  # another solver is further away than another value of an option
+
+    kind = min((_by_path(generate_config(kind)) for kind in _KINDS), key=distance)
+    return defaults | kind if distance(kind) <= distance(defaults) else defaults
+
+
+def _by_path(config: Config) -> dict[tuple[str, ...], Config]:
+    return {(*path, name): options for path, part in _parts(config) for name, options in part.items()}
 
 
 def save_config(config: Mapping[str, Any], filename: str | os.PathLike[str]) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from .._errors import Error
 from . import partitioned, solvers
-from ._configs import Config, Settings, checked, generate_config
+from ._configs import Config, Settings, checked, generate_config, nearest
 from ._modules import Rockmate
 
 
@@ -103,13 +103,17 @@ def from_config(model: torch.nn.Module, model_inputs: Any, budget: int | float |
     if isinstance(config_type, Mapping):
         config = config_type
     complete = checked(generate_config(str(config_type)) if config is None else config)
-    top, bottom, parts = ([_setting(name, options) for name, options in part.items()]
-                          for part in (complete.solver.top, complete.solver.bottom, complete.partitioner))
+    base = nearest(complete)
+    top, bottom, parts = ([_setting(name, options, base[(*path, name)]) for name, options in part.items()]
+                          for path, part in ((("solver", "top"), complete.solver.top), (("solver", "bottom"), complete.solver.bottom),
+                                             (("partitioner",), complete.partitioner)))
     return Rockmate(model, model_inputs, budget, top_solvers=top, bottom_solvers=bottom, partitioners=parts or [partitioned.Partitioner()], **kwargs)
 
 
 _BY_NAME: dict[str, type[Settings]] = {cls.name: cls for room in (solvers, partitioned) for cls in map(vars(room).get, room.__all__) if cls is not None}
 
 
-def _setting(name: str, options: Config) -> Settings:
-    return _BY_NAME[name](**options)
+def _setting(name: str, options: Config, base: Config) -> Settings:
+    made = _BY_NAME[name](**options)
+    made.base = base
+    return made

@@ -19,17 +19,11 @@ from .._session import Options, Session
 from .._states import state_bytes
 from .._wrap import is_wrapped, of, unwrap, wrap
 from . import partitioned, solvers
-from ._configs import Config, Settings, changed, checked, default_config
+from ._configs import Config, Settings, checked, default_config, usual
+from ._methods import Method, methods_of
 
 _STATE = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")  #: of a module, shared with the model
 _MINOR = int(default_config("hilp")["minor_offload_size"])
-_OF_NO_METHOD = "the solver of the wrapped module"  #: says a plan for which the method found nothing, and the search for the smallest budget did
-_NOTHING_IS_CHEAP = 1e6  #: a cheap_factor from which on a CheapSolver recomputes nothing
-
-
-class _Method(NamedTuple):
-    solver: str
-    time_limit: float
 
 
 class Schedule(NamedTuple):
@@ -46,8 +40,9 @@ class Rockmate(torch.nn.Module):
     model_inputs, model_kwargs: of a training step: a tensor, a sequence, or a dictionary by name.
     budget: bytes for activations, their gradients and workspaces, as a number or as text such as "2 GiB". Weights, their gradients, optimizer states
         and inputs are not counted. remat's `activation_budget` counts new gradients: it gets this budget and the bytes of the gradients. Default: no limit.
-    top_solvers, bottom_solvers, partitioners: of `remat.rockmate.solvers` and `remat.rockmate.partitioned`. They choose methods of remat, which
-        compete: the plan with the least time is used. If no method finds a plan, `remat`'s default method looks for one, with a warning.
+    top_solvers, bottom_solvers, partitioners: of `remat.rockmate.solvers` and `remat.rockmate.partitioned`. They choose methods of remat and
+        their options (docs/coming-from.md). The methods compete: the plan with the least time is used. If no method finds a plan, `remat`'s default
+        method looks for one, with a warning.
     solve_sched: False leaves planning to a call of `solve_sched()`.
     minor_offload_size: see `Offmate`, as for cpu_optim, gpu_optim and optim_kwargs.
     keep_outputs, dynamic_batch_dim: accepted; remat keeps outputs, and plans for every shape.
@@ -81,10 +76,13 @@ class Rockmate(torch.nn.Module):
             self.__dict__[name] = original_mod.__dict__[name]
         self._sample = _inputs(original_mod, model_inputs, model_kwargs)
         config = checked({"solver": {"top": _by_name(self.top_solvers), "bottom": _by_name(self.bottom_solvers)}, "partitioner": _by_name(self.partitioners)})
-        self._methods = _methods(config)
+        chosen = {(*path, s.name, key): value for path, settings in ((("solver", "top"), self.top_solvers), (("solver", "bottom"), self.bottom_solvers),
+                                                                     (("partitioner",), self.partitioners))
+                  for s in settings for key, value in s.chosen().items()}
+        self._methods, used = methods_of(config, chosen)
         self._offload = any(options.get("offload") for options in config.solver.top.values())
         unused = [*_unused]  # to be named in the warning
-        unused += [f"{'.'.join(path)}={value!r}" for path, value in changed(config) if not _has_effect(path, value, config)]
+        unused += [f"{'.'.join(path)}={value!r}" for path, value in chosen.items() if path not in used and not usual(path, value)]
         unused += [f"{name}={value!r}" for name, value, default in (("rkgb_res", rkgb_res, None), ("verbose", verbose, False),
                                                                    ("solve_recursive", solve_recursive, True)) if value != default]
         if self._offload:
@@ -118,7 +116,7 @@ class Rockmate(torch.nn.Module):
     def fast_solve(self) -> None:
         """Plans for the step that recomputes nothing."""
         self.budget = None
-        self._plan([_Method("store_all", Options.time_limit)])
+        self._plan([Method("store_all")])
 
     def get_compiled_fct(self) -> None:
         """Does nothing: a plan of remat needs no compilation."""
@@ -137,36 +135,37 @@ class Rockmate(torch.nn.Module):
         """None before there is a plan, and of what is unpickled."""
         return of(self.original_mod) if self._solved and is_wrapped(self.original_mod) else None
 
-    def _plan(self, methods: list[_Method]) -> None:
+    def _plan(self, methods: list[Method]) -> None:
         limits = self._limits()
-        found: list[tuple[float, _Method]] = []
+        found: list[tuple[float, Method]] = []
         for method in methods:
             try:
                 self._wrap(method, limits)
             except OverBudget:
                 continue
-            plan: Mapping[str, Any] = of(self.original_mod).plan if self._trains() else {"solver": method.solver, "seconds": 0.0}
-            if plan["solver"] != _OF_NO_METHOD:
-                found.append((plan["seconds"], method))
+            plan = of(self.original_mod).plan if self._trains() else None
+            if plan is None or not plan.fallback:
+                found.append((0.0 if plan is None else plan.seconds, method))
         if found:
-            best = min(found)[1]
+            best = min(found, key=lambda x: x[0])[1]
             if best != found[-1][1] or len(found) < len(methods):
                 self._wrap(best, limits)
         else:
             try:
-                self._wrap(_Method("auto", max(method.time_limit for method in methods)), limits)
+                self._wrap(Method("auto", max(method.time_limit for method in methods)), limits)
             except OverBudget as e:
                 raise self._told(e) from None
             warnings.warn(f"remat.rockmate: {' and '.join(method.solver for method in methods)} found no plan for a budget of {self.budget}; "
                           "remat's default method did, and is used", stacklevel=4)
         self._solved = True
 
-    def _wrap(self, method: _Method, limits: dict[str, Any]) -> None:
+    def _wrap(self, method: Method, limits: dict[str, Any]) -> None:
         args: tuple[Any, ...] = ()
         kwargs: dict[str, Any] = {}
         if self._trains():
             args, kwargs = self._sample
-        planner = Planner(solver=method.solver, time_limit=method.time_limit, activation_budget=limits.get("activation_budget"))
+        planner = Planner(solver=method.solver, solver_options=method.options_for(None if self.budget is None else self._bytes()),
+                          time_limit=method.time_limit, activation_budget=limits.get("activation_budget"))
         wrap(self.original_mod, args, kwargs, planner=planner, **{name: value for name, value in limits.items() if name != "activation_budget"})
 
     def _trains(self) -> bool:
@@ -295,34 +294,6 @@ def _by_name(settings: Iterable[Settings]) -> dict[str, Config]:
             raise Error(f"{type(s).__name__} is given twice in one list")
         found[s.name] = s.config
     return found
-
-
-def _methods(config: Config) -> list[_Method]:
-    """The methods of remat that compete where Rockmate's top solvers do."""
-    top, bottom = config.solver.top, config.solver.bottom
-    told = dict(changed(config))
-    found = []
-    for name, options in top.items():
-        limit = float(told.get(("solver", "top", name, "time_limit"), Options.time_limit))
-        if name == "hilp":
-            solver = "auto" if options.offload else "hiremate" if config.partitioner.keys() - {"base"} else "checkmate"
-        elif name == "rotor":
-            solver = "rockmate" if "hilp" in bottom else "rotor"
-        elif name == "cheap":
-            solver = "store_all" if options.cheap_factor >= _NOTHING_IS_CHEAP else "min_cut"
-        else:
-            solver = name
-        found.append(_Method(solver, limit))
-    return found or [_Method("auto", Options.time_limit)]
-
-
-def _has_effect(path: tuple[str, ...], value: Any, config: Config) -> bool:
-    """Does an option that somebody has changed steer a method of remat?"""
-    if path[:2] != ("solver", "top"):
-        return False
-    moves = config.solver.top[path[2]].get("offload", False)
-    return path[3] in ("time_limit", "offload") or (path[3] == "cheap_factor" and value >= _NOTHING_IS_CHEAP) or \
-        (moves and path[3] in ("activation_offload", "add_offload_sched"))
 
 
 def _gradient_bytes(model: torch.nn.Module) -> int:

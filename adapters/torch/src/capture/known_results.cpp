@@ -223,12 +223,13 @@ std::optional<known_results> deduced(const traced_call& c, const std::vector<at:
       argument = meta;
     }
   try {
-    kernel->callBoxed(c.op, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
+    kernel->function.callBoxed(c.op, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
   } catch (const c10::Error&) {  // the kernel of the device is to say so
     return std::nullopt;
   }
   known_results results(list, stack);
   results.on = here;
+  results.drew = kernel->draws;
   return results.complete() ? std::optional(std::move(results)) : std::nullopt;
 }
 

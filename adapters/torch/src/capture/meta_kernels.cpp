@@ -62,6 +62,28 @@ Tensor new_filled(const Tensor& t, c10::SymIntArrayRef sizes, Value..., std::opt
   TORCH_CHECK(!pinned.value_or(false));
   return made(C10_AS_INTARRAYREF_SLOW(sizes), type.value_or(t.scalar_type()));
 }
+/// What every kernel fills with numbers, of which it draws at least one. Others are to say what is wrong with their arguments.
+Tensor& filled_with_noise(Tensor& t) {
+  TORCH_CHECK(t.numel() > 0 && t.is_non_overlapping_and_dense() && t.is_floating_point());
+  return t;
+}
+Tensor& bernoulli(Tensor& t, double p, std::optional<at::Generator>) {
+  TORCH_CHECK(0 <= p && p <= 1);
+  return filled_with_noise(t);
+}
+Tensor& uniform(Tensor& t, double from, double to, std::optional<at::Generator>) {
+  TORCH_CHECK(from <= to && to - from < 1e4);  // which every type holds
+  return filled_with_noise(t);
+}
+Tensor& normal(Tensor& t, double, double deviation, std::optional<at::Generator>) {
+  TORCH_CHECK(deviation >= 0);
+  return filled_with_noise(t);
+}
+Tensor noise_like(const Tensor& t, std::optional<at::ScalarType> type, std::optional<at::Layout> layout,
+                  std::optional<at::Device> device, std::optional<bool> pinned, std::optional<at::MemoryFormat> format) {
+  auto made = filled_like<>(t, type, layout, device, pinned, format);
+  return filled_with_noise(made);
+}
 /// With dimensions 1 and 2 in the other order in memory, as attention on the host lays out its results.
 Tensor heads_inside(IntArrayRef sizes, at::ScalarType type) {
   auto order = sizes.vec();
@@ -86,6 +108,14 @@ Tensor sum_with_number(const Tensor& t, const Scalar& x, const Scalar& factor) {
 Tensor& put(Tensor& t, const positions& list, const Tensor& values, bool, bool) {
   TORCH_CHECK(at::is_expandable_to(values.sizes(), meta::index(t, list).sizes()));
   return t;
+}
+/// Of all elements.
+Tensor sum(const Tensor& t, std::optional<at::ScalarType> type) {
+  return made({}, type.value_or(at::isIntegralType(t.scalar_type(), true) ? at::kLong : t.scalar_type()));
+}
+Tensor mean(const Tensor& t, std::optional<at::ScalarType> type) {
+  TORCH_CHECK(at::isFloatingType(type.value_or(t.scalar_type())));
+  return made({}, type.value_or(t.scalar_type()));
 }
 Tensor selected(const Tensor& t, int64_t dim, const Tensor& index) {
   TORCH_CHECK(t.dim() > 0 && index.dim() <= 1 && at::isIntegralType(index.scalar_type(), false));
@@ -223,20 +253,16 @@ void distrust_meta_kernel(const c10::OperatorHandle& op) {
   forget_results();
 }
 
-const c10::KernelFunction* meta_kernel(const c10::OperatorHandle& op, c10::DeviceType device) {
+const known_kernel* meta_kernel(const c10::OperatorHandle& op, c10::DeviceType device) {
   using namespace geometry;
-  struct kernel {
-    c10::KernelFunction function;
-    bool of_host;
-  };
-  using table = std::unordered_map<std::string, kernel>;
+  using table = std::unordered_map<std::string, known_kernel>;
   static const table all = [] {
     table found;
-    bool of_host = false;
-    const auto add = [&found, &of_host]<class Op>(Op, typename Op::schema* f) {
+    bool of_host = false, draws = false;
+    const auto add = [&found, &of_host, &draws]<class Op>(Op, typename Op::schema* f) {
       const std::string overload = Op::overload_name;
       found.emplace(std::string(Op::name) + (overload.empty() ? "" : "." + overload),
-                    kernel{c10::KernelFunction::makeFromUnboxedRuntimeFunction(f), of_host});
+                    known_kernel{c10::KernelFunction::makeFromUnboxedRuntimeFunction(f), of_host, draws});
     };
     // The same code as on devices.
     add(ops::mm{}, meta::mm), add(ops::bmm{}, meta::bmm), add(ops::addmm{}, meta::addmm), add(ops::baddbmm{}, meta::baddbmm);
@@ -293,9 +319,14 @@ const c10::KernelFunction* meta_kernel(const c10::OperatorHandle& op, c10::Devic
     add(ops::empty_like{}, filled_like<>), add(ops::zeros_like{}, filled_like<>), add(ops::ones_like{}, filled_like<>);
     add(ops::full_like{}, filled_like<const Scalar&>), add(ops::new_empty{}, new_filled<>), add(ops::new_zeros{}, new_filled<>);
     add(ops::new_ones{}, new_filled<>), add(ops::new_full{}, new_filled<const Scalar&>);
+    add(ops::sum{}, sum), add(ops::mean{}, mean);
     add(ops::index_select{}, selected), add(ops::_index_put_impl_{}, put);
     add(ops::embedding{}, embedding), add(ops::embedding_dense_backward{}, embedding_backward);
     add(ops::slice_backward{}, slice_backward), add(ops::select_backward{}, select_backward);
+    draws = true;
+    add(ops::bernoulli__float{}, bernoulli), add(ops::uniform_{}, uniform), add(ops::normal_{}, normal);
+    add(ops::rand_like{}, noise_like), add(ops::randn_like{}, noise_like);
+    draws = false;
     // Libraries of devices lay out their results in other ways.
     of_host = true;
     add(ops::_scaled_dot_product_flash_attention_for_cpu{}, attention);
@@ -310,7 +341,7 @@ const c10::KernelFunction* meta_kernel(const c10::OperatorHandle& op, c10::Devic
   const auto found = all.find(name);
   if (found == all.end() || (found->second.of_host && device != c10::kCPU)) return nullptr;
   const std::lock_guard lock(distrusted_mutex);
-  return distrusted.count(name) ? nullptr : &found->second.function;
+  return distrusted.count(name) ? nullptr : &found->second;
 }
 
 }  // namespace remat::pytorch::detail

@@ -8,6 +8,13 @@
 
 namespace remat::pytorch::detail {
 
+/// A kernel for tensors on `meta`.
+struct known_kernel {
+  c10::KernelFunction function;
+  bool of_host;  ///< holds for the host alone
+  bool draws;    ///< the kernel of a device draws from the generator
+};
+
 /// The kernel of an operator for tensors on `meta`. Its results have the geometry that the operator gives on devices: either both
 /// share this code in PyTorch ("structured" operators), or the rule is stated and tested here.
 ///
@@ -15,7 +22,7 @@ namespace remat::pytorch::detail {
 /// imports its compiler (80 MB).
 /// @param device where the tensors of the call lie
 /// @return null if the operator has none that holds for this device
-const c10::KernelFunction* meta_kernel(const c10::OperatorHandle& op, c10::DeviceType device);
+const known_kernel* meta_kernel(const c10::OperatorHandle& op, c10::DeviceType device);
 
 /// A measurement has shown that results lie elsewhere: from now on there is no such kernel for the operator, and nothing that is
 /// known of results holds.

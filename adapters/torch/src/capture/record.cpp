@@ -20,7 +20,16 @@
 #include "resumed_recording.hpp"
 #include "step_run.hpp"
 
+namespace remat::pytorch {
+
+void when_recorded(std::string (*line)()) { detail::line_of_caller = line; }
+
+}  // namespace remat::pytorch
+
 namespace remat::pytorch::detail {
+
+std::string (*line_of_caller)() = nullptr;
+
 namespace {
 
 /// Puts back the `.grad` of tensors, unless other threads may have written it.

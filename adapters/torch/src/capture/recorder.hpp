@@ -413,6 +413,10 @@ class recorder {
       });
       c.arguments.push_back(without_tensors(argument));
     }
+    if (again.before != nullptr)
+      c.line = again.before->line;
+    else if (line_of_caller != nullptr && trace_.backward == 0)
+      c.line = line_of_caller();
     return c;
   }
 
@@ -699,8 +703,8 @@ class recorder {
   /// Larger values go. A step that is only recorded has no others to answer questions with.
   std::size_t value_limit() const { return log_ == nullptr ? 16 * constant_limit : constant_limit; }
 
-  /// Puts the results of a call in the place of its arguments. One of no consequence but where its results lie, and known to give
-  /// them there, need not run.
+  /// Replaces the arguments of a call on the stack by its results. The call does not run if only the geometry of its results
+  /// matters, and that is known.
   /// @param first position of the arguments on the stack
   void execute(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const std::vector<at::Tensor>& tensors, bool told,
                bool constant) {

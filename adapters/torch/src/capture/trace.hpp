@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <remat/pytorch/capture.hpp>
@@ -45,7 +46,11 @@ struct traced_call {
   std::shared_ptr<const traced_call> planned = nullptr;
   std::vector<index_t> positions = {};  ///< slots of these lists, where masks are seen for the first time
   bool told = false;                    ///< the masks are known before the step: nothing has to run ahead
+  std::string line = {};                ///< see `when_recorded`
 };
+
+/// Tells where the code of the module is that calls an operator; null: nobody knows.
+extern std::string (*line_of_caller)();
 
 /// The call raises an error or does nothing, such as `_linalg_check_errors`.
 inline bool only_checks(const traced_call& c) {

@@ -73,7 +73,7 @@ std::vector<stretch> stretches(const std::vector<at::Tensor>& tensors) {
 class memory_of_caller final : public region {
  public:
   memory_of_caller(c10::Storage s, bool leaves) : storage_(std::move(s)), leaves_(leaves) {}
-  char* data() const override {  // without a copy of memory that is copied when it is written
+  char* data() const override {  // does not materialize copy-on-write storages
     return static_cast<char*>(storage_.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
   }
   c10::Device on() const override { return storage_.device(); }

@@ -26,9 +26,11 @@ inline c10::Storage storage_in(const std::shared_ptr<region>& r, bytes_t offset,
 /// @param leaves pages of a disk leave the system's cache as soon as they have been read
 block home_of(const at::Tensor& t, bytes_t offset, bytes_t bytes, bool leaves);
 
-/// Of tensors that are read one after the other, again and again: those on disks whose pages are to leave the system's cache when
-/// they have been read, as memory is short. The others stay there: an order that repeats finds none of its pages in a cache that
-/// takes them all and is too small.
+/// Tells which tensors should bypass the page cache, because memory is short. They lie on disks, and are read in a fixed order
+/// again and again. A cyclic access pattern larger than the cache gets no hits (LRU thrashing); without these tensors, the others
+/// fit.
+/// @param read the tensors, in the order of their reads
+/// @return per tensor: its pages leave the cache as soon as they have been read
 std::vector<bool> let_go_of(const std::vector<at::Tensor>& read);
 
 /// The part of a measured rate that plans rely on. Links of an accelerator are steady. Threads that copy, and disks, have other

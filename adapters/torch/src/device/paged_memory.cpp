@@ -54,7 +54,7 @@ bool holds(const void* address) {
   const auto& [begin, found] = *std::prev(behind);
   return at - begin < found.bytes;
 }
-bool holds(const at::Tensor& t) {  // without a copy of memory that is copied when it is written
+bool holds(const at::Tensor& t) {  // does not materialize copy-on-write storages
   return holds(t.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
 }
 

@@ -48,7 +48,7 @@ class limited_tier : public tier {
   /// @throws out_of_memory
   virtual std::unique_ptr<region> make(bytes_t bytes) = 0;
 
-  /// There is little room: waits for copies that alone hold regions.
+  /// Low memory: waits for pending copies, which are the only remaining owners of some regions.
   virtual void let_go() {}
   bytes_t left() const {
     std::lock_guard lock(use_->mutex);

@@ -25,7 +25,8 @@ namespace remat::pytorch {
 /// What was planned for one budget.
 struct plan {
   std::shared_ptr<const execution_plan> run;
-  bool zones = false;  ///< for several steps in flight
+  bool zones = false;     ///< for several steps in flight
+  bool fallback = false;  ///< see `report::fallback`
   schedule steps;
   result found;
   double plan_seconds = 0;

@@ -22,12 +22,15 @@
 namespace remat::pytorch {
 namespace {
 
+/// What tells a schedule of `leanest` in the cache from one of a solver.
+constexpr const char* smallest_budget_search = "search for the smallest budget";
+
 /// A `plan_solver` where a solver is asked for. What it does not find is looked for near the start, if that needs little more.
 struct as_solver {
   const search_options& options;
   std::optional<schedule> start{};
   as_solver with_start(schedule s) const { return {options, std::move(s)}; }
-  std::string name() const { return "the solver of the wrapped module"; }
+  std::string name() const { return smallest_budget_search; }
   bool plans_tiers() const { return true; }  // or it says that it does not
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     auto l = m.limits();
@@ -189,6 +192,7 @@ std::shared_ptr<const plan> take_over(const setup& s, bytes_t available, const s
     auto made = lay_out_plan(s, k->steps, available);
     if (!has_room(s, *made->run, available)) continue;
     made->found.solver = k->found.solver;
+    made->fallback = k->fallback;
     made->taken_from = k->taken_from.empty() ? other.inputs : k->taken_from;
     made->unfinished = true;
     made->plan_seconds = since(begin);
@@ -220,6 +224,7 @@ std::shared_ptr<plan> laid_out_again(const setup& s, bytes_t available, const re
     if (!has_room(s, *made->run, available)) return nullptr;
     made->found.status = earlier.status;
     made->found.solver = earlier.solver;
+    made->fallback = earlier.solver == smallest_budget_search;
     made->found.bound = std::min(earlier.bound, made->found.seconds);
     return made;
   } catch (const bad_schedule&) {  // of another program by chance, or damaged
@@ -346,6 +351,8 @@ std::shared_ptr<const plan> leanest(const setup& s, const search_options& o) {
       least->found = as_result(p, fetch_once_schedule(p));
       least->found.budget_bound = bounds_without_search(p).budget;
     }
+    least->found.solver = smallest_budget_search;
+    least->fallback = true;
     least->steps = least->found.schedule;
     least->run = with_memory(s, least->steps, false, 0);
   };

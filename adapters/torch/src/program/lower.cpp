@@ -198,6 +198,7 @@ class lowering {
     const auto n = static_cast<index_t>(program_.nodes.size());
     auto& node = program_.nodes.emplace_back();
     node.name = c.op.schema().name();
+    node.line = c.line;
     const auto& result = c.results[0].view;
     current_[result.value] = new_output(n, result.value, node.name);
     const auto v = view(result);
@@ -230,6 +231,7 @@ class lowering {
     program_.nodes.emplace_back();
     auto& node = program_.nodes[n];
     node.name = c.op.schema().name();
+    node.line = c.line;
     for (auto s : written) {
       const auto old = current_[s];
       if (!is_free_factory(old)) continue;

@@ -51,7 +51,7 @@ class accounts {
   /// Arenas of other steps, and what these handed out.
   /// @param but not counted, nor what shares its arena; null: nor what is idle
   bytes_t others(const runner* but = nullptr) const;
-  /// Arenas that are there for gradients in them only.
+  /// Bytes of arenas that no step needs any more, but in which gradients still lie.
   bytes_t behind() const;
   /// The budget in bytes. Relative ones leave out what is held, the gradients and the outputs of before that there are; in
   /// percent they are of the largest plain step so far: the last batch of an epoch, smaller than the others, may take what these

@@ -457,6 +457,7 @@ pytorch::report session::state::report(const setup& s, const plan& p) const {
     r.waited += a->run->waited_seconds();
   }
   r.solver = p.found.solver + (p.taken_from.empty() ? "" : " (taken over from " + p.taken_from + ")");
+  r.fallback = p.fallback;
   r.planned_for = s.inputs;
   r.status = p.found.status;
   auto least = run.needed_bytes();
@@ -471,6 +472,12 @@ const problem& session::planning_problem() const {
   if (!state_->last_setup) throw error("no step has been planned yet");
   const auto& s = *state_->last_setup;
   return state_->last_plan == s.store_all ? s.in_place : s.p;
+}
+std::vector<std::string> session::planned_lines() const {
+  std::vector<std::string> lines;
+  if (!state_->last_setup) return lines;
+  for (const auto& n : state_->last_setup->step->nodes) lines.push_back(n.line);
+  return lines;
 }
 const schedule& session::planned_schedule() const {
   if (!state_->last_plan) throw error("no step has been planned yet");

@@ -425,7 +425,8 @@ std::shared_ptr<const setup> session::state::sibling(const setup& s) const {
   for (const auto& other : kinds()) {
     if (other->graph != s.graph || other->plans.empty() || other->broken) continue;
     const auto theirs = size(*other);
-    const auto distance = std::abs(std::log(theirs / own)) + (theirs < own ? 10 : 0);  // decisions for more suit less
+    const auto distance =
+        std::abs(std::log(theirs / own)) + (theirs < own ? 10 : 0);  // a plan for larger inputs fits smaller ones
     if (!nearest || distance < best) nearest = other, best = distance;
   }
   return nearest;

@@ -79,6 +79,9 @@ struct report {
   bytes_t fetched = 0;                  ///< by a step: of weights that have their homes beyond the device
   double waited = 0;                    ///< for copies so far, s
   std::string solver;
+  /// The solver found no schedule for this budget. The plan is the one that the search for the smallest budget found, which also
+  /// tries schedules of its own.
+  bool fallback = false;
   std::string planned_for;     ///< description of the inputs
   remat::status status = {};   ///< of the schedule
   bytes_t smallest = 0;        ///< smallest budget that is known to do

@@ -118,6 +118,10 @@ void about_to_read(const at::Tensor& t, bool may_write);
 void about_to_read_generator();
 /// @param forget called when an exception that went through code of another language has been caught: that language may keep it
 void when_caught(void (*forget)());
+/// Captures note where the code of the module calls each operator.
+/// @param line called in the forward of a capture, before each operator; gives file and line such as "model.py:41", or an empty
+///             text. Null: nothing is noted
+void when_recorded(std::string (*line)());
 /// While it is there, somebody may begin to watch the gradient of a tensor (a hook, `retain_grad`). If a planned step has made
 /// that tensor, and computes other outputs from it, the backward of that step runs as it is, with the memory of a plain step: no
 /// plan has such a gradient.

@@ -145,7 +145,7 @@ class placement {
   virtual void plan(std::span<const planned_block> blocks) = 0;
   virtual void start() = 0;
   virtual void stop() = 0;
-  /// Those that were to die are dead, so that their places may be used again.
+  /// True once all blocks have been freed that die before the plan ends. Their memory may then be used again.
   virtual bool finished() const = 0;
   virtual std::size_t unplanned() const = 0;    ///< allocations outside the plan, since construction
   virtual bytes_t unplanned_bytes() const = 0;  ///< their bytes

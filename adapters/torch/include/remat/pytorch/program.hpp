@@ -118,6 +118,7 @@ struct node {
   bool random = false;  ///< draws from the generator
   generator_origin starts;  ///< random: from which state
   bool once = false;        ///< writes something that outlives the step, or reads what a later node overwrites there
+  std::string line = {};    ///< of the module's code that calls it, such as "model.py:41"; empty: unknown
   index_t gives = none;     ///< position among `program::parameters`: its gradient goes to the caller here; calls nothing
 };
 

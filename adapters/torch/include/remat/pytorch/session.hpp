@@ -169,6 +169,8 @@ class session {
   /// The problem of that plan, and its schedule. Where weights could be fetched and are not, they are held.
   const problem& planning_problem() const;
   const schedule& planned_schedule() const;
+  /// Of each operation of that problem: the line of the module's code that calls it, or an empty text (`when_recorded`).
+  std::vector<std::string> planned_lines() const;
 
   /// Captures, profiles and plans for such inputs without running.
   void prepare(const invocation& call, const std::vector<at::Tensor>& inputs);

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The methods of remat that stand for Rockmate's solvers, and the options that steer them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Mapping, NamedTuple
+
+from .. import _core
+from .._errors import Error
+from .._session import Options
+from ._configs import Config
+
+Path = tuple[str, ...]  #: of an option in a configuration, such as ("solver", "top", "hilp", "time_limit")
+
+_NOTHING_IS_CHEAP = 1e6  #: a cheap_factor from which on a CheapSolver recomputes nothing
+_MOST_SLOTS = 10_000  #: that the dynamic programs take
+_BOTTOM = ("solver", "bottom", "hilp")
+#: What partitioners say of the size of parts and of their number.
+_SIZES = {("partitioner", "bottom_to_top", "max_estimate_per_sub_graph"), ("partitioner", "dagp", "max_estimate_per_sub_graph")}
+_NUMBERS = {("partitioner", "bottom_to_top", "max_estimate_for_main_graph"), ("partitioner", "dagp", "max_estimate_for_main_graph"),
+            ("partitioner", "repetitive", "max_number_of_patterns")}
+
+
+def _twice(nodes: int) -> int:
+    """Operations of so many nodes: Rockmate counts the forward, remat the backward, too."""
+    return 2 * nodes
+
+
+def _share(parts: int, count: int) -> int:
+    """Of so many schedules, those of one part."""
+    return max(1, count // parts)
+
+
+def _same(count: int) -> int:
+    return count
+
+
+#: Per option of a part: the option of remat's `hiremate` and `rockmate`, and its value.
+_OF_PARTS: dict[Path, tuple[str, Callable[[int], int]]] = {
+    (*_BOTTOM, "nb_bdg_save"): ("saved", _same), (*_BOTTOM, "nb_bdg_peak"): ("peaks", _same), (*_BOTTOM, "nb_total_nodes"): ("leaf_operations", _twice),
+    **{path: ("cut.size", _twice) for path in _SIZES}, **{path: ("cut.most", _same) for path in _NUMBERS}}
+
+
+class Method(NamedTuple):
+    """A method of remat."""
+
+    solver: str
+    time_limit: float = Options.time_limit  #: seconds
+    options: Mapping[str, int] = {}
+    unit: int | None = None  #: bytes that a dynamic program counts memory in; None: as the method does
+
+    def options_for(self, budget: int | None) -> dict[str, int]:
+        """Options for a budget in bytes; None: no limit."""
+        if self.unit is None or budget is None:
+            return dict(self.options)
+        return {**self.options, "slots": min(_MOST_SLOTS, max(1, -(-budget // self.unit)))}
+
+
+def methods_of(config: Config, chosen: Mapping[Path, Any]) -> tuple[list[Method], set[Path]]:
+    """The methods that compete where Rockmate's top solvers do, and the options of `chosen` that steer one of them.
+
+    chosen: options of the configuration that the user has changed. Others stay at the defaults of remat's methods.
+    Raises Error naming an option with a value that the method does not take.
+    """
+    found: list[Method] = []
+    used: set[Path] = set()
+
+    def steer(told: dict[str, int], solver: str, path: Path, option: str, value: Callable[[int], int]) -> None:
+        if path not in chosen:
+            return
+        told[option] = value(chosen[path])
+        used.add(path)
+        try:
+            _core.check_solver(solver, {option: str(told[option])})
+        except Error as e:
+            raise Error(f"{'.'.join(path)}={chosen[path]!r}: {e}") from None
+
+    for name, options in config.solver.top.items():
+        top = ("solver", "top", name)
+        solver = _solver(name, options, config)
+        told: dict[str, int] = {}
+        if solver in ("hiremate", "rockmate"):
+            for path, (option, value) in _OF_PARTS.items():
+                steer(told, solver, path, option, value)
+        if solver == "hiremate":
+            parts = told.get("cut.most") or next(int(standard) for option, standard, *_ in _core.solver_options(solver) if option == "cut.most")
+            steer(told, solver, (*top, "nb_total_sched"), "choices", functools.partial(_share, parts))
+        used |= {(*top, key) for key in ("time_limit", "offload")}
+        if options.get("offload"):
+            used |= {(*top, key) for key in ("activation_offload", "add_offload_sched")}
+        if solver == "store_all":
+            used.add((*top, "cheap_factor"))
+        unit = chosen.get((*top, "mem_unit")) if name == "rotor" else None
+        if unit is not None:
+            if unit < 1:
+                raise Error(f"{'.'.join(top)}.mem_unit must be >= 1, got {unit}")
+            used.add((*top, "mem_unit"))
+        found.append(Method(solver, float(chosen.get((*top, "time_limit"), Options.time_limit)), told, unit))
+    return found or [Method("auto")], used & chosen.keys()
+
+
+def _solver(name: str, options: Config, config: Config) -> str:
+    if name == "hilp":
+        return "auto" if options.offload else "hiremate" if config.partitioner.keys() - {"base"} else "checkmate"
+    if name == "rotor":
+        return "rockmate" if "hilp" in config.solver.bottom else "rotor"
+    if name == "cheap":
+        return "store_all" if options.cheap_factor >= _NOTHING_IS_CHEAP else "min_cut"
+    return name
