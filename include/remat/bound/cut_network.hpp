@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -21,14 +22,23 @@
 
 namespace remat::bound {
 
+/// Thrown out of a cut that was asked to stop: the network can be cut again, the cut is unknown.
+struct interrupted {};
+
 /// Vertices 0 (source), 1 (sink) and those added; edges with capacities that may change between cuts. The first cut lays the
 /// network out in rows; it takes no vertices and edges after that. About 60 bytes per edge and 40 per vertex.
+///
+/// The finite capacities must sum to at most `most`, so that no sum of flows overflows, and no infinite edge is ever cut where
+/// finite ones would do.
 class cut_network {
  public:
   using edge = std::uint32_t;
   using vertex = std::uint32_t;
   static constexpr vertex source = 0, sink = 1;
-  static constexpr std::int64_t infinite = std::int64_t{1} << 58;
+  static constexpr std::int64_t most = std::int64_t{1} << 57, infinite = 2 * most;
+
+  /// @param stop polled within cuts, which take seconds in a graph of 100 000 operations; true ends them with `interrupted`
+  explicit cut_network(std::function<bool()> stop = {}) : stop_(std::move(stop)) {}
 
   vertex add_vertex() { return vertices_++; }
   /// At most one edge from a vertex to the sink: Boost's first step, which goes straight to it, sees one only.
@@ -40,6 +50,7 @@ class cut_network {
   void set_capacity(edge e, std::int64_t capacity) { given_[e] = capacity; }
 
   /// Finds a minimum cut. @return its capacity
+  /// @throws interrupted
   /// Complexity: a maximum flow (Boykov and Kolmogorov, IEEE PAMI 26(9), 2004).
   std::int64_t cut() {
     if (color_.empty()) lay_out();
@@ -48,7 +59,7 @@ class cut_network {
     const auto vertices = boost::get(boost::vertex_index, graph_);
     return boost::boykov_kolmogorov_max_flow(
         graph_, boost::make_iterator_property_map(capacity_.begin(), rows),
-        boost::make_iterator_property_map(residual_.begin(), rows), boost::make_iterator_property_map(reverse_.begin(), rows),
+        residuals(*this), boost::make_iterator_property_map(reverse_.begin(), rows),
         boost::make_iterator_property_map(predecessor_.begin(), vertices),
         boost::make_iterator_property_map(color_.begin(), vertices),
         boost::make_iterator_property_map(distance_.begin(), vertices), vertices, source, sink);
@@ -60,6 +71,30 @@ class cut_network {
   using graph = boost::compressed_sparse_row_graph<boost::directedS, boost::no_property, boost::no_property, boost::no_property,
                                                    vertex, edge>;
   using arc = boost::graph_traits<graph>::edge_descriptor;
+
+  /// The residual capacities, as a property map that polls: every path of the algorithm is looked at arc by arc.
+  class residuals {
+   public:
+    using key_type = arc;
+    using value_type = std::int64_t;
+    using reference = std::int64_t;
+    using category = boost::read_write_property_map_tag;
+
+    explicit residuals(cut_network& of) : of_(&of) {}
+    friend std::int64_t get(const residuals& map, const arc& a) {
+      map.poll();
+      return map.at(a);
+    }
+    friend void put(const residuals& map, const arc& a, std::int64_t capacity) { map.at(a) = capacity; }
+
+   private:
+    void poll() const { of_->poll(); }
+    std::int64_t& at(const arc& a) const { return of_->residual_[boost::get(boost::edge_index, of_->graph_, a)]; }
+    cut_network* of_;
+  };
+  void poll() {
+    if (++looks_ % 1024 == 0 && stop_ && stop_()) throw interrupted();
+  }
 
   /// Sorts the arcs, one there and one back for each edge, by the vertex they leave.
   void lay_out() {
@@ -87,6 +122,8 @@ class cut_network {
     distance_.resize(vertices_);
   }
 
+  std::function<bool()> stop_;
+  std::size_t looks_ = 0;
   vertex vertices_ = 2;
   std::vector<std::pair<vertex, vertex>> ends_;  // of the edges, until they are laid out
   std::vector<std::int64_t> given_;              // capacities of the edges
