@@ -242,7 +242,7 @@ class twremat {
         }
       }
     for (std::size_t i = good.size(); i-- > 0 && i + 4 >= good.size() && !stop();)
-      if (best.offer(order::retain_more(p, good[i], budget))) report("retention");
+      if (best.offer(order::retain_more(p, good[i], budget, stop))) report("retention");
   }
 
   options options_;
