@@ -98,8 +98,9 @@ class automatic {
     }
     now.within(never, [&](monitor& first) { offer_cheap_orders(p, now.best, first); });
     now.take(result{});
-    now.take(now.run(min_cut({.repairs = 10'000, .rounds = 0, .start = options_.start}), never));
-    const auto start = now.best.found() ? now.best.order() : now.needed;
+    const auto cuts = now.run(min_cut({.repairs = 10'000, .rounds = 0, .start = options_.start}), never);
+    now.take(cuts);
+    const auto start = cuts.found() ? compute_order(cuts.schedule) : now.best.found() ? now.best.order() : now.needed;
     follow(now, start, patience(p));
     if (now.needed.size() > options_.small_operations)
       now.take(now.run(hierarchical<>(cheap_default<min_cut>(), {}, {.bound = false}), never));
