@@ -57,12 +57,12 @@ class cut_network {
     for (std::size_t e = 0; e < given_.size(); ++e) capacity_[there_[e]] = given_[e];
     const auto rows = boost::get(boost::edge_index, graph_);
     const auto vertices = boost::get(boost::vertex_index, graph_);
-    return boost::boykov_kolmogorov_max_flow(
-        graph_, boost::make_iterator_property_map(capacity_.begin(), rows),
-        residuals(*this), boost::make_iterator_property_map(reverse_.begin(), rows),
-        boost::make_iterator_property_map(predecessor_.begin(), vertices),
-        boost::make_iterator_property_map(color_.begin(), vertices),
-        boost::make_iterator_property_map(distance_.begin(), vertices), vertices, source, sink);
+    return boost::boykov_kolmogorov_max_flow(graph_, boost::make_iterator_property_map(capacity_.begin(), rows), residuals(*this),
+                                             boost::make_iterator_property_map(reverse_.begin(), rows),
+                                             boost::make_iterator_property_map(predecessor_.begin(), vertices),
+                                             boost::make_iterator_property_map(color_.begin(), vertices),
+                                             boost::make_iterator_property_map(distance_.begin(), vertices), vertices, source,
+                                             sink);
   }
   /// Is `v` on the source's side of the last cut? Of all minimum cuts it is the one with the fewest vertices there.
   bool reached(vertex v) const { return color_[v] == boost::black_color; }

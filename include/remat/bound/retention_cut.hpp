@@ -345,8 +345,8 @@ class retention_cut {
   /// What it costs per second that an operation that may run on either side of `tau` runs after it; below 0: before it.
   double later(const weights& w, operation_id o) const { return w.before ? w.again - (begins(o) ? *w.before : 0) : 0; }
 
-  /// Capacities are rounded down to units, s, or to larger ones where their sum would exceed what the network takes: the cut found
-  /// is minimal up to one of them per edge.
+  /// Capacities are rounded down to units, s, or to larger ones where their sum would exceed what the network takes: the cut
+  /// found is minimal up to one of them per edge.
   choice cut(const weights& w, double unit) {
     if (runs_.empty()) build();
     capacities_.clear();
@@ -366,7 +366,10 @@ class retention_cut {
     for (const auto& g : gains_) give(g.edge, -later(w, g.index) * p_.operations()[g.index].seconds);
     for (const auto& x : values_) give(x.edge, price(x.index, w).first);
     unit = std::max(unit, sum / static_cast<double>(network::most / 2));
-    for (const auto& [e, seconds] : capacities_) network_.set_capacity(e, static_cast<std::int64_t>(seconds / unit));
+    for (const auto& [e, seconds] : capacities_) {
+      const double units = seconds / unit;  // not a number where all together are beyond the range of doubles: `error` is, too
+      network_.set_capacity(e, units <= static_cast<double>(network::most) ? static_cast<std::int64_t>(units) : 0);
+    }
     network_.cut();
     choice best;
     // Beside the units, each of the sums of doubles that a bound is made of is off by a rounding per term.

@@ -96,7 +96,7 @@ class automatic {
       known.schedule = *options_.start;
       now.take(known);
     }
-    now.within(never, [&](monitor& first) { offer_cheap_orders(p, now.best, first); });
+    now.remember(now.within(never, [&](monitor& first) { return offer_cheap_orders(p, now.best, first); }));
     now.take(result{});
     const auto cuts = now.run(min_cut({.repairs = 10'000, .rounds = 0, .start = options_.start}), never);
     now.take(cuts);
@@ -165,6 +165,13 @@ class automatic {
       else
         r.status = status::infeasible;
       take(r);
+    }
+    /// An order that tells a budget which is enough.
+    void remember(const std::vector<operation_id>& order) {
+      try {
+        answer_.smallest_budget = as_result(p, with_drops(p, order)).peak;
+      } catch (const bad_schedule&) {  // computes a once-only operation again
+      }
     }
     /// An order, of any memory need, that a schedule may be made of.
     void suggest(std::vector<operation_id> order) {
