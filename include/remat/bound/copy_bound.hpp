@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include <remat/bound/cuts_throughout.hpp>
 #include <remat/bound/retention_cut.hpp>
 #include <remat/core/bounds.hpp>
 #include <remat/core/problem.hpp>

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <remat/bound/copy_bound.hpp>
+#include <remat/bound/cuts_throughout.hpp>
 #include <remat/bound/memory_bound.hpp>
 #include <remat/bound/retention_cut.hpp>
 #include <remat/bound/tier_bound.hpp>

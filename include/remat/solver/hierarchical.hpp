@@ -26,10 +26,10 @@
 #include <remat/hierarchy/join_by_outer.hpp>
 #include <remat/hierarchy/level.hpp>
 #include <remat/hierarchy/part_problem.hpp>
-#include <remat/order/destroy_repair.hpp>
 #include <remat/order/eviction.hpp>
 #include <remat/order/local_search.hpp>
 #include <remat/order/replay.hpp>
+#include <remat/order/retain_more.hpp>
 #include <remat/solver/min_cut.hpp>
 #include <remat/structure/canonical.hpp>
 #include <remat/structure/partition.hpp>

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <remat/bound/cuts_throughout.hpp>
 #include <remat/bound/min_cut_bound.hpp>
 #include <remat/core/incumbent.hpp>
 #include <remat/core/liveness.hpp>
@@ -23,6 +24,7 @@
 #include <remat/order/eviction.hpp>
 #include <remat/order/local_search.hpp>
 #include <remat/order/replay.hpp>
+#include <remat/order/retain_more.hpp>
 #include <remat/solver/lower_peak.hpp>
 
 namespace remat {

@@ -20,8 +20,8 @@
 #include <remat/core/schedule.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/milp/backend.hpp>
-#include <remat/order/destroy_repair.hpp>
 #include <remat/order/eviction.hpp>
+#include <remat/order/retain_more.hpp>
 
 namespace remat {
 

@@ -18,8 +18,8 @@
 #include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>
-#include <remat/order/destroy_repair.hpp>
 #include <remat/order/eviction.hpp>
+#include <remat/order/retain_more.hpp>
 #include <remat/structure/separator_tree.hpp>
 
 namespace remat {
