@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -57,12 +58,11 @@ class cut_network {
     for (std::size_t e = 0; e < given_.size(); ++e) capacity_[there_[e]] = given_[e];
     const auto rows = boost::get(boost::edge_index, graph_);
     const auto vertices = boost::get(boost::vertex_index, graph_);
-    return boost::boykov_kolmogorov_max_flow(graph_, boost::make_iterator_property_map(capacity_.begin(), rows), residuals(*this),
-                                             boost::make_iterator_property_map(reverse_.begin(), rows),
-                                             boost::make_iterator_property_map(predecessor_.begin(), vertices),
-                                             boost::make_iterator_property_map(color_.begin(), vertices),
-                                             boost::make_iterator_property_map(distance_.begin(), vertices), vertices, source,
-                                             sink);
+    return boost::boykov_kolmogorov_max_flow(
+        graph_, boost::make_iterator_property_map(capacity_.begin(), rows), polled<arc, std::int64_t>(*this, residual_),
+        boost::make_iterator_property_map(reverse_.begin(), rows), polled<vertex, arc>(*this, predecessor_),
+        boost::make_iterator_property_map(color_.begin(), vertices),
+        boost::make_iterator_property_map(distance_.begin(), vertices), vertices, source, sink);
   }
   /// Is `v` on the source's side of the last cut? Of all minimum cuts it is the one with the fewest vertices there.
   bool reached(vertex v) const { return color_[v] == boost::black_color; }
@@ -72,28 +72,36 @@ class cut_network {
                                                    vertex, edge>;
   using arc = boost::graph_traits<graph>::edge_descriptor;
 
-  /// The residual capacities, as a property map that polls: every path of the algorithm is looked at arc by arc.
-  class residuals {
+  /// A property map that polls where it is read: the algorithm takes no step of a path without a look at the arc that leads to a
+  /// vertex, and no step of a search without one at a residual capacity.
+  template <class Key, class Value>
+  class polled {
    public:
-    using key_type = arc;
-    using value_type = std::int64_t;
-    using reference = std::int64_t;
+    using key_type = Key;
+    using value_type = Value;
+    using reference = Value;
     using category = boost::read_write_property_map_tag;
 
-    explicit residuals(cut_network& of) : of_(&of) {}
-    friend std::int64_t get(const residuals& map, const arc& a) {
+    polled(cut_network& of, std::vector<Value>& entries) : of_(&of), entries_(&entries) {}
+    friend Value get(const polled& map, const Key& key) {
       map.poll();
-      return map.at(a);
+      return map.at(key);
     }
-    friend void put(const residuals& map, const arc& a, std::int64_t capacity) { map.at(a) = capacity; }
+    friend void put(const polled& map, const Key& key, const Value& x) { map.at(key) = x; }
 
    private:
     void poll() const { of_->poll(); }
-    std::int64_t& at(const arc& a) const { return of_->residual_[boost::get(boost::edge_index, of_->graph_, a)]; }
+    Value& at(const Key& key) const {
+      if constexpr (std::is_same_v<Key, arc>)
+        return (*entries_)[boost::get(boost::edge_index, of_->graph_, key)];
+      else
+        return (*entries_)[key];
+    }
     cut_network* of_;
+    std::vector<Value>* entries_;
   };
   void poll() {
-    if (++looks_ % 1024 == 0 && stop_ && stop_()) throw interrupted();
+    if (++looks_ % 4096 == 0 && stop_ && stop_()) throw interrupted();
   }
 
   /// Sorts the arcs, one there and one back for each edge, by the vertex they leave.

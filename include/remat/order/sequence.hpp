@@ -325,7 +325,11 @@ class sequence {
   /// The step after s.
   step after(step s) const {
     auto k = slot_[s] + 1;
-    while (at_[k] == nothing) ++k;
+    while (at_[k] == nothing) {
+      const auto b = k / block;  // holes may be long: a block without a step is passed at once
+      const bool bare = k % block == 0 && k + block <= slot_[end] && most_[b] + added_[b] < -empty / 2;
+      k += bare ? block : 1;
+    }
     return at_[k];
   }
   /// Takes out a step. Those that made what it reads may be of no use then.
