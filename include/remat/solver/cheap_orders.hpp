@@ -3,7 +3,6 @@
 /// A first schedule, within a second also for 100 000 operations.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <functional>
 #include <limits>
@@ -45,9 +44,9 @@ inline std::vector<operation_id> offer_cheap_orders(const problem& p, incumbent&
   const std::function<bool()> stop = [&] { return m.stopped() && m.elapsed() > grace; };
   const auto needed = needed_operations(p);
   auto leanest = needed;
-  auto least = std::numeric_limits<bytes_t>::max(), last = least;  // peaks, of all orders and of the last
+  auto least = std::numeric_limits<bytes_t>::max();
   const auto fits = [&](std::vector<operation_id> order, const char* stage) {
-    if (last = measure_order(p, order).peak; last < least) least = last, leanest = order;
+    if (const auto peak = measure_order(p, order).peak; peak < least) least = peak, leanest = order;
     if (least > best.budget() || !best.offer(leanest)) return false;
     best.report(m, stage);
     return true;
@@ -55,20 +54,15 @@ inline std::vector<operation_id> offer_cheap_orders(const problem& p, incumbent&
   if (fits(needed, "store-all") || needed.empty()) return leanest;
 
   const auto turn = structure::backward_start(p, needed);
-  // Runs that are kept whole take memory in proportion to their length. The last are of one operation.
-  const auto shorter = [&](std::size_t leaf) {
-    const auto ratio = std::max(8.0, static_cast<double>(last) / static_cast<double>(best.budget() + 1));
-    return leaf == 1 ? 0 : std::max<std::size_t>(1, static_cast<std::size_t>(static_cast<double>(leaf) / ratio));
-  };
   const auto all = least;
-  for (auto leaf = turn / 2; leaf > 0 && !stop(); leaf = shorter(leaf)) {
+  for (auto leaf = turn / 2; leaf > 0 && !stop(); leaf /= 8) {
     auto order = order::recursive_checkpoints(p, needed, turn, leaf, longest * needed.size(), stop);
     if (!order) break;
     if (fits(std::move(*order), "recursive checkpoints")) return leanest;
     if (least > all - all / 20) break;  // too much crosses the middles, of shorter runs too
   }
   const structure::separator_tree tree(p, needed, stop);
-  for (auto leaf = needed.size() / 2; leaf > 0 && !stop(); leaf = shorter(leaf)) {
+  for (auto leaf = needed.size() / 2; leaf > 0 && !stop(); leaf /= 4) {
     auto order = order_by_separators(p, tree, leaf, longest * needed.size(), stop);
     if (!order) break;  // smaller ones are longer still
     if (fits(std::move(*order), "separators")) return leanest;
