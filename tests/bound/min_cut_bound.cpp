@@ -110,3 +110,41 @@ TEST_CASE("options out of range are refused") {
   CHECK_THROWS_WITH(bound::min_cut_bound(p, 5, {.moments = 0}), Catch::Contains("moments"));
   CHECK_THROWS_WITH(bound::min_cut_bound(p, 5, {.refined = 0}), Catch::Contains("refined"));
 }
+
+TEST_CASE("capacities of two hundred large once-only values do not overflow, and a bound stays below its schedules") {
+  constexpr index_t n = 200;
+  std::vector<value> values = {{"s", 8}};
+  std::vector<operation> ops = {{"s", {}, {0}, 3}};
+  for (index_t i = 0; i < n; ++i) {
+    values.push_back({"m", bytes_t{4} << 40});
+    ops.push_back({"m", {}, {i + 1}, 1e-3, 0, true});
+  }
+  std::vector<value_id> all;
+  for (index_t v = 0; v <= n; ++v) all.emplace_back(v);
+  values.push_back({"x", 8}), ops.push_back({"x", all, {n + 1}, 1});
+  values.push_back({"big", bytes_t{64} << 40}), ops.push_back({"big", {n + 1}, {n + 2}, 1});
+  all.emplace_back(n + 2);
+  values.push_back({"e", 8}), ops.push_back({"e", all, {n + 3}, 1});
+  const problem p("large", values, ops, {n + 3});
+  bound::retention_cut cut(p, needed_operations(p), operation_id(n + 2));
+  const auto list = cut.breakpoints(16);
+  REQUIRE(list.size() == 2);  // with the first value, or without
+  CHECK(list[0].bytes - list[1].bytes == 8);
+  CHECK(list[1].seconds == 3);
+  CHECK(cut.minimum(1e-20).seconds == 0);
+  const auto c = cut.minimum(1);  // a price at which capacities are a multiple of all costs together
+  CHECK(c.seconds == 3);
+  CHECK(c.error >= 0);
+}
+
+TEST_CASE("cuts end when they are told to") {
+  std::size_t polls = 0;
+  const auto p = testing::unit_training_chain(3000);
+  const auto needed = needed_operations(p);
+  bound::retention_cut cut(p, needed, needed[needed.size() / 2], nullptr, [&] { return ++polls > 0; });
+  CHECK_THROWS_AS(cut.retain_least(), bound::interrupted);
+  CHECK(polls == 1);
+  CHECK(cut.breakpoints(16).size() == 1);
+  const auto budget = testing::share_of_peak(p, 0.5);
+  CHECK(bound::min_cut_bound(p, budget, {}, [] { return true; }).seconds == Approx(bounds_without_search(p).seconds));
+}

@@ -168,6 +168,7 @@ expect("unknown solver", 2, "solve", small, "-b", "100", "--solver", "magic", sa
 expect("unknown backend", 2, "solve", small, "-b", "100", "--backend", "cplex", says=["cplex"])
 expect("negative time limit", 2, "solve", small, "-b", "100", "--time-limit=-1", says=["limits.seconds"])
 expect("no threads", 2, "solve", small, "-b", "100", "--threads", "0", says=["limits.threads"])
+expect("too many threads", 2, "solve", small, "-b", "100", "--threads", "100000", says=["limits.threads", "1024"])
 expect("a seed that is no number", 2, "solve", small, "-b", "100", "--seed", "x", says=["--seed"])
 expect("no command", 2)
 expect("unknown command", 2, "improve", small)
@@ -412,6 +413,17 @@ if (out["held_bytes"], out["store_all_peak"], out["store_all_seconds"], out["bud
     failures += 1
     print("FAILED: info --json", out)
 expect("info", 0, "info", instance, prints=["resnet18", "165"])
+
+# names with control characters: ESC, DEL and the 8-bit CSI are shown as in JSON, whatever prints them
+wild = put("wild.json", {**SMALL, "name": "red\x1b[31m\x7f\x9bK name"})
+shown = "red\\u001b[31m\\u007f\\u009bK name"
+for what, status, *arguments in [("info", 0, "info", wild), ("solve", 0, "solve", wild, "-b", "100", "--timeline"), ("solve none", 3, "solve", wild, "-b", "50"),
+                                 ("curve", 0, "curve", wild, "-n", "2", "--plot", "--time-limit", "1"), ("compare", 0, "compare", wild, "-b", "100", "-s", "min_cut")]:
+    out = expect(f"{what} of a wild name", status, *arguments, prints=[shown] if what != "compare" else [])
+    if any(c in out for c in "\x1b\x7f\x9b"):
+        fail(f"{what} lets control characters through", repr(out))
+if json.loads(expect("info --json of a wild name", 0, "info", wild, "--json"))["name"] != "red\x1b[31m\x7f\x9bK name":
+    fail("JSON changes a name")
 
 print("all as expected" if not failures else f"{failures} failures")
 sys.exit(1 if failures else 0)

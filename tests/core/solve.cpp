@@ -2,6 +2,7 @@
 // What `solve` promises whatever the solver does: observers, limits, judgement of the schedule.
 #include <catch2/catch.hpp>
 
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -9,8 +10,11 @@
 #include <utility>
 #include <vector>
 
+#include <remat/core/observers.hpp>
+#include <remat/core/smallest_budget.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/solver/store_all.hpp>
+#include <remat/testing/generators.hpp>
 
 using remat::control;
 using remat::problem;
@@ -169,6 +173,58 @@ TEST_CASE("numbers of a result are those of evaluate") {
   CHECK(r.status == status::optimal);
 }
 
+TEST_CASE("bounds that a schedule contradicts are found out, whoever knows the schedule") {
+  const auto p = chain();  // takes 3 s, and 20 bytes
+  auto slow = with(p, status::feasible), large = slow;
+  slow.bound = 3.1;
+  large.budget_bound = 21;
+  for (const auto& liar : {slow, large}) {
+    CHECK_THROWS_AS(remat::solve(p, 100, scripted{.answer = liar}), remat::broken_contract);
+    auto silent = liar;
+    silent.status = status::not_found;
+    CHECK_THROWS_AS(remat::solve(p, 100, scripted{.answer = silent}, remat::start_from(remat::store_all_schedule(p))),
+                    remat::broken_contract);
+  }
+  CHECK_THROWS_WITH(remat::solve(p, 100, scripted{.answer = slow}), Catch::Contains("scripted") && Catch::Contains("3.1"));
+  slow.bound = 3 * (1 + 1e-12);  // no more than rounding
+  CHECK(remat::solve(p, 100, scripted{.answer = slow}).status == status::optimal);
+  const auto layers = remat::testing::unit_training_chain(5);
+  large.status = status::not_found;
+  large.budget_bound = remat::measure_store_all(layers).peak + 1;
+  CHECK_THROWS_AS(remat::smallest_budget(layers, scripted{.answer = large}), remat::broken_contract);
+}
+
+TEST_CASE("one stop_at serves many searches") {
+  const auto p = chain();
+  int polls = 0;
+  const scripted s{.reports = 5, .answer = with(p, status::feasible), .polls = &polls};
+  const remat::stop_at when{.seconds = 8, .patience = 1e9};  // the third report, of 8 s
+  for (int search = 1; search <= 3; ++search) {
+    remat::solve(p, 100, s, {}, when);
+    CHECK(polls == 3 * search);
+  }
+}
+
+TEST_CASE("a monitor knows for how long nothing better came, and forgets it when it restarts") {
+  std::vector<double> idle;
+  remat::monitor m({}, [&](const progress& now) {
+    idle.push_back(now.idle);
+    return control::go_on;
+  });
+  const auto wait = [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); };
+  m.report({.stage = "", .best = 5});
+  wait();
+  m.report({.stage = "", .best = 6});
+  m.report({.stage = "", .best = 4});
+  wait();
+  m.restart();
+  m.report({.stage = "", .best = 9});
+  CHECK(idle[0] == 0);
+  CHECK(idle[1] > 0.004);
+  CHECK(idle[2] == 0);
+  CHECK(idle[3] == 0);
+}
+
 TEST_CASE("solvers that break their contract are found out") {
   const auto p = chain();
   auto invalid = with(p, status::feasible);
@@ -204,6 +260,7 @@ TEST_CASE("options out of range are named") {
   CHECK_THROWS_WITH(remat::solve(p, 1, s, {.seconds = -1}), Catch::Contains("limits.seconds"));
   CHECK_THROWS_WITH(remat::solve(p, 1, s, {.seconds = std::nan("")}), Catch::Contains("limits.seconds"));
   CHECK_THROWS_WITH(remat::solve(p, 1, s, {.threads = 0}), Catch::Contains("limits.threads"));
+  CHECK_THROWS_WITH(remat::solve(p, 1, s, {.threads = 100'000}), Catch::Contains("limits.threads") && Catch::Contains("1024"));
   CHECK_THROWS_WITH(remat::solve(p, 1, s, {.gap = 1}), Catch::Contains("limits.gap"));
 }
 

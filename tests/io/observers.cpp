@@ -25,8 +25,8 @@ static_assert(remat::observer<remat::stop_at> && remat::observer<remat::progress
               remat::observer<remat::best_to_file>);
 
 TEST_CASE("a search ends where it is told to") {
-  const auto at = [](double elapsed, double best, double bound = 0) {
-    return progress{.stage = "", .elapsed = elapsed, .best = best, .bound = bound};
+  const auto at = [](double elapsed, double best, double bound = 0, double idle = 0) {
+    return progress{.stage = "", .elapsed = elapsed, .best = best, .bound = bound, .idle = idle};
   };
   const double none = std::numeric_limits<double>::infinity();
   remat::stop_at never;
@@ -40,11 +40,9 @@ TEST_CASE("a search ends where it is told to") {
   CHECK(gap(at(1, 10.1, 9)) == control::go_on);
   CHECK(gap(at(2, 10, 9)) == control::stop);
   remat::stop_at patience{.patience = 10};
-  CHECK(patience(at(50, none)) == control::go_on);
-  CHECK(patience(at(51, 9)) == control::go_on);
-  CHECK(patience(at(60, 8)) == control::go_on);
-  CHECK(patience(at(69, 8)) == control::go_on);
-  CHECK(patience(at(71, 8)) == control::stop);
+  CHECK(patience(at(50, none, 0, 50)) == control::go_on);
+  CHECK(patience(at(69, 8, 0, 9)) == control::go_on);
+  CHECK(patience(at(71, 8, 0, 11)) == control::stop);
 }
 
 TEST_CASE("a line and a log") {

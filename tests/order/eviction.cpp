@@ -6,8 +6,8 @@
 #include <random>
 
 #include <remat/core/evaluate.hpp>
-#include <remat/order/destroy_repair.hpp>
 #include <remat/order/eviction.hpp>
+#include <remat/order/retain_more.hpp>
 #include <remat/testing/generators.hpp>
 
 using namespace remat;

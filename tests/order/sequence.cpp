@@ -82,3 +82,29 @@ TEST_CASE("memory follows insertions, removals and moves, and what is taken back
   CHECK(moved > 800);
   CHECK(undone > 2000);
 }
+
+TEST_CASE("a hundred thousand computations in a row of which nobody is of use any more go without recursion") {
+  constexpr index_t n = 100'000;
+  std::vector<value> values;
+  std::vector<operation> ops;
+  for (index_t i = 0; i < n; ++i) {
+    values.push_back({"", 1});
+    ops.push_back({"", i > 0 ? std::vector{value_id(i - 1)} : std::vector<value_id>{}, {i}, 1});
+  }
+  for (index_t i = 0; i < 2; ++i) {  // both read what the row makes in the end
+    values.push_back({"", 1});
+    ops.push_back({"", {n - 1}, {n + i}, 1});
+  }
+  const problem p("row", std::move(values), std::move(ops), {n, n + 1});
+  auto twice = needed_operations(p);
+  for (index_t i = 0; i < n; ++i) twice.insert(twice.end() - 1, i);
+  sequence s(p);
+  s.load(twice);
+  REQUIRE(s.size() == 2 * n + 2);
+  auto k = s.where(sequence::end);  // the second of the row's last, before the last reader
+  for (int steps = 0; steps < 2;) steps += s.at(--k) != sequence::nothing;
+  s.remove(s.at(k));
+  CHECK(s.order() == needed_operations(p));
+  s.roll_back();
+  CHECK(s.order() == twice);
+}

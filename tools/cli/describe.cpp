@@ -10,6 +10,7 @@
 #include <remat/registry/registry.hpp>
 
 #include "output.hpp"
+#include "printable.hpp"
 
 namespace cli {
 
@@ -27,7 +28,7 @@ int check(const arguments& a) {
     s = remat::read_schedule(a.schedule, p).result.schedule;
     e = remat::evaluate(p, s);
   } catch (const remat::bad_schedule& why) {
-    std::cerr << "remat: invalid: " << why.what() << "\n";
+    std::cerr << "remat: invalid: " << printable(why.what()) << "\n";
     return report({{"valid", false}, {"step", why.step}, {"error", why.what()}}, "invalid");
   }
   json out = {{"valid", true}, {"peak", e.peak}, {"seconds", e.seconds}, {"recomputed", e.recomputed}};

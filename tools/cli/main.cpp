@@ -11,6 +11,7 @@
 #include <remat/version.hpp>
 
 #include "commands.hpp"
+#include "printable.hpp"
 
 int main(int argc, char** argv) {
   cli::arguments a;
@@ -60,7 +61,7 @@ int main(int argc, char** argv) {
         ->capture_default_str();
     command->add_option("--time-limit", a.limits.seconds, command == comparing ? "seconds for each solver" : "seconds")
         ->capture_default_str();
-    command->add_option("--threads", a.limits.threads, "worker threads")->capture_default_str();
+    command->add_option("--threads", a.limits.threads, "worker threads, at most 1024")->capture_default_str();
     command->add_option("--seed", a.limits.seed, "of every random choice")->capture_default_str();
     command->add_option("--gap", a.limits.gap, "relative gap that counts as optimal")->capture_default_str();
   }
@@ -86,6 +87,7 @@ int main(int argc, char** argv) {
     return app.exit(why) == 0 ? cli::success : cli::bad_input;
   }
   if (*drawing && a.solvers.empty()) a.solvers = {std::string(remat::registry::methods()[0].name)};
+  const cli::printable_stream names(std::cout);
   try {
     if (*solving) return cli::solve(a);
     if (*drawing) return cli::curve(a);
@@ -95,7 +97,7 @@ int main(int argc, char** argv) {
     if (*reporting) return cli::report(a);
     return cli::list(a);
   } catch (const std::exception& why) {
-    std::cerr << "remat: " << why.what() << "\n";
+    std::cerr << "remat: " << cli::printable(why.what()) << "\n";
     return cli::bad_input;
   }
 }

@@ -82,7 +82,7 @@ int solve(const arguments& a) {
                        w.observer(), save);
     if (!r.found() && !interrupted) {  // say what would do
       auto share = a.limits;
-      share.seconds = std::min(10.0, share.seconds);
+      share.seconds = std::min(10.0, std::max(0.0, share.seconds - r.elapsed));
       const auto method = remat::registry::find(p.plain() ? "min_cut" : "offmate").make(a.backend);
       const auto least = remat::smallest_budget(p, method, share, 0.01, w.observer());
       if (least.found()) r.smallest_budget = std::min(least.peak, r.smallest_budget.value_or(least.peak));
@@ -199,6 +199,9 @@ int compare(const arguments& a) {
         rows.back().result = remat::solve(p, budget, m->make(a.backend), a.limits, w.observer(rows.back().name));
       } catch (const remat::not_available& why) {
         rows.back().missing = why.what();
+      } catch (const remat::too_large& why) {
+        rows.back().result.status = remat::status::not_applicable;
+        rows.back().result.reason = why.what();
       }
     }
   }

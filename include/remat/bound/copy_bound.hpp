@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include <remat/bound/cuts_throughout.hpp>
 #include <remat/bound/retention_cut.hpp>
 #include <remat/core/bounds.hpp>
 #include <remat/core/problem.hpp>
@@ -172,7 +173,7 @@ class copy_dual {
     const double value = (left - at.to_host - at.read) * before + (left - at.to_device - at.leave) * after +
                          at.to_host * (cut_->sent_after() + c.to_host) + at.to_device * c.to_device + at.read * read_ +
                          at.leave * leave_ + at.in * (to_device_ + c.again) + at.out * (to_host_ + c.sent) +
-                         at.byte * (static_cast<double>(c.bytes) - room_) - cut_->error();
+                         at.byte * (static_cast<double>(c.bytes) - room_) - c.error;
     if (value > value_) value_ = value, prices_ = at;
     add(c);
     look_ahead();
@@ -251,28 +252,32 @@ inline double most_of_moments(const problem& p, bytes_t budget, const step_span*
     for (std::size_t i = 0; i < o.cuts && !(stop && stop()) && d.improve(best); ++i) continue;
     note(d);
   };
-  for (auto& cut : cuts_throughout(p, budget, o.moments, within))
-    if (within || cut->demand() > budget) duals.push_back(std::make_unique<copy_dual>(p, std::move(cut), budget, within));
-  if (!duals.empty()) refine(*duals[0]);  // the peak
-  for (auto& d : duals) look(*d);
-  for (auto left = o.refined * o.cuts; left > 0 && !duals.empty() && !(stop && stop()); --left) {
-    auto& next =
-        *std::max_element(duals.begin(), duals.end(), [](const auto& a, const auto& b) { return a->most() < b->most(); });
-    if (!next->improve(best)) break;
-    note(*next);
-  }
-  for (bool better = leader != nullptr; better && !(stop && stop());) {  // what is near it
-    const auto before = best;
-    const auto at = std::lower_bound(needed.begin(), needed.end(), leader->tau()) - needed.begin();
-    for (const int step : {-4, -2, -1, 1, 2, 4}) {
-      const auto k = at + step;
-      if (k < 0 || k >= static_cast<std::ptrdiff_t>(needed.size())) continue;
-      const auto tau = needed[static_cast<std::size_t>(k)];
-      if (known(tau) || (within && !within->moments[tau])) continue;
-      duals.push_back(std::make_unique<copy_dual>(p, std::make_unique<retention_cut>(p, needed, tau, within), budget, within));
-      refine(*duals.back());
+  try {
+    for (auto& cut : cuts_throughout(p, budget, o.moments, within, stop))
+      if (within || cut->demand() > budget) duals.push_back(std::make_unique<copy_dual>(p, std::move(cut), budget, within));
+    if (!duals.empty()) refine(*duals[0]);  // the peak
+    for (auto& d : duals) look(*d);
+    for (auto left = o.refined * o.cuts; left > 0 && !duals.empty() && !(stop && stop()); --left) {
+      auto& next =
+          *std::max_element(duals.begin(), duals.end(), [](const auto& a, const auto& b) { return a->most() < b->most(); });
+      if (!next->improve(best)) break;
+      note(*next);
     }
-    better = best > before;
+    for (bool better = leader != nullptr; better && !(stop && stop());) {  // what is near it
+      const auto before = best;
+      const auto at = std::lower_bound(needed.begin(), needed.end(), leader->tau()) - needed.begin();
+      for (const int step : {-4, -2, -1, 1, 2, 4}) {
+        const auto k = at + step;
+        if (k < 0 || k >= static_cast<std::ptrdiff_t>(needed.size())) continue;
+        const auto tau = needed[static_cast<std::size_t>(k)];
+        if (known(tau) || (within && !within->moments[tau])) continue;
+        duals.push_back(
+            std::make_unique<copy_dual>(p, std::make_unique<retention_cut>(p, needed, tau, within, stop), budget, within));
+        refine(*duals.back());
+      }
+      better = best > before;
+    }
+  } catch (const interrupted&) {  // what is proven by then
   }
   return best;
 }
@@ -289,7 +294,7 @@ inline double most_of_moments(const problem& p, bytes_t budget, const step_span*
 /// @param p      a problem that allows copies
 /// @param budget bytes
 /// @param o      how hard to try
-/// @param stop   polled between cuts; true returns what is proven by then
+/// @param stop   polled between and within cuts; true returns what is proven by then
 /// @return no schedule within the budget is faster, s
 /// @throws bad_option for options out of range or a problem without copies
 /// Complexity: O(moments + 3 refined cuts) maximum flows on O(values + operations) vertices.

@@ -5,6 +5,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -21,14 +23,23 @@
 
 namespace remat::bound {
 
+/// Thrown out of a cut that was asked to stop: the network can be cut again, the cut is unknown.
+struct interrupted {};
+
 /// Vertices 0 (source), 1 (sink) and those added; edges with capacities that may change between cuts. The first cut lays the
 /// network out in rows; it takes no vertices and edges after that. About 60 bytes per edge and 40 per vertex.
+///
+/// The finite capacities must sum to at most `most`, so that no sum of flows overflows, and no infinite edge is ever cut where
+/// finite ones would do.
 class cut_network {
  public:
   using edge = std::uint32_t;
   using vertex = std::uint32_t;
   static constexpr vertex source = 0, sink = 1;
-  static constexpr std::int64_t infinite = std::int64_t{1} << 58;
+  static constexpr std::int64_t most = std::int64_t{1} << 57, infinite = 2 * most;
+
+  /// @param stop polled within cuts, which take seconds in a graph of 100 000 operations; true ends them with `interrupted`
+  explicit cut_network(std::function<bool()> stop = {}) : stop_(std::move(stop)) {}
 
   vertex add_vertex() { return vertices_++; }
   /// At most one edge from a vertex to the sink: Boost's first step, which goes straight to it, sees one only.
@@ -40,6 +51,7 @@ class cut_network {
   void set_capacity(edge e, std::int64_t capacity) { given_[e] = capacity; }
 
   /// Finds a minimum cut. @return its capacity
+  /// @throws interrupted
   /// Complexity: a maximum flow (Boykov and Kolmogorov, IEEE PAMI 26(9), 2004).
   std::int64_t cut() {
     if (color_.empty()) lay_out();
@@ -47,9 +59,8 @@ class cut_network {
     const auto rows = boost::get(boost::edge_index, graph_);
     const auto vertices = boost::get(boost::vertex_index, graph_);
     return boost::boykov_kolmogorov_max_flow(
-        graph_, boost::make_iterator_property_map(capacity_.begin(), rows),
-        boost::make_iterator_property_map(residual_.begin(), rows), boost::make_iterator_property_map(reverse_.begin(), rows),
-        boost::make_iterator_property_map(predecessor_.begin(), vertices),
+        graph_, boost::make_iterator_property_map(capacity_.begin(), rows), polled<arc, std::int64_t>(*this, residual_),
+        boost::make_iterator_property_map(reverse_.begin(), rows), polled<vertex, arc>(*this, predecessor_),
         boost::make_iterator_property_map(color_.begin(), vertices),
         boost::make_iterator_property_map(distance_.begin(), vertices), vertices, source, sink);
   }
@@ -60,6 +71,38 @@ class cut_network {
   using graph = boost::compressed_sparse_row_graph<boost::directedS, boost::no_property, boost::no_property, boost::no_property,
                                                    vertex, edge>;
   using arc = boost::graph_traits<graph>::edge_descriptor;
+
+  /// A property map that polls where it is read: the algorithm takes no step of a path without a look at the arc that leads to a
+  /// vertex, and no step of a search without one at a residual capacity.
+  template <class Key, class Value>
+  class polled {
+   public:
+    using key_type = Key;
+    using value_type = Value;
+    using reference = Value;
+    using category = boost::read_write_property_map_tag;
+
+    polled(cut_network& of, std::vector<Value>& entries) : of_(&of), entries_(&entries) {}
+    friend Value get(const polled& map, const Key& key) {
+      map.poll();
+      return map.at(key);
+    }
+    friend void put(const polled& map, const Key& key, const Value& x) { map.at(key) = x; }
+
+   private:
+    void poll() const { of_->poll(); }
+    Value& at(const Key& key) const {
+      if constexpr (std::is_same_v<Key, arc>)
+        return (*entries_)[boost::get(boost::edge_index, of_->graph_, key)];
+      else
+        return (*entries_)[key];
+    }
+    cut_network* of_;
+    std::vector<Value>* entries_;
+  };
+  void poll() {
+    if (++looks_ % 4096 == 0 && stop_ && stop_()) throw interrupted();
+  }
 
   /// Sorts the arcs, one there and one back for each edge, by the vertex they leave.
   void lay_out() {
@@ -87,6 +130,8 @@ class cut_network {
     distance_.resize(vertices_);
   }
 
+  std::function<bool()> stop_;
+  std::size_t looks_ = 0;
   vertex vertices_ = 2;
   std::vector<std::pair<vertex, vertex>> ends_;  // of the edges, until they are laid out
   std::vector<std::int64_t> given_;              // capacities of the edges

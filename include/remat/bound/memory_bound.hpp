@@ -45,9 +45,16 @@ inline bytes_t last_runs_bound(const problem& p) {
 /// are a minimum cut.
 class last_run_cut {
  public:
+  /// @param p    must outlive this
+  /// @param stop polled within cuts, which then throw `interrupted`
   /// Complexity: O(values + edges).
-  explicit last_run_cut(const problem& p)
-      : p_(p), run_(p.operations().size()), place_(p.values().size()), runs_(run_.size()), keeps_(place_.size()) {
+  explicit last_run_cut(const problem& p, std::function<bool()> stop = {})
+      : p_(p),
+        network_(std::move(stop)),
+        run_(p.operations().size()),
+        place_(p.values().size()),
+        runs_(run_.size()),
+        keeps_(place_.size()) {
     const auto& ops = p.operations();
     for (auto& o : run_) o = network_.add_vertex();
     for (value_id v = 0; v < keeps_.size(); ++v) {  // a vertex of its own only where it is no target and has several readers
@@ -73,6 +80,7 @@ class last_run_cut {
     return sum;
   }
   /// The least bytes on the device while `last` runs for the last time.
+  /// @throws interrupted
   /// Complexity: a maximum flow on O(values + operations) vertices.
   bytes_t least(operation_id last) {
     const auto& op = p_.operations()[last];
@@ -85,7 +93,8 @@ class last_run_cut {
   }
   /// What to keep across a run of `last`, besides its operands and results, for the least bytes, and prices of what runs again.
   /// @param there  per value: was made before, and may be kept
-  /// @param prices per operation, bytes; `forbidden`: does not run again
+  /// @param prices per operation, bytes, at most `most_price` together; `forbidden`: does not run again
+  /// @throws interrupted
   /// Complexity: that of `least`.
   std::vector<bool> kept(operation_id last, const std::vector<bool>& there, const std::vector<bytes_t>& prices) {
     for (operation_id o = 0; o < runs_.size(); ++o) {
@@ -106,7 +115,7 @@ class last_run_cut {
       for (auto v : *used) list[v] = false;
     return list;
   }
-  static constexpr bytes_t forbidden = cut_network::infinite;
+  static constexpr bytes_t forbidden = cut_network::infinite, most_price = cut_network::most / 2;
 
  private:
   using network = cut_network;
@@ -123,7 +132,7 @@ class last_run_cut {
 /// largest over how large is large.
 /// @param p     the problem
 /// @param known a lower bound in bytes: what cannot exceed it is not looked at
-/// @param stop  polled between cuts; true returns what is proven by then
+/// @param stop  polled between and within cuts; true returns what is proven by then
 /// @param cuts  the most minimum cuts
 /// @return bytes, >= known
 /// Complexity: at most `cuts` maximum flows on O(values + operations) vertices.
@@ -135,25 +144,28 @@ inline bytes_t last_large_run_bound(const problem& p, bytes_t known = 0, const s
     bytes_t least;      // `last_run_cut::least` among fewer operations, or a lower bound on that
     std::size_t level;  // how many they were
   };
-  last_run_cut cut(p);
+  last_run_cut cut(p, stop);
   std::vector<large> all;
   for (auto o : needed_operations(p)) all.push_back({o, cut.working_set(o), cut.working_set(o), 0});
   std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.working_set > b.working_set; });
   bytes_t targets = 0;
   for (auto v : p.targets()) targets += p.values()[v].held ? 0 : p.values()[v].bytes;
   std::size_t level = 0, last = 0;  // all[0, level) are large; all[last] needs the least as far as known
-  while (level < all.size() && all[level].working_set + targets > known) {
-    const auto smallest = all[level].working_set;
-    for (; level < all.size() && all[level].working_set == smallest; ++level) cut.forbid(all[level].operation);
-    while (all[last].level < level) {
-      if (cuts-- == 0 || (stop && stop())) return known;
-      all[last].least = cut.least(all[last].operation);
-      all[last].level = level;
-      if (all[last].least <= known) break;
-      for (std::size_t i = 0; i < level; ++i)
-        if (all[i].least < all[last].least) last = i;
+  try {
+    while (level < all.size() && all[level].working_set + targets > known) {
+      const auto smallest = all[level].working_set;
+      for (; level < all.size() && all[level].working_set == smallest; ++level) cut.forbid(all[level].operation);
+      while (all[last].level < level) {
+        if (cuts-- == 0 || (stop && stop())) return known;
+        all[last].least = cut.least(all[last].operation);
+        all[last].level = level;
+        if (all[last].least <= known) break;
+        for (std::size_t i = 0; i < level; ++i)
+          if (all[i].least < all[last].least) last = i;
+      }
+      known = std::max(known, all[last].least);
     }
-    known = std::max(known, all[last].least);
+  } catch (const interrupted&) {  // what is known by then
   }
   return known;
 }

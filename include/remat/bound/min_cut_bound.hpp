@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <remat/bound/copy_bound.hpp>
+#include <remat/bound/cuts_throughout.hpp>
 #include <remat/bound/memory_bound.hpp>
 #include <remat/bound/retention_cut.hpp>
 #include <remat/bound/tier_bound.hpp>
@@ -45,7 +46,7 @@ struct min_cut_bound_options {
 /// @param p      the problem
 /// @param budget bytes
 /// @param o      how hard to try
-/// @param stop   polled between cuts; true returns what is proven by then
+/// @param stop   polled between and within cuts; true returns what is proven by then
 /// @return the bounds on time and budget
 /// @throws bad_option if `moments` or `refined` is 0
 /// Complexity: O(2 moments + 10 refined) maximum flows on O(values + operations) vertices, and those of `last_large_run_bound`; a
@@ -80,32 +81,35 @@ inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_
   double extra = 0;
   const auto improve = [&](dual& d) {
     auto c = d.cut->minimum(d.lambda);
-    const double value = c.seconds + d.lambda * static_cast<double>(c.bytes - d.room);
+    const double value = c.seconds + d.lambda * static_cast<double>(c.bytes - d.room) - c.error;
     extra = std::max(extra, value);
-    if (value >= d.most * (1 - 1e-6) || c.bytes >= d.all.bytes || c.bytes <= d.few.bytes) {
+    if (value + c.error >= d.most * (1 - 1e-6) || c.bytes >= d.all.bytes || c.bytes <= d.few.bytes) {
       d.most = 0;  // its maximum is known
       return;
     }
     (c.bytes > d.room ? d.all : d.few) = std::move(c);
     d.look_ahead();
   };
-  for (auto& cut : cuts_throughout(p, budget, o.moments)) {
-    if (stop && stop()) break;
-    const auto room = budget + cut->room();
-    dual d{std::move(cut), {}, {}, room};
-    d.all = d.cut->retain_all(), d.few = d.cut->retain_least();
-    best.budget = std::max(best.budget, d.few.bytes - d.cut->room());
-    if (d.all.bytes <= room || d.few.bytes > room) continue;
-    d.look_ahead();
-    for (int i = 0; i < (duals.empty() ? 20 : 1) && d.most > extra && !(stop && stop()); ++i) improve(d);
-    if (d.most > extra) duals.push_back(std::move(d));
+  try {
+    for (auto& cut : cuts_throughout(p, budget, o.moments, nullptr, stop)) {
+      if (stop && stop()) break;
+      const auto room = budget + cut->room();
+      dual d{std::move(cut), {}, {}, room};
+      d.all = d.cut->retain_all(), d.few = d.cut->retain_least();
+      best.budget = std::max(best.budget, d.few.bytes - d.cut->room());
+      if (d.all.bytes <= room || d.few.bytes > room) continue;
+      d.look_ahead();
+      for (int i = 0; i < (duals.empty() ? 20 : 1) && d.most > extra && !(stop && stop()); ++i) improve(d);
+      if (d.most > extra) duals.push_back(std::move(d));
+    }
+    for (auto left = 10 * o.refined; left > 0 && !duals.empty() && !(stop && stop()); --left) {
+      auto& next = *std::max_element(duals.begin(), duals.end(), [](const auto& a, const auto& b) { return a.most < b.most; });
+      if (next.most <= extra * (1 + 1e-6)) break;
+      improve(next);
+    }
+  } catch (const interrupted&) {  // what is proven by then
   }
-  for (auto left = 10 * o.refined; left > 0 && !duals.empty() && !(stop && stop()); --left) {
-    auto& next = *std::max_element(duals.begin(), duals.end(), [](const auto& a, const auto& b) { return a.most < b.most; });
-    if (next.most <= extra * (1 + 1e-6)) break;
-    improve(next);
-  }
-  best.seconds += extra * (1 - 1e-9);  // floored capacities: the cuts are minimal up to 1e-13 of all costs per edge
+  best.seconds += extra;
   // Its maximum flows go through the whole graph: fewer of them where that is large.
   best.budget = last_large_run_bound(p, best.budget, stop,
                                      std::min<std::size_t>(300, 1 + 1'200'000 / std::max<std::size_t>(1, p.operations().size())));

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -121,7 +122,7 @@ class multi_cut_choice {
 /// A lower bound on the time of *every* schedule within a budget: the largest of `min_cut_bound`, linear relaxations of
 /// `multi_cut_model` over more and more moments, and then the MILP itself. Moments are added where the last solution seems to be
 /// over the budget. Where the problem allows copies to the host, it is `copy_bound` and the relaxations; of a problem that is not
-/// plain, `min_cut_bound` alone.
+/// plain, or has more than `multi_cut_model::most_operations`, `min_cut_bound` alone.
 ///
 /// @tparam B      the MILP backend
 /// @param p       the problem
@@ -145,7 +146,8 @@ time_bound multi_cut_bound(const problem& p, bytes_t budget, monitor& m, const m
                            const std::function<double(const multi_cut_model&, const Eigen::VectorXd&, double)>& seen = {}) {
   o.validate();
   auto best = min_cut_bound(p, budget, {}, [&] { return m.stopped(); });
-  if (!p.plain() || needed_operations(p).empty() || budget < best.budget) return best;
+  const auto operations = needed_operations(p).size();
+  if (!p.plain() || operations == 0 || operations > multi_cut_model::most_operations || budget < best.budget) return best;
 
   const double safety = 1e-6 * p.total_seconds();  // backends may be off by that
   double known = milp::infinity;
@@ -176,8 +178,18 @@ time_bound multi_cut_bound(const problem& p, bytes_t budget, monitor& m, const m
   multi_cut_choice choice(p, budget, o.moments);
   auto within = o;
   within.reach = 1;  // long windows cost more than they give until the moments are there
+  const auto build = [&]() -> std::optional<multi_cut_model> {
+    try {
+      return std::optional<multi_cut_model>(std::in_place, p, budget, choice.moments(), within, milp::longest_row(backend),
+                                            [&] { return m.stopped(); });
+    } catch (const interrupted&) {
+      return std::nullopt;
+    }
+  };
   for (bool again = true; again && !m.stopped();) {
-    const multi_cut_model form(p, budget, choice.moments(), within, milp::longest_row(backend));
+    const auto built = build();
+    if (!built) break;
+    const auto& form = *built;
     const auto start = m.elapsed(), before = best.seconds;
     limits.seconds = m.remaining();
     limits.gap = 0;

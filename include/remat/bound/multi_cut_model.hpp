@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// A lower bound on the time of every schedule within a budget, from a MILP over several of its moments. Needs Eigen.
+/// A lower bound on the time of every schedule within a budget, from a MILP over several of its moments. Needs Boost.Graph and
+/// Eigen.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <limits>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <remat/bound/cut_network.hpp>
 #include <remat/core/error.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
@@ -74,15 +77,19 @@ struct multi_cut_options {
 /// - what comes back after t_j has been sent before: its copies fit into the time until then.
 class multi_cut_model {
  public:
+  static constexpr std::size_t most_operations = 20'000;  ///< needed ones; for more, the models take gigabytes
+
   /// @param p           the problem, plain; must outlive the form
   /// @param budget      bytes, >= what `bounds_without_search` gives
   /// @param moments     needed operations, ascending, each an ancestor of the next
   /// @param o           what is left out
   /// @param longest_row sums of more terms are split into partial sums
+  /// @param stop        polled while the model is built
+  /// @throws interrupted if `stop` says so
   /// Complexity: O(moments (values + operations + edges)) columns and rows of few entries.
   multi_cut_model(const problem& p, bytes_t budget, std::vector<operation_id> moments, const multi_cut_options& o = {},
-                  std::size_t longest_row = std::numeric_limits<std::size_t>::max())
-      : p_(p), options_(o), moments_(std::move(moments)), longest_row_(longest_row) {
+                  std::size_t longest_row = std::numeric_limits<std::size_t>::max(), std::function<bool()> stop = {})
+      : p_(p), options_(o), moments_(std::move(moments)), longest_row_(longest_row), stop_(std::move(stop)) {
     const auto room = static_cast<double>(budget - p.held_bytes());
     if (room > 0) byte_ = room / room_units;
     if (p.total_seconds() > 0) second_ = p.total_seconds() / 10000;
@@ -276,7 +283,11 @@ class multi_cut_model {
         if (b == end || b - a <= options_.reach) make_long_window(a, b);
   }
 
+  void poll() const {
+    if (stop_ && stop_()) throw interrupted();
+  }
   window& add_window(std::size_t a, std::size_t b) {
+    poll();
     const std::vector<expression> per_value(p_.values().size());
     windows_.push_back({a, b, std::vector<expression>(p_.operations().size()), per_value, per_value, per_value});
     auto& w = windows_.back();
@@ -419,6 +430,7 @@ class multi_cut_model {
   }
 
   void add_rows(const window& w) {
+    poll();
     const auto& before = k_[w.a];
     const auto& after = k_[w.b];
     expression lasting;
@@ -460,6 +472,7 @@ class multi_cut_model {
   multi_cut_options options_;
   std::vector<operation_id> moments_;
   std::size_t longest_row_;
+  std::function<bool()> stop_;
   std::vector<operation_id> needed_;    // operations that targets depend on
   std::vector<std::size_t> moment_of_;  // per operation: j if it is tau_j, else 0
   std::vector<std::size_t> first_;      // per operation: it cannot run in a window [j, j + 1) with smaller j

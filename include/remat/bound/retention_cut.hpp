@@ -7,8 +7,9 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <iterator>
-#include <memory>
+#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -49,6 +50,8 @@ class retention_cut {
     double before = 0;                  ///< the part of `later` that would otherwise run before `tau`
     double to_host = 0, to_device = 0;  ///< seconds of the copies of the values moved, before `tau` and after it
     double sent = 0, again = 0;         ///< seconds of their copies that not every schedule makes anyway
+    /// Of a minimum: how far below it the least may be, as capacities are whole units, s (of `retain_least` 0: bytes are whole).
+    double error = 0;
   };
 
   /// The weights of the terms that `exchange` adds up, each >= 0.
@@ -72,9 +75,11 @@ class retention_cut {
   /// @param needed the operations that some target depends on, ascending
   /// @param tau    one of them
   /// @param within null: everything happens between begin and end
+  /// @param stop   polled within cuts, which then throw `interrupted`
   /// Complexity: O(values + edges).
-  retention_cut(const problem& p, const std::vector<operation_id>& needed, operation_id tau, const step_span* within = nullptr)
-      : p_(p), tau_(tau), within_(within) {
+  retention_cut(const problem& p, const std::vector<operation_id>& needed, operation_id tau, const step_span* within = nullptr,
+                std::function<bool()> stop = {})
+      : p_(p), tau_(tau), within_(within), network_(std::move(stop)) {
     const auto& ops = p.operations();
     const auto nv = p.values().size();
     role_.assign(ops.size(), role::unneeded);
@@ -139,9 +144,15 @@ class retention_cut {
     return c;
   }
   /// The fewest bytes retained, at any cost.
-  choice retain_least() { return cut({.again = 0, .move = {.byte = 1}}, 1); }
+  /// @throws interrupted
+  choice retain_least() {
+    auto c = cut({.again = 0, .move = {.byte = 1}}, 1);
+    c.error = 0;
+    return c;
+  }
   /// The least of seconds + lambda bytes.
   /// @param lambda s per byte, > 0
+  /// @throws interrupted
   /// Complexity: a maximum flow on O(values + operations) vertices.
   choice minimum(double lambda) { return cut({.move = {.byte = lambda}}, unit()); }
   const seconds_of& seconds() const { return seconds_; }
@@ -193,23 +204,34 @@ class retention_cut {
   ///
   /// A source that starts on the host is not sent there. A value that only ends on the host does not come back.
   /// @return minimal up to `error`
+  /// @throws interrupted
   /// Complexity: that of `minimum`.
   choice exchange(const prices& at) {
     return cut(
         {.again = 1 - at.to_device - at.leave - at.in - at.out, .before = 1 - at.to_host - at.read - at.in - at.out, .move = at},
         unit());
   }
-  /// How much less than what `exchange` or `minimum` finds the least may be, s.
-  double error() const { return unit() * static_cast<double>(p_.values().size() + 2 * p_.operations().size()); }
   /// The lambda for which `rich` and `lean` cost the same.
   static double multiplier(const choice& rich, const choice& lean) {
     return (lean.seconds - rich.seconds) / static_cast<double>(rich.bytes - lean.bytes);
   }
   /// The choices between which the minimum changes while lambda grows, most bytes first.
   /// @param most of them, >= 2; where there are more, those that divide the widest ranges of bytes
+  /// @return as far as they were found before a cut was interrupted; `retain_all()` at least
   /// Complexity: at most 2 `most` calls of `minimum`.
   std::vector<choice> breakpoints(std::size_t most) {
-    std::vector<choice> found = {retain_all(), retain_least()};
+    std::vector<choice> found = {retain_all()};
+    try {
+      divide(found, most);
+    } catch (const interrupted&) {  // those that were found
+    }
+    return found;
+  }
+
+ private:
+  /// Adds the least and then what lies between.
+  void divide(std::vector<choice>& found, std::size_t most) {
+    found.push_back(retain_least());
     std::vector<bytes_t> ranges = {found[0].bytes - found[1].bytes};  // between each two; 0 where there is no other
     while (found.size() < most) {
       const auto widest = std::max_element(ranges.begin(), ranges.end());
@@ -226,10 +248,8 @@ class retention_cut {
       ranges.insert(ranges.begin() + at, between.bytes - lean->bytes);
       found.insert(found.begin() + at, std::move(between));
     }
-    return found;
   }
 
- private:
   enum class role : unsigned char { unneeded, ancestor, descendant, free };
   using network = cut_network;
   /// Of the capacities.
@@ -329,22 +349,35 @@ class retention_cut {
   /// What it costs per second that an operation that may run on either side of `tau` runs after it; below 0: before it.
   double later(const weights& w, operation_id o) const { return w.before ? w.again - (begins(o) ? *w.before : 0) : 0; }
 
-  /// Capacities are rounded down to units, s: the cut found is minimal up to one of them per edge.
+  /// Capacities are rounded down to units, s, or to larger ones where their sum would exceed what the network takes: the cut
+  /// found is minimal up to one of them per edge.
   choice cut(const weights& w, double unit) {
     if (runs_.empty()) build();
-    const auto scaled = [&](double x) {
-      return std::min(network::infinite, static_cast<std::int64_t>(std::min(std::max(0.0, x / unit), 1e17)));
+    capacities_.clear();
+    double sum = 0;
+    const auto give = [&](network::edge e, double seconds) {
+      capacities_.emplace_back(e, std::max(0.0, seconds));
+      sum += capacities_.back().second;
     };
     for (const auto& c : costs_) {
       const auto& op = p_.operations()[c.index];
       const bool ancestor = role_[c.index] == role::ancestor;
-      network_.set_capacity(
-          c.edge, ancestor && op.once ? network::infinite : scaled((ancestor ? w.again : later(w, c.index)) * op.seconds));
+      if (ancestor && op.once)
+        network_.set_capacity(c.edge, network::infinite);
+      else
+        give(c.edge, (ancestor ? w.again : later(w, c.index)) * op.seconds);
     }
-    for (const auto& g : gains_) network_.set_capacity(g.edge, scaled(-later(w, g.index) * p_.operations()[g.index].seconds));
-    for (const auto& x : values_) network_.set_capacity(x.edge, scaled(price(x.index, w).first));
+    for (const auto& g : gains_) give(g.edge, -later(w, g.index) * p_.operations()[g.index].seconds);
+    for (const auto& x : values_) give(x.edge, price(x.index, w).first);
+    unit = std::max(unit, sum / static_cast<double>(network::most / 2));
+    for (const auto& [e, seconds] : capacities_) {
+      const double units = seconds / unit;  // not a number where all together are beyond the range of doubles: `error` is, too
+      network_.set_capacity(e, units <= static_cast<double>(network::most) ? static_cast<std::int64_t>(units) : 0);
+    }
     network_.cut();
     choice best;
+    // Beside the units, each of the sums of doubles that a bound is made of is off by a rounding per term.
+    best.error = static_cast<double>(capacities_.size()) * (unit + 4 * std::numeric_limits<double>::epsilon() * sum);
     best.retained.assign(p_.values().size(), false);
     const auto again = [&](operation_id o) { return runs_[o] != 0 && network_.reached(runs_[o]); };
     for (const auto& c : costs_) {
@@ -374,43 +407,8 @@ class retention_cut {
   network network_;
   seconds_of seconds_;
   std::vector<item> values_, costs_, gains_;
+  std::vector<std::pair<network::edge, double>> capacities_;  // of the last cut, s
   std::vector<network::vertex> runs_;
 };
-
-/// The operations before which a schedule has to hold most, one for each part of a step in which store-all exceeds the budget,
-/// and the peak; the greatest demand first. Complexity: O(operations + parts * edges).
-/// @param parts  as many operations each, >= 1
-/// @param within as for `retention_cut`
-inline std::vector<std::unique_ptr<retention_cut>> cuts_throughout(const problem& p, bytes_t budget, std::size_t parts,
-                                                                   const step_span* within = nullptr) {
-  const auto needed = needed_operations(p);
-  const auto memory = measure_order(p, needed).memory;
-  std::vector<std::size_t> all, over;  // positions; those where store-all exceeds the budget, or its peak
-  for (std::size_t k = 0; k < needed.size(); ++k)
-    if (!within || within->moments[needed[k]]) all.push_back(k);
-  if (all.empty()) return {};
-  std::copy_if(all.begin(), all.end(), std::back_inserter(over), [&](auto k) { return memory[k] > budget; });
-  const auto peak = *std::max_element(all.begin(), all.end(), [&](auto a, auto b) { return memory[a] < memory[b]; });
-  if (over.empty()) over.push_back(peak);
-  std::vector<std::size_t> sample = {peak};
-  parts = std::min(over.size(), parts);
-  const auto at = [&](std::size_t i) { return over.begin() + static_cast<std::ptrdiff_t>(i * over.size() / parts); };
-  for (std::size_t i = 0; i < parts; ++i)
-    sample.push_back(*std::max_element(at(i), at(i + 1), [&](auto a, auto b) { return memory[a] < memory[b]; }));
-  std::sort(sample.begin(), sample.end());
-  sample.erase(std::unique(sample.begin(), sample.end()), sample.end());
-  std::vector<std::unique_ptr<retention_cut>> cuts;
-  for (auto k : sample) cuts.push_back(std::make_unique<retention_cut>(p, needed, needed[k], within));
-  std::stable_sort(cuts.begin(), cuts.end(), [](const auto& a, const auto& b) { return a->demand() > b->demand(); });
-  return cuts;
-}
-
-/// Those of `count` operations before which a schedule has to hold much: candidates for `retention_cut`. Complexity: that of
-/// `cuts_throughout` with 3 `count` parts.
-inline std::vector<std::unique_ptr<retention_cut>> retention_cuts(const problem& p, bytes_t budget, std::size_t count) {
-  auto cuts = cuts_throughout(p, budget, 3 * count);
-  while (cuts.size() > count) cuts.pop_back();
-  return cuts;
-}
 
 }  // namespace remat::bound

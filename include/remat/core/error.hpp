@@ -41,6 +41,11 @@ struct bad_option : error {
   using error::error;
 };
 
+/// A problem is too large for a method; `what()` names the method, the operations and the limit. Thrown before memory is taken.
+struct too_large : error {
+  using error::error;
+};
+
 /// A component that was asked for is not there (no MILP library, say); `what()` says what to install.
 struct not_available : error {
   using error::error;

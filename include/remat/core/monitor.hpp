@@ -22,14 +22,17 @@ namespace remat {
 /// What a search may use.
 struct limits {
   double seconds = 60;     ///< wall-clock time, s, >= 0; infinity for none
-  unsigned threads = 1;    ///< worker threads a component may start, >= 1
+  unsigned threads = 1;    ///< worker threads a component may start, in [1, most_threads]
   std::uint64_t seed = 0;  ///< of every random choice; equal seeds give equal results where no limit cuts a search off
   double gap = 1e-4;       ///< relative gap (time - bound) / time below which a schedule counts as optimal, in [0, 1)
+
+  static constexpr unsigned most_threads = 1024;  ///< more are a mistake: systems run out of them, and libraries hang
 
   /// @throws bad_option naming the member that is out of range
   void validate() const {
     if (!(seconds >= 0)) throw bad_option("limits.seconds must be >= 0, got " + std::to_string(seconds));
-    if (threads < 1) throw bad_option("limits.threads must be >= 1, got 0");
+    if (threads < 1 || threads > most_threads)
+      throw bad_option("limits.threads must be in [1, " + std::to_string(most_threads) + "], got " + std::to_string(threads));
     if (!(gap >= 0 && gap < 1)) throw bad_option("limits.gap must be in [0, 1), got " + std::to_string(gap));
   }
 };
@@ -42,6 +45,7 @@ struct progress {
   double bound = 0;                                       ///< proven lower bound on the time, s
   const remat::schedule* schedule = nullptr;              ///< of the time `best`, during the call; null where none is told
   bytes_t peak = 0;                                       ///< of `schedule`
+  double idle = 0;                                        ///< s since the search last reported a smaller `best`
 };
 
 /// What an observer answers; an observer that returns nothing means `go_on`.
@@ -88,9 +92,13 @@ class monitor {
   bool stop_requested() const { return stopped_ || (whole_ && whole_->stop_requested()); }
   /// Asks the solver to stop; from any thread.
   void request_stop() { stopped_ = true; }
+  /// From now on the search is for something else, such as another budget: what it reported before is no longer its best.
+  void restart() { best_ = std::numeric_limits<double>::infinity(), improved_ = elapsed(); }
   /// Tells the observers; a solver calls it at each improvement and at most some ten times a second otherwise.
   void report(progress p) {
     p.elapsed = elapsed();
+    if (p.best < best_) best_ = p.best, improved_ = p.elapsed;
+    p.idle = p.elapsed - improved_;
     if (notify_ && notify_(p) == control::stop) stopped_ = true;
   }
 
@@ -99,6 +107,7 @@ class monitor {
   std::function<control(const progress&)> notify_;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   std::atomic<bool> stopped_ = false;
+  double best_ = std::numeric_limits<double>::infinity(), improved_ = 0;  // the smallest time reported, s, and when
   const monitor* whole_ = nullptr;
 };
 

@@ -9,7 +9,8 @@
 
 namespace remat {
 
-/// Ends a search that is good enough or has stood still: the first condition that is met stops it.
+/// Ends a search that is good enough or has stood still: the first condition that is met stops it. It keeps nothing of a search,
+/// so one object serves many.
 /// @code
 /// auto r = remat::solve(p, budget, remat::min_cut(), {.seconds = 600}, remat::stop_at{.gap = 0.01, .patience = 20});
 /// @endcode
@@ -18,18 +19,11 @@ struct stop_at {
   double gap = -1;                                            ///< (time - bound) / time no larger; none with the default
   double patience = std::numeric_limits<double>::infinity();  ///< s without a better schedule, once there is one
 
-  control operator()(const progress& now) {
+  control operator()(const progress& now) const {
     if (!(now.best < std::numeric_limits<double>::infinity())) return control::go_on;
-    if (now.best < best_) {
-      best_ = now.best;
-      since_ = now.elapsed;
-    }
-    const bool good = best_ <= seconds || best_ - now.bound <= gap * best_;
-    return good || now.elapsed - since_ > patience ? control::stop : control::go_on;
+    const bool good = now.best <= seconds || now.best - now.bound <= gap * now.best;
+    return good || now.idle > patience ? control::stop : control::go_on;
   }
-
-  double best_ = std::numeric_limits<double>::infinity();  ///< so far, s
-  double since_ = 0;                                       ///< when it was found
 };
 
 }  // namespace remat

@@ -75,6 +75,7 @@ inline void join_points(std::vector<result>& curve, const std::vector<result>& k
     if (least < max_bytes) r.smallest_budget = least;
     if (i > 0) inherit(r, curve[i - 1], gap);
     for (const auto& other : all) adopt(r, other, gap);
+    if (r.found()) require_agreement(r, r);
   }
 }
 
@@ -121,6 +122,7 @@ std::vector<result> trace_curve(const problem& p, const std::vector<bytes_t>& bu
     } else if (r.status != status::optimal && !m.stopped() && !stopped) {
       auto share = m.limits();
       share.seconds = m.remaining() / static_cast<double>(budgets.size() - i);
+      m.restart();
       const auto point = "point " + std::to_string(i + 1) + " of " + std::to_string(budgets.size()) + ": ";
       r = solve(p, budgets[i], s, share, report_to(m, point));
     }

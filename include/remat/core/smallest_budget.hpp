@@ -25,8 +25,8 @@ namespace remat {
 /// @return the schedule of the smallest peak found, at worst that of store-all; `budget` and `smallest_budget` are its peak,
 ///         `budget_bound` is proven. Of a problem that is not plain, for which the solver finds no schedule even within the bytes
 ///         of store-all: that answer
-/// @throws bad_option for limits or a tolerance out of range; what the solver throws
-/// Complexity: O(log(1 / tolerance)) calls of the solver.
+/// @throws bad_option for limits or a tolerance out of range; what the solver throws; broken_contract where a bound is
+/// contradicted Complexity: O(log(1 / tolerance)) calls of the solver.
 /// @code
 /// const auto least = remat::smallest_budget(p, remat::rotor{}, {.seconds = 10});
 /// std::cout << "between " << least.budget_bound << " and " << least.peak << " bytes\n";
@@ -52,9 +52,11 @@ result smallest_budget(const problem& p, const S& s, const limits& l = {}, doubl
     auto share = l;
     share.seconds = m.remaining() / 4;
     share.gap = 0.99;  // any schedule will do
+    m.restart();
     const auto r = solve(p, budget, s, start_from(best.schedule), share,
                          report_to(m, "smallest budget, " + std::to_string(budget) + " bytes: "));
     proven = std::max(proven, r.budget_bound);
+    if (best.peak < proven) detail::require_agreement(r, best);
     if (r.found()) best = r;
     return r.found();
   };
@@ -71,7 +73,8 @@ result smallest_budget(const problem& p, const S& s, const limits& l = {}, doubl
   best.budget = best.peak;
   best.smallest_budget = best.peak;
   best.bound = bounds_without_search(p).seconds;
-  best.budget_bound = std::min(proven, best.peak);
+  best.budget_bound = proven;
+  detail::require_agreement(best, best);
   best.elapsed = m.elapsed();
   return best;
 }

@@ -61,6 +61,19 @@ inline result beyond_solver(const problem& p, const std::string& solver) {
   return r;
 }
 
+/// Holds the bounds of `proven` against a schedule. Sums of seconds are rounded, so bounds may be above by a part of 1e-9.
+/// @param known a result with a schedule
+/// @throws broken_contract if no such schedule should exist
+inline void require_agreement(const result& proven, const result& known) {
+  if (known.peak < proven.budget_bound)
+    throw broken_contract(proven.solver + ": proves that every budget is at least " + std::to_string(proven.budget_bound) +
+                          " bytes, but " + std::to_string(known.peak) + " are enough");
+  if (known.peak <= proven.budget && proven.bound > known.seconds * (1 + 1e-9))
+    throw broken_contract(proven.solver + ": proves that every schedule within " + std::to_string(proven.budget) +
+                          " bytes takes at least " + std::to_string(proven.bound) + " s, but one takes " +
+                          std::to_string(known.seconds) + " s");
+}
+
 inline void require_budget(bytes_t budget) {
   if (budget < 0) throw bad_option("budget must be >= 0 bytes, got " + std::to_string(budget));
 }
@@ -82,7 +95,7 @@ inline result as_result(const problem& p, const schedule& s) {
   return r;
 }
 
-/// Judges what a solver answered: nothing it says of its schedule is believed.
+/// Judges what a solver answered: nothing it says of its schedule is believed, and its bounds are held against it.
 /// @param p      the problem
 /// @param budget what was asked for, bytes
 /// @param solver name of the solver
@@ -90,7 +103,7 @@ inline result as_result(const problem& p, const schedule& s) {
 /// @param r      the answer
 /// @return the answer with peak and time from `evaluate`, its bounds joined with those that need no search, and its time; a
 ///         solver that was stopped and says `not_found`, without a reason, did not come to its end: that is `time_limit`
-/// @throws broken_contract if the schedule is invalid or over the budget
+/// @throws broken_contract if the schedule is invalid or over the budget, or contradicts a bound
 /// Complexity: O(values + edges executed).
 inline result judge(const problem& p, bytes_t budget, const std::string& solver, const monitor& m, result r) {
   const auto least = bounds_without_search(p);
@@ -113,6 +126,7 @@ inline result judge(const problem& p, bytes_t budget, const std::string& solver,
     } catch (const bad_schedule& why) {
       throw broken_contract(solver + ": invalid schedule, " + why.what());
     }
+    detail::require_agreement(r, r);
     r.smallest_budget = std::min(r.peak, r.smallest_budget.value_or(r.peak));
     if (r.gap() <= m.limits().gap) r.status = status::optimal;
   } else {
@@ -133,7 +147,7 @@ inline result judge(const problem& p, bytes_t budget, const std::string& solver,
 /// @return the schedule and what is known of it; every number of the schedule comes from `evaluate`;
 ///         `not_applicable` for a problem that the solver does not understand
 /// @throws bad_option for a negative budget or limits out of range; what the solver throws; `broken_contract` if its schedule is
-///         invalid or over the budget
+///         invalid or over the budget, or contradicts its bounds
 /// Complexity: that of the solver, + O(values + edges executed) for the evaluation.
 /// @code
 /// auto r = remat::solve(p, 1 << 30, remat::rotor{}, {.seconds = 10});
@@ -168,6 +182,7 @@ result solve(const problem& p, bytes_t budget, const S& s, const limits& l = {},
 template <std::invocable<monitor&> Search>
 result budget_slice(const problem& p, bytes_t budget, const std::string& name, monitor& m, double left, const Search& search) {
   detail::require_budget(budget);
+  m.restart();
   monitor part(m, 1 / left, [&, tell = report_to(m)](const progress& now) { return tell(detail::judged(p, budget, name, now)); });
   result answer;
   if (budget < bounds_without_search(p).budget)
@@ -199,9 +214,7 @@ result solve(const problem& p, bytes_t budget, const S& s, const start_from& sta
               std::forward<O>(observers)...);
   else
     r = solve(p, budget, s, l, std::forward<O>(observers)...);
-  if (known.peak < r.budget_bound)
-    throw broken_contract(r.solver + ": proves that every budget is at least " + std::to_string(r.budget_bound) + " bytes, but " +
-                          std::to_string(known.peak) + " are enough");
+  detail::require_agreement(r, known);
   detail::adopt(r, known, l.gap);
   return r;
 }

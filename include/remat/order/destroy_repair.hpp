@@ -149,12 +149,15 @@ class destroy_repair {
 
   /// Takes out recomputations whose results can be retained, most seconds per byte and step first, until none is left.
   /// @param thorough also those that make their own room, as what they alone read goes with them
-  void retain(bool thorough = false) {
+  /// @param stop     polled now and then; true ends it: what is left fits all the same
+  void retain(bool thorough = false, const std::function<bool()>& stop = {}) {
     struct recomputation {
       double worth;
       step s;
     };
     std::vector<recomputation> list;
+    std::size_t looks = 0;
+    const auto look = [&] { return ++looks % 64 == 0 && stop && stop(); };
     for (bool changed = true, exact = false; changed || exact < thorough;) {
       exact = !changed;
       changed = false;
@@ -162,6 +165,7 @@ class destroy_repair {
       for (slot k = 0; k < sequence_.slots(); ++k) {
         const auto s = sequence_.at(k);
         if (s == sequence::nothing || s <= sequence::end || sequence_.is_first(s)) continue;
+        if (look()) return;
         const auto o = sequence_.operation(s);
         auto& x = operations_[o];
         const auto [bytes, from] = retention(s);
@@ -174,6 +178,7 @@ class destroy_repair {
                 [](const auto& a, const auto& b) { return a.worth != b.worth ? a.worth > b.worth : a.s < b.s; });
       for (const auto& c : list) {
         if (!stands(c.s) || sequence_.is_first(c.s)) continue;
+        if (look()) return;
         const auto [bytes, from] = retention(c.s);
         const auto k = sequence_.where(c.s);
         const bool room = sequence_.first_above(budget_ - bytes, from, k) == k;
@@ -388,14 +393,5 @@ class destroy_repair {
   std::uint64_t stamp_ = 0, query_ = 0;
   double gain_ = 0;
 };
-
-/// A valid order, in any case within the budget, without the recomputations whose results can be retained.
-/// Complexity: O(values + edges executed), and a few passes over the recomputations.
-inline std::vector<operation_id> retain_more(const problem& p, const std::vector<operation_id>& order, bytes_t budget) {
-  destroy_repair n(p, budget, 0);
-  n.load(order);
-  n.retain(true);
-  return n.order();
-}
 
 }  // namespace remat::order

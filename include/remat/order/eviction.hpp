@@ -54,14 +54,15 @@ class eviction {
 
   /// @param budget bytes
   /// @param o      the score
-  /// @param stop   polled now and then; true gives up
+  /// @param stop   polled within searches for what to evict, too; true gives up
   /// @return an order whose memory need is within the budget, or nothing
   /// Complexity: O(evictions * kinds + edges executed * log(values)) and the closures of what is evicted or nearly is; a kind are
   /// values that differ by less than a fifth in bytes per second of computation.
   std::optional<std::vector<operation_id>> run(bytes_t budget, const options& o, const std::function<bool()>& stop = {}) {
     start(budget, o);
+    stop_ = stop;
     for (now_ = 0; now_ < order_.size(); ++now_) {
-      if (now_ % 64 == 0 && stop && stop()) return std::nullopt;
+      if (now_ % 64 == 0 && stop_ && stop_()) return std::nullopt;
       for (auto v : p_.operations()[order_[now_]].inputs)
         if (on_device_[v]) unlist(v), list(v);  // its next use is another now
       const auto& outputs = p_.operations()[order_[now_]].outputs;
@@ -75,6 +76,7 @@ class eviction {
     }
     const auto& targets = p_.targets();
     for (std::size_t i = 0; i < targets.size();) {
+      if (stopped_) return std::nullopt;
       if (on_device_[targets[i]]) {
         ++i;
         continue;
@@ -92,6 +94,7 @@ class eviction {
     budget_ = budget;
     options_ = o;
     now_ = work_ = 0;
+    stopped_ = false;
     result_.clear();
     by_use_.assign(most_.size(), {});
     kept_.clear();
@@ -154,7 +157,9 @@ class eviction {
     mark_[p_.producer(v)] = stamp_;
     ops.push_back(p_.producer(v));
     double sum = 0;
-    for (std::size_t i = 0; i < ops.size(); ++i, ++work_) {
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      if (++work_ % 1024 == 0) stopped_ = stopped_ || (stop_ && stop_());
+      if (stopped_) return never;
       const auto& op = p_.operations()[ops[i]];
       sum += op.seconds;
       if ((op.once && has_run_[ops[i]]) || sum > most) return never;
@@ -239,7 +244,7 @@ class eviction {
           const double score = gain / (again + 1e-30);
           if (score > highest) highest = score, worst = v;
         }
-      if (worst == none || work_ > options_.work) return false;
+      if (worst == none || work_ > options_.work || stopped_) return false;
       take(worst);
       missing_.push_back(worst);
     }
@@ -259,6 +264,8 @@ class eviction {
   std::vector<value_id> kept_, missing_;
   std::vector<bool> on_device_, has_run_;
   std::vector<std::size_t> listed_, use_at_, made_at_;
+  std::function<bool()> stop_;
+  bool stopped_ = false;
   std::vector<unsigned> locks_, mark_;
   unsigned stamp_ = 0;
 };

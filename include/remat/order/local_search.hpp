@@ -84,7 +84,7 @@ inline void local_search(const problem& p, std::vector<operation_id> order, incu
     if (n.peak() <= least) current = n.order(), least = n.peak();
   }
   if (n.fits()) {
-    n.retain();
+    n.retain(false, stop);
     faster = n.order();
     offer();
   }
@@ -106,7 +106,7 @@ inline void local_search(const problem& p, std::vector<operation_id> order, incu
       n.roll_back();
       continue;
     }
-    n.retain();
+    n.retain(false, stop);
     if (n.seconds() > most) {
       n.roll_back();
       continue;

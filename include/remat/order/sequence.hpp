@@ -151,21 +151,13 @@ class sequence {
     seconds_ += cost(s);
     place(s, next);
     changes_.push_back({s, next, change::inserted});
-    for (auto v : p_.operations()[o].outputs) {
-      const auto e = event_from(v, slot_[s]);
-      if (e > 0) prune(events_[v][e - 1]);
-    }
+    suspect(p_.operations()[o].outputs, s);
+    prune();
   }
   /// Takes out a step that is not the first of its operation, and what nobody reads then.
   void remove(step s) {
-    changes_.push_back({s, after(s), change::removed});
-    seconds_ -= cost(s);
-    ++removed_;
-    lift(s);
-    for (auto v : inputs_[operation_[s]]) {
-      const auto e = event_from(v, slot_[s]);
-      if (e > 0) prune(events_[v][e - 1]);
-    }
+    take_out(s);
+    prune();
   }
   /// Puts a step just before `next`, where it must be valid.
   void move(step s, step next) {
@@ -333,15 +325,36 @@ class sequence {
   /// The step after s.
   step after(step s) const {
     auto k = slot_[s] + 1;
-    while (at_[k] == nothing) ++k;
+    while (at_[k] == nothing) {
+      const auto b = k / block;  // holes may be long: a block without a step is passed at once
+      const bool bare = k % block == 0 && k + block <= slot_[end] && most_[b] + added_[b] < -empty / 2;
+      k += bare ? block : 1;
+    }
     return at_[k];
   }
-  /// Takes out a step if nobody reads what it makes, and what then nobody reads.
-  void prune(step s) {
-    if (s <= end || at_[slot_[s]] != s) return;
-    for (auto v : p_.operations()[operation_[s]].outputs)
-      if (uses(v, event_from(v, slot_[s]) + 1)) return;
-    remove(s);
+  /// Takes out a step. Those that made what it reads may be of no use then.
+  void take_out(step s) {
+    changes_.push_back({s, after(s), change::removed});
+    seconds_ -= cost(s);
+    ++removed_;
+    lift(s);
+    suspect(inputs_[operation_[s]], s);
+  }
+  /// Whoever made or used `values` last before `s` may be of no use now. The first value's comes first of them.
+  void suspect(const std::vector<value_id>& values, step s) {
+    for (auto v = values.rbegin(); v != values.rend(); ++v)
+      if (const auto e = event_from(*v, slot_[s]); e > 0) suspects_.push_back(events_[*v][e - 1]);
+  }
+  /// Takes out those suspects whose results nobody reads, and what then nobody reads.
+  void prune() {
+    while (!suspects_.empty()) {
+      const auto s = suspects_.back();
+      suspects_.pop_back();
+      if (s <= end || at_[slot_[s]] != s) continue;
+      const auto& outputs = p_.operations()[operation_[s]].outputs;
+      if (std::none_of(outputs.begin(), outputs.end(), [&](value_id v) { return uses(v, event_from(v, slot_[s]) + 1); }))
+        take_out(s);
+    }
   }
   /// An empty slot just before `next`; those before it move if there is none.
   slot make_room(step next) {
@@ -392,6 +405,7 @@ class sequence {
   std::vector<bytes_t> added_, most_;              // per block: to all its slots; the most of `memory_`
   mutable std::vector<std::vector<rank>> ranked_;  // per block: its steps, most memory first, once asked for since it changed
   std::vector<step> free_;
+  std::vector<step> suspects_;  // of being of no use; empty between calls
   std::vector<change> changes_;
   std::size_t removed_ = 0;  // steps that stand nowhere, but may come back
   double seconds_ = 0;

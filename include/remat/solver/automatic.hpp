@@ -27,6 +27,7 @@
 #include <remat/core/solve.hpp>
 #include <remat/milp/backend.hpp>
 #include <remat/order/local_search.hpp>
+#include <remat/solver/cheap_orders.hpp>
 #include <remat/solver/checkmate.hpp>
 #include <remat/solver/hierarchical.hpp>
 #include <remat/solver/min_cut.hpp>
@@ -39,10 +40,10 @@ namespace remat {
 struct no_backend {};
 
 /// Runs what suits the size of the problem, each from the best schedule so far, until a bound is met within `limits.gap`, nothing
-/// more is found or time is up: minimum cuts first, which take a fraction of a second, and parts; then local search and the
-/// staged MILP for the schedule, and several moments at once for the bound, whose solutions are orders to search around. With
-/// `limits.threads` of 2 or more, schedule and bound are worked on at the same time; which schedule is found then depends on
-/// timing. Anytime: every improvement is reported.
+/// more is found or time is up: cheap orders first, which have a schedule of most problems within a second
+/// (`offer_cheap_orders`), then minimum cuts and parts; then local search and the staged MILP for the schedule, and several
+/// moments at once for the bound, whose solutions are orders to search around. With `limits.threads` of 2 or more, schedule and
+/// bound are worked on at the same time; which schedule is found then depends on timing. Anytime: every improvement is reported.
 ///
 /// Where the problem allows copies to the host, or has several tiers, it is the `Inner` of an `offmate`, which
 /// searches until time is up or nothing more is found for long, `proving` where there is a MILP library.
@@ -95,8 +96,11 @@ class automatic {
       known.schedule = *options_.start;
       now.take(known);
     }
-    now.take(now.run(min_cut({.repairs = 10'000, .rounds = 0, .start = options_.start}), never));
-    const auto start = now.best.found() ? now.best.order() : now.needed;
+    now.remember(now.within(never, [&](monitor& first) { return offer_cheap_orders(p, now.best, first); }));
+    now.take(result{});
+    const auto cuts = now.run(min_cut({.repairs = 10'000, .rounds = 0, .start = options_.start}), never);
+    now.take(cuts);
+    const auto start = cuts.found() ? compute_order(cuts.schedule) : now.best.found() ? now.best.order() : now.needed;
     follow(now, start, patience(p));
     if (now.needed.size() > options_.small_operations)
       now.take(now.run(hierarchical<>(cheap_default<min_cut>(), {}, {.bound = false}), never));
@@ -161,6 +165,13 @@ class automatic {
       else
         r.status = status::infeasible;
       take(r);
+    }
+    /// An order that tells a budget which is enough.
+    void remember(const std::vector<operation_id>& order) {
+      try {
+        answer_.smallest_budget = as_result(p, with_drops(p, order)).peak;
+      } catch (const bad_schedule&) {  // computes a once-only operation again
+      }
     }
     /// An order, of any memory need, that a schedule may be made of.
     void suggest(std::vector<operation_id> order) {
@@ -250,7 +261,10 @@ class automatic {
     if constexpr (milp::backend<B>) {
       auto o = checkmate<B>::options::balanced();
       if (now.best.found()) o.start = with_drops(now.p, now.best.order());
-      now.take(now.run(checkmate<B>(o, backend_), now.remaining() * 0.4));
+      try {
+        now.take(now.run(checkmate<B>(o, backend_), now.remaining() * 0.4));
+      } catch (const too_large&) {  // few operations with very many values: without
+      }
     }
   }
 

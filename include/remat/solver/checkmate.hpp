@@ -79,7 +79,7 @@ class checkmate {
     return started;
   }
 
-  /// @throws bad_option if `rules` are out of range; what the backend throws
+  /// @throws bad_option if `rules` are out of range; too_large; what the backend throws
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     if (budget < bounds_without_search(p).budget) return impossible();
     return forms(*this, p, budget).solve(budget, {}, 0, m);
@@ -189,6 +189,7 @@ class checkmate {
         return m.stopped();
       };
       if (report(milp::infinity, floor)) return;
+      if (!form) staged::require_size(method_.name(), p_);
       if (!form) form.emplace(p_, smallest_, rules, milp::longest_row(method_.backend_), [&] { return m.stopped(); });
       if (!form->complete()) return form.reset();
       form->set_budget(budget);

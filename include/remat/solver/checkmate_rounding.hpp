@@ -16,8 +16,8 @@
 #include <remat/core/schedule.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/milp/backend.hpp>
-#include <remat/order/destroy_repair.hpp>
 #include <remat/order/eviction.hpp>
+#include <remat/order/retain_more.hpp>
 #include <remat/staged/strong_form.hpp>
 
 namespace remat {
@@ -65,7 +65,7 @@ class checkmate_rounding {
 
   std::string name() const { return "checkmate-rounding/" + std::string(backend_.name()); }
 
-  /// @throws bad_option if `rules` are out of range; what the backend throws
+  /// @throws bad_option if `rules` are out of range; too_large; what the backend throws
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     result r;
     const auto least = bounds_without_search(p);
@@ -81,6 +81,7 @@ class checkmate_rounding {
     };
     best.offer(needed_operations(p));
     if (report("model")) return give(best, r);
+    staged::require_size(name(), p);
     std::vector<double> allowances = {0};
     allowances.insert(allowances.end(), options_.allowances.begin(), options_.allowances.end());
     std::vector<bytes_t> budgets;
@@ -132,7 +133,7 @@ class checkmate_rounding {
       order = std::move(*fits);
     }
     const bool taken = best.offer(order);
-    return best.offer(order::retain_more(p, order, budget)) || taken;
+    return best.offer(order::retain_more(p, order, budget, stop)) || taken;
   }
 
   options options_;

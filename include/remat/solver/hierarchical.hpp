@@ -26,10 +26,10 @@
 #include <remat/hierarchy/join_by_outer.hpp>
 #include <remat/hierarchy/level.hpp>
 #include <remat/hierarchy/part_problem.hpp>
-#include <remat/order/destroy_repair.hpp>
 #include <remat/order/eviction.hpp>
 #include <remat/order/local_search.hpp>
 #include <remat/order/replay.hpp>
+#include <remat/order/retain_more.hpp>
 #include <remat/solver/min_cut.hpp>
 #include <remat/structure/canonical.hpp>
 #include <remat/structure/partition.hpp>
@@ -174,7 +174,7 @@ class hierarchical {
       if (r.status == status::infeasible) return r;
       search now{m, r.bound, {}};
       const auto alike = with_like_costs(p, options_.tolerance);
-      const auto parts = given ? *given : structure::find_partition(alike, options_.cut);
+      const auto parts = given ? *given : structure::find_partition(alike, options_.cut, [&] { return m.stopped(); });
       if (parts.size() < 2 && p.operations().size() > options_.leaf_operations)
         r.status = status::not_applicable, r.reason = "the graph cannot be cut into parts";
       join(alike, parts, best, now, m);
@@ -193,6 +193,7 @@ class hierarchical {
 
  private:
   using orders = std::vector<std::vector<operation_id>>;
+  static constexpr std::size_t most_depth = 16;  ///< of parts of parts: each is mostly a small part of what it is cut from
 
   /// What one call of `solve` works with.
   struct search {
@@ -245,7 +246,7 @@ class hierarchical {
     std::vector<operation_id> start;
   };
   /// Bounds on what is saved, the largest first: those of minimum cuts, or at equal distances.
-  std::vector<target> targets(const hierarchy::part_problem& b) const {
+  std::vector<target> targets(const hierarchy::part_problem& b, const std::function<bool()>& stop) const {
     std::vector<target> list;
     const auto needed = needed_operations(b.bare());
     const auto add = [&](std::vector<operation_id> order) {
@@ -262,7 +263,7 @@ class hierarchical {
       }
       return list;
     }
-    bound::retention_cut cut(b.bare(), needed, b.boundary());
+    bound::retention_cut cut(b.bare(), needed, b.boundary(), nullptr, stop);
     for (const auto& c : cut.breakpoints(options_.saved + 1))
       if (auto order = order::replay(b.bare(), {b.boundary()}, {c.retained})) add(std::move(*order));
     return list;
@@ -276,16 +277,16 @@ class hierarchical {
     orders found = {needed_operations(bare)};
     structure::partition pieces;
     const bool large = bare.operations().size() > options_.leaf_operations;
-    if (large) {
+    if (large && now.depth <= most_depth) {
       auto finer = options_.cut;
       finer.backward_start = b.boundary();
-      pieces = structure::find_partition(bare, finer);
+      pieces = structure::find_partition(bare, finer, [&] { return now.m.stopped(); });
     }
     const double part_of_time = 0.5 / static_cast<double>(options_.peaks * (options_.saved + 1));
     auto each = share(now.m, part_of_time);
     each.gap = std::max(each.gap, 1e-3);
     const auto stop = [&] { return now.m.stopped(); };
-    for (const auto& t : targets(b)) {
+    for (const auto& t : targets(b, stop)) {
       if (options_.cuts) found.push_back(t.start);
       for (std::size_t i = 0; i < options_.peaks && !stop(); ++i) {
         const auto within = t.peak - static_cast<bytes_t>(static_cast<double>(t.peak - floor) * static_cast<double>(i) /
@@ -360,7 +361,8 @@ class hierarchical {
       std::sort(fastest.begin(), fastest.end());
       constexpr double near = 1.02;  // times the fastest: slower ones do not catch up
       for (std::size_t k = 0; whole && k < std::min(fastest.size(), options_.retained) && !m.stopped(); ++k)
-        if (fastest[k].first < near * best.seconds() && best.offer(order::retain_more(p, fastest[k].second, best.budget())))
+        if (fastest[k].first < near * best.seconds() &&
+            best.offer(order::retain_more(p, fastest[k].second, best.budget(), [&] { return m.stopped(); })))
           report("retention");
     }
     --now.depth;

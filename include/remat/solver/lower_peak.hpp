@@ -30,6 +30,7 @@ namespace detail {
 /// @param cut   of `p`
 /// @param there per value: may be kept
 /// @param large working sets from so many bytes on are not to be met after it
+/// @throws bound::interrupted if `cut` is stopped
 inline std::map<bytes_t, std::vector<bool>, std::greater<>> kept_across(const problem& p, bound::last_run_cut& cut,
                                                                         operation_id last, bytes_t room,
                                                                         const std::vector<bool>& there, bytes_t large) {
@@ -47,7 +48,9 @@ inline std::map<bytes_t, std::vector<bool>, std::greater<>> kept_across(const pr
   for (int i = 0; i <= 90; ++i) {
     const double worth = i < 90 ? 50 * std::pow(1.1, -i) : 0;  // of all seconds, in peaks
     std::vector<bytes_t> prices(ops.size(), bound::last_run_cut::forbidden);
-    const auto price = worth * static_cast<double>(room + cut.working_set(last)) / (p.total_seconds() + 1e-30);
+    const auto all = std::min(worth * static_cast<double>(room + cut.working_set(last)),
+                              static_cast<double>(bound::last_run_cut::most_price) * (1 - 1e-9));
+    const auto price = all / (p.total_seconds() + 1e-30);
     for (operation_id o = 0; o < ops.size(); ++o)
       if (cut.working_set(o) < large) prices[o] = static_cast<bytes_t>(price * ops[o].seconds);
     auto lean = cut.kept(last, there, prices);
@@ -97,13 +100,13 @@ inline std::optional<std::vector<operation_id>> put_off(const problem& p, const 
 /// @param p      the problem
 /// @param start  a valid order
 /// @param budget bytes
-/// @param stop   polled now and then; true gives up
+/// @param stop   polled within cuts and repairs; true gives up
 /// @return an order within the budget, or nothing
 /// Complexity: per step at most 300 maximum flows on O(values + operations) vertices, and 64 repairs.
 inline std::optional<std::vector<operation_id>> lower_peak(const problem& p, const std::vector<operation_id>& start,
                                                            bytes_t budget, const std::function<bool()>& stop = {}) {
   constexpr std::array parts{1.0, 0.7, 0.4, 1e6};  // of the working set at the peak: what needs more is not met again after it
-  bound::last_run_cut cut(p);
+  bound::last_run_cut cut(p, stop);
   const auto part_of = [](double part, bytes_t bytes) { return static_cast<bytes_t>(part * static_cast<double>(bytes)); };
   const auto lower = [&](const std::vector<operation_id>& order, const std::vector<bytes_t>& memory, bytes_t aim,
                          std::size_t first) -> std::optional<std::vector<operation_id>> {
@@ -132,18 +135,21 @@ inline std::optional<std::vector<operation_id>> lower_peak(const problem& p, con
     return std::nullopt;
   };
   double widest = 0.02;  // of the steps from the start
-  for (std::size_t first = 0; first < parts.size(); ++first) {
-    std::optional<std::vector<operation_id>> order;
-    for (double step = widest; step > 0.002;) {
-      const auto now = measure_order(p, order.value_or(start));
-      if (now.peak <= budget) return order.value_or(start);
-      auto next = lower(order.value_or(start), now.memory, std::max(budget, part_of(1 - step, now.peak)), first);
-      if (next)
-        order = std::move(next);
-      else
-        step /= 2;
-      if (!order) widest = step;
+  try {
+    for (std::size_t first = 0; first < parts.size(); ++first) {
+      std::optional<std::vector<operation_id>> order;
+      for (double step = widest; step > 0.002 && !(stop && stop());) {
+        const auto now = measure_order(p, order.value_or(start));
+        if (now.peak <= budget) return order.value_or(start);
+        auto next = lower(order.value_or(start), now.memory, std::max(budget, part_of(1 - step, now.peak)), first);
+        if (next)
+          order = std::move(next);
+        else
+          step /= 2;
+        if (!order) widest = step;
+      }
     }
+  } catch (const bound::interrupted&) {  // stopped within a cut
   }
   return std::nullopt;
 }

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <remat/bound/cuts_throughout.hpp>
 #include <remat/bound/min_cut_bound.hpp>
 #include <remat/core/incumbent.hpp>
 #include <remat/core/liveness.hpp>
@@ -23,6 +24,7 @@
 #include <remat/order/eviction.hpp>
 #include <remat/order/local_search.hpp>
 #include <remat/order/replay.hpp>
+#include <remat/order/retain_more.hpp>
 #include <remat/solver/lower_peak.hpp>
 
 namespace remat {
@@ -142,8 +144,9 @@ class min_cut {
   /// Offers the start: as it is, or for less memory where it needs little more than the budget.
   static void begin(const problem& p, const std::vector<operation_id>& start, incumbent& best, monitor& m) {
     if (static_cast<double>(measure_order(p, start).peak) > 1.1 * static_cast<double>(best.budget())) return;
-    const auto order = lower_peak(p, start, best.budget(), [&] { return m.stopped(); });
-    if (order && best.offer(order::retain_more(p, *order, best.budget()))) best.report(m, "start");
+    const auto stop = [&] { return m.stopped(); };
+    const auto order = lower_peak(p, start, best.budget(), stop);
+    if (order && best.offer(order::retain_more(p, *order, best.budget(), stop))) best.report(m, "start");
   }
 
   /// The lean choice for what the first `count` operations make, the rich one for the rest.
@@ -157,7 +160,7 @@ class min_cut {
   /// The heaviest moments.
   std::vector<moment> moments(const problem& p, bytes_t budget, monitor& m) const {
     std::vector<moment> list;
-    for (const auto& cut : bound::retention_cuts(p, budget, options_.moments))
+    for (const auto& cut : bound::retention_cuts(p, budget, options_.moments, [&] { return m.stopped(); }))
       if (!m.stopped()) list.push_back({cut->tau(), cut->breakpoints(options_.cuts)});
     return list;
   }
@@ -237,7 +240,7 @@ class min_cut {
     for (std::size_t i = 0; i < order.size() && worth_it(i) && !stop() && !good_enough(); ++i) {
       n.load(order[i]->order);
       if (!n.repair(0, best.seconds() * 1.5, stop)) continue;
-      n.retain();
+      n.retain(false, stop);
       const auto before = best.seconds();
       offer(n.order(), "repairs");
       if (best.seconds() < before) good.push_back(best.order());
@@ -247,13 +250,13 @@ class min_cut {
            ++i)
         if (auto played = order::eviction(p, order[i]->order).run(budget, {.distance = distance}, stop)) {
           n.load(*played);
-          n.retain();
+          n.retain(false, stop);
           const auto before = best.seconds();
           offer(n.order(), "evictions");
           if (best.seconds() < before) good.push_back(best.order());
         }
     for (std::size_t i = good.size(); i-- > 0 && i + 3 >= good.size() && !stop() && !good_enough();)
-      offer(order::retain_more(p, good[i], budget), "retention");
+      offer(order::retain_more(p, good[i], budget, stop), "retention");
     if (options_.rounds > 0 && !stop() && !good_enough())
       order::local_search(p, best.found() ? best.order() : order[0]->order, best, m,
                           {.patience = order::patience_for(p, options_.rounds)}, bound);

@@ -20,8 +20,8 @@
 #include <remat/core/schedule.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/milp/backend.hpp>
-#include <remat/order/destroy_repair.hpp>
 #include <remat/order/eviction.hpp>
+#include <remat/order/retain_more.hpp>
 
 namespace remat {
 
@@ -46,12 +46,15 @@ class moments {
 
   std::string name() const { return "moments/" + std::string(backend_.name()); }
 
-  /// @throws what the backend throws
+  /// @throws too_large; what the backend throws
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     result r;
     const auto needed = needed_operations(p);
     incumbent best(p, budget);
     if (!best.offer(needed)) {
+      if (needed.size() > bound::multi_cut_model::most_operations)
+        throw too_large(name() + ": " + std::to_string(needed.size()) + " operations, at most " +
+                        std::to_string(bound::multi_cut_model::most_operations) + " are possible; use min_cut or automatic");
       const auto b = bound::multi_cut_bound<B>(p, budget, m, options_, backend_,
                                                [&](const bound::multi_cut_model& form, const Eigen::VectorXd& x, double bound) {
                                                  round(p, form, x, budget, best, m);
@@ -95,7 +98,8 @@ class moments {
     std::sort(fitting.begin(), fitting.end());
     const std::size_t most = p.operations().size() < 1000 ? 20 : 3;
     if (fitting.size() > most) fitting.resize(most);
-    for (std::size_t i = 0; i < fitting.size() && !stop(); ++i) best.offer(order::retain_more(p, fitting[i].second, budget));
+    for (std::size_t i = 0; i < fitting.size() && !stop(); ++i)
+      best.offer(order::retain_more(p, fitting[i].second, budget, stop));
   }
 
   bound::multi_cut_options options_;

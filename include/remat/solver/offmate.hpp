@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include <remat/bound/cuts_throughout.hpp>
 #include <remat/bound/min_cut_bound.hpp>
 #include <remat/core/beside.hpp>
 #include <remat/core/evaluate.hpp>

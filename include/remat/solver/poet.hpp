@@ -62,7 +62,7 @@ class poet {
     return started;
   }
 
-  /// @throws bad_option if `rules` are out of range; what the backend throws
+  /// @throws bad_option if `rules` are out of range; too_large; what the backend throws
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     result r;
     const auto needed = needed_operations(p);
@@ -91,6 +91,7 @@ class poet {
     const auto done = [&] { return best.seconds() * (1 - m.limits().gap) <= r.scope_bound; };
     best.report(m, r.scope, r.bound);
     if (done() || m.stopped()) return;
+    staged::require_size(name(), p);
     const staged::strong_form form(
         p, budget, options_.rules, milp::longest_row(backend_), [&] { return m.stopped(); }, true);
     if (!form.complete()) return;

@@ -96,7 +96,7 @@ class pofo {
   /// Offers the fastest schedules of the graph cut in one way. @return false if it cannot be cut
   bool search(const problem& p, bytes_t budget, const structure::partition_options& cut, double bound,
               order::copy_incumbent& best, monitor& m) const {
-    const hierarchy::saved_parts parts(p, structure::find_partition(p, cut));
+    const hierarchy::saved_parts parts(p, structure::find_partition(p, cut, [&] { return m.stopped(); }));
     m.report({.stage = parts.size() < 2 ? structure::no_chain : "chain of " + std::to_string(parts.size()) + " blocks"});
     if (parts.size() < 2) return false;
     const auto& c = parts.chain();

@@ -48,7 +48,7 @@ class recompute_all_blocks {
   std::string name() const { return "recompute_all_blocks"; }
 
   /// @throws bad_option if a cut or the beginning of the backward is no operation, or the options of the blocks are out of range
-  result solve(const problem& p, bytes_t budget, monitor&) const {
+  result solve(const problem& p, bytes_t budget, monitor& m) const {
     const auto n = p.operations().size();
     if (!options_.cuts.empty() && options_.cuts.back() >= n)
       throw bad_option("recompute_all_blocks.cuts: no operation " + std::to_string(options_.cuts.back()));
@@ -58,7 +58,7 @@ class recompute_all_blocks {
     result r;
     const auto needed = needed_operations(p);
     incumbent best(p, budget);
-    if (!best.offer(needed) && !needed.empty()) best.offer(order(p, needed, blocks(p, needed)));
+    if (!best.offer(needed) && !needed.empty()) best.offer(order(p, needed, blocks(p, needed, m)));
     best.put_into(r);
     return r;
   }
@@ -67,10 +67,11 @@ class recompute_all_blocks {
   using operations = std::vector<operation_id>;
 
   /// The forward of each block.
-  std::vector<operations> blocks(const problem& p, const operations& needed) const {
+  std::vector<operations> blocks(const problem& p, const operations& needed, const monitor& m) const {
     std::vector<operations> list;
     if (options_.cuts.empty()) {
-      for (auto& b : structure::find_partition(p, options_.blocks)) list.push_back(std::move(b.forward));
+      for (auto& b : structure::find_partition(p, options_.blocks, [&] { return m.stopped(); }))
+        list.push_back(std::move(b.forward));
     } else {
       const auto begin = needed[structure::backward_start(p, needed, options_.blocks.backward_start)];
       list.resize(options_.cuts.size() + 1);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -58,7 +59,7 @@ class revolve {
     result r;
     incumbent best(p, budget);
     if (!best.offer(needed_operations(p))) {
-      const auto blocks = structure::find_partition(p, options_.blocks);
+      const auto blocks = structure::find_partition(p, options_.blocks, [&] { return m.stopped(); });
       const auto n = blocks.size();
       m.report({.stage = n < 2 ? structure::no_chain : "chain of " + std::to_string(n) + " blocks"});
       if (n < 2) {
@@ -69,7 +70,7 @@ class revolve {
         auto cut = options_.blocks;
         cut.most = std::min(cut.most, options_.links);
         for (std::size_t before = 0; !m.stopped(); cut.size *= 2) {
-          const auto links = structure::find_partition(p, cut);
+          const auto links = structure::find_partition(p, cut, [&] { return m.stopped(); });
           if (links.size() < 2) break;
           if (links.size() != std::exchange(before, links.size())) unequal(p, budget, links, best, m);
         }
@@ -80,6 +81,9 @@ class revolve {
   }
 
  private:
+  static constexpr std::uint64_t most_steps =
+      10'000'000;  ///< of blocks that run again; longer schedules are of no use to anybody
+
   /// Moves operations at the beginning of a block's backward into the block after it if they read, of the block's own forward,
   /// only what the next one's reads: they then need nothing to be made again.
   static structure::partition shifted(const problem& p, structure::partition blocks) {
@@ -110,6 +114,7 @@ class revolve {
     // The most slots that fit, by bisection: more slots take more memory and less time.
     const auto fits = [&](std::size_t slots) {
       const auto known = best.seconds();
+      if (chain::revolve_forwards(n, slots) > most_steps) return false;
       const auto order = parts.chain().order(chain::revolve_schedule(n, slots));
       if (best.offer(order)) best.report(m, std::to_string(slots) + " slots");
       return best.seconds() < known;

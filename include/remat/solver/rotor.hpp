@@ -102,7 +102,7 @@ class rotor {
   class cutting {
    public:
     cutting(const problem& p, const options& o, const structure::partition_options& cut, bytes_t budget, monitor& m)
-        : p_(p), options_(o), parts_(p, structure::find_partition(p, cut)) {
+        : p_(p), options_(o), parts_(p, structure::find_partition(p, cut, [&] { return m.stopped(); })) {
       const auto n = parts_.size();
       m.report({.stage = n < 2 ? structure::no_chain : "chain of " + std::to_string(n) + " blocks"});
       if (n < 2 || n > o.table_links) return;

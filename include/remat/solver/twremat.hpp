@@ -18,8 +18,8 @@
 #include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>
-#include <remat/order/destroy_repair.hpp>
 #include <remat/order/eviction.hpp>
+#include <remat/order/retain_more.hpp>
 #include <remat/structure/separator_tree.hpp>
 
 namespace remat {
@@ -242,7 +242,7 @@ class twremat {
         }
       }
     for (std::size_t i = good.size(); i-- > 0 && i + 4 >= good.size() && !stop();)
-      if (best.offer(order::retain_more(p, good[i], budget))) report("retention");
+      if (best.offer(order::retain_more(p, good[i], budget, stop))) report("retention");
   }
 
   options options_;

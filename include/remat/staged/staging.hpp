@@ -3,10 +3,12 @@
 /// Which staged schedules a model admits.
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include <remat/core/error.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
 
@@ -49,6 +51,21 @@ inline std::vector<operation_id> first_computations(const problem& p, const sche
   for (auto o : compute_order(s)) add(o);
   for (operation_id o = 0; o < seen.size(); ++o) add(o);
   return order;
+}
+
+/// Refuses a problem whose models would take gigabytes, and longer to write down than most searches may last.
+/// @param method its name
+/// @throws too_large if needed operations times (values + uses) are more than `most_cells`
+/// Complexity: O(values + edges).
+inline void require_size(const std::string& method, const problem& p) {
+  constexpr std::size_t most_cells = 16'000'000;  // some 60 bytes each
+  const auto needed = needed_operations(p);
+  std::size_t cells = p.values().size();
+  for (auto o : needed) cells += p.operations()[o].inputs.size();
+  if (cells > 0 && needed.size() > most_cells / cells)
+    throw too_large(method + ": a model of " + std::to_string(needed.size()) + " operations with " + std::to_string(cells) +
+                    " values and uses is too large, the product may be " + std::to_string(most_cells) +
+                    " at most; use min_cut, hierarchical or automatic");
 }
 
 /// The schedules that `r` admits, in words.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
@@ -217,8 +218,17 @@ inline std::vector<nested_cut> choose_cuts(const std::vector<nested_cut>& all, s
     const double bytes = sum[to] - sum[from], cuts = count[to] - count[from];
     states.push_back({all[q], 0.1 + (bytes > 0 ? 2 * static_cast<double>(all[q].crossing) * cuts / bytes : 0), 0, 0});
   }
-  states.push_back({{backward_start, backward_start, 0}, 0, 0, 0});
   constexpr std::size_t reach = 96;  // candidates looked back; more only where they do not nest or are close together
+  const auto looks = static_cast<double>(states.size()) * std::min(static_cast<double>(states.size()), 4 * size + reach);
+  if (const auto group = static_cast<std::size_t>(looks / 5e7) + 1; group > 1) {  // of so many, in huge graphs, the cheapest
+    std::vector<state> fewer = {states[0]};
+    for (std::size_t from = 1; from < states.size(); from += group)
+      fewer.push_back(*std::min_element(states.begin() + static_cast<std::ptrdiff_t>(from),
+                                        states.begin() + static_cast<std::ptrdiff_t>(std::min(from + group, states.size())),
+                                        [](const auto& a, const auto& b) { return a.price < b.price; }));
+    states = std::move(fewer);
+  }
+  states.push_back({{backward_start, backward_start, 0}, 0, 0, 0});
   for (std::size_t j = 1; j < states.size(); ++j) {
     auto& s = states[j];
     s.best = std::numeric_limits<double>::infinity();
@@ -279,10 +289,11 @@ inline std::vector<operation_id> without_once(const problem& p, std::vector<oper
 ///
 /// @param p the problem
 /// @param o options
+/// @param stop polled between guesses of where the backward begins; true ends them, after one at least
 /// @return the parts; none where there is nothing to cut
 /// @throws bad_option if `backward_start` is no operation, or `size` or `most` is 0
 /// Complexity: O(edges log operations).
-inline partition find_partition(const problem& p, const partition_options& o = {}) {
+inline partition find_partition(const problem& p, const partition_options& o = {}, const std::function<bool()>& stop = {}) {
   o.validate(p);
   const auto needed = needed_operations(p);
   const auto n = needed.size();
@@ -293,6 +304,7 @@ inline partition find_partition(const problem& p, const partition_options& o = {
   const auto needs = measure_order(p, needed);
   auto tiny = needs.peak / 1000;
   const auto attempt = [&](std::size_t backward_start) {
+    if (!all.empty() && stop && stop()) return;
     auto cuts = o.interface > 0 ? detail::chain_cuts(p, needed, backward_start, o.interface, tiny)
                                 : detail::nested_cuts(p, needed, backward_start);
     double cost = 0;
@@ -330,8 +342,9 @@ inline partition find_partition(const problem& p, const partition_options& o = {
     tiny = 0;
     guess();
   }
-  for (auto size = 2 * o.size; chosen.size() >= o.most; size *= 2)
-    chosen = detail::choose_cuts(all, n, static_cast<double>(size), thinnest, least);
+  auto size = 2 * o.size;
+  while (chosen.size() >= o.most && n / size / 8 > o.most) size *= 2;  // these are still too many
+  for (; chosen.size() >= o.most; size *= 2) chosen = detail::choose_cuts(all, n, static_cast<double>(size), thinnest, least);
 
   partition parts;
   const auto backward_start = all.size() - 1;

@@ -34,12 +34,13 @@ class separator_tree {
 
   /// @param p      the problem
   /// @param needed `needed_operations(p)`
-  /// @param stop   polled; true leaves the tree empty
+  /// @param stop   polled; true leaves the tree empty, and so do bags of more than `most_entries` operations in all
   separator_tree(const problem& p, const std::vector<operation_id>& needed, const std::function<bool()>& stop = {})
       : home_(p.operations().size(), 0) {
     if (decompose(p, needed, stop)) divide(needed.size());
   }
 
+  static constexpr std::size_t most_entries = 20'000'000;
   bool empty() const { return parts_.empty(); }
   /// The first part is the whole.
   const std::vector<part>& parts() const { return parts_; }
@@ -79,8 +80,9 @@ class separator_tree {
     }
     bags_.resize(n);
     std::vector<std::size_t> turn(n, n), order, merged;
+    std::size_t entries = 0;
     while (!queue.empty()) {
-      if (stop && stop()) return false;
+      if (entries > most_entries || (stop && stop())) return false;
       const auto x = queue.begin()->second;
       queue.erase(queue.begin());
       turn[x] = order.size();
@@ -95,6 +97,7 @@ class separator_tree {
         queue.emplace(merged.size(), y);
       }
       width_ = std::max(width_, around.size());
+      entries += 1 + around.size();
       bags_[x].operations = {x};
       bags_[x].operations.insert(bags_[x].operations.end(), around.begin(), around.end());
     }

@@ -165,8 +165,10 @@ class backend {
       glp_init_smcp(&parameters);
       parameters.msg_lev = GLP_MSG_OFF;
       parameters.meth = GLP_DUALP;
-      glp_scale_prob(problem, GLP_SF_AUTO);
-      glp_adv_basis(problem, 0);
+      if (value.size() < 500'000) {  // neither looks at a limit, and both take long for more
+        glp_scale_prob(problem, GLP_SF_AUTO);
+        glp_adv_basis(problem, 0);
+      }
       for (;;) {
         parameters.tm_lim = std::min(milliseconds_left(), 200);
         if (parameters.tm_lim == 0) return GLP_UNDEF;

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Checkpoints at the middle of the forward, at the middle of what is left, and so on.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include <remat/core/problem.hpp>
+#include <remat/order/replay.hpp>
+
+namespace remat::order {
+
+/// An order that keeps, of the forward, what crosses its middle, what crosses the middle of the second half, and so on down to a
+/// last run of `leaf` operations, which is kept whole. What the backward lacks is computed again from the last checkpoint, with
+/// checkpoints at its own middles. So O(log(operations)) sets of crossing values are on the device at a time, and an operation
+/// runs O(log(operations)) times.
+///
+/// For graphs of any shape; good where few values cross most positions of the forward.
+/// @param p      the problem
+/// @param needed `needed_operations(p)`
+/// @param turn   position in `needed` of the first operation of the backward
+/// @param leaf   operations that are kept whole, >= 1
+/// @param most   gives up after that many computations
+/// @param stop   polled now and then; true gives up
+/// @return the order, or nothing
+/// Complexity: O(operations log(operations / leaf)) computations and their edges.
+///
+/// Reference: Chen, Xu, Zhang, Guestrin, "Training deep nets with sublinear memory cost", arXiv:1604.06174 (2016), section 4.4.
+inline std::optional<std::vector<operation_id>> recursive_checkpoints(const problem& p, const std::vector<operation_id>& needed,
+                                                                      std::size_t turn, std::size_t leaf, std::size_t most,
+                                                                      const std::function<bool()>& stop = {}) {
+  const auto& ops = p.operations();
+  const operation_id end = turn < needed.size() ? needed[turn] : operation_id(ops.size());
+  const auto read_within = [&](value_id v, operation_id first, operation_id last) {
+    const auto readers = p.consumers(v);
+    const auto at = std::lower_bound(readers.begin(), readers.end(), first);
+    return at != readers.end() && *at <= last;
+  };
+  player now(p);
+  // Forgets what `run`, operations of the forward, made, but its last `leaf` and what crosses its middles.
+  const auto keep_middles = [&](const std::vector<operation_id>& run) {
+    const auto whole = run.size() - std::min(leaf, run.size());
+    auto middle = whole / 2;  // run[middle] is the first operation after the next checkpoint
+    for (std::size_t k = 0; k < whole; ++k) {
+      if (k >= middle) middle += std::max<std::size_t>(1, (whole - middle) / 2);
+      for (auto v : ops[run[k]].outputs)
+        if (!read_within(v, run[std::min(middle, run.size() - 1)], run.back())) now.forget(v);
+    }
+  };
+  std::vector<operation_id> made;
+  for (std::size_t k = 0; k < needed.size(); ++k) {
+    if (now.order().size() > most || (k % 64 == 0 && stop && stop())) return std::nullopt;
+    const auto from = now.order().size();
+    if (!now.run(needed[k])) return std::nullopt;
+    if (k + 1 < turn) continue;
+    made.clear();
+    for (auto i = k + 1 == turn ? 0 : from; i < now.order().size(); ++i)
+      if (now.order()[i] < end) made.push_back(now.order()[i]);
+    if (!made.empty()) keep_middles(made);
+  }
+  return now.finish();
+}
+
+}  // namespace remat::order

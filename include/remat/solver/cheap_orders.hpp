@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// A first schedule, within a second also for 100 000 operations.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/core/incumbent.hpp>
+#include <remat/core/liveness.hpp>
+#include <remat/core/monitor.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
+#include <remat/order/eviction.hpp>
+#include <remat/order/recursive_checkpoints.hpp>
+#include <remat/solver/twremat.hpp>
+#include <remat/structure/backward_start.hpp>
+#include <remat/structure/separator_tree.hpp>
+
+namespace remat {
+
+/// Offers orders that are made in a few passes over the problem, until one fits: store-all, `order::recursive_checkpoints` with
+/// shorter and shorter runs that are kept whole, the orders of `order_by_separators` where the separators are small, and
+/// evictions from the leanest of them.
+///
+/// A search that begins with them has a schedule even if it is to stop at once: a stop counts only after `grace` seconds.
+/// @param p    the problem
+/// @param best takes the first that fits
+/// @param m    is told of it
+/// @return the order of the smallest peak, whether it fits or not
+/// Complexity: some dozens of passes over values, edges and the computations of the orders.
+/// @code
+/// remat::incumbent best(p, budget);
+/// remat::offer_cheap_orders(p, best, m);
+/// @endcode
+inline std::vector<operation_id> offer_cheap_orders(const problem& p, incumbent& best, monitor& m) {
+  constexpr double grace = 0.3;
+  constexpr std::size_t longest = 32,
+                        work = 3'000'000;  // orders: times the operations; evictions: looks at values and operations
+  const std::function<bool()> stop = [&] { return m.stopped() && m.elapsed() > grace; };
+  const auto needed = needed_operations(p);
+  auto leanest = needed;
+  auto least = std::numeric_limits<bytes_t>::max();
+  const auto fits = [&](std::vector<operation_id> order, const char* stage) {
+    if (const auto peak = measure_order(p, order).peak; peak < least) least = peak, leanest = order;
+    if (least > best.budget() || !best.offer(leanest)) return false;
+    best.report(m, stage);
+    return true;
+  };
+  if (fits(needed, "store-all") || needed.empty()) return leanest;
+
+  const auto turn = structure::backward_start(p, needed);
+  const auto all = least;
+  for (auto leaf = turn / 2; leaf > 0 && !stop(); leaf /= 8) {
+    auto order = order::recursive_checkpoints(p, needed, turn, leaf, longest * needed.size(), stop);
+    if (!order) break;
+    if (fits(std::move(*order), "recursive checkpoints")) return leanest;
+    if (least > all - all / 20) break;  // too much crosses the middles, of shorter runs too
+  }
+  const structure::separator_tree tree(p, needed, stop);
+  for (auto leaf = needed.size() / 2; leaf > 0 && !stop(); leaf /= 4) {
+    auto order = order_by_separators(p, tree, leaf, longest * needed.size(), stop);
+    if (!order) break;  // smaller ones are longer still
+    if (fits(std::move(*order), "separators")) return leanest;
+  }
+  for (const auto& start : {needed, leanest})
+    if (auto order = order::eviction(p, start).run(best.budget(), {.work = work}, stop); order && !stop())
+      if (fits(std::move(*order), "evictions")) break;
+  return leanest;
+}
+
+}  // namespace remat

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Large graphs of many shapes: a first schedule even where the search is to stop at once, no recursion that grows with the input,
+// and sizes refused by name.
+#include <catch2/catch.hpp>
+
+#include <string>
+
+#include <remat/core/solve.hpp>
+#include <remat/solver/automatic.hpp>
+#include <remat/solver/checkmate.hpp>
+#include <remat/solver/checkmate_rounding.hpp>
+#include <remat/solver/chen.hpp>
+#include <remat/solver/moments.hpp>
+#include <remat/solver/twremat.hpp>
+
+#include "../families.hpp"
+
+using namespace remat;
+
+namespace {
+
+/// The smallest peak of the cheap orders, bytes.
+bytes_t leanest_cheap(const problem& p) {
+  monitor m({.seconds = 1e9});
+  incumbent none_fits(p, bounds_without_search(p).budget - 1);
+  const auto order = offer_cheap_orders(p, none_fits, m);
+  CHECK_FALSE(none_fits.found());
+  return measure_order(p, order).peak;
+}
+
+/// Answers nothing: what is refused is refused before.
+struct silent_backend {
+  std::string name() const { return "silent"; }
+  milp::solution solve(const milp::model&, const milp::options&) const { return {}; }
+};
+
+}  // namespace
+
+TEST_CASE("automatic has a schedule of every family when it is to stop at once") {
+  for (const auto& f : testing::families()) {
+    INFO(f.name);
+    const auto p = f.make(2000);
+    CHECK(p.operations().size() >= 1500);
+    CHECK(p.operations().size() <= 2500);
+    const auto all = measure_store_all(p).peak, least = leanest_cheap(p);
+    CHECK(least <= all);
+    for (const auto budget : {least, least + (all - least) / 4, all - 1, all}) {
+      if (budget < least) continue;
+      const auto r = solve(p, budget, automatic<>(), {.seconds = 0});
+      CHECK(r.found());
+      CHECK(r.peak <= budget);
+    }
+    const auto below = solve(p, least - 1, automatic<>(), {.seconds = 0});
+    if (below.status != status::infeasible) CHECK((below.found() ? below.peak : below.smallest_budget.value_or(all + 1)) <= all);
+    const auto asked = solve(p, least, automatic<>(), {}, [](const progress&) { return control::stop; });
+    CHECK(asked.found());
+  }
+}
+
+TEST_CASE("recursive checkpoints and separators need a small part of store-all in deep and narrow graphs") {
+  for (const auto& [name, share] : {std::pair<const char*, double>{"deep chain", 0.03},
+                                    {"recurrence", 0.04},
+                                    {"grid", 0.25},
+                                    {"tree", 0.1},
+                                    {"long skips", 0.25},
+                                    {"dense skips", 0.2},
+                                    {"series-parallel", 0.1}})
+    for (const auto& f : testing::families()) {
+      if (f.name != name) continue;
+      INFO(f.name);
+      const auto p = f.make(2000);
+      CHECK(static_cast<double>(leanest_cheap(p)) <= share * static_cast<double>(measure_store_all(p).peak));
+    }
+}
+
+TEST_CASE("a hundred thousand operations in a row are planned without a deep stack, and the limit stops every method") {
+  const auto p = testing::deep_chain(100'000);
+  const auto budget = measure_store_all(p).peak / 10;
+  CHECK(solve(p, budget, automatic<>(), {.seconds = 0}).found());
+  CHECK(solve(p, budget, chen({.variant = chen::variant::crossing, .division = chen::division::square_root}), {.seconds = 1e9})
+            .found());
+  CHECK_NOTHROW(solve(p, budget, min_cut(), {.seconds = 0}));
+  CHECK_NOTHROW(solve(p, budget, hierarchical<>(), {.seconds = 0}));
+  CHECK_NOTHROW(solve(p, budget, twremat(), {.seconds = 0}));
+}
+
+TEST_CASE("methods refuse what is too large for them by name, number and limit") {
+  const auto p = testing::long_skips(30'000);
+  const auto budget = measure_store_all(p).peak / 2;
+  CHECK_THROWS_AS(solve(p, budget, checkmate<silent_backend>()), too_large);
+  CHECK_THROWS_WITH(solve(p, budget, checkmate<silent_backend>()),
+                    Catch::Contains("checkmate/silent") && Catch::Contains("operations") && Catch::Contains("at most"));
+  CHECK_THROWS_WITH(solve(p, budget, checkmate_rounding<silent_backend>()), Catch::Contains("checkmate-rounding"));
+  CHECK_THROWS_WITH(solve(p, budget, moments<silent_backend>(), {.seconds = 1}),
+                    Catch::Contains("moments/silent") && Catch::Contains("20000"));
+  CHECK(solve(p, budget, automatic<silent_backend>(), {.seconds = 0}).found());
+}
