@@ -95,11 +95,10 @@ class layout_search {
     if (answer == packing_search::outcome::exhausted) best_.bound = std::max(best_.bound, (capacity / unit() + 1) * unit());
     if (answer != packing_search::outcome::found) return answer;
     std::vector<bytes_t> offsets(list_.size(), 0);
-    const auto found = portfolio_->offsets();
     bytes_t arena = 0;
-    for (std::size_t k = 0; k < found.size(); ++k) {
+    for (index_t k = 0; k < problem_->which.size(); ++k) {
       const auto i = problem_->which[k];
-      offsets[i] = found[k] * unit();
+      offsets[i] = portfolio_->offset(k) * unit();
       arena = std::max(arena, offsets[i] + list_[i].bytes);
     }
     take(arena, offsets);

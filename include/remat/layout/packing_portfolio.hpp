@@ -34,10 +34,12 @@ class packing_portfolio {
       longest = std::max(longest, x.duration);
       largest = std::max(largest, static_cast<double>(x.size));
     }
-    for (auto l : search_.loads()) highest = std::max(highest, l);
+    const auto& cliques = search_.state().cliques();
+    for (const auto& q : cliques) highest = std::max(highest, q.load);
     for (const auto& x : p.items) {
       const auto wide = x.duration / longest, high = static_cast<double>(x.size) / largest;
-      const auto load = *std::max_element(search_.loads().begin() + x.first, search_.loads().begin() + x.last + 1);
+      bytes_t load = 0;
+      for (auto c = x.first; c <= x.last; ++c) load = std::max(load, cliques[c].load);
       const auto crowd = 10 * static_cast<double>(load) / static_cast<double>(highest);
       const std::array<double, keys> all = {high, wide, high * wide, crowd + high * wide, crowd + wide};
       for (std::size_t k = 0; k < keys; ++k) keys_[k].push_back(all[k]);
@@ -56,16 +58,16 @@ class packing_portfolio {
       const auto strategy = next();
       const auto nodes = std::max(shortest, 4 * p_.items.size()) << std::min<std::size_t>(passed_ / strategies.size() / 2, 20);
       ++passed_;
-      std::size_t work = 0;
-      const auto answer = search_.run(strategy, capacity, nodes, left.work, work, m);
-      left.work -= std::min(left.work, work);
+      const auto answer = search_.run(strategy, capacity, nodes, left.work, m);
+      left.work -= std::min(left.work, search_.work());
       --left.runs;
       if (answer != packing_search::outcome::cut) return answer;
     }
     return packing_search::outcome::cut;
   }
 
-  std::vector<bytes_t> offsets() const { return search_.offsets(); }
+  /// Of an item, units; after `fit` has found a layout.
+  bytes_t offset(index_t item) const { return search_.offset(item); }
 
  private:
   enum key { size, duration, area, load_area, load_duration, keys };
