@@ -17,7 +17,7 @@ namespace remat {
 
 /// Bytes that are needed from `birth` until just before `death`, in any unit of time.
 struct allocation {
-  std::int64_t birth = 0, death = 0;  ///< birth < death
+  std::int64_t birth = 0, death = 0;  ///< birth < death; within +- 2^62
   bytes_t bytes = 0;                  ///< >= 0
 };
 
@@ -55,6 +55,8 @@ inline peak_load peak_load_of(std::span<const allocation> list) {
 
 namespace detail {
 
+inline constexpr std::int64_t latest_instant = std::int64_t{1} << 62;  // so that differences do not overflow
+
 inline void require_alignment(bytes_t alignment) {
   if (alignment <= 0 || (alignment & (alignment - 1)) != 0)
     throw bad_option("layout_options.alignment must be a power of two, got " + std::to_string(alignment));
@@ -68,6 +70,8 @@ inline std::vector<allocation> rounded(std::span<const allocation> list, bytes_t
   for (std::size_t i = 0; i < out.size(); ++i) {
     auto& a = out[i];
     if (a.birth >= a.death) throw bad_problem("allocation " + std::to_string(i) + " dies before it is born");
+    if (a.birth < -latest_instant || a.death > latest_instant)
+      throw bad_problem("allocation " + std::to_string(i) + ": its instants are beyond 2^62");
     if (a.bytes < 0 || a.bytes > max_bytes - total)
       throw bad_problem("allocation " + std::to_string(i) + ": " + std::to_string(a.bytes) +
                         " bytes are negative or exceed 2^53");

@@ -144,7 +144,7 @@ class layout_search {
 /// @param m    time limit and request to stop
 /// @return offsets, arena, live peak and bound; equal arguments give equal results unless `m` stops the search
 /// @throws bad_option if the alignment is no power of two; bad_problem naming an allocation that dies before it is born or has a
-///         negative size, or if the sizes exceed 2^53 bytes
+///         negative size or an instant beyond 2^62, or if the sizes exceed 2^53 bytes
 /// Complexity: O(n log n) without `tries` where n > 3000, O(n^2) below; + `work`. O(n + pairs alive together) memory.
 /// @code
 /// auto l = remat::lay_out(std::vector<remat::allocation>{{0, 2, 100}, {1, 3, 50}, {2, 4, 100}});
