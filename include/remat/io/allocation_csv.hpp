@@ -130,9 +130,8 @@ class allocation_reader {
 /// @param text the CSV
 /// @return the allocations in the order of the lines
 /// @throws bad_document naming the line and the field: a missing, unknown or doubled column; a wrong number of fields; a field
-/// that is
-///         not an integer; an id that is there twice; an upper that is not above the lower; a negative size; sizes beyond 2^53
-///         bytes
+///         that is not an integer; an instant beyond 2^62; an id that is there twice; an upper that is not above the lower; a
+///         negative size; sizes beyond 2^53 bytes
 /// Complexity: O(length).
 /// @code
 /// auto t = remat::parse_allocations("id,lower,upper,size\nx,0,2,100\n");
