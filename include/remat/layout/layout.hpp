@@ -107,7 +107,7 @@ class layout_search {
 
   /// Looks for the smallest arena: the bound at first, then by bisection, and so on with longer runs while there is effort.
   void improve(packing_effort left, const monitor& m) {
-    for (std::size_t runs = 22; best_.bound < best_.arena && !left.spent() && !m.stopped(); runs *= 2) {
+    for (std::size_t runs = 4; best_.bound < best_.arena && !left.spent() && !m.stopped(); runs *= 2) {
       auto target = best_.bound;
       for (auto least = target; least < best_.arena && !left.spent() && !m.stopped();) {
         portfolio_->restart();

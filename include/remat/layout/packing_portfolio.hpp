@@ -56,7 +56,7 @@ class packing_portfolio {
   packing_search::outcome fit(bytes_t capacity, std::size_t runs, packing_effort& left, const monitor& m) {
     for (; runs > 0 && !left.spent() && !m.stopped(); --runs) {
       const auto strategy = next();
-      const auto nodes = std::max(shortest, 4 * p_.items.size()) << std::min<std::size_t>(passed_ / strategies.size() / 2, 20);
+      const auto nodes = (shortest + p_.items.size()) << std::min<std::size_t>(passed_ / strategies.size() / 2, 20);
       ++passed_;
       const auto answer = search_.run(strategy, capacity, nodes, left.work, m);
       left.work -= std::min(left.work, search_.work());
@@ -72,7 +72,7 @@ class packing_portfolio {
  private:
   enum key { size, duration, area, load_area, load_duration, keys };
   using rule = packing_strategy::rule;
-  static constexpr std::size_t shortest = 1000;  ///< nodes of a run
+  static constexpr std::size_t shortest = 1000;  ///< nodes of a run, beyond one per item
   static constexpr std::array<std::pair<rule, key>, 11> strategies = {{{rule::lowest_floor, size},
                                                                        {rule::weighted_floor, duration},
                                                                        {rule::lowest_floor, duration},
