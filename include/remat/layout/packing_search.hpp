@@ -67,7 +67,7 @@ class packing_search {
       auto& f = frames_[depth_++];
       f = {where, 0, std::move(f.branches), 0, false, state_.now(), pending_.size()};
       f.branches.clear();
-      if (select(f)) list_branches(f);
+      select(f);
       auto at = depth_ - 1;
       while (!advance(at)) {  // the component has no layout: neither have the siblings that were solved before it
         at = frames_[at].where.parent;
@@ -150,43 +150,56 @@ class packing_search {
     std::stable_sort(pending_.begin() + static_cast<std::ptrdiff_t>(begin), pending_.end(), longer);
   }
 
-  /// Chooses the clique of a frame. @return false if a clique has none
-  bool select(frame& f) {
+  /// How a clique could be branched on.
+  struct choice {
+    std::size_t branches = 0;
+    bool may_raise = false;
+    bool complete = true;  ///< the branches leave nothing out
+  };
+
+  choice branches_of(index_t clique) {
+    const auto& q = state_.cliques()[clique];
+    choice out;
+    auto raised = never;
+    for (std::size_t i = 0; i < q.count; ++i) {
+      const auto k = q.unplaced[i];
+      const auto& x = state_.items()[k];
+      auto next = x.lowest;
+      if (x.lowest == q.floor) {
+        if (supports_[k] < 0) supports_[k] = state_.lowest_support(k);
+        next = supports_[k];
+        if (next <= q.floor) return {0, false, false};
+        out.branches += x.supported;
+      }
+      raised = std::min(raised, next);
+    }
+    state_.count_work(q.count);
+    out.may_raise = raised != never && raised + q.remains <= state_.capacity();
+    out.branches += out.may_raise;
+    return out;
+  }
+
+  /// Chooses the clique of a frame. Cliques that the last step changed come first: if one of them leaves no choice, the others
+  /// need not be looked at. Without a branch, the component has no layout.
+  void select(frame& f) {
     supports_.assign(ranks_.size(), -1);
     auto best = std::numeric_limits<double>::infinity();
-    for (auto c = f.where.first; c <= f.where.last; ++c) {
-      const auto& q = state_.cliques()[c];
-      if (q.count == 0) continue;
-      std::size_t branches = 0;
-      auto raised = never;
-      bool complete = true;
-      for (std::size_t i = 0; i < q.count && complete; ++i) {
-        const auto k = q.unplaced[i];
-        if (state_.items()[k].lowest > q.floor) {
-          raised = std::min(raised, state_.items()[k].lowest);
-          continue;
-        }
-        if (supports_[k] < 0) supports_[k] = state_.lowest_support(k);
-        complete = supports_[k] > q.floor;
-        branches += state_.items()[k].supported;
-        raised = std::min(raised, supports_[k]);
+    const auto decides = [&](index_t c) {
+      if (c < f.where.first || c > f.where.last || state_.cliques()[c].count == 0) return false;
+      const auto now = branches_of(c);
+      if (!now.complete) return false;
+      const auto s = now.branches <= 1 ? -1.0 : score(c, static_cast<double>(now.branches));
+      if (s < best) {
+        best = s;
+        f.clique = c;
+        f.may_raise = now.may_raise;
       }
-      state_.count_work(q.count);
-      if (!complete) continue;
-      const bool may_raise = raised != never && raised + q.remains <= state_.capacity();
-      branches += may_raise;
-      if (branches == 0) {
-        state_.blame(c);
-        return false;
-      }
-      const auto s = branches == 1 ? -1.0 : score(c, static_cast<double>(branches));
-      if (s >= best) continue;
-      best = s;
-      f.clique = c;
-      f.may_raise = may_raise;
-      if (branches == 1) break;
-    }
-    return true;
+      if (now.branches == 0) state_.blame(c);
+      return now.branches <= 1;
+    };
+    bool decided = std::any_of(state_.changed().begin(), state_.changed().end(), decides);
+    for (auto c = f.where.first; c <= f.where.last && !decided; ++c) decided = decides(c);
+    list_branches(f);
   }
 
   double score(index_t c, double branches) const {
@@ -203,7 +216,6 @@ class packing_search {
 
   void list_branches(frame& f) {
     const auto& q = state_.cliques()[f.clique];
-    f.branches.clear();
     for (std::size_t i = 0; i < q.count; ++i) {
       const auto k = q.unplaced[i];
       if (state_.items()[k].lowest == q.floor && state_.items()[k].supported && !unsorted(k)) f.branches.push_back(k);

@@ -85,6 +85,9 @@ class partial_packing {
   std::size_t work() const { return work_; }
   void count_work(std::size_t items) { work_ += items; }
 
+  /// Cliques that the latest step changed, or some of them.
+  const std::vector<index_t>& changed() const { return changed_; }
+
   mark now() const { return {item_trail_.size(), summary_trail_.size(), placed_.size()}; }
 
   void undo(const mark& to) {
@@ -124,7 +127,7 @@ class partial_packing {
     for (auto other : p_.neighbours[k]) {
       const auto& o = items_[other];
       if (o.placed || o.lowest > top || (o.lowest == top && o.supported)) continue;
-      if (o.lowest < top) changed(other);
+      if (o.lowest < top) change_cliques_of(other);
       set(other, top, true);
     }
     return update_changed();
@@ -142,7 +145,7 @@ class partial_packing {
     for (const auto& [k, to] : raised_) {
       if (to == never) return false;
       set(k, to, false);
-      changed(k);
+      change_cliques_of(k);
     }
     return update_changed();
   }
@@ -175,7 +178,7 @@ class partial_packing {
     stamps_[clique] = stamp_;
     changed_.push_back(clique);
   }
-  void changed(index_t k) {
+  void change_cliques_of(index_t k) {
     for (auto c = p_.items[k].first; c <= p_.items[k].last; ++c) change(c);
   }
   bool update_changed() {
