@@ -28,8 +28,9 @@ struct layout_options {
 
   bytes_t alignment = 64;          ///< of every offset, bytes; a power of two. Sizes are rounded up to it
   std::size_t tries = 400;         ///< runs of the search behind the heuristics; 0 for none
-  std::size_t work = 200'000'000;  ///< allocations that these runs look at, about
-  std::uint64_t seed = 0;          ///< of the search
+  std::size_t work = 500'000'000;  ///< allocations that these runs look at, about: a second or so
+  double seconds = std::numeric_limits<double>::infinity();  ///< of these runs, where no monitor is given
+  std::uint64_t seed = 0;                                    ///< of the search
 };
 
 /// Where everything lies.
@@ -107,10 +108,9 @@ class layout_search {
 
   /// Looks for the smallest arena: the bound at first, then by bisection, and so on with longer runs while there is effort.
   void improve(packing_effort left, const monitor& m) {
-    for (std::size_t runs = 4; best_.bound < best_.arena && !left.spent() && !m.stopped(); runs *= 2) {
+    for (std::size_t runs = 3; best_.bound < best_.arena && !left.spent() && !m.stopped(); runs *= 2) {
       auto target = best_.bound;
       for (auto least = target; least < best_.arena && !left.spent() && !m.stopped();) {
-        portfolio_->restart();
         if (fit(target, runs, left, m) != packing_search::outcome::found) least = target + unit();
         target = std::max(best_.bound, least + (best_.arena - least) / 2 / unit() * unit());
       }
@@ -142,7 +142,7 @@ class layout_search {
 /// @param list allocations
 /// @param o    alignment and effort
 /// @param m    time limit and request to stop
-/// @return offsets, arena, live peak and bound; equal arguments give equal results unless `m` stops the search
+/// @return offsets, arena, live peak and bound; equal arguments give equal results unless the time ends the search
 /// @throws bad_option if the alignment is no power of two; bad_problem naming an allocation that dies before it is born or has a
 ///         negative size or an instant beyond 2^62, or if the sizes exceed 2^53 bytes
 /// Complexity: O(n log n) without `tries` where n > 3000, O(n^2) below; + `work`. O(n + pairs alive together) memory.
@@ -158,9 +158,9 @@ inline layout lay_out(std::span<const allocation> list, const layout_options& o,
   return best;
 }
 
-/// The same with no limit of time.
+/// The same within `o.seconds`.
 inline layout lay_out(std::span<const allocation> list, const layout_options& o = {}) {
-  return lay_out(list, o, monitor({.seconds = std::numeric_limits<double>::infinity()}));
+  return lay_out(list, o, monitor({.seconds = o.seconds}));
 }
 
 /// Looks for a layout within a capacity, or a proof that there is none.

@@ -46,9 +46,6 @@ class packing_portfolio {
     }
   }
 
-  /// Begins anew with the shortest runs.
-  void restart() { passed_ = 0; }
-
   /// @param capacity units
   /// @param runs     at most so many
   /// @param left     what remains of the effort; counted down
