@@ -39,7 +39,8 @@ struct packing_strategy {
 /// - of equal items, only one is tried.
 ///
 /// Dominance, decomposition in time, and portfolios of orders are those of M. D. Moffitt, "MiniMalloc: A Lightweight Memory
-/// Allocator for Hardware-Accelerated Machine Learning", ASPLOS 2023. Branching on the floor of one clique is ours.
+/// Allocator for Hardware-Accelerated Machine Learning", ASPLOS 2023. There a node branches on all items
+/// that could lie next above the whole layout, in a fixed order of offsets; here on those at the floor of one clique.
 class packing_search {
  public:
   enum class outcome { found, exhausted, cut };
