@@ -10,7 +10,7 @@ import sys
 
 PLANNER = {"core", "graph", "structure", "milp", "order", "bound", "chain", "staged", "hierarchy", "solver", "layout", "io"}
 MAY_INCLUDE = {
-    "core": set(), "graph": {"core"}, "structure": {"core"}, "order": {"core"}, "milp": {"core"}, "layout": {"core"}, "io": {"core"},
+    "core": set(), "graph": {"core"}, "structure": {"core"}, "order": {"core"}, "milp": {"core"}, "layout": {"core"}, "io": {"core", "layout"},
     "bound": {"core", "milp", "order"}, "chain": {"core", "structure", "order"}, "staged": {"core", "milp"},
     "hierarchy": {"core", "structure", "chain", "milp", "order"}, "solver": PLANNER - {"graph", "layout", "io"}, "report": {"core", "structure", "layout", "io"},
     "testing": {"core", "graph", "milp"},

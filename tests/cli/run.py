@@ -407,6 +407,35 @@ HOSTED["links"][1] = {"from": "disk", "to": "device", "rate": 5}
 expect("a disk on no chain", 4, "solve", put("no-chain.json", HOSTED), "-b", "20", "--solver", "offmate",
        prints=["values[0].starts: the disk is on no chain of tiers that are linked both ways (device, host)"])
 
+# layout
+hard, offsets = root / "bench/layout/A.csv", folder / "offsets.csv"
+expect("layout", 0, "layout", hard, "--capacity", "1MiB", "-o", offsets, prints=["fits: 154 allocations in 1048576 of 1048576 bytes"])
+rows = [{k: int(v) for k, v in row.items()} for row in csv.DictReader(offsets.open())]
+given = [{k: int(v) for k, v in row.items()} for row in csv.DictReader(hard.open())]
+if [{k: v for k, v in row.items() if k != "offset"} for row in rows] != given:
+    fail("the rows of layout are not those that were given")
+for i, a in enumerate(rows):
+    if a["offset"] < 0 or a["offset"] + a["size"] > 1 << 20:
+        fail("an allocation is not within the capacity", a)
+    for b in rows[:i]:
+        if a["lower"] < b["upper"] and b["lower"] < a["upper"] and a["offset"] < b["offset"] + b["size"] and b["offset"] < a["offset"] + a["size"]:
+            fail("two allocations overlap", a, b)
+refused = folder / "refused.csv"
+expect("an overload", 2, "layout", hard, "--capacity", "1048575", "-o", refused, says=["A.csv does not fit in 1048575 bytes", "at instant 966656, 1048576 bytes", "1 too many"])
+# At each instant 7 bytes are alive, and no layout has less than 8.
+FRAGMENTED = "id,lower,upper,size\n0,0,1,3\n1,0,2,4\n2,1,4,2\n3,1,5,1\n4,2,3,4\n5,3,5,3\n6,3,4,1\n7,4,6,3\n8,5,6,4\n"
+expect("an exhausted search", 2, "layout", put("fragmented.csv", FRAGMENTED), "--capacity", "7", "-o", refused, says=["search exhausted"])
+expect("one byte more", 0, "layout", put("fragmented.csv", FRAGMENTED), "--capacity", "8", prints=["fits"])
+expect("no time", 4, "layout", hard, "--capacity", "1MiB", "--time-limit", "0", "-o", refused, prints=["no layout found", "no proof"])
+for name, text, says in (("short", "id,lower,upper,size\n0,1,2\n", ["line 2", "3 fields"]), ("word", "id,lower,upper,size\n0,1,x,3\n", ["line 2", 'field "upper"']),
+                         ("column", "id,lower,upper\n", ["line 1", 'field "size" is missing'])):
+    expect("malformed: " + name, 2, "layout", put(name + ".csv", text), "--capacity", "9", "-o", refused, says=[name + ".csv", *says])
+expect("no capacity", 2, "layout", hard, says=["--capacity"])
+expect("a bad capacity", 2, "layout", hard, "--capacity", "-1", says=["-1"])
+expect("no such file", 2, "layout", folder / "no.csv", "--capacity", "1", says=["no.csv"])
+if refused.exists():
+    fail("a file was written without a layout")
+
 # info
 out = json.loads(expect("info --json", 0, "info", small, "--json"))
 if (out["held_bytes"], out["store_all_peak"], out["store_all_seconds"], out["budget_bound"]) != (40, 100, 2, 100):

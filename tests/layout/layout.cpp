@@ -1,86 +1,86 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <catch2/catch.hpp>
-#include <numeric>
+#include <limits>
 #include <random>
 #include <remat/layout/layout.hpp>
 #include <vector>
 
+#include "exhaustive.hpp"
+
 using namespace remat;
-
-namespace {
-
-/// No two allocations that share a moment share a byte; the arena ends at the highest byte; the live peak is what a scan over
-/// all births counts.
-void check(const std::vector<allocation>& list, const layout& l, bytes_t alignment) {
-  auto rounded = [&](const allocation& a) { return (a.bytes + alignment - 1) / alignment * alignment; };
-  REQUIRE(l.offsets.size() == list.size());
-  bytes_t top = 0, peak = 0;
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    REQUIRE(l.offsets[i] >= 0);
-    REQUIRE(l.offsets[i] % alignment == 0);
-    top = std::max(top, l.offsets[i] + rounded(list[i]));
-    bytes_t live = 0;
-    for (std::size_t j = 0; j < list.size(); ++j) {
-      if (list[j].birth <= list[i].birth && list[i].birth < list[j].death) live += rounded(list[j]);
-      const bool together = i != j && list[i].birth < list[j].death && list[j].birth < list[i].death;
-      if (together && list[i].bytes > 0 && list[j].bytes > 0) {
-        const bool apart = l.offsets[i] + list[i].bytes <= l.offsets[j] || l.offsets[j] + list[j].bytes <= l.offsets[i];
-        REQUIRE(apart);
-      }
-    }
-    peak = std::max(peak, live);
-  }
-  CHECK(l.arena == top);
-  CHECK(l.live_peak == peak);
-  CHECK(l.arena >= l.live_peak);
-}
-
-/// Smallest arena: every allocation at every offset below `limit`, by backtracking.
-bytes_t smallest_arena(const std::vector<allocation>& list) {
-  std::vector<bytes_t> offsets(list.size(), 0);
-  for (bytes_t limit = detail::live_peak(list);; ++limit) {
-    auto place = [&](auto& self, std::size_t i) -> bool {
-      if (i == list.size()) return true;
-      for (offsets[i] = 0; offsets[i] + list[i].bytes <= limit; ++offsets[i]) {
-        bool fits = true;
-        for (std::size_t j = 0; j < i && fits; ++j)
-          fits = list[j].death <= list[i].birth || list[i].death <= list[j].birth || offsets[j] + list[j].bytes <= offsets[i] ||
-                 offsets[i] + list[i].bytes <= offsets[j];
-        if (fits && self(self, i + 1)) return true;
-      }
-      return false;
-    };
-    if (place(place, 0)) return limit;
-  }
-}
-
-std::vector<allocation> random_list(std::mt19937& random, std::size_t n, int times, int bytes) {
-  std::vector<allocation> list;
-  for (std::size_t i = 0; i < n; ++i) {
-    const auto birth = static_cast<std::int64_t>(random() % static_cast<unsigned>(times));
-    list.push_back({birth, birth + 1 + static_cast<std::int64_t>(random() % static_cast<unsigned>(times)),
-                    static_cast<bytes_t>(1 + random() % static_cast<unsigned>(bytes))});
-  }
-  return list;
-}
-
-}  // namespace
+using namespace layouts;
 
 TEST_CASE("small cases meet exhaustive search") {
   std::mt19937 random(5);
   int exact = 0, fragmented = 0;
-  for (int round = 0; round < 300; ++round) {
-    const auto list = random_list(random, 3 + random() % 4, 5, 5);
+  for (int round = 0; round < 20000; ++round) {
+    const auto list = short_list(random);
     const auto l = lay_out(list, {.alignment = 1});
     check(list, l, 1);
     const auto least = smallest_arena(list);
-    CHECK(l.arena == least);
-    exact += l.arena == l.live_peak;
+    REQUIRE(l.arena == least);
+    REQUIRE(l.bound == least);
+    exact += least == l.live_peak;
     fragmented += least > l.live_peak;
   }
-  CHECK(exact > 200);
-  CHECK(exact + fragmented == 300);
+  CHECK(exact > 15000);
+  CHECK(fragmented > 10);
+}
+
+TEST_CASE("a capacity has a layout or a proof that there is none") {
+  std::mt19937 random(6);
+  const monitor m;
+  int exhausted = 0;
+  for (int round = 0; round < 20000; ++round) {
+    const auto list = short_list(random);
+    const auto least = smallest_arena(list);
+    const auto enough = fit_within(list, least, {.alignment = 1}, m);
+    REQUIRE(enough.status == fit_status::fits);
+    check(list, enough.best, 1);
+    REQUIRE(enough.best.arena == least);
+    const auto less = fit_within(list, least - 1, {.alignment = 1}, m);
+    REQUIRE(less.status == (less.load.bytes > least - 1 ? fit_status::overload : fit_status::exhausted));
+    check(list, less.best, 1);
+    exhausted += less.status == fit_status::exhausted;
+  }
+  CHECK(exhausted > 5);
+  CHECK(fit_within({}, 0, {}, m).status == fit_status::fits);
+  CHECK_THROWS_AS(fit_within({}, -1, {}, m), bad_option);
+}
+
+TEST_CASE("an overload is named") {
+  const std::vector<allocation> list = {{0, 4, 10}, {2, 6, 20}, {5, 9, 5}};
+  const auto r = fit_within(list, 29, {.alignment = 1}, monitor());
+  CHECK(r.status == fit_status::overload);
+  CHECK(r.load.bytes == 30);
+  CHECK(r.load.when == 2);
+}
+
+TEST_CASE("a search that is stopped or has no effort left gives the layout of the heuristics") {
+  std::mt19937 random(3);
+  std::vector<allocation> list;
+  while (lay_out(list, {.alignment = 1, .tries = 0}).arena == peak_load_of(list).bytes) list = sliced(random, 60, 100, 1000);
+  const auto first = lay_out(list, {.alignment = 1, .tries = 0});
+  check(list, first, 1);
+  monitor stopped;
+  stopped.request_stop();
+  for (const auto& l : {lay_out(list, {.alignment = 1}, stopped), lay_out(list, {.alignment = 1}, monitor({.seconds = 0})),
+                        lay_out(list, {.alignment = 1, .work = 0})})
+    CHECK(l.offsets == first.offsets);
+  const auto r = fit_within(list, 1000, {.alignment = 1}, stopped);
+  CHECK(r.status == fit_status::unknown);
+  CHECK(r.best.offsets == first.offsets);
+}
+
+TEST_CASE("slices of a rectangle fit into it again") {
+  for (unsigned seed = 0; seed < 10; ++seed) {
+    std::mt19937 random(seed);
+    const auto list = sliced(random, 40 + 10 * seed, 200, 1024);
+    const auto l = lay_out(list, {.alignment = 1, .work = layout_options::unlimited});
+    check(list, l, 1);
+    CHECK(l.arena == 1024);
+  }
 }
 
 /// Each allocation, in the order of birth, at the lowest offset that is free: what an ordinary allocator does at best.
@@ -140,6 +140,7 @@ TEST_CASE("edges") {
   CHECK(l.arena == 64);
   CHECK_THROWS_AS(lay_out(std::vector<allocation>{{1, 1, 4}}), bad_problem);
   CHECK_THROWS_AS(lay_out(std::vector<allocation>{{0, 1, -4}}), bad_problem);
+  CHECK_THROWS_AS(lay_out(std::vector<allocation>{{0, std::numeric_limits<std::int64_t>::max(), 4}}), bad_problem);
   CHECK_THROWS_AS(lay_out(std::vector<allocation>{{0, 1, max_bytes}, {0, 1, max_bytes}}), bad_problem);
   CHECK_THROWS_AS(lay_out(std::vector<allocation>{{0, 1, 4}}, {.alignment = 48}), bad_option);
   CHECK_THROWS_AS(lay_out(std::vector<allocation>{{0, 1, 4}}, {.alignment = 0}), bad_option);

@@ -17,6 +17,7 @@ enum exit_status { success = 0, not_valid = 1, bad_input = 2, infeasible = 3, no
 /// What the command line says; each command reads its part.
 struct arguments {
   std::string problem, schedule, budget, start, output, svg, trace, memory;
+  std::string allocations, capacity;  ///< of `layout`
   std::string solver, backend = "auto";
   std::vector<std::string> solvers;  ///< of `curve` and `compare`
   std::vector<std::string> budgets;  ///< of `curve`
@@ -38,5 +39,8 @@ int list(const arguments&);
 
 // A page about a plan: report.cpp.
 int report(const arguments&);
+
+// Offsets: layout.cpp.
+int layout(const arguments&);
 
 }  // namespace cli

@@ -20,13 +20,15 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", REMAT_VERSION);
   app.footer(
       "Exit status: 0 found or valid; 1 schedule not valid or over the budget; 2 bad input;\n"
-      "3 proven that nothing fits; 4 nothing found: time was up, or the method has no schedule for it.");
+      "3 proven that nothing fits; 4 nothing found: time was up, or the method has no schedule for it.\n"
+      "layout: 2 also where it is proven that nothing fits.");
 
   auto* solving = app.add_subcommand("solve", "look for the fastest schedule within a budget");
   auto* drawing = app.add_subcommand("curve", "time against budget, for one solver or several");
   auto* comparing = app.add_subcommand("compare", "all solvers on one problem and budget, as a table");
   auto* checking = app.add_subcommand("check", "judge a schedule");
   auto* reporting = app.add_subcommand("report", "write an HTML page about a plan");
+  auto* placing = app.add_subcommand("layout", "give every allocation of a CSV file an offset within a capacity");
   auto* describing = app.add_subcommand("info", "describe a problem");
   auto* listing = app.add_subcommand("list", "solvers and MILP libraries");
 
@@ -36,6 +38,12 @@ int main(int argc, char** argv) {
   reporting->add_option("plan", a.schedule, "remat-schedule file")->required();
   reporting->add_option("--problem", a.problem, "remat-problem file that the plan is for, unless the plan holds its problem");
   reporting->add_option("-o,--output", a.output, "the HTML file to write")->required();
+
+  placing->add_option("allocations", a.allocations, "CSV file with the columns id,lower,upper,size")->required();
+  placing->add_option("-c,--capacity", a.capacity, "bytes such as 1048576 or 1MiB")->required();
+  placing->add_option("-o,--output", a.output, "where to write the allocations with a column offset");
+  placing->add_option("--time-limit", a.limits.seconds, "seconds")->capture_default_str();
+  placing->add_option("--seed", a.limits.seed, "of every random choice")->capture_default_str();
 
   const std::string budget = "bytes such as 1.5GiB, or 60% of what store-all needs beyond held sources";
   for (auto* command : {solving, comparing}) command->add_option("-b,--budget", a.budget, budget)->required();
@@ -95,6 +103,7 @@ int main(int argc, char** argv) {
     if (*checking) return cli::check(a);
     if (*describing) return cli::info(a);
     if (*reporting) return cli::report(a);
+    if (*placing) return cli::layout(a);
     return cli::list(a);
   } catch (const std::exception& why) {
     std::cerr << "remat: " << cli::printable(why.what()) << "\n";

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// A layout under construction: what lies where, how low the rest could lie, and the way back.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include <remat/layout/cliques.hpp>
+
+namespace remat::detail {
+
+/// Some items have their offsets; each of the others has a lowest offset. Every step can be undone.
+class partial_packing {
+ public:
+  static constexpr bytes_t never = std::numeric_limits<bytes_t>::max();
+
+  struct item_state {
+    bytes_t lowest = 0;     ///< offset; of an unplaced item the least that is possible
+    bool supported = true;  ///< it could lie there: at 0, or on the top of a placed neighbour
+    bool placed = false;
+  };
+  /// What a node reads of a clique.
+  struct summary {
+    bytes_t floor = never;                           ///< least lowest offset of the unplaced items
+    bytes_t lowest_top = never, second_top = never;  ///< least ends of unplaced items that lie as low as they can
+    index_t lowest = none;                           ///< the item of `lowest_top`
+  };
+  struct clique_state : summary {
+    std::vector<index_t> unplaced;  ///< about by lowest offset; behind the first `count`: the placed, the latest first
+    std::size_t count = 0;
+    bytes_t load = 0;     ///< sum of all sizes
+    bytes_t remains = 0;  ///< of the unplaced ones
+  };
+  /// Sizes of the trails, to which the state returns.
+  struct mark {
+    std::size_t items, summaries, placed;
+  };
+
+  /// @param p must outlive this
+  explicit partial_packing(const packing_problem& p) : p_(p), items_(p.items.size()), cliques_(p.cliques.size()) {
+    for (index_t c = 0; c < cliques_.size(); ++c)
+      for (auto k : p.cliques[c]) cliques_[c].load += p.items[k].size;
+    weights_.assign(cliques_.size(), 0);
+    stamps_.assign(cliques_.size(), 0);
+  }
+
+  /// Nothing is placed.
+  /// @param capacity units
+  /// @return false if more is alive at one time
+  bool reset(bytes_t capacity) {
+    capacity_ = capacity;
+    std::fill(items_.begin(), items_.end(), item_state{});
+    crossing_.assign(cliques_.size(), 0);
+    for (index_t c = 0; c < cliques_.size(); ++c) {
+      auto& q = cliques_[c];
+      q.unplaced = p_.cliques[c];
+      q.count = q.unplaced.size();
+      q.remains = q.load;
+      for (auto k : q.unplaced) crossing_[c] += p_.items[k].last > c;
+    }
+    placed_.clear();
+    item_trail_.clear();
+    bool fits = true;
+    for (index_t c = 0; c < cliques_.size(); ++c) fits = update(c) && fits;
+    summary_trail_.clear();
+    for (auto& w : weights_) w *= 0.9;
+    work_ = 0;
+    return fits;
+  }
+
+  const packing_problem& problem() const { return p_; }
+  const std::vector<item_state>& items() const { return items_; }
+  const std::vector<clique_state>& cliques() const { return cliques_; }
+  bytes_t capacity() const { return capacity_; }
+  /// Unplaced items that a clique shares with the next.
+  index_t crossing(index_t clique) const { return crossing_[clique]; }
+  /// Failures of a clique in this run and, counted less, in earlier ones.
+  double weight(index_t clique) const { return weights_[clique]; }
+  void blame(index_t clique) { weights_[clique] += 1; }
+  /// Items looked at since `reset`.
+  std::size_t work() const { return work_; }
+  void count_work(std::size_t items) { work_ += items; }
+
+  /// Cliques that the latest step changed, or some of them.
+  const std::vector<index_t>& changed() const { return changed_; }
+
+  mark now() const { return {item_trail_.size(), summary_trail_.size(), placed_.size()}; }
+
+  void undo(const mark& to) {
+    for (; placed_.size() > to.placed; placed_.pop_back()) {
+      const auto k = placed_.back();
+      const auto& x = p_.items[k];
+      items_[k].placed = false;
+      for (auto c = x.first; c <= x.last; ++c) {
+        ++cliques_[c].count;
+        cliques_[c].remains += x.size;
+        crossing_[c] += c < x.last;
+      }
+    }
+    for (; item_trail_.size() > to.items; item_trail_.pop_back()) items_[item_trail_.back().first] = item_trail_.back().second;
+    for (; summary_trail_.size() > to.summaries; summary_trail_.pop_back())
+      static_cast<summary&>(cliques_[summary_trail_.back().first]) = summary_trail_.back().second;
+  }
+
+  /// Places an item at its lowest offset; its unplaced neighbours lie above.
+  /// @return false if the rest cannot fit
+  bool place(index_t k) {
+    const auto& x = p_.items[k];
+    const auto top = items_[k].lowest + x.size;
+    items_[k].placed = true;
+    placed_.push_back(k);
+    begin_changes();
+    for (auto c = x.first; c <= x.last; ++c) {
+      auto& q = cliques_[c];
+      const auto end = q.unplaced.begin() + static_cast<std::ptrdiff_t>(q.count--);
+      const auto here = std::find(q.unplaced.begin(), end, k);
+      std::rotate(here, here + 1, end);
+      q.remains -= x.size;
+      crossing_[c] -= c < x.last;
+      work_ += q.count;
+      change(c);
+    }
+    for (auto other : p_.neighbours[k]) {
+      const auto& o = items_[other];
+      if (o.placed || o.lowest > top || (o.lowest == top && o.supported)) continue;
+      if (o.lowest < top) change_cliques_of(other);
+      set(other, top, true);
+    }
+    return update_changed();
+  }
+
+  /// No item lies at the floor of the clique: each of them lies on a neighbour that is still to be placed.
+  /// @return false if this cannot be
+  bool raise(index_t clique) {
+    begin_changes();
+    const auto& q = cliques_[clique];
+    const auto floor = q.floor;
+    raised_.clear();
+    for (std::size_t i = 0; i < q.count; ++i)
+      if (items_[q.unplaced[i]].lowest == floor) raised_.emplace_back(q.unplaced[i], lowest_support(q.unplaced[i]));
+    for (const auto& [k, to] : raised_) {
+      if (to == never) return false;
+      set(k, to, false);
+      change_cliques_of(k);
+    }
+    return update_changed();
+  }
+
+  /// The least offset at which an unplaced neighbour could end.
+  bytes_t lowest_support(index_t k) const {
+    auto least = never;
+    for (auto c = p_.items[k].first; c <= p_.items[k].last; ++c)
+      least = std::min(least, cliques_[c].lowest == k ? cliques_[c].second_top : cliques_[c].lowest_top);
+    return least;
+  }
+
+  bool same_lifetime(index_t a, index_t b) const {
+    return p_.items[a].first == p_.items[b].first && p_.items[a].last == p_.items[b].last;
+  }
+
+ private:
+  void set(index_t k, bytes_t lowest, bool supported) {
+    item_trail_.emplace_back(k, items_[k]);
+    items_[k].lowest = lowest;
+    items_[k].supported = supported;
+  }
+
+  void begin_changes() {
+    ++stamp_;
+    changed_.clear();
+  }
+  void change(index_t clique) {
+    if (stamps_[clique] == stamp_) return;
+    stamps_[clique] = stamp_;
+    changed_.push_back(clique);
+  }
+  void change_cliques_of(index_t k) {
+    for (auto c = p_.items[k].first; c <= p_.items[k].last; ++c) change(c);
+  }
+  bool update_changed() {
+    for (auto c : changed_)
+      if (!update(c)) {
+        blame(c);
+        return false;
+      }
+    return true;
+  }
+
+  /// Summarizes a clique. @return false if its unplaced items cannot be stacked within the capacity
+  bool update(index_t clique) {
+    auto& q = cliques_[clique];
+    summary_trail_.emplace_back(clique, q);
+    static_cast<summary&>(q) = {};
+    bytes_t highest = 0;
+    for (std::size_t i = 0; i < q.count; ++i) {
+      const auto k = q.unplaced[i];
+      const auto lowest = items_[k].lowest, top = lowest + p_.items[k].size;
+      q.floor = std::min(q.floor, lowest);
+      highest = std::max(highest, lowest);
+      if (top < q.lowest_top) {
+        q.second_top = q.lowest_top;
+        q.lowest_top = top;
+        q.lowest = k;
+      } else {
+        q.second_top = std::min(q.second_top, top);
+      }
+    }
+    work_ += q.count;
+    if (q.count == 0) return true;
+    if (q.floor + q.remains > capacity_) return false;
+    if (highest + q.remains <= capacity_) return true;
+    return stacks(q, highest);
+  }
+
+  /// The order is kept from time to time, so that insertion sort is almost linear.
+  bool stacks(clique_state& q, bytes_t highest) {
+    auto& list = q.unplaced;
+    for (std::size_t i = 1; i < q.count; ++i) {
+      const auto k = list[i];
+      auto j = i;
+      for (; j > 0 && items_[list[j - 1]].lowest > items_[k].lowest; --j) list[j] = list[j - 1];
+      list[j] = k;
+    }
+    bytes_t end = 0, rest = q.remains;
+    for (std::size_t i = 0; i < q.count && end < highest && end + rest <= capacity_; ++i) {
+      end = std::max(end, items_[list[i]].lowest) + p_.items[list[i]].size;
+      rest -= p_.items[list[i]].size;
+    }
+    return end + rest <= capacity_;
+  }
+
+  const packing_problem& p_;
+  bytes_t capacity_ = 0;
+  std::vector<item_state> items_;
+  std::vector<clique_state> cliques_;
+  std::vector<index_t> crossing_;  ///< per clique
+  std::vector<double> weights_;    ///< per clique
+  std::size_t work_ = 0;
+
+  std::vector<std::pair<index_t, item_state>> item_trail_;
+  std::vector<std::pair<index_t, summary>> summary_trail_;
+  std::vector<index_t> placed_;
+
+  std::vector<index_t> changed_;  ///< cliques
+  std::vector<std::size_t> stamps_;
+  std::size_t stamp_ = 0;
+  std::vector<std::pair<index_t, bytes_t>> raised_;
+};
+
+}  // namespace remat::detail
