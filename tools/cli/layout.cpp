@@ -22,7 +22,7 @@ int layout(const arguments& a) {
   const auto r = remat::fit_within(table.list, capacity, options, m);
   const auto refuse = [&](const std::string& proof) {
     std::cerr << "remat: " << a.allocations << " does not fit in " << capacity << " bytes: " << proof << "\n";
-    return bad_input;
+    return infeasible;
   };
   switch (r.status) {
     case remat::fit_status::overload:

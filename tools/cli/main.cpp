@@ -20,8 +20,7 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", REMAT_VERSION);
   app.footer(
       "Exit status: 0 found or valid; 1 schedule not valid or over the budget; 2 bad input;\n"
-      "3 proven that nothing fits; 4 nothing found: time was up, or the method has no schedule for it.\n"
-      "layout: 2 also where it is proven that nothing fits.");
+      "3 proven that nothing fits; 4 nothing found: time was up, or the method has no schedule for it.");
 
   auto* solving = app.add_subcommand("solve", "look for the fastest schedule within a budget");
   auto* drawing = app.add_subcommand("curve", "time against budget, for one solver or several");
