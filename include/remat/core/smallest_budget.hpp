@@ -25,8 +25,9 @@ namespace remat {
 /// @return the schedule of the smallest peak found, at worst that of store-all; `budget` and `smallest_budget` are its peak,
 ///         `budget_bound` is proven. Of a problem that is not plain, for which the solver finds no schedule even within the bytes
 ///         of store-all: that answer
-/// @throws bad_option for limits or a tolerance out of range; what the solver throws; broken_contract where a bound is
-/// contradicted Complexity: O(log(1 / tolerance)) calls of the solver.
+/// @throws bad_option for limits or a tolerance out of range; broken_contract for a bound that a known schedule contradicts; and
+///         what the solver throws
+/// Complexity: O(log(1 / tolerance)) calls of the solver.
 /// @code
 /// const auto least = remat::smallest_budget(p, remat::rotor{}, {.seconds = 10});
 /// std::cout << "between " << least.budget_bound << " and " << least.peak << " bytes\n";
