@@ -15,8 +15,8 @@ import sys
 at = sys.argv.index("--")
 root, version, command, listed = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3:at], sys.argv[at + 1:]
 folder = root / "include"
-#: Made of other solvers: the registry has what they make.
-COMBINE = {"solver/hierarchical.hpp", "solver/lower_peak.hpp", "solver/proving.hpp"}
+#: Parts of solvers, or made of other solvers: the registry has what they make.
+COMBINE = {"solver/cheap_orders.hpp", "solver/hierarchical.hpp", "solver/lower_peak.hpp", "solver/proving.hpp"}
 
 
 def complaint(header):

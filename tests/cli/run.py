@@ -421,10 +421,10 @@ for i, a in enumerate(rows):
         if a["lower"] < b["upper"] and b["lower"] < a["upper"] and a["offset"] < b["offset"] + b["size"] and b["offset"] < a["offset"] + a["size"]:
             fail("two allocations overlap", a, b)
 refused = folder / "refused.csv"
-expect("an overload", 3, "layout", hard, "--capacity", "1048575", "-o", refused, says=["A.csv does not fit in 1048575 bytes", "at instant 966656, 1048576 bytes", "1 too many"])
+expect("an overload", 3, "layout", hard, "--capacity", "1048575", "-o", refused, prints=["A.csv does not fit in 1048575 bytes", "at instant 966656, 1048576 bytes", "1 too many"])
 # At each instant 7 bytes are alive, and no layout has less than 8.
 FRAGMENTED = "id,lower,upper,size\n0,0,1,3\n1,0,2,4\n2,1,4,2\n3,1,5,1\n4,2,3,4\n5,3,5,3\n6,3,4,1\n7,4,6,3\n8,5,6,4\n"
-expect("an exhausted search", 3, "layout", put("fragmented.csv", FRAGMENTED), "--capacity", "7", "-o", refused, says=["search exhausted"])
+expect("an exhausted search", 3, "layout", put("fragmented.csv", FRAGMENTED), "--capacity", "7", "-o", refused, prints=["search exhausted"])
 expect("one byte more", 0, "layout", put("fragmented.csv", FRAGMENTED), "--capacity", "8", prints=["fits"])
 expect("no time", 4, "layout", hard, "--capacity", "1MiB", "--time-limit", "0", "-o", refused, prints=["no layout found", "no proof"])
 for name, text, says in (("short", "id,lower,upper,size\n0,1,2\n", ["line 2", "3 fields"]), ("word", "id,lower,upper,size\n0,1,x,3\n", ["line 2", 'field "upper"']),

@@ -21,7 +21,7 @@ int layout(const arguments& a) {
       .alignment = 1, .tries = remat::layout_options::unlimited, .work = remat::layout_options::unlimited, .seed = a.limits.seed};
   const auto r = remat::fit_within(table.list, capacity, options, m);
   const auto refuse = [&](const std::string& proof) {
-    std::cerr << "remat: " << a.allocations << " does not fit in " << capacity << " bytes: " << proof << "\n";
+    std::cout << a.allocations << " does not fit in " << capacity << " bytes: " << proof << "\n";
     return infeasible;
   };
   switch (r.status) {
