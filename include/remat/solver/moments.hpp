@@ -46,7 +46,7 @@ class moments {
 
   std::string name() const { return "moments/" + std::string(backend_.name()); }
 
-  /// @throws too_large; what the backend throws
+  /// @throws too_large for more than the model holds, and what the backend throws
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     result r;
     const auto needed = needed_operations(p);
