@@ -17,9 +17,10 @@ std::shared_ptr<const plan> settled(const plan& p, double bound) {
   auto same = std::make_shared<plan>();
   same->run = p.run;
   same->zones = p.zones;
+  same->fallback = p.fallback;
   same->steps = p.steps;
   same->found = p.found;
-  same->found.bound = std::clamp(bound, p.found.bound, p.found.seconds);
+  same->found.bound = std::min(std::max(bound, p.found.bound), p.found.seconds);
   same->plan_seconds = p.plan_seconds;
   return same;
 }
