@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import html.parser
 import importlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -21,6 +22,7 @@ import remat
 
 HOSTILE = "</script><script>alert(1)</script>&amp;\"'\u2028"
 VOID = {"meta", "br", "img", "input", "hr", "link"}
+needs_torch = unittest.skipUnless(importlib.util.find_spec("torch"), "no torch")
 
 
 class Page(html.parser.HTMLParser):
@@ -251,11 +253,9 @@ class Values(unittest.TestCase):
         with self.assertRaisesRegex(remat.Error, "only figures"):
             plan.document()
 
+    @needs_torch
     def test_wrapped_model(self) -> None:
-        try:
-            import torch
-        except ImportError:
-            self.skipTest("no torch")
+        import torch
         layers = [layer for _ in range(4) for layer in (torch.nn.Linear(64, 64), torch.nn.GELU())]
         model, x = torch.nn.Sequential(*layers), torch.randn(256, 64)
         remat.wrap(model, budget="70%", cache=False, time_limit=3)
@@ -287,11 +287,9 @@ class Values(unittest.TestCase):
         self.assertIn("● extra time", str(curve))
         self.assertTrue(curve._repr_svg_().startswith("<svg"))
 
+    @needs_torch
     def test_sources(self) -> None:
-        try:
-            import torch
-        except ImportError:
-            self.skipTest("no torch")
+        import torch
         from remat._sources import sources
 
         class Block(torch.nn.Module):
@@ -309,11 +307,9 @@ class Values(unittest.TestCase):
             self.assertIn("report.py:" + line, found[path])
         self.assertEqual(found["1"], "")
 
+    @needs_torch
     def test_lines_of_the_code_that_calls_operators(self) -> None:
-        try:
-            import torch
-        except ImportError:
-            self.skipTest("no torch")
+        import torch
 
         class Block(torch.nn.Module):
             def __init__(self) -> None:
@@ -340,11 +336,9 @@ class Values(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         return pathlib.Path(folder.name)
 
+    @needs_torch
     def test_lines_in_a_package_are_relative_to_it(self) -> None:
-        try:
-            import torch
-        except ImportError:
-            self.skipTest("no torch")
+        import torch
         part = self.temporary() / "package_of_a_model/part"
         part.mkdir(parents=True)
         (part / "model.py").write_text("import torch\n\n\nclass Net(torch.nn.Linear):\n    def forward(self, x):\n        return super().forward(x).tanh()\n")
