@@ -28,19 +28,19 @@ TEST_CASE("a search ends where it is told to") {
   const auto at = [](double elapsed, double best, double bound = 0, double idle = 0) {
     return progress{.stage = "", .elapsed = elapsed, .best = best, .bound = bound, .idle = idle};
   };
-  const double none = std::numeric_limits<double>::infinity();
+  const double unknown = std::numeric_limits<double>::infinity();
   remat::stop_at never;
-  CHECK(never(at(1, none)) == control::go_on);
+  CHECK(never(at(1, unknown)) == control::go_on);
   CHECK(never(at(1e9, 5, 4.9)) == control::go_on);
   remat::stop_at time{.seconds = 4};
   CHECK(time(at(1, 4.1)) == control::go_on);
   CHECK(time(at(2, 4)) == control::stop);
   remat::stop_at gap{.gap = 0.1};
-  CHECK(gap(at(1, none, 9)) == control::go_on);
+  CHECK(gap(at(1, unknown, 9)) == control::go_on);
   CHECK(gap(at(1, 10.1, 9)) == control::go_on);
   CHECK(gap(at(2, 10, 9)) == control::stop);
   remat::stop_at patience{.patience = 10};
-  CHECK(patience(at(50, none, 0, 50)) == control::go_on);
+  CHECK(patience(at(50, unknown, 0, 50)) == control::go_on);
   CHECK(patience(at(69, 8, 0, 9)) == control::go_on);
   CHECK(patience(at(71, 8, 0, 11)) == control::stop);
 }
