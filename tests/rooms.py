@@ -8,9 +8,10 @@ import pathlib
 import re
 import sys
 
-PLANNER = {"core", "graph", "structure", "milp", "order", "bound", "chain", "staged", "hierarchy", "solver", "layout", "io"}
+PLANNER = {"core", "graph", "structure", "milp", "order", "copies", "bound", "tiers", "chain", "staged", "hierarchy", "solver", "layout", "io"}
 MAY_INCLUDE = {
     "core": set(), "graph": {"core"}, "structure": {"core"}, "order": {"core"}, "milp": {"core"}, "layout": {"core"}, "io": {"core", "layout"},
+    "copies": {"core", "order"}, "tiers": {"core", "bound", "copies"},
     "bound": {"core", "milp", "order"}, "chain": {"core", "structure", "order"}, "staged": {"core", "milp"},
     "hierarchy": {"core", "structure", "chain", "milp", "order"}, "solver": PLANNER - {"graph", "layout", "io"}, "report": {"core", "structure", "layout", "io"},
     "testing": {"core", "graph", "milp"},

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <remat/copies/residence.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
@@ -397,6 +398,17 @@ inline void break_tiers(std::mt19937_64& g, const problem& p, schedule& s) {
       break;
     default:
       std::swap(at, pick(g, s.steps));
+  }
+}
+
+/// A random problem on several tiers that can be planned: a training step, or any.
+inline problem plannable_problem(std::mt19937_64& g, bool step) {
+  for (;;) {
+    auto p = step ? random_step(g, {.layers = static_cast<std::size_t>(uniform(g, 1, 4)),
+                                    .cyclic = chance(g, 50),
+                                    .disk = 40 * static_cast<int>(uniform(g, 0, 1))})
+                  : random_tiers_problem(g);
+    if (!p.plain() && copies::unplannable(p).empty()) return p;
   }
 }
 

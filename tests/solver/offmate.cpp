@@ -217,6 +217,6 @@ TEST_CASE("planned for slower links: better there, and judged by the rates of th
 TEST_CASE("offmate: options out of range are named") {
   CHECK_THROWS_WITH(offmate<>(min_cut{}, {.scan = 0}), Catch::Contains("offmate.scan"));
   CHECK_THROWS_WITH(offmate<>(min_cut{}, {.starts = 0}), Catch::Contains("offmate.starts"));
-  for (const order::copy_search_options& o : {order::copy_search_options{.patience = 0}, {.slack = -1}, {.reach = 1}})
+  for (const copies::copy_search_options& o : {copies::copy_search_options{.patience = 0}, {.slack = -1}, {.reach = 1}})
     CHECK_THROWS_WITH(o.validate(), Catch::Contains("copy_search_options."));
 }

@@ -12,14 +12,14 @@
 #include <utility>
 #include <vector>
 
-#include <remat/bound/tier_bound.hpp>
+#include <remat/copies/lay_copies.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/smallest_budget.hpp>
 #include <remat/core/solve.hpp>
-#include <remat/order/lay_copies.hpp>
 #include <remat/solver/offload_only.hpp>
 #include <remat/solver/offmate.hpp>
 #include <remat/testing/tier_oracle.hpp>
+#include <remat/tiers/tier_bound.hpp>
 
 #include "../tiers.hpp"
 
@@ -27,24 +27,12 @@ using remat::bytes_t;
 using remat::problem;
 using remat::value_id;
 using remat::testing::chance;
-using remat::testing::random_step;
-using remat::testing::random_tiers_problem;
+using remat::testing::plannable_problem;
 using remat::testing::uniform;
 
 namespace {
 
 const remat::limits no_hurry{.seconds = std::numeric_limits<double>::infinity()};
-
-/// A problem that can be planned.
-problem tiers_problem(std::mt19937_64& g, bool step) {
-  for (;;) {
-    auto p = step ? random_step(g, {.layers = static_cast<std::size_t>(uniform(g, 1, 4)),
-                                    .cyclic = chance(g, 50),
-                                    .disk = 40 * static_cast<int>(uniform(g, 0, 1))})
-                  : random_tiers_problem(g);
-    if (!p.plain() && remat::order::unplannable(p).empty()) return p;
-  }
-}
 
 /// The same with all rates so many times as high, and so many bytes more on each tier with a limit.
 problem enlarged(const problem& p, double rate, bytes_t more) {
@@ -80,7 +68,7 @@ problem with_far_disk(std::mt19937_64& g, const problem& p) {
 /// A problem with what nobody expects: no bytes or far too many, links and operations that take no time or never end, tiers
 /// without room, operations anywhere, sources that start anywhere or that nobody reads. Nothing if it contradicts itself.
 std::optional<problem> odd_problem(std::mt19937_64& g) {
-  const auto p = tiers_problem(g, chance(g, 50));
+  const auto p = plannable_problem(g, chance(g, 50));
   auto values = p.values();
   auto operations = p.operations();
   auto targets = p.targets();
@@ -158,34 +146,6 @@ TEST_CASE("odd problems get an answer that is true") {
   CHECK(solved >= 40);
 }
 
-TEST_CASE("no valid schedule on several tiers is faster than the bound") {
-  std::mt19937_64 g(31);
-  int compared = 0, met = 0, tight = 0;
-  for (int round = 0; round < 3000; ++round) {
-    const auto p = remat::testing::with_some_budgets(g, tiers_problem(g, round % 2 == 0), 70, 5, 30);
-    auto s = remat::testing::tiers_walk(g, p).run();
-    if (chance(g, 50))
-      if (auto laid = remat::order::lay_copies(p, remat::needed_operations(p), remat::bounds_without_search(p).budget,
-                                               {.frugal = true, .small = 0}))
-        s = std::move(laid->schedule);
-    const auto valid = remat::testing::evaluated(p, s);
-    if (!valid) continue;
-    const auto& e = *valid;
-    INFO("round " << round);
-    std::vector<std::optional<bytes_t>> peaks(e.peaks.begin(), e.peaks.end());
-    peaks[remat::device_tier].reset();
-    const auto bound = remat::bound::tier_bound(remat::testing::with_budgets(p, peaks), e.peak);
-    REQUIRE(bound <= e.seconds * (1 + 1e-9) + 1e-9);
-    ++compared;
-    met += bound >= e.seconds - 1e-9;
-    tight += bound > remat::bounds_without_search(p).seconds + 1e-9;
-  }
-  CAPTURE(compared, met, tight);
-  CHECK(compared > 500);
-  CHECK(met > 150);
-  CHECK(tight > 1000);
-}
-
 TEST_CASE("what neither the device nor the host can hold goes to the disk: worked out by hand") {
   std::vector<remat::value> values = {{"x", 0}};  // 0, 2, 4 ..: one operation after the other
   std::vector<remat::operation> operations;
@@ -214,79 +174,12 @@ TEST_CASE("what neither the device nor the host can hold goes to the disk: worke
   CHECK(tight.seconds <= 28);
 }
 
-TEST_CASE("weights that do not stay come twice: worked out by hand") {
-  for (const bool frozen : {false, true}) {
-    std::vector<remat::value> values;
-    for (int i = 0; i < 3; ++i) values.push_back({.name = "w", .bytes = 10, .held = frozen, .starts = remat::testing::host});
-    std::vector<remat::operation> operations;
-    for (value_id w : {0, 1, 2, 2, 1, 0}) {
-      std::vector<value_id> inputs = {w};
-      if (!operations.empty()) inputs.push_back(values.size() - 1);
-      values.push_back({"then", 0});
-      operations.push_back({.name = "", .inputs = inputs, .outputs = {values.size() - 1}, .seconds = 1});
-    }
-    const problem p("weights", values, operations, {8}, remat::copy_rates{1, 1, 0});
-    // There is room for one: the first two come again, 10 s each.
-    CHECK(remat::bound::tier_bound(p, 10) >= 50 * (1 - 1e-9));
-    const auto r = remat::solve(p, 10, remat::offmate<>(), no_hurry);
-    REQUIRE(r.found());
-    CHECK(r.seconds == Approx(56));
-    // With room for two, one of them comes again; for all, none.
-    CHECK(remat::bound::tier_bound(p, 20) == Approx(40));
-    CHECK(remat::bound::tier_bound(p, 30) == Approx(34));
-  }
-}
-
-TEST_CASE("tiers empty between steps: worked out by hand") {
-  // Two weights on a disk, 4 s each from there to the host and 2 s to the device; a new one is made of each, on the device. The
-  // second operation has read both, 8 s, before it makes anything, and both new ones take 4 s each to the disk.
-  using remat::testing::disk;
-  std::vector<remat::value> values;
-  for (int i = 0; i < 2; ++i) values.push_back({.name = "w", .bytes = 4, .starts = disk});
-  for (int i = 0; i < 2; ++i) values.push_back({.name = "w'", .bytes = 4, .ends = disk});
-  values.push_back({"loss", 0});
-  const std::vector<remat::operation> operations = {
-      {.name = "forward", .inputs = {0, 1}, .outputs = {4}, .seconds = 1},
-      {.name = "update", .inputs = {0, 4}, .outputs = {2}, .seconds = 1, .overwrites = {{2, 0}}},
-      {.name = "update", .inputs = {1, 4}, .outputs = {3}, .seconds = 1, .overwrites = {{3, 1}}}};
-  const problem p("steps", values, operations, {2, 3}, remat::copy_rates{2, 2, 0}, std::nullopt,
-                  {{{"device"}, {"host"}, {"disk"}}, {{1, 2, 1}, {2, 1, 1}}}, {{2, 0}, {3, 1}});
-  // Both are read, the second goes on to the device, then come the first two operations, and both are sent.
-  CHECK(remat::bound::turn_bound(p) == Approx(8 + 2 + 1 + 1 + 2 + 8));
-  const auto r = remat::solve(p, 100, remat::offmate<>(), no_hurry);
-  REQUIRE(r.found());
-  CHECK(r.status == remat::status::optimal);
-}
-
-TEST_CASE("what comes before anything is computed adds to what does not fit: worked out by hand") {
-  // A weight comes to the device in 5 s; then three values of 10 bytes are made, and read in the opposite order.
-  std::vector<remat::value> values = {{.name = "w", .bytes = 5, .starts = remat::testing::host}, {"begun", 0}};
-  std::vector<remat::operation> operations = {{.name = "begin", .inputs = {0}, .outputs = {1}, .seconds = 1, .once = true}};
-  std::vector<value_id> made;
-  const auto add = [&](std::vector<value_id> inputs, bytes_t bytes) {
-    inputs.push_back(operations.back().outputs.back());
-    values.push_back({"made", bytes});
-    values.push_back({"then", 0});
-    operations.push_back(
-        {.name = "", .inputs = inputs, .outputs = {values.size() - 2, values.size() - 1}, .seconds = 1, .once = true});
-    return value_id(values.size() - 2);
-  };
-  for (int i = 0; i < 3; ++i) made.push_back(add({}, 10));
-  for (int i = 3; i-- > 0;) add({made[static_cast<std::size_t>(i)]}, 0);
-  const problem p("wait", values, operations, {values.size() - 1}, remat::copy_rates{10, 1, 0});
-  // While the third is read there is room for one more: the other comes back in 10 s, after 5 + 1 + 3 s.
-  CHECK(remat::bound::tier_bound(p, 20) >= 19 * (1 - 1e-9));
-  const auto r = remat::solve(p, 20, remat::offmate<>(), no_hurry);
-  REQUIRE(r.found());
-  CHECK(r.seconds <= 21 * (1 + 1e-9));
-}
-
 TEST_CASE("planners for several tiers: valid, within all budgets, in order", "[long]") {
   std::mt19937_64 g(32);
   int found = 0, missed = 0, optimal = 0, better = 0, chained = 0, four = 0;
   const remat::offmate<> both(remat::min_cut{}, {.search = 5'000, .idle = 1});
   for (int round = 0; round < 400; ++round) {
-    auto p = tiers_problem(g, round % 4 != 0);
+    auto p = plannable_problem(g, round % 4 != 0);
     if (p.tiers().size() == 3 && chance(g, 40)) p = with_far_disk(g, p);
     if (chance(g, 20)) p = remat::testing::with_some_budgets(g, p, 70, 20, 60);
     const auto least = remat::bounds_without_search(p).budget;
@@ -320,7 +213,7 @@ TEST_CASE("more memory or rate on several tiers: schedules never take longer, an
   const remat::offmate<> both(remat::min_cut{}, {.scan = 6, .search = 1'000, .idle = 1});
   for (unsigned seed = 0; seed < 150; ++seed) {
     std::mt19937_64 g(seed);
-    auto p = tiers_problem(g, seed % 2 == 1);
+    auto p = plannable_problem(g, seed % 2 == 1);
     if (chance(g, 60)) p = remat::testing::with_some_budgets(g, p, 70, 5, 30);
     const auto budget = remat::bounds_without_search(p).budget + uniform(g, 0, 8);
     const auto r = remat::solve(p, budget, both, no_hurry);
@@ -346,7 +239,7 @@ TEST_CASE("the smallest budget on several tiers", "[long]") {
   int met = 0, rounds = 0;
   const remat::offmate<> both(remat::min_cut{}, {.scan = 4, .search = 2'000, .idle = 1});
   for (int round = 0; round < 50; ++round) {
-    const auto p = remat::testing::with_some_budgets(g, tiers_problem(g, round % 2 == 0), 30, 20, 60);
+    const auto p = remat::testing::with_some_budgets(g, plannable_problem(g, round % 2 == 0), 30, 20, 60);
     INFO("round " << round);
     const auto r = remat::smallest_budget(p, both, no_hurry, 0.001);
     if (!r.found()) continue;
@@ -388,7 +281,7 @@ struct against_optimum {
     const auto e = remat::evaluate(p, best->best);
     REQUIRE(e.peak <= budget);
     REQUIRE(e.seconds == Approx(best->seconds));
-    const auto bound = remat::bound::tier_bound(p, budget);
+    const auto bound = remat::tiers::tier_bound(p, budget);
     REQUIRE(bound <= best->seconds * (1 + 1e-9) + 1e-9);
     if (!r.found()) {
       REQUIRE(r.status != remat::status::infeasible);
@@ -396,10 +289,10 @@ struct against_optimum {
       return;
     }
     REQUIRE(r.seconds >= best->seconds - 1e-9);
-    if (const auto plainest = remat::order::lay_copies(p, remat::needed_operations(p), budget, {.on_demand = true}))
+    if (const auto plainest = remat::copies::lay_copies(p, remat::needed_operations(p), budget, {.on_demand = true}))
       REQUIRE(r.seconds <= plainest->seconds * (1 + 1e-9));
     ++solved;
-    chained += remat::order::tier_chain(p).size() > 2;
+    chained += remat::copies::tier_chain(p).size() > 2;
     optimal += r.seconds <= best->seconds + 1e-9;
     proven += bound >= best->seconds - 1e-9;
     if (best->seconds > 0) extra += r.seconds / best->seconds - 1, gap += 1 - bound / best->seconds;
@@ -421,7 +314,7 @@ against_optimum small_against_optimum(unsigned seed, int rounds, int one_in, boo
   std::mt19937_64 g(seed);
   against_optimum all;
   for (int round = 0; round < rounds; ++round) {
-    const auto p = tiers_problem(g, round % one_in == 0);
+    const auto p = plannable_problem(g, round % one_in == 0);
     if (p.next().empty() == cyclic || p.operations().size() > most || p.values().size() > 8) continue;
     INFO("round " << round);
     all.add(remat::testing::with_some_budgets(g, p, 50, 8, 24), remat::bounds_without_search(p).budget + uniform(g, 0, 6),

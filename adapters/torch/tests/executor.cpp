@@ -10,10 +10,10 @@
 #include <filesystem>
 #include <limits>
 #include <random>
+#include <remat/copies/lay_copies.hpp>
 #include <remat/core/bounds.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/evaluate_tiers.hpp>
-#include <remat/order/lay_copies.hpp>
 #include <remat/pytorch/capture.hpp>
 #include <remat/pytorch/disk.hpp>
 #include <remat/pytorch/executor.hpp>
@@ -383,7 +383,7 @@ TEST_CASE("values that were away give what eager mode gives, bit by bit", "[devi
     for (const double part : {0.0, 0.5}) {
       const auto least = bounds_without_search(p).budget;
       const auto most = static_cast<double>(evaluate(p, store_all_schedule(p)).peak - least);
-      if (const auto laid = order::lay_copies(p, needed, least + static_cast<bytes_t>(part * most)))
+      if (const auto laid = copies::lay_copies(p, needed, least + static_cast<bytes_t>(part * most)))
         schedules.push_back(laid->schedule);
     }
     for (const auto& plan : schedules)
@@ -502,7 +502,7 @@ TEST_CASE("weights that are fetched give what eager mode gives, bit by bit") {
         schedules.push_back(with_random_copies(p, order, seed));
       }
       const auto least = bounds_without_search(p).budget;
-      if (const auto laid = order::lay_copies(p, needed_operations(p), least + (held.held_bytes() - p.held_bytes()) / 2))
+      if (const auto laid = copies::lay_copies(p, needed_operations(p), least + (held.held_bytes() - p.held_bytes()) / 2))
         schedules.push_back(laid->schedule);
       schedules.push_back(schedules[1]);  // as solvers for several tiers may tell it
       for (auto& at : schedules.back().steps) at = remat::detail::with_tiers(p, at);

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <functional>
@@ -14,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <remat/bound/concave_model.hpp>
 #include <remat/bound/cuts_throughout.hpp>
 #include <remat/bound/retention_cut.hpp>
 #include <remat/core/bounds.hpp>
@@ -30,101 +30,6 @@ struct copy_bound_options {
 };
 
 namespace detail {
-
-/// The maximum over a polytope of the least of linear functions, found by the simplex method on the dual; functions may be added.
-class concave_model {
- public:
-  static constexpr std::size_t most_dimensions = 7;
-  using point = std::array<double, most_dimensions>;
-
-  /// @param limits one for each dimension: the polytope is in [0, limits]
-  explicit concave_model(const std::vector<double>& limits) : rows_(limits.size() + 1) {
-    for (std::size_t i = 0; i < limits.size(); ++i)
-      for (const double sign : {1.0, -1.0}) {
-        column c{{}, sign > 0 ? limits[i] : 0};
-        c.a[i + 1] = sign;
-        columns_.push_back(c);
-      }
-  }
-  /// Leaves of the polytope what has weights * x <= limit.
-  void limit(const point& weights, double limit) {
-    column c{{}, limit};
-    std::copy(weights.begin(), weights.end(), c.a.begin() + 1);
-    columns_.push_back(c);
-  }
-  /// Adds at + slope * x.
-  void add(double at, const point& slope) {
-    column c{{1}, at};
-    for (std::size_t i = 0; i + 1 < rows_; ++i) c.a[i + 1] = -slope[i];
-    if (!begun_) {  // the first one starts the basis
-      begun_ = true;
-      basis_[0] = columns_.size();
-      for (std::size_t i = 0; i + 1 < rows_; ++i) basis_[i + 1] = 2 * i + (slope[i] < 0);
-    }
-    columns_.push_back(c);
-  }
-  /// @return the maximum, and where it is
-  std::pair<double, point> maximum() {
-    for (int pivots = 0;; ++pivots) {
-      vector costs{};
-      for (std::size_t r = 0; r < rows_; ++r) costs[r] = columns_[basis_[r]].cost;
-      const auto y = solve(costs, true);
-      std::size_t entering = columns_.size();
-      double least = -1e-11;
-      for (std::size_t j = 0; j < columns_.size(); ++j) {
-        double reduced = columns_[j].cost;
-        for (std::size_t r = 0; r < rows_; ++r) reduced -= y[r] * columns_[j].a[r];
-        if (reduced < least) least = reduced, entering = j;
-      }
-      const auto found = [&] {
-        point x{};
-        std::copy(y.begin() + 1, y.begin() + static_cast<std::ptrdiff_t>(rows_), x.begin());
-        return std::pair(y[0], x);
-      };
-      if (entering == columns_.size() || pivots > 500) return found();
-      const auto x = solve({1}, false), d = solve(columns_[entering].a, false);
-      std::size_t leaving = rows_;
-      for (std::size_t r = 0; r < rows_; ++r)
-        if (d[r] > 1e-12 && (leaving == rows_ || x[r] * d[leaving] < x[leaving] * d[r])) leaving = r;
-      if (leaving == rows_) return found();
-      basis_[leaving] = entering;
-    }
-  }
-
- private:
-  using vector = std::array<double, most_dimensions + 1>;
-  struct column {
-    vector a;
-    double cost;
-  };
-
-  /// Solves with the basis, or its transpose, by elimination.
-  vector solve(vector b, bool transposed) const {
-    std::array<vector, most_dimensions + 1> m;
-    for (std::size_t r = 0; r < rows_; ++r)
-      for (std::size_t c = 0; c < rows_; ++c) m[r][c] = transposed ? columns_[basis_[r]].a[c] : columns_[basis_[c]].a[r];
-    for (std::size_t k = 0; k < rows_; ++k) {
-      auto pivot = k;
-      for (auto r = k; r < rows_; ++r)
-        if (std::abs(m[r][k]) > std::abs(m[pivot][k])) pivot = r;
-      std::swap(m[k], m[pivot]);
-      std::swap(b[k], b[pivot]);
-      for (std::size_t r = 0; r < rows_; ++r) {
-        if (r == k || m[k][k] == 0) continue;
-        const double factor = m[r][k] / m[k][k];
-        for (auto c = k; c < rows_; ++c) m[r][c] -= factor * m[k][c];
-        b[r] -= factor * b[k];
-      }
-    }
-    for (std::size_t k = 0; k < rows_; ++k) b[k] = m[k][k] == 0 ? 0 : b[k] / m[k][k];
-    return b;
-  }
-
-  std::size_t rows_;
-  bool begun_ = false;
-  std::vector<column> columns_;
-  std::array<std::size_t, most_dimensions + 1> basis_{};
-};
 
 /// The Lagrangian dual of one moment, by cutting planes: in the prices of a byte and of copies to the host before it and to the
 /// device after it, and, where values start or end on the host, in those of the copies of these before it and after it, and of
@@ -226,35 +131,44 @@ class copy_dual {
   concave_model::point next_{};
 };
 
-/// `copy_bound`, or of a problem whose values may start and end on the host, and of which not all happens in time.
-/// @param within null for a plain problem
-/// @param known_bound what is returned if there is nothing better
-inline double most_of_moments(const problem& p, bytes_t budget, const step_span* within, double known_bound,
-                              const copy_bound_options& o, const std::function<bool()>& stop) {
+}  // namespace detail
+
+/// `copy_bound`, also for problems whose values may start and end on the host, and of which a part happens in time.
+/// @param p           a problem that allows copies
+/// @param budget      bytes
+/// @param within      the part of the step; null for all of a plain problem
+/// @param known_bound what is returned if there is nothing better, s
+/// @param o           how hard to try
+/// @param stop        polled between and within cuts; true returns what is proven by then
+/// @return no schedule within the budget is faster, s
+/// Complexity: that of `copy_bound`.
+inline double copy_bound_in_span(const problem& p, bytes_t budget, const step_span* within, double known_bound,
+                                 const copy_bound_options& o, const std::function<bool()>& stop) {
   double best = std::max(known_bound, bounds_without_search(p).seconds);
   if (!(best > 0)) return best;
   const auto needed = needed_operations(p);
-  std::vector<std::unique_ptr<copy_dual>> duals;
+  std::vector<std::unique_ptr<detail::copy_dual>> duals;
   const auto known = [&](operation_id tau) {
     return std::any_of(duals.begin(), duals.end(), [&](const auto& d) { return d->tau() == tau; });
   };
-  const copy_dual* leader = nullptr;  // proves most; the prices of others are much the same
-  const auto note = [&](const copy_dual& d) {
+  const detail::copy_dual* leader = nullptr;  // proves most; the prices of others are much the same
+  const auto note = [&](const detail::copy_dual& d) {
     best = std::max(best, d.value());
     if (d.value() > (leader ? leader->value() : 0)) leader = &d;
   };
-  const auto look = [&](copy_dual& d) {  // at what the leader, if any, proves most with
+  const auto look = [&](detail::copy_dual& d) {  // at what the leader, if any, proves most with
     if (leader && d.most() > best * (1 + 1e-5) && !(stop && stop())) d.look_at(leader->prices());
     note(d);
   };
-  const auto refine = [&](copy_dual& d) {
+  const auto refine = [&](detail::copy_dual& d) {
     look(d);
     for (std::size_t i = 0; i < o.cuts && !(stop && stop()) && d.improve(best); ++i) continue;
     note(d);
   };
   try {
     for (auto& cut : cuts_throughout(p, budget, o.moments, within, stop))
-      if (within || cut->demand() > budget) duals.push_back(std::make_unique<copy_dual>(p, std::move(cut), budget, within));
+      if (within || cut->demand() > budget)
+        duals.push_back(std::make_unique<detail::copy_dual>(p, std::move(cut), budget, within));
     if (!duals.empty()) refine(*duals[0]);  // the peak
     for (auto& d : duals) look(*d);
     for (auto left = o.refined * o.cuts; left > 0 && !duals.empty() && !(stop && stop()); --left) {
@@ -271,8 +185,8 @@ inline double most_of_moments(const problem& p, bytes_t budget, const step_span*
         if (k < 0 || k >= static_cast<std::ptrdiff_t>(needed.size())) continue;
         const auto tau = needed[static_cast<std::size_t>(k)];
         if (known(tau) || (within && !within->moments[tau])) continue;
-        duals.push_back(
-            std::make_unique<copy_dual>(p, std::make_unique<retention_cut>(p, needed, tau, within, stop), budget, within));
+        duals.push_back(std::make_unique<detail::copy_dual>(p, std::make_unique<retention_cut>(p, needed, tau, within, stop),
+                                                            budget, within));
         refine(*duals.back());
       }
       better = best > before;
@@ -281,8 +195,6 @@ inline double most_of_moments(const problem& p, bytes_t budget, const step_span*
   }
   return best;
 }
-
-}  // namespace detail
 
 /// A lower bound on the time of *every* schedule within a budget, whatever it computes again and copies to the host and back.
 ///
@@ -307,7 +219,7 @@ inline double copy_bound(const problem& p, bytes_t budget, const copy_bound_opti
   if (o.refined < 1) throw bad_option("copy_bound_options.refined must be >= 1, got 0");
   if (o.cuts < 1) throw bad_option("copy_bound_options.cuts must be >= 1, got 0");
   if (!p.copies()) throw bad_option("copy_bound: the problem allows no copies");
-  return detail::most_of_moments(p, budget, nullptr, 0, o, stop);
+  return copy_bound_in_span(p, budget, nullptr, 0, o, stop);
 }
 
 }  // namespace remat::bound

@@ -16,9 +16,7 @@
 #include <remat/bound/cuts_throughout.hpp>
 #include <remat/bound/memory_bound.hpp>
 #include <remat/bound/retention_cut.hpp>
-#include <remat/bound/tier_bound.hpp>
 #include <remat/core/liveness.hpp>
-#include <remat/core/result.hpp>
 #include <remat/core/solve.hpp>
 
 namespace remat::bound {
@@ -115,21 +113,6 @@ inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_
                                      std::min<std::size_t>(300, 1 + 1'200'000 / std::max<std::size_t>(1, p.operations().size())));
   if (budget < best.budget) best.seconds = never;
   return best;
-}
-
-/// Adds the bounds of `min_cut_bound`, of problems that are not plain that of `tier_bound`, to those of a result: `bound`,
-/// `budget_bound`, and `infeasible` where that is proven and no schedule is known.
-inline void prove_bound(const problem& p, bytes_t budget, result& r, const std::function<bool()>& stop = {}) {
-  if (!p.plain()) {
-    r.bound = std::max(r.bound, tier_bound(p, budget, stop));
-    return;
-  }
-  const auto b = min_cut_bound(p, budget, {.needed = r.budget_bound}, stop);
-  r.budget_bound = std::max(r.budget_bound, b.budget);
-  if (std::isfinite(b.seconds))
-    r.bound = std::max(r.bound, b.seconds);
-  else if (!r.found())
-    r.status = status::infeasible;
 }
 
 }  // namespace remat::bound

@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include <remat/bound/min_cut_bound.hpp>
 #include <remat/core/incumbent.hpp>
 #include <remat/core/liveness.hpp>
 #include <remat/core/monitor.hpp>
@@ -31,6 +30,7 @@
 #include <remat/order/replay.hpp>
 #include <remat/order/retain_more.hpp>
 #include <remat/solver/min_cut.hpp>
+#include <remat/solver/prove_bound.hpp>
 #include <remat/structure/canonical.hpp>
 #include <remat/structure/partition.hpp>
 
@@ -170,7 +170,7 @@ class hierarchical {
     std::optional<structure::partition> given;
     if (options_.parts) given = checked(p, *options_.parts);
     if (!best.offer(needed_operations(p))) {
-      if (options_.bound) bound::prove_bound(p, budget, r, [&] { return m.stopped(); });
+      if (options_.bound) prove_bound(p, budget, r, [&] { return m.stopped(); });
       if (r.status == status::infeasible) return r;
       search now{m, r.bound, {}};
       const auto alike = with_like_costs(p, options_.tolerance);

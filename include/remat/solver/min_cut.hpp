@@ -13,7 +13,6 @@
 #include <vector>
 
 #include <remat/bound/cuts_throughout.hpp>
-#include <remat/bound/min_cut_bound.hpp>
 #include <remat/core/incumbent.hpp>
 #include <remat/core/liveness.hpp>
 #include <remat/core/monitor.hpp>
@@ -26,6 +25,7 @@
 #include <remat/order/replay.hpp>
 #include <remat/order/retain_more.hpp>
 #include <remat/solver/lower_peak.hpp>
+#include <remat/solver/prove_bound.hpp>
 
 namespace remat {
 
@@ -129,7 +129,7 @@ class min_cut {
       if (options_.start) begin(p, compute_order(*options_.start), best, m);
       auto cuts = known.cuts.empty() ? moments(p, budget, m) : std::move(known.cuts);
       fit(p, budget, cuts, best, m);
-      if (options_.bound) bound::prove_bound(p, budget, r, [&] { return m.stopped(); });
+      if (options_.bound) prove_bound(p, budget, r, [&] { return m.stopped(); });
       known.needed = r.budget_bound;
       if (r.status == status::infeasible) return r;
       known.cuts = std::move(cuts);

@@ -5,20 +5,20 @@
 
 #include <string>
 
-#include <remat/bound/min_cut_bound.hpp>
+#include <remat/copies/copy_search.hpp>
 #include <remat/core/incumbent.hpp>
 #include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>
-#include <remat/order/copy_search.hpp>
+#include <remat/solver/prove_bound.hpp>
 
 namespace remat {
 
 /// Computes every needed operation once, in the order of the problem, and moves what does not fit to the host and back
-/// (`order::lay_copies`). Finds a schedule for every budget that has one, on several tiers for nearly all; a problem that allows
-/// no copies, or is `order::unplannable`, is `not_applicable`, unless nothing has to move.
+/// (`copies::lay_copies`). Finds a schedule for every budget that has one, on several tiers for nearly all; a problem that allows
+/// no copies, or is `copies::unplannable`, is `not_applicable`, unless nothing has to move.
 ///
-/// Complexity: that of `order::lay_copies` and `bound::copy_bound`.
+/// Complexity: that of `copies::lay_copies` and `bound::copy_bound`.
 /// @code
 /// auto r = remat::solve(p, budget, remat::offload_only{});
 /// @endcode
@@ -30,20 +30,20 @@ class offload_only {
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     result r;
     const auto needed = needed_operations(p);
-    if (!p.plain() && !order::unplannable(p).empty()) {
+    if (!p.plain() && !copies::unplannable(p).empty()) {
       r.status = status::not_applicable;
-      r.reason = order::unplannable(p);
+      r.reason = copies::unplannable(p);
     } else if (incumbent all(p, budget); p.plain() && all.offer(needed)) {
       all.put_into(r);
     } else if (p.plain() && !p.copies()) {
       r.status = status::not_applicable;
-      r.reason = order::no_copies;
+      r.reason = copies::no_copies;
     } else {
-      order::copy_incumbent best(p, budget);
+      copies::copy_incumbent best(p, budget);
       best.offer({needed});
       best.report(m, name(), 0);
       best.put_into(r);
-      bound::prove_bound(p, budget, r, [&] { return m.stopped(); });
+      prove_bound(p, budget, r, [&] { return m.stopped(); });
     }
     return r;
   }

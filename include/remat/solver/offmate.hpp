@@ -15,7 +15,8 @@
 #include <vector>
 
 #include <remat/bound/cuts_throughout.hpp>
-#include <remat/bound/min_cut_bound.hpp>
+#include <remat/copies/copy_search.hpp>
+#include <remat/copies/virtual_problem.hpp>
 #include <remat/core/beside.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/incumbent.hpp>
@@ -24,23 +25,23 @@
 #include <remat/core/schedule.hpp>
 #include <remat/core/slower_links.hpp>
 #include <remat/core/solve.hpp>
-#include <remat/order/copy_search.hpp>
 #include <remat/order/destroy_repair.hpp>
-#include <remat/order/virtual_problem.hpp>
 #include <remat/solver/min_cut.hpp>
+#include <remat/solver/prove_bound.hpp>
 
 namespace remat {
 
 /// Recomputation and copies to the host together, for problems of any shape that allow copies, and for those with several
-/// tiers (`order::unplannable` says which it cannot plan). A plain problem that allows none is left to Inner.
+/// tiers (`copies::unplannable` says which it cannot plan). A plain problem that allows none is left to Inner.
 ///
 /// Copies make the budget look larger. So recomputation alone is planned for *virtual* budgets, from the budget to what store-all
-/// needs, copies are laid over each of these orders within the true budget (`order::lay_copies`), and the best ones are worked on
-/// (`order::copy_search`). The ends of the scan are recomputation alone and copies alone. Other scans are of budgets that vary
-/// with the moment, by what copies can have moved by then (`order::virtual_problem`), and of operations that run early, so that
-/// copies have more time before most memory is needed (`order::early_order`). Proves `bound::copy_bound`, or
-/// `bound::tier_bound`, besides. Of a problem that is not plain, recomputation is planned for what stays on the device
-/// (`order::without_host`).
+/// needs, copies are laid over each of these orders within the true budget (`copies::lay_copies`), and the best ones are worked
+/// on
+/// (`copies::copy_search`). The ends of the scan are recomputation alone and copies alone. Other scans are of budgets that vary
+/// with the moment, by what copies can have moved by then (`copies::virtual_problem`), and of operations that run early, so that
+/// copies have more time before most memory is needed (`copies::early_order`). Proves `bound::copy_bound`, or
+/// `tiers::tier_bound`, besides. Of a problem that is not plain, recomputation is planned for what stays on the device
+/// (`copies::without_host`).
 ///
 /// With `limits.threads` of 2 or more, orders are planned and worked on side by side; which schedule is found then depends on
 /// timing.
@@ -92,7 +93,7 @@ class offmate {
     if (options_.rate_share < 1) return solve_for_less(p, budget, m);
     result r;
     const auto needed = needed_operations(p);
-    if (auto why = p.plain() ? std::string() : order::unplannable(p); !why.empty()) {
+    if (auto why = p.plain() ? std::string() : copies::unplannable(p); !why.empty()) {
       r.status = status::not_applicable;
       r.reason = std::move(why);
       return r;
@@ -101,11 +102,11 @@ class offmate {
       all.put_into(r);
       return r;
     }
-    scan now{p.plain() ? p.with_copies({}) : order::without_host(p), budget, 0, m, {p, budget}, {}, {}, 0, {}};
+    scan now{p.plain() ? p.with_copies({}) : copies::without_host(p), budget, 0, m, {p, budget}, {}, {}, 0, {}};
     now.most = measure_order(now.plain, needed).peak;
     if (!p.plain()) now.least = std::min(now.most, bounds_without_search(now.plain).budget);
     now.offer(needed, 0, now.most);
-    bound::prove_bound(p, budget, r, [&] { return m.stopped(); });
+    prove_bound(p, budget, r, [&] { return m.stopped(); });
     now.bound = r.bound;
     if (options_.start) {
       const auto order = compute_order(*options_.start);
@@ -120,7 +121,7 @@ class offmate {
  private:
   /// An order, and what it was planned for.
   struct start {
-    order::copied_order order;
+    copies::copied_order order;
     std::size_t kind;  ///< of `scan::problems`
     bytes_t budget;    ///< virtual
     double seconds;    ///< with copies
@@ -129,8 +130,8 @@ class offmate {
     const problem plain;  ///< the same without copies
     bytes_t least, most;  ///< virtual budgets: from the true one, or what the device needs of it, up to what store-all needs
     monitor& m;
-    order::copy_incumbent best;
-    std::vector<order::virtual_problem> problems;  ///< first `plain` as it is
+    copies::copy_incumbent best;
+    std::vector<copies::virtual_problem> problems;  ///< first `plain` as it is
     std::vector<start> starts;
     double bound;
     std::mutex lock;  ///< of `starts`
@@ -141,7 +142,7 @@ class offmate {
       const auto before = best.seconds();
       auto laid = best.offer({order});
       while (laid) {
-        auto sooner = order::early_end(plain, order, *laid);
+        auto sooner = copies::early_end(plain, order, *laid);
         auto better = sooner.empty() ? std::nullopt : best.offer({sooner});
         if (!better || !(better->seconds < laid->seconds)) break;
         order = std::move(sooner), laid = std::move(better);
@@ -180,8 +181,8 @@ class offmate {
       return tell(x);
     });
     result proven;
-    if (!p.plain() && !order::unplannable(p).empty()) return slower.solve(p, budget, part);
-    bound::prove_bound(p, budget, proven, [&] { return m.stopped(); });
+    if (!p.plain() && !copies::unplannable(p).empty()) return slower.solve(p, budget, part);
+    prove_bound(p, budget, proven, [&] { return m.stopped(); });
     auto r = slower.solve(with_slower_links(p, options_.rate_share), budget, part);
     r.bound = proven.bound;
     return r;
@@ -197,7 +198,7 @@ class offmate {
 
   /// Budgets that rise by what can have left by then, and fall by what still has to come back.
   static std::vector<bytes_t> moving(const scan& now, const problem& p) {
-    const auto far = p.plain() ? p.host() : order::tier_chain(p)[1];
+    const auto far = p.plain() ? p.host() : copies::tier_chain(p)[1];
     bytes_t all = 0;
     for (const auto& v : now.plain.values()) all += v.bytes;
     const auto most = static_cast<double>(std::min(2 * (now.most - now.least), (max_bytes - all) / 2));  // ballast comes on top
@@ -217,7 +218,7 @@ class offmate {
     now.problems.emplace_back(now.plain, needed, std::vector{now.least});
     now.problems.emplace_back(now.plain, needed, with_copies);
     if (const auto heaviest = bound::retention_cuts(now.plain, now.least, 8); !heaviest.empty())
-      if (const auto early = order::early_order(now.plain, heaviest.front()->tau()); early != needed)
+      if (const auto early = copies::early_order(now.plain, heaviest.front()->tau()); early != needed)
         now.problems.emplace_back(now.plain, early, with_copies);
 
     const auto count = [&](std::size_t kind) { return static_cast<bytes_t>(kind == 0 ? options_.scan : options_.scan / 2 + 1); };
@@ -290,8 +291,8 @@ class offmate {
         }
         const auto before = now.best.seconds();  // other threads may have better ones by the end
         monitor part(now.m, 0.5);
-        order::copy_search(now.problems[from.kind], from.order, from.budget, now.best, part,
-                           {.patience = order::patience_for(now.plain, options_.search), .stream = stream}, now.bound);
+        copies::copy_search(now.problems[from.kind], from.order, from.budget, now.best, part,
+                            {.patience = order::patience_for(now.plain, options_.search), .stream = stream}, now.bound);
         if (now.best.seconds() < before && !now.m.stopped()) now.best.try_less();
         const std::lock_guard guard(lock);
         if (now.best.seconds() < before) fastest = from;

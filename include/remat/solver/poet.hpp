@@ -9,14 +9,14 @@
 #include <string>
 #include <utility>
 
-#include <remat/bound/min_cut_bound.hpp>
+#include <remat/copies/copy_search.hpp>
 #include <remat/core/incumbent.hpp>
 #include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/milp/backend.hpp>
-#include <remat/order/copy_search.hpp>
+#include <remat/solver/prove_bound.hpp>
 #include <remat/staged/strong_form.hpp>
 
 namespace remat {
@@ -26,8 +26,8 @@ namespace remat {
 ///
 /// Where the published program minimises energy under a limit of the time of computations, and copies take no time, this one
 /// minimises time: computations and both directions of the link go on beside one another, what comes in is there before it is
-/// read or dropped, and what is absent has left. Copies may be cut into parts there. `order::lay_copies` lays whole ones over the
-/// order of the solution, with what it moves and with all values, and `evaluate` says what that takes.
+/// read or dropped, and what is absent has left. Copies may be cut into parts there. `copies::lay_copies` lays whole ones over
+/// the order of the solution, with what it moves and with all values, and `evaluate` says what that takes.
 ///
 /// So `result.scope_bound` holds for every schedule of `result.scope`, which are the staged ones whose copies to the device come
 /// first in their stage (`strong_form` has the small print), and is infinite if there is none; the schedule may be slower than
@@ -72,11 +72,11 @@ class poet {
     }
     if (!p.copies()) {
       r.status = status::not_applicable;
-      r.reason = order::no_copies;
+      r.reason = copies::no_copies;
       return r;
     }
-    bound::prove_bound(p, budget, r, [&] { return m.stopped(); });
-    order::copy_incumbent best(p, budget);
+    prove_bound(p, budget, r, [&] { return m.stopped(); });
+    copies::copy_incumbent best(p, budget);
     best.offer({needed});
     if (options_.start) best.offer({compute_order(*options_.start)});
     search(p, budget, best, r, m);
@@ -85,7 +85,7 @@ class poet {
   }
 
  private:
-  void search(const problem& p, bytes_t budget, order::copy_incumbent& best, result& r, monitor& m) const {
+  void search(const problem& p, bytes_t budget, copies::copy_incumbent& best, result& r, monitor& m) const {
     r.scope = to_string(options_.rules) + ", copies to the device first in a stage";
     r.scope_bound = r.bound;
     const auto done = [&] { return best.seconds() * (1 - m.limits().gap) <= r.scope_bound; };
@@ -112,7 +112,7 @@ class poet {
     if (std::isinf(r.scope_bound)) r.reason = "proven: none of the " + r.scope + " fits";
     if (!s.found()) return;
     const auto [order, moved] = form.extract_copied(s.x);
-    best.offer({order, order::departures_of(moved)});
+    best.offer({order, copies::departures_of(moved)});
     best.offer({order});
     best.report(m, r.scope, r.bound);
   }

@@ -9,16 +9,16 @@
 #include <utility>
 #include <vector>
 
-#include <remat/bound/min_cut_bound.hpp>
 #include <remat/chain/fastest_with_copies.hpp>
 #include <remat/chain/persistent_table.hpp>
+#include <remat/copies/copy_search.hpp>
 #include <remat/core/incumbent.hpp>
 #include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/hierarchy/part_chain.hpp>
-#include <remat/order/copy_search.hpp>
+#include <remat/solver/prove_bound.hpp>
 #include <remat/structure/partition.hpp>
 
 namespace remat {
@@ -26,10 +26,10 @@ namespace remat {
 /// Recomputation and copies to the host together, for a network that is a chain of blocks: the forward of each block saves what
 /// its backward reads or is run again, and the input of each is kept or moved (`chain::fastest_with_copies`).
 ///
-/// The recurrence says what is computed again and what may move; the copies are laid over that order as `order::lay_copies` does,
-/// with what may move and, where it is faster, with all values. The memory and time of chains are cautious here and bold there,
-/// so the recurrence is asked for other budgets nearby as well (`nearby`), and the fastest that fits is taken, by `evaluate`. The
-/// graph is cut into blocks and into parts as by `rotor`.
+/// The recurrence says what is computed again and what may move; the copies are laid over that order as `copies::lay_copies`
+/// does, with what may move and, where it is faster, with all values. The memory and time of chains are cautious here and bold
+/// there, so the recurrence is asked for other budgets nearby as well (`nearby`), and the fastest that fits is taken, by
+/// `evaluate`. The graph is cut into blocks and into parts as by `rotor`.
 ///
 /// A problem that allows no copies, or without a chain of blocks, is `not_applicable`, unless store-all fits. Proves
 /// `bound::copy_bound` besides.
@@ -74,11 +74,11 @@ class pofo {
     }
     if (!p.copies()) {
       r.status = status::not_applicable;
-      r.reason = order::no_copies;
+      r.reason = copies::no_copies;
       return r;
     }
-    bound::prove_bound(p, budget, r, [&] { return m.stopped(); });
-    order::copy_incumbent best(p, budget);
+    prove_bound(p, budget, r, [&] { return m.stopped(); });
+    copies::copy_incumbent best(p, budget);
     bool any = search(p, budget, options_.blocks, r.bound, best, m);
     for (const auto size : options_.sizes)
       if (!m.stopped())
@@ -95,7 +95,7 @@ class pofo {
 
   /// Offers the fastest schedules of the graph cut in one way. @return false if it cannot be cut
   bool search(const problem& p, bytes_t budget, const structure::partition_options& cut, double bound,
-              order::copy_incumbent& best, monitor& m) const {
+              copies::copy_incumbent& best, monitor& m) const {
     const hierarchy::saved_parts parts(p, structure::find_partition(p, cut, [&] { return m.stopped(); }));
     m.report({.stage = parts.size() < 2 ? structure::no_chain : "chain of " + std::to_string(parts.size()) + " blocks"});
     if (parts.size() < 2) return false;
@@ -114,7 +114,7 @@ class pofo {
       if (!found.found()) continue;
       const auto order = c.order(found.steps);
       const auto before = best.seconds();
-      best.offer({order, order::departures_of(values_of(p, parts, found.moved))});
+      best.offer({order, copies::departures_of(values_of(p, parts, found.moved))});
       best.offer({order});
       if (best.seconds() < before) best.report(m, "chain of " + std::to_string(parts.size()) + " blocks", bound);
     }

@@ -9,12 +9,12 @@
 #include <string>
 #include <utility>
 
+#include <remat/copies/early_copies.hpp>
 #include <remat/core/bounds.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/smallest_budget.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/io/bytes.hpp>
-#include <remat/order/early_copies.hpp>
 
 #include "../clock.hpp"
 #include "../solver.hpp"
@@ -159,7 +159,7 @@ schedule fetch_once_schedule(const problem& p) {
       made.drop(v);
     }
   const auto e = evaluate(p, made);
-  order::tighten(p, made, e, e.peak);
+  copies::tighten(p, made, e, e.peak);
   return made;
 }
 

@@ -12,7 +12,7 @@
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
 
-namespace remat::order::detail {
+namespace remat::copies::detail {
 
 /// What a tier other than the device holds over time, of a list of steps that is followed.
 class tier_profile {
@@ -247,4 +247,4 @@ class in_time {
   std::vector<event> listed_;
 };
 
-}  // namespace remat::order::detail
+}  // namespace remat::copies::detail

@@ -10,17 +10,17 @@
 #include <utility>
 #include <vector>
 
+#include <remat/copies/laid_copies.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
-#include <remat/order/laid_copies.hpp>
 
-namespace remat::order {
+namespace remat::copies {
 
 /// A problem without copies whose operations are listed in another order, and whose budget varies with the moment: *ballast* is
 /// on the device where it is less. Operations of no time take and release the ballast; an order of computations of the one is one
 /// of the other without these.
 /// @code
-/// const remat::order::virtual_problem q(p, remat::needed_operations(p), {8 << 20, 12 << 20, 8 << 20});
+/// const remat::copies::virtual_problem q(p, remat::needed_operations(p), {8 << 20, 12 << 20, 8 << 20});
 /// const auto r = remat::solve(q.problem(), q.budget(), remat::min_cut());  // with 12 MiB in the middle third of the time
 /// const auto order = q.unwrap(remat::compute_order(r.schedule)).order;
 /// @endcode
@@ -180,4 +180,4 @@ inline std::vector<operation_id> early_end(const problem& p, const std::vector<o
   return {kept.rbegin(), kept.rend()};
 }
 
-}  // namespace remat::order
+}  // namespace remat::copies

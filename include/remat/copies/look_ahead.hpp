@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
+#include <remat/copies/residence.hpp>
 #include <remat/core/problem.hpp>
-#include <remat/order/residence.hpp>
 
-namespace remat::order::detail {
+namespace remat::copies::detail {
 
 /// A value while `lay_copies` walks along an order.
 struct value_state {
@@ -155,4 +155,4 @@ class look_ahead {
   std::size_t end_;
 };
 
-}  // namespace remat::order::detail
+}  // namespace remat::copies::detail

@@ -8,15 +8,15 @@
 #include <vector>
 
 #include <remat/bound/copy_bound.hpp>
-#include <remat/bound/path_bound.hpp>
-#include <remat/bound/queue_bound.hpp>
-#include <remat/bound/tiers_as_one.hpp>
-#include <remat/bound/turn_bound.hpp>
+#include <remat/copies/residence.hpp>
 #include <remat/core/bounds.hpp>
 #include <remat/core/problem.hpp>
-#include <remat/order/residence.hpp>
+#include <remat/tiers/path_bound.hpp>
+#include <remat/tiers/queue_bound.hpp>
+#include <remat/tiers/tiers_as_one.hpp>
+#include <remat/tiers/turn_bound.hpp>
 
-namespace remat::bound {
+namespace remat::tiers {
 
 /// A lower bound on the time of every schedule of a problem on several tiers; for cyclic schedules, on the period.
 ///
@@ -31,10 +31,10 @@ namespace remat::bound {
 /// @throws bad_option if no tier is linked both ways with the device
 /// Complexity: that of `copy_bound`, for each of them.
 /// @code
-/// std::cout << "no step takes less than " << remat::bound::tier_bound(p, budget) << " s\n";
+/// std::cout << "no step takes less than " << remat::tiers::tier_bound(p, budget) << " s\n";
 /// @endcode
 inline double tier_bound(const problem& p, bytes_t budget, const std::function<bool()>& stop = {}) {
-  if (order::tier_chain(p).size() < 2) throw bad_option("tier_bound: no tier is linked both ways with the device");
+  if (copies::tier_chain(p).size() < 2) throw bad_option("tier_bound: no tier is linked both ways with the device");
   double best = std::max({queue_bound(p, budget), path_bound(p), bounds_without_search(p).seconds});
   const detail::step_parts parts(p);
   std::vector<detail::tier_turn> turns;
@@ -47,10 +47,10 @@ inline double tier_bound(const problem& p, bytes_t budget, const std::function<b
         if (!p.next().empty() && turn.tier() != device_tier && !detail::is_gate(p, inside, turn.tier())) continue;
         auto span = detail::passing(p, part.p, inside, parts.of);
         turn.look_at(part, inside, span);
-        best = std::max(best, detail::most_of_moments(part.p, most, &span, best, {}, stop));
+        best = std::max(best, bound::copy_bound_in_span(part.p, most, &span, best, {}, stop));
       }
     }
   return best;
 }
 
-}  // namespace remat::bound
+}  // namespace remat::tiers

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include <remat/bound/tier_places.hpp>
-#include <remat/bound/tiers_as_one.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
+#include <remat/tiers/tier_places.hpp>
+#include <remat/tiers/tiers_as_one.hpp>
 
-namespace remat::bound {
+namespace remat::tiers {
 
 /// The seconds of what has to pass through each queue besides the device's: over the links, what starts or is made on one tier
 /// and is read or ends on another; and the operations on each other tier.
@@ -63,4 +63,4 @@ inline double queue_bound(const problem& p, bytes_t budget) {
   return longest;
 }
 
-}  // namespace remat::bound
+}  // namespace remat::tiers

@@ -15,14 +15,14 @@
 #include <utility>
 #include <vector>
 
+#include <remat/copies/host_side.hpp>
+#include <remat/copies/laid_copies.hpp>
+#include <remat/copies/look_ahead.hpp>
+#include <remat/copies/range_peak.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
-#include <remat/order/host_side.hpp>
-#include <remat/order/laid_copies.hpp>
-#include <remat/order/look_ahead.hpp>
-#include <remat/order/range_peak.hpp>
 
-namespace remat::order {
+namespace remat::copies {
 
 namespace detail {
 
@@ -436,4 +436,4 @@ class copy_layer {
 
 }  // namespace detail
 
-}  // namespace remat::order
+}  // namespace remat::copies

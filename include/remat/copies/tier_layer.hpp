@@ -10,23 +10,23 @@
 #include <utility>
 #include <vector>
 
+#include <remat/copies/laid_copies.hpp>
+#include <remat/copies/residence.hpp>
 #include <remat/core/evaluate_tiers.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
-#include <remat/order/laid_copies.hpp>
-#include <remat/order/residence.hpp>
 
-namespace remat::order::detail {
+namespace remat::copies::detail {
 
 /// Joins a schedule that takes all tiers but the device for one, the host, with one for these tiers. What comes to the host is
 /// made there by an operation of a problem of its own, what leaves for the device is read there, and the time in between passes
 /// in operations that read and make nothing.
-class chain_layer {
+class tier_layer {
  public:
   /// @param p     must outlive this
   /// @param order of which `front` is made
   /// @param front a schedule for the device and the host
-  chain_layer(const problem& p, std::span<const operation_id> order, const laid_copies& front)
+  tier_layer(const problem& p, std::span<const operation_id> order, const laid_copies& front)
       : p_(p),
         chain_(tier_chain(p)),
         front_(front),
@@ -270,4 +270,4 @@ class chain_layer {
   double now_ = 0;
 };
 
-}  // namespace remat::order::detail
+}  // namespace remat::copies::detail

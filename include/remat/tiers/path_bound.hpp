@@ -8,11 +8,11 @@
 #include <limits>
 #include <vector>
 
-#include <remat/bound/tier_places.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
+#include <remat/tiers/tier_places.hpp>
 
-namespace remat::bound {
+namespace remat::tiers {
 
 namespace detail {
 
@@ -103,4 +103,4 @@ inline double path_bound(const problem& p, std::size_t most = 64) {
   return longest;
 }
 
-}  // namespace remat::bound
+}  // namespace remat::tiers

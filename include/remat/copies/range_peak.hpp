@@ -12,11 +12,11 @@
 
 #include <remat/core/types.hpp>
 
-namespace remat::order {
+namespace remat::copies {
 
 /// A segment tree over positions: range addition, range maximum.
 /// @code
-/// remat::order::range_peak memory(bytes);
+/// remat::copies::range_peak memory(bytes);
 /// memory.add(2, 7, -1024);  // a value that leaves from position 2 to 7
 /// if (memory.most(2, 7) + 512 <= budget) fits();
 /// @endcode
@@ -72,4 +72,4 @@ class range_peak {
   std::vector<bytes_t> added_;  // to all positions below a node
 };
 
-}  // namespace remat::order
+}  // namespace remat::copies

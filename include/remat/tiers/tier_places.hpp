@@ -15,7 +15,7 @@
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
 
-namespace remat::bound {
+namespace remat::tiers {
 
 namespace detail {
 
@@ -138,4 +138,4 @@ class copy_ways {
 
 }  // namespace detail
 
-}  // namespace remat::bound
+}  // namespace remat::tiers

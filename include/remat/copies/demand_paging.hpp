@@ -12,12 +12,12 @@
 #include <utility>
 #include <vector>
 
+#include <remat/copies/laid_copies.hpp>
+#include <remat/copies/residence.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
-#include <remat/order/laid_copies.hpp>
-#include <remat/order/residence.hpp>
 
-namespace remat::order::detail {
+namespace remat::copies::detail {
 
 /// Demand paging over all tiers and links. A full tier evicts, in this order: values without a further use, values with a copy on
 /// another tier, and the value whose next use is furthest away. The last one moves to another tier, which makes room if it must.
@@ -252,4 +252,4 @@ class demand_paging {
   laid_copies laid_;
 };
 
-}  // namespace remat::order::detail
+}  // namespace remat::copies::detail

@@ -5,9 +5,9 @@
 #include <random>
 #include <vector>
 
+#include <remat/copies/lay_copies.hpp>
 #include <remat/core/bounds.hpp>
 #include <remat/core/evaluate.hpp>
-#include <remat/order/lay_copies.hpp>
 #include <remat/testing/copy_oracle.hpp>
 #include <remat/testing/generators.hpp>
 
@@ -37,7 +37,7 @@ TEST_CASE("range_peak agrees with an array") {
   for (int round = 0; round < 200; ++round) {
     std::vector<bytes_t> plain(static_cast<std::size_t>(uniform(g, 1, 40)));
     for (auto& x : plain) x = uniform(g, -5, 50);
-    remat::order::range_peak tree(plain);
+    remat::copies::range_peak tree(plain);
     for (int i = 0; i < 50; ++i) {
       const auto from = static_cast<std::size_t>(uniform(g, 0, static_cast<std::int64_t>(plain.size()) - 1));
       const auto to =
@@ -68,14 +68,14 @@ TEST_CASE("lay_copies: every order within every budget above the least") {
     const auto order = round % 2 == 0 ? remat::needed_operations(p) : order_with_repeats(g, p);
     const auto least = remat::bounds_without_search(p).budget;
     const auto needs = remat::measure_order(p, order);
-    std::vector<remat::order::departure> departures;
+    std::vector<remat::copies::departure> departures;
     if (round % 3 == 2)
       for (std::size_t v = 0; v < p.values().size(); ++v)
-        departures.push_back(chance(g, 30) ? remat::order::departure::first : remat::order::departure::in_turn);
+        departures.push_back(chance(g, 30) ? remat::copies::departure::first : remat::copies::departure::in_turn);
     for (const auto budget : {least - 1, least, uniform(g, least, std::max(least, needs.peak)), needs.peak})
       for (const bool frugal : {false, true}) {
         INFO("round " << round << ", budget " << budget << ", frugal " << frugal);
-        const auto laid = remat::order::lay_copies(
+        const auto laid = remat::copies::lay_copies(
             p, order, budget, {.frugal = frugal, .small = round % 5 == 0 ? 0.2 : 0, .departures = departures});
         REQUIRE(laid.has_value() == (budget >= least));
         if (!laid) continue;
@@ -104,13 +104,13 @@ TEST_CASE("lay_copies: what may not be copied stays") {
     const problem p("fixed", std::move(values), chain.operations(), chain.targets(), remat::copy_rates{1, 1, 0.5});
     const auto order = remat::needed_operations(p);
     const auto budget = uniform(g, remat::bounds_without_search(p).budget, remat::measure_order(p, order).peak);
-    const auto laid = remat::order::lay_copies(p, order, budget);
+    const auto laid = remat::copies::lay_copies(p, order, budget);
     laid ? ++found : ++absent;
     if (laid) REQUIRE(remat::evaluate(p, laid->schedule).peak <= budget);  // which knows what may be copied
-    std::vector<remat::order::departure> departures;
+    std::vector<remat::copies::departure> departures;
     for (const auto& v : p.values())
-      departures.push_back(v.movable ? remat::order::departure::in_turn : remat::order::departure::never);
-    const auto kept = remat::order::lay_copies(chain.with_copies(p.copies()), order, budget, {.departures = departures});
+      departures.push_back(v.movable ? remat::copies::departure::in_turn : remat::copies::departure::never);
+    const auto kept = remat::copies::lay_copies(chain.with_copies(p.copies()), order, budget, {.departures = departures});
     REQUIRE(kept.has_value() == laid.has_value());
     if (kept) REQUIRE(kept->schedule.steps == laid->schedule.steps);
   }
@@ -131,7 +131,7 @@ TEST_CASE("lay_copies: never faster than the optimum, and it often") {
     if (budget == peak) continue;
     const auto optimum = remat::testing::exhaustive_optimum_with_copies(p, budget, 20'000);
     if (!optimum) continue;
-    const auto laid = remat::order::lay_copies(p, order, budget, {.small = 0});
+    const auto laid = remat::copies::lay_copies(p, order, budget, {.small = 0});
     INFO("round " << round);
     REQUIRE(laid.has_value());
     const auto seconds = remat::evaluate(p, laid->schedule).seconds;
@@ -149,7 +149,7 @@ TEST_CASE("lay_copies: a value that is not used for a while goes to the host and
   const problem p("detour", {{"a", 4}, {"b", 2}, {"c", 3}, {"d", 2}, {"e", 1}},
                   {{"a", {}, {0}, 1}, {"b", {0}, {1}, 9}, {"c", {1}, {2}, 9, 4}, {"d", {2}, {3}, 9}, {"e", {0, 3}, {4}, 1}}, {4},
                   remat::copy_rates{1, 1, 0.5});
-  const auto laid = remat::order::lay_copies(p, remat::needed_operations(p), 9);
+  const auto laid = remat::copies::lay_copies(p, remat::needed_operations(p), 9);
   REQUIRE(laid.has_value());
   CHECK(laid->waits.empty());
   CHECK(remat::evaluate(p, laid->schedule).seconds == 29);
@@ -162,9 +162,9 @@ TEST_CASE("lay_copies: what goes first is sent before what is used last") {
                   {{"a", {}, {0}, 0}, {"b", {}, {1}, 0}, {"c", {}, {2}, 4}, {"d", {2}, {3}, 20, 4}, {"e", {0, 1, 3}, {4}, 1}},
                   {4}, remat::copy_rates{1, 1, 0});
   for (remat::value_id first : {0, 1}) {
-    std::vector<remat::order::departure> departures(5, remat::order::departure::in_turn);
-    departures[first] = remat::order::departure::first;
-    const auto laid = remat::order::lay_copies(p, remat::needed_operations(p), 10, {.departures = departures});
+    std::vector<remat::copies::departure> departures(5, remat::copies::departure::in_turn);
+    departures[first] = remat::copies::departure::first;
+    const auto laid = remat::copies::lay_copies(p, remat::needed_operations(p), 10, {.departures = departures});
     REQUIRE(laid.has_value());
     REQUIRE_FALSE(laid->to_host.empty());
     CHECK(laid->to_host[0].value == first);
@@ -175,10 +175,10 @@ TEST_CASE("lay_copies: what goes first is sent before what is used last") {
 TEST_CASE("lay_copies: misuse is named") {
   const problem p("two", {{"a", 1}, {"b", 1}}, {{"a", {}, {0}, 1}, {"b", {0}, {1}, 1}}, {1}, remat::copy_rates{1, 1, 0});
   const std::vector<remat::operation_id> late = {1, 0};
-  CHECK_THROWS_WITH(remat::order::lay_copies(p, late, 9), Catch::Contains("value 0"));
+  CHECK_THROWS_WITH(remat::copies::lay_copies(p, late, 9), Catch::Contains("value 0"));
   const problem still("two", p.values(), p.operations(), p.targets());
-  CHECK_THROWS_WITH(remat::order::lay_copies(still, late, 9), Catch::Contains("no copies"));
-  CHECK_THROWS_WITH(remat::order::lay_copies(p, late, 9, {.small = 2}), Catch::Contains("copy_options.small"));
-  CHECK_THROWS_WITH(remat::order::lay_copies(p, late, 9, {.departures = {remat::order::departure::never}}),
+  CHECK_THROWS_WITH(remat::copies::lay_copies(still, late, 9), Catch::Contains("no copies"));
+  CHECK_THROWS_WITH(remat::copies::lay_copies(p, late, 9, {.small = 2}), Catch::Contains("copy_options.small"));
+  CHECK_THROWS_WITH(remat::copies::lay_copies(p, late, 9, {.departures = {remat::copies::departure::never}}),
                     Catch::Contains("copy_options.departures must say it of each of the 2 values, got 1"));
 }

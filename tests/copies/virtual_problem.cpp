@@ -5,10 +5,10 @@
 #include <random>
 #include <vector>
 
+#include <remat/copies/virtual_problem.hpp>
 #include <remat/core/liveness.hpp>
 #include <remat/core/schedule.hpp>
 #include <remat/core/solve.hpp>
-#include <remat/order/virtual_problem.hpp>
 #include <remat/solver/min_cut.hpp>
 #include <remat/testing/generators.hpp>
 
@@ -36,7 +36,7 @@ TEST_CASE("ballast is what the budget is less than the largest") {
     const auto p = testing::random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 2, 9)), .sources = 1});
     const auto needed = needed_operations(p);
     const auto budgets = some_budgets(g);
-    const order::virtual_problem q(p, needed, budgets);
+    const copies::virtual_problem q(p, needed, budgets);
     const auto plain = measure_order(p, needed), with = measure_order(q.problem(), q.wrap(needed));
     CHECK(with.seconds == Approx(plain.seconds));
     const auto back = q.unwrap(q.wrap(needed));
@@ -66,7 +66,7 @@ TEST_CASE("orders with recomputations go there and back, and what is planned wit
   for (int round = 0; round < 200; ++round) {
     const auto p = testing::random_training_chain(g, static_cast<std::size_t>(uniform(g, 2, 5)));
     const auto all = measure_order(p, needed_operations(p)).peak, least = all * 6 / 10, middle = all * 8 / 10;
-    const order::virtual_problem q(p, needed_operations(p), std::vector<bytes_t>{least, middle, all, middle, least});
+    const copies::virtual_problem q(p, needed_operations(p), std::vector<bytes_t>{least, middle, all, middle, least});
     const auto r = solve(q.problem(), q.budget(), min_cut({.repairs = 1000, .rounds = 1000}), {.seconds = 1e9});
     if (!r.found()) continue;
     ++found;
@@ -89,7 +89,7 @@ TEST_CASE("an early order has before a moment all that can be there") {
     const auto p = testing::random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 2, 12)), .sources = 2});
     const auto needed = needed_operations(p);
     const auto tau = needed[static_cast<std::size_t>(uniform(g, 0, static_cast<std::int64_t>(needed.size()) - 1))];
-    const auto order = order::early_order(p, tau);
+    const auto order = copies::early_order(p, tau);
     auto sorted = order;
     std::sort(sorted.begin(), sorted.end());
     REQUIRE(sorted == needed);

@@ -11,12 +11,12 @@
 #include <vector>
 
 #include <remat/bound/copy_bound.hpp>
-#include <remat/bound/tier_places.hpp>
+#include <remat/copies/residence.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
-#include <remat/order/residence.hpp>
+#include <remat/tiers/tier_places.hpp>
 
-namespace remat::bound {
+namespace remat::tiers {
 
 namespace detail {
 
@@ -92,8 +92,8 @@ inline plain_part as_plain(const problem& p, tier_set inside, bool come, const p
 /// What passes between the tiers `inside` and the others in every schedule.
 /// @param plain what `as_plain` makes of both
 /// @return only that
-inline step_span passing(const problem& p, const problem& plain, tier_set inside, const places& of) {
-  step_span all;
+inline bound::step_span passing(const problem& p, const problem& plain, tier_set inside, const places& of) {
+  bound::step_span all;
   const auto& link = *plain.copies();
   for (value_id v = 0; v < p.values().size(); ++v) {
     if (of.made[v] == any_tier) continue;
@@ -120,7 +120,7 @@ struct tier_prefix {
 };
 
 inline std::vector<tier_prefix> tier_prefixes(const problem& p, bytes_t budget) {
-  const auto chain = order::tier_chain(p);
+  const auto chain = copies::tier_chain(p);
   std::vector<tier_prefix> all;
   tier_prefix now{tier_set{}, budget};
   for (std::size_t i = 0; i + 1 < chain.size(); ++i) {
@@ -134,4 +134,4 @@ inline std::vector<tier_prefix> tier_prefixes(const problem& p, bytes_t budget) 
 
 }  // namespace detail
 
-}  // namespace remat::bound
+}  // namespace remat::tiers

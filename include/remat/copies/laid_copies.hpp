@@ -12,7 +12,7 @@
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
 
-namespace remat::order {
+namespace remat::copies {
 
 /// What a method for copies says of a problem that has none.
 inline constexpr const char* no_copies = "the problem allows no copies to the host";
@@ -92,4 +92,4 @@ inline void drop_useless_offloads(const problem& p, schedule& from, std::vector<
 
 }  // namespace detail
 
-}  // namespace remat::order
+}  // namespace remat::copies

@@ -10,13 +10,13 @@
 #include <utility>
 #include <vector>
 
+#include <remat/copies/in_time.hpp>
+#include <remat/copies/range_peak.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
-#include <remat/order/in_time.hpp>
-#include <remat/order/range_peak.hpp>
 
-namespace remat::order {
+namespace remat::copies {
 
 namespace detail {
 
@@ -148,4 +148,4 @@ inline double tighten(const problem& p, schedule& s, evaluation e, bytes_t budge
   }
 }
 
-}  // namespace remat::order
+}  // namespace remat::copies

@@ -12,13 +12,13 @@
 #include <utility>
 #include <vector>
 
+#include <remat/copies/copy_search.hpp>
+#include <remat/copies/early_copies.hpp>
+#include <remat/copies/lay_copies.hpp>
+#include <remat/copies/virtual_problem.hpp>
 #include <remat/core/bounds.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/result.hpp>
-#include <remat/order/copy_search.hpp>
-#include <remat/order/early_copies.hpp>
-#include <remat/order/lay_copies.hpp>
-#include <remat/order/virtual_problem.hpp>
 
 #include "../tiers.hpp"
 
@@ -56,7 +56,7 @@ TEST_CASE("lay_copies on two and three tiers: every schedule is valid and within
                                                               .disk = 40 * (round % 4 / 2)});
     if (p.plain()) continue;
     ++drawn;
-    if (!remat::order::unplannable(p).empty()) {
+    if (!remat::copies::unplannable(p).empty()) {
       ++refused;
       continue;
     }
@@ -68,14 +68,14 @@ TEST_CASE("lay_copies on two and three tiers: every schedule is valid and within
       for (const char way : {'a', 'f', 'd'}) {
         INFO("round " << round << ", budget " << budget << ", way " << way);
         const auto found =
-            remat::order::lay_copies(p, order, budget, {.frugal = way == 'f', .small = 0, .on_demand = way == 'd'});
+            remat::copies::lay_copies(p, order, budget, {.frugal = way == 'f', .small = 0, .on_demand = way == 'd'});
         if (!found) {
           REQUIRE((remat::testing::limited(p) || again || budget < least + 1000));
           ++full;
           continue;
         }
         ++laid;
-        chained += remat::order::tier_chain(p).size() > 2;
+        chained += remat::copies::tier_chain(p).size() > 2;
         from_disk += std::any_of(found->schedule.steps.begin(), found->schedule.steps.end(),
                                  [](const auto& s) { return s.what == remat::action::copy && s.from == disk; });
         const auto e = remat::evaluate(p, found->schedule);
@@ -104,11 +104,11 @@ class on_demand {
  public:
   explicit on_demand(const problem& p)
       : p_(p),
-        where_(remat::order::find_residence(p, std::vector<remat::tier_id>(p.values().size(), host))),
+        where_(remat::copies::find_residence(p, std::vector<remat::tier_id>(p.values().size(), host))),
         on_(p.values().size()) {}
 
   remat::schedule plan() {
-    const auto order = *remat::order::overwrite_last(p_, remat::needed_operations(p_));
+    const auto order = *remat::copies::overwrite_last(p_, remat::needed_operations(p_));
     for (value_id v = 0; v < on_.size(); ++v)
       if (p_.is_source(v)) {
         on_[v].insert(where_.homes[v]);
@@ -122,7 +122,7 @@ class on_demand {
   }
 
  private:
-  using place = remat::order::residence::place;
+  using place = remat::copies::residence::place;
 
   void run(const remat::operation& op, remat::operation_id o) {
     for (auto v : op.inputs) bring(v, op.on);
@@ -158,7 +158,7 @@ class on_demand {
   }
 
   const problem& p_;
-  remat::order::residence where_;
+  remat::copies::residence where_;
   std::vector<std::set<remat::tier_id>> on_;
   std::map<std::pair<value_id, remat::tier_id>, int> reads_;
   remat::schedule s_;
@@ -172,17 +172,17 @@ TEST_CASE("lay_copies on two tiers: rarely slower than on demand, in the same me
   for (int round = 0; round < 3000; ++round) {
     const auto p =
         remat::testing::random_step(g, {.layers = static_cast<std::size_t>(uniform(g, 1, 6)), .cyclic = chance(g, 50)});
-    if (p.plain() || !remat::order::unplannable(p).empty()) continue;
+    if (p.plain() || !remat::copies::unplannable(p).empty()) continue;
     INFO("round " << round);
     const auto e = remat::evaluate(p, on_demand(p).plan());
     double seconds = std::numeric_limits<double>::infinity();
     for (const bool frugal : {false, true})
-      if (const auto laid = remat::order::lay_copies(p, remat::needed_operations(p), e.peak, {.frugal = frugal, .small = 0}))
+      if (const auto laid = remat::copies::lay_copies(p, remat::needed_operations(p), e.peak, {.frugal = frugal, .small = 0}))
         seconds = std::min(seconds, remat::evaluate(p, laid->schedule).seconds);
     const auto tight = remat::testing::with_budgets(p, {std::nullopt, e.peaks[host]});
     bool fits = false;
     for (const bool frugal : {false, true})
-      fits = fits || remat::order::lay_copies(tight, remat::needed_operations(p), e.peak, {.frugal = frugal, .small = 0});
+      fits = fits || remat::copies::lay_copies(tight, remat::needed_operations(p), e.peak, {.frugal = frugal, .small = 0});
     ++compared;
     no_room += !fits;
     missed += std::isinf(seconds);
@@ -204,8 +204,8 @@ TEST_CASE("copies as early as they can be, and steps as they happen: valid, with
                             : remat::testing::random_step(g, {.layers = 3, .cyclic = chance(g, 50), .disk = 40});
     if (p.plain()) continue;
     auto s = remat::testing::tiers_walk(g, p).run();
-    if (chance(g, 50) && remat::order::unplannable(p).empty())
-      if (auto laid = remat::order::lay_copies(p, remat::needed_operations(p), 30, {.on_demand = chance(g, 50)}))
+    if (chance(g, 50) && remat::copies::unplannable(p).empty())
+      if (auto laid = remat::copies::lay_copies(p, remat::needed_operations(p), 30, {.on_demand = chance(g, 50)}))
         s = std::move(laid->schedule);
     const auto e = remat::testing::evaluated(p, s);
     if (!e) continue;
@@ -213,7 +213,7 @@ TEST_CASE("copies as early as they can be, and steps as they happen: valid, with
     auto peaks = std::vector<std::optional<bytes_t>>(e->peaks.begin(), e->peaks.end());
     peaks.front().reset();
     const auto q = remat::testing::with_budgets(p, peaks);  // exactly what it needs
-    const auto early = remat::order::detail::with_early_copies(q, s, *e, e->peak);
+    const auto early = remat::copies::detail::with_early_copies(q, s, *e, e->peak);
     const auto then = remat::evaluate(q, early);
     REQUIRE(then.peak <= e->peak);
     REQUIRE(then.seconds <= e->seconds * (1 + 1e-9));
@@ -224,14 +224,14 @@ TEST_CASE("copies as early as they can be, and steps as they happen: valid, with
     };
     REQUIRE(steps(early) == steps(s));
     REQUIRE(remat::compute_order(early) == remat::compute_order(s));
-    const auto sorted = remat::order::detail::in_time(q, s, e->peak).list();
+    const auto sorted = remat::copies::detail::in_time(q, s, e->peak).list();
     const auto timed = remat::evaluate(q, sorted);
     REQUIRE(timed.peak <= e->peak);
     REQUIRE(steps(sorted) == steps(s));
     sooner += timed.seconds < e->seconds * (1 - 1e-9);
     later += timed.seconds > e->seconds * (1 + 1e-9);
     auto both = s;
-    const auto seconds = remat::order::tighten(q, both, *e, e->peak);
+    const auto seconds = remat::copies::tighten(q, both, *e, e->peak);
     const auto last = remat::evaluate(q, both);
     REQUIRE(last.peak <= e->peak);
     REQUIRE(last.seconds == seconds);
@@ -254,9 +254,9 @@ TEST_CASE("copies within less of the budget: never slower, sometimes faster, and
   for (int round = 0; round < 400; ++round) {
     const auto p =
         remat::testing::random_step(g, {.layers = static_cast<std::size_t>(uniform(g, 6, 16)), .cyclic = true, .disk = 80});
-    if (p.plain() || !remat::order::unplannable(p).empty()) continue;
+    if (p.plain() || !remat::copies::unplannable(p).empty()) continue;
     const auto budget = remat::bounds_without_search(p).budget + uniform(g, 20, 80);
-    remat::order::copy_incumbent best(p, budget);
+    remat::copies::copy_incumbent best(p, budget);
     best.try_less();  // of nothing
     best.offer({remat::needed_operations(p)});
     if (!std::isfinite(best.seconds())) continue;
@@ -285,13 +285,13 @@ TEST_CASE("an early end: the same computations, in a valid order, so that what i
   for (int round = 0; round < 400; ++round) {
     const auto p =
         remat::testing::random_step(g, {.layers = static_cast<std::size_t>(uniform(g, 2, 8)), .cyclic = round % 2 == 0});
-    if (p.plain() || !remat::order::unplannable(p).empty()) continue;
+    if (p.plain() || !remat::copies::unplannable(p).empty()) continue;
     const auto budget = remat::bounds_without_search(p).budget + uniform(g, 20, 200);
     const auto order = remat::needed_operations(p);
-    const auto laid = remat::order::lay_copies(p, order, budget);
+    const auto laid = remat::copies::lay_copies(p, order, budget);
     if (!laid) continue;
     INFO("round " << round);
-    const auto sooner = remat::order::early_end(p, order, *laid);
+    const auto sooner = remat::copies::early_end(p, order, *laid);
     const bool late = !laid->waits.empty() && laid->waits.back().position == order.size() && !laid->waits.back().arrival;
     if (!late) REQUIRE(sooner.empty());
     if (sooner.empty()) continue;
@@ -300,7 +300,7 @@ TEST_CASE("an early end: the same computations, in a valid order, so that what i
     auto sorted = sooner;
     std::sort(sorted.begin(), sorted.end());
     REQUIRE(sorted == order);
-    const auto again = remat::order::lay_copies(p, sooner, budget);  // throws of an order that reads what is not there
+    const auto again = remat::copies::lay_copies(p, sooner, budget);  // throws of an order that reads what is not there
     if (!again) continue;
     const auto e = remat::evaluate(p, again->schedule);
     REQUIRE(e.peak <= budget);
@@ -325,8 +325,8 @@ TEST_CASE("lay_copies: links said in full give the plan of their short form") {
     const auto least = remat::bounds_without_search(made).budget;
     const auto budget = uniform(g, least, std::max(least, remat::measure_order(made, order).peak));
     for (const bool frugal : {false, true}) {
-      const auto a = remat::order::lay_copies(shortly, order, budget, {.frugal = frugal, .small = 0}),
-                 b = remat::order::lay_copies(fully, order, budget, {.frugal = frugal, .small = 0});
+      const auto a = remat::copies::lay_copies(shortly, order, budget, {.frugal = frugal, .small = 0}),
+                 b = remat::copies::lay_copies(fully, order, budget, {.frugal = frugal, .small = 0});
       INFO("round " << round);
       REQUIRE((a && b));
       REQUIRE(a->schedule == b->schedule);
@@ -340,7 +340,7 @@ TEST_CASE("lay_copies: links said in full give the plan of their short form") {
 TEST_CASE("lay_copies on two tiers: a step worked out by hand") {
   remat::testing::step_parts x;
   const auto order = std::vector<remat::operation_id>{0, 1};
-  const auto once = remat::order::lay_copies(x.build(), order, 20);
+  const auto once = remat::copies::lay_copies(x.build(), order, 20);
   REQUIRE(once);
   CHECK(once->schedule == remat::schedule{{{remat::action::prefetch, 0},
                                            {remat::action::compute, 0},
@@ -351,9 +351,9 @@ TEST_CASE("lay_copies on two tiers: a step worked out by hand") {
                                            {remat::action::drop, 1, host}},
                                           {}});
   CHECK(remat::evaluate(x.build(), once->schedule).seconds == 9);
-  CHECK_FALSE(remat::order::lay_copies(x.build(), order, 19));
+  CHECK_FALSE(remat::copies::lay_copies(x.build(), order, 19));
   x.system.tiers = {{"device"}, {"host", 19}};
-  CHECK_FALSE(remat::order::lay_copies(x.build(), order, 20));  // w and g
+  CHECK_FALSE(remat::copies::lay_copies(x.build(), order, 20));  // w and g
 }
 
 TEST_CASE("lay_copies on two tiers: what is overwritten") {
@@ -361,7 +361,7 @@ TEST_CASE("lay_copies on two tiers: what is overwritten") {
   const problem there("updated there", {{"w", 10}, {"w'", 10}},
                       {{.name = "update", .inputs = {0}, .outputs = {1}, .seconds = 1, .on = host, .overwrites = {{1, 0}}}}, {1},
                       remat::copy_rates{10, 10, 0}, std::nullopt, {}, {{1, 0}});
-  const auto laid = remat::order::lay_copies(there, std::vector<remat::operation_id>{0}, 10);
+  const auto laid = remat::copies::lay_copies(there, std::vector<remat::operation_id>{0}, 10);
   REQUIRE(laid);
   CHECK(remat::evaluate(there, laid->schedule).peaks == std::vector<bytes_t>{10, 10});
   // One that the host reads before the device updates it: that waits for the copy.
@@ -369,7 +369,7 @@ TEST_CASE("lay_copies on two tiers: what is overwritten") {
                      {{.name = "norm", .inputs = {0}, .outputs = {1}, .seconds = 1, .on = host},
                       {.name = "update", .inputs = {0}, .outputs = {2}, .seconds = 4, .overwrites = {{2, 0}}}},
                      {1, 2}, remat::copy_rates{10, 10, 0});
-  const auto waits = remat::order::lay_copies(here, std::vector<remat::operation_id>{0, 1}, 20);
+  const auto waits = remat::copies::lay_copies(here, std::vector<remat::operation_id>{0, 1}, 20);
   REQUIRE(waits);
   CHECK(waits->seconds == 5);
   CHECK(remat::evaluate(here, waits->schedule).seconds == 5);
@@ -378,7 +378,7 @@ TEST_CASE("lay_copies on two tiers: what is overwritten") {
                      {{.name = "update", .inputs = {0}, .outputs = {1}, .overwrites = {{1, 0}}},
                       {.name = "reader", .inputs = {0}, .outputs = {2}}},
                      {1, 2}, remat::copy_rates{10, 10, 0});
-  CHECK(remat::order::overwrite_last(late, std::vector<remat::operation_id>{0, 1, 0}) == std::vector<remat::operation_id>{1, 0});
+  CHECK(remat::copies::overwrite_last(late, std::vector<remat::operation_id>{0, 1, 0}) == std::vector<remat::operation_id>{1, 0});
 }
 
 TEST_CASE("lay_copies on two tiers: weights that may start anywhere stay on the device as far as there is room") {
@@ -394,7 +394,7 @@ TEST_CASE("lay_copies on two tiers: weights that may start anywhere stay on the 
   }
   const problem p("anywhere", values, operations, {4, 5, 6, 7}, remat::copy_rates{10, 10, 0}, std::nullopt, {}, next);
   const auto copies = [&](bytes_t budget) {
-    const auto laid = remat::order::lay_copies(p, remat::needed_operations(p), budget, {.small = 0});
+    const auto laid = remat::copies::lay_copies(p, remat::needed_operations(p), budget, {.small = 0});
     REQUIRE(laid);
     const auto e = remat::evaluate(p, laid->schedule);
     REQUIRE(e.peak <= budget);
@@ -412,7 +412,7 @@ TEST_CASE("lay_copies: a source that only the device reads, in steps that repeat
                                                     {.name = "", .inputs = {2}, .outputs = {3}, .seconds = 1, .workspace = 2}};
   const problem p("frozen", values, operations, {3}, remat::copy_rates{1, 1, 0}, std::nullopt, {}, {{3, 1}});
   for (const bytes_t budget : {8, 6}) {  // the second operation needs 4, besides
-    const auto laid = remat::order::lay_copies(p, remat::needed_operations(p), budget);
+    const auto laid = remat::copies::lay_copies(p, remat::needed_operations(p), budget);
     REQUIRE(laid);
     const auto e = remat::evaluate(p, laid->schedule);
     CHECK(e.peak <= budget);
@@ -434,14 +434,14 @@ TEST_CASE("lay_copies: where steps repeat, what would be waited for at first sta
   }
   const value_id first(layers), last(3 * layers);
   const problem p("step", values, operations, {last}, remat::copy_rates{10, 10, 0}, std::nullopt, {}, {{last, first}});
-  const auto laid = remat::order::lay_copies(p, remat::needed_operations(p), 34);  // three weights
+  const auto laid = remat::copies::lay_copies(p, remat::needed_operations(p), 34);  // three weights
   REQUIRE(laid);
   CHECK(remat::evaluate(p, laid->schedule).seconds == Approx(16));  // a second more if the first had to come
   for (const auto& [v, tier] : laid->schedule.starts) CHECK(tier == (v == 0 ? remat::device_tier : host));
 }
 
 TEST_CASE("what cannot be planned is named") {
-  using remat::order::unplannable;
+  using remat::copies::unplannable;
   remat::testing::step_parts x;
   CHECK(unplannable(x.build()).empty());
   const auto refusal = [&](const auto& change) {
@@ -472,6 +472,6 @@ TEST_CASE("what cannot be planned is named") {
         }) == "operations: one reads what another overwrites, and comes after it");
   x.system = {{{"device"}, {"host"}}, {{host, remat::device_tier, 1}}};
   x.copies.reset();
-  CHECK_THROWS_WITH(remat::order::lay_copies(x.build(), std::vector<remat::operation_id>{0, 1}, 20),
+  CHECK_THROWS_WITH(remat::copies::lay_copies(x.build(), std::vector<remat::operation_id>{0, 1}, 20),
                     "lay_copies: links: none from the device to the host");
 }

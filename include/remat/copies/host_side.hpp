@@ -12,16 +12,16 @@
 #include <utility>
 #include <vector>
 
+#include <remat/copies/look_ahead.hpp>
+#include <remat/copies/residence.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
-#include <remat/order/look_ahead.hpp>
-#include <remat/order/residence.hpp>
 
-namespace remat::order::detail {
+namespace remat::copies::detail {
 
 /// Operations on the host run as soon as what they read is on its way; copies that nobody needs any more are dropped, if the host
 /// has a budget or must look at the end as at first. With tiers beyond the host, it stands for all of them, keeps everything and
-/// has room for everything: what becomes of that is for `chain_layer`.
+/// has room for everything: what becomes of that is for `tier_layer`.
 class host_side {
  public:
   using place = residence::place;
@@ -214,4 +214,4 @@ class host_side {
   double free_ = 0, room_from_ = 0;
 };
 
-}  // namespace remat::order::detail
+}  // namespace remat::copies::detail

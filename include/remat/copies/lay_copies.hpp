@@ -11,16 +11,16 @@
 #include <utility>
 #include <vector>
 
+#include <remat/copies/copy_layer.hpp>
+#include <remat/copies/demand_paging.hpp>
+#include <remat/copies/in_time.hpp>
+#include <remat/copies/range_peak.hpp>
+#include <remat/copies/residence.hpp>
+#include <remat/copies/tier_layer.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/problem.hpp>
-#include <remat/order/chain_layer.hpp>
-#include <remat/order/copy_layer.hpp>
-#include <remat/order/demand_paging.hpp>
-#include <remat/order/in_time.hpp>
-#include <remat/order/range_peak.hpp>
-#include <remat/order/residence.hpp>
 
-namespace remat::order {
+namespace remat::copies {
 
 namespace detail {
 
@@ -174,7 +174,7 @@ inline std::optional<laid_copies> lay_tiers(const problem& p, std::span<const op
   auto front = lay_on_host(p, *order, budget, o);
   if (!front || tier_chain(p).size() == 2) return front;
   if (!std::isfinite(front->seconds)) return std::nullopt;
-  chain_layer chain(p, *order, *front);
+  tier_layer chain(p, *order, *front);
   const auto back = lay_tiers(chain.beyond(), chain.order(), chain.budget(), {.frugal = o.frugal, .small = o.small});
   if (!back) return std::nullopt;
   front->schedule = chain.join(back->schedule);
@@ -220,7 +220,7 @@ inline std::optional<laid_copies> lay_on_demand(const problem& p, std::span<cons
 /// Complexity: O((uses + copies) log(order)), for each tier but the last.
 /// Reference: Belady, "A study of replacement algorithms", IBM Systems Journal 5(2), 1966, for what leaves.
 /// @code
-/// const auto laid = remat::order::lay_copies(p, remat::needed_operations(p), budget);
+/// const auto laid = remat::copies::lay_copies(p, remat::needed_operations(p), budget);
 /// if (laid) std::cout << remat::evaluate(p, laid->schedule).seconds << " s with copies alone\n";
 /// @endcode
 inline std::optional<laid_copies> lay_copies(const problem& p, std::span<const operation_id> order, bytes_t budget,
@@ -237,4 +237,4 @@ inline std::optional<laid_copies> lay_copies(const problem& p, std::span<const o
   return detail::copy_layer(p, order, budget, o).lay();
 }
 
-}  // namespace remat::order
+}  // namespace remat::copies

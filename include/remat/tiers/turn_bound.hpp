@@ -12,12 +12,12 @@
 #include <vector>
 
 #include <remat/bound/copy_bound.hpp>
-#include <remat/bound/tier_places.hpp>
-#include <remat/bound/tiers_as_one.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
+#include <remat/tiers/tier_places.hpp>
+#include <remat/tiers/tiers_as_one.hpp>
 
-namespace remat::bound {
+namespace remat::tiers {
 
 namespace detail {
 
@@ -94,7 +94,7 @@ class tier_turn {
   }
 
   /// What is known of the cut of a group of tiers in this step.
-  void look_at(const plain_part& part, tier_set inside, step_span& x) const {
+  void look_at(const plain_part& part, tier_set inside, bound::step_span& x) const {
     const auto& q = part.p;
     const bool cyclic = turn_ != any_tier, gate = cyclic && is_gate(p_, inside, turn_);
     for (operation_id o = 0; o < part.operations.size(); ++o) {
@@ -305,4 +305,4 @@ inline double turn_bound(const problem& p) {
   return longest;
 }
 
-}  // namespace remat::bound
+}  // namespace remat::tiers

@@ -16,7 +16,7 @@
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
 
-namespace remat::order {
+namespace remat::copies {
 
 /// The device and the tiers that values pass through on their way from it, each linked both ways with the one before: always the
 /// tier with the fastest links of those that are left. Links that leave some out are not used.
@@ -219,4 +219,4 @@ inline problem without_host(const problem& p) {
   return {p.name(), std::move(values), std::move(operations), p.targets(), std::nullopt, p.backward_start()};
 }
 
-}  // namespace remat::order
+}  // namespace remat::copies

@@ -16,17 +16,17 @@
 #include <utility>
 #include <vector>
 
+#include <remat/copies/early_copies.hpp>
+#include <remat/copies/lay_copies.hpp>
+#include <remat/copies/virtual_problem.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/monitor.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>
 #include <remat/order/destroy_repair.hpp>
-#include <remat/order/early_copies.hpp>
-#include <remat/order/lay_copies.hpp>
-#include <remat/order/virtual_problem.hpp>
 
-namespace remat::order {
+namespace remat::copies {
 
 /// What `lay_copies` makes a schedule of.
 struct copied_order {
@@ -161,7 +161,7 @@ namespace detail {
 /// @param positions of the order of `laid` in the one that n holds
 /// @return false if there is none
 template <class Random>
-bool make_instead(const problem& p, const laid_copies& laid, const std::vector<std::size_t>& positions, destroy_repair& n,
+bool make_instead(const problem& p, const laid_copies& laid, const std::vector<std::size_t>& positions, order::destroy_repair& n,
                   Random& random) {
   const auto pick = [&](std::size_t k) { return static_cast<std::size_t>(random() % k); };
   if (laid.waits.empty()) return false;
@@ -249,7 +249,7 @@ inline void copy_search(const virtual_problem& q, const copied_order& order, byt
   const auto done = [&] { return best.seconds() * (1 - m.limits().gap) <= bound; };
   std::mt19937_64 random(m.limits().seed + (o.stream << 32));
   const auto part = [&] { return static_cast<double>(random() % 1024) / 1024; };
-  destroy_repair n(q.problem(), virtual_budget, random());
+  order::destroy_repair n(q.problem(), virtual_budget, random());
   n.load(q.wrap(order.order));
   auto now = q.unwrap(n.order());
   auto departures = order.departures;
@@ -296,4 +296,4 @@ inline void copy_search(const virtual_problem& q, const copied_order& order, byt
   }
 }
 
-}  // namespace remat::order
+}  // namespace remat::copies

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The bounds of minimum cuts for a result of any problem. Needs Boost.Graph.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include <remat/bound/min_cut_bound.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/result.hpp>
+#include <remat/tiers/tier_bound.hpp>
+
+namespace remat {
+
+/// Adds proven bounds to a result: those of `bound::min_cut_bound`, or that of `tiers::tier_bound` for a problem on several
+/// tiers.
+///
+/// @param p      the problem
+/// @param budget bytes, of the device
+/// @param r      gets `bound`, `budget_bound`, and the status `infeasible` where that is proven and no schedule is known
+/// @param stop   polled between and within cuts; true ends with what is proven by then
+/// Complexity: that of the bound.
+inline void prove_bound(const problem& p, bytes_t budget, result& r, const std::function<bool()>& stop = {}) {
+  if (!p.plain()) {
+    r.bound = std::max(r.bound, tiers::tier_bound(p, budget, stop));
+    return;
+  }
+  const auto b = bound::min_cut_bound(p, budget, {.needed = r.budget_bound}, stop);
+  r.budget_bound = std::max(r.budget_bound, b.budget);
+  if (std::isfinite(b.seconds))
+    r.bound = std::max(r.bound, b.seconds);
+  else if (!r.found())
+    r.status = status::infeasible;
+}
+
+}  // namespace remat
