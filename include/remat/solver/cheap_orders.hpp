@@ -27,7 +27,8 @@ namespace remat {
 /// shorter and shorter runs that are kept whole, the orders of `order_by_separators` where the separators are small, and
 /// evictions from the leanest of them.
 ///
-/// A search that begins with them has a schedule even if it is to stop at once: a stop counts only after `grace` seconds.
+/// A search that begins with them has a schedule even if it is to stop at once: a stop counts only after `grace` seconds, and not
+/// at all for `few` values and operations, which take some hundredths of a second.
 /// @param p    the problem
 /// @param best takes the first that fits
 /// @param m    is told of it
@@ -39,9 +40,10 @@ namespace remat {
 /// @endcode
 inline std::vector<operation_id> offer_cheap_orders(const problem& p, incumbent& best, monitor& m) {
   constexpr double grace = 0.3;
-  constexpr std::size_t longest = 32,
+  constexpr std::size_t few = 10'000, longest = 32,
                         work = 3'000'000;  // orders: times the operations; evictions: looks at values and operations
-  const std::function<bool()> stop = [&] { return m.stopped() && m.elapsed() > grace; };
+  const bool quick = p.values().size() + p.operations().size() <= few;
+  const std::function<bool()> stop = [&] { return !quick && m.stopped() && m.elapsed() > grace; };
   const auto needed = needed_operations(p);
   auto leanest = needed;
   auto least = std::numeric_limits<bytes_t>::max();
