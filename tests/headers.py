@@ -16,7 +16,7 @@ at = sys.argv.index("--")
 root, version, command, listed = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3:at], sys.argv[at + 1:]
 folder = root / "include"
 #: Parts of solvers, or made of other solvers: the registry has what they make.
-COMBINE = {"solver/cheap_orders.hpp", "solver/hierarchical.hpp", "solver/lower_peak.hpp", "solver/proving.hpp"}
+COMBINE = {"solver/cheap_orders.hpp", "solver/hierarchical.hpp", "solver/lower_peak.hpp", "solver/prove_bound.hpp", "solver/proving.hpp"}
 
 
 def complaint(header):

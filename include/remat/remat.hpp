@@ -8,7 +8,7 @@
 /// #include <remat/remat.hpp>
 ///
 /// const auto method = remat::registry::find("min_cut").make("auto");
-/// const auto r = remat::solve(problem, budget, method, {.seconds = 10});
+/// const auto r = remat::solve(p, budget, method, {.seconds = 10});
 /// @endcode
 #pragma once
 

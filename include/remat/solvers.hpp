@@ -19,6 +19,7 @@
 #include <remat/solver/offmate.hpp>
 #include <remat/solver/poet.hpp>
 #include <remat/solver/pofo.hpp>
+#include <remat/solver/prove_bound.hpp>
 #include <remat/solver/proving.hpp>
 #include <remat/solver/recompute_all_blocks.hpp>
 #include <remat/solver/revolve.hpp>

@@ -52,7 +52,7 @@ inline void check_revolve(std::uint64_t steps, std::uint64_t slots) {
 ///
 /// Reference: Griewank, Walther, "Algorithm 799: revolve", ACM TOMS 26 (2000).
 /// @code
-/// remat::revolve_forwards(10, 3);  // 15
+/// const auto forwards = remat::chain::revolve_forwards(10, 3);  // 15
 /// @endcode
 inline std::uint64_t revolve_forwards(std::uint64_t steps, std::uint64_t slots) {
   detail::check_revolve(steps, slots);

@@ -484,7 +484,7 @@ class fastest_persistent_search {
 /// path problem with time windows", INFOR 26 (1988); for bounds by prices, Handler and Zang, "A dual algorithm for the
 /// constrained shortest path problem", Networks 10 (1980).
 /// @code
-/// const auto answer = remat::fastest_persistent(c, 1 << 30);
+/// const auto answer = remat::chain::fastest_persistent(c, 1 << 30);
 /// if (answer.exact()) run(answer.steps);
 /// @endcode
 inline chain_answer fastest_persistent(const heterogeneous_chain& c, bytes_t budget, const fastest_persistent_options& o = {}) {

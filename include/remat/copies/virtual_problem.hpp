@@ -20,7 +20,8 @@ namespace remat::copies {
 /// on the device where it is less. Operations of no time take and release the ballast; an order of computations of the one is one
 /// of the other without these.
 /// @code
-/// const remat::copies::virtual_problem q(p, remat::needed_operations(p), {8 << 20, 12 << 20, 8 << 20});
+/// const std::vector<remat::bytes_t> budgets = {8 << 20, 12 << 20, 8 << 20};
+/// const remat::copies::virtual_problem q(p, remat::needed_operations(p), budgets);
 /// const auto r = remat::solve(q.problem(), q.budget(), remat::min_cut());  // with 12 MiB in the middle third of the time
 /// const auto order = q.unwrap(remat::compute_order(r.schedule)).order;
 /// @endcode

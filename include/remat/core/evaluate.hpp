@@ -131,7 +131,7 @@ inline evaluation evaluate_device_and_host(const problem& p, const schedule& s) 
 /// @throws bad_schedule at the first step that breaks a rule, or at the end if a target is missing
 /// Complexity: O(values + edges executed).
 /// @code
-/// auto e = remat::evaluate(p, plan.steps);
+/// auto e = remat::evaluate(p, plan.schedule);
 /// std::cout << e.peak << " bytes, " << e.seconds << " s\n";
 /// @endcode
 inline evaluation evaluate(const problem& p, const schedule& s) {

@@ -203,7 +203,7 @@ struct start_from {
 /// @param start a valid schedule of `p`, of any memory need
 /// @throws bad_schedule if `start` is not valid for `p`
 /// @code
-/// const auto later = remat::solve(p.with_costs(measured), budget, method, remat::start_from(plan.schedule), {.seconds = 5});
+/// const auto later = remat::solve(p.with_costs(times), budget, method, remat::start_from(plan.schedule), {.seconds = 5});
 /// @endcode
 template <solver S, observer... O>
 result solve(const problem& p, bytes_t budget, const S& s, const start_from& start, const limits& l = {}, O&&... observers) {

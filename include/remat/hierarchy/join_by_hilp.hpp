@@ -19,7 +19,7 @@ namespace remat {
 ///
 /// Complexity: that of the backend, for O(nodes^2 (values + options)) columns.
 /// @code
-/// remat::hierarchical method{checkmate, remat::join_by_hilp<remat::highs::backend>{}};
+/// remat::hierarchical method{remat::min_cut{}, remat::join_by_hilp<remat::highs::backend>{}};
 /// @endcode
 template <milp::backend B>
 class join_by_hilp {

@@ -16,8 +16,8 @@ namespace remat::milp {
 
 /// Any backend, by value: models for it are those for the backend inside.
 /// @code
-/// const remat::milp::any_backend library = prefer_glpk ? any_backend(remat::glpk::backend()) : remat::highs::backend();
-/// const remat::checkmate<remat::milp::any_backend> method({}, library);
+/// const remat::milp::any_backend library = prefer_glpk ? remat::milp::any_backend(remat::glpk::backend()) :
+/// remat::highs::backend(); const remat::checkmate<remat::milp::any_backend> method({}, library);
 /// @endcode
 class any_backend {
  public:

@@ -119,7 +119,7 @@ struct expression {
 
 /// Builds a model column by column and row by row.
 /// @code
-/// milp::builder b;
+/// remat::milp::builder b;
 /// auto x = b.binary(-3), y = b.column(-1, 0, 4);
 /// b.at_most(2.0 * x + y, 5);
 /// auto m = b.build();

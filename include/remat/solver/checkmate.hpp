@@ -96,8 +96,9 @@ class checkmate {
   /// @throws as `solve`; bad_option for a negative budget
   /// Complexity: that of `solve` per budget, the construction of the model excepted.
   /// @code
-  /// monitor m({.seconds = 60});
-  /// for (const auto& r : method.sweep(p, std::vector<bytes_t>{4 << 20, 6 << 20, 8 << 20}, m)) std::cout << r.seconds << '\n';
+  /// const remat::checkmate<remat::highs::backend> method;
+  /// remat::monitor m({.seconds = 60});
+  /// for (const auto& r : method.sweep(p, std::vector<remat::bytes_t>{4 << 20, 6 << 20}, m)) std::cout << r.seconds << '\n';
   /// @endcode
   std::vector<result> sweep(const problem& p, std::span<const bytes_t> budgets, monitor& m) const {
     std::vector<std::size_t> order(budgets.size());

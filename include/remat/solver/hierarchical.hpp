@@ -122,6 +122,7 @@ class join_by_default : public join_in_turn<join_by_chain, join_by_outer<min_cut
 /// Complexity: `saved` * `peaks` calls of Inner per distinct part, one of Joiner, as many per distinct part that is cut again,
 /// and O(operations log operations) for the rest but `retain_more` and `local_search`.
 /// @code
+/// using checkmate = remat::checkmate<remat::highs::backend>;
 /// remat::hierarchical method{checkmate(checkmate::options::fast()), remat::join_by_chain{}};
 /// auto r = remat::solve(p, budget, method, {.seconds = 30});
 /// @endcode

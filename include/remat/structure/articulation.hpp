@@ -26,7 +26,7 @@ namespace remat::structure {
 /// Reference: Hopcroft, Tarjan, "Efficient algorithms for graph manipulation", CACM 16 (1973); with the stubs in Jain et al.,
 /// "Checkmate", MLSys 2020.
 /// @code
-/// auto ends = remat::articulation_points(p, forward);
+/// auto ends = remat::structure::articulation_points(p, forward);
 /// @endcode
 inline std::vector<operation_id> articulation_points(const problem& p, std::span<const operation_id> ops) {
   if (ops.empty()) return {};
