@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Demands that every public header is listed to be installed, that solvers.hpp and the registry have every solver, and that
-version.hpp tells the version of the project. If REMAT_FULL is set, each header compiles alone, and twice.
+"""Demands that every public header is listed to be installed and states complexities, that solvers.hpp and the registry have every
+solver, and that version.hpp tells the version of the project. If REMAT_FULL is set, each header compiles alone, and twice.
 
 usage: headers.py SOURCE_ROOT VERSION COMPILER FLAG... -- HEADER...
 """
@@ -17,6 +17,10 @@ root, version, command, listed = pathlib.Path(sys.argv[1]), sys.argv[2], sys.arg
 folder = root / "include"
 #: Parts of solvers, or made of other solvers: the registry has what they make.
 COMBINE = {"solver/cheap_orders.hpp", "solver/hierarchical.hpp", "solver/lower_peak.hpp", "solver/prove_bound.hpp", "solver/proving.hpp"}
+
+#: Types, concepts and texts, which do nothing.
+NOTHING_TO_COUNT = {"core/error.hpp", "core/evaluation.hpp", "core/solver.hpp", "core/types.hpp", "graph/cost_model.hpp", "graph/dag.hpp", "io/json.hpp",
+                    "report/style.hpp", "testing/archetypes.hpp", "remat.hpp", "solvers.hpp", "version.hpp"}
 
 
 def complaint(header):
@@ -35,6 +39,7 @@ def included(*files):
     return {name for f in files for name in re.findall(r"^#include <remat/(.*)>", f.read_text(), re.M)}
 
 
+failures += [f"{h}: states no complexity" for h in sorted(there - NOTHING_TO_COUNT) if "omplexity" not in (folder / "remat" / h).read_text()]
 solvers = {h for h in listed if h.startswith("solver/")}
 failures += [f"{h}: not in solvers.hpp, or not there" for h in sorted(solvers ^ included(folder / "remat/solvers.hpp"))]
 registered = included(*(root / "adapters/registry/src").glob("*.cpp"))

@@ -45,6 +45,7 @@ struct chain_step {
 };
 
 /// What the recurrence over parts of a chain, links i to j, reads of it (see `persistent_table`). Bytes are besides x_i.
+/// Complexity: O(L) to make for L links; then O(1) per query, and O(j - i) for the splits of links i to j.
 class recurrence {
  public:
   /// @throws bad_option if a link has no option

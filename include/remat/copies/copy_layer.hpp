@@ -27,6 +27,8 @@ namespace remat::copies {
 namespace detail {
 
 /// `lay_copies`, position by position.
+/// Complexity: O((computations + uses of values + copies) log values); O(values) more for each copy that has to find room on the
+/// host.
 class copy_layer {
  public:
   /// @param where values start and end, for a problem that is not plain

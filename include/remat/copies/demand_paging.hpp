@@ -21,6 +21,7 @@ namespace remat::copies::detail {
 
 /// Demand paging over all tiers and links. A full tier evicts, in this order: values without a further use, values with a copy on
 /// another tier, and the value whose next use is furthest away. The last one moves to another tier, which makes room if it must.
+/// Complexity: O(uses of values + copies (values + tiers + links)).
 class demand_paging {
  public:
   /// @param p     a problem that is not plain and not `unplannable`; must outlive this

@@ -22,6 +22,7 @@ namespace remat::copies::detail {
 /// Operations on the host run as soon as what they read is on its way; copies that nobody needs any more are dropped, if the host
 /// has a budget or must look at the end as at first. With tiers beyond the host, it stands for all of them, keeps everything and
 /// has room for everything: what becomes of that is for `tier_layer`.
+/// Complexity: O(edges + changes log operations) over a whole order; `tidy` and `take` add O(values on the host) per call.
 class host_side {
  public:
   using place = residence::place;

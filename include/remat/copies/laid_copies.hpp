@@ -65,6 +65,7 @@ namespace detail {
 
 /// Takes out the copies to the host that nobody there or on the device reads, and their drops.
 /// @param read the values that are read on the host after the schedule
+/// Complexity: O(steps + values).
 inline void drop_useless_offloads(const problem& p, schedule& from, std::vector<bool> read) {
   auto& steps = from.steps;
   constexpr auto nowhere = std::numeric_limits<std::size_t>::max();

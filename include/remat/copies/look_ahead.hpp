@@ -42,6 +42,7 @@ struct value_use {
 };
 
 /// What `lay_copies` knows of an order before it walks along it.
+/// Complexity: O(values + computations + uses of values).
 class look_ahead {
  public:
   /// @param where  where values start and end, for a problem that is not plain

@@ -21,6 +21,7 @@ namespace remat::copies::detail {
 /// Joins a schedule that takes all tiers but the device for one, the host, with one for these tiers. What comes to the host is
 /// made there by an operation of a problem of its own, what leaves for the device is read there, and the time in between passes
 /// in operations that read and make nothing.
+/// Complexity: O(steps + values + edges of the operations on other tiers).
 class tier_layer {
  public:
   /// @param p     must outlive this

@@ -17,6 +17,7 @@
 namespace remat {
 
 /// Any solver, by value, with all that the library may use of it. Copies share the solver, which is const.
+/// Complexity: one virtual call more than the solver's.
 /// @code
 /// std::map<std::string, remat::any_solver> methods = {{"none", remat::store_all()}, {"cuts", remat::min_cut()}};
 /// const auto r = remat::solve(p, budget, methods.at(name), {.seconds = 10});

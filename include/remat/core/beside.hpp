@@ -14,6 +14,7 @@ namespace remat {
 /// @tparam F callable without arguments
 /// @param work what it refers to outlives the future
 /// @return what `work` will return or throw; not `valid()` if the system has no thread left: then `work` has not been called
+/// Complexity: that of starting a thread.
 template <class F>
 std::future<std::invoke_result_t<F>> beside(F&& work) {
   try {

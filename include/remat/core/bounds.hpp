@@ -16,7 +16,8 @@ struct trivial_bounds {
   bytes_t budget = 0;  ///< largest of: sources; held + targets; held + inputs + outputs + workspace of such an operation
 };
 
-/// Computes `trivial_bounds` in O(values + edges).
+/// Computes `trivial_bounds`.
+/// Complexity: O(values + edges).
 inline trivial_bounds bounds_without_search(const problem& p) {
   const auto& values = p.values();
   const auto droppable = [&](value_id v) { return values[v].held && values[v].starts == device_tier ? 0 : values[v].bytes; };

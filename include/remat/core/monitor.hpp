@@ -62,6 +62,7 @@ concept observer = std::invocable<O&, const progress&> &&(std::is_void_v<std::in
 
 /// What a solver polls and reports to while it works. One per call of `solve`; observers run on the thread that reports, and one
 /// thread reports at a time.
+/// Complexity: O(1) per call, and what the observers take.
 class monitor {
  public:
   monitor() : monitor(remat::limits{}) {}

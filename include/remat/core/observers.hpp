@@ -11,6 +11,7 @@ namespace remat {
 
 /// Ends a search that is good enough or has stood still: the first condition that is met stops it. It keeps nothing of a search,
 /// so one object serves many.
+/// Complexity: O(1) per report.
 /// @code
 /// auto r = remat::solve(p, budget, remat::min_cut(), {.seconds = 600}, remat::stop_at{.gap = 0.01, .patience = 20});
 /// @endcode

@@ -67,6 +67,7 @@ struct result {
 namespace detail {
 
 /// Gives `to` the schedule of `from` if that fits and is faster, or is the first.
+/// Complexity: O(steps), to copy the schedule.
 inline void adopt(result& to, const result& from, double gap) {
   if (!from.found() || from.peak > to.budget || (to.found() && to.seconds <= from.seconds)) return;
   to.schedule = from.schedule;

@@ -36,6 +36,7 @@ struct copy_link {
 };
 
 /// The tiers of a problem, the device first, and the links between them.
+/// Complexity: `find` is linear in the tiers or links, `validate` O((tiers + links) log(tiers + links)).
 struct memory_system {
   std::vector<tier> tiers = {};  ///< none: a device and a host, without limit
   std::vector<copy_link> links = {};

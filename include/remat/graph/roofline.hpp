@@ -32,6 +32,7 @@ struct roofline {
   }
 
   /// Time of an operation: overhead + max(flops / peak, moved / bandwidth).
+  /// Complexity: O(1).
   /// @param flops arithmetic operations, >= 0
   /// @param moved bytes read and written, >= 0
   /// @return s

@@ -136,6 +136,7 @@ struct name_of {
 };
 
 /// A cost model made of columns; `seconds_of` (or `roofline_of`) and `bytes_of` are needed, the others are optional.
+/// Complexity: one look-up in a column per call.
 /// @tparam Columns types with the members of a `cost_model`
 /// @code
 /// remat::table cost{remat::seconds_of(times), remat::bytes_of([&](int v) { return 4 * elements[v]; }),

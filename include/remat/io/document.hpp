@@ -106,6 +106,7 @@ class parse_guard : public nlohmann::json_sax<json> {
 };
 
 /// Reads twice: a parser that is told of every element while it builds the document looks at all those before, too.
+/// Complexity: O(bytes of the text).
 inline json parse(const std::string& text, const document_limits& l) {
   parse_guard guard(l);
   json::sax_parse(text, &guard);

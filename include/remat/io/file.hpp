@@ -25,6 +25,7 @@ namespace remat {
 /// @param limit largest accepted length
 /// @return the text
 /// @throws bad_document if the stream is broken or longer than `limit`
+/// Complexity: O(bytes).
 inline std::string read_text(std::istream& in, std::size_t limit) {
   std::string text;
   char block[1 << 16];
@@ -73,6 +74,7 @@ inline void require_writable(const std::filesystem::path& path) {
 /// @param path where to
 /// @param put  called with the stream; what it throws leaves the old file
 /// @throws error naming the file, with the reason why it cannot be written
+/// Complexity: O(bytes).
 template <std::invocable<std::ostream&> Put>
 void write_file(const std::filesystem::path& path, const Put& put) {
   namespace fs = std::filesystem;

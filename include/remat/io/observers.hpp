@@ -20,6 +20,7 @@
 namespace remat {
 
 /// Shows a search in one line that is rewritten: for terminals. The line is gone when the observer is.
+/// Complexity: O(1) per report.
 /// @code
 /// auto r = remat::solve(p, budget, remat::min_cut(), {}, remat::progress_line());
 /// @endcode
@@ -82,6 +83,7 @@ class progress_log {
 };
 
 /// Keeps the best schedule so far in a file, which is replaced as a whole: what a search has found is not lost with it.
+/// Complexity: O(steps) per write.
 /// @code
 /// auto r = remat::solve(p, budget, remat::min_cut(), {.seconds = 3600}, remat::best_to_file("plan.json", p, budget));
 /// @endcode

@@ -81,6 +81,7 @@ inline const char* line_colour(std::size_t i) {
 }
 
 /// An SVG picture under construction: a plane between axes, the vertical one from 0, and a legend above it.
+/// Complexity: O(bytes of the document).
 class svg_plot {
  public:
   static constexpr double left = 84, right = 944, top = 64, bottom = 368, under = 440;

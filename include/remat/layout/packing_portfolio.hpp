@@ -24,6 +24,7 @@ struct packing_effort {
 
 /// Runs the search with one strategy after the other. Luck is large: a run that has no layout after some thousand nodes seldom
 /// finds one soon, and another order of the same items often does at once.
+/// Complexity: that of `packing_search` per run; the effort limits the sum.
 class packing_portfolio {
  public:
   /// @param p must outlive this

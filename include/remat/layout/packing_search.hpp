@@ -41,6 +41,8 @@ struct packing_strategy {
 /// Dominance, decomposition in time, and portfolios of orders are those of M. D. Moffitt, "MiniMalloc: A Lightweight Memory
 /// Allocator for Hardware-Accelerated Machine Learning", ASPLOS 2023. There a node branches on all items
 /// that could lie next above the whole layout, in a fixed order of offsets; here on those at the floor of one clique.
+/// Complexity: exponential in the items; `nodes` and `most_work` limit a run. A node costs O(cliques it changes, times their
+/// items).
 class packing_search {
  public:
   enum class outcome { found, exhausted, cut };

@@ -15,6 +15,7 @@
 namespace remat::milp {
 
 /// Any backend, by value: models for it are those for the backend inside.
+/// Complexity: one virtual call more than the backend's.
 /// @code
 /// const remat::milp::any_backend library = prefer_glpk ? remat::milp::any_backend(remat::glpk::backend()) :
 /// remat::highs::backend(); const remat::checkmate<remat::milp::any_backend> method({}, library);

@@ -37,6 +37,7 @@ struct method {
   /// @param backend the MILP library: highs, glpk, or auto for the first that is there. A method that needs none, or can do
   ///                without, takes `auto` for that; a library that is asked for by name is never replaced.
   /// @param given   options that differ from their defaults; the name of the solver tells them
+  /// Complexity: O(options).
   /// @throws bad_option naming an option that the solver does not have, or whose value is out of range
   /// @throws not_available saying what to install
   /// @code

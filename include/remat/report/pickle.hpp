@@ -15,6 +15,7 @@
 namespace remat::detail {
 
 /// Writes a value as a pickle of protocol 2, with the opcodes that PyTorch's memory viewer reads.
+/// Complexity: O(bytes of the value).
 ///
 /// Reference: Python's `pickletools`, which documents the opcodes.
 class pickle_writer {

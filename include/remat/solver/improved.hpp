@@ -24,6 +24,7 @@ namespace remat {
 /// @tparam Inner the solver that is improved; its bounds are kept
 ///
 /// Copies to the host are not used.
+/// Complexity: that of Inner and of `order::local_search`, which goes on until a limit.
 /// @code
 /// remat::improved<remat::rotor> method;
 /// auto r = remat::solve(p, budget, method, {.seconds = 10, .seed = 7}, [](const remat::progress& now) { show(now.best); });

@@ -101,6 +101,7 @@ inline milp::model long_search(int things = 60) {
 /// @tparam B the backend
 /// @param b  the backend
 /// @return what went wrong, a line each; empty if the backend conforms
+/// Complexity: some hundred small models; seconds.
 /// @code
 /// for (const auto& failure : remat::testing::check_backend(my_backend{})) std::cerr << failure << '\n';
 /// @endcode

@@ -69,6 +69,7 @@ inline std::vector<problem> edge_problems() {
 /// @param s  the solver
 /// @param o  what is asked
 /// @return what went wrong, a line each; empty if the solver conforms
+/// Complexity: 3 `rounds` calls of the solver and of an exhaustive search, on at most a dozen operations each.
 /// @code
 /// for (const auto& failure : remat::testing::check_solver(my_solver{})) std::cerr << failure << '\n';
 /// @endcode

@@ -55,6 +55,7 @@ inline std::vector<tier_id> first_places(const problem& p) {
 }
 
 /// The links that every way from one tier to another leads over.
+/// Complexity: O(links^2) for each pair of tiers that is asked for, once.
 class narrow_links {
  public:
   explicit narrow_links(const problem& p) : p_(p) {}
@@ -92,6 +93,7 @@ struct places {
   std::vector<std::vector<tier_id>> wanted;  ///< of each value that is there in any case, where it is read or ends
 };
 
+/// Complexity: O(values + edges).
 inline places find_places(const problem& p, const std::vector<operation_id>& needed) {
   const auto& ops = p.operations();
   places all{first_places(p), std::vector<std::vector<tier_id>>(p.values().size())};
@@ -109,6 +111,7 @@ inline places find_places(const problem& p, const std::vector<operation_id>& nee
 }
 
 /// Copies of values by the shortest way between any two tiers, s; 0 where there is none.
+/// Complexity: O(values tiers^3).
 class copy_ways {
  public:
   explicit copy_ways(const problem& p) : tiers_(p.tiers().size()) {

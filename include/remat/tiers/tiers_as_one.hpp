@@ -46,6 +46,7 @@ struct plain_part {
 /// on other tiers than the device take no time. A value that has to leave becomes a target that ends on the host. A value that
 /// may leave at the end becomes a target that ends anywhere; so do all targets of a cyclic schedule, because no operation waits
 /// for them.
+/// Complexity: O(values + edges + links).
 /// @param come true: sources that start outside, on a known tier, start on the host; false: they take no room
 inline plain_part as_plain(const problem& p, tier_set inside, bool come, const places& of) {
   auto values = p.values();
