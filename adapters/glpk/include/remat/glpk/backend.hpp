@@ -9,13 +9,14 @@
 #include <chrono>
 #include <cmath>
 #include <csetjmp>
-#include <exception>
 #include <limits>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include <remat/core/beside.hpp>
 #include <remat/milp/backend.hpp>
+#include <remat/milp/supervised.hpp>
 
 namespace remat::glpk {
 
@@ -25,49 +26,29 @@ class backend {
  public:
   std::string name() const { return "glpk"; }
 
-  /// Solves `m`. Each call runs in a thread of its own with a GLPK environment of its own, which is freed at the end: GLPK
-  /// objects of the caller are not touched, and an internal error of GLPK ends in `milp::status::failed` instead of `abort`.
+  /// Solves `m`. Each call runs on a thread of its own with a GLPK environment of its own, which is freed at the end: GLPK
+  /// objects of the caller are not touched, and an internal error of GLPK ends in `milp::status::failed` instead of `abort`. Some
+  /// steps of GLPK look at no limit for seconds: see `milp::supervised`.
   /// @param m a valid model
-  /// @param o limits, cutoff, start; `poll` is called from another thread while this one waits
+  /// @param o limits, cutoff, start
   /// @return status, solution and bound; `milp::status::failed` if the system has no thread left
   /// @throws what `o.poll` throws
   milp::solution solve(const milp::model& m, const milp::options& o) const {
-    run r(m, o);
-    auto done = beside([&] {
-      if (setjmp(r.on_error) == 0) {
-        glp_error_hook([](void* at) { std::longjmp(static_cast<run*>(at)->on_error, 1); }, &r);
-        r.search();
-      } else {
-        r.answer = {};
-      }
-      glp_free_env();
-    });
-    if (!done.valid()) return {};
-    done.get();
-    if (r.failure) std::rethrow_exception(r.failure);
-    return r.answer;
+    return milp::supervise(std::make_shared<job>(m, o));
   }
 
  private:
-  using clock = std::chrono::steady_clock;
-
   /// One call. Holds everything with a destructor, so that an error of GLPK may jump out of `search`.
-  struct run {
-    const milp::model& m;
-    const milp::options& o;
-    std::jmp_buf on_error;
-    milp::solution answer = {};
-    std::exception_ptr failure = {};
-    glp_prob* problem = nullptr;
-    std::vector<int> row, column;
-    std::vector<double> value, point;
-    clock::time_point began = clock::now(), polled = {};
-    double cutoff = milp::infinity;  ///< as given, or the objective of the start
-    double best = milp::infinity;
-    double bound = -milp::infinity;
-    bool stop = false, cut_off = false;
-
-    run(const milp::model& model, const milp::options& options) : m(model), o(options), cutoff(options.cutoff) {
+  class job : public milp::supervised {
+   public:
+    job(const milp::model& model, const milp::options& o)
+        : supervised(o),
+          m(model),
+          columns(m.columns()),
+          seconds(o.seconds),
+          gap(o.gap),
+          has_cutoff(o.cutoff < milp::infinity),
+          cutoff(o.cutoff) {
       const auto nonzeros = static_cast<std::size_t>(m.matrix.nonZeros());
       row.reserve(nonzeros + 1), column.reserve(nonzeros + 1), value.reserve(nonzeros + 1);
       row.push_back(0), column.push_back(0), value.push_back(0);  // GLPK counts from 1
@@ -77,25 +58,42 @@ class backend {
       if (o.start) {
         point.assign(1, 0);
         point.insert(point.end(), o.start->data(), o.start->data() + o.start->size());
+        best = m.objective(*o.start);
+        tell_solution(best, *o.start);
       }
     }
 
-    double seconds_left() const { return o.seconds - std::chrono::duration<double>(clock::now() - began).count(); }
+    milp::solution work() {
+      if (setjmp(on_error) == 0) {
+        glp_error_hook([](void* at) { std::longjmp(static_cast<job*>(at)->on_error, 1); }, this);
+        search();
+      } else {
+        answer = {};
+      }
+      glp_free_env();
+      return std::move(answer);
+    }
+
+   private:
+    const milp::model& m;  // until `loaded`
+    const Eigen::Index columns;
+    const double seconds, gap;
+    const bool has_cutoff;
+    const double cutoff;
+    std::jmp_buf on_error;
+    milp::solution answer = {};
+    glp_prob* problem = nullptr;
+    std::vector<int> row, column;
+    std::vector<double> value, point;
+    clock::time_point began = clock::now();
+    double best = milp::infinity;
+    double bound = -milp::infinity;
+    bool cut_off = false;
+
+    double seconds_left() const { return seconds - std::chrono::duration<double>(clock::now() - began).count(); }
     int milliseconds_left() const {
       return static_cast<int>(std::clamp(1000 * seconds_left(), 0.0, static_cast<double>(std::numeric_limits<int>::max())));
     }
-    /// Polls the caller, at most some twenty times a second.
-    void poll() {
-      if (stop || !o.poll || clock::now() - polled < std::chrono::milliseconds(50)) return;
-      polled = clock::now();
-      try {
-        stop = o.poll(best, bound);
-      } catch (...) {
-        failure = std::current_exception();
-        stop = true;
-      }
-    }
-
     static int bounds_type(double low, double up) {
       if (low == up) return GLP_FX;
       if (low == -milp::infinity) return up == milp::infinity ? GLP_FR : GLP_UP;
@@ -121,6 +119,7 @@ class backend {
       if (m.rows() > 0) glp_add_rows(problem, static_cast<int>(m.rows()));
       for (int i = 0; i < m.rows(); ++i)
         glp_set_row_bnds(problem, i + 1, bounds_type(m.row_lower[i], m.row_upper[i]), m.row_lower[i], m.row_upper[i]);
+      loaded();
       glp_load_matrix(problem, static_cast<int>(value.size()) - 1, row.data(), column.data(), value.data());
       return true;
     }
@@ -133,7 +132,7 @@ class backend {
       }
       const auto root = relax();
       if (root != GLP_OPT) {
-        answer.status = root == GLP_NOFEAS  ? (o.cutoff < milp::infinity ? milp::status::cutoff : milp::status::infeasible)
+        answer.status = root == GLP_NOFEAS  ? (has_cutoff ? milp::status::cutoff : milp::status::infeasible)
                         : root == GLP_UNBND ? milp::status::unbounded
                         : root == GLP_UNDEF ? milp::status::limit
                                             : milp::status::failed;
@@ -150,15 +149,15 @@ class backend {
       parameters.br_tech = GLP_BR_DTH;
       parameters.bt_tech = GLP_BT_BLB;
       parameters.mir_cuts = parameters.cov_cuts = GLP_ON;  // at the root, where knapsack rows make them pay
-      parameters.mip_gap = o.gap;
+      parameters.mip_gap = gap;
       parameters.tm_lim = milliseconds_left();
-      parameters.cb_func = [](glp_tree* tree, void* at) { static_cast<run*>(at)->watch(tree); };
+      parameters.cb_func = [](glp_tree* tree, void* at) { static_cast<job*>(at)->watch(tree); };
       parameters.cb_info = this;
       const int code = glp_intopt(problem, &parameters);
       finish(code);
     }
 
-    /// Solves the LP relaxation in slices, so that `poll` is heard.
+    /// Solves the LP relaxation in slices, between which it may be stopped.
     /// @return GLP_OPT, GLP_NOFEAS, GLP_UNBND; GLP_UNDEF at a limit; GLP_INFEAS for numerical trouble
     int relax() {
       glp_smcp parameters;
@@ -173,8 +172,7 @@ class backend {
         parameters.tm_lim = std::min(milliseconds_left(), 200);
         if (parameters.tm_lim == 0) return GLP_UNDEF;
         const int code = glp_simplex(problem, &parameters);
-        poll();
-        if (stop) return GLP_UNDEF;
+        if (stopping()) return GLP_UNDEF;
         if (code == GLP_ETMLIM) continue;
         const int ended = glp_get_status(problem);
         if (code == 0 && (ended == GLP_OPT || ended == GLP_NOFEAS || ended == GLP_UNBND)) return ended;
@@ -189,24 +187,30 @@ class backend {
         glp_ios_heur_sol(tree, point.data());
         point.clear();
       }
-      if (glp_mip_status(problem) == GLP_FEAS) best = glp_mip_obj_val(problem);
-      if (bound >= cutoff) cut_off = true;
-      poll();
-      if (stop || cut_off) glp_ios_terminate(tree);
+      if (glp_mip_status(problem) == GLP_FEAS && glp_mip_obj_val(problem) < best) {
+        best = glp_mip_obj_val(problem);
+        tell_solution(best, found());
+      }
+      cut_off = bound >= cutoff;
+      if (tell_bound(bound) || cut_off) glp_ios_terminate(tree);
     }
 
+    Eigen::VectorXd found() const {
+      Eigen::VectorXd x(columns);
+      for (int j = 0; j < columns; ++j) x[j] = glp_mip_col_val(problem, j + 1);
+      return x;
+    }
     void finish(int code) {
       const int ended = glp_mip_status(problem);
       if (ended == GLP_OPT || ended == GLP_FEAS) {
-        answer.x.resize(m.columns());
-        for (int j = 0; j < m.columns(); ++j) answer.x[j] = glp_mip_col_val(problem, j + 1);
+        answer.x = found();
         const bool proven = (code == 0 && ended == GLP_OPT) || code == GLP_EMIPGAP;
         answer.status = proven ? milp::status::optimal : milp::status::feasible;
         answer.bound = code == 0 && ended == GLP_OPT ? glp_mip_obj_val(problem) : bound;
       } else if (cut_off) {
         answer.status = milp::status::cutoff;
       } else if (code == 0 && ended == GLP_NOFEAS) {
-        answer.status = o.cutoff < milp::infinity ? milp::status::cutoff : milp::status::infeasible;
+        answer.status = has_cutoff ? milp::status::cutoff : milp::status::infeasible;
       } else if (code == GLP_ETMLIM || code == GLP_ESTOP) {
         answer.status = milp::status::limit;
         answer.bound = bound;

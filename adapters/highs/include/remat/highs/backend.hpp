@@ -6,22 +6,17 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdlib>
-#include <exception>
 #include <filesystem>
-#include <future>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <system_error>
 #include <vector>
 
-#include <remat/core/beside.hpp>
 #include <remat/core/error.hpp>
 #include <remat/milp/backend.hpp>
+#include <remat/milp/supervised.hpp>
 
 namespace remat::highs {
 
@@ -170,30 +165,14 @@ class backend {
   /// Path of the library in use.
   const std::string& library() const { return api_->path; }
 
-  /// Solves `m`. Each call runs in a thread of its own, because HiGHS ties its worker threads to the calling thread and lets
-  /// nobody change their number. Some of its steps look at no limit for seconds: a thread that has not ended half a second after
-  /// the limit, or after `poll` asked to stop, is left alone, to end when it next looks (at the latest the program waits for it
-  /// before it exits), and the answer is the best that it had told until then.
+  /// Solves `m`. Each call runs on a thread of its own, also because HiGHS ties its worker threads to the calling thread and lets
+  /// nobody change their number. Some of its steps look at no limit for seconds: see `milp::supervised`.
   /// @param m a valid model
-  /// @param o limits, cutoff, start; `poll` is called from another thread while this one waits, or from this one
+  /// @param o limits, cutoff, start
   /// @return status, solution and bound; `milp::status::failed` if the system has no thread left
   /// @throws what `o.poll` throws
   milp::solution solve(const milp::model& m, const milp::options& o) const {
-    const auto work = std::make_shared<job>(m, o);
-    auto worker = beside([api = api_, work] {
-      try {
-        work->run(*api);
-      } catch (...) {
-        work->fail(std::current_exception());
-      }
-    });
-    if (!worker.valid()) return {};
-    work->wait();
-    if (work->left_alone())
-      stragglers::add(std::move(worker));
-    else
-      worker.wait();
-    return work->answer();
+    return milp::supervise(std::make_shared<job>(m, o, api_));
   }
 
  private:
@@ -203,102 +182,31 @@ class backend {
   enum : int { optimal = 7, infeasible = 8, unbounded_or_infeasible = 9, unbounded = 10, objective_bound = 11 };
   enum : int { time_limit = 13, iteration_limit = 14, solution_limit = 16, interrupted = 17 };
 
-  /// Work that has not ended in time. Waited for when the program exits.
-  class stragglers {
+  /// One call.
+  class job : public milp::supervised {
    public:
-    static void add(std::future<void> work) {
-      static stragglers all;
-      const std::lock_guard lock(all.mutex_);
-      all.work_.push_back(std::move(work));
-    }
+    job(const milp::model& m, const milp::options& o, std::shared_ptr<const detail::api> api)
+        : supervised(o),
+          model_(m),
+          options_(o),
+          columns_(m.columns()),
+          has_cutoff_(o.cutoff < milp::infinity),
+          api_(std::move(api)) {}
+
+    milp::solution work();
 
    private:
-    std::mutex mutex_;
-    std::vector<std::future<void>> work_;
-  };
-
-  /// One call, shared by the caller, who waits, and the thread that works. Of the caller's model and options it uses nothing
-  /// once it is left alone.
-  class job {
-   public:
-    job(const milp::model& m, const milp::options& o) : model_(m), options_(o) {}
-
-    /// Returns when the work is done or has to be left alone. Polls while HiGHS does not.
-    void wait() {
-      std::unique_lock lock(mutex_);
-      for (;;) {
-        changed_.wait_for(lock, std::chrono::milliseconds(100), [&] { return done_; });
-        if (done_) return;
-        if (clock::now() - polled_ > std::chrono::milliseconds(200)) poll();
-        if (!stop_ && seconds_since(began_) > options_.seconds) stop_since(clock::now());
-        if (stop_ && loaded_ && seconds_since(stopped_) > 0.5) {
-          left_alone_ = true;
-          return;
-        }
-      }
-    }
-
-    bool left_alone() {
-      const std::lock_guard lock(mutex_);
-      return left_alone_;
-    }
-
-    /// What was found. @throws what went wrong
-    milp::solution answer() {
-      const std::lock_guard lock(mutex_);
-      if (failure_) std::rethrow_exception(failure_);
-      if (!left_alone_) return found_;
-      milp::solution s;
-      s.status = best_.size() > 0 ? milp::status::feasible : milp::status::limit;
-      s.x = best_;
-      s.bound = bound_;
-      return s;
-    }
-
-    void fail(std::exception_ptr why) {
-      const std::lock_guard lock(mutex_);
-      if (!failure_) failure_ = why;
-      done_ = true;
-      changed_.notify_all();
-    }
-
-    void run(const detail::api& f);
-
-   private:
-    using clock = std::chrono::steady_clock;
-    static double seconds_since(clock::time_point t) { return std::chrono::duration<double>(clock::now() - t).count(); }
-
-    void stop_since(clock::time_point t) {
-      stop_ = true;
-      stopped_ = t;
-    }
-    /// Asks the caller whether to go on; with `mutex_` locked.
-    void poll() {
-      polled_ = clock::now();
-      if (stop_ || !options_.poll) return;
-      try {
-        if (options_.poll(objective_, bound_)) stop_since(clock::now());
-      } catch (...) {
-        failure_ = std::current_exception();
-        stop_since(clock::now());
-      }
-    }
     static void watch(int type, const char*, const void* output, detail::callback_input* input, void* data);
-    milp::solution read(const detail::api& f, void* highs, int ended) const;
+    milp::solution read(void* highs, int ended) const;
 
-    const milp::model& model_;
-    const milp::options& options_;
-    const Eigen::Index columns_ = model_.columns();
-    const detail::api* api_ = nullptr;
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    const clock::time_point began_ = clock::now();
-    clock::time_point polled_ = {}, stopped_ = {};
-    bool loaded_ = false, stop_ = false, done_ = false, left_alone_ = false;
-    std::exception_ptr failure_ = {};
-    milp::solution found_ = {};
-    Eigen::VectorXd best_ = {};  ///< as told while HiGHS worked
-    double objective_ = milp::infinity, bound_ = -milp::infinity;
+    const milp::model& model_;      // until `loaded`
+    const milp::options& options_;  // likewise
+    const Eigen::Index columns_;
+    const bool has_cutoff_;
+    std::size_t rows_ = 0;
+    bool mixed_ = false;  // some columns are integers
+    double objective_ = milp::infinity;
+    std::shared_ptr<const detail::api> api_;
   };
 
   std::shared_ptr<const detail::api> api_;
@@ -306,29 +214,23 @@ class backend {
 
 inline void backend::job::watch(int type, const char*, const void* output, detail::callback_input* input, void* data) {
   auto& w = *static_cast<job*>(data);
-  const std::lock_guard lock(w.mutex_);
   const auto number = [&](const char* name, double otherwise) {
     const void* p = w.api_->output_item(output, name);
     return p ? *static_cast<const double*>(p) : otherwise;
   };
-  if (type == mip_improvement) {
+  if (type == mip_improvement)
     if (const auto* x = static_cast<const double*>(w.api_->output_item(output, "mip_solution")))
-      w.best_ = Eigen::Map<const Eigen::VectorXd>(x, w.columns_);
-  }
-  if (type == mip_improvement || type == mip_interrupt) {
-    w.objective_ = std::min(w.objective_, number("mip_primal_bound", milp::infinity));
-    w.bound_ = std::max(w.bound_, number("mip_dual_bound", -milp::infinity));
-  }
-  if (w.left_alone_ || type == mip_improvement) {
-    if (w.left_alone_ && input) input->user_interrupt = 1;
-    return;
-  }
-  if (clock::now() - w.polled_ > std::chrono::milliseconds(50)) w.poll();
-  if (w.stop_ && input) input->user_interrupt = 1;
+      if (const auto objective = number("mip_primal_bound", milp::infinity); objective < w.objective_) {
+        w.objective_ = objective;
+        w.tell_solution(objective, Eigen::Map<const Eigen::VectorXd>(x, w.columns_));
+      }
+  const bool mip = type == mip_improvement || type == mip_interrupt;
+  const bool stop = w.tell_bound(mip ? number("mip_dual_bound", -milp::infinity) : -milp::infinity);
+  if (stop && input) input->user_interrupt = 1;
 }
 
-inline void backend::job::run(const detail::api& f) {
-  api_ = &f;
+inline milp::solution backend::job::work() {
+  const auto& f = *api_;
   const std::unique_ptr<void, void (*)(void*)> handle(f.create(), f.destroy);
   auto* h = handle.get();
   const auto& m = model_;
@@ -339,26 +241,24 @@ inline void backend::job::run(const detail::api& f) {
   f.set_int(h, "random_seed", static_cast<int>(o.seed & 0x7fffffff));
   f.set_double(h, "mip_rel_gap", o.gap);
   if (o.seconds < milp::infinity) f.set_double(h, "time_limit", o.seconds);
-  if (o.cutoff < milp::infinity) f.set_double(h, "objective_bound", o.cutoff);
+  if (has_cutoff_) f.set_double(h, "objective_bound", o.cutoff);
   const std::vector<int> integrality(m.integer.begin(), m.integer.end());
-  const auto columns = static_cast<int>(m.columns()), rows = static_cast<int>(m.rows());
-  const bool loaded =
-      f.pass_mip(h, columns, rows, static_cast<int>(m.matrix.nonZeros()), column_wise, minimise, m.offset, m.cost.data(),
-                 m.lower.data(), m.upper.data(), m.row_lower.data(), m.row_upper.data(), m.matrix.outerIndexPtr(),
-                 m.matrix.innerIndexPtr(), m.matrix.valuePtr(), integrality.data()) >= 0;
-  if (loaded && o.start) f.set_solution(h, o.start->data(), nullptr, nullptr, nullptr);
+  mixed_ = std::find(m.integer.begin(), m.integer.end(), true) != m.integer.end();
+  rows_ = static_cast<std::size_t>(m.rows());
+  const bool passed =
+      f.pass_mip(h, static_cast<int>(columns_), static_cast<int>(rows_), static_cast<int>(m.matrix.nonZeros()), column_wise,
+                 minimise, m.offset, m.cost.data(), m.lower.data(), m.upper.data(), m.row_lower.data(), m.row_upper.data(),
+                 m.matrix.outerIndexPtr(), m.matrix.innerIndexPtr(), m.matrix.valuePtr(), integrality.data()) >= 0;
+  if (passed && o.start) {
+    f.set_solution(h, o.start->data(), nullptr, nullptr, nullptr);
+    objective_ = m.objective(*o.start);
+    tell_solution(objective_, *o.start);
+  }
   f.set_callback(h, watch, this);
   for (int type : {simplex_interrupt, ipm_interrupt, mip_improvement, mip_interrupt}) f.start_callback(h, type);
-  {
-    const std::lock_guard lock(mutex_);
-    if (o.start) {
-      best_ = *o.start;
-      objective_ = m.objective(best_);
-    }
-    loaded_ = true;  // from here on the caller may leave
-  }
+  loaded();
   int ended = 0;
-  if (loaded) {
+  if (passed) {
     f.run(h);
     ended = f.model_status(h);
   }
@@ -367,27 +267,24 @@ inline void backend::job::run(const detail::api& f) {
     f.run(h);
     ended = f.model_status(h);
   }
-  const std::lock_guard lock(mutex_);
-  if (!left_alone_) found_ = read(f, h, ended);
-  done_ = true;
-  changed_.notify_all();
+  return read(h, ended);
 }
 
 /// What HiGHS has to say at the end.
-inline milp::solution backend::job::read(const detail::api& f, void* h, int ended) const {
-  const auto& m = model_;
+inline milp::solution backend::job::read(void* h, int ended) const {
+  const auto& f = *api_;
   milp::solution s;
   const bool limited = ended == time_limit || ended == iteration_limit || ended == solution_limit || ended == interrupted;
   int point = 0;
   f.int_info(h, "primal_solution_status", &point);
   if ((ended == optimal || limited) && point == point_is_feasible) {
-    std::vector<double> column_duals(m.columns()), row_values(m.rows()), row_duals(m.rows());
-    s.x.resize(m.columns());
+    const auto columns = static_cast<std::size_t>(columns_);
+    std::vector<double> column_duals(columns), row_values(rows_), row_duals(rows_);
+    s.x.resize(columns_);
     f.get_solution(h, s.x.data(), column_duals.data(), row_values.data(), row_duals.data());
   }
-  const bool mixed = std::find(m.integer.begin(), m.integer.end(), true) != m.integer.end();
-  if (mixed && (ended == optimal || limited)) f.double_info(h, "mip_dual_bound", &s.bound);
-  if (!mixed && ended == optimal) s.bound = m.objective(s.x);
+  if (mixed_ && (ended == optimal || limited)) f.double_info(h, "mip_dual_bound", &s.bound);
+  if (!mixed_ && ended == optimal) f.double_info(h, "objective_function_value", &s.bound);
   if (s.x.size() > 0)
     s.status = ended == optimal ? milp::status::optimal : milp::status::feasible;
   else if (limited)
@@ -395,7 +292,7 @@ inline milp::solution backend::job::read(const detail::api& f, void* h, int ende
   else if (ended == unbounded)
     s.status = milp::status::unbounded;
   else if (ended == infeasible || ended == objective_bound)
-    s.status = options_.cutoff < milp::infinity ? milp::status::cutoff : milp::status::infeasible;
+    s.status = has_cutoff_ ? milp::status::cutoff : milp::status::infeasible;
   return s;
 }
 
