@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs forwards and backwards of modules behind a follower, which the thread knows.
+#include <ATen/autocast_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "follower_state.hpp"
+#include "recorder.hpp"
+#include "same_calls.hpp"
+
+namespace remat::pytorch::detail {
+namespace {
+
+follower* followed_by_thread() { return static_cast<follower*>(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::TEST_INFO_2)); }
+
+std::atomic<void (*)()> forget_exception = nullptr;
+
+}  // namespace
+
+recorded_forward::recorded_forward(std::shared_ptr<const trace> t) : recorded(std::move(t)) {
+  const auto& r = *recorded;
+  std::vector<bool> written(r.storages.size());
+  for (const auto& c : r.calls)
+    for (const auto& o : c.operands) written[o.view.value] = written[o.view.value] || o.written;
+  for (index_t k = 0; k < r.slots.size(); ++k)
+    if (written[r.slots[k].value] && r.slots[k].from != role::constant && r.slots[k].from != role::output_grad)
+      writes.push_back(k);
+  runs.resize(r.calls.size());
+  for (const auto& c : r.calls) constants.push_back(c.constant);
+  const auto by_hand = [&](const traced_tensor& x) {
+    const auto k = r.storages[x.view.value].slot;
+    return k != none && r.slots[k].from == role::constant;
+  };
+  std::vector<bool> needed(r.storages.size());
+  for (std::size_t i = r.calls.size(); i-- > 0;) {
+    const auto& c = r.calls[i];
+    if (c.ahead) {
+      runs[i] = true;
+      continue;
+    }
+    if (!c.positions.empty() && c.told)
+      for (const auto& o : c.operands)
+        if (o.at == takes_masks(c.op) && r.storages[o.view.value].slot == none) needed[o.view.value] = true;
+    runs[i] = asks(c);
+    if (runs[i] && !is_dynamic(c.op, [](int) { return false; })) continue;  // about the geometry of tensors (`_fused_sdp_choice`)
+    for (const auto& o : c.operands) runs[i] = runs[i] || (o.written && (needed[o.view.value] || (c.constant && by_hand(o))));
+    for (const auto& x : c.results) runs[i] = runs[i] || needed[x.view.value] || (c.constant && by_hand(x));
+    if (!runs[i]) continue;
+    for (const auto& o : c.operands)
+      if (r.storages[o.view.value].slot == none) needed[o.view.value] = true;
+  }
+}
+
+followed follow(const std::vector<candidate>& candidates, const forward_function& forward, const std::vector<at::Tensor>& inputs,
+                const step_request& what) {
+  const auto f = std::make_shared<follower>(candidates, inputs, what);
+  at::autocast::clear_cache();  // what it holds is not among the calls, and what it will hold is hollow
+  std::vector<at::Tensor> returned;
+  {
+    const c10::DebugInfoGuard here(c10::DebugInfoKind::TEST_INFO_2, f);
+    const c10::impl::IncludeDispatchKeyGuard key(c10::DispatchKey::Fake);
+    try {
+      returned = forward(inputs);
+    } catch (...) {
+      f->stopped();
+      throw;
+    }
+  }
+  auto result = f->finish(std::move(returned));
+  if (result.which || result.fresh) at::autocast::clear_cache();
+  return result;
+}
+
+std::string differing_backward(const candidate& step, const std::vector<at::Tensor>& tensors,
+                               std::vector<at::Tensor> output_grads,
+                               const std::function<void(std::vector<at::Tensor>)>& backward) {
+  const auto f = std::make_shared<follower>(step, tensors, output_grads);
+  const c10::DebugInfoGuard here(c10::DebugInfoKind::TEST_INFO_2, f);
+  try {
+    backward(std::move(output_grads));
+  } catch (const std::exception&) {
+    if (!f->left()) {
+      f->finish();
+      throw;
+    }
+    if (auto* forget = forget_exception.load()) forget();
+  }
+  return f->finish();
+}
+
+bool follow_call(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
+  auto* f = followed_by_thread();
+  if (f == nullptr || f->fresh() != nullptr) return false;
+  f->run(op, stack);
+  return true;
+}
+
+void leave_followed(const char* why) {
+  if (auto* f = followed_by_thread()) f->diverge(why);
+}
+
+std::size_t followed_calls() { return followed_by_thread()->calls(); }
+
+std::vector<std::pair<c10::OperatorHandle, std::vector<c10::IValue>>> followed_writes(std::size_t since, std::size_t until,
+                                                                                      bool all) {
+  return followed_by_thread()->writes(since, until, all);
+}
+
+bool has_followed_draws() {
+  const auto* f = followed_by_thread();
+  return f != nullptr && f->has_drawn();
+}
+
+bool is_followed() {
+  const auto* f = followed_by_thread();
+  return f != nullptr && f->fresh() == nullptr && !f->eager();
+}
+
+void read_by_follower(const at::Tensor& t, bool may_write) {
+  if (auto* f = followed_by_thread(); f != nullptr && !f->show(t, may_write))
+    f->diverge("the module reads the memory of a tensor directly");
+}
+
+}  // namespace remat::pytorch::detail
+
+namespace remat::pytorch {
+
+void when_caught(void (*forget)()) { detail::forget_exception = forget; }
+
+}  // namespace remat::pytorch

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compares the tensors of a call with those of the recorded one, and makes its results.
+#include "follower_state.hpp"
+
+#include <algorithm>
+
+#include "hollow.hpp"
+#include "recorder.hpp"
+#include "same_calls.hpp"
+#include "weights_elsewhere.hpp"
+
+namespace remat::pytorch::detail {
+
+void follower::reserve() {
+  const auto& t = recorded();
+  tensors_.resize(t.tensors.size());
+  live_.resize(t.storages.size());
+  read_.resize(t.storages.size());
+  looked_.resize(t.slots.size());
+  written_.resize(t.storages.size());
+  shift_.resize(t.storages.size());
+}
+
+void follower::bind() {
+  reserve();
+  const auto& t = recorded();
+  for (std::size_t id = 0; id < t.tensors.size(); ++id) {
+    if (t.tensors[id] == none || tensors_[id]) continue;
+    const auto& slot = t.slots[t.tensors[id]];
+    if (slot.from == role::input && slot.position < inputs_.size())
+      bind(id, inputs_[slot.position]);
+    else if (slot.from == role::parameter || slot.from == role::buffer)
+      bind(id, (*candidates_[current_].tensors)[t.tensors[id]]);
+  }
+}
+
+void follower::bind(std::size_t id, const at::Tensor& t) {
+  if (!t.defined()) return;
+  const auto& slot = recorded().slots[recorded().tensors[id]];
+  set(id, t);
+  if (t.has_storage() && of_.emplace(storage_of(t), slot.value).first->second != slot.value) shared_ = true;
+  locate(slot.value, t, slot.offset);
+}
+
+void follower::meet_results(const traced_call& c, const ::torch::jit::Stack& stack) {
+  for (const auto& r : c.results) {
+    const auto& t = tensor_at(stack, stack.size() - c.op.schema().returns().size(), r);
+    set(r.tensor, t);
+    if (!live_[r.view.value]) live_[r.view.value] = t.storage().getWeakStorageImpl();
+  }
+}
+
+const char* follower::differs(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack) {
+  if (at_ >= (backward_ ? recorded().accumulated : recorded().backward)) return "comes after the last call of the plan";
+  const auto& c = call();
+  if (!(c.op == op)) return "another operator than planned";
+  if (c.grad_mode != at::GradMode::is_enabled()) return "another grad mode than planned";
+  const auto n = c.arguments.size(), first = stack.size() - n;
+  const char* why = nullptr;
+  std::size_t k = 0;
+  for (std::size_t i = 0; i < n && why == nullptr; ++i) {
+    const auto& a = stack[first + i];
+    if (!same(a, c.arguments[i])) {
+      const bool tensors =
+          a.isTensor() || (a.isList() && c.arguments[i].isList() && a.toListRef().size() == c.arguments[i].toListRef().size());
+      if (!tensors || !same_but_tensors(a, c.arguments[i])) return "another argument than planned";
+    }
+    each_tensor(a, [&](const at::Tensor& t, int element) {
+      if (why != nullptr) return;
+      if (k == c.operands.size() || c.operands[k].at != static_cast<int>(i) || c.operands[k].element != element)
+        why = "one tensor more than planned";
+      else
+        why = differs(c.operands[k++], t);
+    });
+  }
+  if (why == nullptr && k < c.operands.size()) why = "one tensor less than planned";
+  if (why == nullptr && c.draws && !generator().is_at(*c.draws)) why = "another state of the generator than planned";
+  return why;
+}
+
+bool follower::same_but_tensors(const c10::IValue& a, const c10::IValue& b) {
+  if (a.isTensor()) return b.isTensor();
+  if (!a.isList() || !b.isList()) return false;
+  const auto x = a.toListRef(), y = b.toListRef();
+  return std::equal(x.begin(), x.end(), y.begin(), y.end(),
+                    [](const auto& p, const auto& q) { return p.isTensor() ? q.isTensor() || q.isNone() : same(p, q); });
+}
+
+const char* follower::differs(const traced_tensor& o, const at::Tensor& t) const {
+  const auto& known = tensors_[o.tensor];
+  if (!t.has_storage() || t.layout() != c10::kStrided) return "a tensor without a plain storage";
+  // Autograd unpacks some as tensors of their own, and functions in Python copy what a factory gives them.
+  const bool copied = static_cast<bool>(live_[o.view.value]);
+  if (known ? known.address() != t.unsafeGetTensorImpl() : recorded().tensors[o.tensor] == none && !copied)
+    return "another tensor than planned";
+  const auto& s = live_[o.view.value];
+  if (s ? s.address() != storage_of(t) : static_cast<bool>(known)) return "a tensor of other memory than planned";
+  if (t.requires_grad() != o.requires_grad) return "a tensor with another requires_grad than planned";
+  const auto& v = o.view;
+  if (t.scalar_type() != v.dtype || t.sizes() != at::IntArrayRef(v.sizes) || t.strides() != at::IntArrayRef(v.strides) ||
+      t.is_conj() != v.conj || t.is_neg() != v.neg)
+    return "a tensor of another geometry than planned";
+  if (s && t.storage_offset() * static_cast<bytes_t>(t.itemsize()) != v.offset + shift_[v.value])
+    return "a tensor in another place than planned";
+  if (o.written && shared_ && recorded().storages[v.value].slot != none) return "a write to memory that two arguments may share";
+  if (!known && recorded().tensors[o.tensor] != none) {
+    const auto& slot = recorded().slots[recorded().tensors[o.tensor]];
+    if (t.device() != slot.type.device || t.unsafeGetTensorImpl()->is_wrapped_number() != slot.number || o.written)
+      return "a tensor that was not there before";
+  }
+  return nullptr;
+}
+
+void follower::take(const traced_tensor& o, const at::Tensor& t) {
+  if (log_) log_->hold(t);
+  if (tensors_[o.tensor]) {
+    if (const auto k = recorded().storages[o.view.value].slot;
+        k != none && recorded().slots[k].from == role::constant && recorded().tensors[o.tensor] == none && !looked_[k])
+      look_at(k, t.storage(), bytes_of(t));  // filled by hand
+    return;
+  }
+  const auto k = recorded().tensors[o.tensor];
+  set(o.tensor, t);
+  if (k == none) return;
+  locate(o.view.value, t, o.view.offset);
+  look_at(k, t.storage(), t);
+}
+
+void follower::look_at(index_t k, const c10::Storage& s, const at::Tensor& t) {
+  const auto& slot = recorded().slots[k];
+  looked_[k] = true;
+  bool as_planned = slot.from != role::input;
+  if (slot.from == role::constant) {
+    as_planned = content_of(s) == recorded().constants[slot.position];
+  } else if (slot.from == role::found) {
+    const auto& bound = (*candidates_[current_].tensors)[k];
+    as_planned = bound.defined() && bound.unsafeGetTensorImpl() == t.unsafeGetTensorImpl();
+    if (!as_planned)
+      as_planned = bound.defined() && bound.storage().is_alias_of(s) && bound.storage_offset() == t.storage_offset();
+  }
+  if (!as_planned) late_.emplace_back(k, t);
+}
+
+bool follower::reshape(const traced_call& c, const std::vector<c10::IValue>& arguments) {
+  bool any = false;
+  for (const auto& r : c.results)
+    for (const auto& o : c.operands) {
+      if (o.tensor != r.tensor || same_place(o.view, r.view)) continue;
+      const auto& t = tensor_at(arguments, 0, o);
+      if (log_) log_->replace({{t.unsafeGetTensorImpl(), another(t)}});
+      t.unsafeGetTensorImpl()->set_sizes_and_strides(r.view.sizes, r.view.strides,
+                                                     (r.view.offset + shift_[r.view.value]) / static_cast<bytes_t>(t.itemsize()));
+      any = true;
+    }
+  return any;
+}
+
+std::vector<c10::IValue> follower::results_of(const traced_call& c, const std::vector<c10::IValue>& arguments) {
+  const auto& returns = c.op.schema().returns();
+  std::vector<c10::IValue> results;
+  std::size_t j = 0;
+  const auto next = [&]() -> at::Tensor {
+    const auto& r = c.results[j++];
+    if (tensors_[r.tensor])  // an operand
+      for (const auto& o : c.operands)
+        if (o.tensor == r.tensor) return tensor_at(arguments, 0, o);
+    const auto& value = recorded().storages[r.view.value];
+    const auto there = live_[r.view.value].lock();
+    const auto s = there ? c10::Storage(there) : hollow_storage(static_cast<std::size_t>(value.bytes), value.device);
+    live_[r.view.value] = s.getWeakStorageImpl();
+    auto v = r.view;
+    v.offset += shift_[r.view.value];
+    auto t = tensor_over(s, v);
+    set(r.tensor, t);
+    return t;
+  };
+  for (std::size_t i = 0; i < returns.size(); ++i) {
+    const auto here = [&] { return j < c.results.size() && c.results[j].at == static_cast<int>(i); };
+    if (returns[i].type()->kind() == c10::TypeKind::ListType) {
+      c10::List<at::Tensor> list;
+      while (here()) list.push_back(next());
+      results.emplace_back(std::move(list));
+    } else {
+      results.emplace_back(here() ? next() : at::Tensor());
+    }
+  }
+  return results;
+}
+
+}  // namespace remat::pytorch::detail

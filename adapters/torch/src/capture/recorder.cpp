@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// A step while it is recorded: what it begins with, its calls, what is left at its end.
+#include "recorder.hpp"
+
+namespace remat::pytorch::detail {
+
+recorder::recorder(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& buffers,
+                   const std::vector<std::string>& names, c10::Device device)
+    : draws_(std::in_place, device), device_(device) {
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    add_outside(parameters[i], parameters[i].requires_grad() ? role::parameter : role::buffer, i,
+                i < names.size() ? names[i] : "parameter " + std::to_string(i));
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    const auto at = parameters.size() + i;
+    add_outside(buffers[i], role::buffer, at, at < names.size() ? names[at] : "buffer " + std::to_string(i));
+  }
+}
+
+recorder::recorder(const trace& t, const std::vector<at::Tensor>& tensors, const std::vector<at::Tensor>& parameters)
+    : trace_(t), draws_(std::in_place, t.device), device_(t.device) {
+  const auto& end = t.forward;
+  trace_.calls.erase(trace_.calls.begin() + static_cast<std::ptrdiff_t>(t.backward), trace_.calls.end());
+  trace_.slots.resize(end.slots);
+  trace_.storages.resize(end.storages);
+  trace_.tensors.resize(end.tensors);
+  for (index_t k = 0; k < parameters.size(); ++k)  // whose slots come first
+    if (parameters[k].requires_grad()) trace_.slots[k].from = role::parameter;
+  std::vector<index_t> storage(end.tensors, none);
+  for (std::size_t id = 0; id < end.tensors; ++id)
+    if (const auto k = trace_.tensors[id]; k != none) storage[id] = trace_.slots[k].value;
+  for (const auto& c : trace_.calls)
+    for (const auto& x : c.results) storage[x.tensor] = x.view.value;
+  for (std::size_t s = 0; s < end.storages; ++s) {
+    contents_.push_back(trace_.storages[s].slot != none ? contents::outside
+                        : end.constants[s]              ? contents::constant
+                                                        : contents::hollow);
+    alive_.push_back(c10::weak_intrusive_ptr<c10::StorageImpl>(c10::Storage().getWeakStorageImpl()));
+    raw_.push_back(false);
+    told_.push_back(false);
+  }
+  for (std::size_t id = 0; id < end.tensors; ++id) {
+    const auto& x = tensors[id];
+    met_.emplace_back(x.getIntrusivePtr());
+    if (!x.defined() || storage[id] == none) continue;
+    ids_.emplace(x.unsafeGetTensorImpl(), id);
+    const bool first = index_.emplace(storage_of(x), storage[id]).second;
+    if (first && trace_.tensors[id] != none) whole_.emplace(x.unsafeGetTensorImpl(), x);
+  }
+  for (const auto& c : trace_.calls) {
+    auto next = c.positions.begin();
+    for (const auto& o : c.operands) {
+      if (next == c.positions.end() || o.at != takes_masks(c.op)) continue;
+      const auto& mask = tensors[o.tensor];
+      if (!mask.defined() || !is_mask(mask)) continue;
+      const bool flat = o.element < 0;
+      positions_.push_back({mask, flat ? c.operands[0].view.sizes : std::vector<int64_t>(), {}});
+      for (auto j = flat ? 1 : mask.dim(); j > 0; --j) positions_.back().lists.push_back(tensors[tensor_in(trace_, *next++)]);
+    }
+  }
+}
+
+draw_origin recorder::abandon() {
+  put_back_written();
+  auto left = draws_->left_behind();
+  draws_.reset();
+  return left;
+}
+
+std::vector<std::pair<at::Tensor, int64_t>> recorder::versions() const {
+  std::vector<std::pair<at::Tensor, int64_t>> list;
+  for (const auto& o : outside_)
+    if (o.tensor.defined()) list.emplace_back(o.tensor, version(o.tensor));
+  return list;
+}
+
+std::vector<std::pair<std::size_t, at::Tensor>> recorder::made() const {
+  std::vector<std::pair<std::size_t, at::Tensor>> list;
+  for (std::size_t id = 0; id < met_.size(); ++id)
+    if (auto t = met_[id].lock(); t && trace_.tensors[id] == none)
+      if (const auto s = index_.find(storage_of(at::Tensor(t)));
+          s != index_.end() && trace_.storages[s->second].slot == none && contents_[s->second] != contents::constant)
+        list.emplace_back(id, at::Tensor(std::move(t)));
+  return list;
+}
+
+at::Tensor recorder::stand_in(const at::Tensor& like, at::IntArrayRef strides, role from, std::size_t position) {
+  const bool keep =
+      from == role::input && at::isIntegralType(like.scalar_type(), true) && like.nbytes() <= value_limit() && has_memory(like);
+  auto t = hollow_tensor(like.sizes(), strides, like.options());
+  const auto s = add(t, keep ? contents::kept : contents::hollow);
+  if (keep) {
+    told_[s] = true;
+    lent_memory memory;
+    memory.fill(t);
+    memory.give();
+    t.copy_(like);
+  }
+  hide(storage_of(t));
+  const auto slot =
+      add_slot(t, s, from, position, (from == role::input ? "input " : "gradient of output ") + std::to_string(position));
+  trace_.tensors[id_of(t)] = slot;
+  if (from == role::input) {
+    whole_.emplace(t.unsafeGetTensorImpl(), t);
+    watch(t, slot);
+  }
+  return t;
+}
+
+void recorder::start_backward() {
+  trace_.backward = trace_.calls.size();
+  trace_.after_forward = draws_->left_behind();
+  for (auto& o : outside_) o.forward = version(o.tensor);
+  draws_->begin_phase();
+}
+
+bool recorder::watches_memory(const at::Tensor& t) const {
+  const auto s = index_.find(storage_of(t));
+  if (s == index_.end() || raw_[s->second] || saved_.count(storage_of(t))) return false;
+  const auto known = contents_[s->second];
+  return known == contents::constant || (known == contents::outside && storage_of(t)->nbytes() <= constant_limit);
+}
+
+std::size_t recorder::id_of(const at::Tensor& t) {
+  auto* impl = t.unsafeGetTensorImpl();
+  const auto [known, fresh] = ids_.emplace(impl, trace_.tensors.size());
+  if (fresh) {
+    trace_.tensors.push_back(none);
+    met_.emplace_back(t.getIntrusivePtr());
+  }
+  return known->second;
+}
+
+trace recorder::finish() {
+  trace_.after_backward = draws_->left_behind();
+  for (std::size_t s = 0; s < trace_.storages.size(); ++s) freeze_if_temporary(static_cast<index_t>(s));
+  note_versions();
+  if (!asked_.empty()) trace_.asked = std::make_shared<recorded_questions>(trace_, calculable_, asked_);
+  return std::move(trace_);
+}
+
+void recorder::refuse(const std::string& op, const std::string& why) const {
+  const auto& calls = trace_.calls;
+  std::string where = "call " + std::to_string(calls.size()) + ", " + (trace_.backward ? "backward" : "forward");
+  if (!calls.empty()) where += ", after " + calls.back().op.schema().name();
+  refusal_ = op + " (" + where + ") " + why;
+  throw cannot_capture(*refusal_);
+}
+
+void recorder::run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_call again) {
+  std::vector<at::Tensor> tensors;
+  repeats_ = again.before != nullptr;
+  auto c = read_call(op, stack, again, tensors);
+  const auto& name = op.schema().name();
+  std::optional<traced_call> masked;
+  if (const auto other = with_positions(c, stack, tensors, again)) {
+    masked = std::move(c);
+    op = *other;
+    c = read_call(op, stack, {}, tensors);
+  }
+  const auto n = c.arguments.size();
+  const auto first = stack.size() - n;
+  mark_hidden_writes(c);
+  const bool ask = refuse_dynamic(c, tensors);
+  if (c.ahead) {
+    call_ahead(c, stack, first, tensors, again);
+    trace_.calls.push_back(std::move(c));
+    return;
+  }
+  freeze_raw_filled(c, tensors);
+  const bool told = std::all_of(c.operands.begin(), c.operands.end(), [&](const auto& o) { return told_[o.view.value]; });
+  const bool constant = std::all_of(c.operands.begin(), c.operands.end(),
+                                    [&](const auto& o) { return contents_[o.view.value] == contents::constant; });
+  std::vector<std::size_t> bytes;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto s = c.operands[i].view.value;
+    if (c.operands[i].written && contents_[s] == contents::outside) save(tensors[i]);
+    if (c.operands[i].written && log_ != nullptr && trace_.backward == 0 && !constant && !again.before) keep_data(tensors[i], s);
+    bytes.push_back(storage_of(tensors[i])->nbytes());
+  }
+
+  again.before != nullptr ? repeat(c, stack, first, again) : execute(c, stack, first, tensors, told, constant);
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    if (storage_of(tensors[i])->nbytes() != bytes[i] || index_.at(storage_of(tensors[i])) != c.operands[i].view.value)
+      refuse(name, "resizes or replaces the storage of a tensor");
+
+  std::vector<c10::StorageImpl*> touched;
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    if (c.operands[i].written || storage_of(tensors[i])->nbytes() > constant_limit) touched.push_back(storage_of(tensors[i]));
+  const auto results = op.schema().returns().size();
+  for (std::size_t i = 0; i < results; ++i)
+    each_tensor(stack[stack.size() - results + i], [&](const at::Tensor& t, int element) {
+      check(name, t);
+      if (!index_.count(storage_of(t))) {
+        const bool keep = !constant && kept(t.scalar_type(), storage_of(t)->nbytes(), told) && has_memory(t);
+        const auto s = add(t, !c.draws && constant ? contents::constant : keep ? contents::kept : contents::hollow);
+        trace_.storages[s].name = name;
+        raw_[s] = makes_raw(op);
+        if (contents_[s] == contents::hollow) let_go(storage_of(t));
+        if (contents_[s] == contents::kept) hide(storage_of(t));
+        told_[s] = told && !c.draws && contents_[s] != contents::hollow;
+      }
+      c.results.push_back({static_cast<int>(i), element, view_of(t), false, id_of(t)});
+    });
+  for (auto* s : touched) settle(s, constant && !c.draws, told && !c.draws);
+  c.constant = constant && !c.draws && std::all_of(c.results.begin(), c.results.end(), [&](const auto& r) {
+                 return contents_[r.view.value] == contents::constant;
+               });
+  for (const auto& o : c.operands) {
+    const auto s = o.view.value;
+    if (o.written && (!told || c.draws || trace_.storages[s].slot != none)) told_[s] = false;
+    if (contents_[s] == contents::hollow) told_[s] = false;
+  }
+  if (told && !c.draws) calculable_.push_back(trace_.calls.size());
+  if (ask && log_ == nullptr)
+    asked_.push_back({trace_.calls.size(), {stack.end() - static_cast<std::ptrdiff_t>(results), stack.end()}});
+  if (!masked) return trace_.calls.push_back(std::move(c));
+  masked->results = c.results;
+  masked->planned = std::make_shared<const traced_call>(std::move(c));
+  trace_.calls.push_back(std::move(*masked));
+}
+
+void recorder::give_back_kept() const {
+  for (std::size_t s = 0; s < alive_.size(); ++s)
+    if (const auto there = alive_[s].lock();
+        there && contents_[s] == contents::kept && trace_.storages[s].slot == none && !log_->is_pinned(there.get()))
+      release(there.get());
+}
+
+std::optional<std::string> recorder::kept_by_module() const {
+  for (std::size_t s = 0; s < alive_.size(); ++s)
+    if (trace_.storages[s].slot == none && (contents_[s] == contents::hollow || contents_[s] == contents::kept) &&
+        !alive_[s].expired())
+      return trace_.storages[s].name;
+  return std::nullopt;
+}
+
+}  // namespace remat::pytorch::detail

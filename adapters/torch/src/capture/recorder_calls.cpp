@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+// One call of a recording: what it reads, whether it runs, and what it gives.
+#include "recorder.hpp"
+
+namespace remat::pytorch::detail {
+
+traced_call recorder::read_call(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack, const repeated_call& again,
+                                std::vector<at::Tensor>& tensors) {
+  const auto& schema = op.schema();
+  const auto n = schema.arguments().size();
+  traced_call c{op, {}, {}, {}, at::GradMode::is_enabled(), {}, {}};
+  tensors.clear();
+  for (std::size_t i = 0; i < n; ++i) {
+    const auto& argument = stack[stack.size() - n + i];
+    if (argument.isGenerator() && argument.toGenerator().defined() && argument.toGenerator() != draws_->generator())
+      refuse(schema.name(), "draws from a generator other than the default one of " + device_.str());
+    const auto* alias = schema.arguments()[i].alias_info();
+    each_tensor(argument, [&](const at::Tensor& t, int element) {
+      check(schema.name(), t);
+      if (!index_.count(storage_of(t))) add_unknown(schema.name(), t);
+      const bool needs = again.before != nullptr ? again.before->operands.at(c.operands.size()).requires_grad : t.requires_grad();
+      c.operands.push_back({static_cast<int>(i), element, view_of(t), alias && alias->isWrite(), id_of(t), needs});
+      tensors.push_back(t);
+    });
+    c.arguments.push_back(without_tensors(argument));
+  }
+  if (again.before != nullptr)
+    c.line = again.before->line;
+  else if (line_of_caller != nullptr && trace_.backward == 0)
+    c.line = line_of_caller();
+  return c;
+}
+
+void recorder::call_ahead(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const std::vector<at::Tensor>& tensors,
+                          const repeated_call& again) {
+  const auto& name = c.op.schema().name();
+  for (const auto& o : c.operands)
+    if (o.written) refuse(name, "writes what depends on values of the step, even its size");
+  if (again.before != nullptr) {
+    stack.resize(first);
+    stack.insert(stack.end(), again.results->begin(), again.results->end());
+  } else {
+    const bool there = std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) { return outside(t) && shows(t); });
+    if (!there && !run_ahead(tensors)) refuse(name, "depends on values, and the module has written memory without an operator");
+    const weights_there lent(stack);
+    c.op.callBoxed(&stack);
+    for (const auto& t : tensors)
+      if (trace_.storages[index_.at(storage_of(t))].slot == none) hide(storage_of(t));
+  }
+  const bool trained =
+      c.grad_mode && std::any_of(c.operands.begin(), c.operands.end(), [](const auto& o) { return o.requires_grad; });
+  const auto results = c.op.schema().returns().size();
+  for (std::size_t i = 0; i < results; ++i)
+    each_tensor(stack[stack.size() - results + i], [&](const at::Tensor& t, int element) {
+      check(name, t);
+      if (trained && (t.is_floating_point() || t.is_complex()))
+        refuse(name, "gives a tensor whose size depends on values of the step, and which may need a gradient");
+      add_value(t, name);
+      c.results.push_back({static_cast<int>(i), element, view_of(t), false, id_of(t)});
+    });
+}
+
+std::optional<c10::OperatorHandle> recorder::with_positions(traced_call& c, ::torch::jit::Stack& stack,
+                                                            const std::vector<at::Tensor>& tensors, const repeated_call& again) {
+  const auto argument = takes_masks(c.op);
+  const bool forward = trace_.backward == 0;
+  if (argument < 0 || (forward && (log_ == nullptr || !needs_positions(c, tensors)))) return std::nullopt;
+  std::vector<at::Tensor> masks;
+  c.told = true;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (c.operands[i].at != argument || !is_mask(tensors[i])) continue;
+    masks.push_back(tensors[i]);
+    c.told = c.told && told_[c.operands[i].view.value];
+  }
+  if (masks.empty()) return std::nullopt;
+  const auto first = stack.end() - static_cast<std::ptrdiff_t>(c.arguments.size());
+  std::vector<c10::IValue> arguments(first, stack.end());
+  const bool flat = arguments[static_cast<std::size_t>(argument)].isTensor();
+  const auto sizes = flat ? arguments[0].toTensor().sizes().vec() : std::vector<int64_t>();
+  if (flat && at::infer_size(sizes, masks[0].sizes()) != sizes) return std::nullopt;
+  const auto known = [&](const at::Tensor& m) {
+    return std::find_if(positions_.begin(), positions_.end(), [&](const auto& p) { return p.of(m, sizes); });
+  };
+  if (!forward) {
+    if (std::any_of(masks.begin(), masks.end(), [&](const auto& m) { return known(m) == positions_.end(); })) return std::nullopt;
+  } else {
+    std::size_t given = 0;
+    if (again.before == nullptr && !c.told && !run_ahead(masks))
+      refuse(c.op.schema().name(), "takes a mask, and the module has written memory without an operator");
+    for (const auto& m : masks) {
+      std::erase_if(positions_, [&](const auto& p) { return p.of(m, sizes); });
+      positions_.push_back({m, sizes, {}});
+      auto& lists = positions_.back().lists;
+      if (again.before == nullptr) {
+        lent_memory shown;
+        shown.fill(m);
+        lists = positions_in(m, c.op, arguments);
+      }
+      for (auto j = flat ? 1 : m.dim(); j > 0 && again.before != nullptr; --j) lists.push_back(again.positions->at(given++));
+      for (const auto& list : lists) c.positions.push_back(add_value(list, c.op.schema().name()));
+    }
+  }
+  const auto op = put_positions(c.op, arguments, [&](const at::Tensor& m) -> const std::vector<at::Tensor>* {
+    const auto p = is_mask(m) ? known(m) : positions_.end();
+    return p == positions_.end() ? nullptr : &p->lists;
+  });
+  if (!op) return std::nullopt;
+  stack.erase(first, stack.end());
+  stack.insert(stack.end(), arguments.begin(), arguments.end());
+  return op;
+}
+
+bool recorder::needs_positions(const traced_call& c, const std::vector<at::Tensor>& tensors) {
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (c.operands[i].at != 2) continue;
+    const bool one_mask = c.op.schema().arguments()[1].type()->kind() == c10::TypeKind::TensorType;
+    return one_mask ? c.grad_mode && c.operands[i].requires_grad : tensors[i].numel() > 1;
+  }
+  return true;
+}
+
+void recorder::mark_hidden_writes(traced_call& c) const {
+  const auto& arguments = c.op.schema().arguments();
+  auto position = [&](const std::string& name) {
+    for (std::size_t i = 0; i < arguments.size(); ++i)
+      if (arguments[i].name() == name) return static_cast<int>(i);
+    return -1;
+  };
+  const auto& known = facts(c.op);
+  if (!known.writes_if.empty() && !c.arguments[static_cast<std::size_t>(position(known.writes_if))].toBool()) return;
+  for (const auto& name : known.writes)
+    for (auto& o : c.operands)
+      if (o.at == position(name)) {
+        o.written = true;
+        if (known.statistics) c.statistics.push_back(o.at);
+      }
+}
+
+bool recorder::refuse_dynamic(traced_call& c, const std::vector<at::Tensor>& tensors) const {
+  const auto& name = c.op.schema().name();
+  if (facts(c.op).resizes) refuse(name, "resizes or replaces the storage of a tensor");
+  const bool dynamic = is_dynamic(c.op, [&](int argument) {
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      if (c.operands[i].at == argument && is_mask(tensors[i])) return true;
+    return false;
+  });
+  if (!dynamic) return false;
+  const auto& returns = c.op.schema().returns();
+  const bool numbers = std::none_of(returns.begin(), returns.end(), [](const auto& r) {
+    return r.type()->kind() == c10::TypeKind::TensorType || r.type()->kind() == c10::TypeKind::ListType;
+  });
+  bool ask = false;
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    ask = ask || contents_[c.operands[i].view.value] != contents::constant || !has_memory(tensors[i]);
+  const bool forward = trace_.backward == 0;
+  const bool asks_again = log_ == nullptr || forward;  // nobody asks in planned backwards of a training step
+  const bool told = std::all_of(c.operands.begin(), c.operands.end(), [&](const auto& o) { return told_[o.view.value]; });
+  c.ahead = ask && log_ != nullptr && forward && (!numbers || !told);
+  if (ask && !c.ahead && (!numbers || !told || !asks_again))
+    refuse(name, "depends on the values of an activation, an input, a parameter or a buffer; a plan needs a fixed graph");
+  return ask && !c.ahead;
+}
+
+void recorder::execute(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const std::vector<at::Tensor>& tensors,
+                       bool told, bool constant) {
+  if (only_checks(c) && !constant) return stack.resize(first);  // the verdict on made-up numbers says nothing
+  const bool no_values = !told && !constant && std::none_of(c.operands.begin(), c.operands.end(), [&](const auto& o) {
+    const bool statistics = std::find(c.statistics.begin(), c.statistics.end(), o.at) != c.statistics.end();
+    return o.written && !statistics && contents_[o.view.value] != contents::hollow;
+  });
+  const auto key = no_values ? geometry_key(c, tensors) : std::nullopt;
+  const bool seeded = may_draw(c.op);
+  if (seeded && !device_.is_cpu() && draws_on_host(c, tensors))
+    refuse(c.op.schema().name(),
+           "draws from the generator of the host in a step on " + device_.str() +
+               "; a planned step would repeat the same number for ever. Draw on the device, or pass the number as an argument");
+  const auto before = seeded ? draws_->state() : at::Tensor();
+  const auto drawn = [&] {
+    c.draws = draws_->note(trace_.calls.size(), before, key ? draws_->pass(before, *key) : draws_->state());
+  };
+  const auto looked_at = [&](const known_results& r) {
+    return r.any_made([&](auto type, auto bytes) { return kept(type, bytes, told); });
+  };
+  auto known = key ? find_known(*key) : nullptr;
+  if (key && !known)
+    if (auto results = deduced(c, tensors); results && !looked_at(*results)) known = remember(*key, std::move(*results));
+  if (known) {
+    stack.resize(first);
+    for (auto& result : known->over(tensors)) stack.push_back(std::move(result));
+    if (known->drew) drawn();
+    return;
+  }
+  if (is_native(c.op) && (is_view(c.op) || c.op.schema().name() == "aten::_unsafe_view"))  // which only shares memory
+    c.op.callBoxed(&stack);
+  else
+    run_hollow(c.op, stack, stack.size() - first, tensors);
+  if (seeded && !same_bytes(before, draws_->state())) drawn();
+  if (!key || geometry_key(c, tensors) != key) return;
+  known_results results(tensors, {stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end()});
+  results.drew = c.draws.has_value();
+  if (results.complete() && !looked_at(results)) remember(*key, std::move(results));
+}
+
+void recorder::repeat(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const repeated_call& again) {
+  stack.resize(first);
+  stack.insert(stack.end(), again.results->begin(), again.results->end());
+  if (!again.before->draws) return;
+  const auto before = draws_->state();
+  const auto call = trace_.calls.size();
+  c.draws = draws_->note(call, before, draws_->pass(before, std::to_string(call)));
+}
+
+}  // namespace remat::pytorch::detail
