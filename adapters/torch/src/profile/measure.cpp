@@ -7,22 +7,17 @@
 
 #include <algorithm>
 #include <chrono>
-#include <functional>
-#include <limits>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <sstream>
 
 #include <remat/io/file.hpp>
-#include <remat/layout/layout.hpp>
 #include <remat/pytorch/capture.hpp>
 #include <remat/pytorch/memory.hpp>
 #include <remat/pytorch/profile.hpp>
 
 #include "../capture/known_results.hpp"
-#include "../capture/meta_kernels.hpp"
 #include "../capture/operators.hpp"
 #include "../clock.hpp"
 #include "../program/signature.hpp"
@@ -30,231 +25,10 @@
 #include "../trim.hpp"
 #include "environment.hpp"
 #include "json.hpp"
+#include "node_bench.hpp"
 
 namespace remat::pytorch {
 namespace {
-
-constexpr bytes_t little = bytes_t{64} << 10;
-
-/// Runs a node on operands of its own.
-class bench {
- public:
-  bench(const program& step, const node& n) : step_(step), node_(n), on_(device_of(device_of_step(step))) {
-    for (const auto& c : n.calls) {
-      for (const auto& o : c.operands) touch(o.view);
-      for (const auto& r : c.results) made_.push_back(step.views[r.view].value);
-    }
-    keep_written();
-  }
-
-  /// Other numbers, for operators that refuse the first.
-  void make_plausible() {
-    for (const auto& c : node_.calls)
-      for (const auto& o : c.operands) {
-        const auto value = step_.views[o.view].value;
-        if (is_number(step_, o.view) || !storage_.count(value) || std::find(made_.begin(), made_.end(), value) != made_.end())
-          continue;
-        fill_plausibly(operand_of(o.view));
-      }
-    keep_written();
-  }
-
-  /// A first run, in which kernels set themselves up, on numbers that they take.
-  /// @throws cannot_capture if they take none
-  void warm_up(const std::function<void()>& run) {
-    try {
-      run();
-      return;
-    } catch (const c10::Error&) {
-      make_plausible();
-    }
-    try {
-      run();
-    } catch (const c10::Error& e) {
-      throw cannot_capture(
-          node_.name + " cannot be measured, as it takes no other numbers than those of the step: " + e.what_without_backtrace());
-    }
-  }
-
-  /// Operands as they were, where a run has written them: numbers that drift to infinity or denormals take other times.
-  void refresh() {
-    for (auto& [to, from] : written_) to.copy_(from);
-  }
-
-  /// One run, with `scope` (a recording, planned allocations) active during the calls.
-  /// @return s
-  template <class Scope>
-  double run(bool again, Scope* scope) {
-    clear();
-    refresh();
-    double seconds = 0;
-    for (const auto& c : node_.calls) {
-      auto stack = stack_of(c, again, [&](index_t v) { return operand_of(v); });
-      at::AutoGradMode grad_mode(c.grad_mode);
-      wait_for_kernels();
-      if (scope) scope->start();
-      const stopwatch watch;
-      c.op.callBoxed(stack);
-      wait_for_kernels();
-      seconds += watch.seconds();
-      undisturbed_ = undisturbed_ && watch.undisturbed();
-      if (scope) scope->stop();
-      take_results(c, stack);
-    }
-    return seconds;
-  }
-
-  /// Shortest of some runs whose allocations lie in an arena, as they will when the program is executed.
-  /// @param elsewhere gets what other threads allocated: half of the runs need no more, or it is little, as other work of the
-  ///                  process may be among it
-  /// @param undisturbed was the shortest?
-  double seconds(const allocation_script& s, double limit, bytes_t& elsewhere, bool& undisturbed) {
-    clear();
-    std::vector<allocation> list;
-    for (const auto& b : s.blocks) list.push_back({b.born, b.freed < 0 ? s.events + 1 : b.freed, b.bytes});
-    const bool on_host = on_.which().is_cpu();
-    const auto places = lay_out(list, {.alignment = on_host ? layout_options().alignment : accelerator_alignment, .tries = 0});
-    const auto memory = on_.memory().reserve(places.arena);
-    std::vector<planned_block> plan;
-    for (std::size_t i = 0; i < s.blocks.size(); ++i) {
-      const auto& b = s.blocks[i];
-      const bool kept_by_operator = b.result == none && b.freed < 0;
-      plan.push_back({b.bytes, b.deaths, kept_by_operator ? nullptr : memory->data() + places.offsets[i], b.freed >= 0});
-    }
-    const auto planned = on_.place();
-    if (!on_host) return seconds_on_device(*planned, plan);
-    double shortest = std::numeric_limits<double>::infinity();
-    std::vector<bytes_t> seen;
-    const meter counting;
-    auto once = [&] {
-      planned->plan(plan);
-      undisturbed_ = true;
-      const auto before = meter::live();
-      meter::reset_peak();
-      const auto time = run(false, planned.get());
-      seen.push_back(meter::peak() - before);
-      if (time < shortest) shortest = time, undisturbed = undisturbed_;
-    };
-    once();  // touches the memory
-    shortest = std::numeric_limits<double>::infinity();
-    once();
-    const auto begin = clock::now();
-    for (int k = 0; k < 2 || (k < 8 && since(begin) < limit); ++k) once();
-    clear();
-    std::sort(seen.begin(), seen.end());
-    elsewhere = seen[seen.size() / 2];
-    for (auto bytes : seen)
-      if (bytes <= little) elsewhere = std::max(elsewhere, bytes);
-    return shortest;
-  }
-
-  /// Shortest of some batches, timed by the device. A batch has several runs, so that the time in which the host starts a kernel
-  /// is hidden behind the kernel before it, as in a step.
-  double seconds_on_device(placement& planned, const std::vector<planned_block>& plan) {
-    constexpr int batches = 3, runs = 5;
-    double shortest = std::numeric_limits<double>::infinity();
-    for (int batch = 0; batch < batches; ++batch) {
-      refresh();
-      const auto begin = on_.mark_time();
-      for (int k = 0; k < runs; ++k) {
-        clear();
-        planned.plan(plan);
-        call_all(planned);
-      }
-      shortest = std::min(shortest, on_.seconds(begin, on_.mark_time()) / runs);
-    }
-    clear();
-    return shortest;
-  }
-
-  allocation_script script(bool again, bytes_t* workspace) {
-    recording record(on_.which());
-    run(again, &record);
-    allocation_script s;
-    s.events = record.events();
-    std::vector<bytes_t> change(static_cast<std::size_t>(s.events) + 1, 0);
-    bytes_t kept = 0, live = 0, peak = 0;
-    for (const auto& b : record.blocks()) {
-      scripted_block block{b.bytes, b.born, b.freed, 0, none};
-      for (const auto& other : record.blocks()) block.deaths += other.freed >= 0 && other.freed < b.born;
-      for (std::size_t i = 0; i < node_.outputs.size() && b.freed < 0; ++i)
-        if (const auto found = storage_.find(node_.outputs[i]); found != storage_.end() && found->second.data() == b.data)
-          block.result = static_cast<index_t>(i);
-      if (block.result != none) kept += b.bytes;
-      change[static_cast<std::size_t>(b.born)] += b.bytes;
-      if (b.freed >= 0) change[static_cast<std::size_t>(b.freed)] -= b.bytes;
-      s.blocks.push_back(block);
-    }
-    for (auto c : change) peak = std::max(peak, live += c);
-    if (workspace != nullptr) *workspace = std::max<bytes_t>(0, peak - kept);
-    return s;
-  }
-
- private:
-  void call_all(placement& planned) {
-    for (const auto& c : node_.calls) {
-      auto stack = stack_of(c, false, [&](index_t v) { return operand_of(v); });
-      const at::AutoGradMode grad_mode(c.grad_mode);
-      planned.start();
-      c.op.callBoxed(stack);
-      planned.stop();
-      take_results(c, stack);
-    }
-  }
-  /// @throws cannot_capture if they do not lie as they were recorded
-  void take_results(const call& c, const ::torch::jit::Stack& stack) {
-    for (const auto& r : c.results) {
-      const auto& view = step_.views[r.view];
-      const auto t = result_of(stack, r);
-      if (t.sizes() != at::IntArrayRef(view.sizes) || !same_strides(t.sizes(), t.strides(), view.strides)) {
-        detail::distrust_meta_kernel(c.op);
-        std::ostringstream text;
-        text << c.op.schema().name() << " gives a tensor of sizes " << t.sizes() << " and strides " << t.strides() << " where "
-             << at::IntArrayRef(view.sizes) << " and " << at::IntArrayRef(view.strides)
-             << " were recorded. The next capture asks its kernel; please report this";
-        throw cannot_capture(text.str());
-      }
-      storage_.insert_or_assign(view.value, t.storage());
-    }
-  }
-  void wait_for_kernels() {
-    if (const auto t = on_.mark()) t->wait();
-  }
-  void clear() {
-    for (auto v : made_) storage_.erase(v);
-  }
-  void keep_written() {
-    written_.clear();
-    for (const auto& [old, fresh] : node_.overwrites) {
-      if (!storage_.count(fresh)) continue;
-      const auto bytes = static_cast<int64_t>(storage_.at(fresh).nbytes());
-      const auto all = tensor_of({none, {bytes}, {1}, 0, at::kByte}, storage_.at(fresh));
-      written_.emplace_back(all, all.clone());
-    }
-  }
-  void touch(index_t v) {
-    const auto value = step_.views[v].value;
-    if (std::find(made_.begin(), made_.end(), value) != made_.end() || storage_.count(value) || is_number(step_, v)) return;
-    const auto& view = step_.views[v];
-    const auto bytes = step_.values[value].bytes;
-    const auto scratch = at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(step_.values[value].device)).storage();
-    const auto elements = bytes / static_cast<bytes_t>(c10::elementSize(view.dtype));
-    if (at::isFloatingType(view.dtype)) tensor_of({none, {elements}, {1}, 0, view.dtype}, scratch).uniform_(0, 1);
-    storage_.emplace(value, scratch);
-  }
-  at::Tensor operand_of(index_t v) {
-    if (is_number(step_, v)) return constant_tensor(step_, step_.values[step_.views[v].value].slot);
-    return tensor_of(step_.views[v], storage_.at(step_.views[v].value));
-  }
-
-  const program& step_;
-  const node& node_;
-  device& on_;
-  std::vector<index_t> made_;
-  std::map<index_t, c10::Storage> storage_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> written_;  ///< {operand that the node overwrites, as bytes; what it was}
-  bool undisturbed_ = true;
-};
 
 bool equal(const allocation_script& a, const allocation_script& b) {
   auto same = [](const scripted_block& x, const scripted_block& y) {
@@ -266,7 +40,7 @@ bool equal(const allocation_script& a, const allocation_script& b) {
 node_profile measure(const program& step, const node& n, double seconds) {
   node_profile p;
   if (n.calls.empty()) return p;
-  bench b(step, n);
+  node_bench b(step, n);
   recording* const no_scope = nullptr;
   const bool twofold = std::any_of(n.calls.begin(), n.calls.end(), [](const auto& c) { return !c.first_run_only.empty(); });
   b.warm_up([&] { b.run(false, no_scope); });
@@ -284,7 +58,7 @@ node_profile measure(const program& step, const node& n, double seconds) {
   p.again = twofold ? record(true) : p.first;
   p.seconds = b.seconds(p.first, seconds, p.elsewhere, p.undisturbed);
   // Threads may meet in a way they did not here.
-  p.elsewhere = std::min<bytes_t>(p.elsewhere * at::get_num_threads(), p.elsewhere + little);
+  p.elsewhere = std::min<bytes_t>(p.elsewhere * at::get_num_threads(), p.elsewhere + node_bench::little);
   return p;
 }
 
@@ -323,7 +97,7 @@ node_profile profile_like(const program& step, const node& n, const program& oth
     p.again = std::move(*second);
     return p;
   }
-  bench b(step, n);
+  node_bench b(step, n);
   bytes_t workspace = 0;
   auto record = [&](bool again) {
     b.warm_up([&] { b.script(again, nullptr); });
@@ -338,54 +112,6 @@ node_profile profile_like(const program& step, const node& n, const program& oth
   p.again.stable = like.again.stable;
   return p;
 }
-
-nlohmann::json to_json(const allocation_script& s) {
-  nlohmann::json blocks = nlohmann::json::array();
-  for (const auto& b : s.blocks)
-    blocks.push_back({b.bytes, b.born, b.freed, b.deaths, b.result == none ? std::int64_t{-1} : std::int64_t{b.result}});
-  return {{"events", s.events}, {"stable", s.stable}, {"blocks", blocks}};
-}
-}  // namespace
-
-nlohmann::json to_json(const node_profile& p) {
-  return {{"seconds", p.seconds},
-          {"workspace", p.workspace},
-          {"elsewhere", p.elsewhere},
-          {"first", to_json(p.first)},
-          {"again", to_json(p.again)}};
-}
-
-namespace {
-
-allocation_script script_from(const nlohmann::json& j, std::size_t outputs) {
-  allocation_script s;
-  s.events = j.at("events").get<int>();
-  s.stable = j.at("stable").get<bool>();
-  if (s.events < 0 || s.events >= 1 << 20) throw bad_document("a script has too many events");
-  for (const auto& b : j.at("blocks")) {
-    const auto result = b.at(4).get<std::int64_t>();
-    scripted_block block{b.at(0).get<bytes_t>(), b.at(1).get<int>(), b.at(2).get<int>(), b.at(3).get<int>(),
-                         result < 0 ? none : static_cast<index_t>(result)};
-    const bool in_range = block.bytes > 0 && block.bytes <= max_bytes && block.born >= 0 && block.born < s.events &&
-                          block.freed < s.events && (block.freed < 0 || block.freed > block.born) &&
-                          (result < 0 || static_cast<std::size_t>(result) < outputs);
-    if (!in_range) throw bad_document("a block is out of range");
-    s.blocks.push_back(block);
-  }
-  return s;
-}
-
-}  // namespace
-
-node_profile profile_from(const nlohmann::json& j, std::size_t outputs) {
-  node_profile p{j.at("seconds").get<double>(), j.at("workspace").get<bytes_t>(), j.at("elsewhere").get<bytes_t>(),
-                 script_from(j.at("first"), outputs), script_from(j.at("again"), outputs)};
-  if (!(p.seconds >= 0) || p.workspace < 0 || p.workspace > max_bytes || p.elsewhere < 0 || p.elsewhere > max_bytes)
-    throw bad_document("a cost is out of range");
-  return p;
-}
-
-namespace {
 
 /// Entries of the cache file for this machine, an empty object if there is none.
 nlohmann::json read_cache(const std::filesystem::path& path) {
