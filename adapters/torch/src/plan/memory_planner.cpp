@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a schedule does, step by step.
+#include "memory_planner.hpp"
+
+#include <c10/util/Exception.h>
+
+#include <remat/core/evaluate.hpp>
+
+#include "../program/effects.hpp"
+#include "../program/views.hpp"
+
+namespace remat::pytorch {
+namespace {
+
+/// Why addresses of a step differ from one time to the next, whatever is copied; empty: they need not.
+std::string reason_to_move(const program& p) {
+  const auto on = device_of_step(p);
+  const auto named = [&](index_t k) {
+    const auto& s = p.slots[k];
+    const auto what = s.from == role::input ? "input " : s.from == role::output_grad ? "the gradient of output " : "";
+    return what + (s.name.empty() || s.from == role::output_grad ? std::to_string(s.position) : s.name);
+  };
+  for (index_t k = 0; k < p.slots.size(); ++k) {
+    const auto& s = p.slots[k];
+    if (s.from != role::constant && s.type.device != on)
+      return named(k) + " is on " + s.type.device.str() + ", so its numbers would become part of the graph";
+    if (s.from != role::input && s.from != role::output_grad) continue;
+    if (p.values[s.value].slot != k) return named(k) + " shares memory with " + named(p.values[s.value].slot);
+    if (!apart_or_expanded(s.type.sizes, s.type.strides) || (s.from == role::input && is_expanded(s.type.sizes, s.type.strides)))
+      return named(k) + " has elements that share memory";
+  }
+  for (const auto& w : p.written)
+    if (p.slots[w.slot].from == role::input) return "the forward writes to " + named(w.slot);
+  for (auto v : p.outputs)
+    if (p.from(p.views[v].value) == role::input) return "an output lies in " + named(p.values[p.views[v].value].slot);
+  for (const auto* views : {&p.input_grads, &p.parameter_grads})
+    for (auto v : *views)
+      if (v != none && (p.from(p.views[v].value) == role::input || p.from(p.views[v].value) == role::output_grad))
+        return "a gradient lies in " + named(p.values[p.views[v].value].slot);
+  return "";
+}
+
+}  // namespace
+
+memory_planner::memory_planner(std::shared_ptr<const program> step, const schedule& s, const program_profile& profiles)
+    : schedule_(without_tiers(s)),
+      profiles_(profiles),
+      now_(step->values.size(), none),
+      sent_(now_),
+      leaving_(now_),
+      coming_(now_) {
+  plan_.step = std::move(step);
+  TORCH_CHECK(profiles.nodes.size() == program_().nodes.size(), "profiles of another program");
+}
+
+std::unique_ptr<execution_plan::data> memory_planner::run(layout_options o, bytes_t in_place, placing how) {
+  const bool fixed = how == placing::fixed;
+  zones_ = how == placing::zones;
+  if (!device_of_step(program_()).is_cpu()) o.alignment = unit_ = std::max(o.alignment, accelerator_alignment);
+  plan_.in_place = in_place;
+  find_fetched();
+  check();
+  if (fixed) plan_.moving_because = reason_to_move(program_());
+  if (fixed && plan_.moving_because.empty()) plan_.copied.assign(program_().slots.size(), none);
+  copy_given(role::input, 0);
+  std::vector<bool> has_run(program_().nodes.size(), false);
+  plan_.saves.resize(program_().nodes.size());
+  plan_.given = given_early(program_());
+  plan_.leaves.resize(program_().parameters.size(), none);
+  for (const auto k : leaving_gradients(program_()))
+    leaving_gradient_[program_().views[program_().parameter_grads[k]].value] = static_cast<index_t>(k);
+  if (std::find(plan_.given.begin(), plan_.given.end(), true) != plan_.given.end()) find_gifts();
+  for (const auto& n : program_().nodes) note_origin(n.starts);
+  note_origin(program_().after_forward);
+  note_origin(program_().after_backward);
+  for (std::size_t i = 0; i < schedule_.steps.size(); ++i) {
+    const auto what = schedule_.steps[i].what;
+    const auto which = schedule_.steps[i].which;
+    if (what == action::drop) {
+      wait_for(which, i);
+      drop(which, time(i));
+    } else if (what == action::offload) {
+      send(which, i, o.alignment);
+    } else if (what == action::prefetch) {
+      bring_back(which, i, o.alignment);
+    } else if (which == program_().loss) {
+      loss_ = time(i);
+      leave_forward();
+      copy_given(role::output_grad, i);
+    } else {
+      const bool again = has_run[which];
+      has_run[which] = true;
+      if (again && program_().nodes[which].random) plan_.saves[which].before = true;
+      plan_.recomputed += again;
+      compute(i, which, again);
+      give(i);
+    }
+  }
+  finish();
+  note_reads();
+  place(o);
+  return std::make_unique<execution_plan::data>(std::move(plan_));
+}
+
+void memory_planner::note_origin(const generator_origin& o) {
+  if (o.from == generator_origin::before) plan_.saves[o.node].before = true;
+  if (o.from == generator_origin::after) plan_.saves[o.node].after = true;
+  if (o.from == generator_origin::forward) plan_.saves_phase[0] = true;
+  if (o.from == generator_origin::backward) plan_.saves_phase[1] = true;
+}
+
+schedule memory_planner::without_tiers(const schedule& s) {
+  constexpr tier_id host = device_tier + 1;
+  schedule made;
+  made.starts = s.starts;
+  for (const auto& x : s.steps) {
+    if (x.what == action::copy && x.from == device_tier && x.to == host)
+      made.offload(x.value());
+    else if (x.what == action::copy && x.from == host && x.to == device_tier)
+      made.prefetch(x.value());
+    else if (x.what != action::drop || x.from == device_tier)
+      made.steps.push_back(x);
+  }
+  if (!made.plain()) throw bad_schedule(0, "it names a tier beyond the device and the host");
+  return made;
+}
+
+void memory_planner::check() const {
+  const auto some_rate = has_copies(schedule_) ? std::optional(copy_rates{1, 1, 0}) : std::nullopt;
+  const auto as_problem = [&](const std::vector<bool>& fetched) {
+    return to_problem(program_(), profiles_.seconds(), profiles_.workspace(), "", some_rate, fetched);
+  };
+  if (fetched_.empty()) {
+    evaluate_plain(as_problem({}), schedule_);
+  } else {
+    evaluate(as_problem(fetched_), schedule_);
+  }
+  const auto n = static_cast<index_t>(program_().nodes.size());
+  std::vector<bool> has_run(n, false);
+  for (const auto& x : schedule_.steps)
+    if (x.what == action::compute) has_run[x.which] = true;
+  for (index_t i = 0; i < n; ++i)
+    if (!has_run[i] && has_effects(program_(), program_().nodes[i]))
+      throw bad_schedule(schedule_.steps.size(), "node " + std::to_string(i) + " never runs");
+}
+
+void memory_planner::find_fetched() {
+  if (!has_copies(schedule_)) return;
+  const auto can = fetchable(program_());
+  for (const auto& x : schedule_.steps) {
+    if (x.what != action::prefetch || x.which >= can.size() || !can[x.which]) continue;
+    fetched_.resize(can.size(), false);
+    fetched_[x.which] = true;
+  }
+}
+
+location memory_planner::where(index_t v) const {
+  const bool in_place = from_outside(program_(), v) && (fetched_.empty() || !fetched_[v]);
+  if (in_place && program_().values[v].slot != none && program_().slots[program_().values[v].slot].on_host)
+    throw bad_schedule(schedule_.steps.size(), program_().values[v].name + " is on the host and never fetched");
+  return {in_place ? none : now_[v], v};
+}
+
+void memory_planner::send(index_t v, std::size_t i, bytes_t alignment) {
+  if (v >= now_.size() || sent_[v] != none) return;  // computed again, it has the same bytes
+  if (const auto g = leaving_gradient_.find(v); g != leaving_gradient_.end()) {
+    planned_move m{v, now_[v], program_().values[v].bytes};
+    m.gradient = g->second;
+    plan_.leaves[g->second] = sent_[v] = leaving_[v] = begin(std::move(m));
+    return;
+  }
+  planned_move m{v, now_[v], aligned(program_().values[v].bytes, alignment)};
+  if (coming_[v] != none) m.after.push_back(coming_[v]);
+  sent_[v] = leaving_[v] = begin(std::move(m));
+  far_.push_back({time(i), time(i) + 1, plan_.moves.back().bytes});
+  far_of_.push_back(sent_[v]);
+}
+
+void memory_planner::bring_back(index_t v, std::size_t i, bytes_t alignment) {
+  if (v >= now_.size()) return;
+  const auto& what = program_().values[v];
+  planned_move m{v, new_buffer(what.bytes, time(i)), aligned(what.bytes, alignment)};
+  if (!fetched_.empty() && fetched_[v]) {
+    m.slot = what.slot;
+    plan_.buffers[m.buffer].fetched = true;
+    m.bytes = what.bytes;
+  } else {
+    m.brings = sent_[v];
+    m.after.push_back(sent_[v]);
+  }
+  enter(v, m.buffer, time(i));
+  coming_[v] = begin(std::move(m));
+}
+
+index_t memory_planner::begin(planned_move m) {
+  const auto k = static_cast<index_t>(plan_.moves.size());
+  plan_.moves.push_back(std::move(m));
+  pending_.push_back({k, false});
+  return k;
+}
+
+void memory_planner::wait_for(index_t v, std::size_t i) {
+  if (v >= now_.size()) return;
+  for (auto* moves : {&leaving_, &coming_}) {
+    const auto k = std::exchange((*moves)[v], none);
+    if (k == none) continue;
+    pending_.push_back({k, true});
+    if (sent_[v] == none) continue;
+    const auto place = std::lower_bound(far_of_.begin(), far_of_.end(), sent_[v]) - far_of_.begin();
+    if (plan_.moves[sent_[v]].gradient == none) far_[static_cast<std::size_t>(place)].death = time(i) + 1;
+  }
+}
+
+void memory_planner::compute(std::size_t i, index_t n, bool again) {
+  const auto& node = program_().nodes[n];
+  const auto& script = again ? profiles_.nodes[n]->again : profiles_.nodes[n]->first;
+  for (auto v : node.inputs) {
+    const bool overwritten =
+        std::any_of(node.overwrites.begin(), node.overwrites.end(), [&](const auto& versions) { return versions.first == v; });
+    if (overwritten || coming_[v] != none) wait_for(v, i);
+  }
+  for (auto v : node.outputs)
+    if (now_[v] != none) wait_for(v, i);
+  planned_step s{n, again, std::exchange(pending_, {}), {}, {}, {}, {}};
+  std::map<index_t, location> here;  // outputs, and versions that share their buffer
+  std::vector<index_t> entered;
+
+  for (const auto& [old, fresh] : node.overwrites) {
+    const auto from = where(old);
+    const bool in_place = from.buffer != none && plan_.buffers[from.buffer].values == 1 && dies_after(i, old);
+    const auto b = in_place ? from.buffer : new_buffer(program_().values[fresh].bytes, time(i));
+    if (!in_place) s.copies.push_back({from, {b, fresh}});
+    here[fresh] = {b, fresh};
+  }
+  for (const auto& block : script.blocks) {
+    const bool temporary = block.result == none && block.freed >= 0;
+    if (block.result == none && !temporary) {
+      s.blocks.push_back(none);  // kept by the operator
+      continue;
+    }
+    const auto b = new_buffer(block.bytes, time(i, block.born + 1));
+    s.blocks.push_back(b);
+    if (temporary)
+      plan_.buffers[b].dies = time(i, block.freed + 1);
+    else
+      here[node.outputs[block.result]] = {b, node.outputs[block.result]};
+  }
+  for (const auto& c : node.calls) {
+    placed_call placed{&c, {}, {}};
+    for (const auto& o : c.operands) {
+      const auto v = program_().views[o.view].value;
+      const auto found = here.find(v);
+      placed.operands.push_back(found != here.end() ? found->second : where(v));
+    }
+    for (const auto& r : c.results) {
+      const auto v = program_().views[r.view].value;
+      if (!here.count(v))  // not in the script: an empty tensor, or a script that could not tell
+        here[v] = {new_buffer(program_().values[v].bytes, time(i)), v};
+      placed.results.push_back(here[v]);
+    }
+    s.calls.push_back(std::move(placed));
+  }
+  for (auto v : node.outputs)
+    if (const auto found = here.find(v); found != here.end()) enter(v, found->second.buffer, time(i + 1));
+  elsewhere_ = std::max(elsewhere_, profiles_.nodes[n]->elsewhere);
+  plan_.steps.push_back(std::move(s));
+  plan_.scripts.push_back(script);
+}
+
+}  // namespace remat::pytorch
