@@ -11,8 +11,8 @@
 
 #include <remat/pytorch/capture.hpp>
 
-#include "../src/capture/operators.hpp"
 #include "../src/program/in_place.hpp"
+#include "../src/program/operators.hpp"
 #include "compare.hpp"
 
 using at::Tensor;

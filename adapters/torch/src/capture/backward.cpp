@@ -19,7 +19,7 @@
 #include <string_view>
 #include <unordered_set>
 
-#include "../hooks.hpp"
+#include "../base/hooks.hpp"
 #include "dispatch.hpp"
 
 namespace remat::pytorch::detail {

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <unordered_set>
 
-#include "../digest.hpp"
+#include "../base/digest.hpp"
 #include "follower.hpp"
 #include "observe.hpp"
 #include "recorder.hpp"

@@ -12,8 +12,8 @@
 #include <mutex>
 #include <random>
 
-#include "../counted_draws.hpp"
-#include "../program/views.hpp"
+#include "../base/counted_draws.hpp"
+#include "../base/views.hpp"
 
 namespace remat::pytorch::detail {
 

@@ -10,8 +10,8 @@
 
 #include <remat/pytorch/capture.hpp>
 
-#include "../trim.hpp"
-#include "operators.hpp"
+#include "../base/trim.hpp"
+#include "../program/operators.hpp"
 
 namespace remat::pytorch::detail {
 

@@ -5,7 +5,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "../hooks.hpp"
+#include "../base/hooks.hpp"
 #include "backward.hpp"
 #include "dispatch.hpp"
 #include "recorder.hpp"

@@ -14,10 +14,10 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "../key.hpp"
+#include "../base/key.hpp"
+#include "../program/operators.hpp"
 #include "hollow.hpp"
 #include "meta_kernels.hpp"
-#include "operators.hpp"
 
 namespace remat::pytorch::detail {
 namespace {

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "../program/views.hpp"
+#include "../base/views.hpp"
 #include "trace.hpp"
 
 namespace remat::pytorch::detail {

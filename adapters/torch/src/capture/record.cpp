@@ -13,7 +13,7 @@
 
 #include <remat/pytorch/device.hpp>
 
-#include "../hooks.hpp"
+#include "../base/hooks.hpp"
 #include "backward.hpp"
 #include "dispatch.hpp"
 #include "recorder.hpp"

@@ -17,14 +17,14 @@
 #include <utility>
 #include <vector>
 
-#include "../program/views.hpp"
+#include "../base/views.hpp"
+#include "../program/operators.hpp"
 #include "call_log.hpp"
 #include "draws.hpp"
 #include "follower.hpp"
 #include "hollow.hpp"
 #include "known_results.hpp"
 #include "lists.hpp"
-#include "operators.hpp"
 #include "questions.hpp"
 #include "trace.hpp"
 #include "weights_elsewhere.hpp"

@@ -6,10 +6,10 @@
 #include <unordered_set>
 #include <utility>
 
-#include "../trim.hpp"
+#include "../base/trim.hpp"
+#include "../program/operators.hpp"
 #include "call_log.hpp"
 #include "hollow.hpp"
-#include "operators.hpp"
 
 namespace remat::pytorch::detail {
 namespace {

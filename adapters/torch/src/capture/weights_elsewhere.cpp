@@ -9,7 +9,7 @@
 
 #include <remat/pytorch/capture.hpp>
 
-#include "../trim.hpp"
+#include "../base/trim.hpp"
 #include "hollow.hpp"
 #include "lists.hpp"
 

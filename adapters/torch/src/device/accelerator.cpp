@@ -21,7 +21,7 @@
 
 #include <remat/pytorch/memory.hpp>
 
-#include "../program/views.hpp"
+#include "../base/views.hpp"
 #include "allocator.hpp"
 #include "backend.hpp"
 #include "device_region.hpp"

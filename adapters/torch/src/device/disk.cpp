@@ -8,8 +8,8 @@
 #include <remat/pytorch/disk.hpp>
 #include <remat/pytorch/free_memory.hpp>
 
-#include "../clock.hpp"
-#include "../hooks.hpp"
+#include "../base/clock.hpp"
+#include "../base/hooks.hpp"
 #include "file.hpp"
 #include "home.hpp"
 

@@ -15,7 +15,7 @@
 
 #include <remat/pytorch/memory.hpp>
 
-#include "../clock.hpp"
+#include "../base/clock.hpp"
 #include "accelerator.hpp"
 #include "home.hpp"
 #include "tier.hpp"

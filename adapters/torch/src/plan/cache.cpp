@@ -8,8 +8,8 @@
 #include <sstream>
 #include <tuple>
 
+#include "../base/views.hpp"
 #include "../profile/environment.hpp"
-#include "../program/views.hpp"
 
 namespace remat::pytorch {
 

@@ -6,8 +6,8 @@
 
 #include <remat/core/evaluate.hpp>
 
+#include "../base/views.hpp"
 #include "../program/effects.hpp"
-#include "../program/views.hpp"
 
 namespace remat::pytorch {
 namespace {

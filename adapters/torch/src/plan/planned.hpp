@@ -18,7 +18,7 @@
 #include <remat/pytorch/executor.hpp>
 #include <remat/pytorch/session.hpp>
 
-#include "../usage.hpp"
+#include "usage.hpp"
 
 namespace remat::pytorch {
 

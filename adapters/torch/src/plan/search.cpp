@@ -16,8 +16,8 @@
 #include <remat/core/solve.hpp>
 #include <remat/io/bytes.hpp>
 
-#include "../clock.hpp"
-#include "../solver.hpp"
+#include "../base/clock.hpp"
+#include "solver.hpp"
 
 namespace remat::pytorch {
 namespace {

@@ -15,7 +15,7 @@
 
 #include <remat/pytorch/device.hpp>
 
-#include "../key.hpp"
+#include "../base/key.hpp"
 
 namespace remat::pytorch {
 

@@ -4,7 +4,7 @@
 
 #include <remat/pytorch/profile.hpp>
 
-#include "../capture/operators.hpp"
+#include "../program/operators.hpp"
 
 namespace remat::pytorch {
 namespace {

@@ -17,12 +17,12 @@
 #include <remat/pytorch/memory.hpp>
 #include <remat/pytorch/profile.hpp>
 
+#include "../base/clock.hpp"
+#include "../base/trim.hpp"
+#include "../base/views.hpp"
 #include "../capture/known_results.hpp"
-#include "../capture/operators.hpp"
-#include "../clock.hpp"
+#include "../program/operators.hpp"
 #include "../program/signature.hpp"
-#include "../program/views.hpp"
-#include "../trim.hpp"
 #include "environment.hpp"
 #include "json.hpp"
 #include "node_bench.hpp"

@@ -17,10 +17,10 @@
 #include <remat/pytorch/memory.hpp>
 #include <remat/pytorch/profile.hpp>
 
+#include "../base/clock.hpp"
+#include "../base/views.hpp"
 #include "../capture/meta_kernels.hpp"
-#include "../capture/operators.hpp"
-#include "../clock.hpp"
-#include "../program/views.hpp"
+#include "../program/operators.hpp"
 
 namespace remat::pytorch {
 

@@ -9,9 +9,9 @@
 #include <map>
 #include <utility>
 
+#include "../base/views.hpp"
 #include "edit.hpp"
 #include "effects.hpp"
-#include "views.hpp"
 
 namespace remat::pytorch {
 namespace {

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "../capture/operators.hpp"
 #include "edit.hpp"
 #include "effects.hpp"
+#include "operators.hpp"
 
 namespace remat::pytorch {
 namespace {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "../run/masks.hpp"
+#include "../kernels/masks.hpp"
 #include "edit.hpp"
 
 namespace remat::pytorch {

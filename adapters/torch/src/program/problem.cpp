@@ -9,8 +9,8 @@
 
 #include <remat/pytorch/program.hpp>
 
-#include "../capture/operators.hpp"
 #include "effects.hpp"
+#include "operators.hpp"
 
 namespace remat::pytorch {
 

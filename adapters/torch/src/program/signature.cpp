@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "views.hpp"
+#include "../base/views.hpp"
 
 namespace remat::pytorch {
 

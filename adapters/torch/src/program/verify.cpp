@@ -7,7 +7,7 @@
 #include <remat/pytorch/program.hpp>
 #include <set>
 
-#include "../capture/operators.hpp"
+#include "operators.hpp"
 #include "types.hpp"
 
 namespace remat::pytorch {

@@ -4,7 +4,7 @@
 #include <map>
 #include <remat/pytorch/bindings.hpp>
 
-#include "../program/views.hpp"
+#include "../base/views.hpp"
 
 namespace remat::pytorch {
 namespace {

@@ -14,9 +14,9 @@
 
 #include <remat/pytorch/executor.hpp>
 
+#include "../base/views.hpp"
 #include "../device/home.hpp"
 #include "../plan/memory_plan.hpp"
-#include "../program/views.hpp"
 #include "captured.hpp"
 #include "lone_draws.hpp"
 

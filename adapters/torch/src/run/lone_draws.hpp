@@ -13,7 +13,7 @@
 
 #include <remat/pytorch/executor.hpp>
 
-#include "../counted_draws.hpp"
+#include "../base/counted_draws.hpp"
 
 namespace remat::pytorch {
 

@@ -2,7 +2,7 @@
 // Copies of values to and from far memory, of weights from where they are, and of gradients to the host.
 #include <algorithm>
 
-#include "../clock.hpp"
+#include "../base/clock.hpp"
 #include "executor_state.hpp"
 
 namespace remat::pytorch {

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "../capture/operators.hpp"
+#include "../program/operators.hpp"
 #include "executor_state.hpp"
 
 namespace remat::pytorch {

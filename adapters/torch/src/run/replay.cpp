@@ -2,7 +2,7 @@
 // Runs the operations of a plan: draws, graphs, calls of kernels.
 #include <ATen/ATen.h>
 
-#include "../capture/operators.hpp"
+#include "../program/operators.hpp"
 #include "executor_state.hpp"
 
 namespace remat::pytorch {

@@ -9,7 +9,7 @@
 
 #include <remat/pytorch/paged_memory.hpp>
 
-#include "../hooks.hpp"
+#include "../base/hooks.hpp"
 
 namespace remat::pytorch {
 

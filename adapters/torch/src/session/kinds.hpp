@@ -12,7 +12,7 @@
 #include <remat/pytorch/capture.hpp>
 #include <remat/pytorch/model.hpp>
 
-#include "../key.hpp"
+#include "../base/key.hpp"
 
 namespace remat::pytorch {
 

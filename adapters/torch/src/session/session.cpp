@@ -12,14 +12,14 @@
 #include <remat/pytorch/executor.hpp>
 #include <remat/pytorch/memory.hpp>
 
+#include "../autograd/second_run.hpp"
+#include "../autograd/step_node.hpp"
+#include "../autograd/verification.hpp"
 #include "../capture/follower.hpp"
 #include "../device/accelerator.hpp"
 #include "../device/allocator.hpp"
 #include "../plan/in_flight.hpp"
-#include "../run/step_node.hpp"
-#include "../second_run.hpp"
-#include "../solver.hpp"
-#include "../verification.hpp"
+#include "../plan/solver.hpp"
 #include "state.hpp"
 
 namespace remat::pytorch {

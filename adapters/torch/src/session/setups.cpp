@@ -14,12 +14,12 @@
 #include <remat/io/bytes.hpp>
 #include <remat/pytorch/paged_memory.hpp>
 
+#include "../autograd/accumulation.hpp"
+#include "../base/clock.hpp"
+#include "../base/key.hpp"
 #include "../capture/follower.hpp"
 #include "../capture/step_run.hpp"
-#include "../clock.hpp"
 #include "../device/home.hpp"
-#include "../key.hpp"
-#include "../run/accumulation.hpp"
 #include "state.hpp"
 
 namespace remat::pytorch {

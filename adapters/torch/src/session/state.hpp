@@ -19,13 +19,13 @@
 
 #include <remat/pytorch/session.hpp>
 
+#include "../base/views.hpp"
 #include "../capture/kept_graph.hpp"
 #include "../capture/trace.hpp"
 #include "../capture/weights_elsewhere.hpp"
 #include "../device/home.hpp"
 #include "../plan/planned.hpp"
 #include "../plan/search.hpp"
-#include "../program/views.hpp"
 #include "accounts.hpp"
 #include "background.hpp"
 #include "kinds.hpp"

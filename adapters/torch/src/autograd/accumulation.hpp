@@ -14,7 +14,7 @@
 
 #include <remat/pytorch/program.hpp>
 
-#include "../hooks.hpp"
+#include "../base/hooks.hpp"
 
 namespace remat::pytorch {
 

@@ -19,12 +19,12 @@
 #include <utility>
 #include <vector>
 
+#include "../base/views.hpp"
 #include "../capture/kept_graph.hpp"
 #include "../plan/planned.hpp"
-#include "../program/views.hpp"
-#include "../second_run.hpp"
-#include "../verification.hpp"
 #include "accumulation.hpp"
+#include "second_run.hpp"
+#include "verification.hpp"
 
 namespace remat::pytorch {
 

@@ -17,8 +17,8 @@
 #include <remat/pytorch/offload.hpp>
 #include <remat/pytorch/session.hpp>
 
+#include "../base/trim.hpp"
 #include "arrival.hpp"
-#include "trim.hpp"
 
 namespace remat::pytorch {
 

@@ -21,8 +21,8 @@
 #include <remat/pytorch/memory.hpp>
 #include <remat/pytorch/session.hpp>
 
-#include "digest.hpp"
-#include "key.hpp"
+#include "../base/digest.hpp"
+#include "../base/key.hpp"
 
 namespace remat::pytorch {
 

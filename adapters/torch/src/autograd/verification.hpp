@@ -18,9 +18,9 @@
 #include <remat/pytorch/program.hpp>
 #include <remat/pytorch/session.hpp>
 
-#include "capture/observe.hpp"
-#include "digest.hpp"
-#include "hooks.hpp"
+#include "../base/digest.hpp"
+#include "../base/hooks.hpp"
+#include "../capture/observe.hpp"
 #include "second_run.hpp"
 
 namespace remat::pytorch {

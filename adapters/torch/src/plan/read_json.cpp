@@ -11,8 +11,8 @@
 #include <sstream>
 
 #include "../profile/json.hpp"
+#include "../program/types.hpp"
 #include "json_names.hpp"
-#include "types.hpp"
 
 namespace remat::pytorch {
 namespace {

@@ -6,7 +6,7 @@
 #include <remat/io/bytes.hpp>
 #include <remat/pytorch/budget.hpp>
 
-#include "clock.hpp"
+#include "../base/clock.hpp"
 
 namespace remat::pytorch {
 

@@ -9,9 +9,9 @@
 
 #include <remat/pytorch/offload.hpp>
 
+#include "../base/trim.hpp"
+#include "../device/home.hpp"
 #include "arrival.hpp"
-#include "device/home.hpp"
-#include "trim.hpp"
 
 namespace remat::pytorch {
 

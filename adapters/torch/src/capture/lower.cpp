@@ -7,14 +7,14 @@
 #include <map>
 #include <set>
 
-#include "../capture/operators.hpp"
-#include "../capture/trace.hpp"
-#include "edit.hpp"
-#include "fold.hpp"
-#include "in_place.hpp"
-#include "merge.hpp"
-#include "pack.hpp"
-#include "views.hpp"
+#include "../base/views.hpp"
+#include "../program/edit.hpp"
+#include "../program/fold.hpp"
+#include "../program/in_place.hpp"
+#include "../program/merge.hpp"
+#include "../program/operators.hpp"
+#include "../program/pack.hpp"
+#include "trace.hpp"
 
 namespace remat::pytorch::detail {
 namespace {
