@@ -3,7 +3,9 @@
 /// The one call: a graph, its costs, a budget and a solver in; a judged schedule out.
 #pragma once
 
+#include <array>
 #include <concepts>
+#include <cstdio>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -68,10 +70,14 @@ inline void require_agreement(const result& proven, const result& known) {
   if (known.peak < proven.budget_bound)
     throw broken_contract(proven.solver + ": proves that every budget is at least " + std::to_string(proven.budget_bound) +
                           " bytes, but " + std::to_string(known.peak) + " are enough");
+  const auto text = [](double seconds) {
+    std::array<char, 32> digits{};
+    std::snprintf(digits.data(), digits.size(), "%.10g s", seconds);
+    return std::string(digits.data());
+  };
   if (known.peak <= proven.budget && proven.bound > known.seconds * (1 + 1e-9))
     throw broken_contract(proven.solver + ": proves that every schedule within " + std::to_string(proven.budget) +
-                          " bytes takes at least " + std::to_string(proven.bound) + " s, but one takes " +
-                          std::to_string(known.seconds) + " s");
+                          " bytes takes at least " + text(proven.bound) + ", but one takes " + text(known.seconds));
 }
 
 inline void require_budget(bytes_t budget) {
