@@ -82,7 +82,9 @@ inline std::optional<std::vector<operation_id>> put_off(const problem& p, const 
   };
   for (std::size_t k = 0; k < order.size(); ++k) {
     if (k == at) forget(true);
-    if (!now.run(order[k])) return std::nullopt;
+    const auto& made = p.operations()[order[k]].outputs;
+    const bool useless = k > at && std::all_of(made.begin(), made.end(), [&](value_id v) { return now.there(v); });
+    if (!useless && !now.run(order[k])) return std::nullopt;
   }
   for (auto v : p.targets()) {
     if (now.there(v)) continue;

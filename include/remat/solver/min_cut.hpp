@@ -35,7 +35,8 @@ namespace remat {
 /// Which sets are retained comes from `retention_cut` at the breakpoints of its multiplier, and from mixtures of neighbouring
 /// ones: the leaner for the first part of the graph, the richer for the rest. Each is played as it is; those that come closest to
 /// the budget are made to fit by `order::destroy_repair` and by `eviction`, and `local_search` works on the best. A start that
-/// needs up to a tenth more than the budget is made to need less (`lower_peak`). Copies to the host are not used.
+/// needs up to a tenth more than the budget is made to need less (`lower_peak`), or else store-all is. Copies to the
+/// host are not used.
 ///
 /// Complexity: some dozens of maximum flows, `options::mixtures` * 10 evaluations per moment, and a number of rounds of
 /// `local_search` that falls with the number of operations.
@@ -141,12 +142,18 @@ class min_cut {
     return r;
   }
 
-  /// Offers the start: as it is, or for less memory where it needs little more than the budget.
+  /// Offers the start: as it is, or for less memory where it needs little more than the budget; otherwise store-all, made to need
+  /// less from far above.
   static void begin(const problem& p, const std::vector<operation_id>& start, incumbent& best, monitor& m) {
     if (static_cast<double>(measure_order(p, start).peak) > 1.1 * static_cast<double>(best.budget())) return;
-    const auto stop = [&] { return m.stopped(); };
-    const auto order = lower_peak(p, start, best.budget(), stop);
-    if (order && best.offer(order::retain_more(p, *order, best.budget(), stop))) best.report(m, "start");
+    for (const auto& from : {start, needed_operations(p)}) {
+      const monitor part(m, 0.3);  // the rest is for what `solve` does without a start
+      const auto stop = [&] { return part.stopped(); };
+      const auto order = lower_peak(p, from, best.budget(), stop);
+      if (!order || !best.offer(order::retain_more(p, *order, best.budget(), stop))) continue;
+      best.report(m, "start");
+      return;
+    }
   }
 
   /// The lean choice for what the first `count` operations make, the rich one for the rest.
