@@ -121,8 +121,8 @@ class multi_cut_choice {
   std::vector<operation_id> path_, first_;
 };
 
-/// What `multi_cut_bound` does with a problem that has moments. Which models it solves, and in which order, does not depend on the
-/// time limit: a longer limit goes on where a shorter one ends.
+/// What `multi_cut_bound` does with a problem that has moments. Which models it solves, and in which order, does not depend on
+/// the time limit: a longer limit goes on where a shorter one ends.
 /// @tparam B the MILP backend
 template <milp::backend B>
 class multi_cut_search {
@@ -229,10 +229,10 @@ class multi_cut_search {
   void grow(solved_model& now, std::size_t rows, double worth, bool prune) {
     if (now.solved()) tell(*now.form, now.s.x);
     while (now.solved() && !done() && now.rows() < rows && now.moments().size() < options_.moments) {
+      if (prune && tries(now)) prune_slack(now);
       auto places = choice_.strained(*now.form, now.s.x);
       solved_model next;
       if (tries(now)) {
-        if (prune) prune_slack(now);
         next = best_of(now, places);
         std::erase_if(places, [&](const auto& c) { return c.first < worth * now.seconds(); });
       } else {
@@ -269,7 +269,8 @@ class multi_cut_search {
     if (auto less = relax(kept); less.solved() && less.seconds() > now.seconds() * (1 - 1e-5)) now = std::move(less);
   }
   /// Some moments and up to three of `places`.
-  std::vector<operation_id> with(std::vector<operation_id> moments, const std::vector<multi_cut_choice::candidate>& places) const {
+  std::vector<operation_id> with(std::vector<operation_id> moments,
+                                 const std::vector<multi_cut_choice::candidate>& places) const {
     for (std::size_t i = 0; i < std::min<std::size_t>(3, places.size()) && moments.size() < options_.moments; ++i)
       moments = multi_cut_choice::with(std::move(moments), places[i].second);
     return moments;
