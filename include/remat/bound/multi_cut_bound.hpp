@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -103,17 +104,18 @@ class multi_cut_choice {
   }
 
  private:
+  /// The worst of `found` between each two moments, worst first.
   static std::vector<candidate> spread(std::vector<candidate> found, const std::vector<operation_id>& moments) {
     std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    std::vector<candidate> worst;
     std::vector<bool> taken(moments.size() + 1, false);
-    std::erase_if(found, [&](const candidate& c) {
-      const auto at = std::lower_bound(moments.begin(), moments.end(), c.second);
-      const auto between = static_cast<std::size_t>(at - moments.begin());
-      if ((at != moments.end() && *at == c.second) || taken[between]) return true;
+    for (const auto& c : found) {
+      if (std::binary_search(moments.begin(), moments.end(), c.second)) continue;
+      const auto between = static_cast<std::size_t>(std::lower_bound(moments.begin(), moments.end(), c.second) - moments.begin());
+      if (!taken[between]) worst.push_back(c);
       taken[between] = true;
-      return false;
-    });
-    return found;
+    }
+    return worst;
   }
 
   const problem& p_;
@@ -144,10 +146,11 @@ class multi_cut_search {
     auto now = relax(choice_.first());
     bool prune = true;
     double worth = 1e-3;
+    const bool branches = options_.integer && !p_.copies();  // with copies, branching proves little more
     std::vector<operation_id> branched;
-    for (std::size_t rows = first_rows;; rows *= 2) {
+    for (auto rows = branches ? first_rows : std::numeric_limits<std::size_t>::max();; rows *= 2) {
       grow(now, rows, worth, std::exchange(prune, false));
-      if (!now.solved() || done() || !options_.integer || p_.copies()) return;  // with copies, branching proves little more
+      if (!now.solved() || done() || !branches) return;
       auto x = now.s.x;
       if (std::exchange(branched, now.moments()) != now.moments()) x = branch(*now.form, std::move(x), true);
       if (done()) return;
@@ -156,7 +159,7 @@ class multi_cut_search {
       } else if (worth > 1e-4) {
         worth /= 10;
       } else {
-        branch(*now.form, std::move(x), false);
+        if (!exact_) branch(*now.form, std::move(x), false);
         return;
       }
     }
@@ -299,6 +302,7 @@ class multi_cut_search {
         return bound < std::exchange(last, bound) * (1 + 1e-3);
       };
     const auto s = solve(form, form.model());
+    exact_ = s.status == milp::status::optimal || s.status == milp::status::cutoff;
     if (!s.found()) return otherwise;
     tell(form, s.x);
     return s.x;
@@ -314,6 +318,7 @@ class multi_cut_search {
   multi_cut_choice choice_;
   milp::options limits_;
   double known_ = milp::infinity;
+  bool exact_ = false;  // branch and bound has ended by itself on the last model
 };
 
 /// A lower bound on the time of *every* schedule within a budget: the largest of `min_cut_bound`, linear relaxations of
