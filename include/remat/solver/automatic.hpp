@@ -110,15 +110,15 @@ class automatic {
         std::future<bound::time_bound> proof;
         if (m.limits().threads > 1) proof = beside([&] { return prove(now, never); });
         if (proof.valid()) {
-          look(now, [&] { return proof.wait_for(std::chrono::seconds(0)) != std::future_status::ready; });
+          look(now, start, [&] { return proof.wait_for(std::chrono::seconds(0)) != std::future_status::ready; });
           now.take(proof.get());
         } else {
-          for (int i = 0; i < 3; ++i) look_once(now, false);
+          for (int i = 0; i < 3; ++i) look_once(now, start, false);
           now.take(prove(now, now.remaining() / 2));
         }
       }
     }
-    look(now);
+    look(now, start);
     return now.answer();
   }
 
@@ -226,24 +226,24 @@ class automatic {
       return proven;
     });
   }
-  /// Works on the schedule until four times the patience brings nothing and nobody is `proving`. On one thread and without MILPs
-  /// a longer search goes on where a shorter one ends.
-  void look(search& now, const std::function<bool()>& proving = {}) const {
+  /// Works on the schedule until four times the patience brings nothing and nobody is `proving`. The staged MILP, which takes
+  /// much of the time that is left, runs once the patience has brought nothing. On one thread and without MILPs a longer search
+  /// goes on where a shorter one ends.
+  void look(search& now, const std::vector<operation_id>& start, const std::function<bool()>& proving = {}) const {
     bool staged = now.p.operations().size() > options_.staged_operations, faster = false;
     for (std::size_t idle = 0; !now.done() && (idle < 4 * options_.search.patience || (proving && proving()));) {
-      faster = look_once(now, faster);
+      faster = look_once(now, start, faster);
       idle = faster ? 0 : idle + patience(now.p);
       if (idle >= options_.search.patience && !std::exchange(staged, true)) run_staged(now);
     }
   }
   static std::size_t patience(const problem& p) { return order::patience_for(p, 800'000); }
-  /// Looks around what is suggested; then around the best or, every other time that this `was_faster` not, anew from the order
-  /// without recomputation. Searches from there end in more different orders than those from the minimum cut's.
+  /// Looks around what is suggested; then around the best or, every other time that this `was_faster` not, from `start` anew.
   /// @return true if it found a faster schedule
-  bool look_once(search& now, bool was_faster) const {
+  bool look_once(search& now, const std::vector<operation_id>& start, bool was_faster) const {
     while (auto order = now.suggestion()) follow(now, std::move(*order), std::min<std::size_t>(patience(now.p), 300));
     const bool again = was_faster || now.stream % 2 == 1 || now.p.operations().size() > options_.small_operations;
-    return follow(now, again && now.best.found() ? now.best.order() : now.needed, patience(now.p));
+    return follow(now, again && now.best.found() ? now.best.order() : start, patience(now.p));
   }
   /// Looks around an order of any memory need until `patience` rounds bring nothing. @return true if that is the best now
   bool follow(search& now, std::vector<operation_id> order, std::size_t patience) const {
