@@ -3,9 +3,15 @@
 /// What `multi_cut_bound` and `moments` must do with any backend; each adapter's tests include this.
 #pragma once
 
+#include <algorithm>
 #include <catch2/catch.hpp>
+#include <chrono>
 #include <cmath>
+#include <memory>
 #include <random>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include <remat/core/solve.hpp>
 #include <remat/solver/moments.hpp>
@@ -147,6 +153,50 @@ void check_moment_forms_with_copies(std::uint64_t seed, int count) {
   CHECK(compared > count / 6);
   CHECK(several > count / 120);
   CHECK(tight > count / 500);
+}
+
+/// Notes the columns of each model, those of relaxations as negative numbers. A relaxation takes a while; branch and bound ends
+/// at once without an answer.
+template <milp::backend B>
+struct noting_backend {
+  std::shared_ptr<std::vector<Eigen::Index>> models = std::make_shared<std::vector<Eigen::Index>>();
+  std::size_t longest_row = milp::longest_row(B());
+
+  std::string name() const { return "noting"; }
+  milp::solution solve(const milp::model& m, const milp::options& o) const {
+    const bool mixed = std::find(m.integer.begin(), m.integer.end(), true) != m.integer.end();
+    models->push_back(mixed ? m.columns() : -m.columns());
+    milp::solution none;
+    none.status = milp::status::limit;
+    if (mixed) return none;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    return B().solve(m, o);
+  }
+};
+
+/// A shorter limit solves the first models of a longer one, so its bound is not above that.
+template <milp::backend B>
+void check_multi_cut_limits() {
+  std::mt19937_64 g(7);
+  for (int k = 0; k < 3; ++k) {
+    const auto p = random_training_chain(g, 12);
+    const auto least = bounds_without_search(p).budget;
+    const auto budget = least + (evaluate(p, store_all_schedule(p)).peak - least) / 3;
+    std::vector<Eigen::Index> before;
+    double bound = 0;
+    for (const double seconds : {0.4, 0.9, 1000.0}) {
+      noting_backend<B> backend;
+      monitor m({.seconds = seconds});
+      const auto proven = bound::multi_cut_bound(p, budget, m, {.moments = 7}, backend);
+      INFO("case " << k << ", " << seconds << " s");
+      CHECK(proven.seconds >= bound);
+      const auto& models = *backend.models;
+      REQUIRE(models.size() >= before.size());
+      CHECK(std::equal(before.begin(), before.end(), models.begin()));
+      before = models, bound = proven.seconds;
+    }
+    CHECK(before.size() > 4);
+  }
 }
 
 /// The solver, as any other, and where moments are enough to prove the optimum.

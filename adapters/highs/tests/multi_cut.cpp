@@ -17,6 +17,7 @@ TEST_CASE("highs: bounds from moments are never above the optimum", "[long]") {
 TEST_CASE("highs: bounds from moments with copies are never above the optimum", "[long]") {
   testing::check_moment_forms_with_copies<highs::backend>(22, 1000);
 }
+TEST_CASE("highs: a longer limit proves no less from moments") { testing::check_multi_cut_limits<highs::backend>(); }
 TEST_CASE("highs: schedules from moments") { testing::check_moments<highs::backend>(); }
 TEST_CASE("highs: proving proves more of the same schedule") {
   std::mt19937_64 g(3);

@@ -117,6 +117,13 @@ class multi_cut_model {
   bool negligible(value_id v) const { return !modelled_[v]; }
   /// How much of `v`, which is not negligible, is live before the first run of moment `j`, counted from 0, in the solution `x`.
   double retained(const Eigen::VectorXd& x, std::size_t j, value_id v) const { return k_[j + 1][v].at(x); }
+  /// Room that is left before the first run of moment `j`, counted from 0, in the solution `x`; relative to the room beside held
+  /// values. Complexity: O(values).
+  double slack(const Eigen::VectorXd& x, std::size_t j) const {
+    double sum = own_bytes(moments_[j]);
+    for (value_id v = 0; v < p_.values().size(); ++v) sum += size(v) * k_[j + 1][v].at(x);
+    return 1 - sum / room_;
+  }
 
   /// How far the solution `x` seems to be over the budget before the first run of `o`: tells where another moment would help.
   /// @param x a solution

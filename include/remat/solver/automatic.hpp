@@ -226,14 +226,15 @@ class automatic {
       return proven;
     });
   }
-  /// Works on the schedule until four times the patience brings nothing and nobody is `proving`. On one thread and without MILPs
-  /// a longer search goes on where a shorter one ends.
+  /// Works on the schedule until four times the patience brings nothing and nobody is `proving`. The staged MILP, which takes
+  /// much of the time that is left, runs once the patience has brought nothing. On one thread and without MILPs a longer search
+  /// goes on where a shorter one ends.
   void look(search& now, const std::vector<operation_id>& start, const std::function<bool()>& proving = {}) const {
     bool staged = now.p.operations().size() > options_.staged_operations, faster = false;
     for (std::size_t idle = 0; !now.done() && (idle < 4 * options_.search.patience || (proving && proving()));) {
       faster = look_once(now, start, faster);
       idle = faster ? 0 : idle + patience(now.p);
-      if (!std::exchange(staged, true)) run_staged(now);
+      if (idle >= options_.search.patience && !std::exchange(staged, true)) run_staged(now);
     }
   }
   static std::size_t patience(const problem& p) { return order::patience_for(p, 800'000); }
