@@ -19,6 +19,9 @@ namespace remat::order {
 /// A problem without copies whose operations are listed in another order, and whose budget varies with the moment: *ballast* is
 /// on the device where it is less. Operations of no time take and release the ballast; an order of computations of the one is one
 /// of the other without these.
+///
+/// An operation that the other order lists earlier runs once. Without copies, to keep what it makes never pays if the operation
+/// can as well run late. With copies it does: the time before the heaviest moment is longer then, or a wait is filled.
 /// @code
 /// const remat::order::virtual_problem q(p, remat::needed_operations(p), {8 << 20, 12 << 20, 8 << 20});
 /// const auto r = remat::solve(q.problem(), q.budget(), remat::min_cut());  // with 12 MiB in the middle third of the time
@@ -54,7 +57,12 @@ class virtual_problem {
       if (target) targets.push_back(v);
       return v;
     };
-    std::vector<bool> made(values.size(), false);
+    std::vector<bool> early(p.operations().size(), false), made(values.size(), false);
+    for (auto o = order.rbegin(), first = o; o != order.rend(); ++o)
+      if (*first < *o)
+        early[*o] = true;
+      else
+        first = o;
     for (auto o : order)
       for (auto v : p.operations()[o].outputs) made[v] = true;
     for (value_id v = 0; v < values.size(); ++v)
@@ -66,6 +74,7 @@ class virtual_problem {
       auto op = p.operations()[o];
       const auto part = total > 0 ? static_cast<std::size_t>(now / total * static_cast<double>(budgets.size())) : 0;
       now += op.seconds;
+      op.once = op.once || early[o];
       const auto next = budgets[std::min(part, budgets.size() - 1)];
       if (next > level && before != none) {
         const auto ballast = make("ballast", next - level, false), done = make("released", 0, true);
