@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstddef>
+#include <functional>
 #include <future>
 #include <limits>
 #include <memory>
@@ -39,8 +40,8 @@ namespace remat {
 /// Copies make the budget look larger. So recomputation alone is planned for *virtual* budgets, from the budget to what store-all
 /// needs, copies are laid over each of these orders within the true budget (`order::lay_copies`), and the best ones are worked on
 /// (`order::copy_search`). The ends of the scan are recomputation alone and copies alone. Other scans are of budgets that vary
-/// with the moment, by what copies can have moved by then (`order::virtual_problem`), and of operations that run early, so that
-/// copies have more time before most memory is needed (`order::early_order`). Proves `bound::copy_bound`, or
+/// with the moment, by a share of what copies can have moved by then (`order::virtual_problem`), also with operations that run
+/// early, so that copies have more time before most memory is needed (`order::early_order`). Proves `bound::copy_bound`, or
 /// `bound::tier_bound`, besides. Of a problem that is not plain, recomputation is planned for what stays on the device
 /// (`order::without_host`).
 ///
@@ -60,7 +61,7 @@ template <solver Inner = min_cut>
 class offmate {
  public:
   struct options {
-    std::size_t scan = 20;            ///< virtual budgets that do not vary, >= 1; of others at most half as many, or 5, per order
+    std::size_t scan = 20;            ///< virtual budgets that do not vary, >= 1; of others half as many, in four scans
     std::size_t inner = 3;            ///< of them, the most promising, are planned for by Inner
     std::size_t starts = 10;          ///< orders that are worked on, the best first, >= 1
     std::size_t search = 600'000;     ///< each for `order::patience_for` that many rounds without an improvement
@@ -133,7 +134,7 @@ class offmate {
   struct point {
     double share, seconds;
   };
-  static constexpr auto sooner = [](const auto& a, const auto& b) { return a.seconds < b.seconds; };
+  static constexpr auto faster = [](const auto& a, const auto& b) { return a.seconds < b.seconds; };
   struct scan {
     const problem plain;  ///< the same without copies
     bytes_t least, most;  ///< virtual budgets: from the true one, or what the device needs of it, up to what store-all needs
@@ -256,19 +257,27 @@ class offmate {
     }
     return budgets;
   }
+  /// Plans for budgets that vary by all that can be moved, and for others that are larger or smaller throughout.
+  void scan_shifted(scan& now, const std::vector<operation_id>& order) const {
+    const auto q = std::make_shared<const order::virtual_problem>(now.plain, order, moving(now, 1));
+    const auto range = std::min(now.most, q->budget()) - now.least, n = static_cast<bytes_t>(options_.scan / 2 + 1);
+    std::vector<bytes_t> budgets;
+    for (bytes_t k = n; k > 0; --k) budgets.push_back(std::max(now.least, q->budget() + range / 3 - range / n * k));
+    if (!now.done()) sweep(now, q, budgets, 0.2);
+  }
   /// Plans for budgets that vary. If more is moved, less is computed again, but at some point the device waits. So the time first
   /// falls with the share that is moved and then rises: the least time is looked for where lines through the points on both sides
   /// meet.
-  /// @param order of operations
-  void scan_varying(scan& now, const std::vector<operation_id>& order) const {
+  /// @param early_once what `order` lists early runs once
+  void scan_varying(scan& now, const std::vector<operation_id>& order, bool early_once) const {
     std::vector<point> known;
     const auto look_at = [&](double share) {
-      const auto q = std::make_shared<const order::virtual_problem>(now.plain, order, moving(now, share));
-      const auto seconds = sweep(now, q, {q->budget()}, 2 / static_cast<double>(std::max<std::size_t>(options_.scan, 20))).second;
+      const auto q = std::make_shared<const order::virtual_problem>(now.plain, order, moving(now, share), early_once);
+      const auto seconds = sweep(now, q, {q->budget()}, 0.1).second;
       const auto place = std::find_if(known.begin(), known.end(), [&](const point& x) { return x.share > share; });
       known.insert(place, {share, seconds});
     };
-    for (const double share : {1.25, 1., 0.75, 0.5, 0.25})
+    for (const double share : {0.75, 1., 0.5, 1.25, 0.25})
       if (!now.done()) look_at(share);
     while (!now.done() && known.size() < options_.scan / 2) {
       const auto next = lowest(known);
@@ -283,7 +292,7 @@ class offmate {
     const auto slope = [&](std::size_t i) {
       return (known[i].seconds - known[i - 1].seconds) / (known[i].share - known[i - 1].share);
     };
-    const auto best = static_cast<std::size_t>(std::min_element(known.begin(), known.end(), sooner) - known.begin());
+    const auto best = static_cast<std::size_t>(std::min_element(known.begin(), known.end(), faster) - known.begin());
     point least{0, std::numeric_limits<double>::infinity()};
     for (auto i = std::max<std::size_t>(best, 1); i <= best + 1 && i < known.size(); ++i) {
       const auto &left = known[i - 1], &right = known[i];
@@ -295,19 +304,21 @@ class offmate {
         const double step = std::clamp(meet, 0.2 * width, 0.8 * width);
         next = {left.share + step, left.seconds + falls * step};
       }
-      least = std::min(least, next, sooner);
+      least = std::min(least, next, faster);
     }
     return least;
   }
 
   void look(scan& now) const {
     const auto needed = needed_operations(now.plain);
-    std::vector<std::vector<operation_id>> orders;
+    std::vector<std::function<void()>> scans = {[&] { scan_shifted(now, needed); }, [&] { scan_varying(now, needed, false); },
+                                                [&] { scan_fixed(now); }};
     if (const auto heaviest = bound::retention_cuts(now.plain, now.least, 8); !heaviest.empty())
-      if (auto early = order::early_order(now.plain, heaviest.front()->tau()); early != needed)
-        orders.push_back(std::move(early));
-    orders.push_back(needed);
-    now.each(orders.size() + 1, [&](std::size_t i) { i == 0 ? scan_fixed(now) : scan_varying(now, orders[i - 1]); });
+      if (const auto early = order::early_order(now.plain, heaviest.front()->tau()); early != needed) {
+        scans.insert(scans.begin(), [&now, this, early] { scan_shifted(now, early); });
+        scans.insert(scans.begin(), [&now, this, early] { scan_varying(now, early, true); });
+      }
+    now.each(scans.size(), [&](std::size_t i) { scans[i](); });
     if (now.starts.empty()) now.starts.push_back({{}, now.fixed, now.least, 0});
 
     const std::vector<start> best(now.starts.begin(),
