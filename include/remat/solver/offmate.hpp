@@ -220,16 +220,16 @@ class offmate {
     return fastest;
   }
 
-  /// Plans for budgets that do not vary, and once more for some near the best.
-  void scan_fixed(scan& now) const {
-    const auto n = static_cast<bytes_t>(options_.scan);
+  /// Plans for `count` budgets of a range below `top`, and once more for some near the best.
+  static void scan_range(scan& now, const virtual_pointer& q, bytes_t top, bytes_t range, bytes_t count) {
+    if (now.done()) return;
     std::vector<bytes_t> budgets;
-    for (bytes_t k = n; k > 0; --k) budgets.push_back(now.most - (now.most - now.least) / n * k);
-    const auto [best, seconds] = sweep(now, now.fixed, budgets, 0.2);
+    for (bytes_t k = count; k > 0; --k) budgets.push_back(std::max(now.least, top - range / count * k));
+    const auto [best, seconds] = sweep(now, q, budgets, 0.2);
     budgets.clear();
     for (bytes_t i = -3; i <= 3; ++i)
-      if (const auto budget = best + i * (now.most - now.least) / n / 4; i != 0 && budget >= now.least) budgets.push_back(budget);
-    if (!now.done() && std::isfinite(seconds)) sweep(now, now.fixed, budgets, 0.1);
+      if (const auto near = best + i * (now.most - now.least) / count / 4; i != 0 && near >= now.least) budgets.push_back(near);
+    if (!now.done() && std::isfinite(seconds)) sweep(now, q, budgets, 0.1);
   }
 
   /// Budgets that rise by what can have left by then, and fall by what still has to come back.
@@ -260,10 +260,8 @@ class offmate {
   /// Plans for budgets that vary by all that can be moved, and for others that are larger or smaller throughout.
   void scan_shifted(scan& now, const std::vector<operation_id>& order) const {
     const auto q = std::make_shared<const order::virtual_problem>(now.plain, order, moving(now, 1));
-    const auto range = std::min(now.most, q->budget()) - now.least, n = static_cast<bytes_t>(options_.scan / 2 + 1);
-    std::vector<bytes_t> budgets;
-    for (bytes_t k = n; k > 0; --k) budgets.push_back(std::max(now.least, q->budget() + range / 3 - range / n * k));
-    if (!now.done()) sweep(now, q, budgets, 0.2);
+    const auto range = std::min(now.most, q->budget()) - now.least;
+    scan_range(now, q, q->budget() + range / 3, range, static_cast<bytes_t>(options_.scan / 2 + 1));
   }
   /// Plans for budgets that vary. If more is moved, less is computed again, but at some point the device waits. So the time first
   /// falls with the share that is moved and then rises: the least time is looked for where lines through the points on both sides
@@ -311,8 +309,9 @@ class offmate {
 
   void look(scan& now) const {
     const auto needed = needed_operations(now.plain);
-    std::vector<std::function<void()>> scans = {[&] { scan_shifted(now, needed); }, [&] { scan_varying(now, needed, false); },
-                                                [&] { scan_fixed(now); }};
+    std::vector<std::function<void()>> scans = {
+        [&] { scan_shifted(now, needed); }, [&] { scan_varying(now, needed, false); },
+        [&] { scan_range(now, now.fixed, now.most, now.most - now.least, static_cast<bytes_t>(options_.scan)); }};
     if (const auto heaviest = bound::retention_cuts(now.plain, now.least, 8); !heaviest.empty())
       if (const auto early = order::early_order(now.plain, heaviest.front()->tau()); early != needed) {
         scans.insert(scans.begin(), [&now, this, early] { scan_shifted(now, early); });
