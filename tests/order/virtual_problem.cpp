@@ -118,7 +118,7 @@ TEST_CASE("an early order has before a moment all that can be there") {
 TEST_CASE("operations that another order lists earlier run once if asked, and no others") {
   std::mt19937_64 g(8);
   int early = 0;
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < 600; ++round) {
     const auto p = testing::random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 2, 12)), .sources = 2});
     const auto needed = needed_operations(p);
     const auto tau = needed[static_cast<std::size_t>(uniform(g, 0, static_cast<std::int64_t>(needed.size()) - 1))];
