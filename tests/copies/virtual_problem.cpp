@@ -114,3 +114,25 @@ TEST_CASE("an early order has before a moment all that can be there") {
   }
   CHECK(moved > 50);
 }
+
+TEST_CASE("operations that another order lists earlier run once if asked, and no others") {
+  std::mt19937_64 g(8);
+  int early = 0;
+  for (int round = 0; round < 600; ++round) {
+    const auto p = testing::random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 2, 12)), .sources = 2});
+    const auto needed = needed_operations(p);
+    const auto tau = needed[static_cast<std::size_t>(uniform(g, 0, static_cast<std::int64_t>(needed.size()) - 1))];
+    const auto order = copies::early_order(p, tau);
+    const bool once = round % 2 == 0;
+    const copies::virtual_problem q(p, order, std::vector<bytes_t>{1}, once);
+    const auto& operations = q.problem().operations();
+    REQUIRE(operations.size() == order.size());
+    for (std::size_t k = 0; k < order.size(); ++k) {
+      const bool moved =
+          std::any_of(order.begin() + static_cast<std::ptrdiff_t>(k), order.end(), [&](auto o) { return o < order[k]; });
+      CHECK(operations[k].once == (p.operations()[order[k]].once || (once && moved)));
+      early += once && moved;
+    }
+  }
+  CHECK(early > 50);
+}

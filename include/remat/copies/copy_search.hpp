@@ -42,6 +42,7 @@ class copy_incumbent {
   copy_incumbent(const remat::problem& p, bytes_t budget) : p_(p), budget_(budget) {}
 
   const remat::problem& problem() const { return p_; }
+  bytes_t budget() const { return budget_; }
   double seconds() const { return seconds_; }  ///< from `evaluate`; infinity if there is none
   /// What it is made of.
   copied_order order() const {

@@ -19,6 +19,10 @@ namespace remat::copies {
 /// A problem without copies whose operations are listed in another order, and whose budget varies with the moment: *ballast* is
 /// on the device where it is less. Operations of no time take and release the ballast; an order of computations of the one is one
 /// of the other without these.
+///
+/// Operations that the other order lists earlier may be made to run once. Without copies, to keep what such an operation makes
+/// never pays if it can as well run late. With copies it may: they have more time before the heaviest moment then, and the
+/// operation may run while the device waits.
 /// @code
 /// const std::vector<remat::bytes_t> budgets = {8 << 20, 12 << 20, 8 << 20};
 /// const remat::copies::virtual_problem q(p, remat::needed_operations(p), budgets);
@@ -36,8 +40,10 @@ class virtual_problem {
   /// @param p       a plain problem, without copies
   /// @param order   all operations that a target needs, once, each after those that make its operands
   /// @param budgets bytes, >= 0, for parts of the time that are equally long, one at least; they rise first, then fall
+  /// @param early_once operations that stand before one that `p` lists before them run once
   /// Complexity: O(values + edges + budgets).
-  virtual_problem(const remat::problem& p, std::span<const operation_id> order, std::span<const bytes_t> budgets)
+  virtual_problem(const remat::problem& p, std::span<const operation_id> order, std::span<const bytes_t> budgets,
+                  bool early_once = false)
       : inner_(p.operations().size(), none), takes_(p.operations().size(), none), releases_(p.operations().size(), none) {
     double total = 0;
     for (auto o : order) total += p.operations()[o].seconds;
@@ -55,7 +61,12 @@ class virtual_problem {
       if (target) targets.push_back(v);
       return v;
     };
-    std::vector<bool> made(values.size(), false);
+    std::vector<bool> early(p.operations().size(), false), made(values.size(), false);
+    for (auto o = order.rbegin(), first = o; o != order.rend(); ++o)
+      if (*first < *o)
+        early[*o] = true;
+      else
+        first = o;
     for (auto o : order)
       for (auto v : p.operations()[o].outputs) made[v] = true;
     for (value_id v = 0; v < values.size(); ++v)
@@ -67,6 +78,7 @@ class virtual_problem {
       auto op = p.operations()[o];
       const auto part = total > 0 ? static_cast<std::size_t>(now / total * static_cast<double>(budgets.size())) : 0;
       now += op.seconds;
+      op.once = op.once || (early_once && early[o]);
       const auto next = budgets[std::min(part, budgets.size() - 1)];
       if (next > level && before != none) {
         const auto ballast = make("ballast", next - level, false), done = make("released", 0, true);

@@ -7,7 +7,10 @@
 #include <atomic>
 #include <cmath>
 #include <cstddef>
+#include <functional>
 #include <future>
+#include <limits>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -38,8 +41,8 @@ namespace remat {
 /// needs, copies are laid over each of these orders within the true budget (`copies::lay_copies`), and the best ones are worked
 /// on
 /// (`copies::copy_search`). The ends of the scan are recomputation alone and copies alone. Other scans are of budgets that vary
-/// with the moment, by what copies can have moved by then (`copies::virtual_problem`), and of operations that run early, so that
-/// copies have more time before most memory is needed (`copies::early_order`). Proves `bound::copy_bound`, or
+/// with the moment, by a share of what copies can have moved by then (`copies::virtual_problem`), also with operations that run
+/// early, so that copies have more time before most memory is needed (`copies::early_order`). Proves `bound::copy_bound`, or
 /// `tiers::tier_bound`, besides. Of a problem that is not plain, recomputation is planned for what stays on the device
 /// (`copies::without_host`).
 ///
@@ -59,7 +62,7 @@ template <solver Inner = min_cut>
 class offmate {
  public:
   struct options {
-    std::size_t scan = 20;            ///< virtual budgets that do not vary, >= 1; of others half as many
+    std::size_t scan = 20;            ///< virtual budgets that do not vary, >= 1; of others half as many, in four scans
     std::size_t inner = 3;            ///< of them, the most promising, are planned for by Inner
     std::size_t starts = 10;          ///< orders that are worked on, the best first, >= 1
     std::size_t search = 600'000;     ///< each for `order::patience_for` that many rounds without an improvement
@@ -102,43 +105,52 @@ class offmate {
       all.put_into(r);
       return r;
     }
-    scan now{p.plain() ? p.with_copies({}) : copies::without_host(p), budget, 0, m, {p, budget}, {}, {}, 0, {}};
+    scan now{p.plain() ? p.with_copies({}) : copies::without_host(p), budget, 0, m, {p, budget}, options_.starts, {}, {}, 0, {}};
     now.most = measure_order(now.plain, needed).peak;
     if (!p.plain()) now.least = std::min(now.most, bounds_without_search(now.plain).budget);
-    now.offer(needed, 0, now.most);
+    now.fixed = std::make_shared<const copies::virtual_problem>(now.plain, needed, std::vector{now.least});
+    now.offer(needed, now.fixed, now.most);
     prove_bound(p, budget, r, [&] { return m.stopped(); });
     now.bound = r.bound;
     if (options_.start) {
       const auto order = compute_order(*options_.start);
-      now.offer(order, 0, measure_order(now.plain, order).peak);
+      now.offer(order, now.fixed, measure_order(now.plain, order).peak);
     }
-    if (!now.done()) look(now, p);
+    if (!now.done()) look(now);
     if (!p.plain()) reorder(now, needed);
     now.best.put_into(r);
     return r;
   }
 
  private:
+  using virtual_pointer = std::shared_ptr<const copies::virtual_problem>;
   /// An order, and what it was planned for.
   struct start {
     copies::copied_order order;
-    std::size_t kind;  ///< of `scan::problems`
-    bytes_t budget;    ///< virtual
-    double seconds;    ///< with copies
+    virtual_pointer problem;
+    bytes_t budget;  ///< virtual
+    double seconds;  ///< with copies
   };
+  /// The time of the fastest order found when that share of what can be moved is counted on.
+  struct point {
+    double share, seconds;
+  };
+  static constexpr auto faster = [](const auto& a, const auto& b) { return a.seconds < b.seconds; };
   struct scan {
     const problem plain;  ///< the same without copies
     bytes_t least, most;  ///< virtual budgets: from the true one, or what the device needs of it, up to what store-all needs
     monitor& m;
     copies::copy_incumbent best;
-    std::vector<copies::virtual_problem> problems;  ///< first `plain` as it is
-    std::vector<start> starts;
+    std::size_t keep;           ///< starts
+    virtual_pointer fixed;      ///< `plain` as it is
+    std::vector<start> starts;  ///< the fastest first
     double bound;
     std::mutex lock;  ///< of `starts`
 
     bool done() const { return m.stopped() || best.seconds() * (1 - m.limits().gap) <= bound; }
     /// @param order of operations of `plain`
-    void offer(std::vector<operation_id> order, std::size_t kind, bytes_t virtual_budget) {
+    /// @return its time with copies, s; infinity if they cannot be laid
+    double offer(std::vector<operation_id> order, const virtual_pointer& q, bytes_t virtual_budget) {
       const auto before = best.seconds();
       auto laid = best.offer({order});
       while (laid) {
@@ -148,14 +160,20 @@ class offmate {
         order = std::move(sooner), laid = std::move(better);
       }
       if (best.seconds() < before) best.report(m, "scan", bound);
+      if (!laid) return std::numeric_limits<double>::infinity();
       const std::lock_guard guard(lock);
-      if (laid) starts.push_back({{std::move(order)}, kind, virtual_budget, laid->seconds});
+      const auto place = std::find_if(starts.begin(), starts.end(), [&](const start& s) { return laid->seconds < s.seconds; });
+      starts.insert(place, {{std::move(order)}, q, virtual_budget, laid->seconds});
+      if (starts.size() > keep) starts.pop_back();
+      return laid->seconds;
     }
-    void offer(const result& planned, std::size_t kind, bytes_t virtual_budget) {
-      if (planned.found()) offer(problems[kind].unwrap(compute_order(planned.schedule)).order, kind, virtual_budget);
+    double offer(const schedule& planned, const virtual_pointer& q, bytes_t virtual_budget) {
+      return offer(q->unwrap(compute_order(planned)).order, q, virtual_budget);
     }
-    void rank() {
-      std::stable_sort(starts.begin(), starts.end(), [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
+    /// The time of the fastest start, s.
+    double fastest() {
+      const std::lock_guard guard(lock);
+      return starts.empty() ? std::numeric_limits<double>::infinity() : starts.front().seconds;
     }
     /// Does `work(i)` for all i < count, on the threads of the limits, or as many as there are.
     template <class F>
@@ -189,67 +207,126 @@ class offmate {
   }
 
   /// Plans recomputation quickly for virtual budgets, and offers the orders.
-  static void sweep(scan& now, std::size_t kind, const std::vector<bytes_t>& budgets) {
-    monitor part(now.m, kind == 0 ? 0.2 : 0.4, [](const progress&) { return control::go_on; });
-    const auto planned =
-        min_cut({.bound = false, .repairs = 10'000, .rounds = 0}).sweep(now.problems[kind].problem(), budgets, part);
-    for (std::size_t i = 0; i < budgets.size() && !now.m.stopped(); ++i) now.offer(planned[i], kind, budgets[i]);
+  /// @param part of the time that is left
+  /// @return the budget of the fastest order, and its time, s; infinity if there is none
+  static std::pair<bytes_t, double> sweep(scan& now, const virtual_pointer& q, const std::vector<bytes_t>& budgets, double part) {
+    monitor some(now.m, part, [](const progress&) { return control::go_on; });
+    const auto planned = min_cut({.bound = false, .repairs = 10'000, .rounds = 0}).sweep(q->problem(), budgets, some);
+    std::pair fastest{bytes_t{0}, std::numeric_limits<double>::infinity()};
+    for (std::size_t i = 0; i < budgets.size() && !now.m.stopped(); ++i) {
+      if (!planned[i].found()) continue;
+      const double seconds = now.offer(planned[i].schedule, q, budgets[i]);
+      if (seconds < fastest.second) fastest = {budgets[i], seconds};
+    }
+    return fastest;
+  }
+
+  /// Plans for `count` budgets of a range below `top`, and once more for some near the best.
+  static void scan_range(scan& now, const virtual_pointer& q, bytes_t top, bytes_t range, bytes_t count) {
+    if (now.done()) return;
+    std::vector<bytes_t> budgets;
+    for (bytes_t k = count; k > 0; --k) budgets.push_back(std::max(now.least, top - range / count * k));
+    const auto [best, seconds] = sweep(now, q, budgets, 0.2);
+    budgets.clear();
+    for (bytes_t i = -3; i <= 3; ++i)
+      if (const auto near = best + i * (now.most - now.least) / count / 4; i != 0 && near >= now.least) budgets.push_back(near);
+    if (!now.done() && std::isfinite(seconds)) sweep(now, q, budgets, 0.1);
   }
 
   /// Budgets that rise by what can have left by then, and fall by what still has to come back.
-  static std::vector<bytes_t> moving(const scan& now, const problem& p) {
-    const auto far = p.plain() ? p.host() : copies::tier_chain(p)[1];
+  /// @param share of that which is counted on
+  static std::vector<bytes_t> moving(const scan& now, double share) {
+    const auto& p = now.best.problem();
+    const auto chain = p.plain() ? std::vector{device_tier, p.host()} : copies::tier_chain(p);
+    const auto passed = [&](double seconds, bool out) {  // bytes in that time: what a tier has no room for goes on
+      double least = std::numeric_limits<double>::infinity(), room = 0;
+      for (std::size_t i = 1; i < chain.size(); ++i) {
+        least = std::min(least, room + seconds * p.link(chain[out ? i - 1 : i], chain[out ? i : i - 1])->rate);
+        room += static_cast<double>(p.tiers()[chain[i]].budget.value_or(max_bytes));
+      }
+      return least;
+    };
     bytes_t all = 0;
     for (const auto& v : now.plain.values()) all += v.bytes;
     const auto most = static_cast<double>(std::min(2 * (now.most - now.least), (max_bytes - all) / 2));  // ballast comes on top
-    const double up = p.link(device_tier, far)->rate, down = p.link(far, device_tier)->rate;
     const double seconds = measure_order(now.plain, needed_operations(now.plain)).seconds;
     const int parts = 64;
     std::vector<bytes_t> budgets;
-    for (int k = 0; k < parts; ++k)
-      budgets.push_back(now.least +
-                        static_cast<bytes_t>(std::clamp(std::min(up * k, down * (parts - 1 - k)) / parts * seconds, 0.0, most)));
+    for (int k = 0; k < parts; ++k) {
+      const double moved = std::min(passed(seconds * k / parts, true), passed(seconds * (parts - 1 - k) / parts, false));
+      budgets.push_back(now.best.budget() + static_cast<bytes_t>(std::clamp(share * moved, 0.0, most)));
+    }
     return budgets;
   }
+  /// Plans for budgets that vary by all that can be moved, and for others that are larger or smaller throughout.
+  void scan_shifted(scan& now, const std::vector<operation_id>& order) const {
+    const auto q = std::make_shared<const copies::virtual_problem>(now.plain, order, moving(now, 1));
+    const auto range = std::min(now.most, q->budget()) - now.least;
+    scan_range(now, q, q->budget() + range / 3, range, static_cast<bytes_t>(options_.scan / 2 + 1));
+  }
+  /// Plans for budgets that vary. If more is moved, less is computed again, but at some point the device waits. So the time first
+  /// falls with the share that is moved and then rises: the least time is looked for where lines through the points on both sides
+  /// meet.
+  /// @param early_once what `order` lists early runs once
+  void scan_varying(scan& now, const std::vector<operation_id>& order, bool early_once) const {
+    std::vector<point> known;
+    const auto look_at = [&](double share) {
+      const auto q = std::make_shared<const copies::virtual_problem>(now.plain, order, moving(now, share), early_once);
+      const auto seconds = sweep(now, q, {q->budget()}, 0.1).second;
+      const auto place = std::find_if(known.begin(), known.end(), [&](const point& x) { return x.share > share; });
+      known.insert(place, {share, seconds});
+    };
+    for (const double share : {0.75, 1., 0.5, 1.25, 0.25})
+      if (!now.done()) look_at(share);
+    while (!now.done() && known.size() < options_.scan / 2) {
+      const auto next = lowest(known);
+      if (!(next.seconds < now.fastest() * (1 - 1e-3))) return;  // the search finds as much
+      look_at(next.share);
+    }
+  }
+  /// Where the least time may be, beside the lowest point: where the lines through the points on both sides meet, as for a convex
+  /// function; halfway, with no time known, where the points are not those of one, or end.
+  /// @param known two or more, by their shares
+  static point lowest(const std::vector<point>& known) {
+    const auto slope = [&](std::size_t i) {
+      return (known[i].seconds - known[i - 1].seconds) / (known[i].share - known[i - 1].share);
+    };
+    const auto best = static_cast<std::size_t>(std::min_element(known.begin(), known.end(), faster) - known.begin());
+    point least{0, std::numeric_limits<double>::infinity()};
+    for (auto i = std::max<std::size_t>(best, 1); i <= best + 1 && i < known.size(); ++i) {
+      const auto &left = known[i - 1], &right = known[i];
+      const double width = right.share - left.share;
+      point next{left.share + width / 2, 0};
+      if (i > 1 && i + 1 < known.size() && slope(i - 1) < slope(i + 1) && std::isfinite(slope(i + 1) - slope(i - 1))) {
+        const double falls = slope(i - 1), rises = slope(i + 1);
+        const double meet = (right.seconds - left.seconds - rises * width) / (falls - rises);
+        const double step = std::clamp(meet, 0.2 * width, 0.8 * width);
+        next = {left.share + step, left.seconds + falls * step};
+      }
+      least = std::min(least, next, faster);
+    }
+    return least;
+  }
 
-  void look(scan& now, const problem& p) const {
+  void look(scan& now) const {
     const auto needed = needed_operations(now.plain);
-    const auto with_copies = moving(now, p);
-    now.problems.emplace_back(now.plain, needed, std::vector{now.least});
-    now.problems.emplace_back(now.plain, needed, with_copies);
+    std::vector<std::function<void()>> scans = {
+        [&] { scan_shifted(now, needed); }, [&] { scan_varying(now, needed, false); },
+        [&] { scan_range(now, now.fixed, now.most, now.most - now.least, static_cast<bytes_t>(options_.scan)); }};
     if (const auto heaviest = bound::retention_cuts(now.plain, now.least, 8); !heaviest.empty())
-      if (const auto early = copies::early_order(now.plain, heaviest.front()->tau()); early != needed)
-        now.problems.emplace_back(now.plain, early, with_copies);
+      if (const auto early = copies::early_order(now.plain, heaviest.front()->tau()); early != needed) {
+        scans.insert(scans.begin(), [&now, this, early] { scan_shifted(now, early); });
+        scans.insert(scans.begin(), [&now, this, early] { scan_varying(now, early, true); });
+      }
+    now.each(scans.size(), [&](std::size_t i) { scans[i](); });
+    if (now.starts.empty()) now.starts.push_back({{}, now.fixed, now.least, 0});
 
-    const auto count = [&](std::size_t kind) { return static_cast<bytes_t>(kind == 0 ? options_.scan : options_.scan / 2 + 1); };
-    now.each(now.problems.size(), [&](std::size_t i) {
-      const auto kind = now.problems.size() - 1 - i;  // what mostly pays first
-      const auto top = now.problems[kind].budget();
-      const auto range = kind == 0 ? now.most - now.least : std::min(now.most, top) - now.least;
-      const auto last = kind == 0 ? now.most : top + range / 3;
-      const auto n = count(kind);
-      std::vector<bytes_t> budgets;
-      for (bytes_t k = n; k > 0; --k) budgets.push_back(last - range / n * k);
-      sweep(now, kind, budgets);
-    });
-    now.rank();
-    if (now.starts.empty()) now.starts.push_back({{}, 0, now.least, 0});
-    const auto promising = now.starts.front();
-    std::vector<bytes_t> nearby;
-    for (bytes_t i = -3; i <= 3; ++i)
-      if (const auto budget = promising.budget + i * (now.most - now.least) / count(promising.kind) / 4;
-          i != 0 && budget >= now.least)
-        nearby.push_back(budget);
-    if (!now.done()) sweep(now, promising.kind, nearby);
-
-    now.rank();
     const std::vector<start> best(now.starts.begin(),
                                   now.starts.begin() + static_cast<std::ptrdiff_t>(std::min(options_.inner, now.starts.size())));
     now.each(best.size(), [&](std::size_t i) {
       if (!now.done()) plan(now, best[i]);
     });
     std::erase_if(now.starts, [](const auto& s) { return s.order.order.empty(); });
-    now.rank();
     if (!now.starts.empty()) work_on(now);
   }
   /// Where nothing fits, operations may at other places: what cannot move, or a full tier, depends on when it is read.
@@ -259,21 +336,21 @@ class offmate {
     for (int tries = 0; tries < 200 && !std::isfinite(now.best.seconds()) && !now.m.stopped(); ++tries) {
       n.shift();
       n.commit();
-      now.offer(n.order(), 0, now.most);
+      now.offer(n.order(), now.fixed, now.most);
     }
   }
   /// Has Inner plan.
   void plan(scan& now, const start& s) const {
     monitor part(now.m, 0.1, [&](const progress& x) {
-      if (x.schedule) now.offer(now.problems[s.kind].unwrap(compute_order(*x.schedule)).order, s.kind, s.budget);
+      if (x.schedule) now.offer(*x.schedule, s.problem, s.budget);
       return now.done() ? control::stop : control::go_on;
     });
-    now.offer(inner_.solve(now.problems[s.kind].problem(), s.budget, part), s.kind, s.budget);
+    const auto r = inner_.solve(s.problem->problem(), s.budget, part);
+    if (r.found()) now.offer(r.schedule, s.problem, s.budget);
   }
   /// Works on the best order and the others in turn, on each thread.
   void work_on(scan& now) const {
-    auto& starts = now.starts;
-    starts.resize(std::min(starts.size(), options_.starts));
+    const auto& starts = now.starts;
     auto fastest = starts.front();
     if (!now.done()) now.best.try_less();
     std::size_t next = 0, idle = 0;
@@ -291,7 +368,7 @@ class offmate {
         }
         const auto before = now.best.seconds();  // other threads may have better ones by the end
         monitor part(now.m, 0.5);
-        copies::copy_search(now.problems[from.kind], from.order, from.budget, now.best, part,
+        copies::copy_search(*from.problem, from.order, from.budget, now.best, part,
                             {.patience = order::patience_for(now.plain, options_.search), .stream = stream}, now.bound);
         if (now.best.seconds() < before && !now.m.stopped()) now.best.try_less();
         const std::lock_guard guard(lock);
