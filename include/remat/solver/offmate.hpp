@@ -37,14 +37,13 @@ namespace remat {
 /// Recomputation and copies to the host together, for problems of any shape that allow copies, and for those with several
 /// tiers (`copies::unplannable` says which it cannot plan). A plain problem that allows none is left to Inner.
 ///
-/// Copies make the budget look larger. So recomputation alone is planned for *virtual* budgets, from the budget to what store-all
-/// needs, copies are laid over each of these orders within the true budget (`copies::lay_copies`), and the best ones are worked
-/// on
-/// (`copies::copy_search`). The ends of the scan are recomputation alone and copies alone. Other scans are of budgets that vary
-/// with the moment, by a share of what copies can have moved by then (`copies::virtual_problem`), also with operations that run
-/// early, so that copies have more time before most memory is needed (`copies::early_order`). Proves `bound::copy_bound`, or
-/// `tiers::tier_bound`, besides. Of a problem that is not plain, recomputation is planned for what stays on the device
-/// (`copies::without_host`).
+/// Copies make the budget look larger. So recomputation alone is planned for *virtual* budgets, from the budget to what
+/// store-all needs, copies are laid over each of these orders within the true budget (`copies::lay_copies`), and the best ones
+/// are worked on (`copies::copy_search`). The ends of the scan are recomputation alone and copies alone. Other scans are of
+/// budgets that vary with the moment, by a share of what copies can have moved by then (`copies::virtual_problem`), also with
+/// operations that run early, so that copies have more time before most memory is needed (`copies::early_order`). Proves
+/// `bound::copy_bound`, or `tiers::tier_bound`, besides. Of a problem that is not plain, recomputation is planned for what
+/// stays on the device (`copies::without_host`).
 ///
 /// With `limits.threads` of 2 or more, orders are planned and worked on side by side; which schedule is found then depends on
 /// timing.
