@@ -49,7 +49,7 @@ problem small_chain(std::mt19937_64& g, std::size_t blocks) {
 }
 
 bool computes_again(const result& r) { return r.recomputed > 0; }
-bool copies(const result& r) {
+bool has_copies(const result& r) {
   return std::any_of(r.schedule.steps.begin(), r.schedule.steps.end(), [](const step& s) { return s.what == action::prefetch; });
 }
 
@@ -82,7 +82,7 @@ TEST_CASE("pofo on thousands of small chains: never below the optimum, and it of
     REQUIRE(r.seconds >= *optimum - 1e-5);
     false_claims += r.status == status::optimal && r.seconds > *optimum + 1e-5;
     ++compared;
-    copied += copies(r);
+    copied += has_copies(r);
     met += r.seconds <= *optimum + 1e-5;
   }
   CAPTURE(compared, met, copied);
@@ -105,8 +105,8 @@ TEST_CASE("pofo on longer chains: both means, within the optimum's reach of offm
     const auto other = solve(p, budget, offmate<>(min_cut{}, {.search = 1000, .idle = 1}), {.seconds = no_end});
     if (!r.found()) continue;
     ++found;
-    both += copies(r) && computes_again(r);
-    alone += !copies(r) || !computes_again(r);
+    both += has_copies(r) && computes_again(r);
+    alone += !has_copies(r) || !computes_again(r);
     CHECK(r.seconds >= other.bound - 1e-9);
     ours += r.seconds / p.total_seconds();
     joint += other.seconds / p.total_seconds();
@@ -125,7 +125,7 @@ TEST_CASE("pofo on a captured network, with a dead link and with a fast one") {
   const auto fast = solve(with(1e18), budget, pofo{}), dead = solve(with(1), budget, pofo{});
   REQUIRE((fast.found() && dead.found()));
   CHECK(fast.seconds == Approx(plain.total_seconds()));
-  CHECK_FALSE(copies(dead));
+  CHECK_FALSE(has_copies(dead));
   CHECK(computes_again(dead));
 }
 

@@ -32,8 +32,8 @@ struct world {
   tensors parameters, buffers, grads;
   Tensor generator;
   explicit world(const torch::nn::Module& m)
-      : parameters(copies(m.parameters())),
-        buffers(copies(m.buffers())),
+      : parameters(copies_of(m.parameters())),
+        buffers(copies_of(m.buffers())),
         generator(at::detail::getDefaultCPUGenerator().get_state()) {
     for (const auto& p : m.parameters()) grads.push_back(p.grad().defined() ? p.grad().clone() : Tensor());
   }
@@ -82,13 +82,13 @@ step_result eager(const models::sample& s, const tensors& inputs, uint64_t seed)
       root_grads.push_back(grads[i]);
     }
   step_result r;
-  r.outputs = copies(outputs);
+  r.outputs = copies_of(outputs);
   torch::autograd::backward(roots, root_grads);
   for (const auto& p : s.module->parameters())
     if (p.requires_grad() && p.grad().defined()) r.parameter_grads.push_back(p.grad().clone());
   for (const auto& x : fresh) r.input_grads.push_back(x.requires_grad() ? x.grad() : Tensor());
-  r.buffers = copies(s.module->buffers());
-  r.inputs = copies(fresh);
+  r.buffers = copies_of(s.module->buffers());
+  r.inputs = copies_of(fresh);
   r.generator = at::detail::getDefaultCPUGenerator().get_state();
   clear_grads(*s.module);
   return r;
@@ -97,11 +97,11 @@ step_result eager(const models::sample& s, const tensors& inputs, uint64_t seed)
 step_result interpreted(const captured& p, const models::sample& s, const tensors& inputs, uint64_t seed,
                         interpreter::recompute mode, std::size_t* recomputed = nullptr) {
   torch::manual_seed(seed);
-  auto fresh = copies(inputs);
+  auto fresh = copies_of(inputs);
   auto r = interpreter(*p.step, p.tensors).run(fresh, output_grads, mode, static_cast<unsigned>(seed));
   if (recomputed) *recomputed = r.recomputed;
   return {r.outputs,     r.parameter_grads,
-          r.input_grads, copies(s.module->buffers()),
+          r.input_grads, copies_of(s.module->buffers()),
           fresh,         at::detail::getDefaultCPUGenerator().get_state()};
 }
 

@@ -33,7 +33,7 @@ inline bool same_layout(const at::Tensor& a, const at::Tensor& b) {
   return same_bits(a, b) && (!a.defined() || a.strides() == b.strides());
 }
 
-inline std::vector<at::Tensor> copies(const std::vector<at::Tensor>& list) {
+inline std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& list) {
   std::vector<at::Tensor> result;
   for (const auto& t : list) result.push_back(t.defined() ? t.detach().clone() : at::Tensor());
   return result;

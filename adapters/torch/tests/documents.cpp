@@ -44,17 +44,17 @@ std::vector<at::Tensor> interpreted_from(const captured& c, const models::sample
   ::torch::manual_seed(3);
   const auto r = interpreter(*c.step, c.tensors)
                      .run(
-                         copies(s.inputs),
+                         copies_of(s.inputs),
                          [](const auto& outputs) {
                            std::vector<at::Tensor> grads;
                            for (const auto& o : outputs) grads.push_back(at::ones_like(o));
                            return grads;
                          },
                          interpreter::recompute::random_nodes, 5);
-  auto all = copies(r.outputs);
+  auto all = copies_of(r.outputs);
   for (const auto* list : {&r.parameter_grads, &r.input_grads})
-    for (const auto& t : copies(*list)) all.push_back(t);
-  for (const auto& b : copies(s.module->buffers())) all.push_back(b);
+    for (const auto& t : copies_of(*list)) all.push_back(t);
+  for (const auto& b : copies_of(s.module->buffers())) all.push_back(b);
   all.push_back(at::detail::getDefaultCPUGenerator().get_state());
   return all;
 }
@@ -106,7 +106,7 @@ TEST_CASE("programs survive a document") {
       const auto text = document_of(*c.step);
       const auto again = std::make_shared<const program>(program_in(text));
       CHECK(document_of(*again) == text);
-      const auto buffers = copies(s.module->buffers());
+      const auto buffers = copies_of(s.module->buffers());
       std::vector<at::Tensor> found;
       for (index_t k = 0; k < c.step->slots.size(); ++k)
         if (c.step->slots[k].from == role::found) found.push_back(c.tensors[k]);
@@ -134,16 +134,16 @@ TEST_CASE("plans survive a document") {
   const auto first = std::make_shared<execution_plan>(d.step, d.found.schedule, d.profiles);
   const auto second = std::make_shared<execution_plan>(read.step, read.found.schedule, read.profiles);
   CHECK(first->needed_bytes() == second->needed_bytes());
-  const auto buffers = copies(s.module->buffers());
+  const auto buffers = copies_of(s.module->buffers());
   const auto run = [&](const std::shared_ptr<execution_plan>& plan, const std::shared_ptr<const program>& step) {
     at::NoGradGuard no_grad;
     auto now = s.module->buffers();
     for (std::size_t i = 0; i < now.size(); ++i) now[i].copy_(buffers[i]);
     ::torch::manual_seed(2);
     executor e(plan, bindings(step, tensors_of(*s.module)));
-    auto all = copies(e.forward(s.inputs));
+    auto all = copies_of(e.forward(s.inputs));
     for (const auto& g : e.backward({at::ones_like(all[0])}).parameters) all.push_back(g.clone());
-    for (const auto& b : copies(s.module->buffers())) all.push_back(b);
+    for (const auto& b : copies_of(s.module->buffers())) all.push_back(b);
     return all;
   };
   CHECK(same_bits(run(first, d.step), run(second, read.step)));

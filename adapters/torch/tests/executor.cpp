@@ -150,16 +150,16 @@ struct outcome {
 outcome eager(const models::sample& s) {
   outcome r;
   auto outputs = s.forward(s.inputs);
-  r.outputs = copies(outputs);
+  r.outputs = copies_of(outputs);
   std::vector<at::Tensor> wanted = s.module->parameters();
   std::erase_if(wanted, [](const auto& t) { return !t.requires_grad(); });
   const auto n = wanted.size();
   for (const auto& t : s.inputs)
     if (t.requires_grad()) wanted.push_back(t);
   auto g = ::torch::autograd::grad({models::loss_of(outputs)}, wanted, {}, false, false, true);
-  r.grads = copies({g.begin(), g.begin() + static_cast<std::ptrdiff_t>(n)});
-  r.input_grads = copies({g.begin() + static_cast<std::ptrdiff_t>(n), g.end()});
-  r.buffers = copies(s.module->buffers());
+  r.grads = copies_of({g.begin(), g.begin() + static_cast<std::ptrdiff_t>(n)});
+  r.input_grads = copies_of({g.begin() + static_cast<std::ptrdiff_t>(n), g.end()});
+  r.buffers = copies_of(s.module->buffers());
   r.generator = state_of_test_generator();
   return r;
 }
@@ -169,7 +169,7 @@ outcome eager(const models::sample& s) {
 outcome finished(const models::sample& s, executor& e, const std::vector<at::Tensor>& outputs, const bindings& tensors,
                  const executor::taker& take = {}, const std::vector<at::Tensor>& taken = {}) {
   outcome r;
-  r.outputs = copies(outputs);
+  r.outputs = copies_of(outputs);
   std::vector<at::Tensor> leaves, given;
   const auto& step = e.plan().step();
   for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -193,7 +193,7 @@ outcome finished(const models::sample& s, executor& e, const std::vector<at::Ten
   }
   for (std::size_t i = 0; i < s.inputs.size(); ++i)
     if (s.inputs[i].requires_grad()) r.input_grads.push_back(grads.inputs[i].clone());
-  r.buffers = copies(s.module->buffers());
+  r.buffers = copies_of(s.module->buffers());
   r.generator = state_of_test_generator();
   return r;
 }
@@ -234,7 +234,7 @@ TEST_CASE("schedules give what eager mode gives, bit by bit, without unplanned a
     INFO(s.name);
     REQUIRE(hardware::races() == "");
     const auto x = prepare(s);
-    const auto buffers = copies(s.module->buffers());
+    const auto buffers = copies_of(s.module->buffers());
     std::vector<schedule> schedules = {store_all_schedule(x.p), recompute_all(x.p, x.step->loss)};
     for (unsigned seed = 0; seed < 3; ++seed) schedules.push_back(random_schedule(x.p, seed, 0.3));
     restore(s, buffers);
@@ -262,7 +262,7 @@ TEST_CASE("steps in flight share the memory in which they compute", "[device]") 
     INFO(s.name);
     const auto x = prepare(s);
     const auto p = to_problem(*x.step, x.profiles.seconds(), x.profiles.workspace(), s.name, copy_rates{1, 1, 0});
-    const auto buffers = copies(s.module->buffers());
+    const auto buffers = copies_of(s.module->buffers());
     std::vector<schedule> schedules = {store_all_schedule(x.p), recompute_all(x.p, x.step->loss), random_schedule(x.p, 1, 0.3)};
     schedules.push_back(with_random_copies(p, random_schedule(p, 2, 0.3), 2));
     restore(s, buffers);
@@ -284,7 +284,7 @@ TEST_CASE("steps in flight share the memory in which they compute", "[device]") 
       for (int step = 0; step < 3; ++step) {
         restore(s, buffers);
         const auto outputs = first.forward(s.inputs);
-        const auto values = copies(outputs);
+        const auto values = copies_of(outputs);
         overwrite();
         restore(s, buffers);
         compare(expected, planned(s, second, *x.tensors));
@@ -322,7 +322,7 @@ TEST_CASE("steps that are captured give what eager mode gives, bit by bit, at fi
   for (const auto& s : models::all()) {
     const auto x = prepare(s);
     const auto p = to_problem(*x.step, x.profiles.seconds(), x.profiles.workspace(), s.name, copy_rates{1, 1, 0});
-    const auto buffers = copies(s.module->buffers()), weights = copies(s.module->parameters());
+    const auto buffers = copies_of(s.module->buffers()), weights = copies_of(s.module->parameters());
     const auto begin_again = [&] {
       at::NoGradGuard no_grad;
       for (std::size_t i = 0; i < weights.size(); ++i) s.module->parameters()[i].copy_(weights[i]);
@@ -334,7 +334,7 @@ TEST_CASE("steps that are captured give what eager mode gives, bit by bit, at fi
       for (const auto& t : s.inputs)
         if (t.is_floating_point()) t.detach().mul_(0.5);
     };
-    const auto inputs = copies(s.inputs);
+    const auto inputs = copies_of(s.inputs);
     const auto same_inputs = [&] {
       at::NoGradGuard no_grad;
       for (std::size_t i = 0; i < inputs.size(); ++i) s.inputs[i].detach().copy_(inputs[i]);
@@ -373,7 +373,7 @@ TEST_CASE("values that were away give what eager mode gives, bit by bit", "[devi
   for (const auto& s : models::all()) {
     const auto x = prepare(s);
     const auto p = to_problem(*x.step, x.profiles.seconds(), x.profiles.workspace(), s.name, copy_rates{1, 1, 0});
-    const auto buffers = copies(s.module->buffers());
+    const auto buffers = copies_of(s.module->buffers());
     restore(s, buffers);
     std::vector<outcome> expected = {eager(s), eager(s)};
     std::vector<schedule> schedules;
@@ -480,8 +480,8 @@ TEST_CASE("weights that are fetched give what eager mode gives, bit by bit") {
         CHECK((p.values()[v].starts != device_tier) == can[v]);
         if (can[v] && where == "on disk") on_disk += on_a_disk((*x.tensors)[x.step->values[v].slot]);
       }
-      const auto buffers = copies(s.module->buffers());
-      const auto weights = copies(s.module->parameters());
+      const auto buffers = copies_of(s.module->buffers());
+      const auto weights = copies_of(s.module->parameters());
       const auto begin_again = [&] {
         at::NoGradGuard no_grad;
         for (std::size_t i = 0; i < weights.size(); ++i) s.module->parameters()[i].copy_(weights[i]);
@@ -553,7 +553,7 @@ TEST_CASE("gradients are given once nothing reads their parameters") {
     x.profiles = profile(*x.step, {.cache = {}, .seconds = 0});
     x.p = to_problem(*x.step, x.profiles.seconds(), x.profiles.workspace(), s.name);
     const auto given = given_early(*x.step);
-    const auto buffers = copies(s.module->buffers()), parameters = copies(s.module->parameters());
+    const auto buffers = copies_of(s.module->buffers()), parameters = copies_of(s.module->parameters());
     const auto whole_again = [&] {
       at::NoGradGuard no_grad;
       for (std::size_t i = 0; i < parameters.size(); ++i) s.module->parameters()[i].copy_(parameters[i]);
@@ -614,7 +614,7 @@ TEST_CASE("replicas of a module share a program and a plan") {
   for (const auto& t : b.module->buffers()) announced.push_back(t);
   const bindings other(x.step, announced);
   executor first(plan, *x.tensors), second(plan, other);
-  const auto before_a = copies(a.module->buffers()), before_b = copies(b.module->buffers());
+  const auto before_a = copies_of(a.module->buffers()), before_b = copies_of(b.module->buffers());
   restore(a, before_a);
   const auto expected_a = eager(a);
   restore(b, before_b);

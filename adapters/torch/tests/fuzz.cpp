@@ -262,7 +262,7 @@ seen step_of(random_net& net, const std::function<tensor_list(const tensor_list&
     if (i == 0 || (used >> i) % 2 || (k == 2 && used % 8 == 0)) loss = loss + (outputs[i] * outputs[i]).to(at::kFloat).sum();
   }
   loss.backward();
-  seen s{outputs, {}, copies(net.buffers()), {}, rt::generator_state::now()};
+  seen s{outputs, {}, copies_of(net.buffers()), {}, rt::generator_state::now()};
   for (auto& o : s.outputs) o = o.detach();
   for (const auto& p : net.parameters()) s.gradients.push_back(p.grad().defined() ? p.grad().clone() : Tensor());
   s.gradients.push_back(x[1].grad());

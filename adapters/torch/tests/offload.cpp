@@ -493,7 +493,7 @@ TEST_CASE("what needs the gradients is refused while parameters step within the 
       }
     std::stringstream checkpoint;
     ::torch::save(ours, checkpoint);
-    const auto before = copies(mine.weights);
+    const auto before = copies_of(mine.weights);
     give_gradients(ours);
     CHECK(same_bits(mine.weights, before) == !later);
     CHECK_THROWS_WITH(h.run(ours, mine), Catch::Contains(h.words) && Catch::Contains("stepping::overlap"));
@@ -578,7 +578,7 @@ TEST_CASE("a full disk and one that fails, while parameters step within the back
     plain.step();
     ours.step();
   };
-  const auto before = copies(mine.weights);
+  const auto before = copies_of(mine.weights);
   rt::files_of_system().allocate = [](int, int, off_t, off_t) { return errno = ENOSPC, -1; };
   give_gradients(ours);
   CHECK_THROWS_AS(ours.step(), rt::out_of_memory);
@@ -591,7 +591,7 @@ TEST_CASE("a full disk and one that fails, while parameters step within the back
   both();
   std::stringstream checkpoint;
   ::torch::save(ours, checkpoint);
-  const auto then = copies(mine.weights);
+  const auto then = copies_of(mine.weights);
   if (GENERATE(true, false)) {
     rt::files_of_system().write_back = [](int, off_t, off_t) { return errno = EIO, -1; };
     give_gradients(ours);
@@ -743,7 +743,7 @@ TEST_CASE("a full disk is told of before a weight changes") {
   const system_restored guard;
   const auto disk = new_disk();
   rt::offloaded<optim::AdamW> ours(disk, mine.weights, optim::AdamWOptions(0.1));
-  const auto before = copies(mine.weights);
+  const auto before = copies_of(mine.weights);
   mine.draw_gradients(1);
   rt::files_of_system().allocate = [](int, int, off_t, off_t) { return errno = ENOSPC, -1; };
   CHECK_THROWS_AS(ours.step(), rt::out_of_memory);
@@ -765,7 +765,7 @@ TEST_CASE("a disk that fails ends the steps until a checkpoint is loaded") {
   plain.step();
   std::stringstream checkpoint;
   ::torch::save(ours, checkpoint);
-  const auto then = copies(mine.weights);
+  const auto then = copies_of(mine.weights);
   const bool writing = GENERATE(true, false);
   if (writing) {
     rt::files_of_system().write_back = [](int, off_t, off_t) { return errno = EIO, -1; };
