@@ -19,14 +19,13 @@ struct deaf : milp::supervised {
   milp::solution work() {
     tell_solution(3, Eigen::VectorXd::Constant(1, 3));
     tell_bound(1);
-    loaded();
     while (!*released) std::this_thread::yield();
     return {.status = milp::status::optimal, .x = Eigen::VectorXd::Constant(1, 2), .objective = 2, .bound = 2};
   }
   std::shared_ptr<std::atomic<bool>> released;
 };
 
-/// A library that goes on until it is to stop, and reads the model until then.
+/// A library that goes on until it is to stop.
 struct obedient : milp::supervised {
   explicit obedient(const milp::options& o) : supervised(o) {}
   milp::solution work() {
@@ -56,7 +55,7 @@ TEST_CASE("a call that does not end is left alone, with the best that it told") 
 TEST_CASE("a call that ends has its own answer, also after a limit") {
   const auto released = std::make_shared<std::atomic<bool>>(true);
   CHECK(milp::supervise(std::make_shared<deaf>(milp::options{}, released)).status == milp::status::optimal);
-  const auto s = milp::supervise(std::make_shared<obedient>(milp::options{.seconds = 0}));  // never says that it has loaded
+  const auto s = milp::supervise(std::make_shared<obedient>(milp::options{.seconds = 0}));
   CHECK(s.status == milp::status::limit);
   CHECK(s.bound > 0);
 }

@@ -24,8 +24,8 @@ namespace remat::milp {
 /// `patience` after the limit, or after `poll` asked to stop, is left alone: it ends when the library next looks, at the latest
 /// before the program exits. The answer is then the best that the call had told.
 ///
-/// A backend derives from this class. Its member `solution work()` runs on the other thread; it may use the model and the options
-/// of the caller until it says `loaded`, and nothing of the caller's afterwards.
+/// A backend derives from this class. Its member `solution work()` runs on the other thread, maybe longer than the caller waits:
+/// it uses nothing of the caller's, so the object has the model and the options that it needs.
 /// Complexity: a thread per call, a look every 50 ms.
 class supervised {
  public:
@@ -38,11 +38,6 @@ class supervised {
   explicit supervised(const options& o) : options_(o) {}
   ~supervised() = default;
 
-  /// For the thread that works: the caller may leave from here on.
-  void loaded() {
-    const std::lock_guard lock(mutex_);
-    loaded_ = true;
-  }
   /// For the thread that works: a solution that is better than those before. @param x of the model
   void tell_solution(double objective, Eigen::VectorXd x) {
     const std::lock_guard lock(mutex_);
@@ -82,7 +77,7 @@ class supervised {
     std::unique_lock lock(mutex_);
     while (!changed_.wait_for(lock, std::chrono::milliseconds(50), [&] { return done_; })) {
       if (!stop_ && (seconds_since(began_) > options_.seconds || poll(lock))) stop_ = true, stopped_ = clock::now();
-      if (stop_ && loaded_ && seconds_since(stopped_) > patience) return false;
+      if (stop_ && seconds_since(stopped_) > patience) return false;
     }
     return true;
   }
@@ -114,12 +109,12 @@ class supervised {
     return s;
   }
 
-  const options& options_;  ///< of the caller
+  const options& options_;  ///< of the caller, for the caller
   std::mutex mutex_;
   std::condition_variable changed_;
   const clock::time_point began_ = clock::now();
   clock::time_point stopped_ = {};
-  bool loaded_ = false, stop_ = false, done_ = false;
+  bool stop_ = false, done_ = false;
   std::exception_ptr failure_ = {}, work_failure_ = {};
   solution answer_ = {};
   Eigen::VectorXd best_ = {};

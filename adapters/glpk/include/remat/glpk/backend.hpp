@@ -41,26 +41,13 @@ class backend {
   /// One call. Holds everything with a destructor, so that an error of GLPK may jump out of `search`.
   class job : public milp::supervised {
    public:
-    job(const milp::model& model, const milp::options& o)
-        : supervised(o),
-          m(model),
-          columns(m.columns()),
-          seconds(o.seconds),
-          gap(o.gap),
-          has_cutoff(o.cutoff < milp::infinity),
-          cutoff(o.cutoff) {
-      const auto nonzeros = static_cast<std::size_t>(m.matrix.nonZeros());
-      row.reserve(nonzeros + 1), column.reserve(nonzeros + 1), value.reserve(nonzeros + 1);
-      row.push_back(0), column.push_back(0), value.push_back(0);  // GLPK counts from 1
-      for (int j = 0; j < m.matrix.outerSize(); ++j)
-        for (Eigen::SparseMatrix<double>::InnerIterator a(m.matrix, j); a; ++a)
-          if (a.value() != 0) row.push_back(static_cast<int>(a.row()) + 1), column.push_back(j + 1), value.push_back(a.value());
-      if (o.start) {
-        point.assign(1, 0);
-        point.insert(point.end(), o.start->data(), o.start->data() + o.start->size());
-        best = m.objective(*o.start);
-        tell_solution(best, *o.start);
-      }
+    job(const milp::model& model, const milp::options& options)
+        : supervised(options), m(model), o(options), index(m.rows() + 1), value(m.rows() + 1) {
+      if (!o.start) return;
+      point.assign(1, 0);  // GLPK counts from 1
+      point.insert(point.end(), o.start->data(), o.start->data() + o.start->size());
+      best = m.objective(*o.start);
+      tell_solution(best, *o.start);
     }
 
     milp::solution work() {
@@ -75,22 +62,19 @@ class backend {
     }
 
    private:
-    const milp::model& m;  // until `loaded`
-    const Eigen::Index columns;
-    const double seconds, gap;
-    const bool has_cutoff;
-    const double cutoff;
+    const milp::model m;
+    const milp::options o;
+    std::vector<int> index;            // of a column, from 1 on
+    std::vector<double> value, point;  // likewise; the start
     std::jmp_buf on_error;
     milp::solution answer = {};
     glp_prob* problem = nullptr;
-    std::vector<int> row, column;
-    std::vector<double> value, point;
     clock::time_point began = clock::now();
     double best = milp::infinity;
     double bound = -milp::infinity;
     bool cut_off = false;
 
-    double seconds_left() const { return seconds - std::chrono::duration<double>(clock::now() - began).count(); }
+    double seconds_left() const { return o.seconds - std::chrono::duration<double>(clock::now() - began).count(); }
     int milliseconds_left() const {
       return static_cast<int>(std::clamp(1000 * seconds_left(), 0.0, static_cast<double>(std::numeric_limits<int>::max())));
     }
@@ -119,8 +103,12 @@ class backend {
       if (m.rows() > 0) glp_add_rows(problem, static_cast<int>(m.rows()));
       for (int i = 0; i < m.rows(); ++i)
         glp_set_row_bnds(problem, i + 1, bounds_type(m.row_lower[i], m.row_upper[i]), m.row_lower[i], m.row_upper[i]);
-      loaded();
-      glp_load_matrix(problem, static_cast<int>(value.size()) - 1, row.data(), column.data(), value.data());
+      for (int j = 0; j < m.columns(); ++j) {
+        int count = 0;
+        for (Eigen::SparseMatrix<double>::InnerIterator a(m.matrix, j); a; ++a)
+          if (a.value() != 0) index[++count] = static_cast<int>(a.row()) + 1, value[count] = a.value();
+        glp_set_mat_col(problem, j + 1, count, index.data(), value.data());
+      }
       return true;
     }
 
@@ -132,14 +120,14 @@ class backend {
       }
       const auto root = relax();
       if (root != GLP_OPT) {
-        answer.status = root == GLP_NOFEAS  ? (has_cutoff ? milp::status::cutoff : milp::status::infeasible)
+        answer.status = root == GLP_NOFEAS  ? (o.cutoff < milp::infinity ? milp::status::cutoff : milp::status::infeasible)
                         : root == GLP_UNBND ? milp::status::unbounded
                         : root == GLP_UNDEF ? milp::status::limit
                                             : milp::status::failed;
         return;
       }
       bound = glp_get_obj_val(problem);
-      if (bound >= cutoff) {
+      if (bound >= o.cutoff) {
         answer.status = milp::status::cutoff;
         return;
       }
@@ -149,7 +137,7 @@ class backend {
       parameters.br_tech = GLP_BR_DTH;
       parameters.bt_tech = GLP_BT_BLB;
       parameters.mir_cuts = parameters.cov_cuts = GLP_ON;  // at the root, where knapsack rows make them pay
-      parameters.mip_gap = gap;
+      parameters.mip_gap = o.gap;
       parameters.tm_lim = milliseconds_left();
       parameters.cb_func = [](glp_tree* tree, void* at) { static_cast<job*>(at)->watch(tree); };
       parameters.cb_info = this;
@@ -164,7 +152,7 @@ class backend {
       glp_init_smcp(&parameters);
       parameters.msg_lev = GLP_MSG_OFF;
       parameters.meth = GLP_DUALP;
-      if (value.size() < 500'000) {  // neither looks at a limit, and both take long for more
+      if (m.matrix.nonZeros() < 500'000) {  // neither looks at a limit, and both take long for more
         glp_scale_prob(problem, GLP_SF_AUTO);
         glp_adv_basis(problem, 0);
       }
@@ -191,13 +179,13 @@ class backend {
         best = glp_mip_obj_val(problem);
         tell_solution(best, found());
       }
-      cut_off = bound >= cutoff;
+      cut_off = bound >= o.cutoff;
       if (tell_bound(bound) || cut_off) glp_ios_terminate(tree);
     }
 
     Eigen::VectorXd found() const {
-      Eigen::VectorXd x(columns);
-      for (int j = 0; j < columns; ++j) x[j] = glp_mip_col_val(problem, j + 1);
+      Eigen::VectorXd x(m.columns());
+      for (int j = 0; j < m.columns(); ++j) x[j] = glp_mip_col_val(problem, j + 1);
       return x;
     }
     void finish(int code) {
@@ -210,7 +198,7 @@ class backend {
       } else if (cut_off) {
         answer.status = milp::status::cutoff;
       } else if (code == 0 && ended == GLP_NOFEAS) {
-        answer.status = has_cutoff ? milp::status::cutoff : milp::status::infeasible;
+        answer.status = o.cutoff < milp::infinity ? milp::status::cutoff : milp::status::infeasible;
       } else if (code == GLP_ETMLIM || code == GLP_ESTOP) {
         answer.status = milp::status::limit;
         answer.bound = bound;

@@ -186,12 +186,7 @@ class backend {
   class job : public milp::supervised {
    public:
     job(const milp::model& m, const milp::options& o, std::shared_ptr<const detail::api> api)
-        : supervised(o),
-          model_(m),
-          options_(o),
-          columns_(m.columns()),
-          has_cutoff_(o.cutoff < milp::infinity),
-          api_(std::move(api)) {}
+        : supervised(o), model_(m), options_(o), api_(std::move(api)) {}
 
     milp::solution work();
 
@@ -199,12 +194,8 @@ class backend {
     static void watch(int type, const char*, const void* output, detail::callback_input* input, void* data);
     milp::solution read(void* highs, int ended) const;
 
-    const milp::model& model_;      // until `loaded`
-    const milp::options& options_;  // likewise
-    const Eigen::Index columns_;
-    const bool has_cutoff_;
-    std::size_t rows_ = 0;
-    bool mixed_ = false;  // some columns are integers
+    const milp::model model_;
+    const milp::options options_;
     double objective_ = milp::infinity;
     std::shared_ptr<const detail::api> api_;
   };
@@ -222,7 +213,7 @@ inline void backend::job::watch(int type, const char*, const void* output, detai
     if (const auto* x = static_cast<const double*>(w.api_->output_item(output, "mip_solution")))
       if (const auto objective = number("mip_primal_bound", milp::infinity); objective < w.objective_) {
         w.objective_ = objective;
-        w.tell_solution(objective, Eigen::Map<const Eigen::VectorXd>(x, w.columns_));
+        w.tell_solution(objective, Eigen::Map<const Eigen::VectorXd>(x, w.model_.columns()));
       }
   const bool mip = type == mip_improvement || type == mip_interrupt;
   const bool stop = w.tell_bound(mip ? number("mip_dual_bound", -milp::infinity) : -milp::infinity);
@@ -241,12 +232,10 @@ inline milp::solution backend::job::work() {
   f.set_int(h, "random_seed", static_cast<int>(o.seed & 0x7fffffff));
   f.set_double(h, "mip_rel_gap", o.gap);
   if (o.seconds < milp::infinity) f.set_double(h, "time_limit", o.seconds);
-  if (has_cutoff_) f.set_double(h, "objective_bound", o.cutoff);
+  if (o.cutoff < milp::infinity) f.set_double(h, "objective_bound", o.cutoff);
   const std::vector<int> integrality(m.integer.begin(), m.integer.end());
-  mixed_ = std::find(m.integer.begin(), m.integer.end(), true) != m.integer.end();
-  rows_ = static_cast<std::size_t>(m.rows());
   const bool passed =
-      f.pass_mip(h, static_cast<int>(columns_), static_cast<int>(rows_), static_cast<int>(m.matrix.nonZeros()), column_wise,
+      f.pass_mip(h, static_cast<int>(m.columns()), static_cast<int>(m.rows()), static_cast<int>(m.matrix.nonZeros()), column_wise,
                  minimise, m.offset, m.cost.data(), m.lower.data(), m.upper.data(), m.row_lower.data(), m.row_upper.data(),
                  m.matrix.outerIndexPtr(), m.matrix.innerIndexPtr(), m.matrix.valuePtr(), integrality.data()) >= 0;
   if (passed && o.start) {
@@ -256,7 +245,6 @@ inline milp::solution backend::job::work() {
   }
   f.set_callback(h, watch, this);
   for (int type : {simplex_interrupt, ipm_interrupt, mip_improvement, mip_interrupt}) f.start_callback(h, type);
-  loaded();
   int ended = 0;
   if (passed) {
     f.run(h);
@@ -273,18 +261,19 @@ inline milp::solution backend::job::work() {
 /// What HiGHS has to say at the end.
 inline milp::solution backend::job::read(void* h, int ended) const {
   const auto& f = *api_;
+  const auto& m = model_;
   milp::solution s;
   const bool limited = ended == time_limit || ended == iteration_limit || ended == solution_limit || ended == interrupted;
   int point = 0;
   f.int_info(h, "primal_solution_status", &point);
   if ((ended == optimal || limited) && point == point_is_feasible) {
-    const auto columns = static_cast<std::size_t>(columns_);
-    std::vector<double> column_duals(columns), row_values(rows_), row_duals(rows_);
-    s.x.resize(columns_);
+    std::vector<double> column_duals(m.columns()), row_values(m.rows()), row_duals(m.rows());
+    s.x.resize(m.columns());
     f.get_solution(h, s.x.data(), column_duals.data(), row_values.data(), row_duals.data());
   }
-  if (mixed_ && (ended == optimal || limited)) f.double_info(h, "mip_dual_bound", &s.bound);
-  if (!mixed_ && ended == optimal) f.double_info(h, "objective_function_value", &s.bound);
+  const bool mixed = std::find(m.integer.begin(), m.integer.end(), true) != m.integer.end();
+  if (mixed && (ended == optimal || limited)) f.double_info(h, "mip_dual_bound", &s.bound);
+  if (!mixed && ended == optimal) s.bound = m.objective(s.x);
   if (s.x.size() > 0)
     s.status = ended == optimal ? milp::status::optimal : milp::status::feasible;
   else if (limited)
@@ -292,7 +281,7 @@ inline milp::solution backend::job::read(void* h, int ended) const {
   else if (ended == unbounded)
     s.status = milp::status::unbounded;
   else if (ended == infeasible || ended == objective_bound)
-    s.status = has_cutoff_ ? milp::status::cutoff : milp::status::infeasible;
+    s.status = options_.cutoff < milp::infinity ? milp::status::cutoff : milp::status::infeasible;
   return s;
 }
 
