@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include <cmath>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -134,4 +135,34 @@ TEST_CASE("milp: options out of range are named") {
   CHECK_THROWS_WITH(milp::solve(b, m, {.gap = 1}), Catch::Contains("gap"));
   CHECK_THROWS_WITH(milp::solve(b, m, {.cutoff = std::nan("")}), Catch::Contains("cutoff"));
   CHECK_THROWS_WITH(milp::solve(b, m, {.threads = 0}), Catch::Contains("threads"));
+}
+
+TEST_CASE("a builder adds up entries of one place, leaves out zeros, and keeps the order of rows") {
+  std::mt19937_64 g(7);
+  std::uniform_int_distribution<int> pick(0, 5), factor(-2, 2);
+  for (int round = 0; round < 2000; ++round) {
+    remat::milp::builder b;
+    std::vector<remat::milp::expression> x;
+    for (int j = 0; j < 6; ++j) x.push_back(b.column(j, 0, 1));
+    Eigen::MatrixXd dense = Eigen::MatrixXd::Zero(4, 6);
+    for (int i = 0; i < 4; ++i) {
+      remat::milp::expression e;
+      for (int k = pick(g); k > 0; --k) {
+        const int j = pick(g), f = factor(g);
+        e.terms.emplace_back(j, f);
+        dense(i, j) += f;
+      }
+      b.at_most(e, 1);
+    }
+    const auto m = b.build();
+    REQUIRE(Eigen::MatrixXd(m.matrix) == dense);
+    CHECK(m.matrix.nonZeros() == (dense.array() != 0).count());
+    for (int j = 0; j < 6; ++j) {
+      int last = -1;
+      for (Eigen::SparseMatrix<double>::InnerIterator a(m.matrix, j); a; ++a) {
+        CHECK(a.row() > last);
+        last = static_cast<int>(a.row());
+      }
+    }
+  }
 }

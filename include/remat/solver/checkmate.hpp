@@ -205,6 +205,7 @@ class checkmate {
       o.poll = [&](double objective, double bound) {
         return report(objective * form->unit(), std::max(floor, bound * form->unit()));
       };
+      if (m.stopped()) return;
       const auto s = milp::solve(method_.backend_, form->model(), o);
       r.scope_bound = std::max(floor, s.bound * form->unit());
       const bool trouble = s.status == milp::status::failed || s.status == milp::status::unbounded;
