@@ -133,6 +133,7 @@ class min_cut {
       if (options_.bound) prove_bound(p, budget, r, [&] { return m.stopped(); });
       known.needed = r.budget_bound;
       if (r.status == status::infeasible) return r;
+      if (!best.found() && !options_.start) lower(p, needed_operations(p), best, m);
       known.cuts = std::move(cuts);
       if (known.starts.empty()) known.starts = starts(p, known.cuts, m, best, r.bound);
       search(p, budget, known.starts, best, m, r.bound);
@@ -146,14 +147,15 @@ class min_cut {
   /// less from far above.
   static void begin(const problem& p, const std::vector<operation_id>& start, incumbent& best, monitor& m) {
     if (static_cast<double>(measure_order(p, start).peak) > 1.1 * static_cast<double>(best.budget())) return;
-    for (const auto& from : {start, needed_operations(p)}) {
-      const monitor part(m, 0.3);  // the rest is for what `solve` does without a start
-      const auto stop = [&] { return part.stopped(); };
-      const auto order = lower_peak(p, from, best.budget(), stop);
-      if (!order || !best.offer(order::retain_more(p, *order, best.budget(), stop))) continue;
-      best.report(m, "start");
-      return;
-    }
+    lower(p, start, best, m);
+    if (!best.found()) lower(p, needed_operations(p), best, m);
+  }
+  /// Offers an order made to need less, within a part of the time: the rest is for other ways to a schedule.
+  static void lower(const problem& p, const std::vector<operation_id>& from, incumbent& best, monitor& m) {
+    const monitor part(m, 0.3);
+    const auto stop = [&] { return part.stopped(); };
+    const auto order = lower_peak(p, from, best.budget(), stop);
+    if (order && best.offer(order::retain_more(p, *order, best.budget(), stop))) best.report(m, "lower peak");
   }
 
   /// The lean choice for what the first `count` operations make, the rich one for the rest.
