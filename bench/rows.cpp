@@ -14,8 +14,8 @@
 
 #include <CLI/CLI.hpp>
 
-#include <remat/core/liveness.hpp>
 #include <remat/core/solve.hpp>
+#include <remat/io/bytes.hpp>
 #include <remat/io/json.hpp>
 #include <remat/solver/min_cut.hpp>
 
@@ -71,27 +71,22 @@ problem in_rows(const problem& p, std::size_t count) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::vector<std::string> files;
-  std::vector<double> shares = {.8, .6, .4, .3, .2};
+  std::vector<std::string> files, budgets = {"80%", "60%", "40%", "30%"};
   double seconds = 10;
   CLI::App app("What plans would gain from values in parts");
   app.add_option("FILE", files, "problems")->required();
-  app.add_option("-b,--budgets", shares, "shares of the memory of store-all, besides what is held")->delimiter(',');
+  app.add_option("-b,--budgets", budgets, "sizes, or shares such as 80%")->delimiter(',');
   app.add_option("-t,--time", seconds, "seconds for each search");
   CLI11_PARSE(app, argc, argv);
   try {
     std::puts("| problem | budget | whole | 2 parts | 4 parts |\n|---|---|---|---|---|");
     for (const auto& file : files) {
       const auto p = read_problem(file);
-      bytes_t held = 0;
-      for (const auto& v : p.values()) held += v.held ? v.bytes : 0;
-      const auto peak = measure_store_all(p).peak;
-      for (const double share : shares) {
-        std::printf("| %s | %g |", p.name().c_str(), share);
+      for (const auto& budget : budgets) {
+        std::printf("| %s | %s |", p.name().c_str(), budget.c_str());
         for (const std::size_t count : {1, 2, 4}) {
           const auto q = count == 1 ? p : in_rows(p, count);
-          const auto r =
-              solve(q, held + static_cast<bytes_t>(share * static_cast<double>(peak - held)), min_cut(), {.seconds = seconds});
+          const auto r = solve(q, parse_budget(budget, p), min_cut(), {.seconds = seconds});
           const auto extra = [&](double s) { return 100 * (s / q.total_seconds() - 1); };
           if (r.found())
             std::printf(" %.2f / %.2f |", extra(r.bound), extra(r.seconds));

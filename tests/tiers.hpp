@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <optional>
 #include <random>
 #include <set>
@@ -14,6 +15,7 @@
 
 #include <remat/copies/residence.hpp>
 #include <remat/core/evaluate.hpp>
+#include <remat/core/monitor.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
 #include <remat/testing/generators.hpp>
@@ -21,6 +23,7 @@
 namespace remat::testing {
 
 inline constexpr tier_id device = device_tier, host = 1, disk = 2;
+inline const limits no_hurry{.seconds = std::numeric_limits<double>::infinity()};
 
 /// A step whose optimizer runs on the host, in place: w starts and ends there.
 struct step_parts {

@@ -15,7 +15,8 @@ namespace {
 
 /// A library that looks at no limit until it is released.
 struct deaf : milp::supervised {
-  explicit deaf(const milp::options& o, std::shared_ptr<std::atomic<bool>> until) : supervised(o), released(std::move(until)) {}
+  explicit deaf(const milp::options& o, std::shared_ptr<std::atomic<bool>> until)
+      : supervised({}, o), released(std::move(until)) {}
   milp::solution work() {
     tell_solution(3, Eigen::VectorXd::Constant(1, 3));
     tell_bound(1);
@@ -27,7 +28,7 @@ struct deaf : milp::supervised {
 
 /// A library that goes on until it is to stop.
 struct obedient : milp::supervised {
-  explicit obedient(const milp::options& o) : supervised(o) {}
+  explicit obedient(const milp::options& o) : supervised({}, o) {}
   milp::solution work() {
     while (!tell_bound(++looks)) std::this_thread::yield();
     return {.status = milp::status::limit, .x = {}, .objective = milp::infinity, .bound = looks};
@@ -36,7 +37,7 @@ struct obedient : milp::supervised {
 };
 
 struct broken : milp::supervised {
-  explicit broken(const milp::options& o) : supervised(o) {}
+  explicit broken(const milp::options& o) : supervised({}, o) {}
   milp::solution work() { throw std::range_error("work"); }
 };
 

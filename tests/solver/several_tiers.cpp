@@ -2,9 +2,7 @@
 // Planners for several tiers: weights, gradients and optimizers on a device, a host and a disk.
 #include <catch2/catch.hpp>
 
-#include <algorithm>
 #include <cmath>
-#include <limits>
 #include <optional>
 #include <random>
 #include <sstream>
@@ -27,12 +25,11 @@ using remat::bytes_t;
 using remat::problem;
 using remat::value_id;
 using remat::testing::chance;
+using remat::testing::no_hurry;
 using remat::testing::plannable_problem;
 using remat::testing::uniform;
 
 namespace {
-
-const remat::limits no_hurry{.seconds = std::numeric_limits<double>::infinity()};
 
 /// The same with all rates so many times as high, and so many bytes more on each tier with a limit.
 problem enlarged(const problem& p, double rate, bytes_t more) {

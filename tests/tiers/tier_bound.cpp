@@ -2,7 +2,6 @@
 // Bounds for several tiers: never above a valid schedule, and as high as what is worked out by hand.
 #include <catch2/catch.hpp>
 
-#include <limits>
 #include <optional>
 #include <random>
 #include <utility>
@@ -21,12 +20,9 @@ using remat::bytes_t;
 using remat::problem;
 using remat::value_id;
 using remat::testing::chance;
+using remat::testing::no_hurry;
 using remat::testing::plannable_problem;
 using remat::testing::with_some_budgets;
-
-namespace {
-const remat::limits no_hurry{.seconds = std::numeric_limits<double>::infinity()};
-}
 
 TEST_CASE("no valid schedule on several tiers is faster than the bound") {
   std::mt19937_64 g(31);

@@ -16,7 +16,9 @@ namespace remat::bound {
 ///
 /// The simplex method on the dual linear program: a function is a column, so what was the best basis stays feasible. The column
 /// of the least reduced cost enters. After a hundred pivots the first column of negative reduced cost does (Bland), which cannot
-/// cycle. Complexity: O(pivots (functions + dimensions) dimensions + pivots dimensions^3).
+/// cycle.
+///
+/// Complexity: O(pivots (functions + dimensions) dimensions + pivots dimensions^3).
 /// @code
 /// remat::bound::concave_model m({1.0});        // 0 <= x <= 1
 /// m.add(0, {2}), m.add(1, {-1});               // 2 x and 1 - x

@@ -123,18 +123,19 @@ class multi_cut_choice {
   std::vector<operation_id> path_, first_;
 };
 
+/// Called with a solution of a model and the bound so far, s. Returns the time of the fastest schedule known, s: the search ends
+/// when the bound meets it.
+using multi_cut_observer = std::function<double(const multi_cut_model&, const Eigen::VectorXd&, double)>;
+
 /// What `multi_cut_bound` does with a problem that has moments. Which models it solves, and in which order, does not depend on
 /// the time limit: a longer limit goes on where a shorter one ends.
 /// @tparam B the MILP backend
 template <milp::backend B>
 class multi_cut_search {
  public:
-  /// Called with a solution of a model and the bound so far, s; returns the time of the fastest schedule known, s.
-  using observer = std::function<double(const multi_cut_model&, const Eigen::VectorXd&, double)>;
-
   /// @param proven what is known; is improved. All references must outlive this
   multi_cut_search(const problem& p, bytes_t budget, monitor& m, const multi_cut_options& o, const B& backend,
-                   const observer& seen, time_bound& proven)
+                   const multi_cut_observer& seen, time_bound& proven)
       : p_(p), budget_(budget), m_(m), options_(o), backend_(backend), seen_(seen), proven_(proven), choice_(p, budget) {
     limits_.threads = m.limits().threads;
     limits_.seed = m.limits().seed;
@@ -315,7 +316,7 @@ class multi_cut_search {
   monitor& m_;
   multi_cut_options options_;
   const B& backend_;
-  const observer& seen_;
+  const multi_cut_observer& seen_;
   time_bound& proven_;
   multi_cut_choice choice_;
   milp::options limits_;
@@ -334,9 +335,7 @@ class multi_cut_search {
 /// @param m       limits and stop; what is proven by then is returned
 /// @param o       how hard to try
 /// @param backend the backend
-/// @param seen    called with each solution of a model and the bound so far, s; returns the time of the fastest schedule known,
-/// s:
-///                the search ends when the bound meets it
+/// @param seen    told of each solution
 /// @return the bounds on time and budget
 /// @throws bad_option for options out of range; what the backend throws
 /// Complexity: that of some linear programs of O(moments (values + edges)) rows; exponential in the rest.
@@ -347,7 +346,7 @@ class multi_cut_search {
 /// @endcode
 template <milp::backend B>
 time_bound multi_cut_bound(const problem& p, bytes_t budget, monitor& m, const multi_cut_options& o = {}, const B& backend = B(),
-                           const std::function<double(const multi_cut_model&, const Eigen::VectorXd&, double)>& seen = {}) {
+                           const multi_cut_observer& seen = {}) {
   o.validate();
   auto best = min_cut_bound(p, budget, {}, [&] { return m.stopped(); });
   const auto operations = needed_operations(p).size();

@@ -118,7 +118,8 @@ class multi_cut_model {
   /// How much of `v`, which is not negligible, is live before the first run of moment `j`, counted from 0, in the solution `x`.
   double retained(const Eigen::VectorXd& x, std::size_t j, value_id v) const { return k_[j + 1][v].at(x); }
   /// Room that is left before the first run of moment `j`, counted from 0, in the solution `x`; relative to the room beside held
-  /// values. Complexity: O(values).
+  /// values.
+  /// Complexity: O(values).
   double slack(const Eigen::VectorXd& x, std::size_t j) const {
     double sum = own_bytes(moments_[j]);
     for (value_id v = 0; v < p_.values().size(); ++v) sum += size(v) * k_[j + 1][v].at(x);

@@ -24,9 +24,9 @@ namespace remat::milp {
 /// `patience` after the limit, or after `poll` asked to stop, is left alone: it ends when the library next looks, at the latest
 /// before the program exits. The answer is then the best that the call had told.
 ///
-/// A backend derives from this class. Its member `solution work()` runs on the other thread, maybe longer than the caller waits:
-/// it uses nothing of the caller's, so the object has the model and the options that it needs.
-/// Complexity: a thread per call, a look every 50 ms.
+/// A backend derives from this class. Its member `solution work()` runs on the other thread, maybe longer than the caller waits.
+/// It reads the copies of the model and the options that are here, and nothing of the caller's. Complexity: a thread per call, a
+/// look every 50 ms.
 class supervised {
  public:
   supervised(const supervised&) = delete;
@@ -35,10 +35,17 @@ class supervised {
  protected:
   using clock = std::chrono::steady_clock;
 
-  explicit supervised(const options& o) : options_(o) {}
+  supervised(const model& m, const options& o) : model_(m), options_(o) {
+    if (o.start) tell_solution(m.objective(*o.start), *o.start);
+  }
   ~supervised() = default;
 
-  /// For the thread that works: a solution that is better than those before. @param x of the model
+  /// For the thread that works: is a solution of that objective better than those before?
+  bool improves(double objective) {
+    const std::lock_guard lock(mutex_);
+    return objective < objective_;
+  }
+  /// For the thread that works: a solution that is better than those before.
   void tell_solution(double objective, Eigen::VectorXd x) {
     const std::lock_guard lock(mutex_);
     objective_ = objective, best_ = std::move(x);
@@ -50,6 +57,9 @@ class supervised {
     return stop_;
   }
   bool stopping() { return tell_bound(-infinity); }
+
+  const model model_;
+  const options options_;
 
  private:
   template <class Job>
@@ -109,7 +119,6 @@ class supervised {
     return s;
   }
 
-  const options& options_;  ///< of the caller, for the caller
   std::mutex mutex_;
   std::condition_variable changed_;
   const clock::time_point began_ = clock::now();

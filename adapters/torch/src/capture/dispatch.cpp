@@ -11,6 +11,7 @@
 #include <unordered_set>
 
 #include "../base/digest.hpp"
+#include "../program/operators.hpp"
 #include "follower.hpp"
 #include "observe.hpp"
 #include "recorder.hpp"

@@ -4,11 +4,10 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
-#include <algorithm>
 #include <atomic>
 
+#include "../program/operators.hpp"
 #include "follower_state.hpp"
-#include "recorder.hpp"
 #include "same_calls.hpp"
 
 namespace remat::pytorch::detail {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "../program/operators.hpp"
 #include "hollow.hpp"
 #include "recorder.hpp"
 #include "same_calls.hpp"

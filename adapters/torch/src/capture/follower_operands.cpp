@@ -7,7 +7,6 @@
 #include "hollow.hpp"
 #include "recorder.hpp"
 #include "same_calls.hpp"
-#include "weights_elsewhere.hpp"
 
 namespace remat::pytorch::detail {
 

@@ -2,6 +2,8 @@
 // A step while it is recorded: what it begins with, its calls, what is left at its end.
 #include "recorder.hpp"
 
+#include "../program/operators.hpp"
+
 namespace remat::pytorch::detail {
 
 recorder::recorder(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& buffers,

@@ -3,10 +3,6 @@
 /// Writes down the operators of a step while it runs without memory. Private to the adapter.
 #pragma once
 
-#include <ATen/ExpandUtils.h>
-#include <ATen/Functions.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -18,7 +14,6 @@
 #include <vector>
 
 #include "../base/views.hpp"
-#include "../program/operators.hpp"
 #include "call_log.hpp"
 #include "draws.hpp"
 #include "follower.hpp"
@@ -27,7 +22,6 @@
 #include "lists.hpp"
 #include "questions.hpp"
 #include "trace.hpp"
-#include "weights_elsewhere.hpp"
 
 namespace remat::pytorch::detail {
 

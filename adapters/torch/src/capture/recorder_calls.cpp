@@ -2,6 +2,11 @@
 // One call of a recording: what it reads, whether it runs, and what it gives.
 #include "recorder.hpp"
 
+#include <ATen/ExpandUtils.h>
+
+#include "../program/operators.hpp"
+#include "weights_elsewhere.hpp"
+
 namespace remat::pytorch::detail {
 
 traced_call recorder::read_call(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack, const repeated_call& again,

@@ -2,6 +2,8 @@
 // Tensors and storages of a recording: what comes from outside, what is constant, what is put back.
 #include "recorder.hpp"
 
+#include "../program/operators.hpp"
+
 namespace remat::pytorch::detail {
 
 index_t recorder::add_value(const at::Tensor& t, const std::string& maker) {

@@ -4,7 +4,8 @@
 
 #include <c10/util/Exception.h>
 
-#include <remat/core/evaluate.hpp>
+#include <algorithm>
+#include <set>
 
 #include "../base/views.hpp"
 #include "../program/effects.hpp"

@@ -4,6 +4,9 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <optional>
+
 #include <remat/core/evaluate.hpp>
 
 #include "../base/views.hpp"

@@ -2,11 +2,8 @@
 // From a schedule to steps with buffers, and to places for these.
 #pragma once
 
-#include <algorithm>
 #include <map>
 #include <memory>
-#include <optional>
-#include <set>
 #include <utility>
 #include <vector>
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <ATen/core/List.h>
 
 #include <boost/algorithm/hex.hpp>
 #include <cmath>

@@ -6,7 +6,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -21,7 +20,6 @@
 #include "../base/trim.hpp"
 #include "../base/views.hpp"
 #include "../capture/known_results.hpp"
-#include "../program/operators.hpp"
 #include "../program/signature.hpp"
 #include "environment.hpp"
 #include "json.hpp"

@@ -5,11 +5,9 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <chrono>
 #include <functional>
 #include <limits>
 #include <map>
-#include <optional>
 #include <utility>
 #include <vector>
 

@@ -15,7 +15,6 @@
 #include <remat/pytorch/executor.hpp>
 
 #include "../base/views.hpp"
-#include "../device/home.hpp"
 #include "../plan/memory_plan.hpp"
 #include "captured.hpp"
 #include "lone_draws.hpp"

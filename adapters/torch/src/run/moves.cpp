@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "../base/clock.hpp"
+#include "../device/home.hpp"
 #include "executor_state.hpp"
 
 namespace remat::pytorch {

@@ -4,8 +4,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
-
+#include "../device/home.hpp"
 #include "executor_state.hpp"
 
 namespace remat::pytorch {

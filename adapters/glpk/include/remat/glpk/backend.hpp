@@ -41,13 +41,10 @@ class backend {
   /// One call. Holds everything with a destructor, so that an error of GLPK may jump out of `search`.
   class job : public milp::supervised {
    public:
-    job(const milp::model& model, const milp::options& options)
-        : supervised(options), m(model), o(options), index(m.rows() + 1), value(m.rows() + 1) {
+    job(const milp::model& m, const milp::options& o) : supervised(m, o), index(m.rows() + 1), value(m.rows() + 1) {
       if (!o.start) return;
       point.assign(1, 0);  // GLPK counts from 1
       point.insert(point.end(), o.start->data(), o.start->data() + o.start->size());
-      best = m.objective(*o.start);
-      tell_solution(best, *o.start);
     }
 
     milp::solution work() {
@@ -62,19 +59,16 @@ class backend {
     }
 
    private:
-    const milp::model m;
-    const milp::options o;
     std::vector<int> index;            // of a column, from 1 on
     std::vector<double> value, point;  // likewise; the start
     std::jmp_buf on_error;
     milp::solution answer = {};
     glp_prob* problem = nullptr;
     clock::time_point began = clock::now();
-    double best = milp::infinity;
     double bound = -milp::infinity;
     bool cut_off = false;
 
-    double seconds_left() const { return o.seconds - std::chrono::duration<double>(clock::now() - began).count(); }
+    double seconds_left() const { return options_.seconds - std::chrono::duration<double>(clock::now() - began).count(); }
     int milliseconds_left() const {
       return static_cast<int>(std::clamp(1000 * seconds_left(), 0.0, static_cast<double>(std::numeric_limits<int>::max())));
     }
@@ -88,24 +82,25 @@ class backend {
     bool load() {
       problem = glp_create_prob();
       glp_set_obj_dir(problem, GLP_MIN);
-      glp_set_obj_coef(problem, 0, m.offset);
-      glp_add_cols(problem, static_cast<int>(m.columns()));
-      for (int j = 0; j < m.columns(); ++j) {
-        double low = m.lower[j], up = m.upper[j];
-        if (m.integer[static_cast<std::size_t>(j)]) {
+      glp_set_obj_coef(problem, 0, model_.offset);
+      glp_add_cols(problem, static_cast<int>(model_.columns()));
+      for (int j = 0; j < model_.columns(); ++j) {
+        double low = model_.lower[j], up = model_.upper[j];
+        if (model_.integer[static_cast<std::size_t>(j)]) {
           low = std::ceil(low - 1e-9), up = std::floor(up + 1e-9);
           if (low > up) return false;
           glp_set_col_kind(problem, j + 1, GLP_IV);
         }
         glp_set_col_bnds(problem, j + 1, bounds_type(low, up), low, up);
-        glp_set_obj_coef(problem, j + 1, m.cost[j]);
+        glp_set_obj_coef(problem, j + 1, model_.cost[j]);
       }
-      if (m.rows() > 0) glp_add_rows(problem, static_cast<int>(m.rows()));
-      for (int i = 0; i < m.rows(); ++i)
-        glp_set_row_bnds(problem, i + 1, bounds_type(m.row_lower[i], m.row_upper[i]), m.row_lower[i], m.row_upper[i]);
-      for (int j = 0; j < m.columns(); ++j) {
+      if (model_.rows() > 0) glp_add_rows(problem, static_cast<int>(model_.rows()));
+      for (int i = 0; i < model_.rows(); ++i)
+        glp_set_row_bnds(problem, i + 1, bounds_type(model_.row_lower[i], model_.row_upper[i]), model_.row_lower[i],
+                         model_.row_upper[i]);
+      for (int j = 0; j < model_.columns(); ++j) {
         int count = 0;
-        for (Eigen::SparseMatrix<double>::InnerIterator a(m.matrix, j); a; ++a)
+        for (Eigen::SparseMatrix<double>::InnerIterator a(model_.matrix, j); a; ++a)
           if (a.value() != 0) index[++count] = static_cast<int>(a.row()) + 1, value[count] = a.value();
         glp_set_mat_col(problem, j + 1, count, index.data(), value.data());
       }
@@ -120,14 +115,14 @@ class backend {
       }
       const auto root = relax();
       if (root != GLP_OPT) {
-        answer.status = root == GLP_NOFEAS  ? (o.cutoff < milp::infinity ? milp::status::cutoff : milp::status::infeasible)
+        answer.status = root == GLP_NOFEAS  ? (options_.cutoff < milp::infinity ? milp::status::cutoff : milp::status::infeasible)
                         : root == GLP_UNBND ? milp::status::unbounded
                         : root == GLP_UNDEF ? milp::status::limit
                                             : milp::status::failed;
         return;
       }
       bound = glp_get_obj_val(problem);
-      if (bound >= o.cutoff) {
+      if (bound >= options_.cutoff) {
         answer.status = milp::status::cutoff;
         return;
       }
@@ -137,7 +132,7 @@ class backend {
       parameters.br_tech = GLP_BR_DTH;
       parameters.bt_tech = GLP_BT_BLB;
       parameters.mir_cuts = parameters.cov_cuts = GLP_ON;  // at the root, where knapsack rows make them pay
-      parameters.mip_gap = o.gap;
+      parameters.mip_gap = options_.gap;
       parameters.tm_lim = milliseconds_left();
       parameters.cb_func = [](glp_tree* tree, void* at) { static_cast<job*>(at)->watch(tree); };
       parameters.cb_info = this;
@@ -152,7 +147,7 @@ class backend {
       glp_init_smcp(&parameters);
       parameters.msg_lev = GLP_MSG_OFF;
       parameters.meth = GLP_DUALP;
-      if (m.matrix.nonZeros() < 500'000) {  // neither looks at a limit, and both take long for more
+      if (model_.matrix.nonZeros() < 500'000) {  // neither looks at a limit, and both take long for more
         glp_scale_prob(problem, GLP_SF_AUTO);
         glp_adv_basis(problem, 0);
       }
@@ -175,17 +170,15 @@ class backend {
         glp_ios_heur_sol(tree, point.data());
         point.clear();
       }
-      if (glp_mip_status(problem) == GLP_FEAS && glp_mip_obj_val(problem) < best) {
-        best = glp_mip_obj_val(problem);
-        tell_solution(best, found());
-      }
-      cut_off = bound >= o.cutoff;
+      if (glp_mip_status(problem) == GLP_FEAS && improves(glp_mip_obj_val(problem)))
+        tell_solution(glp_mip_obj_val(problem), found());
+      cut_off = bound >= options_.cutoff;
       if (tell_bound(bound) || cut_off) glp_ios_terminate(tree);
     }
 
     Eigen::VectorXd found() const {
-      Eigen::VectorXd x(m.columns());
-      for (int j = 0; j < m.columns(); ++j) x[j] = glp_mip_col_val(problem, j + 1);
+      Eigen::VectorXd x(model_.columns());
+      for (int j = 0; j < model_.columns(); ++j) x[j] = glp_mip_col_val(problem, j + 1);
       return x;
     }
     void finish(int code) {
@@ -198,7 +191,7 @@ class backend {
       } else if (cut_off) {
         answer.status = milp::status::cutoff;
       } else if (code == 0 && ended == GLP_NOFEAS) {
-        answer.status = o.cutoff < milp::infinity ? milp::status::cutoff : milp::status::infeasible;
+        answer.status = options_.cutoff < milp::infinity ? milp::status::cutoff : milp::status::infeasible;
       } else if (code == GLP_ETMLIM || code == GLP_ESTOP) {
         answer.status = milp::status::limit;
         answer.bound = bound;

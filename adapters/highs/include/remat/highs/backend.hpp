@@ -186,7 +186,7 @@ class backend {
   class job : public milp::supervised {
    public:
     job(const milp::model& m, const milp::options& o, std::shared_ptr<const detail::api> api)
-        : supervised(o), model_(m), options_(o), api_(std::move(api)) {}
+        : supervised(m, o), api_(std::move(api)) {}
 
     milp::solution work();
 
@@ -194,9 +194,6 @@ class backend {
     static void watch(int type, const char*, const void* output, detail::callback_input* input, void* data);
     milp::solution read(void* highs, int ended) const;
 
-    const milp::model model_;
-    const milp::options options_;
-    double objective_ = milp::infinity;
     std::shared_ptr<const detail::api> api_;
   };
 
@@ -211,10 +208,8 @@ inline void backend::job::watch(int type, const char*, const void* output, detai
   };
   if (type == mip_improvement)
     if (const auto* x = static_cast<const double*>(w.api_->output_item(output, "mip_solution")))
-      if (const auto objective = number("mip_primal_bound", milp::infinity); objective < w.objective_) {
-        w.objective_ = objective;
+      if (const auto objective = number("mip_primal_bound", milp::infinity); w.improves(objective))
         w.tell_solution(objective, Eigen::Map<const Eigen::VectorXd>(x, w.model_.columns()));
-      }
   const bool mip = type == mip_improvement || type == mip_interrupt;
   const bool stop = w.tell_bound(mip ? number("mip_dual_bound", -milp::infinity) : -milp::infinity);
   if (stop && input) input->user_interrupt = 1;
@@ -238,11 +233,7 @@ inline milp::solution backend::job::work() {
       f.pass_mip(h, static_cast<int>(m.columns()), static_cast<int>(m.rows()), static_cast<int>(m.matrix.nonZeros()), column_wise,
                  minimise, m.offset, m.cost.data(), m.lower.data(), m.upper.data(), m.row_lower.data(), m.row_upper.data(),
                  m.matrix.outerIndexPtr(), m.matrix.innerIndexPtr(), m.matrix.valuePtr(), integrality.data()) >= 0;
-  if (passed && o.start) {
-    f.set_solution(h, o.start->data(), nullptr, nullptr, nullptr);
-    objective_ = m.objective(*o.start);
-    tell_solution(objective_, *o.start);
-  }
+  if (passed && o.start) f.set_solution(h, o.start->data(), nullptr, nullptr, nullptr);
   f.set_callback(h, watch, this);
   for (int type : {simplex_interrupt, ipm_interrupt, mip_improvement, mip_interrupt}) f.start_callback(h, type);
   int ended = 0;
