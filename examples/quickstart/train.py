@@ -115,7 +115,7 @@ def main():
         torch.use_deterministic_algorithms(True, warn_only=True)
     plain = GPT(**CONFIG).to(DEVICE)
     model = copy.deepcopy(plain)
-    remat.wrap(model, budget=options.budget, time_limit=5)  # the only line that a training script needs
+    remat.wrap(model, budget=options.budget, planner=remat.Planner(time_limit=5))  # the only line that a training script needs
     session = remat.of(model)
 
     losses, state, seconds, peak = train(plain, text, options.steps, session)
