@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,7 +26,8 @@ namespace remat {
 
 /// Offers orders that are made in a few passes over the problem, until one fits: store-all, `order::recursive_checkpoints` with
 /// shorter and shorter runs that are kept whole, the orders of `order_by_separators` where the separators are small, and
-/// evictions from the leanest of them.
+/// evictions from the leanest of them. Of more than `few` values and operations, the finest division is tried second: where it
+/// does not fit, those between are not worth their time; where it does, they may find a faster schedule.
 ///
 /// A search that begins with them has a schedule even if it is to stop at once: a stop counts only after `grace` seconds, and not
 /// at all for `few` values and operations, which take some hundredths of a second.
@@ -40,16 +42,18 @@ namespace remat {
 /// @endcode
 inline std::vector<operation_id> offer_cheap_orders(const problem& p, incumbent& best, monitor& m) {
   constexpr double grace = 0.3;
-  constexpr std::size_t few = 10'000, longest = 32,
-                        work = 3'000'000;  // orders: times the operations; evictions: looks at values and operations
+  constexpr std::size_t few = 10'000, longest = 32,  // orders: times the operations
+      finest = 12,                                   // operations of an undivided part; smaller ones save next to nothing
+      work = 3'000'000;                              // evictions: looks at values and operations
   const bool quick = p.values().size() + p.operations().size() <= few;
   const std::function<bool()> stop = [&] { return !quick && m.stopped() && m.elapsed() > grace; };
   const auto needed = needed_operations(p);
   auto leanest = needed;
   auto least = std::numeric_limits<bytes_t>::max();
   const auto fits = [&](std::vector<operation_id> order, const char* stage) {
-    if (const auto peak = measure_order(p, order).peak; peak < least) least = peak, leanest = order;
-    if (least > best.budget() || !best.offer(leanest)) return false;
+    const auto peak = measure_order(p, order).peak;
+    if (peak < least) least = peak, leanest = order;
+    if (peak > best.budget() || !best.offer(std::move(order))) return false;
     best.report(m, stage);
     return true;
   };
@@ -64,11 +68,20 @@ inline std::vector<operation_id> offer_cheap_orders(const problem& p, incumbent&
     if (least > all - all / 20) break;  // too much crosses the middles, of shorter runs too
   }
   const structure::separator_tree tree(p, needed, stop);
-  for (auto leaf = needed.size() / 2; leaf > 0 && !stop(); leaf /= 4) {
+  const auto separators_fit = [&](std::size_t leaf) -> std::optional<bool> {
     auto order = order_by_separators(p, tree, leaf, longest * needed.size(), stop);
-    if (!order) break;  // smaller ones are longer still
-    if (fits(std::move(*order), "separators")) return leanest;
+    if (!order) return std::nullopt;  // smaller ones are longer still
+    return fits(std::move(*order), "separators");
+  };
+  bool finest_known = quick;
+  for (auto leaf = needed.size() / 2; leaf > 0 && !stop(); leaf /= 4) {
+    if (leaf < needed.size() / 2 && !std::exchange(finest_known, true) && !separators_fit(finest).value_or(true)) break;
+    const auto found = separators_fit(leaf);
+    if (!found) break;
+    if (*found) return leanest;
+    if (!quick && leaf <= finest) break;
   }
+  if (best.found()) return leanest;
   for (const auto& start : {needed, leanest})
     if (auto order = order::eviction(p, start).run(best.budget(), {.work = work}, stop); order && !stop())
       if (fits(std::move(*order), "evictions")) break;

@@ -54,13 +54,14 @@ class separator_walk {
     if (missing.empty()) return true;
     auto own = closure(part, missing);  // what is computed here, and held until the end
     const bool divided = !here.children.empty() && here.operations > leaf_;
-    std::vector<std::vector<std::pair<std::size_t, operation_id>>> pending(here.children.size());  // stage, wanted operation
+    const auto children = divided ? here.children.size() : 0;
+    std::vector<std::vector<std::pair<std::size_t, operation_id>>> pending(children);  // stage, wanted operation
     if (divided) {
       own = separator(part, own);
       for (auto o : missing)
         if (tree_.home(o) != part) pending[child(here, o)].emplace_back(stage_[o], o);
     }
-    std::vector<std::vector<operation_id>> reads(here.children.size());
+    std::vector<std::vector<operation_id>> reads(children);
     for (std::size_t k = 0; k < own.size(); ++k) {
       if (divided) {
         for (auto v : p_.operations()[own[k]].inputs)

@@ -80,6 +80,7 @@ class separator_tree {
     }
     bags_.resize(n);
     std::vector<std::size_t> turn(n, n), order, merged;
+    constexpr std::size_t few_of = 16;  // a list this many times as long as another has most of its entries to itself
     std::size_t entries = 0;
     while (!queue.empty()) {
       if (entries > most_entries || (stop && stop())) return false;
@@ -89,12 +90,20 @@ class separator_tree {
       order.push_back(x);
       const auto around = std::move(adjacent[x]);
       for (auto y : around) {
-        queue.erase({adjacent[y].size(), y});
-        merged.clear();
-        std::set_union(adjacent[y].begin(), adjacent[y].end(), around.begin(), around.end(), std::back_inserter(merged));
-        std::erase_if(merged, [&](std::size_t z) { return z == x || z == y; });
-        adjacent[y] = merged;
-        queue.emplace(merged.size(), y);
+        auto& list = adjacent[y];
+        queue.erase({list.size(), y});
+        if (around.size() * few_of < list.size()) {  // most of a long list stays as it is
+          list.erase(std::lower_bound(list.begin(), list.end(), x));
+          for (auto z : around)
+            if (const auto at = std::lower_bound(list.begin(), list.end(), z); z != y && (at == list.end() || *at != z))
+              list.insert(at, z);
+        } else {
+          merged.clear();
+          std::set_union(list.begin(), list.end(), around.begin(), around.end(), std::back_inserter(merged));
+          std::erase_if(merged, [&](std::size_t z) { return z == x || z == y; });
+          list = merged;
+        }
+        queue.emplace(list.size(), y);
       }
       width_ = std::max(width_, around.size());
       entries += 1 + around.size();
