@@ -6,7 +6,7 @@
 #include <remat/highs/backend.hpp>
 #include <remat/io/bytes.hpp>
 #include <remat/io/json.hpp>
-#include <remat/solver/automatic.hpp>
+#include <remat/solver/automatic_milp.hpp>
 
 int main(int argc, char** argv) {
   if (argc != 3) return 2;

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Demands that every public header is listed to be installed and states complexities, that solvers.hpp and the registry have every
-solver, and that version.hpp tells the version of the project. If REMAT_FULL is set, each header compiles alone, and twice.
+"""Demands that every public header is listed to be installed, states complexities and names the libraries that it needs, that
+solvers.hpp and the registry have every solver, and that version.hpp tells the version of the project. If REMAT_FULL is set, each
+header compiles alone, and twice.
 
 usage: headers.py SOURCE_ROOT VERSION COMPILER FLAG... -- HEADER...
 """
@@ -16,7 +17,7 @@ at = sys.argv.index("--")
 root, version, command, listed = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3:at], sys.argv[at + 1:]
 folder = root / "include"
 #: Parts of solvers, or made of other solvers: the registry has what they make.
-COMBINE = {"solver/cheap_orders.hpp", "solver/hierarchical.hpp", "solver/lower_peak.hpp", "solver/prove_bound.hpp", "solver/proving.hpp"}
+COMBINE = {"solver/automatic.hpp", "solver/cheap_orders.hpp", "solver/hierarchical.hpp", "solver/lower_peak.hpp", "solver/prove_bound.hpp", "solver/proving.hpp"}
 
 #: Types, concepts and texts, which do nothing.
 NOTHING_TO_COUNT = {"core/error.hpp", "core/evaluation.hpp", "core/solver.hpp", "core/types.hpp", "graph/cost_model.hpp", "graph/dag.hpp", "io/json.hpp",
@@ -37,6 +38,23 @@ failures = [f"{h}: not in include/remat/meson.build, or not there" for h in sort
 def included(*files):
     """The headers of remat that these files include."""
     return {name for f in files for name in re.findall(r"^#include <remat/(.*)>", f.read_text(), re.M)}
+
+
+def reached(header, seen):
+    """Every header that this one includes, of other libraries too, and what those of remat include. Adds to `seen`."""
+    for name in re.findall(r"^#include <(.*)>", (folder / "remat" / header).read_text(), re.M):
+        if name not in seen:
+            seen.add(name)
+            if name.startswith("remat/"):
+                reached(name.removeprefix("remat/"), seen)
+    return seen
+
+
+for header in sorted(there - {"solvers.hpp"}):
+    names, about = reached(header, set()), (folder / "remat" / header).read_text().partition("#pragma once")[0]
+    for library, directory in (("Boost.Graph", "boost/"), ("Eigen", "Eigen/"), ("nlohmann/json", "nlohmann/")):
+        if any(name.startswith(directory) for name in names) != (library in about):
+            failures.append(f"{header}: '@file' has to say 'Needs {library}.' where, and only where, it includes that library")
 
 
 failures += [f"{h}: states no complexity" for h in sorted(there - NOTHING_TO_COUNT) if "omplexity" not in (folder / "remat" / h).read_text()]

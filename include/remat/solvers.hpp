@@ -5,6 +5,7 @@
 #pragma once
 
 #include <remat/solver/automatic.hpp>
+#include <remat/solver/automatic_milp.hpp>
 #include <remat/solver/cheap_orders.hpp>
 #include <remat/solver/checkmate.hpp>
 #include <remat/solver/checkmate_rounding.hpp>

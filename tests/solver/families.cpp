@@ -6,7 +6,7 @@
 #include <string>
 
 #include <remat/core/solve.hpp>
-#include <remat/solver/automatic.hpp>
+#include <remat/solver/automatic_milp.hpp>
 #include <remat/solver/checkmate.hpp>
 #include <remat/solver/checkmate_rounding.hpp>
 #include <remat/solver/chen.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <remat/solver/automatic.hpp>
+#include <remat/solver/automatic_milp.hpp>
 
 #include "backend.hpp"
 #include "make.hpp"

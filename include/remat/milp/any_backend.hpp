@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// A MILP library that is chosen at run time.
+/// A MILP library that is chosen at run time. Needs Eigen.
 #pragma once
 
 #include <concepts>

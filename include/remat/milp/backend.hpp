@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What a MILP library must offer, and the only way the library calls one.
+/// What a MILP library must offer, and the only way the library calls one. Needs Eigen.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Mixed-integer linear programs: what solvers hand to a MILP backend.
+/// Mixed-integer linear programs: what solvers hand to a MILP backend. Needs Eigen.
 #pragma once
 
 #include <algorithm>

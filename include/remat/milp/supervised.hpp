@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Calls of MILP libraries that do not keep a time limit by themselves. For authors of backends.
+/// Calls of MILP libraries that do not keep a time limit by themselves. For authors of backends. Needs Eigen.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The module that each operation belongs to.
+/// The module that each operation belongs to. Needs nlohmann/json.
 #pragma once
 
 #include <algorithm>

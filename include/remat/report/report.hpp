@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What a report on a plan needs to know: the searches behind it.
+/// What a report on a plan needs to know: the searches behind it. Needs nlohmann/json.
 #pragma once
 
 #include <algorithm>

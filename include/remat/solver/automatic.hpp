@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The solver one gets without asking for one. Needs Boost.Graph and Eigen.
+/// The solver one gets without asking for one. Needs Boost.Graph. With a MILP library: `solver/automatic_milp.hpp`.
 #pragma once
 
 #include <algorithm>
@@ -15,29 +15,32 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
-#include <remat/bound/multi_cut_bound.hpp>
+#include <remat/bound/min_cut_bound.hpp>
 #include <remat/core/beside.hpp>
 #include <remat/core/incumbent.hpp>
 #include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>
 #include <remat/core/schedule.hpp>
 #include <remat/core/solve.hpp>
-#include <remat/milp/backend.hpp>
 #include <remat/order/local_search.hpp>
 #include <remat/solver/cheap_orders.hpp>
-#include <remat/solver/checkmate.hpp>
 #include <remat/solver/hierarchical.hpp>
 #include <remat/solver/min_cut.hpp>
 #include <remat/solver/offmate.hpp>
-#include <remat/solver/proving.hpp>
 
 namespace remat {
 
 /// For `automatic` without a MILP library.
 struct no_backend {};
+
+/// What `automatic` does with a MILP backend. `solver/automatic_milp.hpp` defines it, so that programs without a backend need no
+/// Eigen.
+template <class B>
+struct automatic_milp;
 
 /// Runs what suits the size of the problem, each from the best schedule so far, until a bound is met within `limits.gap`, nothing
 /// more is found or time is up: cheap orders first, which have a schedule of most problems within a second
@@ -48,15 +51,21 @@ struct no_backend {};
 /// Where the problem allows copies to the host, or has several tiers, it is the `Inner` of an `offmate`, which
 /// searches until time is up or nothing more is found for long, `proving` where there is a MILP library.
 ///
-/// @tparam B the MILP backend, or `no_backend`: bounds and schedules are then those of minimum cuts and local search
+/// @tparam B the MILP backend, for which `solver/automatic_milp.hpp` has to be included, or `no_backend`: then bounds and
+///           schedules are those of minimum cuts and local search
 ///
 /// Complexity: that of `min_cut`; the rest takes what time there is.
 /// @code
-/// auto r = remat::solve(p, budget, remat::automatic<remat::highs::backend>{}, {.seconds = 10, .gap = 0.01});
+/// auto r = remat::solve(p, budget, remat::automatic<>{}, {.seconds = 10, .gap = 0.01});
 /// if (r.found()) std::cout << r.seconds << " s, at most " << 100 * r.gap() << " % above the optimum\n";
 /// @endcode
 template <class B = no_backend>
 class automatic {
+  static constexpr bool with_milp = !std::is_same_v<B, no_backend>;
+  static_assert(
+      !with_milp || requires { sizeof(automatic_milp<B>); },
+      "automatic<B> of a MILP backend B needs #include <remat/solver/automatic_milp.hpp>");
+
  public:
   struct options {
     std::size_t small_operations = 400;       ///< larger problems are planned in parts as well
@@ -83,8 +92,8 @@ class automatic {
     if (p.copies() || !p.plain()) {
       const options alone{options_.small_operations, options_.moment_operations, options_.staged_operations, options_.search, {}};
       offmate<automatic> together(automatic(alone, backend_), {.idle = 16, .start = options_.start});
-      if constexpr (milp::backend<B>)
-        return proving(std::move(together), backend_, options_.moment_operations).solve(p, budget, m);
+      if constexpr (with_milp)
+        return automatic_milp<B>::prove_copies(std::move(together), backend_, options_.moment_operations, p, budget, m);
       else
         return together.solve(p, budget, m);
     }
@@ -105,7 +114,7 @@ class automatic {
     if (now.needed.size() > options_.small_operations)
       now.take(now.run(hierarchical<>(cheap_default<min_cut>(), {}, {.bound = false}), never));
     if (now.done()) return now.answer();
-    if constexpr (milp::backend<B>) {
+    if constexpr (with_milp) {
       if (now.needed.size() <= options_.moment_operations) {
         std::future<bound::time_bound> proof;
         if (m.limits().threads > 1) proof = beside([&] { return prove(now, never); });
@@ -218,8 +227,8 @@ class automatic {
   bound::time_bound prove(search& now, double seconds) const {
     return now.within(seconds, [&](monitor& m) {
       const auto proven =
-          bound::multi_cut_bound<B>(now.p, now.budget, m, {}, backend_, [&](const auto& form, const auto& x, double) {
-            if (auto order = bound::order_of(now.p, form, x)) now.suggest(std::move(*order));
+          automatic_milp<B>::bound_time(backend_, now.p, now.budget, m, [&](std::optional<std::vector<operation_id>> order) {
+            if (order) now.suggest(std::move(*order));
             return now.seconds();
           });
       if (std::isfinite(proven.seconds)) m.report({.stage = "moments", .bound = proven.seconds});
@@ -259,11 +268,11 @@ class automatic {
   }
 
   void run_staged(search& now) const {
-    if constexpr (milp::backend<B>) {
-      auto o = checkmate<B>::options::balanced();
-      if (now.best.found()) o.start = with_drops(now.p, now.best.order());
+    if constexpr (with_milp) {
+      std::optional<schedule> start;
+      if (now.best.found()) start = with_drops(now.p, now.best.order());
       try {
-        now.take(now.run(checkmate<B>(o, backend_), now.remaining() * 0.4));
+        now.take(now.run(automatic_milp<B>::staged(backend_, std::move(start)), now.remaining() * 0.4));
       } catch (const too_large&) {  // few operations with very many values: without
       }
     }

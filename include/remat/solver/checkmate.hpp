@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Checkmate: optimal staged rematerialization by mixed-integer programming.
+/// Checkmate: optimal staged rematerialization by mixed-integer programming. Needs Eigen.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Schedules from the LP relaxation of Checkmate's MILP.
+/// Schedules from the LP relaxation of Checkmate's MILP. Needs Eigen.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Recomputation and copies to the host by mixed-integer programming, for small graphs. Needs Boost.Graph.
+/// Recomputation and copies to the host by mixed-integer programming, for small graphs. Needs Boost.Graph and Eigen.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The MILP of staged rematerialization schedules as Checkmate published it, for comparison with `strong_form`.
+/// The MILP of staged rematerialization schedules as Checkmate published it, for comparison with `strong_form`. Needs Eigen.
 #pragma once
 
 #include <cstddef>

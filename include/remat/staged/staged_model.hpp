@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What the MILPs of staged rematerialization schedules have in common.
+/// What the MILPs of staged rematerialization schedules have in common. Needs Eigen.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The strong alive-interval MILP of staged rematerialization schedules.
+/// The strong alive-interval MILP of staged rematerialization schedules. Needs Eigen.
 #pragma once
 
 #include <algorithm>

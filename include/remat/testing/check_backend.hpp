@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Conformance suite for MILP backends: run it on your own before handing it to `checkmate`.
+/// Conformance suite for MILP backends: run it on your own before handing it to `checkmate`. Needs Eigen.
 #pragma once
 
 #include <algorithm>

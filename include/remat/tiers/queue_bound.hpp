@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// A lower bound on the time of every schedule of a problem on several tiers: how long each queue is busy.
+/// A lower bound on the time of every schedule of a problem on several tiers: how long each queue is busy. Needs Boost.Graph.
 #pragma once
 
 #include <algorithm>

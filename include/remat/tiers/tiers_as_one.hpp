@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The device and tiers next to it taken for one memory: parts of the bounds.
+/// The device and tiers next to it taken for one memory: parts of the bounds. Needs Boost.Graph.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// A lower bound on the time of every schedule of a problem on several tiers: all that happens between two moments of a tier.
+/// Needs Boost.Graph.
 #pragma once
 
 #include <algorithm>

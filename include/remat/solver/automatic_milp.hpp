@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// `automatic` with a MILP library. Needs Boost.Graph and Eigen.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <utility>
+
+#include <remat/bound/multi_cut_bound.hpp>
+#include <remat/core/monitor.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/result.hpp>
+#include <remat/core/schedule.hpp>
+#include <remat/core/solver.hpp>
+#include <remat/milp/backend.hpp>
+#include <remat/solver/automatic.hpp>
+#include <remat/solver/checkmate.hpp>
+#include <remat/solver/proving.hpp>
+
+namespace remat {
+
+/// What `automatic<B>` does with a MILP backend. To include this header is enough.
+///
+/// @tparam B the MILP backend
+///
+/// Complexity: that of `checkmate`, of `bound::multi_cut_bound` and of `proving`.
+/// @code
+/// remat::automatic<remat::highs::backend> method;
+/// auto r = remat::solve(p, budget, method, {.seconds = 10, .gap = 0.01});
+/// if (r.found()) std::cout << r.seconds << " s, at most " << 100 * r.gap() << " % above the optimum\n";
+/// @endcode
+template <class B>
+requires milp::backend<B>
+struct automatic_milp<B> {
+  /// Runs `inner` for problems with copies, and works on the bound afterwards where there are at most `most` operations.
+  /// @throws what the solver and the backend throw
+  template <solver Inner>
+  static result prove_copies(Inner inner, const B& backend, std::size_t most, const problem& p, bytes_t budget, monitor& m) {
+    return proving<Inner, B>(std::move(inner), backend, most).solve(p, budget, m);
+  }
+
+  /// The bound from several moments at once.
+  /// @param told is told the order that each solution of a MILP contains, if any, and returns the time of the best schedule, s
+  /// @throws what the backend throws
+  template <class Told>
+  static bound::time_bound bound_time(const B& backend, const problem& p, bytes_t budget, monitor& m, Told&& told) {
+    return bound::multi_cut_bound<B>(p, budget, m, {}, backend,
+                                     [&](const auto& form, const auto& x, double) { return told(bound::order_of(p, form, x)); });
+  }
+
+  /// The staged MILP, with a schedule to start from.
+  static checkmate<B> staged(const B& backend, std::optional<schedule> start) {
+    auto options = checkmate<B>::options::balanced();
+    options.start = std::move(start);
+    return checkmate<B>(options, backend);
+  }
+};
+
+}  // namespace remat
