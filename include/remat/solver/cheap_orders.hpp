@@ -50,10 +50,10 @@ inline std::vector<operation_id> offer_cheap_orders(const problem& p, incumbent&
   const auto needed = needed_operations(p);
   auto leanest = needed;
   auto least = std::numeric_limits<bytes_t>::max();
-  const auto fits = [&](std::vector<operation_id> order, const char* stage) {
+  const auto fits = [&](const std::vector<operation_id>& order, const char* stage) {
     const auto peak = measure_order(p, order).peak;
     if (peak < least) least = peak, leanest = order;
-    if (peak > best.budget() || !best.offer(std::move(order))) return false;
+    if (peak > best.budget() || !best.offer(order)) return false;
     best.report(m, stage);
     return true;
   };
@@ -64,14 +64,14 @@ inline std::vector<operation_id> offer_cheap_orders(const problem& p, incumbent&
   for (auto leaf = turn / 2; leaf > 0 && !stop(); leaf /= 8) {
     auto order = order::recursive_checkpoints(p, needed, turn, leaf, longest * needed.size(), stop);
     if (!order) break;
-    if (fits(std::move(*order), "recursive checkpoints")) return leanest;
+    if (fits(*order, "recursive checkpoints")) return leanest;
     if (least > all - all / 20) break;  // too much crosses the middles, of shorter runs too
   }
   const structure::separator_tree tree(p, needed, stop);
   const auto separators_fit = [&](std::size_t leaf) -> std::optional<bool> {
     auto order = order_by_separators(p, tree, leaf, longest * needed.size(), stop);
     if (!order) return std::nullopt;  // smaller ones are longer still
-    return fits(std::move(*order), "separators");
+    return fits(*order, "separators");
   };
   bool finest_known = quick;
   for (auto leaf = needed.size() / 2; leaf > 0 && !stop(); leaf /= 4) {
@@ -84,7 +84,7 @@ inline std::vector<operation_id> offer_cheap_orders(const problem& p, incumbent&
   if (best.found()) return leanest;
   for (const auto& start : {needed, leanest})
     if (auto order = order::eviction(p, start).run(best.budget(), {.work = work}, stop); order && !stop())
-      if (fits(std::move(*order), "evictions")) break;
+      if (fits(*order, "evictions")) break;
   return leanest;
 }
 
