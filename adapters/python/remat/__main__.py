@@ -27,7 +27,12 @@ def _made(target: str) -> Any:
             found = getattr(found, part)
     except (ImportError, AttributeError) as e:
         raise ValueError(f"{target!r} cannot be imported: {e}") from None
-    return found()
+    except Exception as e:
+        raise ValueError(f"{target!r} cannot be imported, it raises {type(e).__name__}: {e}") from e
+    try:
+        return found()
+    except Exception as e:
+        raise ValueError(f"{target!r} raises {type(e).__name__}: {e}") from e
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -53,6 +58,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def _fit(given: argparse.Namespace) -> int:
     import torch
 
+    from ._errors import Error
     from ._fit import _arguments, fit
 
     try:
@@ -63,7 +69,12 @@ def _fit(given: argparse.Namespace) -> int:
     if not isinstance(made, (tuple, list)) or not made or not isinstance(made[0], torch.nn.Module):
         raise TypeError(f"{given.function} must return a model and its arguments, got {type(made).__qualname__}")
     args, kwargs = _arguments(made[1] if len(made) == 2 else tuple(made[1:]))
-    found = fit(made[0], args, kwargs, device=given.device, optimizer=given.optimizer, budget=given.budget, extra=extra)
+    try:
+        found = fit(made[0], args, kwargs, device=given.device, optimizer=given.optimizer, budget=given.budget, extra=extra)
+    except (Error, ValueError):
+        raise
+    except Exception as e:  # of the model: its arguments do not suit it, say
+        raise ValueError(f"the model that {given.function!r} returns raises {type(e).__name__}: {e}") from e
     print(found)
     if given.json:
         found.save(given.json)

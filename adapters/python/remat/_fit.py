@@ -21,6 +21,7 @@ from ._session import Options, Session
 
 _EXTRAS = (0.05, 0.10, 0.20)  #: the table shows the memory that these shares of extra time buy
 _SHORT = 1.0  #: seconds of each search
+_KERNELS = 4096  #: bytes that measured kernels may take beyond what is estimated of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,7 +221,7 @@ def _smallest(session: Session, model: torch.nn.Module, args: Any, kwargs: Any, 
     try:
         session._prepare(model, args, kwargs)
     except OverBudget as e:
-        return plain["peak"] if e.needed is None else e.needed, e.bound
+        return plain["peak"] if e.needed is None else min(plain["peak"], e.needed + _KERNELS), e.bound
     return session.plan["smallest"], session.plan["smallest_bound"]
 
 
@@ -233,17 +234,21 @@ def _cheapest(share: float, known: list[tuple[int, float]], least: FitPoint, sma
     low, over = max(((peak, extra) for peak, extra in known if extra > share and peak < least.peak), default=(smallest, 2 * share))
     high, under = min(((peak, extra) for peak, extra in known if extra <= share and peak < least.peak), default=(least.peak, least.extra))
     best = dataclasses.replace(least, name=name)
-    for _ in range(6):
-        aim = min(max((over - 0.99 * share) / (over - under), 0.05), 0.95)  # as if the curve were a line between the two
-        limit = high if high - low < 0.005 * high else low + round((high - low) * aim)
+    aim = (over - 0.99 * share) / (over - under)  # as if the curve were a line between the two
+    for left in range(5, -1, -1):
+        limit = low + round((high - low) * min(max(aim, 0.05), 0.95))
+        if high - low < 0.005 * high or (left == 0 and best.peak > high):
+            limit = high
         if limit >= best.peak:
             break
         point = planned(limit, name)
         if point is not None and point.extra <= share:
             best = point if point.peak < best.peak else best
             high, under = best.peak, point.extra
+            aim = (over - 0.99 * share) / (over - under)
         else:
             low, over = limit, 2 * share if point is None else point.extra
+            aim = 0.5
             if limit == high:  # a plan takes more than its schedule: its arena has gaps
                 high, under = best.peak, best.extra
     return best

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import numbers
 import pathlib
-from typing import Any, Mapping
+from typing import TYPE_CHECKING, Any, Mapping
 
 import torch
 
@@ -15,6 +15,9 @@ from . import _core, _options
 from ._errors import Refused
 from ._report import Plan
 from ._session import SLOT, Options, Session
+
+if TYPE_CHECKING:
+    from ._cards import Card
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +38,12 @@ class Roofline:
 
 def plan(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, *, budget: int | float | str | None = None,
          activation_budget: int | float | str | None = None, solver: str = "auto", solver_options: Mapping[str, int | float | bool] = {},
-         time_limit: float = 20.0, gap: float = 0.005, seed: int = 0, device: Roofline | None = None) -> Plan:
+         time_limit: float = 20.0, gap: float = 0.005, seed: int = 0, device: str | Card | Roofline | None = None) -> Plan:
     """What a training step of `model` would take and cost inside a budget. The model is captured, not trained, and stays as it is.
 
     args, kwargs: of a training step. solver, solver_options, time_limit, gap, seed: see `Planner`. For the rest see `wrap`.
-    device: where to take times from instead of measuring; model and arguments may then be on `meta`, without any data.
+    device: a name of `cards()`, a `Card` or a `Roofline`, whose rates tell times; model and arguments may then be on `meta`, without
+        any data. Default: kernels are measured.
     Raises OverBudget if no schedule fits, Refused if the model cannot be captured, Error or ValueError for options.
     """
     options = Options(budget, activation_budget, solver, solver_options, time_limit, time_limit, gap, seed, device=parts_of(device))
@@ -85,7 +89,7 @@ class Curve:
 
 def curve(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, *, points: int = 20, solver: str = "auto",
           solver_options: Mapping[str, int | float | bool] = {}, time_limit: float = 60.0, gap: float = 0.005, seed: int = 0,
-          device: Roofline | None = None) -> Curve:
+          device: str | Card | Roofline | None = None) -> Curve:
     """The time of a training step against its budget. The model is captured, not trained, and stays as it is.
 
     args, kwargs, device: as for `plan`. points: number of budgets. time_limit: of all searches together, seconds.
@@ -99,15 +103,19 @@ def curve(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[st
     return Curve(found, session.plan["plain_seconds"], picture)
 
 
-def parts_of(device: Roofline | None) -> tuple[Any, ...] | None:
-    """A roofline as `_torch.Session` takes it. Raises TypeError."""
-    if device is None:
+def parts_of(device: str | Card | Roofline | None) -> tuple[Any, ...] | None:
+    """The rates of a device as `_torch.Session` takes them; None: kernels are measured. Raises ValueError or TypeError."""
+    from ._cards import Card, card
+
+    known = card(device) if isinstance(device, str) else device
+    rated = known.roofline if isinstance(known, Card) else known
+    if rated is None:
         return None
-    if not isinstance(device, Roofline):
-        raise TypeError(f"device must be a remat.Roofline, got {device!r}")
-    rates = device.flops_per_second
+    if not isinstance(rated, Roofline):
+        raise TypeError(f"device must be a name such as 'h100-sxm', a remat.Card or a remat.Roofline, got {device!r}")
+    rates = rated.flops_per_second
     by_type = dict(rates) if isinstance(rates, Mapping) else {}
-    return list(by_type.items()), min(by_type.values(), default=rates), device.bytes_per_second, device.overhead
+    return list(by_type.items()), min(by_type.values(), default=rates), rated.bytes_per_second, rated.overhead
 
 
 def prepared(model: torch.nn.Module, options: Options) -> Session:

@@ -82,6 +82,14 @@ def not_a_model():
     return 3
 
 
+def raises():
+    raise KeyError("weights")
+
+
+def made_with_wrong_arguments():
+    return nn.Linear(4, 4), (torch.randn(2, 3),)
+
+
 class Fit(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -135,10 +143,31 @@ class Fit(unittest.TestCase):
         self.assertLessEqual(self.found.smallest_bound, self.found.smallest)
         self.assertLessEqual(self.found.smallest, points[-1].peak)
 
+    def test_no_worse_than_schedules_that_are_known(self):
+        """However the curve bends between them."""
+        for power in (0.3, 1, 3, 10, 30):
+            def planned(limit, name, power=power):
+                return _fit.FitPoint(name, limit, (1 - limit / 1000) ** power, 0)
+
+            known = [(peak, planned(peak, "").extra) for peak in range(1000, 0, -90)]
+            for share in (0.01, 0.05, 0.1, 0.2, 0.5):
+                with self.subTest(power=power, share=share):
+                    best = _fit._cheapest(share, known, planned(1000, ""), 10, planned)
+                    self.assertLessEqual(best.extra, share)
+                    self.assertLessEqual(best.peak, min(peak for peak, extra in known if extra <= share))
+
+    def test_rates_by_name(self):
+        args = on_meta(arguments())
+        for device in ("t4", remat.card("t4"), remat.card("t4").roofline):
+            self.assertEqual(remat.plan(Net().to("meta"), args, device=device).seconds, remat.plan(Net().to("meta"), args, device="t4").seconds)
+        with self.assertRaisesRegex(ValueError, "abacus"):
+            remat.plan(Net().to("meta"), args, device="abacus")
+        with self.assertRaisesRegex(TypeError, "must be a name such as"):
+            remat.curve(Net().to("meta"), args, device=3)
+
     def test_training_takes_what_was_told(self):
         found = self.without_states
-        kernels = 1024  # what measured kernels may take beyond what is told of them, bytes; only the smallest budget has no slack
-        for budget in (found.points[0].peak, found.points[-1].peak, found.smallest + kernels):
+        for budget in (found.points[0].peak, found.points[-1].peak, found.smallest):
             memory = trained_peak(self.model, self.args, budget)
             self.assertLessEqual(memory["planned"], budget)
             self.assertLessEqual(memory["peak"], budget)
@@ -301,7 +330,9 @@ class Program(unittest.TestCase):
             for words, named in ((("fit", "no.such.module:f"), "no.such.module"), (("fit", "json"), "json"), (("fit", "json:nothing"), "nothing"),
                                  (("fit", f"{__name__}:made", "--device", "abacus"), "abacus"), (("fit", f"{__name__}:not_a_model"), "not_a_model"),
                                  (("fit", f"{__name__}:made", "--extra", "ten"), "ten"), (("fit", f"{__name__}:made", "--optimizer", "magic"), "magic"),
-                                 (("fit", f"{__name__}:made", "--budget", "lots"), "lots")):
+                                 (("fit", f"{__name__}:made", "--budget", "lots"), "lots"),
+                                 (("fit", f"{__name__}:raises"), f"{__name__}:raises' raises KeyError"),
+                                 (("fit", f"{__name__}:made_with_wrong_arguments", "--device", "t4"), "made_with_wrong_arguments' returns raises RuntimeError")):
                 status, out, err = self.run_it(*words, "--json", str(target))
                 self.assertEqual((status, out), (2, ""), words)
                 self.assertIn(named, err)

@@ -3,6 +3,8 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <fstream>
@@ -13,6 +15,8 @@
 #include <remat/pytorch/capture.hpp>
 #include <remat/pytorch/memory.hpp>
 #include <remat/pytorch/profile.hpp>
+#include <thread>
+#include <vector>
 
 #include "compare.hpp"
 #include "models.hpp"
@@ -73,6 +77,23 @@ TEST_CASE("nodes have costs and scripts; equal nodes share; nothing changes") {
   const auto again = profile(step, {.cache = {}, .seconds = 0});
   CHECK(again.measured == 0);
   CHECK(again.seconds() == p.seconds());
+}
+
+TEST_CASE("what another thread draws while a step is measured is its own") {
+  const auto step = step_of(models::unet());
+  REQUIRE(std::none_of(step.nodes.begin(), step.nodes.end(), [](const node& n) { return n.random; }));
+  ::torch::manual_seed(1);
+  forget_profiles();
+  std::atomic<bool> done = false;
+  std::thread measures([&] {
+    profile(step, {.cache = {}, .seconds = 0});
+    done = true;
+  });
+  std::vector<double> drawn;
+  while (!done) drawn.push_back(::torch::rand({}).item<double>());
+  measures.join();
+  ::torch::manual_seed(1);
+  for (const auto x : drawn) REQUIRE(::torch::rand({}).item<double>() == x);
 }
 
 TEST_CASE("the cache file serves other processes; a damaged one is measured anew") {

@@ -4,8 +4,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
-#include <atomic>
-
 #include "../program/operators.hpp"
 #include "follower_state.hpp"
 #include "same_calls.hpp"
@@ -14,8 +12,6 @@ namespace remat::pytorch::detail {
 namespace {
 
 follower* followed_by_thread() { return static_cast<follower*>(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::TEST_INFO_2)); }
-
-std::atomic<void (*)()> forget_exception = nullptr;
 
 }  // namespace
 
@@ -85,7 +81,7 @@ std::string differing_backward(const candidate& step, const std::vector<at::Tens
       f->finish();
       throw;
     }
-    if (auto* forget = forget_exception.load()) forget();
+    forget_caught();
   }
   return f->finish();
 }
@@ -124,9 +120,3 @@ void read_by_follower(const at::Tensor& t, bool may_write) {
 }
 
 }  // namespace remat::pytorch::detail
-
-namespace remat::pytorch {
-
-void when_caught(void (*forget)()) { detail::forget_exception = forget; }
-
-}  // namespace remat::pytorch

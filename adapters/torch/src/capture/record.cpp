@@ -8,6 +8,7 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -22,7 +23,19 @@
 
 namespace remat::pytorch {
 
+namespace {
+
+std::atomic<void (*)()> forget_exception = nullptr;
+
+}  // namespace
+
 void when_recorded(std::string (*line)()) { detail::line_of_caller = line; }
+
+void when_caught(void (*forget)()) { forget_exception = forget; }
+
+void detail::forget_caught() {
+  if (auto* forget = forget_exception.load()) forget();
+}
 
 }  // namespace remat::pytorch
 
@@ -137,7 +150,9 @@ trace rest(recorder& r, std::vector<at::Tensor> returned, std::vector<at::Tensor
     throw;
   } catch (const std::exception& e) {
     if (run == nullptr) throw;
-    throw cannot_capture(std::string("the backward cannot be recorded: ") + e.what());
+    const auto why = std::string("the backward cannot be recorded: ") + e.what();
+    forget_caught();
+    throw cannot_capture(why);
   }
   ends.input_grads.resize(ends.input_grads.size() + r.values().size());
   ends.input_sources.resize(ends.input_grads.size());

@@ -166,9 +166,10 @@ class recorder {
       if (refusal_) throw cannot_capture(*refusal_);
       return result;
     } catch (const std::exception& e) {
-      if (refusal_) throw cannot_capture(*refusal_);
-      if (std::strstr(e.what(), reads_memory) != nullptr) throw cannot_capture(reads_memory);
-      throw;
+      const bool reads = std::strstr(e.what(), reads_memory) != nullptr;
+      if (!refusal_ && !reads) throw;
+      forget_caught();
+      throw cannot_capture(refusal_ ? *refusal_ : reads_memory);
     }
   }
 

@@ -52,6 +52,9 @@ struct traced_call {
 /// Tells where the code of the module is that calls an operator; null: nobody knows.
 extern std::string (*line_of_caller)();
 
+/// An exception has been caught, and does not go on: see `when_caught`. To be called in its handler, once its text is not needed.
+void forget_caught();
+
 /// The call raises an error or does nothing, such as `_linalg_check_errors`.
 inline bool only_checks(const traced_call& c) {
   return c.op.schema().returns().empty() &&

@@ -151,13 +151,18 @@ void forget_profiles() {
 
 namespace {
 
-/// Operators run below autograd and autocast while it is there, one program at a time; generators are as before after it.
+/// Operators run below autograd and autocast while it is there, one program at a time. Where some of them draw, the default
+/// generators are as before after it: what another thread draws meanwhile is drawn again.
 class measuring {
  public:
-  explicit measuring(device& on) : on_(on), guard_(on.which()) {}
+  measuring(device& on, const program& step) : on_(on), guard_(on.which()) {
+    if (std::none_of(step.nodes.begin(), step.nodes.end(), [](const node& n) { return n.random; })) return;
+    generator_ = on.random();
+    host_ = generator_state::now();
+  }
   ~measuring() {
-    on_.random(*generator_);
-    host_.restore();
+    if (generator_) on_.random(*generator_);
+    if (host_) host_->restore();
   }
   measuring(const measuring&) = delete;
   measuring& operator=(const measuring&) = delete;
@@ -169,8 +174,8 @@ class measuring {
   c10::impl::ExcludeDispatchKeyGuard no_autocast_{c10::autocast_dispatch_keyset};
   device& on_;
   c10::DeviceGuard guard_;
-  std::shared_ptr<const random_state> generator_ = on_.random();
-  generator_state host_ = generator_state::now();  ///< numbers among the operands are there
+  std::shared_ptr<const random_state> generator_;
+  std::optional<generator_state> host_;  ///< operators on numbers draw there
 };
 
 }  // namespace
@@ -178,7 +183,7 @@ class measuring {
 program_profile profile(const program& step, const profile_options& o) {
   const auto begin = clock::now();
   auto& on = device_of(device_of_step(step));
-  const measuring alone(on);
+  const measuring alone(on, step);
   const auto machine = environment(on);
   auto& here = known[machine];
   nlohmann::json document;
@@ -221,7 +226,7 @@ program_profile profile_like(const program& step, const program& other, const pr
   TORCH_CHECK(step.nodes.size() == other.nodes.size() && costs.nodes.size() == other.nodes.size(), "costs of another program");
   const auto begin = clock::now();
   auto& on = device_of(device_of_step(step));
-  const measuring alone(on);
+  const measuring alone(on, step);
   const auto& here = known[environment(on)];
   program_profile result;
   std::map<std::string, std::shared_ptr<const node_profile>> used;

@@ -3,11 +3,14 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 
 #include <algorithm>
 #include <functional>
 #include <limits>
 #include <map>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -228,8 +231,18 @@ class node_bench {
     const auto bytes = step_.values[value].bytes;
     const auto scratch = at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(step_.values[value].device)).storage();
     const auto elements = bytes / static_cast<bytes_t>(c10::elementSize(view.dtype));
-    if (at::isFloatingType(view.dtype)) tensor_of({none, {elements}, {1}, 0, view.dtype}, scratch).uniform_(0, 1);
+    if (at::isFloatingType(view.dtype))
+      tensor_of({none, {elements}, {1}, 0, view.dtype}, scratch).uniform_(0, 1, generator_on(scratch.device()));
     storage_.emplace(value, scratch);
+  }
+  /// One of its own: others may draw from the default one meanwhile.
+  at::Generator generator_on(c10::Device d) {
+    auto& own = generators_[d.type()];
+    if (own.defined()) return own;
+    if (d.is_cpu()) return own = at::detail::createCPUGenerator();
+    auto shared = at::globalContext().defaultGenerator(d);
+    std::lock_guard lock(shared.mutex());
+    return own = shared.clone();
   }
   at::Tensor operand_of(index_t v) {
     if (is_number(step_, v)) return constant_tensor(step_, step_.values[step_.views[v].value].slot);
@@ -241,6 +254,7 @@ class node_bench {
   device& on_;
   std::vector<index_t> made_;
   std::map<index_t, c10::Storage> storage_;
+  std::map<c10::DeviceType, at::Generator> generators_;
   std::vector<std::pair<at::Tensor, at::Tensor>> written_;  ///< {operand that the node overwrites, as bytes; what it was}
   bool undisturbed_ = true;
 };
