@@ -96,6 +96,11 @@ inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_
       d.all = d.cut->retain_all(), d.few = d.cut->retain_least();
       best.budget = std::max(best.budget, d.few.bytes - d.cut->room());
       if (d.all.bytes <= room || d.few.bytes > room) continue;
+      if (d.cut->retain_none_above(room)) {
+        d.all = d.cut->fewest_seconds();
+        extra = std::max(extra, d.all.seconds - d.all.error);
+        if (d.all.bytes <= room || d.all.bytes <= d.few.bytes) continue;
+      }
       d.look_ahead();
       for (int i = 0; i < (duals.empty() ? 20 : 1) && d.most > extra && !(stop && stop()); ++i) improve(d);
       if (d.most > extra) duals.push_back(std::move(d));

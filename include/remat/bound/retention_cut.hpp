@@ -143,6 +143,17 @@ class retention_cut {
       if (needed_later_[v]) retain(v, c);
     return c;
   }
+  /// From now on, only `retain_all` retains values of more than `largest` bytes that can be made again: they do not fit beside
+  /// `tau` where that leaves so much.
+  /// @return is there one?
+  bool retain_none_above(bytes_t largest) {
+    largest_ = largest;
+    for (value_id v = 0; v < p_.values().size(); ++v)
+      if (stored(v) && is_too_large(v)) return true;
+    return false;
+  }
+  /// The fewest seconds, at any number of bytes. @throws interrupted
+  choice fewest_seconds() { return cut({}, unit()); }
   /// The fewest bytes retained, at any cost.
   /// @throws interrupted
   choice retain_least() {
@@ -270,6 +281,9 @@ class retention_cut {
     const auto r = role_[p_.producer(v)];
     return r == role::ancestor || r == role::free;
   }
+  bool is_too_large(value_id v) const {
+    return p_.values()[v].bytes > largest_ && !p_.is_source(v) && !p_.operations()[p_.producer(v)].once;
+  }
   void retain(value_id v, choice& c) const {
     c.bytes += p_.values()[v].bytes;
     c.retained[v] = p_.is_source(v) || p_.producer(v) < tau_;
@@ -311,7 +325,8 @@ class retention_cut {
   }
   /// What it costs that `v` is needed later and not made again; and whether it is moved then.
   std::pair<double, bool> price(value_id v, const weights& w) const {
-    const double keep = w.move.byte * static_cast<double>(p_.values()[v].bytes);
+    const double keep =
+        is_too_large(v) ? std::numeric_limits<double>::infinity() : w.move.byte * static_cast<double>(p_.values()[v].bytes);
     if (!p_.copies() || !p_.values()[v].movable || !w.before) return {keep, false};
     choice c;
     move(v, c);
@@ -368,7 +383,11 @@ class retention_cut {
         give(c.edge, (ancestor ? w.again : later(w, c.index)) * op.seconds);
     }
     for (const auto& g : gains_) give(g.edge, -later(w, g.index) * p_.operations()[g.index].seconds);
-    for (const auto& x : values_) give(x.edge, price(x.index, w).first);
+    for (const auto& x : values_)
+      if (const auto seconds = price(x.index, w).first; std::isinf(seconds))
+        network_.set_capacity(x.edge, network::infinite);
+      else
+        give(x.edge, seconds);
     unit = std::max(unit, sum / static_cast<double>(network::most / 2));
     for (const auto& [e, seconds] : capacities_) {
       const double units = seconds / unit;  // not a number where all together are beyond the range of doubles: `error` is, too
@@ -403,7 +422,7 @@ class retention_cut {
   std::vector<role> role_;
   std::vector<bool> operand_, needed_later_, only_leaves_, read_before_;
   double head_ = 0, sent_after_ = 0;
-  bytes_t room_ = 0;
+  bytes_t room_ = 0, largest_ = std::numeric_limits<bytes_t>::max();
   network network_;
   seconds_of seconds_;
   std::vector<item> values_, costs_, gains_;
