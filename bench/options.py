@@ -62,7 +62,7 @@ def main():
         found = measure(given.program, solver, setting, cases, given.time_limit)
         return f"{found[0]:.2f}, {found[1]:.1f} s" if found else "-"
 
-    print("| solver | option | value | half of it | as it is | twice |\n|---|---|---|---|---|---|")
+    print("| solver | option | value | half | as it is | twice |\n|---|---|---|---|---|---|")
     known = {}
     for solver, name, value, least, most in options_of(given.program):
         if solver not in given.solvers:
