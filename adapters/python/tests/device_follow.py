@@ -9,12 +9,15 @@ import torch
 from devices import DEVICE
 
 import follow
+import follow_backwards
+import follow_calls
 import follow_paths
 import follow_values
+import following
 import remat
 
 HOST = "--host" in sys.argv
-MODULES = follow, follow_values, follow_paths
+MODULES = follow, follow_backwards, follow_calls, follow_values, follow_paths
 
 #: Tests that say nothing there.
 ELSEWHERE = {
@@ -36,20 +39,20 @@ if emulated.is_emulated:
 
 
 def trained(make, step, steps, wrap):
-    """As in follow.py."""
+    """As in following.py."""
     torch.manual_seed(0)
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, foreach=False)  # the same arithmetic on host and device
     if wrap is not None:
         there = {"device": DEVICE, "offload": "all", "budget": "100% of activations"} if HOST else {"budget": "100% of activations"}
         remat.wrap(model, **{**wrap, "time_limit": 1, "cache": False, **there})
-    return model, follow.left_by_steps(model, optimizer, step, steps, (torch, torch.get_device_module(DEVICE)))
+    return model, following.left_by_steps(model, optimizer, step, steps, (torch, torch.get_device_module(DEVICE)))
 
 
 class WithHost(unittest.TestCase):
     def test_refusals(self):
         """A graph of gradients would need weights on the device after its step. The next step is planned."""
-        model = remat.wrap(follow.Net(), device=DEVICE, offload="all", cache=False)
+        model = remat.wrap(following.Net(), device=DEVICE, offload="all", cache=False)
         x = torch.randn(32, 16, requires_grad=True)
         with self.assertRaisesRegex(RuntimeError, "would need weights on the device for longer than this step"):
             torch.autograd.grad(model(x).sum(), x, create_graph=True)
@@ -63,7 +66,7 @@ def main():
     suite, loader = unittest.TestSuite(), unittest.TestLoader()
     cases = {case for module in MODULES for case in vars(module).values()
              if isinstance(case, type) and issubclass(case, unittest.TestCase)} | ({WithHost} if HOST else set())
-    for module in MODULES:
+    for module in (following, *MODULES):
         module.trained = trained
     for case in sorted(cases, key=lambda case: case.__qualname__):
         suite.addTests(test for test in loader.loadTestsFromTestCase(case) if test.id().rpartition(".")[2] not in ELSEWHERE)

@@ -8,7 +8,7 @@ import threading
 import unittest
 
 import torch
-from follow import Net, Test, backward, same, trained
+from following import Net, Test, backward, same, trained
 from torch import nn
 
 import remat

@@ -10,7 +10,7 @@ import unittest
 import numpy
 import torch
 import torch.nn.functional as F
-from follow import Net, Test, backward
+from following import Net, Test, backward
 from torch import nn
 
 import remat

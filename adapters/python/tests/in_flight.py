@@ -7,7 +7,7 @@ import threading
 import unittest
 
 import torch
-from follow import Net, Test, same, trained
+from following import Net, Test, same, trained
 from torch import nn
 
 import remat

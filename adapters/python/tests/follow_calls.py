@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Followed steps under checkpoints, with parameters of the caller, and what is refused by name."""
+
+import gc
+import logging
+import unittest
+import weakref
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import remat
+from following import Net, Test, backward, same
+
+
+class Checkpoints(Test):
+    """Eager mode runs a part under a checkpoint twice, and writes running statistics twice."""
+
+    def test_inside(self):
+        for reentrant in (False, True):
+            class Recomputed(Net):
+                def begin(self):
+                    self.register_buffer("calls", torch.zeros(()))
+
+                def part(self, h):
+                    h = self.norm(self.drop(h)).tanh()
+                    self.calls += 1  # behind all that the backward needs
+                    return h
+
+                def act(self, h):
+                    h = checkpoint(self.part, h, use_reentrant=reentrant).sin()
+                    return checkpoint(lambda t: self.norm(t) * 2, h, use_reentrant=reentrant)
+
+            for follow in (True,) if reentrant else (True, False):
+                with self.subTest(reentrant=reentrant, follow=follow), self.assertNoLogs("remat", logging.WARNING):
+                    self.check(Recomputed, follow=follow)
+
+    def test_around(self):
+        def step(model, x, k):
+            checkpoint(model, x, use_reentrant=False).square().mean().backward()
+
+        def on_host(model, x, k):
+            with torch.autograd.graph.save_on_cpu():
+                y = model(x)
+            y.square().mean().backward()
+
+        for act in (step, on_host):
+            with self.subTest(act.__name__), self.assertLogs("remat", logging.WARNING) as seen:
+                self.check(Net, act)
+            self.assertEqual(len(seen.output), 1)
+
+
+class Asks(unittest.TestCase):
+    def test_session_within_its_forward(self):
+        """An error, not a wait for itself; the next steps are planned."""
+        class Looks(Net):
+            def act(self, h):
+                self.bytes = remat.of(self).memory()["peak"] if self.looks else 0
+                return h.tanh()
+
+        model, x = remat.wrap(Looks(), cache=False), torch.randn(8, 16)
+        model.looks = True
+        with self.assertRaisesRegex(remat.Error, "cannot be asked by a forward"):
+            model(x)
+        model.looks = False
+        model(x).sum().backward()
+
+
+class Strict(Test):
+    """on_refuse="raise": no number is produced, and all is left as it was."""
+
+    def test_named(self):
+        class Sparse(Net):
+            def act(self, h):
+                return h + h.detach().to_sparse().to_dense()  # the line
+
+        model, x = remat.wrap(Sparse(), on_refuse="raise", cache=False), torch.randn(8, 16)
+        before, state = [b.clone() for b in model.buffers()], torch.get_rng_state()
+        with self.assertRaises(remat.Refused) as e:
+            model(x)
+        self.assertEqual(e.exception.operator, "aten::_to_sparse")
+        self.assertIn("# the line", e.exception.source)
+        self.assertTrue(same(before, list(model.buffers())))
+        self.assertTrue(torch.equal(state, torch.get_rng_state()))
+
+        class Reads(Net):
+            def act(self, h):
+                try:
+                    return h * self.norm.running_mean.numpy().std().item()
+                except Exception:  # hides nothing
+                    return h
+
+        model = remat.wrap(Reads(), on_refuse="raise", cache=False)
+        with self.assertRaisesRegex(remat.Refused, "numpy"):
+            model(x)
+        self.assertTrue(same(before, list(model.buffers())))
+
+    def test_other_parameters_in_each_call(self):
+        """`torch.func.functional_call`, fast weights, parameters that are replaced: one plan serves them all."""
+        from torch.func import functional_call
+
+        def copies(model, k):
+            return {n: (p.detach() * (1 + 0.1 * k)).requires_grad_(p.requires_grad) for n, p in model.named_parameters()}
+
+        def leaves(model, x, k):
+            others = copies(model, k)
+            loss = functional_call(model, others, (x,)).square().mean()
+            return torch.autograd.grad(loss, list(others.values()))
+
+        def and_its_own(model, x, k):
+            others = copies(model, k)
+            (functional_call(model, others, (x,)) * model(x)).mean().backward()
+            return [p.grad for p in others.values()]
+
+        def some(model, x, k):
+            others = {"first.weight": model.first.weight * 0.9, "norm.running_mean": torch.full((48,), 0.1 * k)}
+            functional_call(model, others, (x,)).square().mean().backward()
+            return [others["norm.running_mean"]]
+
+        def steps_ahead(model, x, k):
+            """The gradient of the second step is taken with respect to the weights before the first one."""
+            fast = dict(model.named_parameters())
+            for _ in range(2):
+                loss = functional_call(model, fast, (x,)).square().mean()
+                gradients = torch.autograd.grad(loss, list(fast.values()))
+                fast = {n: p - 0.1 * g for (n, p), g in zip(fast.items(), gradients)}
+            functional_call(model, fast, (x,)).square().mean().backward()
+
+        def several_tasks(model, x, k):
+            total = 0
+            for task in range(3):
+                own = {n: p + 0.01 * task for n, p in model.named_parameters()}
+                total = total + functional_call(model, own, (x * task,)).square().mean()
+            total.backward()
+
+        def replaced(model, x, k):
+            backward(model, x, k)
+            old = [p.grad for p in model.parameters()]
+            model.first = nn.Linear(16, 48)
+            model.last.weight = nn.Parameter(model.last.weight.detach() * 0.5)
+            model.norm.register_buffer("running_var", torch.rand(48))
+            backward(model, x, k)
+            return old
+
+        def frozen(model, x, k):
+            model.last.requires_grad_(k % 2 == 0)
+            own = {n: p.detach().clone().requires_grad_(n.startswith("first")) for n, p in model.named_parameters()}
+            (functional_call(model, own, (x,)) + model(x)).square().mean().backward()
+            return [own["first.weight"].grad]
+
+        for step in (leaves, and_its_own, some, steps_ahead, several_tasks, replaced, frozen):
+            with self.subTest(step=step.__name__), self.assertNoLogs("remat", logging.WARNING):
+                model = self.check(Net, step)
+                if step not in (and_its_own, several_tasks, steps_ahead, frozen):
+                    self.assertEqual(len(remat.of(model).plans), 1)
+
+    def test_other_parameters_beside_views_of_the_first(self):
+        class Views(Net):
+            def begin(self):
+                self.part = [self.last.bias.detach()[:8]]
+
+            def forward(self, x):
+                return super().forward(x) + self.part[0].sum()
+
+        def step(model, x, k):
+            own = {n: p.detach() * (1 + 0.1 * k) for n, p in model.named_parameters()}
+            own = {n: p.requires_grad_() for n, p in own.items()}
+            (torch.func.functional_call(model, own, (x,)) + model(x)).square().mean().backward()
+            return [own["last.bias"].grad]
+
+        self.check(Views, step)
+
+    def test_meta_learning(self):
+        """Second derivatives through two inner steps."""
+        def step(model, x, k):
+            fast = dict(model.named_parameters())
+            for _ in range(2):
+                loss = torch.func.functional_call(model, fast, (x,)).square().mean()
+                gradients = torch.autograd.grad(loss, list(fast.values()), create_graph=True)
+                fast = {n: p - 0.1 * g for (n, p), g in zip(fast.items(), gradients)}
+            torch.func.functional_call(model, fast, (x,)).square().mean().backward()
+
+        self.check(Net, step, exact=False)
+
+    def test_weights_of_other_steps_are_not_kept(self):
+        for step in ("leaf", "made"):
+            model = remat.wrap(Net(), cache=False)
+            alive = []
+            for _ in range(6):
+                others = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
+                alive.append(weakref.ref(others["first.weight"]))
+                used = others if step == "leaf" else {n: 2 * p for n, p in others.items()}
+                torch.func.functional_call(model, used, (torch.randn(4, 16),)).sum().backward()
+                del others, used
+            gc.collect()
+            self.assertLessEqual(sum(r() is not None for r in alive), 1, step)
+
+
+if __name__ == "__main__":
+    unittest.main()
