@@ -8,7 +8,7 @@ import torch
 
 import remat
 from remat import _torch
-from test_offload import Net, trained
+from offloaded import Net, trained
 
 
 def net():

@@ -11,7 +11,7 @@ import torch
 import remat
 from remat import _torch
 from compare import same
-from test_optimizer import batch, net, train, weights
+from optimizing import batch, net, train, weights
 
 where = pytest.mark.parametrize("where", [{}, {"disk": "."}], ids=["memory", "disk"])
 

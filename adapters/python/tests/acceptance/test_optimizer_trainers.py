@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 import remat
 from compare import same
-from test_optimizer import batch, net, weights
+from optimizing import batch, net, weights
 
 
 def train(optimizer, folder, resume=None, steps=8, **arguments):

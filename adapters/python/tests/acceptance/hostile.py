@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of hostile models share."""
+
+import pytest
+import torch
+from differential import assert_same, content, train
+from torch import nn
+
+import remat
+
+
+class Deep(nn.Module):
+    """A stack in whose middle a test puts something."""
+
+    def __init__(self, middle=lambda self, x: x, prepare=lambda self: None):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.middle = middle
+        prepare(self)
+
+    def forward(self, x, **more):
+        x = self.first(x).sin().exp().tanh()
+        x = self.middle(self, x, **more)
+        leaves = torch.utils._pytree.tree_map(lambda t: t if t is None else self.second(t).sin().exp().tanh().sin().cos(), x)
+        return leaves
+
+
+def batches(steps=4, **more):
+    g = torch.Generator().manual_seed(1)
+    return [{"x": torch.randn(40, 6, generator=g)} | more for _ in range(steps)]
+
+
+def made(*args):
+    torch.manual_seed(0)
+    return Deep(*args)
+
+
+BUDGETS = ("100%", "75%")
+
+
+def compare(make, data=batches, **how):
+    """Trains plain and within budgets; gives the sessions."""
+    plain = train(make(), data(), **how)
+    sessions = []
+    for budget in BUDGETS:
+        model = remat.wrap(make(), budget=budget, time_limit=1)
+        try:
+            steps = train(model, data(), **how)
+        except remat.OverBudget as e:
+            model = remat.wrap(make(), budget=e.needed, time_limit=1)
+            steps = train(model, data(), **how)
+        assert_same(plain, steps)
+        sessions.append(remat.of(model))
+    return sessions
+
+
+def refused(make, data=batches, match=None, **how):
+    """Where the forward is replayed it is refused, and leaves the model, its data and the generator as they were. Else it is as in eager mode."""
+    compare(make, data, **how)
+    for budget in BUDGETS:
+        model = remat.wrap(make(), budget=budget, time_limit=1, follow=False, on_refuse="raise")
+        state = {n: content(t) for n, t in model.state_dict().items()}
+        generator = torch.get_rng_state()
+        inputs = data()[0]
+        before = {n: content(t) for n, t in inputs.items()}
+        with pytest.raises(remat.Refused, match=match) as e:
+            model(**inputs)
+        assert {n: content(t) for n, t in model.state_dict().items()} == state
+        assert {n: content(t) for n, t in inputs.items()} == before
+        assert torch.equal(generator, torch.get_rng_state())
+    plain = train(make(), data(), **how)
+    assert_same(plain, train(remat.wrap(make(), budget="75%", time_limit=1, follow=False), data(), **how))
+    return e.value

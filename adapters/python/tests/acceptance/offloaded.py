@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of offloaded values and weights share."""
+
+import torch
+
+import remat
+
+
+class Net(torch.nn.Module):
+    def __init__(self, width=128):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(12))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.nn.functional.gelu(layer(x)) + x
+        return x.square().mean()
+
+
+def trained(net, steps=5):
+    torch.manual_seed(3)
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = net(torch.randn(2048, 128))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, [p.grad.clone() for p in net.parameters()]
+
+
+def net(**options):
+    torch.manual_seed(2)
+    made = Net()
+    return remat.wrap(made, (torch.randn(2048, 128),), cache=False, time_limit=3, **options) if options else made
+
+
+def in_files(model, folder):
+    """Parameters and buffers whose memory is mapped from a file in `folder`."""
+    with open("/proc/self/maps") as table:
+        ranges = [tuple(int(x, 16) for x in line.split()[0].split("-")) for line in table if str(folder) in line]
+    return [name for name, t in model.state_dict(keep_vars=True).items() if any(a <= t.data_ptr() < b for a, b in ranges)]
