@@ -17,7 +17,8 @@ from ._cards import Card, card_for, optimizer_bytes
 from ._errors import OverBudget
 from ._plan import Roofline, parts_of, prepared
 from ._report import write_whole
-from ._session import Options, Session
+from ._session import Session
+from ._wrap_options import Options
 
 _EXTRAS = (0.05, 0.10, 0.20)  #: the table shows the memory that these shares of extra time buy
 _SHORT = 1.0  #: seconds of each search

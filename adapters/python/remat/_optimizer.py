@@ -5,26 +5,20 @@ from __future__ import annotations
 
 import collections
 import functools
-import math
 import numbers
 import os
-import sys
-import time
-import types
 from typing import Any, Callable, Iterable, Iterator, Literal, NamedTuple, cast
 
 import torch
 
 from . import _core, _torch
+from ._arithmetic import FUSED, bare, faster, may_fuse, step_alone
 from ._disk import Disk, Layout, evict, in_file, movable
 from ._errors import CopyFailed, Refused
 from ._options import folder, number, size
 from ._overlap import Overlap, detach
 from ._wrap import of
 
-_FUSED = frozenset({torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad})  # those with such a kernel for the host
-_FOR_COMPILER, _WITHOUT_GRAD = (decorate and decorate(lambda: None).__code__ for decorate in (
-    getattr(torch, "_disable_dynamo", None), getattr(sys.modules[torch.optim.Optimizer.__module__], "_use_grad_for_differentiable", None)))
 PARCEL = 8 << 20  #: bytes of states that are brought into memory at a time, or those of one parameter
 
 
@@ -130,8 +124,9 @@ class _Offloaded(torch.optim.Optimizer):
             params = list(params)
             told = self._options[4]
             if self._there is not None and told is not None and told[1] == "auto":
-                self._there = _faster(self._plain, self._there, params, args, options)
-            if self._there is None and self._plain in _FUSED and _may_fuse(params, args, options):
+                self._there = faster(lambda place: _derived(cast(Any, self._plain), None, None, "after", 1, None if place is None else (str(place), "device")),
+                                     self._there, params, args, options, PARCEL)
+            if self._there is None and self._plain in FUSED and may_fuse(params, args, options):
                 options["fused"] = True
         super().__init__(params, *args, **options)
         self._settle(self.state)
@@ -171,10 +166,10 @@ class _Offloaded(torch.optim.Optimizer):
             self._overlap.dropped = False
             if not set_to_none:
                 raise Refused("zero_grad(set_to_none=False) keeps gradients, which step=\"overlap\" frees", advice="set_to_none=True")
-        _bare(super().zero_grad)(set_to_none)
+        bare(super().zero_grad)(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        _bare(super().add_param_group)(param_group)
+        bare(super().add_param_group)(param_group)
         added = self.param_groups[-1]
         for flag in ("differentiable", "capturable"):
             if added.get(flag):
@@ -189,13 +184,13 @@ class _Offloaded(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         if self._overlap is not None:
             self._overlap.check_idle("state_dict()")
-        state: dict[str, Any] = _bare(super().state_dict)()
+        state: dict[str, Any] = bare(super().state_dict)()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self._overlap is not None:
             self._overlap.give_up()
-        _bare(super().load_state_dict)(state_dict)
+        bare(super().load_state_dict)(state_dict)
         self._failure = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:  # of load_state_dict, of copies and of pickles
@@ -292,7 +287,7 @@ class _Offloaded(torch.optim.Optimizer):
         double.grad = empty(size=p.shape, dtype=p.dtype, device=p.device, check_invariants=False) if sparse else torch.zeros_like(p)
         state: dict[Any, Any] = collections.defaultdict(dict)
         with torch.random.fork_rng(devices=[]):
-            self._run(group, [double], state=state, grad_scale=None, found_inf=None)
+            step_alone(self, group, [double], state=state, grad_scale=None, found_inf=None)
         self._freed += sum(t.numel() * t.element_size() for t in (p, p, *state[double].values()) if isinstance(t, torch.Tensor))
         return {key: Layout.of(t) for key, t in state[double].items() if movable(t)}
 
@@ -310,7 +305,7 @@ class _Offloaded(torch.optim.Optimizer):
     def _step_at(self, device: torch.device | None, group: dict[str, Any], params: list[torch.Tensor], state: dict[Any, Any]) -> None:
         """Steps parameters of the host on a device; None: on the host. They and their states are on the host afterwards."""
         if device is None:
-            return self._run(group, params, state=state)
+            return step_alone(self, group, params, state=state)
         moves: Callable[[Any], bool] = lambda t: isinstance(t, torch.Tensor) and (t.dim() > 0 or bool(group.get("fused")))  # noqa: E731  steps are counted on the host
         there: dict[torch.Tensor, torch.Tensor] = {}
         states: dict[torch.Tensor, dict[str, Any]] = collections.defaultdict(dict)
@@ -319,7 +314,7 @@ class _Offloaded(torch.optim.Optimizer):
             q.grad = p.grad.to(device, non_blocking=True)
             if state.get(p):
                 states[q] = {k: t.to(device) if moves(t) else t for k, t in state[p].items()}
-        self._run(group, list(there.values()), state=states)
+        step_alone(self, group, list(there.values()), state=states)
         for p, q in there.items():
             p.detach().copy_(q.detach())
             torch.autograd.graph.increment_version(p)
@@ -329,30 +324,6 @@ class _Offloaded(torch.optim.Optimizer):
                     home.copy_(t)
                 else:
                     state[p][key] = t.cpu() if isinstance(t, torch.Tensor) else t
-
-    def _run(self, group: dict[str, Any], params: list[torch.Tensor], **instead: Any) -> None:
-        """The arithmetic: a step of `_plain` as if there were no other parameters."""
-        part = {**group, "params": params}
-        if self._plain is torch.optim.Adafactor and part["eps"][0] is None:  # it takes the first type it comes to, for the whole group
-            first = next((p for p in group["params"] if (p.grad is not None if self._overlap is None else p.requires_grad)), params[0])
-            part["eps"] = torch.finfo(first.dtype).eps, part["eps"][1]
-        if params[0].grad.is_sparse and part.get("fused"):
-            part["fused"] = False  # those kernels cannot
-        inner = self._plain.__new__(self._plain)
-        vars(inner).update(vars(self), param_groups=[part], **instead)
-        given, told = dict(part), dict(vars(inner))
-        step = self._plain.step
-        _bare(cast(Any, step).__wrapped__ if getattr(step, "hooked", False) else step)(inner)  # hooks of the step are for the whole of it
-        for what, was, now in (("its param_groups", given, part), ("itself", told, vars(inner))):
-            for key, value in now.items():
-                if key not in was or was[key] is not value:
-                    if type(value) is not bool:
-                        raise Refused(f"{self._plain.__name__} keeps {key!r} in {what} from parameter to parameter",
-                                      advice="use the class as it is: it cannot step parameter by parameter")
-                    if now is part:
-                        group[key] = value
-                    else:
-                        vars(self)[key] = value
 
     # --- states --------------------------------------------------------------------------------------------------------------
 
@@ -420,54 +391,3 @@ class _Offloaded(torch.optim.Optimizer):
             size += count
         if parcel is not None:
             yield parcel
-
-
-def _bare(f: Callable[..., Any]) -> Callable[..., Any]:
-    """The same without what PyTorch puts around it for its compiler, of which the first call would load all: 80 MB.
-
-    With the compiler loaded it is left as it is.
-    """
-    code = getattr(f, "__code__", None)
-    if code is None or code not in (_FOR_COMPILER, _WITHOUT_GRAD) or "torch._dynamo" in sys.modules:
-        return f
-    wrapped: Any = f
-    plain = types.MethodType(wrapped.__wrapped__, wrapped.__self__) if hasattr(f, "__self__") else wrapped.__wrapped__
-    return torch.no_grad()(plain) if code is _WITHOUT_GRAD else plain
-
-
-def _may_fuse(params: list[Any], args: tuple[Any, ...], options: dict[str, Any]) -> bool:
-    """Nobody has chosen a kernel, and the fused one can do these parameters."""
-    groups = [g for g in params if isinstance(g, dict)]
-    if any(key in told for told in (options, *groups) for key in ("fused", "foreach")) or options.get("differentiable") or options.get("capturable"):
-        return False
-    if any(isinstance(v, torch.Tensor) for told in (options, *groups) for k, v in told.items() if k != "params") or any(isinstance(a, torch.Tensor) for a in args):
-        return False
-    return all(isinstance(p, torch.Tensor) and p.is_floating_point() and p.device.type == "cpu" for p in _members(params))
-
-
-def _members(params: list[Any]) -> list[Any]:
-    """The parameters in what an optimizer is made of."""
-    groups = [g for g in params if isinstance(g, dict)]
-    members = [p for g in groups for p in ([g["params"]] if isinstance(g["params"], torch.Tensor) else g["params"])] if groups else params
-    return [p[1] if isinstance(p, tuple) else p for p in members]
-
-
-def _faster(cls: type, device: torch.device, params: list[Any], args: tuple[Any, ...], options: dict[str, Any]) -> torch.device | None:
-    """Where a step is faster: on `device`, with the copies there and back, or on the host (None). Steps a parameter of a few MiB on both."""
-    like = max(_members(params), key=lambda p: p.numel(), default=None)
-    if like is None:
-        return None
-    count = min(like.numel(), PARCEL // (2 * like.element_size()))
-    group = params[0] if isinstance(params[0], dict) else {}  # it may have options that `options` lacks
-    times: dict[Any, float] = {}
-    for place in (None, device):
-        p = torch.zeros(count, dtype=like.dtype, pin_memory=True).requires_grad_()
-        p.grad = torch.zeros(count, dtype=like.dtype, pin_memory=True)
-        stepper = _derived(cls, None, None, "after", 1, None if place is None else (str(place), "device"))([{**group, "params": [p]}], *args, **options)
-        for k in range(3):
-            begin = time.perf_counter()
-            stepper.step()
-            if k > 0:  # the first makes states
-                times[place] = min(times.get(place, math.inf), time.perf_counter() - begin)
-    fastest: torch.device | None = min(times, key=times.__getitem__)
-    return fastest

@@ -14,7 +14,8 @@ import torch
 from . import _core, _options
 from ._errors import Refused
 from ._report import Plan
-from ._session import SLOT, Options, Session
+from ._session import SLOT, Session
+from ._wrap_options import Options
 
 if TYPE_CHECKING:
     from ._cards import Card

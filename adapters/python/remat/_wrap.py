@@ -16,8 +16,9 @@ from . import _patches, _torch
 from ._errors import Refused
 from ._groups import Offload, Planner, flattened
 from ._options import arguments
-from ._session import SLOT, Options, Session
+from ._session import SLOT, Session
 from ._states import state_bytes
+from ._wrap_options import Options
 
 M = TypeVar("M", bound=torch.nn.Module)
 

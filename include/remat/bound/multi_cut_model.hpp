@@ -2,6 +2,7 @@
 /// @file
 /// A lower bound on the time of every schedule within a budget, from a MILP over several of its moments. Needs Boost.Graph and
 /// Eigen.
+/// One model, whose rows share its columns: longer than 400 lines.
 #pragma once
 
 #include <algorithm>

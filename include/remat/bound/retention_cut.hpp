@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// What a schedule retains across a moment: minimum cuts. Needs Boost.Graph.
+/// One network and what is read from its cuts: longer than 400 lines.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// What `lay_copies` is made of: a walk along an order of computations that decides what leaves, is sent and comes back.
+/// One walk with one state: longer than 400 lines.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// An order of computations whose memory is kept up to date while it changes.
+/// One data structure, whose parts change together: longer than 400 lines.
 #pragma once
 
 #include <algorithm>

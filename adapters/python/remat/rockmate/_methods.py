@@ -8,7 +8,7 @@ from typing import Any, Callable, Mapping, NamedTuple
 
 from .. import _core
 from .._errors import Error
-from .._session import Options
+from .._wrap_options import Options
 from ._configs import Config
 
 Path = tuple[str, ...]  #: of an option in a configuration, such as ("solver", "top", "hilp", "time_limit")

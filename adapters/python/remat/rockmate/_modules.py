@@ -15,9 +15,10 @@ from .. import _core, _options
 from .._errors import Error, OverBudget
 from .._groups import Planner
 from .._optimizer import optimizer
-from .._session import Options, Session
+from .._session import Session
 from .._states import state_bytes
 from .._wrap import is_wrapped, of, unwrap, wrap
+from .._wrap_options import Options
 from . import partitioned, solvers
 from ._configs import Config, Settings, checked, default_config, usual
 from ._methods import Method, methods_of

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What a session knows: the kinds of steps it has met (setups.cpp), their plans and executors (plans.cpp). Private to the
-/// adapter.
+/// What a session knows: the kinds of steps it has met (setups.cpp), their costs (measured.cpp), their plans and executors
+/// (plans.cpp). A step runs by its plan in planned_step.cpp. Private to the adapter.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,141 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "arguments.hpp"
 
-#include <ATen/ScalarOps.h>
 #include <ATen/core/List.h>
 #include <ATen/core/function_schema.h>
 #include <ATen/core/jit_type.h>
 
 #include <algorithm>
 #include <map>
-#include <sstream>
 #include <unordered_map>
 #include <utility>
 
 #include "archive.hpp"
+#include "schema_types.hpp"
+#include "user_line.hpp"
 
 namespace remat::pytorch::exported {
 namespace {
 
 constexpr int deepest = 32;  ///< regions inside regions
 constexpr std::string_view operators = "torch.ops.", regions = "torch.ops.higher_order.";
-
-/// The type without `Optional`, and whether it was there.
-std::pair<at::TypePtr, bool> required(at::TypePtr t) {
-  bool optional = false;
-  while (t && t->kind() == at::TypeKind::OptionalType) {
-    t = t->castRaw<at::OptionalType>()->getElementType();
-    optional = true;
-  }
-  return {std::move(t), optional};
-}
-
-/// The last line of the user's own code in a stack trace of Python.
-std::string line_of_user(const std::string& trace) {
-  std::istringstream in(trace);
-  std::string line, best, code;
-  bool taken = false;
-  while (std::getline(in, line)) {
-    const auto begin = line.find("File \"");
-    if (begin == std::string::npos) {
-      if (taken && code.empty() && line.find_first_not_of(' ') != std::string::npos)
-        code = line.substr(line.find_first_not_of(' '));
-      continue;
-    }
-    const auto end = line.find('"', begin + 6);
-    const auto number = line.find("line ");
-    taken = end != std::string::npos && number != std::string::npos && line.find("site-packages/") == std::string::npos;
-    if (!taken && !best.empty()) continue;
-    if (end == std::string::npos || number == std::string::npos) continue;
-    best = line.substr(begin + 6, end - begin - 6) + ":" + line.substr(number + 5, line.find(',', number) - number - 5);
-    code.clear();
-  }
-  if (best.empty()) return "an unknown line";
-  return code.empty() ? best : best + ": " + code;
-}
-
-/// A literal of the archive, and which of PyTorch's enumerations it is of, if any.
-struct literal_value {
-  at::IValue value;
-  at::TypeKind enumeration = at::TypeKind::AnyType;
-};
-
-/// As an argument of the type of the schema; nothing if it cannot be one.
-std::optional<at::IValue> converted(const literal_value& l, const at::TypePtr& type) {
-  const auto& v = l.value;
-  const bool number = v.isInt() || v.isDouble() || v.isBool();
-  const auto if_ = [&](bool fits) { return fits ? std::optional(v) : std::nullopt; };
-  if (!type) return v;
-  if (l.enumeration != at::TypeKind::AnyType) return if_(type->kind() == l.enumeration);
-  switch (type->kind()) {
-    case at::TypeKind::TensorType: {
-      if (!number && !v.isComplexDouble()) return std::nullopt;
-      auto t = at::scalar_to_tensor(v.toScalar());
-      t.unsafeGetTensorImpl()->set_wrapped_number(true);
-      return t;
-    }
-    case at::TypeKind::IntType:
-    case at::TypeKind::SymIntType:
-      if (v.isBool()) return static_cast<int64_t>(v.toBool());
-      return if_(v.isInt());
-    case at::TypeKind::FloatType:
-    case at::TypeKind::SymFloatType:
-      if (v.isInt()) return static_cast<double>(v.toInt());
-      return if_(v.isDouble());
-    case at::TypeKind::BoolType:
-    case at::TypeKind::SymBoolType:
-      return if_(v.isBool());
-    case at::TypeKind::NumberType:
-      return if_(number || v.isComplexDouble());
-    case at::TypeKind::ComplexType:
-      return if_(v.isComplexDouble());
-    case at::TypeKind::StringType:
-      return if_(v.isString());
-    case at::TypeKind::DeviceObjType:
-      return if_(v.isDevice());
-    default:
-      return std::nullopt;
-  }
-}
-
-/// How a slot becomes an argument of the type; nothing if it cannot.
-std::optional<passing> passed(slot_kind k, const at::TypePtr& type) {
-  const auto if_ = [](bool fits) { return fits ? std::optional(passing::as_is) : std::nullopt; };
-  if (!type) return passing::as_is;
-  switch (type->kind()) {
-    case at::TypeKind::TensorType:
-      return k == slot_kind::tensor ? passing::as_is : passing::as_number_tensor;
-    case at::TypeKind::NumberType:
-      return if_(k != slot_kind::tensor);
-    case at::TypeKind::IntType:
-    case at::TypeKind::SymIntType:
-      return if_(k == slot_kind::integer);
-    case at::TypeKind::FloatType:
-    case at::TypeKind::SymFloatType:
-      if (k == slot_kind::integer || k == slot_kind::real) return passing::as_double;
-      return std::nullopt;
-    case at::TypeKind::BoolType:
-    case at::TypeKind::SymBoolType:
-      return if_(k == slot_kind::boolean);
-    default:
-      return std::nullopt;
-  }
-}
-
-/// Types of lists as kernels take them: sizes as plain integers, numbers without type where only values count.
-at::TypePtr list_element(const at::TypePtr& element) {
-  const auto [type, optional] = required(element);
-  switch (type->kind()) {
-    case at::TypeKind::SymIntType:
-      return at::IntType::get();
-    case at::TypeKind::SymFloatType:
-      return at::FloatType::get();
-    case at::TypeKind::SymBoolType:
-      return at::BoolType::get();
-    default:
-      return element;
-  }
-}
 
 class compiler {
  public:

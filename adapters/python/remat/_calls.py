@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forward of a call as the planner runs it: as the step itself, captured, or once more."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from typing import TYPE_CHECKING, Any, Callable, Iterator
+
+import torch
+
+from . import _patches, _snapshot, _torch, _tree
+from ._errors import Error, Refused
+from ._refusals import refuse_parts
+from ._snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from ._session import Source
+    from ._wrap_options import Options
+
+
+class Note:
+    """What a call left beside its tensors. Plans keep it, and so it must not lead to the model."""
+
+    __slots__ = ("form",)
+
+    def __init__(self) -> None:
+        self.form: Any = None
+
+
+class Attempt:
+    """How a capture goes."""
+
+    __slots__ = ("where", "changed", "before", "raised")
+
+    def __init__(self) -> None:
+        self.where: str | None = None
+        self.changed: list[str] = []
+        self.before: Any = None
+        self.raised: BaseException | None = None
+
+
+class Step:
+    """The forward of one step, for the planner: called with its own tensors it is the step itself, which happens once; with others it
+    is run again beside the step, and leaves no trace."""
+
+    __slots__ = ("_source", "_plain", "_args", "_kwargs", "_form", "_strict", "_again", "_before", "_result", "inputs", "text", "where", "raised")
+
+    def __init__(self, source: Source, plain: Any, args: tuple[Any, ...], kwargs: dict[Any, Any], options: Options):
+        self._source, self._plain = source, plain
+        self._args: Any = args
+        self._kwargs: Any = kwargs
+        self._strict = options.on_refuse == "raise"
+        self._again = options.verify > 0 or options.steps_on is not None  # it may run once more, from its beginning
+        self._before: Snapshot | None = None
+        self._result: Any = None
+        self._form: Any = None
+        self.where: str | None = None
+        self.raised = False
+        try:
+            self.inputs, self._form, self.text = _tree.flatten((args, kwargs), "arguments", values=False)
+        except Refused:  # something that cannot be built again with other tensors
+            self.inputs, self.text = _tree.tensors_in((args, kwargs)), "opaque"
+
+    def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        if self._plain is not None and all(a is b for a, b in zip(tensors, self.inputs)):
+            return self._run()
+        return self._run_again(tensors)
+
+    def _run(self) -> list[torch.Tensor]:
+        plain, args, kwargs = self._plain, self._args, self._kwargs
+        self._plain = self._args = self._kwargs = None  # a graph may hold this, and the model that graph
+        model = self._source.model()
+        if self._again or (self._strict and _torch.capturing()):
+            self._before = Snapshot(model)
+        try:
+            with _patches.recomputed():
+                self._result = plain(*args, **kwargs)
+        except BaseException as e:
+            self.where, self.raised = line_of(e), True
+            raise
+        if not (self._again or self._strict):
+            self._before = None
+        return _tree.tensors_in(self._result)
+
+    def _run_again(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        if self._form is None:
+            raise Error("a forward whose arguments cannot be copied cannot run once more")
+        now = Snapshot(self._source.model())
+        try:
+            self.undo()
+            args, kwargs = _tree.unflatten(self._form, iter(tensors))
+            return _tree.tensors_in(self._source.plain()(*args, **kwargs))
+        finally:
+            now.restore()
+
+    def undo(self) -> None:
+        """Puts attributes back as they were before the step, if that is known."""
+        if self._before is not None:
+            self._before.restore()
+
+    def take(self) -> Any:
+        """What the forward returned."""
+        result, self._result = self._result, None
+        return result
+
+
+def forward_of(source: Source, plain: Any, form: Any, text: str, note: Note, attempt: Attempt) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+    """The model as a function of tensors."""
+
+    def forward(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        model = source.model()
+        args, kwargs = _tree.unflatten(form, iter(tensors))
+        if not _torch.capturing():  # beside a planned step, or as nothing is to be planned
+            outputs, note.form, _ = _tree.flatten(plain(*args, **kwargs), "result")
+            return outputs
+        attempt.before = before = Snapshot(model)
+        told = _snapshot.told(model)
+        try:
+            refuse_parts(model)
+            result = plain(*args, **kwargs)
+            left, _, now = _tree.flatten((args, kwargs), "arguments")
+            if now != text or any(a is not b for a, b in zip(left, tensors)):
+                raise Refused("the forward changes its arguments, which no planned step would do",
+                              advice="copy the container before it is written to")
+            outputs, note.form, _ = _tree.flatten(result, "result")
+            then = _snapshot.told(model)
+            attempt.changed = sorted(name for name in told.keys() | then.keys() if told.get(name) != then.get(name))
+            if attempt.changed:
+                raise Changed(before)
+            if before.drawn():
+                raise Refused("the forward draws from Python's random or numpy's, and no planned step would draw anew",
+                              advice="draw with torch, or pass what was drawn as an argument")
+            return outputs
+        except BaseException as e:
+            attempt.where, attempt.raised = line_of(e), e
+            if not isinstance(e, Changed):
+                before.restore()
+            raise
+
+    return forward
+
+
+def line_of(e: BaseException) -> str | None:
+    """Where in the model an exception comes from: the innermost line that is not PyTorch's own."""
+    found = None
+    for frame in traceback.extract_tb(e.__traceback__):
+        module = frame.filename
+        if not module.startswith((_TORCH, _HERE)):
+            found = f"{module}:{frame.lineno}, in {frame.name}: {frame.line}"
+    return found
+
+
+_TORCH = torch.__path__[0]
+_HERE = __file__.rpartition("/")[0]
+
+
+class Changed(Exception):
+    """The forward changed attributes while it was captured."""
+
+    def __init__(self, before: Any):
+        super().__init__()
+        self.before = before  # as they were
+
+
+@contextlib.contextmanager
+def shadows(model: torch.nn.Module, inputs: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Tensors of the host without memory, in the place of those of the model and its inputs that are on meta."""
+    places: list[tuple[dict[str, Any], str]] = [(store, name) for m in model.modules() for store in (m._parameters, m._buffers)
+              for name, t in store.items() if t is not None and t.is_meta]
+    originals = [store[name] for store, name in places]
+    distinct: dict[int, Any] = {id(t): t for t in originals + [t for t in inputs if t.is_meta]}
+    shadows = dict(zip(distinct, _torch.without_memory(list(distinct.values()))))
+    for key, t in distinct.items():
+        if isinstance(t, torch.nn.Parameter):
+            shadows[key] = torch.nn.Parameter(shadows[key], t.requires_grad)
+        else:
+            shadows[key].requires_grad_(t.requires_grad)
+    for (store, name), t in zip(places, originals):
+        store[name] = shadows[id(t)]
+    try:
+        yield [shadows.get(id(t), t) for t in inputs]
+    finally:
+        for (store, name), t in zip(places, originals):
+            store[name] = t
+
+
+def without_anomalies() -> Any:
+    """A context without autograd's detection of anomalies, which reads every gradient: a capture would take that for the model's."""
+    return torch.autograd.set_detect_anomaly(False) if torch.is_anomaly_enabled() else contextlib.nullcontext()

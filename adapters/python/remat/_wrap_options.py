@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of `wrap`: what they may say, and what they come to for a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+from typing import Any, Literal
+
+import torch
+
+from . import _core, _options, _torch, _weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What `wrap` was told."""
+
+    budget: int | float | str | None = None
+    activation_budget: int | float | str | None = None
+    solver: str = "auto"
+    solver_options: Any = ()  # a mapping; pairs of texts once checked
+    time_limit: float = 20.0
+    first_limit: float = 1.0
+    gap: float = 0.005
+    seed: int = 0
+    verify: int = 0
+    on_new_shape: Literal["nearest", "plan", "plain", "error"] = "nearest"
+    on_refuse: Literal["raise", "warn"] = "warn"
+    follow: bool | None = None
+    cache: Any = True
+    offload: Literal["none", "activations", "optimizer", "all", "auto"] = "none"
+    weights: Literal["paged", "planned"] = "paged"
+    host_budget: int | float | str | None = None
+    disk: Any = None
+    disk_budget: Any = None
+    graph: bool = False
+    optimizer: int | float | str | None = None  # bytes of its states
+    steps_on: Any = None  # the device of the steps of a model whose weights are on the host
+    device: Any = None  # a roofline: parts for `_torch.Session`
+    most: int = dataclasses.field(default=-1, compare=False)  # bytes that any budget comes to, see `on_host`; -1: no limit
+    auto: bool = dataclasses.field(default=False, compare=False)  # offload was "auto", and is decided
+    far: int = dataclasses.field(default=-1, compare=False)  # bytes of the host for activations of another device; -1: they stay there
+    files: bool = dataclasses.field(default=False, compare=False)  # weights are in files of the disk
+
+    def check(self) -> Options:
+        """The same with sizes as text and folders as absolute paths. Raises Error, ValueError or TypeError naming the option that is out of range."""
+        if self.budget is not None and self.activation_budget is not None:
+            raise ValueError("give budget or activation_budget, not both")
+        if str(self.on_refuse) == "error":  # as older releases call it
+            return dataclasses.replace(self, on_refuse="raise").check()
+        for name, allowed in (("on_new_shape", ("nearest", "plan", "plain", "error")), ("on_refuse", ("raise", "warn")),
+                              ("offload", ("none", "activations", "optimizer", "all", "auto")), ("weights", ("paged", "planned"))):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        if not isinstance(self.solver, str):
+            raise TypeError(f"solver must be a name, got {self.solver!r}")
+        solver_options = self.solver_options
+        if not isinstance(solver_options, tuple):  # not checked yet
+            options = _options.of_solver(solver_options)
+            if options:
+                _core.check_solver(self.solver_name(), options)
+            solver_options = tuple(options.items())
+        for name, kinds in (("graph", bool), ("follow", (bool, type(None)))):
+            if not isinstance(getattr(self, name), kinds):
+                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        for name, kind in (("time_limit", numbers.Real), ("first_limit", numbers.Real), ("gap", numbers.Real), ("seed", numbers.Integral), ("verify", numbers.Integral)):
+            _options.number(name, getattr(self, name), kind)
+        if self.seed >= 1 << 64:
+            raise ValueError(f"seed must be less than 2^64, got {self.seed}")
+        told: dict[str, Any] = {"solver_options": solver_options}
+        for name, parse in (("budget", lambda text: _torch.check_budget(text, False)), ("activation_budget", lambda text: _torch.check_budget(text, True)),
+                            ("host_budget", _core.parse_bytes), ("disk_budget", _core.parse_bytes), ("optimizer", _core.parse_bytes)):
+            if getattr(self, name) is not None:
+                told[name] = _options.size(name, getattr(self, name), parse)
+        if self.host_budget is not None and _core.parse_bytes(told["host_budget"]) > (most := _torch.host_limit()):
+            raise ValueError(f"host_budget={self.host_budget!r} is more than the {most} bytes that this process can take at most")
+        if self.offload == "none" and (self.disk is not None or self.disk_budget is not None):
+            raise ValueError('disk and disk_budget are for offload="activations", "optimizer", "all" or "auto"')
+        if self.weights == "planned" and self.offload not in ("all", "auto"):
+            raise ValueError(f'weights="planned" is for offload="all" or "auto", got offload="{self.offload}"')
+        for name in ("disk", "cache"):
+            if (value := getattr(self, name)) is not None and not (name == "cache" and isinstance(value, bool)):
+                told[name] = _options.folder(name, value)
+        if "disk" in told:
+            _torch.check_disk(told["disk"], told.get("disk_budget", ""))
+        return dataclasses.replace(self, **told)
+
+    def solver_name(self) -> str:
+        return "automatic" if self.solver == "auto" else self.solver
+
+    def followed(self) -> bool:
+        """Does the model's own code run in every step?"""
+        return self.follow is not False and self.device is None
+
+    def optimizer_bytes(self) -> int:
+        return 0 if self.optimizer is None else _core.parse_bytes(str(self.optimizer))
+
+    def host_bytes(self) -> int:
+        return _core.parse_bytes(str(self.host_budget))
+
+    def on_host(self, model: torch.nn.Module) -> Options:
+        """The same for a model: with the limit of the host, and "auto" decided. Activations of an accelerator may go to the host.
+
+        Raises ValueError if there is nowhere to go.
+        """
+        there: Any = next((p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")), None)
+        accelerator = there is not None
+        if self.steps_on is not None or (accelerator and self.offload == "all"):
+            return self._on_host_for(model, there if self.steps_on is None else self.steps_on)
+        if self.disk is None and self.offload not in ("none", "auto") and not (accelerator and self.offload == "activations"):
+            raise ValueError(f'offload="{self.offload}" needs disk, a folder: what leaves the memory of the host goes to a disk')
+        if self.offload == "none" and self.host_budget is None:
+            return self
+        free = _torch.host_free() * 4 // 5
+        if accelerator:  # whose budgets are of its own memory
+            far = -1 if self.disk is not None or self.offload == "none" else free if self.host_budget is None else self.host_bytes()
+            return dataclasses.replace(self, offload="activations" if self.offload == "auto" else self.offload, auto=self.offload == "auto", far=far)
+        held = sum(storage.nbytes() for storage, _ in _weights.storages(model) if storage.device.type == "cpu")
+        trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+        most = held + free if self.host_budget is None else self.host_bytes()
+        offload = self.offload
+        if offload == "auto":
+            offload = "none" if self.disk is None else "activations" if held + 3 * trained <= most // 2 else "all"
+        return dataclasses.replace(self, offload=offload, auto=self.offload == "auto", most=most)
+
+    def _on_host_for(self, model: torch.nn.Module, device: torch.device) -> Options:
+        """The same for steps on `device` with weights of the host."""
+        if self.offload != "all":
+            raise ValueError(f'device is where steps of a model run whose weights are on the host: it needs offload="all", got "{self.offload}"')
+        for name in ("graph", "verify"):
+            if getattr(self, name):
+                raise ValueError(f"{name} needs weights that stay on the device")
+        weights = sum(storage.nbytes() for storage, _ in _weights.storages(model))
+        gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+        most = self.host_bytes() if self.host_budget is not None else weights + _torch.host_free() * 4 // 5
+        if self.disk is None:
+            if most < weights:
+                raise ValueError(f"host_budget={self.host_budget!r} is less than the {weights} bytes of the weights; with disk, they may be in files")
+            return dataclasses.replace(self, steps_on=device, far=most - weights)
+        if most < gradients:
+            raise ValueError(f"host_budget={self.host_budget!r} is less than the {gradients} bytes of the gradients, which stay in memory of the host")
+        files = most < weights + gradients
+        room = -1 if files or most - weights - gradients < weights else most - weights
+        return dataclasses.replace(self, steps_on=device, far=room, files=files)
+
+    def spill(self) -> tuple[str | None, str]:
+        """The folder that activations may go to, and the bytes that may be taken there, empty for all."""
+        spills = self.offload in ("activations", "all") and (self.steps_on is None or self.far < 0)
+        return self.disk if spills else None, self.disk_budget or ""
+
+    def folder(self) -> str | None:
+        """Where plans are kept: None for the usual place, empty for nowhere."""
+        return None if self.cache is True else self.cache or ""
+
+    def limit(self) -> tuple[str, bool]:
+        """The budget as text, empty for none, and whether it is for activations only."""
+        return str(self.budget or self.activation_budget or ""), self.activation_budget is not None

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Searches as a user at a terminal meets them: Ctrl-C ends them, one line shows where they are.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include <remat/core/solve.hpp>
+#include <remat/io/observers.hpp>
+
+#include "shared_object.hpp"
+
+namespace remat::python {
+
+namespace py = pybind11;
+
+/// Ends searches when Ctrl-C is pressed.
+class interruption {
+ public:
+  /// Observes one search.
+  remat::control look() {
+    if (pressed_) return remat::control::stop;
+    py::gil_scoped_acquire hold;
+    if (PyErr_CheckSignals() == 0) return remat::control::go_on;
+    exception_ = shared(py::reinterpret_steal<py::object>(take()));
+    pressed_ = true;
+    return remat::control::stop;
+  }
+  bool pressed() const { return pressed_; }
+  /// Raises what the signal raised.
+  [[noreturn]] void raise() {
+    py::gil_scoped_acquire hold;
+    pressed_ = false;
+    const auto e = std::exchange(exception_, nullptr);
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(e->ptr())), e->ptr());
+    throw py::error_already_set();
+  }
+  void forget() {
+    pressed_ = false;
+    exception_.reset();
+  }
+
+ private:
+  static PyObject* take() {
+    PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    Py_XDECREF(type);
+    Py_XDECREF(trace);
+    return value;
+  }
+  std::atomic<bool> pressed_ = false;
+  std::shared_ptr<py::object> exception_;
+};
+
+/// Shows searches in one line of a terminal, if standard error is one.
+class terminal_line {
+ public:
+  void show(const remat::progress& now) {
+    if (!there_) return;
+    const std::lock_guard lock(mutex_);
+    if (!line_) line_.emplace("remat: planning: ");
+    (*line_)(now);
+  }
+  void clear() {
+    const std::lock_guard lock(mutex_);
+    line_.reset();
+  }
+
+ private:
+  bool there_ = isatty(STDERR_FILENO) != 0;
+  std::mutex mutex_;
+  std::optional<remat::progress_line> line_;
+};
+
+}  // namespace remat::python

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Calls into the planner from Python: without the GIL, and with exceptions that Python expects.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <string>
+#include <utility>
+
+#include <remat/pytorch/capture.hpp>
+#include <remat/pytorch/disk.hpp>
+#include <remat/pytorch/session.hpp>
+
+namespace remat::python {
+
+namespace py = pybind11;
+namespace rp = remat::pytorch;
+
+/// Raises an exception of `remat._errors`.
+template <class... A>
+[[noreturn]] void raise(const char* kind, A&&... arguments) {
+  py::gil_scoped_acquire hold;
+  const py::object type = py::module_::import("remat._errors").attr(kind);
+  const py::object e = type(std::forward<A>(arguments)...);
+  PyErr_SetObject(type.ptr(), e.ptr());
+  throw py::error_already_set();
+}
+
+/// Calls `f` without the GIL; what it throws becomes what Python expects.
+template <class F>
+auto translated(F f) {
+  try {
+    py::gil_scoped_release free;
+    return f();
+  } catch (const rp::over_budget& e) {
+    raise("OverBudget", std::string(e.what()) + "; the step would run out of memory.", e.smallest, e.bound, e.largest);
+  } catch (const rp::cannot_capture& e) {
+    const std::string what = e.what();
+    const auto end = what.find(" (call ");
+    raise("Refused", what, end == what.npos ? py::none() : py::object(py::str(what.substr(0, end))));
+  } catch (const rp::unexpected_inputs& e) {
+    raise("Refused", e.what());
+  } catch (const rp::not_supported& e) {
+    raise("Refused", e.what());
+  } catch (const rp::copy_failed& e) {
+    raise("CopyFailed", e.what());
+  } catch (const rp::not_equal& e) {
+    raise("NotEqual", e.what());
+  } catch (const remat::error& e) {
+    raise("Error", e.what());
+  }
+}
+
+/// Calls `f`, which takes space in `folder`.
+template <class F>
+auto in_folder(const std::string& folder, F f) {
+  return translated([&] {
+    try {
+      return f();
+    } catch (const rp::out_of_memory& e) {
+      raise("NoSpace", e.why.empty() ? "the disk is full" : e.why, folder, e.asked, e.available);
+    }
+  });
+}
+
+}  // namespace remat::python

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps each parameter within the backward, as soon as its gradient is complete.
+#include <ATen/ATen.h>
+#include <torch/library.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include "../base/trim.hpp"
+#include "stepper.hpp"
+
+namespace remat::pytorch {
+namespace {
+
+/// The one key of tensors that PyTorch gives neither kernels nor a fallback, whatever the device.
+constexpr auto spent_key = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+
+void refuse_to_read(const c10::OperatorHandle& op, ::torch::jit::Stack* /*arguments*/) {
+  throw refusal_to_overlap(op.schema().name() + " uses a gradient that is freed already, as clipping and accumulation do");
+}
+
+/// Stands for a gradient that has been taken until the step ends: all operators refuse it.
+at::Tensor spent(const at::Tensor& p) {
+  static const auto library = [] {
+    if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(spent_key))
+      throw not_available("stepping::overlap needs the dispatch key TESTING_ONLY_GenericWrapper, but it has a fallback already");
+    auto lib = std::make_unique<::torch::Library>(::torch::Library::IMPL, "_", spent_key, __FILE__, __LINE__);
+    lib->fallback(::torch::CppFunction::makeFromBoxedFunction<&refuse_to_read>());
+    return lib;
+  }();
+  auto made = at::detail::make_tensor<c10::TensorImpl>(p.key_set().add(spent_key), p.dtype(), p.device());
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(p.sizes(), p.strides());
+  return made;
+}
+
+/// Do these options make the same steps?
+template <class... Kinds>
+bool same_settings(const optim::OptimizerOptions& a, const optim::OptimizerOptions& b) {
+  const auto as = [&]<class Kind>() {
+    const auto *first = dynamic_cast<const Kind*>(&a), *second = dynamic_cast<const Kind*>(&b);
+    return first == nullptr || (second != nullptr && *first == *second);
+  };
+  return (as.template operator()<Kinds>() && ...);
+}
+bool unchanged_settings(const optim::OptimizerOptions& a, const optim::OptimizerOptions& b) {
+  return same_settings<optim::AdamWOptions, optim::AdamOptions, optim::SGDOptions, optim::RMSpropOptions, optim::AdagradOptions>(
+             a, b) &&
+         a.get_lr() == b.get_lr();
+}
+
+}  // namespace
+
+void states_on_disk::stepper::attach() {
+  for (const auto& group : whose_.all)
+    for (const auto& p : group.params())
+      if (p.requires_grad() && p.is_leaf()) {
+        auto& steps = arrival::of(p).steps;
+        if (steps.lock().get() == this) continue;
+        steps = weak_from_this();
+        told_.push_back(p);
+      }
+}
+
+void states_on_disk::stepper::arrived(const at::Tensor& p) {
+  const std::lock_guard lock(mutex_);
+  const auto* const key = p.unsafeGetTensorImpl();
+  if (taken_.empty()) {
+    group_of_.clear();
+    for (std::size_t i = 0; i < whose_.all.size(); ++i)
+      for (const auto& member : whose_.all[i].params()) group_of_[member.unsafeGetTensorImpl()] = i;
+  }
+  const auto group = group_of_.find(key);
+  if (group == group_of_.end() || !p.grad().defined()) return;
+  if (const auto found = taken_.find(key); found != taken_.end()) {
+    if (p.grad().is_same(found->second.stand_in)) return;  // told twice: somebody has put a hook of his around ours
+    throw refusal_to_overlap(
+        "a second gradient of a parameter came before step(): gradients are accumulated, or the backward is run twice");
+  }
+  dropped_ = false;
+  const auto& of = whose_.all.at(group->second);
+  if (auto& known = settings_[group->second]; !known) known = of.options().clone();
+  taken t{p, spent(p), tried_ ? at::Tensor() : p.grad()};
+  if (tried_) {
+    step_now({p, &of});
+    note_freed(static_cast<bytes_t>(p.grad().nbytes()));
+  }
+  p.mutable_grad() = t.stand_in;
+  taken_.emplace(key, std::move(t));
+}
+
+void states_on_disk::stepper::step_now(const todo& t) {
+  check();
+  settle({&t, 1});
+  if (!disk_) {
+    apply({&t, 1});
+  } else {
+    if (!traffic_) {
+      look_around();
+      traffic_ = std::make_unique<disk_traffic>();
+      last_.reset();
+    }
+    try {
+      traffic_->ready(t.key(), held({&t, 1}));
+      if (const auto found = next_.find(t.key()); found != next_.end()) {
+        const todo following{found->second, nullptr};
+        traffic_->ahead(following.key(), held({&following, 1}));
+      }
+      apply({&t, 1});
+    } catch (const copy_failed& e) {
+      throw failed(e, std::to_string(taken_.size()) + " parameters have made the step");
+    }
+    traffic_->done(unneeded({&t, 1}));
+    if (last_.defined()) next_[last_.unsafeGetTensorImpl()] = t.p;
+    last_ = t.p;
+  }
+  t.p.unsafeGetTensorImpl()->bump_version();  // not all classes do: what still needs the old values must know
+}
+
+void states_on_disk::stepper::finish() {
+  const std::lock_guard lock(mutex_);
+  if (dropped_) throw refusal_to_overlap("load() came between backward and step(), and dropped the gradients");
+  for (const auto& [key, t] : taken_)
+    if (!t.p.grad().is_same(t.stand_in))
+      throw refusal_to_overlap("a gradient was replaced or removed between backward and step()");
+  for (const auto& [group, were] : settings_)
+    if (group >= whose_.all.size() || !unchanged_settings(whose_.all[group].options(), *were))
+      throw refusal_to_overlap("options of a parameter group were changed between backward and step()",
+                               "change them after step()");
+  if (!tried_) {  // all space is taken before a weight changes
+    std::vector<todo> all;
+    for (const auto& group : whose_.all)
+      for (const auto& p : group.params())
+        if (p.requires_grad()) all.push_back({p, &group});
+    settle(all);
+  }
+  for (const auto& [key, t] : taken_) t.p.mutable_grad() = t.gradient;
+  const auto traffic = std::exchange(traffic_, nullptr);
+  if (traffic) traffic->wait();
+  step_all();  // what has not stepped yet: gradients of the first step, or set by hand
+  tried_ = tried_ || !taken_.empty();
+  clear();
+  attach();  // what has become trainable
+  if (traffic) drain(*traffic);
+}
+
+void states_on_disk::stepper::loaded() {
+  const std::lock_guard lock(mutex_);
+  failure_.reset();
+  if (taken_.empty()) return;
+  dropped_ = true;
+  clear();
+}
+
+void states_on_disk::stepper::clear() {
+  for (const auto& group : whose_.all)
+    for (const auto& p : group.params()) p.mutable_grad().reset();
+  taken_.clear();
+  settings_.clear();
+  traffic_.reset();
+}
+
+}  // namespace remat::pytorch

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Steps the parameters of an optimizer while their states come from the disk and go back: all of them after each other
+/// (step_all.cpp), or each within the backward (step_early.cpp). Private to the adapter.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/pytorch/offload.hpp>
+#include <remat/pytorch/session.hpp>
+
+#include "arrival.hpp"
+
+namespace remat::pytorch {
+
+namespace optim = ::torch::optim;
+
+/// For what parameters that step within the backward cannot do.
+inline not_supported refusal_to_overlap(const std::string& reason, const std::string& advice = "use stepping::after") {
+  return not_supported(reason + ": with stepping::overlap parameters step as soon as their gradients are there; " + advice);
+}
+
+class states_on_disk::stepper final : public early_stepper, public std::enable_shared_from_this<stepper> {
+ public:
+  stepper(std::shared_ptr<disk> to, optimizer whose) : disk_(std::move(to)), whose_(std::move(whose)) {}
+  ~stepper() override {
+    for (const auto& p : told_) arrival::tidy(p);
+  }
+
+  // --- all parameters after each other -----------------------------------------------------------------------------------------
+
+  /// A step of all that have gradients.
+  void step_all();
+  void loaded();
+
+  // --- within the backward -----------------------------------------------------------------------------------------------------
+
+  /// Has all trainable parameters tell of their gradients.
+  void attach();
+  void arrived(const at::Tensor& p) override;
+  bool at_once() const override { return tried_; }
+  /// Ends a step.
+  void finish();
+  /// @throws not_supported between a backward and its step
+  void check_idle(const std::string& what) const {
+    if (!taken_.empty()) throw refusal_to_overlap(what + " came between backward and step()");
+  }
+
+ private:
+  /// A parameter that steps.
+  struct todo {
+    at::Tensor p;
+    const optim::OptimizerParamGroup* of;
+    void* key() const { return p.unsafeGetTensorImpl(); }
+  };
+  using some = std::span<const todo>;
+
+  void look_around();
+  void check() const {
+    if (failure_) throw copy_failed(*failure_);
+  }
+  copy_failed failed(const copy_failed& e, const std::string& what) {
+    failure_ = std::string(e.what()) + "; " + what + ". Load a checkpoint";
+    return copy_failed(*failure_);
+  }
+  void drain(disk_traffic& traffic);
+  void settle(some all);
+  std::vector<at::Tensor> rehearse(const todo& t) const;
+  some parcel(some rest) const;
+  std::vector<at::Tensor> homes(const todo& t) const;
+  std::vector<at::Tensor> held(some of) const;
+  std::vector<at::Tensor> unneeded(some of) const;
+  void apply(some to);
+  void bring_home(const todo& t, const std::vector<at::Tensor>& places);
+  void step_now(const todo& t);
+  void clear();
+
+  std::shared_ptr<disk> disk_;  ///< null: states stay in memory
+  optimizer whose_;
+  std::map<const void*, std::vector<at::Tensor>> rooms_;  ///< by parameter, for states that are not made yet
+  std::optional<std::string> failure_;                    ///< no step can follow
+  bool short_ = false;                                    ///< of memory
+
+  /// A gradient that is no longer its parameter's.
+  struct taken {
+    at::Tensor p, stand_in;
+    at::Tensor gradient;  ///< of a step that is not tried yet; otherwise it has been used
+  };
+  std::mutex mutex_;      ///< hooks may be on several threads
+  bool tried_ = false;    ///< a whole step has shown that nobody needs the gradients
+  bool dropped_ = false;  ///< gradients that no step has used
+  std::map<const void*, taken> taken_;
+  std::map<const void*, std::size_t> group_of_;                               ///< of a parameter, when the first gradient came
+  std::map<std::size_t, std::unique_ptr<optim::OptimizerOptions>> settings_;  ///< of groups, when their first gradient came
+  std::map<const void*, at::Tensor> next_;                                    ///< in the last step: what came behind it
+  at::Tensor last_;
+  std::unique_ptr<disk_traffic> traffic_;
+  std::vector<at::Tensor> told_;
+};
+
+}  // namespace remat::pytorch
