@@ -16,7 +16,7 @@
 #include <remat/io/json.hpp>
 #include <remat/testing/generators.hpp>
 
-#include "../tiers.hpp"
+#include "../tiers_walk.hpp"
 
 namespace {
 

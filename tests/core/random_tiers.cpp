@@ -14,7 +14,7 @@
 
 #include <remat/core/evaluate.hpp>
 
-#include "../tiers.hpp"
+#include "../tiers_walk.hpp"
 
 using remat::action;
 using remat::problem;

@@ -14,7 +14,7 @@
 #include <remat/core/solve.hpp>
 #include <remat/io/json.hpp>
 
-#include "../tiers.hpp"
+#include "../tiers_walk.hpp"
 
 using remat::problem;
 using remat::testing::disk;

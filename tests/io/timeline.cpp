@@ -8,7 +8,7 @@
 
 #include <remat/io/timeline.hpp>
 
-#include "../tiers.hpp"
+#include "../tiers_walk.hpp"
 #include "text.hpp"
 
 using remat::action;

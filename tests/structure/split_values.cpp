@@ -13,7 +13,7 @@
 #include <remat/testing/copy_oracle.hpp>
 #include <remat/testing/generators.hpp>
 
-#include "../tiers.hpp"
+#include "../tiers_walk.hpp"
 
 using namespace remat;
 using namespace remat::testing;

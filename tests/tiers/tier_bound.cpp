@@ -14,7 +14,7 @@
 #include <remat/tiers/tier_bound.hpp>
 #include <remat/tiers/turn_bound.hpp>
 
-#include "../tiers.hpp"
+#include "../tiers_walk.hpp"
 
 using remat::bytes_t;
 using remat::problem;

@@ -44,6 +44,44 @@ class Backward(Test):
                 with self.subTest(name):
                     self.check(Reads, step)
 
+    def test_custom_backwards(self):
+        """A backward in Python that asks for a value: its steps run as they are, those that try again to be planned, too."""
+        def branch(x):
+            return 1 if x.sum() > 0 else 0.5
+
+        def number(x):
+            return float(x.mean())
+
+        def array(x):
+            return float(x.numpy().max())
+
+        def positions(x):
+            return len(x.nonzero()) / x.numel()
+
+        def wrong_once(x):
+            try:
+                return int("one")
+            except ValueError:
+                return float(x.mean())
+
+        for factor in (branch, number, array, positions, wrong_once):
+            class Custom(torch.autograd.Function):
+                @staticmethod
+                def forward(ctx, x):
+                    ctx.save_for_backward(x)
+                    return 2 * x
+
+                @staticmethod
+                def backward(ctx, gradient):
+                    return gradient * factor(*ctx.saved_tensors)
+
+            class Reads(Net):
+                def act(self, h):
+                    return Custom.apply(h).tanh()
+
+            with self.subTest(factor=factor.__name__):
+                self.check(Reads)
+
     def test_memory_after_a_backward_of_the_graph(self):
         """While the output is held, nothing else is."""
         class Function(torch.autograd.Function):

@@ -261,43 +261,6 @@ class Values(Test):
                 self.check(Two, step)
         self.check(Two, penalty, 2, exact=False)
 
-    def test_custom_backwards(self):
-        """A backward in Python that asks for a value: its steps run as they are, those that try again to be planned, too."""
-        def branch(x):
-            return 1 if x.sum() > 0 else 0.5
-
-        def number(x):
-            return float(x.mean())
-
-        def array(x):
-            return float(x.numpy().max())
-
-        def positions(x):
-            return len(x.nonzero()) / x.numel()
-
-        def wrong_once(x):
-            try:
-                return int("one")
-            except ValueError:
-                return float(x.mean())
-
-        for factor in (branch, number, array, positions, wrong_once):
-            class Custom(torch.autograd.Function):
-                @staticmethod
-                def forward(ctx, x):
-                    ctx.save_for_backward(x)
-                    return 2 * x
-
-                @staticmethod
-                def backward(ctx, gradient):
-                    return gradient * factor(*ctx.saved_tensors)
-
-            def custom(model, h):
-                return Custom.apply(h)
-
-            with self.subTest(factor=factor.__name__):
-                self.acts(custom, planned=False)
-
     def test_other_use_of_a_path_with_other_numbers(self):
         """The step goes on by a plan for that use, of the same calls with the numbers of this forward."""
         class Two(Net):

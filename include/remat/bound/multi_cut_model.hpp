@@ -58,8 +58,7 @@ struct multi_cut_options {
 /// - run[o,w] <= k[u,a] + run[producer of u,w]; k[v,b] <= stay[v,w] + run[p,w]; stay[v,w] <= k[v,a];
 /// - an ancestor of tau_j runs before t_j, tau_j and its descendants do not; every needed operation runs, once-only ones once;
 /// - memory at t_j: bytes of all k[v,j], outputs and workspace of tau_j <= budget;
-/// - memory while o runs in w: bytes of all stay[v,w] and, if o does run, its operands, outputs and workspace <= budget;
-/// - a value that does not fit beside the operation of moment j is not live then: k[v,j] = 0.
+/// - memory while o runs in w: bytes of all stay[v,w] and, if o does run, its operands, outputs and workspace <= budget.
 ///
 /// The long windows are redundant for integers. They keep the relaxation from running an operation a little in every window on
 /// operands of which it retains as little. Those to the end make it at least as strong as the single cut of `retention_cut` at
@@ -263,21 +262,14 @@ class multi_cut_model {
     std::vector<std::vector<bool>> useful, wanted;
     find_uses(useful, wanted);
     k_.assign(end + 1, std::vector<expression>(p_.values().size()));
-    for (std::size_t j = 1; j <= end; ++j) {
-      auto spare = room_;  // beside what is on the device anyway while the moment's operation runs
-      if (j < end) {
-        spare -= own_bytes(moments_[j - 1]);
-        for (auto v : ops[moments_[j - 1]].inputs)
-          if (modelled_[v]) spare -= size(v);
-      }
+    for (std::size_t j = 1; j <= end; ++j)
       for (value_id v = 0; v < p_.values().size(); ++v) {
         if (!wanted[j][v] || (!p_.is_source(v) && first_[p_.producer(v)] >= j)) continue;
         if (j == end || contains(ops[moments_[j - 1]].inputs, v))
           k_[j][v].constant = 1;
-        else if (size(v) <= spare)
+        else
           k_[j][v] = builder_.binary(0);
       }
-    }
     for (std::size_t j = 0; j < end; ++j) {
       auto& w = add_window(j, j + 1);
       for (auto o : needed_) {
