@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Steps in flight, other shapes, and plans that replace one another.
+#include <sys/wait.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <catch2/catch.hpp>
+#include <deque>
+#include <future>
 #include <mutex>
+#include <optional>
 #include <remat/pytorch/memory.hpp>
 #include <remat/pytorch/wrap.hpp>
 #include <stdexcept>
 #include <thread>
 
+#include "../src/session/background.hpp"
 #include "compare.hpp"
 #include "models.hpp"
 #include "quick.hpp"
@@ -220,6 +226,25 @@ TEST_CASE("a search beside the steps that fails, or whose log does, ends nothing
       }
   }
   CHECK(failed > 0);
+}
+
+TEST_CASE("a fork ends and goes on without the searches of its parent", "[fork]") {
+  std::promise<void> end;
+  const auto ended = end.get_future().share();
+  std::deque<std::optional<rt::background>> all(16);
+  for (auto& b : all) b.emplace().start([ended] { ended.wait(); });
+  const auto child = ::fork();
+  if (child == 0) {
+    for (int i = 0; i < 3; ++i) std::thread([] {}).join();  // stacks that nobody uses go back to the system
+    std::atomic<int> ran = 0;
+    all[0]->start([&] { ++ran; });
+    for (auto& b : all) b.reset();
+    ::_exit(ran == 1 ? 0 : 1);
+  }
+  int status = 0;
+  CHECK(::waitpid(child, &status, 0) == child);
+  CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 0));
+  end.set_value();
 }
 
 TEST_CASE("a session tells of its steps while one of them is on another thread") {

@@ -21,13 +21,13 @@ class background {
   background& operator=(const background&) = delete;
   ~background() {
     ending_ = true;
-    if (!thread_.joinable()) return;
-    process_ == getpid() ? thread_.join() : thread_.detach();  // a fork has no threads but its own
+    let_end();
   }
   /// Starts `job`, unless one is running or the system has no thread left.
   void start(std::function<void()> job) {
+    if (process_ != getpid()) busy_ = false;
     if (busy_.exchange(true)) return;
-    if (thread_.joinable()) thread_.join();
+    let_end();
     process_ = getpid();
     try {
       thread_ = std::thread([this, job = std::move(job)] {
@@ -44,6 +44,16 @@ class background {
   bool ending() const { return ending_; }
 
  private:
+  /// A fork has no threads but its own. It leaves the handle of its parent's alone: the system may have unmapped what that leads
+  /// to.
+  void let_end() {
+    if (!thread_.joinable()) return;
+    if (process_ == getpid())
+      thread_.join();
+    else
+      static_cast<void>(new std::thread(std::move(thread_)));
+  }
+
   std::thread thread_;
   std::atomic<bool> busy_ = false, ending_ = false;
   pid_t process_ = 0;
