@@ -174,5 +174,5 @@ def test_shared_and_frozen():
 
 
 def test_unused_parameter():
-    for session in compare(lambda: made(lambda self, x: x, lambda self: self.register_parameter("no", nn.Parameter(torch.ones(2))))):
-        assert session.plan["operations"] > 0
+    for model in compare(lambda: made(lambda self, x: x, lambda self: self.register_parameter("no", nn.Parameter(torch.ones(2))))):
+        assert remat.of(model).plan.operations > 0
