@@ -55,7 +55,7 @@ def card(name: str) -> Card:
     entry = known[name]
     rates = dict(entry["flops_per_second"])
     reduced = rates.pop("tf32", None)
-    if reduced is not None and torch.get_float32_matmul_precision() != "highest":
+    if reduced is not None and torch.backends.cuda.matmul.fp32_precision == "tf32":
         rates["float32"] = reduced
     by_type = {getattr(torch, dtype): rate for dtype, rate in rates.items()}
     return Card(name, entry["memory"], _published()["reserved"], Roofline(by_type, entry["bytes_per_second"]), entry["source"])

@@ -5,6 +5,7 @@ import collections
 import copy
 import gc
 import itertools
+import os
 import unittest
 import unittest.mock
 
@@ -301,6 +302,29 @@ class Loops(unittest.TestCase):
             return [y, [p.grad for p in m.parameters()]]
 
         self.both(act, Net)
+
+    def test_precision_of_products(self):
+        """By PyTorch's present settings, after which reading its older ones is an error."""
+        def trains():
+            model, (x,) = Chain(), inputs()[0][0]
+            plain = copy.deepcopy(model)
+            for m in (remat.wrap(model, budget="90%", cache=False, planner=remat.Planner(time_limit=1)), plain):
+                torch.manual_seed(0)
+                m(x).square().mean().backward()
+            remat.plan(plain, (x,), device="h100-sxm", time_limit=1)
+            return all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), plain.parameters()))
+
+        for setting in ("cuda.matmul.fp32_precision='tf32'", "fp32_precision='tf32'", "fp32_precision='ieee'", "mkldnn.matmul.fp32_precision='bf16'",
+                        "cudnn.conv.fp32_precision='ieee'", "cudnn.fp32_precision='ieee'"):
+            with self.subTest(setting):
+                child = os.fork()  # they cannot be put back
+                if child == 0:
+                    try:
+                        exec(f"torch.backends.{setting}")
+                        os._exit(0 if trains() else 1)
+                    finally:
+                        os._exit(2)
+                self.assertEqual(os.waitpid(child, 0)[1], 0)
 
     def test_thousand_steps(self):
         m = remat.wrap(Chain(depth=2), budget="300%", time_limit=2)

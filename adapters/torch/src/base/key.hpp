@@ -54,12 +54,15 @@ inline std::vector<c10::DeviceType> devices_of_steps() {
 inline void add_kernel_settings(key& k) {
   auto& c = at::globalContext();
   k << at::get_num_threads() << c.deterministicAlgorithms() << c.deterministicFillUninitializedMemory() << c.userEnabledMkldnn()
-    << c.userEnabledFlashSDP() << c.userEnabledMemEfficientSDP() << c.userEnabledMathSDP() << c.float32MatmulPrecision()
+    << c.userEnabledFlashSDP() << c.userEnabledMemEfficientSDP() << c.userEnabledMathSDP()
     << c10::typeMetaToScalarType(c10::get_default_dtype());
+  // What `allow_tf32` and `set_float32_matmul_precision` set as well; what reads those raises an error once a program sets these.
+  for (const auto backend : {at::Float32Backend::CUDA, at::Float32Backend::MKLDNN})
+    for (const auto op : {at::Float32Op::CONV, at::Float32Op::RNN, at::Float32Op::MATMUL}) k << c.float32Precision(backend, op);
   const auto kinds = devices_of_steps();
   if (kinds.back() == c10::kCUDA)
-    k << c.userEnabledCuDNN() << c.deterministicCuDNN() << c.benchmarkCuDNN() << c.benchmarkLimitCuDNN() << c.allowTF32CuDNN()
-      << c.allowTF32CuBLAS() << c.allowFP16ReductionCuBLAS() << c.allowBF16ReductionCuBLAS() << c.allowFP16AccumulationCuBLAS()
+    k << c.userEnabledCuDNN() << c.deterministicCuDNN() << c.benchmarkCuDNN() << c.benchmarkLimitCuDNN()
+      << c.allowFP16ReductionCuBLAS() << c.allowBF16ReductionCuBLAS() << c.allowFP16AccumulationCuBLAS()
       << c.userEnabledCuDNNSDP() << c.allowFP16BF16ReductionMathSDP() << c.userEnabledFA3SDP() << c.userEnabledFA4SDP()
       << c.sDPPriorityOrder() << c.blasPreferredBackend() << c.linalgPreferredBackend() << c.cudnnDepthwiseKernel();
 }

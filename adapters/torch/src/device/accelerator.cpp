@@ -194,11 +194,9 @@ class accelerator final : public device {
   void reset_peak() override { shared_->of.own().resetPeakStats(shared_->on.index()); }
   bytes_t free_bytes() const override {
     const auto held = use();
-    return static_cast<bytes_t>(shared_->of.own().getMemoryInfo(shared_->on.index()).first) + held.reserved - held.live;
+    return allowed_memory(shared_->of, shared_->on).second + held.reserved - held.live;
   }
-  bytes_t total_bytes() const override {
-    return static_cast<bytes_t>(shared_->of.own().getMemoryInfo(shared_->on.index()).second);
-  }
+  bytes_t total_bytes() const override { return allowed_memory(shared_->of, shared_->on).first; }
   void empty_cache() override {
     shared_->drop_finished();
     shared_->of.own().emptyCache();

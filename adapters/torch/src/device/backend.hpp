@@ -9,8 +9,11 @@
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <string>
+#include <utility>
 
 namespace remat::pytorch {
 
@@ -41,11 +44,24 @@ class backend {
   virtual c10::DeviceAllocator& own() const = 0;
   /// Why no device of this kind can be used, in one sentence; empty: nothing is known to be wrong.
   virtual std::string problem() const { return ""; }
+  /// The share of the device's memory that this process may reserve, in (0, 1].
+  virtual double fraction(c10::Device) const { return 1; }
   /// Name of a device for people, such as the name of the card.
   virtual std::string name(c10::Device on) const = 0;
   /// Page-locked memory of exactly `bytes` bytes, near `on` where the machine has several memory nodes.
   virtual c10::DataPtr pinned(c10::Device on, std::size_t bytes) const = 0;
 };
+
+/// Bytes of a device that this process may have, and those that it may still reserve; `b` is installed.
+inline std::pair<std::int64_t, std::int64_t> allowed_memory(const backend& b, c10::Device on) {
+  const auto [free, total] = b.own().getMemoryInfo(on.index());
+  const double share = b.fraction(on);
+  if (share >= 1) return {static_cast<std::int64_t>(total), static_cast<std::int64_t>(free)};
+  constexpr auto all = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto allowed = static_cast<std::int64_t>(share * static_cast<double>(total));
+  const auto reserved = b.own().getDeviceStats(on.index()).reserved_bytes[all].current;
+  return {allowed, std::clamp<std::int64_t>(allowed - reserved, 0, static_cast<std::int64_t>(free))};
+}
 
 /// What the two kinds of fronts share: c10's, for any backend that takes its allocator from `c10::GetAllocator`, and CUDA's.
 ///
@@ -100,7 +116,7 @@ class front {
 /// @param interface must equal `backend_interface`
 /// @return null for another interface
 using make_backend = backend* (*)(int interface);
-inline constexpr int backend_interface = 1;
+inline constexpr int backend_interface = 2;
 inline constexpr const char* backend_symbol = "remat_backend";
 
 /// The backend for a kind of accelerator: that of a plug-in for CUDA, the generic one for all others.

@@ -174,7 +174,7 @@ class device_region final : public region {
       rlimit most{};
       if (pinned_ && getrlimit(RLIMIT_MEMLOCK, &most) == 0 && most.rlim_cur < static_cast<rlim_t>(bytes_))
         throw out_of_memory(tier, bytes_, static_cast<bytes_t>(most.rlim_cur), reason_of(e) + " (RLIMIT_MEMLOCK, see ulimit -l)");
-      const auto left = pinned_ ? 0 : static_cast<bytes_t>(shared_->of.own().getMemoryInfo(shared_->on.index()).first);
+      const auto left = pinned_ ? 0 : allowed_memory(shared_->of, shared_->on).second;
       throw out_of_memory(tier, bytes_, left, reason_of(e));
     }
   }

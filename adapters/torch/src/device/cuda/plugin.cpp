@@ -184,16 +184,20 @@ class near_device {
     std::ifstream file("/sys/bus/pci/devices/" + id + "/numa_node");
     int node = -1;
     if (!(file >> node) || node < 0 || node >= 64) return;
+    if (syscall(SYS_get_mempolicy, &policy_, nodes_.data(), bits, nullptr, 0UL) != 0) return;
     const unsigned long mask = 1UL << node;
     set_ = syscall(SYS_set_mempolicy, MPOL_PREFERRED, &mask, 64UL) == 0;
   }
   ~near_device() {
-    if (set_) syscall(SYS_set_mempolicy, MPOL_DEFAULT, nullptr, 0UL);
+    if (set_) syscall(SYS_set_mempolicy, policy_, nodes_.data(), bits);
   }
   near_device(const near_device&) = delete;
   near_device& operator=(const near_device&) = delete;
 
  private:
+  static constexpr unsigned long bits = 1024;  // of nodes: as many as the kernel may have
+  int policy_ = MPOL_DEFAULT;                  ///< of the thread, before
+  std::array<unsigned long, bits / (8 * sizeof(unsigned long))> nodes_{};
   bool set_ = false;
 };
 
@@ -225,6 +229,7 @@ class cuda_backend final : public backend {
     }
     return on.str() + " (" + properties.name + ")";
   }
+  double fraction(c10::Device on) const override { return cuda_front::instance->own().getMemoryFraction(on.index()); }
   /// PyTorch's pinned allocator rounds up to powers of two, so this one asks CUDA.
   c10::DataPtr pinned(c10::Device on, std::size_t bytes) const override {
     const near_device pages(on.index());
