@@ -113,6 +113,41 @@ def check_memory_of_others():
     assert [w for w in told if "another process may use it" in str(w.message)], [str(w.message) for w in told]
 
 
+def check_memory_fraction():
+    """PyTorch's limit for this process: steps are planned for it, and a share of the device is one of it."""
+    if DEVICE.type != "cuda":
+        return  # others have no such limit
+    ids = torch.randint(0, 50, (300, 16))
+
+    def gradients(model):
+        torch.manual_seed(3)
+        model(ids.to(DEVICE)).backward()
+        return [p.grad.cpu() for p in model.parameters()]
+
+    model = wrapped()
+    plain = gradients(model)
+    arena = remat.of(model).memory()["arena"]
+    model.zero_grad()
+    remat.of(model).release()
+    torch.accelerator.empty_cache()
+    reserved, total = torch.cuda.memory_reserved(), torch.cuda.mem_get_info()[1]
+    allowed = reserved + arena * 3 // 4
+    torch.cuda.set_per_process_memory_fraction(allowed / total)
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            planned = gradients(model)
+        whole = wrapped(budget="100% of device")
+        whole(IDS.to(DEVICE))
+        budget = remat.of(whole).memory()["budget"]
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert all(torch.equal(a, b) for a, b in zip(plain, planned, strict=True))
+    assert remat.of(model).memory()["arena"] < arena
+    assert [w for w in told if "has only" in str(w.message)], [str(w.message) for w in told]
+    assert budget <= allowed, (budget, allowed)
+
+
 def check_idle_arenas():
     """PyTorch runs out of memory: arenas that wait for the next step are given back, and the allocation succeeds."""
     model = wrapped()
