@@ -176,6 +176,17 @@ def check_settings():
         plans.add(len(remat.of(model).plans))
     torch.use_deterministic_algorithms(before)
     assert plans == {1, 2}, plans
+    if DEVICE.type != "cuda":
+        return
+    cuda = torch.backends.cuda
+    for settings, name, other in ((torch.backends.cudnn, "benchmark", True), (cuda.matmul, "allow_bf16_reduced_precision_reduction", False),
+                                  (cuda.matmul, "fp32_precision", "tf32")):
+        number, was = len(remat.of(model).plans), getattr(settings, name)
+        setattr(settings, name, other)
+        model.zero_grad()
+        model(ids).backward()
+        setattr(settings, name, was)
+        assert len(remat.of(model).plans) == number + 1, name
 
 
 def main():

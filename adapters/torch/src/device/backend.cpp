@@ -144,6 +144,8 @@ backend& backend_of(c10::DeviceType kind) {
   std::lock_guard lock(mutex);
   auto& b = known[static_cast<std::size_t>(kind)];
   if (b == nullptr) {
+    if (kind == c10::kMPS)
+      throw not_available("memory of mps has no addresses at which a plan could place values; planned steps need them");
     if (kind == c10::kCUDA)
       b = load_plugin("libremat_torch_cuda.so", "CUDA devices");
     else
