@@ -225,6 +225,9 @@ class Refusals(unittest.TestCase):
         m = remat.wrap(Chain(), (x,), activation_budget="5 MB")
         copies = sum(b.nbytes for b in m.buffers())  # of what the step writes, which count as held, too
         self.assertEqual(remat.of(m).memory()["budget"], held - copies + 5_000_000)
+        for text, words in (("120% of device", "no more than 100 %"), ("50% of the device", "after the % goes"), ("-5%", "no percentage")):
+            with self.subTest(text), self.assertRaisesRegex(ValueError, words):
+                remat.wrap(Chain(), budget=text)
 
     def test_optimizer(self):
         """Its states count, those of the first step to come too; of parameters of this model."""

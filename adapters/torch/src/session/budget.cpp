@@ -28,6 +28,8 @@ budget::budget(const std::string& text) {
   const auto [rest, failed] = std::from_chars(text.data(), end, percent, std::chars_format::fixed);
   if (failed != std::errc{} || rest != end || !std::isfinite(percent) || std::signbit(percent) || percent > 1e6)
     throw bad_option("\"" + text + "\" is not a budget: no percentage >= 0");
+  if (share_of == pytorch::share::device && percent > 100)
+    throw bad_option("\"" + text + "\" is not a budget: a device has no more than 100 % of its memory");
   share = percent / 100;
 }
 
