@@ -47,7 +47,15 @@ __all__ = ["CopyFailed", "Error", "NoSpace", "NotEqual", "OverBudget", "Plan", "
 def __getattr__(name: str) -> Any:
     if name not in _WITH_TORCH:
         raise AttributeError(f"module 'remat' has no attribute {name!r}")
-    found = getattr(_importlib.import_module("." + _WITH_TORCH[name], __name__), name)
+    try:
+        found = getattr(_importlib.import_module("." + _WITH_TORCH[name], __name__), name)
+    except ImportError as e:
+        if e.path is None:  # a module that is not there, such as torch
+            raise
+        import torch
+
+        raise ImportError(f"remat's part for PyTorch cannot be loaded: it was built for another version than torch {torch.__version__}; "
+                          f"install remat again beside this one ({str(e).splitlines()[0]})", name=e.name, path=e.path) from e
     globals()[name] = found
     return found
 

@@ -5,7 +5,12 @@ import contextlib
 import io
 import itertools
 import logging
+import os
+import pathlib
 import pickle
+import subprocess
+import sys
+import tempfile
 import unittest
 import unittest.mock
 
@@ -228,6 +233,23 @@ class Refusals(unittest.TestCase):
         for text, words in (("120% of device", "no more than 100 %"), ("50% of the device", "after the % goes"), ("-5%", "no percentage")):
             with self.subTest(text), self.assertRaisesRegex(ValueError, words):
                 remat.wrap(Chain(), budget=text)
+
+    def test_part_for_another_version_of_torch(self):
+        """One sentence says so; the planner goes on."""
+        there = pathlib.Path(remat.__file__).parent
+        with tempfile.TemporaryDirectory() as folder:
+            package = pathlib.Path(folder) / "remat"
+            package.mkdir()
+            for file in there.iterdir():
+                (package / file.name).symlink_to(file)
+            part = next(package.glob("_torch*.so"))
+            part.unlink()
+            part.write_bytes(b"")
+            code = "import remat\nprint(len(remat.solvers()) > 5)\ntry:\n    remat.wrap\nexcept ImportError as e:\n    print(e)"
+            done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True, check=True)
+        planner, said = done.stdout.splitlines()
+        self.assertEqual(planner, "True")
+        self.assertIn(f"another version than torch {torch.__version__}", said)
 
     def test_optimizer(self):
         """Its states count, those of the first step to come too; of parameters of this model."""
