@@ -53,7 +53,7 @@ class Backward(Test):
             return float(x.mean())
 
         def array(x):
-            return float(x.numpy().max())
+            return float(x.cpu().numpy().max())
 
         def positions(x):
             return len(x.nonzero()) / x.numel()
