@@ -83,8 +83,10 @@ def test_refusals():
     for refused in (remat.plan, remat.wrap):
         with pytest.raises(remat.Refused, match="meta"):
             refused(linear, (x,))
-    with pytest.raises(TypeError, match="Roofline"):
+    with pytest.raises(ValueError, match="'cuda' is unknown"):
         remat.plan(linear, (x,), device="cuda")
+    with pytest.raises(TypeError, match="Roofline"):
+        remat.plan(linear, (x,), device=torch.device("cuda"))
     for wrong in (0, -1.0, float("nan"), {}, {torch.float32: 0}):
         with pytest.raises(ValueError, match="flops_per_second"):
             remat.Roofline(wrong, 1e12)
