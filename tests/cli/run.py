@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Exit statuses, messages and outputs of the command-line program.
+"""Exit statuses, messages and outputs of the command-line program. One script in the order of its commands: longer than 400 lines.
 
 usage: run.py REMAT SOURCE_ROOT
 """
