@@ -85,15 +85,15 @@ def check_outputs_on_another_stream():
     assert emulated.races() == 0, emulated.race_reports()
 
 
+def gradients(model):
+    """Of many rows: the allocator of CUDA rounds less where more is asked for."""
+    torch.manual_seed(3)
+    model(torch.randint(0, 50, (300, 16), generator=torch.Generator().manual_seed(5)).to(DEVICE)).backward()
+    return [p.grad.cpu() for p in model.parameters()]
+
+
 def check_memory_of_others():
     """Another process takes memory: the step is planned for less, once, with a warning."""
-    ids = torch.randint(0, 50, (300, 16))  # the allocator of CUDA rounds less where more is asked for
-
-    def gradients(model):
-        torch.manual_seed(3)
-        model(ids.to(DEVICE)).backward()
-        return [p.grad.cpu() for p in model.parameters()]
-
     model = wrapped(budget="8 GiB")
     plain = gradients(model)
     arena = remat.of(model).memory()["arena"]
@@ -117,13 +117,6 @@ def check_memory_fraction():
     """PyTorch's limit for this process: steps are planned for it, and a share of the device is one of it."""
     if DEVICE.type != "cuda":
         return  # others have no such limit
-    ids = torch.randint(0, 50, (300, 16))
-
-    def gradients(model):
-        torch.manual_seed(3)
-        model(ids.to(DEVICE)).backward()
-        return [p.grad.cpu() for p in model.parameters()]
-
     model = wrapped()
     plain = gradients(model)
     arena = remat.of(model).memory()["arena"]
