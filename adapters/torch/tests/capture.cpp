@@ -10,14 +10,6 @@
 #include "interpret.hpp"
 #include "models.hpp"
 
-using at::Tensor;
-using remat::none;
-using remat::pytorch::cannot_capture;
-using remat::pytorch::capture;
-using remat::pytorch::captured;
-using remat::pytorch::interpreter;
-using remat::pytorch::program;
-using tensors = std::vector<Tensor>;
 using namespace capture_tests;
 
 TEST_CASE("every node of a captured program can be trusted alone") {

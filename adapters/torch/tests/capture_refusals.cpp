@@ -12,14 +12,6 @@
 #include "interpret.hpp"
 #include "models.hpp"
 
-using at::Tensor;
-using remat::none;
-using remat::pytorch::cannot_capture;
-using remat::pytorch::capture;
-using remat::pytorch::captured;
-using remat::pytorch::interpreter;
-using remat::pytorch::program;
-using tensors = std::vector<Tensor>;
 using namespace capture_tests;
 
 TEST_CASE("what cannot be captured is refused by name, and leaves no trace") {

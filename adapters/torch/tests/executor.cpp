@@ -19,8 +19,6 @@
 #include "models.hpp"
 #include "random_schedules.hpp"
 
-using namespace remat;
-using namespace remat::pytorch;
 using namespace executor_tests;
 
 TEST_CASE("schedules give what eager mode gives, bit by bit, without unplanned allocations", "[device]") {

@@ -22,9 +22,6 @@
 #include "models.hpp"
 #include "quick.hpp"
 
-namespace rt = remat::pytorch;
-namespace fs = std::filesystem;
-using remat::bytes_t;
 using namespace faults_tests;
 
 TEST_CASE("a disk that fails in a step: value, bytes and disk are named, the next step is as ever") {

@@ -17,9 +17,6 @@
 #include "quick.hpp"
 #include "trained_on_disk.hpp"
 
-namespace rt = remat::pytorch;
-namespace optim = torch::optim;
-using at::Tensor;
 using namespace offload_tests;
 
 TEST_CASE("tensors on a disk are tensors, and give their space back") {

@@ -23,9 +23,6 @@
 #include "quick.hpp"
 #include "trained_on_disk.hpp"
 
-namespace rt = remat::pytorch;
-namespace optim = torch::optim;
-using at::Tensor;
 using namespace offload_tests;
 
 TEST_CASE("limits of the machine and of memory cgroups") {

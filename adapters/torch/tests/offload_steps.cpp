@@ -20,9 +20,6 @@
 #include "quick.hpp"
 #include "trained_on_disk.hpp"
 
-namespace rt = remat::pytorch;
-namespace optim = torch::optim;
-using at::Tensor;
 using namespace offload_tests;
 
 TEST_CASE("a model whose parameters step within the backward trains as the plain one") {

@@ -21,11 +21,6 @@
 #include "pair_of_modules.hpp"
 #include "quick.hpp"
 
-using namespace remat;
-namespace rt = remat::pytorch;
-using at::Tensor;
-using Catch::Contains;
-using tensor_list = std::vector<Tensor>;
 using namespace probes_tests;
 
 TEST_CASE("probes: outputs that need no gradient") {

@@ -14,11 +14,6 @@
 #include "pair_of_modules.hpp"
 #include "quick.hpp"
 
-using namespace remat;
-namespace rt = remat::pytorch;
-using at::Tensor;
-using Catch::Contains;
-using tensor_list = std::vector<Tensor>;
 using namespace probes_tests;
 
 TEST_CASE("other shapes do not keep the memory of the last ones") {

@@ -25,9 +25,6 @@
 #include "models.hpp"
 #include "quick.hpp"
 
-namespace rt = remat::pytorch;
-using at::Tensor;
-using remat::bytes_t;
 using namespace weights_tests;
 
 TEST_CASE("training with weights that are fetched is training, within every budget") {

@@ -13,8 +13,6 @@
 #include "quick.hpp"
 #include "twins.hpp"
 
-using namespace remat;
-namespace rt = remat::pytorch;
 using namespace wrap_tests;
 
 TEST_CASE("training equals eager mode at every step, within the budget", "[device]") {

@@ -14,8 +14,6 @@
 #include "quick.hpp"
 #include "twins.hpp"
 
-using namespace remat;
-namespace rt = remat::pytorch;
 using namespace wrap_tests;
 
 TEST_CASE("misuse and failures are typed errors, and leave the module usable") {

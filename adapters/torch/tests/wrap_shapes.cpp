@@ -21,8 +21,6 @@
 #include "quick.hpp"
 #include "twins.hpp"
 
-using namespace remat;
-namespace rt = remat::pytorch;
 using namespace wrap_tests;
 
 TEST_CASE("two forwards before a backward, each with its own memory") {

@@ -12,8 +12,6 @@
 #include "quick.hpp"
 #include "twins.hpp"
 
-using namespace remat;
-namespace rt = remat::pytorch;
 using namespace wrap_tests;
 
 namespace {
