@@ -319,7 +319,9 @@ std::shared_ptr<const plan> search(const setup& s, bytes_t available, bytes_t he
   }
   const auto fail = [&](const plan& least, bool early) { fail_over_budget(s, least, held_bytes + available, held_bytes, early); };
   if (brief && !made) {
-    const auto least = leanest(s, w.options());
+    auto look = w.options();
+    look.limits.seconds = std::min(look.limits.seconds, 2 * o.first_seconds + look.limits.seconds / 10);
+    const auto least = leanest(s, look);
     if (least->run->needed_bytes() > available + available / 10) fail(*least, true);
     within.limits.seconds = std::max(o.first_seconds, o.limits.seconds - since(begin));
     made = search_anew(s, available, within);
