@@ -184,9 +184,11 @@ class Session:
         """A step in which the model's own code runs."""
         if self._options.steps_on is not None:
             args, kwargs = _host.all_to_device((args, kwargs), self._options.steps_on)
-        step = Step(self._source, plain, args, kwargs, self._options)
         try:
-            refuse_unplanned(step.inputs)
+            with torch._C.DisableTorchFunction():  # subclasses and modes see what the model calls, and no more
+                step = Step(self._source, plain, args, kwargs, self._options)
+                refuse_unplanned(step.inputs)
+                kind = step.text, tuple((t.shape, t.dtype) for t in step.inputs)
             if not self._looked:
                 refuse_parts(model)
                 self._looked = True
@@ -195,7 +197,6 @@ class Session:
                 raise
             self._warn_unplanned(why)
             return plain(*args, **kwargs)
-        kind = step.text, tuple((t.shape, t.dtype) for t in step.inputs)
         tries = self._unplanned[kind]
         if tries & (tries + 1) == 0:  # ever more seldom
             try:

@@ -108,9 +108,10 @@ class step_node final : public ::torch::autograd::Node {
   ::torch::autograd::variable_list apply(::torch::autograd::variable_list&& incoming) override {
     if (open_) return std::move(incoming);
     detail::graph_contents inside;
+    const bool batched = std::any_of(incoming.begin(), incoming.end(), is_batched);
     if (replan_.graph) {
       if (runner_) inside = replan_.graph->contents();
-      if (const auto [why, always] = not_planned(inside); !why.empty())
+      if (const auto [why, always] = not_planned(inside, batched); !why.empty())
         return by_graph(given_by(std::move(incoming)), why, always);
     }
     if (!runner_) {
@@ -121,8 +122,8 @@ class step_node final : public ::torch::autograd::Node {
     }
     if (at::GradMode::is_enabled())
       throw not_supported(std::string("remat: no graph of the gradients (create_graph=true) of a wrapped module; ") + as_it_is);
-    const auto kinds = devices_of_steps();
-    if (std::any_of(kinds.begin(), kinds.end(), [](auto kind) { return at::autocast::is_autocast_enabled(kind); }))
+    if (batched) throw not_supported(std::string("remat: no several gradients at once (vmap) of a wrapped module; ") + as_it_is);
+    if (under_autocast())
       throw not_supported("remat: the backward of a wrapped module must not run under autocast; leave it after the forward");
     for (const auto& w : watched_) check(w, *runner_->kind->step);
     ran_kept_ = ::torch::autograd::get_current_graph_task_keep_graph();
@@ -190,12 +191,11 @@ class step_node final : public ::torch::autograd::Node {
 
  private:
   /// Why this backward is one that no plan does, and whether others of such calls will be, too; or nothing.
-  std::pair<std::string, bool> not_planned(const detail::graph_contents& inside) const {
+  std::pair<std::string, bool> not_planned(const detail::graph_contents& inside, bool batched) const {
     if (at::GradMode::is_enabled()) return {"a graph of the gradients (create_graph=True)", true};
+    if (batched) return {"several gradients at once (vmap)", true};
     if (!runner_) return {"another backward of the same forward", true};
-    const auto kinds = devices_of_steps();
-    if (std::any_of(kinds.begin(), kinds.end(), [](auto kind) { return at::autocast::is_autocast_enabled(kind); }))
-      return {"a backward under autocast", true};
+    if (under_autocast()) return {"a backward under autocast", true};
     if (::torch::autograd::AnomalyMode::is_enabled()) return {"anomaly detection", false};
     if (observed_) return {"a hook on a tensor from which other outputs come, or its gradient, which is retained", false};
     return {inside.observer, false};

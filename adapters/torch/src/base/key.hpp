@@ -9,6 +9,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 
+#include <algorithm>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -48,6 +49,11 @@ inline std::vector<c10::DeviceType> devices_of_steps() {
   std::vector<c10::DeviceType> kinds = {c10::kCPU};
   if (const auto accelerator = at::accelerator::getAccelerator()) kinds.push_back(*accelerator);
   return kinds;
+}
+
+inline bool under_autocast() {
+  const auto kinds = devices_of_steps();
+  return std::any_of(kinds.begin(), kinds.end(), [](auto kind) { return at::autocast::is_autocast_enabled(kind); });
 }
 
 /// Settings of PyTorch that choose kernels below autograd, and how they use memory.

@@ -33,6 +33,11 @@ inline at::Tensor tensor_of(const byte_view& v, const c10::Storage& s, int64_t s
   return t;
 }
 
+/// Does it stand for several gradients (`is_grads_batched`, `torch.func.vmap`)?
+inline bool is_batched(const at::Tensor& t) {
+  return t.defined() && t.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched}));
+}
+
 /// Strides that lead to the same elements: those of dimensions of size 1 lead nowhere.
 inline bool same_strides(at::IntArrayRef sizes, at::IntArrayRef a, at::IntArrayRef b) {
   for (std::size_t d = 0; d < sizes.size(); ++d)

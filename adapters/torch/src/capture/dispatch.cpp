@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <map>
 #include <string_view>
 #include <unordered_set>
@@ -64,6 +65,9 @@ recorder* active = nullptr;
 step_run* active_step = nullptr;  ///< while its forward runs
 call_observer* observer_of_calls = nullptr;
 
+/// The step whose forward runs on this thread, if it is recorded.
+step_run* step_here() { return capturing() ? active_step : nullptr; }
+
 void fallback(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard below(record_key);
   if (follow_call(op, *stack)) return;
@@ -77,6 +81,30 @@ void fallback(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
     op.callBoxed(stack);
 }
 
+/// An operator made of others that reads memory itself, and is not known for it, runs once more, on data.
+void guarded(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard below(guarded_key);
+  auto* step = step_here();
+  if (step == nullptr || step->eager()) return op.callBoxed(stack);
+  const auto first = static_cast<std::ptrdiff_t>(stack->size() - op.schema().arguments().size());
+  const std::vector<c10::IValue> arguments(stack->begin() + first, stack->end());
+  const auto since = active->calls().size(), storages = active->until_now().storages.size();
+  try {
+    op.callBoxed(stack);
+  } catch (const c10::Error& e) {
+    const auto& calls = active->calls();
+    const bool left_traces = std::any_of(calls.begin() + static_cast<std::ptrdiff_t>(since), calls.end(), [&](const auto& c) {
+      return c.draws || std::any_of(c.operands.begin(), c.operands.end(),
+                                    [&](const auto& o) { return o.written && o.view.value < storages; });
+    });
+    if (left_traces || step->eager() || std::strstr(e.what(), reads_memory) == nullptr) throw;
+    step->diverge(*active, op.schema().name() + " reads the memory of a tensor directly");
+    stack->resize(static_cast<std::size_t>(first));
+    stack->insert(stack->end(), arguments.begin(), arguments.end());
+    op.callBoxed(stack);
+  }
+}
+
 struct observing {
   explicit observing(call_observer& o) { observer_of_calls = &o; }
   ~observing() { observer_of_calls = nullptr; }
@@ -84,10 +112,12 @@ struct observing {
   observing& operator=(const observing&) = delete;
 };
 
-/// The step whose forward runs on this thread, if it is recorded.
-step_run* step_here() { return capturing() ? active_step : nullptr; }
-
 }  // namespace
+
+std::string reason(const std::exception& e) {
+  const auto* error = dynamic_cast<const c10::Error*>(&e);
+  return error == nullptr ? e.what() : error->what_without_backtrace();
+}
 
 std::mutex& one_at_a_time() {
   static std::mutex mutex;
@@ -102,6 +132,12 @@ void claim_key() {
     lib->fallback(::torch::CppFunction::makeFromBoxedFunction<&fallback>());
     return lib;
   }();
+  static const auto above = [] {
+    auto lib = std::make_unique<::torch::Library>(::torch::Library::IMPL, "_", guarded_key, __FILE__, __LINE__);
+    lib->fallback(::torch::CppFunction::makeFromBoxedFunction<&guarded>());
+    return lib;
+  }();
+  claim_reader_key();
 }
 
 recording::recording(recorder& r) { active = &r; }

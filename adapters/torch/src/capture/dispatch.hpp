@@ -6,22 +6,34 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/DispatchKey.h>
 
+#include <exception>
 #include <mutex>
+#include <string>
 
 namespace remat::pytorch::detail {
 
 class recorder;
 class step_run;
 
+/// What an exception says, without where in PyTorch it comes from.
+std::string reason(const std::exception& e);
+
 /// The one functionality key below autograd that PyTorch gives neither kernels nor a fallback.
 constexpr auto record_key = c10::DispatchKey::Fake;
+/// Above autograd, without kernels of PyTorch: for the few operators that are made of others and read memory themselves.
+constexpr auto reader_key = c10::DispatchKey::DeferredInit;
+/// The same, for any operator while a forward is recorded.
+constexpr auto guarded_key = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 /// One recording, or one observed run, at a time.
 std::mutex& one_at_a_time();
 
-/// Registers the fallback on first use.
+/// Registers the fallbacks on first use.
 /// @throws not_available
 void claim_key();
+
+/// Registers these operators.
+void claim_reader_key();
 
 /// Operators come to a recorder while it lives. Threads of the autograd engine inherit the dispatch key, not thread-local data:
 /// so there is one at a time.

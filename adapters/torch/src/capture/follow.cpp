@@ -5,6 +5,7 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include "../program/operators.hpp"
+#include "dispatch.hpp"
 #include "follower_state.hpp"
 #include "same_calls.hpp"
 
@@ -56,7 +57,7 @@ followed follow(const std::vector<candidate>& candidates, const forward_function
   std::vector<at::Tensor> returned;
   {
     const c10::DebugInfoGuard here(c10::DebugInfoKind::TEST_INFO_2, f);
-    const c10::impl::IncludeDispatchKeyGuard key(c10::DispatchKey::Fake);
+    const c10::impl::IncludeDispatchKeyGuard keys(c10::DispatchKeySet({record_key, reader_key}));
     try {
       returned = forward(inputs);
     } catch (...) {

@@ -53,6 +53,7 @@ struct step_request {
   const std::vector<at::Tensor>&parameters, &buffers;  ///< as for `record`
   const std::vector<output_use>& uses;                 ///< of its outputs
   bool strict;                                         ///< what cannot be recorded is an error
+  bool again;                                          ///< the forward will run once more, from its beginning
   bool elsewhere;                                      ///< so is what would have to run eagerly: weights are not on the device
   std::function<void()> make_room;                     ///< calls are about to run ahead of the plan, with memory of their own
 };

@@ -2,6 +2,7 @@
 #include "kept_graph.hpp"
 
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -103,6 +104,9 @@ std::string kept_graph::differs(const candidate& step, const std::vector<at::Ten
 void kept_graph::fill() {
   filled_ = true;
   tensors_.clear();
+  const c10::impl::ExcludeDispatchKeyGuard once(c10::DispatchKeySet(  // whatever takes several gradients at once
+      {c10::DispatchKey::VmapMode, c10::DispatchKey::FuncTorchVmapMode, c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+       c10::DispatchKey::FuncTorchDynamicLayerBackMode}));
   log_->fill();
 }
 

@@ -73,7 +73,8 @@ known_results::known_results(const std::vector<at::Tensor>& tensors, const std::
   for (const auto& v : returned) {
     results_.emplace_back();
     if (v.isTensor() && !v.toTensor().defined()) continue;
-    complete_ = complete_ && v.isTensor() && v.toTensor().layout() == c10::kStrided && v.toTensor().has_storage();
+    complete_ = complete_ && v.isTensor() && v.toTensor().layout() == c10::kStrided && !v.toTensor().is_nested() &&
+                v.toTensor().has_storage();
     if (!complete_) return;
     const auto& t = v.toTensor();
     on = t.device();

@@ -114,6 +114,7 @@ trace rest(recorder& r, std::vector<at::Tensor> returned, std::vector<at::Tensor
     before.release();
     throw cannot_capture(run->why());
   }
+  for (auto& t : r.differentiable_values()) arguments.push_back(std::move(t));
   std::vector<at::Tensor> outputs;
   std::vector<std::size_t> results;
   for (std::size_t i = 0; i < returned.size(); ++i) {
@@ -150,12 +151,10 @@ trace rest(recorder& r, std::vector<at::Tensor> returned, std::vector<at::Tensor
     throw;
   } catch (const std::exception& e) {
     if (run == nullptr) throw;
-    const auto why = std::string("the backward cannot be recorded: ") + e.what();
+    const auto why = "the backward cannot be recorded: " + reason(e);
     forget_caught();
     throw cannot_capture(why);
   }
-  ends.input_grads.resize(ends.input_grads.size() + r.values().size());
-  ends.input_sources.resize(ends.input_grads.size());
   at::autocast::clear_cache();
   if (run != nullptr) {
     run->log()->give_back_constants(r.calls());
@@ -216,7 +215,7 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
   const at::AutoGradMode grad_mode(true);
   std::vector<at::Tensor> returned;
   {
-    const c10::impl::IncludeDispatchKeyGuard key(record_key);
+    const c10::impl::IncludeDispatchKeyGuard keys(c10::DispatchKeySet({record_key, reader_key, guarded_key}));
     std::optional<recorded_forward_of> here;
     if (run != nullptr) here.emplace(*run);
     returned = r.insist([&] { return run == nullptr ? forward(arguments) : run->forward(r, forward, inputs); });
@@ -234,7 +233,7 @@ struct resumed_recording::state {
         r(parameters, what.buffers, names_in(*common.what->recorded, parameters.size() + what.buffers.size()),
           common.what->recorded->device),
         arguments(add_inputs(r, inputs)),
-        run(what.strict) {}
+        run(what.strict, what.again) {}
   static std::vector<std::string> names_in(const trace& t, std::size_t how_many) {
     std::vector<std::string> names;
     for (std::size_t k = 0; k < how_many; ++k) names.push_back(t.slots[k].name);  // these slots come first

@@ -3,6 +3,8 @@
 /// Writes down the operators of a step while it runs without memory. Private to the adapter.
 #pragma once
 
+#include <ATen/SequenceNumber.h>
+
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -10,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -104,6 +107,8 @@ class recorder {
   const std::vector<traced_call>& calls() const { return trace_.calls; }
   /// Values that the forward has asked for, and positions in masks: inputs of the plan, behind those of the forward.
   const std::vector<at::Tensor>& values() const { return values_; }
+  /// Those that require a gradient, which goes on to where they come from; the others undefined.
+  std::vector<at::Tensor> differentiable_values() const;
   /// Those of a call that takes masks.
   std::vector<at::Tensor> positions_of(const traced_call& c) const {
     std::vector<at::Tensor> list;
@@ -198,6 +203,8 @@ class recorder {
                   const repeated_call& again);
   /// @return its slot
   index_t add_value(const at::Tensor& t, const std::string& maker);
+  /// It requires a gradient, and was made by none of the calls until now.
+  bool trained_elsewhere(const at::Tensor& t) const;
 
   /// Where a call has masks, puts positions in the place of these, as kernels do. What it gives has another size otherwise while
   /// it is recorded.
@@ -328,6 +335,8 @@ class recorder {
   bool repeats_ = false;     ///< the call has been recorded before, and data of its operands may be there
   std::size_t inputs_ = 0;
   std::vector<at::Tensor> values_;
+  std::unordered_set<const c10::StorageImpl*> trained_;  ///< of values that require a gradient and were made elsewhere
+  uint64_t began_ = at::sequence_number::peek();         ///< number of the first node of the step
   struct mask_positions {
     at::Tensor mask;
     std::vector<int64_t> sizes;  ///< of a tensor that is taken as if it were flat; empty: there is a list per dimension

@@ -17,12 +17,21 @@ traced_call recorder::read_call(const c10::OperatorHandle& op, const ::torch::ji
   tensors.clear();
   for (std::size_t i = 0; i < n; ++i) {
     const auto& argument = stack[stack.size() - n + i];
-    if (argument.isGenerator() && argument.toGenerator().defined() && argument.toGenerator() != draws_->generator())
-      refuse(schema.name(), "draws from a generator other than the default one of " + device_.str());
+    if (argument.isGenerator() && argument.toGenerator().defined() && argument.toGenerator() != draws_->generator()) {
+      c.ahead = log_ != nullptr && trace_.backward == 0;  // the generator moves at once, as in eager mode
+      if (!c.ahead) refuse(schema.name(), "draws from a generator other than the default one of " + device_.str());
+    }
     const auto* alias = schema.arguments()[i].alias_info();
     each_tensor(argument, [&](const at::Tensor& t, int element) {
       check(schema.name(), t);
-      if (!index_.count(storage_of(t))) add_unknown(schema.name(), t);
+      if (trained_elsewhere(t)) {
+        add_value(t, schema.name());
+        trained_.insert(storage_of(t));
+      } else if (!index_.count(storage_of(t))) {
+        add_unknown(schema.name(), t);
+      }
+      if (alias && alias->isWrite() && trained_.count(storage_of(t)))
+        refuse(schema.name(), "writes a tensor that requires a gradient and was made before the forward");
       const bool needs = again.before != nullptr ? again.before->operands.at(c.operands.size()).requires_grad : t.requires_grad();
       c.operands.push_back({static_cast<int>(i), element, view_of(t), alias && alias->isWrite(), id_of(t), needs});
       tensors.push_back(t);
@@ -39,8 +48,14 @@ traced_call recorder::read_call(const c10::OperatorHandle& op, const ::torch::ji
 void recorder::call_ahead(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const std::vector<at::Tensor>& tensors,
                           const repeated_call& again) {
   const auto& name = c.op.schema().name();
+  at::Generator own;
+  for (const auto& a : c.arguments)
+    if (a.isGenerator()) own = a.toGenerator();
+  const auto before = own.defined() ? own.get_state() : at::Tensor();
+  const auto other = "from a generator other than the default one of " + device_.str();
   for (const auto& o : c.operands)
-    if (o.written) refuse(name, "writes what depends on values of the step, even its size");
+    if (o.written)
+      refuse(name, own.defined() ? "draws in place " + other : "writes what depends on values of the step, even its size");
   if (again.before != nullptr) {
     stack.resize(first);
     stack.insert(stack.end(), again.results->begin(), again.results->end());
@@ -58,8 +73,11 @@ void recorder::call_ahead(traced_call& c, ::torch::jit::Stack& stack, std::size_
   for (std::size_t i = 0; i < results; ++i)
     each_tensor(stack[stack.size() - results + i], [&](const at::Tensor& t, int element) {
       check(name, t);
-      if (trained && (t.is_floating_point() || t.is_complex()))
-        refuse(name, "gives a tensor whose size depends on values of the step, and which may need a gradient");
+      if (trained && (t.is_floating_point() || t.is_complex())) {
+        if (own.defined()) own.set_state(before);  // it draws again, as in eager mode
+        refuse(name, own.defined() ? "draws " + other + ", and may need a gradient"
+                                   : "gives a tensor whose size depends on values of the step, and which may need a gradient");
+      }
       add_value(t, name);
       c.results.push_back({static_cast<int>(i), element, view_of(t), false, id_of(t)});
     });
@@ -144,6 +162,7 @@ void recorder::mark_hidden_writes(traced_call& c) const {
 bool recorder::refuse_dynamic(traced_call& c, const std::vector<at::Tensor>& tensors) const {
   const auto& name = c.op.schema().name();
   if (facts(c.op).resizes) refuse(name, "resizes or replaces the storage of a tensor");
+  if (c.ahead) return false;
   const bool dynamic = is_dynamic(c.op, [&](int argument) {
     for (std::size_t i = 0; i < tensors.size(); ++i)
       if (c.operands[i].at == argument && is_mask(tensors[i])) return true;

@@ -2,6 +2,9 @@
 // Tensors and storages of a recording: what comes from outside, what is constant, what is put back.
 #include "recorder.hpp"
 
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/node.h>
+
 #include "../program/operators.hpp"
 
 namespace remat::pytorch::detail {
@@ -11,6 +14,25 @@ index_t recorder::add_value(const at::Tensor& t, const std::string& maker) {
   add_outside(t, role::input, inputs_ + values_.size(), "value of " + maker);
   values_.push_back(t);
   return k;
+}
+
+bool recorder::trained_elsewhere(const at::Tensor& t) const {
+  if (log_ == nullptr || trace_.backward != 0 || !t.requires_grad() || ids_.count(t.unsafeGetTensorImpl())) return false;
+  const auto known = index_.find(storage_of(t));
+  if (known == index_.end()) return true;
+  const auto k = trace_.storages[known->second].slot;  // views of parameters lead to these
+  if (k == none || trace_.slots[k].from != role::input) return false;
+  const auto& node = t.grad_fn();
+  return !node || node->thread_id() != at::RecordFunction::currentThreadId() || node->sequence_nr() < began_;
+}
+
+std::vector<at::Tensor> recorder::differentiable_values() const {
+  std::vector<at::Tensor> list;
+  for (const auto& t : values_) {
+    const bool to_the_end = t.requires_grad() && (t.is_leaf() || trained_.count(storage_of(t)) > 0);
+    list.push_back(to_the_end ? t : at::Tensor());
+  }
+  return list;
 }
 
 void recorder::note_versions() {
@@ -60,7 +82,7 @@ void recorder::add_outside(const at::Tensor& t, role from, std::size_t position,
 }
 
 void recorder::add_unknown(const std::string& op, const at::Tensor& t) {
-  if (t.requires_grad()) refuse(op, "reads a tensor that requires a gradient and is not among the parameters");
+  if (t.requires_grad()) refuse(op, "reads a tensor that requires a gradient and is not among the parameters or arguments");
   add_outside(t, role::found, 0, "tensor of " + op);
   std::optional<content> copy;
   if (!storage_of(t)->resizable()) copy = content_of(t.storage());  // memory of somebody who may free it

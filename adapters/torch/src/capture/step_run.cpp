@@ -42,10 +42,11 @@ void step_run::call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::St
   for (auto& a : arguments)
     if (a.isList()) a = c10::IValue(a.toList().copy());
   std::vector<std::pair<at::Tensor, at::Tensor>> written;  // with others of the geometry before
-  bool touched = false;
+  bool touched = false, own_generator = false;
   for (std::size_t i = 0; i < n; ++i) {
     const auto* alias = op.schema().arguments()[i].alias_info();
     const bool writes = alias != nullptr && alias->isWrite();
+    own_generator = own_generator || (arguments[i].isGenerator() && arguments[i].toGenerator().defined());
     each_tensor(arguments[i], [&](const at::Tensor& t, int) {
       if (writes && t.has_storage()) written.emplace_back(t, another(t));
       touched = touched || (log_->exposes() && log_->is_touched(t, writes));
@@ -53,12 +54,14 @@ void step_run::call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::St
   }
   try {
     if (touched) r.refuse(op.schema().name(), "uses a tensor whose memory the module has written without an operator");
+    if (own_generator && again_)
+      r.refuse(op.schema().name(), "draws from a generator of its own, and the step will run once more");
     r.run(op, stack);
   } catch (const std::exception& e) {
     if (strict_) throw;  // else of the recorder, or of a kernel on numbers that are not those of the step
     stack.resize(first);
     stack.insert(stack.end(), arguments.begin(), arguments.end());
-    diverge(r, e.what());
+    diverge(r, reason(e));
     return op.callBoxed(&stack);
   }
   const auto& c = r.calls().back();

@@ -27,7 +27,8 @@ class recorder;
 class step_run {
  public:
   /// @param strict what cannot be recorded is an error, and no call runs then
-  explicit step_run(bool strict = false) : strict_(strict) {}
+  /// @param again  the forward will run once more, from its beginning
+  explicit step_run(bool strict = false, bool again = false) : strict_(strict), again_(again) {}
   void begin(c10::Device on) { log_ = std::make_shared<call_log>(on); }
   /// The calls until now are in `log`.
   void go_on(std::shared_ptr<call_log> log) {
@@ -88,7 +89,7 @@ class step_run {
   std::vector<made_tensor> made_;
   std::vector<std::pair<at::Tensor, int64_t>> versions_;  ///< of tensors from outside, after the forward
   std::string why_;
-  bool strict_, threw_ = false;
+  bool strict_, again_, threw_ = false;
 };
 
 }  // namespace remat::pytorch::detail

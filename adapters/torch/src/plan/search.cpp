@@ -317,14 +317,19 @@ std::shared_ptr<const plan> search(const setup& s, bytes_t available, bytes_t he
     if (first_key && !w.stopped()) o.cache.store(*first_key, made->found);
     return made;
   }
+  const auto fail = [&](const plan& least, bool early) { fail_over_budget(s, least, held_bytes + available, held_bytes, early); };
   if (brief && !made) {
-    within.limits.seconds = o.limits.seconds - o.first_seconds;
+    auto look = w.options();
+    look.limits.seconds = std::min(look.limits.seconds, 2 * o.first_seconds + look.limits.seconds / 10);
+    const auto least = leanest(s, look);
+    if (least->run->needed_bytes() > available + available / 10) fail(*least, true);
+    within.limits.seconds = std::max(o.first_seconds, o.limits.seconds - since(begin));
     made = search_anew(s, available, within);
   }
   std::shared_ptr<const plan> found = made;
   if (!found) {
     found = leanest(s, w.options());
-    if (found->run->needed_bytes() > available) fail_over_budget(s, *found, held_bytes + available, held_bytes);
+    if (found->run->needed_bytes() > available) fail(*found, false);
   }
   if (key && !w.stopped()) o.cache.store(*key, found->found);
   return found;
@@ -364,7 +369,7 @@ std::shared_ptr<const plan> leanest(const setup& s, const search_options& o) {
 }
 
 /// @throws over_budget always
-[[noreturn]] void fail_over_budget(const setup& s, const plan& least, bytes_t asked, bytes_t held_bytes) {
+[[noreturn]] void fail_over_budget(const setup& s, const plan& least, bytes_t asked, bytes_t held_bytes, bool early) {
   const auto store_all = s.store_all->run->needed_bytes();
   const auto smallest =
       held_bytes + std::min(store_all, std::max(least.run->needed_bytes(), least.found.peak - s.p.held_bytes()));
@@ -384,6 +389,7 @@ std::shared_ptr<const plan> leanest(const setup& s, const search_options& o) {
        << "); every budget is at least " << bound << " bytes; " << held_bytes
        << " bytes are held before the step begins; the plain step takes " << store_all
        << " bytes beyond that; the largest operator is " << largest;
+  if (early) text << "; the search ended early, as nothing comes near";
   throw over_budget(text.str(), asked, smallest, bound, largest);
 }
 

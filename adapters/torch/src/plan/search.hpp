@@ -57,7 +57,8 @@ std::shared_ptr<const plan> glance(const setup& s, bytes_t available, const sear
 /// to do does, however much time a later search has.
 std::shared_ptr<const plan> leanest(const setup& s, const search_options& o);
 
+/// @param early the search has not used all of its time
 /// @throws over_budget always
-[[noreturn]] void fail_over_budget(const setup& s, const plan& least, bytes_t asked, bytes_t held);
+[[noreturn]] void fail_over_budget(const setup& s, const plan& least, bytes_t asked, bytes_t held, bool early = false);
 
 }  // namespace remat::pytorch

@@ -82,8 +82,9 @@ session::state::begun_step session::state::follow(const invocation& call, const 
   };
   auto f = [&] {
     const auto there = disguise(*of);
-    return detail::follow(candidates, call.forward, inputs,
-                          {of->parameters, of->buffers, uses, options.strict || there, there != nullptr, make_room});
+    return detail::follow(
+        candidates, call.forward, inputs,
+        {of->parameters, of->buffers, uses, options.strict || there, options.verify > 0, there != nullptr, make_room});
   }();
   if (!elsewhere_) lock.lock();
   if (!f.which) {
@@ -154,7 +155,7 @@ session::state::begun_step session::state::record_step(const invocation& call, c
                                                        const std::function<std::shared_ptr<setup>(detail::step_run&)>& make) {
   begun_step b;
   b.inputs = inputs;
-  detail::step_run run(options.strict || elsewhere_);
+  detail::step_run run(options.strict || elsewhere_, options.verify > 0);
   std::shared_ptr<setup> s;
   try {
     s = make(run);
@@ -164,7 +165,7 @@ session::state::begun_step session::state::record_step(const invocation& call, c
     } else if (options.strict || elsewhere_ || run.threw()) {
       throw;
     } else {
-      if (outputs->refused != why.what()) warn(std::string("this call is not planned: ") + why.what());
+      warn_once(std::string("this call is not planned: ") + why.what());
       outputs->refused = why.what();
     }
     if (run.log()) run.finish_eagerly();

@@ -260,9 +260,8 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
     };
   once_more.as_it_is = [self = shared_from_this(), outputs = s->outputs](const std::string& why, bool always) {
     std::lock_guard held(self->mutex);
-    if (outputs->refused != why)
-      self->warn("this backward runs as it is, with the memory of a plain step, for " + why +
-                 (always ? "; steps of this kind are not planned from now on" : ""));
+    self->warn_once("this backward runs as it is, with the memory of a plain step, for " + why +
+                    (always ? "; steps of this kind are not planned from now on" : ""));
     outputs->refused = why;
     outputs->plain = 0;
     outputs->for_good = outputs->for_good || always;

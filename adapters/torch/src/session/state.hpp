@@ -14,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -56,6 +57,9 @@ struct session::state : std::enable_shared_from_this<state> {
     if (options.log) options.log(text);
   }
   void warn(const std::string& text) const { options.warn ? options.warn(text) : log(text); }
+  void warn_once(const std::string& text) {
+    if (warned_.insert(text).second) warn(text);
+  }
 
   // --- kinds of steps --------------------------------------------------------------------------------------------------------
 
@@ -239,6 +243,7 @@ struct session::state : std::enable_shared_from_this<state> {
   call_keys keys_;
   std::uint64_t clock_ = 0;
   std::uint64_t recorded_ = 0;  ///< forwards to be followed
+  std::unordered_set<std::string> warned_;
   bool warned_ahead_ = false, warned_in_flight_ = false;
   bytes_t beyond_ = 0;  ///< that a step may take beyond the budget: it is on a new path, and cannot do with less
   accounts memory{options, parameters};
