@@ -2,7 +2,9 @@
 """What goes wrong around planned steps on a device: named, or handled, and training goes on with the right numbers."""
 
 import gc
+import re
 import sys
+import threading
 import warnings
 
 import emulated
@@ -155,6 +157,57 @@ def check_idle_arenas():
     finally:
         emulated.take(0, 0)
     model(IDS.to(DEVICE)).backward()
+
+
+def check_first_step_beside_a_backward():
+    """A step is recorded while the thread of the device waits for the thread that records it."""
+    ids, ready, held, ended = IDS.to(DEVICE), *(threading.Event() for _ in range(3))
+    in_time = []
+
+    def other():
+        wrapped()(ids)  # libraries have their workspaces from here on
+        ready.set()
+        held.wait(120)
+        for follow in (True, False):
+            wrapped(follow=follow)(ids)
+        ended.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    ready.wait(120)
+    x = torch.ones(4, device=DEVICE, requires_grad=True)
+    y = x * 2
+    y.register_hook(lambda g: held.set() or in_time.append(ended.wait(120)))
+    y.sum().backward()
+    thread.join()
+    assert in_time == [True], "the recording waited for the thread of the device"
+
+
+def check_lost_device():
+    """One sentence says that a device has failed for good. Models on the host go on."""
+    if not emulated.is_emulated:
+        return  # it would stay lost
+    model, ids, host = wrapped(), IDS.to(DEVICE), remat.wrap(Gpt(), cache=False)
+    host(IDS).backward()
+    for _ in range(2):
+        model(ids).backward()
+    loss = model(ids)
+    loss.register_hook(lambda g: emulated.set_option("lost", 1))
+    sentence = rf"{DEVICE} does not work any more \([^\n]*\); start the program again, or go on with the model on the host"
+    try:
+        for kind, what in ((RuntimeError, loss.backward), (remat.DeviceLost, lambda: model(ids)),
+                           (remat.DeviceLost, lambda: remat.wrap(Gpt(), device=DEVICE, offload="all", cache=False))):
+            try:
+                what()
+            except kind as e:
+                assert re.fullmatch(sentence, str(e)), e
+            else:
+                raise AssertionError("a step on a device that is lost")
+        assert all("\n" not in d["problem"] for d in remat.devices()), remat.devices()
+        host(IDS).backward()
+    finally:
+        emulated.set_option("lost", 0)
+        emulated.reset()
 
 
 def check_settings():
