@@ -30,6 +30,21 @@ def wrapped(**options):
     return remat.wrap(Gpt().to(DEVICE), cache=False, time_limit=2, **options)
 
 
+def check_workspaces():
+    """The first product of a process is that of a plan: workspaces of both threads are there before, and counted."""
+    model, x = torch.nn.Linear(64, 64).to(DEVICE), torch.randn(8, 64, device=DEVICE)
+    before = torch.accelerator.memory_allocated()
+    remat.wrap(model, cache=False)
+    for _ in range(3):
+        model.zero_grad()
+        model(x).sum().backward()
+    memory = remat.of(model).memory()
+    assert not emulated.is_emulated or memory["workspaces"] == 2 * emulated.get_option("workspace"), memory
+    model.zero_grad()
+    remat.of(model).release()
+    assert torch.accelerator.memory_allocated() == before + memory["workspaces"], memory
+
+
 def check_two_devices():
     other = torch.device(DEVICE.type, 1)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8).to(DEVICE), torch.nn.Linear(8, 8).to(other))
@@ -60,23 +75,27 @@ def check_foreign_graph():
     model(ids).backward()  # it goes on
 
 
-def check_outputs_on_another_stream():
-    """What another stream still reads of an output is not used again meanwhile."""
+def check_results_on_another_stream():
+    """What another stream still reads of an output or a gradient is not used again meanwhile."""
     emulated.set_option("late", 300)
     model = remat.wrap(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64)).to(DEVICE), cache=False)
-    side, x = torch.Stream(DEVICE), torch.randn(32, 64, device=DEVICE)
+    side, x = torch.Stream(DEVICE), torch.randn(32, 64, device=DEVICE, requires_grad=True)
     sums, wanted = [], []
     for _ in range(4):
         y = model(x)
         y.sum().backward()
-        wanted.append(y.detach().sum())
+        results = [y.detach(), x.grad, *(p.grad for p in model.parameters())]
+        wanted += [t.sum() for t in results]
         side.wait_stream(torch.accelerator.current_stream())
         with side:
             for _ in range(8):
                 torch.add(x, x)
-            sums.append(y.detach().sum())
-        y.record_stream(side)
-        del y
+            sums += [t.sum() for t in results]
+        for t in results:
+            t.record_stream(side)
+        del y, t, results
+        x.grad = None
+        model.zero_grad()
         torch.full((32, 64), 7.0, device=DEVICE)
         with torch.no_grad():
             for p in model.parameters():
