@@ -21,7 +21,7 @@ import importlib as _importlib
 from typing import TYPE_CHECKING, Any
 
 from ._core import __version__
-from ._errors import CopyFailed, Error, NoSpace, NotEqual, OverBudget, Refused
+from ._errors import CopyFailed, DeviceLost, Error, NoSpace, NotEqual, OverBudget, Refused
 from ._planner import evaluate, solve, solver_options, solvers
 from ._report import Plan, Report, report
 
@@ -40,7 +40,7 @@ _WITH_TORCH = {"Card": "_cards", "card": "_cards", "cards": "_cards", "Fit": "_f
                "Curve": "_plan", "Roofline": "_plan", "Session": "_session", "curve": "_plan", "plan": "_plan", "is_wrapped": "_wrap", "of": "_wrap", "unwrap": "_wrap", "wrap": "_wrap",
                "devices": "_devices", "offloaded": "_optimizer", "optimizer": "_optimizer"}
 
-__all__ = ["CopyFailed", "Error", "NoSpace", "NotEqual", "OverBudget", "Plan", "Refused", "Report", "__version__", "evaluate", "report", "solve", "solver_options", "solvers",
+__all__ = ["CopyFailed", "DeviceLost", "Error", "NoSpace", "NotEqual", "OverBudget", "Plan", "Refused", "Report", "__version__", "evaluate", "report", "solve", "solver_options", "solvers",
            *_WITH_TORCH]
 
 

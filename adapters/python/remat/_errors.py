@@ -52,6 +52,13 @@ class CopyFailed(Error, RuntimeError):
     """
 
 
+class DeviceLost(Error, RuntimeError):
+    """A device does not work any more. Nothing can run on it in this process; models on the host go on.
+
+    In a backward, PyTorch raises a RuntimeError with the same words.
+    """
+
+
 class NoSpace(Error, RuntimeError):
     """A disk, or the `disk_budget`, has no room for weights or states of an optimizer. Weights are as they were."""
 

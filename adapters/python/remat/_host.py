@@ -19,6 +19,9 @@ def place(model: torch.nn.Module, device: torch.device, *, pinned: bool) -> None
     """
     if pinned or any(p.device.type not in ("cpu", "meta") for p in model.parameters()):
         _torch.pin_weights([p for p in model.parameters() if not p.is_meta], str(device))
+    for p in model.parameters():
+        if p.grad is not None and p.device.type == "cpu":
+            p.grad.data = p.grad.data.cpu()
     for b in model.buffers():
         b.data = b.data.to(device)
 

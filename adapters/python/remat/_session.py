@@ -83,6 +83,12 @@ class Source:
         session = self._session()
         return session is None or session._source is not self or not _torch.same_dicts(session._members)
 
+    def put_back(self) -> None:
+        """Weights and buffers go back to where the options want them."""
+        session = self._session()
+        if session is not None:
+            session._place_weights(self.model())
+
 
 class Session:
     """Trains one model by plans; `remat.of(model)` gives it."""

@@ -54,6 +54,10 @@ class python_model final : public rp::model {
     py::gil_scoped_acquire hold;
     return source_->attr("changed")().cast<bool>();
   }
+  void put_back() override {
+    py::gil_scoped_acquire hold;
+    source_->attr("put_back")();
+  }
 
  private:
   std::vector<rp::named_tensor> tensors(const char* what) {

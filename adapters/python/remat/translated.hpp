@@ -43,6 +43,8 @@ auto translated(F f) {
     raise("Refused", e.what());
   } catch (const rp::not_supported& e) {
     raise("Refused", e.what());
+  } catch (const rp::device_lost& e) {
+    raise("DeviceLost", e.what());
   } catch (const rp::copy_failed& e) {
     raise("CopyFailed", e.what());
   } catch (const rp::not_equal& e) {

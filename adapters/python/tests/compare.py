@@ -4,11 +4,13 @@
 import os
 import tempfile
 
+import emulated
 import torch
 
 import remat
 
 torch.set_num_threads(1)
+emulated.use_by_default()
 _cache = tempfile.TemporaryDirectory()  # of plans and costs: nothing is left of an earlier run
 os.environ["XDG_CACHE_HOME"] = _cache.name
 
@@ -67,7 +69,7 @@ def trained(make, batches, wrap=None, loss=total, before=None, lr=0.05):
         seen.append(copied([result, value, {n: p.grad for n, p in model.named_parameters()}]))
         optimizer.step()
     state = {k: v._version for k, v in model.named_buffers()}
-    return model, [seen, copied(dict(model.state_dict())), state, torch.get_rng_state()]
+    return model, [seen, copied(dict(model.state_dict())), state, emulated.random_state()]
 
 
 def smallest(make, batches, **options):
@@ -79,7 +81,7 @@ def smallest(make, batches, **options):
     raise AssertionError("one byte was enough")
 
 
-def check(test, make, batches, *, budgets=("100%", "tight"), time_limit=5, planned=True, **options):
+def check(test, make, batches, *, budgets=("100% of activations", "tight"), time_limit=5, planned=True, **options):
     """Trains plainly and wrapped; all that can be seen must be equal. Returns the wrapped model of the last budget."""
     _, expected = trained(make, batches, **options)
     for budget in budgets:

@@ -8,10 +8,12 @@ import sys
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", TOKENIZERS_PARALLELISM="false", WANDB_DISABLED="true")
 sys.path.insert(0, os.path.dirname(__file__))
 
+import emulated
 import pytest
 import torch
 
 torch.set_num_threads(1)
+emulated.use_by_default()
 
 
 @pytest.fixture(autouse=True)

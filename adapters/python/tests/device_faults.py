@@ -2,7 +2,9 @@
 """What goes wrong around planned steps on a device: named, or handled, and training goes on with the right numbers."""
 
 import gc
+import re
 import sys
+import threading
 import warnings
 
 import emulated
@@ -26,6 +28,21 @@ def raises(kind, text, what):
 def wrapped(**options):
     torch.manual_seed(1)
     return remat.wrap(Gpt().to(DEVICE), cache=False, time_limit=2, **options)
+
+
+def check_workspaces():
+    """The first product of a process is that of a plan: workspaces of both threads are there before, and counted."""
+    model, x = torch.nn.Linear(64, 64).to(DEVICE), torch.randn(8, 64, device=DEVICE)
+    before = torch.accelerator.memory_allocated()
+    remat.wrap(model, cache=False)
+    for _ in range(3):
+        model.zero_grad()
+        model(x).sum().backward()
+    memory = remat.of(model).memory()
+    assert not emulated.is_emulated or memory["workspaces"] == 2 * emulated.get_option("workspace"), memory
+    model.zero_grad()
+    remat.of(model).release()
+    assert torch.accelerator.memory_allocated() == before + memory["workspaces"], memory
 
 
 def check_two_devices():
@@ -58,23 +75,27 @@ def check_foreign_graph():
     model(ids).backward()  # it goes on
 
 
-def check_outputs_on_another_stream():
-    """What another stream still reads of an output is not used again meanwhile."""
+def check_results_on_another_stream():
+    """What another stream still reads of an output or a gradient is not used again meanwhile."""
     emulated.set_option("late", 300)
     model = remat.wrap(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64)).to(DEVICE), cache=False)
-    side, x = torch.Stream(DEVICE), torch.randn(32, 64, device=DEVICE)
+    side, x = torch.Stream(DEVICE), torch.randn(32, 64, device=DEVICE, requires_grad=True)
     sums, wanted = [], []
     for _ in range(4):
         y = model(x)
         y.sum().backward()
-        wanted.append(y.detach().sum())
+        results = [y.detach(), x.grad, *(p.grad for p in model.parameters())]
+        wanted += [t.sum() for t in results]
         side.wait_stream(torch.accelerator.current_stream())
         with side:
             for _ in range(8):
                 torch.add(x, x)
-            sums.append(y.detach().sum())
-        y.record_stream(side)
-        del y
+            sums += [t.sum() for t in results]
+        for t in results:
+            t.record_stream(side)
+        del y, t, results
+        x.grad = None
+        model.zero_grad()
         torch.full((32, 64), 7.0, device=DEVICE)
         with torch.no_grad():
             for p in model.parameters():
@@ -144,7 +165,7 @@ def check_memory_fraction():
 def check_idle_arenas():
     """PyTorch runs out of memory: arenas that wait for the next step are given back, and the allocation succeeds."""
     model = wrapped()
-    model(IDS.to(DEVICE)).backward()
+    gradients(model)
     model.zero_grad()
     arena = remat.of(model).memory()["arena"]
     torch.accelerator.empty_cache()
@@ -155,6 +176,57 @@ def check_idle_arenas():
     finally:
         emulated.take(0, 0)
     model(IDS.to(DEVICE)).backward()
+
+
+def check_first_step_beside_a_backward():
+    """A step is recorded while the thread of the device waits for the thread that records it."""
+    ids, ready, held, ended = IDS.to(DEVICE), *(threading.Event() for _ in range(3))
+    in_time = []
+
+    def other():
+        wrapped()(ids)  # libraries have their workspaces from here on
+        ready.set()
+        held.wait(120)
+        for follow in (True, False):
+            wrapped(follow=follow)(ids)
+        ended.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    ready.wait(120)
+    x = torch.ones(4, device=DEVICE, requires_grad=True)
+    y = x * 2
+    y.register_hook(lambda g: held.set() or in_time.append(ended.wait(120)))
+    y.sum().backward()
+    thread.join()
+    assert in_time == [True], "the recording waited for the thread of the device"
+
+
+def check_lost_device():
+    """One sentence says that a device has failed for good. Models on the host go on."""
+    if not emulated.is_emulated:
+        return  # it would stay lost
+    model, ids, host = wrapped(), IDS.to(DEVICE), remat.wrap(Gpt(), cache=False)
+    host(IDS).backward()
+    for _ in range(2):
+        model(ids).backward()
+    loss = model(ids)
+    loss.register_hook(lambda g: emulated.set_option("lost", 1))
+    sentence = rf"{DEVICE} does not work any more \([^\n]*\); start the program again, or go on with the model on the host"
+    try:
+        for kind, what in ((RuntimeError, loss.backward), (remat.DeviceLost, lambda: model(ids)),
+                           (remat.DeviceLost, lambda: remat.wrap(Gpt(), device=DEVICE, offload="all", cache=False))):
+            try:
+                what()
+            except kind as e:
+                assert re.fullmatch(sentence, str(e)), e
+            else:
+                raise AssertionError("a step on a device that is lost")
+        assert all("\n" not in d["problem"] for d in remat.devices()), remat.devices()
+        host(IDS).backward()
+    finally:
+        emulated.set_option("lost", 0)
+        emulated.reset()
 
 
 def check_settings():

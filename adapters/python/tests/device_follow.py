@@ -46,7 +46,7 @@ def trained(make, step, steps, wrap):
     if wrap is not None:
         there = {"device": DEVICE, "offload": "all", "budget": "100% of activations"} if HOST else {"budget": "100% of activations"}
         remat.wrap(model, **{**wrap, "time_limit": 1, "cache": False, **there})
-    return model, following.left_by_steps(model, optimizer, step, steps, (torch, torch.get_device_module(DEVICE)))
+    return model, following.left_by_steps(model, optimizer, step, steps)
 
 
 class WithHost(unittest.TestCase):

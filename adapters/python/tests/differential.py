@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Iterable, NamedTuple
 
+import emulated
 import torch
 import torch.utils._pytree as pytree
 
@@ -25,7 +26,7 @@ def content(value: Any) -> Any:
         t = torch.zeros(t.shape, dtype=t.dtype)
     data = t.resolve_conj().resolve_neg().contiguous().reshape(-1)
     strides = tuple(stride for size, stride in zip(t.shape, t.stride()) if size != 1)
-    return (t.dtype, tuple(t.shape), strides, data.view(torch.uint8).numpy().tobytes() if data.numel() else b"")
+    return (t.dtype, tuple(t.shape), strides, data.view(torch.uint8).cpu().numpy().tobytes() if data.numel() else b"")
 
 
 def written(value: Any) -> tuple:
@@ -72,7 +73,7 @@ def train(model: torch.nn.Module, batches: Iterable[dict[str, Any] | tuple], *, 
         loss(outputs).backward()
         after()
         steps.append(Step(written(outputs), {n: content(p.grad) for n, p in model.named_parameters()}, {}, written(batch),
-                          torch.get_rng_state().numpy().tobytes()))
+                          emulated.random_state().numpy().tobytes()))
         if update:
             update.step()
         steps[-1].state.update({n: content(t) for n, t in [*model.named_parameters(), *model.named_buffers()]})

@@ -123,6 +123,28 @@ else:
     device = torch.device(name)
 
 is_emulated = _hardware is not None
+on_host = device.type == "cpu"
+
+
+def use_by_default() -> None:
+    """Tensors are made on the device where nothing else is said."""
+    if not on_host:
+        torch.set_default_device(device)
+
+
+def allocated(size: int) -> int:
+    """Bytes that the device's allocator takes for a tensor of so many."""
+    return size if on_host else -(-size // 512) * 512
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator(device).manual_seed(seed)
+
+
+def random_state() -> torch.Tensor:
+    """The states of the default generators of host and device, one after the other."""
+    states = [torch.get_rng_state()] + ([] if on_host else [torch.get_device_module(device).get_rng_state()])
+    return torch.cat(states)
 
 
 def races() -> int:

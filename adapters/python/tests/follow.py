@@ -6,6 +6,7 @@ import io
 import logging
 import unittest
 
+import emulated
 import torch
 from torch.utils.checkpoint import checkpoint
 
@@ -44,7 +45,7 @@ class State(Test):
                 return h * torch.rand(())
 
         def read(model, h, k):
-            model.states.append(torch.get_rng_state())
+            model.states.append(emulated.random_state())
             return h
 
         for act in (seeded, forked, read, lambda model, h, k: seeded(model, h, k) if k % 3 == 0 else h):

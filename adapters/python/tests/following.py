@@ -9,6 +9,7 @@ import itertools
 import types
 import unittest
 
+import emulated
 import numpy
 import torch
 from torch import nn
@@ -46,12 +47,12 @@ def trained(make, step, steps, wrap):
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     if wrap is not None:
-        remat.wrap(model, **{"budget": "100%", "time_limit": 1, "cache": False, **wrap})
+        remat.wrap(model, **{"budget": "100% of activations", "time_limit": 1, "cache": False, **wrap})
     return model, left_by_steps(model, optimizer, step, steps)
 
 
-def left_by_steps(model, optimizer, step, steps, generators=(torch,)):
-    """Per step what `step` returns, parameters, gradients, buffers, states of generators."""
+def left_by_steps(model, optimizer, step, steps):
+    """Per step what `step` returns, parameters, gradients, buffers, the state of the generators."""
     found = []
     for k in range(steps):
         torch.manual_seed(k + 1)
@@ -59,7 +60,7 @@ def left_by_steps(model, optimizer, step, steps, generators=(torch,)):
         optimizer.zero_grad()
         result = step(model, x, k)
         optimizer.step()
-        tensors = [*(result or ()), *model.parameters(), *(p.grad for p in model.parameters()), *model.buffers(), *(g.get_rng_state() for g in generators)]
+        tensors = [*(result or ()), *model.parameters(), *(p.grad for p in model.parameters()), *model.buffers(), emulated.random_state()]
         found.append([t if t is None else t.detach().cpu().clone() for t in tensors])
     return found
 

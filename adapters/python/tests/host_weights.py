@@ -280,6 +280,29 @@ def check_wrapped_again():
     assert all(torch.equal(a, b) for a, b in zip(values, model.parameters(), strict=True))
 
 
+def check_moved_weights():
+    """Trainers call `model.to(device)`: weights and gradients come back, and buffers where they were."""
+    def left(there):
+        torch.manual_seed(1)
+        model, x = Conv(), torch.randn(4, 3, 24, 24)
+        remat.wrap(model, device=DEVICE, offload="all", cache=False, time_limit=5) if there else model.to(DEVICE)
+        torch.manual_seed(2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, foreach=False)
+        for move in (lambda: model.to(DEVICE), model.cpu) * 2:
+            if there:
+                move()
+            model(x.to(DEVICE)).backward()
+            if there:
+                move()  # with gradients
+            model(x.to(DEVICE)).backward()
+            assert not there or {t.device.type for p in model.parameters() for t in (p, p.grad)} == {"cpu"}
+            optimizer.step()
+            optimizer.zero_grad()
+        return [t.detach().cpu() for t in (*model.parameters(), *model.buffers())]
+
+    assert all(torch.equal(a, b) for a, b in zip(left(False), left(True), strict=True))
+
+
 def check_lost_gradient():
     """A copy of a gradient that fails names its parameter."""
     if not emulated.is_emulated:
@@ -308,6 +331,7 @@ def main():
     check_refusals()
     check_other_options()
     check_wrapped_again()
+    check_moved_weights()
     check_refused_calls()
     check_steps_beside()
     check_checkpoints()

@@ -176,7 +176,7 @@ class InFlight(Test):
     def test_memory_of_eager_mode(self):
         """Twenty calls take what those of the plain module take, and one call more: its memory, and its gradients beside their sum."""
         _, plain = peaks(Cell, 20, 3)
-        model, (_, *planned) = peaks(Cell, 20, 4, {"budget": "100%"})
+        model, (_, *planned) = peaks(Cell, 20, 4, {"budget": "100% of activations"})
         self.assertLessEqual(max(planned), 21 / 20 * max(plain) + sum(p.nbytes for p in model.parameters()))
 
     def test_budgets_in_bytes(self):
@@ -239,7 +239,7 @@ class InFlight(Test):
             torch.manual_seed(0)
             model = Cell(16)
             if wrapped:
-                remat.wrap(model, budget="100%", time_limit=1, cache=False)
+                remat.wrap(model, budget="100% of activations", time_limit=1, cache=False)
             x = torch.randn(4, 8, 16)
             found, failed = [None] * 4, []
 

@@ -9,6 +9,7 @@ import random
 import unittest
 import unittest.mock
 
+import emulated
 import torch
 from torch import nn
 
@@ -97,7 +98,7 @@ class Equal(unittest.TestCase):
 
         batches = [((x, t), {"scale": s, "mode": m}) for (x,), t, s, m in
                    zip(data((64, 32), steps=8), (1, 2, 1, True, 2, 1, 1, 2), (1, 1, 1.0, 1, 2.0, -0.0, 0.0, 1), "aababbaa")]
-        check(self, Net, batches, budgets=("100%",))
+        check(self, Net, batches, budgets=("100% of activations",))
 
     def test_inputs_that_require_gradients(self):
         for x, in data((64, 32)):
@@ -127,7 +128,7 @@ class Equal(unittest.TestCase):
             def forward(self, ids):
                 return self.head(torch.tanh(self.mid(self.embed(ids))))
 
-        g = torch.Generator().manual_seed(3)
+        g = emulated.generator(3)
         model = check(self, Net, [((torch.randint(0, 50, (16, 20), generator=g),), {}) for _ in range(3)])
         self.assertIs(model.head.weight, model.embed.weight)
 
@@ -180,12 +181,12 @@ class Equal(unittest.TestCase):
             model.to((torch.float32, torch.float64)[i // 2 % 2])
 
         batches = [((x.to((torch.float32, torch.float64)[i // 2 % 2]),), {}) for i, (x,) in enumerate(data((64, 32), steps=6))]
-        check(self, Chain, batches, budgets=("100%",), before=change)
+        check(self, Chain, batches, budgets=("100% of activations",), before=change)
 
     def test_autocast(self):
         class Net(Chain):
             def forward(self, x):
-                with torch.autocast("cpu", torch.bfloat16):
+                with torch.autocast(emulated.device.type, torch.bfloat16):
                     return super().forward(x)
 
         check(self, Net, inputs())
@@ -195,9 +196,9 @@ class Equal(unittest.TestCase):
                 torch.manual_seed(0)
                 m = make()
                 if wrapped:
-                    remat.wrap(m, budget="90%", time_limit=5)
+                    remat.wrap(m, budget="90% of activations", time_limit=5)
                 for (x,), _ in inputs():
-                    with torch.autocast("cpu", torch.bfloat16):
+                    with torch.autocast(emulated.device.type, torch.bfloat16):
                         y = m(x)
                     y.float().sum().backward()
                     with torch.no_grad():
@@ -211,7 +212,7 @@ class Equal(unittest.TestCase):
             model.dropout.p = 0.1 * (i % 2)
             model.norm.eval() if i == 3 else model.norm.train()
 
-        check(self, Chain, inputs(6), before=change, budgets=("100%",))
+        check(self, Chain, inputs(6), before=change, budgets=("100% of activations",))
 
     def test_configurations_are_told_apart(self):
         class Net(Chain):
@@ -229,7 +230,7 @@ class Equal(unittest.TestCase):
             model.config.power = 1 + i % 2
             model.settings["on"][0] = i < 3
 
-        check(self, Net, inputs(5), before=change, budgets=("100%",))
+        check(self, Net, inputs(5), before=change, budgets=("100% of activations",))
 
     def test_attributes_of_every_kind_are_told_apart(self):
         class Slotted:
@@ -293,7 +294,7 @@ class Equal(unittest.TestCase):
             if i % 3 == 2:
                 changes[i // 3](model)
 
-        check(self, Net, inputs(3 * len(changes)), before=change, budgets=("100%",))
+        check(self, Net, inputs(3 * len(changes)), before=change, budgets=("100% of activations",))
 
     def test_what_has_not_changed_is_not_read_again(self):
         class Net(Chain):
@@ -330,7 +331,7 @@ class Equal(unittest.TestCase):
             if i == 6:
                 model.layers[0].forward = lambda x: x * 3
 
-        check(self, Chain, inputs(7), before=change, budgets=("100%",))
+        check(self, Chain, inputs(7), before=change, budgets=("100% of activations",))
 
     def test_questions_about_the_inputs(self):
         class Net(Chain):
@@ -344,11 +345,11 @@ class Equal(unittest.TestCase):
         masks = [torch.ones(256, dtype=torch.long) for _ in range(6)]
         masks[1][3] = masks[3][0] = 0
         masks[2][10:100] = 0
-        check(self, Net, [((x, mask), {}) for (x,), mask in zip(data((256, 32), steps=6), masks)], budgets=("100%",))
+        check(self, Net, [((x, mask), {}) for (x,), mask in zip(data((256, 32), steps=6), masks)], budgets=("100% of activations",))
 
     def test_shapes(self):
         sizes = (64, 32, 64, 48, 32, 7)
-        check(self, Chain, [((torch.randn(n, 32),), {}) for n in sizes], budgets=("100%",))
+        check(self, Chain, [((torch.randn(n, 32),), {}) for n in sizes], budgets=("100% of activations",))
 
     def test_checkpoint_inside(self):
         from torch.utils.checkpoint import checkpoint
@@ -371,7 +372,7 @@ class Equal(unittest.TestCase):
 
         check(self, Net, inputs())
         # Recomputing is the planner's decision: both are one step, with one smallest budget.
-        made = [remat.wrap(kind(), *inputs()[0], budget="100%") for kind in (Net, Plain)]
+        made = [remat.wrap(kind(), *inputs()[0], budget="100% of activations") for kind in (Net, Plain)]
         operations = [remat.of(m).plan["operations"] for m in made]
         self.assertEqual(operations[0], operations[1])
         self.assertEqual(remat.of(made[0]).plan["recomputed"], 0)

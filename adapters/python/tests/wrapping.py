@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of remat.wrap share."""
 
+import emulated
 import torch
 from torch import nn
 
 
 def data(*shapes, steps=3, seed=1):
-    g = torch.Generator().manual_seed(seed)
+    g = emulated.generator(seed)
     return [tuple(torch.randn(s, generator=g) for s in shapes) for _ in range(steps)]
 
 

@@ -19,6 +19,7 @@
 #include <remat/solver/offmate.hpp>
 
 #include "compare.hpp"
+#include "default_device.hpp"
 #include "quick.hpp"
 
 using namespace remat;
@@ -50,14 +51,14 @@ struct random_net : ::torch::nn::Module {
     struct region {
       explicit region(bool switched) : on(switched) {
         if (!on) return;
-        at::autocast::set_autocast_enabled(at::kCPU, true);
-        at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+        at::autocast::set_autocast_enabled(test_device().type(), true);
+        at::autocast::set_autocast_dtype(test_device().type(), at::kBFloat16);
         at::autocast::increment_nesting();
       }
       ~region() {
         if (!on) return;
         if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-        at::autocast::set_autocast_enabled(at::kCPU, false);
+        at::autocast::set_autocast_enabled(test_device().type(), false);
       }
       bool on;
     } cast(autocast);
@@ -236,6 +237,7 @@ struct seen {
   tensor_list outputs, gradients, buffers;
   std::vector<int64_t> versions;
   rt::generator_state generator;
+  at::Tensor of_device;  ///< its generator
 };
 
 /// Inputs of step k: in any layout, anywhere in their storage.
@@ -262,7 +264,7 @@ seen step_of(random_net& net, const std::function<tensor_list(const tensor_list&
     if (i == 0 || (used >> i) % 2 || (k == 2 && used % 8 == 0)) loss = loss + (outputs[i] * outputs[i]).to(at::kFloat).sum();
   }
   loss.backward();
-  seen s{outputs, {}, copies_of(net.buffers()), {}, rt::generator_state::now()};
+  seen s{outputs, {}, copies_of(net.buffers()), {}, rt::generator_state::now(), state_of_test_generator()};
   for (auto& o : s.outputs) o = o.detach();
   for (const auto& p : net.parameters()) s.gradients.push_back(p.grad().defined() ? p.grad().clone() : Tensor());
   s.gradients.push_back(x[1].grad());
@@ -295,7 +297,7 @@ verdict differential(unsigned seed, std::string& why, int& away) {
     why = e.what_without_backtrace();
     return verdict::eager_fails;
   }
-  std::optional<rt::budget> budget = rt::budget("100%");
+  std::optional<rt::budget> budget = rt::budget("100% of activations");
   for (int round = 0; round < 3 && budget; ++round) {
     constexpr const char* names[] = {" at 100 %", " at the smallest budget", " at the smallest budget with copies"};
     INFO("seed " << seed << names[round]);
@@ -303,7 +305,8 @@ verdict differential(unsigned seed, std::string& why, int& away) {
     const auto options = [](const rt::budget& b, bool copies) {
       auto o = testing::quick(b, 0.5);
       if (!copies) return o;
-      o.far = {rt::host_memory("far"), rt::host_link(), rt::host_link(), copy_rates{1e10, 1e10, 0}};
+      o.far = rt::on_host(test_device());
+      o.far.rates = copy_rates{1e10, 1e10, 0};
       o.solver = [](const auto& p, bytes_t within, const limits& l, const auto& watch) {
         return solve(p, within, offmate<min_cut>(), l, watch);
       };
@@ -331,6 +334,7 @@ verdict differential(unsigned seed, std::string& why, int& away) {
       CHECK(same_bits(s.buffers, e.buffers));
       CHECK(s.versions == e.versions);
       CHECK(s.generator == e.generator);
+      CHECK(same_bits(s.of_device, e.of_device));
     }
     CHECK(run.report().unplanned == 0);
     away += run.report().moved_in > 0;
@@ -349,7 +353,8 @@ verdict differential(unsigned seed, std::string& why, int& away) {
 
 }  // namespace
 
-TEST_CASE("random programs") {
+TEST_CASE("random programs", "[device]") {
+  const on_test_device there;
   std::vector<unsigned> seeds = {93, 103, 114, 133, 178, 220, 403};  // failed once
   unsigned from = 0, to = std::getenv("REMAT_FULL") != nullptr ? 60 : 30;
   if (const char* range = std::getenv("REMAT_FUZZ")) REQUIRE(std::sscanf(range, "%u:%u", &from, &to) == 2);

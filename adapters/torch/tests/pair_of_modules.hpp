@@ -16,6 +16,7 @@
 #include <remat/pytorch/wrap.hpp>
 
 #include "compare.hpp"
+#include "devices.hpp"
 #include "quick.hpp"
 
 namespace probes_tests {
@@ -66,6 +67,7 @@ struct pair_of_modules {
     INFO("step " << seed);
     tensor_list in[2], out[2];
     rt::generator_state state[2];
+    Tensor of_device[2];
     for (int k = 0; k < 2; ++k) {
       turn = k;
       ::torch::manual_seed(static_cast<std::uint64_t>(seed) + 100);
@@ -73,6 +75,7 @@ struct pair_of_modules {
       out[k] = k == 0 ? plain->forward(in[k]) : run.forward(in[k]);
       if (const auto loss = use(out[k], in[k]); loss.defined()) loss.backward();
       state[k] = rt::generator_state::now();
+      of_device[k] = state_of_test_generator();
     }
     REQUIRE(out[0].size() == out[1].size());
     for (std::size_t i = 0; i < out[0].size(); ++i) {
@@ -89,6 +92,7 @@ struct pair_of_modules {
       CHECK(in[0][i]._version() == in[1][i]._version());
     }
     CHECK(state[0] == state[1]);
+    CHECK(same_bits(of_device[0], of_device[1]));
     const auto a = plain->named_parameters(), b = planned->named_parameters();
     for (const auto& p : a) {
       INFO(p.key());

@@ -12,12 +12,14 @@
 #include <remat/pytorch/memory.hpp>
 
 #include "compare.hpp"
+#include "default_device.hpp"
 #include "pair_of_modules.hpp"
 #include "quick.hpp"
 
 using namespace probes_tests;
 
-TEST_CASE("hooks of parameters fire where eager fires them, also if they were there before") {
+TEST_CASE("hooks of parameters fire where eager fires them, also if they were there before", "[device]") {
+  const on_test_device there;
   int calls[2] = {0, 0};
   pair_of_modules m([] {
     return with({square()}, [](auto& self, const tensor_list& x) -> tensor_list { return {x[0].matmul(self.w()).tanh()}; });
@@ -29,7 +31,8 @@ TEST_CASE("hooks of parameters fire where eager fires them, also if they were th
   CHECK(calls[1] == 3);
 }
 
-TEST_CASE("parameters that share memory, and modules that are registered twice") {
+TEST_CASE("parameters that share memory, and modules that are registered twice", "[device]") {
+  const on_test_device there;
   SECTION("one flat tensor") {
     pair_of_modules m([] {
       auto made = with(
@@ -63,7 +66,8 @@ TEST_CASE("parameters that share memory, and modules that are registered twice")
   }
 }
 
-TEST_CASE("inputs that begin anywhere in their storage, seen as another type") {
+TEST_CASE("inputs that begin anywhere in their storage, seen as another type", "[device]") {
+  const on_test_device there;
   pair_of_modules m([] {
     return with({square()}, [](auto& self, const tensor_list& x) -> tensor_list {
       return {::torch::view_as_real(::torch::view_as_complex(x[0].view({4, 3, 2})).mul(c10::complex<double>(0, 1)))
@@ -79,7 +83,8 @@ TEST_CASE("inputs that begin anywhere in their storage, seen as another type") {
   CHECK(data.storage().nbytes() == 400);
 }
 
-TEST_CASE("what the backward reads must not change before it") {
+TEST_CASE("what the backward reads must not change before it", "[device]") {
+  const on_test_device there;
   const auto make = [] {
     auto made = with({square()}, [](auto& self, const tensor_list& x) -> tensor_list {
       return {(x[0].matmul(self.w()) * self.named_buffers()["scale"]).tanh().matmul(self.member)};
@@ -106,7 +111,8 @@ TEST_CASE("what the backward reads must not change before it") {
   m.step(2, one_input);
 }
 
-TEST_CASE("writes of the step show in versions, and outputs share them") {
+TEST_CASE("writes of the step show in versions, and outputs share them", "[device]") {
+  const on_test_device there;
   pair_of_modules m([] {
     auto made = with({square()}, [](auto& self, const tensor_list& x) -> tensor_list {
       self.named_buffers()["count"].add_(1).mul_(2);
@@ -141,7 +147,8 @@ TEST_CASE("writes of the step show in versions, and outputs share them") {
   CHECK_THROWS_WITH(loss.backward(), Contains("modified by an inplace operation"));
 }
 
-TEST_CASE("an output with a gradient in the memory of a parameter must stay as it is") {
+TEST_CASE("an output with a gradient in the memory of a parameter must stay as it is", "[device]") {
+  const on_test_device there;
   pair_of_modules m([] {
     return with({square()}, [](auto& self, const tensor_list& x) -> tensor_list {
       return {x[0].matmul(self.w()), self.w().view({-1}), self.w()};
@@ -157,7 +164,8 @@ TEST_CASE("an output with a gradient in the memory of a parameter must stay as i
   CHECK_THROWS_WITH(loss.backward(), Contains("modified by an inplace operation"));
 }
 
-TEST_CASE("members that are replaced are noticed") {
+TEST_CASE("members that are replaced are noticed", "[device]") {
+  const on_test_device there;
   const auto make = [] {
     auto made =
         with({square()}, [](auto& self, const tensor_list& x) -> tensor_list { return {(x[0] * self.member).matmul(self.w())}; });
@@ -218,7 +226,8 @@ TEST_CASE("memory read directly while capturing is refused, and scalars are for 
   }
 }
 
-TEST_CASE("verify compares outputs, buffers, generator and gradients, and changes none of them") {
+TEST_CASE("verify compares outputs, buffers, generator and gradients, and changes none of them", "[device]") {
+  const on_test_device there;
   auto o = testing::quick();
   o.verify = 3;
   pair_of_modules m(
@@ -236,7 +245,8 @@ TEST_CASE("verify compares outputs, buffers, generator and gradients, and change
   for (int k = 0; k < 5; ++k) m.step(k, [] { return tensor_list{::torch::randn({4, 6}).requires_grad_()}; });
 }
 
-TEST_CASE("a plain forward that fails beside a planned step leaves everything as it was") {
+TEST_CASE("a plain forward that fails beside a planned step leaves everything as it was", "[device]") {
+  const on_test_device there;
   auto o = testing::quick();
   o.verify = 100;
   pair_of_modules m(
@@ -264,16 +274,17 @@ TEST_CASE("a plain forward that fails beside a planned step leaves everything as
   for (int k = 2; k < 4; ++k) m.step(k, one_input);
 }
 
-TEST_CASE("autocast: on, off in a region, beside plain calls, and not around the backward") {
+TEST_CASE("autocast: on, off in a region, beside plain calls, and not around the backward", "[device]") {
+  const on_test_device there;
   struct autocast {
-    explicit autocast(bool on) : before(at::autocast::is_autocast_enabled(at::kCPU)) {
-      at::autocast::set_autocast_enabled(at::kCPU, on);
-      at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+    explicit autocast(bool on) : before(at::autocast::is_autocast_enabled(test_device().type())) {
+      at::autocast::set_autocast_enabled(test_device().type(), on);
+      at::autocast::set_autocast_dtype(test_device().type(), at::kBFloat16);
       at::autocast::increment_nesting();
     }
     ~autocast() {
       if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-      at::autocast::set_autocast_enabled(at::kCPU, before);
+      at::autocast::set_autocast_enabled(test_device().type(), before);
     }
     bool before;
   };

@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <atomic>
 #include <catch2/catch.hpp>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <random>
 #include <remat/io/file.hpp>
 #include <remat/pytorch/capture.hpp>
@@ -19,6 +21,7 @@
 #include <vector>
 
 #include "compare.hpp"
+#include "default_device.hpp"
 #include "models.hpp"
 
 using namespace remat;
@@ -77,6 +80,19 @@ TEST_CASE("nodes have costs and scripts; equal nodes share; nothing changes") {
   const auto again = profile(step, {.cache = {}, .seconds = 0});
   CHECK(again.measured == 0);
   CHECK(again.seconds() == p.seconds());
+}
+
+TEST_CASE("events of the device tell what nodes take, not the host's clock", "[accelerator]") {
+  if (!hardware::emulated()) return;
+  const on_test_device there;
+  ::torch::nn::Sequential net(::torch::nn::Linear(16, 16), ::torch::nn::Tanh(), ::torch::nn::Linear(16, 16));
+  const auto forward = [&](const std::vector<at::Tensor>& in) { return std::vector<at::Tensor>{net->forward(in[0])}; };
+  const auto step = *capture(forward, {::torch::randn({4, 16})}, net->parameters(), {}).step;
+  const hardware::option clock("clock", 1'000'000);
+  const auto begin = std::chrono::steady_clock::now();
+  const auto seconds = profile(step, {.cache = {}, .seconds = 0}).seconds();
+  CHECK(std::accumulate(seconds.begin(), seconds.end(), 0.0) >
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
 }
 
 TEST_CASE("what another thread draws while a step is measured is its own") {

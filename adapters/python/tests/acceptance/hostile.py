@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of hostile models share."""
 
+import emulated
 import pytest
 import torch
 from differential import assert_same, content, train
@@ -26,7 +27,7 @@ class Deep(nn.Module):
 
 
 def batches(steps=4, **more):
-    g = torch.Generator().manual_seed(1)
+    g = emulated.generator(1)
     return [{"x": torch.randn(40, 6, generator=g)} | more for _ in range(steps)]
 
 
@@ -35,7 +36,7 @@ def made(*args):
     return Deep(*args)
 
 
-BUDGETS = ("100%", "75%")
+BUDGETS = ("100% of activations", "75% of activations")
 
 
 def compare(make, data=batches, **how):
@@ -60,14 +61,14 @@ def refused(make, data=batches, match=None, **how):
     for budget in BUDGETS:
         model = remat.wrap(make(), budget=budget, time_limit=1, follow=False, on_refuse="raise")
         state = {n: content(t) for n, t in model.state_dict().items()}
-        generator = torch.get_rng_state()
+        generator = emulated.random_state()
         inputs = data()[0]
         before = {n: content(t) for n, t in inputs.items()}
         with pytest.raises(remat.Refused, match=match) as e:
             model(**inputs)
         assert {n: content(t) for n, t in model.state_dict().items()} == state
         assert {n: content(t) for n, t in inputs.items()} == before
-        assert torch.equal(generator, torch.get_rng_state())
+        assert torch.equal(generator, emulated.random_state())
     plain = train(make(), data(), **how)
-    assert_same(plain, train(remat.wrap(make(), budget="75%", time_limit=1, follow=False), data(), **how))
+    assert_same(plain, train(remat.wrap(make(), budget="75% of activations", time_limit=1, follow=False), data(), **how))
     return e.value

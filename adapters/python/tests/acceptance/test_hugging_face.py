@@ -5,6 +5,7 @@ import json
 import logging
 import pathlib
 
+import emulated
 import pytest
 import torch
 from accelerate import Accelerator
@@ -16,6 +17,9 @@ from transformers import (BertConfig, BertForSequenceClassification, GPT2Config,
                           Trainer, TrainerCallback, TrainingArguments)
 
 import remat
+
+ON_CUDA = emulated.device.type == "cuda"
+known_device = pytest.mark.skipif(not emulated.on_host and not ON_CUDA, reason="these packages do not know the device")
 
 
 def gpt2(**more):
@@ -30,16 +34,17 @@ def llama():
                                         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=32))
 
 
-def wrapped(model, budget="80%", **options):
+def wrapped(model, budget="80% of activations", **options):
     return remat.wrap(model, budget=budget, time_limit=1, **options)
 
 
 class Sentences(torch.utils.data.Dataset):
-    """Token sequences of given lengths."""
+    """Token sequences of given lengths, in memory of the host, from where trainers move them."""
 
-    def __init__(self, lengths, seed=3):
+    def __init__(self, lengths, seed=3, device="cpu"):
         g = torch.Generator().manual_seed(seed)
-        self.items = [{"input_ids": (i := torch.randint(0, 50, (n,), generator=g)), "labels": i} for n in lengths]
+        rows = [torch.randint(0, 50, (n,), generator=g, device="cpu").to(device) for n in lengths]
+        self.items = [{"input_ids": i, "labels": i} for i in rows]
 
     def __len__(self):
         return len(self.items)
@@ -62,6 +67,18 @@ def padded(items):
 LENGTHS = [24, 18, 24, 14, 24, 24, 9, 16, 22, 24]
 
 
+def sentences(lengths):
+    return Sentences(lengths, device=emulated.device)
+
+
+class HostTrainer(Trainer):
+    """Loaders draw and keep tensors of the host."""
+
+    def train(self, *args, **kwargs):
+        with torch.device("cpu"):
+            return super().train(*args, **kwargs)
+
+
 class Watch(TrainerCallback):
     """Notes losses, gradient norms, and whether each step was planned."""
 
@@ -73,10 +90,12 @@ class Watch(TrainerCallback):
 
 
 def trainer(model, folder, evaluate=True, lengths=LENGTHS, **more):
-    settings = {"per_device_train_batch_size": 4, "num_train_epochs": 2, "logging_steps": 1, "report_to": "none", "use_cpu": True,
+    settings = {"per_device_train_batch_size": 4, "num_train_epochs": 2, "logging_steps": 1, "report_to": "none", "use_cpu": not ON_CUDA,
                 "save_strategy": "no", "disable_tqdm": True, "eval_strategy": "epoch" if evaluate else "no"} | more
     watch = Watch()
-    t = Trainer(model, TrainingArguments(str(folder), **settings), data_collator=padded, train_dataset=Sentences(lengths),
+    arguments = TrainingArguments(str(folder), **settings)
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # else the trainer uses DataParallel
+    t = HostTrainer(model, arguments, data_collator=padded, train_dataset=Sentences(lengths),
                 eval_dataset=Sentences([20, 8, 24], 5) if evaluate else None, callbacks=[watch])
     t.watch = watch
     return t
@@ -96,7 +115,8 @@ def test_trainer(make, tmp_path, caplog):
     with caplog.at_level(logging.INFO, "remat"):
         assert trained(model, tmp_path / "b") == expected
     assert any("eval_loss" in line for line in expected[0])
-    shapes = {(len(b["input_ids"]), b["input_ids"].shape[1]) for b in trainer(make(), tmp_path / "c").get_train_dataloader()}
+    with torch.device("cpu"):
+        shapes = {(len(b["input_ids"]), b["input_ids"].shape[1]) for b in trainer(make(), tmp_path / "c").get_train_dataloader()}
     captures = sum("captured" in r.message for r in caplog.records)
     assert 0 < captures <= 2 * (len(shapes) + 3)
     assert any(plan["recomputed"] > 0 for plan in remat.of(model).plans)
@@ -122,8 +142,8 @@ def test_callback(tmp_path, caplog):
 @pytest.mark.parametrize("make", [gpt2, llama, lambda: get_peft_model(gpt2(), LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True))])
 def test_models_are_read_once(make, monkeypatch):
     """Row 4: what it costs to see that nothing has changed."""
-    model = wrapped(make(), "200%")
-    batch = padded([Sentences([9])[0]])
+    model = wrapped(make(), "200% of activations")
+    batch = padded([sentences([9])[0]])
     for _ in range(2):
         model(**batch).loss.backward()
     monkeypatch.setattr(remat._session.Source, "signature", None)
@@ -183,14 +203,14 @@ def test_generate_in_training():
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         torch.manual_seed(3)
         seen = []
-        for item in Sentences([24] * 3):
+        for item in sentences([24] * 3):
             ids = item["input_ids"][None].repeat(4, 1)
             optimizer.zero_grad()
             model(input_ids=ids, labels=ids).loss.backward()
             optimizer.step()
             for sample in (False, True):
                 seen.append(content(model.generate(ids[:, :4], max_new_tokens=4, do_sample=sample, pad_token_id=0)))
-            seen += [content(p) for p in model.parameters()] + [torch.get_rng_state().numpy().tobytes()]
+            seen += [content(p) for p in model.parameters()] + [emulated.random_state().numpy().tobytes()]
         return seen
 
     assert run(wrapped(llama())) == run(llama())
@@ -237,7 +257,7 @@ def test_merged_adapter_trains_on():
 
         def steps():
             torch.manual_seed(2)
-            for item in Sentences([24, 24]):
+            for item in sentences([24, 24]):
                 model.zero_grad()
                 ids = item["input_ids"][None].repeat(4, 1)
                 loss = model(input_ids=ids, labels=ids).loss
@@ -258,13 +278,14 @@ def test_merged_adapter_trains_on():
     assert run(True) == run(False)
 
 
+@known_device
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_accelerate(precision):
     """Row 11."""
 
     def run(planned):
         AcceleratorState._reset_state(True)
-        accelerator = Accelerator(cpu=True, mixed_precision=precision, gradient_accumulation_steps=2)
+        accelerator = Accelerator(cpu=not ON_CUDA, mixed_precision=precision, gradient_accumulation_steps=2)
         model = gpt2()
         if planned:
             wrapped(model)
@@ -294,7 +315,7 @@ def test_accelerate(precision):
             if planned:
                 assert remat.is_wrapped(raw)
         assert extract_model_from_parallel(prepared, recursive=True) is model
-        ids = Sentences([24])[0]["input_ids"][None].repeat(4, 1)
+        ids = sentences([24])[0]["input_ids"][None].repeat(4, 1)
         model.zero_grad()
         model(input_ids=ids, labels=ids).loss.backward()
         if planned:
@@ -306,7 +327,7 @@ def test_accelerate(precision):
 
 def test_many_lengths():
     """Row 21: 50 lengths in an epoch, every step planned."""
-    g = torch.Generator().manual_seed(1)
+    g = emulated.generator(1)
     lengths = torch.randperm(50, generator=g) + 8
 
     def run(model):
@@ -342,6 +363,7 @@ def smallest_for(make, ids):
     return over.value.needed
 
 
+@known_device
 def test_auto_find_batch_size(tmp_path):
     """Row 22: a batch that does not fit is halved."""
     longest = torch.zeros(2, 24, dtype=torch.long)
@@ -365,7 +387,7 @@ def test_classifier_with_frozen_embeddings():
         model.bert.encoder.layer[0].requires_grad_(False)
         return model.train()
 
-    batches = [{"input_ids": i["input_ids"][None].repeat(4, 1), "labels": torch.tensor([0, 1, 1, 0])} for i in Sentences([16] * 3)]
+    batches = [{"input_ids": i["input_ids"][None].repeat(4, 1), "labels": torch.tensor([0, 1, 1, 0])} for i in sentences([16] * 3)]
     model = wrapped(made())
     assert_same(train(made(), batches), train(model, batches))
     assert remat.of(model).plan["recomputed"] > 0

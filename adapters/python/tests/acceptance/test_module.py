@@ -5,6 +5,7 @@ import copy
 import io
 import pickle
 
+import emulated
 import pytest
 import torch
 from differential import assert_same, content, train
@@ -38,11 +39,11 @@ def made():
 
 
 def batches(steps=4, n=50):
-    g = torch.Generator().manual_seed(1)
+    g = emulated.generator(1)
     return [(torch.randn(n, 6, generator=g),) for _ in range(steps)]
 
 
-def wrapped(budget="60%", model=None, **options):
+def wrapped(budget="60% of activations", model=None, **options):
     return remat.wrap(model or made(), budget=budget, time_limit=1, **options)
 
 
@@ -67,7 +68,7 @@ def test_wrap_returns_the_same_object():
     assert remat.unwrap(model) is model
 
 
-@pytest.mark.parametrize("budget", ["100%", "60%"])
+@pytest.mark.parametrize("budget", ["100% of activations", "60% of activations"])
 @pytest.mark.parametrize("optimizer_first", [True, False])
 def test_optimizer_before_or_after(optimizer_first, budget):
     """Row 2."""
@@ -111,7 +112,7 @@ def test_state_dict(assign):
     assert remat.of(model).plan["recomputed"] > 0
 
 
-@pytest.mark.parametrize("budget", ["100%", "60%"])
+@pytest.mark.parametrize("budget", ["100% of activations", "60% of activations"])
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("clip", [None, nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_])
 def test_accumulation_and_clipping(budget, set_to_none, clip):
@@ -155,7 +156,7 @@ def test_no_grad_in_training():
                 seen.append(content(model(x)))
             seen.append(content(model(x).detach()))
             model.train()
-            seen += [content(t) for t in model.state_dict().values()] + [torch.get_rng_state().numpy().tobytes()]
+            seen += [content(t) for t in model.state_dict().values()] + [emulated.random_state().numpy().tobytes()]
         return seen
 
     assert run(wrapped()) == run(made())
@@ -203,7 +204,7 @@ def test_pickle():
         loaded = read(file)
         expected = copy.deepcopy(plain)
         assert_same(train(expected, batches()), train(loaded, batches()))
-        remat.wrap(loaded, budget="60%", time_limit=1)
+        remat.wrap(loaded, budget="60% of activations", time_limit=1)
         assert_same(train(expected, batches()), train(loaded, batches()))
 
 
@@ -258,16 +259,16 @@ def test_changes_of_the_model():
 
 def test_wrap_again_changes_the_budget():
     """Row 22."""
-    model = wrapped("100%")
+    model = wrapped("100% of activations")
     train(model, batches())
     assert remat.of(model).plan["recomputed"] == 0
     session = remat.of(model)
-    assert remat.wrap(model, budget="60%", time_limit=1) is model
+    assert remat.wrap(model, budget="60% of activations", time_limit=1) is model
     assert remat.of(model) is session
-    assert_same(train(made(), batches()), train(wrapped("60%"), batches()))
+    assert_same(train(made(), batches()), train(wrapped("60% of activations"), batches()))
     train(model, batches())
     assert session.plan["recomputed"] > 0
-    session.set_budget("100%")
+    session.set_budget("100% of activations")
     train(model, batches())
     assert session.plan["recomputed"] == 0
 
@@ -283,7 +284,7 @@ def test_budgets_are_parsed_alike():
     model = wrapped("8 GiB")
     train(model, batches(1))
     assert remat.of(model).memory()["budget"] == 8 << 30
-    model = wrapped("60%")
+    model = wrapped("60% of activations")
     train(model, batches(1))
     assert remat.of(model).memory()["planned"] <= remat.of(model).memory()["budget"]
     for wrong in ("8 XB", "", "-1", -1, "120 % of it", float("nan"), float("inf")):
@@ -321,12 +322,12 @@ def test_over_budget_says_what_it_would_take():
     """Row 22: and leaves the model as it was."""
     model = wrapped(1000)
     state = {n: content(t) for n, t in model.state_dict().items()}
-    generator = torch.get_rng_state()
+    generator = emulated.random_state()
     with pytest.raises(remat.OverBudget, match="out of memory") as over:
         model(*batches()[0])
     assert over.value.needed >= over.value.bound > 1000
     assert over.value.largest
     assert {n: content(t) for n, t in model.state_dict().items()} == state
-    assert torch.equal(generator, torch.get_rng_state())
+    assert torch.equal(generator, emulated.random_state())
     remat.wrap(model, budget=over.value.needed, time_limit=1)
     assert_same(train(made(), batches()), train(model, batches()))

@@ -3,6 +3,7 @@
 
 import os
 
+import emulated
 import pytest
 import torch
 from differential import assert_same, train
@@ -10,7 +11,7 @@ from models import ZOO, mixtral_with
 
 import remat
 
-LOSS = 64  #: bytes of the gradient of the loss, which is not the model's
+LOSS = 64 if emulated.on_host else 512  #: bytes of the gradient of the loss, which is not the model's
 FULL = os.environ.get("REMAT_FULL") == "1"
 
 
@@ -20,12 +21,17 @@ def made(name):
 
 
 def batches(name, steps=5):
-    g = torch.Generator().manual_seed(1)
+    g = emulated.generator(1)
     return [ZOO[name].batch(g) for _ in range(steps)]
 
 
 def bytes_of(tensors):
     return sum(s.nbytes() for s in {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors}.values())
+
+
+def peak_of(session):
+    """Of the bytes that were asked for. The allocator of CUDA also counts the ends of large blocks that it does not split."""
+    return torch.cuda.memory_stats()["requested_bytes.all.peak"] if emulated.device.type == "cuda" else session.memory()["peak"]
 
 
 def planned(name, budget):
@@ -40,12 +46,11 @@ def planned(name, budget):
         if session.plans:
             session.release()
             session.reset_peak()
-            before.update(session.memory(), plans=len(session.plans))
+            before.update(peak=peak_of(session), plans=len(session.plans))
 
     def end():
-        m = session.memory()
         if before and before["plans"] == len(session.plans):
-            assert own + m["peak"] - before["peak"] <= m["budget"] + LOSS
+            assert own + peak_of(session) - before["peak"] <= session.memory()["budget"] + LOSS
 
     return train(model, data, before=begin, after=end), session
 
@@ -56,11 +61,11 @@ def test_zoo(name):
     with pytest.raises(remat.OverBudget) as over:
         planned(name, 1)
     smallest = over.value.needed
-    for budget in ("100%", "60%", "40%", smallest):
+    for budget in ("100% of activations", "60% of activations", "40% of activations", smallest):
         try:
             steps, session = planned(name, budget)
         except remat.OverBudget as e:
-            assert budget in ("60%", "40%"), e
+            assert budget in ("60% of activations", "40% of activations"), e
             assert e.needed == smallest
             continue
         assert_same(plain, steps)
@@ -76,4 +81,4 @@ def test_experts_in_a_loop():
         return mixtral_with("eager").train()
 
     data = batches("mixtral")
-    assert_same(train(made(), data), train(remat.wrap(made(), budget="80%", on_refuse="raise"), data))
+    assert_same(train(made(), data), train(remat.wrap(made(), budget="80% of activations", on_refuse="raise"), data))

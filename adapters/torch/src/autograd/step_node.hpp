@@ -6,7 +6,6 @@
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/node.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -21,22 +20,13 @@
 
 #include "../base/views.hpp"
 #include "../capture/kept_graph.hpp"
+#include "../device/accelerator.hpp"
 #include "../plan/planned.hpp"
 #include "accumulation.hpp"
 #include "second_run.hpp"
 #include "verification.hpp"
 
 namespace remat::pytorch {
-
-/// An output of a forward: hooks of one that the loss does not use are not called, as in eager mode.
-class output_node final : public ::torch::autograd::Node {
- public:
-  explicit output_node(::torch::autograd::edge_list step) : Node(std::move(step)) {}
-  std::string name() const override { return "RematBackward"; }
-
- protected:
-  ::torch::autograd::variable_list apply(::torch::autograd::variable_list&& incoming) override { return std::move(incoming); }
-};
 
 /// The backward of one forward.
 class step_node final : public ::torch::autograd::Node {
@@ -106,6 +96,16 @@ class step_node final : public ::torch::autograd::Node {
   static constexpr const char* as_it_is = "for this step use the module as it is (in Python within remat.of(model).paused())";
 
   ::torch::autograd::variable_list apply(::torch::autograd::variable_list&& incoming) override {
+    try {
+      return gradients(std::move(incoming));
+    } catch (const std::exception&) {
+      throw_if_lost(device_of_step(*kind_->step));
+      throw;
+    }
+  }
+
+ private:
+  ::torch::autograd::variable_list gradients(::torch::autograd::variable_list&& incoming) {
     if (open_) return std::move(incoming);
     detail::graph_contents inside;
     const bool batched = std::any_of(incoming.begin(), incoming.end(), is_batched);
@@ -189,7 +189,6 @@ class step_node final : public ::torch::autograd::Node {
     return result;
   }
 
- private:
   /// Why this backward is one that no plan does, and whether others of such calls will be, too; or nothing.
   std::pair<std::string, bool> not_planned(const detail::graph_contents& inside, bool batched) const {
     if (at::GradMode::is_enabled()) return {"a graph of the gradients (create_graph=True)", true};
@@ -389,11 +388,5 @@ class step_node final : public ::torch::autograd::Node {
   bool verify_ = false, ran_kept_ = false, observed_ = false;
   bool open_ = false;  ///< gradients of the outputs go on to the graph
 };
-
-/// Makes `output` the next one of the step.
-inline void add_history(const at::Tensor& output, const c10::intrusive_ptr<::torch::autograd::Node>& step) {
-  ::torch::autograd::edge_list to{{step, step->add_input_metadata(output)}};
-  ::torch::autograd::set_history(output, c10::make_intrusive<output_node>(std::move(to)));
-}
 
 }  // namespace remat::pytorch

@@ -85,7 +85,7 @@ inline content content_of(const c10::Storage& s) {
 
 /// The same as a tensor of bytes.
 inline at::Tensor byte_tensor(const content& bytes) {
-  auto t = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
+  auto t = at::empty({static_cast<int64_t>(bytes.size())}, at::device(at::kCPU).dtype(at::kByte));
   if (!bytes.empty()) std::memcpy(t.mutable_data_ptr(), bytes.data(), bytes.size());
   return t;
 }

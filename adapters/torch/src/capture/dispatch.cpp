@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dispatch.hpp"
 
+#include <c10/core/AutogradState.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
@@ -140,8 +141,14 @@ void claim_key() {
   claim_reader_key();
 }
 
-recording::recording(recorder& r) { active = &r; }
-recording::~recording() { active = nullptr; }
+recording::recording(recorder& r) : several_threads_(c10::AutogradState::get_tls_state().get_multithreading_enabled()) {
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+  active = &r;
+}
+recording::~recording() {
+  active = nullptr;
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(several_threads_);
+}
 
 recorded_forward_of::recorded_forward_of(step_run& run) { active_step = &run; }
 recorded_forward_of::~recorded_forward_of() { active_step = nullptr; }

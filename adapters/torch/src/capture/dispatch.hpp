@@ -37,12 +37,17 @@ void claim_reader_key();
 
 /// Operators come to a recorder while it lives. Threads of the autograd engine inherit the dispatch key, not thread-local data:
 /// so there is one at a time.
+///
+/// Backwards of the recording thread run on it alone. The thread of a device may wait for locks that the recording thread holds.
 class recording {
  public:
   explicit recording(recorder& r);
   ~recording();
   recording(const recording&) = delete;
   recording& operator=(const recording&) = delete;
+
+ private:
+  bool several_threads_;  ///< for backwards, before
 };
 
 /// Operators of the forward that is recorded come to the training step that it is part of.

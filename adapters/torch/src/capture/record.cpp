@@ -9,8 +9,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
-#include <thread>
 
 #include <remat/pytorch/device.hpp>
 
@@ -98,12 +96,6 @@ c10::Device device_for(const std::vector<at::Tensor>& inputs, const std::vector<
   return device;
 }
 
-/// The thread of a device lets go of the last backward a moment after its caller has the gradients.
-template <class F>
-void wait_until(F done) {
-  for (int k = 0; k < 1000 && !done(); ++k) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-}
-
 /// The forward has ended: records the rest of the step.
 /// @param arguments of the forward
 /// @param before    gradients of the parameters
@@ -161,7 +153,6 @@ trace rest(recorder& r, std::vector<at::Tensor> returned, std::vector<at::Tensor
     r.give_back_kept();
     r.set_references(run->references());
   } else {
-    if (!r.device().is_cpu()) wait_until([&] { return !r.kept_by_module(); });
     if (const auto what = r.kept_by_module())
       throw cannot_capture(
           "the module keeps a tensor that " + *what +
@@ -191,11 +182,10 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
              step_run* run) {
   if (c10::impl::TorchDispatchModeTLS::any_modes_set())
     throw cannot_capture("a dispatch mode is active in this thread; capture outside of it");
+  const auto device = device_for(inputs, parameters, names);
+  if (auto& d = device_of(device); !d.warm()) d.warm_up();
   const std::lock_guard lock(one_at_a_time());
   claim_key();
-
-  const auto device = device_for(inputs, parameters, names);
-  device_of(device).warm_up();
   const c10::DeviceGuard guard(device);
   const fresh_casts casts;
   same_gradients before(parameters);

@@ -10,6 +10,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -168,14 +169,20 @@ class accelerator final : public device {
     multiply();
     return std::make_unique<device_graph>(*this, work);
   }
+  bool warm() const override { return multiplied().count(here()) > 0 && (in_backward() || warm_backwards().count(here()) > 0); }
   void warm_up() override {
     const c10::DeviceGuard guard(shared_->on);
     const auto before = use().live;
     multiply();
+    if (in_backward()) {  // of this thread or of the device's, which must not wait for itself
+      workspaces_ += std::max<bytes_t>(0, use().live - before);
+      return;
+    }
     const at::AutoGradMode grad_mode(true);
     const auto x = at::ones({1}, at::TensorOptions().device(shared_->on)).requires_grad_(), y = x * 1;
     y.register_hook([this](const at::Tensor&) { multiply(); });  // on the thread of backwards
     y.backward();
+    warm_backwards().insert(here());
     constexpr auto alive = static_cast<bytes_t>(3 * accelerator_alignment);  // x, y, the gradient
     workspaces_ += std::max<bytes_t>(0, use().live - before - alive);
   }
@@ -201,6 +208,7 @@ class accelerator final : public device {
     shared_->drop_finished();
     shared_->of.own().emptyCache();
   }
+  std::string lost() const override { return shared_->lost(); }
 
  private:
   struct drawn final : random_state {
@@ -211,8 +219,7 @@ class accelerator final : public device {
 
   /// Matrix products, for which libraries set up a workspace per thread and stream, the first time on each.
   void multiply() {
-    thread_local std::set<std::pair<c10::Device, c10::StreamId>, less> done;
-    if (!done.emplace(shared_->on, shared_->kernels().id()).second) return;
+    if (!multiplied().insert(here()).second) return;
     const at::NoGradGuard no_grad;
     const at::AutoDispatchBelowADInplaceOrView below;
     const auto x = at::ones({8, 8}, at::TensorOptions().device(shared_->on)), row = at::ones({8}, x.options());
@@ -220,11 +227,19 @@ class accelerator final : public device {
     at::addmm(row, x, x);
     at::bmm(x.unsqueeze(0), x.unsqueeze(0));
   }
-  struct less {
-    bool operator()(const auto& a, const auto& b) const {
-      return std::tuple(a.first.type(), a.first.index(), a.second) < std::tuple(b.first.type(), b.first.index(), b.second);
-    }
-  };
+  using spot = std::tuple<c10::DeviceType, c10::DeviceIndex, c10::StreamId>;
+  spot here() const { return {shared_->on.type(), shared_->on.index(), shared_->kernels().id()}; }
+  /// Where this thread has multiplied.
+  static std::set<spot>& multiplied() {
+    thread_local std::set<spot> all;
+    return all;
+  }
+  /// Where this thread has seen to it that the thread of backwards has.
+  static std::set<spot>& warm_backwards() {
+    thread_local std::set<spot> all;
+    return all;
+  }
+  static bool in_backward() { return ::torch::autograd::get_current_graph_task_id() != -1; }
 
   std::shared_ptr<accelerator_state> shared_;
   std::shared_ptr<event_pool> timed_;
@@ -282,6 +297,11 @@ void refuse_foreign_capture(c10::Device on) {
   if (impl.isStreamCapturing(impl.getStream(on)))
     throw not_available("a graph is being captured on " + on.str() +
                         "; a planned step cannot be part of a foreign graph, see graph=True");
+}
+
+void throw_if_lost(c10::Device on) {
+  if (on.is_cpu()) return;
+  if (const auto why = device_of(on).lost(); !why.empty()) throw device_lost(text_of_lost(on, why));
 }
 
 void note_use(const void* data, c10::Stream s) {

@@ -39,6 +39,18 @@ struct accelerator_state {
   /// a stream would become part of the graph.
   c10::Stream new_stream(bool for_captures = false) const { return impl.getStreamFromGlobalPool(on, for_captures); }
 
+  /// See `device::lost`.
+  std::string lost() const {
+    if (capturing()) return "";  // a capture forbids to wait
+    try {
+      const c10::DeviceGuard guard(on);
+      stream_event(events, kernels(), "").wait();
+      return "";
+    } catch (const std::exception& e) {
+      return reason_of(e);
+    }
+  }
+
   /// Copies on `stream` between the host and the device, or within it.
   void copy(void* to, c10::Device to_device, const void* from, c10::Device from_device, bytes_t bytes, c10::Stream stream) const {
     const c10::StreamGuard guard(stream);
@@ -75,6 +87,10 @@ struct accelerator_state {
     std::erase_if(copies, [](const auto& c) { return c.done == nullptr; });
   }
 };
+
+inline std::string text_of_lost(c10::Device on, const std::string& why) {
+  return on.str() + " does not work any more (" + why + "); start the program again, or go on with the model on the host";
+}
 
 class device_region;
 /// The regions on accelerators by their first address, so that `record_stream` finds the one it means.
@@ -171,6 +187,7 @@ class device_region final : public region {
     try {
       return allocate();
     } catch (const std::exception& e) {
+      if (const auto why = shared_->lost(); !why.empty()) throw device_lost(text_of_lost(shared_->on, why));
       rlimit most{};
       if (pinned_ && getrlimit(RLIMIT_MEMLOCK, &most) == 0 && most.rlim_cur < static_cast<rlim_t>(bytes_))
         throw out_of_memory(tier, bytes_, static_cast<bytes_t>(most.rlim_cur), reason_of(e) + " (RLIMIT_MEMLOCK, see ulimit -l)");

@@ -7,6 +7,7 @@
 #include <remat/pytorch/free_memory.hpp>
 
 #include "accelerator.hpp"
+#include "stream_events.hpp"
 
 namespace remat::pytorch {
 
@@ -27,7 +28,7 @@ std::vector<device_status> devices() {
         s.total = d.total_bytes();
         s.available = d.free_bytes();
       } catch (const std::exception& e) {
-        s.problem = e.what();
+        s.problem = reason_of(e);
       }
       all.push_back(std::move(s));
     }

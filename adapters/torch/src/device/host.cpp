@@ -169,6 +169,7 @@ class host final : public device {
     return std::chrono::duration<double>(dynamic_cast<const moment&>(*to).when - dynamic_cast<const moment&>(*from).when).count();
   }
   void enter(region&) override {}
+  bool warm() const override { return true; }
   void warm_up() override {}
   bytes_t workspaces() const override { return 0; }
   void reset_peak() override { meter::reset_peak(); }

@@ -81,7 +81,7 @@ class stream_event final : public event {
     try {
       f();
     } catch (const std::exception& e) {
-      throw copy_failed(what_ + ": " + reason_of(e));
+      throw copy_failed(what_.empty() ? reason_of(e) : what_ + ": " + reason_of(e));
     }
   }
   std::shared_ptr<event_pool> pool_;

@@ -84,7 +84,7 @@ class packing {
     const auto made = std::move(n.calls);
     const auto shape = made[0].results[0];
     const auto mask = p_.views[shape.view];
-    auto one = at::ones({1}, mask.dtype);
+    auto one = at::ones({1}, at::device(at::kCPU).dtype(mask.dtype));
     if (made.size() == 3) one.div_(made[2].arguments[1].toScalar());
     const at::Scalar value = one.to(at::kDouble).item();
 

@@ -11,11 +11,11 @@
 #include <remat/io/bytes.hpp>
 #include <remat/pytorch/executor.hpp>
 
+#include "../autograd/output_node.hpp"
 #include "../autograd/second_run.hpp"
 #include "../autograd/step_node.hpp"
 #include "../autograd/verification.hpp"
 #include "../capture/follower.hpp"
-#include "../device/accelerator.hpp"
 #include "state.hpp"
 
 namespace remat::pytorch {
@@ -111,16 +111,16 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
   if (!at::GradMode::is_enabled() || recorded) return call.forward(inputs);
 
   if (options.device) throw not_supported("plans for a device that is estimated are not run");
-  const auto away = std::find_if(inputs.begin(), inputs.end(),
-                                 [](const auto& t) { return t.defined() && at::accelerator::isAccelerator(t.device().type()); });
-  if (away != inputs.end()) refuse_foreign_capture(away->device());
+  if (const auto on = accelerator_of(inputs); !on.is_cpu()) refuse_foreign_capture(on);
   std::unique_lock lock(mutex);
   look();
+  put_back_weights();
   if (std::none_of(parameters.begin(), parameters.end(), [](const auto& p) { return p.tensor.requires_grad(); }) &&
       std::none_of(inputs.begin(), inputs.end(), [](const auto& t) { return t.defined() && t.requires_grad(); })) {
     lock.unlock();
     return call.forward(inputs);
   }
+  warm_up(inputs, lock);
   if ((options.new_shapes == new_shape::plain || options.new_shapes == new_shape::error) && !used.empty() &&
       !used.count(key_of(call, inputs))) {
     if (options.new_shapes == new_shape::error)

@@ -63,23 +63,31 @@ session::~session() = default;
 
 std::vector<at::Tensor> session::forward(const invocation& call, const std::vector<at::Tensor>& inputs,
                                          std::shared_ptr<void>* note) {
-  return state_->forward(call, inputs, note);
+  return state_->told_of_loss(inputs, [&] { return state_->forward(call, inputs, note); });
 }
 
 void session::prepare(const invocation& call, const std::vector<at::Tensor>& inputs) {
-  std::lock_guard lock(state_->mutex);
-  state_->look();
-  const auto s = state_->kind_for(call, inputs);
+  state_->told_of_loss(inputs, [&] { state_->prepare(call, inputs); });
+}
+
+void session::state::prepare(const invocation& call, const std::vector<at::Tensor>& inputs) {
+  std::unique_lock lock(mutex);
+  look();
+  std::shared_ptr<setup> s;
   std::shared_ptr<const plan> made;
-  if (state_->options.device) {
-    state_->last_held = state_->memory.held(*s, inputs);
-    const auto [available, held_bytes] = state_->room(*s);
-    made = state_->plan_for(s, available, held_bytes);
+  if (options.device) {
+    s = kind_for(call, inputs);
+    last_held = memory.held(*s, inputs);
+    const auto [available, held_bytes] = room(*s);
+    made = plan_for(s, available, held_bytes);
   } else {
-    made = state_->acquire(s, inputs)->what;
+    put_back_weights();
+    warm_up(inputs, lock);
+    s = kind_for(call, inputs);
+    made = acquire(s, inputs)->what;
   }
-  state_->last_setup = s;
-  state_->last_plan = std::move(made);
+  last_setup = std::move(s);
+  last_plan = std::move(made);
 }
 
 void session::invalidate() {

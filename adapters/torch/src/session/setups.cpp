@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kinds of steps that a session has met: found again, or captured.
 #include <ATen/ATen.h>
+#include <ATen/DeviceAccelerator.h>
 
 #include <algorithm>
 #include <queue>
@@ -279,6 +280,46 @@ void session::state::look() {
   };
   if (!now_ || !same(now->parameters, now_->parameters) || !same(now->buffers, now_->buffers)) now_ = std::move(now);
   looked_ = true;
+}
+
+void session::state::put_back_weights() {
+  if (!elsewhere_) return;
+  const auto misplaced = [&]() -> const named_tensor* {
+    for (const auto& p : parameters)
+      if (at::accelerator::isAccelerator(p.tensor.device().type())) return &p;
+    for (const auto& b : buffers)
+      if (b.tensor.device() != *options.steps_on && !b.tensor.is_meta()) return &b;
+    return nullptr;
+  };
+  const auto* moved = misplaced();
+  if (moved == nullptr) return;
+  warn(moved->name + " is on " + moved->tensor.device().str() +
+       " now; it is moved back, since weights stay in memory of the host and buffers on " + options.steps_on->str());
+  trained->put_back();
+  looked_ = false;
+  look();
+  if (const auto* still = misplaced())
+    throw error(still->name + " is on " + still->tensor.device().str() +
+                ", but steps take weights from memory of the host and buffers from " + options.steps_on->str() +
+                "; move the module back");
+}
+
+c10::Device session::state::accelerator_of(const std::vector<at::Tensor>& tensors) const {
+  if (options.steps_on) return *options.steps_on;
+  for (const auto& t : tensors)
+    if (t.defined() && at::accelerator::isAccelerator(t.device().type())) return t.device();
+  return c10::kCPU;
+}
+
+void session::state::warm_up(const std::vector<at::Tensor>& inputs, std::unique_lock<owned_mutex>& lock) {
+  auto tensors = inputs;
+  for (const auto& p : parameters) tensors.push_back(p.tensor);
+  auto& d = device_of(accelerator_of(tensors));
+  if (d.warm()) return;
+  lock.unlock();
+  d.warm_up();
+  lock.lock();
+  look();
 }
 
 void session::state::forget(const std::shared_ptr<setup>& s) {

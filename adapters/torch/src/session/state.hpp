@@ -24,6 +24,7 @@
 #include "../capture/kept_graph.hpp"
 #include "../capture/trace.hpp"
 #include "../capture/weights_elsewhere.hpp"
+#include "../device/accelerator.hpp"
 #include "../device/home.hpp"
 #include "../plan/planned.hpp"
 #include "../plan/search.hpp"
@@ -146,6 +147,14 @@ struct session::state : std::enable_shared_from_this<state> {
   std::shared_ptr<const setup> sibling(const setup& s) const;
   /// Looks at the model as it is now.
   void look();
+  /// Weights and buffers that the user has moved come back.
+  /// @throws error if they cannot
+  void put_back_weights();
+  /// The accelerator that steps on these tensors need, or the host.
+  c10::Device accelerator_of(const std::vector<at::Tensor>& tensors) const;
+  /// Sets up the workspaces of libraries on the device that steps need.
+  /// @param lock of `mutex`: let go meanwhile, since the thread of the device may wait for it
+  void warm_up(const std::vector<at::Tensor>& inputs, std::unique_lock<owned_mutex>& lock);
   /// Lets go of the executors for `s` that are idle.
   void forget(const std::shared_ptr<setup>& s);
   /// Such steps are not known any more.
@@ -201,6 +210,17 @@ struct session::state : std::enable_shared_from_this<state> {
     std::vector<at::Tensor> returned;           ///< what it gave
   };
   std::vector<at::Tensor> forward(const invocation& call, const std::vector<at::Tensor>& inputs, std::shared_ptr<void>* note);
+  void prepare(const invocation& call, const std::vector<at::Tensor>& inputs);
+  /// Calls `f`, whose exceptions are `device_lost` if the device has failed for good.
+  template <class F>
+  auto told_of_loss(const std::vector<at::Tensor>& inputs, const F& f) const {
+    try {
+      return f();
+    } catch (const std::exception&) {
+      throw_if_lost(accelerator_of(inputs));
+      throw;
+    }
+  }
   /// Runs the module's code, followed or recorded.
   begun_step follow(const invocation& call, const std::vector<at::Tensor>& inputs, std::unique_lock<owned_mutex>& lock);
   /// @param make records the step, whose forward runs meanwhile

@@ -28,6 +28,7 @@ constexpr named names[] = {{"late", &settings::late},
                            {"pace", &settings::pace},
                            {"link", &settings::link},
                            {"interference", &settings::interference},
+                           {"clock", &settings::clock},
                            {"lost", &settings::lost}};
 
 settings* from_environment() {

@@ -286,7 +286,8 @@ void synchronize(const event& e) {
 double milliseconds(const event& from, const event& to) {
   const auto a = asked_by_host(from, "the time of"), b = asked_by_host(to, "the time of");
   if (!a || !b || !a->arrived() || !b->arrived()) throw failure("emulated: the time of an event that has not been reached");
-  return std::chrono::duration<double, std::milli>(b->time() - a->time()).count();
+  const double times = options().clock > 0 ? static_cast<double>(options().clock) : 1;
+  return times * std::chrono::duration<double, std::milli>(b->time() - a->time()).count();
 }
 
 // --- copies ------------------------------------------------------------------------------------------------------------------

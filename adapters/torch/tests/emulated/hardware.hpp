@@ -44,6 +44,7 @@ struct capture_error : failure {
 ///   pace              bytes per second that a kernel can read and write: it takes no less time; 0: what the host takes
 ///   link              bytes per second of copies between host and device, each way; 0: copies take no time
 ///   interference      per mille by which a kernel takes longer while a copy runs
+///   clock             events tell times that are so many times longer; 0: as they are
 ///   lost              1: every call fails, as on a device that is lost
 namespace option {
 void set(const std::string& name, long value);

@@ -74,8 +74,8 @@ void host_side::copy_layout(const at::Tensor& from, const at::Tensor& to) const 
   auto* const i = to.unsafeGetTensorImpl();
   i->set_storage_offset(from.storage_offset());
   i->set_sizes_and_strides(from.sizes(), from.strides());
-  if (from.is_conj()) to._set_conj(true);
-  if (from.is_neg()) to._set_neg(true);
+  to._set_conj(from.is_conj());
+  to._set_neg(from.is_neg());
 }
 
 at::Tensor host_side::to_host(const at::Tensor& t) {
@@ -84,6 +84,7 @@ at::Tensor host_side::to_host(const at::Tensor& t) {
     return t;
   }
   auto h = at::detail::make_tensor<c10::TensorImpl>(lend(t.storage()), keys(c10::DispatchKey::CPU, t), t.dtype());
+  keys_of_views_.emplace(h.storage().unsafeGetStorageImpl(), t.key_set());
   copy_layout(t, h);
   if (t.unsafeGetTensorImpl()->is_wrapped_number()) h.unsafeGetTensorImpl()->set_wrapped_number(true);
   return h;
@@ -108,9 +109,12 @@ c10::IValue host_side::to_host(const c10::IValue& v) {
 
 at::Tensor host_side::to_device(const at::Tensor& t) {
   if (!t.defined() || t.device().type() != c10::kCPU) return t;
+  const auto viewed = keys_of_views_.find(t.storage().unsafeGetStorageImpl());
   auto storage = keep(t.storage());
   if (storage.device_type() != on_.type()) return t;
-  auto d = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys(on_.key(), t), t.dtype());
+  auto d = viewed != keys_of_views_.end()
+               ? at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, std::move(storage), viewed->second, t.dtype())
+               : at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys(on_.key(), t), t.dtype());
   copy_layout(t, d);
   return d;
 }

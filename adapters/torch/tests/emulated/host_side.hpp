@@ -69,8 +69,6 @@ class host_side {
   c10::IValue to_device(const c10::IValue& v);
   /// Tells a tensor that the kernel may have resized what its counterpart has become.
   void follow(const at::Tensor& of_device, const at::Tensor& of_host);
-  /// Whether a result of a kernel lies in the memory of an argument.
-  bool is_argument(const at::Tensor& result) const { return given_.count(result.storage().unsafeGetStorageImpl()) != 0; }
 
  private:
   struct lent {
@@ -86,7 +84,9 @@ class host_side {
   bool blank_;
   std::map<c10::StorageImpl*, lent> lent_;           ///< by the device's storage
   std::map<c10::StorageImpl*, c10::Storage> given_;  ///< by the host's storage
-  std::vector<c10::Storage> hosts_;                  ///< alive, so that no address in `given_` comes twice
+  /// Of the argument in a storage of the host: in inference mode, a view of a normal tensor is a normal tensor.
+  std::map<c10::StorageImpl*, c10::DispatchKeySet> keys_of_views_;
+  std::vector<c10::Storage> hosts_;  ///< alive, so that no address in `given_` comes twice
 };
 
 }  // namespace emulated

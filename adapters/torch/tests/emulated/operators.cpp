@@ -51,6 +51,7 @@ traits make_traits(const c10::OperatorHandle& op) {
   t.product = is_one_of(name, products);
   t.workspace = t.product || is_one_of(name, convolutions);
   t.dropout = name == "aten::native_dropout";
+  t.counts = name == "aten::histc";
   t.draws = op.hasTag(at::Tag::nondeterministic_seeded) && !is_one_of(name, tagged_only);
   t.indexes = is_one_of(name, indexings);
   t.looks = !t.indexes && (op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output));
@@ -132,6 +133,13 @@ void run_on_host(const c10::OperatorHandle& op, const traits& t, torch::jit::Sta
     const auto generator = at::detail::createCPUGenerator(mixed(from == nullptr ? philox{} : *from));
     if (t.dropout) return dropout(stack, generator);
     if (t.generator >= 0) stack[static_cast<std::size_t>(t.generator)] = generator;
+  }
+  if (t.counts && stack[0].isTensor() && !stack[0].toTensor().is_floating_point()) {
+    const auto counted = stack[0].toTensor();
+    stack[0] = counted.to(at::kDouble);
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+    stack[0] = stack[0].toTensor().to(counted.scalar_type());
+    return;
   }
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
 }

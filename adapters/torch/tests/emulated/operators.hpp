@@ -20,6 +20,7 @@ struct traits {
   bool workspace = false;  ///< the first one of a thread takes a workspace
   bool draws = false;
   bool dropout = false;      ///< the host's kernel takes no generator
+  bool counts = false;       ///< the host's kernel takes no integers
   bool looks = false;        ///< the host needs the result, or its size
   bool indexes = false;      ///< looks at data if an index is a mask
   bool mixes = false;        ///< tensors of the host may be among the arguments

@@ -43,6 +43,11 @@ struct copy_failed : error {
   using error::error;
 };
 
+/// A device does not work any more; `what()` says why.
+struct device_lost : error {
+  using error::error;
+};
+
 /// Multiple of every address of an arena on an accelerator, bytes: that of blocks of PyTorch's CUDA allocator. Libraries choose
 /// kernels by the alignment of their operands, so another one may give other bits.
 inline constexpr bytes_t accelerator_alignment = 512;
@@ -201,7 +206,9 @@ class device {
   /// Keeps the kernels and copies that `work` gives to the device, instead of running them. `work` runs on a stream of its own.
   /// @throws not_available, what `work` throws, c10::Error
   virtual std::unique_ptr<replayable> capture(const std::function<void()>& work);
-  /// Sets up the workspaces of libraries for this thread and for the thread that runs backwards.
+  /// Libraries have their workspaces for this thread and for the thread that runs backwards.
+  virtual bool warm() const = 0;
+  /// Sets them up. It waits for the thread that runs backwards, so the caller must hold no lock that a backward may ask for.
   virtual void warm_up() = 0;
   /// Bytes of these workspaces so far. They stay allocated.
   virtual bytes_t workspaces() const = 0;
@@ -215,6 +222,8 @@ class device {
   virtual bytes_t total_bytes() const = 0;  ///< of its memory; `max_bytes` where nobody says
   /// Gives unused blocks of the caching allocator back to the device.
   virtual void empty_cache() = 0;
+  /// Why nothing runs on the device any more; empty: it works. Waits for its kernels.
+  virtual std::string lost() const { return ""; }
 };
 
 /// The host as a device.

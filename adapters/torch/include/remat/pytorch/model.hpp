@@ -51,6 +51,8 @@ class model {
   virtual std::string signature() = 0;
   /// May parameters, buffers or signature be other ones than when they were asked for last, all three? Every step asks.
   virtual bool changed() { return true; }
+  /// Weights that steps fetch from memory of the host are elsewhere, or a buffer is not on the device. Puts them back, if it can.
+  virtual void put_back() {}
 };
 
 }  // namespace remat::pytorch
