@@ -19,8 +19,7 @@ namespace remat {
 /// @tparam O        observers, as of `solve`
 /// @param p         the problem
 /// @param s         the method
-/// @param l         limits of the whole search; each of its solves gets a share of the time, and not much more than those that
-///                  have found something
+/// @param l         limits of the whole search; each of its solves gets a share of the time
 /// @param tolerance the search ends when a smaller budget than `(1 - tolerance)` times the best would be needed, in (0, 1)
 /// @param observers callables on `const progress&`; any may return `control::stop`
 /// @return the schedule of the smallest peak found, at worst that of store-all; `budget` and `smallest_budget` are its peak,
@@ -50,18 +49,16 @@ result smallest_budget(const problem& p, const S& s, const limits& l = {}, doubl
     if (!best.found()) return best;
   }
   auto proven = bounds_without_search(p).budget;
-  double longest = 0;  // of the solves that have found something: one that takes much longer will hardly find anything
   const auto look = [&](bytes_t budget) {
     auto share = l;
     share.seconds = m.remaining() / 4;
-    if (longest > 0) share.seconds = std::min(share.seconds, std::max(l.seconds / 50, 4 * longest));
     share.gap = 0.99;  // any schedule will do
     m.restart();
     const auto r = solve(p, budget, s, start_from(best.schedule), share,
                          report_to(m, "smallest budget, " + std::to_string(budget) + " bytes: "));
     proven = std::max(proven, r.budget_bound);
     if (best.peak < proven) detail::require_agreement(r, best);
-    if (r.found()) best = r, longest = std::max(longest, r.elapsed);
+    if (r.found()) best = r;
     return r.found();
   };
   const auto part = [&](double x) { return static_cast<bytes_t>(x * static_cast<double>(best.peak)); };
