@@ -20,8 +20,8 @@
 
 namespace hardware {
 
-/// A key for modes that PyTorch itself leaves to tests.
-constexpr auto mode_key = c10::DispatchKey::TESTING_ONLY_GenericMode;
+/// A key that PyTorch itself leaves to tests, and that remat does not use.
+constexpr auto mode_key = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
 /// Factories that are told of no device get the one of the tests.
 inline void make_on_test_device(const c10::OperatorHandle& op, ::torch::jit::Stack* stack) {
