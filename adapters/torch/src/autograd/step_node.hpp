@@ -18,9 +18,10 @@
 #include <utility>
 #include <vector>
 
+#include <remat/pytorch/device.hpp>
+
 #include "../base/views.hpp"
 #include "../capture/kept_graph.hpp"
-#include "../device/accelerator.hpp"
 #include "../plan/planned.hpp"
 #include "accumulation.hpp"
 #include "second_run.hpp"

@@ -24,10 +24,6 @@ far_memory pinned_memory(c10::Device on, bytes_t limit);
 /// @throws not_available while the current stream there is captured as somebody else's graph
 void refuse_foreign_capture(c10::Device on);
 
-/// For use where an exception is handled.
-/// @throws device_lost if nothing runs on `on` any more
-void throw_if_lost(c10::Device on);
-
 /// A stream that PyTorch does not know of reads the arena that holds `data`: the next step in the arena waits for it.
 void note_use(const void* data, c10::Stream s);
 

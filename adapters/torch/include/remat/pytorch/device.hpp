@@ -233,6 +233,10 @@ device& host_device();
 /// @throws not_available with one sentence that names the cause
 device& device_of(c10::Device which);
 
+/// For use where an exception is handled.
+/// @throws device_lost if nothing runs on `on` any more
+void throw_if_lost(c10::Device on);
+
 /// A device of this machine, and whether steps can run on it.
 struct device_status {
   c10::Device which = c10::kCPU;
