@@ -10,7 +10,6 @@ import torch
 import remat
 
 torch.set_num_threads(1)
-emulated.use_by_default()
 _cache = tempfile.TemporaryDirectory()  # of plans and costs: nothing is left of an earlier run
 os.environ["XDG_CACHE_HOME"] = _cache.name
 
