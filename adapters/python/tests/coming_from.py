@@ -44,11 +44,10 @@ def names(folder, device):
 
 def run(section, code, folder):
     """Runs the lines of one row; then a step of the model."""
-    on_host = emulated.device.type == "cpu"
     lines = [re.sub(r'"/(scratch|nvme)"', repr(folder), line).replace('"40 GiB"', '"1 GiB"').replace('"cuda"', repr(str(emulated.device))) for line in code]
     text = "\n".join(lines)
     moves = "offload=" in text and "disk=" not in text
-    if on_host and moves or not on_host and "disk=" in text or (section == "DeepSpeed" and "model=model" in text and on_host):
+    if emulated.on_host and moves or not emulated.on_host and "disk=" in text or (section == "DeepSpeed" and "model=model" in text and emulated.on_host):
         return False
     device = "cpu" if "device=" in text else emulated.device
     found = names(folder, device)

@@ -20,14 +20,10 @@ import emulated
 import remat
 from compare import copied, same
 from remat import rockmate
-from rockmate_models import KINDS, Net, on_host, plan_of, sample
+from rockmate_models import KINDS, Net, plan_of, sample
 
 
 OF_REMATERIALIZATION = (rockmate.Rockmate, rockmate.PureRotor, rockmate.PureRockmate, rockmate.PureHiremate, rockmate.PureCheckmate)
-
-
-def random_state():
-    return torch.get_rng_state() if on_host else torch.get_device_module(emulated.device).get_rng_state()
 
 
 def trained(make=None, optim=torch.optim.Adam, steps=4, **options):
@@ -52,7 +48,7 @@ def trained(make=None, optim=torch.optim.Adam, steps=4, **options):
         else:
             assert all(p.grad is None for p in model.parameters())
     state = {name: t.cpu().clone() for name, t in rk.state_dict().items()}
-    return rk, [seen, state, random_state()], gradients
+    return rk, [seen, state, emulated.random_state()], gradients
 
 
 def smallest(cls, **options):
@@ -64,7 +60,7 @@ def smallest(cls, **options):
     raise AssertionError("one byte was enough")
 
 
-@unittest.skipUnless(on_host, "trains on the host")
+@unittest.skipUnless(emulated.on_host, "trains on the host")
 class Equal(unittest.TestCase):
     def setUp(self):
         self.full = rockmate.PureRotor(Net(), sample()).op_sched.peak_mem
@@ -202,7 +198,7 @@ class Offloading(unittest.TestCase):
     def test_within_a_budget(self):
         rk = self.check(torch.optim.Adam, smallest(rockmate.Offmate, minor_offload_size=1000), minor_offload_size=1000)
         self.assertGreater(plan_of(rk)["recomputed"] + plan_of(rk)["moved"], 0)
-        if not on_host:
+        if not emulated.on_host:
             self.assertTrue(all(p.device.type == "cpu" for p in rk.parameters()))
             self.assertGreater(remat.of(rk.original_mod).memory()["fetched"], 0)
 

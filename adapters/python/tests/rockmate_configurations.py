@@ -7,12 +7,13 @@ import tempfile
 import unittest
 import warnings
 
+import emulated
 import remat
 from remat import rockmate
-from rockmate_models import KINDS, Net, on_host, plan_of, sample
+from rockmate_models import KINDS, Net, plan_of, sample
 
 
-@unittest.skipUnless(on_host, "needs no device")
+@unittest.skipUnless(emulated.on_host, "needs no device")
 class Configurations(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()

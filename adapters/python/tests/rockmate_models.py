@@ -4,11 +4,7 @@
 import torch
 from torch import nn
 
-import emulated
 import remat
-
-
-on_host = emulated.device.type == "cpu"
 
 
 KINDS = ("rotor", "rockmate", "checkmate", "hilp", "hiremate", "offmate", "noremat")

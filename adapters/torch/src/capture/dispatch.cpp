@@ -115,11 +115,6 @@ struct observing {
 
 }  // namespace
 
-std::string reason(const std::exception& e) {
-  const auto* error = dynamic_cast<const c10::Error*>(&e);
-  return error == nullptr ? e.what() : error->what_without_backtrace();
-}
-
 std::mutex& one_at_a_time() {
   static std::mutex mutex;
   return mutex;

@@ -6,17 +6,12 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/DispatchKey.h>
 
-#include <exception>
 #include <mutex>
-#include <string>
 
 namespace remat::pytorch::detail {
 
 class recorder;
 class step_run;
-
-/// What an exception says, without where in PyTorch it comes from.
-std::string reason(const std::exception& e);
 
 /// The one functionality key below autograd that PyTorch gives neither kernels nor a fallback.
 constexpr auto record_key = c10::DispatchKey::Fake;

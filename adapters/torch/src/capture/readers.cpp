@@ -7,8 +7,8 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <cstring>
-#include <numeric>
+#include <memory>
+#include <vector>
 
 #include <remat/pytorch/capture.hpp>
 

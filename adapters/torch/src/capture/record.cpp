@@ -13,6 +13,7 @@
 #include <remat/pytorch/device.hpp>
 
 #include "../base/hooks.hpp"
+#include "../base/reason.hpp"
 #include "backward.hpp"
 #include "dispatch.hpp"
 #include "recorder.hpp"
@@ -143,7 +144,7 @@ trace rest(recorder& r, std::vector<at::Tensor> returned, std::vector<at::Tensor
     throw;
   } catch (const std::exception& e) {
     if (run == nullptr) throw;
-    const auto why = "the backward cannot be recorded: " + reason(e);
+    const auto why = "the backward cannot be recorded: " + message_of(e);
     forget_caught();
     throw cannot_capture(why);
   }

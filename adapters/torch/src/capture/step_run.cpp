@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "../base/reason.hpp"
 #include "follower.hpp"
 #include "recorder.hpp"
 
@@ -61,7 +62,7 @@ void step_run::call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::St
     if (strict_) throw;  // else of the recorder, or of a kernel on numbers that are not those of the step
     stack.resize(first);
     stack.insert(stack.end(), arguments.begin(), arguments.end());
-    diverge(r, reason(e));
+    diverge(r, message_of(e));
     return op.callBoxed(&stack);
   }
   const auto& c = r.calls().back();

@@ -6,8 +6,8 @@
 #include <remat/pytorch/device.hpp>
 #include <remat/pytorch/free_memory.hpp>
 
+#include "../base/reason.hpp"
 #include "accelerator.hpp"
-#include "stream_events.hpp"
 
 namespace remat::pytorch {
 

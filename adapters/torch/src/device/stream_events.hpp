@@ -14,14 +14,9 @@
 
 #include <remat/pytorch/device.hpp>
 
-namespace remat::pytorch {
+#include "../base/reason.hpp"
 
-/// The first line of what PyTorch says; the rest is a stack trace.
-inline std::string reason_of(const std::exception& e) {
-  const auto* const error = dynamic_cast<const c10::Error*>(&e);
-  const std::string text = error != nullptr ? error->what_without_backtrace() : e.what();
-  return text.substr(0, text.find('\n'));
-}
+namespace remat::pytorch {
 
 /// Events that are used again, so that a step creates none.
 class event_pool {

@@ -312,9 +312,10 @@ c10::Device session::state::accelerator_of(const std::vector<at::Tensor>& tensor
 }
 
 void session::state::warm_up(const std::vector<at::Tensor>& inputs, std::unique_lock<owned_mutex>& lock) {
-  auto tensors = inputs;
-  for (const auto& p : parameters) tensors.push_back(p.tensor);
-  auto& d = device_of(accelerator_of(tensors));
+  auto on = accelerator_of(inputs);
+  for (std::size_t k = 0; k < parameters.size() && on.is_cpu(); ++k)
+    if (const auto there = parameters[k].tensor.device(); at::accelerator::isAccelerator(there.type())) on = there;
+  auto& d = device_of(on);
   if (d.warm()) return;
   lock.unlock();
   d.warm_up();
