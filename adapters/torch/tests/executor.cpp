@@ -47,6 +47,47 @@ TEST_CASE("schedules give what eager mode gives, bit by bit, without unplanned a
   }
 }
 
+TEST_CASE("buffers that the device's allocator places go back to it when they die", "[device]") {
+  const hardware::option late("late", 20);
+  const meter counting;
+  ::torch::manual_seed(3);
+  auto& on = device_of(test_device());
+  for (const auto& s : models::all()) {
+    INFO(s.name);
+    const auto x = prepare(s);
+    const auto buffers = copies_of(s.module->buffers());
+    std::vector<schedule> schedules = {store_all_schedule(x.p), recompute_all(x.p, x.step->loss)};
+    for (unsigned seed = 0; seed < 3; ++seed) schedules.push_back(random_schedule(x.p, seed, 0.3));
+    restore(s, buffers);
+    const auto expected = eager(s);
+    for (const auto& schedule : schedules) {
+      const auto plan =
+          std::make_shared<execution_plan>(x.step, schedule, x.profiles, layout_options(), 0, placing::by_allocator);
+      CHECK_FALSE(plan->placed());
+      CHECK(plan->arena_bytes() <= execution_plan(x.step, schedule, x.profiles).arena_bytes());
+      executor e(plan, *x.tensors, on);
+      for (int step = 0; step < 2; ++step) {
+        restore(s, buffers);
+        const auto before = on.use().live;
+        on.reset_peak();
+        auto outputs = e.forward(s.inputs);
+        CHECK(on.use().peak - before <= plan->needed_bytes());
+        CHECK(on.use().live - before <= plan->held_bytes());
+        compare(expected, finished(s, e, outputs, *x.tensors));
+        outputs.clear();
+        CHECK(on.use().live == before);
+      }
+      CHECK(e.unplanned() == 0);
+      CHECK(e.arena_in_use() == false);
+      REQUIRE(hardware::races() == "");
+    }
+    const auto copying = to_problem(*x.step, x.profiles.seconds(), x.profiles.workspace(), s.name, copy_rates{1, 1, 0});
+    const auto moves = with_random_copies(copying, store_all_schedule(copying), 2);
+    if (has_copies(moves))
+      CHECK_THROWS_AS(execution_plan(x.step, moves, x.profiles, layout_options(), 0, placing::by_allocator), bad_schedule);
+  }
+}
+
 TEST_CASE("steps in flight share the memory in which they compute", "[device]") {
   const hardware::option late("late", 20);
   ::torch::manual_seed(3);

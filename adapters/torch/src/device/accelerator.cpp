@@ -131,6 +131,7 @@ class accelerator final : public device {
   const std::shared_ptr<accelerator_state>& parts() const { return shared_; }
   c10::Device which() const override { return shared_->on; }
   tier& memory() override { return memory_; }
+  bool can_place() const override { return shared_->of.can_place(); }
   std::unique_ptr<placement> place() override { return std::make_unique<device_placement>(shared_); }
   std::shared_ptr<const random_state> random() const override {
     auto g = generator();
@@ -286,6 +287,8 @@ device& accelerator_device(c10::Device which) {
 
 far_memory pinned_memory(c10::Device on, bytes_t limit) {
   const auto& parts = dynamic_cast<const accelerator&>(accelerator_device(on)).parts();
+  if (!parts->of.can_place())
+    throw not_available("values cannot be moved off " + on.str() + " and back: plans cannot choose addresses there");
   return {std::make_shared<accelerator_tier>(parts, true, "pinned memory of the host", limit),
           std::make_unique<stream_link>(parts),
           std::make_unique<stream_link>(parts),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The generic backend, for accelerators whose allocator c10 lets us replace, and the loader of plug-ins.
+/// The generic backend, and the loader of plug-ins.
 #include "backend.hpp"
 
 #include <ATen/Context.h>
@@ -83,21 +83,26 @@ c10::DeleterFnPtr generic_front::raw_deleter() const {
   return deleter_of(static_cast<std::size_t>(kind_), std::make_index_sequence<c10::COMPILE_TIME_MAX_DEVICE_TYPES>());
 }
 
+/// Any accelerator. It can place if c10 lets us replace its allocator, and if what that gives are addresses.
 class generic_backend final : public backend {
  public:
   explicit generic_backend(c10::DeviceType kind) : kind_(kind) {}
 
+  bool can_place() const override { return front_ != nullptr; }
   void install(const front_calls&) override {
-    if (front_ != nullptr) return;
-    own_ = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(kind_));
-    if (own_ == nullptr || own_->raw_deleter() == nullptr)
+    if (own_ != nullptr) return;
+    auto* const found = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(kind_));
+    if (found == nullptr)
       throw not_available("the allocator of " + c10::DeviceTypeName(kind_, true) +
-                          " is no c10::DeviceAllocator with a raw deleter; planned steps need one");
+                          " is no c10::DeviceAllocator; planned steps need its statistics");
+    own_ = found;
+    // Tensors of CUDA (and ROCm) do not ask c10 for their allocator. What MPS gives are handles.
+    if (kind_ == c10::kCUDA || kind_ == c10::kMPS || own_->raw_deleter() == nullptr) return;
     front_ = fronts[static_cast<std::size_t>(kind_)] = new generic_front(kind_, *own_);  // tensors die after static objects
     constexpr std::uint8_t priority = 10;
     c10::SetAllocator(kind_, front_, priority);
   }
-  bool in_front() const override { return c10::GetAllocator(kind_) == front_; }
+  bool in_front() const override { return !can_place() || c10::GetAllocator(kind_) == front_; }
   c10::DeviceAllocator& own() const override { return *own_; }
   std::string name(c10::Device on) const override { return on.str(); }
   c10::DataPtr pinned(c10::Device on, std::size_t bytes) const override {
@@ -118,10 +123,17 @@ std::filesystem::path own_folder() {
   return std::filesystem::absolute(info.dli_fname).parent_path();
 }
 
+/// Another one for plug-ins than `own_folder`; empty: none is loaded.
+const char* folder_of_plugins() { return std::getenv("REMAT_PLUGINS"); }
+
+bool has_plugin(c10::DeviceType kind) {
+  const char* const folder = folder_of_plugins();
+  return kind == c10::kCUDA && !at::Context::hasROCM() && (folder == nullptr || *folder != 0);
+}
+
 /// @throws not_available
 backend* load_plugin(const std::string& file, const std::string& kind) {
-  const char* const elsewhere = std::getenv("REMAT_PLUGINS");
-  const auto path = (elsewhere != nullptr ? std::filesystem::path(elsewhere) : own_folder()) / file;
+  const auto path = (folder_of_plugins() != nullptr ? std::filesystem::path(folder_of_plugins()) : own_folder()) / file;
   if (!std::filesystem::exists(path))
     throw not_available("steps on " + kind + " need the plug-in " + file + " of remat, which was not built: " + path.string());
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -144,9 +156,7 @@ backend& backend_of(c10::DeviceType kind) {
   std::lock_guard lock(mutex);
   auto& b = known[static_cast<std::size_t>(kind)];
   if (b == nullptr) {
-    if (kind == c10::kMPS)
-      throw not_available("memory of mps has no addresses at which a plan could place values; planned steps need them");
-    if (kind == c10::kCUDA)
+    if (has_plugin(kind))
       b = load_plugin("libremat_torch_cuda.so", "CUDA devices");
     else
       b = new generic_backend(kind);

@@ -36,7 +36,9 @@ struct front_calls {
 class backend {
  public:
   virtual ~backend() = default;
-  /// Puts remat's allocator in front of the backend's own one; further calls do nothing.
+  /// remat's allocator can stand in front, so that plans choose addresses.
+  virtual bool can_place() const { return true; }
+  /// Puts remat's allocator in front of the backend's own one, if it can place; further calls do nothing.
   virtual void install(const front_calls& calls) = 0;
   /// No other allocator has been put in front since; false also where a backend lets nobody in front.
   virtual bool in_front() const = 0;
@@ -119,7 +121,8 @@ using make_backend = backend* (*)(int interface);
 inline constexpr int backend_interface = 2;
 inline constexpr const char* backend_symbol = "remat_backend";
 
-/// The backend for a kind of accelerator: that of a plug-in for CUDA, the generic one for all others.
+/// The backend for a kind of accelerator: that of a plug-in for CUDA, the generic one for all others, and for CUDA where
+/// PyTorch was built for ROCm or REMAT_PLUGINS is empty.
 /// It is not installed yet.
 /// @throws not_available with one sentence that names the cause
 backend& backend_of(c10::DeviceType kind);

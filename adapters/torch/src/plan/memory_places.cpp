@@ -161,6 +161,24 @@ void memory_planner::note_reads() {
   plan_.reads.outside.assign(outside.begin(), outside.end());
 }
 
+void memory_planner::leave_to_allocator() {
+  plan_.by_allocator = true;
+  const auto end = time(schedule_.steps.size() + 1);
+  std::vector<allocation> list;
+  for (index_t b = 0; b < plan_.buffers.size(); ++b) {
+    auto& x = plan_.buffers[b];
+    if (x.outside || x.bytes == 0) continue;
+    x.outside = true;
+    const auto dies = x.dies < 0 ? end : std::max(x.dies, x.born + 1);
+    list.push_back({x.born, dies, rounded(x.bytes)});
+    if (x.born < loss_ && loss_ < dies) plan_.held += rounded(x.bytes);
+    if (x.dies < 0 || begun_.empty()) continue;
+    const auto last = std::lower_bound(begun_.begin(), begun_.end(), x.dies) - begun_.begin();
+    plan_.steps[static_cast<std::size_t>(std::max<std::ptrdiff_t>(last, 1) - 1)].frees.push_back(b);
+  }
+  plan_.arena = plan_.live = peak_load_of(list).bytes;
+}
+
 void memory_planner::place(const layout_options& o) {
   const auto end = time(schedule_.steps.size() + 1);
   struct zone {

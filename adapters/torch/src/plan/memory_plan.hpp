@@ -73,6 +73,7 @@ struct planned_step {
   std::vector<std::pair<location, location>> copies;  ///< {old, new}, before the calls
   std::vector<index_t> blocks;                        ///< per block of the script: buffer, or none: the ordinary allocator
   std::vector<gift> gifts = {};                       ///< after all else
+  std::vector<index_t> frees = {};                    ///< buffers outside of the arena that go back to the allocator then
 };
 
 struct execution_plan::data {
@@ -98,8 +99,9 @@ struct execution_plan::data {
   std::vector<saved_states> saves;       ///< per node: states of the generator that are needed again
   bool saves_phase[2] = {false, false};  ///< the same when the forward, the backward begins
   bytes_t arena = 0, live = 0, outside = 0, far = 0, in_place = 0;
-  bytes_t working = 0;  ///< of the memory that steps in flight share
-  bytes_t held = 0;     ///< from the forward to the backward, outputs included
+  bytes_t working = 0;        ///< of the memory that steps in flight share
+  bool by_allocator = false;  ///< `arena` is the most that is alive; no such region is reserved
+  bytes_t held = 0;           ///< from the forward to the backward, outputs included
   std::size_t recomputed = 0;
 };
 

@@ -59,11 +59,17 @@ memory_planner::memory_planner(std::shared_ptr<const program> step, const schedu
 std::unique_ptr<execution_plan::data> memory_planner::run(layout_options o, bytes_t in_place, placing how) {
   const bool fixed = how == placing::fixed;
   zones_ = how == placing::zones;
+  by_allocator_ = how == placing::by_allocator;
   if (!device_of_step(program_()).is_cpu()) o.alignment = unit_ = std::max(o.alignment, accelerator_alignment);
   plan_.in_place = in_place;
   find_fetched();
   check();
   if (fixed) plan_.moving_because = reason_to_move(program_());
+  if (by_allocator_) {
+    if (has_copies(schedule_))
+      throw bad_schedule(0, "it moves values, and memory of the device has no addresses to move them from");
+    plan_.moving_because = "memory of " + device_of_step(program_()).str() + " has no fixed addresses";
+  }
   if (fixed && plan_.moving_because.empty()) plan_.copied.assign(program_().slots.size(), none);
   copy_given(role::input, 0);
   std::vector<bool> has_run(program_().nodes.size(), false);
@@ -101,7 +107,7 @@ std::unique_ptr<execution_plan::data> memory_planner::run(layout_options o, byte
   }
   finish();
   note_reads();
-  place(o);
+  by_allocator_ ? leave_to_allocator() : place(o);
   return std::make_unique<execution_plan::data>(std::move(plan_));
 }
 
@@ -226,7 +232,6 @@ void memory_planner::compute(std::size_t i, index_t n, bool again) {
     if (now_[v] != none) wait_for(v, i);
   planned_step s{n, again, std::exchange(pending_, {}), {}, {}, {}, {}};
   std::map<index_t, location> here;  // outputs, and versions that share their buffer
-  std::vector<index_t> entered;
 
   for (const auto& [old, fresh] : node.overwrites) {
     const auto from = where(old);
@@ -265,6 +270,11 @@ void memory_planner::compute(std::size_t i, index_t n, bool again) {
   }
   for (auto v : node.outputs)
     if (const auto found = here.find(v); found != here.end()) enter(v, found->second.buffer, time(i + 1));
+  for (const auto& [v, l] : here)
+    if (plan_.buffers[l.buffer].values == 0) plan_.buffers[l.buffer].dies = time(i + 1);  // nobody reads it after this
+  const auto workspace = profiles_.nodes[n]->workspace;
+  if (by_allocator_ && script.blocks.empty() && workspace > 0) plan_.buffers[new_buffer(workspace, time(i))].dies = time(i + 1);
+  begun_.push_back(time(i));
   elsewhere_ = std::max(elsewhere_, profiles_.nodes[n]->elsewhere);
   plan_.steps.push_back(std::move(s));
   plan_.scripts.push_back(script);

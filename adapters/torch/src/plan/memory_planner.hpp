@@ -93,6 +93,8 @@ class memory_planner {
     return b.fetched && b.bytes >= 16 * page_bytes ? std::max<bytes_t>(0, page_bytes - o.alignment) : 0;
   }
   void place(const layout_options& o);
+  /// Instead of `place`: what is alive at a time, and when buffers go back to the allocator.
+  void leave_to_allocator();
 
   const schedule schedule_;
   const program_profile& profiles_;
@@ -101,6 +103,7 @@ class memory_planner {
   bytes_t gift_copies_ = 0;                 ///< of the largest gift that is a copy
   execution_plan::data plan_;
   bool zones_ = false;
+  bool by_allocator_ = false;
   std::int64_t loss_ = 0;                        ///< when the forward ends
   bytes_t unit_ = 64;                            ///< of allocations outside of the arena, bytes
   bytes_t elsewhere_ = 0;                        ///< most that other threads allocate during a step
@@ -109,6 +112,7 @@ class memory_planner {
   std::vector<index_t> now_;                     ///< per value: its buffer, none if it is not on the device
   std::vector<index_t> sent_;                    ///< per value: the move that sent it
   std::vector<index_t> leaving_, coming_;        ///< per value: the move that nobody has waited for
+  std::vector<std::int64_t> begun_;              ///< per step of the plan: when it begins
   std::vector<move_step> pending_;               ///< before what comes next
   std::vector<allocation> far_;                  ///< of what is sent, in far memory
   std::vector<index_t> far_of_;                  ///< the same: the moves

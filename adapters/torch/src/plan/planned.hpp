@@ -89,7 +89,7 @@ struct setup {
   mutable std::map<bytes_t, std::shared_ptr<const plan>> plans_without_copies;  ///< the same, while others hold the far memory
   mutable std::mutex least_mutex;
   mutable std::shared_ptr<const plan> least;  ///< see `leanest`
-  bool fixed = false;                         ///< addresses of its steps, for graphs
+  placing places = placing::one;              ///< of its steps, where these do not share memory
   std::atomic<bool> uncaptured = false;       ///< its kernels cannot be captured
   std::atomic<bool> broken = false;           ///< an operator did not do as it did when it was measured
 };

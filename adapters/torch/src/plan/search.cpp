@@ -115,7 +115,7 @@ namespace {
 std::shared_ptr<const execution_plan> with_memory(const setup& s, const schedule& steps, bool zones, bytes_t room) {
   auto o = s.layouts;
   if (has_copies(steps) && s.far.memory) o.alignment = std::max(o.alignment, s.far.memory->alignment());
-  const auto how = zones ? placing::zones : s.fixed ? placing::fixed : placing::one;
+  const auto how = zones ? placing::zones : s.places;
   auto run = std::make_shared<execution_plan>(s.step, steps, s.profiles, o, 0, how);
   const auto best = run->needed_bytes() - run->arena_bytes() + run->live_peak();  // of all layouts
   if (o.tries == 0 && run->needed_bytes() > room && (best <= room || room == 0)) {

@@ -31,8 +31,8 @@ inline std::string environment(device& on) {
   key settings;
   add_kernel_settings(settings);
   return std::string("torch ") + TORCH_VERSION + ", " + processor + ", " + std::to_string(at::get_num_threads()) + " threads" +
-         (on.which().is_cpu() ? "" : ", " + on.memory().name()) + ", settings " +
-         std::to_string(std::hash<std::string>{}(settings.bytes()));
+         (on.which().is_cpu() ? "" : ", " + on.memory().name() + (on.can_place() ? "" : ", placed by its allocator")) +
+         ", settings " + std::to_string(std::hash<std::string>{}(settings.bytes()));
 }
 
 /// `$XDG_CACHE_HOME/remat`, else `~/.cache/remat`, else nothing.

@@ -16,7 +16,7 @@ executor::state::state(std::shared_ptr<const execution_plan> p, bindings b, devi
       step(*data.step),
       slots(std::move(b)),
       on(d),
-      memory(o.arena && o.arena->bytes() >= data.arena ? o.arena : on.memory().reserve(data.arena)),
+      memory(o.arena && o.arena->bytes() >= data.arena ? o.arena : on.memory().reserve(data.by_allocator ? 0 : data.arena)),
       working(o.working),
       far(std::move(f)),
       allocations(on.place()),

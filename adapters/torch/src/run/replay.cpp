@@ -43,7 +43,7 @@ void executor::state::give(const gift& g, receiver& to) {
 }
 
 void executor::state::move_out(const gift& g, const c10::Storage& storage) {
-  if (storage.use_count() == 1) return;
+  if (!in_arena(g.at) || storage.use_count() == 1) return;
   ++held_gifts;
   if (!g.copy) move_to_own_memory(storage);
 }
@@ -63,6 +63,10 @@ void executor::state::run(std::size_t first, std::size_t last, const std::vector
     if (step.nodes[planned.node].random && !planned.again && data.saves[planned.node].after)
       after_draw[planned.node] = on.random();
     for (const auto& g : planned.gifts) give(g, *whose);
+    for (auto b : planned.frees) {
+      outside[b].reset();
+      empty({b, none});
+    }
     i = end;
   }
   if (!captured_moves || first == last) make_moves(then);

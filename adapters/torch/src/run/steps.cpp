@@ -148,7 +148,7 @@ at::Tensor executor::state::kept(const location& l, index_t view) {
     ::torch::autograd::impl::set_version_counter(t, ::torch::autograd::impl::version_counter(source));
     return t;
   }
-  if (!data.buffers[l.buffer].kept) return tensor_of(v, lend(l), 0);
+  if (const auto& b = data.buffers[l.buffer]; !b.kept && !b.outside) return tensor_of(v, lend(l), 0);
   if (!outside[l.buffer]) outside[l.buffer] = lend(l);
   return tensor_of(v, *outside[l.buffer]);
 }

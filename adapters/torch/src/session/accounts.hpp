@@ -31,7 +31,9 @@ class accounts {
   /// Gradients that exist, apart from those in an arena that is counted as a whole.
   bytes_t gradients() const;
   /// Steps may share memory: their addresses need not stay, and weights are where they are read.
-  bool can_share() const { return !options_.graph && !options_.steps_on && !options_.fetched; }
+  bool can_share() const {
+    return !options_.graph && !options_.steps_on && !options_.fetched && (device_ == nullptr || device_->can_place());
+  }
   std::size_t in_flight() const;
   /// A step begins. How many are in flight at a time, and of which kinds, is learned from one time to the next that none is.
   void begins(const std::shared_ptr<setup>& kind);

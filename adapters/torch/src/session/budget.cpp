@@ -61,6 +61,7 @@ std::string report::text() const {
   if (in_flight > 1) row("steps in flight", std::to_string(in_flight));
   row("arena", format_bytes(arena));
   row("  alive at most", format_bytes(live_peak));
+  if (!placed) row("  placement", "not guaranteed: the device's allocator chooses addresses, and may reserve more");
   row("outputs", format_bytes(outputs));
   row("plain step: arena + outputs", format_bytes(store_all));
   if (in_place > 0) row("weights, where they are", format_bytes(in_place));

@@ -33,6 +33,8 @@ std::vector<at::Tensor> other_than(const std::vector<at::Tensor>& weights, std::
 
 far_memory& session::state::far_for(pytorch::device& on) {
   const bool pinned = options.host_budget || options.steps_on;
+  if (!on.can_place() && (pinned || options.far.memory || options.far.in))
+    throw not_available("values cannot be moved off " + on.which().str() + " and back: a plan cannot choose addresses there");
   if (options.far.memory || options.far.in || !pinned || on.which().is_cpu()) return options.far;
   const auto name = on.which().str();
   if (const auto known = pinned_.find(name); known != pinned_.end()) return known->second;
@@ -49,7 +51,10 @@ void session::state::complete(setup& s) {
                              "; make it outside of the module, or on the device");
   if (options.graph && on.which().is_cpu())
     throw cannot_capture("graphs are for accelerators, and the model is on the host: move it to one, or leave out graph=true");
-  s.fixed = options.graph;
+  if (!on.can_place())
+    s.places = placing::by_allocator;
+  else if (options.graph)
+    s.places = placing::fixed;
   s.graph = graph_hash(*s.step);
   const auto relative = sibling(s);
   if (!options.device && !relative) log("measuring the operators of a step for " + s.inputs);
@@ -100,8 +105,7 @@ void session::state::complete(setup& s) {
   constexpr std::size_t large = 300;  // operations whose layout takes more than milliseconds to improve
   if (relative && s.step->nodes.size() > large) s.layouts.tries = 0;
   s.layouts.work = 100'000'000;  // a fifth of a second. Not a time: a schedule that fits has to fit in later processes, too
-  all->run = std::make_shared<execution_plan>(s.step, all->steps, s.profiles, s.layouts, in_place,
-                                              s.fixed ? placing::fixed : placing::one);
+  all->run = std::make_shared<execution_plan>(s.step, all->steps, s.profiles, s.layouts, in_place, s.places);
   all->found = as_result(s.in_place, all->steps);
   all->found.solver = "store_all";
   all->found.bound = away ? bounds_without_search(s.in_place).seconds : all->found.seconds;

@@ -150,6 +150,7 @@ pytorch::report session::state::report(const setup& s, const plan& p) const {
   if (p.zones) r.in_flight = memory.at_a_time();
   const auto steps = static_cast<bytes_t>(r.in_flight);
   r.arena = steps * run.arena_bytes() + run.working_bytes();
+  r.placed = run.placed();
   r.live_peak = run.live_peak();
   r.outputs = run.outside_bytes() + (steps - 1) * (run.held_bytes() - run.arena_bytes());
   r.in_place = run.in_place_bytes();

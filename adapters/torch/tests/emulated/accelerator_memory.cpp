@@ -34,7 +34,7 @@ class caching final : public c10::DeviceAllocator {
     void* const p = bytes == 0 ? nullptr : take(bytes, device, stream_of(current_stream(device)));
     return {p, p, &release, c10::Device(kind, device)};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  c10::DeleterFnPtr raw_deleter() const override { return option::get("handles") != 0 ? nullptr : &release; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
     copy(to, from, bytes, stream_of(current_stream(current_device())));
   }

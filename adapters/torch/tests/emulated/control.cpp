@@ -29,6 +29,7 @@ constexpr named names[] = {{"late", &settings::late},
                            {"link", &settings::link},
                            {"interference", &settings::interference},
                            {"clock", &settings::clock},
+                           {"handles", &settings::handles},
                            {"lost", &settings::lost}};
 
 settings* from_environment() {

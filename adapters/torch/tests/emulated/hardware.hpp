@@ -45,6 +45,9 @@ struct capture_error : failure {
 ///   link              bytes per second of copies between host and device, each way; 0: copies take no time
 ///   interference      per mille by which a kernel takes longer while a copy runs
 ///   clock             events tell times that are so many times longer; 0: as they are
+///   handles           1: what the accelerator allocates are handles: a tensor's memory begins at one, and nobody can stand in
+///   front
+///                     of its allocator; to be set at the start
 ///   lost              1: every call fails, as on a device that is lost
 namespace option {
 void set(const std::string& name, long value);
@@ -65,7 +68,8 @@ void release_pinned(void* data);
 void register_pinned(void* data, std::size_t bytes);
 void unregister_pinned(void* data);
 
-int device_of(const void* p);  ///< -1: no address of a device
+int device_of(const void* p);   ///< -1: no address of a device
+bool is_handle(const void* p);  ///< `allocate` gave it
 bool is_pinned(const void* p);
 /// Where a kernel finds what is at the address of a device; other addresses stay as they are.
 char* kernel_address(const void* p);

@@ -44,6 +44,8 @@ c10::Storage host_side::lend(const c10::Storage& s) {
   const auto known = lent_.find(s.unsafeGetStorageImpl());
   if (known != lent_.end()) return known->second.host;
   void* const there = address(s);
+  TORCH_CHECK(there == nullptr || option::get("handles") == 0 || is_handle(there),
+              "emulated: a tensor's memory begins at no handle");
   auto data = blank_ ? zeros(there == nullptr ? 0 : s.nbytes())
                      : c10::DataPtr(there == nullptr ? nullptr : kernel_address(there), c10::kCPU);
   void* const begin = data.get();

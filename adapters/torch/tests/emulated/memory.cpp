@@ -211,6 +211,12 @@ int device_of(const void* p) {
   return static_cast<int>(static_cast<std::size_t>(static_cast<const char*>(p) - base()) / space);
 }
 
+bool is_handle(const void* p) {
+  const int device = device_of(p);
+  const std::lock_guard guard(memory().lock);
+  return device >= 0 && memory().device[device].used.count(static_cast<char*>(const_cast<void*>(p))) != 0;
+}
+
 char* kernel_address(const void* p) {
   auto* const c = static_cast<char*>(const_cast<void*>(p));
   return device_of(p) < 0 ? c : c + half;

@@ -25,7 +25,7 @@ namespace emulated {
 /// Values of the options. Atomic, since tests set them while streams run.
 struct settings {
   std::atomic<long> late{0}, fail{0}, hold{0}, drop_waits{0}, wrong_stream{0}, alignment{0}, workspace{0}, bytes{16L << 30},
-      pace{0}, link{0}, interference{0}, clock{0}, lost{0};
+      pace{0}, link{0}, interference{0}, clock{0}, handles{0}, lost{0};
 };
 settings& options();
 

@@ -58,6 +58,7 @@ struct report {
   bytes_t budget = 0;         ///< for all of it
   bytes_t left = 0;           ///< of the budget, for activations, outputs and new gradients
   bytes_t arena = 0;          ///< reserved for activations and new gradients
+  bool placed = true;         ///< false: the device's allocator chooses addresses, and may reserve more than `arena`
   bytes_t live_peak = 0;      ///< largest sum alive in the arena: the difference is fragmentation
   bytes_t outputs = 0;        ///< outside the arena: outputs, their gradients, gradients of inputs
   bytes_t in_place = 0;       ///< weights that could be fetched, and are read where they are

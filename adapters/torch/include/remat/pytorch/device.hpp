@@ -184,6 +184,9 @@ class device {
   virtual ~device() = default;
   virtual c10::Device which() const = 0;
   virtual tier& memory() = 0;
+  /// A plan can choose addresses in its memory. If not, its allocator chooses them (`placing::by_allocator`): the bytes that are
+  /// alive are still those of the plan, but what the allocator reserves for them is not.
+  virtual bool can_place() const { return true; }
   virtual std::unique_ptr<placement> place() = 0;
   /// The state of its default generator.
   virtual std::shared_ptr<const random_state> random() const = 0;

@@ -33,12 +33,16 @@ enum class placing {
   fixed,
   /// Steps in flight share memory: the arena has what lives from the forward to the backward, and all else lies in a
   /// `working_memory`. Gradients get memory of their own.
-  zones
+  zones,
+  /// Nothing has a place: the device's allocator chooses one for each buffer, which goes back to it when the buffer dies. For
+  /// devices that cannot place (`device::can_place`).
+  by_allocator
 };
 
 /// A program, a schedule of it, and a place in memory for all that the schedule allocates. Immutable; shared by executors.
 ///
 /// Everything lies in the arena but what the caller keeps: the outputs of the forward and the gradients of the inputs.
+/// With `placing::by_allocator` there is no arena: `arena_bytes` is then the most that buffers take at a time.
 class execution_plan {
  public:
   /// @param step     the program
@@ -69,6 +73,7 @@ class execution_plan {
   std::size_t recomputed() const;  ///< of these, again
   const program& step() const;
   const std::string& moves_because() const;
+  bool placed() const;  ///< false: its device's allocator chooses the addresses (`placing::by_allocator`)
 
   /// What must not change between forward and backward.
   struct reads {
