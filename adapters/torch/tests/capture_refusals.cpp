@@ -75,7 +75,8 @@ TEST_CASE("what cannot be captured is refused by name, and leaves no trace") {
   }
 }
 
-TEST_CASE("a parameter that is not used gets no gradient") {
+TEST_CASE("a parameter that is not used gets no gradient", "[device]") {
+  const on_test_device there;
   auto s = small("unused", [](auto& m, auto& x) -> tensors { return {x[0].matmul(weight(m))}; });
   s.module->register_parameter("idle", torch::randn({100}));
   const auto p = check_against_eager(s);
@@ -102,7 +103,8 @@ TEST_CASE("capture needs the memory of one operator") {
   CHECK(captured < 5 << 20);
 }
 
-TEST_CASE("programs as planning problems") {
+TEST_CASE("programs as planning problems", "[device]") {
+  const on_test_device there;
   for (const auto& s : models::all()) {
     DYNAMIC_SECTION(s.name) {
       const auto p = *capture_sample(s).step;
@@ -126,7 +128,8 @@ TEST_CASE("programs as planning problems") {
   }
 }
 
-TEST_CASE("gradients are laid out like the parameters") {
+TEST_CASE("gradients are laid out like the parameters", "[device]") {
+  const on_test_device there;
   for (const auto& s : models::all()) {
     DYNAMIC_SECTION(s.name) {
       const auto p = *capture_sample(s).step;

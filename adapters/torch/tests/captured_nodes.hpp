@@ -11,6 +11,7 @@
 
 #include "../src/program/fold.hpp"
 #include "compare.hpp"
+#include "default_device.hpp"
 #include "interpret.hpp"
 #include "models.hpp"
 
@@ -33,9 +34,7 @@ struct world {
   tensors parameters, buffers, grads;
   Tensor generator;
   explicit world(const torch::nn::Module& m)
-      : parameters(copies_of(m.parameters())),
-        buffers(copies_of(m.buffers())),
-        generator(at::detail::getDefaultCPUGenerator().get_state()) {
+      : parameters(copies_of(m.parameters())), buffers(copies_of(m.buffers())), generator(state_of_test_generator()) {
     for (const auto& p : m.parameters()) grads.push_back(p.grad().defined() ? p.grad().clone() : Tensor());
   }
   bool operator==(const world& o) const {
@@ -90,7 +89,7 @@ inline step_result eager(const models::sample& s, const tensors& inputs, uint64_
   for (const auto& x : fresh) r.input_grads.push_back(x.requires_grad() ? x.grad() : Tensor());
   r.buffers = copies_of(s.module->buffers());
   r.inputs = copies_of(fresh);
-  r.generator = at::detail::getDefaultCPUGenerator().get_state();
+  r.generator = state_of_test_generator();
   clear_grads(*s.module);
   return r;
 }
@@ -101,9 +100,7 @@ inline step_result interpreted(const captured& p, const models::sample& s, const
   auto fresh = copies_of(inputs);
   auto r = interpreter(*p.step, p.tensors).run(fresh, output_grads, mode, static_cast<unsigned>(seed));
   if (recomputed) *recomputed = r.recomputed;
-  return {r.outputs,     r.parameter_grads,
-          r.input_grads, copies_of(s.module->buffers()),
-          fresh,         at::detail::getDefaultCPUGenerator().get_state()};
+  return {r.outputs, r.parameter_grads, r.input_grads, copies_of(s.module->buffers()), fresh, state_of_test_generator()};
 }
 
 inline void check_equal(const step_result& a, const step_result& b) {

@@ -14,6 +14,8 @@
 
 #include <remat/pytorch/bindings.hpp>
 
+#include "devices.hpp"
+
 namespace remat::pytorch {
 
 class interpreter {
@@ -88,7 +90,7 @@ class interpreter {
     return true;
   }
 
-  static at::Generator generator() { return at::detail::getDefaultCPUGenerator(); }
+  static at::Generator generator() { return at::globalContext().defaultGenerator(test_device()); }
 
   void execute(index_t n, bool recomputation) {
     const auto& node = p_.nodes[n];

@@ -11,6 +11,7 @@
 #include <remat/pytorch/wrap.hpp>
 
 #include "compare.hpp"
+#include "default_device.hpp"
 #include "models.hpp"
 #include "quick.hpp"
 
@@ -133,7 +134,8 @@ TEST_CASE("plans that were used least recently go") {
   CHECK(cache.find("d"));
 }
 
-TEST_CASE("plans: a budget that was called known to do does, also when a later search finds nothing") {
+TEST_CASE("plans: a budget that was called known to do does, also when a later search finds nothing", "[device]") {
+  const on_test_device there;
   const plan_folder folder;
   ::torch::manual_seed(4);
   const auto s = models::gpt(2, 4, 32, 64);
@@ -188,7 +190,8 @@ TEST_CASE("plans: a layout that takes more each time is given more room each tim
   CHECK(least > first / 4);  // and the smallest budget of all has not been looked for
 }
 
-TEST_CASE("plans: no solver is asked for less than nothing where layouts take much more than budgets") {
+TEST_CASE("plans: no solver is asked for less than nothing where layouts take much more than budgets", "[device]") {
+  const on_test_device there;
   ::torch::manual_seed(1);
   const auto s = models::mlp(256, 32, 12);
   auto o = testing::quick("100%");

@@ -18,12 +18,14 @@
 #include <sstream>
 
 #include "compare.hpp"
+#include "default_device.hpp"
 #include "pair_of_modules.hpp"
 #include "quick.hpp"
 
 using namespace probes_tests;
 
-TEST_CASE("probes: outputs that need no gradient") {
+TEST_CASE("probes: outputs that need no gradient", "[device]") {
+  const on_test_device there;
   pair_of_modules m([] {
     return std::make_shared<any_module>(std::initializer_list<Tensor>{::torch::rand({3}), ::torch::rand({3})},
                                         [](any_module& self, const tensor_list& x) -> tensor_list {
@@ -39,7 +41,8 @@ TEST_CASE("probes: outputs that need no gradient") {
   for (int i = 0; i < 3; ++i) m.step(i, inputs, nothing);
 }
 
-TEST_CASE("probes: a forward under autocast that runs once more after it") {
+TEST_CASE("probes: a forward under autocast that runs once more after it", "[device]") {
+  const on_test_device there;
   pair_of_modules m([] {
     return std::make_shared<any_module>(std::initializer_list<Tensor>{::torch::rand({8, 8}), ::torch::rand({8, 8})},
                                         [](any_module& self, const tensor_list& x) -> tensor_list {
@@ -62,7 +65,8 @@ TEST_CASE("probes: a forward under autocast that runs once more after it") {
   }
 }
 
-TEST_CASE("probes: dropout in attention under autocast") {
+TEST_CASE("probes: dropout in attention under autocast", "[device]") {
+  const on_test_device there;
   pair_of_modules m([] {
     return std::make_shared<any_module>(
         std::initializer_list<Tensor>{::torch::rand({2, 2, 6, 4})}, [](any_module& self, const tensor_list& x) -> tensor_list {
@@ -83,7 +87,8 @@ TEST_CASE("probes: dropout in attention under autocast") {
         });
 }
 
-TEST_CASE("probes: running statistics of a forward that runs once more") {
+TEST_CASE("probes: running statistics of a forward that runs once more", "[device]") {
+  const on_test_device there;
   pair_of_modules m([] {
     auto made = std::make_shared<any_module>(
         std::initializer_list<Tensor>{::torch::rand({4})}, [](any_module& self, const tensor_list& x) -> tensor_list {
@@ -106,7 +111,8 @@ TEST_CASE("probes: running statistics of a forward that runs once more") {
   }
 }
 
-TEST_CASE("probes: the graph leads to what an output depends on, and to nothing else") {
+TEST_CASE("probes: the graph leads to what an output depends on, and to nothing else", "[device]") {
+  const on_test_device there;
   pair_of_modules m([] {
     return with({square(), square(), square()}, [](any_module& self, const tensor_list& x) -> tensor_list {
       const auto y = x[0].matmul(self.w()).sin();
@@ -293,7 +299,8 @@ TEST_CASE("probes: bits are drawn as bernoulli_ draws them") {
     }
 }
 
-TEST_CASE("probes: modules and parameters that come later, and modes of parts") {
+TEST_CASE("probes: modules and parameters that come later, and modes of parts", "[device]") {
+  const on_test_device there;
   const auto part = [] { return with({square()}, [](any_module&, const tensor_list& x) { return x; }); };
   pair_of_modules m([&] {
     auto made = with({square()}, [](any_module& self, const tensor_list& x) -> tensor_list {

@@ -11,12 +11,14 @@
 #include <remat/pytorch/memory.hpp>
 
 #include "compare.hpp"
+#include "default_device.hpp"
 #include "pair_of_modules.hpp"
 #include "quick.hpp"
 
 using namespace probes_tests;
 
-TEST_CASE("other shapes do not keep the memory of the last ones") {
+TEST_CASE("other shapes do not keep the memory of the last ones", "[device]") {
+  const on_test_device there;
   pair_of_modules m([] {
     return with({::torch::randn({64, 64})}, [](auto& self, const tensor_list& x) -> tensor_list {
       auto y = x[0];
@@ -74,7 +76,8 @@ TEST_CASE("memory that an operator keeps, or another allocator takes over, is no
   CHECK(planned.finished());
 }
 
-TEST_CASE("gradients are added to those that are there as soon as they are complete") {
+TEST_CASE("gradients are added to those that are there as soon as they are complete", "[device]") {
+  const on_test_device there;
   auto deep = [] {
     tensor_list weights;
     for (int k = 0; k < 12; ++k) weights.push_back(::torch::randn({128, 128}));
@@ -131,7 +134,8 @@ TEST_CASE("gradients are added to those that are there as soon as they are compl
   }
 }
 
-TEST_CASE("gradients are None where the used outputs do not lead") {
+TEST_CASE("gradients are None where the used outputs do not lead", "[device]") {
+  const on_test_device there;
   pair_of_modules m([] {
     return with({square(), square(), square()}, [](auto& self, const tensor_list& x) -> tensor_list {
       const auto h = x[0].matmul(self.w(0));
@@ -145,7 +149,8 @@ TEST_CASE("gradients are None where the used outputs do not lead") {
   }
 }
 
-TEST_CASE("the generator, set and read by the module in any way") {
+TEST_CASE("the generator, set and read by the module in any way", "[device]") {
+  const on_test_device there;
   auto generator = at::detail::getDefaultCPUGenerator();
   SECTION("linked draws of different length") {
     pair_of_modules m([generator]() mutable {

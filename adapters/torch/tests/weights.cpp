@@ -21,6 +21,7 @@
 #include "../src/device/file.hpp"
 #include "../src/device/free_memory.hpp"
 #include "compare.hpp"
+#include "default_device.hpp"
 #include "fetched_weights.hpp"
 #include "models.hpp"
 #include "quick.hpp"
@@ -308,4 +309,11 @@ TEST_CASE("plans that fetch weights are kept, and asked of solvers that can make
   o = pair_of_models::options("50%");
   o.device = [](at::ScalarType) { return remat::roofline{}; };
   CHECK_THROWS_WITH(pair_of_models(wide_mlp, false, false, o), Catch::Contains("wrap_options.fetched"));
+}
+
+TEST_CASE("weights of the device itself cannot be fetched", "[accelerator]") {
+  const on_test_device there;
+  pair_of_models t(wide_mlp, false);
+  t.set_budget(rt::budget(t.smallest()));
+  CHECK_THROWS_WITH(t.forward(), Catch::Contains("is on " + test_device().str()));
 }

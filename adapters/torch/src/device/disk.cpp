@@ -105,6 +105,9 @@ class memory_of_caller final : public region {
 }  // namespace
 
 block home_of(const at::Tensor& t, bytes_t offset, bytes_t bytes, bool leaves) {
+  if (!t.is_cpu())
+    throw broken_contract("remat: weights are fetched from memory of the host, but one of " + std::to_string(bytes) +
+                          " bytes is on " + t.device().str());
   return {std::make_shared<memory_of_caller>(t.storage(), leaves), offset, bytes};
 }
 

@@ -24,6 +24,7 @@ inline c10::Storage storage_in(const std::shared_ptr<region>& r, bytes_t offset,
 /// Bytes [offset, offset + bytes) of the storage of `t`, which is held meanwhile, for a link to read. What is on a disk is read
 /// from its file, so that a disk that fails is a `copy_failed` and no signal, and pages are mapped into nobody's memory.
 /// @param leaves pages of a disk leave the system's cache as soon as they have been read
+/// @throws broken_contract if it is not in memory of the host
 block home_of(const at::Tensor& t, bytes_t offset, bytes_t bytes, bool leaves);
 
 /// Tells which tensors should bypass the page cache, because memory is short. They lie on disks, and are read in a fixed order

@@ -43,9 +43,11 @@ bytes_t accounts::gradients() const {
 
 bytes_t accounts::others(const runner* but) const {
   bytes_t sum = 0;
-  for (const auto& r : runners)
-    if (but != nullptr ? r->run->memory().get() != but->run->memory().get() : r->run->in_flight())
+  for (const auto& r : runners) {
+    const bool keeps_arena = but != nullptr && r->what->run->placed();
+    if (keeps_arena ? r->run->memory().get() != but->run->memory().get() : r->run->in_flight())
       sum += r->what->run->needed_bytes();
+  }
   return sum + behind() + outputs_of_before;
 }
 
