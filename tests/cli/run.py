@@ -186,6 +186,11 @@ if plan_of("--seed", 3) != plan_of("--seed", 3):
     fail("equal seeds give different schedules")
 expect("a generous gap", 0, "solve", instance, "-b", "80%", "-s", "min_cut", "--gap", "0.5", prints=["optimal"])
 expect("a gap out of range", 2, "solve", small, "-b", "100", "--gap", "1", says=["limits.gap"])
+for seed in ("-1", "18446744073709551616", "1.5"):
+    expect("a seed out of range", 2, "solve", small, "-b", "100", f"--seed={seed}", says=["--seed", "2^64", seed])
+expect("the largest seed", 0, "solve", small, "-b", "100", "--seed", 2**64 - 1)
+for option in ("--output", "--svg", "--trace", "--memory"):
+    expect("a file without a name", 2, "solve", small, "-b", "100", option, "", says=[option, "no name of a file"])
 expect("no such time", 2, "solve", small, "-b", "100", "--time-limit", "soon", says=["--time-limit"])
 expect("a problem that is not there comes before the search", 2, "solve", folder / "absent.json", "-b", "100", says=["absent.json"])
 

@@ -22,6 +22,7 @@ TEST_CASE("allocations are read by the names of their columns, and written with 
   CHECK(out.str() == "id,lower,upper,size,offset\nfirst,-1,4,12,0\nb,2,7,0,64\n");
   CHECK(parse_allocations(out.str()).ids == t.ids);
   CHECK(parse_allocations("id,lower,upper,size\n").list.empty());
+  CHECK(parse_allocations("\xEF\xBB\xBFid,lower,upper,size\na,0,3,4\n").ids == std::vector<std::string>{"a"});
 }
 
 TEST_CASE("what is wrong with a CSV is told with its line and field") {

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include <cmath>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -79,6 +80,34 @@ TEST_CASE("milp: a model that is none is named") {
   m = small();
   m.upper.resize(1);
   CHECK_THROWS_AS(m.validate(), bad_problem);
+}
+
+TEST_CASE("milp: what is beyond the numbers of a backend is not asked, and nothing is claimed of it") {
+  const scripted refuting{{.status = milp::status::infeasible, .x = {}, .bound = milp::infinity}};
+  CHECK(milp::solve(refuting, small()).status == milp::status::infeasible);
+  std::vector<milp::model> beyond(5, small());
+  beyond[0].matrix.coeffRef(0, 0) = 1e16;
+  beyond[1].matrix.coeffRef(0, 0) = -1e-16;
+  beyond[2].cost[0] = -1e20;
+  beyond[3].upper[1] = 1e300;
+  beyond[4].row_upper[0] = 1e20;
+  for (const auto& m : beyond) {
+    const auto s = milp::solve(refuting, m);
+    CHECK(s.status == milp::status::failed);
+    CHECK(s.bound == -milp::infinity);
+  }
+  milp::options started;
+  started.start = point(1, 3);
+  CHECK(milp::solve(refuting, beyond[2], started).status == milp::status::feasible);
+}
+
+TEST_CASE("milp: units neither overflow nor tell nothing from little") {
+  const double least = std::numeric_limits<double>::denorm_min();
+  CHECK(milp::unit_of(5, 1000) == 0.005);
+  CHECK(milp::unit_of(0, 1000) == 1);
+  CHECK(std::isfinite(1e306 * least / milp::unit_of(least, 1000)));
+  CHECK(milp::in_units(3, 0.5) == 6);
+  CHECK(milp::in_units(1e-10, 1) == 0);
 }
 
 TEST_CASE("milp: violation finds bounds, integrality and rows") {

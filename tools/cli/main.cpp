@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// The command-line program: searches, checks and describes problems in the exchange formats.
+#include <charconv>
+#include <cstdint>
 #include <exception>
 #include <iostream>
 #include <string>
+#include <system_error>
 
 #include <CLI/CLI.hpp>
 
@@ -12,6 +15,20 @@
 
 #include "commands.hpp"
 #include "printable.hpp"
+
+namespace {
+
+/// Empty for a seed. CLI11 takes -1 and what is above 2^64 for numbers as well.
+std::string refuse_seed(const std::string& text) {
+  std::uint64_t seed = 0;
+  const auto [rest, failed] = std::from_chars(text.data(), text.data() + text.size(), seed);
+  return failed == std::errc{} && rest == text.data() + text.size() ? "" : "must be an integer from 0 to 2^64 - 1, got " + text;
+}
+
+/// Empty for a name: an empty one is a variable of a shell that is not set, and nothing would be written.
+std::string refuse_file(const std::string& text) { return text.empty() ? "is no name of a file: \"\"" : ""; }
+
+}  // namespace
 
 int main(int argc, char** argv) {
   cli::arguments a;
@@ -87,6 +104,13 @@ int main(int argc, char** argv) {
   drawing->add_option("--svg", a.svg, "draw the curves into this SVG file");
   for (auto* command : {solving, drawing, comparing, checking, describing, listing})
     command->add_flag("--json", a.as_json, "print JSON");
+  for (auto* command : {solving, drawing, comparing, checking, reporting, placing})
+    for (auto* option : command->get_options()) {
+      if (option->check_lname("seed")) option->check(refuse_seed);
+      if (option->check_lname("output") || option->check_lname("svg") || option->check_lname("trace") ||
+          option->check_lname("memory"))
+        option->check(refuse_file);
+    }
 
   try {
     app.parse(argc, argv);

@@ -190,7 +190,7 @@ class multi_cut_search {
 
   /// Solves a model and takes its bound.
   milp::solution solve(const multi_cut_model& form, const milp::model& model) {
-    const double safety = 1e-6 * p_.total_seconds();  // backends may be off by that
+    const double safety = 1e-6 * std::max(p_.total_seconds(), form.unit());  // backends may be off by that
     limits_.seconds = m_.remaining();
     const auto stalls = std::exchange(limits_.poll, {});
     limits_.poll = [&](double best, double bound) {

@@ -93,7 +93,7 @@ class multi_cut_model {
       : p_(p), options_(o), moments_(std::move(moments)), longest_row_(longest_row), stop_(std::move(stop)) {
     const auto room = static_cast<double>(budget - p.held_bytes());
     if (room > 0) byte_ = room / room_units;
-    if (p.total_seconds() > 0) second_ = p.total_seconds() / 10000;
+    second_ = milp::unit_of(p.total_seconds(), 10000);
     room_ = room / byte_ * (1 + 1e-6);  // backends may be off by that
     index();
     make_columns();
@@ -383,13 +383,13 @@ class multi_cut_model {
   }
   /// Of a copy, in units of the objective.
   double copying(value_id v, double rate) const {
-    return (p_.copies()->latency + static_cast<double>(p_.values()[v].bytes) / rate) / second_;
+    return milp::in_units(p_.copies()->latency + static_cast<double>(p_.values()[v].bytes) / rate, second_);
   }
   /// Each short window takes as long as its computations.
   void add_computations(const std::vector<expression>& seconds) {
     std::vector<expression> computed(seconds.size());
     for (auto o : needed_) {
-      const double c = p_.operations()[o].seconds / second_;
+      const double c = milp::in_units(p_.operations()[o].seconds, second_);
       if (moment_of_[o] > 0) computed[moment_of_[o]].constant += c;
       if (works_[o]) {
         for (std::size_t j = 0; j < seconds.size(); ++j) computed[j].add(windows_[j].run[o], c);

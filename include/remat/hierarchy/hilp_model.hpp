@@ -237,7 +237,7 @@ class hilp_model {
     constexpr bytes_t largest_room = 1 << 20;  // rows keep a unit of memory well above the tolerances of a backend
     byte_ = divisor * std::max<bytes_t>(1, room / divisor / largest_room);
     room_ = static_cast<double>(room / byte_);
-    if (largest > 0) second_ = largest / 1000;
+    second_ = milp::unit_of(largest, 1000);
   }
   bytes_t bytes(const value_state& v) const { return l_.p.values()[v.value].bytes; }
   /// In units of the memory rows, rounded up.

@@ -44,7 +44,10 @@ inline std::vector<std::string_view> csv_fields(std::string_view line) {
 /// Reads one text; every complaint names the line.
 class allocation_reader {
  public:
-  explicit allocation_reader(std::string_view text) : text_(text) {}
+  explicit allocation_reader(std::string_view text) : text_(text) {
+    if (constexpr std::string_view mark = "\xEF\xBB\xBF"; text_.substr(0, mark.size()) == mark)  // spreadsheets write it
+      text_.remove_prefix(mark.size());
+  }
 
   allocation_table read() {
     if (!next()) throw bad_document("line 1: empty; the first line must name the columns id,lower,upper,size");
@@ -125,7 +128,8 @@ class allocation_reader {
 
 }  // namespace detail
 
-/// Reads allocations. The first line names the columns id, lower, upper and size, in any order; a column `offset` is ignored.
+/// Reads allocations. The first line names the columns id, lower, upper and size, in any order; a column `offset` is ignored, and
+/// so is a byte order mark.
 /// An allocation is alive from its lower until just before its upper instant.
 /// @param text the CSV
 /// @return the allocations in the order of the lines

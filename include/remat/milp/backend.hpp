@@ -25,7 +25,7 @@ enum class status {
   unbounded,   ///< proven: the objective has no lower bound
   cutoff,      ///< proven: no solution has an objective below `options.cutoff`
   limit,       ///< no solution when a limit or `poll` ended the search
-  failed       ///< numerical trouble, or a system without what the backend needs: nothing is known
+  failed       ///< numerical trouble, numbers too large, or a system without what the backend needs: nothing is known
 };
 
 /// What a backend may use and should know.
@@ -84,9 +84,9 @@ std::size_t longest_row([[maybe_unused]] const B& b) {
     return std::numeric_limits<std::size_t>::max();
 }
 
-/// Solves `m` and re-checks the answer: `x` is rounded where it must be integer, must satisfy the model, and its objective is
-/// computed anew; otherwise the status is `failed`. A start that satisfies the model is never lost, and refutes what contradicts
-/// it; `optimal` without a bound to match becomes `feasible`.
+/// Solves `m`, if it is tractable, and re-checks the answer: `x` is rounded where it must be integer, must satisfy the model, and
+/// its objective is computed anew; otherwise the status is `failed`. A start that satisfies the model is never lost, and refutes
+/// what contradicts it; `optimal` without a bound to match becomes `feasible`.
 /// @tparam B the backend
 /// @param b  the backend
 /// @param m  the model
@@ -103,6 +103,8 @@ solution solve(const B& b, const model& m, const options& o = {}) {
   if (m.columns() == 0) {
     s.status = violation(m, {}).empty() ? status::optimal : status::infeasible;
     s.objective = s.bound = m.offset;
+  } else if (!m.tractable()) {
+    s.status = status::failed;
   } else if (o.start && !started) {
     auto without = o;
     without.start.reset();

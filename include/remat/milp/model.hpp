@@ -20,6 +20,18 @@ namespace remat::milp {
 /// No bound.
 inline constexpr double infinity = std::numeric_limits<double>::infinity();
 
+/// A unit for an objective of costs that go up to `seconds`: a part of them, but never so small that a quotient overflows.
+inline double unit_of(double seconds, double parts) {
+  return seconds > 0 ? std::max(seconds / parts, std::numeric_limits<double>::min()) : 1;
+}
+
+/// Times as coefficients of rows: `seconds` in such units. What a backend cannot tell from 0 beside the others is 0, as if it
+/// took no time: a bound stays one.
+inline double in_units(double seconds, double unit) {
+  const double units = seconds / unit;
+  return units < 1e-9 ? 0 : units;
+}
+
 /// minimise offset + cost' x  subject to  row_lower <= matrix x <= row_upper, lower <= x <= upper, x_j integer where asked.
 struct model {
   Eigen::SparseMatrix<double> matrix;  ///< rows x columns, column-major, compressed
@@ -32,6 +44,16 @@ struct model {
   Eigen::Index columns() const { return cost.size(); }
   Eigen::Index rows() const { return row_lower.size(); }
   double objective(const Eigen::VectorXd& x) const { return offset + cost.dot(x); }
+  /// Are its numbers of sizes that backends compute with? HiGHS takes larger ones for infinite. GLPK scales rows by their
+  /// geometric mean, and "proves" that there is no solution where they hold much larger or smaller ones. Complexity: O(columns +
+  /// rows + nonzeros).
+  bool tractable() const {
+    const auto number = [](double x) { return !std::isfinite(x) || std::abs(x) < 1e20; };
+    const auto coefficient = [](double x) { return x == 0 || (std::abs(x) > 1e-15 && std::abs(x) <= 1e15); };
+    const auto numbers = [&](const Eigen::VectorXd& v) { return std::all_of(v.data(), v.data() + v.size(), number); };
+    return number(offset) && numbers(cost) && numbers(lower) && numbers(upper) && numbers(row_lower) && numbers(row_upper) &&
+           std::all_of(matrix.valuePtr(), matrix.valuePtr() + matrix.nonZeros(), coefficient);
+  }
 
   /// @throws bad_problem naming the column or row: sizes that differ, NaN, an infinite cost or coefficient, crossed bounds,
   ///         a lower bound of +infinity or an upper bound of -infinity

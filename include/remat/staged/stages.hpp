@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The stages that a problem is cut into, and what every MILP over them needs to know.
+/// The stages that a problem is cut into, and what every MILP over them needs to know. Needs Eigen.
 #pragma once
 
 #include <algorithm>
@@ -14,6 +14,7 @@
 #include <remat/core/evaluate.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
+#include <remat/milp/model.hpp>
 #include <remat/staged/staging.hpp>
 
 namespace remat::staged {
@@ -179,7 +180,7 @@ struct stages {
     divisor_ = std::max<bytes_t>(divisor_, 1);
     if (const auto all = room(budget); all > largest_room) unit_ = std::exp2(std::floor(std::log2(all / largest_room)));
     byte = static_cast<double>(divisor_) * unit_;
-    if (largest > 0) second = largest / 1000;
+    second = milp::unit_of(largest, 1000);
   }
 
   static constexpr double largest_room = 1 << 20;  ///< rows keep one unit of memory well above the tolerances of a backend

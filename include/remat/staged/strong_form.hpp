@@ -235,7 +235,7 @@ class strong_form : public staged_model {
     expression again, out, in, awaited, own;  // seconds
     double block = 0;
     for (std::size_t i = 0; i < last; ++i) {
-      const double seconds = frame().at(i).seconds / frame().second;
+      const double seconds = milp::in_units(frame().at(i).seconds, frame().second);
       i < first ? void(again.add(R(s, i), seconds)) : void(block += seconds);
     }
     const bool single = last == first + 1;
@@ -243,7 +243,7 @@ class strong_form : public staged_model {
       const auto i = frame().producer[v];
       if (!moves(v) || (i != stages::nothing && i >= last)) continue;
       const auto taken = [&](double rate) {
-        return (rates.latency + static_cast<double>(frame().p->values()[v].bytes) / rate) / frame().second;
+        return milp::in_units(rates.latency + static_cast<double>(frame().p->values()[v].bytes) / rate, frame().second);
       };
       const auto there = here(s, v), made = i == stages::nothing ? there : R(s, i) + there;
       rows().at_most(M_in_[s][v], sent_[v]);

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <exception>
 #include <limits>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -33,6 +34,17 @@ struct solver_suite {
 
 namespace detail {
 
+/// A chain and its backward, with three values live between them.
+inline problem extreme(std::string name, double seconds, const std::optional<copy_rates>& copies) {
+  std::vector<value> values;
+  for (const auto* v : {"a", "b", "c", "d", "e", "f"}) values.push_back({v, 3});
+  const auto op = [&](std::vector<value_id> inputs, value_id output) {
+    return operation{"o", std::move(inputs), {output}, seconds};
+  };
+  return problem(std::move(name), std::move(values),
+                 {op({}, 0), op({0}, 1), op({1}, 2), op({2}, 3), op({1, 3}, 4), op({0, 4}, 5)}, {5}, copies);
+}
+
 /// Small problems at the edges of what is valid, each with a name.
 inline std::vector<problem> edge_problems() {
   const std::vector<value> two = {{"a", 3}, {"b", 2}};
@@ -56,6 +68,9 @@ inline std::vector<problem> edge_problems() {
               copy_rates{1e9, 1e9, 1e-6}),
       problem("large numbers", {{"a", max_bytes / 4}, {"b", max_bytes / 4}, {"c", 1}},
               {op({}, {0}, 1e9), op({0}, {1}, 1e-9), op({0, 1}, {2}, 1)}, {2}),
+      extreme("costs beyond division", std::numeric_limits<double>::denorm_min(), std::nullopt),
+      extreme("costs near the range of doubles", 1e306, std::nullopt),
+      extreme("copies in no time", 1, copy_rates{1e300, 1e300, 0}),
   };
 }
 

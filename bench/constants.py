@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""How the private constants of the headers were chosen: what plans lose, and how long they take, with half and with twice each value.
+
+    python3 bench/constants.py [NAME...] [--compiler g++] [--budgets .45 .65] [--time-limit 20]
+
+NAME is a constant of the list below, all by default. Each value is compiled into a program of its own, with a copy of the headers in a
+temporary folder: a minute or more each. Prints a table in Markdown: the mean loss in % and the mean seconds, over three instances
+and the budgets. The loss is the extra time over store-all; for layouts it is what the arena exceeds the load by; for `lower_peak` it is
+the smallest budget, as a part of what store-all needs. A constant of 1.02 stands for 2 %: half of it is 1.01. "-": no plan, or the
+program does not compile.
+"""
+import argparse
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+INSTANCES = [ROOT / f"bench/instances/{name}.json" for name in ("gpt2-layers-2-seq-256", "resnet18", "unet-depth-4")]
+
+# What is measured: headers, and the loss of the problem `p` within `budget` and the limits `l`, nothing where there is no plan.
+PLAN = "const auto r = remat::solve({0}, budget, {1}, l); if (r.found()) return 100 * (r.seconds / p.total_seconds() - 1); return {{}};"
+MEASURES = {
+    "rotor": ("solver/rotor.hpp", PLAN.format("p", "remat::rotor()")),
+    "rotor, no table": ("solver/rotor.hpp", PLAN.format("p", "remat::rotor({.table_links = 1})")),
+    "twremat": ("solver/twremat.hpp", PLAN.format("p", "remat::twremat()")),
+    "hierarchical": ("solver/hierarchical.hpp", PLAN.format("p", "remat::hierarchical<>()")),
+    "improved": ("solver/improved.hpp>\n#include <remat/solver/min_cut.hpp", PLAN.format("p", "remat::improved<remat::min_cut>()")),
+    "offmate": ("solver/offmate.hpp", PLAN.format("p.with_copies(remat::copy_rates{6e9, 6e9})", "remat::offmate<>()")),
+    "moments": ("solver/moments.hpp>\n#include <remat/highs/backend.hpp",
+                "const auto r = remat::solve(p, budget, remat::moments<remat::highs::backend>(), l);"
+                "return 100 * (1 - r.bound / p.total_seconds());"),
+    "smallest budget": ("solver/min_cut.hpp>\n#include <remat/core/smallest_budget.hpp",
+                        "const auto r = remat::smallest_budget(p, remat::min_cut(), l); if (!r.found()) return {};"
+                        "return 100.0 * double(r.peak) / double(remat::measure_store_all(p).peak);"),
+}
+
+# Name, header, measure.
+CONSTANTS = [
+    ("first_rows", "bound/multi_cut_bound.hpp", "moments"),
+    ("most_tries", "bound/multi_cut_bound.hpp", "moments"),
+    ("light_in_long", "bound/multi_cut_model.hpp", "moments"),
+    ("narrowest", "chain/fastest_persistent.hpp", "rotor, no table"),
+    ("piece", "chain/persistent_table.hpp", "rotor"),
+    ("prices", "chain/price_bounds.hpp", "rotor, no table"),
+    ("near", "copies/copy_search.hpp", "offmate"),
+    ("played", "hierarchy/join_by_chain.hpp", "hierarchical"),
+    ("reach", "hierarchy/part_chain.hpp", "hierarchical"),
+    ("most_operations", "order/destroy_repair.hpp", "improved"),
+    ("block", "order/sequence.hpp", "improved"),
+    ("near", "solver/hierarchical.hpp", "hierarchical"),
+    ("most", "solver/lower_peak.hpp", "smallest budget"),
+    ("mixtures", "solver/lower_peak.hpp", "smallest budget"),
+    ("most_parts", "solver/rotor.hpp", "rotor"),
+    ("reach", "structure/partition.hpp", "rotor"),
+    ("tries", "structure/partition.hpp", "rotor"),
+    ("few_of", "structure/separator_tree.hpp", "twremat"),
+]
+
+PROGRAM = """
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+#include <remat/core/evaluate.hpp>
+#include <remat/core/solve.hpp>
+#include <remat/io/json.hpp>
+#include <remat/%s>
+std::optional<double> loss(const remat::problem& p, remat::bytes_t budget, const remat::limits& l) { %s }
+int main(int, char** given) {
+  const auto p = remat::read_problem(given[1]);
+  const auto room = double(remat::measure_store_all(p).peak - p.held_bytes());
+  const remat::limits l{.seconds = std::atof(given[3])};
+  const remat::monitor clock(l);
+  const auto lost = loss(p, p.held_bytes() + remat::bytes_t(std::atof(given[2]) * room), l);
+  if (!lost) return 1;
+  std::printf("%%.17g %%.17g", *lost, clock.elapsed());
+}
+"""
+
+
+def scaled(text, factor):
+    value = float(text)
+    if "." in text:
+        return repr(1 + (value - 1) * factor if 1 < value < 1.1 else value * factor)
+    return str(int(value * factor))
+
+
+def measure(given, header, text, what):
+    """The mean loss and the mean seconds where `header` is `text`, or nothing."""
+    headers, loss = MEASURES[what]
+    with tempfile.TemporaryDirectory() as folder:
+        include = pathlib.Path(folder, "include")
+        shutil.copytree(ROOT / "include", include)
+        pathlib.Path(include, "remat", header).write_text(text)
+        source, program = pathlib.Path(folder, "main.cpp"), pathlib.Path(folder, "main")
+        source.write_text(PROGRAM % (headers, loss))
+        command = [given.compiler, "-std=c++20", "-O2", f"-I{include}", f"-I{ROOT / 'adapters/highs/include'}", "-isystem", given.eigen,
+                   str(source), "-o", str(program), "-ldl", "-pthread"]
+        if subprocess.run(command, stderr=subprocess.DEVNULL).returncode != 0:
+            return None
+        rows = []
+        for instance in INSTANCES:
+            for budget in given.budgets:
+                done = subprocess.run([program, instance, budget, str(given.time_limit)], capture_output=True, text=True)
+                if done.returncode != 0:
+                    return None
+                rows.append([float(x) for x in done.stdout.split()])
+        return [sum(column) / len(rows) for column in zip(*rows)]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--compiler", default="g++")
+    parser.add_argument("--eigen", default="/usr/include/eigen3")
+    parser.add_argument("--budgets", nargs="+", default=[".45", ".65"])
+    parser.add_argument("--time-limit", type=float, default=20)
+    given = parser.parse_args()
+    print("| header | constant | value | measured by | half | as it is | twice |\n|---|---|---|---|---|---|---|")
+    as_it_is = {}
+    for name, header, what in CONSTANTS:
+        if given.names and name not in given.names:
+            continue
+        path = ROOT / "include/remat" / header
+        number = re.compile(rf"(constexpr[^;]*\b{name} = )([\d'.]+)")
+        value = number.search(path.read_text())[2].replace("'", "")
+        if what not in as_it_is:
+            as_it_is[what] = measure(given, header, path.read_text(), what)
+        half, twice = (measure(given, header, number.sub(rf"\g<1>{scaled(value, factor)}", path.read_text(), count=1), what) for factor in (0.5, 2))
+        cells = " | ".join(f"{m[0]:.2f}, {m[1]:.1f} s" if m else "-" for m in (half, as_it_is[what], twice))
+        print(f"| `{header}` | `{name}` | {value} | {what} | {cells} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
