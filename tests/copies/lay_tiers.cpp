@@ -19,6 +19,7 @@
 #include <remat/core/bounds.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/result.hpp>
+#include <remat/testing/generators.hpp>
 
 #include "../tiers_walk.hpp"
 
@@ -309,4 +310,17 @@ TEST_CASE("an early end: the same computations, in a valid order, so that what i
   CAPTURE(moved, faster);
   CHECK(moved > 20);
   CHECK(faster > 5);
+}
+
+// Looking for what leaves among all that is there, as often as something leaves, takes a quarter of an hour.
+TEST_CASE("copies on demand make room many times on tiers with many values") {
+  const auto chain = remat::testing::unit_training_chain(200'000);
+  const problem p(chain.name(), chain.values(), chain.operations(), chain.targets(), {}, {},
+                  {{{"device"}, {"host", 50'000}, {"disk"}},
+                   {{remat::device_tier, host, 10}, {host, remat::device_tier, 10}, {host, disk, 5}, {disk, host, 5}}});
+  const auto laid = remat::copies::lay_copies(p, remat::needed_operations(p), 100'000, {.on_demand = true});
+  REQUIRE(laid);
+  const auto e = remat::evaluate(p, laid->schedule);
+  CHECK(e.peaks[remat::device_tier] == 100'000);
+  CHECK(e.peaks[host] == 50'000);
 }

@@ -4,10 +4,12 @@
 #pragma once
 
 #include <algorithm>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <queue>
 #include <span>
 #include <utility>
 #include <vector>
@@ -21,7 +23,7 @@ namespace remat::copies::detail {
 
 /// Demand paging over all tiers and links. A full tier evicts, in this order: values without a further use, values with a copy on
 /// another tier, and the value whose next use is furthest away. The last one moves to another tier, which makes room if it must.
-/// Complexity: O(uses of values + copies (values + tiers + links)).
+/// Complexity: O((uses of values + copies) tiers log(uses + copies) + copies tiers links).
 class demand_paging {
  public:
   /// @param p     a problem that is not plain and not `unplannable`; must outlive this
@@ -31,7 +33,8 @@ class demand_paging {
       : p_(p),
         order_(order),
         live_(p.tiers().size(), 0),
-        there_(live_.size()),
+        since_(live_.size(), std::vector<std::size_t>(p.values().size(), 0)),
+        leaving_(live_.size()),
         making_room_(live_.size(), false),
         on_(p.values().size(), 0),
         pinned_(on_),
@@ -54,8 +57,13 @@ class demand_paging {
   std::optional<laid_copies> lay() {
     for (tier_id t = 0; t < live_.size(); ++t)
       if (live_[t] > budget_[t]) return std::nullopt;
-    for (now_ = 0; now_ < order_.size(); ++now_)
-      if (!run(order_[now_])) return std::nullopt;
+    while (now_ < order_.size()) {
+      const auto o = order_[now_];
+      if (!run(o)) return std::nullopt;
+      ++now_;
+      for (const auto* used : {&p_.operations()[o].inputs, &p_.operations()[o].outputs})
+        for (auto v : *used) rank(v);
+    }
     if (!finish()) return std::nullopt;
     return std::move(laid_);
   }
@@ -68,12 +76,19 @@ class demand_paging {
     bool device;  // there
   };
 
+  /// A value on a tier: what goes first is the greatest.
+  struct candidate {
+    int group;               // 2: not used again, 1: elsewhere too, 0: here only
+    std::size_t next;        // use
+    std::size_t not_before;  // the complement of `since_`
+    value_id v;
+    auto operator<=>(const candidate&) const = default;
+  };
+
   static constexpr mask bit(tier_id t) { return mask{1} << t; }
   bytes_t bytes(value_id v) const { return p_.values()[v].bytes; }
   bool on(value_id v, tier_id t) const { return (on_[v] & bit(t)) != 0; }
-  bool stuck(value_id v, tier_id t) const {
-    return (pinned_[v] & bit(t)) != 0 || (p_.values()[v].held && home_[v] == t) || bytes(v) == 0;
-  }
+  bool never_leaves(value_id v, tier_id t) const { return (p_.values()[v].held && home_[v] == t) || bytes(v) == 0; }
   /// When it is used next, before it is made again; the length of the order: it is wanted at the end; that + 1: never.
   std::size_t next(value_id v) {
     auto& i = next_[v];
@@ -81,7 +96,15 @@ class demand_paging {
     if (i < uses_[v].size()) return uses_[v][i].read ? uses_[v][i].position : order_.size() + 1;
     return order_.size() + (wanted_at_end_[v] ? 0 : 1);
   }
-  bool wanted(value_id v) { return next(v) <= order_.size(); }
+  candidate candidate_of(value_id v, tier_id t) {
+    const auto n = next(v);
+    return {n > order_.size() ? 2 : on_[v] != bit(t), n, ~since_[t][v], v};
+  }
+  /// To be called when the rank of `v` has changed; entries of its old ranks are found out later.
+  void rank(value_id v) {
+    for (tier_id t = 0; t < live_.size(); ++t)
+      if (on(v, t) && !never_leaves(v, t)) leaving_[t].push(candidate_of(v, t));
+  }
 
   void begin(bool near) {
     auto chain = tier_chain(p_);
@@ -118,18 +141,20 @@ class demand_paging {
       wanted_at_end_[v] = true;
       end_[v] = home_[v];
     }
+    for (value_id v = 0; v < on_.size(); ++v) rank(v);
   }
 
   void put(value_id v, tier_id t) {
     if (on(v, t)) return;
     on_[v] |= bit(t);
     live_[t] += bytes(v);
-    there_[t].push_back(v);
+    since_[t][v] = ++puts_;
+    rank(v);
   }
   void leave(value_id v, tier_id t) {
     on_[v] &= ~bit(t);
     live_[t] -= bytes(v);
-    there_[t].erase(std::find(there_[t].begin(), there_[t].end(), v));
+    rank(v);
   }
   void drop(value_id v, tier_id t) {
     leave(v, t);
@@ -140,7 +165,7 @@ class demand_paging {
     const auto pinned = std::exchange(pinned_[v], pinned_[v] | bit(from));
     const bool room = make_room(to, bytes(v));
     pinned_[v] = pinned;
-    if (!room) return false;
+    if (!room) return rank(v), false;
     put(v, to);
     laid_.schedule.copy(v, from, to);
     if (from == device_tier || to == device_tier)
@@ -153,21 +178,18 @@ class demand_paging {
     if (making_room_[t]) return false;  // it would take what is made
     if (!lacking()) return true;
     making_room_[t] = true;
-    std::vector<value_id> stay;
-    while (lacking()) {
-      auto best = value_id(none);
-      std::pair<int, std::size_t> rank;
-      for (auto v : there_[t]) {
-        if (stuck(v, t) || std::find(stay.begin(), stay.end(), v) != stay.end()) continue;
-        const std::pair<int, std::size_t> other{wanted(v) ? on_[v] != bit(t) : 2, next(v)};
-        if (best == none || other > rank) best = v, rank = other;
-      }
-      if (best == none) break;
-      if (rank.first == 0 && !move_away(best, t))
+    std::vector<candidate> stay;
+    for (auto& queue = leaving_[t]; lacking() && !queue.empty();) {
+      const auto best = queue.top();
+      queue.pop();
+      if (!on(best.v, t) || best != candidate_of(best.v, t) || std::find(stay.begin(), stay.end(), best) != stay.end()) continue;
+      const bool pinned = (pinned_[best.v] & bit(t)) != 0;
+      if (!pinned && (best.group > 0 || move_away(best.v, t)))
+        drop(best.v, t);
+      else if (!pinned || now_ < order_.size())  // at the end, what is where it must be stays there
         stay.push_back(best);
-      else
-        drop(best, t);
     }
+    for (const auto& c : stay) leaving_[t].push(c);
     making_room_[t] = false;
     return !lacking();
   }
@@ -234,22 +256,23 @@ class demand_paging {
     while (!waiting.empty())
       if (std::erase_if(waiting, [&](value_id v) { return bring(v, end_[v]); }) == 0) return false;
     for (tier_id t = 0; t < live_.size() && !p_.next().empty(); ++t)
-      for (auto v : std::vector<value_id>(there_[t]))
-        if (!wanted_at_end_[v] || (end_[v] != any_tier && end_[v] != t)) drop(v, t);
+      for (value_id v = 0; v < on_.size(); ++v)
+        if (on(v, t) && (!wanted_at_end_[v] || (end_[v] != any_tier && end_[v] != t))) drop(v, t);
     return true;
   }
 
   const problem& p_;
   const std::span<const operation_id> order_;
   std::vector<bytes_t> budget_, live_;
-  std::vector<std::vector<value_id>> there_;
+  std::vector<std::vector<std::size_t>> since_;  // of each tier and value: how many came before
+  std::vector<std::priority_queue<candidate>> leaving_;
   std::vector<bool> making_room_;
   std::vector<mask> on_, pinned_;  // of each value
   std::vector<std::size_t> next_;  // of its `uses_`
   std::vector<std::vector<use>> uses_;
   std::vector<tier_id> home_, end_;
   std::vector<bool> wanted_at_end_;
-  std::size_t now_ = 0;
+  std::size_t now_ = 0, puts_ = 0;
   laid_copies laid_;
 };
 
