@@ -4,7 +4,7 @@
 #pragma once
 
 #include <algorithm>
-#include <compare>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -78,11 +78,10 @@ class demand_paging {
 
   /// A value on a tier: what goes first is the greatest.
   struct candidate {
-    int group;               // 2: not used again, 1: elsewhere too, 0: here only
-    std::size_t next;        // use
-    std::size_t not_before;  // the complement of `since_`
+    std::array<std::size_t, 3> rank;  // 2: not used again, 1: elsewhere too, 0: here only; next use; the complement of `since_`
     value_id v;
-    auto operator<=>(const candidate&) const = default;
+    bool operator<(const candidate& other) const { return rank < other.rank; }
+    friend bool operator==(const candidate&, const candidate&) = default;
   };
 
   static constexpr mask bit(tier_id t) { return mask{1} << t; }
@@ -98,7 +97,7 @@ class demand_paging {
   }
   candidate candidate_of(value_id v, tier_id t) {
     const auto n = next(v);
-    return {n > order_.size() ? 2 : on_[v] != bit(t), n, ~since_[t][v], v};
+    return {{n > order_.size() ? 2u : on_[v] != bit(t), n, ~since_[t][v]}, v};
   }
   /// To be called when the rank of `v` has changed; entries of its old ranks are found out later.
   void rank(value_id v) {
@@ -184,7 +183,7 @@ class demand_paging {
       queue.pop();
       if (!on(best.v, t) || best != candidate_of(best.v, t) || std::find(stay.begin(), stay.end(), best) != stay.end()) continue;
       const bool pinned = (pinned_[best.v] & bit(t)) != 0;
-      if (!pinned && (best.group > 0 || move_away(best.v, t)))
+      if (!pinned && (best.rank[0] > 0 || move_away(best.v, t)))
         drop(best.v, t);
       else if (!pinned || now_ < order_.size())  // at the end, what is where it must be stays there
         stay.push_back(best);
