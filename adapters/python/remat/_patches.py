@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of PyTorch that are written in Python and look at what a step without data has not got: memory, and states of generators."""
+"""Parts of PyTorch that are written in Python and need what a step without data has not got: memory, states of generators, kernels of their own."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
+import types
 from typing import Any, Callable, Iterator
 
 import torch
 import torch.utils.checkpoint
+from torch._functorch.autograd_function import custom_function_call
 
 from . import _torch
 from ._errors import Refused
@@ -19,11 +22,11 @@ _OBSERVES = ("register_hook", "retain_grad")
 _SHARES = ("numpy", "data_ptr", "__array__", "__dlpack__")  # memory that may be written, too
 
 
-def _first(original: Callable[..., Any], tell: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, after `tell`, which has kernels run that have not run yet."""
+def _first(original: Callable[..., Any], tell: Callable[..., Any], told: int = 1) -> Callable[..., Any]:
+    """The same, after `tell`, which gets the first arguments: it has kernels run that have not run yet."""
     @functools.wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
-        tell(*args[:1])
+        tell(*args[:told])
         return original(*args, **kwargs)
 
     return method
@@ -110,9 +113,65 @@ def _reentrant(original: Callable[..., Any]) -> Callable[..., Any]:
     return apply
 
 
+def _where() -> str:
+    """Where the model is, by its innermost line."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_MODEL):
+        frame = frame.f_back
+    return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+_NOT_THE_MODEL = (torch.__path__[0], __file__.rpartition("/")[0])
+
+
+def _higher_order(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, of operators whose arguments are functions. What they do with these is no list of calls."""
+    @functools.wraps(original)
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        recorded = self is custom_function_call
+        if not recorded and _torch.without_data():
+            _torch.leave_plan(f"the higher-order operator {self.name()} runs at {_where()}")
+        return _torch.without_recording_keys(recorded, original, self, *args, **kwargs)
+
+    return call
+
+
+def _compiled(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, which is asked before compiled code runs."""
+    @functools.wraps(original)
+    def callback(given: Any) -> Any:
+        found = original(given)
+        if found is not None and _torch.without_data():
+            _torch.leave_plan(f"code that torch.compile has compiled, or is to compile, runs at {_where()}")
+        return found
+
+    return callback
+
+
 @functools.cache
-def install() -> None:
-    """Has these parts tell the planner, and has it decide instead of `torch.utils.checkpoint` what is recomputed. Once for the process."""
+def _watch_compiled() -> None:
+    at = sys.modules["torch._dynamo.eval_frame"]
+    at._callback_from_stance = _compiled(at._callback_from_stance)  # type: ignore[attr-defined]
+
+
+def _compiler(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.compile`, which imports what is watched."""
+    @functools.wraps(original)
+    def compiler(*args: Any, **kwargs: Any) -> Any:
+        compiled = original(*args, **kwargs)
+        if "torch._dynamo.eval_frame" in sys.modules:
+            _watch_compiled()
+        return compiled
+
+    return compiler
+
+
+@functools.cache
+def install(let_go: Callable[..., None]) -> None:
+    """Has these parts tell the planner, and has it decide instead of `torch.utils.checkpoint` what is recomputed. Once for the process.
+
+    let_go: called with two tensors that are about to change places
+    """
     for names, may_write in ((_READS, False), (_SHARES, True)):
         for name in names:
             if (original := getattr(torch.Tensor, name, None)) is not None:
@@ -125,6 +184,12 @@ def install() -> None:
     modules: tuple[Any, ...] = (torch, torch.random, torch.cuda, torch.cuda.random, *of_device)
     for module in modules:
         module.get_rng_state = _first(module.get_rng_state, lambda *_: _torch.about_to_read_generator())
+    torch.utils.swap_tensors = _first(torch.utils.swap_tensors, let_go, 2)
+    operator = torch._ops.HigherOrderOperator
+    operator.__call__ = _higher_order(operator.__call__)  # type: ignore[method-assign]
+    if "torch._dynamo.eval_frame" in sys.modules:
+        _watch_compiled()
+    torch.compile = _compiler(torch.compile)
     at = torch.utils.checkpoint
     name = "_checkpoint_without_reentrant_generator_impl"
     setattr(at, name, _checkpoint(getattr(at, name)))

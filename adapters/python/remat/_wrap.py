@@ -16,7 +16,7 @@ from . import _patches, _torch
 from ._errors import Refused
 from ._groups import Offload, Planner, flattened
 from ._options import arguments
-from ._session import SLOT, Session
+from ._session import SLOT, Session, _sessions
 from ._states import state_bytes
 from ._wrap_options import Options
 
@@ -77,7 +77,7 @@ def wrap(model: M, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None 
     else:
         original = model.__dict__.get("forward")
         session = Session(model, original, options)
-        _patches.install()
+        _patches.install(_let_go)
         session._run  # says at once what is wrong with an option
         model.__dict__[SLOT] = session
         model.__dict__["forward"] = types.MethodType(_make_forward(original or type(model).forward, original is not None), model)
@@ -139,6 +139,14 @@ def of(model: torch.nn.Module) -> Session:
 
 def _session(model: Any) -> Session | None:
     return getattr(model, "__dict__", {}).get(SLOT)
+
+
+def _let_go(*tensors: torch.Tensor) -> None:
+    """No session holds the tensors of a model that has these: they are about to change places with others. The next step plans anew."""
+    for session in list(_sessions):
+        model = session._source._model()
+        if model is not None and session._made is not None and any(t is own for own in (*model.parameters(), *model.buffers()) for t in tensors):
+            session._made = None
 
 
 _NO_REPLICAS = ("nn.DataParallel copies a wrapped model into threads, whose plans would share one memory; start one process per device "

@@ -80,6 +80,11 @@ PYBIND11_MODULE(_torch, m) {
     return f(t, *args, **kwargs);
   });
   m.def("about_to_read_generator", &rp::about_to_read_generator);
+  m.def("leave_plan", &rp::leave_plan);
+  m.def("without_recording_keys", [](bool recorded, const py::function& f, const py::args& args, const py::kwargs& kwargs) {
+    const rp::without_recording_keys now(recorded);
+    return f(*args, **kwargs);
+  });
   m.def("calls_until_now", &rp::calls_until_now);
   m.def("repeat_writes", &rp::repeat_writes);
   m.def("without_data", &rp::without_data);

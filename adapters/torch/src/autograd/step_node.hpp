@@ -55,7 +55,7 @@ class step_node final : public ::torch::autograd::Node {
   /// @param replan for what the loss has been seen to use
   step_node(std::shared_ptr<runner> r, std::vector<watched> w, const std::vector<at::Tensor>& inputs, std::vector<bool> connected,
             std::shared_ptr<second_run> beside, std::unique_ptr<verification> checks, second_plan replan)
-      : kind_(r->kind),
+      : device_(device_of_step(*r->kind->step)),
         bound_(r->bound),
         connected_(std::move(connected)),
         runner_(std::move(r)),
@@ -100,7 +100,7 @@ class step_node final : public ::torch::autograd::Node {
     try {
       return gradients(std::move(incoming));
     } catch (const std::exception&) {
-      throw_if_lost(device_of_step(*kind_->step));
+      throw_if_lost(device_);
       throw;
     }
   }
@@ -375,9 +375,10 @@ class step_node final : public ::torch::autograd::Node {
     beside_.reset();
     replan_ = {};
     inputs_.clear();
+    bound_.reset();
   }
 
-  std::shared_ptr<setup> kind_;
+  c10::Device device_;
   std::shared_ptr<const bound_tensors> bound_;
   std::vector<bool> connected_;
   std::shared_ptr<runner> runner_;  ///< empty once it ran

@@ -203,6 +203,18 @@ void about_to_read_generator() {
   }
 }
 
+void leave_plan(const std::string& why) {
+  if (c10::impl::tls_is_dispatch_key_excluded(detail::record_key)) return;  // within a kernel
+  if (detail::is_followed()) return detail::leave_followed(why.c_str());
+  if (!without_data()) return;
+  if (auto* step = detail::step_here(); step != nullptr) return step->diverge(*detail::active, why);
+  detail::active->refuse("the forward", "cannot be recorded: " + why);
+}
+
+without_recording_keys::without_recording_keys(bool recorded)
+    : keys_(recorded ? c10::DispatchKeySet(detail::guarded_key)
+                     : c10::DispatchKeySet({detail::record_key, detail::reader_key, detail::guarded_key})) {}
+
 std::optional<std::size_t> calls_until_now() {
   if (detail::is_followed()) return detail::followed_calls();
   const auto* step = detail::step_here();

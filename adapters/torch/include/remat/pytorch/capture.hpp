@@ -4,6 +4,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -116,6 +117,21 @@ bool weights_disguised();
 void about_to_read(const at::Tensor& t, bool may_write);
 /// The same for the state of the default generator.
 void about_to_read_generator();
+/// A forward of this thread, whose kernels have not run yet, is about to run code that no plan can hold: they run first, and the
+/// rest of the forward runs eagerly.
+/// @param why names that code
+/// @throws cannot_capture if nothing may run eagerly, or it is a backward
+void leave_plan(const std::string& why);
+/// While it is there, operators whose kernels are written in Python (higher-order operators) find these: they have none for the
+/// keys of a recording.
+class without_recording_keys {
+ public:
+  /// @param recorded operators below autograd are recorded all the same
+  explicit without_recording_keys(bool recorded);
+
+ private:
+  c10::impl::ExcludeDispatchKeyGuard keys_;
+};
 /// @param forget called when an exception that went through code of another language has been caught: that language may keep it
 void when_caught(void (*forget)());
 /// Captures note where the code of the module calls each operator.
