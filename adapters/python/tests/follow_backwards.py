@@ -313,6 +313,23 @@ class Uses(Test):
         ends = [text.rpartition(":")[2] for text in told.output][-6:]
         self.assertEqual(ends, [f"step {k}" for k in range(4, 10)])
 
+    def test_other_uses_of_buffers_that_the_forward_writes(self):
+        """The loss of the first step gives its gradient another layout than expected, and the backward needs a written buffer."""
+        class Scales(Net):
+            def begin(self):
+                self.register_buffer("scale", torch.ones(48))
+
+            def act(self, h):
+                with torch.no_grad():
+                    self.scale.mul_(0.9).add_(0.1)
+                return h.tanh() * self.scale
+
+        def step(model, x, k):
+            (model(x).sum() if k % 2 == 0 else model(x).square().sum()).backward()
+
+        with self.assertNoLogs("remat", logging.WARNING):
+            self.check(Scales, step, steps=6)
+
     def test_gradients_of_each_output(self):
         """The first backward is for one output, and is planned anew; the second for the other one."""
         def step(model, x, k):

@@ -67,6 +67,27 @@ class kept_graph::as_recorded {
   std::vector<change> changed_;
 };
 
+/// Tensors from outside that the forward writes have the versions that it leaves, which saved tensors must have.
+class versions_after_forward {
+ public:
+  versions_after_forward(const trace& forward, const std::vector<at::Tensor>& tensors) {
+    for (const auto& w : forward.written) {
+      const auto id = tensor_in(forward, w.slot);
+      if (id >= tensors.size() || !tensors[id].defined() || tensors[id].is_inference()) continue;
+      before_.emplace_back(tensors[id].unsafeGetTensorImpl()->version_counter(), tensors[id]._version());
+      before_.back().first.set_version(before_.back().second + w.forward);
+    }
+  }
+  ~versions_after_forward() {
+    for (auto& [counter, version] : before_) counter.set_version(version);
+  }
+  versions_after_forward(const versions_after_forward&) = delete;
+  versions_after_forward& operator=(const versions_after_forward&) = delete;
+
+ private:
+  std::vector<std::pair<c10::VariableVersion, int64_t>> before_;
+};
+
 graph_contents kept_graph::contents() const { return contents_of(outputs_, inputs_); }
 
 ::torch::autograd::Edge kept_graph::edge_of(std::size_t output) const {
@@ -129,6 +150,7 @@ trace kept_graph::record(const std::vector<output_use>& uses, const std::vector<
   const c10::DeviceGuard guard(f.device);
   const fresh_casts casts;
   const as_recorded hollow(*this);
+  const versions_after_forward written(f, hollow.tensors);
   recorder r(f, hollow.tensors, parameters);
   trace ends;
   {
