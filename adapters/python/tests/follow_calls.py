@@ -52,6 +52,86 @@ class Checkpoints(Test):
             self.assertEqual(len(seen.output), 1)
 
 
+class Numbers(Test):
+    """Numbers that change in each step, and that only buffers get to see."""
+
+    def test_planned_once(self):
+        class Averages(Net):
+            def begin(self):
+                self.norm = nn.BatchNorm1d(48, momentum=None)
+                self.steps = 0
+                self.register_buffer("average", torch.zeros(48))
+
+            def act(self, h):
+                self.steps += 1
+                with torch.no_grad():
+                    self.average.add_(h.mean(0), alpha=1 / self.steps).lerp_(h.amax(0), 1 / (self.steps + 3))
+                    torch._foreach_lerp_([self.average], [self.first.bias], 1 / (self.steps + 2))
+                return h.tanh() * self.average
+
+        with self.assertNoLogs("remat", logging.WARNING):
+            model = self.check(Averages, steps=8)
+        self.assertEqual(len(remat.of(model).plans), 1)
+
+    def test_that_the_backward_uses_too(self):
+        class Scales(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, buffer, scale):
+                ctx.scale = scale
+                buffer.add_(x.mean(0), alpha=scale)
+                return x + buffer
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return torch.add(gradient, gradient, alpha=ctx.scale), None, None
+
+        class Custom(Net):
+            def begin(self):
+                self.steps = 0
+                self.register_buffer("average", torch.zeros(48))
+
+            def act(self, h):
+                self.steps += 1
+                return Scales.apply(h, self.average, 1 / self.steps).tanh()
+
+        with self.assertNoLogs("remat", logging.WARNING):
+            self.check(Custom, steps=6)
+
+
+class Swaps(Test):
+    """Tensors of the model change places with others, while the loss of the step before is still there."""
+
+    def test_conversions(self):
+        def swapped(model):
+            torch.utils.swap_tensors(model.first.weight, nn.Parameter(torch.randn(48, 16)))
+
+        def loaded(model):
+            torch.manual_seed(5)
+            model.load_state_dict(Net().state_dict())
+
+        for change in (swapped, loaded, lambda m: m.double(), lambda m: m.to(torch.bfloat16)):
+            def train(options):
+                torch.manual_seed(0)
+                model, found = Net(), []
+                if options:
+                    remat.wrap(model, cache=False, **options)
+                for k in range(6):
+                    loss = model(torch.randn(8, 16).to(model.first.weight.dtype)).square().mean()
+                    loss.backward()
+                    found += [loss.detach(), *(p.grad.clone() for p in model.parameters()), *(b.clone() for b in model.buffers())]
+                    if k == 2:
+                        change(model)
+                        model.zero_grad()
+                return found
+
+            torch.__future__.set_swap_module_params_on_conversion(change is not swapped)
+            try:
+                with self.subTest(change), self.assertNoLogs("remat", logging.WARNING):
+                    self.assertTrue(same(train({}), train({"budget": "100% of activations"})))
+            finally:
+                torch.__future__.set_swap_module_params_on_conversion(False)
+
+
 class Asks(unittest.TestCase):
     def test_session_within_its_forward(self):
         """An error, not a wait for itself; the next steps are planned."""

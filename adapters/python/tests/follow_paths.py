@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps that take other paths than the ones before are recorded from where they leave those, and are as in eager mode, bit by bit."""
 
+import contextlib
 import logging
 import os
 import random
@@ -12,6 +13,7 @@ from following import Net, Test, backward, same, trained
 from torch import nn
 
 import remat
+from remat import _torch
 
 
 class Paths(Test):
@@ -139,6 +141,48 @@ class Paths(Test):
                     p.grad = torch.zeros_like(p)
 
         self.planned(Raises, step)
+
+    def test_memory_of_what_runs_as_it_is(self):
+        """It is that of eager mode: the arena goes back, and no result lives longer."""
+        class Ends(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(10))
+                self.steps = 0
+
+            def forward(self, x):
+                self.steps += 1
+                for layer in self.layers:
+                    x = layer(x).tanh().sin()
+                if self.steps == 4:
+                    self.end(x)
+                return x
+
+        def raises(self, x):
+            raise ValueError
+
+        def sparse(self, x):
+            x.detach()[:2].to_sparse()
+
+        def peak(make, **options):
+            model, x = make(), torch.randn(2048, 64)
+            before = _torch.meter_reset()
+            if options:
+                remat.wrap(model, cache=False, **options)
+            for _ in range(4):
+                with contextlib.suppress(ValueError):
+                    _torch.meter_reset()
+                    model(x).sum().backward()
+                model.zero_grad()
+            return _torch.meter_peak() - before
+
+        for end in (raises, sparse):
+            make = type("Ends", (Ends,), {"end": end})
+            with self.subTest(end), self.assertLogs("remat", logging.WARNING) as seen:
+                _torch.meter_install()
+                self.assertLess(peak(make, budget="60% of activations"), peak(make) + (1 << 19))
+            self.assertEqual(len(seen.output), 1)
+            self.assertRegex(seen.output[0], "beyond the budget" if end is raises else "sparse")
 
     def test_memory_written_without_operators(self):
         """Through numpy: constants before and behind their first use, small and large, and a buffer."""

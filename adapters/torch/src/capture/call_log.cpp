@@ -230,7 +230,10 @@ void call_log::fill() {
       });
   }
   generator_.set(generator_.start());
-  for (auto& c : std::exchange(calls_, {})) {
+  held_.clear();
+  auto calls = std::exchange(calls_, {});
+  for (auto& next : calls) {
+    const auto c = std::move(next);  // what only this call holds goes with it
     bool again = !c.done;
     for (const auto& v : c.results) each_tensor(v, [&](const at::Tensor& t, int) { again = again || gone.count(storage_of(t)); });
     if (!again) continue;
@@ -239,7 +242,6 @@ void call_log::fill() {
   }
   if (now != generator_.place()) generator_.set(now);
   for (auto& e : touched) e.exchange();
-  held_.clear();
 }
 
 void call_log::fill(const std::vector<bool>& chosen) {

@@ -123,6 +123,10 @@ class call_log {
   void give_back();
   /// @param make_room is called before the first calls run ahead, with memory beside that of the plan
   void before_ahead(std::function<void()> make_room) { make_room_ = std::move(make_room); }
+  /// Calls are about to run beside the plan.
+  void make_room() {
+    if (const auto f = std::exchange(make_room_, nullptr)) f();
+  }
   /// The step is recorded: data of constants that the module does not hold go. `fill` makes them again.
   void give_back_constants(const std::vector<traced_call>& calls);
   /// Most bytes that calls have taken that have run ahead.

@@ -75,6 +75,7 @@ void follower::run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
   const auto& c = call();
   const auto n = c.arguments.size(), first = stack.size() - n;
   for (const auto& o : c.operands) take(o, tensor_at(stack, first, o));
+  for (const auto at : c.numbers) numbers_.push_back(stack[first + static_cast<std::size_t>(at)].toDouble());
   if (c.draws) generator().draw(at_);
   for (std::size_t j = 0; j < positions.size(); ++j) take_value(tensor_in(recorded(), c.positions[j]), positions[j]);
   if (made) {
@@ -127,7 +128,7 @@ void follower::diverge(std::string why) {
     left_ = true;
     throw left_plan();
   }
-  if (!what_->elsewhere) return log_->fill();
+  if (!what_->elsewhere) return fill();
   left_ = true;
   put_back();
   refuse();
@@ -195,6 +196,7 @@ followed follower::finish(std::vector<at::Tensor> returned) {
     if (const auto id = recorded().output_tensors[recorded().results[i]]; !tensors_[id]) set(id, f.returned[i]);
   for (auto id : recorded().output_tensors) f.outputs.push_back(at::Tensor(tensors_[id].lock()));
   for (const auto& t : tensors_) f.tensors.emplace_back(t.lock());
+  f.numbers = std::move(numbers_);
   f.late = std::move(late_);
   f.late.insert(f.late.end(), values_.begin(), values_.end());
   put_back();

@@ -35,6 +35,8 @@ struct recorded_forward {
   std::vector<index_t> writes;  ///< slots in whose memory a call writes, running statistics too
 };
 
+/// The numbers of a recorded forward that may be others in each step.
+std::vector<double> numbers_in(const trace& t);
 /// How many of the first `most` calls are the same, on the same tensors, of the same geometry.
 std::size_t same_calls(const trace& a, const trace& b, std::size_t most);
 /// Of two forwards that make the same calls: on the same tensors from outside, and constants of the same contents.
@@ -55,6 +57,7 @@ struct step_request {
   bool strict;                                         ///< what cannot be recorded is an error
   bool again;                                          ///< the forward will run once more, from its beginning
   bool elsewhere;                                      ///< so is what would have to run eagerly: weights are not on the device
+  bool numbers;                                        ///< calls may have other numbers than the recorded ones
   std::function<void()> make_room;                     ///< calls are about to run ahead of the plan, with memory of their own
 };
 
@@ -74,6 +77,7 @@ struct followed {
   std::vector<at::Tensor> outputs;      ///< of the candidate, each tensor once, hollow
   std::vector<at::Tensor> tensors;      ///< of the candidate, by their numbers; undefined: none was met
   std::shared_ptr<call_log> log;        ///< of the calls of the candidate
+  std::vector<double> numbers;          ///< of the candidate: those of this step that may be others
   std::string why;                      ///< nothing: the first call that no candidate makes, and how it differs
   std::size_t at = 0;                   ///< nothing: position of that call
   /// Of the candidate: slots of tensors that are others than when it was recorded (a counter, state of the step before).

@@ -67,7 +67,7 @@ class follower final : public c10::DebugInfoBase {
   void stopped() {
     if (fresh_) return fresh_->stopped();
     refuse();
-    if (!eager()) log_->fill();
+    if (!eager()) fill();
   }
   /// The module is about to look at the memory of a tensor.
   /// @return it may
@@ -89,6 +89,11 @@ class follower final : public c10::DebugInfoBase {
   followed finish(std::vector<at::Tensor> returned);
 
  private:
+  /// Runs the calls until now, in the place of the plan.
+  void fill() {
+    log_->make_room();
+    log_->fill();
+  }
   /// Runs the calls until now ahead of the plan. @return false: they cannot
   bool run_ahead(const std::vector<at::Tensor>& wanted) { return log_->run_ahead(recorded().calls, wanted); }
   /// A call whose results depend on values: looks at these.
@@ -210,6 +215,7 @@ class follower final : public c10::DebugInfoBase {
   std::vector<bytes_t> shift_;  ///< per storage from outside: how much further on it begins than when recorded
   std::vector<std::pair<index_t, at::Tensor>> late_, values_;
   std::vector<std::pair<at::Tensor, int64_t>> versions_;  ///< of tensors from outside that the forward writes
+  std::vector<double> numbers_;                           ///< of calls until now
   std::string why_;
 };
 

@@ -46,6 +46,7 @@ class lowering {
     for (std::size_t i = 0; i < trace_.calls.size(); ++i) {
       if (i == trace_.backward) add_loss();
       add_call(i);
+      numbers_ += trace_.calls[i].numbers.size();
     }
     if (program_.loss == none) add_loss();
     for (const auto& v : trace_.parameter_grads) program_.parameter_grads.push_back(view(v));
@@ -269,6 +270,7 @@ class lowering {
 
   call lower_call(index_t n, const traced_call& c) {
     call result{c.op, c.arguments, {}, {}, c.grad_mode, {}};
+    for (std::size_t k = 0; k < c.numbers.size(); ++k) result.numbers.emplace_back(c.numbers[k], numbers_ + k);
     for (const auto& o : c.operands) {
       result.operands.push_back({o.at, o.element, view(o.view)});
       if (is_statistics(c, o.at) && !writable_in_place(o.view.value)) result.first_run_only.push_back(o.at);
@@ -320,6 +322,7 @@ class lowering {
   std::vector<index_t> producer_;                      ///< per value
   std::vector<std::vector<index_t>> readers_;          ///< per value: nodes other than its producer
   std::map<std::size_t, index_t> draws_;               ///< random call -> node
+  std::size_t numbers_ = 0;                            ///< of the calls until now that may differ
   index_t last_random_ = none;
 };
 

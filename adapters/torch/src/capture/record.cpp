@@ -224,7 +224,7 @@ struct resumed_recording::state {
         r(parameters, what.buffers, names_in(*common.what->recorded, parameters.size() + what.buffers.size()),
           common.what->recorded->device),
         arguments(add_inputs(r, inputs)),
-        run(what.strict, what.again) {}
+        run(what.strict, what.again, what.numbers) {}
   static std::vector<std::string> names_in(const trace& t, std::size_t how_many) {
     std::vector<std::string> names;
     for (std::size_t k = 0; k < how_many; ++k) names.push_back(t.slots[k].name);  // these slots come first

@@ -148,6 +148,15 @@ void recorder::refuse(const std::string& op, const std::string& why) const {
   throw cannot_capture(*refusal_);
 }
 
+namespace {
+
+/// A batch norm averages its statistics by this number, which its backward does not need.
+bool is_momentum(const c10::FunctionSchema& of, std::size_t argument) {
+  return of.name().find("batch_norm") != std::string::npos && of.arguments()[argument].name() == "momentum";
+}
+
+}  // namespace
+
 void recorder::run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_call again) {
   std::vector<at::Tensor> tensors;
   repeats_ = again.before != nullptr;
@@ -219,6 +228,23 @@ void recorder::run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_
   masked->results = c.results;
   masked->planned = std::make_shared<const traced_call>(std::move(c));
   trace_.calls.push_back(std::move(*masked));
+}
+
+void recorder::let_numbers_vary() {
+  auto& c = trace_.calls.back();
+  if (c.ahead || c.draws || c.constant || c.planned || trace_.backward > 0) return;
+  const auto& schema = c.op.schema();
+  const bool apart =
+      std::any_of(c.operands.begin(), c.operands.end(),
+                  [&](const auto& o) { return o.written && trace_.storages[o.view.value].slot != none; }) &&
+      (!c.grad_mode || std::none_of(c.operands.begin(), c.operands.end(), [](const auto& o) { return o.requires_grad; }));
+  for (std::size_t i = 0; i < c.arguments.size(); ++i)
+    if (c.arguments[i].isDouble() && (apart || is_momentum(schema, i))) c.numbers.push_back(static_cast<int>(i));
+}
+
+void recorder::keep_numbers() {
+  for (auto& c : trace_.calls)
+    std::erase_if(c.numbers, [&](int at) { return !is_momentum(c.op.schema(), static_cast<std::size_t>(at)); });
 }
 
 void recorder::give_back_kept() const {

@@ -159,6 +159,12 @@ class recorder {
             t.scalar_type(),          t.is_conj(),     t.is_neg(),        whole_.count(t.unsafeGetTensorImpl()) > 0};
   }
 
+  /// The forward has made a call, and later steps may make it with other numbers: those that only tensors from outside get to
+  /// see, without a gradient.
+  void let_numbers_vary();
+  /// The backward runs code, which may use any number of the forward.
+  void keep_numbers();
+
   trace finish();
 
   [[noreturn]] void refuse(const std::string& op, const std::string& why) const;

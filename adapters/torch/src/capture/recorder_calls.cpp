@@ -38,10 +38,12 @@ traced_call recorder::read_call(const c10::OperatorHandle& op, const ::torch::ji
     });
     c.arguments.push_back(without_tensors(argument));
   }
-  if (again.before != nullptr)
+  if (again.before != nullptr) {
     c.line = again.before->line;
-  else if (line_of_caller != nullptr && trace_.backward == 0)
+    c.numbers = again.before->numbers;
+  } else if (line_of_caller != nullptr && trace_.backward == 0) {
     c.line = line_of_caller();
+  }
   return c;
 }
 

@@ -119,7 +119,7 @@ void call_log::save_written(const traced_call& c, const entry& e) {
 
 bool call_log::run_ahead(const std::vector<traced_call>& calls, const std::vector<at::Tensor>& wanted) {
   if (is_any_touched()) return false;
-  if (const auto make_room = std::exchange(make_room_, nullptr)) make_room();
+  make_room();
   const plain_kernels kernels;
   look();
   const auto now = generator_.now();

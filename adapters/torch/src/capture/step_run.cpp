@@ -65,6 +65,7 @@ void step_run::call(recorder& r, const c10::OperatorHandle& op, ::torch::jit::St
     diverge(r, message_of(e));
     return op.callBoxed(&stack);
   }
+  if (numbers_) r.let_numbers_vary();
   const auto& c = r.calls().back();
   std::vector<c10::IValue> made(stack.end() - static_cast<std::ptrdiff_t>(results), stack.end());
   if (c.results.empty() && results > 0) return;  // a number
@@ -110,6 +111,7 @@ void step_run::run_calls(recorder& r, const std::string& why) {
   const c10::impl::ExcludeDispatchKeyGuard plain(c10::DispatchKey::Fake);
   why_ = why;
   const auto left = r.abandon();
+  log_->make_room();
   log_->fill();
   if (left.from == generator_origin::fixed) log_->generator().set(text_of(left.state));
   if (left.from == generator_origin::forward) log_->generator().set(log_->generator().start());
@@ -121,6 +123,7 @@ bool step_run::is_output(const at::Tensor& t) const {
 
 void step_run::end_forward(recorder& r, std::vector<at::Tensor>& outputs, const std::vector<::torch::autograd::Node*>& code) {
   outputs_ = outputs;
+  if (!code.empty()) r.keep_numbers();
   values_ = r.values();
   for (const auto& o : outputs) {
     r.id_of(o);  // one may be a copy that no call has met

@@ -28,7 +28,9 @@ class step_run {
  public:
   /// @param strict what cannot be recorded is an error, and no call runs then
   /// @param again  the forward will run once more, from its beginning
-  explicit step_run(bool strict = false, bool again = false) : strict_(strict), again_(again) {}
+  /// @param numbers later steps may make calls with other numbers
+  explicit step_run(bool strict = false, bool again = false, bool numbers = false)
+      : strict_(strict), again_(again), numbers_(numbers) {}
   void begin(c10::Device on) { log_ = std::make_shared<call_log>(on); }
   /// The calls until now are in `log`.
   void go_on(std::shared_ptr<call_log> log) {
@@ -89,7 +91,7 @@ class step_run {
   std::vector<made_tensor> made_;
   std::vector<std::pair<at::Tensor, int64_t>> versions_;  ///< of tensors from outside, after the forward
   std::string why_;
-  bool strict_, again_, threw_ = false;
+  bool strict_, again_, numbers_, threw_ = false;
 };
 
 }  // namespace remat::pytorch::detail

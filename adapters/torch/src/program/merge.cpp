@@ -67,6 +67,7 @@ class numbering {
   void look(index_t i) {
     const auto& n = step_.nodes[i];
     if (i == step_.loss || n.once) return;
+    if (std::any_of(n.calls.begin(), n.calls.end(), [](const auto& c) { return !c.numbers.empty(); })) return;
     for (const auto& c : n.calls)
       for (const auto& a : c.arguments)
         if (a.isGenerator() || a.isCapsule()) return;

@@ -55,6 +55,12 @@ void executor::use(const bindings& tensors) {
     throw broken_contract("remat: an executor got tensors during a step, or those for another program");
   state_->slots = tensors;
 }
+void executor::set_numbers(std::vector<double> numbers) {
+  if (numbers == state_->numbers) return;
+  state_->numbers = std::move(numbers);
+  for (auto& s : state_->steps)
+    for (auto& c : s.calls) state_->put_numbers(c);
+}
 void executor::reset() { state_->reset(); }
 bool executor::in_flight() const { return state_->flying; }
 bool executor::arena_in_use() const { return state_->lent.use_count() > 1; }

@@ -115,6 +115,12 @@ struct executor::state {
   /// Argument lists of a step, with all tensors that lie in the arena.
   bound_step prepare(std::size_t i);
 
+  void put_numbers(bound_call& c) const {
+    for (const auto& [at, which] : c.what->numbers) {
+      const auto k = static_cast<std::size_t>(at);
+      c.stack[k] = which < numbers.size() ? c10::IValue(numbers[which]) : c.what->arguments[k];
+    }
+  }
   static bool left_out(const call& c, int argument);
   bool in_arena(const location& l) const { return l.buffer != none && !data.buffers[l.buffer].outside; }
   /// What is outside is told by its buffer, or else by its value.
@@ -260,6 +266,7 @@ struct executor::state {
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> lent_out;  ///< what the caller got of the arena, with fixed addresses
   std::optional<step_graphs> graphs;
   bool captured_moves = false;  ///< moves are part of the graphs
+  std::vector<double> numbers;
   std::vector<c10::IValue> result;
   std::atomic<bool> flying = false;
   std::size_t contiguous = 0;

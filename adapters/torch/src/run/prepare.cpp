@@ -118,6 +118,7 @@ executor::state::bound_step executor::state::prepare(std::size_t i) {
     std::map<index_t, location> at;
     for (const auto& o : c.what->operands) at[o.view] = c.operands[next++];
     b.stack = stack_of(*c.what, planned.again, [&](index_t v) { return in_arena(at[v]) ? in_place(at[v], v) : at::Tensor(); });
+    put_numbers(b);
     s.calls.push_back(std::move(b));
   }
   for (std::size_t k = 0; k < planned.blocks.size(); ++k) {

@@ -66,7 +66,10 @@ session::state::begun_step session::state::follow(const invocation& call, const 
   const bool begins = std::none_of(known.begin(), known.end(), [&](const auto& s) { return s->uses == uses; });
   if (!outputs->refused.empty() && (begins || outputs->for_good)) {
     ++outputs->plain;
-    if (outputs->for_good || !try_again(*outputs)) return as_it_is();
+    if (outputs->for_good || !try_again(*outputs)) {
+      release();
+      return as_it_is();
+    }
   }
   if (begins)
     return record_step(call, inputs, outputs, uses, [&](detail::step_run& run) { return make_setup(call, inputs, uses, &run); });
@@ -75,22 +78,32 @@ session::state::begun_step session::state::follow(const invocation& call, const 
   for (const auto& s : known) candidates.push_back({s->forward, {s->bound, &s->bound->slots}});
   const auto like = known.front();
   if (!elsewhere_) lock.unlock();  // else nobody may use the weights meanwhile
-  const auto make_room = [this] {
+  bytes_t before = 0;
+  const auto make_room = [&, this] {
     std::unique_lock held(mutex, std::defer_lock);
     if (!elsewhere_) held.lock();
     release();
+    before = device_for(*like).use().live;
   };
   auto f = [&] {
     const auto there = disguise(*of);
-    return detail::follow(
-        candidates, call.forward, inputs,
-        {of->parameters, of->buffers, uses, options.strict || there, options.verify > 0, there != nullptr, make_room});
+    try {
+      return detail::follow(candidates, call.forward, inputs,
+                            {of->parameters, of->buffers, uses, options.strict || there, options.verify > 0, there != nullptr,
+                             !options.graph, make_room});
+    } catch (const cannot_capture&) {
+      throw;
+    } catch (...) {
+      if (!lock.owns_lock()) lock.lock();
+      if (before > 0) warn_raised(device_for(*like).use().live - before);
+      throw;
+    }
   }();
   if (!elsewhere_) lock.lock();
   if (!f.which) {
     looked_ = false;
     const auto text = "the forward leaves the planned path at call " + std::to_string(f.at) + " (" + f.why + "); ";
-    f.fresh ? log(text + "it is recorded anew from there") : warn(text + "this step runs as it is");
+    f.fresh ? log(text + "it is recorded anew from there") : warn_once(text + "this step runs as it is");
   }
   if (f.fresh)
     return record_step(call, inputs, outputs, uses, [&](detail::step_run& run) {
@@ -115,12 +128,20 @@ session::state::begun_step session::state::follow(const invocation& call, const 
   }
   s->last_used = ++clock_;
   b.hollow = std::move(f.outputs);
+  b.numbers = std::move(f.numbers);
   const auto ahead = f.log->most_ahead();
   b.graph =
       std::make_shared<detail::kept_graph>(s->forward->recorded, std::move(f.log), std::move(f.tensors), b.inputs, b.hollow);
   find_plan(b, call, s, outputs);
   note_ahead(ahead);
   return b;
+}
+
+void session::state::warn_raised(bytes_t bytes) {
+  const auto most = last_held.held() + bytes, budget = memory.budget(last_held, last_held.gradients, false);
+  if (most > budget && !std::exchange(warned_raised_, true))
+    warn("the forward raises an exception: its calls until then have run as they are, and took " + format_bytes(most - budget) +
+         " beyond the budget");
 }
 
 void session::state::note_ahead(std::size_t bytes) {
@@ -155,7 +176,7 @@ session::state::begun_step session::state::record_step(const invocation& call, c
                                                        const std::function<std::shared_ptr<setup>(detail::step_run&)>& make) {
   begun_step b;
   b.inputs = inputs;
-  detail::step_run run(options.strict || elsewhere_, options.verify > 0);
+  detail::step_run run(options.strict || elsewhere_, options.verify > 0, !options.graph);
   std::shared_ptr<setup> s;
   try {
     s = make(run);
@@ -168,7 +189,10 @@ session::state::begun_step session::state::record_step(const invocation& call, c
       warn_once(std::string("this call is not planned: ") + why.what());
       outputs->refused = why.what();
     }
-    if (run.log()) run.finish_eagerly();
+    if (run.log()) {
+      release();  // the calls take memory of their own
+      run.finish_eagerly();
+    }
     b.returned = run.log() ? run.returned() : call.forward(inputs);
     return b;
   }
@@ -185,6 +209,7 @@ session::state::begun_step session::state::record_step(const invocation& call, c
   keep("followed " + std::to_string(++recorded_), s);
   b.inputs.insert(b.inputs.end(), run.values().begin(), run.values().end());
   b.hollow = run.outputs();
+  b.numbers = detail::numbers_in(*s->forward->recorded);
   b.returned = run.returned();
   b.graph = std::make_shared<detail::kept_graph>(s->forward->recorded, run.log(), run.tensors(), b.inputs, b.hollow);
   find_plan(b, call, s, outputs);

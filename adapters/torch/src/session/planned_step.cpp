@@ -183,6 +183,7 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
     ++verified;
     checks->run_forward();
   }
+  r->run->set_numbers(b.numbers);
   std::vector<at::Tensor> outputs;
   try {
     outputs = r->run->forward(inputs);
@@ -219,8 +220,8 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
     std::lock_guard held(self->mutex);
     return self->options.follow || self->can_run_again(call, again, outputs, seen);
   };
-  once_more.make = [self = shared_from_this(), call, given_out, first = s, of = r->bound->of, graph = b.graph](
-                       const auto& again, const auto& seen, bool possible) {
+  once_more.make = [self = shared_from_this(), call, given_out, first = s, of = r->bound->of, graph = b.graph,
+                    numbers = b.numbers](const auto& again, const auto& seen, bool possible) {
     std::lock_guard held(self->mutex);
     const auto& usage = first->outputs;
     const auto uses = possible ? seen : std::vector<output_use>();
@@ -243,6 +244,7 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
       self->memory.outputs_of_before = 0;
       begun = self->expected(kind, again, usage, uses);
     }
+    begun->run->set_numbers(numbers);
     begun->run->forward(again);  // before another thread takes it
     return begun;
   };

@@ -208,6 +208,7 @@ struct session::state : std::enable_shared_from_this<state> {
     std::vector<at::Tensor> hollow;  ///< the outputs that the module's own code has made, without data; empty: it has not run
     std::shared_ptr<detail::kept_graph> graph;  ///< that it has built; null: it is gone
     std::vector<at::Tensor> returned;           ///< what it gave
+    std::vector<double> numbers;                ///< for `executor::set_numbers`
   };
   std::vector<at::Tensor> forward(const invocation& call, const std::vector<at::Tensor>& inputs, std::shared_ptr<void>* note);
   void prepare(const invocation& call, const std::vector<at::Tensor>& inputs);
@@ -231,6 +232,8 @@ struct session::state : std::enable_shared_from_this<state> {
   void find_plan(begun_step& b, const invocation& call, const std::shared_ptr<setup>& s, const std::shared_ptr<usage>& outputs);
   /// @param bytes that calls have taken which ran ahead of the plan
   void note_ahead(std::size_t bytes);
+  /// @param bytes of calls of a forward that has thrown
+  void warn_raised(bytes_t bytes);
   /// The step of the same forward for another use of its outputs.
   /// @param graph of the forward; null: it may run once more
   /// @param of    tensors of the model in that step
@@ -264,7 +267,7 @@ struct session::state : std::enable_shared_from_this<state> {
   std::uint64_t clock_ = 0;
   std::uint64_t recorded_ = 0;  ///< forwards to be followed
   std::unordered_set<std::string> warned_;
-  bool warned_ahead_ = false, warned_in_flight_ = false;
+  bool warned_ahead_ = false, warned_raised_ = false, warned_in_flight_ = false;
   bytes_t beyond_ = 0;  ///< that a step may take beyond the budget: it is on a new path, and cannot do with less
   accounts memory{options, parameters};
   std::shared_ptr<const setup> last_setup;

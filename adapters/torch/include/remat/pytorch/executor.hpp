@@ -151,6 +151,10 @@ class executor {
            const executor_options& o = {});
   ~executor();
 
+  /// From the next forward on.
+  /// @param numbers arguments of calls, in the places that `call::numbers` tells; those that are not there are as captured
+  void set_numbers(std::vector<double> numbers);
+
   /// @param inputs sizes, strides and types as captured
   /// @return the outputs, without autograd; they belong to the caller
   /// @throws c10::Error, what operators throw, copy_failed naming the value; the executor can be used again afterwards

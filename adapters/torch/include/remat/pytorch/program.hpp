@@ -105,6 +105,8 @@ struct call {
   std::vector<operand> operands, results;
   bool grad_mode = false;           ///< `at::GradMode` during the call
   std::vector<int> first_run_only;  ///< tensor arguments passed as undefined when the node is recomputed (running statistics)
+  /// {argument, which}: a number that may be another one in each step, see `executor::set_numbers`. Files do not hold them.
+  std::vector<std::pair<int, std::size_t>> numbers = {};
 };
 
 /// The unit of planning: calls that run together, e.g. {empty, bernoulli_, div_}. Operation `i` of the problem is node `i`.
