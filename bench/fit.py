@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How right `remat.fit` is, on this host: for each model the planned and the measured bytes of the arena, the estimated and the measured
+"""How right `remat.fit` is, on this host: for each model the planned and the measured bytes of a step, the estimated and the measured
 peak of eager mode, and the predicted and the measured time of a step; without recomputation and at 60 % of the activations.
 
-Peaks are measured by the meter of the host allocator. A time is the least of `--rounds` steps.
+Measured bytes are those of model and inputs, and what the step adds by the meter of the host allocator. A time is the least of
+`--rounds` steps. With --large: how long planning takes for Llamas of one and seven billion parameters on `meta`, and in what memory.
 
-usage: fit.py [--works gpt2,unet] [--rounds 5] [--threads 1]
+usage: fit.py [--works gpt2,unet] [--rounds 5] [--threads 1] [--large]
 """
 import argparse
 import gc
+import resource
 import time
 
 import torch
@@ -68,16 +70,41 @@ def row(name, rounds):
             continue
         for p in model.parameters():
             p.grad = None
-        session.reset_peak()
+        session.release()
+        before = _torch.meter_reset()
         model(*inputs).backward()
-        memory = session.memory()
-        plan = session.plan
+        measured = _torch.meter_peak() - before + sum(t.nbytes for t in (*model.parameters(), *model.buffers(), *inputs))
+        planned, plan = session.memory()["planned"], session.plan
         seconds = timed(model, inputs, rounds)
-        cells += [f"{memory['planned']}", f"{memory['peak']}", f"{plan['seconds'] / seconds:.3f}"]
+        cells += [f"{planned}", f"{measured}", f"{plan['seconds'] / seconds:.3f}"]
         remat.unwrap(model)
         del session
         gc.collect()  # the next one measures from what is held now
     print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def llama(width, inner, layers, groups, batch, length):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(hidden_size=width, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=32, num_key_value_heads=groups,
+                         use_cache=False)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config).to(torch.bfloat16)
+    tokens = torch.zeros(batch, length, dtype=torch.long, device="meta")
+    return model, {"input_ids": tokens, "labels": tokens}
+
+
+def large():
+    print("| parameters, 10^9 | tokens | remat.plan, s | remat.fit, s | memory of the process, MiB |\n|---|---|---|---|---|")
+    for shape in ((2048, 5632, 22, 4, 4, 2048), (4096, 11008, 32, 32, 1, 2048)):
+        model, inputs = llama(*shape)
+        begin = time.perf_counter()
+        remat.plan(model, kwargs=inputs, budget="70% of activations", device="h100-sxm")
+        planned = time.perf_counter()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        remat.fit(model, kwargs=inputs, device="h100-sxm", optimizer="adamw")
+        print(f"| {sum(p.numel() for p in model.parameters()) / 1e9:.2f} | {shape[4]} x {shape[5]} | {planned - begin:.1f} | "
+              f"{time.perf_counter() - planned:.1f} | {peak} |", flush=True)
 
 
 def main():
@@ -85,8 +112,11 @@ def main():
     parser.add_argument("--works", default=",".join(ALL))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--large", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
+    if given.large:
+        return large()
     _torch.meter_install()
     print("| model | eager peak, estimated / measured | planned, bytes | measured | time, predicted / measured | at 60 %: planned | measured | time |")
     print("|---|---|---|---|---|---|---|---|")

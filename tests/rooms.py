@@ -22,7 +22,7 @@ MAY_INCLUDE = {
 }
 #: Of adapters/torch/src, by files that are private to it.
 TORCH_MAY_INCLUDE = {
-    "base": set(), "kernels": {"base"}, "program": {"base", "kernels"}, "capture": {"base", "program"}, "device": {"base"},
+    "base": set(), "kernels": {"base"}, "program": {"base", "kernels"}, "capture": {"base", "device", "program"}, "device": {"base"},
     "profile": {"base", "capture", "program"}, "plan": {"base", "profile", "program"}, "run": {"base", "device", "plan", "program"},
     "autograd": {"base", "capture", "plan"}, "offload": {"base", "device"}, "session": {"autograd", "base", "capture", "device", "plan"}, "front": set(),
 }

@@ -34,6 +34,11 @@ int main(int argc, char** argv) {
   cli::arguments a;
   CLI::App app("Rematerialization: which values to keep, recompute or move inside a memory budget.", "remat");
   app.require_subcommand(1);
+  app.failure_message([](const CLI::App* whole, const CLI::Error& why) {
+    const auto chosen = whole->get_subcommands();
+    const std::string command = chosen.empty() ? "remat" : "remat " + chosen.front()->get_name();
+    return "remat: " + cli::printable(why.what()) + "; see " + command + " --help\n";
+  });
   app.set_version_flag("--version", REMAT_VERSION);
   app.footer(
       "Exit status: 0 found or valid; 1 schedule not valid or over the budget; 2 bad input;\n"

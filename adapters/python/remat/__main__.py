@@ -7,7 +7,14 @@ import argparse
 import importlib
 import os
 import sys
-from typing import Any, Sequence
+from typing import Any, NoReturn, Sequence
+
+
+class _Parser(argparse.ArgumentParser):
+    """Bad words are a ValueError, one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; see {self.prog} --help")
 
 
 def _share(text: str) -> float:
@@ -27,17 +34,17 @@ def _made(target: str) -> Any:
             found = getattr(found, part)
     except (ImportError, AttributeError) as e:
         raise ValueError(f"{target!r} cannot be imported: {e}") from None
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         raise ValueError(f"{target!r} cannot be imported, it raises {type(e).__name__}: {e}") from e
     try:
         return found()
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         raise ValueError(f"{target!r} raises {type(e).__name__}: {e}") from e
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 if training fits, 3 if it does not, 2 for bad input."""
-    parser = argparse.ArgumentParser(prog="python -m remat", description="Will training fit into the memory of a device? The model does not run.")
+    parser = _Parser(prog="python -m remat", description="Will training fit into the memory of a device? The model does not run.")
     commands = parser.add_subparsers(dest="command", required=True)
     fit = commands.add_parser("fit", help="tells what training takes", description="Tells what training takes on a device, and what recomputation would cost.")
     fit.add_argument("function", help="package.module:function, which returns a model and its arguments: (model, args) or (model, args, kwargs)")
@@ -47,8 +54,8 @@ def main(words: Sequence[str] | None = None) -> int:
     fit.add_argument("--extra", default="10%", help="share of time that recomputation may cost (default: %(default)s)")
     fit.add_argument("--json", metavar="FILE", help="also write the answer to this file")
     commands.add_parser("devices", help="lists the devices with published numbers")
-    given = parser.parse_args(words)
     try:
+        given = parser.parse_args(words)
         return _fit(given) if given.command == "fit" else _devices()
     except (ValueError, TypeError, OSError, RuntimeError) as e:
         print(f"remat: {' '.join(str(e).split())}", file=sys.stderr)
@@ -58,9 +65,12 @@ def main(words: Sequence[str] | None = None) -> int:
 def _fit(given: argparse.Namespace) -> int:
     import torch
 
-    from ._errors import Error
+    from . import _core
+    from ._errors import Error, Refused
     from ._fit import _arguments, fit
 
+    if given.json:
+        _core.require_writable(given.json)
     try:
         extra = _share(given.extra)
     except ValueError:
@@ -71,6 +81,8 @@ def _fit(given: argparse.Namespace) -> int:
     args, kwargs = _arguments(made[1] if len(made) == 2 else tuple(made[1:]))
     try:
         found = fit(made[0], args, kwargs, device=given.device, optimizer=given.optimizer, budget=given.budget, extra=extra)
+    except Refused as e:
+        raise ValueError(f"the model that {given.function!r} returns cannot be planned: {e}") from e
     except (Error, ValueError):
         raise
     except Exception as e:  # of the model: its arguments do not suit it, say

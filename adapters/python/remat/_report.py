@@ -114,7 +114,7 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
     size, time = _core.format_bytes, _core.format_seconds
     rows = [("peak", f"{size(plan.peak)} ({plan.peak} bytes)"), ("time", f"{time(plan.seconds)}, {time(plan.plain_seconds)} without recomputation"),
             ("status", f"{plan.status}, at most {100 * plan.gap:.2g} % slower than any other plan within the budget"),
-            ("smallest budget", f"{size(plan.smallest)} found, {size(plan.smallest_bound)} proven")]
+            ("smallest budget", f"at most {size(plan.smallest)}, at least {size(plan.smallest_bound)} (proven)")]
     if plan.moved:
         rows.append(("moved", f"{size(plan.moved)} per step"))
     if plan.inputs:

@@ -151,6 +151,7 @@ PYBIND11_MODULE(_core, m) {
   m.def("curve_text", &curve_text);
   m.def("format_bytes", &remat::format_bytes);
   m.def("format_seconds", &remat::format_seconds);
+  m.def("require_writable", [](const std::string& path) { remat::require_writable(path); });
   m.def("write_file", [](const std::string& path, const py::bytes& content) { remat::write_file(path, std::string(content)); });
   m.attr("__version__") = REMAT_VERSION;
   m.def("parse_bytes", [](const std::string& text) { return remat::parse_bytes(text); });

@@ -4,7 +4,8 @@
 
 Python blocks of a page run in order, in one process and one namespace, in an empty folder. A block behind a comment `<!-- from FILE -->` is not
 run: its lines stand in FILE, which other tests run or compile; `...` on a line of its own skips lines. C++ blocks all need that comment. Lines
-`build/remat ...` of sh blocks run in the root of the repository, where the program is there.
+`build/remat ...` of sh blocks run in the root of the repository, where the program is there, and lines `python -m remat ...` where these pages may
+import docs/snippets.
 
 usage: docs.py [PROGRAM] [PAGE...]: PROGRAM is `remat`; pages are relative to the root, all if none is given
 """
@@ -19,6 +20,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(ROOT / "docs/snippets")])}
 BLOCK = re.compile(r"(?:<!-- from (?P<source>\S+) -->\n)?^```(?P<kind>python|cpp|sh)\n(?P<code>.*?)^```$", re.M | re.S)
 
 
@@ -47,20 +49,21 @@ def run_python(page: str, text: str) -> str | None:
         return None
     with tempfile.TemporaryDirectory() as folder:
         (pathlib.Path(folder) / "page.py").write_text("\n".join(script))
-        done = subprocess.run([sys.executable, "page.py"], cwd=folder, text=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        done = subprocess.run([sys.executable, "page.py"], cwd=folder, text=True, capture_output=True, env=ENVIRONMENT)
     return None if done.returncode == 0 else f"{page}: {done.stdout}{done.stderr}"
 
 
-def run_shell(page: str, code: str, program: str) -> list[str]:
-    """Runs the lines that call the program. Files that they write stay in a folder that is deleted."""
+def run_shell(page: str, code: str, program: str | None) -> list[str]:
+    """Runs the lines that call the program or the package. Files that they write stay in a folder that is deleted."""
     failures = []
     with tempfile.TemporaryDirectory() as folder:
         for name in ("bench", "build", "docs"):
             (pathlib.Path(folder) / name).symlink_to(ROOT / name)
         for line in code.splitlines():
-            if line.startswith("build/remat "):
-                words = [program, *shlex.split(line, comments=True)[1:]]
-                done = subprocess.run(words, cwd=folder, text=True, capture_output=True)
+            called = program if line.startswith("build/remat ") else sys.executable if line.startswith("python -m remat ") else None
+            if called:
+                words = [called, *shlex.split(line, comments=True)[1:]]
+                done = subprocess.run(words, cwd=folder, text=True, capture_output=True, env=ENVIRONMENT)
                 if done.returncode:
                     failures.append(f"{page}: {line}: exit status {done.returncode}: {done.stdout}{done.stderr}")
     return failures
@@ -75,7 +78,7 @@ def check(page: pathlib.Path, program: str | None) -> list[str]:
             failures += [f"{place}: not in {block['source']}: {line}"] if line else []
         elif block["kind"] == "cpp":
             failures.append(f"{place}: a C++ block needs a comment <!-- from FILE --> before it")
-        elif block["kind"] == "sh" and program:
+        elif block["kind"] == "sh":
             failures += run_shell(place, block["code"], program)
     failure = run_python(name, text)
     return failures + ([failure] if failure else [])

@@ -86,6 +86,14 @@ def raises():
     raise KeyError("weights")
 
 
+def leaves():
+    raise SystemExit(0)
+
+
+def made_without_gradients():
+    return nn.Linear(4, 4).requires_grad_(False), (torch.randn(2, 4),)
+
+
 def made_with_wrong_arguments():
     return nn.Linear(4, 4), (torch.randn(2, 3),)
 
@@ -174,6 +182,25 @@ class Fit(unittest.TestCase):
         with self.assertRaises(remat.OverBudget):
             remat.plan(self.model, self.args, budget=found.smallest_bound - 1, device=DEVICE, time_limit=1)
 
+    def test_steps_take_what_is_planned_to_the_byte(self):
+        """But for the loss and its gradient: plans count both in units of 64 bytes."""
+        _torch.meter_install()
+        for model in (self.model, nn.Sequential(*(nn.Sequential(nn.Linear(48, 192), nn.Dropout(0.1), nn.GELU(), nn.Linear(192, 48)) for _ in range(4)))):
+            for share in (100, 60):
+                model, args = copy.deepcopy(model), self.args[:2 if isinstance(model, Net) else 1]
+                remat.wrap(model, budget=f"{share}% of activations", cache=False, planner=remat.Planner(time_limit=1))
+                for step in range(3):
+                    model.zero_grad()
+                    if step == 2:
+                        remat.of(model).release()
+                        before = _torch.meter_reset()
+                    model(*args).sum().backward()
+                added, memory = _torch.meter_peak() - before, remat.of(model).memory()
+                remat.unwrap(model)
+                with self.subTest(type(model).__name__, share=share):
+                    self.assertLessEqual(added, memory["planned"] - memory["held"])
+                    self.assertLessEqual(memory["planned"] - memory["held"] - added, 128)
+
     def test_verdicts(self):
         found = self.without_states
         self.assertTrue(found.fits)
@@ -182,7 +209,7 @@ class Fit(unittest.TestCase):
         self.assertTrue(tight.fits)
         self.assertLessEqual(tight.chosen.peak, tight.budget)
         self.assertIn(f"budget={tight.budget}", tight.verdict)
-        slow = remat.fit(self.model, self.args, device=DEVICE, budget=found.smallest, extra=0.001)
+        slow = remat.fit(self.model, self.args, device=DEVICE, budget=found.points[-1].peak, extra=0.001)
         self.assertFalse(slow.fits)
         self.assertIsNotNone(slow.chosen)
         never = remat.fit(self.model, self.args, device=DEVICE, budget=found.smallest_bound - 1)
@@ -332,12 +359,20 @@ class Program(unittest.TestCase):
                                  (("fit", f"{__name__}:made", "--extra", "ten"), "ten"), (("fit", f"{__name__}:made", "--optimizer", "magic"), "magic"),
                                  (("fit", f"{__name__}:made", "--budget", "lots"), "lots"),
                                  (("fit", f"{__name__}:raises"), f"{__name__}:raises' raises KeyError"),
+                                 (("fit", f"{__name__}:leaves"), f"{__name__}:leaves' raises SystemExit"),
+                                 (("fit", f"{__name__}:made_without_gradients", "--device", "t4"), "made_without_gradients' returns cannot be planned"),
+                                 (("fit", f"{__name__}:made", "--extra", "-5%"), "--extra"), (("fit", f"{__name__}:made", "--extra=-5%"), "extra"),
+                                 (("fit", f"{__name__}:made", "--magic"), "--magic"), (("fit",), "function"), (("magic",), "magic"),
                                  (("fit", f"{__name__}:made_with_wrong_arguments", "--device", "t4"), "made_with_wrong_arguments' returns raises RuntimeError")):
                 status, out, err = self.run_it(*words, "--json", str(target))
                 self.assertEqual((status, out), (2, ""), words)
+                self.assertRegex(err, "^remat: .*\n$")
                 self.assertIn(named, err)
-                self.assertEqual(err.count("\n"), 1)
                 self.assertFalse(target.exists())
+        status, out, err = self.run_it("fit", f"{__name__}:made", "--device", "t4", "--json", "no/such/folder/fit.json")  # before the work
+        self.assertEqual((status, out), (2, ""))
+        self.assertIn("no/such/folder", err)
+        self.assertRegex(self.run_it()[2], "^remat: .*\n$")
 
     def test_devices(self):
         status, out, _ = self.run_it("devices")

@@ -15,6 +15,7 @@
 
 #include <remat/core/error.hpp>
 
+#include "../device/allocator.hpp"
 #include "draws.hpp"
 #include "hollow.hpp"
 #include "recorder.hpp"
@@ -57,7 +58,8 @@ still_generator::still_generator(c10::Device on)
     : generator_(at::globalContext().defaultGenerator(on)), start_(now()), place_(start_) {}
 
 std::string still_generator::now() const {
-  at::AutoDispatchBelowADInplaceOrView below;
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const uncounted aside;  // this state is gone at once, and no plan has room for it
   auto g = generator_;
   std::lock_guard lock(g.mutex());
   return text_of(g.get_state());

@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <mutex>
+#include <utility>
 
 #include <remat/pytorch/memory.hpp>
 
@@ -24,8 +25,9 @@ std::function<void(bytes_t)> observer;
 struct activity {
   recording* record;
   planned_allocations* plan;
+  bool uncounted;
 };
-thread_local constinit activity of_thread{nullptr, nullptr};
+thread_local constinit activity of_thread{nullptr, nullptr, false};
 
 /// Sizes of the counted blocks that are alive, by address.
 class sizes {
@@ -71,7 +73,7 @@ class host_allocator final : public c10::Allocator {
   c10::DataPtr allocate(std::size_t n) override {
     auto* const record = detail::recording_on(c10::kCPU);
     auto* const plan = detail::plan_on(c10::kCPU);
-    const bool counted = meters.load(std::memory_order_relaxed) > 0;
+    const bool counted = meters.load(std::memory_order_relaxed) > 0 && !of_thread.uncounted;
     if (n == 0 || (record == nullptr && plan == nullptr && !counted)) return base_->allocate(n);
     const auto bytes = static_cast<bytes_t>(n);
     if (plan != nullptr)
@@ -153,6 +155,8 @@ void detail::count(bytes_t change) {
     if (observer) observer(now);
   }
 }
+detail::uncounted::uncounted() : before_(std::exchange(of_thread.uncounted, true)) {}
+detail::uncounted::~uncounted() { of_thread.uncounted = before_; }
 void detail::add_arena(const char* data, bytes_t bytes) { host_allocator::instance().add_arena(data, bytes); }
 void detail::remove_arena(const char* data) { host_allocator::instance().remove_arena(data); }
 bool detail::in_arena(const void* data) { return host_allocator::instance().in_arena(data); }

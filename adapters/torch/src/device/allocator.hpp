@@ -19,6 +19,18 @@ void set_idle_arenas(bool (*f)(c10::Device on));
 /// @return something was returned
 bool return_idle_arenas(c10::Device on);
 
+/// While it lives, the meter does not count what its thread allocates on the host.
+class uncounted {
+ public:
+  uncounted();
+  ~uncounted();
+  uncounted(const uncounted&) = delete;
+  uncounted& operator=(const uncounted&) = delete;
+
+ private:
+  bool before_;
+};
+
 /// Tells the meter of bytes that come or go.
 void count(bytes_t change);
 /// Blocks between these addresses are not given back to the system.

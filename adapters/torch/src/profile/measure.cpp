@@ -68,11 +68,38 @@ double touched(const program& step, const node& n) {
   return sum;
 }
 
+/// Do the elements lie alike, whatever the sizes: in the same order, with gaps or repetitions in the same dimensions?
+bool lie_alike(const byte_view& a, const byte_view& b) {
+  if (a.sizes.size() != b.sizes.size() || a.dtype != b.dtype || a.conj != b.conj || a.neg != b.neg) return false;
+  const auto order = [](const byte_view& v) {  // dimensions by stride, and what they add to those before
+    std::vector<std::pair<std::size_t, int>> list;
+    for (std::size_t d = 0; d < v.sizes.size(); ++d)
+      if (v.sizes[d] != 1) list.emplace_back(d, 0);
+    std::stable_sort(list.begin(), list.end(),
+                     [&](const auto& x, const auto& y) { return v.strides[x.first] < v.strides[y.first]; });
+    int64_t dense = 1;
+    for (auto& [d, kind] : list) {
+      kind = v.strides[d] == 0 ? 0 : v.strides[d] == dense ? 1 : 2;
+      dense = std::max<int64_t>(1, v.strides[d] * v.sizes[d]);
+    }
+    return list;
+  };
+  return order(a) == order(b);
+}
+
+/// Kernels copy operands that lie otherwise, which takes memory.
+bool operands_lie_alike(const program& step, const node& n, const program& other, const node& like) {
+  return std::equal(n.calls.begin(), n.calls.end(), like.calls.begin(), like.calls.end(), [&](const call& x, const call& y) {
+    return std::equal(x.operands.begin(), x.operands.end(), y.operands.begin(), y.operands.end(),
+                      [&](const operand& a, const operand& b) { return lie_alike(step.views[a.view], other.views[b.view]); });
+  });
+}
+
 /// The same allocations with other results, where the kernels allocate nothing but these.
 /// @return nothing if they allocate more, or not always the same
 std::optional<allocation_script> resized(const allocation_script& s, const program& step, const node& n, const program& other,
                                          const node& like) {
-  if (!s.stable) return std::nullopt;
+  if (!s.stable || !operands_lie_alike(step, n, other, like)) return std::nullopt;
   auto found = s;
   for (auto& b : found.blocks) {
     if (b.result == none || b.freed >= 0 || b.bytes != other.values[like.outputs[b.result]].bytes) return std::nullopt;
