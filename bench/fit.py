@@ -96,7 +96,7 @@ def llama(width, inner, layers, groups, batch, length):
 
 def large():
     print("| parameters, 10^9 | tokens | remat.plan, s | remat.fit, s | memory of the process, MiB |\n|---|---|---|---|---|")
-    for shape in ((2048, 5632, 22, 4, 4, 2048), (4096, 11008, 32, 32, 1, 2048)):
+    for shape in ((2048, 5632, 22, 4, 4, 2048), (4096, 11008, 32, 32, 4, 2048)):
         model, inputs = llama(*shape)
         begin = time.perf_counter()
         remat.plan(model, kwargs=inputs, budget="70% of activations", device="h100-sxm")

@@ -111,9 +111,9 @@ def _seconds(job: Any, device: torch.device) -> float:
 
 
 def optimizer_bytes(optimizer: Any, model: torch.nn.Module) -> int | str | None:
-    """Bytes of the states of `optimizer`: an optimizer, the name of a class of `torch.optim`, or the bytes themselves.
+    """Bytes of the states of `optimizer`: an optimizer, its class, the name of a class of `torch.optim`, or the bytes themselves.
 
-    Raises ValueError or Error naming what is neither.
+    Raises ValueError, TypeError or Error naming what is none of these.
     """
     from ._states import state_bytes
 
@@ -121,9 +121,11 @@ def optimizer_bytes(optimizer: Any, model: torch.nn.Module) -> int | str | None:
         classes: dict[str, Any] = {name.lower(): cls for name, cls in vars(torch.optim).items()
                    if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and cls is not torch.optim.Optimizer}
         if optimizer.lower() in classes:
-            optimizer = classes[optimizer.lower()](model.parameters(), lr=1e-3)
+            optimizer = classes[optimizer.lower()]
         elif not any(c.isdigit() for c in optimizer):
             raise ValueError(f"optimizer {optimizer!r} is none of torch.optim: {', '.join(sorted(classes))}")
+    if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
+        optimizer = optimizer(model.parameters(), lr=1e-3)  # type: ignore[call-arg]  # of all classes but the base
     if isinstance(optimizer, torch.optim.Optimizer):
         return state_bytes(optimizer, model)
     return None if optimizer is None else _options.size("optimizer", optimizer)

@@ -108,13 +108,13 @@ class Largest(int):
 
 
 def fit(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, *, device: str | Card | Roofline | None = None,
-        optimizer: torch.optim.Optimizer | int | float | str | None = None, budget: int | float | str | None = None, extra: float = 0.10) -> Fit:
+        optimizer: torch.optim.Optimizer | type[torch.optim.Optimizer] | int | float | str | None = None, budget: int | float | str | None = None, extra: float = 0.10) -> Fit:
     """Tells whether a training step fits into the memory of a device, and at what price. The model does not run.
 
     model, args, kwargs: as for `wrap`; all may be on `meta`, without any data.
     device: a name of `cards()`, a `Card`, or a `Roofline` for the rates alone. Default: the device at hand, whose kernels are measured
         (of a model on `meta`: its rates).
-    optimizer: of the model; or the name of a class of `torch.optim`, such as "adamw"; or the bytes of its states.
+    optimizer: of the model; or its class, or the name of a class of `torch.optim`, such as "adamw"; or the bytes of its states.
     budget: bytes for training. Default: the memory of the device less what context and libraries take.
     extra: share of time that recomputation may cost.
 
@@ -151,7 +151,7 @@ def fit(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str,
 
 def largest(make_args: Callable[[int], Any], model: torch.nn.Module, *, device: str | Card | Roofline | None = None,
             values: Iterable[int] = range(1, 257), extra: float = 0.10, budget: int | float | str | None = None,
-            optimizer: torch.optim.Optimizer | int | float | str | None = None) -> Largest:
+            optimizer: torch.optim.Optimizer | type[torch.optim.Optimizer] | int | float | str | None = None) -> Largest:
     """Looks for the largest batch, or sequence, that trains within a budget. The model does not run.
 
     make_args: gives the arguments of a step for a value: a tuple, or a dict of keywords, or a tuple and a dict; they may be on `meta`.

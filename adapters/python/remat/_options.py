@@ -64,8 +64,10 @@ def number(name: str, value: Any, kind: Any = numbers.Real, least: int = 0) -> N
         raise ValueError(f"{name} must be >= {least}, got {value!r}")
 
 
-def arguments(args: Any) -> tuple[Any, ...]:
-    """Those of a step by position. Raises TypeError."""
+def arguments(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Those of a step by position, and by name. Raises TypeError."""
     if not isinstance(args, (tuple, list)):
         raise TypeError(f"args must be a tuple of what a step is called with, got {type(args).__qualname__}: a single argument is (x,)")
-    return tuple(args)
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(f"kwargs must be a mapping of names to what a step is called with, got {type(kwargs).__qualname__}")
+    return tuple(args), dict(kwargs or {})

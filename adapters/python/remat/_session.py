@@ -268,7 +268,7 @@ class Session:
             before.restore()
 
     def _prepare(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> None:
-        inputs, form, text = _tree.flatten((_options.arguments(args), dict(kwargs or {})), "arguments")
+        inputs, form, text = _tree.flatten(_options.arguments(args, kwargs), "arguments")
         if self._options.steps_on is not None:
             inputs = _host.to_device(inputs, self._options.steps_on)
         refuse_transforms()

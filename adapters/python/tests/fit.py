@@ -14,7 +14,7 @@ from torch import nn
 
 import remat
 from remat import __main__ as program
-from remat import _fit, _torch
+from remat import _cards, _fit, _torch
 
 _fit._SHORT = 0.1  # seconds of a search: these models are small
 DEVICE = remat.Roofline(1e11, 1e10)
@@ -113,6 +113,7 @@ class Fit(unittest.TestCase):
             p.grad = torch.zeros_like(p)
         optimizer.step()
         states = sum(t.nbytes for s in optimizer.state.values() for t in s.values())
+        self.assertEqual(_cards.optimizer_bytes(torch.optim.AdamW, self.model), states)
         self.assertEqual(self.found.sizes["gradients"], weights)
         self.assertEqual(self.found.sizes["optimizer"], states)
         self.assertGreaterEqual(self.found.sizes["parameters"], weights)
@@ -254,6 +255,8 @@ class Fit(unittest.TestCase):
                 remat.fit(self.model, self.args, **{"device": DEVICE, **options})
         with self.assertRaisesRegex(TypeError, "model"):
             remat.fit(3, self.args)
+        with self.assertRaisesRegex(TypeError, "kwargs must be a mapping .* got list"):
+            remat.fit(self.model, self.args, [1])
         with self.assertRaises((remat.Refused, TypeError)):
             remat.fit(self.model, (self.args[0],), device=DEVICE)
 
