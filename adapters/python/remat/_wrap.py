@@ -59,7 +59,7 @@ def wrap(model: M, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None 
     device = groups.pop("device")
     options = Options(budget=budget, on_refuse=on_refuse, cache=cache, host_budget=host_budget, disk=disk, optimizer=optimizer, **groups,
                       steps_on=None if device is None else _accelerator(device)).check()
-    args = arguments(args)
+    args, kwargs = arguments(args, kwargs)
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"remat.wrap takes a torch.nn.Module, got {type(model).__qualname__}")
     if isinstance(model, torch.nn.DataParallel):

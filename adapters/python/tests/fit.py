@@ -255,8 +255,9 @@ class Fit(unittest.TestCase):
                 remat.fit(self.model, self.args, **{"device": DEVICE, **options})
         with self.assertRaisesRegex(TypeError, "model"):
             remat.fit(3, self.args)
-        with self.assertRaisesRegex(TypeError, "kwargs must be a mapping .* got list"):
-            remat.fit(self.model, self.args, [1])
+        for take in (remat.fit, remat.plan, remat.wrap):
+            with self.subTest(take.__name__), self.assertRaisesRegex(TypeError, "kwargs must be a mapping .* got list"):
+                take(copy.deepcopy(self.model), self.args, [1])
         with self.assertRaises((remat.Refused, TypeError)):
             remat.fit(self.model, (self.args[0],), device=DEVICE)
 
