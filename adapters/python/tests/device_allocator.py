@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training on a device whose allocator chooses all addresses: A with EMULATED_HANDLES=1, B without remat's plug-in."""
 
-import sys
 import warnings
 
 import emulated
@@ -79,13 +78,5 @@ def check_refusals():
     assert ["has no fixed addresses" in str(w.message) for w in told if "not captured" in str(w.message)] == [True], [str(w.message) for w in told]
 
 
-def main():
-    checks = [check for name, check in globals().items() if name.startswith("check_")]
-    for check in checks:
-        check()
-        emulated.reset()
-    print(f"{len(checks)} checks on {DEVICE} without addresses")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    emulated.run_checks(globals(), "checks without addresses")

@@ -3,7 +3,6 @@
 
 import gc
 import re
-import sys
 import threading
 import warnings
 
@@ -255,13 +254,5 @@ def check_settings():
         assert len(remat.of(model).plans) == number + 1, name
 
 
-def main():
-    checks = [check for name, check in globals().items() if name.startswith("check_")]
-    for check in checks:
-        check()
-        emulated.reset()
-    print(f"{len(checks)} kinds of trouble on {DEVICE}")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    emulated.run_checks(globals(), "kinds of trouble")

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Captured steps on the device of REMAT_TEST_DEVICE: captures that fail, gradients that leave, several threads, draws of other threads."""
 
-import sys
 import threading
 import warnings
 
@@ -274,14 +273,5 @@ def check_draws_beside_draws():
     assert torch.allclose(model.weight.grad * model.weight, y)
 
 
-def main():
-    checks = [check for name, check in globals().items() if name.startswith("check_")]
-    for check in checks:
-        check()
-        assert emulated.races() == 0, (check.__name__, emulated.race_reports())
-        emulated.reset()
-    print(f"{len(checks)} kinds of captured steps on {DEVICE}")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    emulated.run_checks(globals(), "kinds of captured steps")

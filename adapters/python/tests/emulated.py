@@ -15,6 +15,7 @@ import ctypes
 import os
 import pathlib
 import types
+from typing import Any
 
 import torch
 
@@ -189,3 +190,13 @@ def reset() -> None:
     """Counts start again, and streams that failed work again."""
     if _hardware:
         _hardware.emulated_reset()
+
+
+def run_checks(names: dict[str, Any], what: str) -> None:
+    """Runs the functions of a script whose names begin with check_, each on hardware that is reset. None may leave a race."""
+    checks = [check for name, check in names.items() if name.startswith("check_")]
+    for check in checks:
+        check()
+        assert races() == 0, (check.__name__, race_reports())
+        reset()
+    print(f"{len(checks)} {what} on {device}")
