@@ -115,7 +115,7 @@ class fastest_persistent_search {
   /// which make the wide ones short; they pretend to know a schedule that is nearly as good as the bound.
   void widen(found& best, double& bound) {
     const part whole{0, chain_.size() - 1, most_};
-    double pretended = 0.02 * std::max(bound, 0.01 * chain_.all_forwards());
+    double pretended = std::max(0.02 * std::max(bound, 0.01 * chain_.all_forwards()), std::numeric_limits<double>::min());
     const auto widest = std::max<std::size_t>(1, options_.most_labels / chain_.size());
     for (std::size_t pass = 0; !stopped_ && bound < best.overhead; ++pass) {
       const bool narrow = pass < 3;
