@@ -160,7 +160,7 @@ class Pages(unittest.TestCase):
     def test_browser(self) -> None:
         chromium = shutil.which("chromium")
         if chromium is None:
-            self.skipTest("no chromium")
+            self.skipTest("no Chromium here: tools/setup browser installs it, and tools/test --full does")
         step = problem(HOSTILE)
         page = self.folder / "page.html"
         press = "<script>document.getElementById('memory').dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight'}))</script></body>"
