@@ -285,10 +285,15 @@ device& accelerator_device(c10::Device which) {
   return *d;
 }
 
+void require_moves(const device& on) {
+  if (!on.can_place())
+    throw not_available("values cannot be moved off " + on.which().str() + " and back: plans cannot choose addresses there");
+}
+
 far_memory pinned_memory(c10::Device on, bytes_t limit) {
-  const auto& parts = dynamic_cast<const accelerator&>(accelerator_device(on)).parts();
-  if (!parts->of.can_place())
-    throw not_available("values cannot be moved off " + on.str() + " and back: plans cannot choose addresses there");
+  const auto& there = dynamic_cast<const accelerator&>(accelerator_device(on));
+  require_moves(there);
+  const auto& parts = there.parts();
   return {std::make_shared<accelerator_tier>(parts, true, "pinned memory of the host", limit),
           std::make_unique<stream_link>(parts),
           std::make_unique<stream_link>(parts),

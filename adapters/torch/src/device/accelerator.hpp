@@ -14,6 +14,9 @@ namespace remat::pytorch {
 /// @throws not_available with one sentence that names the cause
 device& accelerator_device(c10::Device which);
 
+/// @throws not_available if plans cannot choose addresses on `on`, from which values would be moved
+void require_moves(const device& on);
+
 /// Pinned memory of the host, and a stream for each direction.
 /// @param on    an accelerator
 /// @param limit bytes reserved at a time

@@ -40,7 +40,7 @@ class backend {
   virtual bool can_place() const { return true; }
   /// Puts remat's allocator in front of the backend's own one, if it can place; further calls do nothing.
   virtual void install(const front_calls& calls) = 0;
-  /// No other allocator has been put in front since; false also where a backend lets nobody in front.
+  /// No other allocator has been put in front since, or the backend cannot place.
   virtual bool in_front() const = 0;
   /// The backend's own allocator, once `install` has run.
   virtual c10::DeviceAllocator& own() const = 0;

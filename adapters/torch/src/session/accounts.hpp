@@ -30,7 +30,7 @@ class accounts {
   pytorch::report held(const setup& s, const std::vector<at::Tensor>& inputs) const;
   /// Gradients that exist, apart from those in an arena that is counted as a whole.
   bytes_t gradients() const;
-  /// Steps may share memory: their addresses need not stay, and weights are where they are read.
+  /// Steps may share memory: plans choose addresses, which need not stay, and weights are where they are read.
   bool can_share() const {
     return !options_.graph && !options_.steps_on && !options_.fetched && (device_ == nullptr || device_->can_place());
   }

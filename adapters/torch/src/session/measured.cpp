@@ -15,6 +15,7 @@
 #include <remat/pytorch/paged_memory.hpp>
 
 #include "../capture/follower.hpp"
+#include "../device/accelerator.hpp"
 #include "../device/home.hpp"
 #include "state.hpp"
 
@@ -33,8 +34,7 @@ std::vector<at::Tensor> other_than(const std::vector<at::Tensor>& weights, std::
 
 far_memory& session::state::far_for(pytorch::device& on) {
   const bool pinned = options.host_budget || options.steps_on;
-  if (!on.can_place() && (pinned || options.far.memory || options.far.in))
-    throw not_available("values cannot be moved off " + on.which().str() + " and back: a plan cannot choose addresses there");
+  if (options.far.memory || options.far.in) require_moves(on);
   if (options.far.memory || options.far.in || !pinned || on.which().is_cpu()) return options.far;
   const auto name = on.which().str();
   if (const auto known = pinned_.find(name); known != pinned_.end()) return known->second;
