@@ -6,6 +6,7 @@ import copy
 import gc
 import itertools
 import os
+import resource
 import unittest
 import unittest.mock
 
@@ -45,6 +46,21 @@ class Loops(unittest.TestCase):
 
         self.both(act)
         self.both(act, budget="200% of activations")
+
+    def test_an_arena_is_kept_beside_gradients(self):
+        """Gradients of the first step stay in its arena. The budget counts them, and later steps share one arena: its pages are
+        touched for the first time once."""
+        m = remat.wrap(nn.Sequential(*[layer for _ in range(300) for layer in (nn.Linear(64, 64), nn.ReLU())]), budget="100%")
+        x = torch.randn(8, 64)
+        faults = []
+        for _ in range(8):
+            m.zero_grad(set_to_none=False)
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            m(x).square().mean().backward()
+            faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+        pages = remat.of(m).memory()["arena"] // resource.getpagesize()
+        self.assertGreater(pages, 100)  # small ones, as a huge page is touched once
+        self.assertLess(sum(faults[4:]), pages)
 
     def test_several_forwards_before_the_backwards(self):
         def act(m):

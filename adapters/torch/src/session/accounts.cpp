@@ -116,6 +116,7 @@ bytes_t accounts::budget(const pytorch::report& fixed, bytes_t gradients, bool b
   } else if (begins) {
     plain += largest_plain;
   }
+  if (begins) gradients += behind();
   plain = std::max(plain, largest_plain);
   const auto bytes = b.total          ? *b.total
                      : b.for_the_step ? held - fixed.copies + gradients + *b.for_the_step

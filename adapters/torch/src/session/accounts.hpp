@@ -59,8 +59,9 @@ class accounts {
   /// percent they are of the largest plain step so far: the last batch of an epoch, smaller than the others, may take what these
   /// take. Those in flight beside it add what they would take. Shares of an accelerator's memory are of what is there for
   /// tensors: free, or taken by tensors of this process.
-  /// @param fixed  what is held; its gradients do not count
-  /// @param begins a step does
+  /// @param fixed     what is held; its gradients do not count
+  /// @param gradients those that exist; if a step begins, those that stayed behind in an arena are added
+  /// @param begins    a step does
   bytes_t budget(const pytorch::report& fixed, bytes_t gradients, bool begins) const;
   /// Notes the device of the steps, and once how many bytes it has for tensors.
   void on(pytorch::device& d);

@@ -56,7 +56,7 @@ std::shared_ptr<runner> session::state::acquire_in_flight(const std::shared_ptr<
     release();
   share_memory(*s);
   last_held.gradients = memory.gradients();
-  const auto most = memory.budget(last_held, last_held.gradients + memory.behind(), true);
+  const auto most = memory.budget(last_held, last_held.gradients, true);
   room_in_flight room;
   room.all = most - last_held.held() - memory.behind() - memory.outputs_of_before;
   room.idle = memory.working->idle();

@@ -187,8 +187,7 @@ std::pair<bytes_t, bytes_t> session::state::room(const setup& s) {
   const auto fixed = last_held.held() - last_held.gradients;
   last_held.gradients = memory.gradients();
   const auto others = memory.others();
-  // Gradients that stayed behind in an arena count there; a relative budget has them on top in any case.
-  const auto most = memory.budget(last_held, last_held.gradients + memory.behind(), true) + beyond_;
+  const auto most = memory.budget(last_held, last_held.gradients, true) + beyond_;
   const auto available = most - fixed - last_held.gradients - others;
   const auto held_bytes = fixed + last_held.gradients + others;
   if (available < 0) fail_over_budget(s, *leanest(s, searching()), held_bytes + available, held_bytes);
