@@ -64,6 +64,25 @@ TEST_CASE("the bound is never above the optimum of training chains") {
   CHECK(t.extra > 0.4 * t.optimal_extra);
 }
 
+TEST_CASE("the bound is never above the optimum where costs are the smallest numbers that there are") {
+  std::mt19937_64 g(9);
+  int extra = 0;
+  for (int round = 0; round < 300; ++round) {
+    const auto whole = random_problem(g, {.operations = 7});
+    std::vector<double> seconds;
+    for (const auto& o : whole.operations()) seconds.push_back(o.seconds * 0x1p-1060);
+    const auto p = whole.with_costs(seconds);
+    const auto least = bounds_without_search(p);
+    for (auto budget = least.budget; budget < measure_store_all(p).peak; budget += 3)
+      if (const auto optimum = exhaustive_optimum(p, budget)) {
+        const auto bound = bound::min_cut_bound(p, budget).seconds;
+        REQUIRE(bound <= *optimum);
+        extra += bound > least.seconds;
+      }
+  }
+  CHECK(extra > 50);
+}
+
 TEST_CASE("once-only operations force their values to be retained") {
   // big -> (small) -> loss; the backward reads big again.
   for (bool once : {false, true}) {

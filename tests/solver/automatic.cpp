@@ -61,3 +61,60 @@ TEST_CASE("automatic is no worse than the solvers it runs") {
 TEST_CASE("options of automatic out of range are refused by name") {
   CHECK_THROWS_WITH(automatic<>({.search = {.patience = 0}}), Catch::Contains("patience"));
 }
+
+TEST_CASE("automatic has the optimum of every small problem, or proves that nothing fits") {
+  std::mt19937_64 g(930);
+  int found = 0, none = 0;
+  for (int round = 0; round < 600; ++round) {
+    testing::random_options o{.operations = static_cast<std::size_t>(testing::uniform(g, 4, 8)), .outputs = 2};
+    o.once = round % 2 == 0 ? 20 : 0;
+    o.density = static_cast<int>(testing::uniform(g, 20, 70));
+    o.target = 40;
+    const auto p = testing::random_problem(g, o);
+    const auto all = measure_store_all(p).peak, least = bounds_without_search(p).budget;
+    for (const auto budget : {least, least + (all - least) / 3, least + (all - least) * 2 / 3}) {
+      const auto optimum = testing::exhaustive_optimum(p, budget);
+      const auto r = solve(p, budget, automatic<>());
+      if (!optimum) {
+        CHECK(r.status == status::infeasible);
+        ++none;
+        continue;
+      }
+      ++found;
+      REQUIRE(r.status == status::optimal);
+      CHECK(r.seconds <= *optimum * (1 + 1e-4));
+    }
+  }
+  CHECK(found > 800);
+  CHECK(none > 100);
+}
+
+TEST_CASE("automatic runs what is cheap again where a target that reads it has to come last") {
+  // To make d, nothing else may be there; what a and b are made of has to be made again after it.
+  const problem p("last",
+                  {{"s", 1, true},
+                   {"in", 3},
+                   {"a", 7},
+                   {"a2", 0},
+                   {"b", 3},
+                   {"b2", 0},
+                   {"c", 0},
+                   {"d", 5},
+                   {"e", 6},
+                   {"e2", 2},
+                   {"f", 8},
+                   {"g", 8},
+                   {"h", 8}},
+                  {{"a", {1}, {2, 3}, 7},
+                   {"b", {1}, {4, 5}, 5},
+                   {"c", {0, 4, 5}, {6}, 0},
+                   {"d", {1, 6}, {7}, 7},
+                   {"e", {3, 7}, {8, 9}, 7},
+                   {"f", {}, {10}, 5, 8},
+                   {"g", {10}, {11}, 3},
+                   {"h", {11}, {12}, 5, 5}},
+                  {2, 8, 10, 12});
+  const auto r = solve(p, 33, automatic<>());
+  REQUIRE(r.found());
+  CHECK(r.seconds == *testing::exhaustive_optimum(p, 33));
+}

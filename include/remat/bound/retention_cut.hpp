@@ -272,8 +272,10 @@ class retention_cut {
   };
   static constexpr tier_id host = 1;
 
-  /// Units of capacity, s: 1e13 are all costs together.
-  double unit() const { return p_.total_seconds() > 0 ? p_.total_seconds() / 1e13 : 1; }
+  /// Units of capacity, s: 1e13 are all costs together, as far as there are such small numbers.
+  double unit() const {
+    return p_.total_seconds() > 0 ? std::max(p_.total_seconds() / 1e13, std::numeric_limits<double>::denorm_min()) : 1;
+  }
 
   /// Can `v` be on the device before `tau` runs, other than for free?
   bool stored(value_id v) const {

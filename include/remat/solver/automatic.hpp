@@ -27,6 +27,7 @@
 #include <remat/core/schedule.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/order/local_search.hpp>
+#include <remat/order/small_search.hpp>
 #include <remat/solver/cheap_orders.hpp>
 #include <remat/solver/hierarchical.hpp>
 #include <remat/solver/min_cut.hpp>
@@ -44,7 +45,8 @@ struct automatic_milp;
 
 /// Runs what suits the size of the problem, each from the best schedule so far, until a bound is met within `limits.gap`, nothing
 /// more is found or time is up: cheap orders first, which have a schedule of most problems within a second
-/// (`offer_cheap_orders`), then minimum cuts and parts; then local search and the staged MILP for the schedule, and several
+/// (`offer_cheap_orders`), then minimum cuts and parts; for small problems a search through all orders
+/// (`order::small_search`); then local search and the staged MILP for the schedule, and several
 /// moments at once for the bound, whose solutions are orders to search around. With `limits.threads` of 2 or more, schedule and
 /// bound are worked on at the same time; which schedule is found then depends on timing. Anytime: every improvement is reported.
 ///
@@ -109,6 +111,7 @@ class automatic {
     now.take(result{});
     const auto cuts = now.run(min_cut({.repairs = 10'000, .rounds = 0, .start = options_.start}), never);
     now.take(cuts);
+    if (decide(now)) return now.answer();
     const auto start = cuts.found() ? compute_order(cuts.schedule) : now.best.found() ? now.best.order() : now.needed;
     follow(now, start, patience(p));
     if (now.needed.size() > options_.small_operations)
@@ -223,6 +226,24 @@ class automatic {
     result answer_;
   };
 
+  /// Has any schedule of a small problem, where there is none yet, and then the fastest.
+  /// @return true if that, or that there is none, is proven
+  static bool decide(search& now) {
+    constexpr std::size_t sets = 300'000;  // half a second
+    if (now.done() || !order::small_search::takes(now.p)) return false;
+    order::small_search all(now.p, now.budget);
+    order::small_search::answer known;
+    const auto take = [&] {
+      if (known.order && now.best.offer(*known.order)) now.take(result{});
+      now.take(bound::time_bound{known.bound, 0});
+    };
+    now.within(now.remaining() / 2, [&](monitor& m) {
+      const auto stop = [&] { return m.stopped(); };
+      if (!now.best.found()) known = all.any(sets, stop), take();
+      if (!now.done()) known = all.fastest(now.best.seconds(), sets, stop), take();
+    });
+    return known.ended;
+  }
   /// Works on the bound; what the MILPs of several moments find are suggestions.
   bound::time_bound prove(search& now, double seconds) const {
     return now.within(seconds, [&](monitor& m) {

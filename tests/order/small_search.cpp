@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// The search through all orders of small problems, against another exhaustive one.
+#include <catch2/catch.hpp>
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include <remat/core/bounds.hpp>
+#include <remat/core/evaluate.hpp>
+#include <remat/core/liveness.hpp>
+#include <remat/order/small_search.hpp>
+#include <remat/testing/generators.hpp>
+#include <remat/testing/oracle.hpp>
+
+using namespace remat;
+using namespace remat::testing;
+using order::small_search;
+
+TEST_CASE("small searches find the optimum of small problems, or that there is none") {
+  std::mt19937_64 g(1);
+  int found = 0, none = 0;
+  for (int round = 0; round < 400; ++round) {
+    const auto p = round % 4 == 0 ? random_training_chain(g, 4)
+                                  : random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 1, 9)),
+                                                       .outputs = 1 + static_cast<std::size_t>(round % 2),
+                                                       .once = round % 3 == 0 ? 25 : 0,
+                                                       .density = static_cast<int>(uniform(g, 20, 70))});
+    REQUIRE(small_search::takes(p));
+    const auto all = measure_store_all(p).peak, least = bounds_without_search(p).budget;
+    for (const auto budget : {least - 1, least, least + (all - least) / 4, least + (all - least) / 2, all}) {
+      const auto optimum = exhaustive_optimum(p, budget);
+      small_search search(p, budget);
+      const auto any = search.any(), best = search.fastest();
+      REQUIRE((any.ended && best.ended));
+      REQUIRE(any.order.has_value() == optimum.has_value());
+      REQUIRE(best.order.has_value() == optimum.has_value());
+      if (!optimum) {
+        CHECK((std::isinf(any.bound) && std::isinf(best.bound)));
+        ++none;
+        continue;
+      }
+      ++found;
+      CHECK(evaluate(p, with_drops(p, *any.order)).peak <= budget);
+      const auto e = evaluate(p, with_drops(p, *best.order));
+      CHECK(e.peak <= budget);
+      CHECK(e.seconds == Approx(*optimum).epsilon(1e-12));
+      CHECK(best.bound <= *optimum);
+      CHECK(best.bound == Approx(*optimum).epsilon(1e-9));
+      const auto faster = search.fastest(*optimum);  // there is none
+      CHECK((faster.ended && !faster.order && faster.bound == Approx(*optimum).epsilon(1e-9)));
+    }
+  }
+  CHECK(found > 1000);
+  CHECK(none > 300);
+}
+
+TEST_CASE("a small search that gives up has a bound, and says that it did") {
+  std::mt19937_64 g(3);
+  const auto p = random_training_chain(g, 15);
+  const auto least = bounds_without_search(p).budget, budget = least + (measure_store_all(p).peak - least) / 3;
+  REQUIRE(small_search::takes(p));
+  small_search search(p, budget);
+  const auto any = search.any();
+  REQUIRE(any.order);
+  const auto few = search.fastest(std::numeric_limits<double>::infinity(), 20'000);
+  CHECK((!few.ended && !few.order));
+  CHECK(few.bound > bounds_without_search(p).seconds);
+  CHECK(few.bound <= measure_order(p, *any.order).seconds);
+  int polls = 0;
+  const auto stopped = search.fastest(std::numeric_limits<double>::infinity(), 1'000'000, [&] { return ++polls == 3; });
+  CHECK((!stopped.ended && !stopped.order && polls == 3));
+  CHECK(stopped.bound <= few.bound);
+}
+
+TEST_CASE("small searches take what they have bits for") {
+  CHECK(small_search::takes(unit_training_chain(31)));
+  CHECK(!small_search::takes(unit_training_chain(32)));
+  const auto chain = unit_training_chain(31);
+  CHECK(!small_search::takes(problem("in place", {{"a", 1}, {"b", 1}},
+                                     {{"make", {}, {0}, 1}, {"change", {0}, {1}, 1, 0, false, "", device_tier, {{1, 0}}}}, {1})));
+  CHECK(small_search(chain, 12).any().order);  // 63 operations, each with a bit
+}
