@@ -60,3 +60,13 @@ TEST_CASE("what is there when the last of the large operations runs for the last
   CHECK(tight > 1000);
   CHECK(higher > 50);
 }
+
+TEST_CASE("memory bounds of large graphs do not lay out their network when they are to stop") {
+  const auto p = training_chain(std::vector<layer>(40'000));
+  int polls = 0;
+  CHECK(bound::last_large_run_bound(p, 7, [&] { return ++polls == 1; }) == 7);
+  CHECK(polls == 1);
+  CHECK(bound::last_large_run_bound(p, 7, [&] { return ++polls == 3; }) == 7);  // while it is made
+  CHECK(polls == 3);
+  CHECK_THROWS_AS(bound::last_run_cut(p, [] { return true; }), bound::interrupted);
+}

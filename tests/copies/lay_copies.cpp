@@ -182,3 +182,16 @@ TEST_CASE("lay_copies: misuse is named") {
   CHECK_THROWS_WITH(remat::copies::lay_copies(p, late, 9, {.departures = {remat::copies::departure::never}}),
                     Catch::Contains("copy_options.departures must say it of each of the 2 values, got 1"));
 }
+
+TEST_CASE("copies over a long order are given up when told to, over a short one never") {
+  const auto stopped = [](std::size_t layers, bool frugal) {
+    const auto plain = remat::testing::training_chain(std::vector<remat::testing::layer>(layers));
+    const auto p = plain.with_copies(remat::copy_rates{2, 2, 0});
+    const auto budget = remat::measure_store_all(p).peak / 2;
+    return !remat::copies::lay_copies(p, remat::needed_operations(p), budget, {.frugal = frugal, .stop = [] { return true; }});
+  };
+  for (const bool frugal : {false, true}) {
+    CHECK(stopped(10'000, frugal));
+    CHECK_FALSE(stopped(5'000, frugal));
+  }
+}

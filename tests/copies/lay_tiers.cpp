@@ -324,3 +324,23 @@ TEST_CASE("copies on demand make room many times on tiers with many values") {
   CHECK(e.peaks[remat::device_tier] == 100'000);
   CHECK(e.peaks[host] == 50'000);
 }
+
+TEST_CASE("on several tiers a long order is given up when told to, and so is what would make its schedule faster") {
+  const auto chain = remat::testing::training_chain(std::vector<remat::testing::layer>(10'000));
+  const auto all = remat::measure_store_all(chain).peak;
+  remat::memory_system system{{{"device", std::nullopt}, {"host", all / 4}, {"disk", std::nullopt}},
+                              {{0, 1, 2, 0, "out"}, {1, 0, 2, 0, "in"}, {1, 2, 1, 0, "write"}, {2, 1, 1, 0, "read"}}};
+  const problem p("chain", chain.values(), chain.operations(), chain.targets(), std::nullopt, std::nullopt, system);
+  const auto order = remat::needed_operations(p);
+  const auto always = [] { return true; };
+  for (const bool on_demand : {false, true})
+    CHECK_FALSE(remat::copies::lay_copies(p, order, all / 2, {.on_demand = on_demand, .stop = always}));
+  const auto laid = remat::copies::lay_copies(p, order, all / 2);
+  REQUIRE(laid);
+  const auto e = remat::evaluate(p, laid->schedule);
+  CHECK(remat::copies::detail::with_early_copies(p, laid->schedule, e, all / 2, always) == laid->schedule);
+  CHECK(remat::copies::detail::in_time(p, laid->schedule, all / 2, always).list() == laid->schedule);
+  auto same = laid->schedule;
+  CHECK(remat::copies::tighten(p, same, e, all / 2, always) == e.seconds);
+  CHECK(same == laid->schedule);
+}

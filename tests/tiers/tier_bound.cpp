@@ -118,3 +118,15 @@ TEST_CASE("what comes before anything is computed adds to what does not fit: wor
   REQUIRE(r.found());
   CHECK(r.seconds <= 21 * (1 + 1e-9));
 }
+
+TEST_CASE("bounds of several tiers end when they are told to, with what is proven by then") {
+  std::mt19937_64 g(37);
+  int more = 0;
+  for (int round = 0; round < 200; ++round) {
+    const auto p = plannable_problem(g, round % 2 == 0);
+    CHECK(remat::tiers::path_bound(p, [] { return true; }) == 0);
+    CHECK(remat::tiers::tier_bound(p, 30, [] { return true; }) == remat::bounds_without_search(p).seconds);
+    more += remat::tiers::tier_bound(p, 30) > remat::bounds_without_search(p).seconds;
+  }
+  CHECK(more > 20);
+}

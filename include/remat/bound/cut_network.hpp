@@ -38,7 +38,8 @@ class cut_network {
   static constexpr vertex source = 0, sink = 1;
   static constexpr std::int64_t most = std::int64_t{1} << 57, infinite = 2 * most;
 
-  /// @param stop polled within cuts, which take seconds in a graph of 100 000 operations; true ends them with `interrupted`
+  /// @param stop polled before and within cuts, which take seconds in a graph of 100 000 operations; true ends them with
+  /// `interrupted`
   explicit cut_network(std::function<bool()> stop = {}) : stop_(std::move(stop)) {}
 
   vertex add_vertex() { return vertices_++; }
@@ -54,6 +55,7 @@ class cut_network {
   /// @throws interrupted
   /// Complexity: a maximum flow (Boykov and Kolmogorov, IEEE PAMI 26(9), 2004).
   std::int64_t cut() {
+    if (stop_ && stop_()) throw interrupted();
     if (color_.empty()) lay_out();
     for (std::size_t e = 0; e < given_.size(); ++e) capacity_[there_[e]] = given_[e];
     const auto rows = boost::get(boost::edge_index, graph_);

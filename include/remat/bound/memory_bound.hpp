@@ -46,18 +46,15 @@ inline bytes_t last_runs_bound(const problem& p) {
 class last_run_cut {
  public:
   /// @param p    must outlive this
-  /// @param stop polled within cuts, which then throw `interrupted`
+  /// @param stop polled here and within cuts, which then throw `interrupted`
+  /// @throws interrupted
   /// Complexity: O(values + edges).
-  explicit last_run_cut(const problem& p, std::function<bool()> stop = {})
-      : p_(p),
-        network_(std::move(stop)),
-        run_(p.operations().size()),
-        place_(p.values().size()),
-        runs_(run_.size()),
-        keeps_(place_.size()) {
+  explicit last_run_cut(const problem& p, const std::function<bool()>& stop = {})
+      : p_(p), network_(stop), run_(p.operations().size()), place_(p.values().size()), runs_(run_.size()), keeps_(place_.size()) {
     const auto& ops = p.operations();
     for (auto& o : run_) o = network_.add_vertex();
     for (value_id v = 0; v < keeps_.size(); ++v) {  // a vertex of its own only where it is no target and has several readers
+      if (v % 65'536 == 65'535 && stop && stop()) throw interrupted();
       const auto readers = p.consumers(v);
       const bool several = !p.is_target(v) && (p.is_source(v) || readers.size() != 1);
       const auto place = p.is_target(v) ? network::source : several ? network_.add_vertex() : run_[readers[0]];
@@ -144,14 +141,15 @@ inline bytes_t last_large_run_bound(const problem& p, bytes_t known = 0, const s
     bytes_t least;      // `last_run_cut::least` among fewer operations, or a lower bound on that
     std::size_t level;  // how many they were
   };
-  last_run_cut cut(p, stop);
-  std::vector<large> all;
-  for (auto o : needed_operations(p)) all.push_back({o, cut.working_set(o), cut.working_set(o), 0});
-  std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.working_set > b.working_set; });
-  bytes_t targets = 0;
-  for (auto v : p.targets()) targets += p.values()[v].held ? 0 : p.values()[v].bytes;
-  std::size_t level = 0, last = 0;  // all[0, level) are large; all[last] needs the least as far as known
+  if (stop && stop()) return known;
   try {
+    last_run_cut cut(p, stop);
+    std::vector<large> all;
+    for (auto o : needed_operations(p)) all.push_back({o, cut.working_set(o), cut.working_set(o), 0});
+    std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.working_set > b.working_set; });
+    bytes_t targets = 0;
+    for (auto v : p.targets()) targets += p.values()[v].held ? 0 : p.values()[v].bytes;
+    std::size_t level = 0, last = 0;  // all[0, level) are large; all[last] needs the least as far as known
     while (level < all.size() && all[level].working_set + targets > known) {
       const auto smallest = all[level].working_set;
       for (; level < all.size() && all[level].working_set == smallest; ++level) cut.forbid(all[level].operation);

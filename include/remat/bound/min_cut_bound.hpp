@@ -61,7 +61,10 @@ inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_
   time_bound best{least.seconds, std::max(least.budget, o.needed)};
   const double never = std::numeric_limits<double>::infinity();
   if (p.copies()) {
-    best.seconds = budget < best.budget ? never : copy_bound(p, budget, {}, stop);
+    if (budget < best.budget)
+      best.seconds = never;
+    else if (!(stop && stop()))
+      best.seconds = copy_bound(p, budget, {}, stop);
     return best;
   }
   best.budget = std::max(best.budget, last_runs_bound(p));
@@ -89,6 +92,7 @@ inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_
     d.look_ahead();
   };
   try {
+    if (stop && stop()) throw interrupted();
     for (auto& cut : cuts_throughout(p, budget, o.moments, nullptr, stop)) {
       if (stop && stop()) break;
       const auto room = budget + cut->room();

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <deque>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <set>
@@ -41,6 +42,7 @@ class copy_layer {
         small_(static_cast<bytes_t>(o.small * static_cast<double>(budget))),
         most_(o.most),
         departures_(o.departures),
+        stop_(o.stop),
         end_(order.size()),
         up_(*p.link(device_tier, where ? where->far : p.host())),
         down_(*p.link(where ? where->far : p.host(), device_tier)),
@@ -61,6 +63,7 @@ class copy_layer {
     if (host_ && !host_->cyclic) start_here();
     auto next = ahead_.uses.begin();
     for (std::size_t i = 0; i < end_; ++i) {
+      if (i % copy_options::polled_every == copy_options::polled_every - 1 && stop_ && stop_()) return std::nullopt;
       const auto& op = p_.operations()[order_[i]];
       if (op.on != device_tier) {
         if (!host_->has_run(order_[i]) && !run_on_host(order_[i], i)) return std::nullopt;
@@ -422,6 +425,7 @@ class copy_layer {
   bytes_t budget_, small_;
   double most_;
   std::vector<departure> departures_;
+  std::function<bool()> stop_;
   std::size_t end_;
   const copy_link &up_, &down_;
   double now_ = 0, up_free_ = 0, own_down_free_ = 0, host_end_ = 0;

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <mutex>
 #include <optional>
@@ -39,7 +40,9 @@ class copy_incumbent {
  public:
   /// @param p      a problem that `lay_copies` takes; must outlive this
   /// @param budget bytes
-  copy_incumbent(const remat::problem& p, bytes_t budget) : p_(p), budget_(budget) {}
+  /// @param stop   polled in long orders, by each thread that offers one; true gives up on it
+  copy_incumbent(const remat::problem& p, bytes_t budget, std::function<bool()> stop = {})
+      : p_(p), budget_(budget), stop_(std::move(stop)) {}
 
   const remat::problem& problem() const { return p_; }
   bytes_t budget() const { return budget_; }
@@ -63,8 +66,8 @@ class copy_incumbent {
     const auto share = share_.load();
     auto laid = lay(order, most, share);
     if (!laid && share < 1) laid = lay(order, most, 1);
-    if (!p_.plain() && order.departures.empty() && (first || paged_ || (!laid && std::isinf(most))))
-      if (auto paged = lay_copies(p_, order.order, budget_, {.on_demand = true});
+    if (!p_.plain() && order.departures.empty() && !gives_up(order) && (first || paged_ || (!laid && std::isinf(most))))
+      if (auto paged = lay_copies(p_, order.order, budget_, {.on_demand = true, .stop = stop_});
           paged && (!laid || paged->seconds < laid->seconds) && take(order, *paged, 0))
         laid = std::move(paged);
     return laid;
@@ -83,9 +86,9 @@ class copy_incumbent {
     const std::lock_guard guard(lock_);
     m.report({.stage = std::move(stage), .best = seconds_.load(), .bound = bound, .schedule = schedule_ ? &*schedule_ : nullptr});
   }
-  /// Puts the fastest schedule into `r`; without one, a reason that names the tiers with a budget.
+  /// Puts the fastest schedule into `r`; without one, unless time is up, a reason that names the tiers with a budget.
   void put_into(result& r) const {
-    if (!schedule_ && !p_.plain())
+    if (!schedule_ && !p_.plain() && !(stop_ && stop_()))
       for (const auto& t : p_.tiers())
         if (t.budget)
           r.reason += (r.reason.empty() ? "none found within the budget of the " : ", of the ") + t.name + ", " +
@@ -97,14 +100,18 @@ class copy_incumbent {
   }
 
  private:
+  bool gives_up(const copied_order& order) const { return order.order.size() >= copy_options::polled_every && stop_ && stop_(); }
   /// Lays copies within a share of the budget in two ways, and keeps the faster schedule if it is the fastest so far.
   std::optional<laid_copies> lay(const copied_order& order, double most, double share) {
+    if (gives_up(order)) return std::nullopt;
     const auto budget = share < 1 ? static_cast<bytes_t>(share * static_cast<double>(budget_)) : budget_;
-    auto laid = lay_copies(p_, order.order, budget, {.departures = order.departures, .most = most});
-    if (laid ? !laid->waits.empty() : !p_.plain())
-      if (auto frugal =
-              lay_copies(p_, order.order, budget,
-                         {.frugal = true, .departures = order.departures, .most = laid ? std::min(most, laid->seconds) : most});
+    auto laid = lay_copies(p_, order.order, budget, {.departures = order.departures, .most = most, .stop = stop_});
+    if (!gives_up(order) && (laid ? !laid->waits.empty() : !p_.plain()))
+      if (auto frugal = lay_copies(p_, order.order, budget,
+                                   {.frugal = true,
+                                    .departures = order.departures,
+                                    .most = laid ? std::min(most, laid->seconds) : most,
+                                    .stop = stop_});
           frugal && (!laid || frugal->seconds < laid->seconds))
         laid = frugal;
     if (laid && (!std::isfinite(laid->seconds) || (laid->seconds <= 1.01 * seconds_ && !take(order, *laid, share)))) laid.reset();
@@ -118,7 +125,7 @@ class copy_incumbent {
     if (!std::isfinite(seconds)) return false;
     if (!(seconds < (p_.plain() ? 1 : near) * seconds_)) return true;
     auto tight = laid.schedule;
-    if (!p_.plain()) seconds = tighten(p_, tight, std::move(e), budget_);
+    if (!p_.plain()) seconds = tighten(p_, tight, std::move(e), budget_, stop_);
     const std::lock_guard guard(lock_);
     if (seconds < seconds_) {
       seconds_ = seconds;
@@ -133,6 +140,7 @@ class copy_incumbent {
   static constexpr double near = 1.001;  // of what takes that much longer, another may become the best
   const remat::problem& p_;
   bytes_t budget_;
+  std::function<bool()> stop_;
   copied_order order_;
   std::optional<remat::schedule> schedule_;
   std::atomic<bool> paged_ = false;  // is the schedule on demand?

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <queue>
@@ -29,9 +30,11 @@ class demand_paging {
   /// @param p     a problem that is not plain and not `unplannable`; must outlive this
   /// @param order as `overwrite_last` gives it
   /// @param near  sources that may start anywhere start as near to the device as there is room, otherwise as far
-  demand_paging(const problem& p, std::span<const operation_id> order, bytes_t budget, bool near)
+  /// @param stop  polled now and then; true gives up
+  demand_paging(const problem& p, std::span<const operation_id> order, bytes_t budget, bool near, std::function<bool()> stop = {})
       : p_(p),
         order_(order),
+        stop_(std::move(stop)),
         live_(p.tiers().size(), 0),
         since_(live_.size(), std::vector<std::size_t>(p.values().size(), 0)),
         leaving_(live_.size()),
@@ -58,6 +61,7 @@ class demand_paging {
     for (tier_id t = 0; t < live_.size(); ++t)
       if (live_[t] > budget_[t]) return std::nullopt;
     while (now_ < order_.size()) {
+      if (now_ % copy_options::polled_every == copy_options::polled_every - 1 && stop_ && stop_()) return std::nullopt;
       const auto o = order_[now_];
       if (!run(o)) return std::nullopt;
       ++now_;
@@ -262,6 +266,7 @@ class demand_paging {
 
   const problem& p_;
   const std::span<const operation_id> order_;
+  std::function<bool()> stop_;
   std::vector<bytes_t> budget_, live_;
   std::vector<std::vector<std::size_t>> since_;  // of each tier and value: how many came before
   std::vector<std::priority_queue<candidate>> leaving_;

@@ -5,12 +5,14 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include <remat/copies/in_time.hpp>
+#include <remat/copies/laid_copies.hpp>
 #include <remat/copies/range_peak.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/problem.hpp>
@@ -24,9 +26,11 @@ namespace detail {
 /// @param s      a valid schedule
 /// @param e      what `evaluate` says of it
 /// @param budget bytes, of the device, within which it is
-/// @return one with the same steps, within the same budgets, that is not slower
+/// @param stop   polled now and then; true gives up
+/// @return one with the same steps, within the same budgets, that is not slower; given up, `s`
 /// Complexity: O(steps log(steps)), times the steps that a copy passes.
-inline schedule with_early_copies(const problem& p, const schedule& s, const evaluation& e, bytes_t budget) {
+inline schedule with_early_copies(const problem& p, const schedule& s, const evaluation& e, bytes_t budget,
+                                  const std::function<bool()>& stop = {}) {
   struct place {
     step what;
     double clock;            // of the device before it, s
@@ -96,6 +100,7 @@ inline schedule with_early_copies(const problem& p, const schedule& s, const eva
   for (std::size_t i = 0; i < list.size(); ++i) {
     const auto x = remat::detail::with_tiers(p, list[i].what);
     const auto at = i + 1;
+    if (at % copy_options::polled_every == 0 && stop && stop()) return s;
     if (x.what == action::copy) {
       const auto v = x.value();
       const auto& link = *p.link(x.from, x.to);
@@ -135,12 +140,14 @@ inline schedule with_early_copies(const problem& p, const schedule& s, const eva
 /// @param s      a valid schedule of a problem that is not plain, which is replaced by a faster one
 /// @param e      what `evaluate` says of it
 /// @param budget bytes, of the device, within which it is
+/// @param stop   polled now and then; true gives up
 /// @return its time, s
 /// Complexity: that of `evaluate`, `with_early_copies` and `in_time`, once more than it gets faster.
-inline double tighten(const problem& p, schedule& s, evaluation e, bytes_t budget) {
+inline double tighten(const problem& p, schedule& s, evaluation e, bytes_t budget, const std::function<bool()>& stop = {}) {
   for (;;) {
-    auto other = detail::with_early_copies(p, s, e, budget);
-    other = detail::in_time(p, other, budget).list();
+    auto other = detail::with_early_copies(p, s, e, budget, stop);
+    other = detail::in_time(p, other, budget, stop).list();
+    if (s.steps.size() >= copy_options::polled_every && stop && stop()) return e.seconds;
     auto then = evaluate(p, other);
     if (!(then.seconds < e.seconds * (1 - 1e-4))) return e.seconds;
     s = std::move(other);

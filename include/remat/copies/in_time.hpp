@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <utility>
 #include <vector>
 
+#include <remat/copies/laid_copies.hpp>
 #include <remat/core/evaluate_tiers.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
@@ -66,10 +68,12 @@ class in_time {
  public:
   /// @param s      a valid schedule of a problem that is not plain
   /// @param budget bytes, of the device, within which it is
-  in_time(const problem& p, const schedule& s, bytes_t budget)
+  /// @param stop   polled now and then; true gives up
+  in_time(const problem& p, const schedule& s, bytes_t budget, std::function<bool()> stop = {})
       : p_(p),
         s_(s),
         budget_(budget),
+        stop_(std::move(stop)),
         ready_(p),
         busy_(p),
         gone_(p),
@@ -95,14 +99,14 @@ class in_time {
     for (tier_id t = 0; t < floor_.size(); ++t) profiles_.emplace_back(p.tiers()[t].budget.value_or(max_bytes), first_[t]);
   }
 
-  /// To be called once. @return one with the same steps, within the same budgets; not always faster
+  /// To be called once. @return one with the same steps, within the same budgets; not always faster; given up, that itself
   /// Complexity: O(steps log(steps)), and O(steps) times what a tier has in flight.
   schedule list() {
     const auto here = here_;
-    execute();
+    if (!execute()) return s_;
     if (!p_.next().empty()) {  // once more, from what is under way at the end
       pass_on(here);
-      execute();
+      if (!execute()) return s_;
     }
     std::stable_sort(listed_.begin(), listed_.end(), [](const auto& a, const auto& b) { return a.when < b.when; });
     schedule sorted{{}, s_.starts};
@@ -118,8 +122,11 @@ class in_time {
 
   bytes_t bytes(value_id v) const { return p_.values()[v].bytes; }
 
-  void execute() {
+  /// @return false if it was given up
+  bool execute() {
+    std::size_t steps = 0;
     for (const auto& s : s_.steps) {
+      if (++steps % copy_options::polled_every == 0 && stop_ && stop_()) return false;
       const auto x = remat::detail::with_tiers(p_, s);
       if (x.what == action::compute)
         compute(s);
@@ -130,6 +137,7 @@ class in_time {
       while (!pending_.empty() && pending_.front().when <= now_) leave(pending_.begin());
     }
     while (!pending_.empty()) leave(pending_.begin());
+    return true;
   }
   void compute(const step& s) {
     const auto& op = p_.operations()[s.operation()];
@@ -235,6 +243,7 @@ class in_time {
   const problem& p_;
   const schedule& s_;
   const bytes_t budget_;
+  const std::function<bool()> stop_;
   remat::detail::tier_table<double> ready_, busy_, gone_;  // by value and tier: complete, read, dropped
   remat::detail::tier_table<unsigned char> here_;
   std::vector<double> floor_, tier_free_, stream_free_;

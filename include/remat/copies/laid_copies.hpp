@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -38,6 +39,8 @@ struct copy_options {
   std::vector<departure> departures = {};  ///< per value. Empty: all in turn that the problem lets move; as beyond the host
   double most = std::numeric_limits<double>::infinity();  ///< s: what is seen to take longer is given up
   bool on_demand = false;  ///< on several tiers, nothing is sent or fetched before that must be, and the rest does not matter
+  std::function<bool()> stop = {};                     ///< polled every `polled_every` computations; true gives up
+  static constexpr std::size_t polled_every = 16'384;  ///< some hundredths of a second: smaller orders are laid in any case
 };
 
 /// A schedule with copies, and where it waits for them.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -158,10 +159,12 @@ inline void time_copies(const problem& p, std::span<const operation_id> order, l
 }
 
 /// Puts the steps `in_time` if that is faster, and takes times from `evaluate`, after `laid.schedule` has become another.
-inline void put_in_time(const problem& p, std::span<const operation_id> order, laid_copies& laid, bytes_t budget) {
+inline void put_in_time(const problem& p, std::span<const operation_id> order, laid_copies& laid, bytes_t budget,
+                        const std::function<bool()>& stop) {
   auto sorted = laid;
   time_copies(p, order, laid);
-  sorted.schedule = in_time(p, laid.schedule, budget).list();
+  sorted.schedule = in_time(p, laid.schedule, budget, stop).list();
+  if (order.size() >= copy_options::polled_every && stop && stop()) return;
   time_copies(p, order, sorted);
   if (sorted.seconds < laid.seconds) laid = std::move(sorted);
 }
@@ -173,23 +176,26 @@ inline std::optional<laid_copies> lay_tiers(const problem& p, std::span<const op
   if (!order) return std::nullopt;
   auto front = lay_on_host(p, *order, budget, o);
   if (!front || tier_chain(p).size() == 2) return front;
+  if (order->size() >= copy_options::polled_every && o.stop && o.stop()) return std::nullopt;
   if (!std::isfinite(front->seconds)) return std::nullopt;
   tier_layer chain(p, *order, *front);
-  const auto back = lay_tiers(chain.beyond(), chain.order(), chain.budget(), {.frugal = o.frugal, .small = o.small});
+  const auto back =
+      lay_tiers(chain.beyond(), chain.order(), chain.budget(), {.frugal = o.frugal, .small = o.small, .stop = o.stop});
   if (!back) return std::nullopt;
   front->schedule = chain.join(back->schedule);
-  put_in_time(p, *order, *front, budget);
+  put_in_time(p, *order, *front, budget, o.stop);
   return front;
 }
 
 /// `lay_copies` on demand: in the better of both ways to begin.
-inline std::optional<laid_copies> lay_on_demand(const problem& p, std::span<const operation_id> given, bytes_t budget) {
+inline std::optional<laid_copies> lay_on_demand(const problem& p, std::span<const operation_id> given, bytes_t budget,
+                                                const copy_options& o) {
   std::optional<laid_copies> best;
   const auto order = overwrite_last(p, given);
   for (const bool near : {true, false}) {
-    auto laid = order ? demand_paging(p, *order, budget, near).lay() : std::nullopt;
+    auto laid = order ? demand_paging(p, *order, budget, near, o.stop).lay() : std::nullopt;
     if (!laid) continue;
-    put_in_time(p, *order, *laid, budget);
+    put_in_time(p, *order, *laid, budget, o.stop);
     if (!best || laid->seconds < best->seconds) best = std::move(laid);
   }
   return best;
@@ -231,7 +237,7 @@ inline std::optional<laid_copies> lay_copies(const problem& p, std::span<const o
                      std::to_string(o.departures.size()));
   if (!p.plain()) {
     if (const auto why = unplannable(p); !why.empty()) throw bad_option("lay_copies: " + why);
-    return o.on_demand ? detail::lay_on_demand(p, order, budget) : detail::lay_tiers(p, order, budget, o);
+    return o.on_demand ? detail::lay_on_demand(p, order, budget, o) : detail::lay_tiers(p, order, budget, o);
   }
   if (!p.copies()) throw bad_option("lay_copies: the problem allows no copies");
   return detail::copy_layer(p, order, budget, o).lay();

@@ -166,9 +166,9 @@ class problem {
   static std::string at(const char* list, std::size_t i, const char* member) {
     return std::string(list) + "[" + std::to_string(i) + "]" + (*member ? "." : "") + member;
   }
-  static void check_bytes(bytes_t b, const std::string& where, bytes_t& sum) {
-    if (b < 0) fail(where + " is negative: " + std::to_string(b));
-    if (b > max_bytes || sum > max_bytes - b) fail(where + " makes sizes exceed 2^53 bytes: " + std::to_string(b));
+  static void check_bytes(bytes_t b, const char* list, std::size_t i, const char* member, bytes_t& sum) {
+    if (b < 0) fail(at(list, i, member) + " is negative: " + std::to_string(b));
+    if (b > max_bytes || sum > max_bytes - b) fail(at(list, i, member) + " makes sizes exceed 2^53 bytes: " + std::to_string(b));
     sum += b;
   }
 
@@ -176,7 +176,7 @@ class problem {
     const auto nv = values_.size();
     if (nv >= none || operations_.size() >= none) fail("more than 2^32 - 2 values or operations");
     bytes_t sum = 0, workspace = 0;
-    for (std::size_t i = 0; i < nv; ++i) check_bytes(values_[i].bytes, at("values", i, "bytes"), sum);
+    for (std::size_t i = 0; i < nv; ++i) check_bytes(values_[i].bytes, "values", i, "bytes", sum);
     producer_.assign(nv, none);
     for (std::size_t o = 0; o < operations_.size(); ++o)
       for (auto v : operations_[o].outputs) {
@@ -192,7 +192,7 @@ class problem {
       auto& op = operations_[o];
       if (!std::isfinite(op.seconds) || op.seconds < 0)
         fail(at("operations", o, "seconds") + " is not a finite number >= 0: " + std::to_string(op.seconds));
-      check_bytes(op.workspace, at("operations", o, "workspace"), workspace);
+      check_bytes(op.workspace, "operations", o, "workspace", workspace);
       workspace = 0;
       std::sort(op.inputs.begin(), op.inputs.end());
       op.inputs.erase(std::unique(op.inputs.begin(), op.inputs.end()), op.inputs.end());

@@ -108,36 +108,36 @@ inline std::optional<std::vector<operation_id>> put_off(const problem& p, const 
 inline std::optional<std::vector<operation_id>> lower_peak(const problem& p, const std::vector<operation_id>& start,
                                                            bytes_t budget, const std::function<bool()>& stop = {}) {
   constexpr std::array parts{1.0, 0.7, 0.4, 1e6};  // of the working set at the peak: what needs more is not met again after it
-  bound::last_run_cut cut(p, stop);
-  const auto part_of = [](double part, bytes_t bytes) { return static_cast<bytes_t>(part * static_cast<double>(bytes)); };
-  const auto lower = [&](const std::vector<operation_id>& order, const std::vector<bytes_t>& memory, bytes_t aim,
-                         std::size_t first) -> std::optional<std::vector<operation_id>> {
-    const auto over = std::find_if(memory.rbegin(), memory.rend(), [&](bytes_t b) { return b > aim; });
-    if (over == memory.rend()) return std::nullopt;  // what is there at the beginning exceeds it
-    const auto at = static_cast<std::size_t>(std::distance(over, memory.rend())) - 1;
-    std::vector<bool> there(p.values().size());
-    for (value_id v = 0; v < there.size(); ++v) there[v] = p.is_source(v);
-    for (std::size_t k = 0; k < at; ++k)
-      for (auto v : p.operations()[order[k]].outputs) there[v] = true;
-    const auto working_set = cut.working_set(order[at]);
-    order::destroy_repair n(p, aim, first);
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      const auto large = p.held_bytes() + part_of(parts[(first + i) % parts.size()], working_set - p.held_bytes());
-      for (const auto& [bytes, kept] : detail::kept_across(p, cut, order[at], aim - working_set, there, large))
-        if (const auto later = detail::put_off(p, order, at, kept))
-          for (const double spread : {0.0, 1.0}) {
-            if (stop && stop()) return std::nullopt;
-            n.load(*later);
-            std::size_t drops = 0;
-            if (n.repair(spread, std::numeric_limits<double>::infinity(),
-                         [&] { return drops++ > 200 + p.operations().size() / 8 || (stop && stop()); }))
-              return n.order();
-          }
-    }
-    return std::nullopt;
-  };
-  double widest = 0.02;  // of the steps from the start
   try {
+    bound::last_run_cut cut(p, stop);
+    const auto part_of = [](double part, bytes_t bytes) { return static_cast<bytes_t>(part * static_cast<double>(bytes)); };
+    const auto lower = [&](const std::vector<operation_id>& order, const std::vector<bytes_t>& memory, bytes_t aim,
+                           std::size_t first) -> std::optional<std::vector<operation_id>> {
+      const auto over = std::find_if(memory.rbegin(), memory.rend(), [&](bytes_t b) { return b > aim; });
+      if (over == memory.rend()) return std::nullopt;  // what is there at the beginning exceeds it
+      const auto at = static_cast<std::size_t>(std::distance(over, memory.rend())) - 1;
+      std::vector<bool> there(p.values().size());
+      for (value_id v = 0; v < there.size(); ++v) there[v] = p.is_source(v);
+      for (std::size_t k = 0; k < at; ++k)
+        for (auto v : p.operations()[order[k]].outputs) there[v] = true;
+      const auto working_set = cut.working_set(order[at]);
+      order::destroy_repair n(p, aim, first);
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        const auto large = p.held_bytes() + part_of(parts[(first + i) % parts.size()], working_set - p.held_bytes());
+        for (const auto& [bytes, kept] : detail::kept_across(p, cut, order[at], aim - working_set, there, large))
+          if (const auto later = detail::put_off(p, order, at, kept))
+            for (const double spread : {0.0, 1.0}) {
+              if (stop && stop()) return std::nullopt;
+              n.load(*later);
+              std::size_t drops = 0;
+              if (n.repair(spread, std::numeric_limits<double>::infinity(),
+                           [&] { return drops++ > 200 + p.operations().size() / 8 || (stop && stop()); }))
+                return n.order();
+            }
+      }
+      return std::nullopt;
+    };
+    double widest = 0.02;  // of the steps from the start
     for (std::size_t first = 0; first < parts.size(); ++first) {
       std::optional<std::vector<operation_id>> order;
       for (double step = widest; step > 0.002 && !(stop && stop());) {

@@ -135,8 +135,10 @@ class min_cut {
       if (r.status == status::infeasible) return r;
       if (!best.found() && !options_.start) lower(p, needed_operations(p), best, m);
       known.cuts = std::move(cuts);
-      if (known.starts.empty()) known.starts = starts(p, known.cuts, m, best, r.bound);
-      search(p, budget, known.starts, best, m, r.bound);
+      if (!m.stopped()) {
+        if (known.starts.empty()) known.starts = starts(p, known.cuts, m, best, r.bound);
+        search(p, budget, known.starts, best, m, r.bound);
+      }
     }
     if (best.found()) known.fastest = best.order();
     best.put_into(r);
@@ -152,6 +154,7 @@ class min_cut {
   }
   /// Offers an order made to need less, within a part of the time: the rest is for other ways to a schedule.
   static void lower(const problem& p, const std::vector<operation_id>& from, incumbent& best, monitor& m) {
+    if (m.stopped()) return;
     const monitor part(m, 0.3);
     const auto stop = [&] { return part.stopped(); };
     const auto order = lower_peak(p, from, best.budget(), stop);

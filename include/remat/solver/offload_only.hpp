@@ -39,7 +39,7 @@ class offload_only {
       r.status = status::not_applicable;
       r.reason = copies::no_copies;
     } else {
-      copies::copy_incumbent best(p, budget);
+      copies::copy_incumbent best(p, budget, [&] { return m.stopped(); });
       best.offer({needed});
       best.report(m, name(), 0);
       best.put_into(r);

@@ -104,7 +104,16 @@ class offmate {
       all.put_into(r);
       return r;
     }
-    scan now{p.plain() ? p.with_copies({}) : copies::without_host(p), budget, 0, m, {p, budget}, options_.starts, {}, {}, 0, {}};
+    scan now{p.plain() ? p.with_copies({}) : copies::without_host(p),
+             budget,
+             0,
+             m,
+             {p, budget, [&m] { return m.stopped(); }},
+             options_.starts,
+             {},
+             {},
+             0,
+             {}};
     now.most = measure_order(now.plain, needed).peak;
     if (!p.plain()) now.least = std::min(now.most, bounds_without_search(now.plain).budget);
     now.fixed = std::make_shared<const copies::virtual_problem>(now.plain, needed, std::vector{now.least});
@@ -259,6 +268,7 @@ class offmate {
   }
   /// Plans for budgets that vary by all that can be moved, and for others that are larger or smaller throughout.
   void scan_shifted(scan& now, const std::vector<operation_id>& order) const {
+    if (now.done()) return;
     const auto q = std::make_shared<const copies::virtual_problem>(now.plain, order, moving(now, 1));
     const auto range = std::min(now.most, q->budget()) - now.least;
     scan_range(now, q, q->budget() + range / 3, range, static_cast<bytes_t>(options_.scan / 2 + 1));
@@ -312,7 +322,7 @@ class offmate {
     std::vector<std::function<void()>> scans = {
         [&] { scan_shifted(now, needed); }, [&] { scan_varying(now, needed, false); },
         [&] { scan_range(now, now.fixed, now.most, now.most - now.least, static_cast<bytes_t>(options_.scan)); }};
-    if (const auto heaviest = bound::retention_cuts(now.plain, now.least, 8); !heaviest.empty())
+    if (const auto heaviest = bound::retention_cuts(now.plain, now.least, 8, [&] { return now.m.stopped(); }); !heaviest.empty())
       if (const auto early = copies::early_order(now.plain, heaviest.front()->tau()); early != needed) {
         scans.insert(scans.begin(), [&now, this, early] { scan_shifted(now, early); });
         scans.insert(scans.begin(), [&now, this, early] { scan_varying(now, early, true); });
@@ -330,6 +340,7 @@ class offmate {
   }
   /// Where nothing fits, operations may at other places: what cannot move, or a full tier, depends on when it is read.
   static void reorder(scan& now, const std::vector<operation_id>& needed) {
+    if (std::isfinite(now.best.seconds()) || now.m.stopped()) return;
     order::destroy_repair n(now.plain, now.most, now.m.limits().seed);
     n.load(needed);
     for (int tries = 0; tries < 200 && !std::isfinite(now.best.seconds()) && !now.m.stopped(); ++tries) {

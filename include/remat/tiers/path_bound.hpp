@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -83,9 +84,11 @@ class tier_path {
 /// The longest of what has to happen one after another: before a target is where it must end; or, where steps repeat, between a
 /// source and the target that takes its place.
 /// @param p    a problem that is not plain
+/// @param stop polled between ends; true returns what is proven by then
 /// @param most ends looked at, those that are made last
 /// Complexity: O((most + tiers^2) tiers (values + edges)).
-inline double path_bound(const problem& p, std::size_t most = 64) {
+inline double path_bound(const problem& p, const std::function<bool()>& stop = {}, std::size_t most = 64) {
+  if (stop && stop()) return 0;
   const detail::tier_path of(p);
   struct path {
     value_id from, to;
@@ -99,7 +102,8 @@ inline double path_bound(const problem& p, std::size_t most = 64) {
   std::sort(paths.begin(), paths.end(), [&](const path& a, const path& b) { return p.producer(a.to) > p.producer(b.to); });
   paths.resize(std::min(paths.size(), most));
   double longest = 0;
-  for (const auto& x : paths) longest = std::max(longest, of.seconds(x.from, x.to, x.there));
+  for (const auto& x : paths)
+    if (!(stop && stop())) longest = std::max(longest, of.seconds(x.from, x.to, x.there));
   return longest;
 }
 

@@ -35,16 +35,22 @@ namespace remat::tiers {
 /// @endcode
 inline double tier_bound(const problem& p, bytes_t budget, const std::function<bool()>& stop = {}) {
   if (copies::tier_chain(p).size() < 2) throw bad_option("tier_bound: no tier is linked both ways with the device");
-  double best = std::max({queue_bound(p, budget), path_bound(p), bounds_without_search(p).seconds});
+  double best = bounds_without_search(p).seconds;
+  if (stop && stop()) return best;
+  best = std::max({best, queue_bound(p, budget), path_bound(p, stop)});
+  if (stop && stop()) return best;
   const detail::step_parts parts(p);
   std::vector<detail::tier_turn> turns;
-  for (auto t : detail::turns_of(p)) best = std::max(best, turns.emplace_back(parts, t).seconds());
+  for (auto t : detail::turns_of(p))
+    if (!(stop && stop())) best = std::max(best, turns.emplace_back(parts, t).seconds());
   for (const auto& [inside, most] : detail::tier_prefixes(p, budget))
     for (const bool come : {false, true}) {  // what comes tells more, but of other moments
+      if (stop && stop()) return best;
       const auto part = detail::as_plain(p, inside, come, parts.of);
       if (bounds_without_search(part.p).budget > most) continue;
       for (const auto& turn : turns) {
         if (!p.next().empty() && turn.tier() != device_tier && !detail::is_gate(p, inside, turn.tier())) continue;
+        if (stop && stop()) return best;
         auto span = detail::passing(p, part.p, inside, parts.of);
         turn.look_at(part, inside, span);
         best = std::max(best, bound::copy_bound_in_span(part.p, most, &span, best, {}, stop));
