@@ -17,7 +17,8 @@
 #include <remat/testing/check_solver.hpp>
 #include <remat/testing/generators.hpp>
 #include <remat/testing/oracle.hpp>
-#include <remat/testing/staged_oracle.hpp>
+
+#include "../staged_oracle.hpp"
 
 namespace remat::testing {
 

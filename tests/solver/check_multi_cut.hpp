@@ -17,9 +17,9 @@
 #include <remat/core/solve.hpp>
 #include <remat/solver/moments.hpp>
 #include <remat/testing/check_solver.hpp>
-#include <remat/testing/copy_oracle.hpp>
 #include <remat/testing/generators.hpp>
 #include <remat/testing/oracle.hpp>
+#include <remat/testing/tier_oracle.hpp>
 
 namespace remat::testing {
 
@@ -134,20 +134,20 @@ void check_moment_forms_with_copies(std::uint64_t seed, int count) {
     const auto low = bounds_without_search(p).budget, high = evaluate(p, store_all_schedule(p)).peak - 1;
     if (low > high) continue;
     const auto budget = uniform(g, low, high);
-    const auto best = exhaustive_optimum_with_copies(p, budget, 4000);
-    if (!best || !std::isfinite(*best)) continue;
+    const auto best = exhaustive_optimum_on_tiers(p, budget, 4000);
+    if (!best || !std::isfinite(best->seconds)) continue;
     INFO("seed " << seed << ", case " << k << ", budget " << budget);
-    const auto slack = 1e-6 * *best;
+    const auto slack = 1e-6 * best->seconds;
     for (const int percent : {100, 50}) {
       const auto moments = random_moments(p, g, percent);
       if (moments.empty()) continue;
       const auto bound = solve_moments<B>(p, budget, moments, {.light = 0, .reach = percent == 100 ? 99U : 1U});
       REQUIRE(bound.relaxed <= bound.integer + slack);
-      REQUIRE(bound.integer <= *best + slack);
+      REQUIRE(bound.integer <= best->seconds + slack);
       ++compared;
-      slower += *best > bounds_without_search(p).seconds + slack;
+      slower += best->seconds > bounds_without_search(p).seconds + slack;
       several += bound.relaxed > bound::copy_bound(p, budget) + slack;
-      tight += *best > bounds_without_search(p).seconds + slack && bound.integer > *best - slack;
+      tight += best->seconds > bounds_without_search(p).seconds + slack && bound.integer > best->seconds - slack;
     }
   }
   CAPTURE(compared, slower, several, tight);

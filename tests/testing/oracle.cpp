@@ -8,12 +8,12 @@
 
 #include <remat/core/evaluate.hpp>
 #include <remat/core/solve.hpp>
-#include <remat/testing/copy_oracle.hpp>
 #include <remat/testing/generators.hpp>
 #include <remat/testing/oracle.hpp>
-#include <remat/testing/staged_oracle.hpp>
+#include <remat/testing/tier_oracle.hpp>
 
 #include "../pebbles.hpp"
+#include "../staged_oracle.hpp"
 
 using namespace remat;
 using namespace remat::testing;
@@ -140,18 +140,18 @@ TEST_CASE("copies: without them the optimum is the other oracle's, with them it 
     const auto least = bounds_without_search(p).budget, all = evaluate(p, store_all_schedule(p)).peak;
     const auto budget = least + (all - least) / 4;
     const auto best = exhaustive_optimum(p, budget);
-    REQUIRE(exhaustive_optimum_with_copies(p, budget) == best.value_or(std::numeric_limits<double>::infinity()));
+    REQUIRE(exhaustive_optimum_on_tiers(p, budget)->seconds == best.value_or(std::numeric_limits<double>::infinity()));
     const problem slow(p.name(), p.values(), p.operations(), p.targets(), copy_rates{1e-6, 1e-6, 0});
-    if (const auto optimum = exhaustive_optimum_with_copies(slow, budget, 4'000); best && optimum) CHECK(*optimum == *best);
+    if (const auto optimum = exhaustive_optimum_on_tiers(slow, budget, 4'000); best && optimum) CHECK(optimum->seconds == *best);
     const problem fast(p.name(), p.values(), p.operations(), p.targets(), copy_rates{8, 8, 0});
-    const auto optimum = exhaustive_optimum_with_copies(fast, budget, 4'000);
+    const auto optimum = exhaustive_optimum_on_tiers(fast, budget, 4'000);
     if (!optimum) continue;
-    REQUIRE(std::isfinite(*optimum));
-    REQUIRE(*optimum >= bounds_without_search(p).seconds);
+    REQUIRE(std::isfinite(optimum->seconds));
+    REQUIRE(optimum->seconds >= bounds_without_search(p).seconds);
     if (!best) continue;
-    REQUIRE(*optimum <= *best);
+    REQUIRE(optimum->seconds <= *best);
     ++compared;
-    faster += *optimum < *best;
+    faster += optimum->seconds < *best;
   }
   CAPTURE(compared, faster);
   CHECK((compared > 50 && faster > 3));
@@ -162,11 +162,11 @@ TEST_CASE("copies: a value waits on the host while there is no room for it") {
   const std::vector<operation> ops = {
       {"0", {}, {0}, 1}, {"1", {0}, {1}, 5}, {"2", {1}, {2}, 5, 4}, {"3", {2}, {3}, 3}, {"4", {0, 3}, {4}, 1}};
   const problem p("p", {{"0", 4}, {"1", 2}, {"2", 3}, {"3", 2}, {"4", 1}}, ops, {4}, copy_rates{1, 0.5, 0});
-  CHECK(exhaustive_optimum_with_copies(p, 9) == 16.0);  // 0 is made again
+  CHECK(exhaustive_optimum_on_tiers(p, 9)->seconds == 16.0);  // 0 is made again
   auto once = ops;
   once[0].once = true;
   const problem q("q", p.values(), once, {4}, copy_rates{1, 0.5, 0});
-  CHECK(exhaustive_optimum_with_copies(q, 9) == 20.0);
-  CHECK(exhaustive_optimum_with_copies(q, 13) == 15.0);
-  CHECK(std::isinf(*exhaustive_optimum_with_copies(problem("r", p.values(), once, {4}), 9)));
+  CHECK(exhaustive_optimum_on_tiers(q, 9)->seconds == 20.0);
+  CHECK(exhaustive_optimum_on_tiers(q, 13)->seconds == 15.0);
+  CHECK(std::isinf(exhaustive_optimum_on_tiers(problem("r", p.values(), once, {4}), 9)->seconds));
 }
