@@ -32,29 +32,6 @@ std::vector<remat::operation_id> order_with_repeats(std::mt19937_64& g, const pr
 
 }  // namespace
 
-TEST_CASE("range_peak agrees with an array") {
-  std::mt19937_64 g(2);
-  for (int round = 0; round < 200; ++round) {
-    std::vector<bytes_t> plain(static_cast<std::size_t>(uniform(g, 1, 40)));
-    for (auto& x : plain) x = uniform(g, -5, 50);
-    remat::copies::range_peak tree(plain);
-    for (int i = 0; i < 50; ++i) {
-      const auto from = static_cast<std::size_t>(uniform(g, 0, static_cast<std::int64_t>(plain.size()) - 1));
-      const auto to =
-          static_cast<std::size_t>(uniform(g, static_cast<std::int64_t>(from), static_cast<std::int64_t>(plain.size())));
-      const auto bytes = uniform(g, -9, 9);
-      tree.add(from, to, bytes);
-      for (auto k = from; k < to; ++k) plain[k] += bytes;
-      const auto at = static_cast<std::size_t>(uniform(g, 0, static_cast<std::int64_t>(plain.size()) - 1));
-      REQUIRE(tree.at(at) == plain[at]);
-      const auto until =
-          static_cast<std::size_t>(uniform(g, static_cast<std::int64_t>(at) + 1, static_cast<std::int64_t>(plain.size())));
-      REQUIRE(tree.most(at, until) == *std::max_element(plain.begin() + static_cast<std::ptrdiff_t>(at),
-                                                        plain.begin() + static_cast<std::ptrdiff_t>(until)));
-    }
-  }
-}
-
 TEST_CASE("lay_copies: every order within every budget above the least") {
   std::mt19937_64 g(4);
   for (int round = 0; round < 3000; ++round) {

@@ -71,9 +71,8 @@ class last_run_cut {
   /// Bytes for operands, results and workspace of `o`, and for what is held.
   bytes_t working_set(operation_id o) const {
     const auto& op = p_.operations()[o];
-    auto sum = p_.held_bytes() + op.workspace;
+    auto sum = p_.held_bytes() + p_.new_bytes(o);
     for (auto v : op.inputs) sum += bytes(v);
-    for (auto v : op.outputs) sum += bytes(v);
     return sum;
   }
   /// The least bytes on the device while `last` runs for the last time.

@@ -9,16 +9,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <iterator>
 #include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include <remat/bound/cut_network.hpp>
-#include <remat/core/liveness.hpp>
 #include <remat/core/problem.hpp>
-#include <remat/core/schedule.hpp>
 
 namespace remat::bound {
 
@@ -106,9 +103,7 @@ class retention_cut {
     read_before_.assign(nv, false);
     for (value_id v = 0; v < nv; ++v) read_before_[v] = mark[v] && starts_away(v);
     operand_.assign(nv, false);
-    room_ = -p.held_bytes() - ops[tau].workspace;
-    for (auto v : ops[tau].outputs) room_ -= p.values()[v].bytes;
-    for (const auto& x : ops[tau].overwrites) room_ += p.values()[x.output].bytes;
+    room_ = -p.held_bytes() - p.new_bytes(tau);
     for (auto v : ops[tau].inputs) {
       operand_[v] = true;
       if (!p.values()[v].held) room_ -= p.values()[v].bytes;

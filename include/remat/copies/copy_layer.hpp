@@ -13,15 +13,14 @@
 #include <optional>
 #include <set>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include <remat/copies/host_side.hpp>
 #include <remat/copies/laid_copies.hpp>
 #include <remat/copies/look_ahead.hpp>
-#include <remat/copies/range_peak.hpp>
 #include <remat/core/problem.hpp>
+#include <remat/core/range_peak.hpp>
 #include <remat/core/schedule.hpp>
 
 namespace remat::copies {
@@ -395,7 +394,7 @@ class copy_layer {
       if (values_[v].leaves < 0 && !send(v, i, true)) return false;
     for (const auto& x : op.overwrites)
       if (values_[x.input].here) evict(x.input, i);
-    if (!take_on_host(host_->needs(o), i, true)) return false;
+    if (!take_on_host(p_.new_bytes(o), i, true)) return false;
     host_->run(o, now_);
     for (auto v : op.outputs) {
       if (values_[v].next <= end_) move_to(v, state::absent);

@@ -231,15 +231,11 @@ class demand_paging {
 
   bool run(operation_id o) {
     const auto& op = p_.operations()[o];
-    auto more = op.workspace;
-    for (auto v : op.outputs) {
-      more += bytes(v);
+    for (auto v : op.outputs)
       if (on(v, op.on)) drop(v, op.on);
-    }
-    for (const auto& x : op.overwrites) more -= bytes(x.output);
     for (auto v : op.inputs) pinned_[v] |= bit(op.on);
-    const bool fits =
-        std::all_of(op.inputs.begin(), op.inputs.end(), [&](value_id v) { return bring(v, op.on); }) && make_room(op.on, more);
+    const bool fits = std::all_of(op.inputs.begin(), op.inputs.end(), [&](value_id v) { return bring(v, op.on); }) &&
+                      make_room(op.on, p_.new_bytes(o));
     for (auto v : op.inputs) pinned_[v] = 0;
     if (!fits) return false;
     laid_.schedule.compute(o);

@@ -13,9 +13,9 @@
 
 #include <remat/copies/in_time.hpp>
 #include <remat/copies/laid_copies.hpp>
-#include <remat/copies/range_peak.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/problem.hpp>
+#include <remat/core/range_peak.hpp>
 #include <remat/core/schedule.hpp>
 
 namespace remat::copies {
@@ -77,12 +77,8 @@ inline schedule with_early_copies(const problem& p, const schedule& s, const eva
       most = live;
     } else {
       const auto& op = p.operations()[x.operation()];
-      most[op.on] += op.workspace;
-      for (auto v : op.outputs) most[op.on] += size(v);
-      for (const auto& o : op.overwrites) {
-        most[op.on] -= size(o.output);
-        go(o.input, op.on);
-      }
+      most[op.on] += p.new_bytes(x.operation());
+      for (const auto& o : op.overwrites) go(o.input, op.on);
       for (auto v : op.outputs) come(v, op.on);
     }
     for (tier_id t = 0; t < tiers; ++t) holds[t].push_back(most[t]);

@@ -121,15 +121,7 @@ class host_side {
   }
   void give_up(value_id v) { drop(v); }
 
-  /// What `o` takes beyond its operands, bytes.
-  bytes_t needs(operation_id o) const {
-    const auto& op = p_.operations()[o];
-    auto more = op.workspace;
-    for (auto v : op.outputs) more += p_.values()[v].bytes;
-    for (const auto& x : op.overwrites) more -= p_.values()[x.output].bytes;
-    return more;
-  }
-  /// Runs `o`, whose operands are there and which has taken what it `needs`.
+  /// Runs `o`, whose operands are there and which has taken its `new_bytes`.
   void run(operation_id o, double now) {
     const auto& op = p_.operations()[o];
     give(op.workspace);

@@ -80,13 +80,9 @@ class in_time {
         here_(p),
         floor_(p.tiers().size(), 0),
         tier_free_(floor_),
+        stream_free_(p.links().size(), 0),
+        streams_(remat::detail::streams_of(p)),
         first_(floor_.size(), 0) {
-    const auto links = p.links();
-    for (const auto& l : links) {
-      const auto same = [&](const copy_link& other) { return other.stream == l.stream; };
-      streams_.push_back(static_cast<std::size_t>(std::find_if(links.begin(), links.end(), same) - links.begin()));
-    }
-    stream_free_.assign(streams_.size(), 0);
     const auto put = [&](value_id v, tier_id t) {
       if (t == any_tier) return;
       here_(v, t) = 1;
@@ -142,9 +138,7 @@ class in_time {
   void compute(const step& s) {
     const auto& op = p_.operations()[s.operation()];
     const auto t = op.on;
-    auto more = op.workspace;
-    for (auto v : op.outputs) more += bytes(v);
-    for (const auto& x : op.overwrites) more -= bytes(x.output);
+    const auto more = p_.new_bytes(s.operation());
     if (t == device_tier)
       make_room(more, [&](value_id v) { return std::find(op.outputs.begin(), op.outputs.end(), v) != op.outputs.end(); });
     auto again = op.workspace;

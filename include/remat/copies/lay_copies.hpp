@@ -15,11 +15,11 @@
 #include <remat/copies/copy_layer.hpp>
 #include <remat/copies/demand_paging.hpp>
 #include <remat/copies/in_time.hpp>
-#include <remat/copies/range_peak.hpp>
 #include <remat/copies/residence.hpp>
 #include <remat/copies/tier_layer.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/problem.hpp>
+#include <remat/core/range_peak.hpp>
 
 namespace remat::copies {
 

@@ -62,9 +62,8 @@ class tier_layer {
     for (const auto& s : back.steps) {
       const auto x = remat::detail::with_tiers(q, s);
       if (x.what == action::compute) {
-        const auto& op = q.operations()[x.operation()];
-        if (op.on == device_tier)
-          happens(*now++, op);
+        if (q.operations()[x.operation()].on == device_tier)
+          happens(*now++, x.operation());
         else
           joined_.compute(op_[x.operation()]);
       } else if (x.what == action::copy) {
@@ -222,12 +221,10 @@ class tier_layer {
     for (; next_ < end; ++next_)
       if (is_device_step(front_.schedule.steps[next_])) joined_.steps.push_back(front_.schedule.steps[next_]);
   }
-  void happens(const event& e, const operation& op) {
+  void happens(const event& e, operation_id o) {
+    const auto& op = beyond_->operations()[o];
     front_until(e.step);
-    auto more = op.workspace;
-    for (auto v : op.outputs) more += bytes(v);
-    for (const auto& x : op.overwrites) more -= bytes(x.output);
-    take(more, op.outputs);
+    take(beyond_->new_bytes(o), op.outputs);
     live_ -= op.workspace;
     if (next_ < front_.schedule.steps.size()) joined_.steps.push_back(front_.schedule.steps[next_++]);
     now_ += e.seconds;

@@ -30,9 +30,7 @@ inline trivial_bounds bounds_without_search(const problem& p) {
     const auto& op = p.operations()[o];
     if (op.on != device_tier) continue;
     b.seconds += op.seconds;
-    bytes_t here = p.held_bytes() + op.workspace;
-    for (auto v : op.outputs) here += values[v].bytes;
-    for (const auto& x : op.overwrites) here -= values[x.output].bytes;
+    auto here = p.held_bytes() + p.new_bytes(o);
     for (auto v : op.inputs) here += droppable(v);
     b.budget = std::max(b.budget, here);
   }

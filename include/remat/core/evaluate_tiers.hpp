@@ -38,6 +38,16 @@ inline step with_tiers(const problem& p, const step& s) {
   return s;
 }
 
+/// Per link: the number of its stream, which is that of the first link of the stream.
+inline std::vector<std::size_t> streams_of(const problem& p) {
+  std::vector<std::size_t> streams;
+  for (const auto& l : p.links()) {
+    const auto same = [&](const copy_link& other) { return other.stream == l.stream; };
+    streams.push_back(static_cast<std::size_t>(std::find_if(p.links().begin(), p.links().end(), same) - p.links().begin()));
+  }
+  return streams;
+}
+
 /// What is where: follows a schedule without its times, and breaks off at the first rule that it breaks.
 class tier_contents {
  public:
@@ -217,12 +227,9 @@ class tier_clocks {
         ready_(p, absent),
         busy_(p),
         floor_(p.tiers().size(), 0),
-        tier_free_(floor_) {
-    for (const auto& l : p.links()) {
-      const auto same = [&](const copy_link& other) { return other.stream == l.stream; };
-      streams_.push_back(static_cast<std::size_t>(std::find_if(p.links().begin(), p.links().end(), same) - p.links().begin()));
-    }
-    stream_free_.assign(streams_.size(), 0);
+        tier_free_(floor_),
+        stream_free_(p.links().size(), 0),
+        streams_(streams_of(p)) {
     for (value_id v = 0; v < homes.size(); ++v)
       if (homes[v] != any_tier) ready_(v, homes[v]) = 0;
     for (const auto& c : p.next()) carried_[c.target] = true;

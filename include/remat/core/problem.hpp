@@ -149,6 +149,15 @@ class problem {
   bool is_source(value_id v) const { return producer_[v] == none; }
   bool is_target(value_id v) const { return target_[v]; }
 
+  /// Bytes that `o` takes while it runs, beside its inputs: its workspace, and its outputs that are in no input's place.
+  bytes_t new_bytes(operation_id o) const {
+    const auto& op = operations_[o];
+    auto sum = op.workspace;
+    for (auto v : op.outputs) sum += values_[v].bytes;
+    for (const auto& x : op.overwrites) sum -= values_[x.output].bytes;
+    return sum;
+  }
+
   /// Bytes of all sources that start on the device: what is there before the first step, besides those that start anywhere.
   bytes_t source_bytes() const { return source_bytes_; }
   /// Bytes of the held ones among them: what is on the device at every step of every schedule.

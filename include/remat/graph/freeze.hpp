@@ -6,9 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <functional>
 #include <optional>
-#include <queue>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -16,6 +14,7 @@
 
 #include <remat/core/error.hpp>
 #include <remat/core/problem.hpp>
+#include <remat/core/topological_order.hpp>
 #include <remat/graph/cost_model.hpp>
 #include <remat/graph/dag.hpp>
 
@@ -62,31 +61,6 @@ struct frozen {
 };
 
 namespace detail {
-
-/// Kahn's algorithm; among the vertices that are ready, the first comes first, so an order that is topological stays.
-/// @param inputs per vertex
-/// @return all vertices, or only those that no cycle holds back
-/// Complexity: O(V log V + E).
-inline std::vector<std::size_t> topological_order(const std::vector<std::vector<std::size_t>>& inputs) {
-  const auto n = inputs.size();
-  std::vector<std::size_t> missing(n);
-  std::vector<std::vector<std::size_t>> readers(n);
-  std::priority_queue<std::size_t, std::vector<std::size_t>, std::greater<>> ready;
-  for (std::size_t v = 0; v < n; ++v) {
-    missing[v] = inputs[v].size();
-    for (auto u : inputs[v]) readers[u].push_back(v);
-    if (missing[v] == 0) ready.push(v);
-  }
-  std::vector<std::size_t> order;
-  while (!ready.empty()) {
-    const auto v = ready.top();
-    ready.pop();
-    order.push_back(v);
-    for (auto w : readers[v])
-      if (--missing[w] == 0) ready.push(w);
-  }
-  return order;
-}
 
 /// A cycle of a graph whose topological order is incomplete: in the direction of the edges, from its first vertex. O(V + E).
 inline std::vector<std::size_t> find_cycle(const std::vector<std::vector<std::size_t>>& inputs,
@@ -193,7 +167,7 @@ frozen<G> freeze(const G& g, const C& c, const freeze_options& o = {}) {
     for (auto u : all) is_read[u] = true;
   }
 
-  const auto order = detail::topological_order(inputs);
+  const auto order = topological_order(inputs, [](std::size_t at) { return at; });
   if (order.size() < n) {
     std::string names;
     const auto cycle = detail::find_cycle(inputs, order);

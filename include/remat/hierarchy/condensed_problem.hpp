@@ -5,14 +5,13 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <functional>
-#include <queue>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
+#include <remat/core/topological_order.hpp>
 #include <remat/hierarchy/part_problem.hpp>
 
 namespace remat::hierarchy {
@@ -107,14 +106,9 @@ class condensed_problem {
   void build(const problem& p, const std::vector<const part_option*>& chosen, const std::vector<operation_id>& maker) {
     const auto& units = runs_;
     // A topological order of the runs that follows the problem's.
-    std::vector<std::vector<operation_id>> after(units.size());
-    std::vector<std::size_t> missing(units.size(), 0);
+    std::vector<std::vector<std::size_t>> inputs(units.size());
     std::vector<operation_id> forward_of(chosen.size(), none);
-    const auto depend = [&](operation_id u, operation_id on) {
-      after[on].push_back(u);
-      ++missing[u];
-    };
-    const auto at = [&](operation_id u) {  // in the problem's order; backwards may begin with operations of the forward
+    const auto at = [&](std::size_t u) {  // in the problem's order; backwards may begin with operations of the forward
       const auto [first, last] = std::minmax_element(units[u].operations.begin(), units[u].operations.end());
       return units[u].backward ? *last : *first;
     };
@@ -122,13 +116,20 @@ class condensed_problem {
       const auto& x = units[u];
       if (x.part != none && !x.backward) forward_of[x.part] = u;
       for (auto v : x.reads)
-        if (!p.is_source(v)) depend(u, maker[v]);
-      if (x.backward && forward_of[x.part] != none) depend(u, forward_of[x.part]);
+        if (!p.is_source(v)) inputs[u].push_back(maker[v]);
+      if (x.backward && forward_of[x.part] != none) inputs[u].push_back(forward_of[x.part]);
     }
-    using entry = std::pair<operation_id, operation_id>;
-    std::priority_queue<entry, std::vector<entry>, std::greater<>> ready;
-    for (operation_id u = 0; u < units.size(); ++u)
-      if (missing[u] == 0) ready.emplace(at(u), u);
+    const auto order = topological_order(inputs, at);
+    if (order.size() < units.size()) {
+      std::vector<bool> ordered(units.size(), false);
+      for (auto u : order) ordered[u] = true;
+      const auto u = static_cast<std::size_t>(std::find(ordered.begin(), ordered.end(), false) - ordered.begin());
+      const auto& x = units[u];
+      stuck_ = "partition: no order of the parts is possible; the " + std::string(x.backward ? "backward" : "forward") +
+               (x.part == none ? " of operation " + std::to_string(at(u)) : " of part " + std::to_string(x.part)) +
+               " depends on itself through others";
+      return;
+    }
 
     std::vector<value> values;
     std::vector<operation> operations;
@@ -143,9 +144,7 @@ class condensed_problem {
     };
     for (value_id v = 0; v < p.values().size(); ++v)
       if (p.is_source(v)) add(v);
-    while (!ready.empty()) {
-      const auto u = ready.top().second;
-      ready.pop();
+    for (auto u : order) {
       const auto& x = units[u];
       operation op{"", {}, {}, x.seconds, x.workspace, x.once};
       for (auto v : x.reads) op.inputs.push_back(add(v));
@@ -161,17 +160,6 @@ class condensed_problem {
       }
       operations.push_back(std::move(op));
       sorted.push_back(x);
-      for (auto w : after[u])
-        if (--missing[w] == 0) ready.emplace(at(w), w);
-    }
-    if (operations.size() < units.size()) {
-      const auto u =
-          static_cast<operation_id>(std::find_if(missing.begin(), missing.end(), [](auto n) { return n > 0; }) - missing.begin());
-      const auto& x = units[u];
-      stuck_ = "partition: no order of the parts is possible; the " + std::string(x.backward ? "backward" : "forward") +
-               (x.part == none ? " of operation " + std::to_string(at(u)) : " of part " + std::to_string(x.part)) +
-               " depends on itself through others";
-      return;
     }
     runs_ = std::move(sorted);
     std::vector<value_id> targets;

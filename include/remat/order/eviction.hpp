@@ -211,7 +211,7 @@ class eviction {
     bool done = true;
     for (auto x : list) {
       const auto& op = p_.operations()[x];
-      done = done && make_room(op);
+      done = done && make_room(p_.new_bytes(x));
       for (auto v : op.inputs) --locks_[v];
       if (!done) continue;
       result_.push_back(x);
@@ -223,9 +223,7 @@ class eviction {
     return done && result_.size() <= options_.repetitions * order_.size();
   }
 
-  bool make_room(const operation& op) {
-    bytes_t need = op.workspace;
-    for (auto v : op.outputs) need += p_.values()[v].bytes;
+  bool make_room(bytes_t need) {
     while (live_ + need > budget_) {
       value_id worst = none;
       double highest = -1;

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include <remat/core/evaluate.hpp>
+#include <remat/core/liveness.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
 #include <remat/milp/model.hpp>
@@ -132,8 +132,10 @@ struct stages {
     operation_id backward = 0;
     if (const auto given = rules.backward_start ? rules.backward_start : p->backward_start())
       backward = *given;
-    else if (rules.backward_once || rules.forward_in_one_stage)
-      backward = peak_operation();
+    else if ((rules.backward_once || rules.forward_in_one_stage) && !needed.empty()) {
+      const auto memory = measure_order(*p, needed).memory;  // the operation at which store-all has its peak
+      backward = needed[static_cast<std::size_t>(std::max_element(memory.begin(), memory.end()) - memory.begin())];
+    }
     const auto split = static_cast<std::size_t>(
         std::find_if(needed.begin(), needed.end(), [&](auto o) { return o >= backward; }) - needed.begin());
     for (std::size_t i = 0; i < needed.size(); ++i) repeatable.push_back(!at(i).once && !(rules.backward_once && i >= split));
@@ -155,16 +157,6 @@ struct stages {
     return rules.recompute_where_used && std::none_of(inputs.begin(), inputs.end(), [&](auto v) {
              return producer[v] != nothing && producer[v] + 1 != i && repeatable[producer[v]] && !stays[v];
            });
-  }
-
-  /// The operation at which the store-all schedule of the needed operations has its peak.
-  operation_id peak_operation() const {
-    const auto s = with_drops(*p, needed);
-    const auto e = evaluate(*p, s);
-    const auto at = std::max_element(e.memory.begin(), e.memory.end()) - e.memory.begin();
-    for (auto k = static_cast<std::size_t>(at); k < s.steps.size(); ++k)
-      if (s.steps[k].what == action::compute) return s.steps[k].which;
-    return 0;
   }
 
   void scale(bytes_t budget) {

@@ -7,14 +7,12 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <initializer_list>
-#include <queue>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include <remat/core/problem.hpp>
+#include <remat/core/topological_order.hpp>
 
 namespace remat::structure {
 
@@ -80,13 +78,10 @@ inline canonical_form canonical(const problem& p) {
     if (p.is_source(v)) towards[v] = detail::mixed(own(v), detail::mixed(std::move(readers[v])));
 
   canonical_form form;
-  std::vector<std::size_t> missing(ops.size(), 0);
-  using entry = std::pair<std::uint64_t, operation_id>;
-  std::priority_queue<entry, std::vector<entry>, std::greater<>> ready;
-  for (operation_id o = 0; o < ops.size(); ++o) {
-    for (auto v : ops[o].inputs) missing[o] += !p.is_source(v);
-    if (missing[o] == 0) ready.emplace(colour[o], o);
-  }
+  std::vector<std::vector<std::size_t>> makers(ops.size());
+  for (operation_id o = 0; o < ops.size(); ++o)
+    for (auto v : ops[o].inputs)
+      if (!p.is_source(v)) makers[o].push_back(p.producer(v));
   std::vector<std::uint64_t> number(values.size(), none);
   std::uint64_t count = 0;
   const auto describe = [&](value_id v) {
@@ -95,9 +90,7 @@ inline canonical_form canonical(const problem& p) {
          {static_cast<std::uint64_t>(values[v].bytes), std::uint64_t{values[v].held}, std::uint64_t{p.is_target(v)}})
       form.words.push_back(w);
   };
-  while (!ready.empty()) {
-    const auto o = ready.top().second;
-    ready.pop();
+  for (const operation_id o : topological_order(makers, [&](std::size_t at) { return colour[at]; })) {
     form.operations.push_back(o);
     const auto& op = ops[o];
     for (std::uint64_t w : {std::bit_cast<std::uint64_t>(op.seconds), static_cast<std::uint64_t>(op.workspace),
@@ -112,11 +105,7 @@ inline canonical_form canonical(const problem& p) {
       form.words.push_back(known ? number[v] : none);
       if (!known) describe(v);
     }
-    for (auto v : op.outputs) {
-      describe(v);
-      for (auto reader : p.consumers(v))
-        if (--missing[reader] == 0) ready.emplace(colour[reader], reader);
-    }
+    for (auto v : op.outputs) describe(v);
   }
   for (value_id v = 0; v < values.size(); ++v)  // sources that nobody reads
     if (number[v] == none) describe(v);

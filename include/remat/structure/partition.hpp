@@ -14,6 +14,7 @@
 
 #include <remat/core/liveness.hpp>
 #include <remat/core/problem.hpp>
+#include <remat/core/range_peak.hpp>
 #include <remat/core/schedule.hpp>
 #include <remat/structure/backward_start.hpp>
 
@@ -50,45 +51,6 @@ struct partition_options {
 
 namespace detail {
 
-/// Numbers on which intervals can be raised, with the smallest and its first place. A segment tree.
-class raised_line {
- public:
-  explicit raised_line(std::size_t n) : n_(n), least_(4 * n, 0), raise_(4 * n, 0), at_(4 * n, 0) { build(1, 0, n); }
-  /// Raises [from, to). Complexity: O(log n).
-  void raise(std::size_t from, std::size_t to, bytes_t by) {
-    if (from < to && by != 0) raise(1, 0, n_, from, to, by);
-  }
-  bytes_t least() const { return least_[1]; }
-  std::size_t where() const { return at_[1]; }
-
- private:
-  void build(std::size_t node, std::size_t low, std::size_t high) {
-    at_[node] = low;
-    if (high - low < 2) return;
-    const auto middle = (low + high) / 2;
-    build(2 * node, low, middle);
-    build(2 * node + 1, middle, high);
-  }
-  void raise(std::size_t node, std::size_t low, std::size_t high, std::size_t from, std::size_t to, bytes_t by) {
-    if (to <= low || high <= from) return;
-    if (from <= low && high <= to) {
-      least_[node] += by;
-      raise_[node] += by;
-      return;
-    }
-    const auto middle = (low + high) / 2;
-    raise(2 * node, low, middle, from, to, by);
-    raise(2 * node + 1, middle, high, from, to, by);
-    const auto best = least_[2 * node + 1] < least_[2 * node] ? 2 * node + 1 : 2 * node;
-    least_[node] = least_[best] + raise_[node];
-    at_[node] = at_[best];
-  }
-
-  std::size_t n_;
-  std::vector<bytes_t> least_, raise_;
-  std::vector<std::size_t> at_;
-};
-
 /// A place to cut: positions [forward, backward) are inside, the rest outside.
 struct nested_cut {
   std::size_t forward = 0, backward = 0;
@@ -103,10 +65,9 @@ inline std::vector<nested_cut> nested_cuts(const problem& p, const std::vector<o
   const auto n = needed.size();
   const auto& values = p.values();
   std::vector<std::size_t> next(values.size(), n), last(values.size(), 0);  // reads at or after q; n: none
-  std::vector<bool> inside(values.size(), false);                           // made at or after q
-  raised_line line(n + 1 - backward_start);                                 // place q' - backward_start
+  range_peak spared(std::vector<bytes_t>(n + 1 - backward_start, 0));       // minus the bytes that cross at q' - backward_start
   const auto raise = [&](std::size_t from, std::size_t to, bytes_t by) {    // q' in [from, to)
-    line.raise(std::max(from, backward_start) - backward_start, std::max(to, backward_start) - backward_start, by);
+    spared.add(std::max(from, backward_start) - backward_start, std::max(to, backward_start) - backward_start, -by);
   };
   for (auto k = n; k-- > 0;)
     for (auto v : p.operations()[needed[k]].inputs)
@@ -115,7 +76,6 @@ inline std::vector<nested_cut> nested_cuts(const problem& p, const std::vector<o
   for (auto q = n; q-- > 0;) {
     const auto& op = p.operations()[needed[q]];
     for (auto v : op.outputs) {
-      inside[v] = true;
       if (next[v] < n) raise(next[v] + 1, n + 1, -values[v].bytes);                    // no longer comes in
       if (last[v] > q && !p.is_target(v)) raise(q + 1, last[v] + 1, values[v].bytes);  // goes out
     }
@@ -123,7 +83,9 @@ inline std::vector<nested_cut> nested_cuts(const problem& p, const std::vector<o
       if (!values[v].held) raise(q + 1, next[v] < n ? next[v] + 1 : n + 1, values[v].bytes);  // comes in
       next[v] = q;
     }
-    if (q <= backward_start) cuts[q] = {q, line.where() + backward_start, line.least()};
+    if (q > backward_start) continue;
+    const auto best = spared.where_most();
+    cuts[q] = {q, best + backward_start, -spared.at(best)};
   }
   return cuts;
 }

@@ -12,11 +12,11 @@
 
 #include <remat/core/types.hpp>
 
-namespace remat::copies {
+namespace remat {
 
 /// A segment tree over positions: range addition, range maximum.
 /// @code
-/// remat::copies::range_peak memory(bytes);
+/// remat::range_peak memory(bytes);
 /// memory.add(2, 7, -1024);  // a value that leaves from position 2 to 7
 /// if (memory.most(2, 7) + 512 <= budget) fits();
 /// @endcode
@@ -40,6 +40,12 @@ class range_peak {
   }
   /// The most in [from, to), far below 0 if that is empty. Complexity: O(log(positions)).
   bytes_t most(std::size_t from, std::size_t to) const { return most(1, 0, leaves_, from, to); }
+  /// The first position of the most. Complexity: O(log(positions)).
+  std::size_t where_most() const {
+    std::size_t node = 1;
+    while (node < leaves_) node = most_[2 * node + 1] > most_[2 * node] ? 2 * node + 1 : 2 * node;
+    return node - leaves_;
+  }
   /// Adds to the positions [from, to). Complexity: O(log(positions)).
   void add(std::size_t from, std::size_t to, bytes_t bytes) {
     if (from >= to) return;
@@ -72,4 +78,4 @@ class range_peak {
   std::vector<bytes_t> added_;  // to all positions below a node
 };
 
-}  // namespace remat::copies
+}  // namespace remat
