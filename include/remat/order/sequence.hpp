@@ -273,54 +273,47 @@ class sequence {
     }
   }
 
-  /// Is the last event of its group, before the next computation, event i of `v`?
-  bool is_last(value_id v, std::size_t i) const { return !uses(v, i + 1); }
-
+  /// What the bytes of `v` are on the device for longer with a step at slot k, or, with `bytes` below 0, no longer without it.
+  /// @param e    the first event of `v` behind slot k; the step is none
+  /// @param made does the step make `v`? otherwise it reads it
+  void extend(value_id v, std::size_t e, slot k, bool made, bytes_t bytes) {
+    const bool used = uses(v, e);
+    if (!made) {
+      if (!used) add(bytes, slot_[events_[v][e - 1]] + 1, k + 1);
+    } else if (!used) {
+      add(bytes, k, k + 1);
+    } else if (e > 0) {
+      add(-bytes, slot_[events_[v][e - 1]] + 1, k);
+    } else {
+      add(bytes, k, slot_[events_[v][0]]);
+    }
+  }
+  /// Calls `visit(value, whether it is made)` for what a step reads, but held values, and makes.
+  template <class Visit>
+  void each_value(step s, const Visit& visit) const {
+    for (auto v : inputs_[operation_[s]]) visit(v, false);
+    for (auto v : p_.operations()[operation_[s]].outputs) visit(v, true);
+  }
   /// Puts a step that stands nowhere into a slot just before `next`.
   void place(step s, step next) {
-    slot_[s] = make_room(next);
-    const auto k = slot_[s];
+    const auto k = slot_[s] = make_room(next);
     at_[k] = s;
-    const auto& op = p_.operations()[operation_[s]];
-    add(empty + op.workspace, k, k + 1);
-    for (auto v : inputs_[operation_[s]]) {
+    add(empty + p_.operations()[operation_[s]].workspace, k, k + 1);
+    each_value(s, [&](value_id v, bool made) {
       const auto e = event_from(v, k);
-      if (!uses(v, e)) add(p_.values()[v].bytes, slot_[events_[v][e - 1]] + 1, k + 1);
+      extend(v, e, k, made, p_.values()[v].bytes);
       events_[v].insert(events_[v].begin() + static_cast<std::ptrdiff_t>(e), s);
-    }
-    for (auto v : op.outputs) {
-      const auto e = event_from(v, k);
-      const auto bytes = p_.values()[v].bytes;
-      if (!uses(v, e))
-        add(bytes, k, k + 1);
-      else if (e > 0)
-        add(-bytes, slot_[events_[v][e - 1]] + 1, k);
-      else
-        add(bytes, k, slot_[events_[v][0]]);
-      events_[v].insert(events_[v].begin() + static_cast<std::ptrdiff_t>(e), s);
-    }
+    });
   }
   /// The inverse of `place`.
   void lift(step s) {
     const auto k = slot_[s];
-    const auto& op = p_.operations()[operation_[s]];
-    for (auto v : op.outputs) {
+    each_value(s, [&](value_id v, bool made) {
       const auto e = event_from(v, k);
-      const auto bytes = p_.values()[v].bytes;
-      if (!uses(v, e + 1))
-        add(-bytes, k, k + 1);
-      else if (e > 0)
-        add(bytes, slot_[events_[v][e - 1]] + 1, k);
-      else
-        add(-bytes, k, slot_[events_[v][1]]);
       events_[v].erase(events_[v].begin() + static_cast<std::ptrdiff_t>(e));
-    }
-    for (auto v : inputs_[operation_[s]]) {
-      const auto e = event_from(v, k);
-      if (!uses(v, e + 1)) add(-p_.values()[v].bytes, slot_[events_[v][e - 1]] + 1, k + 1);
-      events_[v].erase(events_[v].begin() + static_cast<std::ptrdiff_t>(e));
-    }
-    add(-empty - op.workspace, k, k + 1);
+      extend(v, e, k, made, -p_.values()[v].bytes);
+    });
+    add(-empty - p_.operations()[operation_[s]].workspace, k, k + 1);
     at_[k] = nothing;
   }
   /// The step after s.
@@ -380,12 +373,10 @@ class sequence {
   /// Moves the step in slot k to k - 1, which is empty.
   void shift_down(slot k) {
     const auto s = at_[k];
-    const auto& op = p_.operations()[operation_[s]];
-    bytes_t ends = op.workspace;
-    for (auto v : inputs_[operation_[s]])
-      if (is_last(v, event_from(v, k))) ends += p_.values()[v].bytes;
-    for (auto v : op.outputs)
-      if (is_last(v, event_from(v, k))) ends += p_.values()[v].bytes;
+    bytes_t ends = p_.operations()[operation_[s]].workspace;
+    each_value(s, [&](value_id v, bool) {
+      if (!uses(v, event_from(v, k) + 1)) ends += p_.values()[v].bytes;  // it ends here
+    });
     const auto whole = memory(k);
     memory_[k - 1] = whole - added_[(k - 1) / block];
     memory_[k] -= ends + empty;
