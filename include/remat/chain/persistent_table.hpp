@@ -242,40 +242,33 @@ class persistent_table {
     const auto both = std::min<bytes_t>(to, std::min(f_end, g_end)), one = std::min<bytes_t>(to, std::max(f_end, g_end));
     auto m = from;
     if (m < both) {
-      lower(&best_[static_cast<std::size_t>(m)], &f.seconds[static_cast<std::size_t>(m - f.from - f_shift)],
-            &g.seconds[static_cast<std::size_t>(m - g.from - g_shift)], seconds, both - m);
+      const auto *rest = &f.seconds[static_cast<std::size_t>(m - f.from - f_shift)],
+                 *again = &g.seconds[static_cast<std::size_t>(m - g.from - g_shift)];
+      lower(&best_[static_cast<std::size_t>(m)], both - m, [=](bytes_t k) { return seconds + (rest[k] + again[k]); });
       m = both;
     }
     if (m < one) {
       const auto& changing = f_end < g_end ? g : f;
-      const auto shift = f_end < g_end ? g.from + g_shift : f.from + f_shift;
-      lower(&best_[static_cast<std::size_t>(m)], &changing.seconds[static_cast<std::size_t>(m - shift)],
-            seconds + (f_end < g_end ? f : g).seconds.back(), one - m);
+      const auto* rest = &changing.seconds[static_cast<std::size_t>(m - changing.from - (f_end < g_end ? g_shift : f_shift))];
+      lower(&best_[static_cast<std::size_t>(m)], one - m,
+            [=, fixed = seconds + (f_end < g_end ? f : g).seconds.back()](bytes_t k) { return fixed + rest[k]; });
       m = one;
     }
     if (m < to) std::fill(best_.begin() + m, best_.begin() + to, lowest);
   }
   // The loops that take the time: in pieces that compilers turn into vector instructions; a piece that cannot matter is left out.
   static constexpr bytes_t piece = 16;
-  static void lower(double* best, const double* f, const double* g, double seconds, bytes_t count) {
-    for (; count >= piece; count -= piece, best += piece, f += piece, g += piece) {
-      if (best[0] <= seconds + (f[piece - 1] + g[piece - 1])) continue;
-      double sum[piece];
-      for (bytes_t k = 0; k < piece; ++k) sum[k] = seconds + (f[k] + g[k]);
-      for (bytes_t k = 0; k < piece; ++k) sum[k] = sum[k] < best[k] ? sum[k] : best[k];
-      for (bytes_t k = 0; k < piece; ++k) best[k] = sum[k];
+  template <class Sum>
+  static void lower(double* best, bytes_t count, const Sum& sum) {
+    bytes_t k = 0;
+    for (; k + piece <= count; k += piece) {
+      if (best[k] <= sum(k + piece - 1)) continue;
+      double sums[piece];
+      for (bytes_t i = 0; i < piece; ++i) sums[i] = sum(k + i);
+      for (bytes_t i = 0; i < piece; ++i) sums[i] = sums[i] < best[k + i] ? sums[i] : best[k + i];
+      for (bytes_t i = 0; i < piece; ++i) best[k + i] = sums[i];
     }
-    for (bytes_t k = 0; k < count; ++k) best[k] = std::min(best[k], seconds + (f[k] + g[k]));
-  }
-  static void lower(double* best, const double* f, double seconds, bytes_t count) {
-    for (; count >= piece; count -= piece, best += piece, f += piece) {
-      if (best[0] <= seconds + f[piece - 1]) continue;
-      double sum[piece];
-      for (bytes_t k = 0; k < piece; ++k) sum[k] = seconds + f[k];
-      for (bytes_t k = 0; k < piece; ++k) sum[k] = sum[k] < best[k] ? sum[k] : best[k];
-      for (bytes_t k = 0; k < piece; ++k) best[k] = sum[k];
-    }
-    for (bytes_t k = 0; k < count; ++k) best[k] = std::min(best[k], seconds + f[k]);
+    for (; k < count; ++k) best[k] = std::min(best[k], sum(k));
   }
 
   recurrence chain_;
