@@ -136,10 +136,15 @@ class multi_cut_search {
   /// @param proven what is known; is improved. All references must outlive this
   multi_cut_search(const problem& p, bytes_t budget, monitor& m, const multi_cut_options& o, const B& backend,
                    const multi_cut_observer& seen, time_bound& proven)
-      : p_(p), budget_(budget), m_(m), options_(o), backend_(backend), seen_(seen), proven_(proven), choice_(p, budget) {
-    limits_.threads = m.limits().threads;
-    limits_.seed = m.limits().seed;
-  }
+      : p_(p),
+        budget_(budget),
+        m_(m),
+        options_(o),
+        backend_(backend),
+        seen_(seen),
+        proven_(proven),
+        choice_(p, budget),
+        limits_(milp::options_within(m)) {}
 
   /// Grows a model by moments that raise the bound of its relaxation, branches until that stalls, adds the moments that the
   /// integral solution lacks, and begins again with a larger model.

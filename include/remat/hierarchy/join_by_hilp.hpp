@@ -41,13 +41,11 @@ class join_by_hilp {
   void join(hierarchy::level& l, monitor& m) const {
     hierarchy::hilp_model form(l, options_.choices);
     if (form.nodes() == 0 || form.nodes() > options_.nodes || m.stopped()) return;
-    const auto s = milp::solve(backend_, form.build(),
-                               {.seconds = m.remaining(),
-                                .gap = m.limits().gap,
-                                .cutoff = l.seconds() / form.unit(),
-                                .threads = m.limits().threads,
-                                .seed = m.limits().seed,
-                                .poll = [&](double, double) { return m.stopped(); }});
+    const auto program = form.build();
+    auto o = milp::options_within(m);
+    o.cutoff = l.seconds() / form.unit();
+    o.poll = [&](double, double) { return m.stopped(); };
+    const auto s = milp::solve(backend_, program, o);
     if (s.found()) l.take(form.order(s.x));
   }
 

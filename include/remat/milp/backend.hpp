@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 
+#include <remat/core/monitor.hpp>
 #include <remat/milp/model.hpp>
 
 namespace remat::milp {
@@ -48,6 +49,11 @@ struct options {
     if (threads < 1) throw bad_option("milp::options.threads must be >= 1, got 0");
   }
 };
+
+/// What the limits of a search leave to a backend.
+inline options options_within(const monitor& m) {
+  return {.seconds = m.remaining(), .gap = m.limits().gap, .threads = m.limits().threads, .seed = m.limits().seed};
+}
 
 /// What a backend found.
 struct solution {

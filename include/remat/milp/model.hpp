@@ -213,7 +213,9 @@ class builder {
       return Eigen::VectorXd(Eigen::Map<const Eigen::VectorXd>(v.data(), static_cast<Eigen::Index>(v.size())));
     };
     model m;
-    m.matrix = matrix();
+    m.matrix.resize(static_cast<Eigen::Index>(row_lower_.size()), static_cast<Eigen::Index>(cost_.size()));
+    m.matrix.setFromTriplets(entries_.begin(), entries_.end());
+    m.matrix.prune([](Eigen::Index, Eigen::Index, double x) { return x != 0; });
     m.cost = vector(cost_), m.lower = vector(lower_), m.upper = vector(upper_);
     m.row_lower = vector(row_lower_), m.row_upper = vector(row_upper_);
     m.integer = integer_;
@@ -223,37 +225,6 @@ class builder {
   }
 
  private:
-  /// The entries by columns; those of one place are added up. Rows were added in their order, so each column has its entries in
-  /// the order of rows. One pass, where `setFromTriplets` sorts twice in memory of its own.
-  Eigen::SparseMatrix<double> matrix() const {
-    Eigen::SparseMatrix<double> a(static_cast<Eigen::Index>(row_lower_.size()), static_cast<Eigen::Index>(cost_.size()));
-    a.resizeNonZeros(static_cast<Eigen::Index>(entries_.size()));
-    int* const start = a.outerIndexPtr();
-    int* const row = a.innerIndexPtr();
-    double* const value = a.valuePtr();
-    for (const auto& e : entries_) ++start[e.col() + 1];
-    for (std::size_t j = 0; j < cost_.size(); ++j) start[j + 1] += start[j];
-    std::vector<int> next(start, start + cost_.size());
-    for (const auto& e : entries_) {
-      const int at = next[static_cast<std::size_t>(e.col())]++;
-      row[at] = e.row(), value[at] = e.value();
-    }
-    int kept = 0;
-    for (std::size_t j = 0; j < cost_.size(); ++j) {
-      const int first = start[j], end = start[j + 1];
-      start[j] = kept;
-      for (int k = first; k < end;) {
-        const int i = row[k];
-        double sum = 0;
-        for (; k < end && row[k] == i; ++k) sum += value[k];
-        if (sum != 0) row[kept] = i, value[kept++] = sum;
-      }
-    }
-    start[cost_.size()] = kept;
-    a.resizeNonZeros(kept);
-    return a;
-  }
-
   std::vector<Eigen::Triplet<double>> entries_;
   std::vector<double> cost_, lower_, upper_, row_lower_, row_upper_;
   std::vector<bool> integer_;

@@ -194,11 +194,7 @@ class checkmate {
       if (!form) form.emplace(p_, smallest_, rules, milp::longest_row(method_.backend_), [&] { return m.stopped(); });
       if (!form->complete()) return form.reset();
       form->set_budget(budget);
-      milp::options o;
-      o.seconds = m.remaining();
-      o.gap = gap;
-      o.threads = m.limits().threads;
-      o.seed = m.limits().seed;
+      auto o = milp::options_within(m);
       if (best.found()) o.start = form->encode(best.schedule());
       if (o.start && !milp::violation(form->model(), *o.start).empty()) o.start.reset();  // within the budget, not the rules
       if (best.found() && !o.start) o.cutoff = best.seconds() / form->unit() * (1 - gap);

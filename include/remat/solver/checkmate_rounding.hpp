@@ -114,10 +114,7 @@ class checkmate_rounding {
   template <class Report>
   milp::solution relax(milp::model model, const monitor& m, const Report& report) const {
     model.integer.assign(model.integer.size(), false);
-    milp::options o;
-    o.seconds = m.remaining();
-    o.threads = m.limits().threads;
-    o.seed = m.limits().seed;
+    auto o = milp::options_within(m);
     o.poll = [&](double, double) { return report("relaxation"); };
     return milp::solve(backend_, model, o);
   }

@@ -95,11 +95,7 @@ class poet {
     const staged::strong_form form(
         p, budget, options_.rules, milp::longest_row(backend_), [&] { return m.stopped(); }, true);
     if (!form.complete()) return;
-    milp::options o;
-    o.seconds = m.remaining();
-    o.gap = m.limits().gap;
-    o.threads = m.limits().threads;
-    o.seed = m.limits().seed;
+    auto o = milp::options_within(m);
     if (best.seconds() < milp::infinity) o.cutoff = best.seconds() / form.unit();
     o.poll = [&](double, double bound) {
       const double proven = std::max(r.scope_bound, bound * form.unit());
