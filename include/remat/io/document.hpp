@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <initializer_list>
-#include <istream>
 #include <sstream>
 #include <string>
 #include <string_view>

@@ -9,8 +9,6 @@
 #include <optional>
 #include <ostream>
 #include <sstream>
-#include <string>
-#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -78,9 +76,7 @@ inline void write_plan(std::ostream& out, const result& r, const problem& p, con
 /// @throws error if the file cannot be written
 inline void write_plan(const std::filesystem::path& path, const result& r, const problem& p,
                        const unknown_problem_members& unknown = {}) {
-  std::ostringstream text;
-  write_plan(text, r, p, unknown);
-  write_file(path, text.str());
+  write_file(path, [&](std::ostream& out) { write_plan(out, r, p, unknown); });
 }
 
 }  // namespace remat

@@ -9,7 +9,6 @@
 #include <istream>
 #include <optional>
 #include <ostream>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -255,9 +254,7 @@ inline void write_problem(std::ostream& out, const problem& p, const unknown_pro
 /// As above, to a file, which is replaced as a whole or not at all.
 /// @throws error if the file cannot be written
 inline void write_problem(const std::filesystem::path& path, const problem& p, const unknown_problem_members& unknown = {}) {
-  std::ostringstream text;
-  write_problem(text, p, unknown);
-  write_file(path, text.str());
+  write_file(path, [&](std::ostream& out) { write_problem(out, p, unknown); });
 }
 
 }  // namespace remat

@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <istream>
 #include <iterator>
-#include <sstream>
+#include <ostream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -122,8 +122,9 @@ inline schedule_document read_schedule(std::istream& in, memory_system system, c
   return d;
 }
 
-inline void write_schedule(std::ostream& out, const result& r, std::string_view problem, const memory_system& system, bool plain,
+inline void write_schedule(std::ostream& out, const result& r, std::string_view problem, memory_system system, bool plain,
                            const json& unknown) {
+  system.validate();
   const auto& s = r.schedule;
   const auto name = [&](tier_id t) -> const std::string& {
     if (t >= system.tiers.size()) throw bad_document("the schedule names a tier that is not one of the problem");
@@ -146,13 +147,6 @@ inline void write_schedule(std::ostream& out, const result& r, std::string_view 
     for (tier_id t = 0; t < r.peaks.size(); ++t) document["peaks"][name(t)] = r.peaks[t];
   document.update(unknown);
   out << dump(document);
-}
-
-/// A device and a host, which documents name where the problem is not at hand.
-inline memory_system device_and_host() {
-  memory_system system;
-  system.validate();
-  return system;
 }
 
 }  // namespace detail
@@ -197,7 +191,7 @@ inline void write_schedule(std::ostream& out, const result& r, const problem& p,
 /// As above, for a problem of that name whose tiers are a device and a host.
 inline void write_schedule(std::ostream& out, const result& r, std::string_view problem,
                            const nlohmann::ordered_json& unknown = nlohmann::ordered_json::object()) {
-  detail::write_schedule(out, r, problem, detail::device_and_host(), true, unknown);
+  detail::write_schedule(out, r, problem, {}, true, unknown);
 }
 
 /// As above, to a file, which is replaced as a whole or not at all.
@@ -206,9 +200,7 @@ inline void write_schedule(std::ostream& out, const result& r, std::string_view 
 template <class Problem>
 void write_schedule(const std::filesystem::path& path, const result& r, const Problem& problem,
                     const nlohmann::ordered_json& unknown = nlohmann::ordered_json::object()) {
-  std::ostringstream text;
-  write_schedule(text, r, problem, unknown);
-  write_file(path, text.str());
+  write_file(path, [&](std::ostream& out) { write_schedule(out, r, problem, unknown); });
 }
 
 }  // namespace remat

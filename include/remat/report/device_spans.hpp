@@ -7,10 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <remat/core/evaluate.hpp>
-#include <remat/core/liveness.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
 #include <remat/structure/backward_start.hpp>
@@ -53,8 +53,8 @@ inline std::vector<device_span> device_spans(const problem& p, const schedule& s
     spans.push_back({v, maker, bytes, event++});
     return spans.size() - 1;
   };
-  const auto release = [&](std::size_t span) {
-    if (span != SIZE_MAX) spans[span].death = event++;
+  const auto release = [&](std::size_t& span) {
+    if (const auto i = std::exchange(span, SIZE_MAX); i != SIZE_MAX) spans[i].death = event++;
   };
   const auto put = [&](value_id v) { open[v] = allocate(v, none, p.values()[v].bytes); };
   for (value_id v = 0; v < p.values().size(); ++v)
@@ -66,22 +66,16 @@ inline std::vector<device_span> device_spans(const problem& p, const schedule& s
     if (x.what == action::copy) {
       if (x.to == device_tier) put(x.value());
     } else if (x.what == action::drop) {
-      if (x.from == device_tier) {
-        release(open[x.value()]);
-        open[x.value()] = SIZE_MAX;
-      }
+      if (x.from == device_tier) release(open[x.value()]);
     } else if (const auto& op = p.operations()[x.operation()]; op.on == device_tier) {
-      for (const auto& w : op.overwrites) {
-        release(open[w.input]);
-        open[w.input] = SIZE_MAX;
-      }
-      std::vector<std::size_t> replaced;  // outputs that were there already are made beside themselves
+      for (const auto& w : op.overwrites) release(open[w.input]);
+      std::vector<std::size_t> replaced;  // the workspace, and outputs that were there already: made beside themselves
       for (auto v : op.outputs) {
         replaced.push_back(open[v]);
         open[v] = allocate(v, x.operation(), p.values()[v].bytes);
       }
-      release(allocate(none, x.operation(), op.workspace));
-      for (auto span : replaced) release(span);
+      replaced.insert(replaced.begin(), allocate(none, x.operation(), op.workspace));
+      for (auto& span : replaced) release(span);
     }
   }
   return spans;
