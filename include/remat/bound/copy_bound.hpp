@@ -4,10 +4,8 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <tuple>
 #include <utility>

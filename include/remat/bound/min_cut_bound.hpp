@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <functional>
 #include <limits>
@@ -16,8 +15,7 @@
 #include <remat/bound/cuts_throughout.hpp>
 #include <remat/bound/memory_bound.hpp>
 #include <remat/bound/retention_cut.hpp>
-#include <remat/core/liveness.hpp>
-#include <remat/core/solve.hpp>
+#include <remat/core/bounds.hpp>
 
 namespace remat::bound {
 

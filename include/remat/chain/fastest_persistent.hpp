@@ -9,7 +9,6 @@
 #include <functional>
 #include <limits>
 #include <map>
-#include <string>
 #include <utility>
 #include <vector>
 

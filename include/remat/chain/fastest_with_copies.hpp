@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <concepts>
-#include <ranges>
 
 #include <remat/core/problem.hpp>
 #include <remat/graph/dag.hpp>

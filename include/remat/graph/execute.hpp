@@ -3,7 +3,6 @@
 /// From a schedule back to the graph: what to run and what to free, in terms of its vertices.
 #pragma once
 
-#include <concepts>
 #include <cstddef>
 #include <string>
 

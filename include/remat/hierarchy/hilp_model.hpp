@@ -9,13 +9,11 @@
 #include <cstddef>
 #include <cstdlib>
 #include <numeric>
-#include <optional>
 #include <utility>
 #include <vector>
 
 #include <remat/core/liveness.hpp>
 #include <remat/core/problem.hpp>
-#include <remat/core/schedule.hpp>
 #include <remat/hierarchy/condensed_problem.hpp>
 #include <remat/hierarchy/level.hpp>
 #include <remat/milp/model.hpp>

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
 #include <limits>
 #include <numeric>
 #include <span>

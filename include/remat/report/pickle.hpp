@@ -3,9 +3,7 @@
 /// JSON values as Python pickles. Needs nlohmann/json.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <string>
 
 #include <nlohmann/json.hpp>

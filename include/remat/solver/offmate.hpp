@@ -21,7 +21,6 @@
 #include <remat/copies/copy_search.hpp>
 #include <remat/copies/virtual_problem.hpp>
 #include <remat/core/beside.hpp>
-#include <remat/core/evaluate.hpp>
 #include <remat/core/incumbent.hpp>
 #include <remat/core/monitor.hpp>
 #include <remat/core/result.hpp>

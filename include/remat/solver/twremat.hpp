@@ -6,13 +6,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <functional>
-#include <iterator>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <remat/core/evaluate.hpp>
 #include <remat/core/incumbent.hpp>
 #include <remat/core/liveness.hpp>
 #include <remat/core/monitor.hpp>

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include <remat/core/problem.hpp>

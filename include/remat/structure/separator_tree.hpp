@@ -12,7 +12,6 @@
 #include <vector>
 
 #include <remat/core/problem.hpp>
-#include <remat/core/schedule.hpp>
 
 namespace remat::structure {
 

@@ -4,7 +4,6 @@
 /// platform (no standard distribution is used).
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <random>
 #include <string>

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include <remat/core/problem.hpp>
-#include <remat/core/schedule.hpp>
 
 namespace remat::tiers {
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include <remat/bound/copy_bound.hpp>
+#include <remat/bound/retention_cut.hpp>
 #include <remat/copies/residence.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include <remat/bound/copy_bound.hpp>
+#include <remat/bound/retention_cut.hpp>
 #include <remat/core/problem.hpp>
 #include <remat/core/schedule.hpp>
 #include <remat/tiers/tier_places.hpp>
