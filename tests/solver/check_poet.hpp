@@ -6,14 +6,16 @@
 #include <catch2/catch.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <optional>
 #include <queue>
 #include <random>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -26,6 +28,26 @@
 
 namespace remat::testing {
 
+/// What is where within a stage, and for how much longer the streams and the copies of the values on the device are busy, in
+/// ticks.
+struct staged_place {
+  std::uint32_t device = 0, host = 0;
+  std::int64_t to_host = 0, to_device = 0;
+  std::array<std::int64_t, 32> leaves{}, arrives{};
+  std::uint32_t stage = 0, next = 0;  ///< the operations that may still run in this stage
+  bool begun = false;                 ///< something has been computed in this stage
+  auto operator<=>(const staged_place&) const = default;
+
+  /// `ticks` later.
+  void pass(std::int64_t ticks) {
+    const auto shorten = [&](std::int64_t& t) { t = std::max<std::int64_t>(0, t - ticks); };
+    shorten(to_host);
+    shorten(to_device);
+    for (auto& t : leaves) shorten(t);
+    for (auto& t : arrives) shorten(t);
+  }
+};
+
 /// The least time of the schedules that poet's bound speaks of, by Dijkstra's algorithm: stage after stage, one needed operation
 /// each and one more at the end, copies to the device first, drops after the computation that reads or makes the value or at the
 /// end of a stage.
@@ -35,21 +57,10 @@ inline std::optional<double> staged_optimum_with_copies(const problem& p, bytes_
   const auto needed = needed_operations(p);
   const auto bit = [](std::size_t i) { return std::uint32_t{1} << i; };
   const auto ticks = [](double seconds) { return std::llround(seconds * 1e6); };
-  struct place {
-    detail::copy_state s;
-    std::uint32_t stage = 0, next = 0;  // the operations that may still run in this stage
-    bool begun = false;                 // something has been computed in this stage
-    bool operator==(const place&) const = default;
-  };
-  struct hash {
-    std::size_t operator()(const place& x) const {
-      return detail::copy_state_hash()(x.s) * 31 + (std::size_t{x.stage} << 10 | x.next << 1 | x.begun);
-    }
-  };
   std::uint32_t stays = 0, targets = 0;
-  place first;
+  staged_place first;
   for (value_id v = 0; v < nv; ++v) {
-    if (p.is_source(v)) first.s.device |= bit(v);
+    if (p.is_source(v)) first.device |= bit(v);
     if (p.values()[v].held || (p.is_source(v) && p.is_target(v))) stays |= bit(v);
     if (p.is_target(v)) targets |= bit(v);
   }
@@ -60,11 +71,11 @@ inline std::optional<double> staged_optimum_with_copies(const problem& p, bytes_
       if (set & bit(v)) sum += p.values()[v].bytes;
     return sum;
   };
-  using entry = std::pair<std::int64_t, const place*>;
+  using entry = std::pair<std::int64_t, const staged_place*>;
   const auto later = [](const entry& a, const entry& b) { return a.first > b.first; };
   std::priority_queue<entry, std::vector<entry>, decltype(later)> queue(later);
-  std::unordered_map<place, std::int64_t, hash> least;
-  const auto reach = [&](const place& x, std::int64_t now) {
+  std::map<staged_place, std::int64_t> least;
+  const auto reach = [&](const staged_place& x, std::int64_t now) {
     const auto [at, added] = least.emplace(x, now);
     if (!added && at->second <= now) return;
     at->second = now;
@@ -76,29 +87,29 @@ inline std::optional<double> staged_optimum_with_copies(const problem& p, bytes_
     const auto [now, at] = queue.top();
     queue.pop();
     if (now >= best) break;
-    const place x = *at;
+    const staged_place x = *at;
     if (now > least.at(x)) continue;
     if (least.size() > most) return std::nullopt;
     const bool last_stage = x.stage == needed.size(), over = !last_stage && x.next == x.stage + 1;
-    if (last_stage && (x.s.device & targets) == targets) {
+    if (last_stage && (x.device & targets) == targets) {
       std::int64_t wait = 0;
-      for (auto v : p.targets()) wait = std::max(wait, x.s.arrives[v]);
+      for (auto v : p.targets()) wait = std::max(wait, x.arrives[v]);
       best = std::min(best, now + wait);
     }
-    const auto live = bytes_on(x.s.device);
+    const auto live = bytes_on(x.device);
     for (std::size_t i = x.next; i < needed.size() && i <= x.stage; ++i) {
       const auto& op = p.operations()[needed[i]];
       if (i < x.stage && op.once) continue;
       std::uint32_t inputs = 0, outputs = 0;
       std::int64_t wait = 0;
-      for (auto v : op.inputs) inputs |= bit(v), wait = std::max(wait, x.s.arrives[v]);
+      for (auto v : op.inputs) inputs |= bit(v), wait = std::max(wait, x.arrives[v]);
       for (auto v : op.outputs) outputs |= bit(v);
-      if ((inputs & ~x.s.device) || live + bytes_on(outputs) + op.workspace > budget) continue;
+      if ((inputs & ~x.device) || live + bytes_on(outputs) + op.workspace > budget) continue;
       const auto took = wait + ticks(op.seconds);
       auto y = x;
-      y.s = x.s.later(took);
-      y.s.device |= outputs;
-      for (auto v : op.outputs) y.s.arrives[v] = 0;
+      y.pass(took);
+      y.device |= outputs;
+      for (auto v : op.outputs) y.arrives[v] = 0;
       y.next = static_cast<std::uint32_t>(i + 1);
       y.begun = true;
       reach(y, now + took);
@@ -111,30 +122,30 @@ inline std::optional<double> staged_optimum_with_copies(const problem& p, bytes_
       reach(y, now);
     }
     for (std::size_t v = 0; v < nv; ++v) {
-      const bool here = x.s.device & bit(v);
+      const bool here = x.device & bit(v);
       if (here && x.begun && !(stays & bit(v))) {
         const auto& op = p.operations()[needed[x.next - 1]];
         const auto has = [&](const auto& list) { return std::find(list.begin(), list.end(), v) != list.end(); };
         if (over || has(op.inputs) || has(op.outputs)) {
-          const auto wait = std::max(x.s.leaves[v], x.s.arrives[v]);
+          const auto wait = std::max(x.leaves[v], x.arrives[v]);
           auto y = x;
-          y.s = x.s.later(wait);
-          y.s.device &= ~bit(v);
+          y.pass(wait);
+          y.device &= ~bit(v);
           reach(y, now + wait);
         }
       }
       const auto& copies = *p.copies();
       const auto size = static_cast<double>(p.values()[v].bytes);
-      if (here && p.values()[v].movable && !(stays & bit(v)) && !(x.s.host & bit(v))) {
+      if (here && p.values()[v].movable && !(stays & bit(v)) && !(x.host & bit(v))) {
         auto y = x;
-        y.s.to_host = y.s.leaves[v] = std::max(x.s.to_host, x.s.arrives[v]) + ticks(copies.latency + size / copies.to_host);
-        y.s.host |= bit(v);
+        y.to_host = y.leaves[v] = std::max(x.to_host, x.arrives[v]) + ticks(copies.latency + size / copies.to_host);
+        y.host |= bit(v);
         reach(y, now);
       }
-      if (!here && !x.begun && (x.s.host & bit(v)) && live + p.values()[v].bytes <= budget) {
+      if (!here && !x.begun && (x.host & bit(v)) && live + p.values()[v].bytes <= budget) {
         auto y = x;
-        y.s.to_device = y.s.arrives[v] = x.s.to_device + ticks(copies.latency + size / copies.to_device);
-        y.s.device |= bit(v);
+        y.to_device = y.arrives[v] = x.to_device + ticks(copies.latency + size / copies.to_device);
+        y.device |= bit(v);
         reach(y, now);
       }
     }
