@@ -111,8 +111,8 @@ TEST_CASE("copies have lanes of their own, and the times of the streams") {
   CHECK((first.name == "a" && first.from == 2 && first.to == 3 && second.from == 3 && second.to == 1));
   CHECK((first.begin == Approx(2.5e6) && first.end == Approx(11e6) && second.begin == Approx(13.5e6) &&
          second.end == Approx(16e6)));
-  const auto& host = t.counters.at("memory of the host");
-  CHECK((host.front().second == 0 && host.back().second == 8));
+  const auto& held_there = t.counters.at("memory of the host");
+  CHECK((held_there.front().second == 0 && held_there.back().second == 8));
 }
 
 TEST_CASE("other tiers and streams have lanes of their own") {

@@ -20,7 +20,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const char* const small = R"({"format": "remat-problem", "version": 1, "name": "small", "author": {"name": "A", "tags": [1, [2]]},
+const char* const small_document =
+    R"({"format": "remat-problem", "version": 1, "name": "small", "author": {"name": "A", "tags": [1, [2]]},
   "values": [{"name": "x", "bytes": 10, "held": true, "dtype": "f32"}, {"name": "y", "bytes": 9007199254740982, "movable": false}],
   "operations": [{"name": "f", "inputs": [0], "outputs": [1], "seconds": 0.1, "workspace": 7, "once": true, "kind": "k", "id": 18446744073709551615}],
   "targets": [1], "backward_start": 0, "offload": {"to_host": 1e9, "to_device": 2e9, "latency": 1e-5, "lanes": 4}, "x": null})";
@@ -36,9 +37,9 @@ std::string write(const remat::problem_document& d) {
   return out.str();
 }
 
-/// `small` with one piece of text replaced.
+/// `small_document` with one piece of text replaced.
 std::string with(const std::string& from, const std::string& to) {
-  std::string text = small;
+  std::string text = small_document;
   const auto at = text.find(from);
   REQUIRE(at != std::string::npos);
   return text.replace(at, from.size(), to);
@@ -130,7 +131,7 @@ TEST_CASE("every instance survives a round trip, and so does its store-all sched
 }
 
 TEST_CASE("all members are read, and unknown ones are written back") {
-  const auto d = read(small);
+  const auto d = read(small_document);
   const auto& p = d.problem;
   CHECK(p.values()[1].bytes == remat::max_bytes - 10);
   CHECK(p.values()[0].held);
@@ -139,7 +140,7 @@ TEST_CASE("all members are read, and unknown ones are written back") {
   CHECK(p.copies()->to_device == 2e9);
   const auto text = write(d);
   const auto back = nlohmann::json::parse(text);
-  CHECK(back == nlohmann::json::parse(small));
+  CHECK(back == nlohmann::json::parse(small_document));
   check_equal(p, read(text).problem);
 }
 
@@ -235,7 +236,7 @@ TEST_CASE("limits of documents") {
     std::istringstream in(text);
     return remat::read_problem(in, l);
   };
-  const std::string text = small;
+  const std::string text = small_document;
   CHECK_NOTHROW(read_within(text, {.bytes = text.size()}));
   CHECK_THROWS_WITH(read_within(text, {.bytes = text.size() - 1}), Catch::Contains("longer than the limit"));
   CHECK_NOTHROW(read_within(text, {.depth = 4}));
@@ -293,7 +294,7 @@ TEST_CASE("schedules") {
 
 TEST_CASE("files are replaced as a whole or not at all") {
   const folder f;
-  const auto p = read(small).problem;
+  const auto p = read(small_document).problem;
   const auto file = f.path / "p.json";
   remat::write_problem(file, p);
   check_equal(remat::read_problem(file), p);

@@ -8,23 +8,16 @@
 #include <remat/order/destroy_repair.hpp>
 #include <remat/testing/generators.hpp>
 
+#include "../chain_or_random.hpp"
+
 using namespace remat;
 using namespace remat::testing;
-
-namespace {
-
-problem some_problem(std::mt19937_64& g, int round) {
-  if (round % 4 == 0) return random_training_chain(g, 3);
-  return random_problem(g, {.operations = 8, .once = round % 4 == 1 ? 25 : 0});
-}
-
-}  // namespace
 
 TEST_CASE("every change of an order leaves a valid one that needs what it says") {
   std::mt19937_64 g(11);
   int repaired = 0, failed = 0;
   for (int round = 0; round < 2000; ++round) {
-    const auto p = some_problem(g, round);
+    const auto p = chain_or_random(g, round);
     const auto all = evaluate(p, store_all_schedule(p)).peak;
     const auto budget = all - uniform(g, 0, all / 3);
     order::destroy_repair n(p, budget, g());
@@ -47,7 +40,7 @@ TEST_CASE("retention within the budget never makes an order slower") {
   std::mt19937_64 g(12);
   int faster = 0;
   for (int round = 0; round < 1000; ++round) {
-    const auto p = some_problem(g, round);
+    const auto p = chain_or_random(g, round);
     const auto peak = evaluate(p, store_all_schedule(p)).peak;
     order::destroy_repair tight(p, peak - peak / 4, 1), loose(p, peak - peak / 8, 1);
     tight.load(needed_operations(p));

@@ -96,15 +96,15 @@ TEST_CASE("a hundred thousand computations in a row of which nobody is of use an
     ops.push_back({"", {n - 1}, {n + i}, 1});
   }
   const problem p("row", std::move(values), std::move(ops), {n, n + 1});
-  auto twice = needed_operations(p);
-  for (index_t i = 0; i < n; ++i) twice.insert(twice.end() - 1, i);
+  auto doubled = needed_operations(p);
+  for (index_t i = 0; i < n; ++i) doubled.insert(doubled.end() - 1, i);
   sequence s(p);
-  s.load(twice);
+  s.load(doubled);
   REQUIRE(s.size() == 2 * n + 2);
   auto k = s.where(sequence::end);  // the second of the row's last, before the last reader
   for (int steps = 0; steps < 2;) steps += s.at(--k) != sequence::nothing;
   s.remove(s.at(k));
   CHECK(s.order() == needed_operations(p));
   s.roll_back();
-  CHECK(s.order() == twice);
+  CHECK(s.order() == doubled);
 }

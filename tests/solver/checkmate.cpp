@@ -13,7 +13,7 @@ using namespace remat;
 namespace {
 
 /// Answers what it is told to.
-struct scripted {
+struct scripted_backend {
   milp::solution answer = {};
   std::string name() const { return "scripted"; }
   milp::solution solve(const milp::model&, const milp::options& o) const {
@@ -23,14 +23,14 @@ struct scripted {
   }
 };
 
-static_assert(solver<checkmate<scripted>>);
+static_assert(solver<checkmate<scripted_backend>>);
 
 }  // namespace
 
 TEST_CASE("checkmate survives a backend that lies") {
   const auto p = testing::unit_training_chain(4);
   for (auto claim : {milp::status::failed, milp::status::optimal, milp::status::unbounded, milp::status::limit}) {
-    const auto r = solve(p, 4, checkmate<scripted>({}, scripted{{claim, Eigen::Vector2d(1, 1), 0, 0}}));
+    const auto r = solve(p, 4, checkmate<scripted_backend>({}, scripted_backend{{claim, Eigen::Vector2d(1, 1), 0, 0}}));
     CHECK(r.status == (claim == milp::status::limit ? status::time_limit : status::not_found));
     CHECK(r.reason.empty() == (claim == milp::status::limit));
     CHECK(r.scope_bound < 12);

@@ -31,7 +31,7 @@ namespace {
 min_cut quick() { return min_cut({.moments = 1, .cuts = 4, .mixtures = 1, .bound = false, .repairs = 1000, .rounds = 0}); }
 
 /// Counts the problems it is given.
-struct counting {
+struct counting_inner {
   min_cut inner = quick();
   std::atomic<int>* calls = nullptr;
   std::string name() const { return "counting"; }
@@ -76,13 +76,13 @@ TEST_CASE("equal parts are solved once, however many there are") {
     for (auto& op : operations) op.seconds *= 1 + 1e-4 * static_cast<double>(uniform(g, -200, 200));
     const problem p("noisy", plain.values(), operations, plain.targets());
     std::atomic<int> calls = 0;
-    counting inner;
+    counting_inner inner;
     inner.calls = &calls;
-    hierarchical<counting>::options o;
+    hierarchical<counting_inner>::options o;
     o.cut.size = 30;
     o.bound = false;
     o.rounds = 0;
-    const auto r = solve(p, share_of_peak(p, .6), hierarchical<counting>(inner, join_by_default(), o));
+    const auto r = solve(p, share_of_peak(p, .6), hierarchical<counting_inner>(inner, join_by_default(), o));
     CHECK(r.found());
     counts.push_back(calls);
   }

@@ -15,6 +15,7 @@
 #include <remat/testing/generators.hpp>
 #include <remat/testing/oracle.hpp>
 
+#include "../chain_or_random.hpp"
 #include "../instances.hpp"
 
 using namespace remat;
@@ -22,20 +23,11 @@ using namespace remat::testing;
 
 static_assert(solver<improved<store_all>>);
 
-namespace {
-
-problem some_problem(std::mt19937_64& g, int round) {
-  if (round % 4 == 0) return random_training_chain(g, 3);
-  return random_problem(g, {.operations = 8, .once = round % 4 == 1 ? 25 : 0});
-}
-
-}  // namespace
-
 TEST_CASE("an improver is never worse than what it starts from, and mostly finds the optimum") {
   std::mt19937_64 g(13);
   int compared = 0, better = 0, optimal = 0, missed = 0;
   for (int round = 0; round < 300; ++round) {
-    const auto p = some_problem(g, round);
+    const auto p = chain_or_random(g, round);
     const auto all = evaluate(p, store_all_schedule(p)).peak;
     for (const auto part : {90, 75, 60}) {
       const auto budget = all * part / 100;

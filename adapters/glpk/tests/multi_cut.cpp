@@ -3,9 +3,9 @@
 
 #include <remat/glpk/backend.hpp>
 
-#include "../../../tests/solver/check_multi_cut.hpp"
+#include "../../../tests/backend/checks.hpp"
 
 using namespace remat;
 
-TEST_CASE("glpk: bounds from moments are never above the optimum") { testing::check_moment_forms<glpk::backend>(21, 3000); }
-TEST_CASE("glpk: schedules from moments") { testing::check_moments<glpk::backend>(); }
+TEST_CASE("glpk: bounds from moments are never above the optimum") { testing::check_moment_forms(glpk::backend(), 21, 3000); }
+TEST_CASE("glpk: schedules from moments") { testing::check_moments(glpk::backend()); }

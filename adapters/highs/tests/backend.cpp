@@ -4,8 +4,7 @@
 #include <remat/highs/backend.hpp>
 #include <remat/testing/check_backend.hpp>
 
-#include "../../../tests/solver/check_checkmate.hpp"
-#include "../../../tests/solver/check_poet.hpp"
+#include "../../../tests/backend/checks.hpp"
 
 using namespace remat;
 
@@ -13,25 +12,21 @@ TEST_CASE("highs: conforms to the backend suite") {
   for (const auto& failure : testing::check_backend(highs::backend{})) FAIL_CHECK(failure);
 }
 
-TEST_CASE("highs: checkmate equals the staged optimum") { testing::check_against_oracles<highs::backend>(11, 600); }
-TEST_CASE("highs: poet against exhaustive search") { testing::check_poet_against_oracles<highs::backend>(21, 600); }
-TEST_CASE("highs: checkmate with extra stages") { testing::check_against_oracles<highs::backend>(12, 100, 1); }
-TEST_CASE("highs: checkmate on unit chains") { testing::check_unit_chains<highs::backend>(); }
-TEST_CASE("highs: checkmate with a last stage") { testing::check_against_oracles<highs::backend>(13, 100, 0, true); }
+TEST_CASE("highs: checkmate equals the staged optimum") { testing::check_against_oracles(highs::backend(), 11, 600); }
+TEST_CASE("highs: poet against exhaustive search") { testing::check_poet_against_oracles(highs::backend(), 21, 600); }
+TEST_CASE("highs: checkmate with extra stages") { testing::check_against_oracles(highs::backend(), 12, 100, 1); }
+TEST_CASE("highs: checkmate on unit chains") { testing::check_unit_chains(highs::backend()); }
+TEST_CASE("highs: checkmate with a last stage") { testing::check_against_oracles(highs::backend(), 13, 100, 0, true); }
 TEST_CASE("highs: checkmate on all topologies") {
-  for (std::size_t n = 1; n <= 5; ++n) testing::check_all_topologies<highs::backend>(n);
+  for (std::size_t n = 1; n <= 5; ++n) testing::check_all_topologies(highs::backend(), n);
 }
-TEST_CASE("highs: checkmate on pyramids and trees") { testing::check_pebbles<highs::backend>(); }
-TEST_CASE("highs: restrictions against the unrestricted model") { testing::check_restrictions<highs::backend>(14, 50); }
-TEST_CASE("highs: the published form has the same optimum") { testing::check_published_form<highs::backend>(15, 60); }
-TEST_CASE("highs: sweep and staircase") { testing::check_sweep<highs::backend>(16, 20); }
-TEST_CASE("highs: rounding") { testing::check_rounding<highs::backend>(17, 60); }
-TEST_CASE("highs: solvers conform") {
-  const testing::solver_suite few{.rounds = 15};
-  for (const auto& failure : testing::check_solver(checkmate<highs::backend>(), few)) FAIL_CHECK(failure);
-  for (const auto& failure : testing::check_solver(checkmate_rounding<highs::backend>(), few)) FAIL_CHECK(failure);
-}
-TEST_CASE("highs: checkmate at the edges") { testing::check_edges<highs::backend>(); }
+TEST_CASE("highs: checkmate on pyramids and trees") { testing::check_pebbles(highs::backend()); }
+TEST_CASE("highs: restrictions against the unrestricted model") { testing::check_restrictions(highs::backend(), 14, 50); }
+TEST_CASE("highs: the published form has the same optimum") { testing::check_published_form(highs::backend(), 15, 60); }
+TEST_CASE("highs: sweep and staircase") { testing::check_sweep(highs::backend(), 16, 20); }
+TEST_CASE("highs: rounding") { testing::check_rounding(highs::backend(), 17, 60); }
+TEST_CASE("highs: solvers conform") { testing::check_conformance(highs::backend(), 15); }
+TEST_CASE("highs: checkmate at the edges") { testing::check_edges(highs::backend()); }
 
 TEST_CASE("highs: a library that is not there is named, with what to install") {
   CHECK(highs::backend::available());

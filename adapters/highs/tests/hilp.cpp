@@ -3,14 +3,14 @@
 
 #include <remat/highs/backend.hpp>
 
-#include "../../../tests/hierarchy/check_hilp.hpp"
+#include "../../../tests/backend/checks.hpp"
 
 using namespace remat;
 
 TEST_CASE("highs: the hierarchical ILP of single operations is the staged optimum") {
-  testing::check_hilp_of_operations<highs::backend>(31, 200);
+  testing::check_hilp_of_operations(highs::backend(), 31, 200);
 }
 TEST_CASE("highs: the hierarchical ILP of parts, against every selection of options", "[long]") {
-  testing::check_hilp_of_parts<highs::backend>(10, 100);
+  testing::check_hilp_of_parts(highs::backend(), 10, 100);
 }
-TEST_CASE("highs: hiremate") { testing::check_hiremate<highs::backend>(); }
+TEST_CASE("highs: hiremate") { testing::check_hiremate(highs::backend()); }

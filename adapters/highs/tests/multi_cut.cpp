@@ -6,19 +6,20 @@
 #include <remat/highs/backend.hpp>
 #include <remat/solver/offmate.hpp>
 #include <remat/solver/proving.hpp>
+#include <remat/testing/generators.hpp>
 
-#include "../../../tests/solver/check_multi_cut.hpp"
+#include "../../../tests/backend/checks.hpp"
 
 using namespace remat;
 
 TEST_CASE("highs: bounds from moments are never above the optimum", "[long]") {
-  testing::check_moment_forms<highs::backend>(21, 1000);
+  testing::check_moment_forms(highs::backend(), 21, 1000);
 }
 TEST_CASE("highs: bounds from moments with copies are never above the optimum", "[long]") {
-  testing::check_moment_forms_with_copies<highs::backend>(22, 1000);
+  testing::check_moment_forms_with_copies(highs::backend(), 22, 1000);
 }
-TEST_CASE("highs: a longer limit proves no less from moments") { testing::check_multi_cut_limits<highs::backend>(); }
-TEST_CASE("highs: schedules from moments") { testing::check_moments<highs::backend>(); }
+TEST_CASE("highs: a longer limit proves no less from moments") { testing::check_multi_cut_limits(highs::backend()); }
+TEST_CASE("highs: schedules from moments") { testing::check_moments(highs::backend()); }
 TEST_CASE("highs: proving proves more of the same schedule") {
   std::mt19937_64 g(3);
   const proving<offmate<>, highs::backend> both;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// @file
-/// What `multi_cut_bound` and `moments` must do with any backend; each adapter's tests include this.
-#pragma once
+// What `multi_cut_bound` and `moments` must do with any backend; each adapter's tests call this.
+#include "checks.hpp"
+
+#include <catch2/catch.hpp>
 
 #include <algorithm>
-#include <catch2/catch.hpp>
 #include <chrono>
 #include <cmath>
 #include <memory>
@@ -23,16 +23,19 @@
 
 namespace remat::testing {
 
+namespace {
+
+using method_of_moments = moments<milp::any_backend>;
+
 /// Bounds of one model with the moments given: of its relaxation and of the MILP; infinity if there is no solution.
 struct moment_optimum {
   double relaxed, integer;
 };
-template <milp::backend B>
-moment_optimum solve_moments(const problem& p, bytes_t budget, const std::vector<operation_id>& moments,
-                             const bound::multi_cut_options& o = {}) {
-  const bound::multi_cut_model form(p, budget, moments, o, milp::longest_row(B()));
+moment_optimum solve_moments(const milp::any_backend& library, const problem& p, bytes_t budget,
+                             const std::vector<operation_id>& moments, const bound::multi_cut_options& o = {}) {
+  const bound::multi_cut_model form(p, budget, moments, o, library.longest_row);
   const auto solve = [&](const milp::model& m) {
-    const auto s = milp::solve(B(), m, {.gap = 0});
+    const auto s = milp::solve(library, m, {.gap = 0});
     REQUIRE((s.status == milp::status::optimal || s.status == milp::status::infeasible));
     return s.bound * form.unit();
   };
@@ -40,7 +43,7 @@ moment_optimum solve_moments(const problem& p, bytes_t budget, const std::vector
 }
 
 /// Some operations on a path, each an ancestor of the next.
-inline std::vector<operation_id> random_moments(const problem& p, std::mt19937_64& g, int percent) {
+std::vector<operation_id> random_moments(const problem& p, std::mt19937_64& g, int percent) {
   std::vector<operation_id> moments;
   const auto needed = needed_operations(p);
   std::vector<operation_id> path = {
@@ -57,9 +60,34 @@ inline std::vector<operation_id> random_moments(const problem& p, std::mt19937_6
   return moments;
 }
 
-/// `count` random problems: no bound of any model is above the optimum, and none of a single moment is below its minimum cut.
-template <milp::backend B>
-void check_moment_forms(std::uint64_t seed, int count) {
+/// Notes the columns of each model, those of relaxations as negative numbers, and has the search stop after some models. A
+/// relaxation takes a while, so that a search that looks at its limit goes another way; branch and bound ends at once without an
+/// answer.
+struct noting_backend {
+  milp::any_backend library;
+  monitor* m;
+  std::size_t most;
+  std::shared_ptr<std::vector<Eigen::Index>> models = std::make_shared<std::vector<Eigen::Index>>();
+  std::size_t longest_row = library.longest_row;
+
+  std::string name() const { return "noting"; }
+  milp::solution solve(const milp::model& model, const milp::options& o) const {
+    const bool mixed = std::find(model.integer.begin(), model.integer.end(), true) != model.integer.end();
+    models->push_back(mixed ? model.columns() : -model.columns());
+    milp::solution s;
+    s.status = milp::status::limit;
+    if (!mixed) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      s = library.solve(model, o);
+    }
+    if (models->size() == most) m->request_stop();
+    return s;
+  }
+};
+
+}  // namespace
+
+void check_moment_forms(const milp::any_backend& library, std::uint64_t seed, int count) {
   std::mt19937_64 g(seed);
   int positive = 0, tight = 0, several = 0, infeasible = 0, stronger = 0;
   for (int k = 0; k < count; ++k) {
@@ -73,7 +101,7 @@ void check_moment_forms(std::uint64_t seed, int count) {
     if (low > high) continue;
     const auto budget = uniform(g, low, high);
     const auto moments = random_moments(p, g, 60);
-    const auto bound = solve_moments<B>(p, budget, moments);
+    const auto bound = solve_moments(library, p, budget, moments);
     const auto best = exhaustive_optimum(p, budget).value_or(std::numeric_limits<double>::infinity());
     INFO("seed " << seed << ", case " << k << ", budget " << budget);
     const auto slack = 1e-6 * p.total_seconds();
@@ -89,13 +117,13 @@ void check_moment_forms(std::uint64_t seed, int count) {
     const bound::multi_cut_options full{.light = 0, .reach = 99}, few{.light = 0, .reach = 1};
     auto rest = moments;
     rest.erase(rest.begin() + static_cast<std::ptrdiff_t>(rest.size() / 2));
-    const auto all = solve_moments<B>(p, budget, moments, full);
+    const auto all = solve_moments(library, p, budget, moments, full);
     REQUIRE(all.integer <= best + slack);
-    CHECK(all.relaxed >= solve_moments<B>(p, budget, rest, full).relaxed - slack);
-    CHECK(all.relaxed >= solve_moments<B>(p, budget, moments, few).relaxed - slack);
-    stronger += all.relaxed > solve_moments<B>(p, budget, moments, few).relaxed + slack;
+    CHECK(all.relaxed >= solve_moments(library, p, budget, rest, full).relaxed - slack);
+    CHECK(all.relaxed >= solve_moments(library, p, budget, moments, few).relaxed - slack);
+    stronger += all.relaxed > solve_moments(library, p, budget, moments, few).relaxed + slack;
     const auto tau = moments.front();
-    const auto single = solve_moments<B>(p, budget, {tau});
+    const auto single = solve_moments(library, p, budget, {tau});
     bound::retention_cut cut(p, needed_operations(p), tau);
     const auto room = budget + cut.room();
     if (cut.retain_least().bytes > room) {
@@ -114,9 +142,7 @@ void check_moment_forms(std::uint64_t seed, int count) {
   CHECK(stronger > 0);
 }
 
-/// The same with copies: no bound of any model is above the optimum.
-template <milp::backend B>
-void check_moment_forms_with_copies(std::uint64_t seed, int count) {
+void check_moment_forms_with_copies(const milp::any_backend& library, std::uint64_t seed, int count) {
   std::mt19937_64 g(seed);
   int compared = 0, slower = 0, several = 0, tight = 0;
   for (int k = 0; k < count; ++k) {
@@ -141,7 +167,7 @@ void check_moment_forms_with_copies(std::uint64_t seed, int count) {
     for (const int percent : {100, 50}) {
       const auto moments = random_moments(p, g, percent);
       if (moments.empty()) continue;
-      const auto bound = solve_moments<B>(p, budget, moments, {.light = 0, .reach = percent == 100 ? 99U : 1U});
+      const auto bound = solve_moments(library, p, budget, moments, {.light = 0, .reach = percent == 100 ? 99U : 1U});
       REQUIRE(bound.relaxed <= bound.integer + slack);
       REQUIRE(bound.integer <= best->seconds + slack);
       ++compared;
@@ -156,34 +182,7 @@ void check_moment_forms_with_copies(std::uint64_t seed, int count) {
   CHECK(tight > count / 500);
 }
 
-/// Notes the columns of each model, those of relaxations as negative numbers, and has the search stop after some models. A
-/// relaxation takes a while, so that a search that looks at its limit goes another way; branch and bound ends at once without an
-/// answer.
-template <milp::backend B>
-struct noting_backend {
-  monitor* m;
-  std::size_t most;
-  std::shared_ptr<std::vector<Eigen::Index>> models = std::make_shared<std::vector<Eigen::Index>>();
-  std::size_t longest_row = milp::longest_row(B());
-
-  std::string name() const { return "noting"; }
-  milp::solution solve(const milp::model& model, const milp::options& o) const {
-    const bool mixed = std::find(model.integer.begin(), model.integer.end(), true) != model.integer.end();
-    models->push_back(mixed ? model.columns() : -model.columns());
-    milp::solution s;
-    s.status = milp::status::limit;
-    if (!mixed) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
-      s = B().solve(model, o);
-    }
-    if (models->size() == most) m->request_stop();
-    return s;
-  }
-};
-
-/// A search that ends earlier, with another limit, solves the first models of a longer one, so its bound is not above that.
-template <milp::backend B>
-void check_multi_cut_limits() {
+void check_multi_cut_limits(const milp::any_backend& library) {
   std::mt19937_64 g(7);
   for (int k = 0; k < 3; ++k) {
     const auto p = random_training_chain(g, 12);
@@ -193,7 +192,7 @@ void check_multi_cut_limits() {
     double bound = 0;
     for (const auto& [seconds, most] : {std::pair(10.0, std::size_t{3}), {100.0, 6}, {1000.0, 1000}}) {
       monitor m({.seconds = seconds});
-      const noting_backend<B> backend{&m, most};
+      const noting_backend backend{library, &m, most};
       const auto proven = bound::multi_cut_bound(p, budget, m, {.moments = 7}, backend);
       INFO("case " << k << ", " << most << " models");
       CHECK(proven.seconds >= bound);
@@ -206,16 +205,15 @@ void check_multi_cut_limits() {
   }
 }
 
-/// The solver, as any other, and where moments are enough to prove the optimum.
-template <milp::backend B>
-void check_moments() {
-  for (const auto& failure : check_solver(moments<B>(), {.rounds = 60})) FAIL_CHECK(failure);
-  const moments<B> method;
-  CHECK(method.name() == "moments/" + B().name());
-  CHECK_THROWS_AS(moments<B>({.moments = 0}), bad_option);
-  CHECK_THROWS_AS(moments<B>({.reach = 0}), bad_option);
-  CHECK_THROWS_AS(moments<B>({.negligible = std::nan("")}), bad_option);
-  CHECK_THROWS_WITH(moments<B>({.light = 1}), Catch::Contains("multi_cut_options.light") && Catch::Contains("1.0"));
+void check_moments(const milp::any_backend& library) {
+  for (const auto& failure : check_solver(method_of_moments({}, library), {.rounds = 60})) FAIL_CHECK(failure);
+  const method_of_moments method({}, library);
+  CHECK(method.name() == "moments/" + library.name());
+  CHECK_THROWS_AS(method_of_moments({.moments = 0}, library), bad_option);
+  CHECK_THROWS_AS(method_of_moments({.reach = 0}, library), bad_option);
+  CHECK_THROWS_AS(method_of_moments({.negligible = std::nan("")}, library), bad_option);
+  CHECK_THROWS_WITH(method_of_moments({.light = 1}, library),
+                    Catch::Contains("multi_cut_options.light") && Catch::Contains("1.0"));
   int proven = 0;
   std::mt19937_64 g(5);
   for (int k = 0; k < 20; ++k) {

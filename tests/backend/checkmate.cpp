@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// @file
-/// What `checkmate` must do with any backend; each adapter's tests include this.
-#pragma once
+// What `checkmate` must do with any backend; each adapter's tests call this.
+#include "checks.hpp"
+
+#include <catch2/catch.hpp>
 
 #include <algorithm>
-#include <catch2/catch.hpp>
 #include <cmath>
 #include <functional>
 #include <random>
@@ -22,13 +22,18 @@
 
 namespace remat::testing {
 
+namespace {
+
+using exact = checkmate<milp::any_backend>;
+using rounding = checkmate_rounding<milp::any_backend>;
+
 /// A random problem and a budget that makes recomputation worthwhile: at least what no search rules out, below what the needed
 /// operations take without any.
 struct tight_case {
   problem p;
   bytes_t budget;
 };
-inline tight_case tight_problem(std::mt19937_64& g) {
+tight_case tight_problem(std::mt19937_64& g) {
   for (;;) {
     random_options o;
     o.operations = static_cast<std::size_t>(uniform(g, 4, 7));
@@ -42,19 +47,20 @@ inline tight_case tight_problem(std::mt19937_64& g) {
   }
 }
 
-/// `count` random problems: checkmate is optimal among staged schedules, and never better than any schedule.
-template <milp::backend B>
-void check_against_oracles(std::uint64_t seed, int count, unsigned extra_stages = 0, bool last_stage = false) {
+}  // namespace
+
+void check_against_oracles(const milp::any_backend& library, std::uint64_t seed, int count, unsigned extra_stages,
+                           bool last_stage) {
   std::mt19937_64 g(seed);
   int found = 0, recomputing = 0, restricted = 0, searched = 0;
   for (int k = 0; k < count; ++k) {
     const auto [p, budget] = tight_problem(g);
     const auto staged = staged_optimum(p, budget, extra_stages, last_stage);
     const auto any = exhaustive_optimum(p, budget);
-    typename checkmate<B>::options o;
+    exact::options o;
     o.rules.extra_stages = extra_stages;
     o.rules.last_stage = last_stage;
-    const auto r = solve(p, budget, checkmate<B>(o), {.gap = 0});
+    const auto r = solve(p, budget, exact(o, library), {.gap = 0});
     INFO("seed " << seed << ", case " << k << ", budget " << budget);
     REQUIRE(r.found() == staged.has_value());
     if (staged) {
@@ -82,7 +88,7 @@ void check_against_oracles(std::uint64_t seed, int count, unsigned extra_stages 
       CHECK(std::isinf(r.scope_bound));
       ++searched;
     }
-    const auto fast = solve(p, budget, checkmate<B>(checkmate<B>::options::fast()), {.gap = 0});
+    const auto fast = solve(p, budget, exact(exact::options::fast(), library), {.gap = 0});
     if (fast.found()) {
       REQUIRE(staged_optimum(p, budget));
       CHECK(fast.seconds >= *staged_optimum(p, budget) - 1e-9);
@@ -95,13 +101,11 @@ void check_against_oracles(std::uint64_t seed, int count, unsigned extra_stages 
   CHECK(searched > 0);
 }
 
-/// The unit chain has a closed form: n + 1 + t(n + 1, B - 2), t(l, s) = r l - C(s + r, s + 1), r least with C(s + r, s) >= l.
-template <milp::backend B>
-void check_unit_chains() {
+void check_unit_chains(const milp::any_backend& library) {
   const double known[][3] = {{4, 4, 11}, {6, 4, 18}, {8, 4, 26}, {8, 5, 22}};
   for (const auto& [n, budget, optimum] : known) {
     const auto p = unit_training_chain(static_cast<std::size_t>(n));
-    const auto r = solve(p, static_cast<bytes_t>(budget), checkmate<B>(), {.seconds = milp::infinity, .gap = 0});
+    const auto r = solve(p, static_cast<bytes_t>(budget), exact({}, library), {.seconds = milp::infinity, .gap = 0});
     REQUIRE(r.found());
     CHECK(r.seconds == Approx(optimum));
     CHECK(r.scope_gap() < 1e-6);
@@ -109,9 +113,7 @@ void check_unit_chains() {
   }
 }
 
-/// All topologies of `n` operations of one output each that the last one depends on, with random costs and sizes.
-template <milp::backend B>
-void check_all_topologies(std::size_t n) {
+void check_all_topologies(const milp::any_backend& library, std::size_t n) {
   std::mt19937_64 g(n);
   int count = 0, tight = 0;
   for (std::uint64_t edges = 0; edges < std::uint64_t{1} << (n * (n - 1) / 2); ++edges) {
@@ -130,7 +132,7 @@ void check_all_topologies(std::size_t n) {
     const problem p("topology", std::move(values), std::move(operations), {static_cast<index_t>(n - 1)});
     const auto low = bounds_without_search(p).budget, high = evaluate(p, store_all_schedule(p)).peak;
     const auto budget = uniform(g, low, std::max(low, high - 1));
-    const auto r = solve(p, budget, checkmate<B>(), {.gap = 0});
+    const auto r = solve(p, budget, exact({}, library), {.gap = 0});
     const auto staged = staged_optimum(p, budget);
     INFO("edges " << edges << ", budget " << budget);
     REQUIRE(r.found() == staged.has_value());
@@ -144,15 +146,13 @@ void check_all_topologies(std::size_t n) {
   if (n >= 5) CHECK(tight > count / 50);
 }
 
-/// One byte and one second per operation: a pyramid needs its base and one more byte, and then no recomputation.
-template <milp::backend B>
-void check_pebbles() {
-  const auto solve_unit = [](std::vector<std::vector<value_id>> inputs, bytes_t budget) {
+void check_pebbles(const milp::any_backend& library) {
+  const auto solve_unit = [&](std::vector<std::vector<value_id>> inputs, bytes_t budget) {
     std::vector<value> values(inputs.size(), {"", 1, false});
     std::vector<operation> operations;
     for (auto& in : inputs) operations.push_back({"", in, {static_cast<index_t>(operations.size())}, 1});
     const problem p("", std::move(values), std::move(operations), {static_cast<index_t>(inputs.size() - 1)});
-    return solve(p, budget, checkmate<B>(), {.seconds = milp::infinity, .gap = 0});
+    return solve(p, budget, exact({}, library), {.seconds = milp::infinity, .gap = 0});
   };
   for (index_t base = 2; base <= 4; ++base) {
     std::vector<std::vector<value_id>> pyramid(base);
@@ -184,10 +184,7 @@ void check_pebbles() {
   }
 }
 
-/// `count` random problems: no restriction gives a better schedule, R1 equals operations marked once-only, and what is no
-/// restriction changes nothing.
-template <milp::backend B>
-void check_restrictions(std::uint64_t seed, int count) {
+void check_restrictions(const milp::any_backend& library, std::uint64_t seed, int count) {
   std::mt19937_64 g(seed);
   const limits l{.gap = 0};
   int equal[5] = {}, worse[5] = {};
@@ -197,7 +194,7 @@ void check_restrictions(std::uint64_t seed, int count) {
     const auto budget = random.budget;
     const auto turn = static_cast<index_t>(uniform(g, 1, static_cast<std::int64_t>(p.operations().size()) - 1));
     const auto with = [&](const problem& q, const staged::staging& rules) {
-      return solve(q, budget, checkmate<B>({.rules = rules, .restricted_first = false}), l);
+      return solve(q, budget, exact({.rules = rules, .restricted_first = false}, library), l);
     };
     INFO("seed " << seed << ", case " << k << ", budget " << budget << ", turn " << turn);
     const auto free = with(p, {});
@@ -235,17 +232,15 @@ void check_restrictions(std::uint64_t seed, int count) {
   }
 }
 
-/// `count` random problems: the published form has the same optimum, and the same solutions.
-template <milp::backend B>
-void check_published_form(std::uint64_t seed, int count) {
+void check_published_form(const milp::any_backend& library, std::uint64_t seed, int count) {
   std::mt19937_64 g(seed);
   const limits l{.gap = 0};
   int recomputing = 0;
   for (int k = 0; k < count; ++k) {
     const auto [p, budget] = tight_problem(g);
     INFO("seed " << seed << ", case " << k << ", budget " << budget);
-    const auto strong = solve(p, budget, checkmate<B>(), l);
-    const auto published = solve(p, budget, checkmate<B, staged::published_form>(), l);
+    const auto strong = solve(p, budget, exact({}, library), l);
+    const auto published = solve(p, budget, checkmate<milp::any_backend, staged::published_form>({}, library), l);
     REQUIRE(published.found() == strong.found());
     CHECK(published.status == strong.status);
     if (!strong.found()) continue;
@@ -262,12 +257,10 @@ void check_published_form(std::uint64_t seed, int count) {
   CHECK_THROWS_AS(staged::published_form(unit_training_chain(3), 5, {.recompute_where_used = true}), bad_option);
 }
 
-/// `count` random problems, each for all budgets: a sweep is as good as single calls, and the staircase has every step.
-template <milp::backend B>
-void check_sweep(std::uint64_t seed, int count) {
+void check_sweep(const milp::any_backend& library, std::uint64_t seed, int count) {
   std::mt19937_64 g(seed);
   const limits l{.gap = 0};
-  const checkmate<B> method;
+  const exact method({}, library);
   for (int k = 0; k < count; ++k) {
     const auto p = tight_problem(g).p;
     const auto low = bounds_without_search(p).budget - 1, high = evaluate(p, store_all_schedule(p)).peak + 1;
@@ -310,17 +303,15 @@ void check_sweep(std::uint64_t seed, int count) {
   CHECK_THROWS_AS(method.sweep(problem(), std::vector<bytes_t>{-1}, m), bad_option);
 }
 
-/// `count` random problems: what `checkmate_rounding` finds is a schedule, and its bound is one.
-template <milp::backend B>
-void check_rounding(std::uint64_t seed, int count) {
+void check_rounding(const milp::any_backend& library, std::uint64_t seed, int count) {
   std::mt19937_64 g(seed);
   int all = 0, best = 0, published = 0;
   for (int k = 0; k < count; ++k) {
     const auto [p, budget] = tight_problem(g);
     INFO("seed " << seed << ", case " << k << ", budget " << budget);
     const auto any = exhaustive_optimum(p, budget), staged = staged_optimum(p, budget);
-    const auto r = solve(p, budget, checkmate_rounding<B>({{}, {0.05, 0.1, 0.2}, 11, true}));
-    const auto two = solve(p, budget, checkmate_rounding<B, staged::published_form>());
+    const auto r = solve(p, budget, rounding({{}, {0.05, 0.1, 0.2}, 11, true}, library));
+    const auto two = solve(p, budget, checkmate_rounding<milp::any_backend, staged::published_form>({}, library));
     if (r.found() || two.found()) REQUIRE(any);
     for (const auto& x : {r, two}) {
       if (x.found()) CHECK(x.seconds >= *any - 1e-9);
@@ -334,15 +325,19 @@ void check_rounding(std::uint64_t seed, int count) {
   INFO(all << " feasible, of which within 2 %: " << best << ", as published " << published);
   CHECK(best > all / 3);
   CHECK(best > published);
-  CHECK_THROWS_AS(checkmate_rounding<B>({.allowances = {1}}), bad_option);
-  CHECK_THROWS_AS(checkmate_rounding<B>({.thresholds = 0}), bad_option);
+  CHECK_THROWS_AS(rounding({.allowances = {1}}, library), bad_option);
+  CHECK_THROWS_AS(rounding({.thresholds = 0}, library), bad_option);
 }
 
-/// Edges of the interface.
-template <milp::backend B>
-void check_edges() {
-  const checkmate<B> method;
-  CHECK(method.name() == "checkmate/" + B().name());
+void check_conformance(const milp::any_backend& library, std::size_t rounds) {
+  const solver_suite few{.rounds = rounds};
+  for (const auto& failure : check_solver(exact({}, library), few)) FAIL_CHECK(failure);
+  for (const auto& failure : check_solver(rounding({}, library), few)) FAIL_CHECK(failure);
+}
+
+void check_edges(const milp::any_backend& library) {
+  const exact method({}, library);
+  CHECK(method.name() == "checkmate/" + library.name());
   {
     const problem nothing;
     const auto r = solve(nothing, 0, method);
@@ -364,19 +359,19 @@ void check_edges() {
   const auto p = unit_training_chain(6);
   {
     const auto without = solve(p, 5, method, {.gap = 0});
-    typename checkmate<B>::options o;
+    exact::options o;
     o.start = without.schedule;
     o.restricted_first = false;
-    CHECK(solve(p, 5, checkmate<B>(o), {.gap = 0}).seconds == without.seconds);
+    CHECK(solve(p, 5, exact(o, library), {.gap = 0}).seconds == without.seconds);
     o.start->compute(0);  // not staged: a cutoff only
     o.start->drop(0);
-    CHECK(solve(p, 5, checkmate<B>(o), {.gap = 0}).seconds == without.seconds);
+    CHECK(solve(p, 5, exact(o, library), {.gap = 0}).seconds == without.seconds);
     o.start->drop(0);  // not even valid: ignored
-    CHECK(solve(p, 5, checkmate<B>(o), {.gap = 0}).seconds == without.seconds);
+    CHECK(solve(p, 5, exact(o, library), {.gap = 0}).seconds == without.seconds);
   }
   {
     const auto rejected = [&](const staged::staging& rules) {
-      CHECK_THROWS_AS(solve(p, 5, checkmate<B>({.rules = rules})), bad_option);
+      CHECK_THROWS_AS(solve(p, 5, exact({.rules = rules}, library)), bad_option);
     };
     rejected({.backward_start = 1000});
     rejected({.small_values = 1});

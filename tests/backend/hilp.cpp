@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// @file
-/// The hierarchical ILP against exhaustive search, for any MILP backend.
-#pragma once
+// The hierarchical ILP against exhaustive search, for any MILP backend.
+#include "checks.hpp"
 
 #include <catch2/catch.hpp>
 
@@ -30,9 +29,11 @@
 
 namespace remat::testing {
 
-namespace detail {
+namespace {
 
-inline bytes_t between(const problem& p, double share) {
+using exact = checkmate<milp::any_backend>;
+
+bytes_t between(const problem& p, double share) {
   const auto least = bounds_without_search(p).budget, all = evaluate(p, store_all_schedule(p)).peak;
   return least + static_cast<bytes_t>(share * static_cast<double>(all - least));
 }
@@ -41,25 +42,22 @@ inline bytes_t between(const problem& p, double share) {
 struct joined {
   double objective, seconds;
 };
-template <milp::backend B>
-std::optional<joined> hilp_optimum(const problem& p, bytes_t budget, const structure::partition& parts,
-                                   const std::vector<hierarchy::part_options>& options) {
+std::optional<joined> hilp_optimum(const milp::any_backend& library, const problem& p, bytes_t budget,
+                                   const structure::partition& parts, const std::vector<hierarchy::part_options>& options) {
   const hierarchy::part_index index(p, parts);
   incumbent best(p, budget);
   hierarchy::level l(p, index, parts, options, best, true);
   hierarchy::hilp_model form(l, 100);
-  const auto s = milp::solve(B(), form.build(), {.gap = 0});
+  const auto s = milp::solve(library, form.build(), {.gap = 0});
   if (!s.found()) return std::nullopt;
   REQUIRE(l.take(form.order(s.x)));
   REQUIRE(best.seconds() <= s.objective * form.unit() * (1 + 1e-9));
   return joined{s.objective * form.unit(), best.seconds()};
 }
 
-}  // namespace detail
+}  // namespace
 
-/// Where all parts are single operations, the optimum is that of staged schedules.
-template <milp::backend B>
-void check_hilp_of_operations(std::uint64_t seed, int rounds) {
+void check_hilp_of_operations(const milp::any_backend& library, std::uint64_t seed, int rounds) {
   std::mt19937_64 g(seed);
   int recomputing = 0;
   for (int round = 0; round < rounds; ++round) {
@@ -69,10 +67,10 @@ void check_hilp_of_operations(std::uint64_t seed, int rounds) {
                                       .once = round % 3 ? 0 : 20,
                                       .density = static_cast<int>(uniform(g, 20, 70))});
     for (const double share : {0.0, 0.3, 0.7}) {
-      const auto budget = detail::between(p, share);
+      const auto budget = between(p, share);
       INFO("seed " << seed << ", round " << round << ", budget " << budget);
       const auto staged = staged_optimum(p, budget);
-      const auto found = detail::hilp_optimum<B>(p, budget, {}, {});
+      const auto found = hilp_optimum(library, p, budget, {}, {});
       REQUIRE(found.has_value() == staged.has_value());
       if (!staged) continue;
       REQUIRE(found->objective == Approx(*staged).epsilon(1e-9));
@@ -82,10 +80,7 @@ void check_hilp_of_operations(std::uint64_t seed, int rounds) {
   CHECK(recomputing > rounds / 10);
 }
 
-/// Two levels: never faster than the optimum; never slower than the best staged schedule of any selection of options, each part
-/// in one option throughout.
-template <milp::backend B>
-void check_hilp_of_parts(std::uint64_t seed, int rounds) {
+void check_hilp_of_parts(const milp::any_backend& library, std::uint64_t seed, int rounds) {
   std::mt19937_64 g(seed);
   int found_any = 0, faster = 0, slower = 0;
   for (int round = 0; round < rounds; ++round) {
@@ -103,16 +98,16 @@ void check_hilp_of_parts(std::uint64_t seed, int rounds) {
       for (const double f : {0.9, 0.6, 0.3}) {
         const auto saved = static_cast<bytes_t>(f * static_cast<double>(list.list[0].saved));
         const auto limited = b.with_boundary(std::max<bytes_t>(0, peak - b.crossing() - saved));
-        if (const auto r = solve(limited, peak, checkmate<B>()); r.found())
+        if (const auto r = solve(limited, peak, exact({}, library)); r.found())
           list.list.push_back(b.measure(compute_order(r.schedule)));
       }
       list.checkpoint = b.checkpoint();
       options.push_back(std::move(list));
     }
     for (const double share : {0.0, 0.3, 0.6}) {
-      const auto budget = detail::between(p, share);
+      const auto budget = between(p, share);
       INFO("seed " << seed << ", round " << round << ", budget " << budget);
-      const auto found = detail::hilp_optimum<B>(p, budget, parts, options);
+      const auto found = hilp_optimum(library, p, budget, parts, options);
       const auto optimum = exhaustive_optimum(p, budget);
       double best = std::numeric_limits<double>::infinity();
       std::vector<std::size_t> which(parts.size(), 0);
@@ -144,32 +139,31 @@ void check_hilp_of_parts(std::uint64_t seed, int rounds) {
   CHECK(slower > 0);  // the parts cost something
 }
 
-/// The joiner and the method built on it, on problems with parts of parts.
-template <milp::backend B>
-void check_hiremate() {
-  using method = hiremate<B, store_all>;
-  const method tiny({.cut = {.size = 3, .most = 6}, .leaf_operations = 4, .saved = 2, .peaks = 2}, B(), store_all());
+void check_hiremate(const milp::any_backend& library) {
+  using method = hiremate<milp::any_backend, store_all>;
+  const method tiny({.cut = {.size = 3, .most = 6}, .leaf_operations = 4, .saved = 2, .peaks = 2}, library, store_all());
   for (const auto& failure : check_solver(tiny, {.rounds = 15})) FAIL_CHECK(failure);
 
   // One part that Inner solves: its optimum.
   std::mt19937_64 g(5);
   for (int round = 0; round < 10; ++round) {
     const auto p = random_problem(g, {.operations = 7});
-    const auto budget = detail::between(p, 0.4);
-    hiremate<B> one({.cut = {.most = 1}}, B(), checkmate<B>());
-    const auto r = solve(p, budget, one, {.gap = 0}), whole = solve(p, budget, checkmate<B>(), {.gap = 0});
+    const auto budget = between(p, 0.4);
+    hiremate<milp::any_backend> one({.cut = {.most = 1}}, library, exact({}, library));
+    const auto r = solve(p, budget, one, {.gap = 0}), whole = solve(p, budget, exact({}, library), {.gap = 0});
     REQUIRE(r.found() == whole.found());
     if (r.found()) REQUIRE(r.seconds == Approx(whole.seconds));
   }
 
   // The same cost as the chain of parts makes, or less, where both have the same options of the same parts.
   const auto p = transformer_training_graph(3);
-  const auto budget = detail::between(p, 0.6);
-  const auto r = solve(p, budget, hiremate<B>({.cut = {.size = 20, .most = 8}}, B(), checkmate<B>(checkmate<B>::options::fast())),
-                       {.seconds = 600, .gap = 0.01});
+  const auto budget = between(p, 0.6);
+  const auto r = solve(
+      p, budget, hiremate<milp::any_backend>({.cut = {.size = 20, .most = 8}}, library, exact(exact::options::fast(), library)),
+      {.seconds = 600, .gap = 0.01});
   CHECK(r.found());
-  CHECK_THROWS_AS(method({.choices = 0}, B(), store_all()), bad_option);
-  CHECK_THROWS_AS(method({.saved = 0}, B(), store_all()), bad_option);
+  CHECK_THROWS_AS(method({.choices = 0}, library, store_all()), bad_option);
+  CHECK_THROWS_AS(method({.saved = 0}, library, store_all()), bad_option);
 }
 
 }  // namespace remat::testing
