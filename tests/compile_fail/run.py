@@ -4,7 +4,7 @@
 
 usage: run.py COMPILER... -- FLAG...
 A case is a C++ file with one or more lines `// expect: text`: each text must be in the diagnostic. What stands between
-`// broken` and `// end` is the mistake: without it the case must compile, so that nothing else is what is refused.
+`// broken` and `// end` is the mistake, of which every error must be: so nothing else is what is refused.
 """
 import concurrent.futures
 import os
@@ -17,23 +17,32 @@ here = pathlib.Path(__file__).resolve().parent
 compilers, flags = sys.argv[1:sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1:]
 
 
-def compile(compiler, source):
-    command = [compiler, "-std=c++20", "-fsyntax-only", "-x", "c++", f"-I{here.parent.parent / 'include'}", *flags, "-"]
-    done = subprocess.run(command, input=source, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return done.returncode, done.stdout
+def lines_of_errors(case, diagnostic):
+    """Where in the case each error is, or what needs the template that it is in; nothing for an error elsewhere."""
+    needed_by = None
+    for line in diagnostic.splitlines():
+        at = re.match(re.escape(str(case)) + r":(\d+):", line)
+        if "error: " in line:
+            yield int(at.group(1)) if at else needed_by
+            needed_by = None
+        elif at and "required from" in line:
+            needed_by = int(at.group(1))
 
 
 def judge(case, compiler):
     """What is wrong with the case; nothing, if it is refused as it should be."""
     source = case.read_text()
     expected = re.findall(r"// expect: (.*)", source)
-    repaired = re.sub(r"// broken\n.*?// end\n", "", source, flags=re.S)
-    status, diagnostic = compile(compiler, source)
+    mistake = re.search(r"// broken\n.*?// end\n", source, re.S)
+    command = [compiler, "-std=c++20", "-fsyntax-only", f"-I{here.parent.parent / 'include'}", *flags, case]
+    diagnostic = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
     missing = [text for text in expected if text not in diagnostic]
-    plain, complaint = compile(compiler, repaired)
-    if expected and status != 0 and not missing and repaired != source and plain == 0:
+    errors = list(lines_of_errors(case, diagnostic))
+    broken = range(*(source.count("\n", 0, at) + 1 for at in mistake.span())) if mistake else ()
+    if expected and errors and not missing and all(line in broken for line in errors):
         return ""
-    return f"FAILED: {case.name} with {compiler}: exit {status}, missing {missing}, without the mistake exit {plain}\n{diagnostic}\n{complaint}\n"
+    told = f"missing {missing}, errors in lines {errors}, the mistake is in {broken}"
+    return f"FAILED: {case.name} with {compiler}: {told}\n{diagnostic}\n"
 
 
 cases = sorted(here.glob("*.cpp"))
