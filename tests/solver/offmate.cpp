@@ -111,7 +111,7 @@ TEST_CASE("a fast link gives store-all's time, a dead one recomputation's, and n
   CHECK(solve(p, budget, offload_only{}).status == status::not_applicable);
 }
 
-TEST_CASE("a faster link and more memory are no slower, within what a search may miss") {
+TEST_CASE("a faster link and more memory are no slower, within what a search may miss", "[long]") {
   const auto p = transformer_training_graph(3);
   const offmate<> both(min_cut{}, {.starts = 4, .idle = 4});
   double before = no_limit;
