@@ -83,7 +83,7 @@ TEST_CASE("memory follows insertions, removals and moves, and what is taken back
   CHECK(undone > 2000);
 }
 
-TEST_CASE("a hundred thousand computations in a row of which nobody is of use any more go without recursion") {
+TEST_CASE("a hundred thousand computations in a row of which nobody is of use any more go without recursion", "[long]") {
   constexpr index_t n = 100'000;
   std::vector<value> values;
   std::vector<operation> ops;
