@@ -26,7 +26,6 @@
 #include <remat/testing/tier_oracle.hpp>
 
 namespace remat::testing {
-
 namespace {
 
 /// What is where within a stage, and for how much longer the streams and the copies of the values on the device are busy, in

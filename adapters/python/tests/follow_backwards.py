@@ -330,6 +330,24 @@ class Uses(Test):
         with self.assertNoLogs("remat", logging.WARNING):
             self.check(Scales, step, steps=6)
 
+    def test_other_uses_of_buffers_that_a_list_writes(self):
+        """Kernels of lists raise the versions themselves, and do not run while the forward is followed."""
+        class Scales(Net):
+            def begin(self):
+                self.register_buffer("scale", torch.ones(48))
+                self.register_buffer("other", torch.ones(48))
+
+            def act(self, h):
+                with torch.no_grad():
+                    torch._foreach_lerp_([self.scale, self.other], [h.mean(0), h.square().mean(0)], 0.5)
+                return h.tanh() * self.scale * self.other
+
+        def step(model, x, k):
+            (0.001 * model(x).sum() if k % 4 == 3 else model(x).square().mean()).backward()
+
+        with self.assertNoLogs("remat", logging.WARNING):
+            self.check(Scales, step, steps=8)
+
     def test_gradients_of_each_output(self):
         """The first backward is for one output, and is planned anew; the second for the other one."""
         def step(model, x, k):

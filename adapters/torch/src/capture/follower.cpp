@@ -112,6 +112,8 @@ void follower::run(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
       log_->hide(tensor_at(stack, first, o).storage());  // a constant until now
   }
   std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
+  for (const auto& o : c.operands)
+    for (auto k = o.raised; k > 0; --k) tensor_at(arguments, 0, o).unsafeGetTensorImpl()->bump_version();
   const bool moved = reshape(c, arguments);
   auto results = results_of(c, arguments);
   stack.resize(first);

@@ -187,12 +187,17 @@ void recorder::run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_
     if (c.operands[i].written && contents_[s] == contents::outside) save(tensors[i]);
     if (c.operands[i].written && log_ != nullptr && trace_.backward == 0 && !constant && !again.before) keep_data(tensors[i], s);
     bytes.push_back(storage_of(tensors[i])->nbytes());
+    if (c.operands[i].written && !tensors[i].is_inference()) c.operands[i].raised = -version(tensors[i]);
   }
 
   again.before != nullptr ? repeat(c, stack, first, again) : execute(c, stack, first, tensors, told, constant);
-  for (std::size_t i = 0; i < tensors.size(); ++i)
-    if (storage_of(tensors[i])->nbytes() != bytes[i] || index_.at(storage_of(tensors[i])) != c.operands[i].view.value)
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    auto& o = c.operands[i];
+    if (storage_of(tensors[i])->nbytes() != bytes[i] || index_.at(storage_of(tensors[i])) != o.view.value)
       refuse(name, "resizes or replaces the storage of a tensor");
+    if (o.written && !tensors[i].is_inference()) o.raised += version(tensors[i]);
+    if (again.before != nullptr) o.raised = again.before->operands[i].raised;
+  }
 
   std::vector<c10::StorageImpl*> touched;
   for (std::size_t i = 0; i < tensors.size(); ++i)

@@ -21,6 +21,7 @@ struct traced_tensor {
   bool written = false;        ///< the call writes its storage
   std::size_t tensor = 0;      ///< which tensor it is, in the order in which a trace meets them
   bool requires_grad = false;  ///< as the call finds it
+  int64_t raised = 0;          ///< by how much its kernel raises the version, as those of lists do
 };
 
 /// A `generator_origin` in terms of calls.

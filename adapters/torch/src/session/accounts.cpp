@@ -146,8 +146,12 @@ bool accounts::vacate(const region& arena) const {
 
 std::shared_ptr<region> accounts::idle_arena() const {
   std::shared_ptr<region> found;
-  for (const auto& r : runners)
-    if (vacate(*r->run->memory()) && !found) found = r->run->arena();
+  for (const auto& r : runners) {
+    if (r->what->zones || r->what->run->far_bytes() > 0) continue;  // idle ones would keep far memory
+    const bool moves = options_.graph || !r->run->memory()->on().is_cpu();
+    const bool idle = moves ? vacate(*r->run->memory()) : !r->run->in_flight() && !r->run->arena_in_use();
+    if (idle && !found) found = r->run->arena();
+  }
   return found;
 }
 

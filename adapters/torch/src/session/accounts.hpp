@@ -70,7 +70,10 @@ class accounts {
   void evacuate(const executor& r) const;
   /// Moves out what is held of an arena. @return no step runs there, and nothing is left
   bool vacate(const region& arena) const;
-  /// Moves out what is held of the arenas where no step runs. @return one of these; null: there is none
+  /// An arena where no step runs, for steps of another kind: the executors that share it stay ready. On a device, it spares the
+  /// allocator's calls that wait for all kernels, and what is held of it is moved out. On the host gradients are not moved:
+  /// pages around them can be given back.
+  /// @return null: there is none
   std::shared_ptr<region> idle_arena() const;
   /// What is idle makes room.
   void release();

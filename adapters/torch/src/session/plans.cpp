@@ -108,7 +108,7 @@ std::shared_ptr<runner> session::state::ready(const std::shared_ptr<setup>& s, c
     last_held.gradients = gradients;
     return r;
   }
-  auto place = options.graph ? memory.idle_arena() : nullptr;
+  auto place = memory.idle_arena();
   if (place)
     memory.let_go([&](const runner& r) { return !r.run->in_flight() && r.run->arena() != place; });
   else
