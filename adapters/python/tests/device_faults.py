@@ -178,6 +178,22 @@ def check_idle_arenas():
     model(IDS.to(DEVICE)).backward()
 
 
+def check_arenas_of_later_steps():
+    """Steps that add to gradients, and batches of several sizes, share an arena. The allocator of CUDA waits for all kernels in each
+    call, so later steps make none."""
+    if DEVICE.type != "cuda":
+        return  # others do not count
+    for batches in ((300, 300, 300), (300, 200)):
+        model, seen = wrapped(budget="100%"), []
+        for _ in range(6):
+            for rows in batches:
+                model(torch.randint(0, 50, (rows, 16)).to(DEVICE)).backward()
+            model.zero_grad()
+            seen.append(torch.cuda.memory_stats()["num_device_alloc"])
+        assert len(set(seen[2:])) == 1, (batches, seen)
+        del model
+
+
 def check_first_step_beside_a_backward():
     """A step is recorded while the thread of the device waits for the thread that records it."""
     ids, ready, held, ended = IDS.to(DEVICE), *(threading.Event() for _ in range(3))

@@ -53,7 +53,7 @@ executor::gradients executor::backward(const std::vector<at::Tensor>& output_gra
 void executor::use(const bindings& tensors) {
   if (state_->flying || &tensors.step() != &state_->step)
     throw broken_contract("remat: an executor got tensors during a step, or those for another program");
-  state_->slots = tensors;
+  state_->use(tensors);
 }
 void executor::set_numbers(std::vector<double> numbers) {
   if (numbers == state_->numbers) return;

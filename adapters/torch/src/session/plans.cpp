@@ -87,14 +87,19 @@ void session::state::refine(const runner& r, bytes_t held_bytes) {
 
 std::shared_ptr<runner> session::state::acquire(const std::shared_ptr<setup>& s, const std::vector<at::Tensor>& inputs) {
   auto r = ready(s, inputs);
-  if (r->bound != s->bound) {
-    if (r->bound) r->run->use(s->bound->slots);
-    r->bound = s->bound;
-  }
+  rebind(*r);
   return r;
 }
 
+void session::state::rebind(runner& r) {
+  if (r.bound == r.kind->bound) return;
+  if (r.bound) r.run->use(r.kind->bound->slots);
+  r.bound = r.kind->bound;
+}
+
 std::shared_ptr<runner> session::state::ready(const std::shared_ptr<setup>& s, const std::vector<at::Tensor>& inputs) {
+  for (const auto& r : memory.runners)  // gradients of earlier tensors may lie in its arena
+    if (!r->run->in_flight()) rebind(*r);
   memory.sweep();
   last_held = memory.held(*s, inputs);
   if (memory.can_share() && memory.expected() > 1) return acquire_in_flight(s);
