@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Large values in parts, each of which is kept, dropped and copied by itself.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <remat/core/error.hpp>
+#include <remat/core/problem.hpp>
+
+namespace remat {
+
+/// A problem whose large values are in parts. Operations make and read all parts of a value together.
+struct split_problem {
+  remat::problem problem;
+  std::vector<value_id> whole;  ///< per value of `problem`: the value that it is, or is a part of
+};
+
+/// Splits every value that is larger than `most`, but held ones: a plan may then move half of a tensor while the other half
+/// stays.
+///
+/// For a runtime that can put the parts behind one another in time for an operation, as virtual memory does with pages; where a
+/// tensor has one place from its birth to its death, its bytes are taken as long as any of its parts is there. What one schedule
+/// does to a value, another can do to all of its parts: but for the latency of copies, no budget needs more time in parts, and no
+/// time more bytes.
+/// @param p    any problem with V values
+/// @param most bytes of a part, such as a multiple of a page; the last part of a value has what is left
+/// @throws bad_option if `most` is not positive, or so small that there would be more than 2^24 values
+/// Complexity: O(values and edges of the result).
+/// @code
+/// const auto [parts, whole] = remat::split_values(p, 2 << 20);
+/// const auto r = remat::solve(parts, budget, remat::offmate<>(), {.seconds = 20});
+/// @endcode
+inline split_problem split_values(const problem& p, bytes_t most) {
+  if (most <= 0) throw bad_option("split_values: parts of " + std::to_string(most) + " bytes");
+  const auto& values = p.values();
+  const auto stays = [&](const value& v) { return v.held || v.bytes <= most; };
+  split_problem result;
+  std::vector<value> parts;
+  std::vector<value_id> first;  // per value: its first part
+  for (value_id v = 0; v < values.size(); ++v) {
+    first.push_back(static_cast<value_id>(parts.size()));
+    auto left = values[v].bytes;
+    constexpr bytes_t limit = bytes_t{1} << 24;
+    if (!stays(values[v]) && left / most > limit - static_cast<bytes_t>(parts.size()))
+      throw bad_option("split_values: more than 2^24 values with parts of " + std::to_string(most) + " bytes");
+    do {
+      auto part = values[v];
+      part.bytes = stays(values[v]) ? left : std::min(left, most);
+      left -= part.bytes;
+      parts.push_back(std::move(part));
+      result.whole.push_back(v);
+    } while (left > 0);
+  }
+  first.push_back(static_cast<value_id>(parts.size()));
+
+  const auto parts_of = [&](const std::vector<value_id>& list) {
+    std::vector<value_id> all;
+    for (auto v : list)
+      for (auto k = first[v]; k < first[v + 1]; ++k) all.push_back(k);
+    return all;
+  };
+  const auto pairs_of = [&](auto& all, value_id a, value_id b) {
+    for (index_t k = 0; k < first[a + 1] - first[a]; ++k)
+      all.push_back({static_cast<value_id>(first[a] + k), static_cast<value_id>(first[b] + k)});
+  };
+  auto operations = p.operations();
+  for (auto& op : operations) {
+    op.inputs = parts_of(op.inputs);
+    op.outputs = parts_of(op.outputs);
+    for (const auto& w : std::exchange(op.overwrites, {})) pairs_of(op.overwrites, w.output, w.input);
+  }
+  std::vector<carry> next;
+  for (const auto& c : p.next()) pairs_of(next, c.target, c.source);
+  const auto beyond = p.links_beyond_copies();
+  result.problem = {p.name(),
+                    std::move(parts),
+                    std::move(operations),
+                    parts_of(p.targets()),
+                    p.copies(),
+                    p.backward_start(),
+                    {p.tiers(), {beyond.begin(), beyond.end()}},
+                    std::move(next)};
+  return result;
+}
+
+}  // namespace remat
