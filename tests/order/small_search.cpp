@@ -19,7 +19,7 @@ using order::small_search;
 
 TEST_CASE("small searches find the optimum of small problems, or that there is none") {
   std::mt19937_64 g(1);
-  int found = 0, none = 0;
+  int found = 0, hopeless = 0;
   for (int round = 0; round < 400; ++round) {
     const auto p = round % 4 == 0 ? random_training_chain(g, 4)
                                   : random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 1, 9)),
@@ -37,7 +37,7 @@ TEST_CASE("small searches find the optimum of small problems, or that there is n
       REQUIRE(best.order.has_value() == optimum.has_value());
       if (!optimum) {
         CHECK((std::isinf(any.bound) && std::isinf(best.bound)));
-        ++none;
+        ++hopeless;
         continue;
       }
       ++found;
@@ -52,7 +52,7 @@ TEST_CASE("small searches find the optimum of small problems, or that there is n
     }
   }
   CHECK(found > 1000);
-  CHECK(none > 300);
+  CHECK(hopeless > 300);
 }
 
 TEST_CASE("a small search that gives up has a bound, and says that it did") {

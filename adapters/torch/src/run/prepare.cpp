@@ -190,14 +190,14 @@ void executor::state::empty(const location& l) {
       (x.at.at == 0 ? steps[x.step].copies[x.call].first : steps[x.step].copies[x.call].second) = at::Tensor();
 }
 
-void executor::state::use(const bindings& tensors) {
+void executor::state::use(const bindings& now) {
   for (index_t k = 0; k < places.size(); ++k) {
     const auto v = step.slots[k].value;
-    if (!slots[k].defined() || slots[k].is_same(tensors[k]) || step.values[v].slot != k) continue;
+    if (!slots[k].defined() || slots[k].is_same(now[k]) || step.values[v].slot != k) continue;
     empty({none, v});
     places[k] = {};
   }
-  slots = tensors;
+  slots = now;
 }
 
 void executor::state::bind(index_t k) {

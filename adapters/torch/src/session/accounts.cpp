@@ -133,12 +133,12 @@ void accounts::evacuate(const executor& r) const {
   }
 }
 
-bool accounts::vacate(const region& arena) const {
+bool accounts::vacate(const region& arena, bool gradients) const {
   for (const auto& r : runners) {
     if (r->run->memory().get() != &arena) continue;
     if (r->run->in_flight()) return false;
     r->run->vacate();
-    if (r->run->arena_in_use()) evacuate(*r->run);
+    if (gradients && r->run->arena_in_use()) evacuate(*r->run);
     if (r->run->arena_in_use()) return false;
   }
   return true;
@@ -148,9 +148,8 @@ std::shared_ptr<region> accounts::idle_arena() const {
   std::shared_ptr<region> found;
   for (const auto& r : runners) {
     if (r->what->zones || r->what->run->far_bytes() > 0) continue;  // idle ones would keep far memory
-    const bool moves = options_.graph || !r->run->memory()->on().is_cpu();
-    const bool idle = moves ? vacate(*r->run->memory()) : !r->run->in_flight() && !r->run->arena_in_use();
-    if (idle && !found) found = r->run->arena();
+    const bool gradients = options_.graph || !r->run->memory()->on().is_cpu();
+    if (vacate(*r->run->memory(), gradients) && !found) found = r->run->arena();
   }
   return found;
 }

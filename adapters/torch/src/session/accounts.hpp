@@ -69,7 +69,8 @@ class accounts {
   /// Moves the gradients of parameters out of the arena of `r`.
   void evacuate(const executor& r) const;
   /// Moves out what is held of an arena. @return no step runs there, and nothing is left
-  bool vacate(const region& arena) const;
+  /// @param gradients those, too
+  bool vacate(const region& arena, bool gradients = true) const;
   /// An arena where no step runs, for steps of another kind: the executors that share it stay ready. On a device, it spares the
   /// allocator's calls that wait for all kernels, and what is held of it is moved out. On the host gradients are not moved:
   /// pages around them can be given back.

@@ -106,7 +106,8 @@ std::shared_ptr<runner> session::state::ready(const std::shared_ptr<setup>& s, c
   const auto fixed = last_held.held();
   for (const auto& r : memory.runners) {  // one that is ready
     if (r->kind != s || r->run->in_flight() || r->what->superseded || r->what->zones) continue;
-    const auto need = r->what->run->needed_bytes();
+    const auto& p = *r->what->run;  // its arena may be larger, as that of another kind
+    const auto need = p.needed_bytes() + std::max<bytes_t>(0, r->run->arena()->bytes() - p.arena_bytes());
     const auto gradients = memory.gradients();
     if (fixed + gradients + need + memory.others(r.get()) > memory.budget(last_held, gradients, true)) continue;
     if (!memory.vacate(*r->run->memory())) continue;
@@ -114,8 +115,11 @@ std::shared_ptr<runner> session::state::ready(const std::shared_ptr<setup>& s, c
     return r;
   }
   auto place = memory.idle_arena();
-  if (place)
-    memory.let_go([&](const runner& r) { return !r.run->in_flight() && r.run->arena() != place; });
+  if (place)  // others of this kind do not suit, and those for earlier tensors would hold these
+    memory.let_go([&](const runner& r) {
+      const bool stays = r.run->arena() == place && r.kind != s && r.bound && r.bound->of == s->bound->of;
+      return !r.run->in_flight() && !stays;
+    });
   else
     release();
   auto [available, held_bytes] = room(*s);
