@@ -90,8 +90,7 @@ TEST_CASE("the optimum in parts is never slower, and often faster") {
     const auto budget = uniform(g, least, all - 1);
     const auto parts = split_values(p, 3).problem;
     if (parts.values().size() > 12) continue;
-    const auto whole = exhaustive_optimum_on_tiers(p, budget, 20'000),
-               split = exhaustive_optimum_on_tiers(parts, budget, 20'000);
+    const auto whole = exhaustive_optimum_on_tiers(p, budget, 20'000), split = exhaustive_optimum_on_tiers(parts, budget, 20'000);
     if (!whole || !split) continue;
     REQUIRE(split->seconds <= whole->seconds + 1e-9);
     ++compared;
