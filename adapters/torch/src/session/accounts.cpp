@@ -147,7 +147,8 @@ bool accounts::vacate(const region& arena, bool gradients) const {
 std::shared_ptr<region> accounts::idle_arena() const {
   std::shared_ptr<region> found;
   for (const auto& r : runners) {
-    if (r->what->zones || r->what->run->far_bytes() > 0) continue;  // idle ones would keep far memory
+    if (r->what->zones) continue;
+    if (!options_.graph && r->what->run->far_bytes() > 0) continue;  // while idle it would keep far memory
     const bool gradients = options_.graph || !r->run->memory()->on().is_cpu();
     if (vacate(*r->run->memory(), gradients) && !found) found = r->run->arena();
   }
