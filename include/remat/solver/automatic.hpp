@@ -230,7 +230,7 @@ class automatic {
   /// @return true if that, or that there is none, is proven
   static bool decide(search& now) {
     constexpr std::size_t sets = 300'000;  // half a second
-    if (now.done() || !order::small_search::takes(now.p)) return false;
+    if (now.done() || now.needed.size() > order::small_search::most || !order::small_search::takes(now.p)) return false;
     order::small_search all(now.p, now.budget);
     order::small_search::answer known;
     const auto take = [&] {

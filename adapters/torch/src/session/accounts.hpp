@@ -72,8 +72,8 @@ class accounts {
   /// @param gradients those, too
   bool vacate(const region& arena, bool gradients = true) const;
   /// An arena where no step runs, for steps of another kind: the executors that share it stay ready. On a device, it spares the
-  /// allocator's calls that wait for all kernels, and what is held of it is moved out. On the host gradients are not moved:
-  /// pages around them can be given back.
+  /// allocator's calls that wait for all kernels, and what is held of it is moved out. On the host, where no graph needs the
+  /// addresses, gradients are not moved: pages around them can be given back.
   /// @return null: there is none
   std::shared_ptr<region> idle_arena() const;
   /// What is idle makes room.

@@ -188,10 +188,10 @@ struct session::state : std::enable_shared_from_this<state> {
   std::unique_ptr<executor> reserve(runner& r, bytes_t held_bytes, const std::shared_ptr<region>& arena = nullptr);
   /// An executor for a step that begins now.
   std::shared_ptr<runner> acquire(const std::shared_ptr<setup>& s, const std::vector<at::Tensor>& inputs);
-  /// An idle executor gets the tensors of the model as they are now.
-  static void rebind(runner& r);
   /// The same, with the tensors of the last step that it has run.
   std::shared_ptr<runner> ready(const std::shared_ptr<setup>& s, const std::vector<at::Tensor>& inputs);
+  /// An idle executor gets the tensors of the model as they are now.
+  static void rebind(runner& r);
   /// The same where several steps are in flight at a time.
   /// @throws over_budget if no plan is known for as many as are expected
   std::shared_ptr<runner> acquire_in_flight(const std::shared_ptr<setup>& s);
