@@ -8,7 +8,7 @@ Contestants take turns within a round, in rotating order. A ratio is the median 
 in the same round). Peaks are measured by the meter of the host allocator, beyond what is held when a step begins; gradients are
 there and are zeroed in place. The memory of `remat` at the checkpoint's peak is a budget in bytes: it must not be exceeded.
 
-usage: step.py [--works gpt2,unet] [--rounds 7] [--threads 1] [--compile] [--fixed]
+usage: step.py [--works gpt2,unet,layers,"gpt2 tiny"] [--rounds 7] [--threads 1] [--compile] [--fixed]
 """
 import argparse
 import gc
@@ -79,13 +79,18 @@ class UNet(nn.Module):
         return self.head(x)
 
 
-def gpt2(dropout=0.0):
+def gpt2(dropout=0.0, layers=6, width=384, heads=6, vocabulary=8192, batch=(4, 256)):
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(n_layer=6, n_embd=384, n_head=6, n_positions=256, vocab_size=8192, resid_pdrop=dropout,
+    config = GPT2Config(n_layer=layers, n_embd=width, n_head=heads, n_positions=256, vocab_size=vocabulary, resid_pdrop=dropout,
                         embd_pdrop=dropout, attn_pdrop=dropout)
     net = GPT2LMHeadModel(config)
-    return Loss(net, language_model, list(net.transformer.h)), (torch.randint(8192, (4, 256)),)
+    return Loss(net, language_model, list(net.transformer.h)), (torch.randint(vocabulary, batch),)
+
+
+def layers():
+    net = nn.Sequential(*(nn.Sequential(*(m for _ in range(10) for m in (nn.Linear(64, 64), nn.ReLU()))) for _ in range(30)))
+    return Loss(net, lambda net, x: net(x).square().mean(), list(net)), (torch.randn(8, 64),)
 
 
 def llama():
@@ -119,12 +124,14 @@ def unet():
 
 
 WORKS = {"gpt2": gpt2, "gpt2 dropout": lambda: gpt2(0.1), "llama": llama, "t5": t5, "resnet50": resnet50, "unet": unet}
+#: whose operators take less time than Python's calls of them
+TINY = {"layers": layers, "gpt2 tiny": lambda: gpt2(layers=12, width=64, heads=4, vocabulary=256, batch=(2, 32))}
 
 
 def make(name):
     """A work, the same each time, whose gradients are there."""
     torch.manual_seed(0)
-    model, inputs = WORKS[name]()
+    model, inputs = (WORKS | TINY)[name]()
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     return model, inputs

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from typing import TYPE_CHECKING, Any, Callable, Iterator
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping
 
 import torch
 
@@ -42,16 +42,16 @@ class Attempt:
 
 class Step:
     """The forward of one step, for the planner: called with its own tensors it is the step itself, which happens once; with others it
-    is run again beside the step, and leaves no trace."""
+    is run again beside the step, and leaves no trace. A trial is a step that does not go on: `undo` puts back what it has changed."""
 
     __slots__ = ("_source", "_plain", "_args", "_kwargs", "_form", "_strict", "_again", "_before", "_result", "inputs", "text", "where", "raised")
 
-    def __init__(self, source: Source, plain: Any, args: tuple[Any, ...], kwargs: dict[Any, Any], options: Options):
+    def __init__(self, source: Source, plain: Any, args: tuple[Any, ...], kwargs: Mapping[Any, Any], options: Options, trial: bool = False):
         self._source, self._plain = source, plain
         self._args: Any = args
         self._kwargs: Any = kwargs
         self._strict = options.on_refuse == "raise"
-        self._again = options.verify > 0 or options.steps_on is not None  # it may run once more, from its beginning
+        self._again = trial or options.verify > 0 or options.steps_on is not None  # it may run once more, from its beginning
         self._before: Snapshot | None = None
         self._result: Any = None
         self._form: Any = None
@@ -91,6 +91,9 @@ class Step:
             self.undo()
             args, kwargs = _tree.unflatten(self._form, iter(tensors))
             return _tree.tensors_in(self._source.plain()(*args, **kwargs))
+        except BaseException as e:
+            self.where = line_of(e)
+            raise
         finally:
             now.restore()
 
@@ -166,8 +169,8 @@ class Changed(Exception):
 @contextlib.contextmanager
 def shadows(model: torch.nn.Module, inputs: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Tensors of the host without memory, in the place of those of the model and its inputs that are on meta."""
-    places: list[tuple[dict[str, Any], str]] = [(store, name) for m in model.modules() for store in (m._parameters, m._buffers)
-              for name, t in store.items() if t is not None and t.is_meta]
+    places: list[tuple[dict[str, Any], str]] = [(store, name) for m in model.modules() for store in (m._parameters, m._buffers, m.__dict__)
+              for name, t in store.items() if isinstance(t, torch.Tensor) and t.is_meta]
     originals = [store[name] for store, name in places]
     distinct: dict[int, Any] = {id(t): t for t in originals + [t for t in inputs if t.is_meta]}
     shadows = dict(zip(distinct, _torch.without_memory(list(distinct.values()))))

@@ -30,7 +30,8 @@ def wrap(model: M, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None 
     """Lets `model` train inside a budget of bytes: outputs, gradients, buffers and generator stay those of the plain model, bit by bit.
 
     model: any module; it is changed in place and returned. Its class, `state_dict`, attributes and methods stay as they are.
-    args, kwargs: of a training step, to plan at once; without them the first training call plans.
+    args, kwargs: of a training step, to plan at once; without them the first training call plans. The forward runs once on tensors without
+        data, and attributes of modules and random generators are put back. What that cannot plan, the first training call decides.
     budget: bytes for everything the step needs, as a number or as text: 8e9, "8 GB", "6 GiB"; or "60%" of the activations of
         a step that recomputes nothing, beyond what is held anyway. Default: no limit.
     offload: "activations" also moves values to a disk and back where that is faster than computing them again, beside the computations;

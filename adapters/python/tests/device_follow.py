@@ -13,16 +13,18 @@ import follow_backwards
 import follow_calls
 import follow_paths
 import follow_values
+import follow_zeros
 import following
 import remat
 
 HOST = "--host" in sys.argv
-MODULES = follow, follow_backwards, follow_calls, follow_values, follow_paths
+MODULES = follow, follow_backwards, follow_calls, follow_values, follow_zeros, follow_paths
 
 #: Tests that say nothing there.
 ELSEWHERE = {
     "test_memory_written_without_operators": "numpy writes memory of the host",
     "test_memory_of_what_runs_as_it_is": "the meter counts memory of the host, and there are no sparse tensors",
+    "test_memory_within_a_budget": "the meter counts memory of the host",
     "test_threads": "a default device is one of a thread: devices.py has threads of its own",
 }
 if HOST:

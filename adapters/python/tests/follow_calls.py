@@ -151,6 +151,58 @@ class Asks(unittest.TestCase):
 class Strict(Test):
     """on_refuse="raise": no number is produced, and all is left as it was."""
 
+    def test_leaves_of_several_graphs(self):
+        """Other graphs lead to a leaf: to an input that is returned, to a weight with a penalty that the loss does not use otherwise."""
+        class Returns(Net):
+            def forward(self, x, y):
+                h = self.act(self.first(x))
+                return self.last(h + y.mean()), self.norm(h), y
+
+        def step(model, x, k):
+            y = torch.ones(32, 48, requires_grad=k != 4)
+            a, b, c = model(x, y)
+            used = [(a, c), (a, b), (b, c), (b, b), (a, c), (c, b)][k]
+            if any(t.requires_grad for t in used):
+                sum(t.square().mean() for t in (*used, model.last.weight, model.norm.weight)).backward()
+            return [a, b, c, y.grad]
+
+        self.check(Returns, step, steps=6)
+
+    def test_numbers_of_other_paths(self):
+        """A path is met again, with a number that is not the one it was recorded with, but that of the path before."""
+        class Varies(Net):
+            def begin(self):
+                self.steps = 0
+
+            def act(self, h):
+                self.steps += 1
+                h = torch.mul(h, torch.tensor(1.0 + self.steps % 2)) + torch.full((48,), float(self.steps % 5))
+                return nn.functional.dropout(h * (0.5 + self.steps % 2), (0.1, 0.2, 0.3)[self.steps % 3]).tanh()
+
+        self.check(Varies, steps=14)
+
+    def test_gradients_after_a_refusal(self):
+        """A backward within the forward has run without data by then: nothing of it is left."""
+        class Learns(Net):
+            learns = True
+
+            def act(self, h):
+                if self.learns:
+                    self.last(h.detach()).sum().backward()
+                return h.tanh()
+
+        model = remat.wrap(Learns(), on_refuse="raise", cache=False)
+        held = model.last.weight.grad = torch.ones_like(model.last.weight)
+        for call in (lambda x: model(x), lambda x: remat.wrap(model, (x,), on_refuse="raise", cache=False)):
+            with self.assertRaisesRegex(remat.Refused, "a backward of its own"):
+                call(torch.randn(32, 16))
+            self.assertIs(model.last.weight.grad, held)
+            self.assertTrue(torch.equal(held, torch.ones_like(held)))
+            self.assertIsNone(model.last.bias.grad)
+        model.learns = False
+        model(torch.randn(32, 16)).sum().backward()
+        self.assertTrue(model.last.bias.grad.sum().isfinite())
+
     def test_named(self):
         class Sparse(Net):
             def act(self, h):

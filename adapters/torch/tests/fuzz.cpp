@@ -302,6 +302,7 @@ verdict differential(unsigned seed, std::string& why, int& away) {
     constexpr const char* names[] = {" at 100 %", " at the smallest budget", " at the smallest budget with copies"};
     INFO("seed " << seed << names[round]);
     auto net = make();
+    const bool follow = round == 0 && seed % 2 == 1;
     const auto options = [](const rt::budget& b, bool copies) {
       auto o = testing::quick(b, 0.5);
       if (!copies) return o;
@@ -312,8 +313,11 @@ verdict differential(unsigned seed, std::string& why, int& away) {
       };
       return o;
     };
+    auto chosen = options(*budget, round == 2);
+    chosen.follow = follow;
+    chosen.strict = !follow;  // with hooks inside, steps run as they are
     testing::runner run(
-        net, [net](const tensor_list& x) { return net->forward(x); }, options(*budget, round == 2));
+        net, [net](const tensor_list& x) { return net->forward(x); }, std::move(chosen));
     budget.reset();
     for (int k = 0; k < steps; ++k) {
       INFO("step " << k);
@@ -336,7 +340,7 @@ verdict differential(unsigned seed, std::string& why, int& away) {
       CHECK(s.generator == e.generator);
       CHECK(same_bits(s.of_device, e.of_device));
     }
-    CHECK(run.report().unplanned == 0);
+    if (!follow) CHECK(run.report().unplanned == 0);
     away += run.report().moved_in > 0;
     net->zero_grad();
     if (round == 2) break;

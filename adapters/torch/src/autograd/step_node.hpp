@@ -37,7 +37,10 @@ class step_node final : public ::torch::autograd::Node {
     std::function<bool(const std::vector<at::Tensor>&, const std::vector<output_use>&)> possible;  ///< for these inputs and uses
     /// When the first executor has been let go: one whose forward has run, for the use that has been seen, if that is possible,
     /// or else for any use.
-    std::function<std::shared_ptr<runner>(const std::vector<at::Tensor>&, const std::vector<output_use>&, bool possible)> make;
+    /// Leaves: where the backward has code of somebody else, which has to do what that plan has; else empty.
+    std::function<std::shared_ptr<runner>(const std::vector<at::Tensor>&, const std::vector<output_use>&, bool possible,
+                                          const std::vector<at::Tensor>& leaves)>
+        make;
     /// The graph that the module's code has built, for backwards that no plan does; null: it is gone, or the code has not run.
     std::shared_ptr<detail::kept_graph> graph = {};
     /// While the result lives, weights of the host look as if they were where the steps run, with their data or without; null:
@@ -131,6 +134,7 @@ class step_node final : public ::torch::autograd::Node {
     if (ran_kept_) keep_edges();
     auto r = std::exchange(runner_, nullptr);
     const auto kind = r->kind;
+    if (!kind->step->assumed_zero.empty()) kind->outputs->learn_assumption(true);
     const auto checks = std::exchange(checks_, nullptr);
     auto unread = std::exchange(watched_, {});  // parameters that hooks have not been told of
     std::erase_if(unread, [&](const auto& w) {
@@ -175,7 +179,8 @@ class step_node final : public ::torch::autograd::Node {
       result = planned(*r, given, unread);
     } else {                                    // the forward once more, by another plan
       std::exchange(r, nullptr)->run->reset();  // and nobody holds its arena
-      beside->run([&](const auto& inputs) { r = replan.make(inputs, uses, possible); });
+      const auto to = inside.code.empty() ? std::vector<at::Tensor>() : leaves();
+      beside->run([&](const auto& inputs) { r = replan.make(inputs, uses, possible, to); });
       if (!serves(*r->kind->step, given)) throw broken_contract("remat: a second plan for another use of the outputs");
       unread.clear();
       replan = {};
@@ -185,17 +190,21 @@ class step_node final : public ::torch::autograd::Node {
     for (std::size_t i = 0; i < result.size(); ++i)
       if (!task_should_compute_output(i))
         result[i].reset();
-      else if (!result[i].defined())
+      else if (!result[i].defined() && is_alone(i))
         next_edges()[i] = {};  // as if it were not there: no hook is called with nothing
     return result;
   }
 
+  /// No other graph leads where edge k does.
+  bool is_alone(std::size_t k) const { return next_edge(k).function.use_count() == 1; }
   /// Why this backward is one that no plan does, and whether others of such calls will be, too; or nothing.
   std::pair<std::string, bool> not_planned(const detail::graph_contents& inside, bool batched) const {
     if (at::GradMode::is_enabled()) return {"a graph of the gradients (create_graph=True)", true};
     if (batched) return {"several gradients at once (vmap)", true};
     if (!runner_) return {"another backward of the same forward", true};
     if (under_autocast()) return {"a backward under autocast", true};
+    if (!runner_->run->as_assumed())
+      return {"a backward that asks whether values are zero, and here some are", runner_->kind->outputs->learn_assumption(false)};
     if (::torch::autograd::AnomalyMode::is_enabled()) return {"anomaly detection", false};
     if (observed_) return {"a hook on a tensor from which other outputs come, or its gradient, which is retained", false};
     return {inside.observer, false};
@@ -308,14 +317,13 @@ class step_node final : public ::torch::autograd::Node {
     const auto* captured = ::torch::autograd::get_current_graph_task_exec_info();
     const bool to_parameters = !verify_ && (captured == nullptr || captured->empty());
     // Where other graphs lead to a parameter (several forwards, a penalty on weights), autograd adds up what they bring first.
-    const auto alone = [&](std::size_t k) { return next_edges()[k].function.use_count() == 1; };
     std::size_t added = 0, left = 0;
     if (to_parameters)
       for (std::size_t i = 0; i < step.parameters.size(); ++i) {
         const auto k = place[i];
         const bool adds = reached(step.parameter_sources[i]) && only_adds(trained[k]);
-        sums.push_back(adds && alone(k) ? gradient_of(trained[k]) : at::Tensor());
-        if (adds) ++(alone(k) ? added : left);
+        sums.push_back(adds && is_alone(k) ? gradient_of(trained[k]) : at::Tensor());
+        if (adds) ++(is_alone(k) ? added : left);
       }
     if (added + left > 0) r.kind->outputs->learn_alone(left == 0);
     const bool told =
@@ -329,7 +337,7 @@ class step_node final : public ::torch::autograd::Node {
         return true;
       });
       if (!reached(step.parameter_sources[k])) return at::Tensor();
-      if (!told || !task_should_compute_output(place[k]) || !alone(place[k])) return gradient;
+      if (!told || !task_should_compute_output(place[k]) || !is_alone(place[k])) return gradient;
       accumulate(*edge.function, std::move(gradient));
       edge = {};
       return at::Tensor();

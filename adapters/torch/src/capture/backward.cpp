@@ -138,14 +138,13 @@ std::vector<std::vector<bool>> sources_of(const std::vector<at::Tensor>& outputs
   return sources;
 }
 
-/// Nodes that are code of somebody else: functions in Python, or in C++ outside of PyTorch.
+}  // namespace
+
 bool is_foreign(const ::torch::autograd::Node& node) {
   const std::string_view name = typeid(node).name();
   constexpr std::string_view own = "N5torch8autograd";
   return !name.starts_with(own) || name.starts_with("N5torch8autograd6PyNode") || name.starts_with("N5torch8autograd7CppNode");
 }
-
-}  // namespace
 
 graph_contents contents_of(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
   graph_contents found;

@@ -15,6 +15,9 @@
 
 namespace remat::pytorch::detail {
 
+/// The node is code of somebody else: a function in Python, or in C++ outside of PyTorch.
+bool is_foreign(const ::torch::autograd::Node& node);
+
 /// What is in the graph of `outputs` that the forward has made.
 /// @param inputs of the forward: what lies beyond them is not its own
 graph_contents contents_of(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs);

@@ -33,10 +33,8 @@ recorded_forward::recorded_forward(std::shared_ptr<const trace> t) : recorded(st
   std::vector<bool> needed(r.storages.size());
   for (std::size_t i = r.calls.size(); i-- > 0;) {
     const auto& c = r.calls[i];
-    if (c.ahead) {
-      runs[i] = true;
-      continue;
-    }
+    if (c.ahead) runs[i] = true;
+    if (c.ahead || c.assumed) continue;
     if (!c.positions.empty() && c.told)
       for (const auto& o : c.operands)
         if (o.at == takes_masks(c.op) && r.storages[o.view.value].slot == none) needed[o.view.value] = true;

@@ -337,7 +337,10 @@ void follower::run_backward(const c10::OperatorHandle& op, ::torch::jit::Stack& 
   if (!late_.empty()) diverge(op.schema().name() + ": another constant than planned");
   if (c.draws) generator().draw(at_);
   for (const auto& o : c.operands) written_[o.view.value] = written_[o.view.value] || o.written;
-  if (candidates_[current_].what->runs[at_]) {
+  if (c.assumed) {
+    run_on_zeros(op, stack);
+    meet_results(c, stack);
+  } else if (candidates_[current_].what->runs[at_]) {
     for (const auto& o : c.operands)
       if (!has_memory(tensor_at(stack, first, o))) diverge(op.schema().name() + " asks for a number that is not there");
     op.callBoxed(&stack);

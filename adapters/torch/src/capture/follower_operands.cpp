@@ -3,6 +3,7 @@
 #include "follower_state.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "hollow.hpp"
 #include "recorder.hpp"
@@ -138,6 +139,33 @@ void follower::look_at(index_t k, const c10::Storage& s, const at::Tensor& t) {
       as_planned = bound.defined() && bound.storage().is_alias_of(s) && bound.storage_offset() == t.storage_offset();
   }
   if (!as_planned) late_.emplace_back(k, t);
+}
+
+bool follower::look_again(const trace& before) {
+  const auto& t = recorded();
+  const auto looked = std::exchange(looked_, std::vector<bool>(t.slots.size()));
+  late_.clear();
+  for (std::size_t id = 0; id < t.tensors.size(); ++id) {
+    const auto k = t.tensors[id];
+    if (k == none || !tensors_[id]) continue;
+    const auto from = t.slots[k].from;
+    const bool late = from == role::input && t.slots[k].position >= inputs_.size() &&
+                      std::none_of(values_.begin(), values_.end(), [&](const auto& v) { return v.first == k; });
+    if (from != role::constant && from != role::found && !late) continue;
+    const at::Tensor there(tensors_[id].lock());
+    if (!there.defined()) return false;
+    look_at(k, there.storage(), there);
+  }
+  for (index_t s = 0; s < std::min(before.storages.size(), t.storages.size()); ++s) {  // those that were filled by hand
+    const auto k = before.storages[s].slot, l = t.storages[s].slot;
+    if (k == none || k >= looked.size() || !looked[k] || before.slots[k].from != role::constant) continue;
+    if (l != none && looked_[l]) continue;
+    if (l == none || t.slots[l].from != role::constant ||
+        before.constants[before.slots[k].position] != t.constants[t.slots[l].position])
+      return false;
+    looked_[l] = true;
+  }
+  return true;
 }
 
 bool follower::reshape(const traced_call& c, const std::vector<c10::IValue>& arguments) {

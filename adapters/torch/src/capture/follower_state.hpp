@@ -153,6 +153,11 @@ class follower final : public c10::DebugInfoBase {
   /// Is what lies in a slot what the program has there?
   void look_at(index_t k, const c10::Storage& s, const at::Tensor& t);
 
+  /// The same for all that lies in slots until now: another candidate may have other constants there.
+  /// @param before the recording that was followed until now
+  /// @return false: it is not known what lies in one of them
+  bool look_again(const trace& before);
+
   /// Gives operands the geometry that a call gives them (`transpose_`).
   /// @return there are some: the call does nothing else
   bool reshape(const traced_call& c, const std::vector<c10::IValue>& arguments);
@@ -172,13 +177,16 @@ class follower final : public c10::DebugInfoBase {
   template <class F>
   bool choose(F suits) {
     const auto before = current_;
+    const auto looked = looked_;
+    const auto late = late_;
     for (current_ = before + 1; current_ < candidates_.size(); ++current_) {
       if (common_calls(*candidates_[before].what->recorded, recorded()) < at_) continue;
-      if (!late_.empty()) break;  // the programs may have other constants
       bind();
-      if (suits() && run_now(candidates_[current_].what->runs)) return true;
+      if (look_again(*candidates_[before].what->recorded) && suits() && run_now(candidates_[current_].what->runs)) return true;
     }
     current_ = before;
+    looked_ = looked;
+    late_ = late;
     return false;
   }
 

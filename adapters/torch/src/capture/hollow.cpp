@@ -102,6 +102,12 @@ void run_hollow(const c10::OperatorHandle& op, ::torch::jit::Stack& stack, std::
   }
 }
 
+void run_on_zeros(const c10::OperatorHandle& op, ::torch::jit::Stack& stack) {
+  for (auto i = stack.size() - op.schema().arguments().size(); i < stack.size(); ++i)
+    if (stack[i].isTensor()) stack[i] = at::zeros(stack[i].toTensor().sizes(), stack[i].toTensor().options());
+  op.callBoxed(&stack);
+}
+
 }  // namespace remat::pytorch::detail
 
 namespace remat::pytorch {

@@ -78,4 +78,7 @@ class lent_memory {
 void run_hollow(const c10::OperatorHandle& op, ::torch::jit::Stack& stack, std::size_t arguments,
                 const std::vector<at::Tensor>& tensors);
 
+/// Runs an operator on zeros in the place of its tensors.
+void run_on_zeros(const c10::OperatorHandle& op, ::torch::jit::Stack& stack);
+
 }  // namespace remat::pytorch::detail

@@ -43,9 +43,14 @@ class lowering {
   }
 
   program run() {
+    const auto before_loss = assumed_calls();
     for (std::size_t i = 0; i < trace_.calls.size(); ++i) {
-      if (i == trace_.backward) add_loss();
-      add_call(i);
+      if (i == trace_.backward) {
+        for (std::size_t k = i; k < trace_.calls.size(); ++k)
+          if (before_loss[k]) add_call(k);
+        add_loss();
+      }
+      if (!before_loss[i]) add_call(i);
       numbers_ += trace_.calls[i].numbers.size();
     }
     if (program_.loss == none) add_loss();
@@ -113,6 +118,20 @@ class lowering {
     add_once(readers_[value], n);
   }
 
+  /// Calls of the backward that compute what it assumes, from values of the forward. They run before the loss, where nothing is
+  /// lost should that not be so.
+  std::vector<bool> assumed_calls() const {
+    std::vector<bool> chosen(trace_.calls.size()), needed(trace_.storages.size());
+    for (std::size_t i = trace_.calls.size(); i-- > trace_.backward;) {
+      const auto& c = trace_.calls[i];
+      const bool makes = std::any_of(c.results.begin(), c.results.end(), [&](const auto& r) { return needed[r.view.value]; });
+      chosen[i] = makes && !c.assumed;
+      if (!chosen[i] && !c.assumed) continue;
+      for (const auto& o : c.operands) needed[o.view.value] = true;
+    }
+    return chosen;
+  }
+
   void add_loss() {
     const auto n = program_.loss = static_cast<index_t>(program_.nodes.size());
     program_.nodes.emplace_back();
@@ -122,6 +141,11 @@ class lowering {
       program_.outputs.push_back(view(v));
       read(n, current_[v.value]);
       if (token_[v.value] != none) read(n, token_[v.value]);
+    }
+    for (const auto& c : trace_.calls) {
+      if (!c.assumed) continue;
+      program_.assumed_zero.push_back(view(c.operands.front().view));
+      read(n, current_[c.operands.front().view.value]);
     }
     for (const auto& g : trace_.output_grads) {
       program_.output_grads.push_back(none);

@@ -132,7 +132,7 @@ trace rest(recorder& r, std::vector<at::Tensor> returned, std::vector<at::Tensor
     }
   }
   if (!before.hold()) {
-    if (run != nullptr) before.release();
+    if (run != nullptr && !run->strict()) before.release();  // the step goes on
     throw cannot_capture("the module writes `.grad` of a parameter in its forward (a backward of its own); call it in the loop");
   }
   if (!graph.observer.empty()) throw cannot_capture(graph.observer + " is to be told of gradients");

@@ -19,7 +19,7 @@ recorder::recorder(const std::vector<at::Tensor>& parameters, const std::vector<
 }
 
 recorder::recorder(const trace& t, const std::vector<at::Tensor>& tensors, const std::vector<at::Tensor>& parameters)
-    : trace_(t), draws_(std::in_place, t.device), device_(t.device) {
+    : trace_(t), draws_(std::in_place, t.device), device_(t.device), may_assume_(true) {
   const auto& end = t.forward;
   trace_.calls.erase(trace_.calls.begin() + static_cast<std::ptrdiff_t>(t.backward), trace_.calls.end());
   trace_.slots.resize(end.slots);
@@ -39,6 +39,7 @@ recorder::recorder(const trace& t, const std::vector<at::Tensor>& tensors, const
     alive_.push_back(c10::weak_intrusive_ptr<c10::StorageImpl>(c10::Storage().getWeakStorageImpl()));
     raw_.push_back(false);
     told_.push_back(false);
+    of_forward_.push_back(true);
   }
   for (std::size_t id = 0; id < end.tensors; ++id) {
     const auto& x = tensors[id];
@@ -97,6 +98,7 @@ at::Tensor recorder::stand_in(const at::Tensor& like, at::IntArrayRef strides, r
     memory.give();
     t.copy_(like);
   }
+  of_forward_[s] = from != role::output_grad;
   hide(storage_of(t));
   const auto slot =
       add_slot(t, s, from, position, (from == role::input ? "input " : "gradient of output ") + std::to_string(position));
@@ -214,6 +216,9 @@ void recorder::run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_
         if (contents_[s] == contents::hollow) let_go(storage_of(t));
         if (contents_[s] == contents::kept) hide(storage_of(t));
         told_[s] = told && !c.draws && contents_[s] != contents::hollow;
+        of_forward_[s] = trace_.backward == 0 ||
+                         (!c.draws && std::all_of(c.operands.begin(), c.operands.end(),
+                                                  [&](const auto& o) { return of_forward_[o.view.value] && !o.written; }));
       }
       c.results.push_back({static_cast<int>(i), element, view_of(t), false, id_of(t)});
     });
@@ -225,6 +230,7 @@ void recorder::run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_
     const auto s = o.view.value;
     if (o.written && (!told || c.draws || trace_.storages[s].slot != none)) told_[s] = false;
     if (contents_[s] == contents::hollow) told_[s] = false;
+    if (o.written && trace_.backward > 0) of_forward_[s] = false;
   }
   if (told && !c.draws) calculable_.push_back(trace_.calls.size());
   if (ask && log_ == nullptr)

@@ -130,7 +130,10 @@ class recorder {
   const trace& until_now() const { return trace_; }
   c10::Device device() const { return device_; }
   /// It is a training step that is recorded, whose calls are in `log`.
-  void of_step(call_log& log) { log_ = &log; }
+  void of_step(call_log& log) {
+    log_ = &log;
+    may_assume_ = true;
+  }
   /// Are writes to this memory without an operator to be told from those by operators? Those to memory that nobody has read yet
   /// make a constant of it.
   bool watches_memory(const at::Tensor& t) const;
@@ -266,6 +269,9 @@ class recorder {
   /// @return it gives a number that is not the same in every step, but told before the step
   bool refuse_dynamic(traced_call& c, const std::vector<at::Tensor>& tensors) const;
 
+  /// Does the backward ask whether values of the forward are zero?
+  bool asks_for_zeros(const traced_call& c) const;
+
   /// The values of what a call makes may be needed during the capture.
   bool kept(at::ScalarType type, std::size_t bytes, bool told) const {
     return (told || at::isIntegralType(type, true)) && bytes <= value_limit();
@@ -315,6 +321,7 @@ class recorder {
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> alive_;  ///< keeps addresses from being used again, not the memory
   std::vector<contents> contents_;
   std::vector<bool> told_;  ///< the values are those of the real step: inputs, buffers and what is computed from these alone
+  std::vector<bool> of_forward_;         ///< there, with these values, when the forward ends, or computed from such alone
   std::vector<std::size_t> calculable_;  ///< calls whose operands are all told
   std::vector<question> asked_;
   std::vector<bool> raw_;                                                     ///< made by `empty`, not yet written by an operator
@@ -338,6 +345,7 @@ class recorder {
   std::unordered_map<const c10::TensorImpl*, std::size_t> references_;
   c10::Device device_;
   call_log* log_ = nullptr;  ///< of the training step; null: it runs for the recording only
+  bool may_assume_ = false;  ///< should the backward ask for a number of the forward, zero will do: the step has its graph, too
   bool repeats_ = false;     ///< the call has been recorded before, and data of its operands may be there
   std::size_t inputs_ = 0;
   std::vector<at::Tensor> values_;

@@ -4,7 +4,10 @@
 
 #include <ATen/ExpandUtils.h>
 
+#include <torch/csrc/autograd/node.h>
+
 #include "../program/operators.hpp"
+#include "backward.hpp"
 #include "weights_elsewhere.hpp"
 
 namespace remat::pytorch::detail {
@@ -178,6 +181,10 @@ bool recorder::refuse_dynamic(traced_call& c, const std::vector<at::Tensor>& ten
   bool ask = false;
   for (std::size_t i = 0; i < tensors.size(); ++i)
     ask = ask || contents_[c.operands[i].view.value] != contents::constant || !has_memory(tensors[i]);
+  if (ask && asks_for_zeros(c)) {
+    c.assumed = true;
+    return false;
+  }
   const bool forward = trace_.backward == 0;
   const bool asks_again = log_ == nullptr || forward;  // nobody asks in planned backwards of a training step
   const bool told = std::all_of(c.operands.begin(), c.operands.end(), [&](const auto& o) { return told_[o.view.value]; });
@@ -187,9 +194,19 @@ bool recorder::refuse_dynamic(traced_call& c, const std::vector<at::Tensor>& ten
   return ask && !c.ahead;
 }
 
+bool recorder::asks_for_zeros(const traced_call& c) const {
+  const auto& name = c.op.schema().name();
+  if (!may_assume_ || trace_.backward == 0 || (name != "aten::_local_scalar_dense" && name != "aten::nonzero")) return false;
+  const auto node = ::torch::autograd::get_current_node();
+  if (!node || is_foreign(*node)) return false;  // other code may make anything of a number that is not true
+  const auto& view = c.operands.front().view;
+  return at::isIntegralType(view.dtype, true) && of_forward_[view.value];
+}
+
 void recorder::execute(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const std::vector<at::Tensor>& tensors,
                        bool told, bool constant) {
   if (only_checks(c) && !constant) return stack.resize(first);  // the verdict on made-up numbers says nothing
+  if (c.assumed) return run_on_zeros(c.op, stack);
   const bool no_values = !told && !constant && std::none_of(c.operands.begin(), c.operands.end(), [&](const auto& o) {
     const bool statistics = std::find(c.statistics.begin(), c.statistics.end(), o.at) != c.statistics.end();
     return o.written && !statistics && contents_[o.view.value] != contents::hollow;

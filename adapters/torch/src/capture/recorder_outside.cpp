@@ -55,6 +55,7 @@ index_t recorder::add(const at::Tensor& t, contents known) {
   contents_.push_back(known);
   raw_.push_back(false);
   told_.push_back(false);
+  of_forward_.push_back(trace_.backward == 0);
   return s;
 }
 

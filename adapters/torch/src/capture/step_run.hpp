@@ -50,6 +50,7 @@ class step_run {
   void read(recorder& r, const at::Tensor& t, bool may_write);
   /// The forward goes on eagerly.
   void diverge(recorder& r, const std::string& why);
+  bool strict() const { return strict_; }
   bool eager() const { return log_ && log_->filled(); }
   const std::string& why() const { return why_; }
 

@@ -48,6 +48,7 @@ struct traced_call {
   std::vector<index_t> positions = {};  ///< slots of these lists, where masks are seen for the first time
   bool told = false;                    ///< the masks are known before the step: nothing has to run ahead
   std::string line = {};                ///< see `when_recorded`
+  bool assumed = false;                 ///< in the backward: its operand, a value of the forward, is taken for zeros
   std::vector<int> numbers = {};        ///< arguments that may be other numbers in each step: nothing else depends on them
 };
 

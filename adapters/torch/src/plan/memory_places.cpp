@@ -81,6 +81,7 @@ void memory_planner::leave_forward() {
   plan_.after_forward = std::exchange(pending_, {});
   plan_.loss = plan_.steps.size();
   for (auto v : program_().outputs) plan_.outputs.push_back(keep(v));
+  for (auto v : program_().assumed_zero) plan_.assumed_zero.push_back(where(program_().views[v].value));
   plan_.held = plan_.outside;
   for (auto v : program_().output_grads)
     if (v != none) plan_.outside += rounded(program_().values[program_().views[v].value].bytes);

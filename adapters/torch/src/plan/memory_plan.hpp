@@ -84,7 +84,7 @@ struct execution_plan::data {
   std::vector<planned_move> moves;
   std::vector<move_step> after_forward, after_backward;
   std::vector<buffer> buffers;
-  std::vector<location> outputs, parameter_grads, input_grads;
+  std::vector<location> outputs, assumed_zero, parameter_grads, input_grads;
   std::vector<bool> copy_grad;  ///< per parameter: its gradient shares bytes with something else
   std::vector<bool> given;      ///< per parameter: its gradient is a gift, and nothing at the end
   std::vector<index_t> copied;  ///< per slot: buffer into which what the caller gives is copied; none: it is read where it is.

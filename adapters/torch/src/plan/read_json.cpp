@@ -75,6 +75,7 @@ class reader {
       if (!j.is_array() || j.size() != 3) fail(place, "not a slot and two counts");
       p_.written.push_back({index(j[0], place), integer(j[1], place), integer(j[2], place)});
     });
+    if (d_.has("assumed_zero")) p_.assumed_zero = indices(d_, "assumed_zero");
     p_.tokens = indices(d_, "tokens");
     verify(p_);
     return std::move(p_);

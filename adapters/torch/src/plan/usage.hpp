@@ -3,6 +3,7 @@
 /// What losses make of the outputs of a module. Private to the adapter.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
@@ -64,6 +65,12 @@ class usage {
   bool alone() const { return alone_; }
   /// @param seen nothing else led to them when gradients were to be added
   void learn_alone(bool seen) { alone_ = seen; }
+  /// @param held what the backward assumes of values was so, in a step
+  /// @return more often than not it was not so
+  bool learn_assumption(bool held) {
+    const auto before = not_as_assumed_.load();
+    return (not_as_assumed_ = held ? std::max(before - 1, 0) : before + 1) > 2;
+  }
   /// Expects all outputs from now on.
   void expect_all() {
     std::lock_guard lock(mutex_);
@@ -76,7 +83,8 @@ class usage {
   std::vector<output_use> uses_;
   bool all_ = false;
   std::atomic<bool> alone_ = true;
-  std::atomic<int> leave_ = 0;  ///< -1: no, 0: not seen, 1: yes
+  std::atomic<int> not_as_assumed_ = 0;  ///< steps, less those that were
+  std::atomic<int> leave_ = 0;           ///< -1: no, 0: not seen, 1: yes
 };
 
 }  // namespace remat::pytorch

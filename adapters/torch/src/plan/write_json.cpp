@@ -81,6 +81,7 @@ class writer {
     d["after_backward"] = origin(p_.after_backward);
     auto& written = d["written"] = json::array();
     for (const auto& w : p_.written) written.push_back({w.slot, w.forward, w.backward});
+    if (!p_.assumed_zero.empty()) d["assumed_zero"] = p_.assumed_zero;
     d["tokens"] = p_.tokens;
     return d;
   }

@@ -50,7 +50,7 @@ program only(program step, const std::vector<bool>& wanted) {
     if (n.starts.node != none) n.starts.node = node_at[n.starts.node];
     nodes.push_back(std::move(n));
   }
-  for (auto* list : {&step.parameter_grads, &step.outputs, &step.output_grads, &step.input_grads})
+  for (auto* list : {&step.parameter_grads, &step.outputs, &step.output_grads, &step.input_grads, &step.assumed_zero})
     for (auto& v : *list) move_view(v);
   for (auto& t : step.tokens) t = value[t];
   for (auto& s : step.slots) s.value = value[s.value];

@@ -37,6 +37,7 @@ const operator_facts& facts(const std::string& name) {
       {"aten::zero_", {.overwrites = true}},
       {"aten::index", {.masks = 1}},
       {"aten::masked_scatter_backward", {.masks = 1}},  // the size of what it takes meanwhile
+      {"aten::_ctc_loss", {.lengths = true}},
       {"aten::empty_like", {.makes = filled::with_nothing}},
       {"aten::new_empty", {.makes = filled::with_nothing}},
       {"aten::new_empty_strided", {.makes = filled::with_nothing}},

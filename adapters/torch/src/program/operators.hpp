@@ -25,6 +25,7 @@ struct operator_facts {
   bool reads_files = false;              ///< nothing a file may ask for
   bool overwrites = false;               ///< writes the whole of its first argument without reading it
   std::optional<int> masks = {};         ///< sizes depend on values only if this argument holds masks
+  bool lengths = false;                  ///< sizes depend on lengths, which are numbers but in the overload `Tensor`
   filled makes = filled::as_called;
   std::size_t fill_value = 0;  ///< position of that argument
 };
@@ -69,7 +70,9 @@ bool is_elementwise(const c10::OperatorHandle& op);
 /// @param is_mask is the tensor in this argument a mask?
 template <class F>
 bool is_dynamic(const c10::OperatorHandle& op, F is_mask) {
-  if (const auto& masks = facts(op).masks) return is_mask(*masks);
+  const auto& known = facts(op);
+  if (known.masks) return is_mask(*known.masks);
+  if (known.lengths && op.schema().overload_name().empty()) return false;
   return op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape);
 }
 

@@ -180,6 +180,7 @@ std::string explain(const program& step) {
     out << "\n";
   };
   views("outputs", step.outputs);
+  if (!step.assumed_zero.empty()) views("assumed to be zero", step.assumed_zero);
   views("gradients of parameters", step.parameter_grads);
   views("gradients of inputs", step.input_grads);
   return out.str();

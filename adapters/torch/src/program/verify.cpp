@@ -247,6 +247,11 @@ class checker {
       const auto &g = p_.views[p_.output_grads[i]], &o = p_.views[p_.outputs[i]];
       if (g.sizes != o.sizes || g.dtype != o.dtype) fail(at("output_grads", i), "is not like the output");
     }
+    for (std::size_t i = 0; i < p_.assumed_zero.size(); ++i) {
+      const auto value = view(at("assumed_zero", i), p_.assumed_zero[i]);
+      if (std::find(loss.inputs.begin(), loss.inputs.end(), value) == loss.inputs.end())
+        fail(at("assumed_zero", i), "the loss does not read it");
+    }
     length("outputs of the loss", loss.outputs.size(), gradients);
     std::set<index_t> taken;
     for (std::size_t i = 0; i < p_.parameters.size(); ++i) {

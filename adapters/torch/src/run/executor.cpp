@@ -55,6 +55,8 @@ void executor::use(const bindings& tensors) {
     throw broken_contract("remat: an executor got tensors during a step, or those for another program");
   state_->use(tensors);
 }
+bool executor::as_assumed() const { return state_->assumption_held; }
+
 void executor::set_numbers(std::vector<double> numbers) {
   if (numbers == state_->numbers) return;
   state_->numbers = std::move(numbers);

@@ -271,6 +271,7 @@ struct executor::state {
   std::vector<double> numbers;
   std::vector<c10::IValue> result;
   std::atomic<bool> flying = false;
+  bool assumption_held = true;  ///< in the last forward
   std::size_t contiguous = 0;
   std::atomic<std::size_t> held_gifts = 0;
   std::map<index_t, std::optional<c10::Storage>> storages;    ///< while the steps are prepared

@@ -40,6 +40,9 @@ std::vector<at::Tensor> executor::state::forward(const std::vector<at::Tensor>& 
       }
       share_version(outputs);
     }
+    assumption_held = true;
+    for (std::size_t i = 0; i < step.assumed_zero.size(); ++i)
+      assumption_held = assumption_held && !kept(data.assumed_zero[i], step.assumed_zero[i]).any().item<bool>();
     count_writes(&written_tensor::forward);
     ended = on.mark();
     return outputs;

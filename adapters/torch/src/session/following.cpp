@@ -173,17 +173,20 @@ void session::state::find_plan(begun_step& b, const invocation& call, const std:
 
 session::state::begun_step session::state::record_step(const invocation& call, const std::vector<at::Tensor>& inputs,
                                                        const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses,
-                                                       const std::function<std::shared_ptr<setup>(detail::step_run&)>& make) {
+                                                       const std::function<std::shared_ptr<setup>(detail::step_run&)>& make,
+                                                       bool trial) {
   begun_step b;
   b.inputs = inputs;
-  detail::step_run run(options.strict || elsewhere_, options.verify > 0, !options.graph);
+  const bool strict = options.strict || elsewhere_ || trial;
+  detail::step_run run(strict, options.verify > 0 || trial, !options.graph);
   std::shared_ptr<setup> s;
   try {
     s = make(run);
   } catch (const cannot_capture& why) {
     if (dynamic_cast<const no_gradient*>(&why) != nullptr) {
       outputs->without_gradient = true;
-    } else if (options.strict || elsewhere_ || run.threw()) {
+      if (trial) throw;
+    } else if (strict || run.threw()) {
       throw;
     } else {
       warn_once(std::string("this call is not planned: ") + why.what());
@@ -215,6 +218,13 @@ session::state::begun_step session::state::record_step(const invocation& call, c
   find_plan(b, call, s, outputs);
   note_ahead(run.log()->most_ahead());
   return b;
+}
+
+std::shared_ptr<runner> session::state::try_step(const invocation& call, const std::vector<at::Tensor>& inputs) {
+  const auto outputs = usage_of(key_of(call, inputs));
+  const auto uses = outputs->now();
+  const auto make = [&](detail::step_run& run) { return make_setup(call, inputs, uses, &run); };
+  return record_step(call, inputs, outputs, uses, make, true).r;
 }
 
 std::shared_ptr<setup> session::state::with_late_inputs(const std::shared_ptr<setup>& s, std::size_t inputs,

@@ -56,7 +56,7 @@ void session::state::complete(setup& s) {
   else if (options.graph)
     s.places = placing::fixed;
   s.graph = graph_hash(*s.step);
-  const auto relative = sibling(s);
+  const auto relative = sibling(s, false);
   if (!options.device && !relative) log("measuring the operators of a step for " + s.inputs);
   s.profiles = options.device ? estimate(*s.step, options.device)
                : relative     ? profile_like(*s.step, *relative->step, relative->profiles)
@@ -164,7 +164,7 @@ std::vector<double> session::state::beside_copies(const program& step, std::vect
   return seconds;
 }
 
-std::shared_ptr<const setup> session::state::sibling(const setup& s) const {
+std::shared_ptr<const setup> session::state::sibling(const setup& s, bool planned) const {
   std::shared_ptr<const setup> nearest;
   if (options.new_shapes != new_shape::nearest) return nearest;
   auto size = [](const setup& x) {
@@ -175,7 +175,7 @@ std::shared_ptr<const setup> session::state::sibling(const setup& s) const {
   const auto own = size(s);
   double best = 0;
   for (const auto& other : kinds()) {
-    if (other->graph != s.graph || other->plans.empty() || other->broken) continue;
+    if (other->graph != s.graph || (planned && other->plans.empty()) || other->broken) continue;
     const auto theirs = size(*other);
     const auto distance =
         std::abs(std::log(theirs / own)) + (theirs < own ? 10 : 0);  // a plan for larger inputs fits smaller ones

@@ -75,13 +75,18 @@ std::vector<bool> give_data(const program& step, std::vector<at::Tensor>& output
 
 std::shared_ptr<setup> session::state::same_step(const invocation& call, const std::vector<at::Tensor>& inputs,
                                                  const setup& first, const std::vector<output_use>& uses,
-                                                 const detail::kept_graph* graph,
-                                                 const std::shared_ptr<const module_tensors>& of) {
-  for (const auto& s : followable(*first.outputs, uses))
-    if (s->uses == uses && same_forward(*s, first)) {
-      bind(*s, of);
-      return s;
-    }
+                                                 const detail::kept_graph* graph, const std::shared_ptr<const module_tensors>& of,
+                                                 const std::vector<at::Tensor>& leaves) {
+  for (const auto& s : followable(*first.outputs, uses)) {
+    if (s->uses != uses || !same_forward(*s, first)) continue;
+    bind(*s, of);
+    const auto differs = [&] {
+      const auto there = disguise(*of);
+      return !graph->differs({s->forward, {s->bound, &s->bound->slots}}, leaves).empty();
+    };
+    if (leaves.empty() || !differs()) return s;
+    drop(s);
+  }
   std::shared_ptr<setup> s;
   try {
     if (graph != nullptr) {
@@ -221,13 +226,14 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
     return self->options.follow || self->can_run_again(call, again, outputs, seen);
   };
   once_more.make = [self = shared_from_this(), call, given_out, first = s, of = r->bound->of, graph = b.graph,
-                    numbers = b.numbers](const auto& again, const auto& seen, bool possible) {
+                    numbers = b.numbers](const auto& again, const auto& seen, bool possible, const auto& leaves) {
     std::lock_guard held(self->mutex);
     const auto& usage = first->outputs;
     const auto uses = possible ? seen : std::vector<output_use>();
     const auto kind = [&](const std::vector<output_use>& u) {
-      return self->options.follow ? self->variant_of(self->same_step(call, again, *first, u, graph.get(), of), 1, graph.get())
-                                  : self->kind_for(call, again, usage, u, 1);
+      return self->options.follow
+                 ? self->variant_of(self->same_step(call, again, *first, u, graph.get(), of, leaves), 1, graph.get())
+                 : self->kind_for(call, again, usage, u, 1);
     };
     if (!possible && !self->options.follow && !self->known(*usage, uses, again)) throw not_supported(changed_since);
     std::set<c10::StorageImpl*> alive;

@@ -33,7 +33,7 @@ std::shared_ptr<const plan> session::state::plan_for(const std::shared_ptr<setup
   std::shared_ptr<const plan> best;
   if (s->store_all->run->needed_bytes() <= available)
     best = s->store_all;
-  else if (const auto relative = sibling(*s)) {
+  else if (const auto relative = sibling(*s, true)) {
     best = take_over(*s, available, *relative);
     if (!best || best->run->needed_bytes() < available / 10 * 9)  // there is room for better decisions
       if (const auto other = glance(*s, available, searching()); other && (!best || other->found.seconds < best->found.seconds))

@@ -83,8 +83,9 @@ void session::state::prepare(const invocation& call, const std::vector<at::Tenso
   } else {
     put_back_weights();
     warm_up(inputs, lock);
-    s = kind_for(call, inputs);
-    made = acquire(s, inputs)->what;
+    const auto r = options.follow ? try_step(call, inputs) : acquire(kind_for(call, inputs), inputs);
+    s = r->kind;
+    made = r->what;
   }
   last_setup = std::move(s);
   last_plan = std::move(made);

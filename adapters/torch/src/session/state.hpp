@@ -143,8 +143,9 @@ struct session::state : std::enable_shared_from_this<state> {
         if (x) all.push_back(x);
     return all;
   }
-  /// Of the steps of the same graph that have been planned, the one whose size is next.
-  std::shared_ptr<const setup> sibling(const setup& s) const;
+  /// Of the steps of the same graph, the one whose size is next.
+  /// @param planned only of those that have been planned
+  std::shared_ptr<const setup> sibling(const setup& s, bool planned) const;
   /// Looks at the model as it is now.
   void look();
   /// Weights and buffers that the user has moved come back.
@@ -226,10 +227,14 @@ struct session::state : std::enable_shared_from_this<state> {
   }
   /// Runs the module's code, followed or recorded.
   begun_step follow(const invocation& call, const std::vector<at::Tensor>& inputs, std::unique_lock<owned_mutex>& lock);
-  /// @param make records the step, whose forward runs meanwhile
+  /// @param make  records the step, whose forward runs meanwhile
+  /// @param trial the step will not go on: what cannot be recorded is an error
   begun_step record_step(const invocation& call, const std::vector<at::Tensor>& inputs, const std::shared_ptr<usage>& outputs,
                          const std::vector<output_use>& uses,
-                         const std::function<std::shared_ptr<setup>(detail::step_run&)>& make);
+                         const std::function<std::shared_ptr<setup>(detail::step_run&)>& make, bool trial = false);
+  /// An executor for a step that is only recorded. Its forward runs once, on the inputs, and leaves nothing but what the module's
+  /// own code keeps.
+  std::shared_ptr<runner> try_step(const invocation& call, const std::vector<at::Tensor>& inputs);
   /// An executor for a step whose forward has run without data.
   void find_plan(begun_step& b, const invocation& call, const std::shared_ptr<setup>& s, const std::shared_ptr<usage>& outputs);
   /// @param bytes that calls have taken which ran ahead of the plan
@@ -239,10 +244,11 @@ struct session::state : std::enable_shared_from_this<state> {
   /// The step of the same forward for another use of its outputs.
   /// @param graph of the forward; null: it may run once more
   /// @param of    tensors of the model in that step
+  /// @param leaves not empty: the backward runs now, and its code has to do what was recorded
   /// @throws not_supported if it takes another path by now
   std::shared_ptr<setup> same_step(const invocation& call, const std::vector<at::Tensor>& inputs, const setup& first,
                                    const std::vector<output_use>& uses, const detail::kept_graph* graph,
-                                   const std::shared_ptr<const module_tensors>& of);
+                                   const std::shared_ptr<const module_tensors>& of, const std::vector<at::Tensor>& leaves = {});
   /// Both have the same forward, of the same outputs.
   static bool same_forward(const setup& a, const setup& b);
   /// Steps of such outputs whose forward can be followed, those for `uses` first, the one used last first.

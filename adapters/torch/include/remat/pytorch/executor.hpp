@@ -155,6 +155,10 @@ class executor {
   /// @param numbers arguments of calls, in the places that `call::numbers` tells; those that are not there are as captured
   void set_numbers(std::vector<double> numbers);
 
+  /// Whether the values of the last forward are what the program assumes (`program::assumed_zero`). If not, the step has no
+  /// backward.
+  bool as_assumed() const;
+
   /// @param inputs sizes, strides and types as captured
   /// @return the outputs, without autograd; they belong to the caller
   /// @throws c10::Error, what operators throw, copy_failed naming the value; the executor can be used again afterwards

@@ -151,6 +151,9 @@ struct program {
   std::vector<std::vector<bool>> input_sources;      ///< the same per input; empty for one that no output leads to
   generator_origin after_forward, after_backward;    ///< how the halves leave the generator
   std::vector<written_tensor> written;
+  /// Views of what the backward takes for zeros (`cumprod` asks whether a factor is zero). The loss reads them. Where one is not
+  /// zero, the program has no backward: see `executor::as_assumed`.
+  std::vector<index_t> assumed_zero = {};
   std::vector<index_t> tokens;  ///< values of no bytes that must be there at the end: their nodes write parameters,
                                 ///< buffers or inputs, or draw random numbers, and so must run even if nothing reads them
 

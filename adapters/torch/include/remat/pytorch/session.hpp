@@ -113,7 +113,8 @@ struct wrap_options {
   /// ones. State that it reads or changes is then that of eager mode. A call that takes another path runs eagerly, and the next
   /// one is recorded.
   /// Without it the code is not run after a capture: for forwards that are pure functions of tensors, flags and
-  /// `invocation::signature`.
+  /// `invocation::signature`. With it, C++ code of the forward must not ask the default generator for its state after a draw: the
+  /// numbers are drawn later.
   bool follow = false;
   /// What cannot be planned is an error; else it runs as it is, and `warn` is told once. With `steps_on` it is an error in any
   /// case: weights are not where the module would run.

@@ -115,8 +115,9 @@ class wrapped : public ::torch::nn::Module {
 /// Wraps a module so that its training step fits a budget.
 ///
 /// Outputs, gradients, buffers and the state of the generator are those of the plain module, bit by bit. `backward`, hooks,
-/// `autograd::grad`, accumulation, `no_grad`, `train` and `eval` work as before. Differences: one backward per forward; no graph
-/// of the gradients. The plan is for the outputs that the last loss used; another loss runs the forward once more.
+/// `autograd::grad`, accumulation, `no_grad`, `train` and `eval` work as before. The plan is for the outputs that the last loss
+/// used; another loss runs the forward once more. Differences: a second backward of a forward, and a graph of the gradients, are
+/// errors; with `wrap_options::follow` they take the memory of a plain step.
 ///
 /// @param module  the module; shared, not copied
 /// @param sample  arguments of forward, as in training: sizes, types and `requires_grad` count
