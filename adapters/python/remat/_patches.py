@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import functools
 import sys
@@ -50,6 +51,23 @@ def _observing(original: Callable[..., Any]) -> Callable[..., Any]:
         return _torch.observing(self, original, *args, **kwargs)
 
     return method
+
+
+def _leave_for_thread() -> None:
+    if _torch.without_data():
+        _torch.leave_plan(f"work is given to another thread at {_where()}")
+
+
+def _data() -> property:
+    """`Tensor.data`. Before a forward without data puts other memory under a tensor, the calls before that run on the memory of then."""
+    descriptor: Any = torch.Tensor.data
+
+    def put(self: torch.Tensor, other: torch.Tensor) -> None:
+        if _torch.without_data():
+            _torch.leave_plan(f"other memory is put under a tensor (`.data = ...`, where `.data.copy_(...)` is planned) at {_where()}")
+        descriptor.__set__(self, other)
+
+    return property(descriptor.__get__, put, doc=descriptor.__doc__)
 
 
 class _Parts(threading.local):
@@ -176,6 +194,9 @@ def install(let_go: Callable[..., None]) -> None:
         for name in names:
             if (original := getattr(torch.Tensor, name, None)) is not None:
                 setattr(torch.Tensor, name, _first(original, functools.partial(_torch.about_to_read, may_write=may_write)))
+    for owner, name in ((threading.Thread, "start"), (concurrent.futures.ThreadPoolExecutor, "submit")):
+        setattr(owner, name, _first(getattr(owner, name), _leave_for_thread, 0))
+    torch.Tensor.data = _data()  # type: ignore[assignment]
     torch.Tensor.tolist = _tolist(torch.Tensor.tolist)  # type: ignore[method-assign]
     for name in _OBSERVES:
         setattr(torch.Tensor, name, _observing(getattr(torch.Tensor, name)))

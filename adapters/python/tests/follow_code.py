@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Followed steps whose forward runs functions that are compiled, or that operators take as arguments."""
+"""Followed steps whose forward runs functions that are compiled, that operators take as arguments, or that other threads run."""
 
+import concurrent.futures
 import logging
+import threading
 import unittest
 
 import torch
@@ -61,6 +63,26 @@ class Code(Test):
             with self.subTest(f, follow=False), self.assertLogs("remat", logging.WARNING) as seen:
                 self.check(with_act(f), follow=False)
             self.assertIn("this call is not planned", seen.output[0])
+
+    def test_on_other_threads(self):
+        pool = concurrent.futures.ThreadPoolExecutor(1)
+        self.addCleanup(pool.shutdown)
+        pool.submit(int).result()  # its thread is there
+
+        def started(h):
+            found = []
+            thread = threading.Thread(target=lambda: found.append(h.sin()))
+            thread.start()
+            thread.join()
+            return found[0]
+
+        for f in (started, lambda h: pool.submit(torch.sin, h).result()):
+            for steps in (None, (4, 6)):
+                with self.subTest(f, steps=steps), self.assertLogs("remat", logging.WARNING) as seen:
+                    model = self.check(with_act(f, steps), steps=7)
+                    self.assertEqual(len(remat.of(model).plans), 0 if steps is None else 1)
+                self.assertEqual(len(seen.output), 1)
+                self.assertIn(f"another thread at {__file__}", seen.output[0])
 
     def test_that_is_planned(self):
         """Custom functions inside transforms."""

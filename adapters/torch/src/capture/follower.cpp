@@ -365,7 +365,8 @@ std::optional<std::string> follower::unfinished(const std::vector<at::Tensor>& r
       return "the forward returns another tensor than planned";
   for (std::size_t id = 0; id < tensors_.size(); ++id) {
     if (t.tensors[id] != none) continue;
-    if (const at::Tensor x(tensors_[id].lock()); !x.defined() || !held_by_python(x) || has_memory(x)) continue;
+    if (const at::Tensor x(tensors_[id].lock()); !x.defined() || !held_by_python(x) || (has_memory(x) && !collects_gradient(x)))
+      continue;
     if (!std::binary_search(t.held.begin(), t.held.end(), id) &&
         std::find(t.output_tensors.begin(), t.output_tensors.end(), id) == t.output_tensors.end())
       return "the module keeps a tensor that it did not keep when it was planned";

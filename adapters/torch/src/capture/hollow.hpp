@@ -33,6 +33,9 @@ bool has_memory(const at::Tensor& t);
 /// Python code holds this tensor.
 bool held_by_python(const at::Tensor& t);
 
+/// A backward writes its `.grad`.
+inline bool collects_gradient(const at::Tensor& t) { return t.is_leaf() && t.requires_grad(); }
+
 /// A tensor of the given geometry whose storage owns no memory.
 at::Tensor hollow_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, const at::TensorOptions& options);
 

@@ -44,12 +44,12 @@ std::string (*line_of_caller)() = nullptr;
 
 namespace {
 
-/// Puts back the `.grad` of tensors, unless other threads may have written it.
+/// Puts back the `.grad` of tensors, unless other threads may have written it. Tells whether they still require gradients or not.
 class same_gradients {
  public:
   explicit same_gradients(const std::vector<at::Tensor>& tensors) {
     for (const auto& t : tensors)
-      before_.push_back({t, gradient_of(t), gradient_of(t).defined() ? gradient_of(t)._version() : 0});
+      before_.push_back({t, gradient_of(t), gradient_of(t).defined() ? gradient_of(t)._version() : 0, t.requires_grad()});
   }
   ~same_gradients() {
     if (!hold())
@@ -66,11 +66,15 @@ class same_gradients {
     });
     return same || others_.seen();
   }
+  bool required_as_before() const {
+    return std::all_of(before_.begin(), before_.end(), [](const auto& x) { return x.tensor.requires_grad() == x.required; });
+  }
 
  private:
   struct entry {
     at::Tensor tensor, grad;
     int64_t version;
+    bool required;
   };
   planned_backwards others_;
   std::vector<entry> before_;
@@ -135,6 +139,8 @@ trace rest(recorder& r, std::vector<at::Tensor> returned, std::vector<at::Tensor
     if (run != nullptr && !run->strict()) before.release();  // the step goes on
     throw cannot_capture("the module writes `.grad` of a parameter in its forward (a backward of its own); call it in the loop");
   }
+  if (!before.required_as_before())
+    throw cannot_capture("the module changes in its forward whether a parameter requires a gradient; do that in the loop");
   if (!graph.observer.empty()) throw cannot_capture(graph.observer + " is to be told of gradients");
   trace ends;
   try {

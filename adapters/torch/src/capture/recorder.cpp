@@ -81,7 +81,8 @@ std::vector<std::pair<std::size_t, at::Tensor>> recorder::made() const {
   for (std::size_t id = 0; id < met_.size(); ++id)
     if (auto t = met_[id].lock(); t && trace_.tensors[id] == none)
       if (const auto s = index_.find(storage_of(at::Tensor(t)));
-          s != index_.end() && trace_.storages[s->second].slot == none && contents_[s->second] != contents::constant)
+          s != index_.end() && trace_.storages[s->second].slot == none &&
+          (contents_[s->second] != contents::constant || collects_gradient(at::Tensor(t))))
         list.emplace_back(id, at::Tensor(std::move(t)));
   return list;
 }

@@ -81,7 +81,7 @@ class recorder {
   bool show_generator() { return draws_->show(); }
   /// Tensors from outside, with their versions now.
   std::vector<std::pair<at::Tensor, int64_t>> versions() const;
-  /// What was made by calls and is there still: its number, and the tensor.
+  /// What was made by calls and is there still: its number, and the tensor. Constants only if they collect a gradient.
   std::vector<std::pair<std::size_t, at::Tensor>> made() const;
   /// All tensors by their numbers, as far as they are there.
   std::vector<at::Tensor> all() const {

@@ -142,7 +142,11 @@ void step_run::end_forward(recorder& r, std::vector<at::Tensor>& outputs, const 
   for (std::size_t i = 0; i < kept.size(); ++i) {
     const auto& t = kept[i];
     if (!by_module[i]) continue;  // but by a function of the graph, until the backward
-    if (t.requires_grad() && !t.is_leaf())
+    if (collects_gradient(t))
+      throw cannot_capture(
+          "the module makes a tensor in its forward that it keeps and that collects a gradient, such as a parameter; a step that "
+          "finds it there is planned");
+    if (t.requires_grad())
       outputs.push_back(t);
     else
       made_.push_back({held[i], t, r.view_of(t), t.is_inference() ? 0 : t._version()});

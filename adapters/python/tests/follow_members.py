@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Followed steps whose forward makes members of the model, or puts other memory under them."""
+
+import logging
+import unittest
+
+import torch
+from torch import nn
+
+import remat
+from following import Net, Test, backward
+
+
+def counting(model, x, k):
+    """A step of a model that is told its number. Members may be new."""
+    model.k = k
+    model.zero_grad()
+    model(x).square().mean().backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.grad is not None:
+                p -= 0.1 * p.grad
+    return [*model.parameters(), *(p.grad for p in model.parameters())]
+
+
+class Members(Test):
+    def check_named(self, make, why, step=counting, plans=True, **options):
+        """Equal to eager mode, with one warning that says `why`."""
+        with self.assertLogs("remat", logging.WARNING) as logs:
+            model = self.check(make, step, steps=6, **options)
+        self.assertEqual(len(logs.output), 1)
+        self.assertIn(why, logs.output[0])
+        self.assertEqual(bool(remat.of(model).plans), plans)
+        return model
+
+    def test_parameter_made_of_an_activation(self):
+        class Made(Net):
+            def act(self, h):
+                if not hasattr(self, "shift"):
+                    self.shift = nn.Parameter(h.detach().mean(0))
+                return h.tanh() + self.shift
+
+        self.check_named(Made, "that collects a gradient")
+
+    def test_layer_made_in_a_later_step(self):
+        class Made(Net):
+            def act(self, h):
+                if self.k == 2:
+                    self.more = nn.Linear(48, 48)
+                return self.more(h) if self.k >= 2 else h.tanh()
+
+        self.check_named(Made, "that collects a gradient")
+
+    def test_leaf_kept_in_each_step(self):
+        class Keeping(Net):
+            def act(self, h):
+                self.leaf = torch.zeros(48).requires_grad_()
+                return h.tanh() + self.leaf
+
+        def step(model, x, k):
+            backward(model, x, k)
+            return [model.leaf.grad]
+
+        self.check_named(Keeping, "that collects a gradient", step, plans=False)
+
+    def test_leaf_that_nobody_keeps(self):
+        class Forgetting(Net):
+            def act(self, h):
+                return h.tanh() + torch.zeros(48).requires_grad_()
+
+        with self.assertNoLogs("remat", logging.WARNING):
+            self.check(Forgetting)
+
+    def test_lazy_layers(self):
+        class Lazy(Net):
+            def begin(self):
+                self.first, self.norm = nn.LazyLinear(48), nn.LazyBatchNorm1d()
+
+        def step(model, x, k):
+            if k == 3:
+                model.last = nn.LazyLinear(16)
+            return counting(model, x, k)
+
+        def trained(wrap):
+            torch.manual_seed(0)
+            model, found = Lazy(), []
+            if wrap:
+                remat.wrap(model, budget="100% of activations", time_limit=1, cache=False)
+            for k in range(6):
+                torch.manual_seed(k + 1)
+                found += [t.detach().clone() for t in step(model, torch.randn(32, 16), k)] + [b.clone() for b in model.buffers()]
+            return model, found
+
+        _, plain = trained(False)
+        with self.assertLogs("remat", logging.WARNING) as logs:
+            model, planned = trained(True)
+        self.assertTrue(all(torch.equal(a, b) for a, b in zip(plain, planned, strict=True)))
+        self.assertTrue(all(".data" in line for line in logs.output))
+        self.assertTrue(remat.of(model).plans)
+
+    def test_memory_put_under_a_parameter(self):
+        class Replacing(Net):
+            steps = (0, 1, 2, 3, 4, 5)
+
+            def act(self, h):
+                if self.k in self.steps:
+                    with torch.no_grad():
+                        self.last.weight.data = self.last.weight.data * 0.9 + 0.01 * h.mean()
+                return h.tanh()
+
+        class Once(Replacing):
+            steps = (0,)
+
+        class Later(Replacing):
+            steps = (2, 4)
+
+        self.check_named(Replacing, ".data", plans=False)
+        self.check_named(Once, ".data")
+        self.check_named(Later, ".data")
+
+    def test_memory_put_under_a_parameter_is_refused(self):
+        class Replacing(Net):
+            def act(self, h):
+                self.last.weight.data = self.last.weight.data * 0.9
+                return h.tanh()
+
+        model = remat.wrap(Replacing(), cache=False, on_refuse="raise")
+        before = model.last.weight.clone()
+        with self.assertRaisesRegex(remat.Refused, "copy_"):
+            model(torch.randn(32, 16))
+        self.assertTrue(torch.equal(before, model.last.weight))
+
+    def test_parameters_frozen_and_thawed(self):
+        class Freezing(Net):
+            def act(self, h):
+                self.last.weight.requires_grad_(self.k % 3 != 1)
+                return h.tanh()
+
+        self.check_named(Freezing, "requires a gradient")
+
+
+if __name__ == "__main__":
+    unittest.main()
