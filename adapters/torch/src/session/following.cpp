@@ -109,9 +109,7 @@ session::state::begun_step session::state::follow(const invocation& call, const 
     return record_step(call, inputs, outputs, uses, [&](detail::step_run& run) {
       run = std::move(f.fresh->run);
       if (f.fresh->refusal) std::rethrow_exception(f.fresh->refusal);
-      auto s = setup_of_run(f.fresh->recorded, *like, of, run);
-      s->new_path = true;
-      return s;
+      return setup_of_path(f.fresh->recorded, *like, of, run);
     });
   b.returned = std::move(f.returned);
   if (!f.which) return b;

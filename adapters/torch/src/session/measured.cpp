@@ -103,7 +103,7 @@ void session::state::complete(setup& s) {
   const auto all = std::make_shared<plan>();
   all->steps = away ? fetch_once_schedule(s.in_place) : store_all_schedule(s.in_place);
   constexpr std::size_t large = 300;  // operations whose layout takes more than milliseconds to improve
-  if (relative && s.step->nodes.size() > large) s.layouts.tries = 0;
+  if ((relative || s.new_path) && s.step->nodes.size() > large) s.layouts.tries = 0;
   s.layouts.work = 100'000'000;  // a fifth of a second. Not a time: a schedule that fits has to fit in later processes, too
   all->run = std::make_shared<execution_plan>(s.step, all->steps, s.profiles, s.layouts, in_place, s.places);
   all->found = as_result(s.in_place, all->steps);

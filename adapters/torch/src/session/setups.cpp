@@ -37,6 +37,7 @@ std::shared_ptr<setup> of_same_module(const setup& like) {
   s->outputs = like.outputs;
   s->uses = like.uses;
   s->note = like.note;
+  s->new_path = like.new_path;
   return s;
 }
 
@@ -172,7 +173,6 @@ std::shared_ptr<setup> session::state::make_variant(const setup& s, program step
   a->trained = s.trained;
   a->place = s.place;
   a->forward = s.forward;
-  a->new_path = s.new_path;
   a->inputs = s.inputs + what;
   a->step = std::make_shared<const program>(std::move(step));
   a->bound = bound_to(*a, s.bound->of, s.bound->slots.followed_by(a->step));
@@ -224,6 +224,14 @@ std::shared_ptr<setup> session::state::make_setup(const invocation& call, const 
   }();
   s->capture_seconds = since(begin);
   return run != nullptr ? setup_of_run(recorded, *s, of, *run) : setup_from(recorded, *s, of);
+}
+
+std::shared_ptr<setup> session::state::setup_of_path(const std::shared_ptr<detail::trace>& recorded, const setup& known,
+                                                     const std::shared_ptr<const module_tensors>& of, detail::step_run& run) {
+  const auto like = of_same_module(known);
+  like->inputs = known.inputs;
+  like->new_path = true;
+  return setup_of_run(recorded, *like, of, run);
 }
 
 std::shared_ptr<setup> session::state::setup_of_run(const std::shared_ptr<detail::trace>& recorded, const setup& like,

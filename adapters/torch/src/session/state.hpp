@@ -118,6 +118,9 @@ struct session::state : std::enable_shared_from_this<state> {
   /// The same for a step whose forward has been run meanwhile, with what the module keeps of it as further outputs.
   std::shared_ptr<setup> setup_of_run(const std::shared_ptr<detail::trace>& recorded, const setup& like,
                                       const std::shared_ptr<const module_tensors>& of, detail::step_run& run);
+  /// The same for a step whose forward has left the path of a known one.
+  std::shared_ptr<setup> setup_of_path(const std::shared_ptr<detail::trace>& recorded, const setup& known,
+                                       const std::shared_ptr<const module_tensors>& of, detail::step_run& run);
   /// Steps of this kind use these tensors of the model from now on.
   /// @throws bad_binding if they are not like those that it was captured with
   static void bind(setup& s, const std::shared_ptr<const module_tensors>& of);
