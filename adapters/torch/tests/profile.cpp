@@ -144,6 +144,27 @@ TEST_CASE("the cache file serves other processes; a damaged one is measured anew
   }
 }
 
+TEST_CASE("a large cache file is not written for a few entries") {
+  ::torch::manual_seed(1);
+  temporary t;
+  std::size_t measured = profile(step_of(models::mlp(40, 24, 3)), {.cache = t.file, .seconds = 0}).measured;
+  CHECK(measured > 0);
+  auto document = nlohmann::json::parse(read_file(t.file, 1 << 24));
+  document.at("machines")["another"]["filler"] = std::string(300 << 10, 'x');
+  write_file(t.file, document.dump());
+
+  const auto size = std::filesystem::file_size(t.file);
+  measured = profile(step_of(models::mlp(41, 24, 3)), {.cache = t.file, .seconds = 0}).measured;
+  CHECK(measured > 0);
+  CHECK(std::filesystem::file_size(t.file) == size);
+  for (int64_t batch = 42; batch < 142 && std::filesystem::file_size(t.file) == size; ++batch)
+    measured += profile(step_of(models::mlp(batch, 24, 3)), {.cache = t.file, .seconds = 0}).measured;
+  CHECK(measured > 50);  // each is worth some KiB
+  const auto written = nlohmann::json::parse(read_file(t.file, 1 << 24));
+  CHECK(written.dump().size() > size);
+  CHECK(written.at("machines").contains("another"));
+}
+
 TEST_CASE("costs of a device that is not there") {
   ::torch::manual_seed(1);
   auto conv = std::make_shared<::torch::nn::Conv2dImpl>(::torch::nn::Conv2dOptions(4, 6, 3).groups(2).bias(false));

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <system_error>
 
 #include <remat/io/file.hpp>
 #include <remat/pytorch/capture.hpp>
@@ -138,19 +139,70 @@ node_profile profile_like(const program& step, const node& n, const program& oth
   return p;
 }
 
-/// Entries of the cache file for this machine, an empty object if there is none.
-nlohmann::json read_cache(const std::filesystem::path& path) {
-  try {
-    auto document = nlohmann::json::parse(read_file(path, std::size_t{256} << 20));
-    if (document.at("format") == "remat-torch-profile" && document.at("version") == 3 && document.at("machines").is_object())
-      return document;
-  } catch (const std::exception&) {  // missing or damaged: measured anew
+/// A file that keeps what was measured. It is read and written as a whole: where it is large, not for a few entries.
+class cache_file {
+ public:
+  explicit cache_file(std::filesystem::path path) : path_(std::move(path)) {}
+
+  /// Reads it, if that is worth while.
+  void open() {
+    read_ = is_worth_while();
+    if (read_) document_ = contents();
   }
-  return {{"format", "remat-torch-profile"}, {"version", 3}, {"machines", nlohmann::json::object()}};
-}
+  std::shared_ptr<const node_profile> find(const std::string& machine, const std::string& key, std::size_t outputs) {
+    if (read_) try {
+        return std::make_shared<node_profile>(profile_from(document_["machines"][machine].at(key), outputs));
+      } catch (const std::exception&) {  // not there, or damaged
+      }
+    return nullptr;
+  }
+  void add(const std::string& machine, const std::string& key, std::shared_ptr<const node_profile> entry) {
+    unwritten_[{machine, key}] = std::move(entry);
+  }
+  /// Writes what has been added, if that is worth while, and forgets what it has read.
+  void close() {
+    if (!unwritten_.empty() && is_worth_while()) try {
+        if (!read_) document_ = contents();
+        for (const auto& [where, entry] : unwritten_) document_["machines"][where.first][where.second] = to_json(*entry);
+        std::filesystem::create_directories(path_.parent_path());
+        write_file(path_, document_.dump());
+        unwritten_.clear();
+      } catch (const std::exception&) {  // a cache that cannot be written costs time only
+      }
+    document_ = nullptr;
+    read_ = false;
+    met_ = true;
+  }
+  void forget() { unwritten_.clear(); }
+
+ private:
+  static constexpr std::size_t most = 16 << 20;  ///< bytes; then it begins anew
+
+  bool is_worth_while() const {
+    constexpr std::size_t small = 256 << 10, per_entry = 4096;  // bytes
+    std::error_code failed;
+    const auto size = std::filesystem::file_size(path_, failed);
+    return !met_ || failed || size <= std::max(small, per_entry * unwritten_.size());
+  }
+  nlohmann::json contents() const {
+    try {
+      auto document = nlohmann::json::parse(read_file(path_, most));
+      if (document.at("format") == "remat-torch-profile" && document.at("version") == 3 && document.at("machines").is_object())
+        return document;
+    } catch (const std::exception&) {  // missing, damaged or too large: measured anew
+    }
+    return {{"format", "remat-torch-profile"}, {"version", 3}, {"machines", nlohmann::json::object()}};
+  }
+
+  std::filesystem::path path_;
+  nlohmann::json document_;
+  std::map<std::pair<std::string, std::string>, std::shared_ptr<const node_profile>> unwritten_;  // environment, signature
+  bool read_ = false, met_ = false;
+};
 
 std::mutex known_mutex;
 std::map<std::string, std::map<std::string, std::shared_ptr<const node_profile>>> known;  // environment, signature
+std::map<std::filesystem::path, cache_file> files;
 
 }  // namespace
 
@@ -174,6 +226,7 @@ void forget_profiles() {
   detail::forget_results();
   std::lock_guard lock(known_mutex);
   known.clear();
+  for (auto& [path, file] : files) file.forget();
 }
 
 namespace {
@@ -213,8 +266,8 @@ program_profile profile(const program& step, const profile_options& o) {
   const measuring alone(on, step);
   const auto machine = environment(on);
   auto& here = known[machine];
-  nlohmann::json document;
-  bool read = false;
+  auto* file = o.cache.empty() ? nullptr : &files.try_emplace(o.cache, o.cache).first->second;
+  bool open = false;
 
   program_profile result;
   std::map<std::string, std::shared_ptr<const node_profile>> used;
@@ -222,29 +275,22 @@ program_profile profile(const program& step, const profile_options& o) {
     const auto key = signature(step, n);
     auto& entry = used[key];
     if (!entry) entry = here[key];
-    if (!entry && !o.cache.empty()) {
-      if (!std::exchange(read, true)) document = read_cache(o.cache);
-      try {
-        entry = std::make_shared<node_profile>(profile_from(document["machines"][machine].at(key), n.outputs.size()));
-      } catch (const std::exception&) {  // not there, or damaged
-      }
+    if (!entry && file != nullptr) {
+      if (!std::exchange(open, true)) file->open();
+      entry = file->find(machine, key, n.outputs.size());
     }
     if (!entry) {
       ++result.measured;
       const double left = std::max(0.0, o.seconds - since(begin));
       entry = std::make_shared<node_profile>(measure(step, n, std::min(0.05, left)));
-      if (read && entry->undisturbed) document["machines"][machine][key] = to_json(*entry);
+      if (file != nullptr && entry->undisturbed) file->add(machine, key, entry);
       note_freed(static_cast<bytes_t>(touched(step, n)));
     }
     here[key] = entry;
     result.nodes.push_back(entry);
   }
   result.distinct = used.size();
-  if (read && result.measured > 0) try {
-      std::filesystem::create_directories(o.cache.parent_path());
-      write_file(o.cache, document.dump());
-    } catch (const std::exception&) {  // a cache that cannot be written costs time only
-    }
+  if (open) file->close();
   result.elapsed = since(begin);
   return result;
 }
