@@ -62,7 +62,7 @@ class State(Test):
                     self.check(Seeds, steps=7)
 
     def test_every_step_is_planned(self):
-        """Views in place, and results of factories, which Python's binding copies while somebody else holds them."""
+        """Views in place, results of factories, which Python's binding copies while somebody else holds them, and marks for a profiler."""
         class Views(Net):
             def act(self, h):
                 rows = torch.arange(h.shape[0], dtype=h.dtype) + 1
@@ -70,10 +70,16 @@ class State(Test):
                 turned.transpose_(0, 1)
                 return turned.mean((0,), keepdim=True).squeeze_(0)[:, None] * h
 
-        with self.assertLogs("remat", logging.INFO) as seen:
-            self.check(Views)
-        self.assertFalse([record for record in seen.records if record.levelno > logging.INFO])
-        self.assertFalse([line for line in seen.output if "leaves the planned path" in line])
+        class Marked(Net):
+            def act(self, h):
+                with torch.profiler.record_function("act"):
+                    return h.tanh()
+
+        for make in (Views, Marked):
+            with self.subTest(make.__name__), self.assertLogs("remat", logging.INFO) as seen:
+                self.check(make)
+            self.assertFalse([record for record in seen.records if record.levelno > logging.INFO])
+            self.assertFalse([line for line in seen.output if "leaves the planned path" in line])
 
     def test_paths(self):
         """The state tells which way the forward takes."""

@@ -130,6 +130,36 @@ class Members(Test):
             model(torch.randn(32, 16))
         self.assertTrue(torch.equal(before, model.last.weight))
 
+    def test_arrays_over_activations(self):
+        """Kept beyond the forward, written there, and read in the next one."""
+        class Keeping(Net):
+            steps = (0, 1, 2, 3, 4, 5)
+            array = None
+
+            def act(self, h):
+                h = h.tanh()
+                if self.array is not None:
+                    h = h + float(self.array.mean())
+                self.array = h.detach().numpy() if self.k in self.steps else None
+                return h * 2
+
+        class Once(Keeping):
+            steps = (0,)
+
+        class Later(Keeping):
+            steps = (2, 4)
+
+        def step(model, x, k):
+            found = counting(model, x, k)
+            if model.array is None:
+                return found
+            model.array[0] += 1
+            return [*found, torch.from_numpy(model.array.copy())]
+
+        self.check_named(Keeping, "an array over that memory", step, plans=False)
+        self.check_named(Once, "an array over that memory", step)
+        self.check_named(Later, "an array over that memory", step)
+
     def test_parameters_frozen_and_thawed(self):
         class Freezing(Net):
             def act(self, h):

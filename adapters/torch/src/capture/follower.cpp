@@ -184,9 +184,7 @@ followed follower::finish(std::vector<at::Tensor> returned) {
       break;
     }
   }
-  if (follows() && std::any_of(f.returned.begin(), f.returned.end(),
-                               [&](const auto& t) { return t.defined() && t.has_storage() && log_->is_pinned(storage_of(t)); }))
-    diverge("the module returns a tensor whose memory it has read directly");
+  if (follows() && keeps_read_memory(f.returned)) diverge(keeps_read);
   if (fresh_) f.fresh = finish_recording(f.returned);
   if (f.fresh || log_->filled()) {
     f.why = why_;
@@ -277,6 +275,16 @@ bool follower::run_now(const std::vector<bool>& chosen) {
     if (const auto there = live_[s].lock(); there && written_[s] && recorded().storages[s].slot == none)
       log_->hide(c10::Storage(there));
   return true;
+}
+
+bool follower::keeps_read_memory(const std::vector<at::Tensor>& returned) const {
+  if (!log_->has_pinned()) return false;
+  const auto read = [&](const at::Tensor& t) { return t.defined() && t.has_storage() && log_->is_pinned(storage_of(t)); };
+  return std::any_of(returned.begin(), returned.end(), read) ||
+         std::any_of(tensors_.begin(), tensors_.end(), [&](const auto& known) {
+           const at::Tensor t(known.lock());
+           return read(t) && held_by_python(t);
+         });
 }
 
 bool follower::gives_constants(const std::vector<at::Tensor>& returned) const {

@@ -21,6 +21,10 @@ inline constexpr const char* reads_memory =
     "while "
     "it is captured; a plan would keep what it read for ever";
 
+/// What somebody is told who keeps that memory.
+inline constexpr const char* keeps_read =
+    "the module returns or keeps a tensor whose memory it has read directly, or an array over that memory";
+
 inline c10::StorageImpl* storage_of(const at::Tensor& t) { return t.storage().unsafeGetStorageImpl(); }
 
 /// A storage as a tensor of bytes.

@@ -127,7 +127,7 @@ void step_run::end_forward(recorder& r, std::vector<at::Tensor>& outputs, const 
   values_ = r.values();
   for (const auto& o : outputs) {
     r.id_of(o);  // one may be a copy that no call has met
-    if (log_->is_pinned(storage_of(o))) throw cannot_capture("the module returns a tensor whose memory it has read directly");
+    if (log_->is_pinned(storage_of(o))) throw cannot_capture(keeps_read);
   }
   log_->give_back();
   std::vector<std::size_t> held;
@@ -142,6 +142,7 @@ void step_run::end_forward(recorder& r, std::vector<at::Tensor>& outputs, const 
   for (std::size_t i = 0; i < kept.size(); ++i) {
     const auto& t = kept[i];
     if (!by_module[i]) continue;  // but by a function of the graph, until the backward
+    if (log_->is_pinned(storage_of(t))) throw cannot_capture(keeps_read);
     if (collects_gradient(t))
       throw cannot_capture(
           "the module makes a tensor in its forward that it keeps and that collects a gradient, such as a parameter; a step that "
