@@ -233,6 +233,41 @@ class InFlight(Test):
         remat.of(model).set_budget(2**30)
         unrolled(model, x, 200)
 
+    def test_forwards_without_a_backward(self):
+        """Their memory goes with their outputs, also where these come from each other. What is left of them can be used."""
+        class Several(Cell):
+            def forward(self, x):
+                hidden = [x := x + layer(x) for layer in self.layers]
+                return x, hidden
+
+        def took(model, counted, before):
+            x = torch.randn(64, 128)
+            for k in range(9):
+                before(model(x), k)
+                yield counted.memory()["peak"]
+
+        counting, counted = meter()
+        for before in (lambda outputs, k: None, lambda outputs, k: k % 3 == 0 and outputs[0].sum().backward()):
+            model = remat.wrap(Several(), time_limit=1, cache=False)
+            for _ in range(2):
+                counted.reset_peak()
+                found = list(took(model, counted, before))
+            self.assertEqual(len(set(found[3:])), 1)
+
+        torch.manual_seed(0)
+        plain = Several()
+        model = remat.wrap(copy.deepcopy(plain), time_limit=1, cache=False)
+        x = torch.randn(64, 128)
+        for take in (lambda o: o[0], lambda o: o[1][0], lambda o: o[1][1][3:] * 2, lambda o: o[1][2].grad_fn):
+            for m in (plain, model):
+                m.zero_grad()
+                left = take(m(x))
+                for _ in range(3):
+                    m(x)
+                if isinstance(left, torch.Tensor):
+                    left.square().mean().backward()
+            self.assertTrue(same([p.grad for p in plain.parameters()], [p.grad for p in model.parameters()]))
+
     def test_threads(self):
         """Each with calls of its own in flight."""
         def run(wrapped):

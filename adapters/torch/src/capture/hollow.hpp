@@ -36,6 +36,8 @@ bool has_memory(const at::Tensor& t);
 
 /// Python code holds this tensor.
 bool held_by_python(const at::Tensor& t);
+/// Python code holds this tensor, or has held it.
+inline bool known_to_python(const at::Tensor& t) { return t.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() != nullptr; }
 
 /// A backward writes its `.grad`.
 inline bool collects_gradient(const at::Tensor& t) { return t.is_leaf() && t.requires_grad(); }

@@ -117,6 +117,7 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
 
   if (options.device) throw not_supported("plans for a device that is estimated are not run");
   if (const auto on = accelerator_of(inputs); !on.is_cpu()) refuse_foreign_capture(on);
+  abandoned_.end();
   std::unique_lock lock(mutex);
   look();
   put_back_weights();
@@ -283,8 +284,13 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
   const bool several = std::count(connected.begin(), connected.end(), true) > 1;
   const auto node = c10::make_intrusive<step_node>(r, std::move(watch), inputs, connected, std::move(beside), std::move(checks),
                                                    std::move(once_more));
-  for (std::size_t i = 0; i < outputs.size(); ++i)
-    if (connected[i]) several ? add_history(outputs[i], node) : ::torch::autograd::set_history(outputs[i], node);
+  std::vector<at::Tensor> differentiable;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (!connected[i]) continue;
+    several ? add_history(outputs[i], node) : ::torch::autograd::set_history(outputs[i], node);
+    differentiable.push_back(outputs[i]);
+  }
+  if (several) abandoned_.watch(node, differentiable);
   if (!b.hollow.empty()) return std::move(b.returned);
   std::vector<at::Tensor> returned;
   for (auto i : step.results) returned.push_back(outputs[i]);

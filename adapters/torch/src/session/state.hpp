@@ -20,6 +20,7 @@
 
 #include <remat/pytorch/session.hpp>
 
+#include "../autograd/abandoned.hpp"
 #include "../base/views.hpp"
 #include "../capture/kept_graph.hpp"
 #include "../capture/trace.hpp"
@@ -288,6 +289,7 @@ struct session::state : std::enable_shared_from_this<state> {
   std::optional<interference> interference_;
   std::map<std::string, far_memory> pinned_;            ///< by device, for `host_budget`
   std::optional<detail::weights_elsewhere> elsewhere_;  ///< while steps run on another device than the weights are on
+  abandoned_steps abandoned_;
   background worker;
   int replaced = 0;          ///< captures in a row that a replaced tensor made out of date
   std::size_t verified = 0;  ///< steps that were compared
