@@ -45,7 +45,11 @@ void check_poet_against_oracles(const milp::any_backend& library, std::uint64_t 
 
 /// `count` random problems: no bound of any model is above the optimum, and none of a single moment is below its minimum cut.
 void check_moment_forms(const milp::any_backend& library, std::uint64_t seed, int count);
-/// The same with copies: no bound of any model is above the optimum.
+/// `count` random problems: no model of the order in which a fastest schedule has its first runs, and no search, is above it.
+void check_moment_orders(const milp::any_backend& library, std::uint64_t seed, int count);
+/// The optimum of a step is proven that no model of operations on a path bounds as well.
+void check_order_of_moments(const milp::any_backend& library);
+/// As `check_moment_forms` with copies: no bound of any model is above the optimum.
 void check_moment_forms_with_copies(const milp::any_backend& library, std::uint64_t seed, int count);
 /// A search that ends earlier, with another limit, solves the first models of a longer one, so its bound is not above that.
 void check_multi_cut_limits(const milp::any_backend& library);

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <remat/core/solve.hpp>
+#include <remat/order/small_search.hpp>
 #include <remat/solver/moments.hpp>
 #include <remat/testing/check_solver.hpp>
 #include <remat/testing/generators.hpp>
@@ -113,7 +114,7 @@ void check_moment_forms(const milp::any_backend& library, std::uint64_t seed, in
     infeasible += std::isinf(bound.integer);
     tight += std::abs(bound.integer - best) < slack;
     if (moments.empty()) continue;
-    // With all windows and rows, no moment added weakens the relaxation; without the long ones it may.
+    // With all windows and rows, one moment more does not weaken the relaxation; without the long ones it may.
     const bound::multi_cut_options full{.light = 0, .reach = 99}, few{.light = 0, .reach = 1};
     auto rest = moments;
     rest.erase(rest.begin() + static_cast<std::ptrdiff_t>(rest.size() / 2));
@@ -140,6 +141,78 @@ void check_moment_forms(const milp::any_backend& library, std::uint64_t seed, in
   CHECK(tight > count / 8);
   CHECK(infeasible > 0);
   CHECK(stronger > 0);
+}
+
+void check_moment_orders(const milp::any_backend& library, std::uint64_t seed, int count) {
+  std::mt19937_64 g(seed);
+  int compared = 0, several = 0, stronger = 0, tight = 0;
+  for (int k = 0; k < count; ++k) {
+    const auto p = random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 4, 8)), .target = 30});
+    const auto low = bounds_without_search(p).budget, high = evaluate(p, store_all_schedule(p)).peak - 1;
+    if (p.values().size() > 20 || low > high || !order::small_search::takes(p)) continue;
+    const auto budget = uniform(g, low, high);
+    const auto known = order::small_search(p, budget).fastest();
+    if (!known.order) continue;
+    const auto best = measure_order(p, *known.order).seconds;
+    INFO("seed " << seed << ", case " << k << ", budget " << budget);
+    const auto slack = 1e-6 * p.total_seconds();
+    // Some operations in the order of their first runs in a fastest schedule.
+    std::vector<operation_id> moments;
+    std::vector<bool> has_run(p.operations().size(), false);
+    for (auto o : *known.order) {
+      if (!has_run[o] && chance(g, 60)) moments.push_back(o);
+      has_run[o] = true;
+    }
+    const auto bound = solve_moments(library, p, budget, moments, {.light = 0, .reach = k % 2 == 0 ? 99U : 1U});
+    REQUIRE(bound.relaxed <= bound.integer + slack);
+    REQUIRE(bound.integer <= best + slack);
+    ++compared;
+    several += !std::is_sorted(moments.begin(), moments.end());
+    // All orders: the search.
+    monitor m;
+    const auto proven = bound::multi_cut_bound(p, budget, m, {}, library).seconds;
+    REQUIRE(proven <= best + slack);
+    stronger += proven > bound::min_cut_bound(p, budget).seconds + slack;
+    tight += best > bounds_without_search(p).seconds + slack && proven > best - slack;
+  }
+  CAPTURE(compared, several, stronger, tight);
+  CHECK(compared > count / 3);
+  CHECK(several > count / 20);
+  CHECK(stronger > count / 20);
+  CHECK(tight > count / 20);
+}
+
+void check_order_of_moments(const milp::any_backend& library) {
+  // A loss and its gradient fill the budget, so that the forward runs again; the gradient of the last weights, which reads the
+  // large gradient too, may run before or after the rest of the backward. Either way little of the forward is there meanwhile.
+  const std::size_t layers = 5;
+  std::vector<value> values = {{"x", 1, true}};
+  std::vector<operation> operations;
+  std::vector<value_id> targets;
+  const auto add = [&](std::vector<value_id> inputs, bytes_t bytes, double seconds) {
+    values.push_back({"v" + std::to_string(values.size()), bytes, false});
+    const auto made = static_cast<value_id>(values.size() - 1);
+    std::sort(inputs.begin(), inputs.end());
+    operations.push_back(
+        {.name = "o" + std::to_string(operations.size()), .inputs = std::move(inputs), .outputs = {made}, .seconds = seconds});
+    return made;
+  };
+  std::vector<value_id> a = {0};
+  for (std::size_t i = 0; i < layers; ++i) a.push_back(add({a.back()}, 2, 1));
+  const auto loss = add({a.back()}, 10, 8), large = add({loss}, 10, 8);
+  auto d = add({large}, 1, 1);
+  targets.push_back(add({a.back(), large}, 1, 1));
+  for (auto i = layers; i > 0; --i) d = add({a[i], a[i - 1], d}, 1, 1);
+  targets.push_back(d);
+  const problem p("order", values, operations, targets);
+  const bytes_t budget = 21;
+  const auto best = exhaustive_optimum(p, budget);
+  REQUIRE(best);
+  monitor m;
+  const auto proven = bound::multi_cut_bound(p, budget, m, {}, library).seconds;
+  CHECK(proven <= *best * (1 + 1e-9));
+  const auto path = solve_moments(library, p, budget, {5, 6, 7, 9, 10, 11, 12, 13}, {.light = 0, .reach = 99});
+  CHECK(proven > path.integer + 0.5);
 }
 
 void check_moment_forms_with_copies(const milp::any_backend& library, std::uint64_t seed, int count) {

@@ -44,10 +44,10 @@ struct multi_cut_options {
 
 /// A MILP that every schedule within a budget satisfies, staged or not: a relaxation, whose optimum bounds their time from below.
 ///
-/// `moments` are operations tau_1 .. tau_K, each an ancestor of the next, so that in any schedule their first runs are at times
-/// t_1 < .. < t_K. A *window* [a, b) lasts from right after t_a (from the start, if a = 0) to just before t_b (the end, if b =
-/// K + 1). The windows are the short ones [j, j + 1), and long ones: [a, b) for b - a up to a reach, and [a, K + 1). Values are
-/// *live* that are on the device and read before they are computed again.
+/// `moments` are operations tau_1 .. tau_K. The model is of the schedules in which their first runs are at times t_1 < .. < t_K:
+/// all schedules, if each is an ancestor of the next. A *window* [a, b) lasts from right after t_a (from the start, if a = 0) to
+/// just before t_b (the end, if b = K + 1). The windows are the short ones [j, j + 1), and long ones: [a, b) for b - a up to a
+/// reach, and [a, K + 1). Values are *live* that are on the device and read before they are computed again.
 ///
 /// Columns, for window w = [a, b), moment j, operation o, value v:
 /// - run[o,w] in {0,1}: o runs in w (several runs count once); continuous for the long windows, where it follows from the short;
@@ -57,12 +57,13 @@ struct multi_cut_options {
 /// Rows, with u an operand of o and p the producer of v; the outputs of tau_a count as live at t_a in windows [a, b):
 /// - run[o,w] <= k[u,a] + run[producer of u,w]; k[v,b] <= stay[v,w] + run[p,w]; stay[v,w] <= k[v,a];
 /// - an ancestor of tau_j runs before t_j, tau_j and its descendants do not; every needed operation runs, once-only ones once;
+/// - k[v,j] = 0 and stay[v,w] = 0 where v does not fit beside tau_j, or beside an operation that runs in w in any case;
 /// - memory at t_j: bytes of all k[v,j], outputs and workspace of tau_j <= budget;
 /// - memory while o runs in w: bytes of all stay[v,w] and, if o does run, its operands, outputs and workspace <= budget.
 ///
 /// The long windows are redundant for integers. They keep the relaxation from running an operation a little in every window on
 /// operands of which it retains as little. Those to the end make it at least as strong as the single cut of `retention_cut` at
-/// each moment; those between are what a model with fewer moments says, so that, with all of them, no moment added weakens it.
+/// each moment; those between are what a model with fewer moments says.
 ///
 /// Values of negligible size are free once made; the operations that make nothing else run once, and are no columns.
 ///
@@ -82,7 +83,7 @@ class multi_cut_model {
 
   /// @param p           the problem, plain; must outlive the form
   /// @param budget      bytes, >= what `bounds_without_search` gives
-  /// @param moments     needed operations, ascending, each an ancestor of the next
+  /// @param moments     needed operations in the order of their first runs, none before one that it depends on
   /// @param o           what is left out
   /// @param longest_row sums of more terms are split into partial sums
   /// @param stop        polled while the model is built
@@ -128,11 +129,12 @@ class multi_cut_model {
   }
 
   /// How far the solution `x` seems to be over the budget before the first run of `o`: tells where another moment would help.
-  /// @param x a solution
-  /// @param o a needed operation on a path through the moments
+  /// @param x      a solution
+  /// @param o      a needed operation; it runs as early as it can
+  /// @param beside it is on no path through the moments: what is made again for it and stays counts, too
   /// @return bytes over the budget, relative to it; negative if it fits. An estimate
   /// Complexity: O(values + edges).
-  double strain(const Eigen::VectorXd& x, operation_id o) const {
+  double strain(const Eigen::VectorXd& x, operation_id o, bool beside = false) const {
     const auto& ops = p_.operations();
     const auto j = first_[o];
     const auto& w = windows_[j];
@@ -154,11 +156,11 @@ class multi_cut_model {
         double use = 0;
         for (auto c : p_.consumers(v))
           if (below[c]) use = std::max(use, w.run[c].at(x));
-        const bool made_before = maker != none && above[maker] && first_[maker] == j && last_[maker] == j + 1;
-        if (made_before && made < 1 + 1e-3)
+        const bool before = maker != none && above[maker];
+        if (before && first_[maker] == j && last_[maker] == j + 1 && made < 1 + 1e-3)
           there = std::max({there, use, k_[j + 1][v].at(x)});
         else
-          there = std::max(there, use - made);
+          there = std::max({there, use - made, beside && before ? std::min(made, k_[j + 1][v].at(x)) : 0});
       }
       sum += size(v) * there;
     }
@@ -212,6 +214,12 @@ class multi_cut_model {
     for (auto o : needed_)
       for (auto v : ops[o].outputs)
         if (matters(v)) modelled_[v] = works_[o] = true;
+    left_.assign(ops.size(), 0);
+    for (auto o : needed_) {
+      left_[o] = room_ - own_bytes(o);
+      for (auto u : ops[o].inputs)
+        if (modelled_[u]) left_[o] -= size(u);
+    }
     first_.assign(ops.size(), 0);
     last_.assign(ops.size(), end);
     for (auto o : needed_) {
@@ -256,6 +264,11 @@ class multi_cut_model {
     }
   }
 
+  /// Is there no room for `v` while `o`, which neither reads nor makes it, runs?
+  bool excludes(operation_id o, value_id v) const {
+    return size(v) > left_[o] && !contains(p_.operations()[o].inputs, v) && p_.producer(v) != o;
+  }
+
   void make_columns() {
     const auto& ops = p_.operations();
     const auto end = moments_.size() + 1;
@@ -265,6 +278,7 @@ class multi_cut_model {
     for (std::size_t j = 1; j <= end; ++j)
       for (value_id v = 0; v < p_.values().size(); ++v) {
         if (!wanted[j][v] || (!p_.is_source(v) && first_[p_.producer(v)] >= j)) continue;
+        if (j < end && excludes(moments_[j - 1], v)) continue;
         if (j == end || contains(ops[moments_[j - 1]].inputs, v))
           k_[j][v].constant = 1;
         else
@@ -300,8 +314,19 @@ class multi_cut_model {
     const std::vector<expression> per_value(p_.values().size());
     windows_.push_back({a, b, std::vector<expression>(p_.operations().size()), per_value, per_value, per_value});
     auto& w = windows_.back();
-    for (value_id v = 0; v < p_.values().size(); ++v)
-      if (!k_[b][v].is_zero() && (appears(v, a) || !k_[a][v].is_zero())) w.stay[v] = builder_.column(0, 0, 1);
+    std::vector<bool> stays(p_.values().size());
+    double largest = 0;
+    for (value_id v = 0; v < stays.size(); ++v) {
+      stays[v] = !k_[b][v].is_zero() && (appears(v, a) || !k_[a][v].is_zero());
+      if (stays[v]) largest = std::max(largest, size(v));
+    }
+    for (auto o : needed_) {
+      const bool runs = moment_of_[o] > 0 ? moment_of_[o] > a && moment_of_[o] < b : first_[o] >= a && last_[o] <= b;
+      if (!runs || left_[o] >= largest) continue;
+      for (value_id v = 0; v < stays.size(); ++v) stays[v] = stays[v] && !excludes(o, v);
+    }
+    for (value_id v = 0; v < stays.size(); ++v)
+      if (stays[v]) w.stay[v] = builder_.column(0, 0, 1);
     return w;
   }
 
@@ -326,8 +351,8 @@ class multi_cut_model {
       w.run[o] = builder_.column(0, 0, 1);
       builder_.at_most(w.run[o], sum);
       for (auto j = a; j < b; ++j) builder_.at_most(windows_[j].run[o], w.run[o]);
-      if (!moment && first_[o] < a && a < last_[o] && last_[o] <= b)
-        builder_.at_least(builder_.split(runs(o, first_[o], a), longest_row_) + w.run[o], 1);
+      if (!moment && a < last_[o] && first_[o] < b)
+        builder_.at_least(builder_.split(runs(o, first_[o], a) + runs(o, b, last_[o]), longest_row_) + w.run[o], 1);
     }
   }
 
@@ -487,6 +512,7 @@ class multi_cut_model {
   std::vector<std::size_t> first_;      // per operation: it cannot run in a window [j, j + 1) with smaller j
   std::vector<std::size_t> last_;       // per operation: the moment before which it must have run
   std::vector<bool> modelled_, works_;  // values of some size; operations that make one
+  std::vector<double> left_;            // per operation: room beside it and its operands while it runs
   double byte_ = 1, second_ = 1, room_ = 0, base_seconds_ = 0;
   milp::builder builder_;
   std::vector<std::vector<expression>> k_;  // per moment and value

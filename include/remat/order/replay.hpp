@@ -78,7 +78,7 @@ class player {
 /// Computes what is needed up to each of several moments, forgets there what is not to be retained, goes on and computes what is
 /// missing when it is needed.
 /// @param p        the problem
-/// @param moments  needed operations, ascending, each an ancestor of the next
+/// @param moments  needed operations in the order of their first runs, none before one that it depends on
 /// @param retained per moment and value: on the device just before the moment runs first; its operands and sources are in any
 /// case
 /// @param free     per value: kept once made, and made as soon as that takes nothing else; empty: none is

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Which moments a `multi_cut_model` is made of. Needs Boost.Graph and Eigen.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <remat/bound/multi_cut_model.hpp>
+#include <remat/core/liveness.hpp>
+#include <remat/core/problem.hpp>
+#include <remat/core/schedule.hpp>
+#include <remat/order/replay.hpp>
+
+namespace remat::bound {
+
+/// The order that a solution of `multi_cut_model` stands for: retains at each moment of which the solution has more than
+/// `threshold`. It may need more than the budget. Complexity: that of `replay`.
+inline std::optional<std::vector<operation_id>> order_of(const problem& p, const multi_cut_model& form, const Eigen::VectorXd& x,
+                                                         double threshold = 0.5) {
+  std::vector<std::vector<bool>> retained(form.moments().size(), std::vector<bool>(p.values().size(), false));
+  std::vector<bool> free(p.values().size());
+  for (value_id v = 0; v < free.size(); ++v) {
+    free[v] = form.negligible(v);
+    for (std::size_t j = 0; j < retained.size() && !free[v]; ++j) retained[j][v] = form.retained(x, j, v) > threshold;
+  }
+  return order::replay(p, form.moments(), retained, free);
+}
+
+/// Moments for `multi_cut_model`: at first a few on the path on which a schedule without recomputation has most on the device,
+/// then more of it where solutions are over the budget, and operations beside it that may run before or after them.
+class multi_cut_choice {
+ public:
+  /// An operation for another moment.
+  struct candidate {
+    double gain;  ///< by how much a solution is over the budget there
+    operation_id o;
+    std::size_t from, to;  ///< its places among the moments: behind the first `from`, .., behind the first `to`
+
+    /// Is there one place, so that the order is known?
+    bool decided() const { return from == to; }
+    /// `moments` with it behind the first `place`.
+    std::vector<operation_id> among(std::vector<operation_id> moments, std::size_t place) const {
+      moments.insert(moments.begin() + static_cast<std::ptrdiff_t>(place), o);
+      return moments;
+    }
+  };
+
+  /// @param p      the problem, with a needed operation; must outlive this
+  /// @param budget bytes
+  /// Complexity: O(values + edges).
+  multi_cut_choice(const problem& p, bytes_t budget) : p_(p), budget_(budget) {
+    const auto needed = needed_operations(p);
+    const auto memory = measure_order(p, needed).memory;
+    const auto peak = static_cast<double>(*std::max_element(memory.begin(), memory.end()));
+    std::vector<double> load(p.operations().size(), 0), sum = load;  // of an operation, of the heaviest path to it
+    std::vector<operation_id> before(p.operations().size(), none);
+    operation_id end = needed.front();
+    for (std::size_t i = 0; i < needed.size(); ++i) {
+      const auto o = needed[i];
+      for (auto u : p.operations()[o].inputs)
+        if (!p.is_source(u) && sum[p.producer(u)] > sum[o]) sum[o] = sum[p.producer(u)], before[o] = p.producer(u);
+      load[o] = peak > 0 ? static_cast<double>(memory[i]) / peak : 0;
+      sum[o] += 1e-3 + load[o] * load[o];
+      if (sum[o] > sum[end]) end = o;
+    }
+    for (; end != none; end = before[end]) path_.push_back(end);
+    std::reverse(path_.begin(), path_.end());
+    std::set_difference(needed.begin(), needed.end(), path_.begin(), path_.end(), std::back_inserter(beside_));
+    first_ = {*std::max_element(path_.begin(), path_.end(), [&](auto a, auto b) { return load[a] < load[b]; })};
+    for (const std::size_t sixth : {5U, 3U, 1U}) first_ = with(std::move(first_), path_[sixth * path_.size() / 6]);
+  }
+
+  /// Moments to start with, in their order: the operation with most on the device, and three others.
+  const std::vector<operation_id>& first() const { return first_; }
+
+  /// Places on the path where the solution `x` seems to be most over the budget: the worst between each two moments, worst first.
+  std::vector<candidate> strained(const multi_cut_model& form, const Eigen::VectorXd& x) const {
+    std::vector<std::pair<double, operation_id>> found;
+    for (auto o : path_) found.emplace_back(form.strain(x, o) - 1e-4, o);
+    return spread(std::move(found), form.moments());
+  }
+  /// Up to `count` places all along the path.
+  std::vector<candidate> along(const std::vector<operation_id>& moments, std::size_t count) const {
+    std::vector<candidate> places;
+    for (std::size_t i = 0; i < count; ++i)
+      if (const auto o = path_[(2 * i + 1) * path_.size() / (2 * count)]; !contains(moments, o))
+        places.push_back(place(0, o, moments));
+    return places;
+  }
+  /// Operations beside the path, each with several places, where `x` seems to be over the budget if they run as early as they
+  /// can.
+  std::vector<candidate> crowded(const multi_cut_model& form, const Eigen::VectorXd& x) const {
+    std::vector<std::pair<double, operation_id>> found;
+    for (auto o : beside_)
+      if (const double over = form.strain(x, o, true); over > 0) found.emplace_back(over, o);
+    auto worst = spread(std::move(found), form.moments());
+    std::erase_if(worst, [](const auto& c) { return c.decided(); });
+    return worst;
+  }
+  /// Places where the order behind `x` is over the budget, likewise.
+  std::vector<candidate> exceeded(const multi_cut_model& form, const Eigen::VectorXd& x) const {
+    const auto order = order_of(p_, form, x);
+    if (!order) return {};
+    const auto memory = measure_order(p_, *order).memory;
+    std::vector<std::pair<double, operation_id>> found;
+    auto next = path_.begin();
+    bytes_t most = 0;  // since the last operation of the path
+    for (std::size_t k = 0; k < order->size() && next != path_.end(); ++k) {
+      most = std::max(most, memory[k]);
+      if ((*order)[k] != *next) continue;
+      if (most > budget_) found.emplace_back(static_cast<double>(most - budget_), *next);
+      most = 0;
+      ++next;
+    }
+    return spread(std::move(found), form.moments());
+  }
+
+  /// The moments with `o`, where the order is known then.
+  std::vector<operation_id> with(std::vector<operation_id> moments, operation_id o) const {
+    if (contains(moments, o)) return moments;
+    const auto c = place(0, o, moments);
+    return c.decided() ? c.among(std::move(moments), c.from) : moments;
+  }
+
+ private:
+  static bool contains(const std::vector<operation_id>& moments, operation_id o) {
+    return std::find(moments.begin(), moments.end(), o) != moments.end();
+  }
+  /// Where the first run of `o` may be among those of `moments`. Complexity: O(values + edges).
+  candidate place(double gain, operation_id o, const std::vector<operation_id>& moments) const {
+    const auto& ops = p_.operations();
+    std::vector<bool> below(ops.size(), false), above(ops.size(), false);  // o, and its descendants or ancestors
+    below[o] = above[o] = true;
+    for (auto c = o + 1; c < ops.size(); ++c)
+      for (auto u : ops[c].inputs) below[c] = below[c] || (!p_.is_source(u) && below[p_.producer(u)]);
+    for (auto c = o + 1; c-- > 0;)
+      if (above[c])
+        for (auto u : ops[c].inputs)
+          if (!p_.is_source(u)) above[p_.producer(u)] = true;
+    candidate found{gain, o, 0, moments.size()};
+    for (std::size_t j = moments.size(); j-- > 0;) {
+      if (above[moments[j]]) found.from = std::max(found.from, j + 1);
+      if (below[moments[j]]) found.to = j;
+    }
+    return found;
+  }
+  /// The worst of `found` between each two moments, worst first; of those with several places, by the first of these.
+  std::vector<candidate> spread(std::vector<std::pair<double, operation_id>> found,
+                                const std::vector<operation_id>& moments) const {
+    std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    std::vector<candidate> worst;
+    std::vector<bool> taken(moments.size() + 1, false);
+    for (const auto& [gain, o] : found) {
+      if (contains(moments, o)) continue;
+      const auto c = place(gain, o, moments);
+      if (!taken[c.from]) worst.push_back(c);
+      taken[c.from] = true;
+    }
+    return worst;
+  }
+
+  const problem& p_;
+  bytes_t budget_;
+  std::vector<operation_id> path_, beside_, first_;
+};
+
+}  // namespace remat::bound
