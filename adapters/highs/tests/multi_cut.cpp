@@ -16,7 +16,7 @@ TEST_CASE("highs: bounds from moments are never above the optimum", "[long]") {
   testing::check_moment_forms(highs::backend(), 21, 1000);
 }
 TEST_CASE("highs: bounds from moments in any order are never above the optimum", "[long]") {
-  testing::check_moment_orders(highs::backend(), 23, 1000);
+  testing::check_moment_orders(highs::backend(), 23, 150);
 }
 TEST_CASE("highs: the order of moments is part of the bound") { testing::check_order_of_moments(highs::backend()); }
 TEST_CASE("highs: bounds from moments with copies are never above the optimum", "[long]") {
