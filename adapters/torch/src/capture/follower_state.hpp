@@ -107,9 +107,9 @@ class follower final : public c10::DebugInfoBase {
   /// Runs those of the calls until now, unless they write what another one reads, which has not run.
   /// @return it has
   bool run_now(const std::vector<bool>& chosen);
-  /// The module has a constant in its hands, or returns one.
   /// The module returns or keeps memory that calls have made ahead of the plan, and that would be another's after it.
   bool keeps_read_memory(const std::vector<at::Tensor>& returned) const;
+  /// The module has a constant in its hands, or returns one.
   bool gives_constants(const std::vector<at::Tensor>& returned) const;
   bool touched(const c10::OperatorHandle& op, const ::torch::jit::Stack& stack) const;
   /// No candidate makes the calls of this forward: tries to record it from here on.
