@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -361,6 +362,8 @@ class sequence {
     auto hole = k - 1;
     while (hole > 0 && k - hole < 256 && at_[hole] != nothing) --hole;
     if (hole == 0 || at_[hole] != nothing) {
+      for (std::size_t width = 1024; width < at_.size(); width *= 2)
+        if (const auto room = spread_part(width, k)) return room;
       std::vector<step> steps;
       for (auto s : at_)
         if (s != nothing && s > end) steps.push_back(s);
@@ -370,16 +373,49 @@ class sequence {
     for (; hole + 1 < k; ++hole) shift_down(hole + 1);
     return k - 1;
   }
+  /// Spreads the steps of a part of the slots, with an empty slot just before slot k, where a step stands. Larger parts
+  /// have to be emptier: so an insertion moves O(log(slots)^2) steps on average, even if all are at one place.
+  /// @param width of the part, which slot k - 1 is in: slots, a power of two, fewer than there are
+  /// @return the empty slot; 0 if the part is too full
+  slot spread_part(std::size_t width, slot k) {
+    const auto begin = std::min((k - 1) / width * width, at_.size() - width);
+    const auto first = std::max<slot>(1, begin), stop = std::min(slot_[end], begin + width);
+    struct moved {
+      step s;
+      bytes_t memory, after;  ///< at its slot, and in an empty one behind it
+    };
+    std::vector<moved> steps;
+    std::size_t before = 0;  // of them, those before slot k
+    for (auto j = first; j < stop; ++j)
+      if (at_[j] != nothing) before += j < k, steps.push_back({at_[j], memory(j), memory(j) - ends_after(j) - empty});
+    const auto share = static_cast<double>(steps.size() + 1) / static_cast<double>(stop - first);
+    if (before == 0 || share > 1 - 0.25 * std::log2(width) / std::log2(at_.size())) return 0;
+    const auto target = [&](std::size_t i) { return first + i * (stop - first) / (steps.size() + 1); };
+    std::fill(at_.begin() + static_cast<std::ptrdiff_t>(first), at_.begin() + static_cast<std::ptrdiff_t>(stop), nothing);
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      const auto from = target(i < before ? i : i + 1),
+                 to = i + 1 == steps.size() ? stop : target(i + 1 < before ? i + 1 : i + 2);
+      at_[from] = steps[i].s;
+      slot_[steps[i].s] = from;
+      for (auto j = from; j < to; ++j) memory_[j] = (j == from ? steps[i].memory : steps[i].after) - added_[j / block];
+    }
+    for (auto b = first / block; b * block < stop; ++b) find_most(b);
+    return target(before);
+  }
+  /// Bytes at slot k that are not on the device after it.
+  bytes_t ends_after(slot k) const {
+    bytes_t ends = p_.operations()[operation_[at_[k]]].workspace;
+    each_value(at_[k], [&](value_id v, bool) {
+      if (!uses(v, event_from(v, k) + 1)) ends += p_.values()[v].bytes;
+    });
+    return ends;
+  }
   /// Moves the step in slot k to k - 1, which is empty.
   void shift_down(slot k) {
     const auto s = at_[k];
-    bytes_t ends = p_.operations()[operation_[s]].workspace;
-    each_value(s, [&](value_id v, bool) {
-      if (!uses(v, event_from(v, k) + 1)) ends += p_.values()[v].bytes;  // it ends here
-    });
     const auto whole = memory(k);
     memory_[k - 1] = whole - added_[(k - 1) / block];
-    memory_[k] -= ends + empty;
+    memory_[k] -= ends_after(k) + empty;
     at_[k - 1] = s;
     at_[k] = nothing;
     slot_[s] = k - 1;
