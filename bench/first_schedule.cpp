@@ -2,14 +2,15 @@
 // Plans large graphs of several families within several budgets and prints a table in Markdown: when `automatic` has its first
 // schedule, how late it is after its time limit, and what it finds and proves.
 //
-// bench_first_schedule OPERATIONS SECONDS [FAMILY]: a budget is a multiple of the smallest peak of all cheap orders, or a share
-// of what store-all needs.
+// bench_first_schedule OPERATIONS SECONDS [FAMILY|all [copies|tiers]]: a budget is a multiple of the smallest peak of all cheap
+// orders, or a share of what store-all needs. With "copies" values may move to the host, and with "tiers" also to a disk.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <exception>
 #include <iostream>
 #include <limits>
+#include <stdexcept>
 #include <string>
 
 #include <remat/core/solve.hpp>
@@ -19,6 +20,22 @@
 #include "../tests/families.hpp"
 
 namespace {
+
+/// The same with links that move an eighth of the values out and back during the step, to a disk a third of that.
+remat::problem with_memory(const remat::problem& p, const std::string& kind) {
+  if (kind.empty()) return p;
+  double bytes = 0;
+  for (const auto& v : p.values()) bytes += static_cast<double>(v.bytes);
+  const double rate = bytes / 4 / p.total_seconds();
+  remat::memory_system memory;
+  if (kind == "tiers") {
+    memory.tiers = {{"device"}, {"host", remat::measure_store_all(p).peak / 2}, {"disk"}};
+    memory.links = {{1, 2, rate / 3, 0, "write"}, {2, 1, rate / 3, 0, "read"}};
+  } else if (kind != "copies") {
+    throw std::invalid_argument("copies or tiers, got " + kind);
+  }
+  return {p.name(), p.values(), p.operations(), p.targets(), remat::copy_rates{rate, rate}, p.backward_start(), memory};
+}
 
 /// The smallest peak of the cheap orders.
 remat::bytes_t smallest_known(const remat::problem& p) {
@@ -50,9 +67,10 @@ int main(int argc, char** argv) try {
       "| family (operations) | budget | of store-all | first, s | over the limit, s | status | extra %% | bound %% |\n"
       "|---|---|---|---|---|---|---|---|\n");
   for (const auto& f : remat::testing::families()) {
-    if (argc > 3 && f.name != argv[3]) continue;
-    const auto p = f.make(operations);
-    const auto all = remat::measure_store_all(p).peak, least = smallest_known(p);
+    if (argc > 3 && f.name != argv[3] && argv[3] != std::string("all")) continue;
+    const auto plain = f.make(operations);
+    const auto p = with_memory(plain, argc > 4 ? argv[4] : "");
+    const auto all = remat::measure_store_all(plain).peak, least = smallest_known(plain);
     const auto times = [](double x, remat::bytes_t b) { return static_cast<remat::bytes_t>(x * static_cast<double>(b)); };
     print_row(f.name, p, "smallest known", least, limit);
     print_row(f.name, p, "1.5 times that", std::min(all, times(1.5, least)), limit);

@@ -7,6 +7,7 @@
 
 #include <remat/bound/memory_bound.hpp>
 #include <remat/bound/min_cut_bound.hpp>
+#include <remat/core/evaluate.hpp>
 #include <remat/testing/generators.hpp>
 #include <remat/testing/oracle.hpp>
 
@@ -30,6 +31,18 @@ TEST_CASE("targets that are there when the others are made for the last time") {
     tight += exhaustive_optimum(q, least).has_value();
   }
   CHECK(tight > 100);
+}
+
+TEST_CASE("an output in the place of an input counts once in a working set") {
+  const problem p("p", {{"x", 7, true}, {"w", 30}, {"g", 5}, {"w'", 30}},
+                  {{.name = "w", .inputs = {0}, .outputs = {1}, .seconds = 1},
+                   {.name = "g", .inputs = {1}, .outputs = {2}, .seconds = 1},
+                   {.name = "update", .inputs = {1, 2}, .outputs = {3}, .seconds = 1, .overwrites = {{3, 1}}}},
+                  {3});
+  CHECK(bound::last_run_cut(p).working_set(2) == 7 + 30 + 5);
+  schedule s;
+  for (operation_id o = 0; o < 3; ++o) s.compute(o);
+  CHECK(evaluate(p, s).peak == 7 + 30 + 5);
 }
 
 TEST_CASE("what is there when the last of the large operations runs for the last time") {

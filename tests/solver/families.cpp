@@ -57,6 +57,27 @@ TEST_CASE("automatic has a schedule of every family when it is to stop at once")
   }
 }
 
+TEST_CASE("copies and further tiers leave what automatic has when it is to stop at once as fast as without them") {
+  const auto slow = copy_rates{1, 1};  // a copy takes longer than most operations
+  for (const auto& f : testing::families()) {
+    const auto plain = f.make(2000);
+    const auto all = measure_store_all(plain).peak, least = leanest_cheap(plain);
+    const memory_system tiers{{{"device"}, {"host", all / 2}, {"disk"}}, {{1, 2, 1, 0, "write"}, {2, 1, 1, 0, "read"}}};
+    const problem with_disk(plain.name(), plain.values(), plain.operations(), plain.targets(), slow, plain.backward_start(),
+                            tiers);
+    for (const auto budget : {least, least + (all - least) / 3}) {
+      const auto without = solve(plain, budget, automatic<>(), {.seconds = 0});
+      for (const auto& p : {plain.with_copies(slow), with_disk}) {
+        INFO(f.name << ", " << p.tiers().size() << " tiers, " << budget << " bytes");
+        const auto r = solve(p, budget, automatic<>(), {.seconds = 0});
+        REQUIRE(r.found());
+        CHECK(r.peak <= budget);
+        CHECK(r.seconds <= without.seconds * (1 + 1e-9));
+      }
+    }
+  }
+}
+
 TEST_CASE("recursive checkpoints and separators need a small part of store-all in deep and narrow graphs") {
   for (const auto& [name, share] : {std::pair<const char*, double>{"deep chain", 0.03},
                                     {"recurrence", 0.04},

@@ -61,7 +61,7 @@ class copy_incumbent {
   /// @return the schedule and where it waits; nothing if the order does not fit or was given up
   /// Complexity: that of `lay_copies` and, where it may be the fastest, `evaluate`.
   std::optional<laid_copies> offer(const copied_order& order, double most = std::numeric_limits<double>::infinity()) {
-    const bool first = !std::isfinite(seconds_);
+    const bool first = !laid_;
     if (!p_.plain()) most *= 1.01;  // `evaluate` may find less where steps repeat
     const auto share = share_.load();
     auto laid = lay(order, most, share);
@@ -71,6 +71,24 @@ class copy_incumbent {
           paged && (!laid || paged->seconds < laid->seconds) && take(order, *paged, 0))
         laid = std::move(paged);
     return laid;
+  }
+  /// Keeps an order without copies, such as that of an `incumbent`, if it is valid, fits and is the fastest so far.
+  /// @return true if it was kept
+  /// Complexity: O(values + edges executed).
+  bool offer_without_copies(const std::vector<operation_id>& order) {
+    auto s = with_drops(p_, order);
+    for (value_id v = 0; v < p_.values().size(); ++v)
+      if (p_.is_source(v) && p_.values()[v].starts == any_tier) s.starts.push_back({v, device_tier});
+    try {
+      const auto e = evaluate(p_, s);
+      if (e.peak > budget_ || !(e.seconds < seconds_)) return false;
+      seconds_ = e.seconds;
+    } catch (const bad_schedule&) {  // a value has to leave the device, or an operation runs again that may run only once
+      return false;
+    }
+    order_ = {order};
+    schedule_ = std::move(s);
+    return true;
   }
   /// Lays copies over the best order within parts of the budget: copies that leave room free may find links free. From then on,
   /// where that is faster, over other orders as well. Plain problems gain nothing.
@@ -123,10 +141,11 @@ class copy_incumbent {
     auto e = evaluate(p_, laid.schedule);
     auto seconds = laid.seconds = e.seconds;
     if (!std::isfinite(seconds)) return false;
-    if (!(seconds < (p_.plain() ? 1 : near) * seconds_)) return true;
+    if (!(seconds < (p_.plain() ? 1 : near) * seconds_)) return laid_ = true;
     auto tight = laid.schedule;
     if (!p_.plain()) seconds = tighten(p_, tight, std::move(e), budget_, stop_);
     const std::lock_guard guard(lock_);
+    laid_ = true;
     if (seconds < seconds_) {
       seconds_ = seconds;
       order_ = order;
@@ -143,6 +162,7 @@ class copy_incumbent {
   std::function<bool()> stop_;
   copied_order order_;
   std::optional<remat::schedule> schedule_;
+  std::atomic<bool> laid_ = false;   // has any order had copies laid over it?
   std::atomic<bool> paged_ = false;  // is the schedule on demand?
   std::atomic<double> share_ = 1;    // of the budget: within that the best was laid
   std::atomic<double> seconds_ = std::numeric_limits<double>::infinity();

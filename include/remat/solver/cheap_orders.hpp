@@ -81,7 +81,7 @@ inline std::vector<operation_id> offer_cheap_orders(const problem& p, incumbent&
     if (*found) return leanest;
     if (!quick && leaf <= finest) break;
   }
-  if (best.found()) return leanest;
+  if (best.found() || stop()) return leanest;
   for (const auto& start : {needed, leanest})
     if (auto order = order::eviction(p, start).run(best.budget(), {.work = work}, stop); order && !stop())
       if (fits(*order, "evictions")) break;

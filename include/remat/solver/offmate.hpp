@@ -28,6 +28,7 @@
 #include <remat/core/slower_links.hpp>
 #include <remat/core/solve.hpp>
 #include <remat/order/destroy_repair.hpp>
+#include <remat/solver/cheap_orders.hpp>
 #include <remat/solver/min_cut.hpp>
 #include <remat/solver/prove_bound.hpp>
 
@@ -108,11 +109,8 @@ class offmate {
              0,
              m,
              {p, budget, [&m] { return m.stopped(); }},
-             options_.starts,
-             {},
-             {},
-             0,
-             {}};
+             options_.starts};
+    offer_first(now);
     now.most = measure_order(now.plain, needed).peak;
     if (!p.plain()) now.least = std::min(now.most, bounds_without_search(now.plain).budget);
     now.fixed = std::make_shared<const copies::virtual_problem>(now.plain, needed, std::vector{now.least});
@@ -148,11 +146,11 @@ class offmate {
     bytes_t least, most;  ///< virtual budgets: from the true one, or what the device needs of it, up to what store-all needs
     monitor& m;
     copies::copy_incumbent best;
-    std::size_t keep;           ///< starts
-    virtual_pointer fixed;      ///< `plain` as it is
-    std::vector<start> starts;  ///< the fastest first
-    double bound;
-    std::mutex lock;  ///< of `starts`
+    std::size_t keep;             ///< starts
+    virtual_pointer fixed{};      ///< `plain` as it is
+    std::vector<start> starts{};  ///< the fastest first
+    double bound = 0;
+    std::mutex lock{};  ///< of `starts`
 
     bool done() const { return m.stopped() || best.seconds() * (1 - m.limits().gap) <= bound; }
     /// @param order of operations of `plain`
@@ -197,6 +195,13 @@ class offmate {
     }
   };
 
+  /// Offers a cheap order without copies: to lay copies takes several times as long.
+  static void offer_first(scan& now) {
+    incumbent cheap(now.plain, now.best.budget());
+    monitor part(now.m, 0.5, [](const progress&) { return control::go_on; });
+    offer_cheap_orders(now.plain, cheap, part);
+    if (cheap.found() && now.best.offer_without_copies(cheap.order())) now.best.report(now.m, "without copies", now.bound);
+  }
   /// Plans for slower links. What is proven there is not true of `p`.
   result solve_for_less(const problem& p, bytes_t budget, monitor& m) const {
     auto slower = *this;
