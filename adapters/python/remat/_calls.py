@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import traceback
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping
 
@@ -11,12 +12,14 @@ import torch
 
 from . import _patches, _snapshot, _torch, _tree
 from ._errors import Error, Refused
-from ._refusals import refuse_parts
+from ._refusals import refuse_parts, refuse_unplanned
 from ._snapshot import Snapshot
 
 if TYPE_CHECKING:
     from ._session import Source
     from ._wrap_options import Options
+
+log = logging.getLogger("remat")
 
 
 class Note:
@@ -191,3 +194,32 @@ def shadows(model: torch.nn.Module, inputs: list[torch.Tensor]) -> Iterator[list
 def without_anomalies() -> Any:
     """A context without autograd's detection of anomalies, which reads every gradient: a capture would take that for the model's."""
     return torch.autograd.set_detect_anomaly(False) if torch.is_anomaly_enabled() else contextlib.nullcontext()
+
+
+def prepare(run: Any, step: Step, model: torch.nn.Module, options: Options) -> None:
+    """Plans a step whose forward runs without data, and takes back what that changes."""
+    estimated = options.device is not None
+    try:
+        refuse_unplanned(step.inputs)
+        refuse_parts(model)
+        with torch.enable_grad(), without_anomalies(), shadows(model, step.inputs) if estimated else contextlib.nullcontext(step.inputs) as inputs:
+            run.prepare(step, step.text, inputs, None)
+    except Refused as why:
+        why.source = why.source or step.where
+        if options.on_refuse == "raise" or estimated:
+            raise
+        log.info("the first call says whether such steps are planned: %s", why)
+    finally:
+        step.undo()
+
+
+def prepare_replay(run: Any, source: Source, plain: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Captures and plans a step of a model whose code does not run in later steps."""
+    inputs, form, text = _tree.flatten((args, kwargs), "arguments")
+    note = Note()
+    try:
+        with torch.enable_grad(), without_anomalies():
+            run.prepare(forward_of(source, plain, form, text, note, Attempt()), text, inputs, note)
+    except Changed as e:  # the first call may run twice
+        e.before.restore()
+        log.info("the first call plans: the forward changes attributes of its modules")

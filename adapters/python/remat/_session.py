@@ -19,8 +19,8 @@ from typing import Any, Iterator, Mapping, cast
 
 import torch
 
-from . import _host, _options, _snapshot, _torch, _tree, _weights
-from ._calls import Attempt, Changed, Note, Step, forward_of, shadows, without_anomalies
+from . import _calls, _host, _options, _snapshot, _torch, _tree, _weights
+from ._calls import Attempt, Changed, Note, Step, forward_of, without_anomalies
 from ._disk import Disk
 from ._errors import Error, Refused
 from ._gradients import Gradients
@@ -268,36 +268,15 @@ class Session:
             before.restore()
 
     def _prepare(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> None:
-        """Plans a step whose forward runs without data, and takes back what that changes."""
+        """Plans a step, whose forward leaves no trace."""
         args, kwargs = _options.arguments(args, kwargs)
         refuse_transforms()
-        if not self._options.followed() and self._options.device is None:
-            return self._prepare_replay(model, args, kwargs)
-        if self._options.steps_on is not None:
-            args, kwargs = _host.all_to_device((args, kwargs), self._options.steps_on)
-        step = Step(self._source, self._plain(model), args, kwargs, self._options, trial=True)
-        try:
-            refuse_unplanned(step.inputs)
-            refuse_parts(model)
-            with torch.enable_grad(), without_anomalies(), shadows(model, step.inputs) if self._options.device else contextlib.nullcontext(step.inputs) as inputs:
-                self._run.prepare(step, step.text, inputs, None)
-        except Refused as why:
-            why.source = why.source or step.where
-            if self._options.on_refuse == "raise" or self._options.device is not None:
-                raise
-            log.info("the first call says whether such steps are planned: %s", why)
-        finally:
-            step.undo()
-
-    def _prepare_replay(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        inputs, form, text = _tree.flatten((args, kwargs), "arguments")
-        note = Note()
-        try:
-            with torch.enable_grad(), without_anomalies():
-                self._run.prepare(forward_of(self._source, self._plain(model), form, text, note, Attempt()), text, inputs, note)
-        except Changed as e:  # the first call may run twice
-            self._undo(e.before)
-            log.info("the first call plans: the forward changes attributes of its modules")
+        o, plain = self._options, self._plain(model)
+        if not o.followed() and o.device is None:
+            return _calls.prepare_replay(self._run, self._source, plain, args, kwargs)
+        if o.steps_on is not None:
+            args, kwargs = _host.all_to_device((args, kwargs), o.steps_on)
+        _calls.prepare(self._run, Step(self._source, plain, args, kwargs, o, trial=True), model, o)
 
     def _tell_hooks(self, model: torch.nn.Module) -> None:
         hooked = _snapshot.hooked(model)

@@ -277,16 +277,6 @@ bool follower::run_now(const std::vector<bool>& chosen) {
   return true;
 }
 
-bool follower::keeps_read_memory(const std::vector<at::Tensor>& returned) const {
-  if (!log_->has_pinned()) return false;
-  const auto read = [&](const at::Tensor& t) { return t.defined() && t.has_storage() && log_->is_pinned(storage_of(t)); };
-  return std::any_of(returned.begin(), returned.end(), read) ||
-         std::any_of(tensors_.begin(), tensors_.end(), [&](const auto& known) {
-           const at::Tensor t(known.lock());
-           return read(t) && held_by_python(t);
-         });
-}
-
 bool follower::gives_constants(const std::vector<at::Tensor>& returned) const {
   const auto& t = recorded();
   for (std::size_t i = 0; i < at_; ++i) {

@@ -168,6 +168,16 @@ bool follower::look_again(const trace& before) {
   return true;
 }
 
+bool follower::keeps_read_memory(const std::vector<at::Tensor>& returned) const {
+  if (!log_->has_pinned()) return false;
+  const auto read = [&](const at::Tensor& t) { return t.defined() && t.has_storage() && log_->is_pinned(storage_of(t)); };
+  return std::any_of(returned.begin(), returned.end(), read) ||
+         std::any_of(tensors_.begin(), tensors_.end(), [&](const auto& known) {
+           const at::Tensor t(known.lock());
+           return read(t) && held_by_python(t);
+         });
+}
+
 bool follower::reshape(const traced_call& c, const std::vector<c10::IValue>& arguments) {
   bool any = false;
   for (const auto& r : c.results)
