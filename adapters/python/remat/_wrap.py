@@ -43,7 +43,7 @@ def wrap(model: M, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None 
         text; default, if something is offloaded: what the model takes now, and 0.8 of what is free then or left by a memory cgroup.
         Of a model on a CUDA device: bytes of page-locked memory that activations may go to, in place of a disk.
     optimizer: of the model, or the bytes of its states: the budget counts them from the first step on. Default: they are not counted.
-    cache: keeps plans on disk, in the usual place or in that folder; False keeps nothing.
+    cache: keeps plans on disk, in the usual place or in that folder; False keeps none. Measured times of operators are kept anyway.
     on_refuse: "warn" runs steps that cannot be planned as they are, and names the cause once; "raise" raises Refused before any number is
         produced.
     planner: how plans are made and checked.

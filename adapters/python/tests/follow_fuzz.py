@@ -48,7 +48,7 @@ class Module(nn.Module):
         self.acts = [self.choose.choice(ACTS) for _ in range(self.choose.randint(3, 10))]
         self.varying = self.choose.random() < 0.3
         self.outputs = [(self.choose.random(), self.choose.choice(("it", "view", "detached", "twice"))) for _ in range(self.choose.randint(1, 3))]
-        self.returns_input = self.choose.random() < 0.2
+        self.returns_input, self.returned_input = self.choose.random() < 0.2, False
 
     def forward(self, x, y):
         self.step += 1
@@ -66,6 +66,7 @@ class Module(nn.Module):
             found.append(self.layers[3](pool[-1]))
         if self.returns_input:
             found.append(y)
+        self.returned_input = self.returned_input or any(t is y or t._base is y for t in found)
         return found
 
 
@@ -183,7 +184,7 @@ def loop(model, seed):
         seen += [None if t is None else t.clone() for t in [*(p.grad for p in model.parameters()), *(y.grad for y in inputs), *model.buffers()]]
         seen += [torch.get_rng_state(), model.state.clone()]
         optimizer.step()
-    return seen, list(model.notes), habit == "both" or decay or model.returns_input
+    return seen, list(model.notes), habit == "both" or decay or model.returned_input
 
 
 def same(a, b, about):
