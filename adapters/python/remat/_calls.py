@@ -199,6 +199,7 @@ def without_anomalies() -> Any:
 def prepare(run: Any, step: Step, model: torch.nn.Module, options: Options) -> None:
     """Plans a step whose forward runs without data, and takes back what that changes."""
     estimated = options.device is not None
+    final = options.on_refuse == "raise" or estimated or any(t.is_meta for t in model.parameters())
     try:
         refuse_unplanned(step.inputs)
         refuse_parts(model)
@@ -206,7 +207,7 @@ def prepare(run: Any, step: Step, model: torch.nn.Module, options: Options) -> N
             run.prepare(step, step.text, inputs, None)
     except Refused as why:
         why.source = why.source or step.where
-        if options.on_refuse == "raise" or estimated:
+        if final:
             raise
         log.info("the first call says whether such steps are planned: %s", why)
     finally:

@@ -133,6 +133,20 @@ class Samples(unittest.TestCase):
         with self.assertRaises(remat.OverBudget):
             remat.wrap(Net(), (torch.randn(32, 16),), budget=1000)
 
+    def test_estimates(self):
+        """`plan`, `fit` and `curve` take back what the forward changes, also on `meta`; what they cannot record is an error."""
+        for name in ("nothing", "counters", "draws", "a state"):
+            for on in ("cpu", "meta"):
+                with self.subTest(name, on=on), torch.device(on):
+                    model, x = SHAPES[name](), (torch.randn(32, 16),)
+                    drawn = random.getstate()
+                    for estimate in (remat.plan, remat.fit, remat.curve):
+                        estimate(model, x, device="a100-sxm-40gb")
+                    self.assertEqual((getattr(model, "steps", 0), getattr(model, "seen", []), random.getstate()), (0, [], drawn))
+                    self.assertTrue(name != "a state" or model.state.device.type == on)
+        with self.assertRaisesRegex(remat.Refused, "sparse"):
+            remat.plan(acting(lambda self, h: h + h.detach().to_sparse().to_dense())(), (torch.randn(32, 16),))
+
     def test_without_the_code(self):
         """With follow=False the first call may run twice: it decides."""
         model = SHAPES["counters"]()
