@@ -231,6 +231,15 @@ class Readers(Test):
             self.check(type("Reading", (Net,), {"act": quantile}))
         self.assertEqual(len(seen.output), 1)
 
+    def test_nothing(self):
+        """Tensors without elements count as contiguous, whatever their strides."""
+        def gaps(self, h):
+            nothing = torch.complex(h, h)[:0].imag
+            return h.tanh() + (nothing * nothing).sum() + torch.cat([nothing * 2, nothing]).sum()
+
+        with self.assertNoLogs("remat", logging.WARNING):
+            self.check(type("Reading", (Net,), {"act": gaps}))
+
     def test_lengths(self):
         """The loss of CTC has a table whose size depends on the longest label. It is another one in each step."""
         def ctc(self, h):

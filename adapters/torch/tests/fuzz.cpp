@@ -340,6 +340,10 @@ verdict differential(unsigned seed, std::string& why, int& away) {
       CHECK(s.generator == e.generator);
       CHECK(same_bits(s.of_device, e.of_device));
     }
+    if (follow && run.reports().empty()) {
+      why = "all its steps run as they are";
+      return verdict::refused;
+    }
     if (!follow) CHECK(run.report().unplanned == 0);
     away += run.report().moved_in > 0;
     net->zero_grad();

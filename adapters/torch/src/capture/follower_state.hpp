@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -157,8 +158,9 @@ class follower final : public c10::DebugInfoBase {
 
   /// The same for all that lies in slots until now: another candidate may have other constants there.
   /// @param before the recording that was followed until now
+  /// @param late   what did not lie in its slots as recorded
   /// @return false: it is not known what lies in one of them
-  bool look_again(const trace& before);
+  bool look_again(const trace& before, const std::vector<std::pair<index_t, at::Tensor>>& late);
 
   /// Gives operands the geometry that a call gives them (`transpose_`).
   /// @return there are some: the call does nothing else
@@ -179,16 +181,17 @@ class follower final : public c10::DebugInfoBase {
   template <class F>
   bool choose(F suits) {
     const auto before = current_;
-    const auto looked = looked_;
-    const auto late = late_;
+    const auto met = std::tuple(tensors_, live_, shift_, of_, shared_, looked_, late_);
     for (current_ = before + 1; current_ < candidates_.size(); ++current_) {
       if (common_calls(*candidates_[before].what->recorded, recorded()) < at_) continue;
       bind();
-      if (look_again(*candidates_[before].what->recorded) && suits() && run_now(candidates_[current_].what->runs)) return true;
+      if (look_again(*candidates_[before].what->recorded, std::get<6>(met)) && suits() &&
+          run_now(candidates_[current_].what->runs))
+        return true;
     }
     current_ = before;
-    looked_ = looked;
-    late_ = late;
+    std::tie(tensors_, live_, shift_, of_, shared_, looked_, late_) = met;
+    reserve();
     return false;
   }
 

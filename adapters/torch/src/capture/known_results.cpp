@@ -178,7 +178,7 @@ std::optional<known_results> like_operands(const std::vector<at::Tensor>& tensor
   if (like == nullptr) return std::nullopt;
   auto made = at::detail::make_tensor<c10::TensorImpl>(empty_storage(like->nbytes(), like->device()), keys_on(like->device()),
                                                        like->dtype());
-  made.unsafeGetTensorImpl()->set_sizes_and_strides(like->sizes(), like->strides());
+  made.unsafeGetTensorImpl()->set_sizes_contiguous(like->sizes());  // whose strides may be others where a size is 0 or 1
   known_results results(tensors, {made});
   return results.complete() ? std::optional(std::move(results)) : std::nullopt;
 }
