@@ -141,38 +141,14 @@ void follower::look_at(index_t k, const c10::Storage& s, const at::Tensor& t) {
   if (!as_planned) late_.emplace_back(k, t);
 }
 
-bool follower::look_again(const trace& before, const std::vector<std::pair<index_t, at::Tensor>>& late) {
-  const auto& t = recorded();
-  const auto same = [&](index_t k, index_t l) {
-    return before.constants[before.slots[k].position] == t.constants[t.slots[l].position];
-  };
-  const auto looked = std::exchange(looked_, std::vector<bool>(t.slots.size()));
-  late_.clear();
-  for (std::size_t id = 0; id < t.tensors.size(); ++id) {
-    const auto k = t.tensors[id];
-    if (k == none || !tensors_[id]) continue;
-    const auto from = t.slots[k].from;
-    const bool own = from == role::input && t.slots[k].position >= inputs_.size() &&
-                     std::none_of(values_.begin(), values_.end(), [&](const auto& v) { return v.first == k; });
-    if (from != role::constant && from != role::found && !own) continue;
-    const at::Tensor there(tensors_[id].lock());
-    const auto b = before.tensors[id];
-    if (!there.defined() || b == none) return false;
-    const bool as_before = before.slots[b].from == role::constant &&
-                           std::none_of(late.begin(), late.end(), [&](const auto& x) { return x.first == b; });
-    if (from == role::constant && as_before && same(b, k)) {
-      looked_[k] = true;
-    } else {
-      if (from == role::constant && !has_memory(there)) return false;  // any more
-      look_at(k, there.storage(), there);
-    }
-  }
-  for (index_t s = 0; s < std::min(before.storages.size(), t.storages.size()); ++s) {  // those that were filled by hand
-    const auto k = before.storages[s].slot, l = t.storages[s].slot;
-    if (k == none || k >= looked.size() || !looked[k] || before.slots[k].from != role::constant) continue;
-    if (l != none && looked_[l]) continue;
-    if (l == none || t.slots[l].from != role::constant || !same(k, l)) return false;
-    looked_[l] = true;
+bool follower::has_same_outside(const candidate& other) const {
+  const auto &before = recorded(), &t = *other.what->recorded;
+  for (index_t k = 0; k < looked_.size() && k < before.slots.size(); ++k) {
+    if (!looked_[k]) continue;
+    if (k >= t.slots.size() || t.slots[k].from != before.slots[k].from || t.slots[k].value != before.slots[k].value) return false;
+    const auto at = before.slots[k].position, there = t.slots[k].position;
+    if (before.slots[k].from == role::constant && before.constants[at] != t.constants[there]) return false;
+    if (before.slots[k].from == role::found && !(*candidates_[current_].tensors)[k].is_same((*other.tensors)[k])) return false;
   }
   return true;
 }

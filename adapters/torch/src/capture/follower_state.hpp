@@ -156,11 +156,8 @@ class follower final : public c10::DebugInfoBase {
   /// Is what lies in a slot what the program has there?
   void look_at(index_t k, const c10::Storage& s, const at::Tensor& t);
 
-  /// The same for all that lies in slots until now: another candidate may have other constants there.
-  /// @param before the recording that was followed until now
-  /// @param late   what did not lie in its slots as recorded
-  /// @return false: it is not known what lies in one of them
-  bool look_again(const trace& before, const std::vector<std::pair<index_t, at::Tensor>>& late);
+  /// Another candidate has the same constants, and the same tensors of the module, in the slots that have been met until now.
+  bool has_same_outside(const candidate& other) const;
 
   /// Gives operands the geometry that a call gives them (`transpose_`).
   /// @return there are some: the call does nothing else
@@ -180,18 +177,18 @@ class follower final : public c10::DebugInfoBase {
   }
   template <class F>
   bool choose(F suits) {
+    if (!late_.empty()) return false;  // the programs may have other constants
     const auto before = current_;
-    const auto met = std::tuple(tensors_, live_, shift_, of_, shared_, looked_, late_);
-    for (current_ = before + 1; current_ < candidates_.size(); ++current_) {
-      if (common_calls(*candidates_[before].what->recorded, recorded()) < at_) continue;
+    const auto met = std::tuple(tensors_, live_, shift_, of_, shared_);
+    for (auto next = before + 1; next < candidates_.size(); ++next) {
+      if (common_calls(recorded(), *candidates_[next].what->recorded) < at_ || !has_same_outside(candidates_[next])) continue;
+      current_ = next;
       bind();
-      if (look_again(*candidates_[before].what->recorded, std::get<6>(met)) && suits() &&
-          run_now(candidates_[current_].what->runs))
-        return true;
+      if (suits() && run_now(candidates_[current_].what->runs)) return true;
+      current_ = before;
+      std::tie(tensors_, live_, shift_, of_, shared_) = met;
+      reserve();
     }
-    current_ = before;
-    std::tie(tensors_, live_, shift_, of_, shared_, looked_, late_) = met;
-    reserve();
     return false;
   }
 
