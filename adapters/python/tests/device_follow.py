@@ -34,6 +34,7 @@ if HOST:
         "test_other_backwards": "its last part is the same",
         "test_around": "checkpoints around a module whose weights are elsewhere keep what they are given",
         "test_other_parameters_in_each_call": "parameters that are replaced are on the device",
+        "test_leaves_of_several_graphs": "a penalty on a weight: docs/limits.md",
         "test_other_parameters_beside_views_of_the_first": "views of weights stay where these were",
     }
 if emulated.is_emulated:
