@@ -133,15 +133,7 @@ class multi_cut_choice {
   }
   /// Where the first run of `o` may be among those of `moments`. Complexity: O(values + edges).
   candidate place(double gain, operation_id o, const std::vector<operation_id>& moments) const {
-    const auto& ops = p_.operations();
-    std::vector<bool> below(ops.size(), false), above(ops.size(), false);  // o, and its descendants or ancestors
-    below[o] = above[o] = true;
-    for (auto c = o + 1; c < ops.size(); ++c)
-      for (auto u : ops[c].inputs) below[c] = below[c] || (!p_.is_source(u) && below[p_.producer(u)]);
-    for (auto c = o + 1; c-- > 0;)
-      if (above[c])
-        for (auto u : ops[c].inputs)
-          if (!p_.is_source(u)) above[p_.producer(u)] = true;
+    const auto [below, above] = relatives_of(p_, o);
     candidate found{gain, o, 0, moments.size()};
     for (std::size_t j = moments.size(); j-- > 0;) {
       if (above[moments[j]]) found.from = std::max(found.from, j + 1);

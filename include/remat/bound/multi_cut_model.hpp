@@ -21,6 +21,27 @@
 
 namespace remat::bound {
 
+/// Operations that can only run after another one has, or have to run before it; per operation.
+struct relatives {
+  std::vector<bool> below, above;
+};
+
+/// @return the descendants of `o` and its ancestors, `o` being among both
+/// Complexity: O(operations + edges).
+inline relatives relatives_of(const problem& p, operation_id o) {
+  const auto& ops = p.operations();
+  relatives found{std::vector<bool>(ops.size(), false), std::vector<bool>(ops.size(), false)};
+  auto& [below, above] = found;
+  below[o] = above[o] = true;
+  for (auto c = o + 1; c < ops.size(); ++c)
+    for (auto u : ops[c].inputs) below[c] = below[c] || (!p.is_source(u) && below[p.producer(u)]);
+  for (auto c = o + 1; c-- > 0;)
+    if (above[c])
+      for (auto u : ops[c].inputs)
+        if (!p.is_source(u)) above[p.producer(u)] = true;
+  return found;
+}
+
 /// What a model of several moments leaves out, and how hard `multi_cut_bound` tries.
 struct multi_cut_options {
   std::size_t moments = 24;  ///< most moments at once, >= 1
@@ -138,14 +159,7 @@ class multi_cut_model {
     const auto& ops = p_.operations();
     const auto j = first_[o];
     const auto& w = windows_[j];
-    std::vector<bool> below(ops.size(), false), above(ops.size(), false);  // o, and its descendants or ancestors
-    below[o] = above[o] = true;
-    for (auto c = o + 1; c < ops.size(); ++c)
-      for (auto u : ops[c].inputs) below[c] = below[c] || (!p_.is_source(u) && below[p_.producer(u)]);
-    for (auto c = o + 1; c-- > 0;)
-      if (above[c])
-        for (auto u : ops[c].inputs)
-          if (!p_.is_source(u)) above[p_.producer(u)] = true;
+    const auto [below, above] = relatives_of(p_, o);
     double sum = own_bytes(o) - room_;
     for (value_id v = 0; v < p_.values().size(); ++v) {
       if (!modelled_[v] || contains(ops[o].inputs, v)) continue;
