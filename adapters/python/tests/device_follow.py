@@ -2,6 +2,7 @@
 """The tests of steps that run the module's own code, on the device of REMAT_TEST_DEVICE. With --host, weights stay in memory of the host."""
 
 import sys
+import time
 import unittest
 
 import emulated
@@ -34,7 +35,6 @@ if HOST:
         "test_other_backwards": "its last part is the same",
         "test_around": "checkpoints around a module whose weights are elsewhere keep what they are given",
         "test_other_parameters_in_each_call": "parameters that are replaced are on the device",
-        "test_leaves_of_several_graphs": "a penalty on a weight: docs/limits.md",
         "test_other_parameters_beside_views_of_the_first": "views of weights stay where these were",
     }
 if emulated.is_emulated:
@@ -53,7 +53,7 @@ def trained(make, step, steps, wrap):
     return model, following.left_by_steps(model, optimizer, step, steps)
 
 
-class WithHost(unittest.TestCase):
+class WithHost(following.Test):
     def test_refusals(self):
         """A graph of gradients would need weights on the device after its step. The next step is planned."""
         model = remat.wrap(following.Net(), device=DEVICE, offload="all", cache=False)
@@ -61,6 +61,53 @@ class WithHost(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "would need weights on the device for longer than this step"):
             torch.autograd.grad(model(x).sum(), x, create_graph=True)
         model(x).sum().backward()
+
+    def test_penalties_beside(self):
+        """The backward of a penalty on a weight waits while weights look as if they were on the device."""
+        class Slow(torch.autograd.Function):
+            """Code of the backward, which is compared with that of the plan, or refuses a plan."""
+
+            @staticmethod
+            def forward(ctx, h, at):
+                ctx.at = at
+                return h.clone()
+
+            @staticmethod
+            def backward(ctx, g):
+                time.sleep(0.2)
+                return (g.sum().item() * g if ctx.at == 3 else g), None
+
+        class Penalty(torch.autograd.Function):
+            """Looks where the weight is."""
+
+            @staticmethod
+            def forward(ctx, weight):
+                ctx.weight, ctx.device = weight, weight.device
+                return weight.square().sum()
+
+            @staticmethod
+            def backward(ctx, g):
+                for _ in range(40):
+                    moved.append(ctx.weight.device != ctx.device)
+                    time.sleep(0.005)
+                return 2 * ctx.weight * g
+
+        class Model(following.Net):
+            at = 0
+
+            def forward(self, x):
+                h = Slow.apply(self.first(x), self.at)
+                return self.last(h.relu()), h
+
+        def step(model, x, k):
+            model.at = k
+            out, h = model(x)
+            loss = Penalty.apply(model.first.weight).to(DEVICE) + out.square().mean()
+            (loss + h.square().mean() if k > 3 else loss).backward()
+
+        moved = []
+        self.check(Model, step, steps=6)
+        self.assertEqual(set(moved), {False})
 
 
 def main():

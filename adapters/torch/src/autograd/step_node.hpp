@@ -4,6 +4,7 @@
 #pragma once
 
 #include <ATen/autocast_mode.h>
+#include <c10/core/StreamGuard.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -24,6 +25,7 @@
 #include "../capture/kept_graph.hpp"
 #include "../plan/planned.hpp"
 #include "accumulation.hpp"
+#include "output_node.hpp"
 #include "second_run.hpp"
 #include "verification.hpp"
 
@@ -44,6 +46,8 @@ class step_node final : public ::torch::autograd::Node {
     std::shared_ptr<detail::kept_graph> graph = {};
     /// While the result lives, weights of the host look as if they were where steps run, with data or without; null: they are.
     std::function<std::shared_ptr<void>(bool with_data)> disguise = {};
+    /// Where gradients of the outputs are, if this runs on another thread than the device's; null: they come as they are.
+    std::shared_ptr<handed_over> handed = {};
     /// Is told why that was needed, and whether it always will.
     std::function<void(const std::string&, bool)> as_it_is = {};
     /// Is told that code of the backward does something else than when the step was recorded.
@@ -64,6 +68,7 @@ class step_node final : public ::torch::autograd::Node {
         beside_(std::move(beside)),
         checks_(std::move(checks)),
         replan_(std::move(replan)),
+        handed_(replan_.handed),
         verify_(checks_ != nullptr) {
     ::torch::autograd::edge_list edges;
     for (const auto& p : bound_->trained) edges.push_back(::torch::autograd::impl::gradient_edge(p));
@@ -99,6 +104,10 @@ class step_node final : public ::torch::autograd::Node {
 
   ::torch::autograd::variable_list apply(::torch::autograd::variable_list&& incoming) override {
     try {
+      if (!handed_) return gradients(std::move(incoming));
+      for (std::size_t i = 0; i < incoming.size(); ++i)
+        if (incoming[i].defined()) incoming[i] = std::move(handed_->gradients[i]);
+      const c10::OptionalStreamGuard as_they_are(handed_->stream);
       return gradients(std::move(incoming));
     } catch (const std::exception&) {
       throw_if_lost(device_);
@@ -393,6 +402,7 @@ class step_node final : public ::torch::autograd::Node {
   std::shared_ptr<second_run> beside_;
   std::unique_ptr<verification> checks_;  ///< refers to `beside_`
   second_plan replan_;
+  std::shared_ptr<handed_over> handed_;
   bool verify_ = false, ran_kept_ = false, observed_ = false;
   bool open_ = false;  ///< gradients of the outputs go on to the graph
 };

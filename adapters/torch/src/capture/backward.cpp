@@ -3,21 +3,28 @@
 
 #include <ATen/Functions.h>
 #include <ATen/TensorUtils.h>
+#include <ATen/ThreadLocalState.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/node.h>
 #include <torch/csrc/autograd/utils/grad_layout_contract.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <functional>
+#include <future>
 #include <limits>
 #include <set>
 #include <string_view>
+#include <thread>
 #include <unordered_set>
+
+#include <remat/pytorch/capture.hpp>
 
 #include "../base/hooks.hpp"
 #include "dispatch.hpp"
@@ -138,6 +145,18 @@ std::vector<std::vector<bool>> sources_of(const std::vector<at::Tensor>& outputs
   return sources;
 }
 
+/// What `run` returns, called on a thread of its own. The engine, called from one of its nodes, would run other nodes of this
+/// thread while it waits.
+::torch::autograd::variable_list on_another_thread(const std::function<::torch::autograd::variable_list()>& run) {
+  std::packaged_task<::torch::autograd::variable_list()> task([&run, state = at::ThreadLocalState()] {
+    const at::ThreadLocalStateGuard same(state);
+    return run();
+  });
+  auto result = task.get_future();
+  std::thread(std::move(task)).join();
+  return result.get();
+}
+
 }  // namespace
 
 bool is_foreign(const ::torch::autograd::Node& node) {
@@ -198,7 +217,12 @@ std::vector<at::Tensor> gradients_from(::torch::autograd::edge_list to, std::vec
 std::vector<at::Tensor> partial_gradients(::torch::autograd::edge_list to, const std::vector<at::Tensor>& grads,
                                           const std::vector<at::Tensor>& wanted, bool keep, bool graph) {
   const ending_at end(to, wanted);
-  return ::torch::autograd::Engine::get_default_engine().execute(to, grads, keep, graph, false, end.ends());
+  auto& engine = ::torch::autograd::Engine::get_default_engine();
+  if (!weights_disguised() || ::torch::autograd::get_current_graph_task_id() < 0)
+    return engine.execute(to, grads, keep, graph, false, end.ends());
+  return on_another_thread([&] {  // and not Python's engine, which would leave an exception with that thread
+    return engine.::torch::autograd::Engine::execute(to, grads, keep, graph, false, end.ends());
+  });
 }
 
 trace record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<std::size_t> results,

@@ -256,6 +256,9 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
     return begun;
   };
   once_more.graph = b.graph;
+  const auto handed =
+      elsewhere_ ? std::make_shared<handed_over>() : nullptr;  // weights change places: other nodes wait meanwhile
+  once_more.handed = handed;
   if (elsewhere_)
     once_more.disguise = [self = shared_from_this(), of = r->bound->of](bool with_data) -> std::shared_ptr<void> {
       struct held {
@@ -287,7 +290,7 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
   std::vector<at::Tensor> differentiable;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (!connected[i]) continue;
-    several ? add_history(outputs[i], node) : ::torch::autograd::set_history(outputs[i], node);
+    several || handed ? add_history(outputs[i], node, handed) : ::torch::autograd::set_history(outputs[i], node);
     differentiable.push_back(outputs[i]);
   }
   if (several) abandoned_.watch(node, differentiable);
