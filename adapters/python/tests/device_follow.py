@@ -13,13 +13,14 @@ import follow
 import follow_backwards
 import follow_calls
 import follow_paths
+import follow_sums
 import follow_values
 import follow_zeros
 import following
 import remat
 
 HOST = "--host" in sys.argv
-MODULES = follow, follow_backwards, follow_calls, follow_values, follow_zeros, follow_paths
+MODULES = follow, follow_backwards, follow_calls, follow_values, follow_zeros, follow_sums, follow_paths
 
 #: Tests that say nothing there.
 ELSEWHERE = {

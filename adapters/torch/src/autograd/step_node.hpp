@@ -13,7 +13,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -22,10 +21,10 @@
 #include <remat/pytorch/device.hpp>
 
 #include "../base/views.hpp"
-#include "../capture/kept_graph.hpp"
 #include "../plan/planned.hpp"
 #include "accumulation.hpp"
-#include "output_node.hpp"
+#include "leaf_edges.hpp"
+#include "second_plan.hpp"
 #include "second_run.hpp"
 #include "verification.hpp"
 
@@ -34,26 +33,6 @@ namespace remat::pytorch {
 /// The backward of one forward.
 class step_node final : public ::torch::autograd::Node {
  public:
-  /// For the forward once more, by a plan for another use of the outputs.
-  struct second_plan {
-    std::function<bool(const std::vector<at::Tensor>&, const std::vector<output_use>&)> possible;  ///< for these inputs and uses
-    /// When the first executor has been let go: one whose forward has run, for the use that has been seen, if that is possible,
-    /// or else for any use. Leaves: where the backward has code of somebody else, which has to do what that plan has; else empty.
-    std::function<std::shared_ptr<runner>(const std::vector<at::Tensor>& inputs, const std::vector<output_use>&, bool possible,
-                                          const std::vector<at::Tensor>& leaves)>
-        make;
-    /// The graph that the module's code has built, for backwards that no plan does; null: it is gone, or the code has not run.
-    std::shared_ptr<detail::kept_graph> graph = {};
-    /// While the result lives, weights of the host look as if they were where steps run, with data or without; null: they are.
-    std::function<std::shared_ptr<void>(bool with_data)> disguise = {};
-    /// Where gradients of the outputs are, if this runs on another thread than the device's; null: they come as they are.
-    std::shared_ptr<handed_over> handed = {};
-    /// Is told why that was needed, and whether it always will.
-    std::function<void(const std::string&, bool)> as_it_is = {};
-    /// Is told that code of the backward does something else than when the step was recorded.
-    std::function<void()> other_code = {};
-  };
-
   /// @param beside runs the forward again, if that may be needed
   /// @param checks compares with the plain step, if that is wanted; its forwards have run
   /// @param connected per output: its gradient comes to this node
@@ -70,14 +49,14 @@ class step_node final : public ::torch::autograd::Node {
         replan_(std::move(replan)),
         handed_(replan_.handed),
         verify_(checks_ != nullptr) {
-    ::torch::autograd::edge_list edges;
-    for (const auto& p : bound_->trained) edges.push_back(::torch::autograd::impl::gradient_edge(p));
+    const auto& trained = bound_->trained;
+    const auto& kind = *runner_->kind;
+    for (std::size_t k = 0; k < trained.size(); ++k) edges_.lead_to(trained[k], kind.edges[k]);
     for (std::size_t i = 0; i < inputs.size(); ++i)
-      if (!runner_->kind->step->input_sources[i].empty()) {
-        edges.push_back(::torch::autograd::impl::gradient_edge(inputs[i]));
+      if (!kind.step->input_sources[i].empty()) {
+        edges_.lead_to(inputs[i], kind.edges[trained.size() + i]);
         if (replan_.graph) inputs_.push_back(inputs[i]);
       }
-    set_next_edges(std::move(edges));
   }
   ~step_node() override { give_back(); }
 
@@ -162,8 +141,10 @@ class step_node final : public ::torch::autograd::Node {
     if (checks) checks->run_backward(step, given, bound_->trained);
     const bool does = serves(step, given);
     const bool known = kind->outputs->learn(step, kind->uses, uses);
-    const bool possible =
-        !(known && does) && beside_ && beside_->possible([&](const auto& inputs) { return replan_.possible(inputs, uses); });
+    const bool sums = kind->sums && edges_.meet_others(inside);
+    if (sums) kind->outputs->expect_summands(true);
+    const bool possible = !(known && does && !(sums && kind->outputs->in_summands())) && beside_ &&
+                          beside_->possible([&](const auto& inputs) { return replan_.possible(inputs, uses); });
     if (does && !possible && !inside.code.empty()) {
       const auto differs = [&] {
         const auto there = replan_.disguise ? replan_.disguise(false) : nullptr;
@@ -193,17 +174,11 @@ class step_node final : public ::torch::autograd::Node {
       replan = {};
       result = planned(*r, given, unread);
     }
-    if (checks) checks->compare_backward(result);
-    for (std::size_t i = 0; i < result.size(); ++i)
-      if (!task_should_compute_output(i))
-        result[i].reset();
-      else if (!result[i].defined() && is_alone(i))
-        next_edges()[i] = {};  // as if it were not there: no hook is called with nothing
+    if (checks) checks->compare_backward(edges_.added_up(result));
+    edges_.trim(result);
     return result;
   }
 
-  /// No other graph leads where edge k does.
-  bool is_alone(std::size_t k) const { return next_edge(k).function.use_count() == 1; }
   /// Why this backward is one that no plan does, and whether others of such calls will be, too; or nothing.
   std::pair<std::string, bool> not_planned(const detail::graph_contents& inside, bool batched) const {
     if (at::GradMode::is_enabled()) return {"a graph of the gradients (create_graph=True)", true};
@@ -238,17 +213,21 @@ class step_node final : public ::torch::autograd::Node {
     if (runner_) std::exchange(runner_, nullptr)->run->reset();
     checks_.reset();
     if (!graph.filled()) replan_.as_it_is(why, always);
-    std::vector<at::Tensor> result;
+    std::vector<std::vector<at::Tensor>> found;
     {
       const auto there = replan_.disguise ? replan_.disguise(true) : nullptr;
       if (!graph.filled()) beside_->run([&](const auto&) { replan_.graph->fill(); });
-      result = graph.gradients(given, leaves());
+      found = graph.gradients(given, leaves());
     }
-    for (std::size_t i = 0; i < result.size(); ++i)
-      if (!task_should_compute_output(i))
-        result[i].reset();
-      else if (i < bound_->trained.size())
-        bring_home(result[i], bound_->trained[i]);
+    ::torch::autograd::variable_list result(num_outputs());
+    for (std::size_t l = 0; l < found.size(); ++l) {
+      auto k = edges_.first()[l];
+      if (!task_should_compute_output(k)) continue;
+      for (auto& summand : found[l]) {
+        if (l < bound_->trained.size()) bring_home(summand, bound_->trained[l]);
+        result[k++] = std::move(summand);
+      }
+    }
     if (!replan_.disguise && ::torch::autograd::get_current_graph_task_keep_graph()) open();
     return result;
   }
@@ -296,7 +275,7 @@ class step_node final : public ::torch::autograd::Node {
           self->next_edges() = std::move(edges);
         });
   }
-  /// Per parameter of a step its position among the edges, which are those of the first kind.
+  /// Per gradient of a parameter of a step the leaf that gets it, which are those of the first kind.
   std::vector<std::size_t> places_of(const runner& r) const {
     auto places = r.kind->place;
     for (auto& k : places) {
@@ -314,6 +293,7 @@ class step_node final : public ::torch::autograd::Node {
     const auto& step = *r.kind->step;
     const auto& trained = bound_->trained;
     const auto place = places_of(r);
+    auto free = edges_.first();  // per leaf the edge that its next gradient takes
     // What no used output leads to has no gradient, as in eager mode.
     const auto reached = [&](const std::vector<bool>& sources) {
       for (std::size_t i = 0; i < sources.size(); ++i)
@@ -329,24 +309,24 @@ class step_node final : public ::torch::autograd::Node {
       for (std::size_t i = 0; i < step.parameters.size(); ++i) {
         const auto k = place[i];
         const bool adds = reached(step.parameter_sources[i]) && only_adds(trained[k]);
-        sums.push_back(adds && is_alone(k) ? gradient_of(trained[k]) : at::Tensor());
-        if (adds) ++(is_alone(k) ? added : left);
+        sums.push_back(adds && edges_.is_alone(k) && !r.kind->in_summands ? gradient_of(trained[k]) : at::Tensor());
+        if (adds) ++(edges_.is_alone(k) ? added : left);
       }
     if (added + left > 0) r.kind->outputs->learn_alone(left == 0);
     const bool told =
         to_parameters && std::all_of(trained.begin(), trained.end(), [](const auto& p) { return is_told(p) || !is_large(p); });
     // What goes to a parameter alone goes there as soon as it is complete.
     const auto take = [&](std::size_t k, at::Tensor gradient) {
-      auto& edge = next_edges()[place[k]];
       std::erase_if(unread, [&, v = step.slots[step.parameters[k]].value](const auto& w) {
         if (step.slots[w.slot].value != v) return false;
         check(w, step);
         return true;
       });
       if (!reached(step.parameter_sources[k])) return at::Tensor();
-      if (!told || !task_should_compute_output(place[k]) || !is_alone(place[k])) return gradient;
-      accumulate(*edge.function, std::move(gradient));
-      edge = {};
+      const auto edge = edges_.first()[place[k]];
+      if (!told || r.kind->in_summands || !task_should_compute_output(edge) || !edges_.is_alone(place[k])) return gradient;
+      accumulate(*next_edge(edge).function, std::move(gradient));
+      edges_.cut(place[k]);
       return at::Tensor();
     };
     executor::gradients g;
@@ -374,13 +354,14 @@ class step_node final : public ::torch::autograd::Node {
     }
     ::torch::autograd::variable_list result(num_outputs());
     for (std::size_t i = 0; i < step.parameters.size(); ++i)
-      if (reached(step.parameter_sources[i])) result[place[i]] = std::move(g.parameters[i]);
-    auto at = trained.size();
-    for (std::size_t i = 0; i < step.input_grads.size(); ++i)
-      if (!step.input_sources[i].empty()) {
-        if (step.input_grads[i] != none && reached(step.input_sources[i])) result[at] = std::move(g.inputs[i]);
-        ++at;
-      }
+      if (const auto k = free[place[i]]++; reached(step.parameter_sources[i])) result[k] = std::move(g.parameters[i]);
+    const auto inputs = step.input_grads.size() - r.kind->more_of.size();
+    std::vector<std::size_t> leaf;  // per input
+    for (std::size_t i = 0, l = trained.size(); i < inputs; ++i) leaf.push_back(step.input_sources[i].empty() ? l : l++);
+    for (std::size_t i = 0; i < step.input_grads.size(); ++i) {
+      if (step.input_grads[i] == none || !reached(step.input_sources[i])) continue;
+      result[free[leaf[i < inputs ? i : r.kind->more_of[i - inputs]]]++] = std::move(g.inputs[i]);
+    }
     return result;
   }
   void give_back() {
@@ -396,6 +377,7 @@ class step_node final : public ::torch::autograd::Node {
   c10::Device device_;
   std::shared_ptr<const bound_tensors> bound_;
   std::vector<bool> connected_;
+  leaf_edges edges_{*this};
   std::shared_ptr<runner> runner_;  ///< empty once it ran
   std::vector<watched> watched_;
   std::vector<at::Tensor> inputs_;  ///< that gradients may go to

@@ -7,7 +7,6 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -22,12 +21,14 @@
 #include <set>
 #include <string_view>
 #include <thread>
+#include <unordered_map>
 #include <unordered_set>
 
 #include <remat/pytorch/capture.hpp>
 
 #include "../base/hooks.hpp"
 #include "dispatch.hpp"
+#include "graph_ends.hpp"
 
 namespace remat::pytorch::detail {
 namespace {
@@ -52,69 +53,6 @@ class loss_node final : public ::torch::autograd::Node {
   std::vector<at::Tensor> gradients_;
 };
 
-/// Takes gradients of a tensor that has a history, in the place of that history.
-class end_node final : public ::torch::autograd::Node {
- public:
-  explicit end_node(const at::Tensor& t) { add_input_metadata(t); }
-  std::string name() const override { return "RematInput"; }
-
- protected:
-  ::torch::autograd::variable_list apply(::torch::autograd::variable_list&& incoming) override { return std::move(incoming); }
-};
-
-/// While it is there, a graph ends at some tensors: what has made them is not part of it. That may lead to the same leaves.
-class ending_at {
- public:
-  /// @param roots of the graph; those that lead to one of the tensors are changed for good
-  /// @param wanted where it ends
-  ending_at(::torch::autograd::edge_list& roots, const std::vector<at::Tensor>& wanted) {
-    bool any = false;
-    for (const auto& t : wanted) {
-      ends_.push_back(::torch::autograd::impl::gradient_edge(t));
-      beyond_.push_back(t.grad_fn() ? ends_.back() : ::torch::autograd::Edge());
-      if (!beyond_.back().is_valid()) continue;
-      ends_.back() = {c10::make_intrusive<end_node>(t), 0};
-      any = true;
-    }
-    if (!any) return;
-    std::vector<::torch::autograd::Node*> stack;
-    std::unordered_set<::torch::autograd::Node*> seen;
-    const auto visit = [&](::torch::autograd::Edge& e) {
-      if (!e.is_valid()) return false;
-      for (std::size_t k = 0; k < ends_.size(); ++k)
-        if (beyond_[k].is_valid() && e == beyond_[k]) return e = ends_[k], true;
-      if (seen.insert(e.function.get()).second) stack.push_back(e.function.get());
-      return false;
-    };
-    for (auto& e : roots) visit(e);
-    while (!stack.empty()) {
-      auto* const node = stack.back();
-      stack.pop_back();
-      for (std::size_t i = 0; i < node->next_edges().size(); ++i) {
-        auto& e = node->next_edges()[i];
-        if (auto before = e; visit(e)) changed_.push_back({node->getptr(), i, std::move(before)});
-      }
-    }
-  }
-  ~ending_at() {
-    for (auto& c : changed_) c.node->next_edges()[c.which] = std::move(c.edge);
-  }
-  ending_at(const ending_at&) = delete;
-  ending_at& operator=(const ending_at&) = delete;
-
-  /// Per tensor where its gradient arrives.
-  const ::torch::autograd::edge_list& ends() const { return ends_; }
-
- private:
-  struct change {
-    c10::intrusive_ptr<::torch::autograd::Node> node;
-    std::size_t which;
-    ::torch::autograd::Edge edge;
-  };
-  ::torch::autograd::edge_list ends_, beyond_;
-  std::vector<change> changed_;
-};
-
 /// All nodes of the graph of tensors, as far as those of `ends`.
 std::unordered_set<const ::torch::autograd::Node*> nodes_of(const std::vector<at::Tensor>& tensors,
                                                             const std::vector<::torch::autograd::Edge>& ends) {
@@ -130,6 +68,25 @@ std::unordered_set<const ::torch::autograd::Node*> nodes_of(const std::vector<at
       if (edge.is_valid() && seen.insert(edge.function.get()).second) stack.push_back(edge.function.get());
   }
   return seen;
+}
+
+/// For each of `leaves`, how many edges lead there in the graph of tensors.
+std::vector<std::size_t> edges_to(const std::vector<at::Tensor>& leaves, const std::vector<at::Tensor>& tensors) {
+  std::vector<::torch::autograd::Edge> ends;
+  for (const auto& t : leaves) ends.push_back(::torch::autograd::impl::gradient_edge(t));
+  std::unordered_map<const ::torch::autograd::Node*, std::vector<std::size_t>> at;
+  for (std::size_t k = 0; k < ends.size(); ++k) at[ends[k].function.get()].push_back(k);
+  std::vector<std::size_t> counts(leaves.size());
+  const auto count = [&](const ::torch::autograd::Edge& e) {
+    if (const auto found = at.find(e.function.get()); found != at.end())
+      for (auto k : found->second) counts[k] += e.input_nr == ends[k].input_nr;
+  };
+  for (const auto& t : tensors) count(::torch::autograd::impl::gradient_edge(t));
+  for (const auto* node : nodes_of(tensors, ends))
+    if (at.count(node) == 0)
+      for (const auto& e : node->next_edges())
+        if (e.is_valid()) count(e);
+  return counts;
 }
 
 /// For each of `leaves`, from which of `outputs` its gradient comes.
@@ -157,6 +114,18 @@ std::vector<std::vector<bool>> sources_of(const std::vector<at::Tensor>& outputs
   return result.get();
 }
 
+/// What the engine brings to the ends of a graph.
+::torch::autograd::variable_list execute(const ::torch::autograd::edge_list& roots, const std::vector<at::Tensor>& grads,
+                                         bool keep, bool graph, const ending_at& end) {
+  auto& engine = ::torch::autograd::Engine::get_default_engine();
+  const auto ends = end.ends();
+  if (!weights_disguised() || ::torch::autograd::get_current_graph_task_id() < 0)
+    return engine.execute(roots, grads, keep, graph, false, ends);
+  return on_another_thread([&] {  // and not Python's engine, which would leave an exception with that thread
+    return engine.::torch::autograd::Engine::execute(roots, grads, keep, graph, false, ends);
+  });
+}
+
 }  // namespace
 
 bool is_foreign(const ::torch::autograd::Node& node) {
@@ -167,13 +136,13 @@ bool is_foreign(const ::torch::autograd::Node& node) {
 
 graph_contents contents_of(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
   graph_contents found;
-  std::unordered_set<::torch::autograd::Node*> seen;
+  std::unordered_set<::torch::autograd::Node*> ends, seen;
   for (const auto& t : inputs)
-    if (t.defined() && t.requires_grad()) seen.insert(::torch::autograd::impl::gradient_edge(t).function.get());
+    if (t.defined() && t.requires_grad()) ends.insert(::torch::autograd::impl::gradient_edge(t).function.get());
   std::vector<::torch::autograd::Node*> stack;
   const auto visit = [&](const ::torch::autograd::Edge& e) {
     if (!e.is_valid()) return;
-    if (dynamic_cast<::torch::autograd::AccumulateGrad*>(e.function.get()) != nullptr)
+    if (dynamic_cast<::torch::autograd::AccumulateGrad*>(e.function.get()) != nullptr || ends.count(e.function.get()) > 0)
       ++found.edges[e.function.get()];  // whose hooks are told in any case
     else if (seen.insert(e.function.get()).second)
       stack.push_back(e.function.get());
@@ -211,24 +180,21 @@ std::vector<at::Tensor> gradients_from(::torch::autograd::edge_list to, std::vec
   node->set_next_edges(std::move(to));
   c10::impl::IncludeDispatchKeyGuard key(record_key);
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  return partial_gradients({{std::move(node), 0}}, {one}, wanted, keep, false);
+  ::torch::autograd::edge_list roots{{std::move(node), 0}};
+  const ending_at end(roots, wanted);
+  return execute(roots, {one}, keep, false, end);
 }
 
-std::vector<at::Tensor> partial_gradients(::torch::autograd::edge_list to, const std::vector<at::Tensor>& grads,
-                                          const std::vector<at::Tensor>& wanted, bool keep, bool graph) {
-  const ending_at end(to, wanted);
-  auto& engine = ::torch::autograd::Engine::get_default_engine();
-  if (!weights_disguised() || ::torch::autograd::get_current_graph_task_id() < 0)
-    return engine.execute(to, grads, keep, graph, false, end.ends());
-  return on_another_thread([&] {  // and not Python's engine, which would leave an exception with that thread
-    return engine.::torch::autograd::Engine::execute(to, grads, keep, graph, false, end.ends());
-  });
+std::vector<std::vector<at::Tensor>> gradients_in_summands(::torch::autograd::edge_list to, const std::vector<at::Tensor>& grads,
+                                                           const std::vector<at::Tensor>& wanted, bool graph) {
+  const ending_at end(to, wanted, true);
+  return end.arrived(execute(to, grads, true, graph, end));
 }
 
 trace record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<std::size_t> results,
                       const std::vector<at::Tensor>& parameters, std::vector<at::Tensor> arguments,
                       const std::vector<output_use>& uses, bool others) {
-  std::vector<at::Tensor> wanted, grads, output_grads;
+  std::vector<at::Tensor> wanted, grads, output_grads, used;
   std::vector<std::optional<byte_view>> grad_views;
   ::torch::autograd::edge_list roots;
   std::vector<index_t> wanted_slots;
@@ -252,9 +218,13 @@ trace record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<
     output_grads.push_back(r.stand_in(o.detach(), strides, role::output_grad, i));
     grad_views.back() = r.view_of(output_grads.back());
     roots.push_back(::torch::autograd::impl::gradient_edge(o));
+    used.push_back(o);
   }
   if (roots.empty()) throw no_gradient();
   const auto sources = sources_of(outputs, wanted);
+  auto differentiable = outputs;
+  std::erase_if(differentiable, [](const auto& o) { return !o.requires_grad(); });
+  const auto edges = edges_to(wanted, differentiable), summands = edges_to(wanted, used);
   std::size_t accumulated = 0;
   std::vector<std::size_t> came(wanted.size(), std::numeric_limits<std::size_t>::max());  // tensors are numbered as they are made
   {
@@ -279,25 +249,35 @@ trace record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<
 
   trace t;
   t.accumulated = accumulated;
-  std::vector<std::pair<std::size_t, std::size_t>> reached;
+  std::vector<std::pair<std::size_t, std::size_t>> reached;  // when, and which
   const auto leads_to = [&](std::size_t i) { return std::count(sources[i].begin(), sources[i].end(), true) > 0; };
   for (std::size_t i = 0; i < trained; ++i) {
-    if (leads_to(i)) reached.emplace_back(came[i], wanted_slots[i]);
+    if (leads_to(i)) reached.emplace_back(came[i], i);
     if (grads[i].defined()) {
       t.parameters.push_back(wanted_slots[i]);  // slots: those of the parameters come first
       t.parameter_grads.push_back(r.view_of(grads[i]));
       t.parameter_sources.push_back(sources[i]);
+      t.parameter_sums.push_back({summands[i], came[i]});
     }
   }
   std::sort(reached.begin(), reached.end());
-  for (const auto& [when, slot] : reached) t.reached.push_back(slot);
+  for (const auto& [when, i] : reached) {
+    t.reached.push_back(wanted_slots[i]);
+    t.reached_edges.push_back(edges[i]);
+  }
   auto next = trained;
   for (const auto& a : arguments) {
     t.input_grads.emplace_back();
     t.input_sources.emplace_back();
+    t.input_sums.emplace_back();
+    t.input_edges.push_back(0);
     if (!a.defined() || !a.requires_grad()) continue;
     if (leads_to(next)) t.input_sources.back() = sources[next];
-    if (grads[next].defined()) t.input_grads.back() = r.view_of(grads[next]);
+    t.input_edges.back() = edges[next];
+    if (grads[next].defined()) {
+      t.input_grads.back() = r.view_of(grads[next]);
+      t.input_sums.back() = {summands[next], came[next]};
+    }
     ++next;
   }
   for (const auto& o : outputs) {

@@ -30,14 +30,13 @@ bool leads_to(const std::vector<at::Tensor>& tensors, const std::vector<at::Tens
 std::vector<at::Tensor> gradients_from(::torch::autograd::edge_list to, std::vector<at::Tensor> grads,
                                        const std::vector<at::Tensor>& wanted, bool keep);
 
-/// Gradients of a function of the tensors `wanted`: what has made these is not part of it.
+/// Gradients of a function of the tensors `wanted`, not added up: what has made these is not part of it. The graph stays.
 /// @param to    the function's results, as edges
 /// @param grads for these, all defined
-/// @param keep  the graph
 /// @param graph of the gradients
-/// @return per wanted tensor; undefined: none
-std::vector<at::Tensor> partial_gradients(::torch::autograd::edge_list to, const std::vector<at::Tensor>& grads,
-                                          const std::vector<at::Tensor>& wanted, bool keep, bool graph);
+/// @return per wanted tensor what each edge to it brings, in the order in which it comes
+std::vector<std::vector<at::Tensor>> gradients_in_summands(::torch::autograd::edge_list to, const std::vector<at::Tensor>& grads,
+                                                           const std::vector<at::Tensor>& wanted, bool graph);
 
 /// Records the backward of a step whose forward has been recorded.
 /// @param outputs   of the forward, each tensor once

@@ -131,7 +131,8 @@ void kept_graph::fill() {
   log_->fill();
 }
 
-std::vector<at::Tensor> kept_graph::gradients(const std::vector<at::Tensor>& given, const std::vector<at::Tensor>& wanted) const {
+std::vector<std::vector<at::Tensor>> kept_graph::gradients(const std::vector<at::Tensor>& given,
+                                                           const std::vector<at::Tensor>& wanted) const {
   ::torch::autograd::edge_list used;
   std::vector<at::Tensor> grads;
   for (std::size_t i = 0; i < given.size(); ++i) {
@@ -140,7 +141,7 @@ std::vector<at::Tensor> kept_graph::gradients(const std::vector<at::Tensor>& giv
     grads.push_back(given[i]);
   }
   const without_hooks hooks(wanted);
-  return partial_gradients(std::move(used), grads, wanted, true, at::GradMode::is_enabled());
+  return gradients_in_summands(std::move(used), grads, wanted, at::GradMode::is_enabled());
 }
 
 trace kept_graph::record(const std::vector<output_use>& uses, const std::vector<at::Tensor>& parameters) const {

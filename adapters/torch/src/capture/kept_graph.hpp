@@ -21,7 +21,8 @@ namespace remat::pytorch::detail {
 struct graph_contents {
   std::string observer;                                                   ///< who is told of gradients inside; empty: nobody
   std::vector<::torch::autograd::Node*> code;                             ///< nodes that are not PyTorch's own
-  std::unordered_map<const ::torch::autograd::Node*, std::size_t> edges;  ///< how many lead to the accumulator of a leaf
+  std::unordered_map<const ::torch::autograd::Node*, std::size_t> edges;  ///< how many lead to the accumulator of a leaf,
+                                                                          ///< or to what has made an input
 };
 
 /// The graph of one forward, kept until its backward. Should the loss use the outputs in another way than expected, the backward
@@ -57,8 +58,9 @@ class kept_graph {
   /// The backward of autograd, after `fill`. Hooks of `wanted` are not called, and the graph stays.
   /// @param given  gradients of the outputs; undefined: not used
   /// @param wanted leaves, and tensors among the inputs
-  /// @return per wanted tensor its gradient; undefined: none
-  std::vector<at::Tensor> gradients(const std::vector<at::Tensor>& given, const std::vector<at::Tensor>& wanted) const;
+  /// @return per wanted tensor the summands of its gradient, in their order
+  std::vector<std::vector<at::Tensor>> gradients(const std::vector<at::Tensor>& given,
+                                                 const std::vector<at::Tensor>& wanted) const;
 
  private:
   std::shared_ptr<const trace> forward_;

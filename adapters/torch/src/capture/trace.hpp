@@ -70,6 +70,12 @@ struct forward_end {
   std::vector<bool> constants;  ///< per storage
 };
 
+/// How the gradient of a leaf, or of an input, comes about.
+struct summed_gradient {
+  std::size_t summands = 0;  ///< edges that lead there from outputs that are used
+  std::size_t tensor = 0;    ///< their sum, before autograd lays it out
+};
+
 /// A recorded step. Views and slots name storages of the trace.
 struct trace {
   std::vector<slot> slots;
@@ -88,7 +94,10 @@ struct trace {
   std::vector<std::optional<byte_view>> output_grads, input_grads;
   std::vector<std::size_t> results;
   std::vector<std::vector<bool>> parameter_sources, input_sources;
+  std::vector<summed_gradient> parameter_sums, input_sums;
   std::vector<std::size_t> reached;  ///< parameters, in the order in which their gradients come; those without one are the last
+  std::vector<std::size_t> reached_edges,
+      input_edges;  ///< per reached one, and per input: edges that lead there from all outputs
   draw_origin after_forward, after_backward;
   std::vector<written_tensor> written;
   std::shared_ptr<const questions> asked;

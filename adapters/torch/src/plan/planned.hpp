@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -37,7 +38,8 @@ struct plan {
 
 namespace detail {
 struct recorded_forward;
-}
+struct trace;
+}  // namespace detail
 
 /// The tensors of a module at a time, each once.
 struct module_tensors {
@@ -58,6 +60,8 @@ struct setup {
   std::shared_ptr<const bound_tensors> bound;  ///< of the module as it was in the last step
   std::vector<std::size_t> trained;            ///< positions of the trained ones among its parameters
   std::vector<std::size_t> place;              ///< per parameter of the program: position among the trained ones
+  std::vector<std::size_t> edges;              ///< per trained one, and then per input: how many edges of the forward lead there
+  std::vector<std::size_t> more_of;            ///< per gradient of an input behind those of all: of which it is a summand
 
   std::shared_ptr<const detail::recorded_forward> forward;  ///< to be followed
   std::shared_ptr<const program> step;
@@ -79,9 +83,12 @@ struct setup {
   double capture_seconds = 0;
   bool warned = false;    ///< that it takes more than the budget
   bool new_path = false;  ///< its forward has left those that were planned before: a short search has to do at first
-  std::shared_ptr<setup> adding, giving;                 ///< the same step for `accumulating` and `giving`, once they are needed
-  std::atomic<bool> given_early = false;                 ///< it is the latter
-  std::uint64_t last_used = 0;                           ///< steps of the session before
+  std::shared_ptr<setup> adding, giving;      ///< the same step for `accumulating` and `giving`, once they are needed
+  std::atomic<bool> given_early = false;      ///< it is the latter
+  std::shared_ptr<const detail::trace> sums;  ///< null: there are no sums of gradients that it could hand out in summands
+  std::shared_ptr<setup> summands;            ///< the same step, which does so, once it is needed
+  bool in_summands = false;                   ///< it is that
+  std::uint64_t last_used = 0;                ///< steps of the session before
   std::map<bytes_t, std::shared_ptr<const plan>> plans;  ///< by bytes available
   /// In zones: by bytes available, and steps in flight that these are for.
   std::map<std::pair<bytes_t, std::size_t>, std::shared_ptr<const plan>> plans_in_flight;
@@ -92,6 +99,9 @@ struct setup {
   placing places = placing::one;              ///< of its steps, where these do not share memory
   std::atomic<bool> uncaptured = false;       ///< its kernels cannot be captured
   std::atomic<bool> broken = false;           ///< an operator did not do as it did when it was measured
+
+  /// The same step with other gradients; null: not needed so far.
+  std::array<std::shared_ptr<setup>, 3> variants() const { return {adding, giving, summands}; }
 };
 
 /// An executor, and what it was made for.

@@ -65,6 +65,13 @@ class usage {
   bool alone() const { return alone_; }
   /// @param seen nothing else led to them when gradients were to be added
   void learn_alone(bool seen) { alone_ = seen; }
+  /// Are gradients handed out as summands? Other graphs lead where several edges of the module do.
+  bool in_summands() const { return summands_ > 0; }
+  /// @param fit the plan that does so; one that has not fitted once is not expected again
+  void expect_summands(bool fit) {
+    int before = fit ? 0 : 1;
+    summands_.compare_exchange_strong(before, fit ? 1 : -1);
+  }
   /// @param held what the backward assumes of values was so, in a step
   /// @return more often than not it was not so
   bool learn_assumption(bool held) {
@@ -84,6 +91,7 @@ class usage {
   bool all_ = false;
   std::atomic<bool> alone_ = true;
   std::atomic<int> not_as_assumed_ = 0;  ///< steps, less those that were
+  std::atomic<int> summands_ = 0;  ///< -1: no, 0: not needed so far, 1: yes
   std::atomic<int> leave_ = 0;           ///< -1: no, 0: not seen, 1: yes
 };
 

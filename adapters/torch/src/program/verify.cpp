@@ -253,11 +253,9 @@ class checker {
         fail(at("assumed_zero", i), "the loss does not read it");
     }
     length("outputs of the loss", loss.outputs.size(), gradients);
-    std::set<index_t> taken;
     for (std::size_t i = 0; i < p_.parameters.size(); ++i) {
       const auto k = p_.parameters[i];
-      if (k >= p_.slots.size() || p_.slots[k].from != role::parameter || !taken.insert(k).second)
-        fail(at("parameters", i), "is no slot of a parameter, or there twice");
+      if (k >= p_.slots.size() || p_.slots[k].from != role::parameter) fail(at("parameters", i), "is no slot of a parameter");
       view(at("parameter_grads", i), p_.parameter_grads[i]);
       if (p_.views[p_.parameter_grads[i]].sizes != p_.slots[k].type.sizes)
         fail(at("parameter_grads", i), "has another size than the parameter");

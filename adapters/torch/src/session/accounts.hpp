@@ -94,12 +94,13 @@ class accounts {
   std::vector<std::shared_ptr<runner>> runners;
   std::size_t unplanned = 0;                      ///< allocations of those that are gone
   double waited = 0;                              ///< for copies, by these, s
-  bytes_t outputs_of_before = 0;                  ///< outputs that exist while their forward runs once more
+  bool once_more = false;                         ///< a forward runs once more for its backward: no others are expected
+  bytes_t outputs_of_before = 0;                  ///< outputs that exist meanwhile
   bytes_t largest_plain = 0;                      ///< bytes of the plain step of the largest kind of inputs so far
   bytes_t largest_held = 0, largest_working = 0;  ///< the same of steps that share memory: each holds, one computes
 
  private:
-  std::size_t learned() const { return in_flight() == 0 ? seen_ : last_; }
+  std::size_t learned() const { return once_more ? 0 : in_flight() == 0 ? seen_ : last_; }
 
   const wrap_options& options_;
   const std::vector<named_tensor>& parameters_;

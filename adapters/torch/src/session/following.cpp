@@ -160,7 +160,7 @@ void session::state::find_plan(begun_step& b, const invocation& call, const std:
     b.r = expected(kind, b.inputs, outputs, s->uses);
   } catch (const over_budget& e) {
     if (!s->new_path || !e.smallest || options.strict) throw;
-    const zero_later restored{beyond_};
+    const reset_later<bytes_t> restored{beyond_};
     beyond_ = *e.smallest - e.asked;
     if (!std::exchange(s->warned, true))
       warn("the forward takes another path than before, whose step does not fit into the budget: it takes " +
@@ -235,6 +235,8 @@ std::shared_ptr<setup> session::state::with_late_inputs(const std::shared_ptr<se
     slot.position = next++;
     recorded->input_grads.emplace_back();
     recorded->input_sources.emplace_back();
+    recorded->input_sums.emplace_back();
+    recorded->input_edges.push_back(0);
   }
   auto made = setup_from(recorded, *s, s->bound->of);
   forget(s);

@@ -167,7 +167,7 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
   const bool verify = verified < options.verify;
   std::shared_ptr<second_run> beside;
   std::unique_ptr<verification> checks;
-  if (verify || s->forward || !has_one_use(step)) {
+  if (verify || s->forward || s->sums || !has_one_use(step)) {
     auto written = s->forward && !verify ? std::vector<at::Tensor>() : r->bound->of->buffers;
     const auto add = [&](index_t k) {
       const auto& slot = step.slots[k];
@@ -221,7 +221,7 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
   for (std::size_t i = 0; i < outputs.size(); ++i)
     if (step.from(step.views[step.outputs[i]].value) == role::internal)
       given_out.push_back(outputs[i].storage().getWeakStorageImpl());
-  step_node::second_plan once_more;
+  second_plan once_more;
   once_more.possible = [self = shared_from_this(), call, outputs = s->outputs](const auto& again, const auto& seen) {
     std::lock_guard held(self->mutex);
     return self->options.follow || self->can_run_again(call, again, outputs, seen);
@@ -241,7 +241,8 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
     for (const auto& weak : given_out)
       if (const auto there = weak.lock(); there && alive.insert(there.get()).second)
         self->memory.outputs_of_before += static_cast<bytes_t>(there->nbytes());
-    const zero_later restored{self->memory.outputs_of_before};
+    const reset_later<bytes_t> restored{self->memory.outputs_of_before};
+    const reset_later<bool> again_no_more{self->memory.once_more = true};
     std::shared_ptr<runner> begun;
     try {
       begun = self->acquire(kind(uses), again);

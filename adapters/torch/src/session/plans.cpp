@@ -58,7 +58,22 @@ std::shared_ptr<runner> session::state::expected(const kind_of_uses& kind, const
   const auto s = kind(uses);
   try {
     return acquire(s, inputs);
-  } catch (const over_budget&) {  // what this loss uses may take more than all outputs, whose gradients lie outside the arena
+  } catch (const over_budget& e) {
+    if (s->in_summands && memory.once_more && e.smallest) {  // which nobody has planned for
+      const reset_later<bytes_t> restored{beyond_};
+      beyond_ = *e.smallest - e.asked;
+      warn_once("the forward runs once more, for gradients in summands; this takes " + format_bytes(beyond_) +
+                " beyond the budget, in this step only");
+      return acquire(s, inputs);
+    }
+    if (s->in_summands) {
+      outputs->expect_summands(false);
+      warn_once(
+          "gradients do not fit into the budget as summands; where other graphs lead to the same parameter or input, their "
+          "last bits may not be those of plain PyTorch");
+      return expected(kind, inputs, outputs, uses);
+    }
+    // what this loss uses may take more than all outputs, whose gradients lie outside the arena
     if (uses.empty()) throw;
     outputs->expect_all();
     return acquire(kind({}), inputs);

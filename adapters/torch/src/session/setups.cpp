@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <queue>
+#include <set>
 #include <unordered_set>
 
 #include "../autograd/accumulation.hpp"
@@ -12,6 +13,7 @@
 #include "../base/key.hpp"
 #include "../capture/follower.hpp"
 #include "../capture/step_run.hpp"
+#include "../capture/summands.hpp"
 #include "state.hpp"
 
 namespace remat::pytorch {
@@ -151,6 +153,11 @@ std::shared_ptr<setup> session::state::variant_of(const std::shared_ptr<setup>& 
     v->last_used = s->last_used;
     return v;
   };
+  if (s->sums && s->outputs->in_summands()) {
+    if (!s->summands || s->summands->broken) s->summands = in_summands(*s);
+    s->summands->last_used = s->last_used;
+    return s->summands;
+  }
   if (options.steps_on) return s;  // gradients go to the host
   if (s->outputs->alone() && all_only_add(s->bound->trained)) return variant(s->adding, accumulating, ", gradients accumulate");
   const auto leading = [&, edges = own != nullptr && s->outputs->gradients_leave()
@@ -172,11 +179,25 @@ std::shared_ptr<setup> session::state::make_variant(const setup& s, program step
   auto a = of_same_module(s);
   a->trained = s.trained;
   a->place = s.place;
+  a->edges = s.edges;
+  a->sums = s.sums;
   a->forward = s.forward;
   a->inputs = s.inputs + what;
   a->step = std::make_shared<const program>(std::move(step));
   a->bound = bound_to(*a, s.bound->of, s.bound->slots.followed_by(a->step));
   complete(*a);
+  return a;
+}
+
+std::shared_ptr<setup> session::state::in_summands(const setup& s) {
+  release();
+  auto parts = detail::in_summands(*s.sums);
+  auto a = setup_from(std::make_shared<const detail::trace>(std::move(parts.recorded)), s, s.bound->of);
+  a->forward = s.forward;
+  a->inputs = s.inputs + ", gradients in summands";
+  a->more_of = std::move(parts.inputs);
+  a->sums = nullptr;
+  a->in_summands = true;
   return a;
 }
 
@@ -246,7 +267,7 @@ void session::state::bind(setup& s, const std::shared_ptr<const module_tensors>&
     announced.insert(announced.end(), of->buffers.begin(), of->buffers.end());
     s.bound = bound_to(s, of, s.bound->slots.with(announced));
   }
-  for (const auto& other : {s.adding, s.giving})
+  for (const auto& other : s.variants())
     if (other) bind(*other, of);
 }
 
@@ -263,9 +284,14 @@ std::shared_ptr<setup> session::state::setup_from(const std::shared_ptr<const de
   s->plain_peak = detail::plain_peak(*recorded);
   if (options.steps_on) mark_homes(*s, captured);
   if (options.follow) s->forward = std::make_shared<const detail::recorded_forward>(recorded);
-  const auto place = places_in_queue(s->step->parameters.size());
-  for (std::size_t i = 0; i < captured.reached.size(); ++i)
-    s->trained.push_back(captured.reached[i < place.size() ? place[i] : i]);
+  const auto place = places_in_queue(std::set(s->step->parameters.begin(), s->step->parameters.end()).size());
+  for (std::size_t i = 0; i < captured.reached.size(); ++i) {
+    const auto k = i < place.size() ? place[i] : i;
+    s->trained.push_back(captured.reached[k]);
+    s->edges.push_back(recorded->reached_edges[k]);
+  }
+  s->edges.insert(s->edges.end(), recorded->input_edges.begin(), recorded->input_edges.end());
+  if (std::any_of(s->edges.begin(), s->edges.end(), [](auto n) { return n > 1; })) s->sums = recorded;
   s->bound = bound_to(*s, of, std::move(captured.tensors));
   s->asked = std::move(captured.asked);
   for (auto slot : s->step->parameters)
@@ -333,13 +359,18 @@ void session::state::warm_up(const std::vector<at::Tensor>& inputs, std::unique_
 
 void session::state::forget(const std::shared_ptr<setup>& s) {
   memory.let_go([&](const runner& r) {
-    return (r.kind == s || r.kind == s->adding || r.kind == s->giving) && !r.run->in_flight() && !r.run->arena_in_use();
+    const auto variants = s->variants();
+    return (r.kind == s || std::find(variants.begin(), variants.end(), r.kind) != variants.end()) && !r.run->in_flight() &&
+           !r.run->arena_in_use();
   });
 }
 
 void session::state::drop(const std::shared_ptr<setup>& s) {
   forget(s);
-  std::erase_if(setups, [&](const auto& x) { return x.second == s; });
+  std::erase_if(setups, [&](const auto& x) {
+    const auto variants = x.second->variants();
+    return x.second == s || std::find(variants.begin(), variants.end(), s) != variants.end();
+  });
 }
 
 }  // namespace remat::pytorch

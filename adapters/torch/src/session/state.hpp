@@ -36,10 +36,11 @@
 
 namespace remat::pytorch {
 
-/// Sets bytes that count for a while only to zero at its end.
-struct zero_later {
-  bytes_t& bytes;
-  ~zero_later() { bytes = 0; }
+/// What holds for a while only does not hold any more at its end.
+template <class T>
+struct reset_later {
+  T& what;
+  ~reset_later() { what = T(); }
 };
 
 struct session::state : std::enable_shared_from_this<state> {
@@ -107,6 +108,8 @@ struct session::state : std::enable_shared_from_this<state> {
   /// The same step with other gradients.
   /// @param what it is, for people
   std::shared_ptr<setup> make_variant(const setup& s, program step, const char* what);
+  /// The same step, which hands out gradients as summands.
+  std::shared_ptr<setup> in_summands(const setup& s);
   /// Captures and measures.
   /// @param run of the step whose forward it is, if it is
   std::shared_ptr<setup> make_setup(const invocation& call, const std::vector<at::Tensor>& inputs,
@@ -142,9 +145,11 @@ struct session::state : std::enable_shared_from_this<state> {
   problem fetching_problem(setup& s, const std::vector<bool>& fetched, const std::vector<at::Tensor>& weights);
   std::vector<std::shared_ptr<setup>> kinds() const {
     std::vector<std::shared_ptr<setup>> all;
-    for (const auto& [k, s] : setups)
-      for (const auto& x : {s, s->adding, s->giving})
+    for (const auto& [k, s] : setups) {
+      all.push_back(s);
+      for (const auto& x : s->variants())
         if (x) all.push_back(x);
+    }
     return all;
   }
   /// Of the steps of the same graph, the one whose size is next.

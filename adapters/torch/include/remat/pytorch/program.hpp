@@ -139,13 +139,13 @@ struct program {
   std::vector<byte_view> views;
   std::vector<node> nodes;
   index_t loss = none;                   ///< the node between forward and backward: reads the outputs, "writes" their gradients
-  std::vector<index_t> parameters;       ///< slots of those that require a gradient and got one
+  std::vector<index_t> parameters;       ///< slots of those that require a gradient and got one, once per summand handed out
   std::vector<index_t> parameter_grads;  ///< view per parameter, with the layout that `.grad` has in eager mode
   std::vector<index_t> outputs;          ///< view per output of forward
   std::vector<int64_t> output_versions;  ///< per output: writes in place that made it
   std::vector<bool> differentiable;      ///< per output: has a gradient in eager mode
   std::vector<index_t> output_grads;     ///< per output: view of its gradient, `none` if it has none or the loss gives it none
-  std::vector<index_t> input_grads;      ///< per input: view of its gradient, `none` if it requires or got none
+  std::vector<index_t> input_grads;      ///< per input: view of its gradient, `none` if it requires or got none; then summands
   std::vector<std::size_t> results;      ///< what forward returns: positions among `outputs`, each tensor being there once
   std::vector<std::vector<bool>> parameter_sources;  ///< per parameter and output: does its gradient come from there?
   std::vector<std::vector<bool>> input_sources;      ///< the same per input; empty for one that no output leads to
