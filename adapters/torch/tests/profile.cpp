@@ -82,6 +82,26 @@ TEST_CASE("nodes have costs and scripts; equal nodes share; nothing changes") {
   CHECK(again.seconds() == p.seconds());
 }
 
+TEST_CASE("nodes that are like known ones, but for sizes, are not measured") {
+  ::torch::manual_seed(1);
+  const auto small = step_of(models::mlp(7, 24, 3)), large = step_of(models::mlp(77, 40, 5));
+  const auto known = profile(small, {.cache = {}, .seconds = 0});
+  const auto p = profile(large, {.cache = {}, .seconds = 0}, {{&small, &known}});
+  CHECK(p.measured == 0);
+  forget_profiles();
+  const auto measured = profile(large, {.cache = {}, .seconds = 0});
+  CHECK(measured.measured > 0);
+  for (std::size_t i = 0; i < large.nodes.size(); ++i) {
+    INFO(i << " " << large.nodes[i].name);
+    const auto &a = p.nodes[i]->first, &b = measured.nodes[i]->first;
+    CHECK(p.nodes[i]->seconds >= 0);
+    CHECK(p.nodes[i]->workspace == measured.nodes[i]->workspace);
+    CHECK(std::equal(a.blocks.begin(), a.blocks.end(), b.blocks.begin(), b.blocks.end(), [](const auto& x, const auto& y) {
+      return x.bytes == y.bytes && x.born == y.born && x.freed == y.freed && x.result == y.result;
+    }));
+  }
+}
+
 TEST_CASE("events of the device tell what nodes take, not the host's clock", "[accelerator]") {
   if (!hardware::emulated()) return;
   const on_test_device there;

@@ -6,11 +6,15 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
+#include <sstream>
 #include <system_error>
+#include <unordered_map>
 
 #include <remat/io/file.hpp>
 #include <remat/pytorch/capture.hpp>
@@ -139,6 +143,50 @@ node_profile profile_like(const program& step, const node& n, const program& oth
   return p;
 }
 
+/// Nodes whose costs are known, by what they do, whatever the sizes and numbers.
+class known_nodes {
+ public:
+  explicit known_nodes(const std::vector<profiled_program>& programs) {
+    std::set<const node_profile*> met;
+    for (const auto& p : programs)
+      for (std::size_t i = 0; i < p.step->nodes.size(); ++i)
+        if (const auto& n = p.step->nodes[i]; met.insert(p.costs->nodes[i].get()).second)
+          nodes_[kind_of(*p.step, n)].push_back({p.step, &n, p.costs->nodes[i].get(), touched(*p.step, n)});
+  }
+  /// From the one next in size; nothing if there is none.
+  std::optional<node_profile> profile_of(const program& step, const node& n) const {
+    const auto found = nodes_.find(kind_of(step, n));
+    if (found == nodes_.end()) return std::nullopt;
+    const auto own = touched(step, n);
+    const auto distance = [&](const entry& e) { return std::abs(std::log(e.bytes / own)); };
+    const auto& next = *std::min_element(found->second.begin(), found->second.end(),
+                                         [&](const entry& a, const entry& b) { return distance(a) < distance(b); });
+    return profile_like(step, n, *next.step, *next.what, *next.costs);
+  }
+
+ private:
+  struct entry {
+    const program* step;
+    const node* what;
+    const node_profile* costs;
+    double bytes;
+  };
+  static std::string kind_of(const program& step, const node& n) {
+    std::ostringstream out;
+    out << n.inputs.size() << "," << n.outputs.size() << "," << n.overwrites.size();
+    for (const auto& c : n.calls) {
+      out << c.op.operator_name();
+      for (const auto& a : c.arguments) out << (a.isBool() ? "b" + std::to_string(a.toBool()) : a.tagKind()) << " ";
+      for (const auto* list : {&c.operands, &c.results})
+        for (const auto& o : *list)
+          out << o.at << "." << o.element << ":" << step.views[o.view].sizes.size() << c10::toString(step.views[o.view].dtype);
+    }
+    return out.str();
+  }
+
+  std::unordered_map<std::string, std::vector<entry>> nodes_;
+};
+
 /// A file that keeps what was measured. It is read and written as a whole: where it is large, not for a few entries.
 class cache_file {
  public:
@@ -260,7 +308,7 @@ class measuring {
 
 }  // namespace
 
-program_profile profile(const program& step, const profile_options& o) {
+program_profile profile(const program& step, const profile_options& o, const std::vector<profiled_program>& like) {
   const auto begin = clock::now();
   auto& on = device_of(device_of_step(step));
   const measuring alone(on, step);
@@ -268,6 +316,7 @@ program_profile profile(const program& step, const profile_options& o) {
   auto& here = known[machine];
   auto* file = o.cache.empty() ? nullptr : &files.try_emplace(o.cache, o.cache).first->second;
   bool open = false;
+  const known_nodes others(like);
 
   program_profile result;
   std::map<std::string, std::shared_ptr<const node_profile>> used;
@@ -279,6 +328,11 @@ program_profile profile(const program& step, const profile_options& o) {
       if (!std::exchange(open, true)) file->open();
       entry = file->find(machine, key, n.outputs.size());
     }
+    if (!entry)
+      if (auto p = others.profile_of(step, n)) {
+        result.nodes.push_back(entry = std::make_shared<node_profile>(std::move(*p)));
+        continue;
+      }
     if (!entry) {
       ++result.measured;
       const double left = std::max(0.0, o.seconds - since(begin));
@@ -291,29 +345,6 @@ program_profile profile(const program& step, const profile_options& o) {
   }
   result.distinct = used.size();
   if (open) file->close();
-  result.elapsed = since(begin);
-  return result;
-}
-
-program_profile profile_like(const program& step, const program& other, const program_profile& costs) {
-  TORCH_CHECK(step.nodes.size() == other.nodes.size() && costs.nodes.size() == other.nodes.size(), "costs of another program");
-  const auto begin = clock::now();
-  auto& on = device_of(device_of_step(step));
-  const measuring alone(on, step);
-  const auto& here = known[environment(on)];
-  program_profile result;
-  std::map<std::string, std::shared_ptr<const node_profile>> used;
-  for (std::size_t i = 0; i < step.nodes.size(); ++i) {
-    const auto& n = step.nodes[i];
-    const auto key = signature(step, n);
-    auto& entry = used[key];
-    if (const auto found = here.find(key); !entry && found != here.end()) entry = found->second;
-    if (!entry) {
-      entry = std::make_shared<node_profile>(profile_like(step, n, other, other.nodes[i], *costs.nodes[i]));
-    }
-    result.nodes.push_back(entry);
-  }
-  result.distinct = used.size();
   result.elapsed = since(begin);
   return result;
 }

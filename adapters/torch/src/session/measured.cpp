@@ -57,10 +57,12 @@ void session::state::complete(setup& s) {
     s.places = placing::fixed;
   s.graph = graph_hash(*s.step);
   const auto relative = sibling(s, false);
-  if (!options.device && !relative) log("measuring the operators of a step for " + s.inputs);
-  s.profiles = options.device ? estimate(*s.step, options.device)
-               : relative     ? profile_like(*s.step, *relative->step, relative->profiles)
-                              : profile(*s.step, options.profile);
+  if (!options.device && !relative && !s.new_path) log("measuring the operators of a step for " + s.inputs);
+  std::vector<profiled_program> like;
+  if (relative) like.push_back({relative->step.get(), &relative->profiles});
+  for (const auto& other : s.new_path && !relative ? kinds() : std::vector<std::shared_ptr<setup>>())
+    like.push_back({other->step.get(), &other->profiles});
+  s.profiles = options.device ? estimate(*s.step, options.device) : profile(*s.step, options.profile, like);
   auto& far = far_for(on);
   s.far = far;
   auto& rates = far.rates;

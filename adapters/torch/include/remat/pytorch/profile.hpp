@@ -63,6 +63,12 @@ struct program_profile {
   std::vector<bytes_t> workspace() const;
 };
 
+/// A program whose costs are known.
+struct profiled_program {
+  const program* step;
+  const program_profile* costs;
+};
+
 /// Measures the nodes of a program on scratch operands.
 ///
 /// Nodes of equal operators, attributes, types, shapes, strides and aliasing are measured once in a process and kept in a file
@@ -71,19 +77,13 @@ struct program_profile {
 ///
 /// @param step the program
 /// @param o    cache and time
+/// @param like nodes that are like one of these, but for sizes and numbers, are not measured: the times of the one that is next
+/// in
+///             size are scaled by the bytes that a node touches, and allocations are those of two runs
 /// @return costs per node
 /// @throws c10::Error if an operator refuses scratch operands (zeros for integers, numbers in [0, 1) for others)
-/// Complexity: at least seven runs per distinct node.
-program_profile profile(const program& step, const profile_options& o = {});
-
-/// Costs of a program from those of one that differs in sizes only: allocations are measured, times scaled by the bytes that a
-/// node touches. Nodes that are known are taken as they are.
-///
-/// @param step  the program
-/// @param other program with the same nodes
-/// @param costs of `other`
-/// Complexity: two runs per distinct node.
-program_profile profile_like(const program& step, const program& other, const program_profile& costs);
+/// Complexity: at least seven runs per distinct node, at most two per one that is like another.
+program_profile profile(const program& step, const profile_options& o = {}, const std::vector<profiled_program>& like = {});
 
 /// A device that need not be there, by the type that it computes in.
 using device_rates = std::function<roofline(at::ScalarType)>;
