@@ -109,20 +109,24 @@ def recurrent(model, x, k):
     h.square().mean().backward()
 
 
+STEPS = {Tied: [pair, penalty, penalty_now_and_then, penalty_before, accumulated, by_itself, retained, hooked],
+         Attention: [around, same_input_twice, leaf, parts_of_one, recurrent]}
+OPTIONS = [{"follow": False}, {"verify": 2}, {"budget": "70% of activations"}]
+
+
 class Sums(Test):
     def test_parameters(self):
-        for step in (pair, penalty, penalty_now_and_then, penalty_before, accumulated, by_itself, retained, hooked):
+        for step in STEPS[Tied]:
             with self.subTest(step=step.__name__):
                 self.check(Tied, step, steps=6)
 
     def test_inputs(self):
-        for step in (around, same_input_twice, leaf, parts_of_one, recurrent):
+        for step in STEPS[Attention]:
             with self.subTest(step=step.__name__):
                 self.check(Attention, step, steps=6)
 
     def test_options(self):
-        for (make, step), options in itertools.product(((Tied, pair), (Attention, around)), (
-                {"follow": False}, {"verify": 2}, {"budget": "70% of activations"})):
+        for (make, step), options in itertools.product(((Tied, pair), (Attention, around)), OPTIONS):
             with self.subTest(step=step.__name__, **options):
                 self.check(make, step, steps=5, **options)
 

@@ -54,6 +54,9 @@ class lowering {
       numbers_ += trace_.calls[i].numbers.size();
     }
     if (program_.loss == none) add_loss();
+    for (std::size_t s = 0; s < token_.size(); ++s)
+      if (token_[s] != none)  // another forward may write it again before the backward of this one
+        for (auto reader : outside_readers_[s]) program_.nodes[reader].once = true;
     for (const auto& v : trace_.parameter_grads) program_.parameter_grads.push_back(view(v));
     for (const auto& v : trace_.input_grads) program_.input_grads.push_back(v ? view(*v) : none);
     program_.results = trace_.results;

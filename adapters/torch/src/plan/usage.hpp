@@ -91,7 +91,7 @@ class usage {
   bool all_ = false;
   std::atomic<bool> alone_ = true;
   std::atomic<int> not_as_assumed_ = 0;  ///< steps, less those that were
-  std::atomic<int> summands_ = 0;  ///< -1: no, 0: not needed so far, 1: yes
+  std::atomic<int> summands_ = 0;        ///< -1: no, 0: not needed so far, 1: yes
   std::atomic<int> leave_ = 0;           ///< -1: no, 0: not seen, 1: yes
 };
 
