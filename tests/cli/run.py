@@ -109,6 +109,9 @@ page.unlink()
 for name, content, why in (("text.json", "hello", "not JSON"), ("problem.json", SMALL, "remat-schedule"), ("wrong.json", schedule([["compute", 1]]), "step 0"),
                            ("empty.json", schedule([]), "no steps")):
     expect("no plan: " + name, 2, "report", put(name, content), "--problem", small, "-o", page, says=[name, why])
+nothing = put("nothing.json", {"format": "remat-problem", "version": 1, "name": "nothing", "values": [{"bytes": 1}], "operations": [], "targets": []})
+expect("a problem without operations", 0, "report", put("drops.json", schedule([["drop", 0]])), "--problem", nothing, "--time-limit", 1, "-o", page)
+page.unlink()
 expect("no file", 2, "report", folder / "none.json", "-o", page, says=["none.json"])
 expect("no output", 2, "report", embedded, says=["--output"])
 if page.exists():
@@ -162,8 +165,12 @@ expect("no chain", 4, "solve", odd, "-b", 100, "--solver", "rotor", prints=["not
 expect("compare without a chain", 0, "compare", odd, "-b", 100, "-s", "rotor,min_cut", prints=["not_applicable", "rotor: the graph has no chain"])
 
 # bad budgets and options
-for text in ("plenty", "-5GB", "12 apples", "1e999", "-3%", "nan", "", "99999TiB"):
+for text in ("plenty", "-5GB", "12 apples", "1e999", "-3%", "nan", "", "8EiB", "9223372036854775808"):
     expect(f"budget {text!r}", 2, "solve", small, f"--budget={text}", says=[text or "--budget"])
+for budget in (2**53 + 1, 2**63 - 1):
+    out = expect("a budget of 64 bits", 0, "solve", small, "-b", budget, "--json")
+    if json.loads(out)["budget"] != budget:
+        fail("another budget than the one given", out)
 expect("no budget at all", 2, "solve", small, says=["--budget"])
 expect("unknown solver", 2, "solve", small, "-b", "100", "--solver", "magic", says=["magic", "min_cut", "checkmate"])
 expect("unknown backend", 2, "solve", small, "-b", "100", "--backend", "cplex", says=["cplex"])

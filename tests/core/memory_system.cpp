@@ -120,8 +120,8 @@ TEST_CASE("tiers and links that make no sense are refused") {
   CHECK(system({{{"device"}, {"any"}}, {}}) == "tiers[1].name: \"any\" is no name of a tier");
   CHECK(system({{{"device"}, {"host"}, {"host"}}, {}}) == "tiers[2].name: tier 1 is called \"host\" already");
   CHECK(system({{{"device", 8}, {"host"}}, {}}) == "tiers[0].budget: that of the device is not a part of the problem");
-  CHECK(system({{{"device"}, {"host", -1}}, {}}) == "tiers[1].budget is not in [0, 2^53] bytes: -1");
-  CHECK_THAT(system({{{"device"}, {"host", remat::max_bytes + 1}}, {}}), Catch::StartsWith("tiers[1].budget is not"));
+  CHECK(system({{{"device"}, {"host", -1}}, {}}) == "tiers[1].budget is negative: -1");
+  CHECK(system({{{"device"}, {"host", std::numeric_limits<remat::bytes_t>::max()}}, {}}) == "accepted");
   CHECK(system({std::vector<remat::tier>(65, {"x"}), {}}) == "tiers: more than 64");
   CHECK(system({two, {{device, disk, 1}}}) == "links[0].to: no tier 2");
   CHECK(system({two, {{any_tier, host, 1}}}) == "links[0].from: no tier 255");

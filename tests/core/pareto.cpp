@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -162,6 +163,13 @@ TEST_CASE("a sweep gets the possible budgets once, and is judged") {
   CHECK(curve[0].status == status::optimal);
   CHECK(curve[1].seconds == 5);
   CHECK(curve[2].status == status::infeasible);
+
+  constexpr auto largest = std::numeric_limits<bytes_t>::max();
+  curve = remat::pareto_curve(p, {20, remat::max_peak, largest - 1, largest}, sweeping{{answer, &calls}, &seen});
+  CHECK(seen == std::vector<bytes_t>{remat::max_peak, 20});
+  REQUIRE(curve.size() == 4);
+  CHECK((curve[0].budget == largest && curve[1].budget == largest - 1 && curve[2].budget == remat::max_peak));
+  CHECK((curve[0].seconds == 4 && curve[2].seconds == 4 && curve[3].seconds == 5));
 
   struct silent : sweeping {  // has nothing to share
     std::vector<result> sweep(const problem&, std::span<const bytes_t>, remat::monitor&) const { return {}; }

@@ -250,6 +250,10 @@ TEST_CASE("infeasible: proven without search, or by the solver") {
   CHECK(r.status == status::infeasible);
   CHECK(r.budget_bound == 51);
   CHECK(r.schedule.steps.empty());
+  constexpr auto largest = std::numeric_limits<remat::bytes_t>::max();
+  r = remat::solve(p, largest, scripted{.answer = with(p, status::infeasible)});
+  CHECK(r.budget == largest);
+  CHECK(r.budget_bound == largest);
 }
 
 TEST_CASE("options out of range are named") {

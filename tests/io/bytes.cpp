@@ -14,12 +14,26 @@ TEST_CASE("sizes") {
   CHECK(remat::parse_bytes("7b") == 7);
   CHECK(remat::parse_bytes(".5TB") == 500'000'000'000);
   CHECK(remat::parse_bytes("0.7") == 0);
-  CHECK(remat::parse_bytes("9007199254740992") == remat::max_bytes);
+  CHECK(remat::parse_bytes("9007199254740993") == 9007199254740993);
+  CHECK(remat::parse_bytes("9223372036854775807") == 9223372036854775807);
+  CHECK(remat::parse_bytes("9223372036854775806.9") == 9223372036854775806);
+  CHECK(remat::parse_bytes("9007199254740993 kB") == 9007199254740993000);
+  CHECK(remat::parse_bytes("7.5 EiB") == 15 * (remat::bytes_t{1} << 59));
+  CHECK(remat::parse_bytes("9PB") == 9'000'000'000'000'000);
+  CHECK(remat::parse_bytes("5.") == 5);
 }
 
 TEST_CASE("what is no size is named") {
-  for (const char* text : {"", " ", "GiB", "-1", "-0.5GB", "nan", "inf", "-inf", "1e3", "0x10", "5 parsecs", "1.5.2", "1,5GB",
-                           "9007199254740994", "9000TiB", "1e999", "+4", "4GBs", "60%"}) {
+  for (const char* text : {"",          " ",
+                           "GiB",       "-1",
+                           "-0.5GB",    "nan",
+                           "inf",       "-inf",
+                           "1e3",       "0x10",
+                           "5 parsecs", "1.5.2",
+                           "1,5GB",     "9223372036854775808",
+                           "8EiB",      "9223372036854775.808kB",
+                           "1e999",     "+4",
+                           "4GBs",      "60%"}) {
     INFO(text);
     CHECK_THROWS_AS(remat::parse_bytes(text), remat::bad_option);
     CHECK_THROWS_WITH(remat::parse_bytes(text), Catch::StartsWith("\"" + std::string(text) + "\" is not a size"));
@@ -34,6 +48,7 @@ TEST_CASE("formatted sizes and durations") {
   CHECK(remat::format_bytes(1610612736) == "1.5 GiB");
   CHECK(remat::format_bytes(-2048) == "-2 KiB");
   CHECK(remat::format_bytes(remat::max_bytes) == "8 PiB");
+  CHECK(remat::format_bytes(9223372036854775807) == "8 EiB");
   CHECK(remat::format_seconds(0) == "0 s");
   CHECK(remat::format_seconds(20.05) == "20.05 s");
   CHECK(remat::format_seconds(0.0020557) == "2.056 ms");
@@ -53,6 +68,7 @@ TEST_CASE("budgets: N% is held plus N % of what store-all needs beyond") {
   CHECK(remat::parse_budget("12.5%", p) == 1037);
   CHECK(remat::parse_budget("250%", p) == 1750);
   CHECK(remat::parse_budget("2KiB", p) == 2048);
+  CHECK(remat::parse_budget("1000000000000000000%", p) == 3'000'000'000'000'001'000);
   for (const char* text : {"%", "-5%", "5 %", "nan%", "inf%", "five%", "5%%", "99999999999999999999%", "", "12 apples"}) {
     INFO(text);
     CHECK_THROWS_AS(remat::parse_budget(text, p), remat::bad_option);

@@ -144,7 +144,7 @@ TEST_CASE("what is wrong in a problem of several tiers is named by its place") {
   };
   CHECK(refused("\"version\": 2", "\"version\": 3") == "version: only versions 1 and 2 are known, got 3");
   CHECK(refused("{\"name\":\"host\",\"budget\":64}", "7") == "tiers[1]: not an object");
-  CHECK(refused("\"budget\":64", "\"budget\":6.5") == "tiers[1].budget: not an integer");
+  CHECK(refused("\"budget\":64", "\"budget\":6.5") == "tiers[1].budget: not an integer of 64 bits");
   CHECK(refused("\"budget\":64", "\"budget\":null") == "accepted");
   CHECK(refused("\"name\":\"disk\"", "\"name\":\"host\"") == "tiers[2].name: tier 1 is called \"host\" already");
   CHECK(refused("\"from\":\"host\"", "\"from\":\"moon\"") == "links[0].from: no tier \"moon\"");
@@ -185,7 +185,7 @@ TEST_CASE("what is wrong in a schedule on several tiers is named by its step") {
   CHECK(refused("[]", R"(,"starts":[[-1,"host"]])") == "starts[0]: not the index of a value and a tier");
   CHECK(refused("[]", R"(,"starts":[[0,"moon"]])") == "starts[0]: no tier \"moon\"");
   CHECK(refused("[]", R"(,"starts":[[4294967295,"host"]])") == "starts[0]: no value 4294967295");
-  CHECK(refused("[]", R"(,"peaks":{"device":0.5})") == "peaks.device: not an integer");
+  CHECK(refused("[]", R"(,"peaks":{"device":0.5})") == "peaks.device: not an integer of 64 bits");
   CHECK(refused("[]", R"(,"peaks":7)") == "peaks: not an object");
   const auto in_first = [&](const std::string& steps) {
     return refusal_of([&] {

@@ -87,6 +87,8 @@ TEST_CASE("nothing to draw, and nothing that takes time") {
   const problem instant("", {{"a", 4}}, {{.name = "a", .inputs = {}, .outputs = {0}, .seconds = 0}}, {0});
   const auto t = remat::trace_memory(instant, remat::store_all_schedule(instant));
   CHECK_THAT(remat::timeline_text(t, {}), Catch::Contains("1 operations"));
+  const auto least = remat::trace_memory(small_problem().with_costs(std::vector<double>{5e-324, 0}), recomputing);
+  CHECK_THAT(remat::timeline_text(least, {}), Catch::Contains("3 operations"));
   CHECK_THAT(remat::timeline_svg(t, {}), !Catch::Contains("nan") && !Catch::Contains("inf"));
 }
 

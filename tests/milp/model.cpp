@@ -108,6 +108,7 @@ TEST_CASE("milp: units neither overflow nor tell nothing from little") {
   CHECK(std::isfinite(1e306 * least / milp::unit_of(least, 1000)));
   CHECK(milp::in_units(3, 0.5) == 6);
   CHECK(milp::in_units(1e-10, 1) == 0);
+  CHECK(milp::in_units(1e300, 1e-300) == 1e12);
 }
 
 TEST_CASE("milp: violation finds bounds, integrality and rows") {

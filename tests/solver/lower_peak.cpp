@@ -56,6 +56,26 @@ TEST_CASE("peaks are lowered byte by byte, by valid orders, mostly to the least 
   CHECK(least > 2 * least_before);
 }
 
+TEST_CASE("sizes in the range of 2^50 bytes give the orders of small ones") {
+  constexpr bytes_t large = bytes_t{1} << 46;
+  std::mt19937_64 g(5);
+  int lowered = 0;
+  for (int round = 0; round < 100; ++round) {
+    const auto p = any_problem(g, round);
+    auto values = p.values();
+    auto operations = p.operations();
+    for (auto& v : values) v.bytes *= large;
+    for (auto& o : operations) o.workspace *= large;
+    const problem scaled(p.name(), values, operations, p.targets());
+    const auto start = needed_operations(p);
+    const auto order = lower_peak(p, start, measure_order(p, start).peak - 1);
+    const auto same = lower_peak(scaled, start, (measure_order(p, start).peak - 1) * large);
+    CHECK(order.has_value() == same.has_value());
+    lowered += order.has_value();
+  }
+  CHECK(lowered > 20);
+}
+
 TEST_CASE("the smallest budget found from the last schedule is mostly the least there is") {
   std::mt19937_64 g(37);
   int all = 0, least = 0, better = 0;

@@ -2,6 +2,7 @@
 // Bounds for several tiers: never above a valid schedule, and as high as what is worked out by hand.
 #include <catch2/catch.hpp>
 
+#include <limits>
 #include <optional>
 #include <random>
 #include <utility>
@@ -10,6 +11,7 @@
 #include <remat/copies/lay_copies.hpp>
 #include <remat/core/evaluate.hpp>
 #include <remat/core/solve.hpp>
+#include <remat/solver/offload_only.hpp>
 #include <remat/solver/offmate.hpp>
 #include <remat/tiers/tier_bound.hpp>
 #include <remat/tiers/turn_bound.hpp>
@@ -50,6 +52,30 @@ TEST_CASE("no valid schedule on several tiers is faster than the bound") {
   CHECK(compared > 500);
   CHECK(met > 150);
   CHECK(tight > 1000);
+}
+
+TEST_CASE("budgets of 64 bits are as good as ones that hold everything") {
+  std::mt19937_64 g(8);
+  int compared = 0;
+  for (int round = 0; round < 300; ++round) {
+    const auto p = plannable_problem(g, round % 2 == 0);
+    const auto with = [&](bytes_t budget) {
+      std::vector<std::optional<bytes_t>> budgets(p.tiers().size(), budget);
+      budgets[remat::device_tier].reset();
+      const auto q = remat::testing::with_budgets(p, budgets);
+      return std::pair(remat::tiers::tier_bound(q, budget), remat::solve(q, budget, remat::offload_only(), no_hurry));
+    };
+    const auto [bound, enough] = with(remat::max_bytes);
+    const auto [same_bound, most] = with(std::numeric_limits<bytes_t>::max());
+    INFO("round " << round);
+    CHECK(bound == same_bound);
+    REQUIRE(enough.status == most.status);
+    if (!most.found()) continue;
+    CHECK(enough.seconds == most.seconds);
+    CHECK(most.budget == std::numeric_limits<bytes_t>::max());
+    ++compared;
+  }
+  CHECK(compared > 100);
 }
 
 TEST_CASE("weights that do not stay come twice: worked out by hand") {

@@ -46,8 +46,7 @@ class demand_paging {
         home_(on_.size(), any_tier),
         end_(on_.size(), any_tier),
         wanted_at_end_(on_.size(), false) {
-    for (tier_id t = 0; t < live_.size(); ++t)
-      budget_.push_back(t == device_tier ? budget : p.tiers()[t].budget.value_or(max_bytes));
+    for (tier_id t = 0; t < live_.size(); ++t) budget_.push_back(t == device_tier ? budget : p.capacity(t));
     for (std::size_t i = 0; i < order.size(); ++i) {
       const auto& op = p.operations()[order[i]];
       for (auto v : op.inputs) uses_[v].push_back({i, true, op.on == device_tier});

@@ -103,7 +103,7 @@ inline schedule with_early_copies(const problem& p, const schedule& s, const eva
       auto& stream = queues[link.stream];
       const double possible = std::max(stream.free, ready(v, x.from));
       const auto least = std::max({stream.place, put(v, x.from), left(v, x.to)});
-      const auto most = x.to == device_tier ? budget : p.tiers()[x.to].budget.value_or(max_bytes);
+      const auto most = x.to == device_tier ? budget : p.capacity(x.to);
       auto to = i;
       while (to > least && list[to].clock > possible && memory[x.to].at(to - 1) + size(v) <= most) --to;
       memory[x.to].add(to, i, size(v));

@@ -52,12 +52,11 @@ class host_side {
         live_ += p.values()[v].bytes;
         if (where.homes[v] == where.far) hold(v, 0);
       }
-    if (!last_)
-      if (const auto& most = p.tiers()[where.far].budget) {
-        // the rest is for what passes through on its way to the device
-        most_ = static_cast<bytes_t>(0.9 * static_cast<double>(*most));
-        onward_ = p.link(where.far, tier_chain(p)[2])->rate;
-      }
+    if (!last_ && p.tiers()[where.far].budget) {
+      // the rest is for what passes through on its way to the device
+      most_ = static_cast<bytes_t>(0.9 * static_cast<double>(p.capacity(where.far)));
+      onward_ = p.link(where.far, tier_chain(p)[2])->rate;
+    }
   }
 
   const residence where;

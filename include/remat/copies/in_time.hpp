@@ -92,7 +92,7 @@ class in_time {
       if (p.is_source(v)) put(v, p.values()[v].starts);
     for (const auto& [v, t] : s.starts) put(v, t);
     live_ = first_[device_tier];
-    for (tier_id t = 0; t < floor_.size(); ++t) profiles_.emplace_back(p.tiers()[t].budget.value_or(max_bytes), first_[t]);
+    for (tier_id t = 0; t < floor_.size(); ++t) profiles_.emplace_back(p.capacity(t), first_[t]);
   }
 
   /// To be called once. @return one with the same steps, within the same budgets; not always faster; given up, that itself

@@ -235,6 +235,7 @@ inline std::optional<laid_copies> lay_copies(const problem& p, std::span<const o
   if (!o.departures.empty() && o.departures.size() != p.values().size())
     throw bad_option("copy_options.departures must say it of each of the " + std::to_string(p.values().size()) + " values, got " +
                      std::to_string(o.departures.size()));
+  budget = usable(budget);
   if (!p.plain()) {
     if (const auto why = unplannable(p); !why.empty()) throw bad_option("lay_copies: " + why);
     return o.on_demand ? detail::lay_on_demand(p, order, budget, o) : detail::lay_tiers(p, order, budget, o);

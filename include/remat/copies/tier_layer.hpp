@@ -45,7 +45,7 @@ class tier_layer {
   const problem& beyond() const { return *beyond_; }
   const std::vector<operation_id>& order() const { return order_; }
   /// What the host may hold, bytes.
-  bytes_t budget() const { return p_.tiers()[chain_[1]].budget.value_or(max_bytes); }
+  bytes_t budget() const { return p_.capacity(chain_[1]); }
 
   /// The schedule of all tiers. To be called once.
   /// @param back a schedule of `beyond()` that computes `order()`

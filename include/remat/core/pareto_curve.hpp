@@ -103,13 +103,18 @@ std::vector<result> trace_curve(const problem& p, const std::vector<bytes_t>& bu
 
   if constexpr (sweeping_solver<S>) {
     const auto end = std::find_if(budgets.begin(), budgets.end(), [&](bytes_t b) { return b < least; });
-    const std::vector<bytes_t> possible(budgets.begin(), end);
-    auto answers = possible.empty() || !(p.plain() || plans_tiers(s)) ? std::vector<result>{}
-                                                                      : s.sweep(p, std::span<const bytes_t>(possible), m);
+    std::vector<bytes_t> possible;
+    std::vector<std::size_t> place;  // in `possible`, of each budget: more than any schedule can use is one
+    for (auto budget = budgets.begin(); budget != end; ++budget) {
+      if (const auto most = usable(*budget); possible.empty() || possible.back() != most) possible.push_back(most);
+      place.push_back(possible.size() - 1);
+    }
+    const auto answers = possible.empty() || !(p.plain() || plans_tiers(s)) ? std::vector<result>{}
+                                                                            : s.sweep(p, std::span<const bytes_t>(possible), m);
     if (!answers.empty() && answers.size() != possible.size())
       throw broken_contract(std::string(s.name()) + ": " + std::to_string(answers.size()) + " results for " +
                             std::to_string(possible.size()) + " budgets");
-    for (std::size_t i = 0; i < answers.size(); ++i) add(possible[i], std::move(answers[i]));
+    for (std::size_t i = 0; i < place.size() && !answers.empty(); ++i) add(budgets[i], answers[place[i]]);
   }
   for (auto i = curve.size(); i < budgets.size(); ++i) {
     result r;  // what is known already

@@ -134,6 +134,8 @@ class problem {
   std::span<const copy_link> links_beyond_copies() const { return links().subspan(copies_ ? 2 : 0); }
   /// The link from `from` to `to`, or a null pointer if there is none.
   const copy_link* link(tier_id from, tier_id to) const { return system_.find(from, to); }
+  /// What may be on tier `t` beyond the device, bytes: its budget, as far as a schedule can use it.
+  bytes_t capacity(tier_id t) const { return usable(tiers()[t].budget.value_or(max_peak)); }
   /// The targets that are sources of the next step, as given.
   const std::vector<carry>& next() const { return next_; }
   /// Is there no more than a device and a host without limit, with copies between the two, and does all start, run and end on
@@ -227,11 +229,11 @@ class problem {
 
   void index() {
     first_.assign(values_.size() + 1, 0);
-    for (const auto& op : operations_) {
-      total_seconds_ += op.seconds;
-      for (auto v : op.inputs) ++first_[v + 1];
+    for (std::size_t o = 0; o < operations_.size(); ++o) {
+      total_seconds_ += operations_[o].seconds;
+      if (!std::isfinite(total_seconds_)) fail(at("operations", o, "seconds") + " makes the sum of seconds exceed all numbers");
+      for (auto v : operations_[o].inputs) ++first_[v + 1];
     }
-    if (!std::isfinite(total_seconds_)) fail("operations: the sum of seconds is not finite");
     for (std::size_t v = 0; v < values_.size(); ++v) first_[v + 1] += first_[v];
     consumers_.resize(first_.back());
     auto next = first_;

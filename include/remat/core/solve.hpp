@@ -6,6 +6,7 @@
 #include <array>
 #include <concepts>
 #include <cstdio>
+#include <limits>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -137,7 +138,8 @@ inline result judge(const problem& p, bytes_t budget, const std::string& solver,
     if (r.gap() <= m.limits().gap) r.status = status::optimal;
   } else {
     r.schedule = {};
-    if (r.status == status::infeasible) r.budget_bound = std::max(r.budget_bound, budget + 1);
+    if (r.status == status::infeasible)
+      r.budget_bound = std::max(r.budget_bound, budget < std::numeric_limits<bytes_t>::max() ? budget + 1 : budget);
   }
   return r;
 }
@@ -173,7 +175,7 @@ result solve(const problem& p, bytes_t budget, const S& s, const limits& l = {},
   else if (!p.plain() && !plans_tiers(s))
     answer = detail::beyond_solver(p, s.name());
   else
-    answer = s.solve(p, budget, m);
+    answer = s.solve(p, usable(budget), m);
   return judge(p, budget, s.name(), m, std::move(answer));
 }
 

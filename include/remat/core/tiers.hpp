@@ -65,7 +65,7 @@ struct memory_system {
       if (find(name) != i) fail(".name: tier " + std::to_string(find(name)) + " is called \"" + name + "\" already");
       if (!budget) continue;
       if (i == device_tier) fail(".budget: that of the device is not a part of the problem");
-      if (*budget < 0 || *budget > max_bytes) fail(".budget is not in [0, 2^53] bytes: " + std::to_string(*budget));
+      if (*budget < 0) fail(".budget is negative: " + std::to_string(*budget));
     }
     for (std::size_t i = 0; i < links.size(); ++i) {
       auto& l = links[i];

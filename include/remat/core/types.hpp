@@ -53,7 +53,14 @@ using operation_id = id<operation>;   ///< an operation of a problem
 using value_id = id<value>;           ///< a value of a problem
 using part_id = id<structure::part>;  ///< a part of a partition
 
-/// Largest size a problem accepts: integers up to 2^53 survive a trip through JSON and `double`.
+/// Largest size a problem accepts, single or in total: integers up to 2^53 survive a trip through JSON and `double`. A budget may
+/// be any number of 64 bits.
 inline constexpr bytes_t max_bytes = bytes_t{1} << 53;
+
+/// No schedule has a larger peak: all values, and one workspace.
+inline constexpr bytes_t max_peak = 2 * max_bytes;
+
+/// The part of a budget that a schedule can use: sizes may be added to it.
+constexpr bytes_t usable(bytes_t budget) { return budget < max_peak ? budget : max_peak; }
 
 }  // namespace remat

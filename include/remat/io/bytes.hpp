@@ -3,11 +3,13 @@
 /// Sizes, budgets and durations as text.
 #pragma once
 
-#include <array>
+#include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -19,50 +21,54 @@
 
 namespace remat {
 
-/// Reads a size such as `1234`, `300MB` or `1.5 GiB`. Units: B, kB, MB, GB, TB (powers of 1000) and KiB, MiB, GiB, TiB (powers
-/// of 1024), in any case; no unit means bytes. A fraction of a byte is cut off.
+/// Reads a size such as `1234`, `300MB` or `1.5 GiB`. Units: B, kB, MB, GB, TB, PB, EB (powers of 1000) and KiB to EiB (powers of
+/// 1024), in any case; no unit means bytes. Whole numbers are read exactly. A fraction of a byte is cut off.
 /// @param text the size
-/// @return bytes, from 0 to 2^53
+/// @return bytes, from 0 to 2^63 - 1
 /// @throws bad_option naming the text, for anything else
 inline bytes_t parse_bytes(std::string_view text) {
-  auto fail = [&](const char* why) { throw bad_option("\"" + std::string(text) + "\" is not a size: " + why); };
-  struct unit {
-    std::string_view name;
-    double bytes;
+  const auto fail = [&](const char* why) { throw bad_option("\"" + std::string(text) + "\" is not a size: " + why); };
+  static constexpr std::pair<std::string_view, bytes_t> units[] = {
+      {"", 1},
+      {"b", 1},
+      {"kb", 1'000},
+      {"mb", 1'000'000},
+      {"gb", 1'000'000'000},
+      {"tb", 1'000'000'000'000},
+      {"pb", 1'000'000'000'000'000},
+      {"eb", 1'000'000'000'000'000'000},
+      {"kib", bytes_t{1} << 10},
+      {"mib", bytes_t{1} << 20},
+      {"gib", bytes_t{1} << 30},
+      {"tib", bytes_t{1} << 40},
+      {"pib", bytes_t{1} << 50},
+      {"eib", bytes_t{1} << 60},
   };
-  static constexpr std::array<unit, 10> units = {{{"", 1},
-                                                  {"b", 1},
-                                                  {"kb", 1e3},
-                                                  {"mb", 1e6},
-                                                  {"gb", 1e9},
-                                                  {"tb", 1e12},
-                                                  {"kib", 0x1p10},
-                                                  {"mib", 0x1p20},
-                                                  {"gib", 0x1p30},
-                                                  {"tib", 0x1p40}}};
-  const char* const end = text.data() + text.size();
-  double number = 0;
-  auto [rest, failed] = std::from_chars(text.data(), end, number, std::chars_format::fixed);
+  const char *const begin = text.data(), *const end = begin + text.size();
+  double number = 0, fraction = 0;
+  auto [rest, failed] = std::from_chars(begin, end, number, std::chars_format::fixed);
   if (failed != std::errc{} || !std::isfinite(number)) fail("no number");
   if (std::signbit(number)) fail("negative");
+  bytes_t bytes = 0;
+  const auto* const dot = std::find(begin, rest, '.');
+  const bool small = dot == begin || std::from_chars(begin, dot, bytes).ec == std::errc{};
+  std::from_chars(dot, rest, fraction, std::chars_format::fixed);
   while (rest != end && *rest == ' ') ++rest;
   std::string name(rest, end);
   for (auto& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  for (const auto& u : units)
-    if (name == u.name) {
-      if (number * u.bytes > static_cast<double>(max_bytes)) fail("beyond 2^53 bytes");
-      return static_cast<bytes_t>(number * u.bytes);
-    }
-  fail("unknown unit");
-  return 0;
+  const auto* const found = std::find_if(std::begin(units), std::end(units), [&](const auto& u) { return u.first == name; });
+  if (found == std::end(units)) fail("unknown unit");
+  const auto part = static_cast<bytes_t>(fraction * static_cast<double>(found->second));
+  if (!small || bytes > (std::numeric_limits<bytes_t>::max() - part) / found->second) fail("beyond 2^63 - 1 bytes");
+  return bytes * found->second + part;
 }
 
 /// Writes a size with a binary unit and up to three significant digits, such as `1.5 GiB`.
 inline std::string format_bytes(bytes_t bytes) {
-  static constexpr const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  static constexpr const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   double number = static_cast<double>(bytes);
   int u = 0;
-  while (std::abs(number) >= 999.5 && u < 5) {
+  while (std::abs(number) >= 999.5 && u < 6) {
     number /= 1024;
     ++u;
   }
@@ -105,10 +111,10 @@ inline bytes_t parse_budget(std::string_view text, const problem& p) {
   if (failed != std::errc{} || rest != number.data() + number.size() || !std::isfinite(percent) || std::signbit(percent))
     throw bad_option("\"" + std::string(text) + "\" is not a budget: no percentage >= 0");
   const auto beyond = static_cast<double>(measure_store_all(p).peak - p.held_bytes());
-  const double budget = static_cast<double>(p.held_bytes()) + percent / 100 * beyond;
-  if (budget > static_cast<double>(max_bytes))
-    throw bad_option("\"" + std::string(text) + "\" is not a budget: beyond 2^53 bytes");
-  return static_cast<bytes_t>(budget);
+  const double more = percent / 100 * beyond;
+  if (more >= 0x1p63 - static_cast<double>(p.held_bytes()))
+    throw bad_option("\"" + std::string(text) + "\" is not a budget: beyond 2^63 - 1 bytes");
+  return p.held_bytes() + static_cast<bytes_t>(more);
 }
 
 }  // namespace remat

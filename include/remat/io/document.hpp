@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <initializer_list>
+#include <limits>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -130,10 +131,9 @@ class members {
 
   std::int64_t integer(const char* key) const {
     const auto& x = at(key);
-    if (!x.is_number_integer()) fail(key, "not an integer");
-    const bool large = x.is_number_unsigned() ? x.get<std::uint64_t>() > static_cast<std::uint64_t>(max_bytes)
-                                              : x.get<std::int64_t>() < -max_bytes;
-    if (large) fail(key, "beyond 2^53: " + x.dump());
+    constexpr std::uint64_t most = std::numeric_limits<std::int64_t>::max();
+    if (!x.is_number_integer() || (x.is_number_unsigned() && x.get<std::uint64_t>() > most))
+      fail(key, "not an integer of 64 bits");
     return x.get<std::int64_t>();
   }
   double number(const char* key) const {

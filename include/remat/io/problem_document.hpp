@@ -103,7 +103,7 @@ inline memory_system read_system(const members& document, unknown_problem_member
 /// @param l  bounds on what is accepted
 /// @return the problem and its unknown members
 /// @throws bad_document for a text that is not a remat-problem: truncated, another format or version, a missing, repeated or
-///         mistyped member, an integer beyond 2^53, a bound exceeded; bad_problem for a document whose problem is not valid
+///         mistyped member, an integer beyond 64 bits, a bound exceeded; bad_problem for a document whose problem is not valid
 /// Complexity: O(length of the text).
 inline problem_document read_problem_document(std::istream& in, const document_limits& l = {}) {
   const auto root = detail::parse(read_text(in, l.bytes), l);

@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -106,9 +107,12 @@ inline std::string label_of(const tier_memory& t) {
   return t.label + ": " + format_bytes(t.peak) + (t.budget ? " of " + format_bytes(*t.budget) : "");
 }
 
-/// The time axis of a timeline whose operations all take no time: its pieces, a second each.
+/// Can an axis of that length be divided into columns?
+inline bool has_duration(const memory_timeline& t) { return t.seconds >= std::numeric_limits<double>::min() * 1e6; }
+
+/// The time axis of a timeline whose operations take no time: its pieces, a second each.
 inline memory_timeline with_duration(memory_timeline t) {
-  if (t.seconds > 0) return t;
+  if (has_duration(t)) return t;
   for (std::size_t i = 0; i < t.pieces.size(); ++i) {
     t.pieces[i].begin = static_cast<double>(i);
     t.pieces[i].end = static_cast<double>(i + 1);
@@ -158,8 +162,8 @@ inline std::string timeline_text(const memory_timeline& timeline, const timeline
     out += "\n";
   }
   const auto unit = detail::seconds_scale(t.seconds);
-  const auto end = timeline.seconds > 0 ? detail::printed("%.3g ", t.seconds / unit.factor) + unit.unit
-                                        : std::to_string(t.pieces.size()) + " operations";
+  const auto end = detail::has_duration(timeline) ? detail::printed("%.3g ", t.seconds / unit.factor) + unit.unit
+                                                  : std::to_string(t.pieces.size()) + " operations";
   out += detail::padded("") + " └";
   for (std::size_t c = 0; c < columns.size(); ++c) out += "─";
   out += "\n";
@@ -207,8 +211,8 @@ inline std::string timeline_svg(const memory_timeline& timeline, const timeline_
   const auto height_of = [&](bytes_t bytes) { return out.y_of(static_cast<double>(bytes)); };
   const auto y_of = [&](bytes_t bytes) { return plot::number(height_of(bytes)); };
   out.vertical(detail::bytes_scale(most));
-  const auto time = timeline.seconds > 0 ? detail::seconds_scale(span) : detail::scale{"", 1};
-  out.horizontal(time, timeline.seconds > 0 ? std::string("time [") + time.unit + "]" : "operations");
+  const auto time = detail::has_duration(timeline) ? detail::seconds_scale(span) : detail::scale{"", 1};
+  out.horizontal(time, detail::has_duration(timeline) ? std::string("time [") + time.unit + "]" : "operations");
 
   // Area, by colour, as runs of columns of equal height.
   const auto columns = detail::cut(t, 1600, span);

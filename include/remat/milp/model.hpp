@@ -26,10 +26,10 @@ inline double unit_of(double seconds, double parts) {
 }
 
 /// Times as coefficients of rows: `seconds` in such units. What a backend cannot tell from 0 beside the others is 0, as if it
-/// took no time: a bound stays one.
+/// took no time, and what is too long for it is shorter: a bound stays one.
 inline double in_units(double seconds, double unit) {
   const double units = seconds / unit;
-  return units < 1e-9 ? 0 : units;
+  return units < 1e-9 ? 0 : std::min(units, 1e12);
 }
 
 /// minimise offset + cost' x  subject to  row_lower <= matrix x <= row_upper, lower <= x <= upper, x_j integer where asked.

@@ -148,7 +148,8 @@ class report_page {
         .title = {}, .budget = r_.plan.budget, .overlays = {}, .lanes = trace_lanes(p_, s_), .tiers = trace_tiers(p_, s_)};
     if (p_.plain()) style.overlays = {as_series(trace_memory(p_, store_all_schedule(p_)), "without a budget")};
     const auto span =
-        std::max(with_duration(timeline).seconds, style.overlays.empty() ? 0 : style.overlays[0].points.back().first);
+        std::max(with_duration(timeline).seconds,
+                 style.overlays.empty() || style.overlays[0].points.empty() ? 0 : style.overlays[0].points.back().first);
     picture("memory", "Memory of the device over the time of one step", timeline_svg(timeline, style));
     out_ += "<output id=\"readout\"></output>\n";
     pieces(timeline, span);
@@ -167,7 +168,7 @@ class report_page {
                                         [](const auto& one, const auto& other) { return one.bytes < other.bytes; });
       const auto &a = timeline.pieces[first], &b = timeline.pieces[last - 1];
       all.push_back({a.begin, b.end, format_bytes(x.bytes), what_runs(x)});
-      times.push_back(given.seconds > 0 ? format_seconds(a.begin) : "operation " + std::to_string(first));
+      times.push_back(has_duration(given) ? format_seconds(a.begin) : "operation " + std::to_string(first));
     }
     using plot = svg_plot;
     const json data = {{"left", plot::left}, {"right", plot::right}, {"top", plot::top}, {"bottom", plot::bottom},

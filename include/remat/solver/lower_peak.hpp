@@ -110,7 +110,9 @@ inline std::optional<std::vector<operation_id>> lower_peak(const problem& p, con
   constexpr std::array parts{1.0, 0.7, 0.4, 1e6};  // of the working set at the peak: what needs more is not met again after it
   try {
     bound::last_run_cut cut(p, stop);
-    const auto part_of = [](double part, bytes_t bytes) { return static_cast<bytes_t>(part * static_cast<double>(bytes)); };
+    const auto part_of = [](double part, bytes_t bytes) {
+      return static_cast<bytes_t>(std::min(part * static_cast<double>(bytes), static_cast<double>(max_peak)));
+    };
     const auto lower = [&](const std::vector<operation_id>& order, const std::vector<bytes_t>& memory, bytes_t aim,
                            std::size_t first) -> std::optional<std::vector<operation_id>> {
       const auto over = std::find_if(memory.rbegin(), memory.rend(), [&](bytes_t b) { return b > aim; });

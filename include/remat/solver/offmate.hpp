@@ -254,7 +254,7 @@ class offmate {
       double least = std::numeric_limits<double>::infinity(), room = 0;
       for (std::size_t i = 1; i < chain.size(); ++i) {
         least = std::min(least, room + seconds * p.link(chain[out ? i - 1 : i], chain[out ? i : i - 1])->rate);
-        room += static_cast<double>(p.tiers()[chain[i]].budget.value_or(max_bytes));
+        room += static_cast<double>(p.capacity(chain[i]));
       }
       return least;
     };

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 
 #include <remat/bound/min_cut_bound.hpp>
 #include <remat/core/problem.hpp>
@@ -24,7 +25,8 @@ namespace remat {
 /// Complexity: that of the bound.
 inline void prove_bound(const problem& p, bytes_t budget, result& r, const std::function<bool()>& stop = {}) {
   if (!p.plain()) {
-    r.bound = std::max(r.bound, tiers::tier_bound(p, budget, stop));
+    // Infinity: a copy that every schedule makes takes longer than any number of seconds.
+    r.bound = std::max(r.bound, std::min(tiers::tier_bound(p, budget, stop), std::numeric_limits<double>::max()));
     return;
   }
   const auto b = bound::min_cut_bound(p, budget, {.needed = r.budget_bound}, stop);

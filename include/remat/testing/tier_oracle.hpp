@@ -88,7 +88,7 @@ class tier_search {
   bool on(const tier_label& s, value_id v, tier_id t) const { return (s.on & bit(v, t)) != 0; }
   bytes_t bytes(value_id v) const { return p_.values()[v].bytes; }
   bytes_t room(const tier_label& s, tier_id t) const {
-    auto left = t == device_tier ? budget_ : p_.tiers()[t].budget.value_or(max_bytes);
+    auto left = t == device_tier ? budget_ : p_.capacity(t);
     for (value_id v = 0; v < values_; ++v)
       if (on(s, v, t)) left -= bytes(v);
     return left;

@@ -123,10 +123,10 @@ struct tier_prefix {
 inline std::vector<tier_prefix> tier_prefixes(const problem& p, bytes_t budget) {
   const auto chain = copies::tier_chain(p);
   std::vector<tier_prefix> all;
-  tier_prefix now{tier_set{}, budget};
+  tier_prefix now{tier_set{}, usable(budget)};
   for (std::size_t i = 0; i + 1 < chain.size(); ++i) {
     if (i > 0 && !p.tiers()[chain[i]].budget) break;
-    if (i > 0) now.budget += *p.tiers()[chain[i]].budget;
+    if (i > 0) now.budget += p.capacity(chain[i]);
     now.tiers.add(chain[i]);
     all.push_back(now);
   }
