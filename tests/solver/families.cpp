@@ -78,6 +78,20 @@ TEST_CASE("copies and further tiers leave what automatic has when it is to stop 
   }
 }
 
+TEST_CASE("with copies, the first cheap order that fits is reported as soon as without them") {
+  const auto p = testing::tree(12'000);
+  const auto budget = leanest_cheap(p) * 3 / 2;
+  const auto first = [&](const problem& q) {
+    double seconds = 0;
+    solve(q, budget, automatic<>(), {.seconds = 1e9}, [&](const progress& now) {
+      if (seconds == 0) seconds = now.best;
+      return control::stop;
+    });
+    return seconds;
+  };
+  CHECK(first(p.with_copies(copy_rates{1, 1})) == Approx(first(p)));
+}
+
 TEST_CASE("recursive checkpoints and separators need a small part of store-all in deep and narrow graphs") {
   for (const auto& [name, share] : {std::pair<const char*, double>{"deep chain", 0.03},
                                     {"recurrence", 0.04},

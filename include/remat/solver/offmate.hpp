@@ -195,12 +195,14 @@ class offmate {
     }
   };
 
-  /// Offers a cheap order without copies: to lay copies takes several times as long.
+  /// Offers cheap orders without copies as they are found: to lay copies takes several times as long.
   static void offer_first(scan& now) {
     incumbent cheap(now.plain, now.best.budget());
-    monitor part(now.m, 0.5, [](const progress&) { return control::go_on; });
+    monitor part(now.m, 0.5, [&](const progress&) {
+      if (now.best.offer_without_copies(cheap.order())) now.best.report(now.m, "without copies", now.bound);
+      return control::go_on;
+    });
     offer_cheap_orders(now.plain, cheap, part);
-    if (cheap.found() && now.best.offer_without_copies(cheap.order())) now.best.report(now.m, "without copies", now.bound);
   }
   /// Plans for slower links. What is proven there is not true of `p`.
   result solve_for_less(const problem& p, bytes_t budget, monitor& m) const {

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,9 +35,16 @@ class separator_walk {
         leaf_(leaf),
         most_(most),
         stop_(stop),
+        first_(p.operations().size() + 1, 0),
         holds_(p.operations().size(), 0),
         mark_(holds_.size(), 0),
-        stage_(holds_.size(), 0) {}
+        stage_(holds_.size(), 0) {
+    for (operation_id o = 0; o < holds_.size(); ++o) {
+      for (auto v : p.operations()[o].inputs)
+        if (!p.is_source(v)) makers_.push_back(p.producer(v));
+      first_[o + 1] = makers_.size();
+    }
+  }
 
   /// Computes what is not held of `wanted`, operations within `part`, and holds each once more.
   /// @return false if it gave up
@@ -53,7 +61,7 @@ class separator_walk {
     auto own = closure(part, missing);  // what is computed here, and held until the end
     const bool divided = !here.children.empty() && here.operations > leaf_;
     const auto children = divided ? here.children.size() : 0;
-    std::vector<std::vector<std::pair<std::size_t, operation_id>>> pending(children);  // stage, wanted operation
+    std::vector<std::vector<std::pair<index_t, operation_id>>> pending(children);  // stage, wanted operation
     if (divided) {
       own = separator(part, own);
       for (auto o : missing)
@@ -62,9 +70,8 @@ class separator_walk {
     std::vector<std::vector<operation_id>> reads(children);
     for (std::size_t k = 0; k < own.size(); ++k) {
       if (divided) {
-        for (auto v : p_.operations()[own[k]].inputs)
-          if (!p_.is_source(v) && tree_.within(p_.producer(v), part) && tree_.home(p_.producer(v)) != part)
-            reads[child(here, p_.producer(v))].push_back(p_.producer(v));
+        for (auto maker : makers(own[k]))
+          if (tree_.within(maker, part) && tree_.home(maker) != part) reads[child(here, maker)].push_back(maker);
         for (std::size_t c = 0; c < reads.size(); ++c)
           if (!reads[c].empty() && !compute(here.children[c], with_pending(reads[c], pending[c], k))) return false;
       }
@@ -85,6 +92,8 @@ class separator_walk {
   std::vector<operation_id>& order() { return order_; }
 
  private:
+  /// The operations that make what `o` reads.
+  std::span<const operation_id> makers(operation_id o) const { return {makers_.data() + first_[o], first_[o + 1] - first_[o]}; }
   /// The operations within `part` that `wanted` needs and that are not held, ascending.
   std::vector<operation_id> closure(std::size_t part, const std::vector<operation_id>& wanted) {
     ++stamp_;
@@ -96,9 +105,17 @@ class separator_walk {
     };
     for (auto o : wanted) add(o);
     for (std::size_t i = 0; i < list.size(); ++i)
-      for (auto v : p_.operations()[list[i]].inputs)
-        if (!p_.is_source(v)) add(p_.producer(v));
-    std::sort(list.begin(), list.end());
+      for (auto maker : makers(list[i])) add(maker);
+    if (list.empty()) return list;
+    const auto [low, high] = std::minmax_element(list.begin(), list.end());
+    const operation_id first = *low, last = *high;
+    if (last - first > 16 * list.size()) {
+      std::sort(list.begin(), list.end());
+    } else {  // most are neighbours: a pass over the marks is faster than a sort
+      list.clear();
+      for (auto o = first; o <= last; ++o)
+        if (mark_[o] == stamp_) list.push_back(o);
+    }
     return list;
   }
   /// Those of `list`, the last closure, that are in the separator of `part`. Sets the stage of each of the list: how many of the
@@ -107,11 +124,11 @@ class separator_walk {
     std::vector<operation_id> found;
     for (auto o : list) {
       stage_[o] = 0;
-      for (auto v : p_.operations()[o].inputs)
-        if (!p_.is_source(v) && mark_[p_.producer(v)] == stamp_) stage_[o] = std::max(stage_[o], stage_[p_.producer(v)]);
+      for (auto maker : makers(o))
+        if (mark_[maker] == stamp_) stage_[o] = std::max(stage_[o], stage_[maker]);
       if (tree_.home(o) != part) continue;
       found.push_back(o);
-      stage_[o] = found.size();
+      stage_[o] = static_cast<index_t>(found.size());
     }
     return found;
   }
@@ -121,7 +138,7 @@ class separator_walk {
   }
   /// `list` and, taken out of `pending`, what is wanted later and can be computed after `stage` operations of the separator.
   static std::vector<operation_id> with_pending(std::vector<operation_id> list,
-                                                std::vector<std::pair<std::size_t, operation_id>>& pending, std::size_t stage) {
+                                                std::vector<std::pair<index_t, operation_id>>& pending, std::size_t stage) {
     for (const auto& [needs, o] : pending)
       if (needs <= stage) list.push_back(o);
     std::erase_if(pending, [&](const auto& x) { return x.first <= stage; });
@@ -139,8 +156,10 @@ class separator_walk {
   std::size_t leaf_, most_;
   const std::function<bool()>& stop_;
   std::vector<operation_id> order_;
-  std::vector<std::size_t> holds_, mark_, stage_;
-  std::size_t stamp_ = 0;
+  std::vector<operation_id> makers_;  // of each operation, one after the other
+  std::vector<std::size_t> first_;    // of each operation in `makers_`
+  std::vector<index_t> holds_, mark_, stage_;
+  index_t stamp_ = 0;
 };
 
 }  // namespace detail

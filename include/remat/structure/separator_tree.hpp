@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <functional>
 #include <iterator>
-#include <set>
+#include <queue>
 #include <utility>
 #include <vector>
 
@@ -71,11 +71,13 @@ class separator_tree {
           adjacent[i].push_back(place[p.producer(v)]);
           adjacent[place[p.producer(v)]].push_back(i);
         }
-    std::set<std::pair<std::size_t, std::size_t>> queue;  // degree, operation
+    using entry = std::pair<index_t, index_t>;                             // degree, operation
+    std::priority_queue<entry, std::vector<entry>, std::greater<>> queue;  // with entries of degrees that were
+    const auto enqueue = [&](std::size_t x) { queue.emplace(static_cast<index_t>(adjacent[x].size()), static_cast<index_t>(x)); };
     for (std::size_t i = 0; i < n; ++i) {
       std::sort(adjacent[i].begin(), adjacent[i].end());
       adjacent[i].erase(std::unique(adjacent[i].begin(), adjacent[i].end()), adjacent[i].end());
-      queue.emplace(adjacent[i].size(), i);
+      enqueue(i);
     }
     bags_.resize(n);
     std::vector<std::size_t> turn(n, n), order, merged;
@@ -83,14 +85,15 @@ class separator_tree {
     std::size_t entries = 0;
     while (!queue.empty()) {
       if (entries > most_entries || (stop && stop())) return false;
-      const auto x = queue.begin()->second;
-      queue.erase(queue.begin());
+      const auto [degree, x] = queue.top();
+      queue.pop();
+      if (turn[x] < n || degree != adjacent[x].size()) continue;
       turn[x] = order.size();
       order.push_back(x);
-      const auto around = std::move(adjacent[x]);
+      auto around = std::move(adjacent[x]);
       for (auto y : around) {
         auto& list = adjacent[y];
-        queue.erase({list.size(), y});
+        const auto before = list.size();
         if (around.size() * few_of < list.size()) {  // most of a long list stays as it is
           list.erase(std::lower_bound(list.begin(), list.end(), x));
           for (auto z : around)
@@ -99,15 +102,15 @@ class separator_tree {
         } else {
           merged.clear();
           std::set_union(list.begin(), list.end(), around.begin(), around.end(), std::back_inserter(merged));
-          std::erase_if(merged, [&](std::size_t z) { return z == x || z == y; });
+          std::erase_if(merged, [&, gone = x](std::size_t z) { return z == gone || z == y; });
           list = merged;
         }
-        queue.emplace(list.size(), y);
+        if (list.size() != before) enqueue(y);
       }
       width_ = std::max(width_, around.size());
       entries += 1 + around.size();
-      bags_[x].operations = {x};
-      bags_[x].operations.insert(bags_[x].operations.end(), around.begin(), around.end());
+      around.insert(around.begin(), x);
+      bags_[x].operations = std::move(around);
     }
     // A bag hangs on that of its next operation to be eliminated; trees of graphs in several pieces hang one on the other.
     for (std::size_t k = 0; k + 1 < n; ++k) {
