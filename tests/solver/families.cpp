@@ -92,6 +92,16 @@ TEST_CASE("with copies, the first cheap order that fits is reported as soon as w
   CHECK(first(p.with_copies(copy_rates{1, 1})) == Approx(first(p)));
 }
 
+TEST_CASE("automatic has a schedule where only the one of least memory fits") {
+  for (const auto& p : {testing::deep_chain(2000), testing::recurrence(2000)}) {
+    const auto order = solve(p, measure_store_all(p).peak - 1, chen({.variant = chen::variant::last_node})).schedule;
+    const auto budget = evaluate(p, order).peak;
+    CHECK(budget < leanest_cheap(p));
+    for (const auto& q : {p, p.with_copies(copy_rates{1, 1})})
+      CHECK(solve(q, budget, automatic<>(), {.seconds = 20}, [](const progress&) { return control::stop; }).found());
+  }
+}
+
 TEST_CASE("recursive checkpoints and separators need a small part of store-all in deep and narrow graphs") {
   for (const auto& [name, share] : {std::pair<const char*, double>{"deep chain", 0.03},
                                     {"recurrence", 0.04},

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <remat/core/bounds.hpp>
 #include <remat/core/incumbent.hpp>
 #include <remat/core/liveness.hpp>
 #include <remat/core/monitor.hpp>
@@ -18,6 +19,8 @@
 #include <remat/core/schedule.hpp>
 #include <remat/order/eviction.hpp>
 #include <remat/order/recursive_checkpoints.hpp>
+#include <remat/solver/chen.hpp>
+#include <remat/solver/revolve.hpp>
 #include <remat/solver/twremat.hpp>
 #include <remat/structure/backward_start.hpp>
 #include <remat/structure/separator_tree.hpp>
@@ -25,8 +28,9 @@
 namespace remat {
 
 /// Offers orders that are made in a few passes over the problem, until one fits: store-all, `order::recursive_checkpoints` with
-/// shorter and shorter runs that are kept whole, the orders of `order_by_separators` where the separators are small, and
-/// evictions from the leanest of them. Of more than `few` values and operations, the finest division is tried second: where it
+/// shorter and shorter runs that are kept whole, the orders of `order_by_separators` where the separators are small, evictions
+/// from the leanest of them, and what takes least memory and most time: `revolve` with blocks of equal cost, and `chen` with the
+/// last result alone. Of more than `few` values and operations, the finest division is tried second: where it
 /// does not fit, those between are not worth their time; where it does, they may find a faster schedule.
 ///
 /// A search that begins with them has a schedule even if it is to stop at once: a stop counts only after `grace` seconds, and not
@@ -84,7 +88,14 @@ inline std::vector<operation_id> offer_cheap_orders(const problem& p, incumbent&
   if (best.found() || stop()) return leanest;
   for (const auto& start : {needed, leanest})
     if (auto order = order::eviction(p, start).run(best.budget(), {.work = work}, stop); order && !stop())
-      if (fits(*order, "evictions")) break;
+      if (fits(*order, "evictions")) return leanest;
+  if (stop() || best.budget() < bounds_without_search(p).budget) return leanest;
+  const auto fits_by = [&](const auto& method) {
+    monitor some(m, 0.5, [](const progress&) { return control::go_on; });
+    const auto r = method.solve(p, best.budget(), some);
+    return r.found() && fits(compute_order(r.schedule), "least memory");
+  };
+  if (!fits_by(revolve({.links = 1}))) fits_by(chen({.variant = chen::variant::last_node}));
   return leanest;
 }
 
