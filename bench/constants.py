@@ -50,7 +50,7 @@ CONSTANTS = [
     ("played", "hierarchy/join_by_chain.hpp", "hierarchical"),
     ("reach", "hierarchy/part_chain.hpp", "hierarchical"),
     ("most_operations", "order/destroy_repair.hpp", "improved"),
-    ("block", "order/sequence.hpp", "improved"),
+    ("block", "order/slot_memory.hpp", "improved"),
     ("near", "solver/hierarchical.hpp", "hierarchical"),
     ("most", "solver/lower_peak.hpp", "smallest budget"),
     ("mixtures", "solver/lower_peak.hpp", "smallest budget"),

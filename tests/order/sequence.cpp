@@ -23,9 +23,9 @@ bool agrees(const problem& p, const sequence& s) {
   for (sequence::slot k = 0; k < s.slots(); ++k) {
     const auto x = s.at(k);
     if (x == sequence::nothing || x <= sequence::end)
-      same = same && s.memory(k) < 0;
+      same = same && s.memory().at(k) < 0;
     else
-      same = same && s.memory(k) == needs.memory[position++];
+      same = same && s.memory().at(k) == needs.memory[position++];
   }
   CHECK_NOTHROW(evaluate(p, with_drops(p, order)));
   return same;

@@ -169,8 +169,8 @@ class destroy_repair {
         const auto o = sequence_.operation(s);
         auto& x = operations_[o];
         const auto [bytes, from] = retention(s);
-        if (!exact && x.witness > from && x.witness < k && sequence_.memory(x.witness) + bytes > budget_) continue;
-        x.witness = sequence_.first_above(budget_ - bytes, from, k);
+        if (!exact && x.witness > from && x.witness < k && sequence_.memory().at(x.witness) + bytes > budget_) continue;
+        x.witness = sequence_.memory().first_above(budget_ - bytes, from, k);
         if (!exact && x.witness < k) continue;
         list.push_back({p_.operations()[o].seconds / (static_cast<double>(bytes) * static_cast<double>(k - from) + 1), s});
       }
@@ -181,7 +181,7 @@ class destroy_repair {
         if (look()) return;
         const auto [bytes, from] = retention(c.s);
         const auto k = sequence_.where(c.s);
-        const bool room = sequence_.first_above(budget_ - bytes, from, k) == k;
+        const bool room = sequence_.memory().first_above(budget_ - bytes, from, k) == k;
         if (!room && !exact) continue;
         const auto before = sequence_.changes();
         sequence_.remove(c.s);
@@ -264,7 +264,7 @@ class destroy_repair {
   double excess_of(value_id u, slot k, double most = std::numeric_limits<double>::infinity()) {
     auto& x = values_[u];
     if (const auto left = std::min(most, gain_) - x.excess; left > 0)
-      x.excess += sequence_.raise(p_.values()[u].bytes, x.summed, k, budget_, left);
+      x.excess += sequence_.memory().raise(p_.values()[u].bytes, x.summed, k, budget_, left);
     return x.excess;
   }
 
@@ -323,13 +323,13 @@ class destroy_repair {
 
   /// Drops the value whose loss across the step of the largest excess costs least per byte and step of excess.
   bool drop_one() {
-    sequence_.find_over(budget_, over_);
+    sequence_.memory().find_over(budget_, over_);
     if (over_.empty()) return false;  // the sources alone exceed it
     auto worst = over_[0];
     sums_.assign(1, 0);
     for (auto k : over_) {
-      if (sequence_.memory(k) > sequence_.memory(worst)) worst = k;
-      sums_.push_back(sums_.back() + static_cast<double>(sequence_.memory(k) - budget_));
+      if (sequence_.memory().at(k) > sequence_.memory().at(worst)) worst = k;
+      sums_.push_back(sums_.back() + static_cast<double>(sequence_.memory().at(k) - budget_));
     }
     candidates_.clear();
     for (auto v : droppable_) {

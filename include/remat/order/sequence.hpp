@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// An order of computations whose memory is kept up to date while it changes.
-/// One data structure, whose parts change together: longer than 400 lines.
 #pragma once
 
 #include <algorithm>
@@ -10,10 +9,12 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <remat/core/liveness.hpp>
 #include <remat/core/problem.hpp>
+#include <remat/order/slot_memory.hpp>
 
 namespace remat::order {
 
@@ -25,7 +26,7 @@ namespace remat::order {
 ///
 /// Steps have numbers that stay, and stand in *slots*, some of which are empty, so that an insertion moves few others. A value is
 /// an ascending list of *events*, the steps that make or use it; two steps stand for what is before and after all others, and
-/// make the sources and use the targets. Memory is added to ranges of slots, in blocks of which each knows its maximum.
+/// make the sources and use the targets.
 ///
 /// Complexity: inserting or removing a step takes O(operands (events of the value + block + slots / block)).
 class sequence {
@@ -66,57 +67,14 @@ class sequence {
   /// Number of steps. Complexity: O(1).
   std::size_t size() const { return operation_.size() - 2 - free_.size() - removed_; }
   /// Bytes needed, if every value is dropped as early as possible.
-  bytes_t peak() const {
-    auto most = p_.source_bytes();
-    for (std::size_t b = 0; b < most_.size(); ++b) most = std::max(most, most_[b] + added_[b]);
-    return most;
-  }
+  bytes_t peak() const { return std::max(p_.source_bytes(), memory_.peak()); }
 
   std::size_t slots() const { return at_.size(); }
   step at(slot k) const { return at_[k]; }  ///< `nothing` where it is empty
   slot where(step s) const { return slot_[s]; }
   operation_id operation(step s) const { return operation_[s]; }
-  /// Bytes at a slot; far below 0 if it is empty.
-  bytes_t memory(slot k) const { return memory_[k] + added_[k / block]; }
-  /// Slots that need more than `budget`, ascending. Complexity: O(slots / block + blocks that hold some).
-  void find_over(bytes_t budget, std::vector<slot>& list) const {
-    list.clear();
-    for (std::size_t b = 0; b < most_.size(); ++b)
-      if (most_[b] + added_[b] > budget)
-        for (slot k = b * block; k < (b + 1) * block; ++k)
-          if (memory(k) > budget) list.push_back(k);
-  }
-  /// The first slot in [from, to) that needs more than `limit`, or `to`.
-  slot first_above(bytes_t limit, slot from, slot to) const {
-    for (slot k = from; k < to;) {
-      const auto b = k / block;
-      const auto stop = std::min(to, (b + 1) * block);
-      if (most_[b] + added_[b] > limit)
-        for (; k < stop; ++k)
-          if (memory(k) > limit) return k;
-      k = stop;
-    }
-    return to;
-  }
-  /// By how much `bytes` more in [from, to) raise the excess over `budget`, summed over steps; ends soon after `most`.
-  /// @param from becomes the slot up to which the sum goes
-  double raise(bytes_t bytes, slot& from, slot to, bytes_t budget, double most) const {
-    double sum = 0;
-    while (from < to && sum < most) {
-      const auto b = from / block;
-      const auto stop = std::min(to, (b + 1) * block);
-      if (const auto level = budget - added_[b]; most_[b] + bytes > level) {
-        bytes_t raised = 0;
-        if (stop - from == block)
-          raised = excess(b, level - bytes) - (most_[b] > level ? excess(b, level) : 0);
-        else
-          for (slot k = from; k < stop; ++k) raised += std::clamp<bytes_t>(memory_[k] + bytes - level, 0, bytes);
-        sum += static_cast<double>(raised);
-      }
-      from = stop;
-    }
-    return sum;
-  }
+  /// Bytes at each slot.
+  const slot_memory& memory() const { return memory_; }
 
   /// The steps that make or use a value that is not held, ascending.
   const std::vector<step>& events(value_id v) const { return events_[v]; }
@@ -189,15 +147,11 @@ class sequence {
   }
 
  private:
-  static constexpr std::size_t block = 64;
-  static constexpr bytes_t empty = bytes_t{1} << 60;  ///< taken from the memory of an empty slot
+  static constexpr std::size_t block = slot_memory::block;
+  static constexpr bytes_t empty = slot_memory::empty;
   struct change {
     step s, next;  ///< a step, and before which it stood
     enum { inserted, removed, moved } what;
-  };
-
-  struct rank {
-    bytes_t memory, sum;  ///< of a step; of it and those that need more
   };
 
   double cost(step s) const { return p_.operations()[operation_[s]].seconds; }
@@ -206,10 +160,7 @@ class sequence {
   void spread(const std::vector<step>& steps) {
     const auto count = (2 * steps.size() + 2 + block) / block * block;
     at_.assign(count, nothing);
-    memory_.assign(count, p_.held_bytes() - empty);
-    added_.assign(count / block, 0);
-    most_.assign(count / block, 0);
-    ranked_.resize(count / block);
+    std::vector<bytes_t> memory(count, p_.held_bytes() - empty);
     for (auto& list : events_) list.clear();
     at_[0] = start, slot_[start] = 0;
     for (value_id v = 0; v < p_.values().size(); ++v)
@@ -218,7 +169,7 @@ class sequence {
       const auto s = steps[i];
       slot_[s] = 2 * i + 2;
       at_[slot_[s]] = s;
-      memory_[slot_[s]] += empty + p_.operations()[operation_[s]].workspace;
+      memory[slot_[s]] += empty + p_.operations()[operation_[s]].workspace;
       for (auto v : inputs_[operation_[s]]) events_[v].push_back(s);
       for (auto v : p_.operations()[operation_[s]].outputs) events_[v].push_back(s);
     }
@@ -237,41 +188,8 @@ class sequence {
       }
     }
     bytes_t live = 0;
-    for (slot k = 0; k < count; ++k) memory_[k] += live += difference[k];
-    for (std::size_t b = 0; b < most_.size(); ++b) find_most(b);
-  }
-  void find_most(std::size_t b) {
-    most_[b] = *std::max_element(memory_.begin() + static_cast<std::ptrdiff_t>(b * block),
-                                 memory_.begin() + static_cast<std::ptrdiff_t>((b + 1) * block));
-    ranked_[b].clear();
-  }
-  /// What exceeds `level` in a block, summed over its steps, without what is added to it. Complexity: O(log(block)), and a sort
-  /// when the block has changed.
-  bytes_t excess(std::size_t b, bytes_t level) const {
-    auto& list = ranked_[b];
-    if (list.empty()) {
-      for (slot k = b * block; k < (b + 1) * block; ++k)
-        if (memory_[k] > -empty / 2) list.push_back({memory_[k], 0});
-      std::sort(list.begin(), list.end(), [](const auto& x, const auto& y) { return x.memory > y.memory; });
-      bytes_t sum = 0;
-      for (auto& x : list) sum = x.sum = sum + x.memory;
-    }
-    const auto rest = std::partition_point(list.begin(), list.end(), [&](const auto& x) { return x.memory > level; });
-    return rest == list.begin() ? 0 : (rest - 1)->sum - (rest - list.begin()) * level;
-  }
-  /// Adds bytes to the slots [from, to).
-  void add(bytes_t bytes, slot from, slot to) {
-    for (slot k = from; k < to;) {
-      const auto b = k / block;
-      const auto stop = std::min(to, (b + 1) * block);
-      if (stop - k == block) {
-        added_[b] += bytes;
-        k = stop;
-      } else {
-        for (; k < stop; ++k) memory_[k] += bytes;
-        find_most(b);
-      }
-    }
+    for (slot k = 0; k < count; ++k) memory[k] += live += difference[k];
+    memory_.load(std::move(memory));
   }
 
   /// What the bytes of `v` are on the device for longer with a step at slot k, or, with `bytes` below 0, no longer without it.
@@ -280,13 +198,13 @@ class sequence {
   void extend(value_id v, std::size_t e, slot k, bool made, bytes_t bytes) {
     const bool used = uses(v, e);
     if (!made) {
-      if (!used) add(bytes, slot_[events_[v][e - 1]] + 1, k + 1);
+      if (!used) memory_.add(bytes, slot_[events_[v][e - 1]] + 1, k + 1);
     } else if (!used) {
-      add(bytes, k, k + 1);
+      memory_.add(bytes, k, k + 1);
     } else if (e > 0) {
-      add(-bytes, slot_[events_[v][e - 1]] + 1, k);
+      memory_.add(-bytes, slot_[events_[v][e - 1]] + 1, k);
     } else {
-      add(bytes, k, slot_[events_[v][0]]);
+      memory_.add(bytes, k, slot_[events_[v][0]]);
     }
   }
   /// Calls `visit(value, whether it is made)` for what a step reads, but held values, and makes.
@@ -299,7 +217,7 @@ class sequence {
   void place(step s, step next) {
     const auto k = slot_[s] = make_room(next);
     at_[k] = s;
-    add(empty + p_.operations()[operation_[s]].workspace, k, k + 1);
+    memory_.add(empty + p_.operations()[operation_[s]].workspace, k, k + 1);
     each_value(s, [&](value_id v, bool made) {
       const auto e = event_from(v, k);
       extend(v, e, k, made, p_.values()[v].bytes);
@@ -314,16 +232,15 @@ class sequence {
       events_[v].erase(events_[v].begin() + static_cast<std::ptrdiff_t>(e));
       extend(v, e, k, made, -p_.values()[v].bytes);
     });
-    add(-empty - p_.operations()[operation_[s]].workspace, k, k + 1);
+    memory_.add(-empty - p_.operations()[operation_[s]].workspace, k, k + 1);
     at_[k] = nothing;
   }
   /// The step after s.
   step after(step s) const {
     auto k = slot_[s] + 1;
     while (at_[k] == nothing) {
-      const auto b = k / block;  // holes may be long: a block without a step is passed at once
-      const bool bare = k % block == 0 && k + block <= slot_[end] && most_[b] + added_[b] < -empty / 2;
-      k += bare ? block : 1;
+      const bool bare = k % block == 0 && k + block <= slot_[end] && memory_.is_bare(k);
+      k += bare ? block : 1;  // holes may be long
     }
     return at_[k];
   }
@@ -387,7 +304,7 @@ class sequence {
     std::vector<moved> steps;
     std::size_t before = 0;  // of them, those before slot k
     for (auto j = first; j < stop; ++j)
-      if (at_[j] != nothing) before += j < k, steps.push_back({at_[j], memory(j), memory(j) - ends_after(j) - empty});
+      if (at_[j] != nothing) before += j < k, steps.push_back({at_[j], memory_.at(j), memory_.at(j) - ends_after(j) - empty});
     const auto share = static_cast<double>(steps.size() + 1) / static_cast<double>(stop - first);
     if (before == 0 || share > 1 - 0.25 * std::log2(width) / std::log2(at_.size())) return 0;
     const auto target = [&](std::size_t i) { return first + i * (stop - first) / (steps.size() + 1); };
@@ -397,9 +314,9 @@ class sequence {
                  to = i + 1 == steps.size() ? stop : target(i + 1 < before ? i + 1 : i + 2);
       at_[from] = steps[i].s;
       slot_[steps[i].s] = from;
-      for (auto j = from; j < to; ++j) memory_[j] = (j == from ? steps[i].memory : steps[i].after) - added_[j / block];
+      for (auto j = from; j < to; ++j) memory_.set(j, j == from ? steps[i].memory : steps[i].after);
     }
-    for (auto b = first / block; b * block < stop; ++b) find_most(b);
+    memory_.settle(first, stop);
     return target(before);
   }
   /// Bytes at slot k that are not on the device after it.
@@ -413,25 +330,21 @@ class sequence {
   /// Moves the step in slot k to k - 1, which is empty.
   void shift_down(slot k) {
     const auto s = at_[k];
-    const auto whole = memory(k);
-    memory_[k - 1] = whole - added_[(k - 1) / block];
-    memory_[k] -= ends_after(k) + empty;
+    memory_.set(k - 1, memory_.at(k));
+    memory_.set(k, memory_.at(k) - ends_after(k) - empty);
     at_[k - 1] = s;
     at_[k] = nothing;
     slot_[s] = k - 1;
-    find_most(k / block);
-    if (k % block == 0) find_most(k / block - 1);
+    memory_.settle(k - 1, k + 1);
   }
 
   const problem& p_;
-  std::vector<std::vector<step>> events_;          // per value
-  std::vector<std::vector<value_id>> inputs_;      // per operation
-  std::vector<operation_id> operation_;            // per step
-  std::vector<slot> slot_;                         // per step
-  std::vector<step> at_;                           // per slot
-  std::vector<bytes_t> memory_;                    // per slot, without what is added to its block
-  std::vector<bytes_t> added_, most_;              // per block: to all its slots; the most of `memory_`
-  mutable std::vector<std::vector<rank>> ranked_;  // per block: its steps, most memory first, once asked for since it changed
+  std::vector<std::vector<step>> events_;      // per value
+  std::vector<std::vector<value_id>> inputs_;  // per operation
+  std::vector<operation_id> operation_;        // per step
+  std::vector<slot> slot_;                     // per step
+  std::vector<step> at_;                       // per slot
+  slot_memory memory_;
   std::vector<step> free_;
   std::vector<step> suspects_;  // of being of no use; empty between calls
   std::vector<change> changes_;

@@ -264,9 +264,8 @@ class offmate {
     for (const auto& v : now.plain.values()) all += v.bytes;
     const auto most = static_cast<double>(std::min(2 * (now.most - now.least), (max_bytes - all) / 2));  // ballast comes on top
     const double seconds = measure_order(now.plain, needed_operations(now.plain)).seconds;
-    const int parts = 64;
     std::vector<bytes_t> budgets;
-    for (int k = 0; k < parts; ++k) {
+    for (int k = 0, parts = 64; k < parts; ++k) {
       const double moved = std::min(passed(seconds * k / parts, true), passed(seconds * (parts - 1 - k) / parts, false));
       budgets.push_back(now.best.budget() + static_cast<bytes_t>(std::clamp(share * moved, 0.0, most)));
     }

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Bytes at the slots of an order of computations that changes.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include <remat/core/types.hpp>
+
+namespace remat::order {
+
+/// Bytes at every slot. They are added to ranges of slots, in blocks of which each knows its maximum. A slot without a step has
+/// less than 0.
+/// Complexity: O(block + slots / block) for a range, O(1) for a slot.
+class slot_memory {
+ public:
+  using slot = std::size_t;
+  static constexpr std::size_t block = 64;
+  static constexpr bytes_t empty = bytes_t{1} << 60;  ///< taken from the bytes of a slot without a step
+
+  /// @param bytes of each slot; whole blocks. Complexity: O(slots).
+  void load(std::vector<bytes_t> bytes) {
+    bytes_ = std::move(bytes);
+    added_.assign(bytes_.size() / block, 0);
+    most_.assign(added_.size(), 0);
+    ranked_.resize(added_.size());
+    settle(0, bytes_.size());
+  }
+
+  bytes_t at(slot k) const { return bytes_[k] + added_[k / block]; }
+  /// The most at any slot; 0 if no step needs more.
+  bytes_t peak() const {
+    bytes_t most = 0;
+    for (std::size_t b = 0; b < most_.size(); ++b) most = std::max(most, most_of(b));
+    return most;
+  }
+  /// Does no slot of the block that begins at slot k have a step?
+  bool is_bare(slot k) const { return most_of(k / block) < -empty / 2; }
+  /// Slots that need more than `budget`, ascending. Complexity: O(slots / block + blocks that hold some).
+  void find_over(bytes_t budget, std::vector<slot>& list) const {
+    list.clear();
+    for (std::size_t b = 0; b < most_.size(); ++b)
+      if (most_of(b) > budget)
+        for (slot k = b * block; k < (b + 1) * block; ++k)
+          if (at(k) > budget) list.push_back(k);
+  }
+  /// The first slot in [from, to) that needs more than `limit`, or `to`.
+  slot first_above(bytes_t limit, slot from, slot to) const {
+    for (slot k = from; k < to;) {
+      const auto stop = std::min(to, (k / block + 1) * block);
+      if (most_of(k / block) > limit)
+        for (; k < stop; ++k)
+          if (at(k) > limit) return k;
+      k = stop;
+    }
+    return to;
+  }
+  /// By how much `bytes` more in [from, to) raise the excess over `budget`, summed over steps; ends soon after `most`.
+  /// @param from becomes the slot up to which the sum goes
+  double raise(bytes_t bytes, slot& from, slot to, bytes_t budget, double most) const {
+    double sum = 0;
+    while (from < to && sum < most) {
+      const auto b = from / block;
+      const auto stop = std::min(to, (b + 1) * block);
+      if (const auto level = budget - added_[b]; most_[b] + bytes > level) {
+        bytes_t raised = 0;
+        if (stop - from == block)
+          raised = excess(b, level - bytes) - (most_[b] > level ? excess(b, level) : 0);
+        else
+          for (slot k = from; k < stop; ++k) raised += std::clamp<bytes_t>(bytes_[k] + bytes - level, 0, bytes);
+        sum += static_cast<double>(raised);
+      }
+      from = stop;
+    }
+    return sum;
+  }
+
+  /// Adds bytes to the slots [from, to).
+  void add(bytes_t bytes, slot from, slot to) {
+    for (slot k = from; k < to;) {
+      const auto b = k / block;
+      const auto stop = std::min(to, (b + 1) * block);
+      if (stop - k == block) {
+        added_[b] += bytes;
+        k = stop;
+      } else {
+        for (; k < stop; ++k) bytes_[k] += bytes;
+        find_most(b);
+      }
+    }
+  }
+  /// Sets the bytes of a slot. A call of `settle` has to follow.
+  void set(slot k, bytes_t bytes) { bytes_[k] = bytes - added_[k / block]; }
+  /// Finds the maxima of the blocks of [from, to) anew.
+  void settle(slot from, slot to) {
+    for (auto b = from / block; b * block < to; ++b) find_most(b);
+  }
+
+ private:
+  struct rank {
+    bytes_t bytes, sum;  ///< of a step; of it and those that need more
+  };
+
+  bytes_t most_of(std::size_t b) const { return most_[b] + added_[b]; }
+  void find_most(std::size_t b) {
+    most_[b] = *std::max_element(bytes_.begin() + static_cast<std::ptrdiff_t>(b * block),
+                                 bytes_.begin() + static_cast<std::ptrdiff_t>((b + 1) * block));
+    ranked_[b].clear();
+  }
+  /// What exceeds `level` in a block, summed over its steps, without what is added to it. Complexity: O(log(block)), and a sort
+  /// when the block has changed.
+  bytes_t excess(std::size_t b, bytes_t level) const {
+    auto& list = ranked_[b];
+    if (list.empty()) {
+      for (slot k = b * block; k < (b + 1) * block; ++k)
+        if (bytes_[k] > -empty / 2) list.push_back({bytes_[k], 0});
+      std::sort(list.begin(), list.end(), [](const auto& x, const auto& y) { return x.bytes > y.bytes; });
+      bytes_t sum = 0;
+      for (auto& x : list) sum = x.sum = sum + x.bytes;
+    }
+    const auto rest = std::partition_point(list.begin(), list.end(), [&](const auto& x) { return x.bytes > level; });
+    return rest == list.begin() ? 0 : (rest - 1)->sum - (rest - list.begin()) * level;
+  }
+
+  std::vector<bytes_t> bytes_;                     // per slot, without what is added to its block
+  std::vector<bytes_t> added_, most_;              // per block: to all its slots; the most of `bytes_`
+  mutable std::vector<std::vector<rank>> ranked_;  // per block: its steps, most bytes first, once asked for since it changed
+};
+
+}  // namespace remat::order
