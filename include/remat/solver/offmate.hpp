@@ -95,11 +95,8 @@ class offmate {
     if (options_.rate_share < 1) return solve_for_less(p, budget, m);
     result r;
     const auto needed = needed_operations(p);
-    if (auto why = p.plain() ? std::string() : copies::unplannable(p); !why.empty()) {
-      r.status = status::not_applicable;
-      r.reason = std::move(why);
-      return r;
-    }
+    if (auto why = p.plain() ? std::string() : copies::unplannable(p); !why.empty())
+      return r.status = status::not_applicable, r.reason = std::move(why), r;
     if (incumbent all(p, budget); p.plain() && all.offer(needed)) {
       all.put_into(r);
       return r;
@@ -111,6 +108,8 @@ class offmate {
              {p, budget, [&m] { return m.stopped(); }},
              options_.starts};
     offer_first(now);
+    if (m.stopped() && (std::isfinite(now.best.seconds()) || needed.size() >= copies::copy_options::polled_every))
+      return now.best.put_into(r), r;
     now.most = measure_order(now.plain, needed).peak;
     if (!p.plain()) now.least = std::min(now.most, bounds_without_search(now.plain).budget);
     now.fixed = std::make_shared<const copies::virtual_problem>(now.plain, needed, std::vector{now.least});
