@@ -81,3 +81,14 @@ TEST_CASE("nothing to draw, nothing found, and nothing that takes time") {
       CHECK_THAT(remat::curve_text(curves, {.base = base}), !Catch::Contains("nan") && !Catch::Contains("inf"));
     }
 }
+
+TEST_CASE("a ratio of times beyond all numbers is drawn") {
+  remat::result r;
+  r.status = remat::status::feasible;
+  r.budget = 2;
+  r.peak = 1;
+  r.seconds = 1e10;
+  for (const double base : {1e-300, 5e-324})
+    CHECK_THAT(remat::curve_svg({{"slow", {r}}}, {.base = base}),
+               Catch::EndsWith("</svg>\n") && !Catch::Contains("nan") && !Catch::Contains("inf"));
+}

@@ -56,7 +56,7 @@ struct curve_plane {
   double impossible = 0;         ///< proven: every budget is at least this
 
   curve_plane(const std::vector<labelled_curve>& curves, double base) {
-    const auto extra = [&](double seconds) { return base > 0 ? std::max(0.0, seconds / base - 1) : 0; };
+    const auto extra = [&](double seconds) { return base > 0 ? std::clamp(seconds / base - 1, 0.0, 1e300) : 0; };
     std::vector<std::pair<double, double>> bounds;
     first = std::numeric_limits<double>::infinity();
     for (const auto& c : curves) {

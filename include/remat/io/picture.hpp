@@ -123,10 +123,13 @@ class svg_plot {
     out_ += "<circle cx=\"" + number(x) + "\" cy=\"" + number(y) + "\" r=\"6\" fill=\"" + colour + "\"/>\n";
   }
 
+  static constexpr int most_ticks = 20;  ///< also where a step is too small to be added to the numbers of the axis
+
   /// Ticks and grid of the vertical axis.
   void vertical(const scale& s) {
     const auto step = tick_step(most_ / s.factor, 4);
-    for (double tick = 0; tick * s.factor <= most_; tick += step) {
+    for (int k = 0; k < most_ticks && k * step * s.factor <= most_; ++k) {
+      const double tick = k * step;
       const double y = y_of(tick * s.factor);
       line(left, y, right, y, "stroke=\"#e6e6e6\"");
       text(left - 8, y + 4, "text-anchor=\"end\"", printed("%.4g ", tick) + s.unit);
@@ -135,8 +138,9 @@ class svg_plot {
   /// Ticks of the horizontal axis, and what it is about.
   void horizontal(const scale& s, const std::string& label) {
     const auto step = tick_step((last_ - first_) / s.factor, 6);  // + 0.0: no "-0"
-    for (double tick = std::ceil(first_ / s.factor / step - 1e-9) * step + 0.0;
-         tick * s.factor <= last_ + 1e-9 * (last_ - first_); tick += step) {
+    const double least = std::ceil(first_ / s.factor / step - 1e-9) * step + 0.0;
+    for (int k = 0; k < most_ticks && (least + k * step) * s.factor <= last_ + 1e-9 * (last_ - first_); ++k) {
+      const double tick = least + k * step;
       const double x = x_of(tick * s.factor);
       line(x, bottom, x, bottom + 5, "stroke=\"#333333\"");
       text(x, bottom + 19, "text-anchor=\"middle\"", printed("%.4g", tick));

@@ -65,7 +65,7 @@ class report_page {
   void tag(const std::string& name, const std::string& text) { out_ += "<" + name + ">" + escaped(text) + "</" + name + ">\n"; }
   std::string extra(double seconds) const {
     if (r_.store_all.seconds <= 0) return "no extra time";
-    const auto more = std::max(0.0, seconds / r_.store_all.seconds - 1);
+    const auto more = std::clamp(seconds / r_.store_all.seconds - 1, 0.0, 1e300);
     return more < 5e-5 ? "no extra time" : printed("%.3g %% extra time", 100 * more);
   }
   void fact(const std::string& name, const std::string& number, const std::string& more) {
