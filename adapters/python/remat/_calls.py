@@ -73,6 +73,7 @@ class Step:
     def _run(self) -> list[torch.Tensor]:
         plain, args, kwargs = self._plain, self._args, self._kwargs
         self._plain = self._args = self._kwargs = None  # a graph may hold this, and the model that graph
+        self.inputs = []  # so may one that the forward writes to
         model = self._source.model()
         if self._again or (self._strict and _torch.capturing()):
             self._before = Snapshot(model)
@@ -93,7 +94,8 @@ class Step:
         try:
             self.undo()
             args, kwargs = _tree.unflatten(self._form, iter(tensors))
-            return _tree.tensors_in(self._source.plain()(*args, **kwargs))
+            with _patches.for_some_gradients():
+                return _tree.tensors_in(self._source.plain()(*args, **kwargs))
         except BaseException as e:
             self.where = line_of(e)
             raise

@@ -71,10 +71,11 @@ def _data() -> property:
 
 
 class _Parts(threading.local):
-    """Parts under checkpoints of the forward that this thread runs without data: first call, the call behind the last, whether all runs again."""
+    """Parts under checkpoints of the forward that this thread runs."""
 
     def __init__(self) -> None:
-        self.done: list[tuple[int, int, bool]] = []
+        self.done: list[tuple[int, int, bool]] = []  # without data: first call, the call behind the last, whether all runs again
+        self.for_some = False  # its backward is for chosen tensors, which reentrant autograd does not take
 
 
 _parts = _Parts()
@@ -91,6 +92,16 @@ def recomputed() -> Iterator[None]:
             _torch.repeat_writes(*part)
     finally:
         _parts.done = before
+
+
+@contextlib.contextmanager
+def for_some_gradients() -> Iterator[None]:
+    """A forward runs with data, for gradients of chosen tensors."""
+    before, _parts.for_some = _parts.for_some, True
+    try:
+        yield
+    finally:
+        _parts.for_some = before
 
 
 @contextlib.contextmanager
@@ -118,9 +129,12 @@ def _checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
 def _reentrant(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        trained = torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+        if trained and _parts.for_some:
+            with torch.utils.checkpoint.set_checkpoint_early_stop(False):
+                return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve)
         if not _torch.without_data():
             return original(function, preserve, *args)
-        trained = torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
         since = _torch.calls_until_now()
         if since is None and trained:
             raise Refused("torch.utils.checkpoint with use_reentrant=True runs a backward of its own",

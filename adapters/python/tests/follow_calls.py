@@ -37,6 +37,16 @@ class Checkpoints(Test):
                 with self.subTest(reentrant=reentrant, follow=follow), self.assertNoLogs("remat", logging.WARNING):
                     self.check(Recomputed, follow=follow)
 
+    def test_verified(self):
+        for reentrant in (False, True):
+            class Recomputed(Net):
+                def act(self, h):
+                    h = checkpoint(lambda t: self.drop(t).tanh(), h, use_reentrant=reentrant).sin()
+                    return h + checkpoint(lambda t: self.last(t).mean(), h.detach(), use_reentrant=reentrant)
+
+            with self.subTest(reentrant=reentrant), self.assertNoLogs("remat", logging.WARNING):
+                self.check(Recomputed, verify=2)
+
     def test_around(self):
         def step(model, x, k):
             checkpoint(model, x, use_reentrant=False).square().mean().backward()

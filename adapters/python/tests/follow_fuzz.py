@@ -77,6 +77,13 @@ def write(m, a, b, r):
     return c
 
 
+def overwrite(m, a, b, r):
+    """Of an input, too, whose history changes then."""
+    if b.grad_fn is not None or not b.requires_grad:
+        b.mul_(a.detach().sigmoid())
+    return a + b
+
+
 def average(m, a, b, r):
     with torch.no_grad():
         m.mean.lerp_(a.detach().mean(0), 0.1)
@@ -142,7 +149,7 @@ ACTS = [
     lambda m, a, b, r: a if m.varying and r.random() < 0.5 else m.layers[2](a),
     lambda m, a, b, r: a.double().sin().float(),
     lambda m, a, b, r: a + b.detach() * m.scale,
-    write, average, keep, look, note, inner, grow, hooked,
+    write, overwrite, average, keep, look, note, inner, grow, hooked,
 ]
 
 
@@ -162,7 +169,8 @@ def loop(model, seed):
             if k == 3 and r.random() < 0.2:
                 with torch.no_grad():
                     seen += [t.clone() for t in model(x, y)]
-            outputs = model(x, y)
+            of_weights = y.requires_grad and r.random() < 0.4
+            outputs = model(x, y * 1.5 if of_weights else y)
             used = [t for i, t in enumerate(outputs) if t.requires_grad and (i == 0 or all_outputs or r.random() < 0.5)]
             loss = sum((t.square().mean() for t in used or [t for t in outputs if t.requires_grad]), torch.zeros(()))
             if decay:

@@ -154,6 +154,11 @@ class second_run {
   void each_written(F f) const {
     for (const auto& w : written_) f(w.tensor);
   }
+  /// The forward may write to this input, which needs a gradient.
+  bool writes_input_with_gradient(const at::Tensor& t) const {
+    return t.defined() && t.requires_grad() &&
+           std::any_of(written_.begin(), written_.end(), [&](const auto& w) { return w.tensor.is_alias_of(t); });
+  }
   c10::Device device() const { return on_; }
 
  private:

@@ -20,7 +20,9 @@
 
 #include "../base/digest.hpp"
 #include "../base/hooks.hpp"
+#include "../capture/hollow.hpp"
 #include "../capture/observe.hpp"
+#include "output_node.hpp"
 #include "second_run.hpp"
 
 namespace remat::pytorch {
@@ -127,7 +129,7 @@ class verification {
   static constexpr int most_runs = 2;  ///< more, where the planned step differs and two plain ones do not
 
   struct graph {
-    std::vector<at::Tensor> inputs, outputs;
+    std::vector<at::Tensor> inputs, given, outputs;  ///< given: the inputs as the forward gets them
   };
 
   static std::vector<std::uint64_t> digests_of(const std::vector<at::Tensor>& tensors) {
@@ -143,10 +145,20 @@ class verification {
   /// Within a run.
   graph forward(const std::vector<at::Tensor>& inputs) {
     const at::AutoGradMode grad_mode(true);
-    graph made{inputs, plain_(inputs)};
+    std::vector<at::Tensor> given;
+    for (const auto& t : inputs) given.push_back(start_.writes_input_with_gradient(t) ? passed_on(t) : t);
+    graph made{inputs, given, plain_(given)};
     forward_.add(left_by(made.outputs));
     generators_ = all_generators::now(start_.device());
     return made;
+  }
+  /// A tensor over the same memory that is no leaf: a forward may write to it.
+  static at::Tensor passed_on(const at::Tensor& t) {
+    auto other = detail::another(t);
+    ::torch::autograd::impl::set_version_counter(other, ::torch::autograd::impl::version_counter(t));
+    ::torch::autograd::set_history(
+        other, c10::make_intrusive<output_node>(::torch::autograd::edge_list{::torch::autograd::impl::gradient_edge(t)}));
+    return other;
   }
   void forward_once() {
     graph_ = {};  // before there is another one
@@ -172,6 +184,12 @@ class verification {
       const auto k = step_->results[i];
       if (!incoming_[k].defined() || !taken.insert(k).second) continue;
       roots.push_back(made.outputs.at(i));
+      given.push_back(incoming_[k]);
+    }
+    for (std::size_t k = 0; k < incoming_.size(); ++k) {  // inputs that the forward has written, and does not return
+      const auto value = step_->views[step_->outputs[k]].value;
+      if (!incoming_[k].defined() || taken.count(k) > 0 || step_->from(value) != role::input) continue;
+      roots.push_back(made.given.at(step_->slots[step_->values[value].slot].position));
       given.push_back(incoming_[k]);
     }
     auto leaves = parameters_;

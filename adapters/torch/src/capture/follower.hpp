@@ -54,6 +54,7 @@ struct candidate {
 struct step_request {
   const std::vector<at::Tensor>&parameters, &buffers;  ///< as for `record`
   const std::vector<output_use>& uses;                 ///< of its outputs
+  const std::vector<at::Tensor>& origins;              ///< of its inputs
   bool strict;                                         ///< what cannot be recorded is an error
   bool again;                                          ///< the forward will run once more, from its beginning
   bool elsewhere;                                      ///< so is what would have to run eagerly: weights are not on the device

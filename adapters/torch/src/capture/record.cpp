@@ -16,6 +16,7 @@
 #include "../base/reason.hpp"
 #include "backward.hpp"
 #include "dispatch.hpp"
+#include "origins.hpp"
 #include "recorder.hpp"
 #include "resumed_recording.hpp"
 #include "step_run.hpp"
@@ -101,12 +102,27 @@ c10::Device device_for(const std::vector<at::Tensor>& inputs, const std::vector<
   return device;
 }
 
+/// Inputs that the forward has written, and that need a gradient since, are outputs, too.
+/// @param arguments origins of the inputs
+void add_written(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+                 const std::vector<at::Tensor>& arguments) {
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (!arguments[i].defined() || !has_new_history(inputs[i], arguments[i])) continue;
+    if (inputs[i].is_view())
+      throw cannot_capture("the forward writes to input " + std::to_string(i) +
+                           ", a view of another tensor, whose history would become that of calls without data");
+    if (std::none_of(outputs.begin(), outputs.end(), [&](const auto& o) { return o.is_same(inputs[i]); }))
+      outputs.push_back(inputs[i]);
+  }
+}
+
 /// The forward has ended: records the rest of the step.
-/// @param arguments of the forward
+/// @param inputs    of the forward
+/// @param arguments their origins, each once
 /// @param before    gradients of the parameters
-trace rest(recorder& r, std::vector<at::Tensor> returned, std::vector<at::Tensor> arguments,
-           const std::vector<at::Tensor>& parameters, const std::vector<output_use>& uses, same_gradients& before,
-           step_run* run) {
+trace rest(recorder& r, std::vector<at::Tensor> returned, const std::vector<at::Tensor>& inputs,
+           std::vector<at::Tensor> arguments, const std::vector<at::Tensor>& parameters, const std::vector<output_use>& uses,
+           same_gradients& before, step_run* run) {
   if (run != nullptr && run->eager()) {
     before.release();
     throw cannot_capture(run->why());
@@ -126,14 +142,12 @@ trace rest(recorder& r, std::vector<at::Tensor> returned, std::vector<at::Tensor
   auto expected = uses;
   if (run != nullptr) {
     const c10::impl::IncludeDispatchKeyGuard key(record_key);
-    graph = contents_of(outputs, arguments);
     const auto of_result = outputs.size();
+    add_written(outputs, inputs, arguments);
+    graph = contents_of(outputs, arguments);
     run->end_forward(r, outputs, graph.code);
-    if (expected.size() <= of_result &&
-        outputs.size() > of_result) {  // what the module keeps brings no gradient, as far as known
-      expected.resize(of_result);
-      expected.resize(outputs.size(), {.used = false});
-    }
+    for (auto i = expected.size(); i < outputs.size(); ++i)  // what the module keeps brings no gradient, as far as known
+      expected.push_back({.used = i < of_result && !keeps_history(outputs[i], arguments)});
   }
   if (!before.hold()) {
     if (run != nullptr && !run->strict()) before.release();  // the step goes on
@@ -169,15 +183,17 @@ trace rest(recorder& r, std::vector<at::Tensor> returned, std::vector<at::Tensor
   return joined(r.finish(), std::move(ends), r.device());
 }
 
-/// The inputs of a training step, each once.
-std::vector<at::Tensor> add_inputs(recorder& r, const std::vector<at::Tensor>& inputs) {
+/// @return the origins of the inputs of a training step, each once
+std::vector<at::Tensor> add_inputs(recorder& r, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& origins) {
   std::vector<at::Tensor> arguments;
   r.set_inputs(inputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     arguments.emplace_back();
     const bool again = std::any_of(inputs.begin(), inputs.begin() + static_cast<std::ptrdiff_t>(i),
                                    [&](const auto& t) { return t.is_same(inputs[i]); });
-    if (inputs[i].defined() && !again) r.add_input(arguments.back() = inputs[i], i);
+    if (!inputs[i].defined() || again) continue;
+    r.add_input(inputs[i], i);
+    arguments.back() = origins[i];
   }
   return arguments;
 }
@@ -201,7 +217,7 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
   if (run != nullptr) run->begin(device);  // before states of the generator are replaced
   recorder r(parameters, buffers, names, device);
   std::vector<at::Tensor> arguments;
-  if (run != nullptr) arguments = add_inputs(r, inputs);
+  if (run != nullptr) arguments = add_inputs(r, inputs, origins_of(inputs));
   for (std::size_t i = arguments.size(); i < inputs.size(); ++i) {
     arguments.emplace_back();
     if (!inputs[i].defined()) continue;
@@ -217,19 +233,20 @@ trace record(const forward_function& forward, const std::vector<at::Tensor>& inp
     if (run != nullptr) here.emplace(*run);
     returned = r.insist([&] { return run == nullptr ? forward(arguments) : run->forward(r, forward, inputs); });
   }
-  return rest(r, std::move(returned), std::exchange(arguments, {}), parameters, uses, before, run);
+  return rest(r, std::move(returned), inputs, std::exchange(arguments, {}), parameters, uses, before, run);
 }
 
 /// What a recording that goes on needs until its end.
 struct resumed_recording::state {
-  state(std::unique_lock<std::mutex> l, const step_request& what, const candidate& common, const std::vector<at::Tensor>& inputs)
+  state(std::unique_lock<std::mutex> l, const step_request& what, const candidate& common, const std::vector<at::Tensor>& i)
       : lock(std::move(l)),
         parameters(what.parameters),
         uses(what.uses),
         before(parameters),
         r(parameters, what.buffers, names_in(*common.what->recorded, parameters.size() + what.buffers.size()),
           common.what->recorded->device),
-        arguments(add_inputs(r, inputs)),
+        inputs(i),
+        arguments(add_inputs(r, inputs, what.origins)),
         run(what.strict, what.again, what.numbers) {}
   static std::vector<std::string> names_in(const trace& t, std::size_t how_many) {
     std::vector<std::string> names;
@@ -242,7 +259,7 @@ struct resumed_recording::state {
   std::vector<output_use> uses;
   same_gradients before;
   recorder r;
-  std::vector<at::Tensor> arguments;
+  std::vector<at::Tensor> inputs, arguments;
   step_run run;
   std::optional<recording> on;
   std::optional<recorded_forward_of> here;
@@ -312,7 +329,8 @@ trace resumed_recording::finish(const std::vector<at::Tensor>& returned) {
   s.run.returns(s.r, returned);
   const c10::DeviceGuard guard(s.r.device());
   const at::AutoGradMode grad_mode(true);
-  return rest(s.r, s.r.insist([&] { return returned; }), std::exchange(s.arguments, {}), s.parameters, s.uses, s.before, &s.run);
+  return rest(s.r, s.r.insist([&] { return returned; }), s.inputs, std::exchange(s.arguments, {}), s.parameters, s.uses, s.before,
+              &s.run);
 }
 
 step_run resumed_recording::take() { return std::move(state_->run); }

@@ -9,6 +9,7 @@
 #include <remat/io/bytes.hpp>
 
 #include "../capture/follower.hpp"
+#include "../capture/origins.hpp"
 #include "../capture/step_run.hpp"
 #include "state.hpp"
 
@@ -56,7 +57,7 @@ session::state::begun_step session::state::follow(const invocation& call, const 
     }
   });
   begun_step b;
-  b.inputs = inputs;
+  b.inputs = detail::origins_of(inputs);
   const auto as_it_is = [&] {
     lock.unlock();
     b.returned = call.forward(inputs);
@@ -72,7 +73,8 @@ session::state::begun_step session::state::follow(const invocation& call, const 
     }
   }
   if (begins)
-    return record_step(call, inputs, outputs, uses, [&](detail::step_run& run) { return make_setup(call, inputs, uses, &run); });
+    return record_step(call, inputs, std::move(b.inputs), outputs, uses,
+                       [&](detail::step_run& run) { return make_setup(call, inputs, uses, &run); });
 
   std::vector<detail::candidate> candidates;
   for (const auto& s : known) candidates.push_back({s->forward, {s->bound, &s->bound->slots}});
@@ -89,8 +91,8 @@ session::state::begun_step session::state::follow(const invocation& call, const 
     const auto there = disguise(*of);
     try {
       return detail::follow(candidates, call.forward, inputs,
-                            {of->parameters, of->buffers, uses, options.strict || there, options.verify > 0, there != nullptr,
-                             !options.graph, make_room});
+                            {of->parameters, of->buffers, uses, b.inputs, options.strict || there, options.verify > 0,
+                             there != nullptr, !options.graph, make_room});
     } catch (const cannot_capture&) {
       throw;
     } catch (...) {
@@ -106,7 +108,7 @@ session::state::begun_step session::state::follow(const invocation& call, const 
     f.fresh ? log(text + "it is recorded anew from there") : warn_once(text + "this step runs as it is");
   }
   if (f.fresh)
-    return record_step(call, inputs, outputs, uses, [&](detail::step_run& run) {
+    return record_step(call, inputs, std::move(b.inputs), outputs, uses, [&](detail::step_run& run) {
       run = std::move(f.fresh->run);
       if (f.fresh->refusal) std::rethrow_exception(f.fresh->refusal);
       return setup_of_path(f.fresh->recorded, *like, of, run);
@@ -170,11 +172,12 @@ void session::state::find_plan(begun_step& b, const invocation& call, const std:
 }
 
 session::state::begun_step session::state::record_step(const invocation& call, const std::vector<at::Tensor>& inputs,
-                                                       const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses,
+                                                       std::vector<at::Tensor> origins, const std::shared_ptr<usage>& outputs,
+                                                       const std::vector<output_use>& uses,
                                                        const std::function<std::shared_ptr<setup>(detail::step_run&)>& make,
                                                        bool trial) {
   begun_step b;
-  b.inputs = inputs;
+  b.inputs = std::move(origins);
   const bool strict = options.strict || elsewhere_ || trial;
   detail::step_run run(strict, options.verify > 0 || trial, !options.graph);
   std::shared_ptr<setup> s;
@@ -222,7 +225,7 @@ std::shared_ptr<runner> session::state::try_step(const invocation& call, const s
   const auto outputs = usage_of(key_of(call, inputs));
   const auto uses = outputs->now();
   const auto make = [&](detail::step_run& run) { return make_setup(call, inputs, uses, &run); };
-  return record_step(call, inputs, outputs, uses, make, true).r;
+  return record_step(call, inputs, detail::origins_of(inputs), outputs, uses, make, true).r;
 }
 
 std::shared_ptr<setup> session::state::with_late_inputs(const std::shared_ptr<setup>& s, std::size_t inputs,

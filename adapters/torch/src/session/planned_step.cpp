@@ -16,6 +16,7 @@
 #include "../autograd/step_node.hpp"
 #include "../autograd/verification.hpp"
 #include "../capture/follower.hpp"
+#include "../capture/origins.hpp"
 #include "state.hpp"
 
 namespace remat::pytorch {
@@ -55,12 +56,14 @@ constexpr const char* changed_since =
     "more, but the mode, a parameter or an attribute of the module is another one by now; change it after the backward";
 
 /// Puts the data of planned outputs under those that the module's own code has made, which take their places.
+/// @param origins of the inputs
 /// @return per output: it is a tensor from outside, which keeps its own history
-std::vector<bool> give_data(const program& step, std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& hollow) {
+std::vector<bool> give_data(const program& step, std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& hollow,
+                            const std::vector<at::Tensor>& origins) {
   std::vector<bool> own(outputs.size());
   for (std::size_t i = 0; i < hollow.size(); ++i) {
     const auto &from = outputs[i], &to = hollow[i];
-    own[i] = to.is_leaf() && to.requires_grad();
+    own[i] = detail::keeps_history(to, origins);
     if (step.from(step.views[step.outputs[i]].value) == role::internal) {
       to.unsafeGetTensorImpl()->set_storage_keep_dtype(from.storage());
       to.unsafeGetTensorImpl()->set_storage_offset(from.storage_offset());
@@ -201,7 +204,7 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
     r->run->reset();
     throw;
   }
-  const auto own = give_data(step, outputs, b.hollow);
+  const auto own = give_data(step, outputs, b.hollow, inputs);
   const auto& read = r->what->run->read_in_backward();
   auto watch = r->bound->slots.watch(read.outside, inputs);
   for (std::size_t i = 0; i < outputs.size(); ++i) {

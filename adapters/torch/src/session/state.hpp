@@ -216,7 +216,7 @@ struct session::state : std::enable_shared_from_this<state> {
   /// A step whose forward is about to run by a plan.
   struct begun_step {
     std::shared_ptr<runner> r;       ///< null: the forward has run as it is
-    std::vector<at::Tensor> inputs;  ///< those of the call, and what its program takes beside them
+    std::vector<at::Tensor> inputs;  ///< those of the call, or their origins, and what its program takes beside them
     std::vector<at::Tensor> hollow;  ///< the outputs that the module's own code has made, without data; empty: it has not run
     std::shared_ptr<detail::kept_graph> graph;  ///< that it has built; null: it is gone
     std::vector<at::Tensor> returned;           ///< what it gave
@@ -236,10 +236,11 @@ struct session::state : std::enable_shared_from_this<state> {
   }
   /// Runs the module's code, followed or recorded.
   begun_step follow(const invocation& call, const std::vector<at::Tensor>& inputs, std::unique_lock<owned_mutex>& lock);
-  /// @param make  records the step, whose forward runs meanwhile
-  /// @param trial the step will not go on: what cannot be recorded is an error
-  begun_step record_step(const invocation& call, const std::vector<at::Tensor>& inputs, const std::shared_ptr<usage>& outputs,
-                         const std::vector<output_use>& uses,
+  /// @param origins of the inputs, before the forward
+  /// @param make    records the step, whose forward runs meanwhile, unless it has run
+  /// @param trial   the step will not go on: what cannot be recorded is an error
+  begun_step record_step(const invocation& call, const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> origins,
+                         const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses,
                          const std::function<std::shared_ptr<setup>(detail::step_run&)>& make, bool trial = false);
   /// An executor for a step that is only recorded. Its forward runs once, on the inputs, and leaves nothing but what the module's
   /// own code keeps.
