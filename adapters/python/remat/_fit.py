@@ -15,13 +15,14 @@ import torch
 from . import _core, _options, _tree
 from ._cards import Card, card_for, optimizer_bytes
 from ._errors import OverBudget
-from ._plan import Roofline, parts_of, prepared
+from ._plan import Roofline, check_model, parts_of, prepared
 from ._report import write_whole
 from ._session import Session
 from ._wrap_options import Options
 
 _EXTRAS = (0.05, 0.10, 0.20)  #: the table shows the memory that these shares of extra time buy
 _SHORT = 1.0  #: seconds of each search
+_MOST = 1e6  #: extra time that may be asked for, as a share
 _KERNELS = 4096  #: bytes that measured kernels may take beyond what is estimated of them
 
 
@@ -165,9 +166,13 @@ def largest(make_args: Callable[[int], Any], model: torch.nn.Module, *, device: 
         >>> remat.largest(lambda n: (torch.zeros(n, 2048, dtype=torch.long, device="meta"),), model, device="a100-sxm-80gb", optimizer="adamw")
         12
     """
-    choices = sorted(set(values))
+    _options.function("make_args", make_args)
+    if not isinstance(values, Iterable):
+        raise TypeError(f"values must be integers, got {values!r}")
+    choices = list(values)
     if not choices or not all(isinstance(v, numbers.Integral) for v in choices):
         raise ValueError("values must be integers, and at least one")
+    choices = sorted(set(choices))
     asked = None if budget is None else _bytes(budget)
     there, session = _session(model, *_arguments(make_args(choices[0])), device, optimizer, extra)
     available = there.available if asked is None else asked
@@ -197,9 +202,8 @@ def largest(make_args: Callable[[int], Any], model: torch.nn.Module, *, device: 
 
 
 def _session(model: torch.nn.Module, args: Any, kwargs: Any, device: Any, optimizer: Any, extra: float) -> tuple[Card, Session]:
-    _options.number("extra", extra)
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__qualname__}")
+    _options.number("extra", extra, most=_MOST)
+    check_model(model)
     there = card_for(device, model, _tree.tensors_in((args, kwargs)))
     options = Options(time_limit=_SHORT, on_new_shape="plan", cache=False, optimizer=optimizer_bytes(optimizer, model), device=parts_of(there.roofline))
     return there, prepared(model, options)

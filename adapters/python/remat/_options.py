@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import numbers
 import os
 from typing import Any, Callable, Mapping
@@ -56,12 +58,30 @@ def folder(name: str, value: Any) -> str:
     return os.path.abspath(text)
 
 
-def number(name: str, value: Any, kind: Any = numbers.Real, least: int = 0) -> None:
-    """Raises TypeError or ValueError unless `value` is such a number, and at least so much."""
+def number(name: str, value: Any, kind: Any = numbers.Real, least: int = 0, most: float = math.inf) -> None:
+    """Raises TypeError or ValueError unless `value` is such a number in this range."""
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be {'an integer' if kind is numbers.Integral else 'a number'}, got {value!r}")
     if not value >= least:
         raise ValueError(f"{name} must be >= {least}, got {value!r}")
+    if value > most:
+        raise ValueError(f"{name} must be <= {most}, got {value!r}")
+
+
+def document(name: str, value: Any) -> str:
+    """One of the exchange formats as JSON. Raises TypeError for what is none."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a dictionary, got {type(value).__qualname__}")
+    try:
+        return json.dumps(dict(value))
+    except (TypeError, ValueError) as e:
+        raise TypeError(f"{name}: {e}") from None
+
+
+def function(name: str, value: Any) -> None:
+    """Raises TypeError unless `value` can be called."""
+    if not callable(value):
+        raise TypeError(f"{name} must be a function, got {value!r}")
 
 
 def arguments(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -13,7 +13,7 @@ import torch
 
 from . import _core, _options
 from ._errors import Refused
-from ._report import Plan
+from ._report import MOST_POINTS, Plan
 from ._session import SLOT, Session
 from ._wrap_options import Options
 
@@ -31,6 +31,9 @@ class Roofline:
 
     def __post_init__(self) -> None:
         rates = self.flops_per_second.values() if isinstance(self.flops_per_second, Mapping) else [self.flops_per_second]
+        for x in (*rates, self.bytes_per_second, self.overhead):
+            if not isinstance(x, numbers.Real):
+                raise TypeError(f"flops_per_second, bytes_per_second and overhead of a Roofline must be numbers, got {x!r}")
         if not rates or not all(math.isfinite(x) and x > 0 for x in (*rates, self.bytes_per_second)):
             raise ValueError("flops_per_second and bytes_per_second of a Roofline must be finite and > 0")
         if not (math.isfinite(self.overhead) and self.overhead >= 0):
@@ -96,7 +99,7 @@ def curve(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[st
     args, kwargs, device: as for `plan`. points: number of budgets. time_limit: of all searches together, seconds.
     Raises Refused if the model cannot be captured, Error or ValueError for options.
     """
-    _options.number("points", points, numbers.Integral, 1)
+    _options.number("points", points, numbers.Integral, 1, MOST_POINTS)
     options = Options(solver=solver, solver_options=solver_options, time_limit=time_limit, gap=gap, seed=seed, device=parts_of(device))
     session = prepared(model, options)
     session._prepare(model, args, kwargs)
@@ -119,8 +122,15 @@ def parts_of(device: str | Card | Roofline | None) -> tuple[Any, ...] | None:
     return list(by_type.items()), min(by_type.values(), default=rates), rated.bytes_per_second, rated.overhead
 
 
+def check_model(model: Any) -> None:
+    """Raises TypeError unless it is one."""
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__qualname__}")
+
+
 def prepared(model: torch.nn.Module, options: Options) -> Session:
-    """A session of a model that stays as it is. Raises Refused if nothing can be measured."""
+    """A session of a model that stays as it is. Raises Refused if nothing can be measured, TypeError for what is no model."""
+    check_model(model)
     if options.device is None and any(t.is_meta for t in (*model.parameters(), *model.buffers())):
         raise Refused("the model is on meta, where nothing can be measured", advice="device=remat.Roofline(...) tells what operations take")
     wrapped = model.__dict__.get(SLOT)

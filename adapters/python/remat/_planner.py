@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json as _json
+import numbers as _numbers
 from typing import Any, Callable, Mapping, cast
 
 from . import _core, _options
@@ -25,11 +26,26 @@ def solve(problem: Mapping[str, Any], budget: int | float | str, *, solver: str 
 
     Returns a remat-schedule as a dictionary, `steps` empty unless `status` is "optimal" or "feasible"; "time_limit": time was up;
         "not_found": the method ended without a schedule; "not_applicable": the problem is not of its kind; a `reason` may say more.
-    Raises Error (a ValueError) that names the culprit for bad input.
+    Raises Error (a ValueError), ValueError or TypeError that names the culprit for bad input.
     """
-    found = _core.solve(_json.dumps(problem), str(budget), solver, _options.of_solver(solver_options), backend, time_limit, threads, seed, gap, observer,
-                        _json.dumps(start) if start is not None else "")
+    told, begin = _options.document("problem", problem), "" if start is None else _options.document("start", start)
+    for name, text in (("solver", solver), ("backend", backend)):
+        if not isinstance(text, str):
+            raise TypeError(f"{name} must be a name, got {text!r}")
+    for name, value in (("time_limit", time_limit), ("gap", gap)):
+        _options.number(name, value)
+    for name, count, least, most in (("threads", threads, 0, (1 << 31) - 1), ("seed", seed, 0, (1 << 64) - 1)):
+        _options.number(name, count, _numbers.Integral, least, most)
+    if observer is not None:
+        _options.function("observer", observer)
+    found = _core.solve(told, _budget(budget), solver, _options.of_solver(solver_options), backend, time_limit, threads,
+                        seed, gap, observer, begin)
     return cast("dict[str, Any]", _json.loads(found))
+
+
+def _budget(budget: Any) -> str:
+    """As text, a share or bytes."""
+    return budget if isinstance(budget, str) and budget.rstrip().endswith("%") else _options.size("budget", budget)
 
 
 def evaluate(problem: Mapping[str, Any], schedule: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,7 +54,7 @@ def evaluate(problem: Mapping[str, Any], schedule: Mapping[str, Any]) -> dict[st
 
     Raises Error naming the step that breaks a rule.
     """
-    return _core.evaluate(_json.dumps(problem), _json.dumps(schedule))
+    return _core.evaluate(_options.document("problem", problem), _options.document("schedule", schedule))
 
 
 def solvers() -> dict[str, str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import json
+import numbers
 import os
 from typing import TYPE_CHECKING, AbstractSet, Any, Iterator, Mapping
 
-from . import _core
+from . import _core, _options
 from ._errors import Error
 
 if TYPE_CHECKING:
@@ -122,6 +122,9 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
     return rows
 
 
+MOST_POINTS = 1 << 20  #: budgets of a curve
+
+
 class Report(str):
     """A table as text, and a page that draws it: see `save`."""
 
@@ -131,6 +134,8 @@ class Report(str):
     _page: str | None
 
     def __new__(cls, text: str, plan: str | Plan, problem: str = "", time_limit: float = 10.0, points: int = 12) -> Report:
+        _options.number("time_limit", time_limit)
+        _options.number("points", points, numbers.Integral, 1, MOST_POINTS)
         report = super().__new__(cls, text)
         report._plan, report._problem, report._limits, report._page = plan, problem, (time_limit, points), None
         return report
@@ -174,8 +179,8 @@ def report(plan: Plan | Mapping[str, Any] | str | os.PathLike[str], problem: Map
         except (OSError, UnicodeDecodeError) as e:
             raise Error(f"{name}: {e.strerror if isinstance(e, OSError) else 'not a text file'}") from None
     else:
-        text = json.dumps(plan)
-    told = "" if problem is None else json.dumps(problem)
+        text = _options.document("plan", plan)
+    told = "" if problem is None else _options.document("problem", problem)
     try:
         peak, seconds = _core.plan_figures(text, told)
     except Error as e:
@@ -184,4 +189,6 @@ def report(plan: Plan | Mapping[str, Any] | str | os.PathLike[str], problem: Map
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise TypeError(f"path must be that of a file, got {path!r}")
     _core.write_file(os.fsdecode(path), content.encode() if isinstance(content, str) else content)

@@ -13,7 +13,7 @@ from typing import Any, Literal, Mapping, TypeVar
 import torch
 
 from . import _patches, _torch
-from ._errors import Refused
+from ._errors import Error, Refused
 from ._groups import Offload, Planner, flattened
 from ._options import arguments
 from ._session import SLOT, Session, _sessions
@@ -90,11 +90,19 @@ def wrap(model: M, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None 
 
 
 def _accelerator(device: str | torch.device) -> torch.device:
-    """Raises ValueError unless it is one that steps can run on."""
-    found = torch.device(device)
+    """Raises ValueError or TypeError unless it is one that steps can run on."""
+    if not isinstance(device, (str, torch.device)):
+        raise TypeError(f'device must be a device such as "cuda", got {device!r}')
+    try:
+        found = torch.device(device)
+    except RuntimeError as e:
+        raise ValueError(f"device: {e}") from None
     if found.type in ("cpu", "meta"):
         raise ValueError(f"device must be an accelerator, got {str(found)!r}")
-    _torch.check_device(str(found))
+    try:
+        _torch.check_device(str(found))
+    except Error as e:
+        raise Error(f"device={str(found)!r}: {e}") from None
     return torch.device(found.type, torch.accelerator.current_device_index()) if found.index is None else found
 
 
@@ -130,8 +138,6 @@ def of(model: torch.nn.Module) -> Session:
 
     Raises Error if it is not wrapped.
     """
-    from ._core import Error
-
     session = _session(model)
     if session is None:
         raise Error(f"this {type(model).__qualname__} is not wrapped: call remat.wrap first")

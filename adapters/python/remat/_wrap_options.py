@@ -56,7 +56,7 @@ class Options:
         if not isinstance(self.solver, str):
             raise TypeError(f"solver must be a name, got {self.solver!r}")
         solver_options = self.solver_options
-        if not isinstance(solver_options, tuple):  # not checked yet
+        if not (isinstance(solver_options, tuple) and all(isinstance(pair, tuple) for pair in solver_options)):  # not checked yet
             options = _options.of_solver(solver_options)
             if options:
                 _core.check_solver(self.solver_name(), options)
@@ -64,10 +64,10 @@ class Options:
         for name, kinds in (("graph", bool), ("follow", (bool, type(None)))):
             if not isinstance(getattr(self, name), kinds):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        for name, kind in (("time_limit", numbers.Real), ("first_limit", numbers.Real), ("gap", numbers.Real), ("seed", numbers.Integral), ("verify", numbers.Integral)):
-            _options.number(name, getattr(self, name), kind)
-        if self.seed >= 1 << 64:
-            raise ValueError(f"seed must be less than 2^64, got {self.seed}")
+        for name in ("time_limit", "first_limit", "gap"):
+            _options.number(name, getattr(self, name))
+        for name in ("seed", "verify"):
+            _options.number(name, getattr(self, name), numbers.Integral, most=(1 << 64) - 1)
         told: dict[str, Any] = {"solver_options": solver_options}
         for name, parse in (("budget", lambda text: _torch.check_budget(text, False)), ("activation_budget", lambda text: _torch.check_budget(text, True)),
                             ("host_budget", _core.parse_bytes), ("disk_budget", _core.parse_bytes), ("optimizer", _core.parse_bytes)):

@@ -249,12 +249,16 @@ class Fit(unittest.TestCase):
 
     def test_bad_input(self):
         for options, error, words in (({"device": "h1000"}, ValueError, "h1000"), ({"device": 3}, TypeError, "3"), ({"extra": -1}, ValueError, "extra"),
-                                      ({"extra": "x"}, TypeError, "extra"), ({"optimizer": "adamx"}, ValueError, "adamx"),
+                                      ({"extra": "x"}, TypeError, "extra"), ({"extra": math.inf}, ValueError, "extra"), ({"optimizer": "adamx"}, ValueError, "adamx"),
                                       ({"budget": "much"}, ValueError, "budget"), ({"budget": -1}, ValueError, "budget")):
             with self.subTest(options), self.assertRaisesRegex(error, words):
                 remat.fit(self.model, self.args, **{"device": DEVICE, **options})
-        with self.assertRaisesRegex(TypeError, "model"):
-            remat.fit(3, self.args)
+        for take in (remat.fit, remat.plan, remat.curve):
+            with self.subTest(take.__name__), self.assertRaisesRegex(TypeError, "model"):
+                take(3, self.args)
+        for rates in (("x", 1e9), (1e12, None), (1e12, 1e9, "x")):
+            with self.subTest(rates), self.assertRaisesRegex(TypeError, "Roofline"):
+                remat.Roofline(*rates)
         for take in (remat.fit, remat.plan, remat.wrap):
             with self.subTest(take.__name__), self.assertRaisesRegex(TypeError, "kwargs must be a mapping .* got list"):
                 take(copy.deepcopy(self.model), self.args, [1])
@@ -297,9 +301,11 @@ class Largest(unittest.TestCase):
         self.assertEqual(remat.largest(make, Net(), device=DEVICE, values=(1, 2), budget="1 GiB"), 2)
         with self.assertRaisesRegex(remat.OverBudget, "smallest of the values"):
             remat.largest(make, Net(), device=DEVICE, values=(1, 2), budget="700 KiB")
-        for values in ((), ("x",), (1.5,)):
-            with self.assertRaises((ValueError, TypeError)):
+        for values in ((), ("x",), (1.5,), (1, "x"), 3):
+            with self.subTest(values), self.assertRaisesRegex((ValueError, TypeError), "values"):
                 remat.largest(make, Net(), device=DEVICE, values=values)
+        with self.assertRaisesRegex(TypeError, "make_args"):
+            remat.largest(3, Net(), device=DEVICE)
 
     def test_values_of_large_integer_inputs(self):
         class Asks(nn.Module):

@@ -70,10 +70,24 @@ class Planner(unittest.TestCase):
             (chain(), "many", {}, "many"),
             (chain(), -1, {}, "-1"),
             (chain(), 100, {"solver": "magic"}, "magic"),
-            (chain(), 100, {"time_limit": -1.0}, "seconds"),
+            (chain(), 100, {"time_limit": -1.0}, "time_limit"),
+            (chain(), 100, {"gap": "x"}, "gap"),
+            (chain(), 100, {"threads": 1.5}, "threads"),
+            (chain(), 100, {"seed": 1 << 64}, "seed"),
+            (chain(), 100, {"solver": None}, "solver"),
+            (chain(), 100, {"backend": 3}, "backend"),
+            (chain(), 100, {"observer": 3}, "observer"),
+            (chain(), 100, {"start": []}, "start"),
+            (chain(), None, {}, "budget"),
+            (chain(), "", {}, "budget"),
+            ([], 100, {}, "problem"),
+            ({"format": object()}, 100, {}, "problem"),
         ]:
-            with self.assertRaisesRegex(remat.Error, culprit):
+            with self.subTest(culprit), self.assertRaisesRegex((ValueError, TypeError), culprit):
                 remat.solve(problem, budget, **options)
+        for pair, culprit in (((chain(), 3), "schedule"), ((3, {}), "problem")):
+            with self.assertRaisesRegex(TypeError, culprit):
+                remat.evaluate(*pair)
         with self.assertRaisesRegex(remat.Error, "step 0"):
             remat.evaluate(chain(), {"format": "remat-schedule", "version": 1, "steps": [["compute", 4]]})
 

@@ -216,6 +216,8 @@ class Refusals(unittest.TestCase):
                                      ({"budget": True}, TypeError, "budget"), ({"budget": 1, "activation_budget": 1}, ValueError, "both"),
                                      ({"solver": "magic"}, remat.Error, "magic"), ({"time_limit": -1}, ValueError, "time_limit"),
                                      ({"gap": 2}, remat.Error, "gap"), ({"verify": -1}, ValueError, "verify"), ({"budget": float("nan")}, ValueError, "nan"),
+                                     ({"verify": 1 << 64}, ValueError, "verify"), ({"solver_options": (1,)}, TypeError, "solver_options"),
+                                     ({"device": "x"}, ValueError, "device"), ({"device": ""}, ValueError, "device"), ({"device": 3}, TypeError, "device"),
                                      ({"on_new_shape": "x"}, ValueError, "on_new_shape"), ({"on_refuse": "x"}, ValueError, "on_refuse")):
             m = Chain()
             with self.assertRaisesRegex(kind, culprit):
