@@ -44,7 +44,7 @@ class Module(nn.Module):
         self.norm, self.drop, self.cell = nn.BatchNorm1d(WIDTH), nn.Dropout(0.3), nn.GRUCell(WIDTH, WIDTH)
         self.scale = nn.Parameter(torch.ones(WIDTH))
         self.register_buffer("mean", torch.zeros(WIDTH))
-        self.state, self.notes = torch.zeros(ROWS, WIDTH), []
+        self.state, self.notes, self.given = torch.zeros(ROWS, WIDTH), [], None
         self.acts = [self.choose.choice(ACTS) for _ in range(self.choose.randint(3, 10))]
         self.varying = self.choose.random() < 0.3
         self.outputs = [(self.choose.random(), self.choose.choice(("it", "view", "detached", "twice"))) for _ in range(self.choose.randint(1, 3))]
@@ -53,10 +53,10 @@ class Module(nn.Module):
     def forward(self, x, y):
         self.step += 1
         r = random.Random(self.seed * 1000 + (self.step if self.varying and self.step % 2 else 0))
-        pool = [x, y, self.layers[0](x)]
+        self.given, pool = (x, y), [x, y, self.layers[0](x)]
         for act in self.acts:
             pool.append(act(self, pool[-1], r.choice(pool), r))
-        found = []
+        self.given, found = None, []
         for place, kind in self.outputs:
             t = pool[-1] if not found else pool[int(place * len(pool))]
             found.append({"it": t, "view": t[1:4], "detached": t.detach(), "twice": t}[kind])
@@ -78,10 +78,11 @@ def write(m, a, b, r):
 
 
 def overwrite(m, a, b, r):
-    """Of an input, too, whose history changes then."""
-    if b.grad_fn is not None or not b.requires_grad:
-        b.mul_(a.detach().sigmoid())
-    return a + b
+    """An input, whose history changes then."""
+    given = r.choice(m.given)
+    if given.grad_fn is not None or not given.requires_grad:
+        given.mul_(a.detach().sigmoid())
+    return a + given
 
 
 def average(m, a, b, r):

@@ -86,6 +86,24 @@ class Paths(Test):
             with self.subTest(act.__name__):
                 self.planned(Changes, lambda m, x, k: (backward(m, x, k), [] if m.kept is None else [m.kept])[1])
 
+    def test_a_path_beyond_the_budget_is_searched_once(self):
+        class Grows(Net):
+            def begin(self):
+                self.wide = False
+
+            def act(self, h):
+                return torch.cat([h.tanh() * k for k in range(1, 9)], 1).view(-1, 8, 48).sum(1) if self.wide else h
+
+        def step(model, x, k):
+            model.wide = k > 0
+            with self.assertNoLogs("remat", logging.INFO) if remat.is_wrapped(model) and k > 3 else contextlib.nullcontext():
+                backward(model, x, k)
+
+        with self.assertRaises(remat.OverBudget) as seen:
+            trained(Grows, backward, 1, {"budget": 1})
+        with self.assertLogs("remat", logging.WARNING):
+            self.check(Grows, step, steps=6, budget=seen.exception.needed)
+
     def test_what_cannot_be_recorded(self):
         """Some steps make a sparse tensor: these run as they are, and the others stay planned."""
         class Sparse(Net):

@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -94,6 +95,8 @@ struct setup {
   std::map<std::pair<bytes_t, std::size_t>, std::shared_ptr<const plan>> plans_in_flight;
   std::shared_ptr<const plan> least_in_flight;  ///< of those that took more, the one that holds least
   mutable std::map<bytes_t, std::shared_ptr<const plan>> plans_without_copies;  ///< the same, while others hold the far memory
+  std::exception_ptr refusal;                                                   ///< of the last search that found no plan
+  std::pair<bytes_t, bytes_t> refused = {};  ///< what it was for: bytes available, and bytes held
   mutable std::mutex least_mutex;
   mutable std::shared_ptr<const plan> least;  ///< see `leanest`
   placing places = placing::one;              ///< of its steps, where these do not share memory

@@ -33,6 +33,8 @@ std::shared_ptr<const plan> session::state::plan_for(const std::shared_ptr<setup
   std::shared_ptr<const plan> best;
   if (s->store_all->run->needed_bytes() <= available)
     best = s->store_all;
+  else if (s->refusal && s->refused == std::pair(available, held_bytes))
+    std::rethrow_exception(s->refusal);
   else if (const auto relative = sibling(*s, true)) {
     best = take_over(*s, available, *relative);
     if (!best || best->run->needed_bytes() < available / 10 * 9)  // there is room for better decisions
@@ -40,7 +42,13 @@ std::shared_ptr<const plan> session::state::plan_for(const std::shared_ptr<setup
         best = other;
   }
   if (!best && s->new_path) best = glance(*s, available, searching());
-  if (!best) best = search(*s, available, held_bytes, searching());
+  if (!best) try {
+      best = search(*s, available, held_bytes, searching());
+    } catch (const over_budget&) {
+      s->refusal = std::current_exception();
+      s->refused = {available, held_bytes};
+      throw;
+    }
   announce(*best, available);
   s->plans[available] = best;
   return best;
@@ -124,7 +132,7 @@ std::shared_ptr<runner> session::state::ready(const std::shared_ptr<setup>& s, c
     const auto& p = *r->what->run;  // its arena may be larger, as that of another kind
     const auto need = p.needed_bytes() + std::max<bytes_t>(0, r->run->arena()->bytes() - p.arena_bytes());
     const auto gradients = memory.gradients();
-    if (fixed + gradients + need + memory.others(r.get()) > memory.budget(last_held, gradients, true)) continue;
+    if (fixed + gradients + need + memory.others(r.get()) > memory.budget(last_held, gradients, true) + beyond_) continue;
     if (!memory.vacate(*r->run->memory())) continue;
     last_held.gradients = gradients;
     return r;
