@@ -27,6 +27,7 @@ ELSEWHERE = {
     "test_memory_written_without_operators": "numpy writes memory of the host",
     "test_memory_of_what_runs_as_it_is": "the meter counts memory of the host, and there are no sparse tensors",
     "test_memory_within_a_budget": "the meter counts memory of the host",
+    "test_a_path_beyond_the_budget_is_searched_once": "all budgets are the same there",
     "test_threads": "a default device is one of a thread: devices.py has threads of its own",
 }
 if HOST:
