@@ -53,10 +53,7 @@ class CopyFailed(Error, RuntimeError):
 
 
 class DeviceLost(Error, RuntimeError):
-    """A device does not work any more. Nothing can run on it in this process; models on the host go on.
-
-    In a backward, PyTorch raises a RuntimeError with the same words.
-    """
+    """A device does not work any more. Nothing can run on it in this process; models on the host go on."""
 
 
 class NoSpace(Error, RuntimeError):

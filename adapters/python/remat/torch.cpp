@@ -70,6 +70,7 @@ PYBIND11_MODULE(_torch, m) {
     const py::gil_scoped_acquire gil;
     PyErr_Clear();
   });
+  rp::when_raised(&remat::python::translate_raised);
   rp::when_held(&held_beside);
   rp::when_recorded(remat::python::caller_line());
   m.def("capturing", &rp::capturing);

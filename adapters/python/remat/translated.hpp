@@ -4,7 +4,9 @@
 #pragma once
 
 #include <pybind11/pybind11.h>
+#include <torch/csrc/Exceptions.h>
 
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -51,6 +53,21 @@ auto translated(F f) {
     raise("NotEqual", e.what());
   } catch (const remat::error& e) {
     raise("Error", e.what());
+  }
+}
+
+/// In the handler of an exception that the backward of a step raises: throws what Python expects, if it is one of ours.
+inline void translate_raised() {
+  const auto raised = std::current_exception();
+  py::gil_scoped_acquire hold;
+  try {
+    translated([&] { std::rethrow_exception(raised); });
+  } catch (py::error_already_set& e) {
+    e.restore();
+    python_error known;  // which the engine of autograd carries to the thread that has called for the backward
+    known.persist();
+    throw known;
+  } catch (const std::exception&) {  // goes on as it is
   }
 }
 

@@ -29,7 +29,7 @@ class output_node final : public ::torch::autograd::Node {
  public:
   /// @param handed gets the gradient; the step gets something of the host in its place, as PyTorch runs a node on the thread of
   ///               the device on which its gradients are. null: the step gets the gradient
-  output_node(::torch::autograd::edge_list step, std::shared_ptr<handed_over> handed)
+  explicit output_node(::torch::autograd::edge_list step, std::shared_ptr<handed_over> handed = nullptr)
       : Node(std::move(step)), handed_(std::move(handed)) {}
   std::string name() const override { return "RematBackward"; }
 

@@ -25,13 +25,19 @@ namespace remat::pytorch {
 
 namespace {
 
-std::atomic<void (*)()> forget_exception = nullptr;
+std::atomic<void (*)()> forget_exception = nullptr, translate_exception = nullptr;
 
 }  // namespace
 
 void when_recorded(std::string (*line)()) { detail::line_of_caller = line; }
 
 void when_caught(void (*forget)()) { forget_exception = forget; }
+
+void when_raised(void (*translate)()) { translate_exception = translate; }
+
+void detail::translate_raised() {
+  if (auto* translate = translate_exception.load()) translate();
+}
 
 void detail::forget_caught() {
   if (auto* forget = forget_exception.load()) forget();

@@ -57,6 +57,8 @@ extern std::string (*line_of_caller)();
 
 /// An exception has been caught, and does not go on: see `when_caught`. To be called in its handler, once its text is not needed.
 void forget_caught();
+/// An exception has been caught in a backward, and goes on: see `when_raised`. To be called in its handler.
+void translate_raised();
 
 /// The call raises an error or does nothing, such as `_linalg_check_errors`.
 inline bool only_checks(const traced_call& c) {

@@ -134,6 +134,9 @@ class without_recording_keys {
 };
 /// @param forget called when an exception that went through code of another language has been caught: that language may keep it
 void when_caught(void (*forget)());
+/// @param translate called in the handler of an exception that the backward of a step raises; may throw another one in its place,
+///                  which another language knows
+void when_raised(void (*translate)());
 /// Captures note where the code of the module calls each operator.
 /// @param line called in the forward of a capture, before each operator; gives file and line such as "model.py:41", or an empty
 ///             text. Null: nothing is noted
