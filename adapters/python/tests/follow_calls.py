@@ -324,7 +324,7 @@ class Strict(Test):
                 fast = {n: p - 0.1 * g for (n, p), g in zip(fast.items(), gradients)}
             torch.func.functional_call(model, fast, (x,)).square().mean().backward()
 
-        self.check(Net, step, exact=False)
+        self.check(Net, step)
 
     def test_weights_of_other_steps_are_not_kept(self):
         for step in ("leaf", "made"):

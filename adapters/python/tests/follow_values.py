@@ -259,7 +259,7 @@ class Values(Test):
         for step in (retained, other_use):
             with self.subTest(step=step.__name__):
                 self.check(Two, step)
-        self.check(Two, penalty, 2, exact=False)
+        self.check(Two, penalty, 2)
 
     def test_other_use_of_a_path_with_other_numbers(self):
         """The step goes on by a plan for that use, of the same calls with the numbers of this forward."""

@@ -89,22 +89,17 @@ class step_node final : public ::torch::autograd::Node {
       const c10::OptionalStreamGuard as_they_are(handed_->stream);
       return gradients(std::move(incoming));
     } catch (const std::exception&) {
-      raise();
-      throw;
+      try {
+        throw_if_lost(device_);
+        throw;
+      } catch (const std::exception&) {
+        detail::translate_raised();
+        throw;
+      }
     }
   }
 
  private:
-  /// In the handler of an exception: throws another one where that says more.
-  void raise() const {
-    try {
-      throw_if_lost(device_);
-    } catch (const device_lost&) {
-      detail::translate_raised();
-      throw;
-    }
-    detail::translate_raised();
-  }
   ::torch::autograd::variable_list gradients(::torch::autograd::variable_list&& incoming) {
     if (open_) return std::move(incoming);
     detail::graph_contents inside;
