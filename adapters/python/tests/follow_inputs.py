@@ -122,6 +122,18 @@ class Inputs(Test):
 
         self.check(Pair, step)
 
+    def test_a_forward_that_only_returns_its_input_at_first(self):
+        class Skips(Head):
+            def begin(self):
+                self.calls = 0
+
+            def forward(self, x):
+                self.calls += 1
+                return x if self.calls % 3 == 1 else super().forward(x)
+
+        model = self.check(Skips, self.step(plain, False), steps=6)
+        self.assertGreaterEqual(len(remat.of(model).plans), 2)
+
     def test_a_gradient_of_a_returned_input(self):
         """It is that of all its uses, those inside of the forward too."""
         def step(model, x, k):

@@ -173,7 +173,7 @@ class step_node final : public ::torch::autograd::Node {
     } else {                                    // the forward once more, by another plan
       std::exchange(r, nullptr)->run->reset();  // and nobody holds its arena
       const auto to = inside.code.empty() ? std::vector<at::Tensor>() : leaves();
-      beside->run([&](const auto& inputs) { r = replan.make(inputs, uses, possible, to); });
+      beside->run([&](const auto& inputs) { r = replan.make(inputs, known && does ? kind->uses : uses, possible, to); });
       if (!serves(*r->kind->step, given)) throw broken_contract("remat: a second plan for another use of the outputs");
       unread.clear();
       replan = {};

@@ -154,6 +154,9 @@ trace rest(recorder& r, std::vector<at::Tensor> returned, const std::vector<at::
     run->end_forward(r, outputs, graph.code);
     for (auto i = expected.size(); i < outputs.size(); ++i)  // what the module keeps brings no gradient, as far as known
       expected.push_back({.used = i < of_result && !keeps_history(outputs[i], arguments)});
+    bool any = false;
+    for (std::size_t i = 0; i < outputs.size(); ++i) any = any || (outputs[i].requires_grad() && expected[i].used);
+    if (!any) expected.clear();  // a forward that only returns its inputs now may do more in the next step
   }
   if (!before.hold()) {
     if (run != nullptr && !run->strict()) before.release();  // the step goes on
