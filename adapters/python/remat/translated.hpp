@@ -56,13 +56,15 @@ auto translated(F f) {
   }
 }
 
-/// In the handler of an exception that the backward of a step raises: throws what Python expects, if it is one of ours.
+/// In the handler of an exception that the backward of a step raises: throws what Python expects, if that says more than the
+/// RuntimeError that PyTorch raises.
 inline void translate_raised() {
   const auto raised = std::current_exception();
   py::gil_scoped_acquire hold;
   try {
     translated([&] { std::rethrow_exception(raised); });
   } catch (py::error_already_set& e) {
+    if (!e.matches(PyExc_RuntimeError)) return;  // what PyTorch would raise anyway
     e.restore();
     python_error known;  // which the engine of autograd carries to the thread that has called for the backward
     known.persist();

@@ -35,6 +35,7 @@ if HOST:
         "test_graph_of_gradients": "an error, see `test_refusals`",
         "test_meta_learning": "the same",
         "test_other_backwards": "its last part is the same",
+        "test_verified": "verify needs weights that stay on the device",
         "test_around": "checkpoints around a module whose weights are elsewhere keep what they are given",
         "test_other_parameters_in_each_call": "parameters that are replaced are on the device",
         "test_other_parameters_beside_views_of_the_first": "views of weights stay where these were",
