@@ -154,8 +154,7 @@ class verification {
   }
   /// A tensor over the same memory that is no leaf: a forward may write to it.
   static at::Tensor passed_on(const at::Tensor& t) {
-    auto other = detail::another(t);
-    ::torch::autograd::impl::set_version_counter(other, ::torch::autograd::impl::version_counter(t));
+    auto other = detail::twin_of(t);
     ::torch::autograd::set_history(
         other, c10::make_intrusive<output_node>(::torch::autograd::edge_list{::torch::autograd::impl::gradient_edge(t)}));
     return other;

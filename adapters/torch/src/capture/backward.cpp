@@ -224,7 +224,8 @@ trace record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<
   const auto sources = sources_of(outputs, wanted);
   auto differentiable = outputs;
   std::erase_if(differentiable, [](const auto& o) { return !o.requires_grad(); });
-  const auto edges = edges_to(wanted, differentiable), summands = edges_to(wanted, used);
+  const auto edges = edges_to(wanted, differentiable);
+  const auto summands = used.size() == differentiable.size() ? edges : edges_to(wanted, used);
   std::size_t accumulated = 0;
   std::vector<std::size_t> came(wanted.size(), std::numeric_limits<std::size_t>::max());  // tensors are numbered as they are made
   {

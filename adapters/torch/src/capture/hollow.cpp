@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <c10/core/Allocator.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <unordered_map>
@@ -41,6 +42,12 @@ at::Tensor another(const at::Tensor& t) {
   return tensor_over(t.storage(),
                      {none, t.sizes().vec(), t.strides().vec(), t.storage_offset() * static_cast<bytes_t>(t.itemsize()),
                       t.scalar_type(), t.is_conj(), t.is_neg(), false});
+}
+
+at::Tensor twin_of(const at::Tensor& t) {
+  auto twin = another(t);
+  ::torch::autograd::impl::set_version_counter(twin, ::torch::autograd::impl::version_counter(t));
+  return twin;
 }
 
 bool has_memory(const at::Tensor& t) {

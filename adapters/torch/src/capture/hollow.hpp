@@ -49,6 +49,8 @@ at::Tensor hollow_tensor(at::IntArrayRef sizes, at::IntArrayRef strides, const a
 at::Tensor tensor_over(const c10::Storage& s, const byte_view& v);
 /// Another tensor over the memory of `t`.
 at::Tensor another(const at::Tensor& t);
+/// The same, with its version counter: writes to one count for both.
+at::Tensor twin_of(const at::Tensor& t);
 
 /// Takes its memory from a storage.
 void release(c10::StorageImpl* s);

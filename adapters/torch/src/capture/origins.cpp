@@ -16,9 +16,8 @@ std::vector<at::Tensor> origins_of(const std::vector<at::Tensor>& inputs) {
     if (!t.defined() || !t.has_storage() || t.is_inference() || !::torch::autograd::isDifferentiableType(t.scalar_type()) ||
         collects_gradient(t))
       continue;
-    auto& origin = origins.back() = another(t);
+    auto& origin = origins.back() = twin_of(t);
     if (t.requires_grad()) ::torch::autograd::impl::set_gradient_edge(origin, ::torch::autograd::impl::gradient_edge(t));
-    ::torch::autograd::impl::set_version_counter(origin, ::torch::autograd::impl::version_counter(t));
   }
   return origins;
 }

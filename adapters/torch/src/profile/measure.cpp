@@ -316,7 +316,7 @@ program_profile profile(const program& step, const profile_options& o, const std
   auto& here = known[machine];
   auto* file = o.cache.empty() ? nullptr : &files.try_emplace(o.cache, o.cache).first->second;
   bool open = false;
-  const known_nodes others(like);
+  std::optional<known_nodes> others;  // once they are needed
 
   program_profile result;
   std::map<std::string, std::shared_ptr<const node_profile>> used;
@@ -328,11 +328,13 @@ program_profile profile(const program& step, const profile_options& o, const std
       if (!std::exchange(open, true)) file->open();
       entry = file->find(machine, key, n.outputs.size());
     }
-    if (!entry)
-      if (auto p = others.profile_of(step, n)) {
+    if (!entry && !like.empty()) {
+      if (!others) others.emplace(like);
+      if (auto p = others->profile_of(step, n)) {
         result.nodes.push_back(entry = std::make_shared<node_profile>(std::move(*p)));
         continue;
       }
+    }
     if (!entry) {
       ++result.measured;
       const double left = std::max(0.0, o.seconds - since(begin));

@@ -192,9 +192,9 @@ std::shared_ptr<setup> session::state::make_variant(const setup& s, program step
 std::shared_ptr<setup> session::state::in_summands(const setup& s) {
   release();
   auto parts = detail::in_summands(*s.sums);
-  auto a = setup_from(std::make_shared<const detail::trace>(std::move(parts.recorded)), s, s.bound->of);
-  a->forward = s.forward;
+  auto a = setup_from(std::make_shared<const detail::trace>(std::move(parts.recorded)), s, s.bound->of, s.forward);
   a->inputs = s.inputs + ", gradients in summands";
+  a->plain_peak = s.plain_peak;
   a->more_of = std::move(parts.inputs);
   a->sums = nullptr;
   a->in_summands = true;
@@ -272,7 +272,8 @@ void session::state::bind(setup& s, const std::shared_ptr<const module_tensors>&
 }
 
 std::shared_ptr<setup> session::state::setup_from(const std::shared_ptr<const detail::trace>& recorded, const setup& like,
-                                                  const std::shared_ptr<const module_tensors>& of) {
+                                                  const std::shared_ptr<const module_tensors>& of,
+                                                  std::shared_ptr<const detail::recorded_forward> forward) {
   auto s = of_same_module(like);
   const auto begin = clock::now();
   s->inputs = like.inputs;
@@ -283,7 +284,8 @@ std::shared_ptr<setup> session::state::setup_from(const std::shared_ptr<const de
   s->step = captured.step;
   s->plain_peak = detail::plain_peak(*recorded);
   if (options.steps_on) mark_homes(*s, captured);
-  if (options.follow) s->forward = std::make_shared<const detail::recorded_forward>(recorded);
+  s->forward = std::move(forward);
+  if (options.follow && !s->forward) s->forward = std::make_shared<const detail::recorded_forward>(recorded);
   const auto place = places_in_queue(std::set(s->step->parameters.begin(), s->step->parameters.end()).size());
   for (std::size_t i = 0; i < captured.reached.size(); ++i) {
     const auto k = i < place.size() ? place[i] : i;

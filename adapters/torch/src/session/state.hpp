@@ -117,8 +117,10 @@ struct session::state : std::enable_shared_from_this<state> {
   /// The program of a recorded step, measured.
   /// @param like of the same model
   /// @param of   tensors of the model, as they were recorded
+  /// @param forward to be followed; null: that of the recorded step, if steps are followed
   std::shared_ptr<setup> setup_from(const std::shared_ptr<const detail::trace>& recorded, const setup& like,
-                                    const std::shared_ptr<const module_tensors>& of);
+                                    const std::shared_ptr<const module_tensors>& of,
+                                    std::shared_ptr<const detail::recorded_forward> forward = nullptr);
   /// The same for a step whose forward has been run meanwhile, with what the module keeps of it as further outputs.
   std::shared_ptr<setup> setup_of_run(const std::shared_ptr<detail::trace>& recorded, const setup& like,
                                       const std::shared_ptr<const module_tensors>& of, detail::step_run& run);

@@ -77,9 +77,8 @@ struct profiled_program {
 ///
 /// @param step the program
 /// @param o    cache and time
-/// @param like nodes that are like one of these, but for sizes and numbers, are not measured: the times of the one that is next
-/// in
-///             size are scaled by the bytes that a node touches, and allocations are those of two runs
+/// @param like nodes that are like one of these, but for sizes and numbers, are not measured: times are those of the one that is
+///             next in size, scaled by the bytes that a node touches, and allocations are those of two runs
 /// @return costs per node
 /// @throws c10::Error if an operator refuses scratch operands (zeros for integers, numbers in [0, 1) for others)
 /// Complexity: at least seven runs per distinct node, at most two per one that is like another.
