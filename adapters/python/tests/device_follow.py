@@ -12,6 +12,7 @@ from devices import DEVICE
 import follow
 import follow_backwards
 import follow_calls
+import follow_gradients
 import follow_paths
 import follow_sums
 import follow_values
@@ -20,7 +21,7 @@ import following
 import remat
 
 HOST = "--host" in sys.argv
-MODULES = follow, follow_backwards, follow_calls, follow_values, follow_zeros, follow_sums, follow_paths
+MODULES = follow, follow_backwards, follow_calls, follow_values, follow_zeros, follow_sums, follow_gradients, follow_paths
 
 #: Tests that say nothing there.
 ELSEWHERE = {
@@ -28,7 +29,10 @@ ELSEWHERE = {
     "test_memory_of_what_runs_as_it_is": "the meter counts memory of the host, and there are no sparse tensors",
     "test_memory_within_a_budget": "the meter counts memory of the host",
     "test_a_path_beyond_the_budget_is_searched_once": "all budgets are the same there",
-    "test_threads": "a default device is one of a thread: devices.py has threads of its own",
+    "test_arrays": "numpy reads memory of the host",
+    "test_several_threads_replace_them": "a default device is one of a thread",
+    "test_several_threads_add_to_them": "the same",
+    "test_threads": "the same; devices.py has threads of its own",
 }
 if HOST:
     ELSEWHERE |= {

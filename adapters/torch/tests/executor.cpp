@@ -148,6 +148,31 @@ TEST_CASE("steps in flight share the memory in which they compute", "[device]") 
   CHECK(3 * held < 2 * all);
 }
 
+TEST_CASE("a step has ended when another thread may begin one, and not before") {
+  ::torch::manual_seed(3);
+  auto& on = device_of(test_device());
+  const auto s = models::mlp(8, 32, 4, 0);
+  const auto x = prepare(s);
+  const auto all = store_all_schedule(x.p);
+  const auto plan = std::make_shared<execution_plan>(x.step, all, x.profiles, layout_options(), 0, placing::zones);
+  REQUIRE(plan->working_bytes() > 0);
+  const auto expected = eager(s);
+  const auto shared = std::make_shared<working_memory>(on.memory());
+  executor e(plan, *x.tensors, on, {}, {.working = shared});
+  for (int step = 0; step < 1000; ++step) {
+    const auto first = e.forward(s.inputs);
+    outcome of_first;
+    std::thread other([&] { of_first = finished(s, e, first, *x.tensors); });
+    while (e.in_flight()) {  // no pause: what the other thread has left to do takes less than a microsecond
+    }
+    const auto second = e.forward(s.inputs);
+    other.join();
+    compare(expected, of_first);
+    compare(expected, finished(s, e, second, *x.tensors));
+    REQUIRE(shared->bytes() == plan->working_bytes());
+  }
+}
+
 TEST_CASE("steps that are captured give what eager mode gives, bit by bit, at fixed addresses", "[device][accelerator]") {
   if (test_device().is_cpu()) return;
   ::torch::manual_seed(3);

@@ -23,6 +23,19 @@ namespace remat::pytorch {
 /// `t.grad()`, without its warning where `t` is no leaf.
 inline const at::Tensor& gradient_of(const at::Tensor& t) { return t.unsafeGetTensorImpl()->grad(); }
 
+/// While it is there, no other thread runs Python code (`when_looked_at`).
+class python_lock {
+ public:
+  python_lock();
+  ~python_lock();
+  python_lock(const python_lock&) = delete;
+  python_lock& operator=(const python_lock&) = delete;
+
+ private:
+  bool taken_ = false;
+  int state_ = 0;
+};
+
 /// While it is there, no backward adds to the gradient of a parameter; hooks that are told of gradients are called outside of
 /// that.
 class accumulation_lock {
@@ -31,6 +44,15 @@ class accumulation_lock {
       : accumulator_(::torch::autograd::impl::try_get_grad_accumulator(parameter)) {
     if (accumulator_) lock_ = std::unique_lock(as_node::mutex_of(*accumulator_));
   }
+  accumulation_lock(const at::Tensor& parameter, std::try_to_lock_t now)
+      : accumulator_(::torch::autograd::impl::try_get_grad_accumulator(parameter)) {
+    if (accumulator_) lock_ = std::unique_lock(as_node::mutex_of(*accumulator_), now);
+  }
+  /// @param accumulator must outlive it
+  explicit accumulation_lock(::torch::autograd::Node& accumulator) : lock_(as_node::mutex_of(accumulator)) {}
+
+  /// A backward is about to add to the gradient.
+  bool failed() const { return accumulator_ && !lock_; }
 
  private:
   struct as_node : ::torch::autograd::Node {

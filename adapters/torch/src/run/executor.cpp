@@ -63,7 +63,10 @@ void executor::set_numbers(std::vector<double> numbers) {
   for (auto& s : state_->steps)
     for (auto& c : s.calls) state_->put_numbers(c);
 }
-void executor::reset() { state_->reset(); }
+void executor::reset() {
+  const state::landing at_exit{*state_};
+  state_->let_go();
+}
 bool executor::in_flight() const { return state_->flying; }
 bool executor::arena_in_use() const { return state_->lent.use_count() > 1; }
 void executor::vacate() { state_->vacate(); }
@@ -80,6 +83,12 @@ bool executor::owns(const at::Tensor& t) const {
   const auto* data = static_cast<const char*>(t.storage().data());
   const auto& m = *state_->memory;
   return m.data() <= data && data < m.data() + m.bytes();
+}
+void executor::move_out(const c10::Storage& storage) const {
+  const c10::DeviceGuard guard(state_->on.which());
+  const at::NoGradGuard no_grad;
+  const at::AutoDispatchBelowADInplaceOrView below;
+  state::move_to_own_memory(storage);
 }
 const std::shared_ptr<region>& executor::memory() const { return state_->lent; }
 const std::shared_ptr<region>& executor::arena() const { return state_->memory; }

@@ -227,8 +227,14 @@ struct executor::state {
 
   void hold(const location& l, const c10::Storage& s);
 
+  /// Ends a step whose forward has begun, but for what `flying` says.
   /// @return what a device says that has failed
-  std::exception_ptr reset();
+  std::exception_ptr let_go();
+  /// Last of all: from then on another thread may begin a step.
+  struct landing {
+    state& of;
+    ~landing() { of.flying = false; }
+  };
 
   std::shared_ptr<const execution_plan> plan;
   const execution_plan::data& data;

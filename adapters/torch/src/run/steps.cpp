@@ -47,7 +47,8 @@ std::vector<at::Tensor> executor::state::forward(const std::vector<at::Tensor>& 
     ended = on.mark();
     return outputs;
   } catch (...) {
-    reset();
+    const landing after{*this};
+    let_go();
     throw;
   }
 }
@@ -55,6 +56,7 @@ std::vector<at::Tensor> executor::state::forward(const std::vector<at::Tensor>& 
 executor::gradients executor::state::backward(const std::vector<at::Tensor>& output_grads, const std::vector<at::Tensor>& sums,
                                               const taker& take) {
   if (!flying) throw broken_contract("remat: backward without a forward");
+  const landing at_exit{*this};  // when the memory in which the step computes has been given back
   const c10::DeviceGuard guard(on.which());
   receiver gets{take, c10::impl::tls_local_dispatch_key_set(), std::vector<at::Tensor>(step.parameter_grads.size())};
   held_gifts = 0;
@@ -97,10 +99,10 @@ executor::gradients executor::state::backward(const std::vector<at::Tensor>& out
     for (std::size_t i = 0; i < step.input_grads.size(); ++i)
       g.inputs.push_back(step.input_grads[i] == none ? at::Tensor() : kept(data.input_grads[i], step.input_grads[i]));
   } catch (...) {
-    reset();
+    let_go();
     throw;
   }
-  if (const auto failed = reset()) std::rethrow_exception(failed);
+  if (const auto failed = let_go()) std::rethrow_exception(failed);
   return g;
 }
 
@@ -194,7 +196,7 @@ void executor::state::count_writes(int64_t written_tensor::*half) {
   }
 }
 
-std::exception_ptr executor::state::reset() {
+std::exception_ptr executor::state::let_go() {
   const c10::DeviceGuard guard(on.which());
   let_moves_end();
   for (std::size_t b = 0; b < outside.size(); ++b) outside[b].reset();
@@ -209,7 +211,6 @@ std::exception_ptr executor::state::reset() {
   } catch (...) {
     failed = std::current_exception();
   }
-  flying = false;  // from here on another thread may begin a step
   return failed;
 }
 

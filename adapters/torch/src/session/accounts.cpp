@@ -2,14 +2,18 @@
 #include "accounts.hpp"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <unordered_map>
 #include <utility>
 
 #include <remat/pytorch/paged_memory.hpp>
 
 #include "../base/hooks.hpp"
+#include "../capture/hollow.hpp"
 
 namespace remat::pytorch {
 
@@ -28,6 +32,10 @@ pytorch::report accounts::held(const setup& s, const std::vector<at::Tensor>& in
 bytes_t accounts::gradients() const {
   std::vector<at::Tensor> counted;
   for (const auto& [name, p] : parameters_) {
+    if (several_threads()) {
+      if (p.requires_grad()) counted.push_back(p);
+      continue;
+    }
     const auto& g = gradient_of(p);
     if (!g.defined() || !g.has_storage()) continue;
     if (device_ != nullptr && g.device().type() != device_->which().type()) continue;
@@ -54,6 +62,16 @@ bytes_t accounts::others(const runner* but) const {
 std::size_t accounts::in_flight() const {
   return static_cast<std::size_t>(
       std::count_if(runners.begin(), runners.end(), [](const auto& r) { return r->run->in_flight(); }));
+}
+
+void accounts::called() {
+  if (::torch::autograd::get_current_graph_task_id() != -1) return;  // on a thread of autograd
+  constexpr int until_there_is_one = 64;
+  const auto before = std::exchange(thread_, std::this_thread::get_id());
+  if (before != std::thread::id() && before != thread_)
+    alternating_ = until_there_is_one;
+  else if (alternating_ > 0)
+    --alternating_;
 }
 
 void accounts::begins(const std::shared_ptr<setup>& kind) {
@@ -126,10 +144,24 @@ bytes_t accounts::budget(const pytorch::report& fixed, bytes_t gradients, bool b
 }
 
 void accounts::evacuate(const executor& r) const {
-  at::NoGradGuard no_grad;
-  for (const auto& [name, p] : parameters_) {
-    auto& g = p.mutable_grad();
-    if (g.defined() && r.owns(g)) g.set_data(g.clone());
+  if (several_threads()) return;                                                       // another one may use them
+  std::unordered_map<const c10::StorageImpl*, std::vector<const at::Tensor*>> owners;  // parameters, by where their gradients lie
+  for (const auto& [name, p] : parameters_)
+    if (const auto& g = gradient_of(p); g.defined() && g.has_storage() && r.owns(g))
+      owners[g.storage().unsafeGetStorageImpl()].push_back(&p);
+  const bool on_host = r.memory()->on().is_cpu();
+  for (const auto& [storage, parameters] : owners) {
+    std::optional<python_lock> nobody_reads;
+    if (on_host) nobody_reads.emplace();
+    std::vector<accumulation_lock> nobody_adds;
+    const bool moves = std::all_of(parameters.begin(), parameters.end(), [&](const auto* p) {
+      nobody_adds.emplace_back(*p, std::try_to_lock);
+      const auto& g = gradient_of(*p);
+      if (nobody_adds.back().failed() || !g.defined() || g.storage().unsafeGetStorageImpl() != storage) return false;
+      // On the host, somebody may keep the address.
+      return !on_host || (g.storage().use_count() == parameters.size() && !detail::held_by_python(g));
+    });
+    if (moves) r.move_out(gradient_of(*parameters.front()).storage());
   }
 }
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include <remat/pytorch/budget.hpp>
@@ -28,12 +29,16 @@ class accounts {
 
   /// Bytes that are there whatever the plan, gradients left out.
   pytorch::report held(const setup& s, const std::vector<at::Tensor>& inputs) const;
-  /// Gradients that exist, apart from those in an arena that is counted as a whole.
+  /// Gradients that exist, apart from those in an arena that is counted as a whole; those that may, with several threads.
   bytes_t gradients() const;
   /// Steps may share memory: plans choose addresses, which need not stay, and weights are where they are read.
   bool can_share() const {
     return !options_.graph && !options_.steps_on && !options_.fetched && (device_ == nullptr || device_->can_place());
   }
+  /// Somebody calls the model on this thread, perhaps for a step.
+  void called();
+  /// Steps begin on several threads by turns. Each may read and replace gradients while another one begins a step.
+  bool several_threads() const { return alternating_ > 0; }
   std::size_t in_flight() const;
   /// A step begins. How many are in flight at a time, and of which kinds, is learned from one time to the next that none is.
   void begins(const std::shared_ptr<setup>& kind);
@@ -66,7 +71,7 @@ class accounts {
   /// Notes the device of the steps, and once how many bytes it has for tensors.
   void on(pytorch::device& d);
 
-  /// Moves the gradients of parameters out of the arena of `r`.
+  /// Moves the gradients of parameters out of the arena of `r`. On the host, those stay whose memory somebody may know.
   void evacuate(const executor& r) const;
   /// Moves out what is held of an arena. @return no step runs there, and nothing is left
   /// @param gradients those, too
@@ -106,6 +111,8 @@ class accounts {
   const std::vector<named_tensor>& parameters_;
   std::size_t last_ = 0, seen_ = 0;                      ///< steps in flight at a time: the last time, and this time so far
   std::map<std::shared_ptr<setup>, std::size_t> kinds_;  ///< of those of this time, how many began
+  std::thread::id thread_;                               ///< of the last call
+  int alternating_ = 0;                                  ///< calls on one thread until steps count as those of one
   pytorch::device* device_ = nullptr;                    ///< of the last step
   bytes_t for_tensors_ = 0;                              ///< bytes that an accelerator has; 0 on the host
   std::vector<std::weak_ptr<region>> retired_;           ///< kept alive by gradients only

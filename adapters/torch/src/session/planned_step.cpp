@@ -122,6 +122,7 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
   if (const auto on = accelerator_of(inputs); !on.is_cpu()) refuse_foreign_capture(on);
   abandoned_.end();
   std::unique_lock lock(mutex);
+  memory.called();
   look();
   put_back_weights();
   if (std::none_of(parameters.begin(), parameters.end(), [](const auto& p) { return p.tensor.requires_grad(); }) &&

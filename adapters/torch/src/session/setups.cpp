@@ -159,7 +159,8 @@ std::shared_ptr<setup> session::state::variant_of(const std::shared_ptr<setup>& 
     return s->summands;
   }
   if (options.steps_on) return s;  // gradients go to the host
-  if (s->outputs->alone() && all_only_add(s->bound->trained)) return variant(s->adding, accumulating, ", gradients accumulate");
+  if (s->outputs->alone() && !memory.several_threads() && all_only_add(s->bound->trained))
+    return variant(s->adding, accumulating, ", gradients accumulate");
   const auto leading = [&, edges = own != nullptr && s->outputs->gradients_leave()
                                        ? own->contents().edges
                                        : decltype(detail::graph_contents::edges)()](const auto* leaf) {

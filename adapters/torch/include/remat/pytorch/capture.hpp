@@ -160,6 +160,9 @@ class observing_gradient {
 ///             objects, and what they alone hold
 void when_held(std::vector<bool> (*held)(const std::vector<::torch::autograd::Node*>& functions,
                                          const std::vector<at::Tensor>& tensors));
+/// For gradients that code in another language can reach: it must not read them while they move.
+/// @param lock of the language; this thread may have it already. Its result is for `unlock`
+void when_looked_at(int (*lock)(), void (*unlock)(int));
 /// This thread runs a forward, or a part of a backward, on tensors without data.
 bool without_data();
 /// How many calls the forward of a training step has made that this thread runs without data; nothing: it runs none.

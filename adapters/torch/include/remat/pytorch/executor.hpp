@@ -200,6 +200,8 @@ class executor {
   void leave_gradients_only();
   /// `t` lies in the arena.
   bool owns(const at::Tensor& t) const;
+  /// Gives tensors of an earlier step that lie in the arena memory of their own: all that share this storage.
+  void move_out(const c10::Storage& storage) const;
   const std::shared_ptr<region>& memory() const;
   const std::shared_ptr<region>& arena() const;  ///< the same, for another executor (`executor_options`)
   const execution_plan& plan() const;

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients that somebody else holds, reads or replaces: views, arrays, other threads."""
+
+import threading
+import unittest
+
+import torch
+from torch import nn
+
+import remat
+from following import Test, backward, same
+
+
+class Layers(nn.Sequential):
+    def __init__(self):
+        super().__init__(*(m for _ in range(6) for m in (nn.Linear(16, 16), nn.Tanh())))
+
+
+def held_while_they_accumulate(hold):
+    """A step of two micro-batches. What `hold` makes of the gradients after the first is looked at before and after the second."""
+    def step(model, x, k):
+        backward(model, x, k)
+        held = [hold(p.grad) for p in model.parameters()]
+        seen = []
+
+        def look():
+            seen.extend(torch.as_tensor(h).clone() for h in held)
+
+        look()
+        loss = model(2 * x).square().mean()
+        look()
+        loss.backward()
+        look()
+        for h in held:
+            h *= 0.5
+        return seen
+    return step
+
+
+def run_together(threads):
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+
+
+class Gradients(Test):
+    def test_views(self):
+        """Of gradients, over whose memory a later step would run."""
+        self.check(Layers, held_while_they_accumulate(lambda g: g.view(-1)), steps=8)
+
+    def test_detached(self):
+        self.check(Layers, held_while_they_accumulate(torch.Tensor.detach), steps=8)
+
+    def test_arrays(self):
+        self.check(Layers, held_while_they_accumulate(torch.Tensor.numpy), steps=8)
+
+    def test_several_threads_replace_them(self):
+        """Forwards run while another thread replaces gradients, under a lock of the user's."""
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(40)))
+        x = torch.randn(3, 4, 16)
+        lock = threading.Lock()
+
+        def gradients(k):
+            loss = model(x[k]).square().mean()
+            with lock:
+                model.zero_grad()
+                loss.backward()
+                return [p.grad.clone() for p in model.parameters()]
+
+        expected = [gradients(k) for k in range(3)]
+        remat.wrap(model, budget="300% of activations", time_limit=1, cache=False)
+        gradients(0)
+        found = [[] for _ in range(3)]
+
+        def train(k):
+            for _ in range(100):
+                found[k].append(gradients(k))
+
+        run_together([threading.Thread(target=train, args=(k,)) for k in range(3)])
+        for k in range(3):
+            self.assertEqual(len(found[k]), 100)
+            self.assertTrue(all(same(f, expected[k]) for f in found[k]))
+
+    def test_several_threads_add_to_them(self):
+        """Sums of whole numbers, which come in any order."""
+        class Sums(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weights = nn.ParameterList(nn.Parameter(torch.zeros(64, 64)) for _ in range(6))
+
+            def forward(self, x):
+                for w in self.weights:
+                    x = x + (x @ w).relu()
+                return x.sum()
+
+        def run(wrapped):
+            model = Sums()
+            if wrapped:
+                remat.wrap(model, budget="200% of activations", time_limit=1, cache=False)
+            x = torch.arange(3 * 8 * 64).reshape(3, 8, 64).remainder(3).float()
+            model(x[0]).backward()
+            model(x[0]).backward()
+
+            def train(k):
+                for _ in range(50):
+                    model(x[k]).backward()
+
+            run_together([threading.Thread(target=train, args=(k,)) for k in range(3)])
+            return [p.grad for p in model.parameters()]
+
+        self.assertTrue(same(run(True), run(False)))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "hooks.hpp"
+
+#include <remat/pytorch/capture.hpp>
+
+namespace remat::pytorch {
+namespace {
+
+std::atomic<int (*)()> lock_python = nullptr;
+std::atomic<void (*)(int)> unlock_python = nullptr;
+
+}  // namespace
+
+void when_looked_at(int (*lock)(), void (*unlock)(int)) {
+  unlock_python = unlock;
+  lock_python = lock;
+}
+
+python_lock::python_lock() {
+  const auto lock = lock_python.load();
+  if (lock == nullptr) return;
+  state_ = lock();
+  taken_ = true;
+}
+python_lock::~python_lock() {
+  if (taken_) unlock_python.load()(state_);
+}
+
+}  // namespace remat::pytorch
