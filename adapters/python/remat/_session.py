@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import atexit
 import collections
 import contextlib
 import copy
@@ -19,7 +18,7 @@ from typing import Any, Iterator, Mapping, cast
 
 import torch
 
-from . import _calls, _host, _options, _snapshot, _torch, _tree, _weights
+from . import _calls, _host, _live, _options, _snapshot, _torch, _tree, _weights
 from ._calls import Attempt, Changed, Note, Step, forward_of, without_anomalies
 from ._disk import Disk
 from ._errors import Error, Refused
@@ -107,7 +106,7 @@ class Session:
         self._made: _torch.Session | None = None
         self._weights: Disk | None = None  # where they are, unless in memory
         self._gradients: Gradients | None = None  # what puts them into files
-        _sessions.add(self)
+        _live.sessions.add(self)
 
     @property
     def _run(self) -> _torch.Session:
@@ -197,6 +196,7 @@ class Session:
                 kind = step.text, tuple((t.shape, t.dtype) for t in step.inputs)
             if not self._looked:
                 refuse_parts(model)
+                _live.let_go_dropped()
                 self._looked = True
         except Refused as why:
             if self._options.on_refuse == "raise":
@@ -378,16 +378,6 @@ class Session:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # a pickled model is the plain one: plans and memory belong to this process
-
-
-#: Searches beside the steps end before the interpreter does.
-_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-
-
-@atexit.register
-def _end() -> None:
-    for session in list(_sessions):
-        session.close()
 
 
 def _progress(text: str, warning: bool = False) -> None:

@@ -12,11 +12,11 @@ from typing import Any, Literal, Mapping, TypeVar
 
 import torch
 
-from . import _patches, _torch
+from . import _live, _patches, _torch
 from ._errors import Error, Refused
 from ._groups import Offload, Planner, flattened
 from ._options import arguments
-from ._session import SLOT, Session, _sessions
+from ._session import SLOT, Session
 from ._states import state_bytes
 from ._wrap_options import Options
 
@@ -76,6 +76,7 @@ def wrap(model: M, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None 
     if session is not None:
         session._set_options(options)
     else:
+        _live.let_go_dropped()
         original = model.__dict__.get("forward")
         session = Session(model, original, options)
         _patches.install(_let_go)
@@ -150,7 +151,7 @@ def _session(model: Any) -> Session | None:
 
 def _let_go(*tensors: torch.Tensor) -> None:
     """No session holds the tensors of a model that has these: they are about to change places with others. The next step plans anew."""
-    for session in list(_sessions):
+    for session in list(_live.sessions):
         model = session._source._model()
         if model is not None and session._made is not None and any(t is own for own in (*model.parameters(), *model.buffers()) for t in tensors):
             session._made = None

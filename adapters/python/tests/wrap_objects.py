@@ -119,6 +119,24 @@ class InPlace(unittest.TestCase):
         self.assertIsNone(w())
         self.assertIsNone(s())
 
+    def test_models_that_are_dropped(self):
+        """A search over many models: one goes before the next one trains, as without `wrap`."""
+        alive = []
+        gc.disable()
+        try:
+            for _ in range(4):
+                model = torch.nn.Sequential(Chain(16), torch.nn.Linear(16, 1))
+                remat.wrap(model[0], cache=False)
+                remat.wrap(model, cache=False)
+                held = remat.wrap(Chain(16), cache=False).forward  # a bound method keeps its model
+                alive.append((weakref.ref(model), weakref.ref(held.__self__)))
+                model(torch.randn(2, 16)).sum().backward()
+                self.assertEqual([model() is None for model, _ in alive], [True] * (len(alive) - 1) + [False])
+                self.assertIs(held.__self__, alive[-1][1]())
+                held(torch.randn(2, 16)).sum().backward()
+        finally:
+            gc.enable()
+
     def test_wrap_twice_sets_the_budget(self):
         m = remat.wrap(Chain(), *[inputs()[0][0]], budget="100% of activations")
         s = remat.of(m)
