@@ -259,6 +259,21 @@ class Paths(Test):
             with self.subTest(act.__name__):
                 self.check(Writes, steps=6)
 
+    def test_numbers_on_paths_by_turns(self):
+        """A number that changes in each step. Each path is recorded once, and the number becomes an input of its plan."""
+        class Turns(Net):
+            def begin(self):
+                self.steps = 0
+
+            def act(self, h):
+                self.steps += 1
+                h = h * (1 + 0.1 * self.steps)
+                return (h, h.sin(), h.tanh())[self.steps % 3]
+
+        with self.assertLogs("remat", logging.INFO) as seen:
+            self.check(Turns, steps=18)
+        self.assertEqual(sum("recorded anew" in line for line in seen.output), 2)
+
     def test_threads(self):
         """Two models, each on a thread of its own, leave their paths at the same time."""
         class Turns(Net):

@@ -7,6 +7,7 @@
 #include "../program/operators.hpp"
 #include "dispatch.hpp"
 #include "follower_state.hpp"
+#include "recorder.hpp"
 #include "same_calls.hpp"
 
 namespace remat::pytorch::detail {
@@ -30,6 +31,13 @@ recorded_forward::recorded_forward(std::shared_ptr<const trace> t) : recorded(st
     const auto k = r.storages[x.view.value].slot;
     return k != none && r.slots[k].from == role::constant;
   };
+  std::vector<bool> used(r.storages.size());
+  for (const auto& c : r.calls)
+    for (const auto& o : c.operands) used[o.view.value] = used[o.view.value] || !is_view(c.op);
+  const auto only_by_hand = [&](const traced_call& c, const traced_tensor& x) {  // written, and read
+    const auto& s = r.storages[x.view.value];
+    return makes_raw(c.op) && !used[x.view.value] && s.device.is_cpu() && static_cast<std::size_t>(s.bytes) <= constant_limit;
+  };
   std::vector<bool> needed(r.storages.size());
   for (std::size_t i = r.calls.size(); i-- > 0;) {
     const auto& c = r.calls[i];
@@ -41,7 +49,7 @@ recorded_forward::recorded_forward(std::shared_ptr<const trace> t) : recorded(st
     runs[i] = asks(c);
     if (runs[i] && !is_dynamic(c.op, [](int) { return false; })) continue;  // about the geometry of tensors (`_fused_sdp_choice`)
     for (const auto& o : c.operands) runs[i] = runs[i] || (o.written && (needed[o.view.value] || (c.constant && by_hand(o))));
-    for (const auto& x : c.results) runs[i] = runs[i] || needed[x.view.value] || (c.constant && by_hand(x));
+    for (const auto& x : c.results) runs[i] = runs[i] || needed[x.view.value] || (c.constant && by_hand(x)) || only_by_hand(c, x);
     if (!runs[i]) continue;
     for (const auto& o : c.operands)
       if (r.storages[o.view.value].slot == none) needed[o.view.value] = true;

@@ -130,6 +130,7 @@ void follower::look_at(index_t k, const c10::Storage& s, const at::Tensor& t) {
   const auto& slot = recorded().slots[k];
   looked_[k] = true;
   bool as_planned = slot.from != role::input;
+  if (slot.number) scalars_.emplace_back(k, t);
   if (slot.from == role::constant) {
     as_planned = content_of(s) == recorded().constants[slot.position];
   } else if (slot.from == role::found) {
@@ -145,7 +146,9 @@ bool follower::has_same_outside(const candidate& other) const {
   const auto &before = recorded(), &t = *other.what->recorded;
   for (index_t k = 0; k < looked_.size() && k < before.slots.size(); ++k) {
     if (!looked_[k]) continue;
-    if (k >= t.slots.size() || t.slots[k].from != before.slots[k].from || t.slots[k].value != before.slots[k].value) return false;
+    if (k >= t.slots.size() || t.slots[k].value != before.slots[k].value) return false;
+    if (before.slots[k].number && t.slots[k].number) continue;  // may be another one in each step
+    if (t.slots[k].from != before.slots[k].from) return false;
     const auto at = before.slots[k].position, there = t.slots[k].position;
     if (before.slots[k].from == role::constant && before.constants[at] != t.constants[there]) return false;
     if (before.slots[k].from == role::found && !(*candidates_[current_].tensors)[k].is_same((*other.tensors)[k])) return false;

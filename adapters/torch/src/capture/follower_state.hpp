@@ -156,7 +156,8 @@ class follower final : public c10::DebugInfoBase {
   /// Is what lies in a slot what the program has there?
   void look_at(index_t k, const c10::Storage& s, const at::Tensor& t);
 
-  /// Another candidate has the same constants, and the same tensors of the module, in the slots that have been met until now.
+  /// Another candidate has the same constants, but for numbers, and the same tensors of the module, in the slots that have been
+  /// met until now.
   bool has_same_outside(const candidate& other) const;
 
   /// Gives operands the geometry that a call gives them (`transpose_`).
@@ -177,16 +178,19 @@ class follower final : public c10::DebugInfoBase {
   }
   template <class F>
   bool choose(F suits) {
-    if (!late_.empty()) return false;  // the programs may have other constants
+    for (const auto& [k, t] : late_)
+      if (!recorded().slots[k].number) return false;  // the programs may have other constants
     const auto before = current_;
-    const auto met = std::tuple(tensors_, live_, shift_, of_, shared_);
+    const auto met = std::tuple(tensors_, live_, shift_, of_, shared_, late_);
     for (auto next = before + 1; next < candidates_.size(); ++next) {
       if (common_calls(recorded(), *candidates_[next].what->recorded) < at_ || !has_same_outside(candidates_[next])) continue;
       current_ = next;
       bind();
+      late_.clear();
+      for (const auto& [k, t] : std::exchange(scalars_, {})) look_at(k, t.storage(), t);
       if (suits() && run_now(candidates_[current_].what->runs)) return true;
       current_ = before;
-      std::tie(tensors_, live_, shift_, of_, shared_) = met;
+      std::tie(tensors_, live_, shift_, of_, shared_, late_) = met;
       reserve();
     }
     return false;
@@ -224,6 +228,7 @@ class follower final : public c10::DebugInfoBase {
   std::vector<bool> looked_;                                 ///< per slot: what lies there has been compared
   std::vector<bytes_t> shift_;  ///< per storage from outside: how much further on it begins than when recorded
   std::vector<std::pair<index_t, at::Tensor>> late_, values_;
+  std::vector<std::pair<index_t, at::Tensor>> scalars_;  ///< that are operands, as far as they have been compared
   std::vector<std::pair<at::Tensor, int64_t>> versions_;  ///< of tensors from outside that the forward writes
   std::vector<double> numbers_;                           ///< of calls until now
   std::string why_;
