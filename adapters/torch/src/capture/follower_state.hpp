@@ -228,7 +228,7 @@ class follower final : public c10::DebugInfoBase {
   std::vector<bool> looked_;                                 ///< per slot: what lies there has been compared
   std::vector<bytes_t> shift_;  ///< per storage from outside: how much further on it begins than when recorded
   std::vector<std::pair<index_t, at::Tensor>> late_, values_;
-  std::vector<std::pair<index_t, at::Tensor>> scalars_;  ///< that are operands, as far as they have been compared
+  std::vector<std::pair<index_t, at::Tensor>> scalars_;   ///< that are operands, as far as they have been compared
   std::vector<std::pair<at::Tensor, int64_t>> versions_;  ///< of tensors from outside that the forward writes
   std::vector<double> numbers_;                           ///< of calls until now
   std::string why_;
