@@ -56,7 +56,7 @@ def trained(make, step, steps, wrap):
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, foreach=False)  # the same arithmetic on host and device
     if wrap is not None:
         there = {"device": DEVICE, "offload": "all", "budget": "100% of activations"} if HOST else {"budget": "100% of activations"}
-        remat.wrap(model, **{**wrap, "time_limit": 1, "cache": False, **there})
+        remat.wrap(model, **{**wrap, "time_limit": 1, "gap": 0.9, "cache": False, **there})
     return model, following.left_by_steps(model, optimizer, step, steps)
 
 

@@ -9,6 +9,11 @@ import emulated
 import torch
 import torch.utils._pytree as pytree
 
+import remat
+
+ANY_PLAN = remat.Planner(time_limit=1, gap=0.9)  #: the first that fits the budget, where a test needs no fast one
+SEARCHED = remat.Planner(time_limit=0.3)  #: one that a search has made less regular
+
 
 def content(value: Any) -> Any:
     """What two runs must have in common of a value: a tensor's geometry and bytes, anything else itself.
@@ -63,7 +68,7 @@ def train(model: torch.nn.Module, batches: Iterable[dict[str, Any] | tuple], *, 
     batches: keyword arguments or positional ones of each call. loss: of what the model returns. before, after: called around the
     forward and backward of each step.
     """
-    torch.manual_seed(seed)
+    emulated.seed(seed)
     update = optimizer([p for p in model.parameters() if p.requires_grad]) if optimizer else None
     steps = []
     for batch in batches:

@@ -142,6 +142,16 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator(device).manual_seed(seed)
 
 
+def seed(value: int) -> None:
+    """Seeds the default generators of host and device.
+
+    `torch.manual_seed` also keeps a stack trace for each kind of device that is not there.
+    """
+    torch.default_generator.manual_seed(value)
+    if not on_host:
+        torch.get_device_module(device).manual_seed_all(value)
+
+
 def random_state() -> torch.Tensor:
     """The states of the default generators of host and device, one after the other."""
     states = [torch.get_rng_state()] + ([] if on_host else [torch.get_device_module(device).get_rng_state()])

@@ -47,7 +47,7 @@ def trained(make, step, steps, wrap):
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     if wrap is not None:
-        remat.wrap(model, **{"budget": "100% of activations", "time_limit": 1, "cache": False, **wrap})
+        remat.wrap(model, **{"budget": "100% of activations", "time_limit": 1, "gap": 0.9, "cache": False, **wrap})
     return model, left_by_steps(model, optimizer, step, steps)
 
 

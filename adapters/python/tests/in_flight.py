@@ -45,7 +45,7 @@ def peaks(make, calls, steps, wrap=None):
     torch.manual_seed(0)
     model = make()
     if wrap is not None:
-        remat.wrap(model, time_limit=1, cache=False, **wrap)
+        remat.wrap(model, time_limit=1, gap=0.9, cache=False, **wrap)
     found = []
     x = torch.randn(64, 128)
     for _ in range(steps):
@@ -216,7 +216,7 @@ class InFlight(Test):
         torch.manual_seed(0)
         model = Cell()
         parameters = sum(p.nbytes for p in model.parameters())
-        remat.wrap(model, budget=3 * parameters + 12 * 2**20, time_limit=1, cache=False)
+        remat.wrap(model, budget=3 * parameters + 12 * 2**20, time_limit=1, gap=0.9, cache=False)
         small, large = torch.randn(4, 128), torch.randn(512, 128)
         for _ in range(4):
             model.zero_grad()
@@ -228,7 +228,7 @@ class InFlight(Test):
         torch.manual_seed(0)
         model = Cell()
         parameters = sum(p.nbytes for p in model.parameters())
-        remat.wrap(model, budget=3 * parameters + 10 * 2**20, time_limit=1, cache=False)
+        remat.wrap(model, budget=3 * parameters + 10 * 2**20, time_limit=1, gap=0.9, cache=False)
         for x in (torch.randn(256, 128), torch.randn(512, 128)) * 3:
             model.zero_grad()
             with self.assertNoLogs("remat", logging.WARNING):
@@ -241,7 +241,7 @@ class InFlight(Test):
         state = copy.deepcopy(model.state_dict())
         parameters = sum(p.nbytes for p in model.parameters())
         x = torch.randn(64, 128)
-        remat.wrap(model, budget=2 * parameters + 5 * 2**20, time_limit=1, cache=False)
+        remat.wrap(model, budget=2 * parameters + 5 * 2**20, time_limit=1, gap=0.9, cache=False)
         with self.assertLogs("remat", logging.WARNING):
             unrolled(model, x, 200)
         with self.assertRaisesRegex(remat.OverBudget, "no plan is known for 200 calls in flight"):
@@ -265,7 +265,7 @@ class InFlight(Test):
 
         counting, counted = meter()
         for before in (lambda outputs, k: None, lambda outputs, k: k % 3 == 0 and outputs[0].sum().backward()):
-            model = remat.wrap(Several(), time_limit=1, cache=False)
+            model = remat.wrap(Several(), time_limit=1, gap=0.9, cache=False)
             for _ in range(2):
                 counted.reset_peak()
                 found = list(took(model, counted, before))
@@ -273,7 +273,7 @@ class InFlight(Test):
 
         torch.manual_seed(0)
         plain = Several()
-        model = remat.wrap(copy.deepcopy(plain), time_limit=1, cache=False)
+        model = remat.wrap(copy.deepcopy(plain), time_limit=1, gap=0.9, cache=False)
         x = torch.randn(64, 128)
         for take in (lambda o: o[0], lambda o: o[1][0], lambda o: o[1][1][3:] * 2, lambda o: o[1][2].grad_fn):
             for m in (plain, model):
@@ -291,7 +291,7 @@ class InFlight(Test):
             torch.manual_seed(0)
             model = Cell(16)
             if wrapped:
-                remat.wrap(model, budget="100% of activations", time_limit=1, cache=False)
+                remat.wrap(model, budget="100% of activations", time_limit=1, gap=0.9, cache=False)
             x = torch.randn(4, 8, 16)
             found, failed = [None] * 4, []
 

@@ -12,11 +12,8 @@
 #include <cstdlib>
 #include <functional>
 #include <random>
-#include <remat/core/solve.hpp>
 #include <remat/pytorch/memory.hpp>
 #include <remat/pytorch/wrap.hpp>
-#include <remat/solver/min_cut.hpp>
-#include <remat/solver/offmate.hpp>
 
 #include "compare.hpp"
 #include "default_device.hpp"
@@ -308,9 +305,7 @@ verdict differential(unsigned seed, std::string& why, int& away) {
       if (!copies) return o;
       o.far = rt::on_host(test_device());
       o.far.rates = copy_rates{1e10, 1e10, 0};
-      o.solver = [](const auto& p, bytes_t within, const limits& l, const auto& watch) {
-        return solve(p, within, offmate<min_cut>(), l, watch);
-      };
+      o.solver = testing::named("offmate");
       return o;
     };
     auto chosen = options(*budget, round == 2);

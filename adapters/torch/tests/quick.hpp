@@ -9,7 +9,7 @@
 
 #include <remat/core/solve.hpp>
 #include <remat/pytorch/wrap.hpp>
-#include <remat/solver/min_cut.hpp>
+#include <remat/registry/registry.hpp>
 
 namespace testing {
 
@@ -19,13 +19,19 @@ constexpr double slower = 20;
 constexpr double slower = 1;
 #endif
 
+/// A solver of the compiled library: one that is compiled with the tests takes several times as long, as these are hardly optimised.
+inline remat::pytorch::plan_solver named(const char* method, const remat::registry::option_values& options = {}) {
+  return [solver = remat::registry::find(method).make("auto", options)](
+             const remat::problem& p, remat::bytes_t within, const remat::limits& l,
+             const remat::pytorch::plan_observer& watch) { return remat::solve(p, within, solver, l, watch); };
+}
+
 /// @param seconds for a search, of an ordinary build
 inline remat::pytorch::wrap_options quick(const remat::pytorch::budget& b = "100%", double seconds = 5) {
   remat::pytorch::wrap_options o;
   o.budget = b;
   o.limits.seconds = o.first_seconds = slower * seconds;
-  o.solver = [](const remat::problem& p, remat::bytes_t within, const remat::limits& l,
-                const remat::pytorch::plan_observer& watch) { return remat::solve(p, within, remat::min_cut(), l, watch); };
+  o.solver = named("min_cut");
   o.profile = {.cache = {}, .seconds = 0.05};
   return o;
 }

@@ -44,11 +44,11 @@ def compare(make, data=batches, **how):
     plain = train(make(), data(), **how)
     models = []
     for budget in BUDGETS:
-        model = remat.wrap(make(), budget=budget, time_limit=1)
+        model = remat.wrap(make(), budget=budget, time_limit=1, gap=0.9)
         try:
             steps = train(model, data(), **how)
         except remat.OverBudget as e:
-            model = remat.wrap(make(), budget=e.needed, time_limit=1)
+            model = remat.wrap(make(), budget=e.needed, time_limit=1, gap=0.9)
             steps = train(model, data(), **how)
         assert_same(plain, steps)
         models.append(model)
@@ -59,7 +59,7 @@ def refused(make, data=batches, match=None, **how):
     """Where the forward is replayed it is refused, and leaves the model, its data and the generator as they were. Else it is as in eager mode."""
     compare(make, data, **how)
     for budget in BUDGETS:
-        model = remat.wrap(make(), budget=budget, time_limit=1, follow=False, on_refuse="raise")
+        model = remat.wrap(make(), budget=budget, time_limit=1, gap=0.9, follow=False, on_refuse="raise")
         state = {n: content(t) for n, t in model.state_dict().items()}
         generator = emulated.random_state()
         inputs = data()[0]
@@ -70,5 +70,5 @@ def refused(make, data=batches, match=None, **how):
         assert {n: content(t) for n, t in inputs.items()} == before
         assert torch.equal(generator, emulated.random_state())
     plain = train(make(), data(), **how)
-    assert_same(plain, train(remat.wrap(make(), budget="75% of activations", time_limit=1, follow=False), data(), **how))
+    assert_same(plain, train(remat.wrap(make(), budget="75% of activations", time_limit=1, gap=0.9, follow=False), data(), **how))
     return e.value

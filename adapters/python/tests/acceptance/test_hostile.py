@@ -108,7 +108,7 @@ def test_inputs_with_gradients():
     for form in ("a view", "the same twice", "detached", "views of one tensor"):
         plain, planned = data(), data()
         train(through(FORMS[form]), plain)
-        train(remat.wrap(through(FORMS[form]), budget="95% of activations", time_limit=1), planned)
+        train(remat.wrap(through(FORMS[form]), budget="95% of activations", time_limit=1, gap=0.9), planned)
         assert [content(b["x"].grad) for b in plain] == [content(b["x"].grad) for b in planned]
 
 

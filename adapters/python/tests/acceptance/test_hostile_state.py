@@ -113,7 +113,7 @@ def test_initialisation_by_the_first_batch():
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_weights_that_hooks_compute():
-    model = remat.wrap(nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 6)), nn.Tanh()), time_limit=1, follow=False, on_refuse="raise")
+    model = remat.wrap(nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 6)), nn.Tanh()), time_limit=1, gap=0.9, follow=False, on_refuse="raise")
     with pytest.raises(remat.Refused, match="the forward changes 0.weight") as e:
         model(torch.randn(4, 6))
     assert "parametrizations.weight_norm" in e.value.advice
@@ -147,7 +147,7 @@ def test_global_state():
     """A number outside of the model that changes: `invalidate` is for that where the forward is replayed."""
     for follow in (True, False):
         scale = [1.0]
-        model = remat.wrap(made(lambda self, x: x * scale[0]), budget="75% of activations", time_limit=1, follow=follow)
+        model = remat.wrap(made(lambda self, x: x * scale[0]), budget="75% of activations", time_limit=1, gap=0.9, follow=follow)
         train(model, batches())
         scale[0] = 2.0
         if not follow:
@@ -171,7 +171,7 @@ def test_attributes_are_part_of_the_key():
     def middle(self, x):
         return x * self.scale + len(self.names) * self.table["k"][0]
 
-    assert run(remat.wrap(made(middle), budget="75% of activations", time_limit=1)) == run(made(middle))
+    assert run(remat.wrap(made(middle), budget="75% of activations", time_limit=1, gap=0.9)) == run(made(middle))
 
 
 def test_layouts_of_inputs():
@@ -223,4 +223,4 @@ def test_forward_and_backward_on_another_thread():
             t.join()
         return done
 
-    assert run(remat.wrap(made(), budget="75% of activations", time_limit=1)) == run(made())
+    assert run(remat.wrap(made(), budget="75% of activations", time_limit=1, gap=0.9)) == run(made())

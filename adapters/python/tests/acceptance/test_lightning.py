@@ -25,7 +25,7 @@ class Task(lightning.LightningModule):
         if self.model is None:
             self.model = Net()
             if self.inner:
-                remat.wrap(self.model, budget="60% of activations", time_limit=1)
+                remat.wrap(self.model, budget="60% of activations", time_limit=1, gap=0.9)
 
     def forward(self, x):
         return self.model(x)
@@ -63,7 +63,7 @@ def test_lightning(more, tmp_path):
     torch.manual_seed(0)
     expected = trained(Task(), tmp_path / "a", **more)
     torch.manual_seed(0)
-    task = remat.wrap(Task(), budget="60% of activations", time_limit=1)
+    task = remat.wrap(Task(), budget="60% of activations", time_limit=1, gap=0.9)
     assert isinstance(task, lightning.LightningModule)
     assert trained(task, tmp_path / "b", **more) == expected
     assert remat.of(task).plan["recomputed"] > 0

@@ -44,7 +44,7 @@ def batches(steps=4, n=50):
 
 
 def wrapped(budget="60% of activations", model=None, **options):
-    return remat.wrap(model or made(), budget=budget, time_limit=1, **options)
+    return remat.wrap(model or made(), budget=budget, time_limit=1, gap=0.9, **options)
 
 
 def public(model):
@@ -204,7 +204,7 @@ def test_pickle():
         loaded = read(file)
         expected = copy.deepcopy(plain)
         assert_same(train(expected, batches()), train(loaded, batches()))
-        remat.wrap(loaded, budget="60% of activations", time_limit=1)
+        remat.wrap(loaded, budget="60% of activations", time_limit=1, gap=0.9)
         assert_same(train(expected, batches()), train(loaded, batches()))
 
 
@@ -263,7 +263,7 @@ def test_wrap_again_changes_the_budget():
     train(model, batches())
     assert remat.of(model).plan["recomputed"] == 0
     session = remat.of(model)
-    assert remat.wrap(model, budget="60% of activations", time_limit=1) is model
+    assert remat.wrap(model, budget="60% of activations", time_limit=1, gap=0.9) is model
     assert remat.of(model) is session
     assert_same(train(made(), batches()), train(wrapped("60% of activations"), batches()))
     train(model, batches())
@@ -329,5 +329,5 @@ def test_over_budget_says_what_it_would_take():
     assert over.value.largest
     assert {n: content(t) for n, t in model.state_dict().items()} == state
     assert torch.equal(generator, emulated.random_state())
-    remat.wrap(model, budget=over.value.needed, time_limit=1)
+    remat.wrap(model, budget=over.value.needed, time_limit=1, gap=0.9)
     assert_same(train(made(), batches()), train(model, batches()))

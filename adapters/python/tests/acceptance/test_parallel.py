@@ -98,7 +98,7 @@ def work(rank, mode, hook):
         torch.manual_seed(0)
         model = Plain()
         if planned:
-            remat.wrap(model, budget="70%", time_limit=1)
+            remat.wrap(model, budget="70%", time_limit=1, gap=0.9)
         results.append(steps(nn.parallel.DistributedDataParallel(model, **MODES[mode]), rank, mode, hook))
     return results[0] == results[1], remat.of(model).plan["recomputed"]
 
@@ -128,12 +128,12 @@ def shard(rank, first, parts):
         torch.manual_seed(0)
         model = Plain()
         if planned and first:
-            remat.wrap(model, budget="70%", time_limit=1)
+            remat.wrap(model, budget="70%", time_limit=1, gap=0.9)
         for part in model.children() if parts else ():
             fully_shard(part)
         fully_shard(model)
         if planned and not first:
-            remat.wrap(model, budget="70%", time_limit=1)
+            remat.wrap(model, budget="70%", time_limit=1, gap=0.9)
         seen = []
         for i in range(3):
             x = torch.randn(50, 6, generator=torch.Generator().manual_seed(10 * rank + i))

@@ -12,6 +12,7 @@ import pathlib
 import re
 import sys
 import warnings
+from typing import Any, NamedTuple
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 
@@ -19,9 +20,12 @@ import pytest
 import torch
 import torch.utils._pytree as pytree
 from differential import assert_same, content, train
+from torch.testing._internal import common_utils
 from torch.testing._internal.common_methods_invocations import op_db
 
 import remat
+
+common_utils.extract_test_fn = lambda: None  # which reads the sources of all callers, for each operator
 
 TABLE = pathlib.Path(__file__).parents[4] / "docs/operators.md"
 FULL = os.environ.get("REMAT_FULL") == "1" or __name__ == "__main__"
@@ -112,30 +116,39 @@ def run(make, sample, times=1, **options):
     batches = [tuple(t.detach().clone().requires_grad_(t.requires_grad) for t in tensors_of(sample) * times) for _ in range(2)]
     model = make(sample)
     if options:
-        remat.wrap(model, time_limit=1, on_new_shape="plan", on_refuse="raise", follow=followed, **options)
+        remat.wrap(model, time_limit=1, gap=0.9, on_new_shape="plan", on_refuse="raise", follow=followed, **options)
     done = train(model, batches, optimizer=None)
     return done, [[content(t.grad) for t in b] for b in batches], remat.of(model).plan if options else None
 
 
-def compare(make, sample, times=1, **options):
-    """Runs it plain and by a plan, which it returns."""
-    plain, gradients, _ = run(make, sample, times)
-    steps, planned_gradients, plan = run(make, sample, times, **options)
-    assert_same(plain, steps)
-    assert gradients == planned_gradients, "other gradients of inputs"
+class Tried(NamedTuple):
+    """A sample, and what eager mode gives for it: the operator alone, and several times."""
+
+    sample: Any
+    alone: tuple
+    between: tuple
+
+
+def tried(op, sample):
+    """None if eager mode itself does not give the same twice, with a gradient."""
+    try:
+        alone = run(lambda s: Applied(op.op, s), sample)[:2]
+        between, again = (run(lambda s: Between(op.op, s), sample, Between.TIMES)[:2] for _ in range(2))
+    except Exception:
+        return None
+    with_gradient = any(g is not None for step in between[1] for g in step)
+    return Tried(sample, alone, between) if between == again and with_gradient else None
+
+
+def compare(plain, make, sample, times=1, **options):
+    """Runs it by a plan, which it returns, and compares that with the plain run."""
+    steps, gradients, plan = run(make, sample, times, **options)
+    assert_same(plain[0], steps)
+    assert plain[1] == gradients, "other gradients of inputs"
     return plan
 
 
-def just_below(make, sample):
-    """A budget in which not everything can be kept, by a method that then runs much of the forward again."""
-    try:
-        run(make, sample, Between.TIMES, budget="99.9%", solver="chen")
-    except remat.OverBudget as e:
-        return e.needed
-    return "99.9%"
-
-
-def check(op, sample, leanest):
+def check(op, how, leanest):
     """Compares a run in which everything is kept, one in which much runs again, and maybe one by the leanest plan.
 
     Returns whether the operator was recomputed.
@@ -144,44 +157,36 @@ def check(op, sample, leanest):
     def recomputed(again):
         return bool(again - Between.AROUND or (again and name_of(op) in SAME))
 
-    compare(lambda s: Applied(op.op, s), sample, budget="100%")
+    def between(**options):
+        return compare(how.between, lambda s: Between(op.op, s), how.sample, Between.TIMES, **options)
 
-    def between(s):
-        return Between(op.op, s)
-
-    again = compare(between, sample, Between.TIMES, budget=just_below(between, sample), solver="chen")["again"]
+    compare(how.alone, lambda s: Applied(op.op, s), how.sample, budget="100%")
+    try:  # just below what everything takes, by a method that then runs much of the forward again
+        again = between(budget="99.9%", solver="chen")["again"]
+    except remat.OverBudget as e:
+        again = between(budget=e.needed, solver="chen")["again"]
     if leanest or not recomputed(again):
         with pytest.raises(remat.OverBudget) as over:
-            run(between, sample, Between.TIMES, budget=1)
-        again |= compare(between, sample, Between.TIMES, budget=over.value.needed)["again"]
+            between(budget=1)
+        again |= between(budget=over.value.needed)["again"]
     return recomputed(again)
-
-
-def usable(op, sample):
-    """Does eager mode itself give the same twice, with a gradient?"""
-    try:
-        run(lambda s: Applied(op.op, s), sample)
-        one, two = (run(lambda s: Between(op.op, s), sample, Between.TIMES) for _ in range(2))
-        return one[:2] == two[:2] and any(g is not None for step in one[1] for g in step)
-    except Exception:
-        return False
 
 
 SOME = "refused with some arguments: "
 KEPT = "planned and replayed, but not recomputed within any budget"
 
 
-def checked(op, sample, leanest):
+def checked(op, how, leanest):
     """`check`. Some samples read the state of the generator after a draw, to put it back: these forwards are replayed."""
     global followed
     try:
-        return check(op, sample, leanest)
+        return check(op, how, leanest)
     except remat.Refused as e:
         if "reads the state of the generator" not in str(e):
             raise
     followed = False
     try:
-        return check(op, sample, leanest)
+        return check(op, how, leanest)
     finally:
         followed = True
 
@@ -191,14 +196,14 @@ def outcome(op):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         samples = itertools.islice(op.sample_inputs("cpu", dtype_of(op), requires_grad=True), 12)
-        samples = [s for s in samples if usable(op, s)][:SAMPLES]
+        samples = list(itertools.islice(filter(None, (tried(op, s) for s in samples)), SAMPLES))
         if not samples:
             return "not tested: eager mode gives no two results that can be compared"
         refusals, kept = [], False
-        for sample in samples:
-            first = sample is samples[0]
+        for how in samples:
+            first = how is samples[0]
             try:
-                kept |= not checked(op, sample, FULL and first) and first
+                kept |= not checked(op, how, FULL and first) and first
             except remat.Refused as e:
                 refusals.append(re.sub(r" \(call [^)]*\)", "", str(e)).replace("|", "/").replace("the forward cannot be recorded: ", ""))
     if refusals:

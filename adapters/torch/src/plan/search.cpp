@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <functional>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -78,50 +77,21 @@ std::optional<std::string> key_of_plan(const setup& s, bytes_t available, const 
   return o.cache.key(*s.step, available, solver, l);
 }
 
-class hash_of {
- public:
-  template <class T>
-  hash_of& operator<<(const T& x) {
-    value_ = value_ * 0x9e3779b97f4a7c15u + std::hash<T>{}(x) + (value_ >> 29);
-    return *this;
-  }
-  std::size_t value() const { return value_; }
+/// What a plan needs in the best of all layouts, which none may reach.
+bytes_t least_needed(const execution_plan& run) { return run.needed_bytes() - run.arena_bytes() + run.live_peak(); }
 
- private:
-  std::size_t value_ = 0;
-};
-
-}  // namespace
-
-std::size_t graph_hash(const program& step) {
-  hash_of h;
-  h << step.values.size() << step.nodes.size() << step.loss;
-  for (const auto& s : step.slots) h << static_cast<int>(s.from) << s.position << s.value;
-  for (const auto& n : step.nodes) {
-    h << n.name << n.calls.size() << n.random << n.once;
-    for (const auto& c : n.calls) h << c.op.schema().name() << c.operands.size() << c.results.size();
-    for (const auto* list : {&n.inputs, &n.outputs}) {
-      h << list->size();
-      for (auto v : *list) h << v;
-    }
-    for (const auto& [old, fresh] : n.overwrites) h << old << fresh;
-  }
-  return h.value();
+std::shared_ptr<const execution_plan> with_layout(const setup& s, const schedule& steps, bool zones, std::size_t tries) {
+  auto o = s.layouts;
+  o.tries = tries;
+  if (has_copies(steps) && s.far.memory) o.alignment = std::max(o.alignment, s.far.memory->alignment());
+  return std::make_shared<execution_plan>(s.step, steps, s.profiles, o, 0, zones ? placing::zones : s.places);
 }
-
-namespace {
 
 /// @param room the bytes that it should need at most; 0: as few as possible
 std::shared_ptr<const execution_plan> with_memory(const setup& s, const schedule& steps, bool zones, bytes_t room) {
-  auto o = s.layouts;
-  if (has_copies(steps) && s.far.memory) o.alignment = std::max(o.alignment, s.far.memory->alignment());
-  const auto how = zones ? placing::zones : s.places;
-  auto run = std::make_shared<execution_plan>(s.step, steps, s.profiles, o, 0, how);
-  const auto best = run->needed_bytes() - run->arena_bytes() + run->live_peak();  // of all layouts
-  if (o.tries == 0 && run->needed_bytes() > room && (best <= room || room == 0)) {
-    o.tries = layout_options().tries;
-    run = std::make_shared<execution_plan>(s.step, steps, s.profiles, o, 0, how);
-  }
+  auto run = with_layout(s, steps, zones, s.layouts.tries);
+  if (s.layouts.tries == 0 && run->needed_bytes() > room && (least_needed(*run) <= room || room == 0))
+    run = with_layout(s, steps, zones, layout_options().tries);
   return run;
 }
 
@@ -243,6 +213,7 @@ std::shared_ptr<plan> search_anew(const setup& s, bytes_t available, const searc
   auto p = restricted ? with_slower_link(s.p, 0) : s.p;  // with a slower link where there is too little far memory
   constexpr int rounds = 4, most = 10;                   // the rest only as long as nothing fits
   auto margin = available / 200;
+  bool rough = false;  // the best was laid out without a search, which is left to the end
   for (int round = 0; round < (best->run ? rounds : most) && within >= 0; ++round) {
     auto l = o.limits;
     l.seconds = std::max(std::min(0.1, l.seconds), (l.seconds - since(begin)) / std::max(1, rounds - round));
@@ -253,7 +224,10 @@ std::shared_ptr<plan> search_anew(const setup& s, bytes_t available, const searc
       within += available / 4;  // the layout may need less than the model says
       continue;
     }
-    const auto run = with_memory(s, r.schedule, false, available);
+    auto run = with_layout(s, r.schedule, false, 0);
+    const auto least = least_needed(*run);
+    const bool close = run->far_bytes() > far || (run->needed_bytes() > available && least <= available);
+    if (close) run = with_memory(s, r.schedule, false, available);
     if (run->far_bytes() > far) {
       const auto share = static_cast<double>(far) / static_cast<double>(run->far_bytes());
       p = with_slower_link(p, round + 2 < rounds ? share * share : 0);
@@ -262,11 +236,12 @@ std::shared_ptr<plan> search_anew(const setup& s, bytes_t available, const searc
       continue;
     }
     const auto need = run->needed_bytes();
-    const auto excess = need - available;
+    const auto excess = (need > available && least <= available ? need : least) - available;
     o.log("schedule of " + format_seconds(r.seconds) + " with " + std::to_string(r.recomputed) + " recomputations needs " +
           format_bytes(need) + " of " + format_bytes(available));
     if (excess <= 0 && (!best->run || r.seconds < best->found.seconds)) {
       best->run = run;
+      rough = !close;
       best->steps = r.schedule;
       best->found = r;
       if (restricted) {  // what was proven with a slower link is not proven
@@ -282,6 +257,7 @@ std::shared_ptr<plan> search_anew(const setup& s, bytes_t available, const searc
     }
   }
   if (!best->run) return nullptr;
+  if (rough) best->run = with_memory(s, best->steps, false, available);
   best->plan_seconds = since(begin);
   return best;
 }

@@ -17,6 +17,7 @@
 #include "../capture/follower.hpp"
 #include "../device/accelerator.hpp"
 #include "../device/home.hpp"
+#include "../program/signature.hpp"
 #include "state.hpp"
 
 namespace remat::pytorch {
