@@ -62,9 +62,9 @@ TEST_CASE("buffers that the device's allocator places go back to it when they di
     const auto expected = eager(s);
     for (const auto& schedule : schedules) {
       const auto plan =
-          std::make_shared<execution_plan>(x.step, schedule, x.profiles, layout_options(), 0, placing::by_allocator);
+          std::make_shared<execution_plan>(x.step, schedule, x.profiles, first_layout, 0, placing::by_allocator);
       CHECK_FALSE(plan->placed());
-      CHECK(plan->arena_bytes() <= execution_plan(x.step, schedule, x.profiles).arena_bytes());
+      CHECK(plan->arena_bytes() <= execution_plan(x.step, schedule, x.profiles, first_layout).arena_bytes());
       executor e(plan, *x.tensors, on);
       for (int step = 0; step < 2; ++step) {
         restore(s, buffers);
@@ -84,7 +84,7 @@ TEST_CASE("buffers that the device's allocator places go back to it when they di
     const auto copying = to_problem(*x.step, x.profiles.seconds(), x.profiles.workspace(), s.name, copy_rates{1, 1, 0});
     const auto moves = with_random_copies(copying, store_all_schedule(copying), 2);
     if (has_copies(moves))
-      CHECK_THROWS_AS(execution_plan(x.step, moves, x.profiles, layout_options(), 0, placing::by_allocator), bad_schedule);
+      CHECK_THROWS_AS(execution_plan(x.step, moves, x.profiles, first_layout, 0, placing::by_allocator), bad_schedule);
   }
 }
 
@@ -103,7 +103,7 @@ TEST_CASE("steps in flight share the memory in which they compute", "[device]") 
     restore(s, buffers);
     const auto expected = eager(s);
     for (const auto& schedule : schedules) {
-      const auto plan = std::make_shared<execution_plan>(x.step, schedule, x.profiles, layout_options(), 0, placing::zones);
+      const auto plan = std::make_shared<execution_plan>(x.step, schedule, x.profiles, first_layout, 0, placing::zones);
       CHECK(plan->held_bytes() >= plan->arena_bytes());
       held += plan->held_bytes();
       all += plan->needed_bytes();
@@ -142,7 +142,7 @@ TEST_CASE("steps in flight share the memory in which they compute", "[device]") 
       }
       CHECK(first.unplanned() + second.unplanned() == 0);
     }
-    const auto plan = std::make_shared<execution_plan>(x.step, schedules[0], x.profiles, layout_options(), 0, placing::zones);
+    const auto plan = std::make_shared<execution_plan>(x.step, schedules[0], x.profiles, first_layout, 0, placing::zones);
     if (plan->working_bytes() > 0) CHECK_THROWS_AS(executor(plan, *x.tensors, on), broken_contract);
   }
   CHECK(3 * held < 2 * all);
@@ -208,7 +208,7 @@ TEST_CASE("steps that are captured give what eager mode gives, bit by bit, at fi
     for (unsigned seed = 0; seed < 2; ++seed) schedules.push_back(with_random_copies(p, random_schedule(p, seed, 0.3), seed));
     for (const auto& schedule : schedules) {
       INFO(s.name);
-      const auto plan = std::make_shared<execution_plan>(x.step, schedule, x.profiles, layout_options(), 0, placing::fixed);
+      const auto plan = std::make_shared<execution_plan>(x.step, schedule, x.profiles, first_layout, 0, placing::fixed);
       executor e(plan, *x.tensors, on, on_host(test_device(), plan->far_bytes()), {.graphs = true});
       begin_again();
       for (int k = 0; k < steps; ++k, change()) compare(expected[static_cast<std::size_t>(k)], planned(s, e, *x.tensors));
@@ -251,7 +251,7 @@ TEST_CASE("values that were away give what eager mode gives, bit by bit", "[devi
         INFO(s.name << " " << where << ", schedule " << &plan - schedules.data());
         const bool disk = where == "on disk", streams = where == "on streams";
         const auto e_plan =
-            std::make_shared<execution_plan>(x.step, plan, x.profiles, layout_options{.alignment = disk ? 4096 : 64});
+            std::make_shared<execution_plan>(x.step, plan, x.profiles, layout_options{.alignment = disk ? 4096 : 64, .tries = 0});
         const auto limit = e_plan->far_bytes();
         auto& on = device_of(test_device());
         far_memory far;

@@ -90,7 +90,7 @@ TEST_CASE("weights that are fetched give what eager mode gives, bit by bit") {
       CHECK_NOTHROW(evaluate(p, schedules.back()));
       for (const auto& plan : schedules) {
         INFO(s.name << " " << where);
-        const auto e_plan = std::make_shared<execution_plan>(x.step, plan, x.profiles);
+        const auto e_plan = std::make_shared<execution_plan>(x.step, plan, x.profiles, first_layout);
         const auto told = std::make_shared<telling_link>();
         far_memory far = {host_memory("far", e_plan->far_bytes()), std::make_unique<late_link>(1), told, {}};
         if (e_plan->moved_bytes().first == 0 && e_plan->far_bytes() == 0) far.memory.reset();
@@ -148,7 +148,7 @@ TEST_CASE("gradients are given once nothing reads their parameters") {
           if (plan.steps[j].what == action::compute)
             for (auto v : x.step->nodes[plan.steps[j].which].inputs) too_early += v == x.step->slots[x.step->parameters[k]].value;
       }
-      executor e(std::make_shared<execution_plan>(x.step, plan, x.profiles), *x.tensors);
+      executor e(std::make_shared<execution_plan>(x.step, plan, x.profiles, first_layout), *x.tensors);
       for (const int held : {0, 1, 2}) {  // by nobody, by the caller, by the step until it ends
         restore(s, buffers);
         std::vector<at::Tensor> taken(given.size()), kept;

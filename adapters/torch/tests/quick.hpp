@@ -31,6 +31,7 @@ inline remat::pytorch::wrap_options quick(const remat::pytorch::budget& b = "100
   remat::pytorch::wrap_options o;
   o.budget = b;
   o.limits.seconds = o.first_seconds = slower * seconds;
+  o.limits.gap = 0.5;
   o.solver = named("min_cut");
   o.profile = {.cache = {}, .seconds = 0.05};
   return o;

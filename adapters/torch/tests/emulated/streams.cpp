@@ -84,15 +84,19 @@ void stream::serve() {
     guard.lock();
     ++finished_;
     if (mark) mark->arrive(!failure_.empty());
+    guard.unlock();
     done_.notify_all();
+    guard.lock();
   }
 }
 
 std::uint64_t stream::push(std::function<void()> work, std::shared_ptr<moment> mark) {
-  const std::lock_guard guard(lock_);
+  std::unique_lock guard(lock_);
   queue_.push_back({std::move(work), std::move(mark)});
+  const auto ticket = ++given_;
+  guard.unlock();  // or the thread that wakes up would have to wait for it
   more_.notify_one();
-  return ++given_;
+  return ticket;
 }
 
 void stream::push_job(job j, bool fails) {
@@ -148,10 +152,12 @@ void stream::end() {
 // --- moments -----------------------------------------------------------------------------------------------------------------
 
 void moment::arrive(bool failed) {
-  const std::lock_guard guard(lock_);
-  arrived_ = true;
-  failed_ = failed;
-  at_ = clock::now();
+  {
+    const std::lock_guard guard(lock_);
+    arrived_ = true;
+    failed_ = failed;
+    at_ = clock::now();
+  }
   reached_.notify_all();
 }
 
