@@ -74,7 +74,7 @@ def trained(make, batches, wrap=None, loss=total, before=None, lr=0.05):
 def smallest(make, batches, **options):
     """The smallest budget that is known to do for the first of `batches`, in bytes."""
     try:
-        trained(make, batches[:1], lambda m: remat.wrap(m, budget=1, time_limit=5), **options)
+        trained(make, batches[:1], lambda m: remat.wrap(m, budget=1, time_limit=5, gap=0.9), **options)
     except remat.OverBudget as e:
         return e.needed
     raise AssertionError("one byte was enough")
@@ -86,7 +86,7 @@ def check(test, make, batches, *, budgets=("100% of activations", "tight"), time
     for budget in budgets:
         with test.subTest(budget=budget):
             limit = smallest(make, batches, **options) if budget == "tight" else budget
-            model, found = trained(make, batches, lambda m: remat.wrap(m, budget=limit, time_limit=time_limit), **options)
+            model, found = trained(make, batches, lambda m: remat.wrap(m, budget=limit, time_limit=time_limit, gap=0.9), **options)
             for what, a, b in zip(("steps", "state", "versions", "generator"), expected, found):
                 test.assertTrue(same(a, b), f"{what} differ at {budget}")
             if planned:

@@ -124,7 +124,7 @@ def train(options, incidents=None, dropout=0.1, seed=1, steps=5, seeded=True):
     data = [torch.randn(128, 32, generator=rng).to(DEVICE) for _ in range(steps)]
     model = model.to(DEVICE)
     if options is not None:
-        remat.wrap(model, cache=False, time_limit=2, **options)
+        remat.wrap(model, cache=False, time_limit=2, gap=0.9, **options)
     for p in model.parameters():
         p.register_post_accumulate_grad_hook(step_and_free)
     if seeded:
@@ -232,7 +232,7 @@ def check_draws_beside_draws():
     def noisy(options):
         torch.manual_seed(1)
         model, x = Noise().to(DEVICE), torch.rand(64, 64, device=DEVICE) + 1
-        return model if options is None else remat.wrap(model, cache=False, time_limit=2, **options), x
+        return model if options is None else remat.wrap(model, cache=False, time_limit=2, gap=0.9, **options), x
 
     def last_step(options, half, what):
         model, x = noisy(options)

@@ -31,7 +31,7 @@ def train(make, sample, wrapped, steps=4, passes=1, stepped=None, told=None):
     if wrapped is None:
         model, x = model.to(DEVICE), x.to(DEVICE)
     else:
-        remat.wrap(model, device=DEVICE, offload="all", cache=False, time_limit=5, **wrapped)
+        remat.wrap(model, device=DEVICE, offload="all", cache=False, time_limit=5, gap=0.9, **wrapped)
         assert all(torch.equal(p, weights[name]) and p.device.type == "cpu" for name, p in model.named_parameters())
     torch.manual_seed(2)
     arithmetic = {"lr": 0.01, "foreach": False}  # the same on host and device
@@ -126,7 +126,7 @@ def check_checkpoints():
         torch.manual_seed(1)
         model = Gpt()
         if there:
-            remat.wrap(model, device=DEVICE, offload="all", cache=False, time_limit=5, budget="70% of activations")
+            remat.wrap(model, device=DEVICE, offload="all", cache=False, time_limit=5, gap=0.9, budget="70% of activations")
             optimizer = remat.optimizer(model.parameters(), torch.optim.AdamW, model=model, lr=0.01, foreach=False, **stepped)
         else:
             optimizer = torch.optim.AdamW(model.to(DEVICE).parameters(), lr=0.01, foreach=False)
@@ -163,7 +163,7 @@ def check_steps_beside():
     if not emulated.is_emulated:
         return
     torch.manual_seed(1)
-    model, x = remat.wrap(Gpt(), device=DEVICE, offload="all", cache=False, time_limit=5), torch.randint(0, 50, (8, 16))
+    model, x = remat.wrap(Gpt(), device=DEVICE, offload="all", cache=False, time_limit=5, gap=0.9), torch.randint(0, 50, (8, 16))
     optimizer = remat.optimizer(model.parameters(), torch.optim.SGD, model=model, step="overlap", lr=0.1)
     copies, stepped = 0, []
     stuck = threading.Timer(120, emulated.set_option, ("hold", 0))  # a step that waits for all gradients would wait forever
@@ -266,7 +266,7 @@ def check_wrapped_again():
     room = sum(p.nbytes for p in values) * 3 // 2
 
     def wrap(**options):
-        remat.wrap(model, device=DEVICE, offload="all", cache=False, time_limit=5, **options)
+        remat.wrap(model, device=DEVICE, offload="all", cache=False, time_limit=5, gap=0.9, **options)
         torch.manual_seed(2)
         return model(x).detach().cpu(), [p.data_ptr() for p in model.parameters()], remat.of(model).memory()["weights"]
 
@@ -285,7 +285,7 @@ def check_moved_weights():
     def left(there):
         torch.manual_seed(1)
         model, x = Conv(), torch.randn(4, 3, 24, 24)
-        remat.wrap(model, device=DEVICE, offload="all", cache=False, time_limit=5) if there else model.to(DEVICE)
+        remat.wrap(model, device=DEVICE, offload="all", cache=False, time_limit=5, gap=0.9) if there else model.to(DEVICE)
         torch.manual_seed(2)
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, foreach=False)
         for move in (lambda: model.to(DEVICE), model.cpu) * 2:
