@@ -61,8 +61,7 @@ TEST_CASE("buffers that the device's allocator places go back to it when they di
     restore(s, buffers);
     const auto expected = eager(s);
     for (const auto& schedule : schedules) {
-      const auto plan =
-          std::make_shared<execution_plan>(x.step, schedule, x.profiles, first_layout, 0, placing::by_allocator);
+      const auto plan = std::make_shared<execution_plan>(x.step, schedule, x.profiles, first_layout, 0, placing::by_allocator);
       CHECK_FALSE(plan->placed());
       CHECK(plan->arena_bytes() <= execution_plan(x.step, schedule, x.profiles, first_layout).arena_bytes());
       executor e(plan, *x.tensors, on);

@@ -19,11 +19,13 @@ constexpr double slower = 20;
 constexpr double slower = 1;
 #endif
 
-/// A solver of the compiled library: one that is compiled with the tests takes several times as long, as these are hardly optimised.
+/// A solver of the compiled library: one that is compiled with the tests takes several times as long, as these are hardly
+/// optimised.
 inline remat::pytorch::plan_solver named(const char* method, const remat::registry::option_values& options = {}) {
   return [solver = remat::registry::find(method).make("auto", options)](
-             const remat::problem& p, remat::bytes_t within, const remat::limits& l,
-             const remat::pytorch::plan_observer& watch) { return remat::solve(p, within, solver, l, watch); };
+             const remat::problem& p, remat::bytes_t within, const remat::limits& l, const remat::pytorch::plan_observer& watch) {
+    return remat::solve(p, within, solver, l, watch);
+  };
 }
 
 /// @param seconds for a search, of an ordinary build

@@ -25,6 +25,9 @@ struct search_options {
   double first_seconds = limits.seconds;        ///< see `wrap_options`; less than the limit: a plan may be `unfinished`
 };
 
+/// A hash of what two programs share that differ in sizes only: nodes, operators, and which values these read, write and make.
+std::size_t graph_hash(const program& step);
+
 /// A given schedule, laid out for `s`.
 /// @param room  bytes that it should need at most: the first layout that does will do where steps like `s` are known
 /// @param zones for several steps in flight

@@ -2,28 +2,11 @@
 #include "signature.hpp"
 
 #include <algorithm>
-#include <functional>
 #include <sstream>
 
 #include "../base/views.hpp"
 
 namespace remat::pytorch {
-namespace {
-
-class hash_of {
- public:
-  template <class T>
-  hash_of& operator<<(const T& x) {
-    value_ = value_ * 0x9e3779b97f4a7c15u + std::hash<T>{}(x) + (value_ >> 29);
-    return *this;
-  }
-  std::size_t value() const { return value_; }
-
- private:
-  std::size_t value_ = 0;
-};
-
-}  // namespace
 
 std::string signature(const program& step, const node& n, std::vector<index_t>* order) {
   std::ostringstream out;
@@ -70,22 +53,6 @@ std::string signature(const program& step, const node& n, std::vector<index_t>* 
   }
   for (const auto& [old, fresh] : n.overwrites) out << "w" << number(fresh);
   return out.str();
-}
-
-std::size_t graph_hash(const program& step) {
-  hash_of h;
-  h << step.values.size() << step.nodes.size() << step.loss;
-  for (const auto& s : step.slots) h << static_cast<int>(s.from) << s.position << s.value;
-  for (const auto& n : step.nodes) {
-    h << n.name << n.calls.size() << n.random << n.once;
-    for (const auto& c : n.calls) h << c.op.schema().name() << c.operands.size() << c.results.size();
-    for (const auto* list : {&n.inputs, &n.outputs}) {
-      h << list->size();
-      for (auto v : *list) h << v;
-    }
-    for (const auto& [old, fresh] : n.overwrites) h << old << fresh;
-  }
-  return h.value();
 }
 
 }  // namespace remat::pytorch

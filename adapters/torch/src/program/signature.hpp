@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What a node does, apart from the values it does it to; and what a whole program does. Private to the adapter.
+/// What a node does, apart from the values it does it to. Private to the adapter.
 #pragma once
 
-#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -14,8 +13,5 @@ namespace remat::pytorch {
 /// All that the cost and the results of a node depend on but the contents of its operands, as text.
 /// @param order gets the values the calls name, each once, by first appearance: the text tells them by position in it
 std::string signature(const program& step, const node& n, std::vector<index_t>* order = nullptr);
-
-/// A hash of what two programs share that differ in sizes only: nodes, operators, and which values these read, write and make.
-std::size_t graph_hash(const program& step);
 
 }  // namespace remat::pytorch

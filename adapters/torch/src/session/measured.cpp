@@ -17,7 +17,6 @@
 #include "../capture/follower.hpp"
 #include "../device/accelerator.hpp"
 #include "../device/home.hpp"
-#include "../program/signature.hpp"
 #include "state.hpp"
 
 namespace remat::pytorch {
