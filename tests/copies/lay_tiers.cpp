@@ -21,6 +21,7 @@
 #include <remat/core/result.hpp>
 #include <remat/testing/generators.hpp>
 
+#include "../rounds.hpp"
 #include "../tiers_walk.hpp"
 
 using remat::bytes_t;
@@ -29,6 +30,7 @@ using remat::value_id;
 using remat::testing::chance;
 using remat::testing::disk;
 using remat::testing::host;
+using remat::testing::shortened;
 using remat::testing::uniform;
 
 namespace {
@@ -50,7 +52,7 @@ std::vector<remat::operation_id> repeated(std::mt19937_64& g, const problem& p) 
 TEST_CASE("lay_copies on two and three tiers: every schedule is valid and within all budgets") {
   std::mt19937_64 g(21);
   int laid = 0, full = 0, refused = 0, drawn = 0, chained = 0, from_disk = 0;
-  for (int round = 0; round < 4000; ++round) {
+  for (int round = 0; round < shortened(4000); ++round) {
     auto p = round % 2 == 0 ? remat::testing::random_tiers_problem(g)
                             : remat::testing::random_step(g, {.layers = static_cast<std::size_t>(uniform(g, 1, 6)),
                                                               .cyclic = chance(g, 50),
@@ -90,10 +92,10 @@ TEST_CASE("lay_copies on two and three tiers: every schedule is valid and within
       }
   }
   CAPTURE(drawn, refused, laid, full, chained, from_disk);
-  CHECK(laid > 10'000);
-  CHECK(chained > 8000);
-  CHECK(from_disk > 5000);
-  CHECK(full > 1000);
+  CHECK(laid > shortened(10'000));
+  CHECK(chained > shortened(8000));
+  CHECK(from_disk > shortened(5000));
+  CHECK(full > shortened(1000));
   CHECK(3 * refused < 2 * drawn);
 }
 

@@ -13,6 +13,8 @@
 #include <remat/testing/generators.hpp>
 #include <remat/testing/oracle.hpp>
 
+#include "../rounds.hpp"
+
 using namespace remat;
 using namespace remat::testing;
 using order::small_search;
@@ -20,7 +22,7 @@ using order::small_search;
 TEST_CASE("small searches find the optimum of small problems, or that there is none") {
   std::mt19937_64 g(1);
   int found = 0, hopeless = 0;
-  for (int round = 0; round < 400; ++round) {
+  for (int round = 0; round < shortened(400); ++round) {
     const auto p = round % 4 == 0 ? random_training_chain(g, 4)
                                   : random_problem(g, {.operations = static_cast<std::size_t>(uniform(g, 1, 9)),
                                                        .outputs = 1 + static_cast<std::size_t>(round % 2),
@@ -51,8 +53,8 @@ TEST_CASE("small searches find the optimum of small problems, or that there is n
       CHECK((faster.ended && !faster.order && faster.bound == Approx(*optimum).epsilon(1e-9)));
     }
   }
-  CHECK(found > 1000);
-  CHECK(hopeless > 300);
+  CHECK(found > shortened(1000));
+  CHECK(hopeless > shortened(300));
 }
 
 TEST_CASE("a small search that gives up has a bound, and says that it did") {

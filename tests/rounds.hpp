@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// How often tests of random problems repeat.
+#pragma once
+
+#ifndef REMAT_PART_OF_ROUNDS
+#define REMAT_PART_OF_ROUNDS 1
+#endif
+
+namespace remat::testing {
+
+/// All rounds; under sanitizers, which make them take minutes, the first part of them: all have run without.
+constexpr int shortened(int rounds) { return rounds / REMAT_PART_OF_ROUNDS; }
+
+}  // namespace remat::testing
