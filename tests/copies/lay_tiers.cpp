@@ -316,15 +316,15 @@ TEST_CASE("an early end: the same computations, in a valid order, so that what i
 
 // Looking for what leaves among all that is there, as often as something leaves, takes a quarter of an hour.
 TEST_CASE("copies on demand make room many times on tiers with many values") {
-  const auto chain = remat::testing::unit_training_chain(200'000);
+  const auto chain = remat::testing::unit_training_chain(shortened(200'000));
   const problem p(chain.name(), chain.values(), chain.operations(), chain.targets(), {}, {},
-                  {{{"device"}, {"host", 50'000}, {"disk"}},
+                  {{{"device"}, {"host", shortened(50'000)}, {"disk"}},
                    {{remat::device_tier, host, 10}, {host, remat::device_tier, 10}, {host, disk, 5}, {disk, host, 5}}});
-  const auto laid = remat::copies::lay_copies(p, remat::needed_operations(p), 100'000, {.on_demand = true});
+  const auto laid = remat::copies::lay_copies(p, remat::needed_operations(p), shortened(100'000), {.on_demand = true});
   REQUIRE(laid);
   const auto e = remat::evaluate(p, laid->schedule);
-  CHECK(e.peaks[remat::device_tier] == 100'000);
-  CHECK(e.peaks[host] == 50'000);
+  CHECK(e.peaks[remat::device_tier] == shortened(100'000));
+  CHECK(e.peaks[host] == shortened(50'000));
 }
 
 TEST_CASE("on several tiers a long order is given up when told to, and so is what would make its schedule faster") {
