@@ -21,6 +21,7 @@ from ._errors import Refused
 _READS = ("const_data_ptr", "__reduce_ex__", "__deepcopy__")
 _OBSERVES = ("register_hook", "retain_grad")
 _SHARES = ("numpy", "data_ptr", "__array__", "__dlpack__")  # memory that may be written, too
+_OF_STORAGES = ("__getitem__", "__setitem__", "copy_", "data_ptr", "fill_", "resize_")
 
 
 def _first(original: Callable[..., Any], tell: Callable[..., Any], told: int = 1) -> Callable[..., Any]:
@@ -58,12 +59,29 @@ def _leave_for_thread() -> None:
         _torch.leave_plan(f"work is given to another thread at {_where()}")
 
 
+def _setitem(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The same. Of a single number, PyTorch compares the memory with that of the tensor that it goes to."""
+    @functools.wraps(original)
+    def setitem(self: torch.Tensor, index: Any, value: Any) -> None:
+        one = _is_plain(self) and _is_plain(value) and value.dim() == 0
+        if one and _torch.without_data() and value.untyped_storage()._cdata != self.untyped_storage()._cdata:
+            value = value[None]
+        original(self, index, value)
+
+    return setitem
+
+
+def _leave_for_storage() -> None:
+    if _torch.without_data():
+        _torch.leave_plan(f"a storage is used directly at {_where()}")
+
+
 def _data() -> property:
     """`Tensor.data`. Before a forward without data puts other memory under a tensor, the calls before that run on the memory of then."""
     descriptor: Any = torch.Tensor.data
 
     def put(self: torch.Tensor, other: torch.Tensor) -> None:
-        if _torch.without_data():
+        if _torch.without_data() and not _is_same_memory(self, other):
             _torch.leave_plan(f"other memory is put under a tensor (`.data = ...`, where `.data.copy_(...)` is planned) at {_where()}")
         descriptor.__set__(self, other)
 
@@ -145,6 +163,19 @@ def _reentrant(original: Callable[..., Any]) -> Callable[..., Any]:
     return apply
 
 
+def _is_same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """One is a view of the other, and as a whole."""
+    def geometry(t: torch.Tensor) -> tuple[Any, ...]:
+        return t.untyped_storage()._cdata, t.dtype, t.shape, t.stride(), t.storage_offset(), t.is_conj(), t.is_neg()
+
+    return _is_plain(a) and _is_plain(b) and geometry(a) == geometry(b)
+
+
+def _is_plain(t: Any) -> bool:
+    """A tensor over a storage, and not one of another class, such as a parameter without a size."""
+    return type(t) in (torch.Tensor, torch.nn.Parameter) and t.layout == torch.strided
+
+
 def _where() -> str:
     """Where the model is, by its innermost line."""
     frame: types.FrameType | None = sys._getframe(1)
@@ -210,7 +241,10 @@ def install(let_go: Callable[..., None]) -> None:
                 setattr(torch.Tensor, name, _first(original, functools.partial(_torch.about_to_read, may_write=may_write)))
     for owner, name in ((threading.Thread, "start"), (concurrent.futures.ThreadPoolExecutor, "submit")):
         setattr(owner, name, _first(getattr(owner, name), _leave_for_thread, 0))
+    for name in _OF_STORAGES:
+        setattr(torch.UntypedStorage, name, _first(getattr(torch.UntypedStorage, name), _leave_for_storage, 0))
     torch.Tensor.data = _data()  # type: ignore[assignment]
+    torch.Tensor.__setitem__ = _setitem(torch.Tensor.__setitem__)  # type: ignore[method-assign]
     torch.Tensor.tolist = _tolist(torch.Tensor.tolist)  # type: ignore[method-assign]
     for name in _OBSERVES:
         setattr(torch.Tensor, name, _observing(getattr(torch.Tensor, name)))

@@ -28,24 +28,26 @@ using remat::python::translated;
 
 namespace {
 
-/// Counts references to tensors from an object, and from containers that nothing else refers to.
+/// Counts references from objects, and from objects that nothing else refers to, such as functions and what they enclose.
 struct reference_counts {
-  std::map<PyObject*, Py_ssize_t> tensors;
-  void look_into(PyObject* o) {
-    const auto traverse = Py_TYPE(o)->tp_traverse;
-    if (traverse == nullptr) return;
-    traverse(
-        o,
-        [](PyObject* to, void* self) {
-          auto& counts = *static_cast<reference_counts*>(self);
-          if (THPVariable_Check(to))
-            ++counts.tensors[to];
-          else if ((PyDict_CheckExact(to) || PyList_CheckExact(to) || PyTuple_CheckExact(to)) && Py_REFCNT(to) == 1)
-            counts.look_into(to);
-          return 0;
-        },
-        this);
+  std::map<PyObject*, Py_ssize_t> to;
+  void look_into(PyObject* first) {
+    within_.push_back(first);
+    while (!within_.empty()) {
+      auto* o = within_.back();
+      within_.pop_back();
+      if (const auto traverse = Py_TYPE(o)->tp_traverse; traverse != nullptr) traverse(o, &count, this);
+    }
   }
+
+ private:
+  static int count(PyObject* o, void* self) {
+    auto& counts = *static_cast<reference_counts*>(self);
+    if (++counts.to[o] == Py_REFCNT(o) && !THPVariable_Check(o) && PyObject_IS_GC(o)) counts.within_.push_back(o);
+    return 0;
+  }
+
+  std::vector<PyObject*> within_;
 };
 
 /// Of tensors that Python holds: does anything else hold them than objects of autograd functions?
@@ -57,7 +59,7 @@ std::vector<bool> held_beside(const std::vector<::torch::autograd::Node*>& funct
   std::vector<bool> found;
   for (const auto& t : tensors) {
     auto* o = t.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
-    found.push_back(o != nullptr && Py_REFCNT(o) > 1 + from_functions.tensors[o]);  // 1: by the tensor in C++
+    found.push_back(o != nullptr && Py_REFCNT(o) > 1 + from_functions.to[o]);  // 1: by the tensor in C++
   }
   return found;
 }

@@ -110,9 +110,10 @@ class call_log {
   bool run_ahead(const std::vector<traced_call>& calls, const std::vector<at::Tensor>& wanted);
   /// Gives tensors from outside the data that they had before the forward, until the next `run_ahead`.
   void show_before() const;
-  /// A kernel is about to write on made-up numbers: takes data away that calls have made ahead, until the next `run_ahead`.
+  /// A kernel is about to write before its turn: keeps data aside that calls have made ahead, until the next `run_ahead`.
+  /// @param leave it writes on these data, not on made-up numbers
   /// @return there were such data
-  bool set_aside(const at::Tensor& t);
+  bool set_aside(const at::Tensor& t, bool leave);
   /// Calls that have run ahead have made the data there.
   bool has_made(const c10::StorageImpl* s) const;
   /// The module may look at this memory whenever it likes.

@@ -19,9 +19,12 @@ follower* followed_by_thread() { return static_cast<follower*>(c10::ThreadLocalD
 
 recorded_forward::recorded_forward(std::shared_ptr<const trace> t) : recorded(std::move(t)) {
   const auto& r = *recorded;
-  std::vector<bool> written(r.storages.size());
+  std::vector<bool> written(r.storages.size()), used(r.storages.size());
   for (const auto& c : r.calls)
-    for (const auto& o : c.operands) written[o.view.value] = written[o.view.value] || o.written;
+    for (const auto& o : c.operands) {
+      written[o.view.value] = written[o.view.value] || o.written;
+      used[o.view.value] = used[o.view.value] || !is_view(c.op);
+    }
   for (index_t k = 0; k < r.slots.size(); ++k)
     if (written[r.slots[k].value] && r.slots[k].from != role::constant && r.slots[k].from != role::output_grad)
       writes.push_back(k);
@@ -31,9 +34,6 @@ recorded_forward::recorded_forward(std::shared_ptr<const trace> t) : recorded(st
     const auto k = r.storages[x.view.value].slot;
     return k != none && r.slots[k].from == role::constant;
   };
-  std::vector<bool> used(r.storages.size());
-  for (const auto& c : r.calls)
-    for (const auto& o : c.operands) used[o.view.value] = used[o.view.value] || !is_view(c.op);
   const auto only_by_hand = [&](const traced_call& c, const traced_tensor& x) {  // written, and read
     const auto& s = r.storages[x.view.value];
     return makes_raw(c.op) && !used[x.view.value] && s.device.is_cpu() && static_cast<std::size_t>(s.bytes) <= constant_limit;

@@ -34,6 +34,11 @@ inline at::Tensor bytes_of(const at::Tensor& t) { return bytes_over(t.storage())
 /// Its memory can be read.
 bool has_memory(const at::Tensor& t);
 
+/// Its memory is there, if maybe hidden.
+inline bool has_data(const at::Tensor& t) {
+  return storage_of(t)->nbytes() == 0 || storage_of(t)->_mutable_data_ptr_no_checks().get() != nullptr;
+}
+
 /// Python code holds this tensor.
 bool held_by_python(const at::Tensor& t);
 /// Python code holds this tensor, or has held it.

@@ -8,6 +8,7 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/strides.h>
 
 #include <algorithm>
 #include <map>
@@ -164,12 +165,15 @@ void forget_results() {
 
 namespace {
 
+/// Contiguous, with the strides of a new tensor also along single elements.
+bool is_plain(const at::Tensor& t) { return t.strides() == c10::contiguous_strides(t.sizes()); }
+
 /// What an operator gives that works element by element on tensors of one type and geometry: another one of these.
 std::optional<known_results> like_operands(const std::vector<at::Tensor>& tensors) {
   const at::Tensor* like = nullptr;
   for (const auto& t : tensors) {
     if (t.unsafeGetTensorImpl()->is_wrapped_number() && at::isFloatingType(t.scalar_type())) continue;
-    const bool plain = at::isFloatingType(t.scalar_type()) && t.is_contiguous() && !t.is_conj() && !t.is_neg();
+    const bool plain = at::isFloatingType(t.scalar_type()) && is_plain(t) && !t.is_conj() && !t.is_neg();
     if (!plain || (like != nullptr &&
                    (t.scalar_type() != like->scalar_type() || t.sizes() != like->sizes() || t.device() != like->device())))
       return std::nullopt;
@@ -189,18 +193,12 @@ c10::Device device_of_results(const std::vector<at::Tensor>& tensors) {
   return (t == tensors.end() ? tensors.front() : *t).device();
 }
 
-}  // namespace
-
-std::optional<known_results> deduced(const traced_call& c, const std::vector<at::Tensor>& tensors) {
-  if (is_elementwise(c.op))
-    if (auto results = like_operands(tensors)) return results;
-  if (tensors.empty()) return std::nullopt;
-  if (takes_masks(c.op) >= 0 && std::any_of(tensors.begin(), tensors.end(), is_mask)) return std::nullopt;
-  const c10::Device meta(c10::kMeta), here = device_of_results(tensors);
-  const auto* kernel = meta_kernel(c.op, here.type());
-  if (kernel == nullptr) return std::nullopt;
-  at::AutoDispatchBelowADInplaceOrView below;
-  std::vector<at::Tensor> list;
+/// The arguments of a call on tensors without data.
+/// @param list gets its operands
+/// @return nothing: there are no such arguments
+std::optional<std::vector<c10::IValue>> arguments_on_meta(const traced_call& c, const std::vector<at::Tensor>& tensors,
+                                                          c10::Device here, std::vector<at::Tensor>& list) {
+  const c10::Device meta(c10::kMeta);
   auto stack = c.arguments;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto& t = tensors[i];
@@ -223,6 +221,29 @@ std::optional<known_results> deduced(const traced_call& c, const std::vector<at:
       if (argument.toDevice().type() != here.type()) return std::nullopt;
       argument = meta;
     }
+  return stack;
+}
+
+}  // namespace
+
+std::optional<known_results> deduced(const traced_call& c, const std::vector<at::Tensor>& tensors) {
+  if (is_elementwise(c.op)) {
+    if (auto results = like_operands(tensors)) return results;
+    const auto odd = [](const at::Tensor& t) {
+      return t.is_contiguous() && !is_plain(t);
+    };  // kernels differ in what they make of these
+    if (std::any_of(tensors.begin(), tensors.end(), odd)) return std::nullopt;
+  }
+  if (tensors.empty()) return std::nullopt;
+  if (takes_masks(c.op) >= 0 && std::any_of(tensors.begin(), tensors.end(), is_mask)) return std::nullopt;
+  const auto here = device_of_results(tensors);
+  const auto* kernel = meta_kernel(c.op, here.type());
+  if (kernel == nullptr) return std::nullopt;
+  at::AutoDispatchBelowADInplaceOrView below;
+  std::vector<at::Tensor> list;
+  const auto arguments = arguments_on_meta(c, tensors, here, list);
+  if (!arguments) return std::nullopt;
+  auto stack = *arguments;
   try {
     kernel->function.callBoxed(c.op, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
   } catch (const c10::Error&) {  // the kernel of the device is to say so
@@ -232,6 +253,21 @@ std::optional<known_results> deduced(const traced_call& c, const std::vector<at:
   results.on = here;
   results.drew = kernel->draws;
   return results.complete() ? std::optional(std::move(results)) : std::nullopt;
+}
+
+bool gives_sizes_by_values(const traced_call& c, const std::vector<at::Tensor>& tensors) {
+  if (is_native(c.op) || tensors.empty() || !c.op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) return false;
+  std::vector<at::Tensor> list;
+  auto stack = arguments_on_meta(c, tensors, device_of_results(tensors), list);
+  if (!stack) return false;
+  const plain_kernels kernels;
+  try {
+    c.op.callBoxed(*stack);
+  } catch (const std::exception&) {
+    forget_caught();
+    return true;
+  }
+  return false;
 }
 
 }  // namespace remat::pytorch::detail

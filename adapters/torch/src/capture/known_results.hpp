@@ -61,4 +61,8 @@ void forget_results();
 /// (see `meta_kernel`). Nothing for other operators, and where that kernel raises an error.
 std::optional<known_results> deduced(const traced_call& c, const std::vector<at::Tensor>& tensors);
 
+/// The operator of somebody else cannot tell the sizes of its results from those of its operands (`torchvision::nms`): its kernel
+/// for `meta` raises an error. One without such a kernel is taken to give the same sizes for all values.
+bool gives_sizes_by_values(const traced_call& c, const std::vector<at::Tensor>& tensors);
+
 }  // namespace remat::pytorch::detail

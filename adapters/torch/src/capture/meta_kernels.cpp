@@ -170,15 +170,17 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor&, const Tens
                                                        std::array<bool, 3> wanted) {
   return normalization_backward(plain_like(t), C10_AS_INTARRAYREF_SLOW(shape), type_of_statistics(t, weight), wanted);
 }
+/// Where an image of one pixel lies in both orders, a batch norm takes the plain one.
+Tensor like_normalized(const Tensor& t) { return t.is_contiguous() ? plain_like(t) : like_suggested(t); }
 std::tuple<Tensor, Tensor, Tensor> batch_norm(const Tensor& t, optional_of<Tensor> weight, optional_of<Tensor>,
                                               optional_of<Tensor>, optional_of<Tensor>, bool training, double, double) {
   const auto statistics = made({training ? t.size(1) : 0}, type_of_statistics(t, weight));
-  return {like_suggested(t), statistics, plain_like(statistics)};
+  return {like_normalized(t), statistics, plain_like(statistics)};
 }
 std::tuple<Tensor, Tensor, Tensor> batch_norm_backward(const Tensor&, const Tensor& t, optional_of<Tensor> weight,
                                                        optional_of<Tensor>, optional_of<Tensor>, optional_of<Tensor>,
                                                        optional_of<Tensor>, bool, double, std::array<bool, 3> wanted) {
-  return normalization_backward(like_suggested(t), {t.size(1)}, type_of_statistics(t, weight), wanted);
+  return normalization_backward(like_normalized(t), {t.size(1)}, type_of_statistics(t, weight), wanted);
 }
 std::tuple<Tensor, Tensor, Tensor> group_norm(const Tensor& t, optional_of<Tensor> weight, optional_of<Tensor>, c10::SymInt n,
                                               c10::SymInt, c10::SymInt, int64_t groups, double) {

@@ -181,14 +181,15 @@ void recorder::run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_
     return;
   }
   freeze_raw_filled(c, tensors);
-  const bool told = std::all_of(c.operands.begin(), c.operands.end(), [&](const auto& o) { return told_[o.view.value]; });
+  const bool told = std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) { return this->told(t); });
   const bool constant = std::all_of(c.operands.begin(), c.operands.end(),
                                     [&](const auto& o) { return contents_[o.view.value] == contents::constant; });
   std::vector<std::size_t> bytes;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto s = c.operands[i].view.value;
     if (c.operands[i].written && contents_[s] == contents::outside) save(tensors[i]);
-    if (c.operands[i].written && log_ != nullptr && trace_.backward == 0 && !constant && !again.before) keep_data(tensors[i], s);
+    if (c.operands[i].written && log_ != nullptr && trace_.backward == 0 && !constant && !again.before)
+      keep_data(tensors[i], s, told);
     bytes.push_back(storage_of(tensors[i])->nbytes());
     if (c.operands[i].written && !tensors[i].is_inference()) c.operands[i].raised = -version(tensors[i]);
   }

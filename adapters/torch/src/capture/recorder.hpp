@@ -220,7 +220,8 @@ class recorder {
   /// @return the operator that takes them; nothing: the call stays as it is
   std::optional<c10::OperatorHandle> with_positions(traced_call& c, ::torch::jit::Stack& stack,
                                                     const std::vector<at::Tensor>& tensors, const repeated_call& again);
-  /// What it gives, or the gradient of what it takes, has a size that depends on its mask. Not where one number is written.
+  /// What it gives, or the gradient of what it takes, has a size that depends on its mask. Not where one number is written
+  /// to the places of one mask.
   static bool needs_positions(const traced_call& c, const std::vector<at::Tensor>& tensors);
 
   static bytes_t byte_offset(const at::Tensor& t) { return t.storage_offset() * static_cast<bytes_t>(t.itemsize()); }
@@ -272,6 +273,9 @@ class recorder {
   /// Does the backward ask whether values of the forward are zero?
   bool asks_for_zeros(const traced_call& c) const;
 
+  /// Its values are those of the real step, and there. Those that calls have made ahead may be gone.
+  bool told(const at::Tensor& t) const { return told_[index_.at(storage_of(t))] && has_data(t); }
+
   /// The values of what a call makes may be needed during the capture.
   bool kept(at::ScalarType type, std::size_t bytes, bool told) const {
     return (told || at::isIntegralType(type, true)) && bytes <= value_limit();
@@ -289,10 +293,11 @@ class recorder {
   void repeat(traced_call& c, ::torch::jit::Stack& stack, std::size_t first, const repeated_call& again);
 
   /// Of a small storage whose data the module may look at: kernels may run on them, and the step may still go on eagerly.
-  void keep_data(const at::Tensor& t, index_t s) const {
-    if (log_->set_aside(t)) return;
-    const bool has_data = contents_[s] == contents::constant || contents_[s] == contents::kept;
-    if (has_data && storage_of(t)->nbytes() <= constant_limit) log_->keep_data(t);
+  /// @param told the kernel writes what it will in the step
+  void keep_data(const at::Tensor& t, index_t s, bool told) const {
+    if (log_->set_aside(t, told)) return;
+    const bool real = contents_[s] == contents::constant || contents_[s] == contents::kept;
+    if (real && storage_of(t)->nbytes() <= constant_limit) log_->keep_data(t);
   }
 
   /// The kernel of a call is one of the host: its operands are there, or it makes a tensor there.

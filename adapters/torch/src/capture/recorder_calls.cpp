@@ -98,7 +98,7 @@ std::optional<c10::OperatorHandle> recorder::with_positions(traced_call& c, ::to
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (c.operands[i].at != argument || !is_mask(tensors[i])) continue;
     masks.push_back(tensors[i]);
-    c.told = c.told && told_[c.operands[i].view.value];
+    c.told = c.told && told(tensors[i]);
   }
   if (masks.empty()) return std::nullopt;
   const auto first = stack.end() - static_cast<std::ptrdiff_t>(c.arguments.size());
@@ -139,10 +139,12 @@ std::optional<c10::OperatorHandle> recorder::with_positions(traced_call& c, ::to
 }
 
 bool recorder::needs_positions(const traced_call& c, const std::vector<at::Tensor>& tensors) {
+  const auto places = std::count_if(c.operands.begin(), c.operands.end(), [](const auto& o) { return o.at == 1; });
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (c.operands[i].at != 2) continue;
     const bool one_mask = c.op.schema().arguments()[1].type()->kind() == c10::TypeKind::TensorType;
-    return one_mask ? c.grad_mode && c.operands[i].requires_grad : tensors[i].numel() > 1;
+    const bool trained = c.grad_mode && c.operands[i].requires_grad;
+    return trained || (!one_mask && (tensors[i].numel() > 1 || places > 1));
   }
   return true;
 }
@@ -173,7 +175,7 @@ bool recorder::refuse_dynamic(traced_call& c, const std::vector<at::Tensor>& ten
       if (c.operands[i].at == argument && is_mask(tensors[i])) return true;
     return false;
   });
-  if (!dynamic) return false;
+  if (!dynamic && !gives_sizes_by_values(c, tensors)) return false;
   const auto& returns = c.op.schema().returns();
   const bool numbers = std::none_of(returns.begin(), returns.end(), [](const auto& r) {
     return r.type()->kind() == c10::TypeKind::TensorType || r.type()->kind() == c10::TypeKind::ListType;
@@ -187,7 +189,7 @@ bool recorder::refuse_dynamic(traced_call& c, const std::vector<at::Tensor>& ten
   }
   const bool forward = trace_.backward == 0;
   const bool asks_again = log_ == nullptr || forward;  // nobody asks in planned backwards of a training step
-  const bool told = std::all_of(c.operands.begin(), c.operands.end(), [&](const auto& o) { return told_[o.view.value]; });
+  const bool told = std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) { return this->told(t); });
   c.ahead = ask && log_ != nullptr && forward && (!numbers || !told);
   if (ask && !c.ahead && (!numbers || !told || !asks_again))
     refuse(name, "depends on the values of an activation, an input, a parameter or a buffer; a plan needs a fixed graph");

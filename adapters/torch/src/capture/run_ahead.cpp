@@ -201,13 +201,19 @@ void call_log::show_before() const {
   for (const auto& w : written_) saved_storage{w.storage, w.before}.put_back();
 }
 
-bool call_log::set_aside(const at::Tensor& t) {
+bool call_log::set_aside(const at::Tensor& t, bool leave) {
   const auto known = storages_.find(storage_of(t));
   if (ahead_ == 0 || known == storages_.end() || known->second.outside || !known->second.real || is_pinned(storage_of(t)))
     return false;
   if (storage_of(t)->nbytes() == 0) return true;
   const auto gone = [&](const auto& a) { return a.of(t); };
   if (std::any_of(aside_.begin(), aside_.end(), gone)) return true;
+  if (leave) {
+    lent_memory shown;
+    shown.fill(t);
+    aside_.push_back({t.storage(), bytes_of(t).clone()});
+    return true;
+  }
   auto empty = hollow_storage(storage_of(t)->nbytes(), t.device());
   storage_of(t)->clear_data_ptr_access_error_msg_();
   empty.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();

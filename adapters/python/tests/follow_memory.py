@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks at values: what is written between two of them, operators whose results have sizes by values, memory in the module's own hands."""
+
+import logging
+import unittest
+
+import torch
+from torch import nn
+
+from following import Net, Test
+
+#: per case: what the module has made before it looks at a value, how it writes there behind the look, and what it looks at then
+WRITES = {
+    "a constant": (lambda x, h: torch.zeros(16), lambda c, v: c.add_(x_sum(c)), lambda c: c.max()),
+    "like an input": (lambda x, h: torch.zeros_like(x[0]), lambda c, v: c.fill_(5.0), lambda c: c.max()),
+    "twice": (lambda x, h: torch.zeros_like(x), lambda c, v: c.add_(5.0).mul_(2.0), lambda c: (c * 2).max()),
+    "the value itself": (lambda x, h: torch.zeros_like(x[0]), lambda c, v: c.__setitem__(0, v), lambda c: c.max()),
+    "part by part": (lambda x, h: x.argsort(1)[0], lambda c, v: [c.__setitem__(i, i * int(10 * v)) for i in range(3)], lambda c: c.sum()),
+    "a mask": (lambda x, h: torch.ones(16, dtype=torch.bool), lambda c, v: c.__setitem__(slice(1, 9), False), lambda c: c.nonzero()[-1, 0] + c.sum()),
+    "of an activation": (lambda x, h: h.detach() * 0, lambda c, v: c.add_(5.0), lambda c: c.max()),
+}
+
+
+def x_sum(c):
+    return torch.arange(len(c), device=c.device).sum()
+
+
+def writes(before, write, read):
+    class Writes(Net):
+        def forward(self, x):
+            h = self.first(x)
+            made = before(x, h)
+            write(made, h.sum().item())
+            value = float(read(made))
+            return super().forward(x) * (value / (1 + abs(value)))
+
+    return Writes
+
+
+#: how a module puts one number into a tensor that it makes
+PLACES = {
+    "a constant": lambda m, x: m.__setitem__((0, 2), torch.tensor(3.0)),
+    "of itself": lambda m, x: m.__setitem__((0, -1), m[0, 2] + 3),
+    "of an input": lambda m, x: m.__setitem__((..., 0, 2), x.sum()),
+    "with a gradient": lambda m, x: m.__setitem__((0, 2), x.mean() * 2),
+    "of a size": lambda m, x: m.__setitem__((0, 2), torch.tensor(x.shape)[-1]),
+    "in a row": lambda m, x: m.__setitem__((slice(None, 2), 2), x.sum()),
+    "in an index": lambda m, x: m.__setitem__(torch.tensor([0, 1]), x.sum()),
+    "of itself, everywhere": lambda m, x: m.__setitem__(..., m.detach()[0, 0]),
+    "in a mask": lambda m, x: m.__setitem__(torch.eye(3, dtype=torch.bool), x.sum()),
+}
+
+
+def puts(put):
+    class Puts(Net):
+        def act(self, h):
+            matrix = torch.zeros(3, 3) + h.mean()
+            plain = torch.zeros(3, 3)
+            put(matrix, h)
+            put(plain, h.detach())
+            return h * matrix.sum().tanh() + plain.sum().tanh()
+
+    return Puts
+
+
+class Closure(torch.autograd.Function):
+    """Computes its forward again in its backward, with what its function encloses, as quadratures and implicit layers do."""
+
+    @staticmethod
+    def forward(ctx, f, *tensors):
+        ctx.f = f
+        ctx.save_for_backward(*tensors)
+        return f()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        with torch.enable_grad():
+            result = ctx.f()
+        return None, *torch.autograd.grad(result, ctx.saved_tensors, gradient)
+
+
+class Encloses(Net):
+    def begin(self):
+        self.scale = nn.Parameter(torch.ones(48))
+
+    def act(self, h):
+        c = h.sigmoid()
+        return Closure.apply(lambda: (c * self.scale).tanh(), c, self.scale)
+
+
+class Packed(Net):
+    """Nobody uses the lengths, which code that is no operator writes."""
+
+    def begin(self):
+        self.rnn = nn.LSTM(48, 24, batch_first=True, bidirectional=True)
+
+    def act(self, h):
+        packed = nn.utils.rnn.pack_padded_sequence(h.view(4, 8, 48), torch.tensor([8, 7, 5, 2]), batch_first=True)
+        padded, _ = nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)
+        return padded.reshape(32, 48)
+
+
+class Labels(Net):
+    """One number at the places of a mask, each in the column of its label, as detectors make their targets."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        labels = x.argmax(1)
+        chosen = y.detach().sum(1) > 0
+        targets = torch.zeros_like(y)
+        targets[chosen, labels[chosen]] = 1.0
+        return nn.functional.binary_cross_entropy_with_logits(y, targets, reduction="none")
+
+
+@torch.library.custom_op("remat_tests::chosen", mutates_args=())
+def chosen(x: torch.Tensor) -> torch.Tensor:
+    return (x.sum(1) > 0).nonzero()[:, 0]
+
+
+@chosen.register_fake
+def _(x):
+    return x.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.int64)
+
+
+class Chosen(Net):
+    def act(self, h):
+        rows = chosen(h.detach())
+        return h.index_add(0, rows, h[rows].tanh()) / (1 + len(rows))
+
+
+class Frees(torch.autograd.Function):
+    """Gives the memory of its input back until the backward, as reversible layers do."""
+
+    @staticmethod
+    def forward(ctx, h):
+        ctx.h = h
+        result = h.detach() * 2
+        ctx.bytes = h.untyped_storage().nbytes()
+        h.untyped_storage().resize_(0)
+        return result
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.h.untyped_storage().resize_(ctx.bytes)
+        return gradient * 2
+
+
+class Reversible(Net):
+    def act(self, h):
+        return Frees.apply(h + 0).tanh()
+
+
+class FirstByte(Net):
+    def act(self, h):
+        return h * (1 + h.detach().clone().untyped_storage()[0] / 1000)
+
+
+class OfItsType(Net):
+    """Brings weights to the type of the input where they have another one, as losses with weights do."""
+
+    def forward(self, x):
+        self.first.weight.data = self.first.weight.data.to(x.device, dtype=x.dtype)
+        self.norm.running_mean.data = self.norm.running_mean.data
+        return super().forward(x)
+
+
+class OthersMemory(Net):
+    def forward(self, x):
+        self.first.weight.data = self.first.weight.data * 0.9
+        return super().forward(x)
+
+
+class Memory(Test):
+    def test_written_between_two_looks(self):
+        for name, (before, write, read) in WRITES.items():
+            with self.subTest(name):
+                self.check(writes(before, write, read), budget="150% of activations", on_refuse="raise")
+
+    def test_one_number_at_the_places_of_a_mask_and_others(self):
+        with self.assertNoLogs("remat", logging.WARNING):
+            self.check(Labels, budget="150% of activations", on_refuse="raise")
+
+    def test_operator_of_others_with_sizes_by_values(self):
+        self.check(Chosen, budget="150% of activations", on_refuse="raise")
+
+    def test_one_number_put_into_a_tensor(self):
+        for name, put in PLACES.items():
+            with self.subTest(name):
+                self.check(puts(put), on_refuse="raise")
+
+    def test_backward_with_what_a_function_encloses(self):
+        self.check(Encloses)
+
+    def test_lengths_that_nobody_uses(self):
+        self.check(Packed, on_refuse="raise")
+
+    def test_storages(self):
+        for make in (Reversible, FirstByte):
+            with self.subTest(make.__name__), self.assertLogs("remat", logging.WARNING) as told:
+                self.check(make)
+            self.assertIn("a storage is used directly at ", told.output[0])
+
+    def test_data_of_the_same_memory(self):
+        with self.assertNoLogs("remat", logging.WARNING):
+            self.check(OfItsType, on_refuse="raise")
+
+    def test_data_of_other_memory(self):
+        with self.assertLogs("remat", logging.WARNING) as told:
+            self.check(OthersMemory)
+        self.assertIn("other memory is put under a tensor", told.output[0])
+
+
+if __name__ == "__main__":
+    unittest.main()
