@@ -240,6 +240,6 @@ bool without_data() {
   return capturing() && (detail::active_step == nullptr || !detail::active_step->eager());
 }
 
-bool capturing() { return detail::active != nullptr && c10::impl::tls_is_dispatch_key_included(detail::record_key); }
+bool capturing() { return c10::impl::tls_is_dispatch_key_included(detail::record_key) && detail::active != nullptr; }
 
 }  // namespace remat::pytorch

@@ -229,10 +229,9 @@ std::optional<std::vector<c10::IValue>> arguments_on_meta(const traced_call& c, 
 std::optional<known_results> deduced(const traced_call& c, const std::vector<at::Tensor>& tensors) {
   if (is_elementwise(c.op)) {
     if (auto results = like_operands(tensors)) return results;
-    const auto odd = [](const at::Tensor& t) {
-      return t.is_contiguous() && !is_plain(t);
-    };  // kernels differ in what they make of these
-    if (std::any_of(tensors.begin(), tensors.end(), odd)) return std::nullopt;
+    // Of odd strides along single elements some kernels keep more than others.
+    if (std::any_of(tensors.begin(), tensors.end(), [](const auto& t) { return t.is_contiguous() && !is_plain(t); }))
+      return std::nullopt;
   }
   if (tensors.empty()) return std::nullopt;
   if (takes_masks(c.op) >= 0 && std::any_of(tensors.begin(), tensors.end(), is_mask)) return std::nullopt;
