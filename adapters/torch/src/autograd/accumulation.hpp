@@ -34,6 +34,11 @@ inline bool all_only_add(const std::vector<at::Tensor>& parameters) {
   return !parameters.empty() && std::all_of(parameters.begin(), parameters.end(), only_adds);
 }
 
+/// The program adds to the gradient of its parameter i that is there (`accumulating`), where others hand theirs to autograd.
+inline bool adds_itself(const program& step, std::size_t i) {
+  return step.from(step.views[step.parameter_grads[i]].value) == role::gradient;
+}
+
 /// A hook is told when a gradient of `parameter` has been accumulated.
 inline bool is_told(const at::Tensor& parameter) {
   const auto* meta = ::torch::autograd::impl::get_autograd_meta(parameter);

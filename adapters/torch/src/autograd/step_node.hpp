@@ -338,7 +338,7 @@ class step_node final : public ::torch::autograd::Node {
     try {
       std::vector<accumulation_lock> only_this;  // adds to those that are there
       for (std::size_t i = 0; i < sums.size(); ++i)
-        if (sums[i].defined()) only_this.emplace_back(*next_edge(edges_.first()[place[i]]).function);
+        if (sums[i].defined() && adds_itself(step, i)) only_this.emplace_back(*next_edge(edges_.first()[place[i]]).function);
       g = r.run->backward(given, sums, take);
     } catch (const plan_broken&) {
       r.kind->broken = true;
