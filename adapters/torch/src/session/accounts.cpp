@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <optional>
 #include <unordered_map>
@@ -16,6 +17,16 @@
 #include "../capture/hollow.hpp"
 
 namespace remat::pytorch {
+namespace {
+
+/// Other than a `std::thread::id`, it is not given to another thread after the end of this one.
+std::uint64_t number_of_thread() {
+  static std::atomic<std::uint64_t> next = 0;
+  thread_local const auto number = next++;
+  return number;
+}
+
+}  // namespace
 
 pytorch::report accounts::held(const setup& s, const std::vector<at::Tensor>& inputs) const {
   pytorch::report r;
@@ -29,7 +40,8 @@ pytorch::report accounts::held(const setup& s, const std::vector<at::Tensor>& in
   return r;
 }
 
-bytes_t accounts::gradients() const {
+bytes_t accounts::gradients() {
+  if (alternating_ == 1) return gradients_;
   std::vector<at::Tensor> counted;
   for (const auto& [name, p] : parameters_) {
     if (several_threads()) {
@@ -46,7 +58,7 @@ bytes_t accounts::gradients() const {
     });
     if (!inside) counted.push_back(g);
   }
-  return unpaged_bytes(counted);
+  return gradients_ = unpaged_bytes(counted);
 }
 
 bytes_t accounts::others(const runner* but) const {
@@ -67,11 +79,16 @@ std::size_t accounts::in_flight() const {
 void accounts::called() {
   if (::torch::autograd::get_current_graph_task_id() != -1) return;  // on a thread of autograd
   constexpr int until_there_is_one = 64;
-  const auto before = std::exchange(thread_, std::this_thread::get_id());
-  if (before != std::thread::id() && before != thread_)
-    alternating_ = until_there_is_one;
-  else if (alternating_ > 0)
-    --alternating_;
+  constexpr std::size_t most_known = 16;
+  const auto now = number_of_thread();
+  if (threads_.empty() || threads_.back() == now) {
+    alternating_ = std::max(0, alternating_ - 1);
+    if (!threads_.empty()) return;
+  } else {
+    alternating_ = std::erase(threads_, now) > 0 ? until_there_is_one : std::max(1, alternating_);
+  }
+  threads_.push_back(now);
+  if (threads_.size() > most_known) threads_.erase(threads_.begin());
 }
 
 void accounts::begins(const std::shared_ptr<setup>& kind) {

@@ -6,9 +6,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
 #include <memory>
-#include <thread>
 #include <vector>
 
 #include <remat/pytorch/budget.hpp>
@@ -29,8 +29,9 @@ class accounts {
 
   /// Bytes that are there whatever the plan, gradients left out.
   pytorch::report held(const setup& s, const std::vector<at::Tensor>& inputs) const;
-  /// Gradients that exist, apart from those in an arena that is counted as a whole; those that may, with several threads.
-  bytes_t gradients() const;
+  /// Gradients that exist, apart from those in an arena that is counted as a whole. With several threads those that may; on a
+  /// thread that is new, those that did when this was asked last.
+  bytes_t gradients();
   /// Steps may share memory: plans choose addresses, which need not stay, and weights are where they are read.
   bool can_share() const {
     return !options_.graph && !options_.steps_on && !options_.fetched && (device_ == nullptr || device_->can_place());
@@ -111,7 +112,8 @@ class accounts {
   const std::vector<named_tensor>& parameters_;
   std::size_t last_ = 0, seen_ = 0;                      ///< steps in flight at a time: the last time, and this time so far
   std::map<std::shared_ptr<setup>, std::size_t> kinds_;  ///< of those of this time, how many began
-  std::thread::id thread_;                               ///< of the last call
+  bytes_t gradients_ = 0;                                ///< see `gradients`
+  std::vector<std::uint64_t> threads_;                   ///< of calls, the last one last
   int alternating_ = 0;                                  ///< calls on one thread until steps count as those of one
   pytorch::device* device_ = nullptr;                    ///< of the last step
   bytes_t for_tensors_ = 0;                              ///< bytes that an accelerator has; 0 on the host

@@ -72,7 +72,6 @@ void session::prepare(const invocation& call, const std::vector<at::Tensor>& inp
 
 void session::state::prepare(const invocation& call, const std::vector<at::Tensor>& inputs) {
   std::unique_lock lock(mutex);
-  memory.called();
   look();
   std::shared_ptr<setup> s;
   std::shared_ptr<const plan> made;
