@@ -32,6 +32,7 @@ ELSEWHERE = {
     "test_arrays": "numpy reads memory of the host",
     "test_several_threads_replace_them": "a default device is one of a thread",
     "test_several_threads_add_to_them": "the same",
+    "test_threads_one_after_another": "the same",
     "test_threads": "the same; devices.py has threads of its own",
 }
 if HOST:

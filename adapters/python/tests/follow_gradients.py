@@ -12,8 +12,8 @@ from following import Test, backward, same
 
 
 class Layers(nn.Sequential):
-    def __init__(self):
-        super().__init__(*(m for _ in range(6) for m in (nn.Linear(16, 16), nn.Tanh())))
+    def __init__(self, width=16):
+        super().__init__(*(m for _ in range(6) for m in (nn.Linear(width, width), nn.Tanh())))
 
 
 def held_while_they_accumulate(hold):
@@ -82,6 +82,28 @@ class Gradients(Test):
         for k in range(3):
             self.assertEqual(len(found[k]), 100)
             self.assertTrue(all(same(f, expected[k]) for f in found[k]))
+
+    def test_threads_one_after_another(self):
+        """A budget in which one thread trains does for the next one, too."""
+        torch.manual_seed(0)
+        model, x = Layers(64), torch.randn(128, 64)
+        with self.assertRaises(remat.OverBudget) as seen:
+            remat.wrap(model, (x,), budget=1, time_limit=1, cache=False)
+        remat.unwrap(model)
+        remat.wrap(model, (x,), budget=seen.exception.needed * 21 // 20, time_limit=1, cache=False)
+        found = []
+
+        def train():
+            for _ in range(3):
+                model.zero_grad()
+                model(x).square().mean().backward()
+                found.append(model[0].weight.grad.clone())
+
+        train()
+        for _ in range(3):
+            run_together([threading.Thread(target=train)])
+        self.assertEqual(len(found), 12)
+        self.assertTrue(all(torch.equal(f, found[0]) for f in found))
 
     def test_several_threads_add_to_them(self):
         """Sums of whole numbers, which come in any order."""
