@@ -14,6 +14,7 @@
 #include <remat/solver/twremat.hpp>
 
 #include "../families.hpp"
+#include "../rounds.hpp"
 
 using namespace remat;
 
@@ -119,7 +120,7 @@ TEST_CASE("recursive checkpoints and separators need a small part of store-all i
 }
 
 TEST_CASE("a hundred thousand operations in a row are planned without a deep stack, and the limit stops every method") {
-  const auto p = testing::deep_chain(100'000);
+  const auto p = testing::deep_chain(testing::shortened(100'000));
   const auto budget = measure_store_all(p).peak / 10;
   CHECK(solve(p, budget, automatic<>(), {.seconds = 0}).found());
   CHECK(solve(p, budget, chen({.variant = chen::variant::crossing, .division = chen::division::square_root}), {.seconds = 1e9})
