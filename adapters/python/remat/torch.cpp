@@ -74,8 +74,8 @@ PYBIND11_MODULE(_torch, m) {
   });
   rp::when_raised(&remat::python::translate_raised);
   rp::when_held(&held_beside);
-  rp::when_looked_at([] { return static_cast<int>(PyGILState_Ensure()); },
-                     [](int state) { PyGILState_Release(static_cast<PyGILState_STATE>(state)); });
+  rp::when_gradients_move([] { return static_cast<int>(PyGILState_Ensure()); },
+                          [](int state) { PyGILState_Release(static_cast<PyGILState_STATE>(state)); });
   rp::when_recorded(remat::python::caller_line());
   m.def("capturing", &rp::capturing);
   m.def("weights_disguised", &rp::weights_disguised);

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import remat
-from following import Test, backward, same
+from following import Test, backward, run_together, same
 
 
 class Layers(nn.Sequential):
@@ -35,13 +35,6 @@ def held_while_they_accumulate(hold):
             h *= 0.5
         return seen
     return step
-
-
-def run_together(threads):
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
 
 
 class Gradients(Test):

@@ -9,7 +9,7 @@ import threading
 import unittest
 
 import torch
-from following import Net, Test, backward, same, trained
+from following import Net, Test, backward, run_together, same, trained
 from torch import nn
 
 import remat
@@ -300,11 +300,7 @@ class Paths(Test):
 
         models, found = [made(), *(remat.wrap(made(), cache=False) for _ in range(2))], [[], [], []]
         run(models[0], found[0])
-        threads = [threading.Thread(target=run, args=of) for of in zip(models[1:], found[1:])]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
+        run_together([threading.Thread(target=run, args=of) for of in zip(models[1:], found[1:])])
         for other in found[1:]:
             self.assertEqual(len(other), 12)
             self.assertTrue(all(same(a, b) for a, b in zip(found[0], other)))

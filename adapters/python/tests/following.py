@@ -69,6 +69,13 @@ def same(a, b):
     return len(a) == len(b) and all((s is None) == (t is None) and (s is None or torch.equal(s, t)) for s, t in zip(a, b))
 
 
+def run_together(threads):
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+
+
 class Test(unittest.TestCase):
     def check(self, make, step=backward, steps=5, **options):
         """@return the wrapped model"""

@@ -7,7 +7,7 @@ import threading
 import unittest
 
 import torch
-from following import Net, Test, same, trained
+from following import Net, Test, run_together, same, trained
 from torch import nn
 
 import remat
@@ -305,11 +305,7 @@ class InFlight(Test):
                 except Exception as e:
                     failed.append(e)
 
-            threads = [threading.Thread(target=train, args=(k,)) for k in range(4)]
-            for t in threads:
-                t.start()
-            for t in threads:
-                t.join()
+            run_together([threading.Thread(target=train, args=(k,)) for k in range(4)])
             self.assertEqual(failed, [])
             return found
 

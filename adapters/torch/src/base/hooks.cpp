@@ -11,19 +11,16 @@ std::atomic<void (*)(int)> unlock_python = nullptr;
 
 }  // namespace
 
-void when_looked_at(int (*lock)(), void (*unlock)(int)) {
+void when_gradients_move(int (*lock)(), void (*unlock)(int)) {
   unlock_python = unlock;
   lock_python = lock;
 }
 
 python_lock::python_lock() {
-  const auto lock = lock_python.load();
-  if (lock == nullptr) return;
-  state_ = lock();
-  taken_ = true;
+  if (const auto lock = lock_python.load(); lock != nullptr) state_ = lock();
 }
 python_lock::~python_lock() {
-  if (taken_) unlock_python.load()(state_);
+  if (state_) unlock_python.load()(*state_);
 }
 
 }  // namespace remat::pytorch

@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -23,7 +24,7 @@ namespace remat::pytorch {
 /// `t.grad()`, without its warning where `t` is no leaf.
 inline const at::Tensor& gradient_of(const at::Tensor& t) { return t.unsafeGetTensorImpl()->grad(); }
 
-/// While it is there, no other thread runs Python code (`when_looked_at`).
+/// While it is there, no other thread runs Python code (`when_gradients_move`).
 class python_lock {
  public:
   python_lock();
@@ -32,8 +33,7 @@ class python_lock {
   python_lock& operator=(const python_lock&) = delete;
 
  private:
-  bool taken_ = false;
-  int state_ = 0;
+  std::optional<int> state_;  ///< nothing: there is no Python
 };
 
 /// While it is there, no backward adds to the gradient of a parameter; hooks that are told of gradients are called outside of

@@ -240,15 +240,14 @@ std::optional<known_results> deduced(const traced_call& c, const std::vector<at:
   if (kernel == nullptr) return std::nullopt;
   at::AutoDispatchBelowADInplaceOrView below;
   std::vector<at::Tensor> list;
-  const auto arguments = arguments_on_meta(c, tensors, here, list);
-  if (!arguments) return std::nullopt;
-  auto stack = *arguments;
+  auto stack = arguments_on_meta(c, tensors, here, list);
+  if (!stack) return std::nullopt;
   try {
-    kernel->function.callBoxed(c.op, c10::DispatchKeySet(c10::DispatchKey::Meta), &stack);
+    kernel->function.callBoxed(c.op, c10::DispatchKeySet(c10::DispatchKey::Meta), &*stack);
   } catch (const c10::Error&) {  // the kernel of the device is to say so
     return std::nullopt;
   }
-  known_results results(list, stack);
+  known_results results(list, *stack);
   results.on = here;
   results.drew = kernel->draws;
   return results.complete() ? std::optional(std::move(results)) : std::nullopt;

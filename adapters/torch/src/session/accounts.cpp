@@ -81,12 +81,14 @@ void accounts::called() {
   constexpr int until_there_is_one = 64;
   constexpr std::size_t most_known = 16;
   const auto now = number_of_thread();
-  if (threads_.empty() || threads_.back() == now) {
+  if (!threads_.empty() && threads_.back() == now) {
     alternating_ = std::max(0, alternating_ - 1);
-    if (!threads_.empty()) return;
-  } else {
-    alternating_ = std::erase(threads_, now) > 0 ? until_there_is_one : std::max(1, alternating_);
+    return;
   }
+  if (std::erase(threads_, now) > 0)
+    alternating_ = until_there_is_one;
+  else if (!threads_.empty())
+    alternating_ = std::max(1, alternating_);
   threads_.push_back(now);
   if (threads_.size() > most_known) threads_.erase(threads_.begin());
 }
@@ -161,8 +163,10 @@ bytes_t accounts::budget(const pytorch::report& fixed, bytes_t gradients, bool b
 }
 
 void accounts::evacuate(const executor& r) const {
-  if (several_threads()) return;                                                       // another one may use them
-  std::unordered_map<const c10::StorageImpl*, std::vector<const at::Tensor*>> owners;  // parameters, by where their gradients lie
+  if (several_threads()) return;  // another one may use them
+
+  // Parameters, by where their gradients lie.
+  std::unordered_map<const c10::StorageImpl*, std::vector<const at::Tensor*>> owners;
   for (const auto& [name, p] : parameters_)
     if (const auto& g = gradient_of(p); g.defined() && g.has_storage() && r.owns(g))
       owners[g.storage().unsafeGetStorageImpl()].push_back(&p);

@@ -162,7 +162,7 @@ void when_held(std::vector<bool> (*held)(const std::vector<::torch::autograd::No
                                          const std::vector<at::Tensor>& tensors));
 /// For gradients that code in another language can reach: it must not read them while they move.
 /// @param lock of the language; this thread may have it already. Its result is for `unlock`
-void when_looked_at(int (*lock)(), void (*unlock)(int));
+void when_gradients_move(int (*lock)(), void (*unlock)(int));
 /// This thread runs a forward, or a part of a backward, on tensors without data.
 bool without_data();
 /// How many calls the forward of a training step has made that this thread runs without data; nothing: it runs none.
