@@ -51,6 +51,7 @@ class _Bringing(TorchFunctionMode):
         super().__init__()
         self._device = device
         self._brought: dict[int, torch.nn.Parameter] = {}  # by memory, for the operator that runs now
+        self._copies: list[tuple[torch.Tensor, torch.nn.Parameter]] = []
         self._saving = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
     def __enter__(self) -> Any:
@@ -64,6 +65,8 @@ class _Bringing(TorchFunctionMode):
     def _bring(self, p: torch.nn.Parameter) -> torch.Tensor:
         there = p.to(self._device)
         self._brought[there.untyped_storage()._cdata] = p
+        if there is not p:
+            self._copies.append((there, p))
         return there
 
     def _pack(self, t: torch.Tensor) -> Any:
@@ -80,14 +83,26 @@ class _Bringing(TorchFunctionMode):
         weight: torch.Tensor = p.detach().to(self._device).view(dtype).as_strided(*layout)
         return weight
 
+    def _write_back(self) -> None:
+        """Weights that an operator has written are on the host."""
+        for there, p in self._copies:
+            if there._version:
+                p.data.copy_(there)
+
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "__name__", "") == "__get__":
+        name = getattr(func, "__name__", "")
+        if name == "__set__" and isinstance(args[0], torch.nn.Parameter):
+            return func(args[0], tree_map_only(torch.Tensor, lambda t: t.to(args[0].device), args[1]))
+        if name in ("__get__", "__delete__"):
             return func(*args, **kwargs)
         try:
-            return func(*tree_map_only(torch.nn.Parameter, self._bring, args), **tree_map_only(torch.nn.Parameter, self._bring, kwargs))
+            result = func(*tree_map_only(torch.nn.Parameter, self._bring, args), **tree_map_only(torch.nn.Parameter, self._bring, kwargs))
+            self._write_back()
+            return result
         finally:
             self._brought.clear()
+            self._copies.clear()
 
 
 def run_plain(plain: Callable[..., Any], device: torch.device, *args: Any, **kwargs: Any) -> Any:

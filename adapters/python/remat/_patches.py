@@ -77,14 +77,31 @@ def _leave_for_storage() -> None:
 
 
 def _data() -> property:
-    """`Tensor.data`. Before a forward without data puts other memory under a tensor, the calls before that run on the memory of then."""
+    """`Tensor.data`. A forward without data copies them where nobody can tell that from other memory under the tensor. Else the calls before run
+    on the memory of then."""
     descriptor: Any = torch.Tensor.data
 
     def put(self: torch.Tensor, other: torch.Tensor) -> None:
-        if _torch.without_data() and not _is_same_memory(self, other):
-            _torch.leave_plan(f"other memory is put under a tensor (`.data = ...`, where `.data.copy_(...)` is planned) at {_where()}")
-        descriptor.__set__(self, other)
+        if not _torch.without_data() or _is_same_memory(self, other):
+            return descriptor.__set__(self, other)  # type: ignore[no-any-return]
+        if sys.getrefcount(other) <= nobody_else and _is_like(self, other) and _torch.may_copy(self, other):
+            descriptor.__get__(self).copy_(other)
+            return None
+        _torch.leave_plan("other memory is put under a tensor, and something else uses one of the two "
+                          f"(`.data = ...`, where `.data.copy_(...)` is planned) at {_where()}")
+        return descriptor.__set__(self, other)  # type: ignore[no-any-return]
 
+    class Example:
+        data = property(fset=lambda self, other: counts.append(sys.getrefcount(other)))
+
+    def held() -> Any:  # in C++, too, as results of calls are
+        leaf.grad = torch.zeros(())
+        return leaf.grad
+
+    counts: list[int] = []
+    leaf = torch.zeros((), requires_grad=True)
+    Example().data = held()
+    nobody_else = counts[0]
     return property(descriptor.__get__, put, doc=descriptor.__doc__)
 
 
@@ -169,6 +186,14 @@ def _is_same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
         return t.untyped_storage()._cdata, t.dtype, t.shape, t.stride(), t.storage_offset(), t.is_conj(), t.is_neg()
 
     return _is_plain(a) and _is_plain(b) and geometry(a) == geometry(b)
+
+
+def _is_like(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Both are tensors of one type and geometry, each over the whole of its memory."""
+    def geometry(t: torch.Tensor) -> tuple[Any, ...]:
+        return t.dtype, t.device, t.shape, t.stride(), t.storage_offset(), t.untyped_storage().nbytes(), t.is_conj(), t.is_neg()
+
+    return _is_plain(a) and _is_plain(b) and not b.requires_grad and geometry(a) == geometry(b)
 
 
 def _is_plain(t: Any) -> bool:

@@ -86,6 +86,7 @@ PYBIND11_MODULE(_torch, m) {
   });
   m.def("about_to_read_generator", &rp::about_to_read_generator);
   m.def("leave_plan", &rp::leave_plan);
+  m.def("may_copy", &rp::may_copy);
   m.def("without_recording_keys", [](bool recorded, const py::function& f, const py::args& args, const py::kwargs& kwargs) {
     const rp::without_recording_keys now(recorded);
     return f(*args, **kwargs);

@@ -13,6 +13,7 @@ import follow
 import follow_backwards
 import follow_calls
 import follow_gradients
+import follow_memory
 import follow_paths
 import follow_sums
 import follow_values
@@ -21,7 +22,7 @@ import following
 import remat
 
 HOST = "--host" in sys.argv
-MODULES = follow, follow_backwards, follow_calls, follow_values, follow_zeros, follow_sums, follow_gradients, follow_paths
+MODULES = follow, follow_backwards, follow_calls, follow_values, follow_zeros, follow_sums, follow_gradients, follow_memory, follow_paths
 
 #: Tests that say nothing there.
 ELSEWHERE = {
@@ -34,6 +35,7 @@ ELSEWHERE = {
     "test_several_threads_add_to_them": "the same",
     "test_threads_one_after_another": "the same",
     "test_threads": "the same; devices.py has threads of its own",
+    "test_lengths_that_nobody_uses": "lengths are on the host",
 }
 if HOST:
     ELSEWHERE |= {
@@ -69,6 +71,33 @@ class WithHost(following.Test):
         with self.assertRaisesRegex(RuntimeError, "would need weights on the device for longer than this step"):
             torch.autograd.grad(model(x).sum(), x, create_graph=True)
         model(x).sum().backward()
+
+    def test_weights_that_the_forward_writes(self):
+        def written(model):
+            with torch.no_grad():
+                model.last.weight.mul_(0.9)
+                model.norm.bias.data.clamp_(-0.01, 0.01)
+
+        class Writes(following.Net):
+            def act(self, h):
+                written(self)
+                return h.tanh()
+
+        class Looks(following.Net):
+            def act(self, h):
+                written(self)
+                return h * (1 if h.mean().item() > 0 else -1)
+
+        class Unplanned(following.Net):
+            def act(self, h):
+                written(self)
+                self.norm.weight.requires_grad = not self.norm.weight.requires_grad
+                self.last.bias.data = self.last.bias.data.detach() * 0.9
+                return h.tanh()
+
+        for make in Writes, Looks, Unplanned:
+            with self.subTest(make.__name__):
+                self.check(make)
 
     def test_penalties_beside(self):
         """The backward of a penalty on a weight waits while weights look as if they were on the device."""
@@ -123,6 +152,7 @@ def main():
     torch.set_default_device(DEVICE)
     del follow_paths.PARTS["by hand"]  # numpy
     if HOST:  # two threads run the nodes of a backward, and more than two summands come in any order
+        follow_memory.OTHERS.update(dict.fromkeys(follow_memory.OTHERS, False))  # weights are not alone in their memory
         follow_sums.STEPS[follow_sums.Tied].remove(follow_sums.penalty_before)
         follow_sums.STEPS[follow_sums.Attention].remove(follow_sums.parts_of_one)
         follow_sums.OPTIONS.remove({"verify": 2})  # needs weights that stay on the device

@@ -104,8 +104,9 @@ class Members(Test):
 
             def act(self, h):
                 if self.k in self.steps:
+                    before = self.last.weight.data
                     with torch.no_grad():
-                        self.last.weight.data = self.last.weight.data * 0.9 + 0.01 * h.mean()
+                        self.last.weight.data = before * 0.9 + 0.01 * h.mean()
                 return h.tanh()
 
         class Once(Replacing):
@@ -121,7 +122,8 @@ class Members(Test):
     def test_memory_put_under_a_parameter_is_refused(self):
         class Replacing(Net):
             def act(self, h):
-                self.last.weight.data = self.last.weight.data * 0.9
+                before = self.last.weight.data
+                self.last.weight.data = before * 0.9
                 return h.tanh()
 
         model = remat.wrap(Replacing(), cache=False, on_refuse="raise")

@@ -18,6 +18,7 @@
 #include "../device/allocator.hpp"
 #include "draws.hpp"
 #include "hollow.hpp"
+#include "meta_kernels.hpp"
 #include "recorder.hpp"
 #include "weights_elsewhere.hpp"
 
@@ -44,13 +45,6 @@ void put(c10::StorageImpl* to, c10::StorageImpl* from) {
   to->clear_data_ptr_access_error_msg_();
   to->set_nbytes(from->nbytes());
   to->set_data_ptr_noswap(from->set_data_ptr(c10::DataPtr(nullptr, from->device())));
-}
-
-/// Each element lies at the same place of its storage. Strides along one element mean nothing.
-bool same_places(const at::Tensor& a, const at::Tensor& b) {
-  bool same = a.sizes() == b.sizes() && a.storage_offset() == b.storage_offset();
-  for (int64_t d = 0; d < a.dim() && same && a.numel() > 0; ++d) same = a.size(d) == 1 || a.stride(d) == b.stride(d);
-  return same;
 }
 
 }  // namespace
@@ -166,6 +160,36 @@ bool call_log::is_touched(const at::Tensor& t, bool written) const {
   return e != nullptr && (written || e->touched());
 }
 
+bool call_log::is_alone(const at::Tensor& t) const {
+  auto* s = storage_of(t);
+  std::unordered_set<const c10::TensorImpl*> sharing{t.unsafeGetTensorImpl()};
+  bool alone = exposed(t) == nullptr && !is_pinned(s);
+  const auto meet = [&](const at::Tensor& x) {
+    if (!x.defined() || !x.has_storage() || storage_of(x) != s) return false;
+    if (sharing.insert(x.unsafeGetTensorImpl()).second) alone = alone && !held_by_python(x);
+    return true;
+  };
+  for (const auto& c : calls_) {
+    bool uses = false, graph = false;
+    for (const auto* list : {&c.arguments, &c.results})
+      for (const auto& v : *list)
+        each_tensor(v, [&](const at::Tensor& x, int) {
+          uses = meet(x) || uses;
+          graph = graph || (c.grad_mode && x.requires_grad());
+        });
+    alone = alone && !(uses && graph);
+  }
+  for (const auto& x : held_) meet(x);
+  auto known = sharing.size();
+  const auto count = [&](const c10::Storage& x) { known += x.unsafeGetStorageImpl() == s; };
+  for (const auto& x : hidden_) count(x);
+  for (const auto* list : {&kept_, &aside_})
+    for (const auto& x : *list) count(x.storage);
+  for (const auto& x : written_) count(x.storage);
+  if (const auto x = storages_.find(s); x != storages_.end()) count(x->second.storage);
+  return alone && holders(*s, t.storage().use_count()) == known;
+}
+
 bool call_log::is_any_touched() const {
   return std::any_of(exposed_.begin(), exposed_.end(), [&](const auto& e) {
     if (!e.touched()) return false;
@@ -207,8 +231,11 @@ void call_log::run(const entry& c) const {
     each_tensor(c.results[i++], [&](const at::Tensor& t, int) {
       const auto& r = real.at(k++);
       if (storage_of(t) == storage_of(r) || (r.nbytes() > 0 && storage_of(r)->data() == nullptr)) return;  // or moved already
-      if (!same_places(t, r))
-        throw broken_contract("remat: " + c.op.schema().name() + " gave a result of another geometry than it was recorded with");
+      if (!same_places(t, r)) {
+        distrust_results(c.op);
+        throw broken_contract("remat: " + c.op.schema().name() +
+                              " gave a result of another geometry than it was recorded with. The next step is recorded anew");
+      }
       is_pinned(storage_of(t)) ? void(bytes_of(t).copy_(bytes_of(r))) : put(storage_of(t), storage_of(r));
     });
   }
@@ -224,6 +251,8 @@ void call_log::fill() {
   written_.clear();
   storages_.clear();
   shown_.clear();
+  stay_.clear();
+  made_.clear();
   ahead_ = looked_ = stale_ = 0;
   for (const auto& k : std::exchange(kept_, {})) k.put_back();
   auto touched = std::exchange(exposed_, {});  // calls until now have seen what was there before

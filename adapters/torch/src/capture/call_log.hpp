@@ -105,7 +105,7 @@ class call_log {
   /// Runs the kernels of all calls that have not run, and shows the memory of `wanted`. `fill` begins anew all the same.
   /// @param calls  of the forward: what those in the log write
   /// @param wanted tensors of the forward, whose data stay until the next call of this
-  /// @return false: nothing has run, as the module has written memory without an operator
+  /// @return false: nothing has run, as the module has written memory without an operator, or a weight that is elsewhere
   /// @throws what a kernel throws
   bool run_ahead(const std::vector<traced_call>& calls, const std::vector<at::Tensor>& wanted);
   /// Gives tensors from outside the data that they had before the forward, until the next `run_ahead`.
@@ -120,6 +120,8 @@ class call_log {
   void pin(const at::Tensor& t) { pinned_.push_back(t.storage()); }
   bool has_pinned() const { return !pinned_.empty(); }
   bool is_pinned(const c10::StorageImpl* s) const;
+  /// The memory of `t` belongs to it alone: no other tensor shares it beside those of calls, and no graph holds it.
+  bool is_alone(const at::Tensor& t) const;
   /// The forward has ended: `show_before`, and data that calls have made ahead go.
   void give_back();
   /// @param make_room is called before the first calls run ahead, with memory beside that of the plan
@@ -146,8 +148,9 @@ class call_log {
   void begin_anew();
   bool has_to_run(const entry& c) const;
   bool has_operands(const std::vector<at::Tensor>& wanted) const;
-  std::unordered_set<const c10::StorageImpl*> wanted_later(const std::vector<at::Tensor>& wanted) const;
+  std::unordered_set<const c10::StorageImpl*> used_lately(const std::vector<at::Tensor>& wanted) const;
   void save_written(const traced_call& c, const entry& e);
+  bool writes_elsewhere(const std::vector<traced_call>& calls) const;
 
   /// The state that the module has put the generator into before a call; empty: none.
   std::string set_before(std::size_t call, const draw_origin& draws);
@@ -173,15 +176,19 @@ class call_log {
   // --- of calls that have run ahead ------------------------------------------------------------------------------------------
   struct known_storage {
     c10::Storage storage;
-    bool outside = false;  ///< no call has made it
-    bool stays = false;    ///< made by a call that has run at once
-    bool real = false;     ///< its data are those of the step after the calls that have run ahead
+    bool outside = false;                      ///< no call has made it
+    bool stays = false;                        ///< made by a call that has run at once
+    bool real = false;                         ///< its data are those of the step after the calls that have run ahead
+    std::vector<std::size_t> results_of = {};  ///< calls
   };
+  bool is_held(const known_storage& s) const;
   struct outside_storage {
     c10::Storage storage;
     at::Tensor before, now;  ///< bytes: before the forward, and after the calls that have run ahead
   };
   std::unordered_map<const c10::StorageImpl*, known_storage> storages_;
+  std::vector<const c10::StorageImpl*> stay_;         ///< some that stay
+  std::unordered_set<const c10::StorageImpl*> made_;  ///< those that calls have made ahead, as far as their data are there
   std::vector<outside_storage> written_;
   std::vector<saved_storage> aside_;
   std::vector<c10::Storage> pinned_;

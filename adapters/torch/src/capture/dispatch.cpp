@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <map>
@@ -65,6 +66,7 @@ class call_observer {
 recorder* active = nullptr;
 step_run* active_step = nullptr;  ///< while its forward runs
 call_observer* observer_of_calls = nullptr;
+std::atomic<void (*)(const at::Tensor&)> unbind_idle = nullptr;
 
 /// The step whose forward runs on this thread, if it is recorded.
 step_run* step_here() { return capturing() ? active_step : nullptr; }
@@ -152,6 +154,8 @@ recording::~recording() {
 recorded_forward_of::recorded_forward_of(step_run& run) { active_step = &run; }
 recorded_forward_of::~recorded_forward_of() { active_step = nullptr; }
 
+void set_unbind(void (*f)(const at::Tensor&)) { unbind_idle = f; }
+
 std::vector<observed_call> observe(const std::function<void()>& f) {
   // A capture may need the thread that this one runs on: waiting for its end could last for ever.
   const std::unique_lock lock(one_at_a_time(), std::try_to_lock);
@@ -213,6 +217,17 @@ void leave_plan(const std::string& why) {
   if (!without_data()) return;
   if (auto* step = detail::step_here(); step != nullptr) return step->diverge(*detail::active, why);
   detail::active->refuse("the forward", "cannot be recorded: " + why);
+}
+
+bool may_copy(const at::Tensor& t, const at::Tensor& other) {
+  const auto* step = detail::step_here();
+  const auto* log = detail::is_followed()               ? detail::followed_log()
+                    : step != nullptr && !step->eager() ? step->log().get()
+                                                        : nullptr;
+  if (log == nullptr || !log->is_alone(other)) return false;
+  if (log->is_alone(t)) return true;
+  if (const auto unbind = detail::unbind_idle.load()) unbind(t);
+  return log->is_alone(t);
 }
 
 without_recording_keys::without_recording_keys(bool recorded)

@@ -22,6 +22,8 @@ constexpr auto guarded_key = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 /// One recording, or one observed run, at a time.
 std::mutex& one_at_a_time();
+/// @param f lets what has prepared later steps go of a tensor for now
+void set_unbind(void (*f)(const at::Tensor&));
 
 /// Registers the fallbacks on first use.
 /// @throws not_available

@@ -104,6 +104,8 @@ void leave_followed(const char* why) {
   if (auto* f = followed_by_thread()) f->diverge(why);
 }
 
+const call_log* followed_log() { return followed_by_thread()->log(); }
+
 std::size_t followed_calls() { return followed_by_thread()->calls(); }
 
 std::vector<std::pair<c10::OperatorHandle, std::vector<c10::IValue>>> followed_writes(std::size_t since, std::size_t until,

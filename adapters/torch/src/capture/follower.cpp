@@ -219,8 +219,7 @@ std::optional<std::string> follower::ask(const c10::OperatorHandle& op, const ::
     const bool outside = recorded().storages[o.view.value].slot != none;
     return (outside || (!c.ahead && c.told)) && !written_[o.view.value] && has_memory(tensor_at(stack, first, o));
   });
-  if (!there && !run_ahead(wanted))
-    return op.schema().name() + " depends on values, and the module has written memory without an operator";
+  if (!there && !run_ahead(wanted)) return op.schema().name() + " depends on values" + not_ahead;
   if (c.ahead) {
     made.emplace(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end());
     const weights_there lent(*made);

@@ -118,6 +118,8 @@ void read_by_follower(const at::Tensor& t, bool may_write);
 std::size_t followed_calls();
 std::vector<std::pair<c10::OperatorHandle, std::vector<c10::IValue>>> followed_writes(std::size_t since, std::size_t until,
                                                                                       bool all);
+/// Calls of the forward that this thread follows.
+const call_log* followed_log();
 /// From here on the forward of this thread runs eagerly.
 void leave_followed(const char* why);
 /// The forward of this thread has drawn numbers, but its kernels have not run.

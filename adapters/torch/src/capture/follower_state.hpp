@@ -81,6 +81,7 @@ class follower final : public c10::DebugInfoBase {
   }
 
   std::size_t calls() const { return at_; }
+  const call_log* log() const { return log_.get(); }
   auto writes(std::size_t since, std::size_t until, bool all) const { return writes_since(*log_, recorded(), since, until, all); }
 
   bool left() const { return left_; }

@@ -50,6 +50,12 @@ at::Tensor twin_of(const at::Tensor& t) {
   return twin;
 }
 
+bool same_places(const at::Tensor& a, const at::Tensor& b) {
+  bool same = a.sizes() == b.sizes() && a.storage_offset() == b.storage_offset();
+  for (int64_t d = 0; d < a.dim() && same && a.numel() > 0; ++d) same = a.size(d) == 1 || a.stride(d) == b.stride(d);
+  return same;
+}
+
 bool has_memory(const at::Tensor& t) {
   const auto* s = storage_of(t);
   return s->nbytes() == 0 || (!s->throw_on_immutable_data_ptr() && s->data() != nullptr);

@@ -25,12 +25,17 @@ inline constexpr const char* reads_memory =
 inline constexpr const char* keeps_read =
     "the module returns or keeps a tensor whose memory it has read directly, or an array over that memory";
 
+inline constexpr const char* not_ahead =
+    ", and the module has written memory without an operator, or a weight that is in memory of the host";
+
 inline c10::StorageImpl* storage_of(const at::Tensor& t) { return t.storage().unsafeGetStorageImpl(); }
 
 /// A storage as a tensor of bytes.
 at::Tensor bytes_over(const c10::Storage& s);
 inline at::Tensor bytes_of(const at::Tensor& t) { return bytes_over(t.storage()); }
 
+/// Each element lies at the same place of its storage. Strides along one element mean nothing.
+bool same_places(const at::Tensor& a, const at::Tensor& b);
 /// Its memory can be read.
 bool has_memory(const at::Tensor& t);
 
@@ -41,6 +46,11 @@ inline bool has_data(const at::Tensor& t) {
 
 /// Python code holds this tensor.
 bool held_by_python(const at::Tensor& t);
+/// How many hold `x`, but for a wrapper in Python that is there only because C++ holds `x` too.
+template <class T>
+std::size_t holders(T& x, std::size_t count) {
+  return count - (x.pyobj_slot()->has_unique_reference() ? 1 : 0);
+}
 /// Python code holds this tensor, or has held it.
 inline bool known_to_python(const at::Tensor& t) { return t.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() != nullptr; }
 

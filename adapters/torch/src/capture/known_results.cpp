@@ -254,7 +254,8 @@ std::optional<known_results> deduced(const traced_call& c, const std::vector<at:
 }
 
 bool gives_sizes_by_values(const traced_call& c, const std::vector<at::Tensor>& tensors) {
-  if (is_native(c.op) || tensors.empty() || !c.op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) return false;
+  if (is_native(c.op) || tensors.empty()) return false;
+  if (!c.op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) return distrusts_results(c.op);
   std::vector<at::Tensor> list;
   auto stack = arguments_on_meta(c, tensors, device_of_results(tensors), list);
   if (!stack) return false;

@@ -249,10 +249,15 @@ std::set<std::string> distrusted;
 
 }  // namespace
 
-void distrust_meta_kernel(const c10::OperatorHandle& op) {
+void distrust_results(const c10::OperatorHandle& op) {
   const std::lock_guard lock(distrusted_mutex);
   distrusted.insert(c10::toString(op.operator_name()));
   forget_results();
+}
+
+bool distrusts_results(const c10::OperatorHandle& op) {
+  const std::lock_guard lock(distrusted_mutex);
+  return distrusted.count(c10::toString(op.operator_name())) > 0;
 }
 
 const known_kernel* meta_kernel(const c10::OperatorHandle& op, c10::DeviceType device) {
@@ -342,8 +347,7 @@ const known_kernel* meta_kernel(const c10::OperatorHandle& op, c10::DeviceType d
   const auto name = c10::toString(op.operator_name());
   const auto found = all.find(name);
   if (found == all.end() || (found->second.of_host && device != c10::kCPU)) return nullptr;
-  const std::lock_guard lock(distrusted_mutex);
-  return distrusted.count(name) ? nullptr : &found->second;
+  return distrusts_results(op) ? nullptr : &found->second;
 }
 
 }  // namespace remat::pytorch::detail

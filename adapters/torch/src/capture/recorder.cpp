@@ -174,6 +174,7 @@ void recorder::run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_
   const auto n = c.arguments.size();
   const auto first = stack.size() - n;
   mark_hidden_writes(c);
+  if (again.before == nullptr) try_on_values(c, stack, tensors);
   const bool ask = refuse_dynamic(c, tensors);
   if (c.ahead) {
     call_ahead(c, stack, first, tensors, again);

@@ -244,12 +244,6 @@ class recorder {
   /// A tensor that nobody announced: kept by the module in another place, or made outside the dispatcher during forward.
   void add_unknown(const std::string& op, const at::Tensor& t);
 
-  /// How many hold `x`, but for a wrapper in Python that is there only because C++ holds `x` too.
-  template <class T>
-  static std::size_t holders(T& x, std::size_t count) {
-    return count - (x.pyobj_slot()->has_unique_reference() ? 1 : 0);
-  }
-
   /// After the step: an unknown tensor that only the recorder still holds was made for this step; its contents are a constant.
   /// Another one belongs to the module, which may put a new one in its place.
   void freeze_if_temporary(index_t s);
@@ -266,6 +260,9 @@ class recorder {
 
   void mark_hidden_writes(traced_call& c) const;
 
+  /// An operator of somebody else that tells nothing of its results: do they lie elsewhere than with made-up numbers, if it runs
+  /// on the values of the step? Asked once in a recording.
+  void try_on_values(const traced_call& c, const ::torch::jit::Stack& stack, const std::vector<at::Tensor>& tensors);
   /// Of a call that gives the forward what depends on values: does it run ahead of the plan?
   /// @return it gives a number that is not the same in every step, but told before the step
   bool refuse_dynamic(traced_call& c, const std::vector<at::Tensor>& tensors) const;
@@ -367,6 +364,7 @@ class recorder {
     }
   };
   std::vector<mask_positions> positions_;
+  std::unordered_set<std::string> tried_;  ///< operators
 };
 
 }  // namespace remat::pytorch::detail

@@ -8,6 +8,7 @@
 
 #include "../program/operators.hpp"
 #include "backward.hpp"
+#include "meta_kernels.hpp"
 #include "weights_elsewhere.hpp"
 
 namespace remat::pytorch::detail {
@@ -66,7 +67,7 @@ void recorder::call_ahead(traced_call& c, ::torch::jit::Stack& stack, std::size_
     stack.insert(stack.end(), again.results->begin(), again.results->end());
   } else {
     const bool there = std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) { return outside(t) && shows(t); });
-    if (!there && !run_ahead(tensors)) refuse(name, "depends on values, and the module has written memory without an operator");
+    if (!there && !run_ahead(tensors)) refuse(name, std::string("depends on values") + not_ahead);
     const weights_there lent(stack);
     c.op.callBoxed(&stack);
     for (const auto& t : tensors)
@@ -114,7 +115,7 @@ std::optional<c10::OperatorHandle> recorder::with_positions(traced_call& c, ::to
   } else {
     std::size_t given = 0;
     if (again.before == nullptr && !c.told && !run_ahead(masks))
-      refuse(c.op.schema().name(), "takes a mask, and the module has written memory without an operator");
+      refuse(c.op.schema().name(), std::string("takes a mask") + not_ahead);
     for (const auto& m : masks) {
       std::erase_if(positions_, [&](const auto& p) { return p.of(m, sizes); });
       positions_.push_back({m, sizes, {}});
@@ -164,6 +165,32 @@ void recorder::mark_hidden_writes(traced_call& c) const {
         o.written = true;
         if (known.statistics) c.statistics.push_back(o.at);
       }
+}
+
+void recorder::try_on_values(const traced_call& c, const ::torch::jit::Stack& stack, const std::vector<at::Tensor>& tensors) {
+  if (is_native(c.op) || may_draw(c.op) || log_ == nullptr || trace_.backward > 0) return;
+  if (c.op.hasKernelForDispatchKey(c10::DispatchKey::Meta) || distrusts_results(c.op)) return;
+  if (std::any_of(c.operands.begin(), c.operands.end(), [](const auto& o) { return o.written; })) return;
+  if (std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) { return has_memory(t); })) return;
+  if (!tried_.insert(c10::toString(c.op.operator_name())).second) return;
+  ::torch::jit::Stack made_up(stack.end() - static_cast<std::ptrdiff_t>(c.arguments.size()), stack.end());
+  auto real = made_up;
+  run_hollow(c.op, made_up, c.arguments.size(), tensors);
+  if (!run_ahead(tensors)) return;
+  const weights_there lent(real);
+  c.op.callBoxed(&real);
+  for (const auto& t : tensors)
+    if (trace_.storages[index_.at(storage_of(t))].slot == none) hide(storage_of(t));
+  std::vector<at::Tensor> found;
+  for (const auto& v : real) each_tensor(v, [&](const at::Tensor& t, int) { found.push_back(t); });
+  std::size_t k = 0;
+  bool same = true;
+  for (const auto& v : made_up)
+    each_tensor(v, [&](const at::Tensor& t, int) {
+      same = same && k < found.size() && same_places(t, found[k]);
+      ++k;
+    });
+  if (!same || k != found.size()) distrust_results(c.op);
 }
 
 bool recorder::refuse_dynamic(traced_call& c, const std::vector<at::Tensor>& tensors) const {

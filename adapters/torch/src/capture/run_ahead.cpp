@@ -36,7 +36,9 @@ void call_log::look() {
       storages_.try_emplace(s.unsafeGetStorageImpl(), known_storage{s, true, false, true});
     });
     each_storage(c.results, [&](const c10::Storage& s) {
-      storages_.try_emplace(s.unsafeGetStorageImpl(), known_storage{s, false, c.done, c.done});
+      const auto [known, fresh] = storages_.try_emplace(s.unsafeGetStorageImpl(), known_storage{s, false, c.done, c.done});
+      known->second.results_of.push_back(looked_);
+      if (fresh && c.done) stay_.push_back(known->first);
     });
   }
 }
@@ -77,35 +79,62 @@ void call_log::begin_anew() {
   for (const auto& a : std::exchange(aside_, {})) a.put_back();
   for (const auto& k : kept_) k.put_back();
   for (auto& [impl, s] : storages_) s.real = s.outside || s.stays;
+  made_.clear();
   ahead_ = 0;
 }
 
-/// Storages whose data the module, or code that is not Python, may use in a call to come.
-std::unordered_set<const c10::StorageImpl*> call_log::wanted_later(const std::vector<at::Tensor>& wanted) const {
+/// Storages whose data code that is not Python may use in a call to come, beside those that are wanted now.
+std::unordered_set<const c10::StorageImpl*> call_log::used_lately(const std::vector<at::Tensor>& wanted) const {
   std::unordered_set<const c10::StorageImpl*> list;
   const auto add = [&](const c10::Storage& s) { list.insert(s.unsafeGetStorageImpl()); };
   for (const auto& t : wanted) add(t.storage());
   for (const auto& s : pinned_) add(s);
-  for (std::size_t i = 0; i < calls_.size(); ++i) {
-    if (i + window_ >= calls_.size()) {
-      each_storage(calls_[i].arguments, add);
-      each_storage(calls_[i].results, add);
-      continue;
-    }
-    for (const auto& v : calls_[i].results)
-      each_tensor(v, [&](const at::Tensor& t, int) {
-        if (t.has_storage() && held_by_python(t)) add(t.storage());
-      });
+  for (auto i = calls_.size() - std::min(window_, calls_.size()); i < calls_.size(); ++i) {
+    each_storage(calls_[i].arguments, add);
+    each_storage(calls_[i].results, add);
   }
   return list;
 }
 
-/// Of memory that other calls than its maker write: what was there before.
-void call_log::save_written(const traced_call& c, const entry& e) {
+/// The module holds a tensor over it.
+bool call_log::is_held(const known_storage& s) const {
+  bool held = false;
+  for (const auto i : s.results_of)
+    for (const auto& v : calls_[i].results)
+      each_tensor(v, [&](const at::Tensor& t, int) {
+        held = held || (t.has_storage() && storage_of(t) == s.storage.unsafeGetStorageImpl() && held_by_python(t));
+      });
+  return held;
+}
+
+namespace {
+
+/// Calls `f(tensor)` for each operand that a call writes.
+template <class F>
+void each_written(const traced_call& c, const call_log::entry& e, F f) {
   for (const auto& o : c.operands) {
     if (!o.written) continue;
     const auto& v = e.arguments[static_cast<std::size_t>(o.at)];
-    const auto& t = o.element < 0 ? v.toTensor() : v.toListRef()[static_cast<std::size_t>(o.element)].toTensor();
+    f(o.element < 0 ? v.toTensor() : v.toListRef()[static_cast<std::size_t>(o.element)].toTensor());
+  }
+}
+
+}  // namespace
+
+/// A call writes a weight whose memory is elsewhere.
+bool call_log::writes_elsewhere(const std::vector<traced_call>& calls) const {
+  bool found = false;
+  for (auto i = ahead_; i < calls_.size(); ++i)
+    each_written(calls[calls_[i].call], calls_[i], [&](const at::Tensor& t) {
+      const auto& s = storages_.at(storage_of(t));
+      found = found || (s.outside && s.storage.nbytes() > 0 && !has_data(t));
+    });
+  return found;
+}
+
+/// Of memory that other calls than its maker write: what was there before.
+void call_log::save_written(const traced_call& c, const entry& e) {
+  each_written(c, e, [&](const at::Tensor& t) {
     const auto& s = storages_.at(storage_of(t));
     const auto same = [&](const auto& x) { return x.storage.unsafeGetStorageImpl() == storage_of(t); };
     if (s.outside && std::none_of(written_.begin(), written_.end(), same))
@@ -114,14 +143,15 @@ void call_log::save_written(const traced_call& c, const entry& e) {
       kept_.push_back({s.storage, bytes_of(t).clone()});
       ++stale_;
     }
-  }
+  });
 }
 
 bool call_log::run_ahead(const std::vector<traced_call>& calls, const std::vector<at::Tensor>& wanted) {
   if (is_any_touched()) return false;
+  look();
+  if (writes_elsewhere(calls)) return false;
   make_room();
   const plain_kernels kernels;
-  look();
   const auto now = generator_.now();
   const auto hide_again = [](const known_storage& s) {  // from outside: weights that are elsewhere
     auto* impl = s.storage.unsafeGetStorageImpl();
@@ -133,7 +163,8 @@ bool call_log::run_ahead(const std::vector<traced_call>& calls, const std::vecto
   for (const auto& w : written_)
     if (w.now.defined()) saved_storage{w.storage, w.now}.put_back();
   for (; stale_ < kept_.size(); ++stale_) kept_[stale_].put_back();
-  for (auto& [impl, s] : storages_) {
+  for (const auto* impl : stay_) {
+    auto& s = storages_.at(impl);
     if (!s.stays) continue;
     s.storage.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
     if (s.storage.nbytes() > 0 && impl->data() == nullptr) s.stays = s.real = false;  // too large to be kept
@@ -143,7 +174,7 @@ bool call_log::run_ahead(const std::vector<traced_call>& calls, const std::vecto
     window_ *= 4;
   }
 
-  const auto later = wanted_later(wanted);
+  const auto later = used_lately(wanted);
   std::unordered_map<const c10::StorageImpl*, std::size_t> last;
   for (auto i = ahead_; i < calls_.size(); ++i) {
     const auto use = [&](const c10::Storage& s) { last[s.unsafeGetStorageImpl()] = i; };
@@ -153,14 +184,17 @@ bool call_log::run_ahead(const std::vector<traced_call>& calls, const std::vecto
   for (const auto& [impl, call] : last) storages_.at(impl).storage.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
   std::size_t live = 0, freed = 0;
   const auto let_go = [&](known_storage& s) {
-    if (s.outside || s.stays || !s.real || later.count(s.storage.unsafeGetStorageImpl())) return;
+    if (s.outside || s.stays || !s.real || later.count(s.storage.unsafeGetStorageImpl()) || is_held(s)) return;
     s.real = false;
+    made_.erase(s.storage.unsafeGetStorageImpl());
     freed += s.storage.nbytes();
     release(s.storage.unsafeGetStorageImpl());
   };
-  for (auto& [impl, s] : storages_) {
+  const std::vector<const c10::StorageImpl*> before_these(made_.begin(), made_.end());
+  for (const auto* impl : before_these) {
+    auto& s = storages_.at(impl);
     if (!last.count(impl)) let_go(s);
-    live += s.real && !s.outside && !s.stays ? s.storage.nbytes() : 0;
+    live += s.real ? s.storage.nbytes() : 0;
   }
   generator_.set(ahead_ > 0 ? place_ : generator_.start());
   const auto before = freed;
@@ -174,6 +208,7 @@ bool call_log::run_ahead(const std::vector<traced_call>& calls, const std::vecto
         auto& known = storages_.at(s.unsafeGetStorageImpl());
         if (!known.real) live += s.nbytes();
         known.real = true;
+        if (!known.outside && !known.stays) made_.insert(s.unsafeGetStorageImpl());
       });
       most_ahead_ = std::max(most_ahead_, live - (freed - before));
     }
@@ -247,6 +282,8 @@ void call_log::give_back() {
   note_freed(freed);
   written_.clear();
   shown_.clear();
+  stay_.clear();
+  made_.clear();
   ahead_ = looked_ = 0;
 }
 

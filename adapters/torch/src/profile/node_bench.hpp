@@ -206,7 +206,7 @@ class node_bench {
       const auto& view = step_.views[r.view];
       const auto t = result_of(stack, r);
       if (t.sizes() != at::IntArrayRef(view.sizes) || !same_strides(t.sizes(), t.strides(), view.strides)) {
-        detail::distrust_meta_kernel(c.op);
+        detail::distrust_results(c.op);
         std::ostringstream text;
         text << c.op.schema().name() << " gives a tensor of sizes " << t.sizes() << " and strides " << t.strides() << " where "
              << at::IntArrayRef(view.sizes) << " and " << at::IntArrayRef(view.strides)

@@ -55,6 +55,9 @@ void executor::use(const bindings& tensors) {
     throw broken_contract("remat: an executor got tensors during a step, or those for another program");
   state_->use(tensors);
 }
+void executor::unbind(const at::Tensor& t) {
+  if (!state_->flying) state_->unbind(t.storage().unsafeGetStorageImpl());
+}
 bool executor::as_assumed() const { return state_->assumption_held; }
 
 void executor::set_numbers(std::vector<double> numbers) {

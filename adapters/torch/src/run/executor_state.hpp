@@ -146,6 +146,8 @@ struct executor::state {
   void use(const bindings& now);
   /// Puts the tensor of a slot where it is read, unless it is there: memory of parameters and buffers may have been replaced.
   void bind(index_t k);
+  /// Nothing holds this storage until the next `bind`.
+  void unbind(const c10::StorageImpl* s);
 
   std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs);
 

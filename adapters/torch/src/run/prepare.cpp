@@ -200,6 +200,14 @@ void executor::state::use(const bindings& now) {
   slots = now;
 }
 
+void executor::state::unbind(const c10::StorageImpl* s) {
+  for (index_t k = 0; k < places.size(); ++k) {
+    if (places[k].storage != s) continue;
+    empty({none, step.slots[k].value});
+    places[k] = {};
+  }
+}
+
 void executor::state::bind(index_t k) {
   const auto& slot = step.slots[k];
   const auto& t = slots[k];

@@ -27,6 +27,8 @@ class owned_mutex {
     owner_ = std::this_thread::get_id();
     return true;
   }
+  /// This thread holds it.
+  bool is_owned() const { return owner_ == std::this_thread::get_id(); }
   void unlock() {
     owner_ = std::thread::id();
     mutex_.unlock();

@@ -16,6 +16,7 @@
 #include "../autograd/step_node.hpp"
 #include "../autograd/verification.hpp"
 #include "../capture/follower.hpp"
+#include "../capture/meta_kernels.hpp"
 #include "../capture/origins.hpp"
 #include "state.hpp"
 
@@ -198,8 +199,9 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
   try {
     outputs = r->run->forward(inputs);
     if (checks) checks->compare_forward(step, outputs);
-  } catch (const plan_broken&) {
+  } catch (const plan_broken& e) {
     s->broken = true;
+    if (e.other_sizes) detail::distrust_results(*e.other_sizes);
     throw;
   } catch (const not_equal&) {
     r->run->reset();

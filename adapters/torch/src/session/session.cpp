@@ -8,6 +8,7 @@
 #include <remat/pytorch/executor.hpp>
 #include <remat/pytorch/memory.hpp>
 
+#include "../capture/dispatch.hpp"
 #include "../device/allocator.hpp"
 #include "../plan/in_flight.hpp"
 #include "../plan/solver.hpp"
@@ -54,10 +55,8 @@ bool return_idle_arenas(c10::Device on) {
 session::session(std::shared_ptr<model> trained, wrap_options options)
     : state_(std::make_shared<state>(std::move(trained), std::move(options))) {
   detail::set_idle_arenas(&return_idle_arenas);
-  auto& all = state::all();
-  std::lock_guard lock(all.mutex);
-  std::erase_if(all.states, [](const auto& s) { return s.expired(); });
-  all.states.push_back(state_);
+  detail::set_unbind(&state::unbind_idle);
+  state::all().add(state_);
 }
 session::~session() = default;
 
@@ -113,14 +112,16 @@ void session::release() {
 }
 
 void session::release_all() {
-  std::vector<std::weak_ptr<state>> states;
-  {
-    std::lock_guard lock(state::all().mutex);
-    states = state::all().states;
+  for (const auto& s : state::all().alive())
+    if (std::unique_lock lock(s->mutex, std::try_to_lock); lock) s->release();
+}
+
+void session::state::unbind_idle(const at::Tensor& t) {
+  for (const auto& s : all().alive()) {
+    std::unique_lock lock(s->mutex, std::defer_lock);
+    if (!s->mutex.is_owned() && !lock.try_lock()) continue;
+    for (const auto& r : s->memory.runners) r->run->unbind(t);
   }
-  for (const auto& weak : states)
-    if (const auto s = weak.lock())
-      if (std::unique_lock lock(s->mutex, std::try_to_lock); lock) s->release();
 }
 
 pytorch::report session::report() const {

@@ -47,9 +47,24 @@ struct session::state : std::enable_shared_from_this<state> {
   state(std::shared_ptr<model> m, wrap_options o);
 
   /// Those of all sessions.
-  struct everybody {
-    std::mutex mutex;
-    std::vector<std::weak_ptr<state>> states;
+  class everybody {
+   public:
+    void add(const std::shared_ptr<state>& s) {
+      const std::lock_guard lock(mutex_);
+      std::erase_if(states_, [](const auto& x) { return x.expired(); });
+      states_.push_back(s);
+    }
+    std::vector<std::shared_ptr<state>> alive() const {
+      const std::lock_guard lock(mutex_);
+      std::vector<std::shared_ptr<state>> list;
+      for (const auto& weak : states_)
+        if (auto s = weak.lock()) list.push_back(std::move(s));
+      return list;
+    }
+
+   private:
+    mutable std::mutex mutex_;
+    std::vector<std::weak_ptr<state>> states_;
   };
   static everybody& all() {
     static everybody found;
@@ -195,6 +210,9 @@ struct session::state : std::enable_shared_from_this<state> {
   void refine(const runner& r, bytes_t held_bytes);
   /// What is idle makes room.
   void release() { memory.release(); }
+  /// Executors of all sessions that are idle let go of a tensor of a module until their next forward. Not those for whose session
+  /// another thread is at work.
+  static void unbind_idle(const at::Tensor& t);
   /// An executor for a plan; one for less if the device has less free memory than the budget allows.
   /// @param arena to be shared with executors that are idle; null: it gets one of its own
   std::unique_ptr<executor> reserve(runner& r, bytes_t held_bytes, const std::shared_ptr<region>& arena = nullptr);

@@ -122,6 +122,9 @@ void about_to_read_generator();
 /// @param why names that code
 /// @throws cannot_capture if nothing may run eagerly, or it is a backward
 void leave_plan(const std::string& why);
+/// A forward of this thread, without data, is about to put the memory of `other` under `t`. Nobody can tell that from a copy of
+/// the data: no other tensor shares one of the two, and no graph holds it.
+bool may_copy(const at::Tensor& t, const at::Tensor& other);
 /// While it is there, operators whose kernels are written in Python (higher-order operators) find these: they have none for the
 /// keys of a recording.
 class without_recording_keys {

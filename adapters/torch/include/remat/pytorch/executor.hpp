@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <remat/core/schedule.hpp>
@@ -23,6 +24,9 @@ namespace remat::pytorch {
 /// An operator no longer uses memory as it did when it was measured. Nothing wrong has left the step; `session` plans anew.
 struct plan_broken : error {
   using error::error;
+  plan_broken(const std::string& what, const c10::OperatorHandle& op) : error(what), other_sizes(op) {}
+
+  std::optional<c10::OperatorHandle> other_sizes;  ///< the operator, if it has given a result of another size
 };
 
 /// What the places of a plan are good for.
@@ -185,6 +189,8 @@ class executor {
   /// @throws broken_contract while a step is in flight, or if they are those for another program
   void use(const bindings& tensors);
 
+  /// Lets go of a tensor of the module until the next forward.
+  void unbind(const at::Tensor& t);
   /// Forgets a step in flight and the tensors it holds.
   void reset();
 
