@@ -150,7 +150,7 @@ class WithHost(following.Test):
 def main():
     torch.backends.mha.set_fastpath_enabled(False)  # which PyTorch takes or not by where weights are
     torch.set_default_device(DEVICE)
-    del follow_paths.PARTS["by hand"]  # numpy
+    del follow_paths.PARTS["by hand"], follow_memory.OTHERS[follow_memory.of_an_array]  # numpy
     if HOST:  # two threads run the nodes of a backward, and more than two summands come in any order
         follow_memory.OTHERS.update(dict.fromkeys(follow_memory.OTHERS, False))  # weights are not alone in their memory
         follow_sums.STEPS[follow_sums.Tied].remove(follow_sums.penalty_before)

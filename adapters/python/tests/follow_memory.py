@@ -4,6 +4,7 @@
 import logging
 import unittest
 
+import numpy
 import torch
 from torch import nn
 
@@ -222,6 +223,18 @@ def of_another(model, x, h):
     model.second.bias.data.mul_(0.99)
 
 
+def of_an_array(model, x, h):
+    model.lent.data = model.lent.data * 0.9
+
+
+def of_an_input(model, x, h):
+    x.data = x.data * 0.9
+
+
+def of_an_activation(model, x, h):
+    h.data = h.data * 0.9
+
+
 def of_another_shape(model, x, h):
     model.scale.data = model.scale.data[:1] * 0.9 if model.scale.numel() > 1 else torch.ones(48)
 
@@ -235,6 +248,9 @@ OTHERS = {
     with_a_view: False,
     of_a_name: False,
     of_another: False,
+    of_an_array: False,
+    of_an_input: False,
+    of_an_activation: False,
     of_another_shape: False,
 }
 
@@ -244,10 +260,14 @@ def puts_others(put):
         def begin(self):
             self.second = nn.Linear(16, 48).requires_grad_(False)
             self.scale = nn.Parameter(torch.ones(48), requires_grad=False)
+            self.array = numpy.ones(48, numpy.float32)
+            self.register_buffer("lent", torch.from_numpy(self.array).to(torch.get_default_device()))
+            self.register_buffer("array_now", torch.zeros(()))
 
         def forward(self, x):
             h = self.norm(self.first(x))
             put(self, x, h)
+            self.array_now += float(self.array.sum())
             return self.last(self.drop((h + self.second(x) * self.scale).tanh()))
 
     return PutsOthers

@@ -21,7 +21,6 @@
 #include <remat/pytorch/device.hpp>
 
 #include "../base/views.hpp"
-#include "../capture/meta_kernels.hpp"
 #include "../plan/planned.hpp"
 #include "accumulation.hpp"
 #include "leaf_edges.hpp"
@@ -341,9 +340,8 @@ class step_node final : public ::torch::autograd::Node {
       for (std::size_t i = 0; i < sums.size(); ++i)
         if (sums[i].defined() && adds_itself(step, i)) only_this.emplace_back(*next_edge(edges_.first()[place[i]]).function);
       g = r.run->backward(given, sums, take);
-    } catch (const plan_broken& e) {
+    } catch (const plan_broken&) {
       r.kind->broken = true;
-      if (e.other_sizes) detail::distrust_results(*e.other_sizes);
       throw;
     }
     for (std::size_t i = 0; i < g.parameters.size(); ++i) bring_home(g.parameters[i], trained[place[i]]);

@@ -16,9 +16,9 @@
 #include <remat/core/error.hpp>
 
 #include "../device/allocator.hpp"
+#include "../program/operators.hpp"
 #include "draws.hpp"
 #include "hollow.hpp"
-#include "meta_kernels.hpp"
 #include "recorder.hpp"
 #include "weights_elsewhere.hpp"
 
@@ -163,7 +163,7 @@ bool call_log::is_touched(const at::Tensor& t, bool written) const {
 bool call_log::is_alone(const at::Tensor& t) const {
   auto* s = storage_of(t);
   std::unordered_set<const c10::TensorImpl*> sharing{t.unsafeGetTensorImpl()};
-  bool alone = exposed(t) == nullptr && !is_pinned(s);
+  bool alone = s->resizable() && exposed(t) == nullptr && !is_pinned(s);  // else somebody lends the memory, such as numpy
   const auto meet = [&](const at::Tensor& x) {
     if (!x.defined() || !x.has_storage() || storage_of(x) != s) return false;
     if (sharing.insert(x.unsafeGetTensorImpl()).second) alone = alone && !held_by_python(x);

@@ -11,12 +11,10 @@
 #include <ATen/native/ConvUtils.h>
 
 #include <algorithm>
-#include <mutex>
-#include <set>
 #include <string>
 #include <unordered_map>
 
-#include "known_results.hpp"
+#include "../program/operators.hpp"
 
 namespace remat::pytorch::detail {
 namespace geometry {  // names of its own where sources are compiled as one
@@ -241,24 +239,6 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor&, const Ten
 
 }  // namespace
 }  // namespace geometry
-
-namespace {
-
-std::mutex distrusted_mutex;
-std::set<std::string> distrusted;
-
-}  // namespace
-
-void distrust_results(const c10::OperatorHandle& op) {
-  const std::lock_guard lock(distrusted_mutex);
-  distrusted.insert(c10::toString(op.operator_name()));
-  forget_results();
-}
-
-bool distrusts_results(const c10::OperatorHandle& op) {
-  const std::lock_guard lock(distrusted_mutex);
-  return distrusted.count(c10::toString(op.operator_name())) > 0;
-}
 
 const known_kernel* meta_kernel(const c10::OperatorHandle& op, c10::DeviceType device) {
   using namespace geometry;

@@ -24,9 +24,4 @@ struct known_kernel {
 /// @return null if the operator has none that holds for this device
 const known_kernel* meta_kernel(const c10::OperatorHandle& op, c10::DeviceType device);
 
-/// Its results have turned out to lie elsewhere than was known: from now on there is no such kernel for the operator, and nothing
-/// that is known of results holds.
-void distrust_results(const c10::OperatorHandle& op);
-bool distrusts_results(const c10::OperatorHandle& op);
-
 }  // namespace remat::pytorch::detail

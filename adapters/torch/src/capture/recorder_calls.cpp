@@ -8,7 +8,6 @@
 
 #include "../program/operators.hpp"
 #include "backward.hpp"
-#include "meta_kernels.hpp"
 #include "weights_elsewhere.hpp"
 
 namespace remat::pytorch::detail {

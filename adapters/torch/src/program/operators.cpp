@@ -6,7 +6,9 @@
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
+#include <mutex>
 #include <set>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 
@@ -175,6 +177,23 @@ void fill_plausibly(const at::Tensor& t) {
   }
   t.fill_(0.25);
   if (t.dim() >= 2 && t.size(-1) == t.size(-2)) t.diagonal(0, -2, -1).fill_(static_cast<double>(t.size(-1)));
+}
+
+namespace {
+
+std::mutex distrusted_mutex;
+std::set<std::string> distrusted;
+
+}  // namespace
+
+void distrust_results(const c10::OperatorHandle& op) {
+  const std::lock_guard lock(distrusted_mutex);
+  distrusted.insert(c10::toString(op.operator_name()));
+}
+
+bool distrusts_results(const c10::OperatorHandle& op) {
+  const std::lock_guard lock(distrusted_mutex);
+  return distrusted.count(c10::toString(op.operator_name())) > 0;
 }
 
 }  // namespace remat::pytorch

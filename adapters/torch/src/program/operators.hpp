@@ -79,5 +79,8 @@ bool is_dynamic(const c10::OperatorHandle& op, F is_mask) {
 /// Numbers for operators that refuse zeros: positive, well conditioned where they are a square matrix, one where they are
 /// integers.
 void fill_plausibly(const at::Tensor& t);
+/// The operator has given results of another geometry than was known before it ran: from now on only its kernel is asked.
+void distrust_results(const c10::OperatorHandle& op);
+bool distrusts_results(const c10::OperatorHandle& op);
 
 }  // namespace remat::pytorch

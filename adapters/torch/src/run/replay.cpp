@@ -165,10 +165,11 @@ void executor::state::execute(bound_call& c, const placed_call& planned) {
     const auto& r = c.what->results[k];
     const auto& l = planned.results[k];
     const auto t = result_of(result, r);
-    if (t.sizes() != at::IntArrayRef(step.views[r.view].sizes))
+    if (t.sizes() != at::IntArrayRef(step.views[r.view].sizes)) {
+      distrust_results(c.what->op);
       throw plan_broken("remat: " + c.what->op.schema().name() +
-                            " gave a tensor of another size than it was planned with. The next step is recorded anew",
-                        c.what->op);
+                        " gave a tensor of another size than it was planned with. The next step is recorded anew");
+    }
     if (!in_arena(l)) {
       hold(l, t.storage());
     } else if (data.buffers[l.buffer].bytes > 0 && t.storage().data() != address(l.buffer)) {  // unplanned

@@ -16,7 +16,6 @@
 #include "../autograd/step_node.hpp"
 #include "../autograd/verification.hpp"
 #include "../capture/follower.hpp"
-#include "../capture/meta_kernels.hpp"
 #include "../capture/origins.hpp"
 #include "state.hpp"
 
@@ -199,9 +198,8 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
   try {
     outputs = r->run->forward(inputs);
     if (checks) checks->compare_forward(step, outputs);
-  } catch (const plan_broken& e) {
+  } catch (const plan_broken&) {
     s->broken = true;
-    if (e.other_sizes) detail::distrust_results(*e.other_sizes);
     throw;
   } catch (const not_equal&) {
     r->run->reset();

@@ -9,7 +9,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include <remat/core/schedule.hpp>
@@ -24,9 +23,6 @@ namespace remat::pytorch {
 /// An operator no longer uses memory as it did when it was measured. Nothing wrong has left the step; `session` plans anew.
 struct plan_broken : error {
   using error::error;
-  plan_broken(const std::string& what, const c10::OperatorHandle& op) : error(what), other_sizes(op) {}
-
-  std::optional<c10::OperatorHandle> other_sizes;  ///< the operator, if it has given a result of another size
 };
 
 /// What the places of a plan are good for.
