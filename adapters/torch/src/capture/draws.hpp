@@ -33,6 +33,7 @@ class draw_log {
   const at::Generator& generator() const { return generator_; }
   /// The generator now.
   at::Tensor state();
+  void set_state(const at::Tensor& s);
   /// Somebody is about to look at the state: before the first draw it gets that of the user.
   /// @return it has
   bool show();
@@ -55,7 +56,6 @@ class draw_log {
     std::size_t call;
     at::Tensor before, after;
   };
-  void set_state(const at::Tensor& s);
   draw_origin origin_of(const at::Tensor& now);
   /// How many numbers were drawn from one state to another, if that can be.
   std::optional<std::uint64_t> draws_between(const at::Tensor& from, const at::Tensor& to) const;

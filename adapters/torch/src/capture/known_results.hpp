@@ -62,7 +62,8 @@ void forget_results();
 std::optional<known_results> deduced(const traced_call& c, const std::vector<at::Tensor>& tensors);
 
 /// The operator of somebody else cannot tell the sizes of its results from those of its operands (`torchvision::nms`): its kernel
-/// for `meta` raises an error. One without such a kernel is taken to give the same sizes for all values, until it gives others.
+/// for `meta` raises an error. One without such a kernel is taken to give the same sizes for all values, until it gives others,
+/// and a number for each.
 bool gives_sizes_by_values(const traced_call& c, const std::vector<at::Tensor>& tensors);
 
 }  // namespace remat::pytorch::detail

@@ -167,17 +167,20 @@ void recorder::mark_hidden_writes(traced_call& c) const {
 }
 
 void recorder::try_on_values(const traced_call& c, const ::torch::jit::Stack& stack, const std::vector<at::Tensor>& tensors) {
-  if (is_native(c.op) || may_draw(c.op) || log_ == nullptr || trace_.backward > 0) return;
+  if (is_native(c.op) || log_ == nullptr || trace_.backward > 0) return;
   if (c.op.hasKernelForDispatchKey(c10::DispatchKey::Meta) || distrusts_results(c.op)) return;
   if (std::any_of(c.operands.begin(), c.operands.end(), [](const auto& o) { return o.written; })) return;
   if (std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) { return has_memory(t); })) return;
   if (!tried_.insert(c10::toString(c.op.operator_name())).second) return;
   ::torch::jit::Stack made_up(stack.end() - static_cast<std::ptrdiff_t>(c.arguments.size()), stack.end());
   auto real = made_up;
+  const auto before = draws_->state();
   run_hollow(c.op, made_up, c.arguments.size(), tensors);
+  draws_->set_state(before);
   if (!run_ahead(tensors)) return;
   const weights_there lent(real);
   c.op.callBoxed(&real);
+  draws_->set_state(before);
   for (const auto& t : tensors)
     if (trace_.storages[index_.at(storage_of(t))].slot == none) hide(storage_of(t));
   std::vector<at::Tensor> found;
@@ -240,11 +243,11 @@ void recorder::execute(traced_call& c, ::torch::jit::Stack& stack, std::size_t f
     return o.written && !statistics && contents_[o.view.value] != contents::hollow;
   });
   const auto key = no_values ? geometry_key(c, tensors) : std::nullopt;
-  const bool seeded = may_draw(c.op);
-  if (seeded && !device_.is_cpu() && draws_on_host(c, tensors))
+  if (may_draw(c.op) && !device_.is_cpu() && draws_on_host(c, tensors))
     refuse(c.op.schema().name(),
            "draws from the generator of the host in a step on " + device_.str() +
                "; a planned step would repeat the same number for ever. Draw on the device, or pass the number as an argument");
+  const bool seeded = may_draw(c.op) || !is_native(c.op);  // operators of others do not always say so
   const auto before = seeded ? draws_->state() : at::Tensor();
   const auto drawn = [&] {
     c.draws = draws_->note(trace_.calls.size(), before, key ? draws_->pass(before, *key) : draws_->state());
