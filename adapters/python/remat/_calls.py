@@ -16,7 +16,7 @@ from ._refusals import refuse_parts, refuse_unplanned
 from ._snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from ._session import Source
+    from ._planned_model import Source
     from ._wrap_options import Options
 
 log = logging.getLogger("remat")
@@ -47,10 +47,10 @@ class Step:
     """The forward of one step, for the planner: called with its own tensors it is the step itself, which happens once; with others it
     is run again beside the step, and leaves no trace. A trial is a step that does not go on: `undo` puts back what it has changed."""
 
-    __slots__ = ("_source", "_plain", "_args", "_kwargs", "_form", "_strict", "_again", "_before", "_result", "inputs", "text", "where", "raised")
+    __slots__ = ("_source", "_plain", "_planned_by", "_args", "_kwargs", "_form", "_strict", "_again", "_before", "_result", "inputs", "text", "where", "raised")
 
     def __init__(self, source: Source, plain: Any, args: tuple[Any, ...], kwargs: Mapping[Any, Any], options: Options, trial: bool = False):
-        self._source, self._plain = source, plain
+        self._source, self._plain, self._planned_by = source, plain, source.planned_by()
         self._args: Any = args
         self._kwargs: Any = kwargs
         self._strict = options.on_refuse == "raise"
@@ -95,7 +95,7 @@ class Step:
             self.undo()
             args, kwargs = _tree.unflatten(self._form, iter(tensors))
             with _patches.for_some_gradients():
-                return _tree.tensors_in(self._source.plain()(*args, **kwargs))
+                return _tree.tensors_in(self._source.plain(self._planned_by)(*args, **kwargs))
         except BaseException as e:
             self.where = line_of(e)
             raise

@@ -254,11 +254,20 @@ def _compiler(original: Callable[..., Any]) -> Callable[..., Any]:
     return compiler
 
 
+def _setattr(original: Callable[..., Any], take_forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The same of modules. Trainers give a model another forward that calls no part of the one before."""
+    @functools.wraps(original)
+    def setattr(self: torch.nn.Module, name: str, value: Any) -> None:
+        original(self, name, take_forward(self, value) if name == "forward" else value)
+
+    return setattr
+
+
 @functools.cache
-def install(let_go: Callable[..., None]) -> None:
+def install(let_go: Callable[..., None], take_forward: Callable[..., Any]) -> None:
     """Has these parts tell the planner, and has it decide instead of `torch.utils.checkpoint` what is recomputed. Once for the process.
 
-    let_go: called with two tensors that are about to change places
+    let_go: called with two tensors that are about to change places. take_forward: of a module and what is to become its forward, gives that
     """
     for names, may_write in ((_READS, False), (_SHARES, True)):
         for name in names:
@@ -279,6 +288,7 @@ def install(let_go: Callable[..., None]) -> None:
     for module in modules:
         module.get_rng_state = _first(module.get_rng_state, lambda *_: _torch.about_to_read_generator())
     torch.utils.swap_tensors = _first(torch.utils.swap_tensors, let_go, 2)
+    torch.nn.Module.__setattr__ = _setattr(torch.nn.Module.__setattr__, take_forward)  # type: ignore[method-assign]
     operator = torch._ops.HigherOrderOperator
     operator.__call__ = _higher_order(operator.__call__)  # type: ignore[method-assign]
     if "torch._dynamo.eval_frame" in sys.modules:

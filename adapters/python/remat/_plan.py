@@ -135,4 +135,4 @@ def prepared(model: torch.nn.Module, options: Options) -> Session:
         raise Refused("the model is on meta, where nothing can be measured", advice="device=remat.Roofline(...) tells what operations take")
     wrapped = model.__dict__.get(SLOT)
     original = model.__dict__.get("forward") if wrapped is None else wrapped._original
-    return Session(model, original, dataclasses.replace(options, on_refuse="raise").check())
+    return Session(model, dataclasses.replace(options, on_refuse="raise").check(), original)

@@ -8,12 +8,10 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import itertools
 import logging
 import sys
 import threading
 import types
-import weakref
 from typing import Any, Iterator, Mapping, cast
 
 import torch
@@ -23,6 +21,7 @@ from ._calls import Attempt, Changed, Note, Step, forward_of, without_anomalies
 from ._disk import Disk
 from ._errors import Error, Refused
 from ._gradients import Gradients
+from ._planned_model import Source
 from ._refusals import refuse_parts, refuse_transforms, refuse_unplanned
 from ._report import Plan, Report
 from ._snapshot import Snapshot
@@ -34,66 +33,12 @@ log = logging.getLogger("remat")
 _making = threading.RLock()  #: while sessions are made
 
 
-def _members(model: torch.nn.Module, attributes: bool) -> list[tuple[Any, ...]]:
-    """Per dict of parameters, buffers and modules, and of attributes and hooks: itself, and what it holds."""
-    names = ("_parameters", "_buffers", "_modules", *(_snapshot.HOOKS if attributes else ()))
-    held = [part.__dict__.get(name) for part in model.modules() for name in names]
-    held += [part.__dict__ for part in model.modules() if attributes]
-    return [(d, *itertools.chain.from_iterable(d.items())) for d in held if isinstance(d, dict)]
-
-
-class Source:
-    """The model as the planner sees it."""
-
-    def __init__(self, model: torch.nn.Module, session: Session):
-        self._model = weakref.ref(model)
-        self._session = weakref.ref(session)
-
-    def model(self) -> torch.nn.Module:
-        model = self._model()
-        if model is None:
-            raise ReferenceError("the wrapped model is gone")
-        return model
-
-    def plain(self) -> Any:
-        """The forward of the model as it was."""
-        session, model = self._session(), self.model()
-        return types.MethodType(type(model).forward, model) if session is None else session._plain(model)
-
-    def parameters(self) -> list[tuple[str, torch.Tensor]]:
-        return list(self.model().named_parameters(remove_duplicate=False))
-
-    def buffers(self) -> list[tuple[str, torch.Tensor]]:
-        return list(self.model().named_buffers(remove_duplicate=False))
-
-    def signature(self) -> str:
-        model, session = self.model(), self._session()
-        followed = session is not None and session._options.followed()  # calls of the forward are compared
-        if session is not None and session._source is self:
-            session._members = _members(model, not followed)
-            if not followed:
-                session._tell_hooks(model)
-            if session._gradients is not None and session._open:
-                session._gradients.attach(model)  # what is trained since
-        return "" if followed else _snapshot.settings(model)
-
-    def changed(self) -> bool:
-        """May anything be other than it was when `signature` was last asked for?"""
-        session = self._session()
-        return session is None or session._source is not self or not _torch.same_dicts(session._members)
-
-    def put_back(self) -> None:
-        """Weights and buffers go back to where the options want them."""
-        session = self._session()
-        if session is not None:
-            session._place_weights(self.model())
-
-
 class Session:
     """Trains one model by plans; `remat.of(model)` gives it."""
 
-    def __init__(self, model: torch.nn.Module, original: Any, options: Options):
-        self._original = original  # what `forward` was in the model's `__dict__`, or None
+    def __init__(self, model: torch.nn.Module, options: Options, original: Any = None):
+        self._original = original  # what `forward` would be in the model's `__dict__`, or None
+        self._forward: Any = None  # the function there that plans it
         self._options = options
         self._open = True
         self._paused: collections.Counter[int] = collections.Counter()  # by thread
@@ -154,9 +99,16 @@ class Session:
 
     # --- calls ---------------------------------------------------------------------------------------------------------------
 
-    def _plain(self, model: torch.nn.Module) -> Any:
-        """The forward of the model as it was, where its steps run."""
-        plain = self._original if self._original is not None else types.MethodType(type(model).forward, model)
+    def _set_forward(self, function: Any, original: Any) -> None:
+        """The model has `function` as its forward, which plans `original`."""
+        self._forward, self._original = function, original
+        if not self._options.followed():
+            self.invalidate()
+
+    def _plain(self, model: torch.nn.Module, planned_by: Any = None) -> Any:
+        """The forward of the model as it was, where its steps run. planned_by: of an earlier step"""
+        original = self._original if planned_by in (None, self._forward) else getattr(planned_by, "__wrapped__", None)
+        plain = original if original is not None else types.MethodType(type(model).forward, model)
         there = self._options.steps_on
         return plain if there is None or not self._open else functools.partial(_host.run_plain, plain, there)
 
@@ -374,7 +326,9 @@ class Session:
         model = self._source.model()
         if id(model) not in memo:
             raise TypeError("a session is copied with its model only")
-        return Session(memo[id(model)], copy.deepcopy(self._original, memo), self._options)
+        session = Session(memo[id(model)], self._options, copy.deepcopy(self._original, memo))
+        session._forward = self._forward
+        return session
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # a pickled model is the plain one: plans and memory belong to this process

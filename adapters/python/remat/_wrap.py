@@ -8,6 +8,7 @@ import functools
 import inspect
 import sys
 import types
+import weakref
 from typing import Any, Literal, Mapping, TypeVar
 
 import torch
@@ -77,12 +78,11 @@ def wrap(model: M, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None 
         session._set_options(options)
     else:
         _live.let_go_dropped()
-        original = model.__dict__.get("forward")
-        session = Session(model, original, options)
-        _patches.install(_let_go)
+        session = Session(model, options)
+        _patches.install(_let_go, _take_forward)
         session._run  # says at once what is wrong with an option
         model.__dict__[SLOT] = session
-        model.__dict__["forward"] = types.MethodType(_make_forward(original or type(model).forward, original is not None), model)
+        model.__dict__["forward"] = _forward_of(model, session, model.__dict__.get("forward"))
         for name, function in _OWN.items():
             model.__dict__[name] = types.MethodType(function, model)
     if args or kwargs:
@@ -179,32 +179,53 @@ def _getstate(self: Any) -> Any:
 
 _OWN = {"_replicate_for_data_parallel": _replicate_for_data_parallel, "__getstate__": _getstate}  #: methods of a wrapped model, beside `forward`
 
-import weakref  # noqa: E402
-
 _made: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
-def _make_forward(original: Any, bound: bool) -> Any:
-    """A function that acts as `forward` of a wrapped model."""
+def _take_forward(model: torch.nn.Module, value: Any) -> Any:
+    """What becomes `forward` of a model that somebody gives another one: of a wrapped model, what plans that. It may call the one before."""
+    session = _session(model)
+    if session is None or not callable(value):
+        return value
+    function = getattr(value, "__func__", None)
+    if function not in _made or value.__self__ is not model:
+        return _forward_of(model, session, value)
+    session._set_forward(function, getattr(function, "__wrapped__", None))
+    return value
+
+
+def _forward_of(model: torch.nn.Module, session: Session, original: Any) -> types.MethodType:
+    """The method of `model` that plans `original`; None is the forward of its class."""
+    function = _make_forward(type(model).forward if original is None else original, original)
+    session._set_forward(function, original)
+    return types.MethodType(function, model)
+
+
+def _make_forward(shown: Any, original: Any) -> Any:
+    """A function that acts as `forward` of a wrapped model. original: what it plans; None for that of the class."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        session = self.__dict__[SLOT]
+        session = self.__dict__.get(SLOT)
+        if session is None or session._forward is not forward:  # called by what came in its place
+            return (types.MethodType(type(self).forward, self) if original is None else original)(*args, **kwargs)
         if "torch._dynamo.eval_frame" in sys.modules:
             return _undynamic()(session, self, args, kwargs)
         return session._call(self, args, kwargs)
 
-    forward.__doc__ = original.__doc__
-    forward.__module__ = getattr(original, "__module__", forward.__module__)
+    forward.__doc__ = shown.__doc__
+    forward.__module__ = getattr(shown, "__module__", forward.__module__)
     try:
-        signature = inspect.signature(original)
+        signature = inspect.signature(shown)
     except (TypeError, ValueError):
         pass
     else:
-        if bound:
+        if original is not None:
             signature = signature.replace(parameters=[inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY),
                                                       *signature.parameters.values()])
         forward.__signature__ = signature  # type: ignore[attr-defined]
     forward._torchdynamo_disable = True  # type: ignore[attr-defined]
+    if original is not None:
+        forward.__wrapped__ = original  # type: ignore[attr-defined]
     _made.add(forward)
     return forward
 

@@ -39,7 +39,7 @@
 namespace remat::python {
 namespace {
 
-/// A module of Python, as `remat._session.Source` tells of it.
+/// A module of Python, as `remat._planned_model.Source` tells of it.
 class python_model final : public rp::model {
  public:
   python_model(std::string name, py::object source) : name_(std::move(name)), source_(shared(std::move(source))) {}

@@ -8,6 +8,7 @@ import inspect
 import io
 import pickle
 import threading
+import types
 import unittest
 import unittest.mock
 import warnings
@@ -66,6 +67,54 @@ class InPlace(unittest.TestCase):
         remat.unwrap(m)
         self.assertFalse(remat.is_wrapped(m))
         m(x).sum().backward()
+
+    def test_forward_that_takes_the_place_of_ours(self):
+        """Trainers give a model a forward that runs its parts, and calls the one before for other arguments only."""
+
+        def run(follow):
+            torch.manual_seed(1)
+            m, calls, found = Chain(), [], []
+            if follow is not None:
+                remat.wrap(m, budget="150% of activations", time_limit=5, follow=follow, cache=False)
+            before = m.forward
+
+            def other(self, x, fused=True):
+                calls.append(fused)
+                return self.norm(self.layers[0](x)).relu() if fused else before(x)
+
+            def step(model, x, **more):
+                planned = remat.is_wrapped(model) and remat.of(model).memory()["planned"]
+                model.zero_grad()
+                y = model.forward(x, **more)
+                (y.square() if len(found) % 2 else y).sum().backward()
+                found.append(copied([y, {n: p.grad for n, p in model.named_parameters()}, dict(model.named_buffers()), emulated.random_state()]))
+                return planned != (remat.is_wrapped(model) and remat.of(model).memory()["planned"])
+
+            changed = []
+            for i, (x,) in enumerate(a for a, _ in inputs(6)):
+                if i == 2:
+                    m.forward = types.MethodType(other, m)
+                if i == 4:
+                    m.forward = before
+                changed.append(step(m, x))
+                if i == 3:
+                    step(m, x, fused=False)
+                    kept, twin = m.forward, copy.deepcopy(m)
+                    self.assertEqual(remat.is_wrapped(twin), follow is not None)
+                    step(twin, x)
+            if follow is not False:
+                self.assertEqual(len(calls), 4)
+            if follow is not None:
+                self.assertTrue(changed[2] and changed[4])
+                m.forward = kept
+                remat.unwrap(m)
+                self.assertIs(m.forward.__func__, other)
+                step(m, x), step(m, x, fused=False)
+            return found[:8]
+
+        expected = run(None)
+        for follow in (True, False):
+            self.assertTrue(same(run(follow), expected), f"follow={follow}")
 
     def test_deep_copy(self):
         m = remat.wrap(Chain(), budget="90% of activations", time_limit=5)
