@@ -3,7 +3,6 @@
 /// The backward of a planned step, for autograd. Private to the adapter.
 #pragma once
 
-#include <ATen/autocast_mode.h>
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/engine.h>
@@ -118,7 +117,7 @@ class step_node final : public ::torch::autograd::Node {
     if (at::GradMode::is_enabled())
       throw not_supported(std::string("remat: no graph of the gradients (create_graph=true) of a wrapped module; ") + as_it_is);
     if (batched) throw not_supported(std::string("remat: no several gradients at once (vmap) of a wrapped module; ") + as_it_is);
-    if (under_autocast())
+    if (!replan_.graph && under_autocast())
       throw not_supported("remat: the backward of a wrapped module must not run under autocast; leave it after the forward");
     for (const auto& w : watched_) check(w, *runner_->kind->step);
     ran_kept_ = ::torch::autograd::get_current_graph_task_keep_graph();
@@ -135,7 +134,7 @@ class step_node final : public ::torch::autograd::Node {
     const auto given = given_by(std::move(incoming));
     std::vector<output_use> uses;
     for (std::size_t i = 0; i < given.size(); ++i) {
-      uses.push_back({given[i].defined(), {}});
+      uses.push_back({given[i].defined(), {}, given[i].defined() ? autocast_on(device_.type()) : std::nullopt});
       if (!given[i].defined()) continue;
       const auto sizes = given[i].sizes(), strides = given[i].strides();
       const auto* planned = step.output_grads[i] == none ? nullptr : &step.views[step.output_grads[i]].strides;
@@ -144,7 +143,8 @@ class step_node final : public ::torch::autograd::Node {
     }
     ::torch::autograd::variable_list result;
     if (checks) checks->run_backward(step, given, bound_->trained);
-    const bool does = serves(step, given);
+    const auto right = [&](const setup& s) { return serves(*s.step, given) && same_autocast(s.uses, uses); };
+    const bool does = right(*kind);
     const bool known = kind->outputs->learn(step, kind->uses, uses);
     const bool sums = kind->sums && edges_.meet_others(inside);
     if (sums) kind->outputs->expect_summands(true);
@@ -174,7 +174,7 @@ class step_node final : public ::torch::autograd::Node {
       std::exchange(r, nullptr)->run->reset();  // and nobody holds its arena
       const auto to = inside.code.empty() ? std::vector<at::Tensor>() : leaves();
       beside->run([&](const auto& inputs) { r = replan.make(inputs, known && does ? kind->uses : uses, possible, to); });
-      if (!serves(*r->kind->step, given)) throw broken_contract("remat: a second plan for another use of the outputs");
+      if (!right(*r->kind)) throw broken_contract("remat: a second plan for another use of the outputs");
       unread.clear();
       replan = {};
       result = planned(*r, given, unread);
@@ -189,7 +189,7 @@ class step_node final : public ::torch::autograd::Node {
     if (at::GradMode::is_enabled()) return {"a graph of the gradients (create_graph=True)", true};
     if (batched) return {"several gradients at once (vmap)", true};
     if (!runner_) return {"another backward of the same forward", true};
-    if (under_autocast()) return {"a backward under autocast", true};
+    if (!device_.is_cpu() && autocast_on(c10::kCPU)) return {"a backward under autocast of the host", true};
     if (!runner_->run->as_assumed())
       return {"a backward that asks whether values are zero, and here some are", runner_->kind->outputs->learn_assumption(false)};
     if (::torch::autograd::AnomalyMode::is_enabled()) return {"anomaly detection", false};

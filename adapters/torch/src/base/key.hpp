@@ -10,6 +10,7 @@
 #include <ATen/autocast_mode.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -51,6 +52,12 @@ inline std::vector<c10::DeviceType> devices_of_steps() {
   return kinds;
 }
 
+/// The type of autocast of this thread for a kind of device; nothing if it is off.
+inline std::optional<at::ScalarType> autocast_on(c10::DeviceType kind) {
+  if (!at::autocast::is_autocast_enabled(kind)) return {};
+  return at::autocast::get_autocast_dtype(kind);
+}
+
 inline bool under_autocast() {
   const auto kinds = devices_of_steps();
   return std::any_of(kinds.begin(), kinds.end(), [](auto kind) { return at::autocast::is_autocast_enabled(kind); });
@@ -76,10 +83,7 @@ inline void add_kernel_settings(key& k) {
 /// Those, and autocast.
 inline void add_settings(key& k) {
   add_kernel_settings(k);
-  for (const auto device : devices_of_steps()) {
-    const bool on = at::autocast::is_autocast_enabled(device);
-    k << on << (on ? at::autocast::get_autocast_dtype(device) : at::ScalarType::Undefined);
-  }
+  for (const auto device : devices_of_steps()) k << autocast_on(device).value_or(at::ScalarType::Undefined);
 }
 
 }  // namespace remat::pytorch

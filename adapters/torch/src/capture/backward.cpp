@@ -27,6 +27,7 @@
 #include <remat/pytorch/capture.hpp>
 
 #include "../base/hooks.hpp"
+#include "../base/key.hpp"
 #include "dispatch.hpp"
 #include "graph_ends.hpp"
 
@@ -114,6 +115,28 @@ std::vector<std::vector<bool>> sources_of(const std::vector<at::Tensor>& outputs
   return result.get();
 }
 
+/// Autocast of this thread is that of a backward.
+class autocast_of_backward {
+ public:
+  autocast_of_backward(c10::DeviceType kind, std::optional<at::ScalarType> type) : kind_(kind) {
+    if (!type) return;
+    at::autocast::set_autocast_enabled(kind, true);
+    at::autocast::set_autocast_dtype(kind, *type);
+  }
+  ~autocast_of_backward() {
+    at::autocast::set_autocast_enabled(kind_, before_.has_value());
+    at::autocast::set_autocast_dtype(kind_, type_);
+  }
+  autocast_of_backward(const autocast_of_backward&) = delete;
+  autocast_of_backward& operator=(const autocast_of_backward&) = delete;
+
+ private:
+  c10::DeviceType kind_;
+  std::optional<at::ScalarType> before_ = autocast_on(kind_);
+  at::ScalarType type_ = at::autocast::get_autocast_dtype(kind_);
+  c10::impl::ExcludeDispatchKeyGuard none_{c10::autocast_dispatch_keyset};
+};
+
 /// What the engine brings to the ends of a graph.
 ::torch::autograd::variable_list execute(const ::torch::autograd::edge_list& roots, const std::vector<at::Tensor>& grads,
                                          bool keep, bool graph, const ending_at& end) {
@@ -171,7 +194,7 @@ bool leads_to(const std::vector<at::Tensor>& tensors, const std::vector<at::Tens
 }
 
 std::vector<at::Tensor> gradients_from(::torch::autograd::edge_list to, std::vector<at::Tensor> grads,
-                                       const std::vector<at::Tensor>& wanted, bool keep) {
+                                       const std::vector<at::Tensor>& wanted, std::optional<at::ScalarType> autocast, bool keep) {
   // On the device, whose thread then knows all gradients of the loss before it goes on with one of them.
   const auto there = at::TensorOptions(to.front().function->input_metadata(to.front().input_nr).device());
   const auto one = at::ones({}, there);
@@ -179,7 +202,7 @@ std::vector<at::Tensor> gradients_from(::torch::autograd::edge_list to, std::vec
   node->add_input_metadata(one);
   node->set_next_edges(std::move(to));
   c10::impl::IncludeDispatchKeyGuard key(record_key);
-  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const autocast_of_backward casts(there.device().type(), autocast);
   ::torch::autograd::edge_list roots{{std::move(node), 0}};
   const ending_at end(roots, wanted);
   return execute(roots, {one}, keep, false, end);
@@ -198,6 +221,7 @@ trace record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<
   std::vector<std::optional<byte_view>> grad_views;
   ::torch::autograd::edge_list roots;
   std::vector<index_t> wanted_slots;
+  std::optional<at::ScalarType> autocast;
   for (index_t i = 0; i < parameters.size(); ++i)
     if (parameters[i].requires_grad()) {
       wanted.push_back(parameters[i]);
@@ -219,6 +243,7 @@ trace record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<
     grad_views.back() = r.view_of(output_grads.back());
     roots.push_back(::torch::autograd::impl::gradient_edge(o));
     used.push_back(o);
+    if (use.autocast) autocast = use.autocast;
   }
   if (roots.empty()) throw no_gradient();
   const auto sources = sources_of(outputs, wanted);
@@ -232,7 +257,8 @@ trace record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<
     std::optional<without_hooks> hooks;
     if (others) hooks.emplace(wanted);
     r.start_backward();
-    grads = r.insist([&] { return gradients_from(std::exchange(roots, {}), std::exchange(output_grads, {}), wanted, others); });
+    grads = r.insist(
+        [&] { return gradients_from(std::exchange(roots, {}), std::exchange(output_grads, {}), wanted, autocast, others); });
     accumulated = r.calls().size();
     c10::impl::IncludeDispatchKeyGuard key(record_key);
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
@@ -250,6 +276,7 @@ trace record_backward(recorder& r, std::vector<at::Tensor> outputs, std::vector<
 
   trace t;
   t.accumulated = accumulated;
+  t.autocast = autocast;
   std::vector<std::pair<std::size_t, std::size_t>> reached;  // when, and which
   const auto leads_to = [&](std::size_t i) { return std::count(sources[i].begin(), sources[i].end(), true) > 0; };
   for (std::size_t i = 0; i < trained; ++i) {

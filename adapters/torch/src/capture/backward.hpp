@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/edge.h>
 
 #include <cstddef>
+#include <optional>
 #include <vector>
 
 #include "kept_graph.hpp"
@@ -26,9 +27,10 @@ graph_contents contents_of(const std::vector<at::Tensor>& outputs, const std::ve
 bool leads_to(const std::vector<at::Tensor>& tensors, const std::vector<at::Tensor>& inputs, const ::torch::autograd::Node* node);
 
 /// The gradients of `wanted` for a loss that gives tensors `grads`, which nobody else holds then.
-/// @param to the tensors, as edges
+/// @param to       the tensors, as edges
+/// @param autocast that it runs under
 std::vector<at::Tensor> gradients_from(::torch::autograd::edge_list to, std::vector<at::Tensor> grads,
-                                       const std::vector<at::Tensor>& wanted, bool keep);
+                                       const std::vector<at::Tensor>& wanted, std::optional<at::ScalarType> autocast, bool keep);
 
 /// Gradients of a function of the tensors `wanted`, not added up: what has made these is not part of it. The graph stays.
 /// @param to    the function's results, as edges

@@ -118,7 +118,7 @@ std::string kept_graph::differs(const candidate& step, const std::vector<at::Ten
   const at::AutoGradMode no_graph(false);
   return differing_backward(step, hollow.tensors, std::move(grads), [&](std::vector<at::Tensor> all) {
     std::erase_if(all, [](const auto& g) { return !g.defined(); });
-    gradients_from(std::move(to), std::move(all), wanted, true);
+    gradients_from(std::move(to), std::move(all), wanted, t.autocast, true);
   });
 }
 

@@ -86,8 +86,9 @@ struct trace {
   c10::Device device = c10::kCPU;  ///< of the step
   std::vector<storage_value> storages;
   std::vector<traced_call> calls;
-  std::size_t backward = 0;     ///< first call after the forward
-  std::size_t accumulated = 0;  ///< first call after autograd has the gradients
+  std::size_t backward = 0;                     ///< first call after the forward
+  std::size_t accumulated = 0;                  ///< first call after autograd has the gradients
+  std::optional<at::ScalarType> autocast = {};  ///< of the backward, see `output_use`
   std::vector<index_t> parameters;
   std::vector<byte_view> parameter_grads;
   std::vector<byte_view> outputs;

@@ -7,12 +7,20 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include <remat/pytorch/capture.hpp>
 
 namespace remat::pytorch {
+
+/// Was the step captured for a backward under the autocast that is seen?
+inline bool same_autocast(const std::vector<output_use>& expected, const std::vector<output_use>& seen) {
+  for (std::size_t i = 0; i < seen.size(); ++i)
+    if (seen[i].used && seen[i].autocast != (i < expected.size() ? expected[i].autocast : std::nullopt)) return false;
+  return true;
+}
 
 /// What the last loss made of the outputs: the next one is expected to do the same.
 class usage {
@@ -39,14 +47,14 @@ class usage {
   /// @return true if `step` is the program for these uses
   bool learn(const program& step, const std::vector<output_use>& expected, std::vector<output_use>& seen) {
     std::lock_guard lock(mutex_);
-    bool same = true;
+    bool same = same_autocast(expected, seen);
     for (std::size_t i = 0; i < seen.size(); ++i) {
       const bool planned = step.output_grads[i] != none;
       same = same && (!step.differentiable[i] || (planned == seen[i].used && seen[i].strides.empty()));
       if (planned && seen[i].used && seen[i].strides.empty() && i < expected.size()) seen[i].strides = expected[i].strides;
     }
     if (all_) {
-      bool all_planned = true;  // but for what the module keeps
+      bool all_planned = same_autocast(expected, seen);  // but for what the module keeps
       for (std::size_t i = 0; i < seen.size(); ++i) all_planned = all_planned && (!seen[i].used || step.output_grads[i] != none);
       if (all_planned) seen.clear();
       return all_planned;

@@ -82,7 +82,7 @@ std::shared_ptr<runner> session::state::expected(const kind_of_uses& kind, const
       return expected(kind, inputs, outputs, uses);
     }
     // what this loss uses may take more than all outputs, whose gradients lie outside the arena
-    if (uses.empty()) throw;
+    if (uses.empty() || !same_autocast({}, uses)) throw;
     outputs->expect_all();
     return acquire(kind({}), inputs);
   }

@@ -29,7 +29,7 @@ std::vector<named_tensor> distinct(std::vector<named_tensor> named) {
 std::string text(const usage& outputs, const std::vector<output_use>& uses) {
   key k;
   k << outputs.number;
-  for (const auto& u : uses) k << u.used << at::IntArrayRef(u.strides);
+  for (const auto& u : uses) k << u.used << at::IntArrayRef(u.strides) << u.autocast.value_or(at::ScalarType::Undefined);
   return k.bytes();
 }
 

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,8 +32,9 @@ struct no_gradient : cannot_capture {
 
 /// What the loss makes of an output.
 struct output_use {
-  bool used = true;                   ///< it gives it a gradient
-  std::vector<int64_t> strides = {};  ///< of that gradient; empty: those of the output
+  bool used = true;                             ///< it gives it a gradient
+  std::vector<int64_t> strides = {};            ///< of that gradient; empty: those of the output
+  std::optional<at::ScalarType> autocast = {};  ///< type of the autocast that the backward runs under; nothing: under none
   bool operator==(const output_use&) const = default;
 };
 
