@@ -4,6 +4,7 @@
 import logging
 import unittest
 
+import emulated
 import torch
 from torch import nn
 
@@ -282,19 +283,19 @@ class Backward(Test):
         """As where a loop has the whole step inside one block. Products of the part without autocast run in half precision in the backward."""
         class Part(Net):
             def act(self, h):
-                with torch.autocast("cpu", enabled=False):
+                with torch.autocast(emulated.device.type, enabled=False):
                     return torch.nn.functional.linear(h.float(), self.first.weight @ self.first.weight.T).tanh()
 
         def inside(model, x, k):
-            with torch.autocast("cpu", dtype=torch.float16 if k == 4 else torch.bfloat16):
+            with torch.autocast(emulated.device.type, dtype=torch.bfloat16, enabled=k != 4):
                 loss = model(x).square().mean()
                 loss.backward()
             return [loss]
 
         def outside(model, x, k):
-            with torch.autocast("cpu", dtype=torch.bfloat16):
+            with torch.autocast(emulated.device.type, dtype=torch.bfloat16):
                 loss = model(x).square().mean()
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=k % 3 > 0):
+            with torch.autocast(emulated.device.type, dtype=torch.bfloat16, enabled=k % 3 > 0):
                 loss.backward()
             return [loss]
 
