@@ -10,6 +10,7 @@ import torch
 from devices import DEVICE
 
 import follow
+import follow_autocast
 import follow_backwards
 import follow_calls
 import follow_gradients
@@ -22,7 +23,7 @@ import following
 import remat
 
 HOST = "--host" in sys.argv
-MODULES = follow, follow_backwards, follow_calls, follow_values, follow_zeros, follow_sums, follow_gradients, follow_memory, follow_paths
+MODULES = follow, follow_autocast, follow_backwards, follow_calls, follow_values, follow_zeros, follow_sums, follow_gradients, follow_memory, follow_paths
 
 #: Tests that say nothing there.
 ELSEWHERE = {

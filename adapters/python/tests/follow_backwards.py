@@ -4,7 +4,6 @@
 import logging
 import unittest
 
-import emulated
 import torch
 from torch import nn
 
@@ -278,30 +277,6 @@ class Backward(Test):
 
         self.check(Net, anomaly)
         self.check(Net, autocast)
-
-    def test_autocast_of_the_backward(self):
-        """As where a loop has the whole step inside one block. Products of the part without autocast run in half precision in the backward."""
-        class Part(Net):
-            def act(self, h):
-                with torch.autocast(emulated.device.type, enabled=False):
-                    return torch.nn.functional.linear(h.float(), self.first.weight @ self.first.weight.T).tanh()
-
-        def inside(model, x, k):
-            with torch.autocast(emulated.device.type, dtype=torch.bfloat16, enabled=k != 4):
-                loss = model(x).square().mean()
-                loss.backward()
-            return [loss]
-
-        def outside(model, x, k):
-            with torch.autocast(emulated.device.type, dtype=torch.bfloat16):
-                loss = model(x).square().mean()
-            with torch.autocast(emulated.device.type, dtype=torch.bfloat16, enabled=k % 3 > 0):
-                loss.backward()
-            return [loss]
-
-        for step in (inside, outside):
-            with self.assertNoLogs("remat", logging.WARNING):
-                self.check(Part, step)
 
 
 class Heads(nn.Module):

@@ -17,6 +17,7 @@
 #include "../autograd/verification.hpp"
 #include "../capture/follower.hpp"
 #include "../capture/origins.hpp"
+#include "autocast_block.hpp"
 #include "state.hpp"
 
 namespace remat::pytorch {
@@ -139,10 +140,16 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
     lock.unlock();
     return call.forward(inputs);
   }
+  auto& block = autocast_block::of_thread();
+  const auto on = accelerator_of(inputs).type();
+  if (block.has(this, on)) warn_of_casts();
+  const auto ended = [&](std::vector<at::Tensor> outputs) {
+    block.add(this, on);
+    return outputs;
+  };
   if (options.follow) {
     auto b = follow(call, inputs, lock);
-    if (b.r) return run_step(call, std::move(b));
-    return std::move(b.returned);
+    return ended(b.r ? run_step(call, std::move(b)) : std::move(b.returned));
   }
   begun_step b;
   b.inputs = inputs;
@@ -154,7 +161,17 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
     return call.forward(inputs);
   }
   if (note != nullptr) *note = b.r->kind->note;
-  return run_step(call, std::move(b));
+  return ended(run_step(call, std::move(b)));
+}
+
+void session::state::warn_of_casts() {
+  const auto cast = [](const auto& p) { return p.tensor.requires_grad() && p.tensor.scalar_type() == at::kFloat; };
+  const auto waits = [](const auto& r) { return r->run->in_flight(); };
+  if (std::any_of(parameters.begin(), parameters.end(), cast) && std::any_of(memory.runners.begin(), memory.runners.end(), waits))
+    warn_once(
+        "two forwards in one autocast block wait for their backward. Plain PyTorch casts each weight once in a block, and adds "
+        "the gradients of both in half precision. A plan adds them in float32, so last bits may differ. Use a block for each "
+        "forward, or autocast(..., cache_enabled=False)");
 }
 
 std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_step b) {

@@ -242,6 +242,8 @@ struct session::state : std::enable_shared_from_this<state> {
     std::vector<at::Tensor> returned;           ///< what it gave
     std::vector<double> numbers;                ///< for `executor::set_numbers`
   };
+  /// Two forwards of this model are in one `autocast` block, see docs/limits.md.
+  void warn_of_casts();
   std::vector<at::Tensor> forward(const invocation& call, const std::vector<at::Tensor>& inputs, std::shared_ptr<void>* note);
   void prepare(const invocation& call, const std::vector<at::Tensor>& inputs);
   /// Calls `f`, whose exceptions are `device_lost` if the device has failed for good.

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forwards and backwards under autocast."""
+
+import logging
+import unittest
+
+import emulated
+import torch
+
+from following import Net, Test
+
+DEVICE = emulated.device.type
+
+
+def in_blocks(model, x, k):
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        first = model(x)
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        (first * model(2 * x)).mean().backward()
+
+
+def in_turns(model, x, k):
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        model(x).square().mean().backward()
+        model(2 * x).square().mean().backward()
+
+
+def without_casts(model, x, k):
+    with torch.autocast(DEVICE, dtype=torch.bfloat16, cache_enabled=False):
+        (model(x) * model(2 * x)).mean().backward()
+
+
+def together(model, x, k):
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        first, second = model(x), model(2 * x)
+    (first * second).mean().backward()
+
+
+class Autocast(Test):
+    def test_two_forwards(self):
+        """In one block, plain PyTorch adds gradients of both in half precision."""
+        for step in in_blocks, in_turns, without_casts:
+            with self.subTest(step.__name__), self.assertNoLogs("remat", logging.WARNING):
+                self.check(Net, step)
+        with self.assertLogs("remat", logging.WARNING) as told, self.assertRaises(AssertionError):
+            self.check(Net, together)
+        self.assertIn("two forwards in one autocast block", told.output[0])
+
+    def test_autocast_of_the_backward(self):
+        """As where a loop has the whole step inside one block. Products of the part without autocast run in half precision in the backward."""
+        class Part(Net):
+            def act(self, h):
+                with torch.autocast(emulated.device.type, enabled=False):
+                    return torch.nn.functional.linear(h.float(), self.first.weight @ self.first.weight.T).tanh()
+
+        def inside(model, x, k):
+            with torch.autocast(emulated.device.type, dtype=torch.bfloat16, enabled=k != 4):
+                loss = model(x).square().mean()
+                loss.backward()
+            return [loss]
+
+        def outside(model, x, k):
+            with torch.autocast(emulated.device.type, dtype=torch.bfloat16):
+                loss = model(x).square().mean()
+            with torch.autocast(emulated.device.type, dtype=torch.bfloat16, enabled=k % 3 > 0):
+                loss.backward()
+            return [loss]
+
+        for step in (inside, outside):
+            with self.assertNoLogs("remat", logging.WARNING):
+                self.check(Part, step)
+
+
+if __name__ == "__main__":
+    unittest.main()

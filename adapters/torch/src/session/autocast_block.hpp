@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Forwards of one model in one `autocast` block. Private to the adapter.
+#pragma once
+
+#include <ATen/autocast_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "../base/key.hpp"
+
+namespace remat::pytorch {
+
+/// What this thread has called in its autocast block. PyTorch casts each weight once in a block. This has a weight of its own,
+/// whose cast is gone when the block is.
+class autocast_block {
+ public:
+  static autocast_block& of_thread() {
+    thread_local autocast_block block;
+    return block;
+  }
+  /// @param caller begins a step
+  /// @param on     device of the step
+  /// @return it has begun another one in this block, if casts are kept there
+  bool has(const void* caller, c10::DeviceType on) {
+    if (!keeps_casts(on)) return false;
+    if (const auto now = cast(on); !now.is_same(cast_)) callers_.clear();
+    return std::find(callers_.begin(), callers_.end(), caller) != callers_.end();
+  }
+  /// The forward of the step has ended, and with it all casts.
+  void add(const void* caller, c10::DeviceType on) {
+    if (!keeps_casts(on)) return;
+    cast_ = cast(on);
+    callers_.push_back(caller);
+  }
+
+ private:
+  static bool keeps_casts(c10::DeviceType on) {
+    return autocast_on(on) && at::autocast::is_autocast_cache_enabled() && at::GradMode::is_enabled();
+  }
+  at::Tensor cast(c10::DeviceType on) {
+    const c10::impl::ExcludeDispatchKeyGuard none(c10::autocast_dispatch_keyset);
+    if (!weight_.defined() || weight_.device().type() != on)
+      weight_ = at::zeros({1}, at::TensorOptions(on).dtype(at::kFloat)).requires_grad_();
+    return at::autocast::cached_cast(*autocast_on(on), weight_, on);
+  }
+
+  at::Tensor weight_, cast_;
+  std::vector<const void*> callers_;
+};
+
+}  // namespace remat::pytorch
