@@ -54,6 +54,7 @@ class sequence {
     slot_.assign(operation_.size(), 0);
     free_.clear();
     changes_.clear();
+    removed_ = 0;
     spread(steps);
   }
 
