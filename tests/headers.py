@@ -17,7 +17,7 @@ at = sys.argv.index("--")
 root, version, command, listed = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3:at], sys.argv[at + 1:]
 folder = root / "include"
 #: Parts of solvers, or made of other solvers: the registry has what they make.
-COMBINE = {"solver/automatic.hpp", "solver/cheap_orders.hpp", "solver/hierarchical.hpp", "solver/lower_peak.hpp", "solver/prove_bound.hpp", "solver/proving.hpp"}
+COMBINE = {"solver/automatic.hpp", "solver/cheap_orders.hpp", "solver/hierarchical.hpp", "solver/lower_peak.hpp", "solver/order_in_phases.hpp", "solver/prove_bound.hpp", "solver/proving.hpp"}
 
 #: Types, concepts and texts, which do nothing.
 NOTHING_TO_COUNT = {"core/error.hpp", "core/evaluation.hpp", "core/solver.hpp", "core/types.hpp", "graph/cost_model.hpp", "graph/dag.hpp", "io/json.hpp",

@@ -18,6 +18,7 @@
 #include <remat/solver/moments.hpp>
 #include <remat/solver/offload_only.hpp>
 #include <remat/solver/offmate.hpp>
+#include <remat/solver/order_in_phases.hpp>
 #include <remat/solver/poet.hpp>
 #include <remat/solver/pofo.hpp>
 #include <remat/solver/prove_bound.hpp>

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <functional>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -68,6 +69,8 @@ class last_run_cut {
 
   /// `o` does not run after the last run either.
   void forbid(operation_id o) { network_.set_capacity(runs_[o], network::infinite); }
+  /// `o` may run after it.
+  void permit(operation_id o) { network_.set_capacity(runs_[o], 0); }
   /// Bytes for operands, results and workspace of `o`, and for what is held.
   bytes_t working_set(operation_id o) const {
     const auto& op = p_.operations()[o];
@@ -102,13 +105,20 @@ class last_run_cut {
     const auto& op = p_.operations()[last];
     for (const auto* used : {&op.inputs, &op.outputs})
       for (auto v : *used) network_.set_capacity(keeps_[v], 0);
+    auto list = kept();
+    for (const auto* used : {&op.inputs, &op.outputs})
+      for (auto v : *used) list[v] = false;
+    return list;
+  }
+  /// What to keep once all that is forbidden has run for the last time, for the least bytes.
+  /// @throws interrupted
+  /// Complexity: that of `least`.
+  std::vector<bool> kept() {
     network_.cut();
     std::vector<bool> list(keeps_.size());
     for (value_id v = 0; v < list.size(); ++v)
       list[v] = (place_[v] == network::source || network_.reached(place_[v])) &&
                 (p_.is_source(v) || !network_.reached(run_[p_.producer(v)]));
-    for (const auto* used : {&op.inputs, &op.outputs})
-      for (auto v : *used) list[v] = false;
     return list;
   }
   static constexpr bytes_t forbidden = cut_network::infinite, most_price = cut_network::most / 2;
@@ -165,6 +175,50 @@ inline bytes_t last_large_run_bound(const problem& p, bytes_t known = 0, const s
   } catch (const interrupted&) {  // what is known by then
   }
   return known;
+}
+
+/// Which operations run for the last time after which others.
+struct last_run_phases {
+  std::vector<std::vector<operation_id>> phases = {};  ///< the last runs of each come after those of the phase before
+  bytes_t needed = 0;                                  ///< more than the budget where there are no phases: no schedule needs less
+};
+
+/// Finds phases of last runs that fit a budget, from the end: each has all operations that `last_run_cut::least` allows to be
+/// the last of those that are left. If it allows none, no schedule fits, because one of them would be the last. The choice does
+/// not matter: without an operation that runs last the others need no more (Lawler's rule).
+/// @param p      the problem
+/// @param cut    of `p`; afterwards operations without a phase are forbidden, all others permitted
+/// @param budget bytes
+/// @param cuts   the most minimum cuts
+/// @throws interrupted, also where that takes more cuts
+/// Complexity: a maximum flow for each operation and phase at most, none for operations that fit beside all targets.
+inline last_run_phases phases_of_last_runs(const problem& p, last_run_cut& cut, bytes_t budget,
+                                           std::size_t cuts = std::numeric_limits<std::size_t>::max()) {
+  last_run_phases found;
+  auto left = needed_operations(p);
+  bytes_t targets = 0;
+  for (auto v : p.targets()) targets += p.values()[v].held ? 0 : p.values()[v].bytes;
+  const auto easy = [&](operation_id o) { return cut.working_set(o) + targets <= budget; };
+  for (auto o : left) easy(o) ? cut.permit(o) : cut.forbid(o);
+  while (!left.empty()) {
+    std::vector<operation_id> last, others;
+    auto least = max_peak;
+    for (auto o : left) {
+      auto needs = cut.working_set(o);
+      if (needs <= budget && !easy(o)) {
+        if (cuts-- == 0) throw interrupted();
+        needs = cut.least(o);
+      }
+      least = std::min(least, needs);
+      (needs <= budget ? last : others).push_back(o);
+    }
+    if (last.empty()) return {{}, least};
+    for (auto o : last) cut.permit(o);
+    found.phases.push_back(std::move(last));
+    left = std::move(others);
+  }
+  std::reverse(found.phases.begin(), found.phases.end());
+  return found;
 }
 
 }  // namespace remat::bound

@@ -45,8 +45,8 @@ struct min_cut_bound_options {
 /// @param stop   polled between and within cuts; true returns what is proven by then
 /// @return the bounds on time and budget
 /// @throws bad_option if `moments` or `refined` is 0
-/// Complexity: O(2 moments + 10 refined) maximum flows on O(values + operations) vertices, and those of `last_large_run_bound`; a
-/// fraction of a second for thousands.
+/// Complexity: O(2 moments + 10 refined) maximum flows on O(values + operations) vertices, and those of `last_large_run_bound`
+/// and `phases_of_last_runs`; a fraction of a second for thousands.
 /// @code
 /// auto b = remat::bound::min_cut_bound(p, budget);
 /// std::cout << "no schedule takes less than " << b.seconds << " s\n";
@@ -115,9 +115,16 @@ inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_
   } catch (const interrupted&) {  // what is proven by then
   }
   best.seconds += extra;
-  // Its maximum flows go through the whole graph: fewer of them where that is large.
-  best.budget = last_large_run_bound(p, best.budget, stop,
-                                     std::min<std::size_t>(300, 1 + 1'200'000 / std::max<std::size_t>(1, p.operations().size())));
+  // Maximum flows through the whole graph: fewer of them where that is large.
+  const auto cuts = 1 + 1'200'000 / std::max<std::size_t>(1, p.operations().size());
+  best.budget = last_large_run_bound(p, best.budget, stop, std::min<std::size_t>(300, cuts));
+  try {
+    if (budget >= best.budget) {
+      last_run_cut cut(p, stop);
+      best.budget = std::max(best.budget, phases_of_last_runs(p, cut, budget, 10 * cuts).needed);
+    }
+  } catch (const interrupted&) {  // what is proven by then
+  }
   if (budget < best.budget) best.seconds = never;
   return best;
 }

@@ -25,6 +25,7 @@
 #include <remat/order/replay.hpp>
 #include <remat/order/retain_more.hpp>
 #include <remat/solver/lower_peak.hpp>
+#include <remat/solver/order_in_phases.hpp>
 #include <remat/solver/prove_bound.hpp>
 
 namespace remat {
@@ -34,9 +35,9 @@ namespace remat {
 ///
 /// Which sets are retained comes from `retention_cut` at the breakpoints of its multiplier, and from mixtures of neighbouring
 /// ones: the leaner for the first part of the graph, the richer for the rest. Each is played as it is; those that come closest to
-/// the budget are made to fit by `order::destroy_repair` and by `eviction`, and `local_search` works on the best. A start that
-/// needs up to a tenth more than the budget is made to need less (`lower_peak`), or else store-all is. Copies to the
-/// host are not used.
+/// the budget are made to fit by `order::destroy_repair` and by `eviction`, and `local_search` works on the best. Where none
+/// fits, an order is made in phases (`order_in_phases`), or store-all to need less (`lower_peak`); a start that needs up to a
+/// tenth more than the budget is tried before. Copies to the host are not used.
 ///
 /// Complexity: some dozens of maximum flows, `options::mixtures` * 10 evaluations per moment, and a number of rounds of
 /// `local_search` that falls with the number of operations.
@@ -127,13 +128,13 @@ class min_cut {
     incumbent best(p, budget);
     if (!best.offer(needed_operations(p))) {
       if (!known.fastest.empty()) best.offer(known.fastest);
-      if (options_.start) begin(p, compute_order(*options_.start), best, m);
+      if (options_.start) lower(p, options_.start, best, m);
       auto cuts = known.cuts.empty() ? moments(p, budget, m) : std::move(known.cuts);
       fit(p, budget, cuts, best, m);
       if (options_.bound) prove_bound(p, budget, r, [&] { return m.stopped(); });
       known.needed = r.budget_bound;
       if (r.status == status::infeasible) return r;
-      if (!best.found() && !options_.start) lower(p, needed_operations(p), best, m);
+      if (!best.found() && !options_.start) lower(p, {}, best, m);
       known.cuts = std::move(cuts);
       if (!m.stopped()) {
         if (known.starts.empty()) known.starts = starts(p, known.cuts, m, best, r.bound);
@@ -145,19 +146,18 @@ class min_cut {
     return r;
   }
 
-  /// Offers the start: as it is, or for less memory where it needs little more than the budget; otherwise store-all, made to need
-  /// less from far above.
-  static void begin(const problem& p, const std::vector<operation_id>& start, incumbent& best, monitor& m) {
-    if (static_cast<double>(measure_order(p, start).peak) > 1.1 * static_cast<double>(best.budget())) return;
-    lower(p, start, best, m);
-    if (!best.found()) lower(p, needed_operations(p), best, m);
-  }
-  /// Offers an order made to need less, within a part of the time: the rest is for other ways to a schedule.
-  static void lower(const problem& p, const std::vector<operation_id>& from, incumbent& best, monitor& m) {
-    if (m.stopped()) return;
+  /// Offers the start, if it fits; or an order in phases; or the start, made to need less where it needs little more than the
+  /// budget; or store-all, made to need less from far above. All that within a part of the time: the rest is for other ways.
+  static void lower(const problem& p, const std::optional<schedule>& start, incumbent& best, monitor& m) {
+    std::vector<std::vector<operation_id>> from = {needed_operations(p)};
+    if (start) from.insert(from.begin(), compute_order(*start));
+    const auto peak = measure_order(p, from[0]).peak;
+    if (m.stopped() || (start && static_cast<double>(peak) > 1.1 * static_cast<double>(best.budget()))) return;
     const monitor part(m, 0.3);
     const auto stop = [&] { return part.stopped(); };
-    const auto order = lower_peak(p, from, best.budget(), stop);
+    std::optional<std::vector<operation_id>> order;
+    if (peak > best.budget()) order = order_in_phases(p, best.budget(), stop);
+    for (std::size_t i = 0; !order && i < from.size(); ++i) order = lower_peak(p, from[i], best.budget(), stop);
     if (order && best.offer(order::retain_more(p, *order, best.budget(), stop))) best.report(m, "lower peak");
   }
 

@@ -4,6 +4,7 @@
 #include <remat/core/solve.hpp>
 #include <remat/registry/registry.hpp>
 #include <remat/solver/lower_peak.hpp>
+#include <remat/solver/order_in_phases.hpp>
 
 namespace remat::pytorch {
 
@@ -13,7 +14,8 @@ result solve_by_default(const problem& p, bytes_t budget, const limits& l, const
 
 std::optional<schedule> lower_peak_of(const problem& p, const schedule& start, bytes_t budget,
                                       const std::function<bool()>& stop) {
-  const auto order = lower_peak(p, compute_order(start), budget, stop);
+  auto order = order_in_phases(p, budget, stop);
+  if (!order) order = lower_peak(p, compute_order(start), budget, stop);
   if (!order) return std::nullopt;
   return with_drops(p, *order);
 }
