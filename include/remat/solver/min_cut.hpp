@@ -153,10 +153,13 @@ class min_cut {
     if (start) from.insert(from.begin(), compute_order(*start));
     const auto peak = measure_order(p, from[0]).peak;
     if (m.stopped() || (start && static_cast<double>(peak) > 1.1 * static_cast<double>(best.budget()))) return;
+    std::optional<std::vector<operation_id>> order;
+    if (peak > best.budget()) {
+      const monitor part(m, 0.2);
+      order = order_in_phases(p, best.budget(), [&] { return part.stopped(); });
+    }
     const monitor part(m, 0.3);
     const auto stop = [&] { return part.stopped(); };
-    std::optional<std::vector<operation_id>> order;
-    if (peak > best.budget()) order = order_in_phases(p, best.budget(), stop);
     for (std::size_t i = 0; !order && i < from.size(); ++i) order = lower_peak(p, from[i], best.budget(), stop);
     if (order && best.offer(order::retain_more(p, *order, best.budget(), stop))) best.report(m, "lower peak");
   }
