@@ -4,6 +4,7 @@
 #pragma once
 
 #include <ATen/autocast_mode.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
@@ -41,10 +42,11 @@ class autocast_block {
     return autocast_on(on) && at::autocast::is_autocast_cache_enabled() && at::GradMode::is_enabled();
   }
   at::Tensor cast(c10::DeviceType on) {
+    const auto type = *autocast_on(on);
     const c10::impl::ExcludeDispatchKeyGuard none(c10::autocast_dispatch_keyset);
     if (!weight_.defined() || weight_.device().type() != on)
       weight_ = at::zeros({1}, at::TensorOptions(on).dtype(at::kFloat)).requires_grad_();
-    return at::autocast::cached_cast(*autocast_on(on), weight_, on);
+    return at::autocast::cached_cast(type, weight_, on);
   }
 
   at::Tensor weight_, cast_;
