@@ -5,12 +5,14 @@
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 
 #include <cstring>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <random>
+#include <utility>
 
 #include "../base/counted_draws.hpp"
 #include "../base/views.hpp"
@@ -54,6 +56,27 @@ const std::string& unlikely_state(const at::Generator& like, std::size_t i) {
     state = text_of(unlikely_state(like));
   }
   return state;
+}
+
+namespace {
+
+thread_local bool* draws_noted = nullptr;
+
+std::unique_ptr<at::ObserverContext> note_draw(const at::RecordFunction& f) {
+  const auto name = f.operator_name();
+  const auto op = name ? c10::Dispatcher::singleton().findOp(*name) : std::nullopt;
+  if (draws_noted != nullptr && op && op->hasTag(at::Tag::nondeterministic_seeded)) *draws_noted = true;
+  return nullptr;
+}
+
+}  // namespace
+
+noted_draws::noted_draws()
+    : before_(std::exchange(draws_noted, &any_)),
+      handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(&note_draw).scopes({at::RecordScope::FUNCTION}))) {}
+noted_draws::~noted_draws() {
+  at::removeCallback(handle_);
+  draws_noted = before_;
 }
 
 draw_log::draw_log(c10::Device device) : generator_(at::globalContext().defaultGenerator(device)), device_(device) {

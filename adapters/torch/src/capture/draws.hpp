@@ -5,6 +5,7 @@
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
 
 #include <cstdint>
 #include <optional>
@@ -21,6 +22,21 @@ inline std::string text_of(const at::Tensor& state) { return {static_cast<const 
 
 /// A state of the generator that no program has by chance, another one for each `i`.
 const std::string& unlikely_state(const at::Generator& like, std::size_t i);
+
+/// Notes whether this thread calls an operator that draws, while it lives.
+class noted_draws {
+ public:
+  noted_draws();
+  ~noted_draws();
+  noted_draws(const noted_draws&) = delete;
+  noted_draws& operator=(const noted_draws&) = delete;
+  bool any() const { return any_; }
+
+ private:
+  bool any_ = false;
+  bool* before_;
+  at::CallbackHandle handle_;
+};
 
 /// Tells states of the generator by the draws of the step. Leaves it as the user had it, but for what other threads draw.
 class draw_log {

@@ -174,13 +174,15 @@ void recorder::try_on_values(const traced_call& c, const ::torch::jit::Stack& st
   if (!tried_.insert(c10::toString(c.op.operator_name())).second) return;
   ::torch::jit::Stack made_up(stack.end() - static_cast<std::ptrdiff_t>(c.arguments.size()), stack.end());
   auto real = made_up;
-  const auto before = draws_->state();
-  run_hollow(c.op, made_up, c.arguments.size(), tensors);
-  draws_->set_state(before);
+  {
+    const auto before = draws_->state();
+    const noted_draws inner;
+    run_hollow(c.op, made_up, c.arguments.size(), tensors);
+    if (inner.any()) return draws_->set_state(before);  // and `execute` refuses it
+  }
   if (!run_ahead(tensors)) return;
   const weights_there lent(real);
   c.op.callBoxed(&real);
-  draws_->set_state(before);
   for (const auto& t : tensors)
     if (trace_.storages[index_.at(storage_of(t))].slot == none) hide(storage_of(t));
   std::vector<at::Tensor> found;
@@ -247,8 +249,8 @@ void recorder::execute(traced_call& c, ::torch::jit::Stack& stack, std::size_t f
     refuse(c.op.schema().name(),
            "draws from the generator of the host in a step on " + device_.str() +
                "; a planned step would repeat the same number for ever. Draw on the device, or pass the number as an argument");
-  const bool seeded = may_draw(c.op) || !is_native(c.op);  // operators of others do not always say so
-  const auto before = seeded ? draws_->state() : at::Tensor();
+  const bool seeded = may_draw(c.op), foreign = !is_native(c.op);
+  const auto before = seeded || foreign ? draws_->state() : at::Tensor();
   const auto drawn = [&] {
     c.draws = draws_->note(trace_.calls.size(), before, key ? draws_->pass(before, *key) : draws_->state());
   };
@@ -264,10 +266,18 @@ void recorder::execute(traced_call& c, ::torch::jit::Stack& stack, std::size_t f
     if (known->drew) drawn();
     return;
   }
-  if (is_native(c.op) && (is_view(c.op) || c.op.schema().name() == "aten::_unsafe_view"))  // which only shares memory
-    c.op.callBoxed(&stack);
-  else
+  if (foreign && !seeded) {
+    const noted_draws inner;
     run_hollow(c.op, stack, stack.size() - first, tensors);
+    if (inner.any()) {
+      draws_->set_state(before);
+      refuse(c.op.schema().name(), "draws random numbers, and has no tag `nondeterministic_seeded` that says so");
+    }
+  } else if (!foreign && (is_view(c.op) || c.op.schema().name() == "aten::_unsafe_view")) {  // which only shares memory
+    c.op.callBoxed(&stack);
+  } else {
+    run_hollow(c.op, stack, stack.size() - first, tensors);
+  }
   if (seeded && !same_bytes(before, draws_->state())) drawn();
   if (!key || geometry_key(c, tensors) != key) return;
   known_results results(tensors, {stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end()});
