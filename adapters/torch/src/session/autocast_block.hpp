@@ -27,13 +27,13 @@ class autocast_block {
   /// @return it has begun another one in this block, if casts are kept there
   bool has(const void* caller, c10::DeviceType on) {
     if (!keeps_casts(on)) return false;
-    if (const auto now = cast(on); !now.is_same(cast_)) callers_.clear();
+    if (const auto now = cast(); !now.is_same(cast_)) callers_.clear();
     return std::find(callers_.begin(), callers_.end(), caller) != callers_.end();
   }
   /// The forward of the step has ended, and with it all casts.
   void add(const void* caller, c10::DeviceType on) {
     if (!keeps_casts(on)) return;
-    cast_ = cast(on);
+    cast_ = cast();
     callers_.push_back(caller);
   }
 
@@ -41,12 +41,11 @@ class autocast_block {
   static bool keeps_casts(c10::DeviceType on) {
     return autocast_on(on) && at::autocast::is_autocast_cache_enabled() && at::GradMode::is_enabled();
   }
-  at::Tensor cast(c10::DeviceType on) {
-    const auto type = *autocast_on(on);
+  /// All devices share the casts that are kept.
+  at::Tensor cast() {
     const c10::impl::ExcludeDispatchKeyGuard none(c10::autocast_dispatch_keyset);
-    if (!weight_.defined() || weight_.device().type() != on)
-      weight_ = at::zeros({1}, at::TensorOptions(on).dtype(at::kFloat)).requires_grad_();
-    return at::autocast::cached_cast(type, weight_, on);
+    if (!weight_.defined()) weight_ = at::zeros({1}, at::TensorOptions(c10::kCPU).dtype(at::kFloat)).requires_grad_();
+    return at::autocast::cached_cast(at::autocast::get_autocast_dtype(c10::kCPU), weight_, c10::kCPU);
   }
 
   at::Tensor weight_, cast_;
