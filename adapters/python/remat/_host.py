@@ -50,8 +50,8 @@ class _Bringing(TorchFunctionMode):
     def __init__(self, device: torch.device):
         super().__init__()
         self._device = device
-        self._brought: dict[int, torch.nn.Parameter] = {}  # by memory, for the operator that runs now
-        self._copies: list[tuple[torch.Tensor, torch.nn.Parameter]] = []
+        #: copies and what they are of, by memory, for the operator that runs now
+        self._brought: dict[int, tuple[torch.Tensor, torch.nn.Parameter]] = {}
         self._saving = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
     def __enter__(self) -> Any:
@@ -64,14 +64,15 @@ class _Bringing(TorchFunctionMode):
 
     def _bring(self, p: torch.nn.Parameter) -> torch.Tensor:
         there = p.to(self._device)
-        self._brought[there.untyped_storage()._cdata] = p
-        if there is not p:
-            self._copies.append((there, p))
+        self._brought[there.untyped_storage()._cdata] = there, p
         return there
 
     def _pack(self, t: torch.Tensor) -> Any:
-        p = self._brought.get(t.untyped_storage()._cdata) if t.layout is torch.strided else None
-        return t if p is None else (p, p._version, t.dtype, t.shape, t.stride(), t.storage_offset())
+        brought = self._brought.get(t.untyped_storage()._cdata) if t.layout is torch.strided else None
+        if brought is None:
+            return t
+        _, p = brought
+        return p, p._version, t.dtype, t.shape, t.stride(), t.storage_offset()
 
     def _unpack(self, packed: Any) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):
@@ -85,8 +86,8 @@ class _Bringing(TorchFunctionMode):
 
     def _write_back(self) -> None:
         """Weights that an operator has written are on the host."""
-        for there, p in self._copies:
-            if there._version:
+        for there, p in self._brought.values():
+            if there is not p and there._version:
                 p.data.copy_(there)
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -102,7 +103,6 @@ class _Bringing(TorchFunctionMode):
             return result
         finally:
             self._brought.clear()
-            self._copies.clear()
 
 
 def run_plain(plain: Callable[..., Any], device: torch.device, *args: Any, **kwargs: Any) -> Any:

@@ -180,20 +180,19 @@ def _reentrant(original: Callable[..., Any]) -> Callable[..., Any]:
     return apply
 
 
+def _geometry(t: torch.Tensor) -> tuple[Any, ...]:
+    return t.dtype, t.shape, t.stride(), t.storage_offset(), t.is_conj(), t.is_neg()
+
+
 def _is_same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """One is a view of the other, and as a whole."""
-    def geometry(t: torch.Tensor) -> tuple[Any, ...]:
-        return t.untyped_storage()._cdata, t.dtype, t.shape, t.stride(), t.storage_offset(), t.is_conj(), t.is_neg()
-
-    return _is_plain(a) and _is_plain(b) and geometry(a) == geometry(b)
+    return _is_plain(a) and _is_plain(b) and a.untyped_storage()._cdata == b.untyped_storage()._cdata and _geometry(a) == _geometry(b)
 
 
 def _is_like(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Both are tensors of one type and geometry, each over the whole of its memory."""
-    def geometry(t: torch.Tensor) -> tuple[Any, ...]:
-        return t.dtype, t.device, t.shape, t.stride(), t.storage_offset(), t.untyped_storage().nbytes(), t.is_conj(), t.is_neg()
-
-    return _is_plain(a) and _is_plain(b) and not b.requires_grad and geometry(a) == geometry(b)
+    """Both are tensors of one type and geometry, over memories of one size."""
+    return (_is_plain(a) and _is_plain(b) and not b.requires_grad and a.device == b.device and _geometry(a) == _geometry(b)
+            and a.untyped_storage().nbytes() == b.untyped_storage().nbytes())
 
 
 def _is_plain(t: Any) -> bool:

@@ -248,12 +248,9 @@ void call_log::fill() {
   for (const auto& s : std::exchange(hidden_, {})) s.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
   for (const auto& a : std::exchange(aside_, {})) a.put_back();
   show_before();
-  written_.clear();
+  forget_ahead();
   storages_.clear();
-  shown_.clear();
-  stay_.clear();
-  made_.clear();
-  ahead_ = looked_ = stale_ = 0;
+  stale_ = 0;
   for (const auto& k : std::exchange(kept_, {})) k.put_back();
   auto touched = std::exchange(exposed_, {});  // calls until now have seen what was there before
   std::erase_if(touched, [](const auto& e) { return !e.touched(); });

@@ -151,6 +151,7 @@ class call_log {
   std::unordered_set<const c10::StorageImpl*> used_lately(const std::vector<at::Tensor>& wanted) const;
   void save_written(const traced_call& c, const entry& e);
   bool writes_elsewhere(const std::vector<traced_call>& calls) const;
+  void forget_ahead();
 
   /// The state that the module has put the generator into before a call; empty: none.
   std::string set_before(std::size_t call, const draw_origin& draws);

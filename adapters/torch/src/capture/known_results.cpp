@@ -257,10 +257,7 @@ bool gives_sizes_by_values(const traced_call& c, const std::vector<at::Tensor>& 
   if (is_native(c.op) || tensors.empty()) return false;
   if (!c.op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) {
     const auto& returns = c.op.schema().returns();
-    const auto number = [](const auto& r) {
-      return r.type()->kind() != c10::TypeKind::TensorType && r.type()->kind() != c10::TypeKind::ListType;
-    };
-    return distrusts_results(c.op) || std::any_of(returns.begin(), returns.end(), number);
+    return distrusts_results(c.op) || std::any_of(returns.begin(), returns.end(), gives_number);
   }
   std::vector<at::Tensor> list;
   auto stack = arguments_on_meta(c, tensors, device_of_results(tensors), list);

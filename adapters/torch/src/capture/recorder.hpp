@@ -260,6 +260,11 @@ class recorder {
 
   void mark_hidden_writes(traced_call& c) const;
 
+  /// Runs a call ahead of the plan, on the values of the step.
+  void run_on_values(const traced_call& c, ::torch::jit::Stack& stack, const std::vector<at::Tensor>& tensors) const;
+  /// Runs a call where only the geometry of its results matters.
+  /// @throws cannot_capture if an operator of somebody else draws and does not say so
+  void run_on_made_up(const traced_call& c, ::torch::jit::Stack& stack, const std::vector<at::Tensor>& tensors);
   /// An operator of somebody else that tells nothing of its results: do they lie elsewhere than with made-up numbers, if it runs
   /// on the values of the step? Asked once in a recording.
   void try_on_values(const traced_call& c, const ::torch::jit::Stack& stack, const std::vector<at::Tensor>& tensors);
@@ -364,7 +369,7 @@ class recorder {
     }
   };
   std::vector<mask_positions> positions_;
-  std::unordered_set<std::string> tried_;  ///< operators
+  std::unordered_set<c10::OperatorName> tried_;  ///< see `try_on_values`
 };
 
 }  // namespace remat::pytorch::detail

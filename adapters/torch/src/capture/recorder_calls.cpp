@@ -67,10 +67,7 @@ void recorder::call_ahead(traced_call& c, ::torch::jit::Stack& stack, std::size_
   } else {
     const bool there = std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) { return outside(t) && shows(t); });
     if (!there && !run_ahead(tensors)) refuse(name, std::string("depends on values") + not_ahead);
-    const weights_there lent(stack);
-    c.op.callBoxed(&stack);
-    for (const auto& t : tensors)
-      if (trace_.storages[index_.at(storage_of(t))].slot == none) hide(storage_of(t));
+    run_on_values(c, stack, tensors);
   }
   const bool trained =
       c.grad_mode && std::any_of(c.operands.begin(), c.operands.end(), [](const auto& o) { return o.requires_grad; });
@@ -166,35 +163,42 @@ void recorder::mark_hidden_writes(traced_call& c) const {
       }
 }
 
+void recorder::run_on_values(const traced_call& c, ::torch::jit::Stack& stack, const std::vector<at::Tensor>& tensors) const {
+  const weights_there lent(stack);
+  c.op.callBoxed(&stack);
+  for (const auto& t : tensors)
+    if (trace_.storages[index_.at(storage_of(t))].slot == none) hide(storage_of(t));
+}
+
+void recorder::run_on_made_up(const traced_call& c, ::torch::jit::Stack& stack, const std::vector<at::Tensor>& tensors) {
+  const auto arguments = c.arguments.size();
+  if (is_native(c.op) || may_draw(c.op)) return run_hollow(c.op, stack, arguments, tensors);
+  const auto before = draws_->state();
+  const noted_draws inner;
+  run_hollow(c.op, stack, arguments, tensors);
+  if (!inner.any()) return;
+  draws_->set_state(before);
+  refuse(c.op.schema().name(), "draws random numbers, and has no tag `nondeterministic_seeded` that says so");
+}
+
 void recorder::try_on_values(const traced_call& c, const ::torch::jit::Stack& stack, const std::vector<at::Tensor>& tensors) {
-  if (is_native(c.op) || log_ == nullptr || trace_.backward > 0) return;
+  if (is_native(c.op) || may_draw(c.op) || log_ == nullptr || trace_.backward > 0) return;
   if (c.op.hasKernelForDispatchKey(c10::DispatchKey::Meta) || distrusts_results(c.op)) return;
   if (std::any_of(c.operands.begin(), c.operands.end(), [](const auto& o) { return o.written; })) return;
   if (std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) { return has_memory(t); })) return;
-  if (!tried_.insert(c10::toString(c.op.operator_name())).second) return;
+  if (!tried_.insert(c.op.operator_name()).second) return;
   ::torch::jit::Stack made_up(stack.end() - static_cast<std::ptrdiff_t>(c.arguments.size()), stack.end());
   auto real = made_up;
-  {
-    const auto before = draws_->state();
-    const noted_draws inner;
-    run_hollow(c.op, made_up, c.arguments.size(), tensors);
-    if (inner.any()) return draws_->set_state(before);  // and `execute` refuses it
-  }
+  run_on_made_up(c, made_up, tensors);
   if (!run_ahead(tensors)) return;
-  const weights_there lent(real);
-  c.op.callBoxed(&real);
-  for (const auto& t : tensors)
-    if (trace_.storages[index_.at(storage_of(t))].slot == none) hide(storage_of(t));
-  std::vector<at::Tensor> found;
-  for (const auto& v : real) each_tensor(v, [&](const at::Tensor& t, int) { found.push_back(t); });
-  std::size_t k = 0;
-  bool same = true;
-  for (const auto& v : made_up)
-    each_tensor(v, [&](const at::Tensor& t, int) {
-      same = same && k < found.size() && same_places(t, found[k]);
-      ++k;
-    });
-  if (!same || k != found.size()) distrust_results(c.op);
+  run_on_values(c, real, tensors);
+  const auto in = [](const ::torch::jit::Stack& results) {
+    std::vector<at::Tensor> list;
+    for (const auto& v : results) each_tensor(v, [&](const at::Tensor& t, int) { list.push_back(t); });
+    return list;
+  };
+  const auto a = in(made_up), b = in(real);
+  if (!std::equal(a.begin(), a.end(), b.begin(), b.end(), same_places)) distrust_results(c.op);
 }
 
 bool recorder::refuse_dynamic(traced_call& c, const std::vector<at::Tensor>& tensors) const {
@@ -208,9 +212,7 @@ bool recorder::refuse_dynamic(traced_call& c, const std::vector<at::Tensor>& ten
   });
   if (!dynamic && !gives_sizes_by_values(c, tensors)) return false;
   const auto& returns = c.op.schema().returns();
-  const bool numbers = std::none_of(returns.begin(), returns.end(), [](const auto& r) {
-    return r.type()->kind() == c10::TypeKind::TensorType || r.type()->kind() == c10::TypeKind::ListType;
-  });
+  const bool numbers = std::all_of(returns.begin(), returns.end(), gives_number);
   bool ask = false;
   for (std::size_t i = 0; i < tensors.size(); ++i)
     ask = ask || contents_[c.operands[i].view.value] != contents::constant || !has_memory(tensors[i]);
@@ -245,12 +247,12 @@ void recorder::execute(traced_call& c, ::torch::jit::Stack& stack, std::size_t f
     return o.written && !statistics && contents_[o.view.value] != contents::hollow;
   });
   const auto key = no_values ? geometry_key(c, tensors) : std::nullopt;
-  if (may_draw(c.op) && !device_.is_cpu() && draws_on_host(c, tensors))
+  const bool seeded = may_draw(c.op);
+  if (seeded && !device_.is_cpu() && draws_on_host(c, tensors))
     refuse(c.op.schema().name(),
            "draws from the generator of the host in a step on " + device_.str() +
                "; a planned step would repeat the same number for ever. Draw on the device, or pass the number as an argument");
-  const bool seeded = may_draw(c.op), foreign = !is_native(c.op);
-  const auto before = seeded || foreign ? draws_->state() : at::Tensor();
+  const auto before = seeded ? draws_->state() : at::Tensor();
   const auto drawn = [&] {
     c.draws = draws_->note(trace_.calls.size(), before, key ? draws_->pass(before, *key) : draws_->state());
   };
@@ -266,18 +268,10 @@ void recorder::execute(traced_call& c, ::torch::jit::Stack& stack, std::size_t f
     if (known->drew) drawn();
     return;
   }
-  if (foreign && !seeded) {
-    const noted_draws inner;
-    run_hollow(c.op, stack, stack.size() - first, tensors);
-    if (inner.any()) {
-      draws_->set_state(before);
-      refuse(c.op.schema().name(), "draws random numbers, and has no tag `nondeterministic_seeded` that says so");
-    }
-  } else if (!foreign && (is_view(c.op) || c.op.schema().name() == "aten::_unsafe_view")) {  // which only shares memory
+  if (is_native(c.op) && (is_view(c.op) || c.op.schema().name() == "aten::_unsafe_view"))  // which only shares memory
     c.op.callBoxed(&stack);
-  } else {
-    run_hollow(c.op, stack, stack.size() - first, tensors);
-  }
+  else
+    run_on_made_up(c, stack, tensors);
   if (seeded && !same_bytes(before, draws_->state())) drawn();
   if (!key || geometry_key(c, tensors) != key) return;
   known_results results(tensors, {stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end()});

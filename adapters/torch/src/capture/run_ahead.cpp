@@ -280,6 +280,10 @@ void call_log::give_back() {
     release(s.storage.unsafeGetStorageImpl());
   }
   note_freed(freed);
+  forget_ahead();
+}
+
+void call_log::forget_ahead() {
   written_.clear();
   shown_.clear();
   stay_.clear();

@@ -47,14 +47,15 @@ class usage {
   /// @return true if `step` is the program for these uses
   bool learn(const program& step, const std::vector<output_use>& expected, std::vector<output_use>& seen) {
     std::lock_guard lock(mutex_);
-    bool same = same_autocast(expected, seen);
+    const bool casts = same_autocast(expected, seen);
+    bool same = casts;
     for (std::size_t i = 0; i < seen.size(); ++i) {
       const bool planned = step.output_grads[i] != none;
       same = same && (!step.differentiable[i] || (planned == seen[i].used && seen[i].strides.empty()));
       if (planned && seen[i].used && seen[i].strides.empty() && i < expected.size()) seen[i].strides = expected[i].strides;
     }
     if (all_) {
-      bool all_planned = same_autocast(expected, seen);  // but for what the module keeps
+      bool all_planned = casts;  // but for what the module keeps
       for (std::size_t i = 0; i < seen.size(); ++i) all_planned = all_planned && (!seen[i].used || step.output_grads[i] != none);
       if (all_planned) seen.clear();
       return all_planned;

@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <mutex>
 #include <set>
-#include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 
 namespace remat::pytorch {
 
@@ -182,18 +182,18 @@ void fill_plausibly(const at::Tensor& t) {
 namespace {
 
 std::mutex distrusted_mutex;
-std::set<std::string> distrusted;
+std::unordered_set<c10::OperatorName> distrusted;
 
 }  // namespace
 
 void distrust_results(const c10::OperatorHandle& op) {
   const std::lock_guard lock(distrusted_mutex);
-  distrusted.insert(c10::toString(op.operator_name()));
+  distrusted.insert(op.operator_name());
 }
 
 bool distrusts_results(const c10::OperatorHandle& op) {
   const std::lock_guard lock(distrusted_mutex);
-  return distrusted.count(c10::toString(op.operator_name())) > 0;
+  return distrusted.count(op.operator_name()) > 0;
 }
 
 }  // namespace remat::pytorch

@@ -76,6 +76,12 @@ bool is_dynamic(const c10::OperatorHandle& op, F is_mask) {
   return op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape);
 }
 
+/// What an operator returns there is no tensor, and no list.
+inline bool gives_number(const c10::Argument& result) {
+  const auto kind = result.type()->kind();
+  return kind != c10::TypeKind::TensorType && kind != c10::TypeKind::ListType;
+}
+
 /// Numbers for operators that refuse zeros: positive, well conditioned where they are a square matrix, one where they are
 /// integers.
 void fill_plausibly(const at::Tensor& t);

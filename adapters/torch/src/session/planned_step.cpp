@@ -141,7 +141,7 @@ std::vector<at::Tensor> session::state::forward(const invocation& call, const st
     return call.forward(inputs);
   }
   auto& block = autocast_block::of_thread();
-  const auto on = accelerator_of(inputs).type();
+  const auto on = device_of_call(inputs).type();
   if (block.has(this, on)) warn_of_casts();
   const auto ended = [&](std::vector<at::Tensor> outputs) {
     block.add(this, on);

@@ -348,11 +348,15 @@ c10::Device session::state::accelerator_of(const std::vector<at::Tensor>& tensor
   return c10::kCPU;
 }
 
-void session::state::warm_up(const std::vector<at::Tensor>& inputs, std::unique_lock<owned_mutex>& lock) {
+c10::Device session::state::device_of_call(const std::vector<at::Tensor>& inputs) const {
   auto on = accelerator_of(inputs);
   for (std::size_t k = 0; k < parameters.size() && on.is_cpu(); ++k)
     if (const auto there = parameters[k].tensor.device(); at::accelerator::isAccelerator(there.type())) on = there;
-  auto& d = device_of(on);
+  return on;
+}
+
+void session::state::warm_up(const std::vector<at::Tensor>& inputs, std::unique_lock<owned_mutex>& lock) {
+  auto& d = device_of(device_of_call(inputs));
   if (d.warm()) return;
   lock.unlock();
   d.warm_up();

@@ -179,6 +179,8 @@ struct session::state : std::enable_shared_from_this<state> {
   void put_back_weights();
   /// The accelerator that steps on these tensors need, or the host.
   c10::Device accelerator_of(const std::vector<at::Tensor>& tensors) const;
+  /// That of the inputs, or of the parameters.
+  c10::Device device_of_call(const std::vector<at::Tensor>& inputs) const;
   /// Sets up the workspaces of libraries on the device that steps need.
   /// @param lock of `mutex`: let go meanwhile, since the thread of the device may wait for it
   void warm_up(const std::vector<at::Tensor>& inputs, std::unique_lock<owned_mutex>& lock);
