@@ -47,6 +47,7 @@ class usage {
   /// @return true if `step` is the program for these uses
   bool learn(const program& step, const std::vector<output_use>& expected, std::vector<output_use>& seen) {
     std::lock_guard lock(mutex_);
+    seen_ = true;
     const bool casts = same_autocast(expected, seen);
     bool same = casts;
     for (std::size_t i = 0; i < seen.size(); ++i) {
@@ -87,6 +88,16 @@ class usage {
     const auto before = not_as_assumed_.load();
     return (not_as_assumed_ = held ? std::max(before - 1, 0) : before + 1) > 2;
   }
+  /// No loss has been seen so far.
+  bool unseen() const {
+    std::lock_guard lock(mutex_);
+    return !seen_;
+  }
+  /// Expects this of the first loss. Nothing if a loss has been seen.
+  void guess(std::vector<output_use> uses) {
+    std::lock_guard lock(mutex_);
+    if (!seen_) uses_ = std::move(uses);
+  }
   /// Expects all outputs from now on.
   void expect_all() {
     std::lock_guard lock(mutex_);
@@ -97,7 +108,7 @@ class usage {
  private:
   mutable std::mutex mutex_;
   std::vector<output_use> uses_;
-  bool all_ = false;
+  bool seen_ = false, all_ = false;
   std::atomic<bool> alone_ = true;
   std::atomic<int> not_as_assumed_ = 0;  ///< steps, less those that were
   std::atomic<int> summands_ = 0;        ///< -1: no, 0: not needed so far, 1: yes

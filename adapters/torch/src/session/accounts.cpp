@@ -93,6 +93,8 @@ void accounts::called() {
   if (threads_.size() > most_known) threads_.erase(threads_.begin());
 }
 
+void accounts::meets(const setup& s) { largest_plain = std::max(largest_plain, s.store_all->run->needed_bytes()); }
+
 void accounts::begins(const std::shared_ptr<setup>& kind) {
   if (in_flight() == 0) {
     last_ = std::exchange(seen_, 0);
@@ -157,8 +159,7 @@ bytes_t accounts::budget(const pytorch::report& fixed, bytes_t gradients, bool b
   plain = std::max(plain, largest_plain);
   const auto bytes = b.total          ? *b.total
                      : b.for_the_step ? held - fixed.copies + gradients + *b.for_the_step
-                                      : held + gradients + outputs_of_before +
-                                            static_cast<bytes_t>(std::ceil(b.share * static_cast<double>(plain)));
+                                      : held + gradients + static_cast<bytes_t>(std::ceil(b.share * static_cast<double>(plain)));
   return std::min(options_.most, bytes);
 }
 

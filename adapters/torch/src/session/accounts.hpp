@@ -36,6 +36,8 @@ class accounts {
   bool can_share() const {
     return !options_.graph && !options_.steps_on && !options_.fetched && (device_ == nullptr || device_->can_place());
   }
+  /// Steps of this kind begin: relative budgets count what one takes if nothing is recomputed.
+  void meets(const setup& s);
   /// Somebody calls the model on this thread, perhaps for a step.
   void called();
   /// Steps begin on several threads by turns. Each may read and replace gradients while another one begins a step.
@@ -61,7 +63,7 @@ class accounts {
   bytes_t others(const runner* but = nullptr) const;
   /// Bytes of arenas that no step needs any more, but in which gradients still lie.
   bytes_t behind() const;
-  /// The budget in bytes. Relative ones leave out what is held, the gradients and the outputs of before that there are; in
+  /// The budget in bytes. Relative ones leave out what is held and the gradients that there are; in
   /// percent they are of the largest plain step so far: the last batch of an epoch, smaller than the others, may take what these
   /// take. Those in flight beside it add what they would take. Shares of an accelerator's memory are of what is there for
   /// tensors: free, or taken by tensors of this process.

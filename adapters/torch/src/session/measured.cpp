@@ -117,7 +117,6 @@ void session::state::complete(setup& s) {
        << s.profiles.measured << " measured) in " << format_seconds(s.capture_seconds) << " + "
        << format_seconds(s.profiles.elapsed) << "; plain step needs " << format_bytes(s.store_all->run->needed_bytes());
   log(text.str());
-  memory.largest_plain = std::max(memory.largest_plain, s.store_all->run->needed_bytes());
 }
 
 std::pair<std::vector<bool>, std::vector<at::Tensor>> session::state::fetched_by(const setup& s) const {

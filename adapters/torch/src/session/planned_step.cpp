@@ -268,8 +268,8 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
     try {
       begun = self->acquire(kind(uses), again);
     } catch (const over_budget&) {  // a budget that is known to do does; what the caller still holds comes on top, this once
-      self->log("outputs of before take " + format_bytes(self->memory.outputs_of_before) +
-                " beyond the budget while the forward runs again");
+      self->warn_once("the forward runs once more for its backward. The outputs of before take " +
+                      format_bytes(self->memory.outputs_of_before) + " beyond the budget, in this step only");
       self->memory.outputs_of_before = 0;
       begun = self->expected(kind, again, usage, uses);
     }

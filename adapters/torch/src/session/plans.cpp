@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <c10/util/accumulate.h>
+
 #include <algorithm>
 #include <sstream>
 
@@ -23,6 +25,45 @@ std::shared_ptr<const plan> settled(const plan& p, double bound) {
   same->found.bound = std::min(std::max(bound, p.found.bound), p.found.seconds);
   same->plan_seconds = p.plan_seconds;
   return same;
+}
+
+/// Of the outputs that bring gradients, those from which no other is computed, such as the loss that a model returns beside its
+/// logits, or the logits beside keys and values. A loss that nobody has seen is likely to use these. O(outputs x (V + E)) bits.
+/// @return empty: all are
+std::vector<output_use> last_outputs(const program& step) {
+  const auto n = step.outputs.size();
+  const auto brings = [&](std::size_t i) { return step.output_grads[i] != none; };
+  std::vector<std::vector<bool>> from(step.values.size());  // per value: outputs that it is computed from
+  std::vector<bool> inner(n);
+  const auto add = [n](std::vector<bool>& to, const std::vector<bool>& what) {
+    to.resize(n);
+    for (std::size_t i = 0; i < what.size(); ++i) to[i] = to[i] || what[i];
+  };
+  const auto value_of = [&](std::size_t i) { return step.views[step.outputs[i]].value; };
+  for (index_t k = 0; k < step.loss; ++k) {
+    std::vector<bool> all(n);
+    for (auto v : step.nodes[k].inputs) {
+      add(all, from[v]);
+      for (std::size_t i = 0; i < n; ++i) all[i] = all[i] || value_of(i) == v;
+    }
+    for (auto v : step.nodes[k].outputs) add(from[v], all);
+  }
+  for (std::size_t i = 0; i < n; ++i)
+    if (brings(i)) add(inner, from[value_of(i)]);
+  std::vector<output_use> uses;
+  bool all = true;
+  for (std::size_t i = 0; i < n; ++i) {
+    uses.push_back({.used = brings(i) && !inner[i]});
+    all = all && uses.back().used == brings(i);
+  }
+  return all ? std::vector<output_use>() : uses;
+}
+
+/// All outputs that are used are single numbers.
+bool only_numbers(const program& step, const std::vector<output_use>& uses) {
+  for (std::size_t i = 0; i < uses.size(); ++i)
+    if (uses[i].used && c10::multiply_integers(step.views[step.outputs[i]].sizes) != 1) return false;
+  return true;
 }
 
 }  // namespace
@@ -61,12 +102,35 @@ void session::state::announce(const plan& p, bytes_t available) const {
   log(text.str());
 }
 
+std::shared_ptr<setup> session::state::likely(const kind_of_uses& kind, const std::shared_ptr<usage>& outputs,
+                                              const std::vector<output_use>& uses, bool tight) {
+  auto s = kind(uses);
+  if (!uses.empty() || !outputs->unseen()) return s;
+  const auto last = last_outputs(*s->step);
+  if (last.empty() || !(tight || only_numbers(*s->step, last))) return s;
+  try {
+    auto other = kind(last);
+    outputs->guess(last);
+    return other;
+  } catch (const not_supported&) {  // the code of the backward does something else the second time
+    return s;
+  }
+}
+
 std::shared_ptr<runner> session::state::expected(const kind_of_uses& kind, const std::vector<at::Tensor>& inputs,
                                                  const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses) {
-  const auto s = kind(uses);
+  const auto s = likely(kind, outputs, uses);
   try {
     return acquire(s, inputs);
   } catch (const over_budget& e) {
+    const auto for_other = [&, why = std::current_exception()](const std::shared_ptr<setup>& other) {
+      try {
+        return acquire(other, inputs);
+      } catch (const over_budget&) {
+        std::rethrow_exception(why);
+      }
+    };
+    if (const auto other = likely(kind, outputs, uses, true); other != s) return for_other(other);
     if (s->in_summands && memory.once_more && e.smallest) {  // which nobody has planned for
       const reset_later<bytes_t> restored{beyond_};
       beyond_ = *e.smallest - e.asked;
@@ -83,8 +147,9 @@ std::shared_ptr<runner> session::state::expected(const kind_of_uses& kind, const
     }
     // what this loss uses may take more than all outputs, whose gradients lie outside the arena
     if (uses.empty() || !same_autocast({}, uses)) throw;
+    auto r = for_other(kind({}));
     outputs->expect_all();
-    return acquire(kind({}), inputs);
+    return r;
   }
 }
 
@@ -124,6 +189,7 @@ std::shared_ptr<runner> session::state::ready(const std::shared_ptr<setup>& s, c
   for (const auto& r : memory.runners)  // gradients of earlier tensors may lie in its arena
     if (!r->run->in_flight()) rebind(*r);
   memory.sweep();
+  memory.meets(*s);
   last_held = memory.held(*s, inputs);
   if (memory.can_share() && memory.expected() > 1) return acquire_in_flight(s);
   const auto fixed = last_held.held();

@@ -74,15 +74,20 @@ void session::state::prepare(const invocation& call, const std::vector<at::Tenso
   look();
   std::shared_ptr<setup> s;
   std::shared_ptr<const plan> made;
+  if (!options.device) {
+    put_back_weights();
+    warm_up(inputs, lock);
+  }
+  const auto outputs = usage_of(key_of(call, inputs));
+  const auto kind = [&](const auto& uses) { return kind_for(call, inputs, outputs, uses, 0); };
   if (options.device) {
-    s = kind_for(call, inputs);
+    s = likely(kind, outputs, outputs->now());
+    memory.meets(*s);
     last_held = memory.held(*s, inputs);
     const auto [available, held_bytes] = room(*s);
     made = plan_for(s, available, held_bytes);
   } else {
-    put_back_weights();
-    warm_up(inputs, lock);
-    const auto r = options.follow ? try_step(call, inputs) : acquire(kind_for(call, inputs), inputs);
+    const auto r = options.follow ? try_step(call, inputs) : expected(kind, inputs, outputs, outputs->now());
     s = r->kind;
     made = r->what;
   }

@@ -104,16 +104,12 @@ struct session::state : std::enable_shared_from_this<state> {
   /// The same, captured if it is new, its gradients written where there are none yet.
   std::shared_ptr<setup> setup_for(const invocation& call, const std::vector<at::Tensor>& inputs,
                                    const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses);
-  /// The kind of step for such inputs and the gradients there are.
-  std::shared_ptr<setup> kind_for(const invocation& call, const std::vector<at::Tensor>& inputs) {
-    const auto outputs = usage_of(key_of(call, inputs));
-    return kind_for(call, inputs, outputs, outputs->now(), 0);
-  }
   /// For the gradients there are, of a step that is known.
   /// @param graphs of this step that lead to the parameters already: one in its backward
   /// @param own graph of the step, which leads to parameters, too; null: there is none
   std::shared_ptr<setup> variant_of(const std::shared_ptr<setup>& s, std::size_t graphs = 0,
                                     const detail::kept_graph* own = nullptr);
+  /// The kind of step for such inputs and the gradients there are.
   std::shared_ptr<setup> kind_for(const invocation& call, const std::vector<at::Tensor>& inputs,
                                   const std::shared_ptr<usage>& outputs, const std::vector<output_use>& uses, std::size_t graphs);
   /// Can a forward run once more, for another use of the outputs? Not if that has to be captured and the model is another one
@@ -204,6 +200,11 @@ struct session::state : std::enable_shared_from_this<state> {
   std::shared_ptr<const plan> plan_for(const std::shared_ptr<setup>& s, bytes_t available, bytes_t held_bytes);
   void announce(const plan& p, bytes_t available) const;
   using kind_of_uses = std::function<std::shared_ptr<setup>(const std::vector<output_use>&)>;
+  /// The step for the use of the outputs that is expected. If no loss has been seen, and the last outputs are single numbers: for
+  /// these, as such a model returns its loss.
+  /// @param tight for the last outputs whatever they are: the budget has no room for gradients of all
+  std::shared_ptr<setup> likely(const kind_of_uses& kind, const std::shared_ptr<usage>& outputs,
+                                const std::vector<output_use>& uses, bool tight = false);
   /// An executor for the use of the outputs that is expected, or, if that does not fit, for any.
   /// @param kind gives the step for a use
   std::shared_ptr<runner> expected(const kind_of_uses& kind, const std::vector<at::Tensor>& inputs,

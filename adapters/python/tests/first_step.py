@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first step, which is planned before any loss has been seen."""
+
+import logging
+import unittest
+
+import torch
+from torch import nn
+
+import remat
+from following import Test
+from remat import _torch
+
+SIZE = 1024 * 32 * 4  # bytes of the result
+
+
+class Keys(nn.Module):
+    """Returns what its layers have made, the result, and a loss if there are targets, as language models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 128), nn.GELU(), nn.Linear(128, 32)) for _ in range(6))
+
+    def forward(self, x, targets=None):
+        keys = []
+        for layer in self.layers:
+            keys.append(layer[:2](x))
+            x = x + layer[2:](keys[-1])
+        return (x, keys) if targets is None else ((x - targets).square().mean(), x, keys)
+
+
+class Sampled(nn.Module):
+    """Returns what its result is computed from."""
+
+    def __init__(self):
+        super().__init__()
+        self.encode, self.decode = nn.Linear(32, 64), nn.Linear(32, 32)
+
+    def forward(self, x, targets=None):
+        mean, deviation = self.encode(x).chunk(2, 1)
+        return self.decode(mean + deviation * 0.5), mean, deviation
+
+
+def with_loss(model, x):
+    return model(x, x)[0]
+
+
+def with_result(model, x):
+    return model(x)[0].mean()
+
+
+def with_keys(model, x):
+    result, keys = model(x)
+    return result.mean() + keys[2].mean()
+
+
+def with_all(model, x):
+    result, mean, deviation = model(x)
+    return result.square().mean() + mean.square().mean() + deviation.exp().mean()
+
+
+def trained(make, loss, wrap):
+    """The model, the peak of each step beyond what is there before it, losses and gradients."""
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(1024, 32)
+    _torch.meter_install()
+    if wrap:
+        remat.wrap(model, time_limit=1, gap=0.9, cache=False, **wrap)
+    peaks, found = [], []
+    for _ in range(3):
+        model.zero_grad()
+        if wrap:
+            remat.of(model).release()
+        before = _torch.meter_reset()
+        value = loss(model, x)
+        value.backward()
+        peaks.append(_torch.meter_peak() - before)
+        found.append([value.detach(), *(p.grad.clone() for p in model.parameters())])
+        del value
+    return model, peaks, found
+
+
+class FirstStep(Test):
+    own = 0  # bytes of the module and of its input
+
+    def planned(self, make, loss, **wrap):
+        """Trains as the plain model does. @return the session, and the peaks of the steps"""
+        _, _, expected = trained(make, loss, {})
+        model, peaks, found = trained(make, loss, wrap)
+        for a, b in zip(expected, found, strict=True):
+            self.assertTrue(all(map(torch.equal, a, b)))
+        self.own = sum(p.nbytes for p in model.parameters()) + SIZE
+        return remat.of(model), peaks
+
+    def within(self, session, peaks):
+        """Beside what the module holds, the steps stay inside the budget, but for what the loss takes itself."""
+        for peak in peaks:
+            self.assertLess(peak, session.memory()["budget"] - self.own + SIZE)
+
+    def test_a_model_that_returns_its_loss(self):
+        """Nothing else is expected to get a gradient: one plan, and the first step is inside the budget."""
+        for follow in (True, False):
+            with self.subTest(follow=follow), self.assertNoLogs("remat", logging.WARNING):
+                session, peaks = self.planned(Keys, with_loss, budget="40% of activations", follow=follow)
+                self.assertEqual(len(session.plans), 1)
+                self.within(session, peaks)
+
+    def test_outputs_that_other_outputs_come_from(self):
+        """They get gradients from the first step on, as far as known."""
+        session, _ = self.planned(Sampled, with_all, budget="100% of activations")
+        self.assertEqual(len(session.plans), 1)
+
+    def test_no_room_for_gradients_of_all_outputs(self):
+        """Then those from which no other output comes are expected."""
+        with self.assertNoLogs("remat", logging.WARNING):
+            self.within(*self.planned(Keys, with_result, budget="40% of activations"))
+
+    def test_other_outputs_than_expected(self):
+        """The forward runs again. Where the outputs of before do not fit beside it, a warning says so."""
+        with self.assertNoLogs("remat", logging.WARNING):
+            self.planned(Keys, with_keys, budget="100% of activations")
+        with self.assertLogs("remat", logging.WARNING) as told:
+            self.planned(Keys, with_keys, budget="40% of activations")
+        self.assertIn("The outputs of before take", told.output[0])
+
+
+if __name__ == "__main__":
+    unittest.main()
