@@ -64,6 +64,14 @@ std::vector<bool> held_beside(const std::vector<::torch::autograd::Node*>& funct
   return found;
 }
 
+/// What the backward of a custom function in Python does beside computing gradients, see _effects.py.
+std::string effect_of(::torch::autograd::Node& node) {
+  const py::gil_scoped_acquire gil;
+  auto* function = node.pyobj_slot()->load_pyobj();
+  if (function == nullptr) return {};
+  return py::module_::import("remat._effects").attr("effect_of")(py::handle(function)).cast<std::string>();
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_torch, m) {
@@ -74,6 +82,7 @@ PYBIND11_MODULE(_torch, m) {
   });
   rp::when_raised(&remat::python::translate_raised);
   rp::when_held(&held_beside);
+  rp::when_foreign(&effect_of);
   rp::when_gradients_move([] { return static_cast<int>(PyGILState_Ensure()); },
                           [](int state) { PyGILState_Release(static_cast<PyGILState_STATE>(state)); });
   rp::when_recorded(remat::python::caller_line());

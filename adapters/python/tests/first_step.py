@@ -54,6 +54,11 @@ def with_keys(model, x):
     return result.mean() + keys[2].mean()
 
 
+def with_all_keys(model, x):
+    result, keys = model(x)
+    return result.mean() + sum(key.square().mean() for key in keys)
+
+
 def with_all(model, x):
     result, mean, deviation = model(x)
     return result.square().mean() + mean.square().mean() + deviation.exp().mean()
@@ -122,6 +127,19 @@ class FirstStep(Test):
         with self.assertLogs("remat", logging.WARNING) as told:
             self.planned(Keys, with_keys, budget="40% of activations")
         self.assertIn("The outputs of before take", told.output[0])
+
+    def test_other_outputs_that_do_not_fit(self):
+        """The first step, whose forward has run, exceeds the budget. The next forward raises an error."""
+        _, _, expected = trained(Keys, with_all_keys, {})
+        torch.manual_seed(0)
+        model, x = Keys(), torch.randn(1024, 32)
+        remat.wrap(model, time_limit=1, gap=0.9, cache=False, budget="38% of activations")
+        with self.assertLogs("remat", logging.WARNING) as told:
+            with_all_keys(model, x).backward()
+        self.assertIn("for another use of its outputs", told.output[1])
+        self.assertTrue(all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), expected[0][1:], strict=True)))
+        with self.assertRaises(remat.OverBudget):
+            model(x)
 
 
 if __name__ == "__main__":

@@ -26,10 +26,13 @@ namespace remat::pytorch {
 namespace {
 
 std::atomic<void (*)()> forget_exception = nullptr, translate_exception = nullptr;
+std::string (*effect_of)(::torch::autograd::Node&) = nullptr;
 
 }  // namespace
 
 void when_recorded(std::string (*line)()) { detail::line_of_caller = line; }
+
+void when_foreign(std::string (*effect)(::torch::autograd::Node&)) { effect_of = effect; }
 
 void when_caught(void (*forget)()) { forget_exception = forget; }
 
@@ -164,6 +167,9 @@ trace rest(recorder& r, std::vector<at::Tensor> returned, const std::vector<at::
   }
   if (!before.required_as_before())
     throw cannot_capture("the module changes in its forward whether a parameter requires a gradient; do that in the loop");
+  if (effect_of != nullptr)
+    for (auto* node : graph.code)
+      if (const auto what = effect_of(*node); !what.empty()) throw cannot_capture(what);
   if (!graph.observer.empty()) throw cannot_capture(graph.observer + " is to be told of gradients");
   trace ends;
   try {

@@ -123,21 +123,21 @@ std::shared_ptr<runner> session::state::expected(const kind_of_uses& kind, const
   try {
     return acquire(s, inputs);
   } catch (const over_budget& e) {
-    const auto for_other = [&, why = std::current_exception()](const std::shared_ptr<setup>& other) {
-      try {
-        return acquire(other, inputs);
-      } catch (const over_budget&) {
-        std::rethrow_exception(why);
-      }
-    };
-    if (const auto other = likely(kind, outputs, uses, true); other != s) return for_other(other);
-    if (s->in_summands && memory.once_more && e.smallest) {  // which nobody has planned for
+    const auto beyond = [&](const std::string& what) {
       const reset_later<bytes_t> restored{beyond_};
       beyond_ = *e.smallest - e.asked;
-      warn_once("the forward runs once more, for gradients in summands; this takes " + format_bytes(beyond_) +
+      warn_once("the forward runs once more, for " + what + "; this takes " + format_bytes(beyond_) +
                 " beyond the budget, in this step only");
       return acquire(s, inputs);
+    };
+    if (const auto other = likely(kind, outputs, uses, true); other != s) {
+      try {
+        return acquire(other, inputs);
+      } catch (const over_budget&) {  // a budget for all outputs does in any case
+      }
+      throw;
     }
+    if (s->in_summands && memory.once_more && e.smallest) return beyond("gradients in summands");  // nobody has planned for these
     if (s->in_summands) {
       outputs->expect_summands(false);
       warn_once(
@@ -147,9 +147,14 @@ std::shared_ptr<runner> session::state::expected(const kind_of_uses& kind, const
     }
     // what this loss uses may take more than all outputs, whose gradients lie outside the arena
     if (uses.empty() || !same_autocast({}, uses)) throw;
-    auto r = for_other(kind({}));
-    outputs->expect_all();
-    return r;
+    try {
+      auto r = acquire(kind({}), inputs);
+      outputs->expect_all();
+      return r;
+    } catch (const over_budget&) {
+      if (memory.once_more && e.smallest && !options.strict) return beyond("another use of its outputs");
+    }
+    throw;
   }
 }
 

@@ -142,6 +142,10 @@ void when_caught(void (*forget)());
 /// @param translate called in the handler of an exception that the backward of a step raises; may throw another one in its place,
 ///                  which another language knows
 void when_raised(void (*translate)());
+/// A plan is made from one more run of a backward that is code of somebody else.
+/// @param effect tells what that code does beside computing gradients; an empty text: nothing. Such a step is not planned. Null:
+///               nobody knows, and all are planned
+void when_foreign(std::string (*effect)(::torch::autograd::Node& node));
 /// Captures note where the code of the module calls each operator.
 /// @param line called in the forward of a capture, before each operator; gives file and line such as "model.py:41", or an empty
 ///             text. Null: nothing is noted

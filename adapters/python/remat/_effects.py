@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does the code of a custom backward do anything else than compute gradients?
+
+A plan is made from one run of that code without data, before the backward that computes. A counter would count twice then, and a list would
+keep a tensor without data. So the source is read first, with the functions of the same package that it calls. What cannot be read counts as an
+effect.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import collections.abc
+import functools
+import inspect
+import linecache
+import sysconfig
+import types
+from typing import Any
+
+import torch
+
+_UNKNOWN = object()
+_LIBRARY = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+_CONTAINERS = (list, dict, set, collections.deque)
+#: Methods that change containers. Tensors have `add`, too, which does not.
+_CHANGING = {name for kind in _CONTAINERS for name in vars(kind)
+             if not name.startswith("_")} - {"copy", "count", "get", "index", "items", "keys", "values", "maxlen"}
+_READING = {*dir(torch.Tensor), *dir(str), "get", "items", "keys", "values", "copy", "saved_tensors", "saved_variables"} - {"backward"}
+#: Functions in C that change something.
+_BUILTIN = {"next", "setattr", "delattr", "exec", "eval", "__import__", "input"}
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+class _Effect(Exception):
+    pass
+
+
+def effect_of(context: Any) -> str:
+    """context: of a call of a custom function, which its backward gets.
+
+    Returns what the backward does beside computing gradients, or an empty text.
+    """
+    function = getattr(type(context), "_forward_cls", None)
+    if function is None or _package(function) == "torch":
+        return ""
+    own = function.backward if function.backward is not torch.autograd.Function.backward else function.vjp
+    try:
+        _Reading(own).function(own, [context])
+    except _Effect as e:
+        return f"the backward of {function.__qualname__} {e}"
+    return ""
+
+
+def _package(what: Any) -> str:
+    return (getattr(what, "__module__", None) or "").partition(".")[0]
+
+
+@functools.lru_cache(maxsize=64)
+def _functions(file: str) -> dict[int, list[Any]]:
+    """The functions of a file by the lines that they begin at, with their decorators."""
+    found: dict[int, list[Any]] = {}
+    for node in ast.walk(ast.parse("".join(linecache.getlines(file)))):
+        if isinstance(node, _FUNCTIONS):
+            lines = [node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))]
+            found.setdefault(min(lines), []).append(node)
+    return found
+
+
+def _sources(function: types.FunctionType) -> list[Any]:
+    """The syntax tree of a function. Several if lambdas of one line cannot be told apart."""
+    code = function.__code__
+    try:
+        nodes = _functions(code.co_filename).get(code.co_firstlineno, [])
+    except (SyntaxError, ValueError):
+        nodes = []
+    names = list(code.co_varnames[:code.co_argcount])
+    nodes = [n for n in nodes if getattr(n, "name", "<lambda>") == code.co_name and [a.arg for a in [*n.args.posonlyargs, *n.args.args]] == names]
+    if len(nodes) > 1 and hasattr(code, "co_positions"):
+        ends = {(line, column) for _, line, _, column in code.co_positions()}
+        nodes = [n for n in nodes if (n.body.end_lineno, n.body.end_col_offset) in ends] or nodes
+    if not nodes:
+        raise _Effect(f"calls {function.__qualname__}, whose source is not there")
+    return nodes
+
+
+class _Reading:
+    """Reads functions, each once."""
+
+    def __init__(self, first: types.FunctionType) -> None:
+        self._own = _package(first)
+        self._seen: set[tuple[int, ...]] = set()
+
+    def function(self, f: Any, arguments: list[Any]) -> None:
+        """arguments: the first ones, as far as they are known."""
+        f = inspect.unwrap(f)
+        key = id(f.__code__), *map(id, arguments)
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        for node in _sources(f):
+            _Scope(self, f, node, arguments).read()
+
+    def call(self, f: Any, text: str, arguments: list[Any]) -> None:
+        """Somebody calls this object, which the source names so."""
+        if isinstance(f, functools.partial):
+            f, arguments = f.func, [*f.args, *arguments]
+        if getattr(f, "__func__", f) is torch.Tensor.backward or f is torch.autograd.backward:
+            raise _Effect("runs another backward")
+        if isinstance(f, types.MethodType):
+            if not self._trusted(f.__func__):
+                self.function(f.__func__, [f.__self__, *arguments])
+        elif isinstance(f, types.FunctionType):
+            if not self._trusted(f):
+                self.function(f, arguments)
+        elif isinstance(f, types.BuiltinFunctionType):
+            if (isinstance(f.__self__, _CONTAINERS) and f.__name__ in _CHANGING) or (f.__self__ is builtins and f.__name__ in _BUILTIN):
+                raise _Effect(f"calls {text}")
+        elif isinstance(f, torch.nn.Module) and not self._trusted(type(f)):
+            self.function(type(f).forward, [f, *arguments])
+        elif not isinstance(f, type) and not self._trusted(type(f)):
+            called = inspect.getattr_static(type(f), "__call__", None)
+            if not isinstance(called, types.FunctionType):
+                raise _Effect(f"calls {text}, whose source is not there")
+            self.function(called, [f, *arguments])
+
+    def _trusted(self, what: Any) -> bool:
+        """PyTorch, and what is installed, but the package that the backward is from."""
+        package = _package(what)
+        if package in ("torch", "builtins"):
+            return True
+        code = getattr(what, "__code__", None)
+        file = code.co_filename if code else getattr(inspect.getmodule(what), "__file__", None) or ""
+        return package != self._own and file.startswith(_LIBRARY)
+
+
+class _Scope(ast.NodeVisitor):
+    """Reads one function."""
+
+    def __init__(self, reading: _Reading, f: types.FunctionType, node: Any, arguments: list[Any]) -> None:
+        self._reading, self._node = reading, node
+        names = [a.arg for a in [*node.args.posonlyargs, *node.args.args]]
+        self._outer = {n for x in ast.walk(node) if isinstance(x, (ast.Global, ast.Nonlocal)) for n in x.names}
+        stored = {x.id for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
+        self._known = {n: a for n, a in zip(names, arguments) if n not in stored}
+        defined = {x.name for x in ast.walk(node) if isinstance(x, _FUNCTIONS[:2]) and x is not node}
+        self._defined = defined | {t.id for x in ast.walk(node) if isinstance(x, ast.Assign) and isinstance(x.value, ast.Lambda)
+                                   for t in x.targets if isinstance(t, ast.Name)}
+        self._locals = ({a.arg for a in ast.walk(node) if isinstance(a, ast.arg)} | stored | defined) - self._outer
+        cells = zip(f.__code__.co_freevars, f.__closure__ or ())
+        self._free = {**vars(builtins), **f.__globals__, **{name: c.cell_contents for name, c in cells if _filled(c)}}
+        #: locals that may be containers from elsewhere
+        self._aliases = {t.id for x in ast.walk(node) if isinstance(x, ast.Assign) and self._from_elsewhere(x.value)
+                         for t in x.targets if isinstance(t, ast.Name)}
+
+    def read(self) -> None:
+        body = self._node.body
+        for part in body if isinstance(body, list) else [body]:
+            self.visit(part)
+
+    def _from_elsewhere(self, value: ast.expr) -> bool:
+        if isinstance(value, ast.Name):
+            return value.id not in self._locals
+        return isinstance(value, ast.Attribute) and value.attr not in _READING
+
+    def _value(self, node: Any) -> Any:
+        """The object that an expression names, if that is known without running code."""
+        if isinstance(node, ast.Name):
+            return (self._known if node.id in self._locals else self._free).get(node.id, _UNKNOWN)
+        if not isinstance(node, (ast.Attribute, ast.Subscript)):
+            return _UNKNOWN
+        base = self._value(node.value)
+        if isinstance(node, ast.Subscript):
+            index = node.slice
+            if not isinstance(index, ast.Constant) or type(base) not in (list, tuple, dict):
+                return _UNKNOWN
+            try:
+                return base[index.value]
+            except (LookupError, TypeError):
+                return _UNKNOWN
+        if base is _UNKNOWN:
+            return _UNKNOWN
+        if isinstance(base, (types.ModuleType, type)) or _package(type(base)) == "torch" and not isinstance(base, (torch.nn.Module, torch.Tensor)):
+            if isinstance(base, torch.autograd.function.FunctionCtx):
+                return vars(base).get(node.attr, _UNKNOWN)
+            return getattr(base, node.attr, _UNKNOWN)
+        for name in ("_modules", "_parameters", "_buffers"):
+            if node.attr in getattr(base, name, ()) and isinstance(base, torch.nn.Module):
+                return getattr(base, name)[node.attr]
+        found = inspect.getattr_static(base, node.attr, _UNKNOWN)
+        if isinstance(found, property) and isinstance(found.fget, types.FunctionType):
+            self._reading.call(types.MethodType(found.fget, base), ast.unparse(node), [])
+            return _UNKNOWN
+        if isinstance(found, (types.FunctionType, classmethod)):
+            return getattr(base, node.attr)
+        if isinstance(found, (types.MethodDescriptorType, types.WrapperDescriptorType)):
+            return getattr(base, node.attr)
+        return found.__func__ if isinstance(found, staticmethod) else found
+
+    # --- what changes something ------------------------------------------------------------------------------------------------
+
+    def _targets(self, target: ast.expr, adds: bool = False) -> None:
+        if isinstance(target, (ast.Tuple, ast.List)):
+            for t in target.elts:
+                self._targets(t, adds)
+        elif isinstance(target, ast.Starred):
+            self._targets(target.value, adds)
+        elif isinstance(target, ast.Name):
+            if target.id in self._outer:
+                raise _Effect(f"writes the variable {target.id}")
+        elif isinstance(target, ast.Attribute):
+            if adds or not isinstance(self._value(target.value), torch.autograd.function.FunctionCtx):
+                raise _Effect(f"writes {ast.unparse(target)}")
+        elif isinstance(target, ast.Subscript):
+            of = target.value
+            if not (isinstance(of, ast.Name) and of.id in self._locals and of.id not in self._aliases):
+                raise _Effect(f"writes {ast.unparse(target)}")
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        for t in node.targets:
+            self._targets(t)
+        self.generic_visit(node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        self._targets(node.target, adds=True)
+        self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self._targets(node.target)
+        self.generic_visit(node)
+
+    def visit_Delete(self, node: ast.Delete) -> None:
+        for t in node.targets:
+            self._targets(t)
+
+    def visit_For(self, node: ast.For) -> None:
+        self._targets(node.target)
+        self._iterates(node.iter)
+        self.generic_visit(node)
+
+    def visit_comprehension(self, node: ast.comprehension) -> None:
+        self._iterates(node.iter)
+        self.generic_visit(node)
+
+    def _iterates(self, over: ast.expr) -> None:
+        if isinstance(self._value(over), collections.abc.Iterator):
+            raise _Effect(f"iterates over {ast.unparse(over)}")
+
+    def visit_Yield(self, node: ast.AST) -> None:
+        raise _Effect("is a generator")
+
+    visit_YieldFrom = visit_Await = visit_Yield
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        self._value(node)  # looks into properties
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        f, text = node.func, ast.unparse(node.func)
+        value = self._value(f)
+        if value is not _UNKNOWN:
+            starred = any(isinstance(a, ast.Starred) for a in node.args)
+            self._reading.call(value, text, [] if starred else [self._value(a) for a in node.args])
+        elif isinstance(f, ast.Attribute):
+            local = isinstance(f.value, ast.Name) and f.value.id in self._locals and f.value.id not in self._aliases
+            changes = f.attr in _CHANGING and not local and not isinstance(f.value, (ast.Call, ast.BinOp))
+            if changes or f.attr not in _READING | _CHANGING:
+                raise _Effect("runs another backward" if f.attr == "backward" else f"calls {text}")
+        elif not isinstance(f, ast.Lambda) and not (isinstance(f, ast.Name) and f.id in self._defined):
+            raise _Effect(f"calls {text}")
+        self.generic_visit(node)
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents
+    except ValueError:
+        return False
+    return True

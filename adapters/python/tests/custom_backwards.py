@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backwards of custom functions that do more than compute gradients. They run once in each step, as in plain PyTorch."""
+
+import functools
+import logging
+import math
+import unittest
+
+import torch
+
+import remat
+from following import Net, Test
+
+COUNT = 0
+ROWS = []
+
+
+class Tracker:
+    def __init__(self):
+        self.calls = 0
+
+    def tick(self):
+        self.calls += 1
+        return self.calls
+
+    def scale(self):
+        return 2.0 + self.calls
+
+    @property
+    def next(self):
+        return self.tick()
+
+
+def kept(gradient):
+    ROWS.append(gradient)
+    return gradient
+
+
+def doubled(gradient, times=2):
+    return gradient * times
+
+
+class Pure:
+    """Backwards without other effects: they are planned."""
+
+    def changes_copies(ctx, g):
+        x, = ctx.saved_tensors
+        out = g.clone()
+        out[x < 0] = 0
+        return out
+
+    def fills_containers(ctx, g):
+        parts, named = [None] * 2, {}
+        parts[0] = g
+        parts.extend(g * k for k in range(2))
+        named["a"] = g
+        named.setdefault("b", parts[0])
+        return named["a"] + named["b"]
+
+    def calls_functions(ctx, g):
+        def twice(a):
+            return a * 2
+
+        return doubled(twice(g), times=math.sqrt(2)) + torch.nn.functional.relu(g) + torch.ops.aten.mul(g, 2)
+
+    def reads_the_module(ctx, g):
+        return g * ctx.model.tracker.scale() + ctx.model.last.bias.sum() if ctx.needs_input_grad[0] else None
+
+    def inner_gradient(ctx, g):
+        x, = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            y = x.sin()
+        return torch.autograd.grad(y, x, g)[0]
+
+    def notes_on_its_context(ctx, g):
+        ctx.gradient = g
+        return g
+
+    @torch.autograd.function.once_differentiable
+    def decorated(ctx, g):
+        return g * 2
+
+
+class Impure:
+    """Backwards that count, keep tensors, or run other backwards."""
+
+    def counts(ctx, g):
+        ctx.model.tracker.calls += 1
+        return g * ctx.model.tracker.calls
+
+    def counts_globally(ctx, g):
+        global COUNT
+        COUNT += 1
+        return g * COUNT
+
+    def counts_in_a_method(ctx, g):
+        return g * ctx.model.tracker.tick()
+
+    def counts_in_a_property(ctx, g):
+        return g * ctx.model.tracker.next
+
+    def counts_in_an_iterator(ctx, g):
+        return g * next(ctx.model.numbers)
+
+    def loops_over_an_iterator(ctx, g):
+        for number in ctx.model.numbers:
+            return g * number
+
+    def keeps_a_gradient(ctx, g):
+        ctx.model.kept = g.clone()
+        return g
+
+    def averages(ctx, g):
+        ctx.model.kept = ctx.model.kept * 0.9 + g.norm()
+        return g * ctx.model.kept
+
+    def appends(ctx, g):
+        rows = ctx.model.rows
+        rows.append(g.norm())
+        return g * len(rows)
+
+    def appends_in_a_function(ctx, g):
+        return kept(g) * len(ROWS)
+
+    def appends_later(ctx, g):
+        def add():
+            ctx.model.rows.append(g)
+
+        add()
+        return g * len(ctx.model.rows)
+
+    def runs_another_backward(ctx, g):
+        x, = ctx.saved_tensors
+        with torch.enable_grad():
+            x.requires_grad = True
+            ctx.model.inside(x).backward(g)
+        return x.grad
+
+    def runs_one_of_its_context(ctx, g):
+        with torch.enable_grad():
+            ctx.inside = ctx.model.inside(g.detach()).sum()
+            ctx.model.inside.weight.sum().backward()
+        return g
+
+    def writes_gradients(ctx, g):
+        x, = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            weight = ctx.model.inside.weight
+            gx, gw = torch.autograd.grad(ctx.model.inside(x), [x, weight], g)
+        weight.grad = gw if weight.grad is None else weight.grad + gw
+        return gx
+
+    def cannot_be_read(ctx, g):
+        return g * ctx.model.unknown[0](g)
+
+
+def functions(of):
+    return [(name, f) for name, f in vars(of).items() if not name.startswith("_")]
+
+
+def model_with(f):
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, model):
+            ctx.model = model
+            ctx.save_for_backward(x.detach())
+            return x * 2
+
+        @staticmethod
+        @functools.wraps(f)
+        def backward(ctx, g):
+            return f(ctx, g), None
+
+    class Applies(Net):
+        def begin(self):
+            global COUNT
+            COUNT = 0
+            ROWS.clear()
+            self.tracker, self.rows, self.numbers, self.kept = Tracker(), [], iter(range(1, 99)), torch.zeros(())
+            self.inside = torch.nn.Linear(48, 48)
+            self.unknown = {0: eval("lambda g: g.numel()")}
+
+        def act(self, h):
+            return Function.apply(h.tanh(), self)
+
+    return Applies
+
+
+def step(model, x, k):
+    model(x).square().mean().backward()
+    return [torch.tensor([COUNT, len(ROWS), model.tracker.calls]), model.kept, *model.rows, *ROWS]
+
+
+class CustomBackwards(Test):
+    def test_without_effects(self):
+        for name, f in functions(Pure):
+            with self.subTest(name), self.assertNoLogs("remat", logging.WARNING):
+                model = self.check(model_with(f), step)
+                self.assertEqual(len(remat.of(model).plans), 1)
+
+    def test_with_effects(self):
+        for name, f in functions(Impure):
+            with self.subTest(name), self.assertLogs("remat", logging.WARNING) as told:
+                self.check(model_with(f), step)
+            self.assertIn("not planned: the backward of", told.output[0])
+
+    def test_refused(self):
+        """Where steps must be planned, the error comes before any number."""
+        model = remat.wrap(model_with(Impure.counts)(), on_refuse="raise", cache=False)
+        with self.assertRaisesRegex(remat.Refused, "writes ctx.model.tracker.calls"):
+            model(torch.ones(2, 16))
+        self.assertEqual(model.tracker.calls, 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
