@@ -170,6 +170,20 @@ class Members(Test):
 
         self.check_named(Freezing, "requires a gradient")
 
+    def test_buffers_that_an_operator_resizes(self):
+        """Training for quantization by channels: the first step gives the least and largest values their sizes, and runs unplanned."""
+        class Quantized(Net):
+            def begin(self):
+                for name, value in (("low", torch.empty(0)), ("high", torch.empty(0)), ("scale", torch.ones(48)), ("zero", torch.zeros(48, dtype=torch.int)),
+                                    ("on", torch.ones(1, dtype=torch.long))):
+                    self.register_buffer(name, value)
+
+            def act(self, h):
+                observed = torch.fused_moving_avg_obs_fake_quant
+                return observed((h * 2).T, self.on, self.on, self.low, self.high, self.scale, self.zero, 0.01, -128, 127, 0, True, True).T
+
+        self.check_named(Quantized, "resizes or replaces the storage of a tensor", lambda m, x, k: [*counting(m, x, k), m.low, m.high, m.scale])
+
 
 if __name__ == "__main__":
     unittest.main()

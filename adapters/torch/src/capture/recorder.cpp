@@ -153,6 +153,33 @@ void recorder::refuse(const std::string& op, const std::string& why) const {
 
 namespace {
 
+/// The memory and the sizes of a tensor as a call finds it.
+class found_as {
+ public:
+  explicit found_as(const at::Tensor& t)
+      : storage_(t.storage().getWeakStorageImpl()),
+        address_(storage_of(t)),
+        bytes_(address_->nbytes()),
+        sizes_(t.sizes()),
+        strides_(t.strides()),
+        offset_(t.storage_offset()) {}
+  bool is_another(const at::Tensor& now) const { return storage_of(now) != address_ || address_->nbytes() != bytes_; }
+  void put_back(const at::Tensor& t) const {
+    auto there = storage_.lock();
+    if (!there) return;
+    there->set_nbytes(bytes_);
+    t.unsafeGetTensorImpl()->set_storage_keep_dtype(c10::Storage(std::move(there)));
+    t.unsafeGetTensorImpl()->set_sizes_and_strides(sizes_, strides_, offset_);
+  }
+
+ private:
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
+  const c10::StorageImpl* address_;
+  std::size_t bytes_;
+  c10::SmallVector<int64_t, 5> sizes_, strides_;
+  int64_t offset_;
+};
+
 /// A batch norm averages its statistics by this number, which its backward does not need.
 bool is_momentum(const c10::FunctionSchema& of, std::size_t argument) {
   return of.name().find("batch_norm") != std::string::npos && of.arguments()[argument].name() == "momentum";
@@ -185,21 +212,23 @@ void recorder::run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_
   const bool told = std::all_of(tensors.begin(), tensors.end(), [&](const auto& t) { return this->told(t); });
   const bool constant = std::all_of(c.operands.begin(), c.operands.end(),
                                     [&](const auto& o) { return contents_[o.view.value] == contents::constant; });
-  std::vector<std::size_t> bytes;
+  std::vector<found_as> before;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto s = c.operands[i].view.value;
     if (c.operands[i].written && contents_[s] == contents::outside) save(tensors[i]);
     if (c.operands[i].written && log_ != nullptr && trace_.backward == 0 && !constant && !again.before)
       keep_data(tensors[i], s, told);
-    bytes.push_back(storage_of(tensors[i])->nbytes());
+    before.emplace_back(tensors[i]);
     if (c.operands[i].written && !tensors[i].is_inference()) c.operands[i].raised = -version(tensors[i]);
   }
 
   again.before != nullptr ? repeat(c, stack, first, again) : execute(c, stack, first, tensors, told, constant);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     auto& o = c.operands[i];
-    if (storage_of(tensors[i])->nbytes() != bytes[i] || index_.at(storage_of(tensors[i])) != o.view.value)
+    if (before[i].is_another(tensors[i])) {
+      for (std::size_t k = 0; k < tensors.size(); ++k) before[k].put_back(tensors[k]);  // it does so once more in the step
       refuse(name, "resizes or replaces the storage of a tensor");
+    }
     if (o.written && !tensors[i].is_inference()) o.raised += version(tensors[i]);
     if (again.before != nullptr) o.raised = again.before->operands[i].raised;
   }
