@@ -46,14 +46,21 @@ def effect_of(context: Any) -> str:
         return ""
     own = function.backward if function.backward is not torch.autograd.Function.backward else function.vjp
     try:
-        _Reading(own).function(own, [context])
+        _Reading(_package(function)).call(own, "its backward", [context])
     except _Effect as e:
         return f"the backward of {function.__qualname__} {e}"
+    except Exception as e:  # of an object that does not let itself be looked at
+        return f"the backward of {function.__qualname__} cannot be read ({e!r})"
     return ""
 
 
 def _package(what: Any) -> str:
     return (getattr(what, "__module__", None) or "").partition(".")[0]
+
+
+def _file(what: Any) -> str:
+    code = getattr(what, "__code__", None)
+    return code.co_filename if code else getattr(inspect.getmodule(what), "__file__", None) or ""
 
 
 @functools.lru_cache(maxsize=64)
@@ -85,15 +92,18 @@ def _sources(function: types.FunctionType) -> list[Any]:
 
 
 class _Reading:
-    """Reads functions, each once."""
+    """Reads functions, each once. own: the package whose code is read."""
 
-    def __init__(self, first: types.FunctionType) -> None:
-        self._own = _package(first)
+    def __init__(self, own: str) -> None:
+        self._own = own
         self._seen: set[tuple[int, ...]] = set()
 
     def function(self, f: Any, arguments: list[Any]) -> None:
         """arguments: the first ones, as far as they are known."""
-        f = inspect.unwrap(f)
+        while hasattr(f, "__wrapped__") and _file(f).startswith(_LIBRARY):  # such as `once_differentiable`
+            f = f.__wrapped__
+        if not isinstance(f, types.FunctionType):
+            return self.call(f, getattr(f, "__qualname__", repr(type(f))), arguments)
         key = id(f.__code__), *map(id, arguments)
         if key in self._seen:
             return
@@ -129,9 +139,7 @@ class _Reading:
         package = _package(what)
         if package in ("torch", "builtins"):
             return True
-        code = getattr(what, "__code__", None)
-        file = code.co_filename if code else getattr(inspect.getmodule(what), "__file__", None) or ""
-        return package != self._own and file.startswith(_LIBRARY)
+        return package != self._own and _file(what).startswith(_LIBRARY)
 
 
 class _Scope(ast.NodeVisitor):
@@ -140,6 +148,7 @@ class _Scope(ast.NodeVisitor):
     def __init__(self, reading: _Reading, f: types.FunctionType, node: Any, arguments: list[Any]) -> None:
         self._reading, self._node = reading, node
         names = [a.arg for a in [*node.args.posonlyargs, *node.args.args]]
+        self._rest = {node.args.vararg.arg: arguments[len(names):]} if node.args.vararg else {}
         self._outer = {n for x in ast.walk(node) if isinstance(x, (ast.Global, ast.Nonlocal)) for n in x.names}
         stored = {x.id for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
         self._known = {n: a for n, a in zip(names, arguments) if n not in stored}
@@ -196,6 +205,18 @@ class _Scope(ast.NodeVisitor):
         if isinstance(found, (types.MethodDescriptorType, types.WrapperDescriptorType)):
             return getattr(base, node.attr)
         return found.__func__ if isinstance(found, staticmethod) else found
+
+    def _passed(self, arguments: list[ast.expr]) -> list[Any]:
+        """The values of the first arguments of a call, as far as these are known."""
+        values: list[Any] = []
+        for a in arguments:
+            if not isinstance(a, ast.Starred):
+                values.append(self._value(a))
+            elif isinstance(a.value, ast.Name) and a.value.id in self._rest:
+                values += self._rest[a.value.id]
+            else:
+                break
+        return values
 
     # --- what changes something ------------------------------------------------------------------------------------------------
 
@@ -259,8 +280,7 @@ class _Scope(ast.NodeVisitor):
         f, text = node.func, ast.unparse(node.func)
         value = self._value(f)
         if value is not _UNKNOWN:
-            starred = any(isinstance(a, ast.Starred) for a in node.args)
-            self._reading.call(value, text, [] if starred else [self._value(a) for a in node.args])
+            self._reading.call(value, text, self._passed(node.args))
         elif isinstance(f, ast.Attribute):
             local = isinstance(f.value, ast.Name) and f.value.id in self._locals and f.value.id not in self._aliases
             changes = f.attr in _CHANGING and not local and not isinstance(f.value, (ast.Call, ast.BinOp))

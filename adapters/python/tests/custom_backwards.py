@@ -40,6 +40,23 @@ def doubled(gradient, times=2):
     return gradient * times
 
 
+def passed_on(f):
+    @functools.wraps(f)
+    def wrapped(*args):
+        return f(*args)
+
+    return wrapped
+
+
+def counted(f):
+    @functools.wraps(f)
+    def wrapped(*args):
+        ROWS.append(args[-1])
+        return f(*args)
+
+    return wrapped
+
+
 class Pure:
     """Backwards without other effects: they are planned."""
 
@@ -80,6 +97,10 @@ class Pure:
     @torch.autograd.function.once_differentiable
     def decorated(ctx, g):
         return g * 2
+
+    @passed_on
+    def decorated_by_the_user(ctx, g):
+        return g * ctx.model.tracker.scale()
 
 
 class Impure:
@@ -151,6 +172,10 @@ class Impure:
             gx, gw = torch.autograd.grad(ctx.model.inside(x), [x, weight], g)
         weight.grad = gw if weight.grad is None else weight.grad + gw
         return gx
+
+    @counted
+    def counts_in_a_decorator(ctx, g):
+        return g * len(ROWS)
 
     def cannot_be_read(ctx, g):
         return g * ctx.model.unknown[0](g)
