@@ -268,8 +268,9 @@ std::vector<at::Tensor> session::state::run_step(const invocation& call, begun_s
     try {
       begun = self->acquire(kind(uses), again);
     } catch (const over_budget&) {  // a budget that is known to do does; what the caller still holds comes on top, this once
-      self->warn_once("the forward runs once more for its backward. The outputs of before take " +
-                      format_bytes(self->memory.outputs_of_before) + " beyond the budget, in this step only");
+      if (self->memory.outputs_of_before > 0)
+        self->warn_once("the forward runs once more for its backward. The outputs of before take " +
+                        format_bytes(self->memory.outputs_of_before) + " beyond the budget, in this step only");
       self->memory.outputs_of_before = 0;
       begun = self->expected(kind, again, usage, uses);
     }
