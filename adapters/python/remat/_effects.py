@@ -16,11 +16,12 @@ import inspect
 import linecache
 import sysconfig
 import types
-from typing import Any
+from typing import Any, Iterator
 
 import torch
 
 _UNKNOWN = object()
+_NEW = object()  #: what a constructor makes
 _LIBRARY = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 _CONTAINERS = (list, dict, set, collections.deque)
 #: Methods that change containers. Tensors have `add`, too, which does not.
@@ -29,6 +30,13 @@ _CHANGING = {name for kind in _CONTAINERS for name in vars(kind)
 _READING = {*dir(torch.Tensor), *dir(str), "get", "items", "keys", "values", "copy", "saved_tensors", "saved_variables"} - {"backward"}
 #: Functions in C that change something.
 _BUILTIN = {"next", "setattr", "delattr", "exec", "eval", "__import__", "input"}
+#: Methods by which modules are read. Others of PyTorch may change them.
+_OF_MODULES = {"parameters", "named_parameters", "buffers", "named_buffers", "modules", "named_modules", "children", "named_children", "state_dict",
+               "get_parameter", "get_buffer", "get_submodule", "forward", "__call__"}
+#: Expressions and functions that make containers, and functions that give what is in others.
+_MADE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp, ast.BinOp)
+_MAKING = {"list", "dict", "set", "sorted", "deque", "defaultdict", "OrderedDict"}
+_GIVING = {"enumerate", "filter", "iter", "list", "map", "reversed", "sorted", "tuple", "zip"}
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
@@ -118,6 +126,8 @@ class _Reading:
         if getattr(f, "__func__", f) is torch.Tensor.backward or f is torch.autograd.backward:
             raise _Effect("runs another backward")
         if isinstance(f, types.MethodType):
+            if isinstance(f.__self__, torch.nn.Module) and _package(f.__func__) == "torch" and f.__name__ not in _OF_MODULES:
+                raise _Effect(f"calls {text}")
             if not self._trusted(f.__func__):
                 self.function(f.__func__, [f.__self__, *arguments])
         elif isinstance(f, types.FunctionType):
@@ -128,7 +138,11 @@ class _Reading:
                 raise _Effect(f"calls {text}")
         elif isinstance(f, torch.nn.Module) and not self._trusted(type(f)):
             self.function(type(f).forward, [f, *arguments])
-        elif not isinstance(f, type) and not self._trusted(type(f)):
+        elif isinstance(f, type):
+            made = inspect.getattr_static(f, "__init__")
+            if not self._trusted(f) and isinstance(made, types.FunctionType) and _file(made) != "<string>":  # of a dataclass
+                self.function(made, [_NEW, *arguments])
+        elif not self._trusted(type(f)):
             called = inspect.getattr_static(type(f), "__call__", None)
             if not isinstance(called, types.FunctionType):
                 raise _Effect(f"calls {text}, whose source is not there")
@@ -158,9 +172,12 @@ class _Scope(ast.NodeVisitor):
         self._locals = ({a.arg for a in ast.walk(node) if isinstance(a, ast.arg)} | stored | defined) - self._outer
         cells = zip(f.__code__.co_freevars, f.__closure__ or ())
         self._free = {**vars(builtins), **f.__globals__, **{name: c.cell_contents for name, c in cells if _filled(c)}}
-        #: locals that may be containers from elsewhere
-        self._aliases = {t.id for x in ast.walk(node) if isinstance(x, ast.Assign) and self._from_elsewhere(x.value)
-                         for t in x.targets if isinstance(t, ast.Name)}
+        stores = list(_stores(node))
+        #: locals that are containers made here, and those that may be, or hold, containers from elsewhere
+        self._made = stored - {name for name, value in stores if not _makes(value)}
+        self._aliases: set[str] = set()
+        while more := {name for name, value in stores if name not in self._aliases and self._from_elsewhere(value)}:
+            self._aliases |= more
 
     def read(self) -> None:
         body = self._node.body
@@ -169,8 +186,16 @@ class _Scope(ast.NodeVisitor):
 
     def _from_elsewhere(self, value: ast.expr) -> bool:
         if isinstance(value, ast.Name):
-            return value.id not in self._locals
-        return isinstance(value, ast.Attribute) and value.attr not in _READING
+            return value.id not in self._locals or value.id in self._aliases
+        if isinstance(value, ast.Attribute):
+            return value.attr not in _READING
+        if isinstance(value, (ast.Subscript, ast.Starred, ast.NamedExpr)):
+            return self._from_elsewhere(value.value)
+        if isinstance(value, (ast.IfExp, ast.BoolOp)):
+            return any(map(self._from_elsewhere, value.values if isinstance(value, ast.BoolOp) else [value.body, value.orelse]))
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+            return value.func.attr not in dir(torch.Tensor) and value.func.attr in _READING | _CHANGING and self._from_elsewhere(value.func.value)
+        return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "getattr"
 
     def _value(self, node: Any) -> Any:
         """The object that an expression names, if that is known without running code."""
@@ -187,7 +212,7 @@ class _Scope(ast.NodeVisitor):
                 return base[index.value]
             except (LookupError, TypeError):
                 return _UNKNOWN
-        if base is _UNKNOWN:
+        if base is _UNKNOWN or base is _NEW:
             return _UNKNOWN
         if isinstance(base, (types.ModuleType, type)) or _package(type(base)) == "torch" and not isinstance(base, (torch.nn.Module, torch.Tensor)):
             if isinstance(base, torch.autograd.function.FunctionCtx):
@@ -220,6 +245,14 @@ class _Scope(ast.NodeVisitor):
 
     # --- what changes something ------------------------------------------------------------------------------------------------
 
+    def _is_made(self, of: ast.expr, perhaps: bool) -> bool:
+        """A container was made here. perhaps: it may as well be a tensor, whose method changes nothing."""
+        if perhaps:
+            return not self._from_elsewhere(of)
+        while isinstance(of, (ast.Attribute, ast.Subscript, ast.Call)):
+            of = of.func if isinstance(of, ast.Call) else of.value
+        return isinstance(of, _MADE) or isinstance(of, ast.Name) and of.id in self._made
+
     def _targets(self, target: ast.expr, adds: bool = False) -> None:
         if isinstance(target, (ast.Tuple, ast.List)):
             for t in target.elts:
@@ -230,11 +263,13 @@ class _Scope(ast.NodeVisitor):
             if target.id in self._outer:
                 raise _Effect(f"writes the variable {target.id}")
         elif isinstance(target, ast.Attribute):
-            if adds or not isinstance(self._value(target.value), torch.autograd.function.FunctionCtx):
+            of = self._value(target.value)
+            if of is not _NEW and (adds or not isinstance(of, torch.autograd.function.FunctionCtx)):
                 raise _Effect(f"writes {ast.unparse(target)}")
         elif isinstance(target, ast.Subscript):
-            of = target.value
-            if not (isinstance(of, ast.Name) and of.id in self._locals and of.id not in self._aliases):
+            name = target.value
+            here = isinstance(name, ast.Name) and name.id in self._locals and name.id not in self._aliases
+            if not here or isinstance(self._value(name), _CONTAINERS):
                 raise _Effect(f"writes {ast.unparse(target)}")
 
     def visit_Assign(self, node: ast.Assign) -> None:
@@ -282,13 +317,40 @@ class _Scope(ast.NodeVisitor):
         if value is not _UNKNOWN:
             self._reading.call(value, text, self._passed(node.args))
         elif isinstance(f, ast.Attribute):
-            local = isinstance(f.value, ast.Name) and f.value.id in self._locals and f.value.id not in self._aliases
-            changes = f.attr in _CHANGING and not local and not isinstance(f.value, (ast.Call, ast.BinOp))
-            if changes or f.attr not in _READING | _CHANGING:
+            if f.attr not in _READING | _CHANGING or f.attr in _CHANGING and not self._is_made(f.value, f.attr in dir(torch.Tensor)):
                 raise _Effect("runs another backward" if f.attr == "backward" else f"calls {text}")
         elif not isinstance(f, ast.Lambda) and not (isinstance(f, ast.Name) and f.id in self._defined):
             raise _Effect(f"calls {text}")
         self.generic_visit(node)
+
+
+def _makes(value: ast.expr) -> bool:
+    return isinstance(value, _MADE) or isinstance(value, ast.Call) and ast.unparse(value.func).rpartition(".")[2] in _MAKING
+
+
+def _stores(function: Any) -> Iterator[tuple[str, ast.expr]]:
+    """Names that a function stores, and what they get, or what that is taken from."""
+    for x in ast.walk(function):
+        if isinstance(x, ast.Assign):
+            pairs = [(t, x.value) for t in x.targets]
+        elif isinstance(x, (ast.AnnAssign, ast.NamedExpr)):
+            pairs = [(x.target, x.value)] if x.value else []
+        elif isinstance(x, (ast.For, ast.comprehension)):
+            gives = isinstance(x.iter, ast.Call) and isinstance(x.iter.func, ast.Name) and x.iter.func.id in _GIVING
+            pairs = [(x.target, a) for a in (x.iter.args if gives else [x.iter])]  # type: ignore[attr-defined]
+        elif isinstance(x, ast.withitem) and x.optional_vars:
+            pairs = [(x.optional_vars, x.context_expr)]
+        else:
+            continue
+        while pairs:
+            target, value = pairs.pop()
+            if isinstance(target, ast.Name):
+                yield target.id, value
+            elif isinstance(target, ast.Starred):
+                pairs.append((target.value, value))
+            elif isinstance(target, (ast.Tuple, ast.List)):
+                alike = isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts)
+                pairs += zip(target.elts, value.elts if alike else [value] * len(target.elts))  # type: ignore[attr-defined]
 
 
 def _filled(cell: Any) -> bool:

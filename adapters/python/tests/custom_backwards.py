@@ -31,6 +31,23 @@ class Tracker:
         return self.tick()
 
 
+class Counted:
+    made = 0
+
+    def __init__(self):
+        Counted.made += 1
+        self.number = Counted.made
+
+
+class Pair:
+    def __init__(self, gradient):
+        self.rows, self.gradient = [], gradient
+
+
+def put(rows, gradient):
+    rows.append(gradient)
+
+
 def kept(gradient):
     ROWS.append(gradient)
     return gradient
@@ -90,6 +107,13 @@ class Pure:
             y = x.sin()
         return torch.autograd.grad(y, x, g)[0]
 
+    def makes_objects(ctx, g):
+        rows = list(ctx.model.rows)
+        rows.append(Pair(g).gradient + 1)
+        for row in [g, rows[0]]:
+            row = row * 2
+        return row
+
     def notes_on_its_context(ctx, g):
         ctx.gradient = g
         return g
@@ -140,6 +164,38 @@ class Impure:
         rows = ctx.model.rows
         rows.append(g.norm())
         return g * len(rows)
+
+    def appends_to_a_part(ctx, g):
+        rows = ctx.model.lists[g.dim() - 2]
+        rows.append(g.norm())
+        return g * len(rows)
+
+    def appends_in_a_loop(ctx, g):
+        for rows, _ in zip(ctx.model.lists, range(2)):
+            rows.append(g.norm())
+        return g * len(rows)
+
+    def appends_to_what_it_unpacks(ctx, g):
+        (rows,), factor = ctx.model.lists, 2
+        rows.append(g.norm())
+        return g * factor * len(rows)
+
+    def appends_under_another_name(ctx, g):
+        lists = ctx.model.lists
+        others = lists
+        (rows := others[0] if g.dim() else []).append(g.norm())
+        return g * len(rows)
+
+    def appends_to_an_argument(ctx, g):
+        put(ctx.model.lists[g.dim() - 2], g.norm())
+        return g * len(ctx.model.lists[0])
+
+    def counts_in_a_constructor(ctx, g):
+        return g * Counted().number
+
+    def changes_the_module(ctx, g):
+        ctx.model.register_buffer("last_gradient", g.norm())
+        return g * ctx.model.last_gradient
 
     def appends_in_a_function(ctx, g):
         return kept(g) * len(ROWS)
@@ -201,9 +257,9 @@ def model_with(f):
     class Applies(Net):
         def begin(self):
             global COUNT
-            COUNT = 0
+            COUNT = Counted.made = 0
             ROWS.clear()
-            self.tracker, self.rows, self.numbers, self.kept = Tracker(), [], iter(range(1, 99)), torch.zeros(())
+            self.tracker, self.rows, self.lists, self.numbers, self.kept = Tracker(), [], [[]], iter(range(1, 99)), torch.zeros(())
             self.inside = torch.nn.Linear(48, 48)
             self.unknown = {0: eval("lambda g: g.numel()")}
 
@@ -215,7 +271,7 @@ def model_with(f):
 
 def step(model, x, k):
     model(x).square().mean().backward()
-    return [torch.tensor([COUNT, len(ROWS), model.tracker.calls]), model.kept, *model.rows, *ROWS]
+    return [torch.tensor([COUNT, len(ROWS), model.tracker.calls]), model.kept, *model.rows, *model.lists[0], *ROWS]
 
 
 class CustomBackwards(Test):
