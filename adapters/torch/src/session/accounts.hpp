@@ -63,10 +63,10 @@ class accounts {
   bytes_t others(const runner* but = nullptr) const;
   /// Bytes of arenas that no step needs any more, but in which gradients still lie.
   bytes_t behind() const;
-  /// The budget in bytes. Relative ones leave out what is held and the gradients that there are; in
-  /// percent they are of the largest plain step so far: the last batch of an epoch, smaller than the others, may take what these
-  /// take. Those in flight beside it add what they would take. Shares of an accelerator's memory are of what is there for
-  /// tensors: free, or taken by tensors of this process.
+  /// The budget in bytes. Relative ones leave out what is held and the gradients that there are; in percent they are of the
+  /// largest plain step so far: the last batch of an epoch, smaller than the others, may take what these take. Those in flight
+  /// beside it add what they would take. Shares of an accelerator's memory are of what is there for tensors: free, or taken by
+  /// tensors of this process.
   /// @param fixed     what is held; its gradients do not count
   /// @param gradients those that exist; if a step begins, those that stayed behind in an arena are added
   /// @param begins    a step does
