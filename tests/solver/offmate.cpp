@@ -113,7 +113,7 @@ TEST_CASE("a fast link gives store-all's time, a dead one recomputation's, and n
 
 TEST_CASE("a faster link and more memory are no slower, within what a search may miss", "[long]") {
   const auto p = transformer_training_graph(3);
-  const offmate<> both(min_cut{}, {.starts = 4, .idle = 4});
+  const offmate<> both(min_cut{}, {.scan = 6, .inner = 1, .starts = 4, .search = 100'000, .idle = 2});
   double before = no_limit;
   for (const double rho : {8.0, 4.0, 2.0, 1.0, 0.5, 0.25}) {
     const auto r = solve(copying(p, rho), share_of_peak(p, 0.5), both, {.seconds = no_limit});
@@ -162,9 +162,9 @@ TEST_CASE("what only the backward needs runs early where copies take the time") 
 }
 
 TEST_CASE("on several threads: valid, observers told one at a time, stopped at once") {
-  const auto p = copying(transformer_training_graph(2), 2);
+  const auto p = copying(transformer_training_graph(1), 2);
   const auto budget = share_of_peak(p, 0.5);
-  const offmate<> both(min_cut{}, {.scan = 6, .inner = 1, .search = 5'000, .idle = 1});
+  const offmate<> both(min_cut{}, {.scan = 2, .inner = 1, .search = 5'000, .idle = 1});
   const auto one = solve(p, budget, both, {.seconds = no_limit});
   CHECK(solve(p, budget, both, {.seconds = no_limit}).schedule.steps == one.schedule.steps);
   for (const unsigned threads : {2U, 3U}) {

@@ -142,7 +142,10 @@ def fit(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str,
     known = [(p["peak"] + beyond, p["seconds"] / plain["plain_seconds"] - 1) for p in found if p["seconds"] is not None]
     for share in wanted:
         points.append(_cheapest(share, known, points[-1], smallest, planned))
-    chosen = first if first.peak <= available else planned(available, "the budget") if available >= smallest else None
+    fitting = [p for p in points if p.peak <= available]
+    if first.peak > available >= smallest and (best := planned(available, "the budget")) is not None:
+        fitting.append(best)
+    chosen = min(fitting, key=lambda p: p.extra, default=None)
     trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     shown = {"parameters": sizes["parameters"], "gradients": trained, "optimizer": sizes["optimizer"], "buffers": sizes["buffers"],
              "inputs": sizes["inputs"], "workspace": sizes["workspace"]}
