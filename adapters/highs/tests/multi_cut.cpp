@@ -26,8 +26,9 @@ TEST_CASE("highs: a longer limit proves no less from moments") { testing::check_
 TEST_CASE("highs: schedules from moments") { testing::check_moments(highs::backend()); }
 TEST_CASE("highs: proving proves more of the same schedule") {
   std::mt19937_64 g(3);
-  const proving<offmate<>, highs::backend> both;
-  CHECK(both.name() == offmate<>().name());
+  const offmate<> method(min_cut{}, {.scan = 4, .inner = 1, .starts = 2, .search = 20'000, .idle = 1});
+  const proving<offmate<>, highs::backend> both(method);
+  CHECK(both.name() == method.name());
   int stronger = 0;
   for (int round = 0; round < 10; ++round) {
     const auto plain = testing::random_training_chain(g, 5);
@@ -35,7 +36,7 @@ TEST_CASE("highs: proving proves more of the same schedule") {
     const double rate = static_cast<double>(all.peak) / (3 * all.seconds);
     const auto p = plain.with_copies(copy_rates{rate, rate, 0});
     const auto least = bounds_without_search(p).budget, budget = least + (all.peak - least) / 10;
-    const auto alone = solve(p, budget, offmate<>()), proven = solve(p, budget, both), other = solve(plain, budget, both);
+    const auto alone = solve(p, budget, method), proven = solve(p, budget, both), other = solve(plain, budget, both);
     REQUIRE(proven.found());
     CHECK(proven.seconds == Approx(alone.seconds));
     CHECK(proven.bound >= alone.bound);
