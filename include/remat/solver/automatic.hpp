@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The solver one gets without asking for one. Needs Boost.Graph. With a MILP library: `solver/automatic_milp.hpp`.
+/// The default solver. Needs Boost.Graph. To use a MILP library, include `solver/automatic_milp.hpp`.
 #pragma once
 
 #include <algorithm>
@@ -35,28 +35,33 @@
 
 namespace remat {
 
-/// For `automatic` without a MILP library.
+/// Template argument of `automatic` for use without a MILP library.
 struct no_backend {};
 
-/// What `automatic` does with a MILP backend. `solver/automatic_milp.hpp` defines it, so that programs without a backend need no
-/// Eigen.
+/// The parts of `automatic` that need a MILP backend. `solver/automatic_milp.hpp` defines them, so that programs without a
+/// backend need no Eigen.
 template <class B>
 struct automatic_milp;
 
-/// Runs what suits the size of the problem, each from the best schedule so far, until a bound is met within `limits.gap`, nothing
-/// more is found or time is up: cheap orders first, which have a schedule of most problems within a second
-/// (`offer_cheap_orders`), then minimum cuts and parts; for small problems a search through all orders
-/// (`order::small_search`); then local search and the staged MILP for the schedule, and several
-/// moments at once for the bound, whose solutions are orders to search around. With `limits.threads` of 2 or more, schedule and
-/// bound are worked on at the same time; which schedule is found then depends on timing. Anytime: every improvement is reported.
+/// The default solver: combines several methods, chosen by the size of the problem.
 ///
-/// Where the problem allows copies to the host, or has several tiers, it is the `Inner` of an `offmate`, which
-/// searches until time is up or nothing more is found for long, `proving` where there is a MILP library.
+/// Each method starts from the best schedule so far. The search ends when a bound is met within `limits.gap`, when no method
+/// finds an improvement, or when time is up. Every improvement is reported at once. The methods are:
+/// - cheap orders (`offer_cheap_orders`), which have a schedule of most problems within a second;
+/// - minimum cuts (`min_cut`), and planning in parts for large problems (`hierarchical`);
+/// - a search through all orders of a small problem (`order::small_search`);
+/// - local search around the best orders;
+/// - with a MILP library, the staged MILP for the schedule, and MILPs over several moments for the bound. The solutions of the
+///   latter are also orders to search around.
 ///
-/// @tparam B the MILP backend, for which `solver/automatic_milp.hpp` has to be included, or `no_backend`: then bounds and
-///           schedules are those of minimum cuts and local search
+/// With `limits.threads` of 2 or more, schedule and bound are improved at the same time; the schedule then depends on timing.
 ///
-/// Complexity: that of `min_cut`; the rest takes what time there is.
+/// If the problem allows copies to the host or has several tiers, `automatic` becomes the `Inner` of an `offmate`. It ends when
+/// time is up or after a long search without an improvement. With a MILP library, `proving` then improves the bound.
+///
+/// @tparam B the MILP backend, which needs `solver/automatic_milp.hpp`, or `no_backend`: then no MILP is solved
+///
+/// Complexity: that of `min_cut`; the other methods use the time that is left.
 /// @code
 /// auto r = remat::solve(p, budget, remat::automatic<>{}, {.seconds = 10, .gap = 0.01});
 /// if (r.found()) std::cout << r.seconds << " s, at most " << 100 * r.gap() << " % above the optimum\n";
@@ -71,10 +76,10 @@ class automatic {
  public:
   struct options {
     std::size_t small_operations = 400;       ///< larger problems are planned in parts as well
-    std::size_t moment_operations = 1000;     ///< larger problems do without the bound from several moments
-    std::size_t staged_operations = 250;      ///< larger problems do without the staged MILP
-    order::local_search_options search = {};  ///< of the local search
-    std::optional<schedule> start = {};       ///< a schedule that is known; of its copies nothing is taken
+    std::size_t moment_operations = 1000;     ///< larger problems get no bound from several moments
+    std::size_t staged_operations = 250;      ///< larger problems are not tried with a staged MILP
+    order::local_search_options search = {};  ///< options of the local search
+    std::optional<schedule> start = {};       ///< a known schedule to start from; its copies are ignored
   };
 
   automatic() : automatic(options{}) {}
@@ -89,7 +94,7 @@ class automatic {
     return started;
   }
 
-  /// @throws what the backend throws
+  /// @throws any exception of the backend
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     if (p.copies() || !p.plain()) {
       const options alone{options_.small_operations, options_.moment_operations, options_.staged_operations, options_.search, {}};
@@ -135,7 +140,8 @@ class automatic {
   }
 
  private:
-  /// What is known so far. Two threads may `run`, `suggest` and report; the rest is for one.
+  /// State of one search: the best schedule, bounds and suggested orders. A second thread that proves the bound may call
+  /// `within`, `suggest` and `seconds`, and report progress. The other members are for the main thread.
   class search {
    public:
     search(const problem& problem, bytes_t bytes, monitor& m)
@@ -145,11 +151,11 @@ class automatic {
     const bytes_t budget;
     const std::vector<operation_id> needed = needed_operations(p);
     incumbent best;
-    std::uint64_t stream = 0;  ///< of the next local search
+    std::uint64_t stream = 0;  ///< random stream of the next local search
 
-    /// Nothing more to be done?
+    /// True if the search has to end: it was stopped, or the problem is infeasible.
     bool done() const { return all_.stopped() || answer_.status == status::infeasible; }
-    /// Lends some seconds of the time that is left.
+    /// Calls `work` with a monitor for at most `seconds` of the time that is left.
     template <class F>
     auto within(double seconds, F&& work) {
       const double left = all_.remaining();
@@ -178,19 +184,19 @@ class automatic {
         r.status = status::infeasible;
       take(r);
     }
-    /// An order that tells a budget which is enough.
+    /// Stores the peak of `order` as a budget for which a schedule is known.
     void remember(const std::vector<operation_id>& order) {
       try {
         answer_.smallest_budget = as_result(p, with_drops(p, order)).peak;
-      } catch (const bad_schedule&) {  // computes a once-only operation again
+      } catch (const bad_schedule&) {  // `order` recomputes a once-only operation
       }
     }
-    /// An order, of any memory need, that a schedule may be made of.
+    /// Stores an order to search around; it need not fit the budget.
     void suggest(std::vector<operation_id> order) {
       const std::lock_guard guard(lock_);
       suggestions_.push_back(std::move(order));
     }
-    /// The last of them, or nothing.
+    /// Removes and returns the last suggested order; nothing if there is none.
     std::optional<std::vector<operation_id>> suggestion() {
       const std::lock_guard guard(lock_);
       if (suggestions_.empty()) return std::nullopt;
@@ -226,10 +232,10 @@ class automatic {
     result answer_;
   };
 
-  /// Has any schedule of a small problem, where there is none yet, and then the fastest.
-  /// @return true if that, or that there is none, is proven
+  /// Searches through all orders of a small problem: for any schedule if none is known yet, then for the fastest.
+  /// @return true if the search ended: the best schedule is proven optimal, or the problem infeasible
   static bool decide(search& now) {
-    constexpr std::size_t sets = 300'000;  // half a second
+    constexpr std::size_t sets = 300'000;  // about half a second
     if (now.done() || now.needed.size() > order::small_search::most || !order::small_search::takes(now.p)) return false;
     order::small_search all(now.p, now.budget);
     order::small_search::answer known;
@@ -244,7 +250,7 @@ class automatic {
     });
     return known.ended;
   }
-  /// Works on the bound; what the MILPs of several moments find are suggestions.
+  /// Improves the bound by MILPs over several moments. The orders in their solutions become suggestions.
   bound::time_bound prove(search& now, double seconds) const {
     return now.within(seconds, [&](monitor& m) {
       const auto proven =
@@ -256,9 +262,9 @@ class automatic {
       return proven;
     });
   }
-  /// Works on the schedule until four times the patience brings nothing and nobody is `proving`. The staged MILP, which takes
-  /// much of the time that is left, runs once the patience has brought nothing. On one thread and without MILPs a longer search
-  /// goes on where a shorter one ends.
+  /// Improves the schedule by local search, until 4 * `patience` rounds bring no improvement and `proving` returns false. The
+  /// staged MILP takes much of the time that is left, so it runs only after `patience` rounds without an improvement. On one
+  /// thread and without MILPs, a longer search continues where a shorter one ends.
   void look(search& now, const std::vector<operation_id>& start, const std::function<bool()>& proving = {}) const {
     bool staged = now.p.operations().size() > options_.staged_operations, faster = false;
     for (std::size_t idle = 0; !now.done() && (idle < 4 * options_.search.patience || (proving && proving()));) {
@@ -268,14 +274,16 @@ class automatic {
     }
   }
   static std::size_t patience(const problem& p) { return order::patience_for(p, 800'000); }
-  /// Looks around what is suggested; then around the best or, every other time that this `was_faster` not, from `start` anew.
+  /// Searches around each suggested order, then around the best order. In a small problem, every other call searches from `start`
+  /// instead if the last call found nothing (`was_faster` is false).
   /// @return true if it found a faster schedule
   bool look_once(search& now, const std::vector<operation_id>& start, bool was_faster) const {
     while (auto order = now.suggestion()) follow(now, std::move(*order), std::min<std::size_t>(patience(now.p), 300));
     const bool again = was_faster || now.stream % 2 == 1 || now.p.operations().size() > options_.small_operations;
     return follow(now, again && now.best.found() ? now.best.order() : start, patience(now.p));
   }
-  /// Looks around an order of any memory need until `patience` rounds bring nothing. @return true if that is the best now
+  /// Searches around an order, which need not fit the budget, until `patience` rounds bring no improvement.
+  /// @return true if it found the fastest schedule so far
   bool follow(search& now, std::vector<operation_id> order, std::size_t patience) const {
     if (now.done()) return false;
     incumbent other(now.p, now.budget);
@@ -294,7 +302,7 @@ class automatic {
       if (now.best.found()) start = with_drops(now.p, now.best.order());
       try {
         now.take(now.run(automatic_milp<B>::staged(backend_, std::move(start)), now.remaining() * 0.4));
-      } catch (const too_large&) {  // few operations with very many values: without
+      } catch (const too_large&) {  // few operations, but too many values for the model: skip it
       }
     }
   }

@@ -20,7 +20,7 @@
 
 namespace remat {
 
-/// What `automatic<B>` does with a MILP backend. To include this header is enough.
+/// The parts of `automatic<B>` that need a MILP backend. Users only include this header.
 ///
 /// @tparam B the MILP backend
 ///
@@ -33,23 +33,26 @@ namespace remat {
 template <class B>
 requires milp::backend<B>
 struct automatic_milp<B> {
-  /// Runs `inner` for problems with copies, and works on the bound afterwards where there are at most `most` operations.
-  /// @throws what the solver and the backend throw
+  /// Solves a problem with copies by `inner`. Then improves the bound if the problem has at most `most` operations.
+  /// @throws any exception of the solver and the backend
   template <solver Inner>
   static result prove_copies(Inner inner, const B& backend, std::size_t most, const problem& p, bytes_t budget, monitor& m) {
     return proving<Inner, B>(std::move(inner), backend, most).solve(p, budget, m);
   }
 
-  /// The bound from several moments at once.
-  /// @param told is told the order that each solution of a MILP contains, if any, and returns the time of the best schedule, s
-  /// @throws what the backend throws
+  /// Computes the bound from several moments at once.
+  /// @param told called with the order in each solution of a MILP, if the solution has one; returns the time of the best
+  /// schedule,
+  ///             s
+  /// @return bounds on the time, s, and on the budget, bytes
+  /// @throws any exception of the backend
   template <class Told>
   static bound::time_bound bound_time(const B& backend, const problem& p, bytes_t budget, monitor& m, Told&& told) {
     return bound::multi_cut_bound<B>(p, budget, m, {}, backend,
                                      [&](const auto& form, const auto& x, double) { return told(bound::order_of(p, form, x)); });
   }
 
-  /// The staged MILP, with a schedule to start from.
+  /// The solver of the staged MILP, which starts from `start`.
   static checkmate<B> staged(const B& backend, std::optional<schedule> start) {
     auto options = checkmate<B>::options::balanced();
     options.start = std::move(start);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// A first schedule, within a second also for 100 000 operations.
+/// Finds a first schedule, within a second even for 100 000 operations.
 #pragma once
 
 #include <cstddef>
@@ -27,28 +27,33 @@
 
 namespace remat {
 
-/// Offers orders that are made in a few passes over the problem, until one fits: store-all, `order::recursive_checkpoints` with
-/// shorter and shorter runs that are kept whole, the orders of `order_by_separators` where the separators are small, evictions
-/// from the leanest of them, and what takes least memory and most time: `revolve` with blocks of equal cost, and `chen` with the
-/// last result alone. Of more than `few` values and operations, the finest division is tried second: where it
-/// does not fit, those between are not worth their time; where it does, they may find a faster schedule.
+/// Offers orders that take a few passes over the problem each, until one fits the budget:
+/// - store-all;
+/// - `order::recursive_checkpoints`, with ever shorter runs that are kept whole;
+/// - `order_by_separators`, if the separators are small;
+/// - evictions from store-all and from the order with the smallest peak so far;
+/// - orders of least memory and most time: `revolve` with blocks of equal cost, and `chen` with the last result alone.
 ///
-/// A search that begins with them has a schedule even if it is to stop at once: a stop counts only after `grace` seconds, and not
-/// at all for `few` values and operations, which take some hundredths of a second.
+/// In a problem of more than `few` values and operations, the finest division by separators is tried second. If it does not fit,
+/// the divisions between are skipped. If it fits, they may still give a faster schedule.
+///
+/// A search that begins with these orders has a schedule even if it must stop at once. A stop counts only after `grace` seconds.
+/// Problems of at most `few` values and operations take some hundredths of a second; of their orders, a stop ends only those of
+/// least memory.
 /// @param p    the problem
-/// @param best takes the first that fits
-/// @param m    is told of it
-/// @return the order of the smallest peak, whether it fits or not
-/// Complexity: some dozens of passes over values, edges and the computations of the orders.
+/// @param best receives each order that fits
+/// @param m    limits and stop; is told of each improvement
+/// @return the order with the smallest peak, whether it fits or not
+/// Complexity: some dozens of passes over the values, the edges and the computations of the orders.
 /// @code
 /// remat::incumbent best(p, budget);
 /// remat::offer_cheap_orders(p, best, m);
 /// @endcode
 inline std::vector<operation_id> offer_cheap_orders(const problem& p, incumbent& best, monitor& m) {
   constexpr double grace = 0.3;
-  constexpr std::size_t few = 10'000, longest = 32,  // orders: times the operations
-      finest = 12,                                   // operations of an undivided part; smaller ones save next to nothing
-      work = 3'000'000;                              // evictions: looks at values and operations
+  constexpr std::size_t few = 10'000, longest = 32,  // most computations of an order, times the operations
+      finest = 12,                                   // operations of an undivided part; smaller parts save next to nothing
+      work = 3'000'000;                              // of an eviction: values and operations looked at
   const bool quick = p.values().size() + p.operations().size() <= few;
   const std::function<bool()> stop = [&] { return !quick && m.stopped() && m.elapsed() > grace; };
   const auto needed = needed_operations(p);
@@ -69,12 +74,12 @@ inline std::vector<operation_id> offer_cheap_orders(const problem& p, incumbent&
     auto order = order::recursive_checkpoints(p, needed, turn, leaf, longest * needed.size(), stop);
     if (!order) break;
     if (fits(*order, "recursive checkpoints")) return leanest;
-    if (least > all - all / 20) break;  // too much crosses the middles, of shorter runs too
+    if (least > all - all / 20) break;  // too many bytes cross the middle; shorter runs do not help
   }
   const structure::separator_tree tree(p, needed, stop);
   const auto separators_fit = [&](std::size_t leaf) -> std::optional<bool> {
     auto order = order_by_separators(p, tree, leaf, longest * needed.size(), stop);
-    if (!order) return std::nullopt;  // smaller ones are longer still
+    if (!order) return std::nullopt;  // smaller parts give longer orders
     return fits(*order, "separators");
   };
   bool finest_known = quick;

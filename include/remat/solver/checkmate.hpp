@@ -23,25 +23,25 @@
 
 namespace remat {
 
-/// The fastest *staged* schedule, found and proven by a MILP backend.
+/// Finds the fastest *staged* schedule by a MILP, and proves that it is the fastest.
 ///
-/// The class of schedules and the optimum are those of the published method. The model is `staged::strong_form`, which proves
-/// that optimum faster; the published model is `staged::published_form`. Nothing else of ours takes part by default, but that the
-/// search starts from the answer of a smaller model (`restricted_first`), which changes neither.
+/// The class of schedules and the optimum are those of the published method. The model is `staged::strong_form`, which proves the
+/// optimum faster; the published model is `staged::published_form`. By default only one addition of ours takes part: the search
+/// starts from the answer of a smaller model (`restricted_first`). It changes neither class nor optimum.
 ///
-/// What is proven: `result.scope_bound` bounds the time of every schedule in `result.scope` (the staged ones, within the
-/// restrictions asked for), and `result.scope_gap()` says how far from it the schedule is. Staged schedules are a restriction: a
-/// few problems have a faster schedule outside, or only such ones. Hence the status is `optimal` only if a bound on *every*
-/// schedule is met (when nothing needs to be recomputed, say), otherwise `feasible`; and a problem without a staged schedule ends
-/// as `not_found`, with that reason and an infinite `scope_bound`, never as `infeasible`.
+/// `result.scope_bound` bounds the time of every schedule in `result.scope`: the staged schedules within the restrictions asked
+/// for. `result.scope_gap()` is the gap to this bound. In a few problems a schedule that is not staged is faster, or is the only
+/// one that fits. So the status is `optimal` only if a bound on *every* schedule is met, for instance if nothing needs to be
+/// recomputed; otherwise it is `feasible`. A problem without a staged schedule ends as `not_found`, with that reason and an
+/// infinite `scope_bound`, never as `infeasible`.
 ///
-/// Copies to the host are not used.
+/// Does not use copies to the host.
 ///
 /// @tparam B    the MILP backend
 /// @tparam Form the MILP: `staged::strong_form` or `staged::published_form`
 ///
-/// Complexity: exponential; seconds for some 50 operations, and up to some hundred with `options::fast()`. Use `rotor` on chains,
-/// whose symmetry is the worst case of a MILP.
+/// Complexity: exponential. Seconds for some 50 operations, or for some hundred with `options::fast()`. Use `rotor` on chains:
+/// their symmetry is the worst case of a MILP.
 ///
 /// Reference: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020.
 /// @code
@@ -55,16 +55,17 @@ class checkmate {
   struct options {
     staged::staging rules = {};          ///< restrictions; by default all staged schedules are searched
     std::optional<schedule> start = {};  ///< a known schedule, used as a cutoff and, if staged, as the start of the search
-    /// First solve with R1-R3, where `rules` has not all of them, and start from the answer. Mostly halves the time.
+    /// First solve with R1-R3 of `staged::staging`, unless `rules` has them all, and start from the answer. Mostly halves the
+    /// time.
     bool restricted_first = true;
-    /// Take the order of the first computations in `start`, if there is one, for the order of the operations: then most
-    /// schedules of other methods are staged. `rules.order` comes first.
+    /// List the operations in the order in which `start` first computes them, if there is a `start` and `rules.order` is empty.
+    /// In that order, most schedules of other methods are staged.
     bool order_of_start = false;
 
-    /// R1-R3, and R4 with 1 %, for training graphs: rarely worse than no restriction and an order of magnitude faster, but close
-    /// to the smallest budgets often without a schedule.
+    /// For training graphs: R1-R3, and R4 with 1 %. The schedules are rarely slower than without restrictions, and are found an
+    /// order of magnitude faster. Near the smallest budgets there is often none.
     static options fast() { return {.rules = {true, true, true, {}, 0, 0.01}, .restricted_first = false}; }
-    /// R2-R4 with one more stage at the end, started from R1-R4: also finds schedules that compute a gradient again.
+    /// R2-R4 with one more stage at the end, started from R1-R4. Also finds schedules that recompute a gradient.
     static options balanced() { return {.rules = {false, true, true, {}, 0, 0.01, {}, true}, .order_of_start = true}; }
   };
 
@@ -79,22 +80,23 @@ class checkmate {
     return started;
   }
 
-  /// @throws bad_option if `rules` are out of range; too_large; what the backend throws
+  /// @throws bad_option if `rules` are out of range; too_large if the model would be too large; any exception of the backend
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     if (budget < bounds_without_search(p).budget) return impossible();
     return forms(*this, p, budget).solve(budget, {}, 0, m);
   }
 
-  /// Solves for many budgets with one model, of which only the bounds of the memory rows change. Goes from the largest budget to
-  /// the smallest: a bound for one holds for all smaller ones, a schedule serves all budgets down to its peak, where it is as
-  /// good as it was proven to be, and repaired by evictions it is a start for those below. In the end no budget has a slower
-  /// schedule than a smaller one. The time that is left is divided evenly among the budgets that are left.
+  /// Solves for several budgets with one model, of which only the bounds of the memory rows change.
+  ///
+  /// Goes from the largest budget to the smallest. A bound for one budget holds for all smaller budgets. A schedule serves all
+  /// budgets down to its peak, with the gap that was proven for it. For smaller budgets, evictions turn it into a start. In the
+  /// end, no budget has a slower schedule than a smaller budget. Each budget gets an equal share of the time that is left.
   /// @param p       the problem
   /// @param budgets bytes, >= 0, in any order
-  /// @param m       limits of the whole sweep, and who hears of progress
-  /// @return the results, in the order of `budgets`, filled in and checked as by `remat::solve`
+  /// @param m       limits of the whole sweep; is told of progress
+  /// @return the results in the order of `budgets`, completed and checked as by `remat::solve`
   /// @throws as `solve`; bad_option for a negative budget
-  /// Complexity: that of `solve` per budget, the construction of the model excepted.
+  /// Complexity: that of `solve` per budget, but the model is built once.
   /// @code
   /// const remat::checkmate<remat::highs::backend> method;
   /// remat::monitor m({.seconds = 60});
@@ -113,10 +115,14 @@ class checkmate {
     return results;
   }
 
-  /// The exact trade of time against memory among the schedules of the scope: solves for `highest`, then for one byte less than
-  /// the peak of the schedule found, and so on.
-  /// @return results of falling budgets, each with the fastest schedule (to within the gap) for every budget from its peak up to
-  ///         its own; ends before `lowest`, with the first budget without a schedule, or when the limits of `m` are reached
+  /// The exact trade-off of time against memory among the schedules of the scope. Solves for `highest`, then for one byte less
+  /// than the peak of the schedule found, and so on.
+  /// @param p       the problem
+  /// @param lowest  smallest budget, bytes
+  /// @param highest largest budget, bytes
+  /// @param m       limits of the whole curve; is told of progress
+  /// @return results of falling budgets; each has the fastest schedule, within the gap, for all budgets from its peak to its own
+  ///         budget. The list ends before `lowest`, with the first budget without a schedule, or at the limits of `m`.
   /// @throws as `sweep`
   /// Complexity: that of `solve` per schedule on the curve.
   std::vector<result> staircase(const problem& p, bytes_t lowest, bytes_t highest, monitor& m) const {
@@ -136,7 +142,7 @@ class checkmate {
     return r;
   }
 
-  /// The models of one problem, for a smallest budget and all above it.
+  /// The models of one problem, for all budgets from the smallest one up.
   class forms {
    public:
     forms(const checkmate& method, const problem& p, bytes_t smallest)
@@ -153,7 +159,7 @@ class checkmate {
     }
 
     /// @param hint  another order to start from, if it fits
-    /// @param floor lower bound on the time of all schedules of the scope, s
+    /// @param floor lower bound on the time of every schedule of the scope, s
     result solve(bytes_t budget, const std::optional<std::vector<operation_id>>& hint, double floor, monitor& m) {
       result r;
       incumbent best(p_, budget);
@@ -171,10 +177,10 @@ class checkmate {
     }
 
    private:
-    /// Looks for a better schedule than `best` under `rules`.
-    /// @param form  the model, made when it is first needed
+    /// Looks for a schedule under `rules` that is faster than `best`.
+    /// @param form  the model, built when it is first needed
     /// @param floor lower bound on the time of every schedule under the rules, s
-    /// @param r     takes what is proven
+    /// @param r     receives scope, proven bound and reason
     void search(bytes_t budget, const staged::staging& rules, std::optional<Form>& form, double floor, monitor& m,
                 incumbent& best, result& r) {
       const auto gap = m.limits().gap;
@@ -196,7 +202,7 @@ class checkmate {
       form->set_budget(budget);
       auto o = milp::options_within(m);
       if (best.found()) o.start = form->encode(best.schedule());
-      if (o.start && !milp::violation(form->model(), *o.start).empty()) o.start.reset();  // within the budget, not the rules
+      if (o.start && !milp::violation(form->model(), *o.start).empty()) o.start.reset();  // fits the budget, but breaks the rules
       if (best.found() && !o.start) o.cutoff = best.seconds() / form->unit() * (1 - gap);
       o.poll = [&](double objective, double bound) {
         return report(objective * form->unit(), std::max(floor, bound * form->unit()));
@@ -218,14 +224,14 @@ class checkmate {
     std::optional<Form> first_, second_;
   };
 
-  /// Solves for falling budgets.
+  /// Solves for one budget after another, from the largest to the smallest.
   class descent {
    public:
     descent(const checkmate& method, const problem& p, bytes_t smallest, monitor& m)
         : method_(method), p_(p), m_(m), forms_(method, p, std::max(smallest, bounds_without_search(p).budget)) {}
 
-    /// @param budget no larger than the one before
-    /// @param share  this one takes 1 / share of the time that is left
+    /// @param budget bytes, at most that of the last call
+    /// @param share  this call may take 1 / share of the time that is left
     result next(bytes_t budget, double share) {
       if (last_.found() && last_.peak <= budget) {
         last_.budget = budget;

@@ -22,10 +22,11 @@
 
 namespace remat {
 
-/// Rounds the LP relaxation of a staged MILP: what is kept (S) follows from the relaxation by a threshold, what is recomputed (R)
-/// from what is kept. As published, by default: the unrestricted model at 90 % of the budget, and nothing is done about a
-/// schedule over the budget. `options::repaired()` solves a restricted model with several allowances, repairs schedules over the
-/// budget by evictions and replaces recomputations by retention where there is room.
+/// Rounds the LP relaxation of a staged MILP. A threshold decides which values are kept (S); the recomputations (R) follow.
+///
+/// By default as published: the unrestricted model at 90 % of the budget, without repair of a schedule over the budget.
+/// `options::repaired()` solves a restricted model with several allowances, repairs schedules over the budget by evictions, and
+/// replaces recomputations by retention where memory is left.
 ///
 /// The relaxation at the full budget bounds the time of every schedule of `result.scope`.
 ///
@@ -45,13 +46,13 @@ class checkmate_rounding {
  public:
   struct options {
     staged::staging rules = {};  ///< restrictions
-    /// Shares of the budget (less held bytes) that the relaxation must leave free, one relaxation each; in [0, 1). One of 0 comes
-    /// first in any case: it gives `scope_bound`.
+    /// Shares of the budget (less held bytes) that the relaxation must leave free, in [0, 1); one relaxation each. A relaxation
+    /// with share 0 always comes first, because it gives `scope_bound`.
     std::vector<double> allowances = {0.1};
-    unsigned thresholds = 9;  ///< values with S >= i / (thresholds + 1), i = 1..thresholds, are kept; >= 1
-    bool repair = false;      ///< evict where the budget is exceeded, retain where there is room
+    unsigned thresholds = 9;  ///< number of thresholds, >= 1; the i-th keeps values with S >= i / (thresholds + 1)
+    bool repair = false;      ///< evict where the budget is exceeded, retain values where memory is left
 
-    /// Ours: the restrictions of `checkmate::options::balanced()`, several allowances, and repair.
+    /// Our variant: the restrictions of `checkmate::options::balanced()`, several allowances, and repair.
     static options repaired() { return {{false, true, true, {}, 0, 0.01, {}, true}, {0.05, 0.1, 0.2}, 11, true}; }
   };
 
@@ -65,7 +66,7 @@ class checkmate_rounding {
 
   std::string name() const { return "checkmate-rounding/" + std::string(backend_.name()); }
 
-  /// @throws bad_option if `rules` are out of range; too_large; what the backend throws
+  /// @throws bad_option if `rules` are out of range; too_large if the model would be too large; any exception of the backend
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     result r;
     const auto least = bounds_without_search(p);
@@ -97,7 +98,7 @@ class checkmate_rounding {
         r.scope = to_string(options_.rules);
         r.scope_bound = std::max(r.scope_bound, s.bound * form.unit());
       }
-      if (!s.found()) break;  // then there is no solution with a smaller budget either, or no time
+      if (!s.found()) break;  // smaller budgets have no solution either, or time is up
       for (unsigned i = 1; i <= options_.thresholds && !m.stopped(); ++i)
         if (round(p, budget, form.extract(s.x, i / (options_.thresholds + 1.0)), m, best)) report("rounding");
     }
@@ -119,7 +120,8 @@ class checkmate_rounding {
     return milp::solve(backend_, model, o);
   }
 
-  /// Offers a schedule to `best`, made to fit. @return true if it was taken
+  /// Offers the order of `s` to `best`; with `repair`, evicts values first until it fits.
+  /// @return true if `best` took an order
   bool round(const problem& p, bytes_t budget, const schedule& s, const monitor& m, incumbent& best) const {
     const auto stop = [&] { return m.stopped(); };
     auto order = prune_order(p, compute_order(s));

@@ -22,11 +22,11 @@
 
 namespace remat {
 
-/// Divides the forward into segments, retains checkpoints at their ends and the last segment, and makes everything else again
-/// when the backward needs it. Of the divisions and variants that the options allow, the fastest that fits is taken.
+/// Divides the forward into segments. Keeps checkpoints at their ends and all of the last segment, and recomputes everything else
+/// when the backward needs it. Takes the fastest schedule that fits, of the divisions and variants that the options allow.
 ///
-/// On graphs of any shape; which one is a chain matters for how well it does, not for whether it is right. What once-only
-/// operations yield is retained.
+/// For graphs of any shape; how good the schedules are depends on how close the graph is to a chain. Results of once-only
+/// operations are kept.
 ///
 /// Complexity: O(divisions (values + edges executed)).
 ///
@@ -37,27 +37,27 @@ namespace remat {
 /// @endcode
 class chen {
  public:
-  /// Where a segment may end, and what is retained of it.
+  /// Where a segment may end, and which of its values are kept.
   enum class variant {
-    any,                  ///< each of those that follow, `last_node` only if nothing else fits
-    crossing,             ///< after any operation; all values that later segments read
-    linearised,           ///< after any operation; what that operation yields
-    articulation_points,  ///< after articulation points of the forward; what they yield
-    last_node             ///< nothing but the outputs of the operation before: the least that can be kept
+    any,                  ///< all of the following; `last_node` only if nothing else fits
+    crossing,             ///< after any operation; keeps all values that later segments read
+    linearised,           ///< after any operation; keeps the outputs of this operation
+    articulation_points,  ///< after articulation points of the forward; keeps their outputs
+    last_node             ///< keeps only the outputs of the operation before: the least memory
   };
   /// How long the segments are.
   enum class division {
-    any,          ///< each of those that follow
-    square_root,  ///< they end at every k-th candidate, k = floor(sqrt(candidates))
-    equal,        ///< equal numbers of candidates in each, for several numbers of segments
-    greedy        ///< they end at the first candidate after more than b bytes were made, for several b
+    any,          ///< all of the following
+    square_root,  ///< segments end at every k-th candidate, k = floor(sqrt(candidates))
+    equal,        ///< equal numbers of candidates per segment, for several numbers of segments
+    greedy        ///< segments end at the first candidate after more than b bytes were made, for several b
   };
   struct options {
     std::optional<operation_id> backward_start =
-        {};  ///< first operation of the backward; by default as `remat::backward_start` says
+        {};  ///< first operation of the backward; by default from `structure::backward_start`
     chen::variant variant = variant::any;
     chen::division division = division::any;
-    std::size_t tries = 64;  ///< most numbers of segments and most b that are tried, >= 1
+    std::size_t tries = 64;  ///< most numbers of segments, and most values of b, to try, >= 1
   };
 
   chen() : chen(options{}) {}
@@ -82,7 +82,7 @@ class chen {
   }
 
  private:
-  using positions = std::vector<std::size_t>;  // in the list of needed operations
+  using positions = std::vector<std::size_t>;  // indices into the list of needed operations
 
   void search(const problem& p, const std::vector<operation_id>& needed, std::size_t backward_start, incumbent& best,
               monitor& m) const {
@@ -108,7 +108,7 @@ class chen {
         best.report(m, "last node");
   }
 
-  /// The sets of ends to be tried, each once.
+  /// The distinct sets of segment ends to try.
   std::set<positions> divisions(const problem& p, const std::vector<operation_id>& needed, std::size_t backward_start,
                                 const positions& candidates) const {
     std::set<positions> sets;
@@ -151,14 +151,14 @@ class chen {
     return sets;
   }
 
-  /// Computes the forward, forgets what is not retained, and goes on; what is missing is computed again when it is needed.
-  /// @return the order, or nothing if it is stopped or longer than anybody wants
+  /// Runs the forward, drops all values that are not kept, and runs the backward. Missing values are recomputed on demand.
+  /// @return the order; nothing if stopped, if the order is uselessly long, or if a once-only operation would have to run again
   static std::optional<std::vector<operation_id>> play(const problem& p, const std::vector<operation_id>& needed,
                                                        std::size_t backward_start, const positions& ends, variant v,
                                                        const monitor& m) {
     const auto& ops = p.operations();
     const auto backward = ends.size() + 1;
-    std::vector<std::size_t> segment(ops.size(), backward);  // of an operation
+    std::vector<std::size_t> segment(ops.size(), backward);  // per operation
     for (std::size_t k = 0, s = 0; k < backward_start; ++k) {
       segment[needed[k]] = s;
       if (s < ends.size() && ends[s] == k) ++s;
@@ -191,12 +191,12 @@ class chen {
       const auto o = needed[k];
       if (k == backward_start)
         for (std::size_t i = 0; i < backward_start; ++i) forget(needed[i]);
-      std::size_t here = 0;  // the last segment that the operation reads
+      std::size_t here = 0;  // the last segment from which the operation reads
       for (auto x : ops[o].inputs)
         if (!p.is_source(x) && segment[p.producer(x)] < backward) here = std::max(here, segment[p.producer(x)]);
       const auto from = now.order().size();
       if (!now.run(o) || now.order().size() > longest || m.stopped()) return std::nullopt;
-      // What was made on the way to this segment is forgotten.
+      // Drop the values of earlier segments that were recomputed only to reach this one.
       if (v != variant::crossing && k >= backward_start)
         for (auto i = from; i + 1 < now.order().size(); ++i)
           if (const auto x = now.order()[i]; v == variant::last_node || segment[x] < here) forget(x);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Planning in parts: any graph, any solver inside, any joiner for the whole. Needs Boost.Graph.
+/// Planning in parts: for any graph, with any solver for the parts and any joiner for the whole. Needs Boost.Graph.
 #pragma once
 
 #include <algorithm>
@@ -36,11 +36,11 @@
 
 namespace remat {
 
-/// The problem with the costs of like operations made equal, so that equal layers whose measured costs differ by noise are seen
-/// to be equal. Alike: same kind, sizes, workspace; costs are joined from below while they are within `tolerance` of the
-/// smallest.
+/// The problem with equal costs for like operations, so that equal layers are recognised although their measured costs differ by
+/// noise. Operations are alike if kind, sizes and workspace are equal. Their costs are averaged, from the smallest up, as long as
+/// they are within `tolerance` of the smallest.
 /// @param p         the problem
-/// @param tolerance relative, >= 0; 0 leaves all as it is
+/// @param tolerance relative, >= 0; 0 changes nothing
 /// Complexity: O((values + edges) log).
 inline problem with_like_costs(const problem& p, double tolerance) {
   if (tolerance <= 0) return p;
@@ -69,7 +69,7 @@ inline problem with_like_costs(const problem& p, double tolerance) {
   return problem(p.name(), p.values(), std::move(ops), p.targets(), p.copies(), p.backward_start());
 }
 
-/// `min_cut` with less effort than where it is on its own; other solvers as they are.
+/// `min_cut` with less effort than on its own; a default-constructed solver of any other type.
 template <solver S>
 S cheap_default() {
   if constexpr (std::is_same_v<S, min_cut>)
@@ -78,7 +78,7 @@ S cheap_default() {
     return S();
 }
 
-/// Several joiners, one after another; what the first ones found, the others may better.
+/// Runs several joiners in turn. Each may improve the schedules of those before.
 template <hierarchy::joiner... J>
 class join_in_turn {
  public:
@@ -89,7 +89,7 @@ class join_in_turn {
     std::apply([&](const auto&... j) { ((all += (all.empty() ? "" : "+") + std::string(j.name())), ...); }, joiners_);
     return all;
   }
-  /// @throws what they throw
+  /// @throws any exception of the joiners
   void join(hierarchy::level& l, monitor& m) const {
     std::apply([&](const auto&... j) { (j.join(l, m), ...); }, joiners_);
   }
@@ -98,29 +98,29 @@ class join_in_turn {
   std::tuple<J...> joiners_;
 };
 
-/// The joiner that `hierarchical` has by default: the chain, and `min_cut` on the condensed graph, both with evictions.
+/// The default joiner of `hierarchical`: first the chain, then `min_cut` on the condensed graph, both with evictions.
 class join_by_default : public join_in_turn<join_by_chain, join_by_outer<min_cut>> {
  public:
   join_by_default()
       : join_in_turn(join_by_chain({.evictions = true}), join_by_outer<min_cut>(cheap_default<min_cut>(), {.evictions = true})) {}
 };
 
-/// Cuts a graph into parts, finds several options for each, and joins them: for graphs of any size and shape.
+/// Cuts a graph into parts, finds several options for each part, and joins them. For graphs of any size and shape.
 ///
-/// The parts come from `find_partition` or from the user. Each is a problem of its own (`part_problem`), which Inner solves
-/// for several bounds on what is saved and on the peak; equal parts are solved once (`canonical`), and parts that are too large
-/// are cut again and joined in the same way. Joiner then makes a schedule of the whole: by the dynamic program over the chain of
-/// parts (`join_by_chain`: `rockmate`), by a solver for the condensed graph (`join_by_outer`), or by an ILP (`join_by_hilp`:
-/// `hiremate`). With options that are on here and off there, minimum cuts and evictions add options of parts, `retain_more` uses
-/// the room that is left, and `local_search` searches around what was found.
+/// The parts come from `find_partition` or from the user. Each part is a problem of its own (`part_problem`). Inner solves it for
+/// several bounds on the bytes saved and on the peak. Equal parts are solved once (`canonical`). Parts that are too large are cut
+/// again and joined in the same way. Joiner makes a schedule of the whole: by a dynamic program over the chain of parts
+/// (`join_by_chain`: `rockmate`), by a solver for the condensed graph (`join_by_outer`), or by an ILP (`join_by_hilp`:
+/// `hiremate`).
 ///
-/// Copies to the host are not used.
+/// By default, minimum cuts and evictions add options of parts, `retain_more` uses the memory that is left, and `local_search`
+/// improves the result. `rockmate` and `hiremate` turn this off. Does not use copies to the host.
 ///
 /// @tparam Inner  the solver of the parts, such as `checkmate<highs::backend>`
-/// @tparam Joiner makes schedules of their options
+/// @tparam Joiner makes schedules of the whole from the options of the parts
 ///
-/// Complexity: `saved` * `peaks` calls of Inner per distinct part, one of Joiner, as many per distinct part that is cut again,
-/// and O(operations log operations) for the rest but `retain_more` and `local_search`.
+/// Complexity: `saved` * `peaks` calls of Inner per distinct part, and one call of Joiner; the same for each distinct part that
+/// is cut again. O(operations log operations) for the rest but `retain_more` and `local_search`.
 /// @code
 /// using checkmate = remat::checkmate<remat::highs::backend>;
 /// remat::hierarchical method{checkmate(checkmate::options::fast()), remat::join_by_chain{}};
@@ -131,19 +131,19 @@ class hierarchical {
  public:
   struct options {
     structure::partition_options cut = {};           ///< how graphs are cut
-    std::optional<structure::partition> parts = {};  ///< of the whole, instead of cutting it
-    std::size_t leaf_operations = 160;  ///< parts of more operations are cut again; where they cannot be, `min_cut` solves them
-    std::size_t saved = 6;              ///< bounds on what a part saves that are tried, >= 1
-    std::size_t peaks = 3;              ///< bounds on a part's peak that are tried, >= 1
-    double tolerance = 0.1;             ///< relative difference of costs that does not make parts differ, >= 0
+    std::optional<structure::partition> parts = {};  ///< partition of the whole graph; by default the graph is cut
+    std::size_t leaf_operations = 160;  ///< parts of more operations are cut again, or solved by `min_cut` if they cannot be cut
+    std::size_t saved = 6;              ///< number of bounds to try on the bytes that a part saves, >= 1
+    std::size_t peaks = 3;              ///< number of bounds to try on the peak of a part, >= 1
+    double tolerance = 0.1;             ///< relative difference of costs up to which parts count as equal, >= 0
     bool bound = true;                  ///< prove a lower bound as well
-    bool cuts = true;  ///< options of parts from minimum cuts and evictions as well, whose bytes saved are the bounds to be tried
-    std::size_t retained = 6;    ///< fastest schedules whose room that is left is used
-    std::size_t rounds = 30000;  ///< `order::patience_for` that many: when `local_search` on the whole ends; 0: it is not run
+    bool cuts = true;          ///< add options by minimum cuts and evictions; the bytes saved by cuts are then the bounds to try
+    std::size_t retained = 6;  ///< number of fastest schedules to improve by `retain_more`
+    std::size_t rounds = 30000;  ///< effort of the final `local_search`, for `order::patience_for`; 0: none
 
-    /// Nothing but parts, Inner and Joiner: for methods as published.
+    /// Only parts, Inner and Joiner: for methods as published.
     static options plain() { return {.bound = false, .cuts = false, .retained = 0, .rounds = 0}; }
-    /// The same with what the options of such a method have, too.
+    /// The same, with the options of a published method.
     template <class Published>
     static options plain(const Published& o) {
       auto x = plain();
@@ -163,8 +163,8 @@ class hierarchical {
 
   std::string name() const { return "hierarchical/" + std::string(inner_.name()) + "/" + std::string(joiner_.name()); }
 
-  /// @throws bad_option if the partition is none: an operation that does not exist or is listed twice, or parts that depend on
-  ///         themselves through others; what Inner and Joiner throw
+  /// @throws bad_option if the partition given is invalid: an operation does not exist or is listed twice, a part is empty, or
+  ///         the parts have no topological order; any exception of Inner and Joiner
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     result r;
     incumbent best(p, budget);
@@ -194,14 +194,14 @@ class hierarchical {
 
  private:
   using orders = std::vector<std::vector<operation_id>>;
-  static constexpr std::size_t most_depth = 16;  ///< of parts of parts: each is mostly a small part of what it is cut from
+  static constexpr std::size_t most_depth = 16;  ///< of parts of parts; each is mostly a small piece of the part that is cut
 
-  /// What one call of `solve` works with.
+  /// State of one call of `solve`.
   struct search {
     monitor& m;
     double bound;
     std::unordered_map<std::size_t, std::vector<std::pair<structure::canonical_form, orders>>>
-        solved;  // orders in canonical positions
+        solved;  // by hash; orders in canonical positions
     std::size_t depth = 0;
 
     auto stop() {
@@ -215,7 +215,7 @@ class hierarchical {
     return l;
   }
 
-  /// The user's partition, sorted; every part a forward and a backward that can be put in an order.
+  /// Sorts the user's partition, and checks that its parts have a topological order.
   static structure::partition checked(const problem& p, structure::partition parts) {
     for (auto& piece : parts) {
       std::sort(piece.forward.begin(), piece.forward.end());
@@ -241,12 +241,12 @@ class hierarchical {
     return parts;
   }
 
-  /// What is asked of Inner: bytes to be saved at most, and an order to start from.
+  /// A request to Inner: the most bytes saved, the largest peak to try, and an order to start from.
   struct target {
     bytes_t saved, peak;
     std::vector<operation_id> start;
   };
-  /// Bounds on what is saved, the largest first: those of minimum cuts, or at equal distances.
+  /// Requests with falling bounds on the bytes saved: those of minimum cuts, or evenly spaced.
   std::vector<target> targets(const hierarchy::part_problem& b, const std::function<bool()>& stop) const {
     std::vector<target> list;
     const auto needed = needed_operations(b.bare());
@@ -270,8 +270,8 @@ class hierarchical {
     return list;
   }
 
-  /// Orders in which to run a part: as listed, and from Inner (or, for what is too large, from parts of the part) under bounds on
-  /// what is saved and on the peak.
+  /// Orders of a part: the order of the problem, and schedules of Inner under bounds on the bytes saved and on the peak. A part
+  /// that is too large is cut into parts instead, or solved by `min_cut`.
   orders solve_part(const hierarchy::part_problem& b, search& now) const {
     const auto& bare = b.bare();
     const auto floor = bounds_without_search(bare).budget;
@@ -313,7 +313,7 @@ class hierarchical {
     return found;
   }
 
-  /// Options of a part, by bytes carried. Equal parts are solved once.
+  /// Options of a part, sorted by bytes carried. Equal parts are solved once.
   hierarchy::part_options options_of(const hierarchy::part_problem& b, search& now) const {
     const auto form = structure::canonical(b.bare());
     const auto known = [&]() -> const orders* {
@@ -343,7 +343,7 @@ class hierarchical {
     return all;
   }
 
-  /// Plans `p`, cut into `parts`, and offers what it finds.
+  /// Plans `p`, cut into `parts`, and offers the schedules to `best`.
   void join(const problem& p, const structure::partition& parts, incumbent& best, search& now, monitor& m) const {
     const bool whole = now.depth++ == 0;
     const auto report = [&](const std::string& stage) {
@@ -360,7 +360,7 @@ class hierarchical {
       joiner_.join(l, m);
       auto& fastest = l.fitting();
       std::sort(fastest.begin(), fastest.end());
-      constexpr double near = 1.02;  // times the fastest: slower ones do not catch up
+      constexpr double near = 1.02;  // times the fastest; slower schedules do not catch up
       for (std::size_t k = 0; whole && k < std::min(fastest.size(), options_.retained) && !m.stopped(); ++k)
         if (fastest[k].first < near * best.seconds() &&
             best.offer(order::retain_more(p, fastest[k].second, best.budget(), [&] { return m.stopped(); })))

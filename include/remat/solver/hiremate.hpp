@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Rematerialization in parts of parts, of graphs of any shape. Needs Boost.Graph and Eigen.
+/// HiRemate: rematerialization in parts of parts, for graphs of any shape. Needs Boost.Graph and Eigen.
 #pragma once
 
 #include <cstddef>
@@ -15,18 +15,18 @@
 
 namespace remat {
 
-/// HiRemate: parts of parts, down to some dozens of operations, which Inner solves for several bounds; at each level above, the
-/// hierarchical ILP chooses an option of each part and what is retained and computed again between them (`join_by_hilp`), for
-/// several bounds again, and at the top for the budget. That and nothing more: for minimum cuts, local search and the like
-/// around it, there are the options of `hierarchical`, `improved` and `automatic`.
+/// HiRemate: cuts a graph into parts, and these into parts again, down to some dozens of operations. Inner solves the smallest
+/// parts for several bounds. At each level above, the hierarchical ILP (`join_by_hilp`) chooses an option of each part, and the
+/// values to keep and recompute between parts: for several bounds again, and at the top for the budget. Minimum cuts and local
+/// search take no part; they are options of `hierarchical`, `improved` and `automatic`.
 ///
-/// As published but for what it is made of: the parts are those of `find_partition`, also where they are no chain; `hilp_model`
-/// says what the program does differently. Copies to the host are not used.
+/// Differences from the published method: the parts are those of `find_partition`, even where they form no chain; `hilp_model`
+/// lists the differences of the ILP. Does not use copies to the host.
 ///
 /// @tparam B     the MILP backend
 /// @tparam Inner the solver of the smallest parts
 ///
-/// Complexity: per distinct part `saved` * `peaks` calls of Inner, or programs of at most some `cut.most` parts.
+/// Complexity: per distinct part `saved` * `peaks` calls of Inner, or ILPs of at most some `cut.most` parts.
 ///
 /// Reference: Gusak, Zhao, Le Hellard, Li, Eyraud-Dubois, Beaumont, "HiRemate: Hierarchical Approach for Efficient
 /// Re-materialization of Neural Networks", 2024.
@@ -41,9 +41,9 @@ class hiremate : public hierarchical<Inner, join_by_hilp<B>> {
   struct options {
     structure::partition_options cut = {.size = 30, .most = 12};  ///< how graphs are cut, at every level
     std::size_t leaf_operations = 60;                             ///< parts of more operations are cut again
-    std::size_t saved = 4;                                        ///< bounds on what a part saves that are tried, >= 1
-    std::size_t peaks = 2;                                        ///< bounds on a part's peak that are tried, >= 1
-    std::size_t choices = 4;                                      ///< options of a part that the ILP may choose from, >= 1
+    std::size_t saved = 4;    ///< number of bounds to try on the bytes that a part saves, >= 1
+    std::size_t peaks = 2;    ///< number of bounds to try on the peak of a part, >= 1
+    std::size_t choices = 4;  ///< options of a part that the ILP may choose from, >= 1
   };
 
   explicit hiremate(B backend = B()) : hiremate(options{}, backend, checkmate<B>(checkmate<B>::options::fast(), backend)) {}

@@ -18,12 +18,11 @@
 
 namespace remat {
 
-/// Any solver, its schedule improved until the limits are reached: a solver made anytime. If Inner finds nothing, a schedule is
-/// looked for all the same.
+/// Runs Inner, and improves its schedule by local search until the limits are reached. So it makes any solver anytime. If Inner
+/// finds no schedule, the search looks for one. Does not use copies to the host.
 ///
-/// @tparam Inner the solver that is improved; its bounds are kept
+/// @tparam Inner the solver whose schedule is improved; its bounds are kept
 ///
-/// Copies to the host are not used.
 /// Complexity: that of Inner and of `order::local_search`, which goes on until a limit.
 /// @code
 /// remat::improved<remat::rotor> method;
@@ -34,8 +33,8 @@ class improved {
  public:
   struct options {
     order::local_search_options search = {};
-    double seconds = 5;                  ///< the most that Inner may take, under every limit, > 0
-    std::optional<schedule> start = {};  ///< a schedule that is known; of its copies nothing is taken
+    double seconds = 5;                  ///< most time for Inner, s, under every limit, > 0
+    std::optional<schedule> start = {};  ///< a known schedule to start from; its copies are ignored
   };
 
   explicit improved(Inner inner = Inner()) : improved(std::move(inner), options{}) {}
@@ -53,13 +52,13 @@ class improved {
     return started;
   }
 
-  /// @throws what Inner throws
+  /// @throws any exception of Inner
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     const double left = m.remaining();
     monitor first(m, options_.seconds < left && std::isfinite(left) ? options_.seconds / left : 1);
     auto r = inner_.solve(p, budget, first);
     if (r.status == status::infeasible) return r;
-    if (!r.found()) r.status = status::not_found, r.reason.clear();  // a search follows that has an end of its own
+    if (!r.found()) r.status = status::not_found, r.reason.clear();  // the search below decides how this ends
     const bool copies = r.found() && has_copies(r.schedule);
     incumbent best(p, budget);
     auto from = needed_operations(p);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Orders for less memory, from those for somewhat more. Needs Boost.Graph.
+/// Lowers the peak of an order step by step. Needs Boost.Graph.
 #pragma once
 
 #include <algorithm>
@@ -25,11 +25,11 @@ namespace remat {
 
 namespace detail {
 
-/// What may be kept across a run of `last` within `room` bytes besides its working set, by its bytes, the most first: minimum
-/// cuts at ascending prices of time, and neighbouring ones mixed.
+/// Sets of values to keep across a run of `last`, within `room` bytes besides its working set, by their bytes, the largest first.
+/// They are minimum cuts at falling prices of time, and mixtures of neighbouring cuts.
 /// @param cut   of `p`
 /// @param there per value: may be kept
-/// @param large working sets from so many bytes on are not to be met after it
+/// @param large bytes; operations with at least this working set must not run again after `last`
 /// @throws bound::interrupted if `cut` is stopped
 inline std::map<bytes_t, std::vector<bool>, std::greater<>> kept_across(const problem& p, bound::last_run_cut& cut,
                                                                         operation_id last, bytes_t room,
@@ -46,7 +46,7 @@ inline std::map<bytes_t, std::vector<bool>, std::greater<>> kept_across(const pr
   };
   std::vector<bool> rich;
   for (int i = 0; i <= 90; ++i) {
-    const double worth = i < 90 ? 50 * std::pow(1.1, -i) : 0;  // of all seconds, in peaks
+    const double worth = i < 90 ? 50 * std::pow(1.1, -i) : 0;  // price of all seconds together, in units of room + working set
     std::vector<bytes_t> prices(ops.size(), bound::last_run_cut::forbidden);
     const auto all = std::min(worth * static_cast<double>(room + cut.working_set(last)),
                               static_cast<double>(bound::last_run_cut::most_price) * (1 - 1e-9));
@@ -57,7 +57,7 @@ inline std::map<bytes_t, std::vector<bool>, std::greater<>> kept_across(const pr
     if (lean == rich) continue;
     add(lean);
     for (std::size_t part = 1; !rich.empty() && part < mixtures; ++part)
-      for (const bool first : {true, false}) {  // lean is what the first operations make, or what the others do
+      for (const bool first : {true, false}) {  // lean for the outputs of the first operations, or of the others
         auto mixed = rich;
         for (value_id v = 0; v < mixed.size(); ++v)
           if (!p.is_source(v) && (p.producer(v) < ops.size() * part / mixtures) == first) mixed[v] = lean[v];
@@ -68,8 +68,9 @@ inline std::map<bytes_t, std::vector<bool>, std::greater<>> kept_across(const pr
   return found;
 }
 
-/// An order that keeps `kept` and what the computation at `at` reads and makes, and puts off what else it had made by then:
-/// values until they are read, targets until the end, where they are made one after the other.
+/// Changes an order so that only `kept`, and the inputs and outputs of the computation at `at`, stay across this computation.
+/// Other values computed earlier are dropped: they are recomputed when they are read, and targets one after the other at the end.
+/// @return nothing if a once-only operation would have to run again
 inline std::optional<std::vector<operation_id>> put_off(const problem& p, const std::vector<operation_id>& order, std::size_t at,
                                                         std::vector<bool> kept) {
   order::player now(p);
@@ -96,9 +97,11 @@ inline std::optional<std::vector<operation_id>> put_off(const problem& p, const 
 
 }  // namespace detail
 
-/// Lowers the peak of an order, by 2 % at a time or less: where it exceeds that last, it keeps less, which a minimum cut or a
-/// mixture of two chooses, and makes the rest, targets that it had already too, later; that is repaired to fit. Begins again,
-/// with other choices first, where it is stuck.
+/// Lowers the peak of an order, by at most 2 % per step, until it fits the budget.
+///
+/// Each step looks at the last computation that exceeds the aim of the step. A minimum cut, or a mixture of two, chooses what to
+/// keep across it. All other values are computed later, even targets that the order had already. `destroy_repair` then makes the
+/// order fit the aim. If no step succeeds, the search begins again with other choices first.
 /// @param p      the problem
 /// @param start  a valid order
 /// @param budget bytes
@@ -107,7 +110,7 @@ inline std::optional<std::vector<operation_id>> put_off(const problem& p, const 
 /// Complexity: per step at most 300 maximum flows on O(values + operations) vertices, and 64 repairs.
 inline std::optional<std::vector<operation_id>> lower_peak(const problem& p, const std::vector<operation_id>& start,
                                                            bytes_t budget, const std::function<bool()>& stop = {}) {
-  constexpr std::array parts{1.0, 0.7, 0.4, 1e6};  // of the working set at the peak: what needs more is not met again after it
+  constexpr std::array parts{1.0, 0.7, 0.4, 1e6};  // of the working set at the peak; larger operations do not run after it
   try {
     bound::last_run_cut cut(p, stop);
     const auto part_of = [](double part, bytes_t bytes) {
@@ -116,7 +119,7 @@ inline std::optional<std::vector<operation_id>> lower_peak(const problem& p, con
     const auto lower = [&](const std::vector<operation_id>& order, const std::vector<bytes_t>& memory, bytes_t aim,
                            std::size_t first) -> std::optional<std::vector<operation_id>> {
       const auto over = std::find_if(memory.rbegin(), memory.rend(), [&](bytes_t b) { return b > aim; });
-      if (over == memory.rend()) return std::nullopt;  // what is there at the beginning exceeds it
+      if (over == memory.rend()) return std::nullopt;  // the sources alone exceed the aim
       const auto at = static_cast<std::size_t>(std::distance(over, memory.rend())) - 1;
       std::vector<bool> there(p.values().size());
       for (value_id v = 0; v < there.size(); ++v) there[v] = p.is_source(v);
@@ -139,7 +142,7 @@ inline std::optional<std::vector<operation_id>> lower_peak(const problem& p, con
       }
       return std::nullopt;
     };
-    double widest = 0.02;  // of the steps from the start
+    double widest = 0.02;  // largest step from `start`, as a part of the peak
     for (std::size_t first = 0; first < parts.size(); ++first) {
       std::optional<std::vector<operation_id>> order;
       for (double step = widest; step > 0.002 && !(stop && stop());) {

@@ -30,14 +30,14 @@
 
 namespace remat {
 
-/// Retains across the heaviest moments what minimum cuts say, makes the rest again where it is used, and makes that fit and
-/// faster by local search. For graphs of any shape, also of thousands of operations; proves a bound besides.
+/// Keeps across the heaviest moments the values that minimum cuts choose, and recomputes all others where they are used. Local
+/// search makes the orders fit and faster. For graphs of any shape, also of thousands of operations; proves a bound as well.
 ///
-/// Which sets are retained comes from `retention_cut` at the breakpoints of its multiplier, and from mixtures of neighbouring
-/// ones: the leaner for the first part of the graph, the richer for the rest. Each is played as it is; those that come closest to
-/// the budget are made to fit by `order::destroy_repair` and by `eviction`, and `local_search` works on the best. Where none
-/// fits, an order is made in phases (`order_in_phases`), or store-all to need less (`lower_peak`); a start that needs up to a
-/// tenth more than the budget is tried before. Copies to the host are not used.
+/// The sets to keep come from `retention_cut` at the breakpoints of its multiplier, and from mixtures of neighbouring sets: the
+/// leaner one for the first part of the graph, the richer one for the rest. Each set is played as it is. The orders that come
+/// closest to the budget are made to fit by `order::destroy_repair` and by `eviction`, and `local_search` improves the best. If
+/// no order fits, `order_in_phases` makes one in phases, or `lower_peak` lowers the peak of store-all. A start that needs up to a
+/// tenth more than the budget is lowered before the cuts. Does not use copies to the host.
 ///
 /// Complexity: some dozens of maximum flows, `options::mixtures` * 10 evaluations per moment, and a number of rounds of
 /// `local_search` that falls with the number of operations.
@@ -48,13 +48,13 @@ namespace remat {
 class min_cut {
  public:
   struct options {
-    std::size_t moments = 4;       ///< operations across which retention is optimised, >= 1
-    std::size_t cuts = 16;         ///< most cuts per moment, >= 2
-    std::size_t mixtures = 6;      ///< mixtures of each two neighbouring cuts, >= 1; fewer where there are over 20 000 operations
-    bool bound = true;             ///< prove a lower bound as well
-    std::size_t repairs = 300000;  ///< operations times starts that are made to fit; fewer where there are over 1000 operations
-    std::size_t rounds = 800000;   ///< `order::patience_for` that many: when `local_search` ends; 0: it is not run
-    std::optional<schedule> start = {};  ///< a schedule that is known, to begin with; of its copies nothing is taken
+    std::size_t moments = 4;             ///< operations across which retention is optimised, >= 1
+    std::size_t cuts = 16;               ///< most cuts per moment, >= 2
+    std::size_t mixtures = 6;            ///< mixtures per pair of neighbouring cuts, >= 1; fewer above 20 000 operations
+    bool bound = true;                   ///< prove a lower bound as well
+    std::size_t repairs = 300000;        ///< most operations times starts to repair; fewer above 1000 operations
+    std::size_t rounds = 800000;         ///< effort of `local_search`, for `order::patience_for`; 0: none
+    std::optional<schedule> start = {};  ///< a known schedule to start from; its copies are ignored
   };
 
   min_cut() : min_cut(options{}) {}
@@ -77,12 +77,12 @@ class min_cut {
     return solve(p, budget, known, m);
   }
 
-  /// Solves for several budgets at once: the cuts are shared, and a schedule for less memory is a start for more, so that more
-  /// budget is never slower.
+  /// Solves for several budgets. They share the cuts, and a schedule for less memory is a start for more, so more budget is never
+  /// slower.
   /// @param p       the problem
   /// @param budgets bytes, >= 0, in any order
   /// @param m       limits of the whole sweep
-  /// @return a result per budget, in the order given, each as `solve(p, budget, min_cut, ..)` would complete it
+  /// @return a result per budget, in the order given, each completed as by `solve(p, budget, min_cut, ..)`
   /// @throws bad_option for a negative budget
   std::vector<result> sweep(const problem& p, std::span<const bytes_t> budgets, monitor& m) const {
     std::vector<std::size_t> ascending(budgets.size());
@@ -101,24 +101,24 @@ class min_cut {
  private:
   using choice = bound::retention_cut::choice;
 
-  /// An order from which schedules are made.
+  /// An order to make fit, with its peak in bytes and its time.
   struct start {
     std::vector<operation_id> order;
     bytes_t peak;
     double seconds;
   };
 
-  /// An operation across which retention is optimised, and its cuts, most bytes first.
+  /// An operation across which retention is optimised, and its cuts, the most bytes first.
   struct moment {
     operation_id tau;
     std::vector<choice> choices;
   };
 
-  /// What searches for more and more budget have in common.
+  /// State that is shared by searches for rising budgets.
   struct shared {
     std::vector<moment> cuts;
     std::vector<start> starts;
-    std::vector<operation_id> fastest;  // of the orders so far
+    std::vector<operation_id> fastest;  // order so far
     bytes_t needed = 0;                 // no schedule fits a smaller budget
   };
 
@@ -146,8 +146,9 @@ class min_cut {
     return r;
   }
 
-  /// Offers the start, if it fits; or an order in phases; or the start, made to need less where it needs little more than the
-  /// budget; or store-all, made to need less from far above. All that within a part of the time: the rest is for other ways.
+  /// Offers the first of these that is found: the start, if it fits; an order in phases; the start with a lower peak; store-all
+  /// with a lower peak. Does nothing for a start that needs over a tenth more than the budget. Takes only part of the time, so
+  /// that other methods can follow.
   static void lower(const problem& p, const std::optional<schedule>& start, incumbent& best, monitor& m) {
     std::vector<std::vector<operation_id>> from = {needed_operations(p)};
     if (start) from.insert(from.begin(), compute_order(*start));
@@ -164,7 +165,7 @@ class min_cut {
     if (order && best.offer(order::retain_more(p, *order, best.budget(), stop))) best.report(m, "lower peak");
   }
 
-  /// The lean choice for what the first `count` operations make, the rich one for the rest.
+  /// The lean choice for values that the first `count` operations make, the rich choice for all others.
   static choice mix(const problem& p, const choice& lean, const choice& rich, index_t count) {
     choice c = rich;
     for (value_id v = 0; v < c.retained.size(); ++v)
@@ -172,7 +173,7 @@ class min_cut {
     return c;
   }
 
-  /// The heaviest moments.
+  /// The heaviest moments, with their cuts.
   std::vector<moment> moments(const problem& p, bytes_t budget, monitor& m) const {
     std::vector<moment> list;
     for (const auto& cut : bound::retention_cuts(p, budget, options_.moments, [&] { return m.stopped(); }))
@@ -180,7 +181,7 @@ class min_cut {
     return list;
   }
 
-  /// Where a cut fits when played and its richer neighbour does not: the mixture of both that just fits, by bisection.
+  /// Offers the cuts that fit. If the richer neighbour of one does not fit, bisects for the mixture of both that just fits.
   /// Complexity: O(cuts + log(operations)) orders played per moment.
   void fit(const problem& p, bytes_t budget, const std::vector<moment>& moments, incumbent& best, monitor& m) const {
     for (const auto& at : moments) {
@@ -194,7 +195,7 @@ class min_cut {
       bool before = true;
       for (std::size_t i = 0; i < at.choices.size() && !m.stopped(); ++i) {
         const bool now = fits(at.choices[i]);
-        index_t low = 0, high = now && !before ? index_t{at.tau} : 0;  // lean for what the first `high` operations make fits
+        index_t low = 0, high = now && !before ? index_t{at.tau} : 0;  // the mixture with `high` fits, that with `low` does not
         while (low + 1 < high && !m.stopped()) {
           const auto middle = low + (high - low) / 2;
           (fits(mix(p, at.choices[i], at.choices[i - 1], middle)) ? high : low) = middle;
@@ -204,8 +205,8 @@ class min_cut {
     }
   }
 
-  /// Store-all and the orders that retain what the cuts say.
-  /// @param best is offered each of them
+  /// Store-all, and the orders that keep the values of each cut and mixture.
+  /// @param best is offered each order that fits
   std::vector<start> starts(const problem& p, const std::vector<moment>& moments, monitor& m, incumbent& best,
                             double bound) const {
     std::vector<start> list;
@@ -240,7 +241,7 @@ class min_cut {
       if (s.peak <= budget) offer(s.order, "cuts");
       order.push_back(&s);
     }
-    // What exceeds the budget costs about as much per byte as what has been saved so far.
+    // Estimate: a byte over the budget costs as much time as a byte that the order has already saved.
     const auto promise = [&](const start& s) {
       const auto saved = static_cast<double>(starts[0].peak - s.peak) + 0.05 * static_cast<double>(starts[0].peak);
       const auto over = static_cast<double>(std::max<bytes_t>(0, s.peak - budget));
@@ -248,9 +249,9 @@ class min_cut {
     };
     std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return promise(*a) < promise(*b); });
     const auto operations = std::max<std::size_t>(1, p.operations().size());
-    std::vector<std::vector<operation_id>> good;  // each faster than those before
+    std::vector<std::vector<operation_id>> good;  // each faster than all before
     order::destroy_repair n(p, budget, m.limits().seed);
-    const auto each = operations * std::max<std::size_t>(1, operations / 1000);  // a repair: as many drops, and a pass for each
+    const auto each = operations * std::max<std::size_t>(1, operations / 1000);  // cost of a repair: a pass for each drop
     const auto worth_it = [&](std::size_t i) { return std::max<std::size_t>(i, best.found()) * each <= options_.repairs; };
     for (std::size_t i = 0; i < order.size() && worth_it(i) && !stop() && !good_enough(); ++i) {
       n.load(order[i]->order);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Schedules, and a bound on all of them, from a MILP over several moments. Needs Boost.Graph and Eigen.
+/// Schedules, and a lower bound on the time of every schedule, from a MILP over several moments. Needs Boost.Graph and Eigen.
 #pragma once
 
 #include <algorithm>
@@ -25,9 +25,9 @@
 
 namespace remat {
 
-/// Retains at several moments of the schedule what the MILP of `multi_cut_model` over them says, makes the rest again where it is
-/// used, and evicts where that does not fit. Its bound holds for every schedule, and is the strongest of the library. For graphs
-/// of any shape, of up to some thousand operations. Copies to the host are not used.
+/// Solves the MILP of `multi_cut_model` over several moments of the schedule, which chooses the values to keep at each. All other
+/// values are recomputed where they are used, and evictions make the order fit. The bound holds for every schedule, and is the
+/// strongest of the library. For graphs of any shape, of up to some thousand operations. Does not use copies to the host.
 ///
 /// @tparam B the MILP backend
 ///
@@ -46,7 +46,7 @@ class moments {
 
   std::string name() const { return "moments/" + std::string(backend_.name()); }
 
-  /// @throws too_large for more than the model holds, and what the backend throws
+  /// @throws too_large for more operations than `multi_cut_model::most_operations`; any exception of the backend
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     result r;
     const auto needed = needed_operations(p);
@@ -72,12 +72,12 @@ class moments {
   }
 
  private:
-  /// Makes schedules of a solution: its order at several thresholds, with evictions where that does not fit, and retention where
-  /// there is room.
+  /// Makes schedules of a solution: orders at several thresholds, with evictions if they do not fit, and retention where memory
+  /// is left.
   static void round(const problem& p, const bound::multi_cut_model& form, const Eigen::VectorXd& x, bytes_t budget,
                     incumbent& best, monitor& m) {
     const auto stop = [&] { return m.stopped(); };
-    std::vector<std::pair<double, std::vector<operation_id>>> fitting;  // with their times
+    std::vector<std::pair<double, std::vector<operation_id>>> fitting;  // time in s, order
     std::optional<std::vector<operation_id>> last;
     for (const double threshold : {0.5, 0.1, 0.9, 0.3, 0.7}) {
       auto order = bound::order_of(p, form, x, threshold);

@@ -14,9 +14,9 @@
 
 namespace remat {
 
-/// Computes every needed operation once, in the order of the problem, and moves what does not fit to the host and back
-/// (`copies::lay_copies`). Finds a schedule for every budget that has one, on several tiers for nearly all; a problem that allows
-/// no copies, or is `copies::unplannable`, is `not_applicable`, unless nothing has to move.
+/// Computes every needed operation once, in the order of the problem. Values that do not fit move to the host and back
+/// (`copies::lay_copies`). Finds a schedule for every budget that has one, on several tiers for nearly all. The status is
+/// `not_applicable` for a problem that is `copies::unplannable`, and without copies unless store-all fits.
 ///
 /// Complexity: that of `copies::lay_copies` and `bound::copy_bound`.
 /// @code

@@ -34,26 +34,25 @@
 
 namespace remat {
 
-/// Recomputation and copies to the host together, for problems of any shape that allow copies, and for those with several
-/// tiers (`copies::unplannable` says which it cannot plan). A plain problem that allows none is left to Inner.
+/// Plans recomputation and copies to the host together, for problems of any shape that allow copies, and for those on several
+/// tiers (`copies::unplannable` says which it cannot plan). A plain problem without copies is left to Inner.
 ///
-/// Copies make the budget look larger. So recomputation alone is planned for *virtual* budgets, from the budget to what
-/// store-all needs, copies are laid over each of these orders within the true budget (`copies::lay_copies`), and the best ones
-/// are worked on (`copies::copy_search`). The ends of the scan are recomputation alone and copies alone. Other scans are of
-/// budgets that vary with the moment, by a share of what copies can have moved by then (`copies::virtual_problem`), also with
-/// operations that run early, so that copies have more time before most memory is needed (`copies::early_order`). Proves
-/// `bound::copy_bound`, or `tiers::tier_bound`, besides. Of a problem that is not plain, recomputation is planned for what
-/// stays on the device (`copies::without_host`).
+/// Copies make the budget look larger. So recomputation alone is planned for *virtual* budgets, from the budget to the need of
+/// store-all. Copies are laid over each of these orders within the true budget (`copies::lay_copies`), and the best are improved
+/// by `copies::copy_search`. The two ends of this scan are recomputation alone and copies alone. Other scans use budgets that
+/// vary with the moment, by a share of the bytes that copies can have moved by then (`copies::virtual_problem`). Some of them
+/// also run operations early, which gives copies more time before the heaviest moment (`copies::early_order`). Proves
+/// `bound::copy_bound`, or `tiers::tier_bound`. On several tiers, recomputation is planned for values that stay on the device
+/// (`copies::without_host`).
 ///
-/// With `limits.threads` of 2 or more, orders are planned and worked on side by side; which schedule is found then depends on
-/// timing.
+/// With `limits.threads` of 2 or more, orders are planned and improved side by side; the schedule then depends on timing.
 ///
-/// Links may be slower than their rates say, which costs most where they are busy all the time: with `rate_share` of 0.9, say,
-/// what is planned still takes about as long at nine tenths of the rates, for a little more at all of them.
+/// Links may be slower than their rates say. This costs most where a link is busy all the time. With a `rate_share` of 0.9, a
+/// schedule still takes about as long at nine tenths of the rates, for a little more time at the full rates.
 ///
-/// @tparam Inner plans recomputation; for the most promising virtual budgets, after `min_cut` has planned for all of them
+/// @tparam Inner plans recomputation for the most promising virtual budgets, after `min_cut` has planned for all of them
 ///
-/// Complexity: that of `min_cut` and Inner for some virtual budgets, and `search` rounds.
+/// Complexity: that of `min_cut` and Inner for some virtual budgets, and of `search` rounds.
 /// @code
 /// auto r = remat::solve(p, budget, remat::offmate{}, {.seconds = 10});
 /// @endcode
@@ -61,13 +60,13 @@ template <solver Inner = min_cut>
 class offmate {
  public:
   struct options {
-    std::size_t scan = 20;            ///< virtual budgets that do not vary, >= 1; of others half as many, in four scans
-    std::size_t inner = 3;            ///< of them, the most promising, are planned for by Inner
-    std::size_t starts = 10;          ///< orders that are worked on, the best first, >= 1
-    std::size_t search = 600'000;     ///< each for `order::patience_for` that many rounds without an improvement
-    std::size_t idle = 12;            ///< so many times without an improvement and a thread's search ends; 0: none
-    std::optional<schedule> start{};  ///< a schedule that is known, to begin with; of its copies nothing is taken
-    double rate_share = 1;            ///< copies are planned as if every link had this share of its rate, in (0, 1]
+    std::size_t scan = 20;            ///< number of constant virtual budgets, >= 1; half as many in each of the four other scans
+    std::size_t inner = 3;            ///< number of most promising virtual budgets that Inner plans for
+    std::size_t starts = 10;          ///< number of orders to improve, the fastest ones, >= 1
+    std::size_t search = 600'000;     ///< effort of each `copies::copy_search`, for `order::patience_for`
+    std::size_t idle = 12;            ///< searches per thread without an improvement after which the work ends; 0: no search
+    std::optional<schedule> start{};  ///< a known schedule to start from; its copies are ignored
+    double rate_share = 1;            ///< share of its rate that each link is planned with, in (0, 1]
   };
 
   offmate() : offmate(Inner()) {}
@@ -89,7 +88,7 @@ class offmate {
     return started;
   }
 
-  /// @throws what Inner throws
+  /// @throws any exception of Inner
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     if (p.plain() && !p.copies()) return inner_.solve(p, budget, m);
     if (options_.rate_share < 1) return solve_for_less(p, budget, m);
@@ -128,32 +127,32 @@ class offmate {
 
  private:
   using virtual_pointer = std::shared_ptr<const copies::virtual_problem>;
-  /// An order, and what it was planned for.
+  /// An order, and the virtual problem and budget that it was planned for.
   struct start {
     copies::copied_order order;
     virtual_pointer problem;
-    bytes_t budget;  ///< virtual
-    double seconds;  ///< with copies
+    bytes_t budget;  ///< virtual, bytes
+    double seconds;  ///< time with copies, s
   };
-  /// The time of the fastest order found when that share of what can be moved is counted on.
+  /// The time of the fastest order, s, if the virtual budgets count on `share` of the bytes that can be moved.
   struct point {
     double share, seconds;
   };
   static constexpr auto faster = [](const auto& a, const auto& b) { return a.seconds < b.seconds; };
   struct scan {
-    const problem plain;  ///< the same without copies
-    bytes_t least, most;  ///< virtual budgets: from the true one, or what the device needs of it, up to what store-all needs
+    const problem plain;  ///< the problem without copies
+    bytes_t least, most;  ///< range of virtual budgets: from the budget, or the least need of `plain`, to the need of store-all
     monitor& m;
     copies::copy_incumbent best;
-    std::size_t keep;             ///< starts
-    virtual_pointer fixed{};      ///< `plain` as it is
+    std::size_t keep;             ///< most starts
+    virtual_pointer fixed{};      ///< `plain`, with a constant budget
     std::vector<start> starts{};  ///< the fastest first
     double bound = 0;
-    std::mutex lock{};  ///< of `starts`
+    std::mutex lock{};  ///< protects `starts`
 
     bool done() const { return m.stopped() || best.seconds() * (1 - m.limits().gap) <= bound; }
-    /// @param order of operations of `plain`
-    /// @return its time with copies, s; infinity if they cannot be laid
+    /// Lays copies over an order of `plain`, and makes it a start.
+    /// @return its time with copies, s; infinity if no copies can be laid
     double offer(std::vector<operation_id> order, const virtual_pointer& q, bytes_t virtual_budget) {
       const auto before = best.seconds();
       auto laid = best.offer({order});
@@ -179,7 +178,7 @@ class offmate {
       const std::lock_guard guard(lock);
       return starts.empty() ? std::numeric_limits<double>::infinity() : starts.front().seconds;
     }
-    /// Does `work(i)` for all i < count, on the threads of the limits, or as many as there are.
+    /// Calls `work(i)` for all i < count, on `limits.threads` threads or as many as the system has.
     template <class F>
     void each(std::size_t count, F&& work) {
       std::atomic<std::size_t> next = 0;
@@ -194,7 +193,7 @@ class offmate {
     }
   };
 
-  /// Offers cheap orders without copies as they are found: to lay copies takes several times as long.
+  /// Offers cheap orders without copies as soon as they are found, because laying copies takes several times as long.
   static void offer_first(scan& now) {
     incumbent cheap(now.plain, now.best.budget());
     monitor part(now.m, 0.5, [&](const progress&) {
@@ -203,7 +202,7 @@ class offmate {
     });
     offer_cheap_orders(now.plain, cheap, part);
   }
-  /// Plans for slower links. What is proven there is not true of `p`.
+  /// Plans for slower links. Bounds for slower links do not hold for `p`, so `p` gets its own.
   result solve_for_less(const problem& p, bytes_t budget, monitor& m) const {
     auto slower = *this;
     slower.options_.rate_share = 1;
@@ -219,9 +218,9 @@ class offmate {
     return r;
   }
 
-  /// Plans recomputation quickly for virtual budgets, and offers the orders.
-  /// @param part of the time that is left
-  /// @return the budget of the fastest order, and its time, s; infinity if there is none
+  /// Plans recomputation for virtual budgets by a quick `min_cut`, and offers the orders.
+  /// @param part share of the time that is left
+  /// @return the virtual budget of the fastest order, bytes, and its time, s; infinity if there is none
   static std::pair<bytes_t, double> sweep(scan& now, const virtual_pointer& q, const std::vector<bytes_t>& budgets, double part) {
     monitor some(now.m, part, [](const progress&) { return control::go_on; });
     const auto planned = min_cut({.bound = false, .repairs = 10'000, .rounds = 0}).sweep(q->problem(), budgets, some);
@@ -234,7 +233,7 @@ class offmate {
     return fastest;
   }
 
-  /// Plans for `count` budgets of a range below `top`, and once more for some near the best.
+  /// Plans for `count` virtual budgets in the `range` below `top`, then for some budgets near the best.
   static void scan_range(scan& now, const virtual_pointer& q, bytes_t top, bytes_t range, bytes_t count) {
     if (now.done()) return;
     std::vector<bytes_t> budgets;
@@ -246,12 +245,13 @@ class offmate {
     if (!now.done() && std::isfinite(seconds)) sweep(now, q, budgets, 0.1);
   }
 
-  /// Budgets that rise by what can have left by then, and fall by what still has to come back.
-  /// @param share of that which is counted on
+  /// Virtual budgets over the step. They rise with the bytes that can have left the device, and fall with the bytes that still
+  /// have to come back.
+  /// @param share of these bytes to count on
   static std::vector<bytes_t> moving(const scan& now, double share) {
     const auto& p = now.best.problem();
     const auto chain = p.plain() ? std::vector{device_tier, p.host()} : copies::tier_chain(p);
-    const auto passed = [&](double seconds, bool out) {  // bytes in that time: what a tier has no room for goes on
+    const auto passed = [&](double seconds, bool out) {  // bytes in that time; a full tier passes them on
       double least = std::numeric_limits<double>::infinity(), room = 0;
       for (std::size_t i = 1; i < chain.size(); ++i) {
         least = std::min(least, room + seconds * p.link(chain[out ? i - 1 : i], chain[out ? i : i - 1])->rate);
@@ -261,7 +261,7 @@ class offmate {
     };
     bytes_t all = 0;
     for (const auto& v : now.plain.values()) all += v.bytes;
-    const auto most = static_cast<double>(std::min(2 * (now.most - now.least), (max_bytes - all) / 2));  // ballast comes on top
+    const auto most = static_cast<double>(std::min(2 * (now.most - now.least), (max_bytes - all) / 2));  // with ballast on top
     const double seconds = measure_order(now.plain, needed_operations(now.plain)).seconds;
     std::vector<bytes_t> budgets;
     for (int k = 0, parts = 64; k < parts; ++k) {
@@ -270,17 +270,17 @@ class offmate {
     }
     return budgets;
   }
-  /// Plans for budgets that vary by all that can be moved, and for others that are larger or smaller throughout.
+  /// Plans for varying budgets that count on all bytes that can be moved, shifted up and down by several amounts.
   void scan_shifted(scan& now, const std::vector<operation_id>& order) const {
     if (now.done()) return;
     const auto q = std::make_shared<const copies::virtual_problem>(now.plain, order, moving(now, 1));
     const auto range = std::min(now.most, q->budget()) - now.least;
     scan_range(now, q, q->budget() + range / 3, range, static_cast<bytes_t>(options_.scan / 2 + 1));
   }
-  /// Plans for budgets that vary. If more is moved, less is computed again, but at some point the device waits. So the time first
-  /// falls with the share that is moved and then rises: the least time is looked for where lines through the points on both sides
-  /// meet.
-  /// @param early_once what `order` lists early runs once
+  /// Plans for varying budgets. With more copies there is less to recompute, but at some point the device waits for them. So the
+  /// time first falls with the share that is moved, and then rises. Looks for the least time where the lines through the points
+  /// on both sides meet.
+  /// @param early_once operations that `order` lists early run once
   void scan_varying(scan& now, const std::vector<operation_id>& order, bool early_once) const {
     std::vector<point> known;
     const auto look_at = [&](double share) {
@@ -293,13 +293,13 @@ class offmate {
       if (!now.done()) look_at(share);
     while (!now.done() && known.size() < options_.scan / 2) {
       const auto next = lowest(known);
-      if (!(next.seconds < now.fastest() * (1 - 1e-3))) return;  // the search finds as much
+      if (!(next.seconds < now.fastest() * (1 - 1e-3))) return;  // `copies::copy_search` gains as much
       look_at(next.share);
     }
   }
-  /// Where the least time may be, beside the lowest point: where the lines through the points on both sides meet, as for a convex
-  /// function; halfway, with no time known, where the points are not those of one, or end.
-  /// @param known two or more, by their shares
+  /// Estimates the least time beside the lowest point. For points of a convex function, it is where the lines through the points
+  /// on both sides meet. Otherwise, and at the ends, it is halfway to the next point, with time 0 (unknown).
+  /// @param known two or more points, by their shares
   static point lowest(const std::vector<point>& known) {
     const auto slope = [&](std::size_t i) {
       return (known[i].seconds - known[i - 1].seconds) / (known[i].share - known[i - 1].share);
@@ -342,7 +342,8 @@ class offmate {
     std::erase_if(now.starts, [](const auto& s) { return s.order.order.empty(); });
     if (!now.starts.empty()) work_on(now);
   }
-  /// Where nothing fits, operations may at other places: what cannot move, or a full tier, depends on when it is read.
+  /// If nothing fits, tries operations at other places: the memory for values that cannot move, or for a full tier, depends on
+  /// when they are read.
   static void reorder(scan& now, const std::vector<operation_id>& needed) {
     if (std::isfinite(now.best.seconds()) || now.m.stopped()) return;
     order::destroy_repair n(now.plain, now.most, now.m.limits().seed);
@@ -353,7 +354,7 @@ class offmate {
       now.offer(n.order(), now.fixed, now.most);
     }
   }
-  /// Has Inner plan.
+  /// Plans the virtual problem of a start by Inner, and offers the schedules.
   void plan(scan& now, const start& s) const {
     monitor part(now.m, 0.1, [&](const progress& x) {
       if (x.schedule) now.offer(*x.schedule, s.problem, s.budget);
@@ -362,7 +363,7 @@ class offmate {
     const auto r = inner_.solve(s.problem->problem(), s.budget, part);
     if (r.found()) now.offer(r.schedule, s.problem, s.budget);
   }
-  /// Works on the best order and the others in turn, on each thread.
+  /// Improves the best order and the other starts in turn, on each thread.
   void work_on(scan& now) const {
     const auto& starts = now.starts;
     auto fastest = starts.front();
@@ -380,7 +381,7 @@ class offmate {
           from = stream % 2 == 1 ? starts[stream / 2 % starts.size()] : fastest;
           if (stream % 2 == 0) from.order = now.best.order();
         }
-        const auto before = now.best.seconds();  // other threads may have better ones by the end
+        const auto before = now.best.seconds();  // other threads may lower it meanwhile
         monitor part(now.m, 0.5);
         copies::copy_search(*from.problem, from.order, from.budget, now.best, part,
                             {.patience = order::patience_for(now.plain, options_.search), .stream = stream}, now.bound);

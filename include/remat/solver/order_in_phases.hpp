@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Orders for budgets near the smallest. Needs Boost.Graph.
+/// Orders for budgets near the smallest feasible budget. Needs Boost.Graph.
 #pragma once
 
 #include <algorithm>
@@ -22,16 +22,16 @@ namespace remat {
 
 namespace detail {
 
-/// A part of a schedule, as a problem: from the values that are on the device before it to those that are there after it.
+/// A part of a schedule as a problem: from the values on the device before it to the values on the device after it.
 struct phase {
   problem p;
-  std::vector<operation_id> operations;  ///< in the whole problem
+  std::vector<operation_id> operations;  ///< ids in the whole problem
 };
 
 /// @param before per value: on the device before the phase
-/// @param after  likewise
-/// @param ended  per operation: does not run any more
-/// @return nothing if the phase needs a value that nothing makes any more
+/// @param after  per value: on the device after the phase
+/// @param ended  per operation: must not run any more
+/// @return nothing if the phase needs a value that no operation may make any more
 /// Complexity: O(values + edges).
 inline std::optional<phase> phase_between(const problem& p, const std::vector<bool>& before, const std::vector<bool>& after,
                                           const std::vector<bool>& ended) {
@@ -61,7 +61,7 @@ inline std::optional<phase> phase_between(const problem& p, const std::vector<bo
   for (auto o : runs) {
     operation op{"", {}, {}, ops[o].seconds, ops[o].workspace, ops[o].once};
     for (auto v : ops[o].inputs) op.inputs.push_back(place[v]);
-    for (auto v : ops[o].outputs) op.outputs.push_back(place[v] == none || before[v] ? add(v) : place[v]);  // there: once more
+    for (auto v : ops[o].outputs) op.outputs.push_back(place[v] == none || before[v] ? add(v) : place[v]);  // there: a new value
     operations.push_back(std::move(op));
   }
   return phase{problem("", std::move(values), std::move(operations), std::move(targets)), std::move(runs)};
@@ -70,7 +70,8 @@ inline std::optional<phase> phase_between(const problem& p, const std::vector<bo
 inline std::optional<std::vector<operation_id>> order_within(const problem& p, bytes_t budget, std::size_t depth,
                                                              const std::function<bool()>& stop);
 
-/// An order that goes from phase to phase, and keeps between two of them the least bytes that later last runs allow.
+/// An order that runs phase after phase. Between two phases it keeps the least bytes from which the operations that may still run
+/// can make all targets.
 inline std::optional<std::vector<operation_id>> order_through(const problem& p, bound::last_run_cut& cut,
                                                               const std::vector<std::vector<operation_id>>& phases,
                                                               bytes_t budget, std::size_t depth,
@@ -96,7 +97,7 @@ inline std::optional<std::vector<operation_id>> order_through(const problem& p, 
   return order;
 }
 
-/// Tries the phases of several budgets, the given one first: with less, there are more of them.
+/// Tries the phases for several budgets, the given one first: a smaller budget has more phases.
 inline std::optional<std::vector<operation_id>> order_by_phases(const problem& p, bytes_t budget, std::size_t depth,
                                                                 const std::function<bool()>& stop) {
   bound::last_run_cut cut(p, stop);
@@ -113,7 +114,7 @@ inline std::optional<std::vector<operation_id>> order_by_phases(const problem& p
   return std::nullopt;
 }
 
-/// An order of a phase: repaired to fit, or itself in phases.
+/// An order of a phase: repaired to fit, or divided into phases again.
 inline std::optional<std::vector<operation_id>> order_within(const problem& p, bytes_t budget, std::size_t depth,
                                                              const std::function<bool()>& stop) {
   const auto start = needed_operations(p);
@@ -132,12 +133,12 @@ inline std::optional<std::vector<operation_id>> order_within(const problem& p, b
 }  // namespace detail
 
 /// An order for a budget so small that it matters which operations run for the last time after which others. Each phase of last
-/// runs (`bound::phases_of_last_runs`) is a problem of its own, whose order is repaired to fit. Targets that would be in the way
-/// of large operations are so made after these.
+/// runs (`bound::phases_of_last_runs`) is a problem of its own, whose order is repaired to fit. So targets that would take memory
+/// from large operations are computed after them.
 /// @param p      the problem
 /// @param budget bytes
 /// @param stop   polled within cuts and repairs; true gives up
-/// @return an order within the budget, or nothing: also where all operations may run last
+/// @return an order within the budget; nothing if none is found, if there is only one phase, or if `p` is not plain
 /// Complexity: that of `phases_of_last_runs`, and two repairs for each phase.
 inline std::optional<std::vector<operation_id>> order_in_phases(const problem& p, bytes_t budget,
                                                                 const std::function<bool()>& stop = {}) {

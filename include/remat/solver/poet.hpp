@@ -21,18 +21,18 @@
 
 namespace remat {
 
-/// Recomputation and copies to the host together, by POET's MILP: Checkmate's stages, with columns for what is on the host and
-/// for copies in either direction (`staged::strong_form` with copies).
+/// Plans recomputation and copies to the host together by POET's MILP: Checkmate's stages, with columns for values on the host
+/// and for copies in either direction (`staged::strong_form` with copies).
 ///
-/// Where the published program minimises energy under a limit of the time of computations, and copies take no time, this one
-/// minimises time: computations and both directions of the link go on beside one another, what comes in is there before it is
-/// read or dropped, and what is absent has left. Copies may be cut into parts there. `copies::lay_copies` lays whole ones over
-/// the order of the solution, with what it moves and with all values, and `evaluate` says what that takes.
+/// The published program minimises energy under a limit on the time of computations, and its copies take no time. This program
+/// minimises time: computations and both directions of the link overlap. A value has arrived before it is read or dropped, and
+/// has left before it is absent. The program may cut copies into parts. `copies::lay_copies` lays whole copies over the order of
+/// its solution, once for the values that the solution moves and once for all values. `evaluate` gives the time.
 ///
-/// So `result.scope_bound` holds for every schedule of `result.scope`, which are the staged ones whose copies to the device come
-/// first in their stage (`strong_form` has the small print), and is infinite if there is none; the schedule may be slower than
-/// that, and, as copies are laid without regard to stages, faster. The status is `optimal` only if a bound on every schedule is
-/// met; `bound::copy_bound` is proven besides. A problem that allows no copies is `not_applicable`, unless store-all fits.
+/// `result.scope_bound` holds for every schedule of `result.scope`: the staged schedules whose copies to the device come first in
+/// their stage (details in `strong_form`). It is infinite if there is none. The schedule found may be slower than this bound, and
+/// also faster, because copies are laid without regard to stages. The status is `optimal` only if a bound on every schedule is
+/// met; `bound::copy_bound` is proven as well. A problem without copies is `not_applicable`, unless store-all fits.
 ///
 /// @tparam B the MILP backend
 ///
@@ -48,7 +48,7 @@ class poet {
  public:
   struct options {
     staged::staging rules = {.last_stage = true};  ///< restrictions
-    std::optional<schedule> start = {};            ///< a known schedule, used as a cutoff; of its copies nothing is taken
+    std::optional<schedule> start = {};            ///< a known schedule, used as a cutoff; its copies are ignored
   };
 
   explicit poet(const options& o, B backend = B()) : options_(o), backend_(std::move(backend)) {}
@@ -62,7 +62,7 @@ class poet {
     return started;
   }
 
-  /// @throws bad_option if `rules` are out of range; too_large; what the backend throws
+  /// @throws bad_option if `rules` are out of range; too_large if the model would be too large; any exception of the backend
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     result r;
     const auto needed = needed_operations(p);

@@ -22,16 +22,16 @@
 
 namespace remat {
 
-/// Recomputation and copies to the host together, for a network that is a chain of blocks: the forward of each block saves what
-/// its backward reads or is run again, and the input of each is kept or moved (`chain::fastest_with_copies`).
+/// Plans recomputation and copies to the host together for a network that is a chain of blocks. The forward of each block saves
+/// what its backward reads, or is run again. The input of each block is kept or moved (`chain::fastest_with_copies`).
 ///
-/// The recurrence says what is computed again and what may move; the copies are laid over that order as `copies::lay_copies`
-/// does, with what may move and, where it is faster, with all values. The memory and time of chains are cautious here and bold
-/// there, so the recurrence is asked for other budgets nearby as well (`nearby`), and the fastest that fits is taken, by
-/// `evaluate`. The graph is cut into blocks and into parts as by `rotor`.
+/// The recurrence chooses what to recompute and which values may move. `copies::lay_copies` lays copies over this order: for
+/// these values and, if that is faster, for all values. The recurrence counts some memory and time too high and some too low. So
+/// it also runs for other budgets nearby (`nearby`), and the fastest schedule that fits, by `evaluate`, is taken. The graph is
+/// cut into blocks and into parts as by `rotor`.
 ///
-/// A problem that allows no copies, or without a chain of blocks, is `not_applicable`, unless store-all fits. Proves
-/// `bound::copy_bound` besides.
+/// A problem without copies, or without a chain of blocks, is `not_applicable`, unless store-all fits. Proves `bound::copy_bound`
+/// as well.
 ///
 /// Complexity: that of `find_partition`, `persistent_table` and, for each of `nearby`, `fastest_with_copies`.
 ///
@@ -44,10 +44,10 @@ class pofo {
  public:
   struct options {
     structure::partition_options blocks = {.size = 1, .most = 200, .interface = 1};  ///< how the graph is cut into the chain
-    std::vector<std::size_t> sizes = {4, 8, 16};  ///< it is also cut into parts of about so many operations, each >= 1
-    std::size_t slots = 500;                      ///< of the table of recomputations, at most, >= 1
-    std::size_t labels = 300;                     ///< of the recurrence, `fastest_with_copies_options::most_labels`, >= 1
-    std::vector<double> nearby = {1, 1.1, 1.25, 1.5, 0.95};  ///< budgets of the recurrence beyond what is held, > 0
+    std::vector<std::size_t> sizes = {4, 8, 16};             ///< operations per part in further cuts of the graph, each >= 1
+    std::size_t slots = 500;                                 ///< most units of memory in the table of recomputations, >= 1
+    std::size_t labels = 300;                                ///< `fastest_with_copies_options::most_labels`, >= 1
+    std::vector<double> nearby = {1, 1.1, 1.25, 1.5, 0.95};  ///< budgets to try, times the budget less held bytes, > 0
   };
 
   pofo() : pofo(options{}) {}
@@ -90,9 +90,10 @@ class pofo {
   }
 
  private:
-  static constexpr std::size_t most_parts = 200;  // of the other cuts: more take long and gain nothing
+  static constexpr std::size_t most_parts = 200;  // of the other cuts; more parts take long and gain nothing
 
-  /// Offers the fastest schedules of the graph cut in one way. @return false if it cannot be cut
+  /// Cuts the graph in one way, and offers its fastest schedules.
+  /// @return false if it cannot be cut
   bool search(const problem& p, bytes_t budget, const structure::partition_options& cut, double bound,
               copies::copy_incumbent& best, monitor& m) const {
     const hierarchy::saved_parts parts(p, structure::find_partition(p, cut, [&] { return m.stopped(); }));
@@ -100,7 +101,7 @@ class pofo {
     if (parts.size() < 2) return false;
     const auto& c = parts.chain();
     const auto stop = [&] { return m.stopped(); };
-    const auto within = [&](double share) {  // for the chain
+    const auto within = [&](double share) {  // bytes for the chain
       return p.held_bytes() + static_cast<bytes_t>(share * static_cast<double>(budget - p.held_bytes())) - c.aside();
     };
     if (options_.nearby.empty()) return true;
@@ -119,7 +120,7 @@ class pofo {
     }
     return true;
   }
-  /// What the inputs of some links are made of: the values that the part before makes.
+  /// Per value: true if it belongs to the input of a link in `links`, that is, if the part before makes it.
   static std::vector<bool> values_of(const problem& p, const hierarchy::saved_parts& parts, const std::vector<bool>& links) {
     std::vector<bool> values(p.values().size(), false);
     for (value_id v = 0; v < values.size(); ++v) {

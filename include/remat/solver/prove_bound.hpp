@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The bounds of minimum cuts for a result of any problem. Needs Boost.Graph.
+/// Adds lower bounds from minimum cuts to a result. Needs Boost.Graph.
 #pragma once
 
 #include <algorithm>
@@ -20,12 +20,12 @@ namespace remat {
 ///
 /// @param p      the problem
 /// @param budget bytes, of the device
-/// @param r      gets `bound`, `budget_bound`, and the status `infeasible` where that is proven and no schedule is known
-/// @param stop   polled between and within cuts; true ends with what is proven by then
+/// @param r      receives `bound`, `budget_bound`, and the status `infeasible` if that is proven and no schedule is known
+/// @param stop   polled between and within cuts; true ends with the bounds proven so far
 /// Complexity: that of the bound.
 inline void prove_bound(const problem& p, bytes_t budget, result& r, const std::function<bool()>& stop = {}) {
   if (!p.plain()) {
-    // Infinity: a copy that every schedule makes takes longer than any number of seconds.
+    // An infinite bound means that a copy in every schedule takes longer than any finite time.
     r.bound = std::max(r.bound, std::min(tiers::tier_bound(p, budget, stop), std::numeric_limits<double>::max()));
     return;
   }

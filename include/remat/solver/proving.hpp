@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// A solver of problems with copies, and then a stronger bound. Needs Boost.Graph, Eigen and a MILP backend.
+/// A solver of problems with copies, followed by a proof of a stronger bound. Needs Boost.Graph, Eigen and a MILP backend.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +20,8 @@
 
 namespace remat {
 
-/// Runs Inner for at most four fifths of the time and then, where that has not proven its schedule optimal, works on the bound:
-/// by some linear relaxations of up to ten moments, for problems that are plain. The schedule is Inner's.
+/// Runs Inner for at most four fifths of the time. If this does not prove the schedule optimal, improves the bound by some linear
+/// relaxations over up to ten moments. The schedule is Inner's. A problem that is not plain is left to Inner alone.
 ///
 /// @tparam Inner the solver, such as `offmate<>`
 /// @tparam B     the MILP backend
@@ -34,7 +34,7 @@ template <solver Inner, milp::backend B>
 class proving {
  public:
   proving() : proving(Inner()) {}
-  /// @param most problems of more operations are left to Inner alone
+  /// @param most problems with more needed operations are left to Inner alone
   explicit proving(Inner inner, B backend = B(), std::size_t most = 1000)
       : inner_(std::move(inner)), backend_(std::move(backend)), most_(most) {}
 
@@ -44,7 +44,7 @@ class proving {
     return proving(inner_.with_start(std::move(s)), backend_, most_);
   }
 
-  /// @throws what Inner and the backend throw
+  /// @throws any exception of Inner and the backend
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     if (!p.plain() || needed_operations(p).size() > most_) return inner_.solve(p, budget, m);
     monitor first(m, 0.8);
@@ -57,7 +57,7 @@ class proving {
     });
     const auto known = [&](const auto&, const auto&, double) { return r.seconds; };
     const auto proven = bound::multi_cut_bound<B>(p, budget, then, {.moments = 10, .reach = 1}, backend_, known).seconds;
-    if (std::isfinite(proven)) r.bound = std::max(r.bound, proven);  // a schedule is known
+    if (std::isfinite(proven)) r.bound = std::max(r.bound, proven);  // infinity is wrong: a schedule is known
     return r;
   }
 

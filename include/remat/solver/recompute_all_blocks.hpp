@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What checkpointing every block of a network does.
+/// A checkpoint around every block of a network.
 #pragma once
 
 #include <algorithm>
@@ -17,13 +17,13 @@
 
 namespace remat {
 
-/// Retains of the forward what passes from block to block, and runs the forward of a block once more, from its beginning to
-/// the last value that is asked for, when the backward reaches it: `torch.utils.checkpoint` around every block. One schedule,
-/// whatever the budget, unless store-all fits.
+/// Keeps the values that pass from block to block of the forward. When the backward reaches a block, runs its forward once more,
+/// from its beginning to the last value that is read: `torch.utils.checkpoint` around every block. Gives the same schedule for
+/// every budget, unless store-all fits.
 ///
-/// On graphs of any shape. What once-only operations yield is retained.
+/// For graphs of any shape. Results of once-only operations are kept.
 ///
-/// Complexity: that of `find_partition`, or O(values + edges) with cuts of one's own.
+/// Complexity: that of `find_partition`, or O(values + edges) with `options::cuts`.
 /// @code
 /// auto r = remat::solve(p, budget, remat::recompute_all_blocks{});
 /// auto t = remat::solve(p, budget, remat::recompute_all_blocks({.cuts = {12, 24, 36}}));  // four blocks
@@ -32,8 +32,8 @@ class recompute_all_blocks {
  public:
   struct options {
     structure::partition_options blocks = {.size = 8, .most = 48, .interface = 1};  ///< how the graph is cut
-    std::vector<operation_id> cuts = {};  ///< in place of that: first operations of the second, third, ... block, ascending
-    bool keep_last = false;               ///< the last block is not run again
+    std::vector<operation_id> cuts = {};  ///< instead of `blocks`: first operations of the second, third, ... block, ascending
+    bool keep_last = false;               ///< keep the last block, instead of running it again
   };
 
   recompute_all_blocks() : recompute_all_blocks(options{}) {}
@@ -47,7 +47,7 @@ class recompute_all_blocks {
 
   std::string name() const { return "recompute_all_blocks"; }
 
-  /// @throws bad_option if a cut or the beginning of the backward is no operation, or the options of the blocks are out of range
+  /// @throws bad_option if a cut or `blocks.backward_start` is no operation, or the options of the blocks are out of range
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     const auto n = p.operations().size();
     if (!options_.cuts.empty() && options_.cuts.back() >= n)
@@ -66,7 +66,7 @@ class recompute_all_blocks {
  private:
   using operations = std::vector<operation_id>;
 
-  /// The forward of each block.
+  /// The operations in the forward of each block.
   std::vector<operations> blocks(const problem& p, const operations& needed, const monitor& m) const {
     std::vector<operations> list;
     if (options_.cuts.empty()) {
@@ -88,11 +88,11 @@ class recompute_all_blocks {
     const auto& ops = p.operations();
     if (blocks.empty()) return needed;
     const auto backward = blocks.size(), alone = backward + 1;
-    std::vector<std::size_t> block(ops.size(), backward);  // of an operation
+    std::vector<std::size_t> block(ops.size(), backward);  // per operation
     std::fill_n(block.begin(), blocks.back().back(), alone);
     for (std::size_t i = 0; i < blocks.size(); ++i)
       for (auto o : blocks[i]) block[o] = i;
-    // What only its own block and the backward read is made again.
+    // Recompute the values that only their own block and the backward read.
     std::vector<bool> missing(p.values().size(), false), asked(p.values().size(), false);
     for (value_id v = 0; v < missing.size(); ++v) {
       if (p.is_source(v) || p.is_target(v) || ops[p.producer(v)].once) continue;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Binomial checkpointing of chains, and the same for unequal steps.
+/// Binomial checkpointing of chains, and a dynamic program for unequal blocks.
 #pragma once
 
 #include <algorithm>
@@ -21,11 +21,11 @@
 
 namespace remat {
 
-/// Checkpoints of a chain of blocks: inputs of blocks are all that is stored, and a block is computed again right before its
-/// backward. Blocks of equal cost by the binomial rule, with as many slots as fit; unequal ones by dynamic programming. The
-/// fastest that fits is taken. `rotor` may also save the inside of a block and does at least as well on most networks.
+/// Checkpoints a chain of blocks: stores only inputs of blocks, and recomputes a block right before its backward. Blocks of equal
+/// cost follow the binomial rule, with as many slots as fit. Unequal blocks are planned by dynamic programming. The fastest
+/// schedule that fits is taken. `rotor` may also save the inside of a block, and does at least as well on most networks.
 ///
-/// A graph without a chain is one block; then there is a schedule only if store-all fits, and the status is `not_applicable`
+/// A graph without a chain is one block: there is a schedule only if store-all fits, and the status is `not_applicable`
 /// otherwise.
 ///
 /// Complexity: that of `find_partition` and of `persistent_table`, and O(log(blocks) (values + edges executed)).
@@ -39,8 +39,8 @@ class revolve {
   struct options {
     structure::partition_options blocks = {
         .size = 1, .most = 4000, .interface = 1};  ///< how the graph is cut for the binomial rule
-    std::size_t links = 128;                       ///< most blocks for the dynamic program, in [1, 2000]; the graph is cut again
-    std::size_t slots = 500;                       ///< of the dynamic program, in [1, 10 000]
+    std::size_t links = 128;  ///< most blocks for the dynamic program, in [1, 2000]; the graph is cut anew for it
+    std::size_t slots = 500;  ///< units of memory of the dynamic program, in [1, 10 000]
   };
 
   revolve() : revolve(options{}) {}
@@ -81,11 +81,10 @@ class revolve {
   }
 
  private:
-  static constexpr std::uint64_t most_steps =
-      10'000'000;  ///< of blocks that run again; longer schedules are of no use to anybody
+  static constexpr std::uint64_t most_steps = 10'000'000;  ///< most forward runs of blocks; longer schedules are useless
 
-  /// Moves operations at the beginning of a block's backward into the block after it if they read, of the block's own forward,
-  /// only what the next one's reads: they then need nothing to be made again.
+  /// Moves operations at the beginning of a block's backward into the backward of the next block, if they read from the block's
+  /// own forward only values that the forward of the next block reads as well. Nothing has to be recomputed for them then.
   static structure::partition shifted(const problem& p, structure::partition blocks) {
     const auto has = [](const std::vector<operation_id>& list, operation_id o) {
       return std::binary_search(list.begin(), list.end(), o);
@@ -131,7 +130,7 @@ class revolve {
 
   void unequal(const problem& p, bytes_t budget, const structure::partition& blocks, incumbent& best, monitor& m) const {
     const hierarchy::saved_parts parts(p, shifted(p, blocks));
-    // The table is cautious: schedules for somewhat larger budgets are evaluated as well.
+    // The table counts memory too high, so schedules for somewhat larger budgets are evaluated as well.
     const auto most = std::max<bytes_t>(0, budget - parts.chain().aside()) + (budget - p.held_bytes()) / 4;
     const chain::persistent_table table(parts.chain().model(), most,
                                         {.slots = options_.slots, .stop = [&] { return m.stopped(); }, .inputs_only = true});

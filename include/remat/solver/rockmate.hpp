@@ -13,16 +13,15 @@
 
 namespace remat {
 
-/// Rockmate: the graph is cut into a chain of parts, another solver is asked for several options of each, equal parts being
-/// solved once, and the dynamic program of rotor joins them (`join_by_chain`). That and nothing more: for minimum cuts, local
-/// search and the like around it, there are the options of `hierarchical`, `improved` and `automatic`.
+/// Rockmate: cuts the graph into a chain of parts, asks another solver for several options of each part, and joins them by the
+/// dynamic program of rotor (`join_by_chain`). Equal parts are solved once. Minimum cuts and local search take no part; they are
+/// options of `hierarchical`, `improved` and `automatic`.
 ///
-/// As published but for what it is made of: the parts are those of `find_partition`, also where values skip parts; the solver of
-/// the parts is the strong form of Checkmate's program, for 6 * 3 bounds where the published default is 10 * 10; sizes are in
-/// bytes.
+/// Differences from the published method: the parts are those of `find_partition`, even where values skip parts; with `checkmate`
+/// as Inner, the strong form of its program solves the parts, for 6 * 3 bounds (published default: 10 * 10); sizes are in bytes.
 ///
-/// A graph in which nothing can be cut is one part: it is solved by Inner where it is small enough, and `not_applicable`
-/// otherwise. Copies to the host are not used.
+/// A graph that cannot be cut is one part: Inner solves it if it is small enough, and the status is `not_applicable` otherwise.
+/// Does not use copies to the host.
 ///
 /// @tparam Inner the solver of the parts, such as `checkmate<highs::backend>`
 ///
@@ -42,10 +41,10 @@ class rockmate : public hierarchical<Inner, join_by_chain> {
  public:
   struct options {
     structure::partition_options cut = {.size = 12, .most = 48};  ///< how the graph is cut
-    std::size_t saved = 6;                                        ///< bounds on what a part saves that are tried, >= 1
-    std::size_t peaks = 3;                                        ///< bounds on a part's peak that are tried, >= 1
-    std::size_t leaf_operations = 120;                            ///< parts of more operations are cut again
-    std::size_t slots = 2000;                                     ///< of `persistent_table`, >= 1
+    std::size_t saved = 6;              ///< number of bounds to try on the bytes that a part saves, >= 1
+    std::size_t peaks = 3;              ///< number of bounds to try on the peak of a part, >= 1
+    std::size_t leaf_operations = 120;  ///< parts of more operations are cut again
+    std::size_t slots = 2000;           ///< most units of memory of `persistent_table`, >= 1
   };
 
   rockmate() : rockmate(cheap_default<Inner>()) {}

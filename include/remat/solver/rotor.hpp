@@ -25,17 +25,17 @@
 
 namespace remat {
 
-/// The fastest persistent schedule of a network that is a chain of blocks, one to ten thousand of them: each block is saved as a
-/// whole, or computed again from a checkpoint.
+/// Finds the fastest persistent schedule of a network that is a chain of one to ten thousand blocks. Each block is saved as a
+/// whole, or recomputed from a checkpoint.
 ///
-/// `fastest_persistent` finds it, exact in bytes. The memory model of chains is cautious, so schedules for somewhat larger
-/// budgets, from a `persistent_table`, are evaluated as well, and the fastest that fits is taken. So are those of the tables of
-/// other cuts into parts, where more than one value may pass from part to part (`part_chain`).
+/// `fastest_persistent` finds it, exact in bytes. The chain counts memory too high. So schedules for somewhat larger budgets,
+/// from a `persistent_table`, are evaluated as well, and the fastest that fits is taken. Other cuts into parts, where more than
+/// one value may pass from part to part (`part_chain`), have tables and schedules, too.
 ///
 /// `result::scope` is the class that was searched, "persistent schedules of the chain": all blocks as above, within the budget as
-/// the chain counts memory. `scope_bound` is proven for it; `scope_gap()` is 0 if nothing in the class is faster than what came
-/// out. A graph without a chain of blocks is a chain of one block, of which nothing can be computed again: its only schedule is
-/// store-all, and where that does not fit, `scope_bound` is infinite; if it cannot be cut in another way either, the status is
+/// the chain counts memory. `scope_bound` is proven for it; `scope_gap()` is 0 if no schedule of the class is faster than the
+/// result. A graph without a chain of blocks is a chain of one block, which cannot be recomputed. Its only schedule is store-all;
+/// if this does not fit, `scope_bound` is infinite. If the graph cannot be cut in another way either, the status is
 /// `not_applicable`.
 ///
 /// Complexity: that of `find_partition`, `fastest_persistent` and `persistent_table`.
@@ -49,10 +49,10 @@ class rotor {
  public:
   struct options {
     structure::partition_options blocks = {.size = 1, .most = 10'000, .interface = 1};  ///< how the graph is cut into the chain
-    std::vector<std::size_t> sizes = {4, 8, 16};  ///< it is also cut into parts of about so many operations, each >= 1
-    std::size_t slots = 2000;                     ///< of a table, at most, >= 1
-    std::size_t table_links = 400;                ///< longer chains get no table, but a few searches; >= 1
-    std::size_t labels = 1 << 20;                 ///< of the search, `fastest_persistent_options::most_labels`, >= 1
+    std::vector<std::size_t> sizes = {4, 8, 16};  ///< operations per part in further cuts of the graph, each >= 1
+    std::size_t slots = 2000;                     ///< most units of memory of a table, >= 1
+    std::size_t table_links = 400;                ///< longer chains are searched a few times, without a table; in [1, 2000]
+    std::size_t labels = 1 << 20;                 ///< `fastest_persistent_options::most_labels`, >= 1
   };
 
   rotor() : rotor(options{}) {}
@@ -67,7 +67,7 @@ class rotor {
 
   std::string name() const { return "rotor"; }
 
-  /// @throws bad_option if `blocks.backward_start` is no operation
+  /// @throws bad_option if `blocks` or `sizes` are out of range
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     if (incumbent all(p, budget); all.offer(needed_operations(p))) {
       result r;
@@ -79,12 +79,12 @@ class rotor {
     return ground(p, options_, budget, m).solve(budget, m);
   }
 
-  /// The answers for several budgets, from one table.
+  /// Solves for several budgets with one table.
   /// @param p       the problem
   /// @param budgets bytes, each >= 0, in any order
-  /// @param m       limits of all together
-  /// @return as from `remat::solve`, in the order of the budgets
-  /// @throws bad_option for a negative budget, or if `blocks.backward_start` is no operation
+  /// @param m       limits of the whole sweep
+  /// @return results as from `remat::solve`, in the order of the budgets
+  /// @throws bad_option for a negative budget, or if `blocks` or `sizes` are out of range
   std::vector<result> sweep(const problem& p, std::span<const bytes_t> budgets, monitor& m) const {
     std::vector<result> results;
     if (budgets.empty()) return results;
@@ -98,7 +98,7 @@ class rotor {
  private:
   static constexpr const char* scope = "persistent schedules of the chain";
 
-  /// The graph cut in one way as a chain, and its table.
+  /// One way to cut the graph into a chain, with its table.
   class cutting {
    public:
     cutting(const problem& p, const options& o, const structure::partition_options& cut, bytes_t budget, monitor& m)
@@ -112,7 +112,8 @@ class rotor {
     }
 
     std::size_t size() const { return parts_.size(); }
-    /// Offers the fastest schedule within `budget`, as the chain counts. @return a bound on the time of them all, s
+    /// Offers the fastest schedule within `budget`, as the chain counts memory.
+    /// @return a lower bound on the time of all these schedules, s
     double search(bytes_t budget, incumbent& best, monitor& m) const {
       if (size() < 2) return std::numeric_limits<double>::infinity();
       const auto until = m.elapsed() + 0.3 * m.remaining();
@@ -122,7 +123,7 @@ class rotor {
       if (answer.found() && best.offer(chain().order(answer.steps))) best.report(m, "chain, exact in bytes");
       return answer.bound + parts_.alone();
     }
-    /// Offers schedules that the chain holds to be a little larger, too.
+    /// Also offers schedules for budgets close to `budget`, because the chain does not count memory exactly.
     void search_around(bytes_t budget, incumbent& best, monitor& m) const {
       if (table_ && table_->complete())
         read_table(budget, best, m);
@@ -133,8 +134,8 @@ class rotor {
 
    private:
     const hierarchy::part_chain& chain() const { return parts_.chain(); }
-    /// Offers schedules of the table, the fastest first. What it takes to be a little slower may be faster once evaluated, so the
-    /// search goes on for a while.
+    /// Offers schedules of the table, the fastest first. A schedule that the table counts as slower may be faster once evaluated,
+    /// so the search goes on for a while after the first that fits.
     void read_table(bytes_t budget, incumbent& best, monitor& m) const {
       const auto front = table_->front();
       std::size_t more = 100;
@@ -147,14 +148,14 @@ class rotor {
       }
     }
 
-    static constexpr std::size_t table_size = std::size_t{1} << 26;  // twice the numbers in a table
+    static constexpr std::size_t table_size = std::size_t{1} << 26;  // most numbers in a table, times 2
     const problem& p_;
     const options& options_;
     hierarchy::saved_parts parts_;
     std::optional<chain::persistent_table> table_;
   };
 
-  /// What the answers for all budgets share: the chain of blocks, and the other cuts.
+  /// State shared by the answers for all budgets: the chain of blocks, and the other cuts.
   class ground {
    public:
     ground(const problem& p, const options& o, bytes_t budget, monitor& m) : p_(p) {
@@ -184,7 +185,7 @@ class rotor {
     }
 
    private:
-    static constexpr std::size_t most_parts = 200;  // of the other cuts: more take long and gain nothing
+    static constexpr std::size_t most_parts = 200;  // of the other cuts; more parts take long and gain nothing
     const problem& p_;
     std::list<cutting> cuttings_;
   };

@@ -13,7 +13,7 @@
 
 namespace remat {
 
-/// Computes every needed operation once, in the order of the problem: the fastest schedule there is, if it fits.
+/// Computes every needed operation once, in the order of the problem: the fastest of all schedules, if it fits.
 ///
 /// Complexity: O(values + edges).
 /// @code

@@ -25,7 +25,7 @@ namespace remat {
 
 namespace detail {
 
-/// The recursion of `order_by_separators`. An operation that is held has its results on the device.
+/// The recursion of `order_by_separators`. An operation with a positive count in `holds_` has its results on the device.
 class separator_walk {
  public:
   separator_walk(const problem& p, const structure::separator_tree& tree, std::size_t leaf, std::size_t most,
@@ -46,7 +46,8 @@ class separator_walk {
     }
   }
 
-  /// Computes what is not held of `wanted`, operations within `part`, and holds each once more.
+  /// Computes the operations of `wanted` whose results are missing, and adds 1 to the count of each.
+  /// @param wanted operations within `part`
   /// @return false if it gave up
   bool compute(std::size_t part, const std::vector<operation_id>& wanted) {
     const auto& here = tree_.parts()[part];
@@ -58,7 +59,7 @@ class separator_walk {
         missing.push_back(o);
     }
     if (missing.empty()) return true;
-    auto own = closure(part, missing);  // what is computed here, and held until the end
+    auto own = closure(part, missing);  // operations computed here, whose results stay until the end
     const bool divided = !here.children.empty() && here.operations > leaf_;
     const auto children = divided ? here.children.size() : 0;
     std::vector<std::vector<std::pair<index_t, operation_id>>> pending(children);  // stage, wanted operation
@@ -92,9 +93,9 @@ class separator_walk {
   std::vector<operation_id>& order() { return order_; }
 
  private:
-  /// The operations that make what `o` reads.
+  /// The operations that make the inputs of `o`.
   std::span<const operation_id> makers(operation_id o) const { return {makers_.data() + first_[o], first_[o + 1] - first_[o]}; }
-  /// The operations within `part` that `wanted` needs and that are not held, ascending.
+  /// The operations within `part` that have to run for `wanted`, ascending.
   std::vector<operation_id> closure(std::size_t part, const std::vector<operation_id>& wanted) {
     ++stamp_;
     std::vector<operation_id> list;
@@ -118,8 +119,8 @@ class separator_walk {
     }
     return list;
   }
-  /// Those of `list`, the last closure, that are in the separator of `part`. Sets the stage of each of the list: how many of the
-  /// separator have to come before it, itself included.
+  /// The operations of `list`, the last closure, that are in the separator of `part`. Also sets the stage of each operation in
+  /// `list`: how many operations of the separator have to run before it, itself included.
   std::vector<operation_id> separator(std::size_t part, const std::vector<operation_id>& list) {
     std::vector<operation_id> found;
     for (auto o : list) {
@@ -136,7 +137,7 @@ class separator_walk {
     const auto after = std::upper_bound(x.children.begin(), x.children.end(), tree_.home(o));
     return static_cast<std::size_t>(after - x.children.begin()) - 1;
   }
-  /// `list` and, taken out of `pending`, what is wanted later and can be computed after `stage` operations of the separator.
+  /// Moves from `pending` to `list` the operations that are wanted later and can run after `stage` operations of the separator.
   static std::vector<operation_id> with_pending(std::vector<operation_id> list,
                                                 std::vector<std::pair<index_t, operation_id>>& pending, std::size_t stage) {
     for (const auto& [needs, o] : pending)
@@ -147,7 +148,7 @@ class separator_walk {
   bool run(operation_id o) {
     if (order_.size() >= most_ || (order_.size() % 64 == 0 && stop_ && stop_())) return false;
     order_.push_back(o);
-    holds_[o] = p_.operations()[o].once ? 2 : 1;  // for ever, if it cannot run again
+    holds_[o] = p_.operations()[o].once ? 2 : 1;  // results of a once-only operation stay for ever
     return true;
   }
 
@@ -156,24 +157,23 @@ class separator_walk {
   std::size_t leaf_, most_;
   const std::function<bool()>& stop_;
   std::vector<operation_id> order_;
-  std::vector<operation_id> makers_;  // of each operation, one after the other
-  std::vector<std::size_t> first_;    // of each operation in `makers_`
+  std::vector<operation_id> makers_;  // of all operations, one after the other
+  std::vector<std::size_t> first_;    // per operation: index of its first entry in `makers_`
   std::vector<index_t> holds_, mark_, stage_;
   index_t stamp_ = 0;
 };
 
 }  // namespace detail
 
-/// An order of computations that keeps of each part little more than its separator: what the separator's operations read in a
-/// child is computed in the child, recursively, forgotten, and computed again for the next one that reads it.
+/// An order of computations that keeps of each part little more than its separator. Values that the separator's operations read
+/// from a child are computed in the child recursively, then dropped, and recomputed for the next reader.
 ///
 /// With `leaf` = 1, at most (width + 1 + inputs of an operation) log2(operations) operations have results on the device at a
-/// time, those that targets need or that run once only excepted. Time is polynomial for a constant width, but may be large. Parts
-/// of at most `leaf` operations are not divided: what is wanted of them is computed in the order of the problem, and nothing
-/// twice.
+/// time, except those that make targets or run only once. Time is polynomial for a constant width, but may be large. Parts of at
+/// most `leaf` operations are not divided: wanted results are computed in the order of the problem, without recomputation.
 /// @param p    the problem
 /// @param tree its parts
-/// @param leaf size of parts that are not divided
+/// @param leaf most operations of a part that is not divided
 /// @param most gives up after that many computations
 /// @param stop polled now and then; true gives up
 /// @return the order, or nothing
@@ -194,11 +194,11 @@ inline std::optional<std::vector<operation_id>> order_by_separators(const proble
   return prune_order(p, walk.order());
 }
 
-/// Tree-width rematerialization: orders that recompute recursively around balanced separators of a tree decomposition, for parts
-/// of several sizes that are not divided, the fewer recomputations the larger they are. Each is played as it is and within the
-/// budget by `eviction`; `retain_more` improves the best.
+/// Tree-width rematerialization: orders that recompute recursively around balanced separators of a tree decomposition. Tries
+/// several sizes of parts that are not divided; the larger they are, the fewer recomputations. Each order is offered as it is and
+/// after `eviction` within the budget; `retain_more` improves the best.
 ///
-/// For graphs of any shape, also of thousands of operations; best where the width is small. Copies to the host are not used.
+/// For graphs of any shape, also of thousands of operations; best where the width is small. Does not use copies to the host.
 ///
 /// Complexity: that of `separator_tree`, and some dozens of orders and evictions.
 ///
@@ -210,8 +210,8 @@ inline std::optional<std::vector<operation_id>> order_by_separators(const proble
 class twremat {
  public:
   struct options {
-    double shrink = 1.5;           ///< ratio of one size of undivided parts to the next, in [1.01, 100]
-    std::size_t repetitions = 32;  ///< orders get at most this many times as long as store-all's, >= 1
+    double shrink = 1.5;           ///< ratio of a size of undivided parts to the next size, in [1.01, 100]
+    std::size_t repetitions = 32;  ///< most computations of an order, times those of store-all, >= 1
   };
 
   twremat() : twremat(options{}) {}
@@ -242,7 +242,7 @@ class twremat {
     std::vector<std::vector<operation_id>> orders = {needed}, good;
     for (auto leaf = needed.size() - 1; leaf > 0 && !stop();) {
       auto order = order_by_separators(p, tree, leaf, options_.repetitions * needed.size(), stop);
-      if (!order) break;  // smaller ones are longer still
+      if (!order) break;  // smaller parts give longer orders
       if (*order != orders.back()) {
         if (best.offer(*order)) report("separators");
         orders.push_back(std::move(*order));
