@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// A MILP library that is chosen at run time. Needs Eigen.
+/// A MILP backend that is chosen at run time. Needs Eigen.
 #pragma once
 
 #include <concepts>
@@ -14,17 +14,17 @@
 
 namespace remat::milp {
 
-/// Any backend, by value: models for it are those for the backend inside.
-/// Complexity: one virtual call more than the backend's.
+/// Holds any backend, by value. Models are built as for the backend inside (`longest_row`).
+/// Complexity: one indirect call more than the backend.
 /// @code
 /// const remat::milp::any_backend library = prefer_glpk ? remat::milp::any_backend(remat::glpk::backend()) :
 /// remat::highs::backend(); const remat::checkmate<remat::milp::any_backend> method({}, library);
 /// @endcode
 class any_backend {
  public:
-  /// @param b the backend; not implicit only for itself
+  /// @param b the backend; converts implicitly
   template <class B>
-  requires(!std::same_as<std::remove_cvref_t<B>, any_backend> && backend<B>) any_backend(B b)  // NOLINT: every backend is one
+  requires(!std::same_as<std::remove_cvref_t<B>, any_backend> && backend<B>) any_backend(B b)  // NOLINT: implicit on purpose
       : longest_row(milp::longest_row(b)),
         name_(b.name()),
         solve_([b = std::move(b)](const model& m, const options& o) { return b.solve(m, o); }) {}
@@ -32,7 +32,7 @@ class any_backend {
   std::size_t longest_row;  ///< see `backend`
 
   std::string name() const { return name_; }
-  /// @throws what the backend throws
+  /// @throws any exception of the backend
   solution solve(const model& m, const options& o) const { return solve_(m, o); }
 
  private:

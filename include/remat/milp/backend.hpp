@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What a MILP library must offer, and the only way the library calls one. Needs Eigen.
+/// The interface of a MILP backend, and `solve`, through which alone the library calls one. Needs Eigen.
 #pragma once
 
 #include <algorithm>
@@ -26,19 +26,19 @@ enum class status {
   unbounded,   ///< proven: the objective has no lower bound
   cutoff,      ///< proven: no solution has an objective below `options.cutoff`
   limit,       ///< no solution when a limit or `poll` ended the search
-  failed       ///< numerical trouble, numbers too large, or a system without what the backend needs: nothing is known
+  failed       ///< nothing is known: numerical trouble, numbers too large, or something that the backend needs is missing
 };
 
-/// What a backend may use and should know.
+/// Limits and hints for a backend.
 struct options {
   double seconds = infinity;                  ///< wall-clock time, s, >= 0
   double gap = 1e-6;                          ///< relative gap (objective - bound) / |objective| at which to stop, in [0, 1)
-  double cutoff = infinity;                   ///< solutions with an objective >= this are of no use
+  double cutoff = infinity;                   ///< solutions with an objective >= this are useless
   std::optional<Eigen::VectorXd> start = {};  ///< a solution to start from; ignored unless it satisfies the model
-  unsigned threads = 1;                       ///< >= 1
+  unsigned threads = 1;                       ///< worker threads, >= 1
   std::uint64_t seed = 0;
-  /// Called now and then, from any thread but never by two at once, with the best objective so far (infinity before the first)
-  /// and the bound; true asks the backend to stop.
+  /// Called now and then with the best objective so far (infinity before the first) and the bound; returns true to stop the
+  /// backend. Calls come from any thread, but never from two at once.
   std::function<bool(double best, double bound)> poll = {};
 
   /// @throws bad_option naming the member that is out of range
@@ -50,12 +50,12 @@ struct options {
   }
 };
 
-/// What the limits of a search leave to a backend.
+/// The options for a backend that may use all that is left of the limits of a search.
 inline options options_within(const monitor& m) {
   return {.seconds = m.remaining(), .gap = m.limits().gap, .threads = m.limits().threads, .seed = m.limits().seed};
 }
 
-/// What a backend found.
+/// The answer of a backend.
 struct solution {
   milp::status status = milp::status::failed;
   Eigen::VectorXd x;            ///< empty unless `found()`
@@ -67,8 +67,8 @@ struct solution {
 
 /// A library that solves a valid `model` with at least one column. `solve` is const and may run in several threads at once.
 ///
-/// A backend may also have a member `longest_row`, static or not, that converts to `std::size_t`: rows with more entries slow it
-/// down, so models use running sums in their place.
+/// A backend may also have a member `longest_row`, static or not, that converts to `std::size_t`. Rows with more entries slow the
+/// library down, so models use running sums instead.
 /// @code
 /// static_assert(remat::milp::backend<remat::highs::backend>);
 /// static_assert(!remat::milp::backend<int>);
@@ -90,15 +90,15 @@ std::size_t longest_row([[maybe_unused]] const B& b) {
     return std::numeric_limits<std::size_t>::max();
 }
 
-/// Solves `m`, if it is tractable, and re-checks the answer: `x` is rounded where it must be integer, must satisfy the model, and
-/// its objective is computed anew; otherwise the status is `failed`. A start that satisfies the model is never lost, and refutes
-/// what contradicts it; `optimal` without a bound to match becomes `feasible`.
+/// Solves `m` and checks the answer. `x` is rounded in integer columns, and its objective is computed anew. If `x` violates the
+/// model, or the model is not tractable, the status is `failed`. A start that satisfies the model is never lost, and refutes any
+/// claim that contradicts it. `optimal` without a matching bound becomes `feasible`.
 /// @tparam B the backend
 /// @param b  the backend
 /// @param m  the model
 /// @param o  limits, cutoff and start
 /// @return the solution; `bound <= objective`, and the bound is infinity for `infeasible`
-/// @throws bad_problem, bad_option for a model or options out of range; what the backend throws
+/// @throws bad_problem, bad_option for a model or options out of range; any exception of the backend
 /// Complexity: exponential in the number of integer columns.
 template <backend B>
 solution solve(const B& b, const model& m, const options& o = {}) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Mixed-integer linear programs: what solvers hand to a MILP backend. Needs Eigen.
+/// Mixed-integer linear programs, as solvers hand them to a MILP backend. Needs Eigen.
 #pragma once
 
 #include <algorithm>
@@ -17,16 +17,18 @@
 
 namespace remat::milp {
 
-/// No bound.
+/// Stands for a bound that is absent.
 inline constexpr double infinity = std::numeric_limits<double>::infinity();
 
-/// A unit for an objective of costs that go up to `seconds`: a part of them, but never so small that a quotient overflows.
+/// The unit of time for an objective: `seconds` / `parts`, but so large that no quotient overflows.
+/// @param seconds the largest cost, s
+/// @return s; 1 if `seconds` is 0
 inline double unit_of(double seconds, double parts) {
   return seconds > 0 ? std::max(seconds / parts, std::numeric_limits<double>::min()) : 1;
 }
 
-/// Times as coefficients of rows: `seconds` in such units. What a backend cannot tell from 0 beside the others is 0, as if it
-/// took no time, and what is too long for it is shorter: a bound stays one.
+/// `seconds` in units of `unit`, as a coefficient of a row. Times that a backend cannot tell from 0 beside others become 0, and
+/// times that are too long for it become shorter. Both keep a lower bound valid.
 inline double in_units(double seconds, double unit) {
   const double units = seconds / unit;
   return units < 1e-9 ? 0 : std::min(units, 1e12);
@@ -44,9 +46,9 @@ struct model {
   Eigen::Index columns() const { return cost.size(); }
   Eigen::Index rows() const { return row_lower.size(); }
   double objective(const Eigen::VectorXd& x) const { return offset + cost.dot(x); }
-  /// Are its numbers of sizes that backends compute with? HiGHS takes larger ones for infinite. GLPK scales rows by their
-  /// geometric mean, and "proves" that there is no solution where they hold much larger or smaller ones. Complexity: O(columns +
-  /// rows + nonzeros).
+  /// True if backends can compute with the sizes of all numbers. HiGHS takes larger numbers for infinite. GLPK scales rows by
+  /// their geometric mean; with much larger or smaller coefficients it "proves" that there is no solution. Complexity: O(columns
+  /// + rows + nonzeros).
   bool tractable() const {
     const auto number = [](double x) { return !std::isfinite(x) || std::abs(x) < 1e20; };
     const auto coefficient = [](double x) { return x == 0 || (std::abs(x) > 1e-15 && std::abs(x) <= 1e15); };
@@ -79,11 +81,11 @@ struct model {
   }
 };
 
-/// Says how `x` breaks `m`; empty if it does not.
+/// Describes how `x` violates `m`.
 /// @param m         the model
 /// @param x         a value per column
 /// @param tolerance how far a bound may be exceeded, relative to max(1, |bound|); distance to an integer, absolute
-/// @return the first broken bound, integrality or row, or an empty string
+/// @return the first violated bound, integrality or row; an empty string if there is none
 /// Complexity: O(columns + rows + nonzeros).
 inline std::string violation(const model& m, const Eigen::VectorXd& x, double tolerance = 1e-5) {
   if (x.size() != m.columns())
@@ -113,7 +115,7 @@ struct expression {
     constant += factor * other.constant;
     return *this;
   }
-  /// Sums the terms of equal columns, and drops those that vanish. Complexity: O(terms log(terms)).
+  /// Sums the terms of equal columns, and removes terms that are zero. Complexity: O(terms log(terms)).
   void compact() {
     std::sort(terms.begin(), terms.end());
     std::size_t kept = 0;
@@ -125,10 +127,10 @@ struct expression {
     terms.resize(kept);
   }
   bool is_constant() const { return terms.empty(); }
-  /// Of quantities in {0, 1}: the constant 0, or 1.
+  /// For an expression in {0, 1}: is it the constant 0 (`is_zero`) or 1 (`is_one`)?
   bool is_zero() const { return is_constant() && constant < 0.5; }
   bool is_one() const { return is_constant() && constant > 0.5; }
-  /// Its value in the solution `x`.
+  /// The value for the solution `x`.
   double at(const Eigen::VectorXd& x) const {
     double sum = constant;
     for (const auto& [column, factor] : terms) sum += factor * x[column];
@@ -172,13 +174,13 @@ class builder {
   void at_least(const expression& e, double lower) { row(lower, e, infinity); }
   void equal(const expression& e, double value) { row(value, e, value); }
 
-  /// A column for the value of `sum`, which is not negative.
+  /// Adds a column for the value of `sum`, which must not be negative. @return its expression
   expression running_sum(const expression& sum) {
     auto total = column(0, 0, std::max(0.0, most(sum)));
     equal(sum - total, 0);
     return total;
   }
-  /// The same sum in at most `longest` terms, of columns and factors that are not negative: partial sums become columns.
+  /// The same sum in at most `longest` terms: partial sums become columns. Its columns and factors must not be negative.
   expression split(expression e, std::size_t longest) {
     while (e.terms.size() > longest) {
       expression shorter{{}, e.constant};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Calls of MILP libraries that do not keep a time limit by themselves. For authors of backends. Needs Eigen.
+/// Runs MILP libraries that do not keep time limits by themselves. For authors of backends. Needs Eigen.
 #pragma once
 
 #include <algorithm>
@@ -20,13 +20,13 @@ namespace remat::milp {
 
 /// A call of a MILP library on a thread of its own. The caller waits, polls and keeps the time limit.
 ///
-/// Some steps of MILP libraries, such as presolve or a factorization, look at no limit for seconds. A call that has not ended
-/// `patience` after the limit, or after `poll` asked to stop, is left alone: it ends when the library next looks, at the latest
-/// before the program exits. The answer is then the best that the call had told.
+/// Some steps of MILP libraries, such as presolve or a factorization, check no limit for seconds. If a call has not ended
+/// `patience` seconds after the limit, or after `poll` asked to stop, the caller abandons it and returns the best solution
+/// reported so far. The abandoned call ends when the library next checks a limit, at the latest before the program exits.
 ///
 /// A backend derives from this class. Its member `solution work()` runs on the other thread, maybe longer than the caller waits.
-/// It reads the copies of the model and the options that are here, and nothing of the caller's. Complexity: a thread per call, a
-/// look every 50 ms.
+/// It reads the copies of model and options in this class, and no data of the caller. Complexity: a thread per call; the caller
+/// looks every 50 ms.
 class supervised {
  public:
   supervised(const supervised&) = delete;
@@ -40,17 +40,17 @@ class supervised {
   }
   ~supervised() = default;
 
-  /// For the thread that works: is a solution of that objective better than those before?
+  /// For the working thread: is a solution with this objective better than all before?
   bool improves(double objective) {
     const std::lock_guard lock(mutex_);
     return objective < objective_;
   }
-  /// For the thread that works: a solution that is better than those before.
+  /// For the working thread: reports a solution that is better than all before.
   void tell_solution(double objective, Eigen::VectorXd x) {
     const std::lock_guard lock(mutex_);
     objective_ = objective, best_ = std::move(x);
   }
-  /// For the thread that works: what is proven. @return true if the library is to stop
+  /// For the working thread: reports a proven bound. @return true if the library should stop
   bool tell_bound(double bound) {
     const std::lock_guard lock(mutex_);
     bound_ = std::max(bound_, bound);
@@ -64,9 +64,9 @@ class supervised {
  private:
   template <class Job>
   friend solution supervise(std::shared_ptr<Job> job);
-  static constexpr double patience = 0.3;  ///< s; solvers may exceed their limit by 10 % and half a second
+  static constexpr double patience = 0.3;  ///< s; solvers may exceed their limits by 10 % and half a second
 
-  /// Calls that were left alone. Waited for when the program exits.
+  /// Abandoned calls. The program waits for them when it exits.
   class stragglers {
    public:
     static void add(std::future<void> work) {
@@ -82,7 +82,8 @@ class supervised {
   };
 
   static double seconds_since(clock::time_point t) { return std::chrono::duration<double>(clock::now() - t).count(); }
-  /// @return false if the call was left alone
+  /// Waits for the call, and polls.
+  /// @return false if the call is abandoned
   bool wait() {
     std::unique_lock lock(mutex_);
     while (!changed_.wait_for(lock, std::chrono::milliseconds(50), [&] { return done_; })) {
@@ -110,7 +111,7 @@ class supervised {
     done_ = true;
     changed_.notify_all();
   }
-  /// Of a call that was left alone.
+  /// The answer of an abandoned call.
   solution so_far() {
     const std::lock_guard lock(mutex_);
     solution s;
@@ -130,10 +131,10 @@ class supervised {
   double objective_ = infinity, bound_ = -infinity;
 };
 
-/// Runs `job->work()` on a thread of its own, within the limits of the options that it was made with.
+/// Runs `job->work()` on a thread of its own, within the limits of the options that `job` was made with.
 /// @tparam Job derives from `supervised`
-/// @return its solution, or the best that it told if it was left alone; `status::failed` if the system has no thread left
-/// @throws what `work` or `options.poll` throws
+/// @return its solution; the best reported so far if the call is abandoned; `status::failed` if the system has no thread left
+/// @throws any exception of `work` and of `options.poll`
 template <class Job>
 solution supervise(std::shared_ptr<Job> job) {
   auto worker = beside([job] {
