@@ -21,7 +21,7 @@ const char* const to_install = "; for HiGHS: pip install highspy; for GLPK: inst
 [[noreturn]] void refuse(const std::string& what) { throw not_available(what + to_install); }
 
 #if defined(REMAT_WITH_HIGHS) || defined(REMAT_WITH_GLPK)
-/// Makes a backend, and says what it is.
+/// Tries to make a backend. @return its state
 template <class B>
 backend_state ask(const char* name) {
   try {

@@ -9,11 +9,12 @@
 
 namespace remat::registry {
 
-/// @param name highs, glpk, or auto for the first of them that is there
-/// @throws not_available saying what to install
+/// Makes a MILP backend.
+/// @param name highs, glpk, or auto for the first that is available
+/// @throws not_available saying which library to install
 milp::any_backend make_backend(const std::string& name);
 
-/// Whether a method may do without: only what is asked for by name must be there.
+/// True if a method has to do without a MILP library: `name` is auto, and none is available.
 bool no_milp(const std::string& name);
 
 }  // namespace remat::registry

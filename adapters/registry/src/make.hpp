@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Makers of the solvers, each in a file of its own, so that a change of one compiles that one. Private to the registry.
+/// Makers of the solvers. Each has a source file of its own, so that a change of one solver compiles one file. Private to the
+/// registry.
 #pragma once
 
 #include <cstddef>
@@ -14,9 +15,9 @@ namespace remat::registry {
 
 inline constexpr std::size_t most_operations = 1'000'000;
 inline constexpr std::size_t most_rounds = 1'000'000'000;
-inline constexpr std::size_t most_slots = 10'000;  ///< of a table that is quadratic in the length of the chain besides
+inline constexpr std::size_t most_slots = 10'000;  ///< of a table, whose size also grows with the squared length of the chain
 
-/// Reads what the methods that plan in parts have in common.
+/// Reads the options that all methods with parts have in common.
 template <class Options>
 void read_parts(Options& o, option_reader& read) {
   read("cut.size", o.cut.size, 1, most_operations, "operations that a part should have");
@@ -26,7 +27,7 @@ void read_parts(Options& o, option_reader& read) {
   read("peaks", o.peaks, 1, 100, "bounds that are tried on the peak of a part");
 }
 
-/// Solves the parts of `hiremate` and `rockmate`.
+/// The solver for the parts of `hiremate` and `rockmate`.
 any_solver solver_of_parts(const std::string& backend);
 
 any_solver make_automatic(const std::string& backend, option_reader& read);

@@ -20,7 +20,7 @@ std::string text_of(const T& x) {
   return out.str();
 }
 
-/// The number that the whole text is, if it is one within the range.
+/// Reads the whole text as a number; nothing if it is no number within the range.
 template <class T>
 std::optional<T> number_in(const std::string& text, T least, T most) {
   T x{};

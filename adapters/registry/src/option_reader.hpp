@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// How makers of solvers read options. Private to the registry.
+/// Reads options for makers of solvers. Private to the registry.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace remat::registry {
 
-/// Hands the options that a caller gives to a solver's `options`. A maker names all that its solver has:
+/// Copies the options that a caller gives into the `options` of a solver. A maker names all options of its solver:
 /// @code
 /// any_solver make_twremat(const std::string&, option_reader& read) {
 ///   twremat::options o;
@@ -25,16 +25,17 @@ class option_reader {
   /// @param solver the name of the solver, for messages
   option_reader(std::string_view solver, const option_values& given) : solver_(solver), given_(given) {}
 
-  /// An option with a range: `value` holds the default, and gets what is given.
-  /// @throws bad_option naming the option if the text is no such number, or outside of [least, most]
+  /// Reads an option with a range. `value` holds the default, and receives the value given, if any.
+  /// @throws bad_option naming the option if the text is no number in [least, most]
   void operator()(const std::string& name, std::size_t& value, std::size_t least, std::size_t most, const std::string& summary);
   void operator()(const std::string& name, double& value, double least, double most, const std::string& summary);
+  /// Reads an option that is true or false.
   /// @throws bad_option naming the option if the text is neither true nor false
   void operator()(const std::string& name, bool& value, const std::string& summary);
 
-  /// What the maker has named.
+  /// The options that the maker has named so far.
   const std::vector<option>& known() const { return known_; }
-  /// @throws bad_option naming an option that is given, and that the maker has not named
+  /// @throws bad_option naming an option that was given but that the maker has not named
   void refuse_unknown() const;
 
  private:

@@ -40,7 +40,7 @@ constexpr std::array table = std::to_array<method>({
     {"store_all", "everything computed once", make_store_all},
 });
 
-/// A solver whose name tells the options that it was given.
+/// A solver with the options given in its name.
 class with_options {
  public:
   with_options(any_solver inner, std::string options) : inner_(std::move(inner)), options_(std::move(options)) {}
@@ -72,7 +72,7 @@ std::vector<option> method::options() const {
   option_reader read(name, none);
   try {
     maker("auto", read);
-  } catch (const not_available&) {  // makers read options first
+  } catch (const not_available&) {  // a maker reads its options before it makes a backend
   }
   return read.known();
 }
