@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// MILP backend on GLPK 5. GLPK is under the GPL, version 3: so is a program that links it; see NOTICE.md.
+/// MILP backend on GLPK 5. GLPK is under the GPL, version 3, and so is a program that links it; see NOTICE.md.
 #pragma once
 
 #include <glpk.h>
@@ -20,25 +20,24 @@
 
 namespace remat::glpk {
 
-/// Solves MILPs with GLPK: dual simplex at the root, then branch and cut, on one thread whatever `threads` says; `seed` is not
-/// used.
+/// Solves MILPs with GLPK: dual simplex at the root, then branch and cut. Runs on one thread; `threads` and `seed` are not used.
 class backend {
  public:
   std::string name() const { return "glpk"; }
 
-  /// Solves `m`. Each call runs on a thread of its own with a GLPK environment of its own, which is freed at the end: GLPK
-  /// objects of the caller are not touched, and an internal error of GLPK ends in `milp::status::failed` instead of `abort`. Some
-  /// steps of GLPK look at no limit for seconds: see `milp::supervised`.
+  /// Solves `m`. Each call runs on a thread of its own, with a GLPK environment of its own that is freed at the end. So GLPK
+  /// objects of the caller are not touched, and an internal error of GLPK gives `milp::status::failed` instead of `abort`. Some
+  /// steps of GLPK check no limit for seconds: see `milp::supervised`.
   /// @param m a valid model
   /// @param o limits, cutoff, start
   /// @return status, solution and bound; `milp::status::failed` if the system has no thread left
-  /// @throws what `o.poll` throws
+  /// @throws any exception of `o.poll`
   milp::solution solve(const milp::model& m, const milp::options& o) const {
     return milp::supervise(std::make_shared<job>(m, o));
   }
 
  private:
-  /// One call. Holds everything with a destructor, so that an error of GLPK may jump out of `search`.
+  /// One call. Everything with a destructor is a member, because an error of GLPK jumps out of `search` (`longjmp`).
   class job : public milp::supervised {
    public:
     job(const milp::model& m, const milp::options& o) : supervised(m, o), index(m.rows() + 1), value(m.rows() + 1) {
@@ -59,8 +58,8 @@ class backend {
     }
 
    private:
-    std::vector<int> index;            // of a column, from 1 on
-    std::vector<double> value, point;  // likewise; the start
+    std::vector<int> index;            // rows of a column, from index 1 on
+    std::vector<double> value, point;  // coefficients of the column; the start; both from index 1 on
     std::jmp_buf on_error;
     milp::solution answer = {};
     glp_prob* problem = nullptr;
@@ -78,7 +77,8 @@ class backend {
       return up == milp::infinity ? GLP_LO : GLP_DB;
     }
 
-    /// False if an integer column has no integer within its bounds.
+    /// Hands the model to GLPK.
+    /// @return false if an integer column has no integer within its bounds
     bool load() {
       problem = glp_create_prob();
       glp_set_obj_dir(problem, GLP_MIN);
@@ -140,14 +140,14 @@ class backend {
       finish(code);
     }
 
-    /// Solves the LP relaxation in slices, between which it may be stopped.
+    /// Solves the LP relaxation in slices of time, and checks between them whether to stop.
     /// @return GLP_OPT, GLP_NOFEAS, GLP_UNBND; GLP_UNDEF at a limit; GLP_INFEAS for numerical trouble
     int relax() {
       glp_smcp parameters;
       glp_init_smcp(&parameters);
       parameters.msg_lev = GLP_MSG_OFF;
       parameters.meth = GLP_DUALP;
-      if (model_.matrix.nonZeros() < 500'000) {  // neither looks at a limit, and both take long for more
+      if (model_.matrix.nonZeros() < 500'000) {  // neither call checks a limit, and both take long for more
         glp_scale_prob(problem, GLP_SF_AUTO);
         glp_adv_basis(problem, 0);
       }
@@ -160,7 +160,7 @@ class backend {
         const int ended = glp_get_status(problem);
         if (code == 0 && (ended == GLP_OPT || ended == GLP_NOFEAS || ended == GLP_UNBND)) return ended;
         if (parameters.meth == GLP_PRIMAL) return GLP_INFEAS;
-        parameters.meth = GLP_PRIMAL;  // the dual simplex does not tell an unbounded model
+        parameters.meth = GLP_PRIMAL;  // the dual simplex does not recognise an unbounded model
       }
     }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// MILP backend on HiGHS (https://highs.dev, MIT licence), whose C interface is loaded at run time: nothing to link, no headers.
+/// MILP backend on HiGHS (https://highs.dev, MIT licence). Its C interface is loaded at run time, so there is nothing to link and
+/// no header.
 #pragma once
 
 #include <dlfcn.h>
@@ -89,7 +90,7 @@ struct api {
   }
 };
 
-/// `folder`/lib/python3*/site-packages/highspy/libhighs.so*: the library of the highspy wheel in a Python environment.
+/// Adds `folder`/lib/python3*/site-packages/highspy/libhighs.so.1, the library of the highspy wheel in a Python environment.
 inline void add_wheels(const std::filesystem::path& folder, std::vector<std::string>& found) {
   std::error_code ignored;
   for (const auto& python : std::filesystem::directory_iterator(folder / "lib", ignored)) {
@@ -99,7 +100,7 @@ inline void add_wheels(const std::filesystem::path& folder, std::vector<std::str
   }
 }
 
-/// Where HiGHS may be, the most specific place first.
+/// Paths where HiGHS may be, the most specific first. If `asked` is not empty, it is the only one.
 inline std::vector<std::string> candidates(const std::string& asked) {
   namespace fs = std::filesystem;
   if (!asked.empty()) return {asked};
@@ -120,6 +121,7 @@ inline std::vector<std::string> candidates(const std::string& asked) {
 }
 
 /// Loads the first candidate that works.
+/// @throws not_available if none works; says what was tried and what to install
 inline std::shared_ptr<const api> load(const std::string& asked) {
   std::string tried;
   for (const auto& where : candidates(asked)) try {
@@ -165,12 +167,12 @@ class backend {
   /// Path of the library in use.
   const std::string& library() const { return api_->path; }
 
-  /// Solves `m`. Each call runs on a thread of its own, also because HiGHS ties its worker threads to the calling thread and lets
-  /// nobody change their number. Some of its steps look at no limit for seconds: see `milp::supervised`.
+  /// Solves `m`. Each call runs on a thread of its own. One reason is that HiGHS ties its worker threads to the calling thread,
+  /// and their number cannot change afterwards. Some steps of HiGHS check no limit for seconds: see `milp::supervised`.
   /// @param m a valid model
   /// @param o limits, cutoff, start
   /// @return status, solution and bound; `milp::status::failed` if the system has no thread left
-  /// @throws what `o.poll` throws
+  /// @throws any exception of `o.poll`
   milp::solution solve(const milp::model& m, const milp::options& o) const {
     return milp::supervise(std::make_shared<job>(m, o, api_));
   }
@@ -249,7 +251,7 @@ inline milp::solution backend::job::work() {
   return read(h, ended);
 }
 
-/// What HiGHS has to say at the end.
+/// Status, solution and bound at the end of a run.
 inline milp::solution backend::job::read(void* h, int ended) const {
   const auto& f = *api_;
   const auto& m = model_;
