@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The library in one include, with the standard library only: problems, graphs, judgement, drawing, and every solver by name
+/// The library in one include, with the standard library only: problems, graphs, evaluation, drawing, and every solver by name
 /// (`remat::registry::find("rockmate")`). The solvers by name are compiled once; programs that use them link `remat_registry`
-/// (`remat::solvers` in CMake, `remat-solvers` in pkg-config and Meson). Each solver is also a class that needs no library: its
-/// header is in `solver/`, and `solvers.hpp` includes them all.
+/// (`remat::solvers` in CMake, `remat-solvers` in pkg-config and Meson). Each solver is also a class in a header of `solver/`,
+/// with nothing to link; `solvers.hpp` includes them all.
 /// @code
 /// #include <remat/remat.hpp>
 ///

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Every solver as a class, to be composed and given options. Needs Boost.Graph and Eigen, and takes a compiler several seconds:
+/// Every solver as a class, to be composed and given options. Needs Boost.Graph and Eigen, and takes a compiler several seconds.
 /// `remat.hpp` has the same solvers by name, compiled once.
 #pragma once
 
