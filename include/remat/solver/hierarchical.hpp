@@ -41,7 +41,7 @@ namespace remat {
 /// they are within `tolerance` of the smallest.
 /// @param p         the problem
 /// @param tolerance relative, >= 0; 0 changes nothing
-/// Complexity: O((values + edges) log).
+/// Complexity: O((values + edges) log(values + edges)).
 inline problem with_like_costs(const problem& p, double tolerance) {
   if (tolerance <= 0) return p;
   std::map<std::vector<std::int64_t>, std::vector<operation_id>> alike;

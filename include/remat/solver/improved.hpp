@@ -18,12 +18,13 @@
 
 namespace remat {
 
-/// Runs Inner, and improves its schedule by local search until the limits are reached. So it makes any solver anytime. If Inner
-/// finds no schedule, the search looks for one. Does not use copies to the host.
+/// Runs Inner, and improves its schedule by local search until a limit is reached, or `search.patience` rounds bring no
+/// improvement. So it makes any solver anytime. If Inner finds no schedule, the search looks for one. Does not use copies to the
+/// host.
 ///
 /// @tparam Inner the solver whose schedule is improved; its bounds are kept
 ///
-/// Complexity: that of Inner and of `order::local_search`, which goes on until a limit.
+/// Complexity: that of Inner and of `order::local_search`.
 /// @code
 /// remat::improved<remat::rotor> method;
 /// auto r = remat::solve(p, budget, method, {.seconds = 10, .seed = 7}, [](const remat::progress& now) { show(now.best); });

@@ -27,7 +27,7 @@ namespace detail {
 
 /// Sets of values to keep across a run of `last`, within `room` bytes besides its working set, by their bytes, the largest first.
 /// They are minimum cuts at falling prices of time, and mixtures of neighbouring cuts.
-/// @param cut   of `p`
+/// @param cut   the network of `p`
 /// @param there per value: may be kept
 /// @param large bytes; operations with at least this working set must not run again after `last`
 /// @throws bound::interrupted if `cut` is stopped

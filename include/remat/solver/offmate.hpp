@@ -39,11 +39,12 @@ namespace remat {
 ///
 /// Copies make the budget look larger. So recomputation alone is planned for *virtual* budgets, from the budget to the need of
 /// store-all. Copies are laid over each of these orders within the true budget (`copies::lay_copies`), and the best are improved
-/// by `copies::copy_search`. The two ends of this scan are recomputation alone and copies alone. Other scans use budgets that
-/// vary with the moment, by a share of the bytes that copies can have moved by then (`copies::virtual_problem`). Some of them
-/// also run operations early, which gives copies more time before the heaviest moment (`copies::early_order`). Proves
-/// `bound::copy_bound`, or `tiers::tier_bound`. On several tiers, recomputation is planned for values that stay on the device
-/// (`copies::without_host`).
+/// by `copies::copy_search`. The two ends of this scan are recomputation alone and copies alone.
+///
+/// Other scans use budgets that vary with the moment, by a share of the bytes that copies can have moved by then
+/// (`copies::virtual_problem`). Some also run operations early, which gives copies more time before the heaviest moment
+/// (`copies::early_order`). Proves `bound::copy_bound`, or `tiers::tier_bound`. On several tiers, recomputation is planned for
+/// values that stay on the device (`copies::without_host`).
 ///
 /// With `limits.threads` of 2 or more, orders are planned and improved side by side; the schedule then depends on timing.
 ///
@@ -245,8 +246,7 @@ class offmate {
     if (!now.done() && std::isfinite(seconds)) sweep(now, q, budgets, 0.1);
   }
 
-  /// Virtual budgets over the step. They rise with the bytes that can have left the device, and fall with the bytes that still
-  /// have to come back.
+  /// Virtual budgets over the step: they rise with the bytes that can have left, and fall with the bytes still to come back.
   /// @param share of these bytes to count on
   static std::vector<bytes_t> moving(const scan& now, double share) {
     const auto& p = now.best.problem();
@@ -342,8 +342,7 @@ class offmate {
     std::erase_if(now.starts, [](const auto& s) { return s.order.order.empty(); });
     if (!now.starts.empty()) work_on(now);
   }
-  /// If nothing fits, tries operations at other places: the memory for values that cannot move, or for a full tier, depends on
-  /// when they are read.
+  /// If nothing fits, moves operations: the memory for values that cannot move, or for a full tier, depends on their readers.
   static void reorder(scan& now, const std::vector<operation_id>& needed) {
     if (std::isfinite(now.best.seconds()) || now.m.stopped()) return;
     order::destroy_repair n(now.plain, now.most, now.m.limits().seed);

@@ -26,7 +26,7 @@
 namespace remat {
 
 /// Finds the fastest persistent schedule of a network that is a chain of one to ten thousand blocks. Each block is saved as a
-/// whole, or recomputed from a checkpoint.
+/// whole, or recomputed from a checkpoint; saved values stay until the backward that reads them.
 ///
 /// `fastest_persistent` finds it, exact in bytes. The chain counts memory too high. So schedules for somewhat larger budgets,
 /// from a `persistent_table`, are evaluated as well, and the fastest that fits is taken. Other cuts into parts, where more than
