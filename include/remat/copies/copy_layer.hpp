@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What `lay_copies` is made of: a walk along an order of computations that decides what leaves, is sent and comes back.
-/// One walk with one state: longer than 400 lines.
+/// The algorithm of `lay_copies`: a walk along an order of computations that decides which values are offloaded, evicted and
+/// prefetched, and when. One walk with one state: longer than 400 lines.
 #pragma once
 
 #include <algorithm>
@@ -27,12 +27,13 @@ namespace remat::copies {
 
 namespace detail {
 
-/// `lay_copies`, position by position.
-/// Complexity: O((computations + uses of values + copies) log values); O(values) more for each copy that has to find room on the
+/// Lays copies over an order of computations, one position after the other. See `lay_copies`.
+/// Complexity: O((computations + uses of values + copies) log values), and O(values) for each copy that has to make room on the
 /// host.
 class copy_layer {
  public:
-  /// @param where values start and end, for a problem that is not plain
+  /// @param budget bytes of the device
+  /// @param where  where values start and end, for a problem that is not plain
   copy_layer(const problem& p, std::span<const operation_id> order, bytes_t budget, const copy_options& o,
              std::optional<residence> where = std::nullopt)
       : p_(p),
@@ -53,8 +54,9 @@ class copy_layer {
     if (o.frugal) unsent_memory_.emplace(memory_);
   }
 
-  copy_layer(const copy_layer&) = delete;  // parts refer to each other
+  copy_layer(const copy_layer&) = delete;  // members refer to each other
 
+  /// To be called once. @return nothing if no schedule was found, or if `stop` or `most` ended the walk
   std::optional<laid_copies> lay() {
     if (at_start_ > budget_ || ahead_.at_end > budget_ || (host_ && !host_->take(0, 0, true))) return std::nullopt;
     for (value_id v = 0; v < values_.size(); ++v)
@@ -105,9 +107,10 @@ class copy_layer {
     drop_useless_offloads(p_, laid_.schedule, std::move(read));
     return std::move(laid_);
   }
-  /// Before `lay`: bytes at each position if all stays and what starts on the host comes when it is used.
+  /// Before `lay`: bytes on the device at each position if no value leaves. A value that starts on the host counts from its next
+  /// use on.
   const range_peak& memory() const { return memory_; }
-  /// After it: is `v` on the device at the end?
+  /// After `lay`: true if `v` is on the device at the end.
   bool here(value_id v) const { return values_[v].here; }
 
  private:
@@ -128,12 +131,13 @@ class copy_layer {
   bool held(value_id v) const { return p_.values()[v].held && (!host_ || host_->where.homes[v] == device_tier); }
   departure departs(value_id v) const { return departures_.empty() ? departure::in_turn : departures_[v]; }
   bool movable(value_id v) const { return bytes(v) > 0 && !held(v) && p_.values()[v].movable && departs(v) != departure::never; }
-  /// Does `v` have to go to the host after its last use on the device?
+  /// True if the device no longer uses `v`, but the host must have it.
   bool must_go(value_id v) const { return values_[v].next == end_ + 1 && host_->must_go(v); }
   double to_host(value_id v) const { return up_.latency + static_cast<double>(bytes(v)) / up_.rate; }
   double to_device(value_id v) const { return down_.latency + static_cast<double>(bytes(v)) / down_.rate; }
   by_use& list_of(state::list l) { return lists_[l]; }
-  /// Place of a value in its list: by its next use, but what is sent first comes last.
+  /// Sort key of a value in its list: its next use. In `unsent`, values with `departure::first` come behind all others, because
+  /// values are offloaded from the end of the list.
   std::pair<std::size_t, value_id> place(value_id v, state::list l) const {
     return {values_[v].next + (l == state::unsent && departs(v) == departure::first ? end_ + 2 : 0), v};
   }
@@ -144,11 +148,12 @@ class copy_layer {
     x.in = l;
     if (l != state::none) list_of(l).insert(place(v, l));
   }
-  /// The longest time from position i on in which nobody uses it, before it is computed again, s.
+  /// The longest time without a use of `v`, from position i until `v` is computed again, s.
   double pause(value_id v, std::size_t i) const {
     return std::max(values_[v].pause, ahead_.begins[values_[v].next] - ahead_.begins[i]);
   }
-  /// Puts a value that is on the device into its list.
+  /// Puts a value that is on the device into the list of its state. Evicts a value that must go, once its copy to the host has
+  /// ended.
   void file(value_id v, std::size_t i) {
     const auto& x = values_[v];
     if (x.arrives > now_ || x.leaves > now_) return move_to(v, state::none);
@@ -156,7 +161,7 @@ class copy_layer {
     const bool worth = must_go(v) || (pause(v, i) > to_host(v) + to_device(v) && bytes(v) >= small_);
     move_to(v, worth ? state::unsent : state::kept);
   }
-  /// A value was made or used just before position i; it is dropped if that was the last time.
+  /// Updates a value that was made or used just before position i. Drops the value after its last use.
   void touch(value_id v, value_use later, std::size_t i) {
     move_to(v, state::none);
     auto& x = values_[v];
@@ -167,7 +172,7 @@ class copy_layer {
     if (x.leaves >= 0 && unsent_memory_) unsent_memory_->add(i, x.next, -bytes(v));
     file(v, i);
   }
-  /// Files the values whose copies have ended.
+  /// Puts the values whose copies have ended by now into their lists.
   void settle(std::size_t i) {
     for (auto* copies : {&leaving_, &arriving_})
       while (!copies->empty() && copies->front().end <= now_) {
@@ -201,13 +206,15 @@ class copy_layer {
     if (host_ && next <= end_ && !p_.is_source(v)) host_->hold(v, now_);
     drop(v, i);
   }
-  /// What was to go to the host is made again before it has left.
+  /// Removes `v` before a computation makes it again, while the earlier result still waits for its copy to the host.
   void forget(value_id v, std::size_t i) {
     values_[v].here = false;
     move_to(v, state::none);
     memory_.add(i, end_ + 1, -bytes(v));
     if (unsent_memory_ && values_[v].leaves < 0) unsent_memory_->add(i, end_ + 1, -bytes(v));
   }
+  /// Offloads `v`.
+  /// @param urgent makes room on the host if the host is full
   /// @return false if the host has no room
   bool send(value_id v, std::size_t i, bool urgent) {
     auto& x = values_[v];
@@ -222,8 +229,10 @@ class copy_layer {
     if (host_) host_->changed(v), host_->hold(v, now_);
     return true;
   }
-  /// Takes room on the host. Where it is urgent, copies of values that are on the device as well are given up, first of those
-  /// used first, which would not leave soon; then values come back as far as the device has room.
+  /// Reserves `more` bytes on the host. If that is urgent and the host is full, drops copies of values that are also on the
+  /// device, soonest next use first, because these values would not be evicted soon. If that is not enough, prefetches absent
+  /// values as far as the device has room, and drops their copies.
+  /// @return false if the host has no room
   bool take_on_host(bytes_t more, std::size_t i, bool urgent) {
     if (host_->take(more, now_, urgent)) return true;
     if (!urgent) return false;
@@ -244,7 +253,7 @@ class copy_layer {
     }
     return false;
   }
-  /// Gives up the copy on the host of a value that is on the device. @return false if it has to stay
+  /// Drops the copy on the host of a value that is on the device. @return false if the copy has to stay
   bool give_up(value_id v, std::size_t i) {
     if (!host_->may_give_up(v)) return false;
     auto& x = values_[v];
@@ -274,8 +283,10 @@ class copy_layer {
       laid_.schedule.copy(v, host_->where.far, device_tier);
   }
 
-  /// Makes position i fit: the value used last leaves; where none may, that whose copy ends first; where none is copied, the one
-  /// used last is sent.
+  /// Makes room on the device until position i fits the budget. Among the values with a copy on the host, evicts the one whose
+  /// next use is furthest away. If there is none, waits for the first copy in flight to end. If no copy is in flight, offloads
+  /// the value whose next use is furthest away.
+  /// @return false if no value can be offloaded
   bool make_room(std::size_t i) {
     const auto last = [&](state::list l) {
       const auto& values = list_of(l);
@@ -297,7 +308,7 @@ class copy_layer {
       const double leaves = first_copied(leaving_), arrives = first_copied(arriving_);
       if (std::min(leaves, arrives) < std::numeric_limits<double>::infinity()) {
         wait(std::min(leaves, arrives), i, arrives < leaves);
-        settle(i);  // those that take no time, too
+        settle(i);  // `wait` does nothing if the copy has already ended
         continue;
       }
       auto v = last(state::unsent);
@@ -307,16 +318,16 @@ class copy_layer {
     return true;
   }
 
-  /// Brings absent values back, next use first, while the link would be idle before computation i ends.
+  /// Prefetches absent values, next use first, as long as the link would be idle before computation i ends.
   void bring_back(std::size_t i) {
     while (!list_of(state::absent).empty() && down_free_ < now_ + seconds(i)) {
       const auto [next, v] = *list_of(state::absent).begin();
-      if (host_ && values_[v].leaves > now_ && values_[v].leaves >= now_ + seconds(i)) return;  // the host makes it
+      if (host_ && values_[v].leaves > now_ && values_[v].leaves >= now_ + seconds(i)) return;  // not yet complete on the host
       if (memory_.most(i, next) + bytes(v) > budget_ && !(due(i, v) && swap_out(i, next, bytes(v)))) return;
       fetch(v, i);
     }
   }
-  /// Is some absent value late if the first of them, v, waits any longer?
+  /// True if one of the next absent values would be late if the first of them, v, waited any longer.
   bool due(std::size_t i, value_id v) {
     double slack = std::numeric_limits<double>::infinity(), transfers = 0;
     int looked = 64;
@@ -327,8 +338,9 @@ class copy_layer {
     }
     return slack - ahead_.begins[i] <= seconds(i) + 2 * to_device(v);
   }
-  /// Makes room at position i for a value used at `next`, by values on the host that are used later; they can make the room that
-  /// it takes at the positions in between when these come.
+  /// Makes room at position i for a value that is used at `next`: evicts values on the host that are used after `next`. Their
+  /// bytes must also cover the room that is lacking at the positions before `next`, where the walk can evict them later.
+  /// @return false if they do not; nothing is evicted then
   bool swap_out(std::size_t i, std::size_t next, bytes_t size) {
     auto& ready = list_of(state::ready);
     auto lacking = memory_.most(i, next) + size - budget_;
@@ -337,8 +349,9 @@ class copy_layer {
     while (memory_.at(i) + size > budget_) evict(ready.rbegin()->second, i);
     return true;
   }
-  /// Sends values, those that go first and then those used last, while the link would be idle before computation i ends and both
-  /// copies have time.
+  /// Offloads values as long as the link would be idle before computation i ends: first those with `departure::first`, then those
+  /// whose next use is furthest away. A value moves to `kept` if it would be back too late, or if `frugal` and the budget does
+  /// not require its copy.
   void write_back(std::size_t i) {
     auto& unsent = list_of(state::unsent);
     while (!unsent.empty() && up_free_ < now_ + seconds(i)) {
@@ -351,7 +364,7 @@ class copy_layer {
         return;
     }
   }
-  /// A source before the first step.
+  /// Puts a source where it starts.
   void begin_with(value_id v) {
     auto& x = values_[v];
     x.here = !host_ || host_->where.homes[v] == device_tier;
@@ -361,7 +374,7 @@ class copy_layer {
     if (x.next != never) move_to(v, state::absent);
     host_->changed(v);
   }
-  /// Sources that may start anywhere start on the device where there is room until they are used, those used first before others.
+  /// Lets sources that may start anywhere start on the device if the device has room for them until their first use.
   void start_here() {
     for (auto& [v, tier] : laid_.schedule.starts) {
       auto& x = values_[v];
@@ -380,14 +393,14 @@ class copy_layer {
       touch(v, {x.next, x.pause}, 0);
     }
   }
-  /// Runs what can run on the host, and drops what is done with there.
+  /// Runs the operations on the host that are ready, and drops what the host no longer needs. @return false if it has no room
   bool advance_host(std::size_t i) {
     while (const auto o = host_->next_ready())
       if (!run_on_host(*o, i)) return false;
     host_->tidy(now_);
     return true;
   }
-  /// Sends what an operation on the host reads, and runs it.
+  /// Offloads the inputs of an operation on the host and runs the operation there. @return false if the host has no room
   bool run_on_host(operation_id o, std::size_t i) {
     const auto& op = p_.operations()[o];
     for (auto v : op.inputs)
@@ -401,7 +414,8 @@ class copy_layer {
     }
     return true;
   }
-  /// What must end on the host goes there, and nothing is left that was not there at first, of cyclic schedules.
+  /// Offloads all values that must end on the host. In a cyclic schedule, also drops the values that must not be left over.
+  /// @return false if the host has no room
   bool finish() {
     for (value_id v = 0; v < values_.size(); ++v) {
       auto& x = values_[v];
@@ -431,13 +445,13 @@ class copy_layer {
   double& down_free_;
   std::vector<state> values_;
   look_ahead ahead_;
-  range_peak memory_;  // if all that is here stays and what is absent comes back when it is used
+  range_peak memory_;  // bytes at each position if no value leaves from now on, and absent values come back at their next use
   bytes_t at_start_ = ahead_.at_start;
   laid_copies laid_;
-  std::optional<host_side> host_;            // for problems that are not plain
-  std::optional<range_peak> unsent_memory_;  // of it, what is not on the host
+  std::optional<host_side> host_;            // only for problems that are not plain
+  std::optional<range_peak> unsent_memory_;  // only if frugal: the part of `memory_` that has no copy on the host
   std::array<by_use, state::none> lists_;
-  std::deque<copy> leaving_, arriving_;  // by their ends
+  std::deque<copy> leaving_, arriving_;  // in flight, first end first
 };
 
 }  // namespace detail

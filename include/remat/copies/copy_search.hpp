@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Search among orders of computations by what they take with copies laid over them.
+/// Local search over orders of computations, judged by their time with copies.
 #pragma once
 
 #include <algorithm>
@@ -29,10 +29,10 @@
 
 namespace remat::copies {
 
-/// What `lay_copies` makes a schedule of.
+/// Input of `lay_copies`: an order of computations, and which values are offloaded first or never.
 struct copied_order {
   std::vector<operation_id> order;
-  std::vector<departure> departures{};  ///< per value. Empty: all in turn
+  std::vector<departure> departures{};  ///< per value. Empty: all `in_turn`
 };
 
 /// The fastest schedule with copies found so far within a budget. Several threads may use it.
@@ -40,29 +40,29 @@ class copy_incumbent {
  public:
   /// @param p      a problem that `lay_copies` takes; must outlive this
   /// @param budget bytes
-  /// @param stop   polled in long orders, by each thread that offers one; true gives up on it
+  /// @param stop   polled in long orders, by each thread that offers an order; true gives up on that order
   copy_incumbent(const remat::problem& p, bytes_t budget, std::function<bool()> stop = {})
       : p_(p), budget_(budget), stop_(std::move(stop)) {}
 
   const remat::problem& problem() const { return p_; }
   bytes_t budget() const { return budget_; }
-  double seconds() const { return seconds_; }  ///< from `evaluate`; infinity if there is none
-  /// What it is made of.
+  double seconds() const { return seconds_; }  ///< by `evaluate`, s; infinity if there is no schedule
+  /// The order of the fastest schedule.
   copied_order order() const {
     const std::lock_guard guard(lock_);
     return order_;
   }
-  /// Lays copies over a valid order and keeps the schedule if it is the fastest so far. The faster of two ways to lay copies
-  /// counts. It uses the same share of the budget as the fastest schedule so far.
+  /// Lays copies over a valid order and keeps the schedule if it is the fastest so far. Tries two ways, `frugal` or not, within
+  /// the share of the budget that the fastest schedule so far uses. The faster way counts.
   ///
   /// A third way, demand paging, is slower to try. It is tried for the first order, for orders over which no copies can be laid
   /// otherwise, and as long as demand paging gave the fastest schedule.
-  /// @param most give up on schedules that take longer, s
-  /// @return the schedule and where it waits; nothing if the order does not fit or was given up
-  /// Complexity: that of `lay_copies` and, where it may be the fastest, `evaluate`.
+  /// @param most s: gives up on schedules that take longer
+  /// @return the schedule and its waits; nothing if the order does not fit, or if `most` or `stop` made it give up
+  /// Complexity: that of `lay_copies`, and that of `evaluate` if the schedule may be the fastest.
   std::optional<laid_copies> offer(const copied_order& order, double most = std::numeric_limits<double>::infinity()) {
     const bool first = !laid_;
-    if (!p_.plain()) most *= 1.01;  // `evaluate` may find less where steps repeat
+    if (!p_.plain()) most *= 1.01;  // the period by `evaluate` may be shorter
     const auto share = share_.load();
     auto laid = lay(order, most, share);
     if (!laid && share < 1) laid = lay(order, most, 1);
@@ -72,7 +72,7 @@ class copy_incumbent {
         laid = std::move(paged);
     return laid;
   }
-  /// Keeps an order without copies, such as that of an `incumbent`, if it is valid, fits and is the fastest so far.
+  /// Keeps an order without copies, such as that of an `incumbent`, if it is valid, fits the budget and is the fastest so far.
   /// @return true if it was kept
   /// Complexity: O(values + edges executed).
   bool offer_without_copies(const std::vector<operation_id>& order) {
@@ -90,21 +90,23 @@ class copy_incumbent {
     schedule_ = std::move(s);
     return true;
   }
-  /// Lays copies over the best order within parts of the budget: copies that leave room free may find links free. From then on,
-  /// where that is faster, over other orders as well. Plain problems gain nothing.
-  /// Complexity: that of some times `lay_copies` and `evaluate`.
+  /// Lays copies over the best order within shares of the budget. A schedule within a share leaves memory free, so its copies can
+  /// start earlier, while the links are idle. If a share gives the fastest schedule, `offer` uses that share from then on. Does
+  /// nothing for plain problems.
+  /// Complexity: that of some calls of `lay_copies` and `evaluate`.
   void try_less() {
     if (p_.plain() || !std::isfinite(seconds_)) return;
     const auto best = order();
     for (const double share : {1., 0.75, 0.5, 0.35, 0.25, 0.15}) lay(best, 1.01 * seconds_, share);
   }
-  /// Tells the observers of `m`, with the schedule; one thread at a time.
+  /// Reports the fastest schedule to the observers of `m`. For one thread at a time.
   /// @param bound proven lower bound on the time, s
   void report(monitor& m, std::string stage, double bound) const {
     const std::lock_guard guard(lock_);
     m.report({.stage = std::move(stage), .best = seconds_.load(), .bound = bound, .schedule = schedule_ ? &*schedule_ : nullptr});
   }
-  /// Puts the fastest schedule into `r`; without one, unless time is up, a reason that names the tiers with a budget.
+  /// Puts the fastest schedule into `r`. Without a schedule, and if `stop` is not true: a reason that names the tiers with a
+  /// budget.
   void put_into(result& r) const {
     if (!schedule_ && !p_.plain() && !(stop_ && stop_()))
       for (const auto& t : p_.tiers())
@@ -119,7 +121,7 @@ class copy_incumbent {
 
  private:
   bool gives_up(const copied_order& order) const { return order.order.size() >= copy_options::polled_every && stop_ && stop_(); }
-  /// Lays copies within a share of the budget in two ways, and keeps the faster schedule if it is the fastest so far.
+  /// Lays copies within a share of the budget in two ways, and takes the faster schedule.
   std::optional<laid_copies> lay(const copied_order& order, double most, double share) {
     if (gives_up(order)) return std::nullopt;
     const auto budget = share < 1 ? static_cast<bytes_t>(share * static_cast<double>(budget_)) : budget_;
@@ -135,8 +137,9 @@ class copy_incumbent {
     if (laid && (!std::isfinite(laid->seconds) || (laid->seconds <= 1.01 * seconds_ && !take(order, *laid, share)))) laid.reset();
     return laid;
   }
-  /// @param share of the budget; 0: on demand
-  /// @return false if it never ends, over links that are so slow
+  /// Evaluates a schedule, and keeps it if it is the fastest so far.
+  /// @param share of the budget; 0: by demand paging
+  /// @return false if the schedule has no finite time, because links are too slow
   bool take(const copied_order& order, laid_copies& laid, double share) {
     auto e = evaluate(p_, laid.schedule);
     auto seconds = laid.seconds = e.seconds;
@@ -156,25 +159,25 @@ class copy_incumbent {
     return true;
   }
 
-  static constexpr double near = 1.001;  // of what takes that much longer, another may become the best
+  static constexpr double near = 1.001;  // schedules up to this factor slower are tightened, as they may become the best
   const remat::problem& p_;
   bytes_t budget_;
   std::function<bool()> stop_;
   copied_order order_;
   std::optional<remat::schedule> schedule_;
-  std::atomic<bool> laid_ = false;   // has any order had copies laid over it?
-  std::atomic<bool> paged_ = false;  // is the schedule on demand?
-  std::atomic<double> share_ = 1;    // of the budget: within that the best was laid
+  std::atomic<bool> laid_ = false;   // copies have been laid over some order
+  std::atomic<bool> paged_ = false;  // the fastest schedule is by demand paging
+  std::atomic<double> share_ = 1;    // share of the budget within which the fastest schedule was laid
   std::atomic<double> seconds_ = std::numeric_limits<double>::infinity();
   mutable std::mutex lock_;
 };
 
-/// When `copy_search` ends, and what it works on.
+/// When `copy_search` ends, and which orders it accepts.
 struct copy_search_options {
-  std::size_t patience = 1000;  ///< rounds without an improvement after which it ends, >= 1
-  std::uint64_t stream = 0;     ///< searches with the same seed and another stream make other choices
-  double slack = 0.003;         ///< orders up to this part slower than the best are worked on too, >= 0
-  double reach = 0.1;           ///< virtual budgets are tried that differ by up to this part, in [0, 1)
+  std::size_t patience = 1000;  ///< ends after so many rounds without an improvement, >= 1
+  std::uint64_t stream = 0;     ///< searches with the same seed and different streams make different choices
+  double slack = 0.003;         ///< accepts orders up to this fraction slower than the best, >= 0
+  double reach = 0.1;           ///< varies the virtual budget by up to this fraction, in [0, 1)
 
   /// @throws bad_option naming the member that is out of range
   void validate() const {
@@ -186,16 +189,17 @@ struct copy_search_options {
 
 namespace detail {
 
-/// Where a schedule waits for copies, some of the values of that run of copies are made again instead.
-/// @param positions of the order of `laid` in the one that n holds
-/// @return false if there is none
+/// Picks a wait of the schedule and the copies that follow one another without a gap up to it. Recomputes some of their values
+/// instead.
+/// @param positions of the computations of `laid` in the order that `n` holds
+/// @return false if no value can be computed again
 template <class Random>
 bool make_instead(const problem& p, const laid_copies& laid, const std::vector<std::size_t>& positions, order::destroy_repair& n,
                   Random& random) {
   const auto pick = [&](std::size_t k) { return static_cast<std::size_t>(random() % k); };
   if (laid.waits.empty()) return false;
   auto wait = laid.waits[pick(laid.waits.size())];
-  for (int i = 0; i < 4; ++i)  // a long one rather than a short one
+  for (int i = 0; i < 4; ++i)  // prefer a long wait
     if (const auto& other = laid.waits[pick(laid.waits.size())]; other.seconds > wait.seconds) wait = other;
   const auto& copies = wait.arrival ? laid.to_device : laid.to_host;
   auto end = std::upper_bound(copies.begin(), copies.end(), wait.until * (1 + 1e-12),
@@ -210,7 +214,7 @@ bool make_instead(const problem& p, const laid_copies& laid, const std::vector<s
     const auto& c = *(x - 1);
     if (x != end && c.end < x->begin - 0.02 * laid.seconds) break;
     if (p.is_source(c.value) || p.values()[c.value].bytes == 0) continue;
-    if (c.next >= positions.size()) continue;  // it is not used on the device any more
+    if (c.next >= positions.size()) continue;  // the device does not use it any more
     const double noise = 0.5 + static_cast<double>(random() % 1024) / 1024;
     choices.push_back(
         {noise * p.operations()[p.producer(c.value)].seconds / static_cast<double>(p.values()[c.value].bytes), c.value, c.next});
@@ -219,14 +223,15 @@ bool make_instead(const problem& p, const laid_copies& laid, const std::vector<s
   std::partial_sort(choices.begin(), choices.begin() + static_cast<std::ptrdiff_t>(count), choices.end(),
                     [](const choice& a, const choice& b) { return a.price < b.price; });
   choices.resize(count);
-  std::sort(choices.begin(), choices.end(), [](const choice& a, const choice& b) { return a.next > b.next; });  // positions stay
+  // Last position first, so that the positions of the others stay valid.
+  std::sort(choices.begin(), choices.end(), [](const choice& a, const choice& b) { return a.next > b.next; });
   const bool deep = pick(2) == 0;
   bool any = false;
   for (const auto& c : choices) any = n.make_again(c.value, positions[c.next], deep) || any;
   return any;
 }
 
-/// The values that `change_departures` may choose: those that only operations on the device make and read.
+/// The values whose departure `change_departures` may choose: only operations on the device make and read them.
 inline std::vector<value_id> free_to_depart(const problem& p) {
   std::vector<value_id> values;
   for (value_id v = 0; v < p.values().size(); ++v) {
@@ -239,9 +244,9 @@ inline std::vector<value_id> free_to_depart(const problem& p) {
   return values;
 }
 
-/// Some values leave at other times, or not at all: half of them ones that are copied.
-/// @param values to choose from, in order
-/// @param count  of all values
+/// Changes the departures of one to four random values. Half of the draws are among the values that `laid` copies.
+/// @param values the values to choose from, ascending
+/// @param count  number of all values
 template <class Random>
 void change_departures(const std::vector<value_id>& values, const laid_copies& laid, std::size_t count, Random& random,
                        std::vector<departure>& departures) {
@@ -257,19 +262,23 @@ void change_departures(const std::vector<value_id>& values, const laid_copies& l
 
 }  // namespace detail
 
-/// Makes an order faster with copies. Each round does one of three: takes some recomputations out; makes some values again where
-/// the schedule waits for copies of them; or does what a round of `local_search` does within a *virtual* budget, larger than the
-/// budget by what copies are to make room for. Where these find nothing for a while, a fourth is to choose anew which values
-/// leave, and which of them first. `lay_copies` within the true budget judges, record-to-record as there.
-/// @param q       the recomputation alone of the problem of `best`
-/// @param order   a valid order of computations, and what leaves
+/// Makes an order faster with copies, by local search. Each round does one of three changes:
+/// - takes some recomputations out;
+/// - recomputes some values for whose copies the schedule waits;
+/// - does a round of `local_search` within a *virtual* budget, which is larger than the budget by the bytes that copies are to
+///   free.
+///
+/// After some rounds without an improvement, there is a fourth change: which values are offloaded first or never. `lay_copies`
+/// within the true budget judges each order. Orders are accepted by record-to-record travel, as in `local_search`.
+/// @param q       the problem of `best` without copies
+/// @param order   a valid order of computations, and the departures, to begin with
 /// @param virtual_budget of `q`, bytes
-/// @param best    the fastest known, which is improved
+/// @param best    the fastest schedule known; improved
 /// @param m       seed, limits and stop; is told of each improvement
-/// @param o       when to end
+/// @param o       when to end, and which orders to accept
 /// @param bound   a lower bound on the time of every schedule, s: reported, and the search ends when it is met
 /// @throws bad_option for options out of range, or if the problem allows no copies
-/// Complexity: that of a round of `local_search` and a `lay_copies` each; hundreds of rounds per second for thousands of
+/// Complexity: per round, that of a round of `local_search` and of `lay_copies`; hundreds of rounds per second for thousands of
 /// operations.
 inline void copy_search(const virtual_problem& q, const copied_order& order, bytes_t virtual_budget, copy_incumbent& best,
                         monitor& m, const copy_search_options& o = {}, double bound = 0) {
@@ -304,7 +313,7 @@ inline void copy_search(const virtual_problem& q, const copied_order& order, byt
         n.set_budget(static_cast<bytes_t>(static_cast<double>(virtual_budget) * (1 + o.reach * (2 * part() - 1))));
         for (auto shifts = random() % 3; shifts > 0; --shifts) n.shift();
         n.ruin();
-        n.repair(part(), most, stop);  // copies may make the room that is lacking then
+        n.repair(part(), most, stop);  // copies may make the room that is still lacking
         n.retain();
     }
     if (n.seconds() <= most) {

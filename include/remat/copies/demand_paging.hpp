@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The plainest schedule on several tiers: values come when they are read and go when room is lacking.
+/// Demand paging on several tiers: a value is copied to a tier when an operation there reads it, and evicted when room is
+/// lacking. The simplest way to lay copies.
 #pragma once
 
 #include <algorithm>
@@ -23,13 +24,15 @@
 namespace remat::copies::detail {
 
 /// Demand paging over all tiers and links. A full tier evicts, in this order: values without a further use, values with a copy on
-/// another tier, and the value whose next use is furthest away. The last one moves to another tier, which makes room if it must.
+/// another tier, and the value whose next use is furthest away. A value of the last kind first moves to another tier, which may
+/// evict other values for it.
 /// Complexity: O((uses of values + copies) tiers log(uses + copies) + copies tiers links).
 class demand_paging {
  public:
   /// @param p     a problem that is not plain and not `unplannable`; must outlive this
-  /// @param order as `overwrite_last` gives it
-  /// @param near  sources that may start anywhere start as near to the device as there is room, otherwise as far
+  /// @param order a result of `overwrite_last`
+  /// @param budget bytes of the device
+  /// @param near  sources that may start anywhere start as near to the device as there is room; false: as far away
   /// @param stop  polled now and then; true gives up
   demand_paging(const problem& p, std::span<const operation_id> order, bytes_t budget, bool near, std::function<bool()> stop = {})
       : p_(p),
@@ -55,7 +58,7 @@ class demand_paging {
     begin(near);
   }
 
-  /// To be called once. Times are not known. @return nothing if no room is found
+  /// To be called once. @return a schedule without times; nothing if a tier has no room, or if `stop` made it give up
   std::optional<laid_copies> lay() {
     for (tier_id t = 0; t < live_.size(); ++t)
       if (live_[t] > budget_[t]) return std::nullopt;
@@ -72,16 +75,19 @@ class demand_paging {
   }
 
  private:
-  using mask = std::uint64_t;  // of tiers
+  using mask = std::uint64_t;  // a set of tiers
   struct use {
     std::size_t position;
-    bool read;    // otherwise it is made
-    bool device;  // there
+    bool read;    // true: an operation reads the value; false: it makes the value
+    bool device;  // the operation runs on the device
   };
 
-  /// A value on a tier: what goes first is the greatest.
+  /// A value on a tier. The greatest candidate is evicted first. Its rank has three parts:
+  /// - 2: no further use; 1: also on another tier; 0: only here;
+  /// - the next use;
+  /// - the complement of `since_`, so the value that came first is the greatest.
   struct candidate {
-    std::array<std::size_t, 3> rank;  // 2: not used again, 1: elsewhere too, 0: here only; next use; the complement of `since_`
+    std::array<std::size_t, 3> rank;
     value_id v;
     bool operator<(const candidate& other) const { return rank < other.rank; }
     friend bool operator==(const candidate&, const candidate&) = default;
@@ -91,7 +97,8 @@ class demand_paging {
   bytes_t bytes(value_id v) const { return p_.values()[v].bytes; }
   bool on(value_id v, tier_id t) const { return (on_[v] & bit(t)) != 0; }
   bool never_leaves(value_id v, tier_id t) const { return (p_.values()[v].held && home_[v] == t) || bytes(v) == 0; }
-  /// When it is used next, before it is made again; the length of the order: it is wanted at the end; that + 1: never.
+  /// Position of the next use of `v` before it is made again. The length of the order: `v` is wanted at the end. The length + 1:
+  /// no further use.
   std::size_t next(value_id v) {
     auto& i = next_[v];
     while (i < uses_[v].size() && uses_[v][i].position < now_) ++i;
@@ -102,7 +109,7 @@ class demand_paging {
     const auto n = next(v);
     return {{n > order_.size() ? 2u : on_[v] != bit(t), n, ~since_[t][v]}, v};
   }
-  /// To be called when the rank of `v` has changed; entries of its old ranks are found out later.
+  /// To be called when the rank of `v` has changed. Entries with its old rank stay in the queues; `make_room` skips them.
   void rank(value_id v) {
     for (tier_id t = 0; t < live_.size(); ++t)
       if (on(v, t) && !never_leaves(v, t)) leaving_[t].push(candidate_of(v, t));
@@ -162,7 +169,7 @@ class demand_paging {
     leave(v, t);
     laid_.schedule.drop(v, t);
   }
-  /// Copies `v` if there is room, or some can be made. @return false if there is none
+  /// Copies `v`, evicting other values for it if necessary. @return false if `to` has no room
   bool copy(value_id v, tier_id from, tier_id to) {
     const auto pinned = std::exchange(pinned_[v], pinned_[v] | bit(from));
     const bool room = make_room(to, bytes(v));
@@ -177,7 +184,7 @@ class demand_paging {
 
   bool make_room(tier_id t, bytes_t more) {
     const auto lacking = [&] { return live_[t] + more > budget_[t]; };
-    if (making_room_[t]) return false;  // it would take what is made
+    if (making_room_[t]) return false;  // a nested call would take the room that the outer call makes
     if (!lacking()) return true;
     making_room_[t] = true;
     std::vector<candidate> stay;
@@ -188,7 +195,7 @@ class demand_paging {
       const bool pinned = (pinned_[best.v] & bit(t)) != 0;
       if (!pinned && (best.rank[0] > 0 || move_away(best.v, t)))
         drop(best.v, t);
-      else if (!pinned || now_ < order_.size())  // at the end, what is where it must be stays there
+      else if (!pinned || now_ < order_.size())  // at the end, a pinned value is where it must be: no candidate any more
         stay.push_back(best);
     }
     for (const auto& c : stay) leaving_[t].push(c);
@@ -201,8 +208,8 @@ class demand_paging {
     return std::any_of(links.begin(), links.end(),
                        [&](const copy_link& l) { return l.from == t && !way(bit(l.to), t, 0, v).empty() && copy(v, t, l.to); });
   }
-  /// The shortest way of `v` from one of some tiers to another, over none of those that are `closed`, last link first. Empty if
-  /// there is none.
+  /// The fastest path of `v` from any tier of `from` to `to` that does not enter a tier of `closed`.
+  /// @return its links, the last link first; empty if there is no path
   std::vector<const copy_link*> way(mask from, tier_id to, mask closed, value_id v) const {
     std::vector<double> least(live_.size(), std::numeric_limits<double>::infinity());
     std::vector<const copy_link*> over(live_.size(), nullptr);
@@ -217,7 +224,7 @@ class demand_paging {
     for (auto t = to; over[t]; t = over[t]->from) found.push_back(over[t]);
     return found;
   }
-  /// Brings `v` to a tier; where one on its way is full, over others.
+  /// Copies `v` to tier `t`, on a path around full tiers. @return false if there is no such path
   bool bring(value_id v, tier_id t) {
     for (mask closed = 0; !on(v, t);) {
       const auto links = way(on_[v], t, closed, v);
@@ -243,7 +250,8 @@ class demand_paging {
     return true;
   }
 
-  /// Everything goes where it must be at the end; where that is full, after other things have left.
+  /// Copies all values to where they must end. If a tier is full, its values wait until others have left. In a cyclic schedule,
+  /// also drops all values that must not be left over. @return false if some tier has no room
   bool finish() {
     std::vector<value_id> waiting;
     for (value_id v = 0; v < on_.size(); ++v) {
@@ -263,11 +271,11 @@ class demand_paging {
   const std::span<const operation_id> order_;
   std::function<bool()> stop_;
   std::vector<bytes_t> budget_, live_;
-  std::vector<std::vector<std::size_t>> since_;  // of each tier and value: how many came before
+  std::vector<std::vector<std::size_t>> since_;  // by tier and value: sequence number of its arrival
   std::vector<std::priority_queue<candidate>> leaving_;
   std::vector<bool> making_room_;
-  std::vector<mask> on_, pinned_;  // of each value
-  std::vector<std::size_t> next_;  // of its `uses_`
+  std::vector<mask> on_, pinned_;  // of each value: tiers where it is, and tiers that must not evict it
+  std::vector<std::size_t> next_;  // of each value: index into its `uses_`
   std::vector<std::vector<use>> uses_;
   std::vector<tier_id> home_, end_;
   std::vector<bool> wanted_at_end_;

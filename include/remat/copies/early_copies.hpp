@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Copies of a schedule as early in its list as they can begin and have room.
+/// Moves the copies of a schedule to the earliest place in its list at which they can begin and have room.
 #pragma once
 
 #include <algorithm>
@@ -22,25 +22,26 @@ namespace remat::copies {
 
 namespace detail {
 
-/// Puts each copy as early in the list as it can begin and as there is room where it goes, after those before it on its stream.
+/// Moves each copy to the earliest place in the list at which it can begin and its destination has room. Copies on one stream
+/// keep their order.
 /// @param s      a valid schedule
-/// @param e      what `evaluate` says of it
-/// @param budget bytes, of the device, within which it is
+/// @param e      the result of `evaluate` for `s`
+/// @param budget bytes of the device; `s` fits it
 /// @param stop   polled now and then; true gives up
-/// @return one with the same steps, within the same budgets, that is not slower; given up, `s`
+/// @return a schedule with the same steps, within the same budgets, that is not slower; `s` if `stop` made it give up
 /// Complexity: O(steps log(steps)), times the steps that a copy passes.
 inline schedule with_early_copies(const problem& p, const schedule& s, const evaluation& e, bytes_t budget,
                                   const std::function<bool()>& stop = {}) {
   struct place {
     step what;
-    double clock;            // of the device before it, s
-    double end;              // of a computation, s
-    std::vector<step> then;  // drops
+    double clock;            // of the device before the step, s
+    double end;              // of the step, if it is a computation, s
+    std::vector<step> then;  // drops after the step
     std::vector<step> before = {};
   };
   const auto tiers = p.tiers().size();
   const auto size = [&](value_id v) { return p.values()[v].bytes; };
-  remat::detail::tier_table<std::size_t> put(p), left(p);  // places, from 1 on
+  remat::detail::tier_table<std::size_t> put(p), left(p);  // by value and tier: first place after it came, or after it left
   std::vector<place> list;
   std::vector<step> first;
   double now = 0;
@@ -55,7 +56,7 @@ inline schedule with_early_copies(const problem& p, const schedule& s, const eva
     if (x.what == action::compute && p.operations()[x.operation()].on == device_tier) now = e.ends[k];
   }
 
-  // What each tier holds at each place.
+  // Bytes on each tier at each place.
   std::vector<bytes_t> live(tiers, 0);
   std::vector<std::vector<bytes_t>> holds(tiers);
   remat::detail::tier_table<unsigned char> on(p);
@@ -86,7 +87,7 @@ inline schedule with_early_copies(const problem& p, const schedule& s, const eva
   }
   std::vector<range_peak> memory(holds.begin(), holds.end());
 
-  // Each copy, in turn.
+  // Move the copies, one after the other.
   struct queue {
     std::size_t place = 0;  // of its last copy
     double free = 0;
@@ -132,13 +133,13 @@ inline schedule with_early_copies(const problem& p, const schedule& s, const eva
 
 }  // namespace detail
 
-/// Copies as early and all steps `in_time` as that makes it faster.
-/// @param s      a valid schedule of a problem that is not plain, which is replaced by a faster one
-/// @param e      what `evaluate` says of it
-/// @param budget bytes, of the device, within which it is
+/// Makes a schedule faster: repeats `with_early_copies` and `in_time` as long as that shortens the time.
+/// @param s      a valid schedule of a problem that is not plain; replaced by a faster schedule
+/// @param e      the result of `evaluate` for `s`
+/// @param budget bytes of the device; `s` fits it
 /// @param stop   polled now and then; true gives up
-/// @return its time, s
-/// Complexity: that of `evaluate`, `with_early_copies` and `in_time`, once more than it gets faster.
+/// @return the time of `s`, s
+/// Complexity: that of `evaluate`, `with_early_copies` and `in_time`, once more than the schedule gets faster.
 inline double tighten(const problem& p, schedule& s, evaluation e, bytes_t budget, const std::function<bool()>& stop = {}) {
   for (;;) {
     auto other = detail::with_early_copies(p, s, e, budget, stop);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// All tiers but the device while `lay_copies` walks along an order, for problems that are not plain.
+/// State of the host while `lay_copies` walks along an order, for problems that are not plain.
 #pragma once
 
 #include <algorithm>
@@ -19,10 +19,14 @@
 
 namespace remat::copies::detail {
 
-/// Operations on the host run as soon as what they read is on its way; copies that nobody needs any more are dropped, if the host
-/// has a budget or must look at the end as at first. With tiers beyond the host, it stands for all of them, keeps everything and
-/// has room for everything: what becomes of that is for `tier_layer`.
-/// Complexity: O(edges + changes log operations) over a whole order; `tidy` and `take` add O(values on the host) per call.
+/// The host during the walk of `copy_layer`: its operations, its copies of values, and its free memory. An operation on the host
+/// starts once the copies of its inputs to the host have been issued. If the host has a budget or the problem is cyclic, the host
+/// drops copies that are no longer needed.
+///
+/// If there are tiers beyond the host, the host stands for all of them. It then has room for everything and drops nothing;
+/// `tier_layer` plans what these tiers hold.
+/// Complexity: O(edges) over a whole order, and O(readers of the value and their inputs) for each `changed`; `tidy` and `take`
+/// add O(values changed or waiting for their drop) per call.
 class host_side {
  public:
   using place = residence::place;
@@ -53,7 +57,7 @@ class host_side {
         if (where.homes[v] == where.far) hold(v, 0);
       }
     if (!last_ && p.tiers()[where.far].budget) {
-      // the rest is for what passes through on its way to the device
+      // 10 % stay free for values that pass through the host on their way to the device.
       most_ = static_cast<bytes_t>(0.9 * static_cast<double>(p.capacity(where.far)));
       onward_ = p.link(where.far, tier_chain(p)[2])->rate;
     }
@@ -63,17 +67,18 @@ class host_side {
   const bool cyclic;
 
   bool has_run(operation_id o) const { return has_run_[o]; }
-  /// From when on there is room for what comes.
+  /// The time from which on the room that was given up on the host can be used, s.
   double room_from() const { return room_from_; }
-  /// Must `v` go to the host after its last use on the device?
+  /// True if `v` must be copied to the host after its last use on the device.
   bool must_go(value_id v) const { return where.ends[v] != place::anywhere; }
-  /// `v` came to the host or left the device.
+  /// To be called when `v` came to the host or left the device. Wakes the operations on the host that read `v`, and makes `v` a
+  /// candidate for `tidy`.
   void changed(value_id v) {
     spent_.push_back(v);
     for (auto o : p_.consumers(v))
       if (p_.operations()[o].on != device_tier && !has_run_[o]) woken_.push_back(o);
   }
-  /// An operation that can run without delay, or nothing.
+  /// The next operation on the host that can run now, or nothing.
   std::optional<operation_id> next_ready() {
     while (!woken_.empty()) {
       const auto o = woken_.front();
@@ -82,9 +87,12 @@ class host_side {
     }
     return std::nullopt;
   }
-  /// Something reads the copy of `v` until then.
+  /// A copy or operation reads `v` on the host until `until`, s.
   void read(value_id v, double until) { busy_[v] = std::max(busy_[v], until); }
-  /// Makes room, by dropping what is not needed, at once if it is `urgent`. @return false if there is none
+  /// Reserves room on the host. If room is lacking, drops copies that are no longer needed and not in use at `now`; if that is
+  /// `urgent`, also those that are still in use.
+  /// @param now s
+  /// @return false if the host has no room
   bool take(bytes_t bytes, double now, bool urgent) {
     const auto fits = [&] { return !budget_ || live_ + bytes <= *budget_; };
     if (!fits()) tidy(now);
@@ -93,34 +101,39 @@ class host_side {
     live_ += bytes;
     return true;
   }
+  /// Gives reserved room back.
   void give(bytes_t bytes) { live_ -= bytes; }
-  /// With tiers beyond: is there room for `v` on the host, if what came there has moved on as fast as its link does that?
+  /// True if `v` fits on the host, assuming that values move on to the next tier as fast as the link allows. Always true if the
+  /// host has no budget, or if there are no tiers beyond it.
   bool has_room_for(value_id v, double now) {
     pass(now);
     return waiting_ + static_cast<double>(p_.values()[v].bytes) <= static_cast<double>(most_);
   }
-  /// `v` comes to the host, or leaves the device and has a copy there.
+  /// Counts `v` as waiting on the host: it comes to the host, or it leaves the device and has a copy on the host.
   void hold(value_id v, double now) {
     if (held_[v]) return;
     held_[v] = true;
     pass(now);
     waiting_ += static_cast<double>(p_.values()[v].bytes);
   }
-  /// `v` goes back to the device.
+  /// `v` goes back to the device, and no longer waits on the host.
   void release(value_id v, double now) {
     if (!held_[v]) return;
     held_[v] = false;
     pass(now);
     waiting_ = std::max(0.0, waiting_ - static_cast<double>(p_.values()[v].bytes));
   }
-  /// May its copy go although the device still needs `v`, which is there?
+  /// True if the copy of `v` on the host may be dropped although the device needs `v` again: `v` is also on the device, and
+  /// neither an operation on the host nor the end of the schedule needs the copy.
   bool may_give_up(value_id v) const {
     const auto& x = values_[v];
     return x.leaves >= 0 && x.here && x.next <= end_ && reads_[v] == 0 && !stays(v);
   }
+  /// Drops the copy of `v` on the host.
   void give_up(value_id v) { drop(v); }
 
-  /// Runs `o`, whose operands are there and which has taken its `new_bytes`.
+  /// Runs `o` on the host.
+  /// @pre the copies of all inputs to the host have been issued, and `new_bytes` of `o` are reserved
   void run(operation_id o, double now) {
     const auto& op = p_.operations()[o];
     give(op.workspace);
@@ -140,7 +153,7 @@ class host_side {
     for (auto v : op.inputs) changed(v);
     for (auto v : op.outputs) changed(v);
   }
-  /// Drops the copies that nobody needs any more, if nothing uses them then.
+  /// Drops the copies that are no longer needed and not in use at time `then`.
   void tidy(double then) {
     if (!tidy_) return;
     std::size_t kept = 0;
@@ -155,7 +168,7 @@ class host_side {
     }
     spent_.resize(kept);
   }
-  /// At the end: what stays is left, of cyclic schedules.
+  /// At the end of a cyclic schedule: drops all values that must not stay on the host.
   void clear() {
     if (!cyclic || !last_) return;
     for (value_id v = 0; v < values_.size(); ++v)
@@ -191,15 +204,15 @@ class host_side {
   std::size_t end_;
   std::vector<value_state>& values_;
   schedule& schedule_;
-  bool last_;  // no tiers beyond
+  bool last_;  // there are no tiers beyond the host
   std::optional<bytes_t> budget_;
   bool tidy_;
-  std::vector<index_t> reads_;  // by its operations that are yet to run
+  std::vector<index_t> reads_;  // per value: operations on the host that are yet to read it
   std::vector<double> busy_;
-  std::vector<bool> held_;                              // on the host, and not on its way back
-  double waiting_ = 0, since_ = 0, onward_ = 0;         // bytes on the host that cannot have moved on, s, bytes/s
-  bytes_t most_ = std::numeric_limits<bytes_t>::max();  // of them
-  std::vector<bool> has_run_;                           // or need not
+  std::vector<bool> held_;                              // per value: counts in `waiting_`
+  double waiting_ = 0, since_ = 0, onward_ = 0;         // bytes not yet moved on at time `since_` (s); rate of the link, bytes/s
+  bytes_t most_ = std::numeric_limits<bytes_t>::max();  // limit of `waiting_`, bytes
+  std::vector<bool> has_run_;                           // per operation; also true if it need not run on the host
   std::deque<operation_id> woken_;
   std::vector<value_id> spent_;
   bytes_t live_ = 0;

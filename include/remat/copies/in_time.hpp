@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The steps of a schedule on several tiers in the order in which they happen, where drops hold up least.
+/// Sorts the steps of a schedule on several tiers by the times at which they happen. Drops are placed where they delay least.
 #pragma once
 
 #include <algorithm>
@@ -16,19 +16,19 @@
 
 namespace remat::copies::detail {
 
-/// What a tier other than the device holds over time, of a list of steps that is followed.
+/// The bytes on a tier other than the device over time, while a list of steps is executed.
 class tier_profile {
  public:
   tier_profile(bytes_t budget, bytes_t first) : budget_(budget), held_(first) {}
-  /// What is held from `when` on changes. Complexity: O(changes after it).
+  /// Adds `bytes`, which may be negative, from the time `when` on, s. Complexity: O(changes after `when`).
   void change(double when, bytes_t bytes) {
     auto at = changes_.end();
     while (at != changes_.begin() && (at - 1)->when > when) --at;
     changes_.insert(at, {when, bytes});
     held_ += bytes;
   }
-  /// @return from when on there is room for more, `from` at the earliest, s
-  /// Complexity: O(changes after it).
+  /// The earliest time from which on `more` bytes fit, s; `from` at the earliest.
+  /// Complexity: O(changes after `from`).
   double room(bytes_t more, double from) const {
     auto held = held_;
     auto then = changes_.empty() ? from : std::max(from, changes_.back().when);
@@ -39,8 +39,8 @@ class tier_profile {
     }
     return held + more > budget_ ? then : from;
   }
-  /// A step is over, and begins again with what it held at first.
-  /// @return when all changes are over, s
+  /// Begins the next step of a cyclic schedule, with `first` bytes.
+  /// @return the time of the last change in the step that ends, s
   double again(bytes_t first) {
     const double last = changes_.empty() ? 0 : changes_.back().when;
     changes_.clear();
@@ -57,17 +57,19 @@ class tier_profile {
   std::vector<event> changes_;
 };
 
-/// Follows a schedule and lists its steps in the order in which they happen: computations of the device by their ends, its drops
-/// when nothing reads what is dropped any more, or when room is lacking, then first those that are read no more first; copies and
-/// other operations by when they begin; drops elsewhere when nothing reads what is dropped any more. Of two copies to a tier, the
-/// one that comes first in the schedule given comes first to room, but others take what it does not need yet.
+/// Executes a schedule and sorts its steps by time:
+/// - a computation on the device by its end; a copy, or an operation on another tier, by its begin;
+/// - a drop by the end of the last copy or operation that uses the value on this tier.
 ///
-/// In the list that results a tier holds no more than in time: what is asked for early but begins late takes no room before, and
-/// no copy waits for drops that need not come before it.
+/// If memory on the device is short, the device waits for drops, first for the value that is free first. Copies to a tier claim
+/// room in the order of the given schedule. A later copy may still use room that an earlier copy does not need yet.
+///
+/// In the sorted list, a tier never holds more than during the execution. A copy that is issued early and begins late takes no
+/// room before its begin. No copy waits for a drop that need not come before it.
 class in_time {
  public:
-  /// @param s      a valid schedule of a problem that is not plain
-  /// @param budget bytes, of the device, within which it is
+  /// @param s      a valid schedule of a problem that is not plain; must outlive this
+  /// @param budget bytes of the device; `s` fits it
   /// @param stop   polled now and then; true gives up
   in_time(const problem& p, const schedule& s, bytes_t budget, std::function<bool()> stop = {})
       : p_(p),
@@ -95,12 +97,14 @@ class in_time {
     for (tier_id t = 0; t < floor_.size(); ++t) profiles_.emplace_back(p.capacity(t), first_[t]);
   }
 
-  /// To be called once. @return one with the same steps, within the same budgets; not always faster; given up, that itself
-  /// Complexity: O(steps log(steps)), and O(steps) times what a tier has in flight.
+  /// To be called once.
+  /// @return a schedule with the same steps, within the same budgets; not always faster. The given schedule if `stop` made it
+  ///         give up
+  /// Complexity: O(steps log(steps)), and O(changes in flight on a tier) for each step.
   schedule list() {
     const auto here = here_;
     if (!execute()) return s_;
-    if (!p_.next().empty()) {  // once more, from what is under way at the end
+    if (!p_.next().empty()) {  // once more, beginning with the copies in flight at the end
       pass_on(here);
       if (!execute()) return s_;
     }
@@ -118,7 +122,7 @@ class in_time {
 
   bytes_t bytes(value_id v) const { return p_.values()[v].bytes; }
 
-  /// @return false if it was given up
+  /// @return false if `stop` made it give up
   bool execute() {
     std::size_t steps = 0;
     for (const auto& s : s_.steps) {
@@ -194,7 +198,7 @@ class in_time {
     profiles_[t].change(quiet, -bytes(v));
     listed_.push_back({quiet, s});
   }
-  /// A value of the device that is done with goes.
+  /// Executes a pending drop on the device. The device waits for it if necessary.
   std::vector<event>::iterator leave(std::vector<event>::iterator x) {
     now_ = std::max(now_, x->when);
     here_(x->what.value(), device_tier) = 0;
@@ -202,12 +206,14 @@ class in_time {
     listed_.push_back({now_, x->what});
     return pending_.erase(x);
   }
+  /// Executes pending drops on the device until `more` bytes fit, and those of values for which `comes` is true.
   template <class Comes>
   void make_room(bytes_t more, const Comes& comes) {
     for (auto x = pending_.begin(); x != pending_.end();) x = comes(x->what.value()) ? leave(x) : x + 1;
     while (live_ + more > budget_ && !pending_.empty()) leave(pending_.begin());
   }
-  /// The end of a step of a cyclic schedule: nothing comes to a tier in the next one before what is left of this one has gone.
+  /// Begins the next step of a cyclic schedule. No value comes to a tier in the next step before the values that are left over
+  /// from this step have gone.
   void pass_on(const remat::detail::tier_table<unsigned char>& here) {
     std::vector<bool> carried(p_.values().size(), false);
     for (const auto& c : p_.next()) carried[c.target] = true;
@@ -238,13 +244,13 @@ class in_time {
   const schedule& s_;
   const bytes_t budget_;
   const std::function<bool()> stop_;
-  remat::detail::tier_table<double> ready_, busy_, gone_;  // by value and tier: complete, read, dropped
+  remat::detail::tier_table<double> ready_, busy_, gone_;  // by value and tier, s: complete, read until, dropped
   remat::detail::tier_table<unsigned char> here_;
   std::vector<double> floor_, tier_free_, stream_free_;
   std::vector<std::size_t> streams_;  // by link
-  std::vector<bytes_t> first_;        // what each tier holds then
+  std::vector<bytes_t> first_;        // what each tier holds at the start
   std::vector<tier_profile> profiles_;
-  std::vector<event> pending_;  // drops on the device, by when nothing reads what is dropped
+  std::vector<event> pending_;  // drops on the device, by the end of the last use
   bytes_t live_ = 0;            // on the device
   double now_ = 0;
   std::vector<event> listed_;

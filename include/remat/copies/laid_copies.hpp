@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Schedules with copies, as `lay_copies` makes them.
+/// Schedules with copies, and the options for making them: input and output of `lay_copies`.
 #pragma once
 
 #include <cstddef>
@@ -14,59 +14,60 @@
 
 namespace remat::copies {
 
-/// What a method for copies says of a problem that has none.
+/// The reason that a method for copies gives when the problem allows none.
 inline constexpr const char* no_copies = "the problem allows no copies to the host";
 
-/// Whether a value may leave the device, and when it is sent.
+/// Whether a value may be offloaded to the host, and in which order.
 enum class departure : std::uint8_t {
   never,
-  in_turn,  ///< those used last go first
-  first,    ///< before those that go in turn
+  in_turn,  ///< furthest next use first
+  first,    ///< before all values that are `in_turn`
 };
 
-/// Those that are moved leave in turn, the others never.
+/// Departures per value: `in_turn` for the values in `moved`, `never` for all others.
 inline std::vector<departure> departures_of(const std::vector<bool>& moved) {
   std::vector<departure> values;
   for (const bool x : moved) values.push_back(x ? departure::in_turn : departure::never);
   return values;
 }
 
-/// What `lay_copies` sends to the host.
+/// Which values `lay_copies` offloads, and when it gives up.
 struct copy_options {
-  bool frugal = false;  ///< only what memory asks for; otherwise all that the link has time for
-  double small = 2e-5;  ///< values below that share of the budget are moved only where nothing else helps, in [0, 1]
-  std::vector<departure> departures = {};  ///< per value. Empty: all in turn that the problem lets move; as beyond the host
-  double most = std::numeric_limits<double>::infinity();  ///< s: what is seen to take longer is given up
-  bool on_demand = false;  ///< on several tiers, nothing is sent or fetched before that must be, and the rest does not matter
-  std::function<bool()> stop = {};                     ///< polled every `polled_every` computations; true gives up
-  static constexpr std::size_t polled_every = 16'384;  ///< some hundredths of a second: smaller orders are laid in any case
+  bool frugal = false;  ///< true: offload only as much as the budget requires; false: as much as the link has time for
+  double small = 2e-5;  ///< in [0, 1]: values below this share of the budget are offloaded only if nothing else makes room
+  std::vector<departure> departures = {};  ///< per value. Empty: every movable value `in_turn`. Ignored beyond the host
+  double most = std::numeric_limits<double>::infinity();  ///< s: gives up on schedules that take longer
+  bool on_demand = false;           ///< for several tiers: by `demand_paging`, which ignores all other options but `stop`
+  std::function<bool()> stop = {};  ///< polled every `polled_every` computations; true gives up
+  static constexpr std::size_t polled_every = 16'384;  ///< some hundredths of a second; shorter orders are never interrupted
 };
 
-/// A schedule with copies, and where it waits for them.
+/// A schedule with copies, its waits, and the times of its copies.
 struct laid_copies {
-  /// The computations are held up until a copy has ended.
+  /// The device waits until a copy has ended.
   struct wait {
-    std::size_t position;  ///< in the order, of the computation that is held up; its length: the end
-    double seconds;        ///< s
-    double until;          ///< s
-    bool arrival;          ///< of a copy to the device; otherwise to the host
+    std::size_t position;  ///< of the computation that waits, in the order; the length of the order: a wait at the end
+    double seconds;        ///< duration, s
+    double until;          ///< end of the wait, s
+    bool arrival;          ///< true: waits for a copy to the device; false: for a copy to the host
   };
-  /// A copy.
+  /// A copy between the device and the host.
   struct transfer {
     value_id value;
-    std::size_t next;   ///< position in the order where the value is used next
+    std::size_t next;   ///< position in the order of the next use of the value
     double begin, end;  ///< s
   };
   remat::schedule schedule;
-  double seconds = 0;  ///< at most this, s: copies count that turned out useless and are not in `schedule`
+  double seconds = 0;  ///< upper bound on the time, s: it includes useless copies that are no longer in `schedule`
   std::vector<wait> waits;
   std::vector<transfer> to_host, to_device;
 };
 
 namespace detail {
 
-/// Takes out the copies to the host that nobody there or on the device reads, and their drops.
-/// @param read the values that are read on the host after the schedule
+/// Removes the copies to the host that nothing reads there and that are not copied back, and their drops.
+/// @param from the schedule, changed in place
+/// @param read per value: true if it is read on the host after the schedule
 /// Complexity: O(steps + values).
 inline void drop_useless_offloads(const problem& p, schedule& from, std::vector<bool> read) {
   auto& steps = from.steps;

@@ -25,13 +25,13 @@ namespace remat::copies {
 
 namespace detail {
 
-/// Of the sources that may start anywhere, those that nothing on the host reads or replaces start on the device as far as there
-/// is room for them all the time.
-/// @param starts of each source, where it starts
-/// @param memory bytes at each position if what starts on the host is there from its first to its last use
+/// Chooses the device as the start of sources that may start anywhere, if no operation on the host reads or replaces them and the
+/// device has room for them all the time.
+/// @param starts tier where each source starts; changed
+/// @param memory bytes on the device at each position if a source that starts on the host is there from its first to its last use
 inline void stay_here(const problem& p, std::span<const operation_id> order, bytes_t budget, const residence& where,
                       std::vector<tier_id>& starts, range_peak memory) {
-  std::vector<std::size_t> first(starts.size(), order.size() + 1), end(starts.size(), order.size() + 1);  // of its uses
+  std::vector<std::size_t> first(starts.size(), order.size() + 1), end(starts.size(), order.size() + 1);  // uses, per value
   std::vector<bool> here = where.undecided;
   for (std::size_t i = 0; i < order.size(); ++i)
     for (auto v : p.operations()[order[i]].inputs) {
@@ -51,7 +51,8 @@ inline void stay_here(const problem& p, std::span<const operation_id> order, byt
   }
 }
 
-/// The first source that the device waits for while its first copies come one after another, if it may start on the device.
+/// The first source that may start on the device and whose copy holds up the device. Looks only at the first copies to the
+/// device, as long as they follow one another without a gap.
 inline std::optional<value_id> awaited_at_first(const problem& p, const laid_copies& laid, const residence& where,
                                                 const std::vector<tier_id>& starts) {
   double end = 0;
@@ -66,9 +67,11 @@ inline std::optional<value_id> awaited_at_first(const problem& p, const laid_cop
   return std::nullopt;
 }
 
-/// `lay_copies` for a device and one more tier, the host, which stands for all others. Sources that may start anywhere start on
-/// the host or, where steps repeat and that is faster, on the device: those of which what takes their place is there at the end,
-/// and perhaps others, for which there is room or that would be waited for at first.
+/// `lay_copies` for a device and one more tier, the host, which stands for all others.
+///
+/// Sources that may start anywhere start on the host. If the problem is cyclic, schedules in which some of them start on the
+/// device are tried too, and the fastest schedule counts. These sources are, in this order: those whose replacement is on the
+/// device at the end; those for which the device has room all the time; and those that the device would wait for at first.
 inline std::optional<laid_copies> lay_on_host(const problem& p, std::span<const operation_id> order, bytes_t budget,
                                               const copy_options& o) {
   const auto layer = [&](const residence& where) { return copy_layer(p, order, budget, o, where); };
@@ -104,14 +107,14 @@ inline std::optional<laid_copies> lay_on_host(const problem& p, std::span<const 
   return best;
 }
 
-/// Transfers, each value's in turn.
+/// The transfers of each value, in their order.
 class transfers_by_value {
  public:
   transfers_by_value(std::vector<laid_copies::transfer> all, std::size_t values)
       : all_(std::move(all)), next_(all_.size()), first_(values) {
     for (auto i = all_.size(); i-- > 0;) next_[i] = std::exchange(first_[all_[i].value], i);
   }
-  /// The first of `v` that has not been taken, now from `begin` to `end`.
+  /// Takes the next transfer of `v`, and sets its times to `begin` and `end`, s.
   laid_copies::transfer take(value_id v, double begin, double end) {
     const auto i = first_[v];
     first_[v] = next_[i];
@@ -123,8 +126,8 @@ class transfers_by_value {
   std::vector<std::size_t> next_, first_;
 };
 
-/// Takes the times of copies and waits from `evaluate`, after `laid.schedule` has become another.
-/// @param order of which it is made
+/// Sets the times, copies and waits of `laid` by `evaluate`, after `laid.schedule` was replaced.
+/// @param order the computations of `laid.schedule`
 inline void time_copies(const problem& p, std::span<const operation_id> order, laid_copies& laid) {
   const auto e = evaluate(p, laid.schedule);
   auto copy = e.copies.begin();
@@ -158,7 +161,7 @@ inline void time_copies(const problem& p, std::span<const operation_id> order, l
   }
 }
 
-/// Puts the steps `in_time` if that is faster, and takes times from `evaluate`, after `laid.schedule` has become another.
+/// Sorts the steps of `laid.schedule` by `in_time` if that is faster. Sets its times by `evaluate`.
 inline void put_in_time(const problem& p, std::span<const operation_id> order, laid_copies& laid, bytes_t budget,
                         const std::function<bool()>& stop) {
   auto sorted = laid;
@@ -169,7 +172,8 @@ inline void put_in_time(const problem& p, std::span<const operation_id> order, l
   if (sorted.seconds < laid.seconds) laid = std::move(sorted);
 }
 
-/// `lay_copies` for a problem that is not plain: over the device and all else, then over the next tier and what is beyond that.
+/// `lay_copies` for a problem that is not plain. First plans the copies between the device and the next tier, which stands for
+/// all tiers beyond it. Then plans the copies between that tier and the tiers beyond it, recursively.
 inline std::optional<laid_copies> lay_tiers(const problem& p, std::span<const operation_id> given, bytes_t budget,
                                             const copy_options& o) {
   const auto order = overwrite_last(p, given);
@@ -187,7 +191,7 @@ inline std::optional<laid_copies> lay_tiers(const problem& p, std::span<const op
   return front;
 }
 
-/// `lay_copies` on demand: in the better of both ways to begin.
+/// `lay_copies` on demand. Tries to start sources as near to the device as possible, and as far away; the faster schedule counts.
 inline std::optional<laid_copies> lay_on_demand(const problem& p, std::span<const operation_id> given, bytes_t budget,
                                                 const copy_options& o) {
   std::optional<laid_copies> best;
@@ -205,26 +209,31 @@ inline std::optional<laid_copies> lay_on_demand(const problem& p, std::span<cons
 
 /// Adds copies to an order of computations so that it fits a budget.
 ///
-/// Values leave when room is lacking, the one used last first; those that have a copy on the host leave at once, so everything
-/// that the link has time for is sent beforehand. They come back in the order of their use, as early as memory allows. Sources
-/// that are not held are moved as well; targets are back at the end.
+/// If memory is short, the value whose next use is furthest away leaves the device. A value with a copy on the host leaves
+/// without a wait. So values are offloaded ahead of time, as far as the link has time. They are prefetched in the order of their
+/// next use, as early as memory allows. Sources that are not held move as well. Targets are back at the end.
 ///
-/// On several tiers, what starts on the host or is made there is absent until it is used, and what is to go there is used last.
-/// An operation on the host runs as soon as what it reads is on its way, so it may come earlier than in `order`; one that
-/// overwrites comes after what reads that. Where steps repeat, or the host has a budget, what it does not need is dropped there.
-/// What is beyond the host is planned by the same rules, with the host in the place of the device and what it sees of the
-/// schedule so far.
+/// On several tiers:
+/// - A value that starts on the host or is made there is absent until its use on the device. A value that must go to the host is
+///   the first to leave the device after its last use there.
+/// - An operation on the host starts once the copies of its inputs to the host have been issued, so it may come earlier than in
+///   `order`. An operation that overwrites a value comes after all readers of that value.
+/// - In a cyclic problem, or if the host has a budget, the host drops values that it no longer needs.
+/// - Tiers beyond the host are planned by the same rules. The host takes the place of the device, and its traffic with the device
+///   takes the place of the computations.
 /// @param p      a problem that allows copies, or one that is not plain and not `unplannable`
 /// @param order  operations in the order of their execution; valid without drops
-/// @param budget bytes
-/// @param o      what is sent
-/// @return a valid schedule within the budget that computes `order`; nothing if there is none, which, if all values are
-///         movable, is the case only if the sources, the targets, or one operation with what it reads and writes, each with what
-///         is held, exceed the budget; or, on several tiers, if another has no room or reads come after what overwrites; or it
-///         was given up
-/// @throws bad_option if the problem allows no copies or is `unplannable`, or the order reads what is not there
+/// @param budget bytes of the device
+/// @param o      which values are offloaded, and when to give up
+/// @return a valid schedule within the budget that computes `order`; nothing if none was found, or if `o` made it give up. If all
+///         values are movable, none is found only in these cases:
+///         - the sources, the targets, or one operation with its inputs and outputs exceed the budget, each together with the
+///           held values;
+///         - on several tiers, another tier has no room, or `order` reads a value after it was overwritten
+/// @throws bad_option if the problem allows no copies or is `unplannable`, `order` reads a value before it is made, or `o.small`
+///         or `o.departures` is out of range
 /// Complexity: O((uses + copies) log(order)), for each tier but the last.
-/// Reference: Belady, "A study of replacement algorithms", IBM Systems Journal 5(2), 1966, for what leaves.
+/// Reference: Belady, "A study of replacement algorithms", IBM Systems Journal 5(2), 1966, for the value to evict.
 /// @code
 /// const auto laid = remat::copies::lay_copies(p, remat::needed_operations(p), budget);
 /// if (laid) std::cout << remat::evaluate(p, laid->schedule).seconds << " s with copies alone\n";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// When an order of computations uses which value next, and what the device holds if nothing moves.
+/// The next uses of values along an order of computations, and the memory of the device if no value leaves.
 #pragma once
 
 #include <algorithm>
@@ -15,38 +15,41 @@
 
 namespace remat::copies::detail {
 
-/// A value while `lay_copies` walks along an order.
+/// State of a value while `lay_copies` walks along an order.
 struct value_state {
-  /// What may happen to a value that lives. Those of no bytes, held, or not movable are in no list, nor are those being copied.
+  /// What may happen to a live value. Values of zero bytes, held values, immovable values and values in flight are in no list
+  /// (`none`).
   enum list : unsigned char {
-    ready,   ///< on the host: may leave
-    unsent,  ///< may be sent
-    kept,    ///< is sent only if nothing else makes room
+    ready,   ///< on the device with a copy on the host: may be evicted
+    unsent,  ///< on the device alone: may be offloaded
+    kept,    ///< on the device alone: is offloaded only if nothing else makes room
     absent,  ///< on the host alone
     none
   };
   static constexpr std::size_t never = std::numeric_limits<std::size_t>::max();
-  std::size_t next =
-      never;           ///< use before it is computed again; the length of the order: at the end; that + 1: on the host alone
-  double pause = 0;    ///< longest time between two such uses from `next` on, s
-  double leaves = -1;  ///< when its copy to the host ends, or it is made there, s; -1: it is not there
-  double arrives = 0;  ///< when its copy to the device ends, s
+  /// Position of the next use on the device before it is computed again. The length of the order: needed there at the end. The
+  /// length + 1: needed only on the host, or anywhere at the end.
+  std::size_t next = never;
+  double pause = 0;    ///< the longest time between two uses from `next` on, before it is computed again, s
+  double leaves = -1;  ///< end of its copy to the host, or of the operation there that makes it, s; -1: not on the host
+  double arrives = 0;  ///< end of its last copy to the device, s
   bool here = false;
   list in = none;
 };
 
-/// What `value_state` says of a use.
+/// `next` and `pause` of a value, as in `value_state`.
 struct value_use {
   std::size_t next;
   double pause;
 };
 
-/// What `lay_copies` knows of an order before it walks along it.
+/// What `lay_copies` finds out about an order before it walks along it.
 /// Complexity: O(values + computations + uses of values).
 class look_ahead {
  public:
   /// @param where  where values start and end, for a problem that is not plain
-  /// @param values get their first uses: each source, and what the host makes
+  /// @param values result: the first use of each source and of each value that the host makes
+  /// @throws bad_option if the order reads a value before it is made
   look_ahead(const problem& p, std::span<const operation_id> order, const residence* where, std::vector<value_state>& values)
       : begins(order.size() + 2, std::numeric_limits<double>::infinity()),
         memory(order.size() + 1),
@@ -57,11 +60,12 @@ class look_ahead {
     walk(order);
   }
 
-  std::vector<double> begins;   ///< when each computation begins if nothing waits, s; infinity after the end
-  std::vector<value_use> uses;  ///< after each position, of its operands and outputs in turn
-  /// Bytes at each position if nothing moves but what starts on the host or is made there, which comes when it is used.
+  std::vector<double> begins;   ///< begin of each computation if the device never waits, s; infinity after the end
+  std::vector<value_use> uses;  ///< after each computation on the device: of its inputs, then of its outputs
+  /// Bytes on the device at each position if no value leaves. A value that starts or is made on the host counts from its next use
+  /// on.
   std::vector<bytes_t> memory;
-  bytes_t at_start = 0, at_end = 0;  ///< what must be there then
+  bytes_t at_start = 0, at_end = 0;  ///< bytes that must be on the device at the start and at the end
 
  private:
   static constexpr auto never = value_state::never;
@@ -69,7 +73,7 @@ class look_ahead {
   void walk(std::span<const operation_id> order) {
     begins[0] = 0;
     for (std::size_t i = 0; i < end_; ++i) begins[i + 1] = begins[i] + device_seconds(order[i]);
-    std::vector<bytes_t> away(where_ ? end_ + 3 : 0);  // elsewhere then, of `memory`, as steps up and down
+    std::vector<bytes_t> away(where_ ? end_ + 3 : 0);  // bytes in `memory` that are elsewhere, as differences
     bytes_t live = 0;
     for (value_id v = 0; v < values_.size(); ++v) {
       if (held(v)) live += bytes(v);
@@ -99,7 +103,7 @@ class look_ahead {
           if (values_[v].next == never && !held(v) && where_->starts_on_device(p_, v)) {
             values_[v].next = end_ + 1;
             live += bytes(v);
-            away[i + 1] -= bytes(v);  // here until it leaves
+            away[i + 1] -= bytes(v);  // on the device until `lay_copies` evicts it
           }
         memory[i] = live;
         continue;
@@ -135,7 +139,7 @@ class look_ahead {
       away[i + 1] += away[i];
     }
   }
-  /// What `state::next` is of a value that is there after the last computation.
+  /// `value_state::next` of a value after the last computation.
   std::size_t use_at_end(value_id v) const {
     if (!where_) return p_.is_target(v) ? end_ : never;
     const auto end = where_->ends[v];

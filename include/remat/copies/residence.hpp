@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Problems on several tiers, as `lay_copies` sees them: a device and all else; where values start and end, and which orders
-/// respect that some operations write over what others read.
+/// How `lay_copies` sees a problem on several tiers: as a device and a host that stands for all other tiers. Finds where values
+/// start and end, and orders in which operations overwrite a value only after all its readers.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,9 @@
 
 namespace remat::copies {
 
-/// The device and the tiers that values pass through on their way from it, each linked both ways with the one before: always the
-/// tier with the fastest links of those that are left. Links that leave some out are not used.
+/// The chain of tiers that values pass through on their way from the device. Each tier is linked both ways with the tier before
+/// it. The next tier is always the one with the fastest links among those left. Links that skip a tier of the chain are not used.
+/// @return the tiers of the chain, the device first
 /// Complexity: O(tiers^2 links).
 inline std::vector<tier_id> tier_chain(const problem& p) {
   std::vector<tier_id> chain = {device_tier};
@@ -36,24 +37,25 @@ inline std::vector<tier_id> tier_chain(const problem& p) {
   return chain;
 }
 
-/// Where values are at first and at the end. The host stands for all tiers but the device.
+/// Where values are at the start and at the end. The host stands for all tiers but the device.
 struct residence {
   /// Where a value must be at the end.
   enum class place : unsigned char { nowhere, device, host, anywhere };
-  tier_id far;                  ///< the tier next to the device in the chain, over which all that moves goes
-  std::vector<tier_id> homes;   ///< of each source; `any_tier` for what operations make
+  tier_id far;                  ///< the tier after the device in the chain; all copies to and from the device use it
+  std::vector<tier_id> homes;   ///< of each source; `any_tier` for values that operations make
   std::vector<place> ends;      ///< of each value
-  std::vector<bool> undecided;  ///< of each value: the problem leaves it to the schedule where it starts
+  std::vector<bool> undecided;  ///< of each value: the schedule may choose where it starts
 
-  /// Is `v` on the device at first or made there?
+  /// True if `v` starts on the device or is made there.
   bool starts_on_device(const problem& p, value_id v) const {
     return (p.is_source(v) ? homes[v] : p.operations()[p.producer(v)].on) == device_tier;
   }
 };
 
-/// @param p     a problem without an `unplannable` member
-/// @param other where the sources that may start anywhere do, the device or not; `any_tier`: on the host, and what replaces them
-///              ends anywhere, which is no schedule of a cyclic problem yet but tells what would stay on the device
+/// Finds where values start and end.
+/// @param p     a problem for which `unplannable` is empty
+/// @param other per value: where a source starts that may start anywhere. `any_tier`: the source starts on the host, and its
+///              replacement ends anywhere. That gives no cyclic schedule yet, but shows which values would stay on the device
 /// Complexity: O(values).
 inline residence find_residence(const problem& p, std::span<const tier_id> other) {
   using place = residence::place;
@@ -91,16 +93,16 @@ inline residence find_residence(const problem& p, std::span<const tier_id> other
   return r;
 }
 
-/// The order as it has to be where operations overwrite values: these come after everything that reads such a value. Operations
-/// on the host, and those that overwrite, run once.
-/// @return nothing if there is no such order that is near, or if the order reads what is not made
+/// Moves each operation that overwrites a value behind all readers of that value. Operations on the host, and operations that
+/// overwrite, run only the first time.
+/// @return the order; nothing if the moves make it invalid, or if it reads a value that has not been made
 /// Complexity: O(values + edges executed).
 inline std::optional<std::vector<operation_id>> overwrite_last(const problem& p, std::span<const operation_id> order) {
   const auto& ops = p.operations();
   const auto runs_once = [&](operation_id o) { return ops[o].on != device_tier || !ops[o].overwrites.empty(); };
   struct place {
     std::size_t position;
-    bool after;  // what is there
+    bool after;  // moved behind the operation at `position`
     operation_id operation;
   };
   std::vector<place> placed;
@@ -135,8 +137,7 @@ inline std::optional<std::vector<operation_id>> overwrite_last(const problem& p,
   return list;
 }
 
-/// What `lay_copies` cannot do with a problem that is not plain, such as "links: none from the device to the host"; empty if it
-/// can.
+/// Why `lay_copies` cannot plan a problem that is not plain, such as "links: none from the device to the host"; empty if it can.
 /// Complexity: O(values + edges).
 inline std::string unplannable(const problem& p) {
   const auto& values = p.values();
@@ -194,9 +195,10 @@ inline std::string unplannable(const problem& p) {
   return {};
 }
 
-/// The recomputation alone of a problem on several tiers: operations elsewhere than on the device take no time and run once, and
-/// what starts or is wanted elsewhere takes no room, as it comes and goes. Orders of one are orders of the other
-/// (`overwrite_last`). Complexity: O(values + edges).
+/// A plain problem without copies: the recomputation alone of a problem on several tiers. Operations on other tiers take no time
+/// and run once. Values that start, are made, are read or end on other tiers take no room, because they come and go. Each order
+/// of one problem is an order of the other, after `overwrite_last`.
+/// Complexity: O(values + edges).
 inline problem without_host(const problem& p) {
   const auto r = find_residence(p, std::vector<tier_id>(p.values().size(), any_tier));
   auto values = p.values();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Tiers beyond the host: what the host sees of a schedule is a problem whose device is the host.
+/// Copies between the host and the tiers beyond it: the traffic of the host becomes a problem whose device is the host.
 #pragma once
 
 #include <algorithm>
@@ -18,15 +18,17 @@
 
 namespace remat::copies::detail {
 
-/// Joins a schedule that takes all tiers but the device for one, the host, with one for these tiers. What comes to the host is
-/// made there by an operation of a problem of its own, what leaves for the device is read there, and the time in between passes
-/// in operations that read and make nothing.
+/// Joins two schedules into one for all tiers. The *front* is for the device and a host that stands for all other tiers. The
+/// *back* is for the host and the tiers beyond it; it solves a problem of its own, `beyond()`, whose device is the host.
+///
+/// In `beyond()`, an operation makes each value that comes to the host, and an operation reads each value that leaves for the
+/// device. Operations without inputs and outputs pass the time of the computations on the device.
 /// Complexity: O(steps + values + edges of the operations on other tiers).
 class tier_layer {
  public:
   /// @param p     must outlive this
-  /// @param order of which `front` is made
-  /// @param front a schedule for the device and the host
+  /// @param order the computations of `front`
+  /// @param front a schedule for the device and the host; must outlive this
   tier_layer(const problem& p, std::span<const operation_id> order, const laid_copies& front)
       : p_(p),
         chain_(tier_chain(p)),
@@ -41,14 +43,15 @@ class tier_layer {
     finish();
   }
 
-  /// Operations are what happens on the host, in `order()`.
+  /// The problem of the host and the tiers beyond it. Its operations happen in the order of `order()`.
   const problem& beyond() const { return *beyond_; }
   const std::vector<operation_id>& order() const { return order_; }
-  /// What the host may hold, bytes.
+  /// Budget of the host, bytes.
   bytes_t budget() const { return p_.capacity(chain_[1]); }
 
-  /// The schedule of all tiers. To be called once.
+  /// Joins the front with `back`. To be called once.
   /// @param back a schedule of `beyond()` that computes `order()`
+  /// @return a schedule of all tiers
   schedule join(const schedule& back) {
     const auto& q = *beyond_;
     for (const auto& [v, t] : front_.schedule.starts)
@@ -82,9 +85,9 @@ class tier_layer {
 
  private:
   struct event {
-    std::size_t step;   // of the front
-    double seconds;     // that pass in it
-    double busy_until;  // what it reads is read until then, if nothing beyond the host is late, s
+    std::size_t step;   // position in the front
+    double seconds;     // that pass on the device, s
+    double busy_until;  // until then its inputs are read, if nothing beyond the host is late, s
   };
 
   bytes_t bytes(value_id v) const { return values_[v].bytes; }
@@ -93,7 +96,7 @@ class tier_layer {
                                   : s.what != action::compute || p_.operations()[s.operation()].on == device_tier;
   }
 
-  /// The value of the other problem that is `v`.
+  /// The value of `beyond()` that stands for `v`. Adds it if it is missing.
   value_id known(value_id v) {
     if (value_[v] == none) {
       value_[v] = values_.size();
@@ -105,7 +108,7 @@ class tier_layer {
     }
     return value_[v];
   }
-  /// A new operation that reads, or makes, that value, or nothing.
+  /// Adds an operation to `beyond()` that reads `read` and makes `made`; `none`: no such value.
   operation_id add(value_id read, value_id made, double seconds = 0) {
     operation op;
     if (read != none) op.inputs = {read};
@@ -122,6 +125,7 @@ class tier_layer {
     order_.push_back(o);
     if (operations_[o].on == device_tier) events_.push_back({step, seconds, busy_until});
   }
+  /// Adds the operations of `beyond()`, by following the front.
   void look(std::span<const operation_id> order) {
     std::vector<double> waits(order.size() + 1, 0);
     for (const auto& w : front_.waits) waits[w.position] += w.seconds;
@@ -180,7 +184,7 @@ class tier_layer {
     }
   }
 
-  /// Targets, tiers and links.
+  /// Completes `beyond()`: targets, tiers and links.
   void finish() {
     std::vector<value_id> targets;
     std::vector<carry> next;
@@ -196,7 +200,7 @@ class tier_layer {
       targets.push_back(known(v));
       values_[known(v)].ends = ends[v] == any_tier ? any_tier : place_[ends[v]];
     }
-    if (!p_.next().empty()) {  // it is cyclic, too, if nothing is carried there
+    if (!p_.next().empty()) {  // `beyond()` must be cyclic, even if it carries no value over
       values_.push_back({});
       values_.push_back({});
       own_.insert(own_.end(), 2, none);
@@ -216,11 +220,12 @@ class tier_layer {
     beyond_.emplace("", values_, operations_, std::move(targets), std::nullopt, std::nullopt, std::move(system), std::move(next));
   }
 
-  /// The steps of the front before step `end`, but those on the host.
+  /// Appends the steps of the front before step `end`, without those on other tiers than the device.
   void front_until(std::size_t end) {
     for (; next_ < end; ++next_)
       if (is_device_step(front_.schedule.steps[next_])) joined_.steps.push_back(front_.schedule.steps[next_]);
   }
+  /// Appends the step of the front that `o` stands for, and all steps of the device before it.
   void happens(const event& e, operation_id o) {
     const auto& op = beyond_->operations()[o];
     front_until(e.step);
@@ -231,8 +236,8 @@ class tier_layer {
     for (auto v : op.inputs) busy_[v] = std::max(busy_[v], e.busy_until);
     for (auto x = leaving_.begin(); x != leaving_.end();) x = busy_[*x] <= now_ ? drop(x) : x + 1;
   }
-  /// Values come to the host: what is done with there goes as far as there is no room otherwise, that which is read no more
-  /// first.
+  /// Makes room for `values` that come to the host. Drops pending values only as far as room is lacking, first those that are
+  /// read no more first.
   void take(bytes_t more, const std::vector<value_id>& values) {
     for (auto v : values)
       if (const auto x = std::find(leaving_.begin(), leaving_.end(), v); x != leaving_.end()) drop(x);
@@ -249,21 +254,21 @@ class tier_layer {
   const problem& p_;
   const std::vector<tier_id> chain_;
   const laid_copies& front_;
-  std::vector<tier_id> place_;   // in the other problem, of each tier
-  std::vector<value_id> value_;  // there, of each value
+  std::vector<tier_id> place_;   // of each tier, in `beyond()`
+  std::vector<value_id> value_;  // of each value, in `beyond()`
   std::vector<operation_id> arrival_, departure_;
   std::vector<bool> here_;  // on the device
   std::vector<tier_id> homes_;
   std::vector<value> values_;
-  std::vector<value_id> own_;  // of each value there
+  std::vector<value_id> own_;  // of each value of `beyond()`, in `p`
   std::vector<operation> operations_;
   std::vector<operation_id> op_, order_;
   std::vector<event> events_;  // by position
   std::optional<problem> beyond_;
   schedule joined_;
   std::size_t next_ = 0;
-  std::vector<value_id> leaving_;  // are done with on the host
-  std::vector<double> busy_;       // until then, s
+  std::vector<value_id> leaving_;  // values of `beyond()` on the host that are to be dropped
+  std::vector<double> busy_;       // of each value of `beyond()`: read until then, s
   bytes_t live_ = 0;
   double now_ = 0;
 };

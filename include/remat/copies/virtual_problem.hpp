@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Recomputation alone within a budget that looks larger by what copies have moved by then.
+/// Recomputation alone, within a budget that grows and shrinks over time by the bytes that copies have moved.
 #pragma once
 
 #include <algorithm>
@@ -16,13 +16,13 @@
 
 namespace remat::copies {
 
-/// A problem without copies whose operations are listed in another order, and whose budget varies with the moment: *ballast* is
-/// on the device where it is less. Operations of no time take and release the ballast; an order of computations of the one is one
-/// of the other without these.
+/// A problem without copies, with another order of operations and with a budget that varies over time. The budget of `problem()`
+/// is constant. While the given budget is smaller, a value named *ballast* fills the difference. Operations of zero seconds take
+/// and release the ballast. An order of `problem()` without them is an order of the given problem, and the other way round.
 ///
-/// Operations that the other order lists earlier may be made to run once. Without copies, to keep what such an operation makes
-/// never pays if it can as well run late. With copies it may: they have more time before the heaviest moment then, and the
-/// operation may run while the device waits.
+/// An operation that the given order lists earlier than `p` may be made to run once. Without copies, keeping the outputs of an
+/// operation never pays if the operation can run late as well. With copies it may pay: the copies have more time before the peak,
+/// and the operation may run while the device waits.
 /// @code
 /// const std::vector<remat::bytes_t> budgets = {8 << 20, 12 << 20, 8 << 20};
 /// const remat::copies::virtual_problem q(p, remat::needed_operations(p), budgets);
@@ -31,16 +31,17 @@ namespace remat::copies {
 /// @endcode
 class virtual_problem {
  public:
-  /// An order without the operations for ballast, and the position that each of its computations, and its end, had before.
+  /// An order without the ballast operations. `positions` tells where each of its computations, and its end, were in the order
+  /// with ballast.
   struct unwrapped {
     std::vector<operation_id> order;
     std::vector<std::size_t> positions;
   };
 
   /// @param p       a plain problem, without copies
-  /// @param order   all operations that a target needs, once, each after those that make its operands
-  /// @param budgets bytes, >= 0, for parts of the time that are equally long, one at least; they rise first, then fall
-  /// @param early_once operations that stand before one that `p` lists before them run once
+  /// @param order   all operations that a target needs, once each, in a topological order
+  /// @param budgets bytes, >= 0, for equal parts of the time; at least one. They rise first, then fall
+  /// @param early_once true: an operation runs once if `order` has it before an operation that `p` lists before it
   /// Complexity: O(values + edges + budgets).
   virtual_problem(const remat::problem& p, std::span<const operation_id> order, std::span<const bytes_t> budgets,
                   bool early_once = false)
@@ -70,9 +71,9 @@ class virtual_problem {
     for (auto o : order)
       for (auto v : p.operations()[o].outputs) made[v] = true;
     for (value_id v = 0; v < values.size(); ++v)
-      if (!p.is_source(v) && !made[v]) values[v].bytes = 0;  // a source here
+      if (!p.is_source(v) && !made[v]) values[v].bytes = 0;  // nothing makes it here: it is a source
     bytes_t level = budget_ = budgets.front();
-    operation_id before = none;  // the last operation that makes something
+    operation_id before = none;  // the last operation with an output
     double now = 0;
     for (auto o : order) {
       auto op = p.operations()[o];
@@ -100,9 +101,9 @@ class virtual_problem {
   }
 
   const remat::problem& problem() const { return problem_; }
-  bytes_t budget() const { return budget_; }  ///< of `problem()`: the largest that is reached
+  bytes_t budget() const { return budget_; }  ///< of `problem()`, bytes: the largest that is reached
 
-  /// An order of the problem given as one of `problem()`. Complexity: O(order).
+  /// Adds the ballast operations to an order of the given problem. Complexity: O(order).
   std::vector<operation_id> wrap(std::span<const operation_id> order) const {
     std::vector<bool> has_run(inner_.size(), false);
     std::vector<operation_id> list;
@@ -114,7 +115,7 @@ class virtual_problem {
     }
     return list;
   }
-  /// And back. Complexity: O(order).
+  /// Removes the ballast operations from an order of `problem()`. Complexity: O(order).
   unwrapped unwrap(std::span<const operation_id> order) const {
     unwrapped list;
     for (std::size_t k = 0; k < order.size(); ++k)
@@ -129,18 +130,18 @@ class virtual_problem {
  private:
   remat::problem problem_;
   bytes_t budget_ = 0;
-  std::vector<operation_id> inner_, takes_, releases_;  // of each operation of the problem given; `none` if there is none
-  std::vector<operation_id> outer_;                     // of each operation of `problem_`; `none`: for ballast
+  std::vector<operation_id> inner_, takes_, releases_;  // of each operation of the given problem; `none` if there is none
+  std::vector<operation_id> outer_;                     // of each operation of `problem_`; `none` for ballast operations
 };
 
-/// An order of the needed operations in which `tau` runs as late as possible, so that copies have more time before it. An
+/// The needed operations in an order in which `tau` runs as late as possible, so that copies have more time before it. An
 /// operation that is neither an ancestor nor a descendant of `tau` runs right after its operands.
 /// @param p   the problem
 /// @param tau an operation that a target needs
 /// Complexity: O(values + edges + operations log(operations)).
 inline std::vector<operation_id> early_order(const problem& p, operation_id tau) {
   auto order = needed_operations(p);
-  std::vector<operation_id> place(p.operations().size());  // the operation after which it stands
+  std::vector<operation_id> place(p.operations().size());  // the operation behind which it stands
   std::vector<bool> later(place.size(), false);
   for (auto o : order) {
     const auto& inputs = p.operations()[o].inputs;
@@ -156,11 +157,12 @@ inline std::vector<operation_id> early_order(const problem& p, operation_id tau)
   return order;
 }
 
-/// The same computations in an order that gives the last copy to the host more time: operations that the copied value does not
-/// depend on run after the operation that makes it.
-/// @param order valid
+/// Changes an order so that the last copy to the host has more time: operations that the copied value does not depend on run
+/// after the operation that makes the value.
+/// @param p     the problem
+/// @param order a valid order of computations
 /// @param laid  the copies laid over `order`
-/// @return the order; empty if the step does not end with a wait for a copy to the host, or no operation can move
+/// @return the order; empty if the step does not end with a wait for a copy to the host, or if no operation can move
 /// Complexity: O(edges computed).
 inline std::vector<operation_id> early_end(const problem& p, const std::vector<operation_id>& order, const laid_copies& laid) {
   if (laid.to_host.empty() || laid.waits.empty()) return {};
@@ -173,7 +175,7 @@ inline std::vector<operation_id> early_end(const problem& p, const std::vector<o
   if (made == order.rend()) return {};
   const auto after = static_cast<std::size_t>(order.rend() - made);
   std::vector<bool> wanted(p.values().size(), false);
-  std::vector<operation_id> moved, kept;  // backwards
+  std::vector<operation_id> moved, kept;  // from the end to the start
   auto left = laid.waits.back().seconds;
   for (auto j = order.size(); j-- > 0;) {
     const auto& op = p.operations()[order[j]];
