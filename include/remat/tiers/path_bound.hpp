@@ -17,20 +17,21 @@ namespace remat::tiers {
 
 namespace detail {
 
-/// What has to happen between a source that one step leaves to the next and the target that takes its place, or between the
-/// begin and a target.
+/// Longest paths of operations and copies that every schedule executes one after another: from the start to a target, or from a
+/// source to the target that replaces it in the next step.
 class tier_path {
  public:
   explicit tier_path(const problem& p) : p_(p), needed_(needed_operations(p)), tiers_(p.tiers().size()), way_(p) {}
 
-  /// @param from  a source, or `none`: all of them
-  /// @param to    a target that operations produce
-  /// @param there where it must be
-  /// @return at least so long, s: the longest chain of operations and copies; and, of all operations on one tier in between,
-  ///         which follow one another, the sum, the least before the first and the least after the last
+  /// @param from  a source, or `none` for all sources
+  /// @param to    a target that an operation makes
+  /// @param there tier where `to` must end; `any_tier`: anywhere
+  /// @return a lower bound, s: the largest of the longest path of operations and copies, and, for each tier, a sum over its
+  ///         operations between `from` and `to`, which run one after another: all their seconds, the least time before the first
+  ///         of them, and the least time after the last of them
   double seconds(value_id from, value_id to, tier_id there) const {
     std::vector<double> before(p_.values().size() * tiers_, never), after = before;
-    const auto put = [&](value_id v, tier_id home, double then) {  // `v` is there then: when it can be where
+    const auto put = [&](value_id v, tier_id home, double then) {  // earliest times on all tiers, s; at home from `then` on
       for (tier_id t = 0; t < tiers_; ++t) before[v * tiers_ + t] = home == any_tier ? then : then + way_(v, home, t);
     };
     for (value_id v = 0; v < p_.values().size(); ++v)
@@ -81,11 +82,12 @@ class tier_path {
 
 }  // namespace detail
 
-/// The longest of what has to happen one after another: before a target is where it must end; or, where steps repeat, between a
-/// source and the target that takes its place.
+/// A lower bound on the time of every schedule: the longest path of operations and copies to a target on the tier where it must
+/// end. For a cyclic problem, a bound on the period: the longest path from a source to the target that replaces it.
 /// @param p    a problem that is not plain
-/// @param stop polled between ends; true returns what is proven by then
-/// @param most ends looked at, those that are made last
+/// @param stop polled between paths; true returns what is proven by then
+/// @param most at most so many targets are looked at, those that are made last
+/// @return s
 /// Complexity: O((most + tiers^2) tiers (values + edges)).
 inline double path_bound(const problem& p, const std::function<bool()>& stop = {}, std::size_t most = 64) {
   if (stop && stop()) return 0;

@@ -15,9 +15,16 @@
 
 namespace remat::tiers {
 
-/// The seconds of what has to pass through each queue besides the device's: over the links, what starts or is made on one tier
-/// and is read or ends on another; and the operations on each other tier.
-/// @return the longest
+/// A lower bound on the time of every schedule, for cyclic schedules on the period: the work of the queue that is busy longest.
+/// The computations on the device do not count.
+/// - A stream copies each value that starts or is made on one tier and is read or ends on another. Only links that are on every
+///   path between the two tiers count.
+/// - A tier runs the operations on that tier.
+/// - All links into the first tiers of the chain together copy sources that may start anywhere and are read on these tiers, as
+///   far as the sources do not fit there.
+/// @param p      a problem with at least two tiers
+/// @param budget bytes of the device
+/// @return s
 /// Complexity: O(values + edges), times the number of tiers.
 inline double queue_bound(const problem& p, bytes_t budget) {
   const auto& ops = p.operations();
@@ -39,8 +46,8 @@ inline double queue_bound(const problem& p, bytes_t budget) {
     for (auto l : passed) queues[links[l].stream] += links[l].latency + static_cast<double>(values[v].bytes) / links[l].rate;
   }
   double longest = *std::max_element(computed.begin() + 1, computed.end());
-  // Of what may start anywhere, that which does not fit into the tiers that read it passes into them, and where steps repeat,
-  // what takes its place passes out.
+  // Sources that may start anywhere: the bytes that do not fit on the tiers of a group that read them must enter the group. In a
+  // cyclic problem, the bytes of their replacements that do not fit must leave it.
   for (const auto& group : detail::tier_prefixes(p, budget)) {
     const auto inside = group.tiers;
     bytes_t fixed = -group.budget, in = 0, out = 0;

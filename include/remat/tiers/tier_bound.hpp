@@ -21,15 +21,15 @@ namespace remat::tiers {
 /// A lower bound on the time of every schedule of a problem on several tiers; for cyclic schedules, on the period.
 ///
 /// The bound is the largest of four: `queue_bound`, `path_bound`, `turn_bound`, and `copy_bound` of relaxations. A relaxation
-/// takes the first tiers of the chain for one memory: the device alone, the device and the next tier, and so on, up to the first
-/// tier without a limit. It counts the values that start or end beyond, the copies that every schedule makes, and the wait for
-/// the first copies. For cyclic schedules, `copy_bound` looks at the time between two moments of `turn_bound`.
+/// takes the first tiers of the chain for one memory: the device alone, then the device and the next tier, and so on, as long as
+/// these tiers have a limit. It counts the values that start or end beyond this memory, the copies that every schedule makes, and
+/// the wait for the first copies. For cyclic schedules, `copy_bound` looks at one turn of a tier (`turn_bound`).
 /// @param p      a problem whose device is linked both ways with another tier
-/// @param budget bytes, of the device
+/// @param budget bytes of the device
 /// @param stop   polled between cuts; true returns what is proven by then
-/// @return no schedule within the budget is faster, s
+/// @return a bound in s: no schedule within the budget is faster
 /// @throws bad_option if no tier is linked both ways with the device
-/// Complexity: that of `copy_bound`, for each of them.
+/// Complexity: that of `copy_bound`, for each relaxation and each turn.
 /// @code
 /// std::cout << "no step takes less than " << remat::tiers::tier_bound(p, budget) << " s\n";
 /// @endcode
@@ -44,7 +44,7 @@ inline double tier_bound(const problem& p, bytes_t budget, const std::function<b
   for (auto t : detail::turns_of(p))
     if (!(stop && stop())) best = std::max(best, turns.emplace_back(parts, t).seconds());
   for (const auto& [inside, most] : detail::tier_prefixes(p, budget))
-    for (const bool come : {false, true}) {  // what comes tells more, but of other moments
+    for (const bool come : {false, true}) {  // sources that come give tighter bounds, but at other moments
       if (stop && stop()) return best;
       const auto part = detail::as_plain(p, inside, come, parts.of);
       if (bounds_without_search(part.p).budget > most) continue;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Where values are and which ways lead there, of problems on several tiers: parts of the bounds.
+/// Where values are made and needed, and the paths between these tiers: parts of the lower bounds for several tiers.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ class tier_set {
   }
   void add(tier_id t) { bits_ |= std::uint64_t{1} << t; }
   bool has(tier_id t) const { return t < max_tiers && (bits_ >> t & 1) != 0; }
-  /// That tier, or every one.
+  /// The set of this tier alone; of all tiers for `any_tier`.
   static tier_set of(tier_id t) {
     tier_set s;
     s.bits_ = t == any_tier ? ~std::uint64_t{0} : std::uint64_t{1} << t;
@@ -38,7 +38,7 @@ class tier_set {
   std::uint64_t bits_ = 0;
 };
 
-/// Where each source starts, as far as the problem says; `any_tier` otherwise, and for other values where they are made.
+/// Per value: the tier where it is made or starts. `any_tier` for a source if the problem leaves open where it starts.
 inline std::vector<tier_id> first_places(const problem& p) {
   std::vector<tier_id> places;
   std::vector<bool> replaced(p.values().size(), false);
@@ -53,13 +53,13 @@ inline std::vector<tier_id> first_places(const problem& p) {
   return places;
 }
 
-/// The links that every way from one tier to another leads over.
-/// Complexity: O(links^2) for each pair of tiers that is asked for, once.
+/// The links that are on every path from one tier to another.
+/// Complexity: O(links^2), once for each pair of tiers that is asked for.
 class narrow_links {
  public:
   explicit narrow_links(const problem& p) : p_(p) {}
 
-  /// Indices into `p.links()`; none if there is no way.
+  /// Indices into `p.links()`; empty if there is no path.
   const std::vector<std::size_t>& between(tier_id from, tier_id to) {
     const auto [at, added] = known_.try_emplace({from, to});
     if (added && reaches(from, to, p_.links().size()))
@@ -86,12 +86,15 @@ class narrow_links {
   std::map<std::pair<tier_id, tier_id>, std::vector<std::size_t>> known_;
 };
 
-/// Where values are made, and where they have to be besides.
+/// The tiers where values are made, and the tiers where they are needed.
 struct places {
-  std::vector<tier_id> made;                 ///< `first_places`
-  std::vector<std::vector<tier_id>> wanted;  ///< of each value that is there in any case, where it is read or ends
+  std::vector<tier_id> made;  ///< result of `first_places`
+  /// Per value: the tiers where it is read or ends. Empty if no target needs the operation that makes it.
+  std::vector<std::vector<tier_id>> wanted;
 };
 
+/// Finds the `places` of all values.
+/// @param needed the operations that some target needs, ascending
 /// Complexity: O(values + edges).
 inline places find_places(const problem& p, const std::vector<operation_id>& needed) {
   const auto& ops = p.operations();
@@ -109,7 +112,7 @@ inline places find_places(const problem& p, const std::vector<operation_id>& nee
   return all;
 }
 
-/// Copies of values by the shortest way between any two tiers, s; 0 where there is none.
+/// The time to copy a value from one tier to another on the fastest path, s; 0 if there is no path.
 /// Complexity: O(values tiers^3).
 class copy_ways {
  public:

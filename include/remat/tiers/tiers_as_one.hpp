@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The device and tiers next to it taken for one memory: parts of the bounds. Needs Boost.Graph.
+/// Relaxations that take the device and the tiers next to it for one memory: parts of the lower bounds. Needs Boost.Graph.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +20,10 @@ namespace remat::tiers {
 
 namespace detail {
 
-/// The links from one set of tiers to all others, or the other way round, as one: it is at least as fast as they are together.
-/// @return of no rate if there are none
+/// One link in place of all links that leave a set of tiers, or of all that enter it. It is at least as fast as all of them
+/// together.
+/// @param out true: links from `inside` to the other tiers; false: links to `inside`
+/// @return a link of rate 0 if there are none
 inline copy_link links_across(const problem& p, tier_set inside, bool out) {
   copy_link all{device_tier, device_tier};
   double least = std::numeric_limits<double>::infinity();
@@ -42,17 +44,18 @@ struct plain_part {
   std::vector<operation_id> operations;  ///< the operations of the original problem that `p` has, in its order
 };
 
-/// Makes the relaxation for the tiers `inside`. A value that may lie outside without having been sent takes no room. Operations
-/// on other tiers than the device take no time. A value that has to leave becomes a target that ends on the host. A value that
-/// may leave at the end becomes a target that ends anywhere; so do all targets of a cyclic schedule, because no operation waits
-/// for them.
-/// Complexity: O(values + edges + links).
+/// Makes the relaxation for the tiers `inside`. A value that may lie outside without a copy to the outside takes no room.
+/// Operations on other tiers than the device take no time. A value that has to leave becomes a target that ends on the host. A
+/// value that may leave at the end becomes a target that ends anywhere; so do all targets of a cyclic schedule, because no
+/// operation waits for them.
 /// @param come true: sources that start outside, on a known tier, start on the host; false: they take no room
+/// @param of   `find_places` of `p`
+/// Complexity: O(values + edges + links).
 inline plain_part as_plain(const problem& p, tier_set inside, bool come, const places& of) {
   auto values = p.values();
   const auto& ops = p.operations();
   const auto needed = needed_operations(p);
-  std::vector<bool> there(values.size(), false);  // at the begin, or made within
+  std::vector<bool> there(values.size(), false);  // starts or is made inside
   for (value_id v = 0; v < values.size(); ++v) there[v] = p.is_source(v) && inside.has(values[v].starts);
   for (auto o : needed)
     for (auto v : ops[o].outputs) there[v] = inside.has(ops[o].on);
@@ -78,7 +81,7 @@ inline plain_part as_plain(const problem& p, tier_set inside, bool come, const p
     op.on = device_tier;
     op.once = op.once || !op.overwrites.empty();
     std::erase_if(op.overwrites, [&](const auto& x) { return values[x.output].bytes != values[x.input].bytes; });
-    targets.push_back(values.size());  // it runs, even if only others read what it makes
+    targets.push_back(values.size());  // `op` must run even if only operations outside read its outputs
     op.outputs.push_back(values.size());
     values.push_back({.name = "done", .bytes = 0});
     part.operations.push_back(o);
@@ -90,9 +93,10 @@ inline plain_part as_plain(const problem& p, tier_set inside, bool come, const p
   return part;
 }
 
-/// What passes between the tiers `inside` and the others in every schedule.
-/// @param plain what `as_plain` makes of both
-/// @return only that
+/// Adds up the copies between the tiers `inside` and the others that every schedule makes.
+/// @param plain the problem of the relaxation that `as_plain` makes of `p` and `inside`
+/// @param of    `find_places` of `p`
+/// @return only `to_host` and `to_device`, s
 inline bound::step_span passing(const problem& p, const problem& plain, tier_set inside, const places& of) {
   bound::step_span all;
   const auto& link = *plain.copies();
@@ -100,26 +104,28 @@ inline bound::step_span passing(const problem& p, const problem& plain, tier_set
     if (of.made[v] == any_tier) continue;
     const bool comes = !inside.has(of.made[v]);
     if (std::none_of(of.wanted[v].begin(), of.wanted[v].end(), [&](tier_id t) { return inside.has(t) == comes; })) continue;
-    if (!comes && plain.values()[v].bytes > 0 && plain.values()[v].ends != 1) continue;  // it may have moved
+    if (!comes && plain.values()[v].bytes > 0 && plain.values()[v].ends != 1) continue;  // a copy that the cut already counts
     (comes ? all.to_device : all.to_host) +=
         link.latency + static_cast<double>(p.values()[v].bytes) / (comes ? link.to_device : link.to_host);
   }
   return all;
 }
 
-/// Do all copies between some tiers and the others come to one of them, or start there?
+/// True if `t` is the only tier of `inside` with links to or from the other tiers.
 inline bool is_gate(const problem& p, tier_set inside, tier_id t) {
   return std::all_of(p.links().begin(), p.links().end(), [&](const copy_link& l) {
     return inside.has(l.from) == inside.has(l.to) || (inside.has(l.from) ? l.from : l.to) == t;
   });
 }
 
-/// The device and the tiers next to it, up to the first without limit or the last but one.
+/// The first tiers of the chain, taken for one memory.
 struct tier_prefix {
   tier_set tiers;
-  bytes_t budget;  // of all of them
+  bytes_t budget;  // of all these tiers, bytes
 };
 
+/// All prefixes of the chain that have a limit, and leave out at least the last tier; the device alone first.
+/// @param budget bytes of the device
 inline std::vector<tier_prefix> tier_prefixes(const problem& p, bytes_t budget) {
   const auto chain = copies::tier_chain(p);
   std::vector<tier_prefix> all;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// A lower bound on the time of every schedule of a problem on several tiers: all that happens between two moments of a tier.
-/// Needs Boost.Graph.
+/// A lower bound on the time of every schedule of a problem on several tiers: the work within a turn of a tier. Needs
+/// Boost.Graph.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace remat::tiers {
 
 namespace detail {
 
-/// What `tier_turn` knows of a problem, whichever tier it looks at.
+/// The facts about a problem that `tier_turn` needs for every tier.
 struct step_parts {
   explicit step_parts(const problem& all)
       : p(all), needed(needed_operations(all)), of(find_places(all, needed)), way(all), narrow(all) {
@@ -37,7 +37,7 @@ struct step_parts {
   const places of;
   const copy_ways way;
   mutable narrow_links narrow;
-  std::vector<tier_set> stay;  ///< by value: where it may be that is not dropped in a step of a cyclic schedule
+  std::vector<tier_set> stay;  ///< by value: tiers on which a cyclic schedule need not drop it within a step
 };
 
 /// One turn of a tier: the time from one step of a cyclic schedule to the next, as this tier sees it. A turn begins when the tier
@@ -68,7 +68,7 @@ class tier_turn {
   }
 
   tier_id tier() const { return turn_; }
-  /// At least so long, s.
+  /// A lower bound on the length of the turn, s.
   double seconds() {
     double longest = 0;
     for (auto o : needed_) longest = std::max(longest, first_[o] + p_.operations()[o].seconds + last_[o]);
@@ -94,7 +94,9 @@ class tier_turn {
     return longest;
   }
 
-  /// What is known of the cut of a group of tiers in this step.
+  /// Tells `copy_bound_in_span` what this turn knows of a relaxation.
+  /// @param part the result of `as_plain` for `inside`
+  /// @param x    result: all members by operation and by value
   void look_at(const plain_part& part, tier_set inside, bound::step_span& x) const {
     const auto& q = part.p;
     const bool cyclic = turn_ != any_tier, gate = cyclic && is_gate(p_, inside, turn_);
@@ -122,6 +124,7 @@ class tier_turn {
 
  private:
   static constexpr double never = -std::numeric_limits<double>::infinity();
+  /// Work of a queue, s: the least time before it in the turn, its own time, and the least time after it.
   struct piece {
     double before, seconds, after;
   };
@@ -132,16 +135,16 @@ class tier_turn {
     piece when;
   };
 
-  /// Does everything begin after the first moment?
+  /// True if all work begins after the begin of the turn.
   bool all_begins() const { return turn_ == device_tier || turn_ == any_tier; }
-  /// Does that copy end before the second moment?
+  /// True if the copy must end before the end of the turn.
   bool leaves(const copy& c) {
     const auto from = p_.links()[c.link].from;
     if (turn_ != any_tier) return (from == turn_ || from == device_tier) && !stay_[c.value].has(from);
     const auto ends = p_.values()[c.value].ends;
     return p_.is_target(c.value) && ends != any_tier && leads_over(c, ends);
   }
-  /// What is made by an operation on that tier: is it there before the second moment?
+  /// True if an operation on tier `on` that makes `v` must end before the end of the turn.
   bool leaves(value_id v, tier_id on) const {
     if (on == device_tier) return true;
     if (turn_ != any_tier) return on == turn_ && !stay_[v].has(on);
@@ -149,7 +152,7 @@ class tier_turn {
   }
   double& at(std::vector<double>& times, value_id v, tier_id t) const { return times[v * tiers_ + t]; }
 
-  /// The copies that there are in any case.
+  /// Lists the copies that every schedule makes.
   void look() {
     for (value_id v = 0; v < of_.made.size(); ++v) {
       copies_of_.push_back(copies_.size());
@@ -166,7 +169,8 @@ class tier_turn {
     }
     copies_of_.push_back(copies_.size());
   }
-  /// When each value can be where, and each operation begin, after the first moment.
+  /// Finds the earliest time, after the begin of the turn, of each value on each tier and of the begin of each operation and
+  /// copy.
   void go_back() {
     for (value_id v = 0; v < of_.made.size(); ++v)
       for (tier_id t = 0; t < tiers_ && p_.is_source(v) && all_begins(); ++t)
@@ -187,7 +191,7 @@ class tier_turn {
     }
     for (auto& c : copies_) c.when.before = std::max(c.when.before, at(before_, c.value, p_.links()[c.link].from));
   }
-  /// How long it takes from then on to the second moment.
+  /// Finds the least time from the end of each operation and copy to the end of the turn.
   void go_on() {
     for (auto& c : copies_) {
       if (!leaves(c)) continue;
@@ -215,16 +219,17 @@ class tier_turn {
           raise(c.when.after, way_(c.value, to, from) + copies_[i].when.seconds);
     }
   }
-  /// Does the value of `c` come to a tier only by that copy?
+  /// True if the value of `c` can reach tier `to` only by this copy.
   bool leads_over(const copy& c, tier_id to) {
     const auto& links = narrow_.between(of_.made[c.value], to);
     return std::find(links.begin(), links.end(), c.link) != links.end();
   }
   static void raise(double& x, double to) { x = std::max(x, to); }
-  /// When the first run of an operation ends: after all copies of sources, one after another, that it and those before it read,
-  /// and after all that those before it on one tier take.
+  /// A lower bound on the time from the begin of the turn to the end of the first run of operation `last`, s. The copies of the
+  /// sources that `last` and its ancestors read use each queue one after another. The ancestors on each tier run one after
+  /// another.
   double before(operation_id last) {
-    std::vector<double> until(p_.operations().size(), never);  // from its end to the begin of the last one
+    std::vector<double> until(p_.operations().size(), never);  // from the end of an ancestor to the begin of `last`
     std::map<value_id, std::vector<operation_id>> read;
     std::vector<std::vector<piece>> runs(tiers_);
     until[last] = -p_.operations()[last].seconds;
@@ -254,7 +259,8 @@ class tier_turn {
     for (auto& pieces : runs) longest = std::max(longest, one_by_one(pieces));
     return longest + p_.operations()[last].seconds;
   }
-  /// Of pieces that follow one another in any order, those that begin late and those that leave much to do in turn.
+  /// A lower bound on the time of pieces that follow one another in any order, s. For each k, takes the k pieces with the largest
+  /// `before`, and those with the largest `after`: the least time before them, all their seconds, and the least time after them.
   static double one_by_one(std::vector<piece>& pieces) {
     double longest = 0;
     for (const auto key : {&piece::before, &piece::after}) {
@@ -276,14 +282,14 @@ class tier_turn {
   const copy_ways& way_;
   const std::vector<tier_set>& stay_;
   narrow_links& narrow_;
-  std::vector<double> before_;          // by value and tier
-  std::vector<double> after_;           // by value, from where and when it is made
-  std::vector<double> first_, last_;    // by operation: before and after it
-  std::vector<copy> copies_;            // by value
-  std::vector<std::size_t> copies_of_;  // where those of each value begin, and end
+  std::vector<double> before_;          // by value and tier: earliest time there, s
+  std::vector<double> after_;           // by value: least time to the end of the turn, s, from when and where it is made
+  std::vector<double> first_, last_;    // by operation: least time before its begin, and after its end, s
+  std::vector<copy> copies_;            // in the order of their values
+  std::vector<std::size_t> copies_of_;  // index of the first copy of each value, and the end
 };
 
-/// The tiers whose turns `tier_turn` looks at.
+/// The tiers whose turns bound the time: all tiers, or `any_tier` alone if the problem is not cyclic.
 inline std::vector<tier_id> turns_of(const problem& p) {
   if (p.next().empty()) return {any_tier};
   std::vector<tier_id> all;
@@ -293,11 +299,14 @@ inline std::vector<tier_id> turns_of(const problem& p) {
 
 }  // namespace detail
 
-/// Where steps repeat, what comes to a tier in one step comes after what left it in the step before. So the tier empties between
-/// steps of all that does not stay there, and what leads from what comes to it to what leaves it must fit into one period: the
-/// longest path, and each queue with the least before its first and after its last. The same of all that happens, where steps do
-/// not repeat.
+/// A lower bound on the time of every schedule, for cyclic schedules on the period: the longest turn of a tier (`tier_turn`).
+///
+/// In a cyclic schedule, values of one step come to a tier after values of the step before have left it. So between two steps
+/// only the values that stay are on the tier. All work from the values that come to those that leave must fit into one period.
+/// This gives two bounds: the longest path, and for each queue the time of its work, the least time before, and the least time
+/// after it. In a schedule that is not cyclic, the same holds for all work.
 /// @param p a problem that is not plain
+/// @return s
 /// Complexity: O(tiers (values + edges) values).
 inline double turn_bound(const problem& p) {
   const detail::step_parts parts(p);
