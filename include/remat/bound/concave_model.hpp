@@ -12,11 +12,11 @@
 
 namespace remat::bound {
 
-/// The maximum over a polytope of the least of linear functions. Functions may be added between two questions.
+/// The maximum, over a polytope, of the minimum of linear functions. Functions may be added between two calls of `maximum`.
 ///
-/// The simplex method on the dual linear program: a function is a column, so what was the best basis stays feasible. The column
-/// of the least reduced cost enters. After a hundred pivots the first column of negative reduced cost does (Bland), which cannot
-/// cycle.
+/// Uses the simplex method on the dual linear program. A function is a column there, so the last optimal basis stays feasible
+/// when a function is added. The column of least reduced cost enters. After a hundred pivots, the first column of negative
+/// reduced cost enters instead (Bland's rule), which cannot cycle.
 ///
 /// Complexity: O(pivots (functions + dimensions) dimensions + pivots dimensions^3).
 /// @code
@@ -29,7 +29,7 @@ class concave_model {
   static constexpr std::size_t most_dimensions = 7;
   using point = std::array<double, most_dimensions>;
 
-  /// @param limits one for each dimension, at most `most_dimensions`: the polytope is in [0, limits]
+  /// @param limits upper limits of x, one per dimension, at most `most_dimensions`: the polytope lies in [0, limits]
   explicit concave_model(const std::vector<double>& limits) : rows_(limits.size() + 1) {
     for (std::size_t i = 0; i < limits.size(); ++i)
       for (const double sign : {1.0, -1.0}) {
@@ -48,14 +48,14 @@ class concave_model {
   void add(double at, const point& slope) {
     column c{{1}, at};
     for (std::size_t i = 0; i + 1 < rows_; ++i) c.a[i + 1] = -slope[i];
-    if (!begun_) {  // the first one starts the basis
+    if (!begun_) {  // the first function starts the basis
       begun_ = true;
       basis_[0] = columns_.size();
       for (std::size_t i = 0; i + 1 < rows_; ++i) basis_[i + 1] = 2 * i + (slope[i] < 0);
     }
     columns_.push_back(c);
   }
-  /// @return the maximum, and a point where it is reached
+  /// @return the maximum, and a point where it is reached; if 500 pivots do not suffice, an upper bound
   /// @pre a function was added
   std::pair<double, point> maximum() {
     for (int pivots = 0;; ++pivots) {

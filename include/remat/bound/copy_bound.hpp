@@ -22,19 +22,21 @@ namespace remat::bound {
 
 /// How hard `copy_bound` tries.
 struct copy_bound_options {
-  std::size_t moments = 400;  ///< operations `tau` tried, from all over the step, with a cut or two each, >= 1
-  std::size_t refined = 25;   ///< of them, and of operations next to the best, have their prices optimised, >= 1
-  std::size_t cuts = 40;      ///< for each of these, on average, >= 1
+  std::size_t moments = 400;  ///< number of operations `tau` tried, from all over the step, with one or two cuts each, >= 1
+  std::size_t refined = 25;   ///< number of these, and of neighbours of the best, whose prices are optimised, >= 1
+  std::size_t cuts = 40;      ///< cuts for each of the latter, on average, >= 1
 };
 
 namespace detail {
 
-/// The Lagrangian dual of one moment, by cutting planes: in the prices of a byte and of copies to the host before it and to the
-/// device after it, and, where values start or end on the host, in those of the copies of these before it and after it, and of
-/// all copies in either direction.
+/// The Lagrangian dual of one moment, maximised over `retention_cut::prices` by cutting planes. Without a span there are three
+/// prices: of a byte, of copies to the host before the moment, and of copies to the device after it. In a span there are four
+/// more: of copies of values that start or end on the host, before and after the moment, and of all copies in each direction.
 class copy_dual {
  public:
-  /// @param within what `cut` was made with; of a plain problem null
+  /// @param cut    the cut of the moment
+  /// @param budget bytes
+  /// @param within the span that `cut` was made with; null for a plain problem
   copy_dual(const problem& p, std::unique_ptr<retention_cut> cut, bytes_t budget, const step_span* within)
       : cut_(std::move(cut)),
         read_(cut_->read_before()),
@@ -54,13 +56,15 @@ class copy_dual {
   }
 
   operation_id tau() const { return cut_->tau(); }
-  /// The bound so far, s.
+  /// The best bound so far, s.
   double value() const { return value_; }
-  /// The prices that it is of.
+  /// The prices that prove `value()`.
   const retention_cut::prices& prices() const { return prices_; }
-  /// What it may come to, at most, s.
+  /// An upper bound on the maximum of the dual, s.
   double most() const { return most_; }
-  /// Asks for a cut at the prices that look best. @return false if nothing above `known` is left to be found
+  /// Makes a cut at the most promising prices.
+  /// @param known a proven bound, s
+  /// @return false if the dual cannot exceed `known`, or its maximum is found
   bool improve(double known) {
     if (most_ <= std::max(known, value_) * (1 + 1e-5)) return false;
     const auto before = value_, promised = most_;
@@ -68,7 +72,8 @@ class copy_dual {
     if (value <= before && promised <= value * (1 + 1e-5)) most_ = value_;
     return true;
   }
-  /// Asks for a cut at some prices. @return what it proves, s
+  /// Makes a cut at given prices.
+  /// @return the bound that it proves, s
   double look_at(const retention_cut::prices& at) {
     const auto c = cut_->exchange(at);
     const auto [before, after] = computations(c);
@@ -84,7 +89,7 @@ class copy_dual {
   }
 
  private:
-  /// A point of the model, in spite of rounding.
+  /// The prices at the point `x` of the model, clamped against rounding.
   retention_cut::prices prices_at(const concave_model::point& x) const {
     retention_cut::prices at;
     at.byte = std::clamp(x[0], 0.0, 2.0) * scale_;
@@ -131,13 +136,13 @@ class copy_dual {
 
 }  // namespace detail
 
-/// `copy_bound`, also for problems whose values may start and end on the host, and of which a part happens in time.
+/// `copy_bound` within a span of a schedule. Values may also start and end on the host.
 /// @param p           a problem that allows copies
 /// @param budget      bytes
-/// @param within      the part of the step; null for all of a plain problem
-/// @param known_bound what is returned if there is nothing better, s
+/// @param within      the span in which time counts; null: the whole schedule of a plain problem
+/// @param known_bound a proven bound, returned if there is no better one, s
 /// @param o           how hard to try
-/// @param stop        polled between and within cuts; true returns what is proven by then
+/// @param stop        polled between and within cuts; true returns the bound that is proven by then
 /// @return no schedule within the budget is faster, s
 /// Complexity: that of `copy_bound`.
 inline double copy_bound_in_span(const problem& p, bytes_t budget, const step_span* within, double known_bound,
@@ -149,12 +154,12 @@ inline double copy_bound_in_span(const problem& p, bytes_t budget, const step_sp
   const auto known = [&](operation_id tau) {
     return std::any_of(duals.begin(), duals.end(), [&](const auto& d) { return d->tau() == tau; });
   };
-  const detail::copy_dual* leader = nullptr;  // proves most; the prices of others are much the same
+  const detail::copy_dual* leader = nullptr;  // proves most; its prices are good elsewhere, too
   const auto note = [&](const detail::copy_dual& d) {
     best = std::max(best, d.value());
     if (d.value() > (leader ? leader->value() : 0)) leader = &d;
   };
-  const auto look = [&](detail::copy_dual& d) {  // at what the leader, if any, proves most with
+  const auto look = [&](detail::copy_dual& d) {  // tries the prices of the leader
     if (leader && d.most() > best * (1 + 1e-5) && !(stop && stop())) d.look_at(leader->prices());
     note(d);
   };
@@ -167,7 +172,7 @@ inline double copy_bound_in_span(const problem& p, bytes_t budget, const step_sp
     for (auto& cut : cuts_throughout(p, budget, o.moments, within, stop))
       if (within || cut->demand() > budget)
         duals.push_back(std::make_unique<detail::copy_dual>(p, std::move(cut), budget, within));
-    if (!duals.empty()) refine(*duals[0]);  // the peak
+    if (!duals.empty()) refine(*duals[0]);  // the moment of greatest demand
     for (auto& d : duals) look(*d);
     for (auto left = o.refined * o.cuts; left > 0 && !duals.empty() && !(stop && stop()); --left) {
       auto& next =
@@ -175,7 +180,7 @@ inline double copy_bound_in_span(const problem& p, bytes_t budget, const step_sp
       if (!next->improve(best)) break;
       note(*next);
     }
-    for (bool better = leader != nullptr; better && !(stop && stop());) {  // what is near it
+    for (bool better = leader != nullptr; better && !(stop && stop());) {  // tries the neighbours of the leader
       const auto before = best;
       const auto at = std::lower_bound(needed.begin(), needed.end(), leader->tau()) - needed.begin();
       for (const int step : {-4, -2, -1, 1, 2, 4}) {
@@ -189,24 +194,25 @@ inline double copy_bound_in_span(const problem& p, bytes_t budget, const step_sp
       }
       better = best > before;
     }
-  } catch (const interrupted&) {  // what is proven by then
+  } catch (const interrupted&) {  // keeps the bound proven so far
   }
   return best;
 }
 
-/// A lower bound on the time of *every* schedule within a budget, whatever it computes again and copies to the host and back.
+/// A lower bound on the time of *every* schedule within a budget, with any recomputation and any copies to the host and back.
 ///
-/// Just before an operation `tau` runs for the first time, what is needed later is on the device, is made again, or is brought in
-/// later and has been sent to the host before. So computations and copies to the host fit into the time before, computations
-/// and copies to the device into the time after, and the bytes into the budget; of these five inequalities, combined with three
-/// prices, a minimum cut finds the least, and cutting planes the best prices.
+/// Look at the moment just before an operation `tau` first runs. A value that is needed later is on the device, is made again, or
+/// has been sent to the host and is brought back. This gives five inequalities. Computations before the moment fit into the time
+/// before it, and so do copies to the host. Computations after the moment fit into the time after it, and so do copies to the
+/// device. The bytes fit into the budget. For given values of three prices, a minimum cut minimises the weighted sum of the
+/// inequalities. Cutting planes find the best prices.
 ///
 /// @param p      a problem that allows copies
 /// @param budget bytes
 /// @param o      how hard to try
-/// @param stop   polled between and within cuts; true returns what is proven by then
+/// @param stop   polled between and within cuts; true returns the bound that is proven by then
 /// @return no schedule within the budget is faster, s
-/// @throws bad_option for options out of range or a problem without copies
+/// @throws bad_option if a member of `o` is 0, or the problem allows no copies
 /// Complexity: O(moments + 3 refined cuts) maximum flows on O(values + operations) vertices.
 /// @code
 /// std::cout << "no schedule takes less than " << remat::bound::copy_bound(p, budget) << " s\n";

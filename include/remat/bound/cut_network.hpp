@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// A flow network whose minimum cut is asked for again and again with other capacities. Needs Boost.Graph.
+/// A flow network whose minimum cut is found repeatedly, each time with other capacities. Needs Boost.Graph.
 #pragma once
 
 #include <cstddef>
@@ -23,14 +23,14 @@
 
 namespace remat::bound {
 
-/// Thrown out of a cut that was asked to stop: the network can be cut again, the cut is unknown.
+/// Thrown by a cut that `stop` has ended. The result of that cut is unknown; the network can be cut again.
 struct interrupted {};
 
-/// Vertices 0 (source), 1 (sink) and those added; edges with capacities that may change between cuts. The first cut lays the
-/// network out in rows; it takes no vertices and edges after that. About 60 bytes per edge and 40 per vertex.
+/// A flow network. Vertex 0 is the source, vertex 1 the sink; others are added. Capacities may change between cuts. Vertices and
+/// edges cannot be added after the first cut, which lays the network out. Takes about 60 bytes per edge and 40 per vertex.
 ///
-/// The finite capacities must sum to at most `most`, so that no sum of flows overflows, and no infinite edge is ever cut where
-/// finite ones would do.
+/// Precondition: the finite capacities sum to at most `most`. Then no sum of flows overflows, and no infinite edge is cut where
+/// finite edges suffice.
 class cut_network {
  public:
   using edge = std::uint32_t;
@@ -38,12 +38,11 @@ class cut_network {
   static constexpr vertex source = 0, sink = 1;
   static constexpr std::int64_t most = std::int64_t{1} << 57, infinite = 2 * most;
 
-  /// @param stop polled before and within cuts, which take seconds in a graph of 100 000 operations; true ends them with
-  /// `interrupted`
+  /// @param stop polled before and within cuts, which take seconds for 100 000 operations; true ends a cut with `interrupted`
   explicit cut_network(std::function<bool()> stop = {}) : stop_(std::move(stop)) {}
 
   vertex add_vertex() { return vertices_++; }
-  /// At most one edge from a vertex to the sink: Boost's first step, which goes straight to it, sees one only.
+  /// Adds an edge. A vertex may have at most one edge to the sink: the first step of Boost's algorithm uses only one of them.
   edge connect(vertex from, vertex to, std::int64_t capacity) {
     ends_.emplace_back(from, to);
     given_.push_back(capacity);
@@ -51,9 +50,11 @@ class cut_network {
   }
   void set_capacity(edge e, std::int64_t capacity) { given_[e] = capacity; }
 
-  /// Finds a minimum cut. @return its capacity
-  /// @throws interrupted
-  /// Complexity: a maximum flow (Boykov and Kolmogorov, IEEE PAMI 26(9), 2004).
+  /// Finds a minimum cut.
+  /// @return its capacity
+  /// @throws interrupted if `stop` returns true
+  /// Complexity: a maximum flow.
+  /// Reference: Boykov and Kolmogorov, IEEE PAMI 26(9), 2004.
   std::int64_t cut() {
     if (stop_ && stop_()) throw interrupted();
     if (color_.empty()) lay_out();
@@ -66,7 +67,7 @@ class cut_network {
         boost::make_iterator_property_map(color_.begin(), vertices),
         boost::make_iterator_property_map(distance_.begin(), vertices), vertices, source, sink);
   }
-  /// Is `v` on the source's side of the last cut? Of all minimum cuts it is the one with the fewest vertices there.
+  /// Is `v` on the source's side of the last cut? Of all minimum cuts, the one with the fewest vertices on that side is taken.
   bool reached(vertex v) const { return color_[v] == boost::black_color; }
 
  private:
@@ -74,8 +75,8 @@ class cut_network {
                                                    vertex, edge>;
   using arc = boost::graph_traits<graph>::edge_descriptor;
 
-  /// A property map that polls where it is read: the algorithm takes no step of a path without a look at the arc that leads to a
-  /// vertex, and no step of a search without one at a residual capacity.
+  /// A property map that polls `stop` when an entry is read. Each step of the algorithm reads an entry: on a path, the arc that
+  /// leads to a vertex; in a search, a residual capacity.
   template <class Key, class Value>
   class polled {
    public:
@@ -106,7 +107,7 @@ class cut_network {
     if (++looks_ % 4096 == 0 && stop_ && stop_()) throw interrupted();
   }
 
-  /// Sorts the arcs, one there and one back for each edge, by the vertex they leave.
+  /// Makes two arcs of each edge, forward and backward, and sorts all arcs by the vertex that they leave.
   void lay_out() {
     std::vector<edge> next(vertices_ + std::size_t{1}, 0);
     for (const auto& [from, to] : ends_) ++next[from + 1], ++next[to + 1];
@@ -135,9 +136,9 @@ class cut_network {
   std::function<bool()> stop_;
   std::size_t looks_ = 0;
   vertex vertices_ = 2;
-  std::vector<std::pair<vertex, vertex>> ends_;  // of the edges, until they are laid out
+  std::vector<std::pair<vertex, vertex>> ends_;  // of the edges; empty after the first cut
   std::vector<std::int64_t> given_;              // capacities of the edges
-  std::vector<edge> there_;                      // arc of each edge
+  std::vector<edge> there_;                      // forward arc of each edge
   graph graph_;
   std::vector<std::int64_t> capacity_, residual_;  // of the arcs
   std::vector<arc> reverse_;

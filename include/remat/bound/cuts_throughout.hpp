@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Where in a step minimum cuts tell most. Needs Boost.Graph.
+/// The moments of a step at which minimum cuts prove most. Needs Boost.Graph.
 #pragma once
 
 #include <algorithm>
@@ -17,17 +17,21 @@
 
 namespace remat::bound {
 
-/// The operations before which a schedule has to hold most, one for each part of a step in which store-all exceeds the budget,
-/// and the peak; the greatest demand first. Complexity: O(operations + parts * edges).
-/// @param parts  as many operations each, >= 1; less where there are more than 10 000 operations, as each keeps a network
+/// Makes cuts before the operations at which a schedule has to hold most. The operations at which store-all exceeds the budget
+/// are divided into parts; each part gives the operation of its largest memory. The peak of store-all is added.
+/// @param p      the problem
+/// @param budget bytes
+/// @param parts  number of parts, of equal size, >= 1; fewer above 10 000 operations, because each cut keeps a network
 /// @param within as for `retention_cut`
-/// @param stop   polled between the operations, true ends the list; and by each `retention_cut`
+/// @param stop   polled between the operations, where true ends the list, and by each `retention_cut`
+/// @return at most `parts` + 1 cuts, the greatest demand first
+/// Complexity: O(operations + parts * edges).
 inline std::vector<std::unique_ptr<retention_cut>> cuts_throughout(const problem& p, bytes_t budget, std::size_t parts,
                                                                    const step_span* within = nullptr,
                                                                    const std::function<bool()>& stop = {}) {
   const auto needed = needed_operations(p);
   const auto memory = measure_order(p, needed).memory;
-  std::vector<std::size_t> all, over;  // positions; those where store-all exceeds the budget, or its peak
+  std::vector<std::size_t> all, over;  // positions in `needed`: in the span, over the budget
   for (std::size_t k = 0; k < needed.size(); ++k)
     if (!within || within->moments[needed[k]]) all.push_back(k);
   if (all.empty()) return {};
@@ -48,8 +52,8 @@ inline std::vector<std::unique_ptr<retention_cut>> cuts_throughout(const problem
   return cuts;
 }
 
-/// Those of `count` operations before which a schedule has to hold much: candidates for `retention_cut`. Complexity: that of
-/// `cuts_throughout` with 3 `count` parts.
+/// Makes the cuts of `cuts_throughout` with 3 `count` parts, and returns the `count` cuts of greatest demand.
+/// Complexity: that of `cuts_throughout`.
 inline std::vector<std::unique_ptr<retention_cut>> retention_cuts(const problem& p, bytes_t budget, std::size_t count,
                                                                   const std::function<bool()>& stop = {}) {
   auto cuts = cuts_throughout(p, budget, 3 * count, nullptr, stop);

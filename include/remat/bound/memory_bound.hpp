@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Lower bounds on the memory of every schedule, from what has to stay when something runs for the last time. Needs Boost.Graph.
+/// Lower bounds on the memory of every schedule, from the values on the device at last runs of operations. Needs Boost.Graph.
 #pragma once
 
 #include <algorithm>
@@ -16,14 +16,17 @@
 
 namespace remat::bound {
 
-/// A lower bound on the memory of every schedule without copies: after the last run of an operation its targets stay, so the last
-/// runs meet, in their order, ever more of them. The least peak over all orders of the last runs has the operation with the
-/// largest working set first (Lawler's rule for one machine and a largest cost). Complexity: O(edges + targets log(targets)).
+/// A lower bound on the memory of every schedule without copies. The targets of an operation stay after its last run. So each
+/// last run meets the targets of the last runs before it, its own targets, and its other operands, outputs and workspace. The
+/// order of the last runs with the least peak has the largest "other" bytes first (Lawler's rule for one machine and a largest
+/// cost).
+/// @return bytes
+/// Complexity: O(edges + targets log(targets)).
 /// Reference: Lawler, "Optimal sequencing of a single machine subject to precedence constraints", Management Science 19, 1973.
 inline bytes_t last_runs_bound(const problem& p) {
   const auto& values = p.values();
   const auto bytes = [&](value_id v) { return values[v].held ? 0 : values[v].bytes; };
-  std::vector<std::pair<bytes_t, bytes_t>> runs;  // working set besides targets, targets
+  std::vector<std::pair<bytes_t, bytes_t>> runs;  // bytes of others, of targets
   bytes_t present = p.held_bytes();
   for (auto v : p.targets())
     if (p.is_source(v)) present += bytes(v);
@@ -40,10 +43,10 @@ inline bytes_t last_runs_bound(const problem& p) {
   return bound;
 }
 
-/// What has to be on the device when an operation runs for the last time, and others do not run after it.
+/// The bytes on the device when an operation runs for the last time, given operations that do not run after it (*forbidden*).
 ///
-/// Every target is on the device then or made later, from what is on the device and without those others: the least bytes of it
-/// are a minimum cut.
+/// Each target is on the device then, or is made later without forbidden operations from values on the device. The least bytes
+/// of these values are a minimum cut.
 class last_run_cut {
  public:
   /// @param p    must outlive this
@@ -54,7 +57,7 @@ class last_run_cut {
       : p_(p), network_(stop), run_(p.operations().size()), place_(p.values().size()), runs_(run_.size()), keeps_(place_.size()) {
     const auto& ops = p.operations();
     for (auto& o : run_) o = network_.add_vertex();
-    for (value_id v = 0; v < keeps_.size(); ++v) {  // a vertex of its own only where it is no target and has several readers
+    for (value_id v = 0; v < keeps_.size(); ++v) {  // a vertex of its own, unless it is a target or has a producer and one reader
       if (v % 65'536 == 65'535 && stop && stop()) throw interrupted();
       const auto readers = p.consumers(v);
       const bool several = !p.is_target(v) && (p.is_source(v) || readers.size() != 1);
@@ -67,18 +70,18 @@ class last_run_cut {
     for (operation_id o = 0; o < ops.size(); ++o) runs_[o] = network_.connect(run_[o], network::sink, 0);
   }
 
-  /// `o` does not run after the last run either.
+  /// Forbids `o` to run after the last run.
   void forbid(operation_id o) { network_.set_capacity(runs_[o], network::infinite); }
-  /// `o` may run after it.
+  /// Allows `o` to run after the last run.
   void permit(operation_id o) { network_.set_capacity(runs_[o], 0); }
-  /// Bytes for operands, results and workspace of `o`, and for what is held.
+  /// Bytes of the operands, outputs and workspace of `o`, and of held values.
   bytes_t working_set(operation_id o) const {
     const auto& op = p_.operations()[o];
     auto sum = p_.held_bytes() + p_.new_bytes(o);
     for (auto v : op.inputs) sum += bytes(v);
     return sum;
   }
-  /// The least bytes on the device while `last` runs for the last time.
+  /// The least bytes on the device while `last` runs for the last time and no forbidden operation runs after it.
   /// @throws interrupted
   /// Complexity: a maximum flow on O(values + operations) vertices.
   bytes_t least(operation_id last) {
@@ -90,9 +93,11 @@ class last_run_cut {
       for (auto v : *there) network_.set_capacity(keeps_[v], bytes(v));
     return working_set(last) + kept;
   }
-  /// What to keep across a run of `last`, besides its operands and results, for the least bytes, and prices of what runs again.
-  /// @param there  per value: was made before, and may be kept
-  /// @param prices per operation, bytes, at most `most_price` together; `forbidden`: does not run again
+  /// The values to keep across a run of `last`, besides its operands and outputs. Their bytes, and the prices of the operations
+  /// that run again, are minimal together. Overwrites the capacities that `forbid` and `permit` have set.
+  /// @param there  per value: has been made and may be kept
+  /// @param prices per operation, of running again, bytes, at most `most_price` in total; `forbidden`: does not run again
+  /// @return per value: is it kept?
   /// @throws interrupted
   /// Complexity: that of `least`.
   std::vector<bool> kept(operation_id last, const std::vector<bool>& there, const std::vector<bytes_t>& prices) {
@@ -110,7 +115,8 @@ class last_run_cut {
       for (auto v : *used) list[v] = false;
     return list;
   }
-  /// What to keep once all that is forbidden has run for the last time, for the least bytes.
+  /// The values of fewest bytes to keep after the last runs of all forbidden operations.
+  /// @return per value: is it kept?
   /// @throws interrupted
   /// Complexity: that of `least`.
   std::vector<bool> kept() {
@@ -129,17 +135,18 @@ class last_run_cut {
 
   const problem& p_;
   network network_;
-  std::vector<network::vertex> run_, place_;  // per operation, per value
-  std::vector<network::edge> runs_, keeps_;   // likewise
+  std::vector<network::vertex> run_, place_;  // per operation (the vertex of r_o), per value (of x_v)
+  std::vector<network::edge> runs_, keeps_;   // per operation, per value
 };
 
-/// A lower bound on the memory of every schedule without copies: one of the operations with large working sets is the last of
-/// them to run, and meets then what is needed to make all targets without any of them. The least over which is the last, the
-/// largest over how large is large.
+/// A lower bound on the memory of every schedule without copies. Take all operations with a working set of some size or more. One
+/// of them is the last to run. At its last run, the device holds values from which all targets can be made without any of them.
+/// The bound of a size is the least `last_run_cut::least` over the operation that runs last. The largest bound of all sizes
+/// counts.
 /// @param p     the problem
-/// @param known a lower bound in bytes: what cannot exceed it is not looked at
-/// @param stop  polled between and within cuts; true returns what is proven by then
-/// @param cuts  the most minimum cuts
+/// @param known a proven lower bound, bytes; sizes that cannot raise it are skipped
+/// @param stop  polled between and within cuts; true returns the bound that is proven by then
+/// @param cuts  the largest number of minimum cuts
 /// @return bytes, >= known
 /// Complexity: at most `cuts` maximum flows on O(values + operations) vertices.
 inline bytes_t last_large_run_bound(const problem& p, bytes_t known = 0, const std::function<bool()>& stop = {},
@@ -147,8 +154,8 @@ inline bytes_t last_large_run_bound(const problem& p, bytes_t known = 0, const s
   struct large {
     operation_id operation;
     bytes_t working_set;
-    bytes_t least;      // `last_run_cut::least` among fewer operations, or a lower bound on that
-    std::size_t level;  // how many they were
+    bytes_t least;      // `last_run_cut::least` with the first `level` operations forbidden; the working set if there are none
+    std::size_t level;  // number of forbidden operations
   };
   if (stop && stop()) return known;
   try {
@@ -158,7 +165,7 @@ inline bytes_t last_large_run_bound(const problem& p, bytes_t known = 0, const s
     std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.working_set > b.working_set; });
     bytes_t targets = 0;
     for (auto v : p.targets()) targets += p.values()[v].held ? 0 : p.values()[v].bytes;
-    std::size_t level = 0, last = 0;  // all[0, level) are large; all[last] needs the least as far as known
+    std::size_t level = 0, last = 0;  // all[0, level) are large; all[last] has the smallest known `least`
     while (level < all.size() && all[level].working_set + targets > known) {
       const auto smallest = all[level].working_set;
       for (; level < all.size() && all[level].working_set == smallest; ++level) cut.forbid(all[level].operation);
@@ -172,25 +179,27 @@ inline bytes_t last_large_run_bound(const problem& p, bytes_t known = 0, const s
       }
       known = std::max(known, all[last].least);
     }
-  } catch (const interrupted&) {  // what is known by then
+  } catch (const interrupted&) {  // returns the bound known so far
   }
   return known;
 }
 
-/// Which operations run for the last time after which others.
+/// Operations in the order of their last runs, in groups.
 struct last_run_phases {
-  std::vector<std::vector<operation_id>> phases = {};  ///< the last runs of each come after those of the phase before
-  bytes_t needed = 0;                                  ///< more than the budget where there are no phases: no schedule needs less
+  std::vector<std::vector<operation_id>> phases = {};  ///< last runs of a phase come after those of earlier phases
+  bytes_t needed = 0;  ///< if there are no phases: every schedule needs this, more than the budget; else 0
 };
 
-/// Finds phases of last runs that fit a budget, from the end: each has all operations that `last_run_cut::least` allows to be
-/// the last of those that are left. If it allows none, no schedule fits, because one of them would be the last. The choice does
-/// not matter: without an operation that runs last the others need no more (Lawler's rule).
+/// Finds phases of last runs that fit a budget, from the last phase to the first. A phase has all operations that
+/// `last_run_cut::least` allows to be the last of the remaining ones. If it allows none, no schedule fits, because one of the
+/// remaining operations would be the last. The order of the choices does not matter: without an operation that runs last, the
+/// others need no more (Lawler's rule).
 /// @param p      the problem
 /// @param cut    of `p`; afterwards operations without a phase are forbidden, all others permitted
 /// @param budget bytes
-/// @param cuts   the most minimum cuts
-/// @throws interrupted, also where that takes more cuts
+/// @param cuts   the largest number of minimum cuts
+/// @return the phases, or the bytes that every schedule needs
+/// @throws interrupted if `cut` is stopped, or if more than `cuts` cuts are necessary
 /// Complexity: a maximum flow for each operation and phase at most, none for operations that fit beside all targets.
 inline last_run_phases phases_of_last_runs(const problem& p, last_run_cut& cut, bytes_t budget,
                                            std::size_t cuts = std::numeric_limits<std::size_t>::max()) {

@@ -19,7 +19,7 @@
 
 namespace remat::bound {
 
-/// A proven lower bound.
+/// Proven lower bounds on time and budget.
 struct time_bound {
   double seconds = 0;  ///< no schedule within the budget is faster, s; infinity if none fits the budget
   bytes_t budget = 0;  ///< no schedule fits a smaller budget, bytes
@@ -27,26 +27,26 @@ struct time_bound {
 
 /// How hard `min_cut_bound` tries.
 struct min_cut_bound_options {
-  std::size_t moments = 400;  ///< operations `tau` tried with two cuts each, >= 1
-  std::size_t refined = 100;  ///< as many of them, on average, have their multiplier optimised, >= 1
-  bytes_t needed = 0;         ///< proven before: no schedule fits a smaller budget, bytes
+  std::size_t moments = 400;  ///< number of operations `tau` tried, with two cuts each, >= 1
+  std::size_t refined = 100;  ///< number of these whose multiplier is optimised, on average, >= 1
+  bytes_t needed = 0;         ///< a proven bound on the budget, bytes
 };
 
-/// A lower bound on the time of *every* schedule within a budget: staged or not, whatever it computes again. Where the
-/// problem allows copies to the host, that on the time is `copy_bound`, and that on the budget is the one of
-/// `bounds_without_search`: with copies it is the smallest budget that is enough.
+/// A lower bound on the time of *every* schedule within a budget: staged or not, with any recomputation. Where the problem allows
+/// copies to the host, the bound on the time is `copy_bound`. The bound on the budget is that of `bounds_without_search`: with
+/// copies, a schedule fits that budget.
 ///
-/// For each of some operations `tau`, the Lagrangian dual in lambda of `retention_cut` under the bytes that are left before `tau`
-/// runs for the first time; concave and piecewise linear, so a few cuts find its maximum.
+/// For each of some operations `tau`, the bound is the Lagrangian dual of `retention_cut`: the bytes left beside `tau`, at its
+/// first run, get a multiplier lambda. The dual is concave and piecewise linear in lambda, so a few cuts find its maximum.
 ///
 /// @param p      the problem
 /// @param budget bytes
 /// @param o      how hard to try
-/// @param stop   polled between and within cuts; true returns what is proven by then
-/// @return the bounds on time and budget
+/// @param stop   polled between and within cuts; true returns the bounds that are proven by then
+/// @return the bounds on time and budget; the time is infinite if the budget is below the bound on it
 /// @throws bad_option if `moments` or `refined` is 0
 /// Complexity: O(2 moments + 10 refined) maximum flows on O(values + operations) vertices, and those of `last_large_run_bound`
-/// and `phases_of_last_runs`; a fraction of a second for thousands.
+/// and `phases_of_last_runs`; a fraction of a second for thousands of operations.
 /// @code
 /// auto b = remat::bound::min_cut_bound(p, budget);
 /// std::cout << "no schedule takes less than " << b.seconds << " s\n";
@@ -68,9 +68,9 @@ inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_
   best.budget = std::max(best.budget, last_runs_bound(p));
   struct dual {
     std::unique_ptr<retention_cut> cut;
-    retention_cut::choice all, few;  // the lines seconds + lambda (bytes - room) of the smallest and the largest lambda so far
+    retention_cut::choice all, few;  // lines seconds + lambda (bytes - room), at the smallest and largest lambda so far
     bytes_t room;
-    double lambda = 0, most = 0;  // where the two meet, and what they come to there
+    double lambda = 0, most = 0;  // where the two lines meet: lambda, and their value, s
     void look_ahead() {
       lambda = retention_cut::multiplier(all, few);
       most = all.seconds + lambda * static_cast<double>(all.bytes - room);
@@ -112,10 +112,10 @@ inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_
       if (next.most <= extra * (1 + 1e-6)) break;
       improve(next);
     }
-  } catch (const interrupted&) {  // what is proven by then
+  } catch (const interrupted&) {  // keeps the bounds proven so far
   }
   best.seconds += extra;
-  // Maximum flows through the whole graph: fewer of them where that is large.
+  // These are maximum flows through the whole graph: large graphs get fewer of them.
   const auto cuts = 1 + 1'200'000 / std::max<std::size_t>(1, p.operations().size());
   best.budget = last_large_run_bound(p, best.budget, stop, std::min<std::size_t>(300, cuts));
   try {
@@ -123,7 +123,7 @@ inline time_bound min_cut_bound(const problem& p, bytes_t budget, const min_cut_
       last_run_cut cut(p, stop);
       best.budget = std::max(best.budget, phases_of_last_runs(p, cut, budget, 10 * cuts).needed);
     }
-  } catch (const interrupted&) {  // what is proven by then
+  } catch (const interrupted&) {  // keeps the bounds proven so far
   }
   if (budget < best.budget) best.seconds = never;
   return best;

@@ -23,17 +23,23 @@
 
 namespace remat::bound {
 
-/// Called with a solution of a model and the bound so far, s. Returns the time of the fastest schedule known, s: the search ends
-/// when the bound meets it.
+/// Called with a model, a solution of it, and the bound so far, s. Returns the time of the fastest schedule known, s. The search
+/// ends when the bound reaches this time.
 using multi_cut_observer = std::function<double(const multi_cut_model&, const Eigen::VectorXd&, double)>;
 
-/// What `multi_cut_bound` does with a problem that has moments. Which models it solves, and in which order, does not depend on
-/// the time limit: a longer limit goes on where a shorter one ends.
+/// The search of `multi_cut_bound`. The models that it solves, and their order, do not depend on the time limit: a longer limit
+/// continues where a shorter one ends.
 /// @tparam B the MILP backend
 template <milp::backend B>
 class multi_cut_search {
  public:
-  /// @param proven what is known; is improved. All references must outlive this
+  /// @param p       the problem, plain, with a needed operation
+  /// @param budget  bytes
+  /// @param m       limits and stop
+  /// @param o       options
+  /// @param backend the MILP backend
+  /// @param seen    called with each solution; may be empty
+  /// @param proven  the bounds known so far; raised by the search. All references must outlive this
   multi_cut_search(const problem& p, bytes_t budget, monitor& m, const multi_cut_options& o, const B& backend,
                    const multi_cut_observer& seen, time_bound& proven)
       : p_(p),
@@ -46,7 +52,7 @@ class multi_cut_search {
         choice_(p, budget),
         limits_(milp::options_within(m)) {}
 
-  /// Works on the order of moments whose bound is the lowest, until nothing raises that.
+  /// Works on the order with the lowest bound, again and again, until nothing raises this bound.
   void run() {
     std::vector<order> open(1);
     while (!open.empty()) {
@@ -68,7 +74,7 @@ class multi_cut_search {
  private:
   using candidate = multi_cut_choice::candidate;
 
-  /// A model, and a solution of its relaxation.
+  /// A model, and the solution of its relaxation.
   struct solved_model {
     std::unique_ptr<multi_cut_model> form = {};
     milp::solution s = {};
@@ -78,41 +84,42 @@ class multi_cut_search {
     double seconds() const { return s.objective * form->unit(); }
     std::size_t rows() const { return static_cast<std::size_t>(form->model().rows()); }
   };
-  /// The schedules with one order of some first runs, and how far the search is with them.
+  /// The schedules with one order of the moments, and the state of the search among them.
   struct order {
     solved_model now = {};
-    double bound = 0;                         ///< on their time, s
-    std::size_t rows = first_rows;            ///< up to which the model grows
-    double worth = 1e-3;                      ///< the part by which another moment is to raise the relaxation
-    std::vector<operation_id> branched = {};  ///< the moments of the last branch and bound
-    bool prune = true;                        ///< may moments be of no use?
-    bool exact = false;                       ///< that has ended by itself
-    bool ended = false;                       ///< nothing is left to be done
+    double bound = 0;                         ///< lower bound on their time, s
+    std::size_t rows = first_rows;            ///< the model grows up to this number of rows
+    double worth = 1e-3;                      ///< least relative gain of the relaxation for which a moment is added
+    std::vector<operation_id> branched = {};  ///< moments of the last branch and bound
+    bool prune = true;                        ///< some moments may be useless
+    bool exact = false;                       ///< the last branch and bound ran to its end
+    bool ended = false;                       ///< the search has nothing left to try
   };
 
-  // Chosen on U-Nets of depth 2, 4 and 5, where the root of branch and bound takes a second or two at 25 000 rows, and the best
-  // addition was among the five worst places.
-  static constexpr std::size_t first_rows = 25'000;                    // at which branch and bound first begins
-  static constexpr std::size_t least_tries = 5, tried_rows = 100'000;  // relaxations for each addition, and their rows
-  static constexpr std::size_t most_tried_rows = 60'000;  // a relaxation takes some seconds: places are taken untried
+  // Chosen on U-Nets of depth 2, 4 and 5. There the root of branch and bound takes a second or two at 25 000 rows, and the best
+  // additional moment was among the five worst places.
+  static constexpr std::size_t first_rows = 25'000;                    // of the model at the first branch and bound
+  static constexpr std::size_t least_tries = 5, tried_rows = 100'000;  // relaxations per added moment, and their total rows
+  static constexpr std::size_t most_tried_rows = 60'000;  // above, a relaxation takes seconds: moments are added untried
 
   bool branches() const { return options_.integer && !p_.copies(); }  // with copies, branching proves little more
   bool done() const { return m_.stopped() || known_ * (1 - m_.limits().gap) <= proven_.seconds; }
-  /// How many places are tried for another moment; 0 if a relaxation is too expensive for that.
+  /// The number of places to try for another moment. 0 if a relaxation is too expensive for trials.
   std::size_t tries(const solved_model& now) const {
     if (!now.solved() || p_.copies() || now.rows() >= most_tried_rows) return 0;
     return std::clamp<std::size_t>(tried_rows / now.rows(), least_tries, 40);
   }
 
-  /// Takes a bound on the time in the order that is worked on, s. The least of all orders is one for every schedule.
+  /// Raises the bound of the current order. The lowest bound of all orders holds for every schedule.
+  /// @param bound s
   void raise(double bound) {
     *own_ = std::max(*own_, bound);
     proven_.seconds = std::max(proven_.seconds, std::min(*own_, others_));
     if (std::isinf(proven_.seconds)) proven_.budget = std::max(proven_.budget, budget_ + 1);
   }
-  /// Solves a model and takes its bound.
+  /// Solves a model and raises the bound of the current order by the result.
   milp::solution solve(const multi_cut_model& form, const milp::model& model) {
-    const double safety = 1e-6 * std::max(p_.total_seconds(), form.unit());  // backends may be off by that
+    const double safety = 1e-6 * std::max(p_.total_seconds(), form.unit());  // tolerance of backends
     limits_.seconds = m_.remaining();
     const auto stalls = std::exchange(limits_.poll, {});
     limits_.poll = [&](double best, double bound) {
@@ -135,7 +142,8 @@ class multi_cut_search {
     if (seen_) known_ = seen_(form, x, proven_.seconds);
   }
 
-  /// Solves the relaxation over some moments; no `form` if the search ends before.
+  /// Solves the relaxation over some moments.
+  /// @return has no `form` if the search is stopped before the model is built
   solved_model relax(const std::vector<operation_id>& moments) {
     solved_model now;
     if (m_.stopped()) return now;
@@ -151,9 +159,9 @@ class multi_cut_search {
     return now;
   }
 
-  /// Grows a model by moments that raise the bound of its relaxation, branches until that stalls, and adds the moments that the
-  /// integral solution lacks.
-  /// @return several orders in the place of `x`, if that is what raised the relaxation most
+  /// Grows the model by moments that raise its relaxation. Then branches until the bound stalls. Then adds moments where the
+  /// integral solution is over the budget.
+  /// @return several orders in the place of `x`, if a division raised the relaxation most; else none
   std::vector<order> work_on(order& x) {
     if (!x.now.form) x.now = relax(choice_.first());
     auto parts = grow(x);
@@ -176,8 +184,9 @@ class multi_cut_search {
     }
     return {};
   }
-  /// Adds moments as long as they raise the relaxation by a part that is worth it.
-  /// @return as `work_on`
+  /// Adds moments while they raise the relaxation by the part `x.worth`. If trials are too expensive, adds moments untried, where
+  /// the solution seems to be over the budget.
+  /// @return as for `work_on`
   std::vector<order> grow(order& x) {
     auto& now = x.now;
     if (now.solved()) tell(*now.form, now.s.x);
@@ -204,11 +213,11 @@ class multi_cut_search {
     }
     return {};
   }
-  /// Tries the first `places`, one at a time; where operations that may run before or after moments seem to be over the budget,
-  /// others along the path as well, and where none of these is worth it, those operations.
-  /// @param places afterwards those that add most, and what each adds, s
-  /// @param best   the best of these
-  /// @return the orders of an operation that may run before or after moments, if that is worth it
+  /// Solves a relaxation for each of the first `places`. If operations beside the path seem to be over the budget, tries places
+  /// all along the path as well. If none of these raises the relaxation enough, divides at such an operation.
+  /// @param places afterwards the places that raise the relaxation most, each with its gain, s
+  /// @param best   afterwards the best of the models tried
+  /// @return the orders of the division, if it raises the relaxation enough; else none
   std::vector<order> best_of(order& x, std::vector<candidate>& places, solved_model& best) {
     const auto& now = x.now;
     auto beside = choice_.crowded(*now.form, now.s.x);
@@ -237,8 +246,9 @@ class multi_cut_search {
       if (auto [gain, orders] = divide(x, c, most); gain > most) most = gain, parts = std::move(orders);
     return parts;
   }
-  /// Puts an operation into each of its places among the moments.
-  /// @return what that adds to the lowest relaxation, s, and the orders; 0 once it is not more than `least`
+  /// Makes an order for each place of the operation `c` among the moments.
+  /// @param least seconds; the division ends once it cannot gain more
+  /// @return the rise of the lowest relaxation, s, and the orders; 0 and none if the rise is not above `least`
   std::pair<double, std::vector<order>> divide(const order& x, const candidate& c, double least) {
     std::vector<order> parts;
     double gain = milp::infinity;
@@ -248,7 +258,7 @@ class multi_cut_search {
       order part{.bound = x.bound, .rows = x.rows, .worth = x.worth};
       own_ = &part.bound;
       part.now = relax(c.among(x.now.moments(), at));
-      if (!part.now.solved() && std::isfinite(part.bound)) gain = 0;  // unknown
+      if (!part.now.solved() && std::isfinite(part.bound)) gain = 0;  // gain unknown
       if (part.now.solved()) gain = std::min(gain, part.now.seconds() - x.now.seconds());
       parts.push_back(std::move(part));
     }
@@ -257,7 +267,7 @@ class multi_cut_search {
     if (gain > least) return {gain, std::move(parts)};
     return {0, std::vector<order>()};
   }
-  /// Takes out moments without which the relaxation has the same optimum.
+  /// Removes moments without which the relaxation has the same optimum.
   void prune(solved_model& now) {
     for (std::size_t j = now.moments().size(); j-- > 0 && now.moments().size() > 1;) {
       auto kept = now.moments();
@@ -265,13 +275,13 @@ class multi_cut_search {
       if (auto less = relax(kept); less.solved() && less.seconds() > now.seconds() * (1 - 1e-5)) now = std::move(less);
     }
   }
-  /// Some moments and up to three of `places`.
+  /// `moments` and up to three of `places`.
   std::vector<operation_id> with(std::vector<operation_id> moments, const std::vector<candidate>& places) const {
     for (std::size_t i = 0; i < std::min<std::size_t>(3, places.size()) && moments.size() < options_.moments; ++i)
       moments = choice_.with(std::move(moments), places[i].o);
     return moments;
   }
-  /// The moments of a model, and those where its solution `x` is over the budget.
+  /// The moments of a model, and up to three places where its solution `x` is over the budget.
   std::vector<operation_id> lacking(const multi_cut_model& form, const Eigen::VectorXd& x) const {
     auto places = choice_.exceeded(form, x);
     if (places.empty()) places = choice_.strained(form, x);
@@ -280,13 +290,13 @@ class multi_cut_search {
   }
 
   /// Branch and bound.
-  /// @param stalls it ends when twice the time has raised the bound by less than 0.1 %
-  /// @return its solution, or that of the relaxation if it finds none
+  /// @param stalls end when twice the time has raised the bound by less than 0.1 %
+  /// @return the solution found, else that of the relaxation
   Eigen::VectorXd branch(order& x, bool stalls) {
     const auto& form = *x.now.form;
     limits_.gap = m_.limits().gap / 2;
     limits_.cutoff = known_ / form.unit();
-    double began = m_.elapsed(), next = 1, last = 0;  // when the bound is looked at next, and what it was, units
+    double began = m_.elapsed(), next = 1, last = 0;  // `next`: when the bound is looked at, s; `last`: the bound then, units
     if (stalls)
       limits_.poll = [&](double, double bound) {
         if (!std::isfinite(bound)) began = m_.elapsed();
@@ -311,26 +321,28 @@ class multi_cut_search {
   multi_cut_choice choice_;
   milp::options limits_;
   double known_ = milp::infinity;
-  double* own_ = nullptr;           // the bound of the order that is worked on
-  double others_ = milp::infinity;  // the least of the other orders
+  double* own_ = nullptr;           // bound of the order that is worked on
+  double others_ = milp::infinity;  // lowest bound of the other orders
 };
 
-/// A lower bound on the time of *every* schedule within a budget: the largest of `min_cut_bound`, linear relaxations of
-/// `multi_cut_model` over more and more moments, and then the MILP itself. Moments are added where the last solution seems to be
-/// over the budget. An operation that may run first before or after some of them makes a model for each order; the least of their
-/// bounds counts. Where the problem allows copies to the host, it is `copy_bound` and the relaxations; of a problem that is not
-/// plain, or has more than `multi_cut_model::most_operations`, `min_cut_bound` alone.
+/// A lower bound on the time of *every* schedule within a budget. It is the largest of `min_cut_bound`, of linear relaxations of
+/// `multi_cut_model` over more and more moments, and of the MILP itself. Moments are added where the last solution seems to be
+/// over the budget. If the first run of an operation may lie before or after some moments, each order has a model. The lowest of
+/// their bounds counts.
+///
+/// With copies to the host, the bound is the larger of `copy_bound` and the relaxations. If the problem is not plain, or has more
+/// needed operations than `multi_cut_model::most_operations`, the bound is that of `min_cut_bound`.
 ///
 /// @tparam B      the MILP backend
 /// @param p       the problem
 /// @param budget  bytes
-/// @param m       limits and stop; what is proven by then is returned
+/// @param m       limits and stop; a stopped search returns the bounds that are proven by then
 /// @param o       how hard to try
-/// @param backend the backend
-/// @param seen    told of each solution
+/// @param backend the MILP backend
+/// @param seen    called with each solution
 /// @return the bounds on time and budget
-/// @throws bad_option for options out of range; what the backend throws
-/// Complexity: that of some linear programs of O(moments (values + edges)) rows; exponential in the rest.
+/// @throws bad_option if a member of `o` is out of range; exceptions of the backend
+/// Complexity: that of some linear programs of O(moments (values + edges)) rows; branch and bound is exponential.
 /// @code
 /// remat::monitor m({.seconds = 10});
 /// auto b = remat::bound::multi_cut_bound<remat::highs::backend>(p, budget, m);

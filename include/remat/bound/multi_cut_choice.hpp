@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Which moments a `multi_cut_model` is made of. Needs Boost.Graph and Eigen.
+/// Selects the moments of a `multi_cut_model`. Needs Boost.Graph and Eigen.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +18,10 @@
 
 namespace remat::bound {
 
-/// The order that a solution of `multi_cut_model` stands for: retains at each moment of which the solution has more than
-/// `threshold`. It may need more than the budget. Complexity: that of `replay`.
+/// The order behind a solution of `multi_cut_model`. At each moment it retains the values of which the solution has more than
+/// `threshold`. It may need more than the budget.
+/// @return nothing if a once-only operation would have to run again
+/// Complexity: that of `replay`.
 inline std::optional<std::vector<operation_id>> order_of(const problem& p, const multi_cut_model& form, const Eigen::VectorXd& x,
                                                          double threshold = 0.5) {
   std::vector<std::vector<bool>> retained(form.moments().size(), std::vector<bool>(p.values().size(), false));
@@ -31,33 +33,33 @@ inline std::optional<std::vector<operation_id>> order_of(const problem& p, const
   return order::replay(p, form.moments(), retained, free);
 }
 
-/// Moments for `multi_cut_model`: at first a few on the path on which a schedule without recomputation has most on the device,
-/// then more of it where solutions are over the budget, and operations beside it that may run before or after them.
+/// Moments for `multi_cut_model`. The first few lie on the path on which store-all has most on the device. Later ones lie on this
+/// path where solutions are over the budget, or are operations beside the path that may run before or after other moments.
 class multi_cut_choice {
  public:
-  /// An operation for another moment.
+  /// An operation that may become a moment.
   struct candidate {
-    double gain;  ///< by how much a solution is over the budget there
+    double gain;  ///< excess of a solution over the budget at `o`: bytes in `exceeded`, else relative
     operation_id o;
-    std::size_t from, to;  ///< its places among the moments: behind the first `from`, .., behind the first `to`
+    std::size_t from, to;  ///< possible places among the moments: behind the first `from`, .., behind the first `to`
 
-    /// Is there one place, so that the order is known?
+    /// Is there only one place?
     bool decided() const { return from == to; }
-    /// `moments` with it behind the first `place`.
+    /// `moments` with this operation behind the first `place` of them.
     std::vector<operation_id> among(std::vector<operation_id> moments, std::size_t place) const {
       moments.insert(moments.begin() + static_cast<std::ptrdiff_t>(place), o);
       return moments;
     }
   };
 
-  /// @param p      the problem, with a needed operation; must outlive this
+  /// @param p      the problem, with at least one needed operation; must outlive this
   /// @param budget bytes
   /// Complexity: O(values + edges).
   multi_cut_choice(const problem& p, bytes_t budget) : p_(p), budget_(budget) {
     const auto needed = needed_operations(p);
     const auto memory = measure_order(p, needed).memory;
     const auto peak = static_cast<double>(*std::max_element(memory.begin(), memory.end()));
-    std::vector<double> load(p.operations().size(), 0), sum = load;  // of an operation, of the heaviest path to it
+    std::vector<double> load(p.operations().size(), 0), sum = load;  // of an operation; of the heaviest path that ends with it
     std::vector<operation_id> before(p.operations().size(), none);
     operation_id end = needed.front();
     for (std::size_t i = 0; i < needed.size(); ++i) {
@@ -75,16 +77,16 @@ class multi_cut_choice {
     for (const std::size_t sixth : {5U, 3U, 1U}) first_ = with(std::move(first_), path_[sixth * path_.size() / 6]);
   }
 
-  /// Moments to start with, in their order: the operation with most on the device, and three others.
+  /// The first moments, in their order: the operation with most on the device, and three others.
   const std::vector<operation_id>& first() const { return first_; }
 
-  /// Places on the path where the solution `x` seems to be most over the budget: the worst between each two moments, worst first.
+  /// Places on the path where the solution `x` seems to be over the budget: the worst between each two moments, worst first.
   std::vector<candidate> strained(const multi_cut_model& form, const Eigen::VectorXd& x) const {
     std::vector<std::pair<double, operation_id>> found;
     for (auto o : path_) found.emplace_back(form.strain(x, o) - 1e-4, o);
     return spread(std::move(found), form.moments());
   }
-  /// Up to `count` places all along the path.
+  /// Up to `count` places, spread evenly along the path.
   std::vector<candidate> along(const std::vector<operation_id>& moments, std::size_t count) const {
     std::vector<candidate> places;
     for (std::size_t i = 0; i < count; ++i)
@@ -92,8 +94,8 @@ class multi_cut_choice {
         places.push_back(place(0, o, moments));
     return places;
   }
-  /// Operations beside the path, each with several places, where `x` seems to be over the budget if they run as early as they
-  /// can.
+  /// Operations beside the path, each with several places, that seem to exceed the budget in the solution `x` if they run as
+  /// early as they can: the worst between each two moments, worst first.
   std::vector<candidate> crowded(const multi_cut_model& form, const Eigen::VectorXd& x) const {
     std::vector<std::pair<double, operation_id>> found;
     for (auto o : beside_)
@@ -102,7 +104,7 @@ class multi_cut_choice {
     std::erase_if(worst, [](const auto& c) { return c.decided(); });
     return worst;
   }
-  /// Places where the order behind `x` is over the budget, likewise.
+  /// Places on the path where the order behind `x` is over the budget: the worst between each two moments, worst first.
   std::vector<candidate> exceeded(const multi_cut_model& form, const Eigen::VectorXd& x) const {
     const auto order = order_of(p_, form, x);
     if (!order) return {};
@@ -120,7 +122,7 @@ class multi_cut_choice {
     return spread(std::move(found), form.moments());
   }
 
-  /// The moments with `o`, where the order is known then.
+  /// `moments` with `o` added if it has only one place; otherwise `moments`.
   std::vector<operation_id> with(std::vector<operation_id> moments, operation_id o) const {
     if (contains(moments, o)) return moments;
     const auto c = place(0, o, moments);
@@ -131,7 +133,8 @@ class multi_cut_choice {
   static bool contains(const std::vector<operation_id>& moments, operation_id o) {
     return std::find(moments.begin(), moments.end(), o) != moments.end();
   }
-  /// Where the first run of `o` may be among those of `moments`. Complexity: O(values + edges).
+  /// The places that the first run of `o` may have among those of `moments`.
+  /// Complexity: O(values + edges).
   candidate place(double gain, operation_id o, const std::vector<operation_id>& moments) const {
     const auto [below, above] = relatives_of(p_, o);
     candidate found{gain, o, 0, moments.size()};
@@ -141,7 +144,7 @@ class multi_cut_choice {
     }
     return found;
   }
-  /// The worst of `found` between each two moments, worst first; of those with several places, by the first of these.
+  /// The worst of `found` between each two moments, worst first. An operation with several places counts at the first of them.
   std::vector<candidate> spread(std::vector<std::pair<double, operation_id>> found,
                                 const std::vector<operation_id>& moments) const {
     std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first > b.first; });

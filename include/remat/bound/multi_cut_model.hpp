@@ -2,7 +2,7 @@
 /// @file
 /// A lower bound on the time of every schedule within a budget, from a MILP over several of its moments. Needs Boost.Graph and
 /// Eigen.
-/// One model, whose rows share its columns: longer than 400 lines.
+/// One class, because the rows of the model share its columns: longer than 400 lines.
 #pragma once
 
 #include <algorithm>
@@ -21,12 +21,12 @@
 
 namespace remat::bound {
 
-/// Operations that can only run after another one has, or have to run before it; per operation.
+/// Per operation: is it a descendant of a given operation (`below`), an ancestor of it (`above`)?
 struct relatives {
   std::vector<bool> below, above;
 };
 
-/// @return the descendants of `o` and its ancestors, `o` being among both
+/// @return descendants and ancestors of `o`; `o` is among both
 /// Complexity: O(operations + edges).
 inline relatives relatives_of(const problem& p, operation_id o) {
   const auto& ops = p.operations();
@@ -42,13 +42,13 @@ inline relatives relatives_of(const problem& p, operation_id o) {
   return found;
 }
 
-/// What a model of several moments leaves out, and how hard `multi_cut_bound` tries.
+/// Simplifications of a model of several moments, and how hard `multi_cut_bound` tries.
 struct multi_cut_options {
-  std::size_t moments = 24;  ///< most moments at once, >= 1
+  std::size_t moments = 24;  ///< most moments in a model, >= 1
   bool integer = true;       ///< branch and bound after the linear relaxations
-  double negligible = 1e-4;  ///< values smaller than this part of the bytes beside held values cost no memory, in [0, 1)
-  double light = 0.02;       ///< operations that need less than this part of them have no row while they run, in [0, 1)
-  std::size_t reach = 4;     ///< most moments that a window of several passes, the windows to the end excepted; >= 1
+  double negligible = 1e-4;  ///< smaller values cost no memory; a part of the budget without held bytes, in [0, 1)
+  double light = 0.02;       ///< operations that need fewer bytes have no memory row; a part as above, in [0, 1)
+  std::size_t reach = 4;     ///< most short windows that a long window joins, except windows to the end; >= 1
 
   /// @throws bad_option naming the member that is out of range
   void validate() const {
@@ -63,52 +63,55 @@ struct multi_cut_options {
   }
 };
 
-/// A MILP that every schedule within a budget satisfies, staged or not: a relaxation, whose optimum bounds their time from below.
+/// A MILP that every schedule within a budget satisfies, staged or not. It is a relaxation: its optimum is a lower bound on the
+/// time of these schedules.
 ///
-/// `moments` are operations tau_1 .. tau_K. The model is of the schedules in which their first runs are at times t_1 < .. < t_K:
-/// all schedules, if each is an ancestor of the next. A *window* [a, b) lasts from right after t_a (from the start, if a = 0) to
-/// just before t_b (the end, if b = K + 1). The windows are the short ones [j, j + 1), and long ones: [a, b) for b - a up to a
-/// reach, and [a, K + 1). Values are *live* that are on the device and read before they are computed again.
+/// `moments` are operations tau_1 .. tau_K. The model describes the schedules in which their first runs are at t_1 < .. < t_K.
+/// These are all schedules if each moment is an ancestor of the next. A *window* [a, b) lasts from right after t_a to just before
+/// t_b; t_0 is the start, t_(K + 1) the end. Short windows are [j, j + 1). Long windows are [a, b) with b - a up to a reach, and
+/// [a, K + 1). A value is *live* if it is on the device and is read, or wanted at the end, before it is computed again.
 ///
 /// Columns, for window w = [a, b), moment j, operation o, value v:
-/// - run[o,w] in {0,1}: o runs in w (several runs count once); continuous for the long windows, where it follows from the short;
+/// - run[o,w] in {0,1}: o runs in w (several runs count once); continuous for long windows, where the short ones determine it;
 /// - k[v,j] in {0,1}: v is live just before t_j;
 /// - stay[v,w] in [0,1], continuous: v is live at t_b and has been on the device since t_a.
 ///
 /// Rows, with u an operand of o and p the producer of v; the outputs of tau_a count as live at t_a in windows [a, b):
 /// - run[o,w] <= k[u,a] + run[producer of u,w]; k[v,b] <= stay[v,w] + run[p,w]; stay[v,w] <= k[v,a];
-/// - an ancestor of tau_j runs before t_j, tau_j and its descendants do not; every needed operation runs, once-only ones once;
-/// - k[v,j] = 0 and stay[v,w] = 0 where v does not fit beside tau_j, or beside an operation that runs in w in any case;
+/// - an ancestor of tau_j runs before t_j; tau_j and its descendants do not; each needed operation runs, a once-only one once;
+/// - k[v,j] = 0 if v does not fit beside tau_j; stay[v,w] = 0 if v does not fit beside an operation that runs in w in any case;
 /// - memory at t_j: bytes of all k[v,j], outputs and workspace of tau_j <= budget;
 /// - memory while o runs in w: bytes of all stay[v,w] and, if o does run, its operands, outputs and workspace <= budget.
 ///
-/// The long windows are redundant for integers. They keep the relaxation from running an operation a little in every window on
-/// operands of which it retains as little. Those to the end make it at least as strong as the single cut of `retention_cut` at
-/// each moment; those between are what a model with fewer moments says.
+/// The long windows are redundant for integers. Without them, the relaxation runs an operation a little in every window and
+/// retains equally little of its operands. Windows to the end make the model at least as strong as the single cut of
+/// `retention_cut` at each moment. The other long windows make it at least as strong as a model with fewer moments.
 ///
-/// Values of negligible size are free once made; the operations that make nothing else run once, and are no columns.
+/// Values of negligible size cost nothing once they are made. An operation that makes only such values has no
+/// columns and runs once.
 ///
-/// Where the problem allows copies, windows are of time and have seconds, which are the objective: as many as their computations,
-/// and as their copies to the host, and to the device. More columns, of values that may move (values count as live, too, that are
-/// sent later or being sent):
-/// - send[v,j], come[v,w] in {0,1}: the first copy of v to the host, and one to the device, begins in the window;
-/// - back[v,w] in [0,1]: v comes, is not live at t_a and has been sent before.
+/// If the problem allows copies, windows have seconds, and the objective is the sum of these seconds. A window is at least as
+/// long as its computations, its copies to the host, and its copies to the device. A value is live also if it is being sent, or
+/// is sent later. There are more columns for values that may move:
+/// - send[v,j], come[v,w] in {0,1}: the first copy of v to the host, or a copy of v to the device, begins in the window;
+/// - back[v,w] in [0,1]: v comes, is not live at t_a, and its first copy to the host began before.
 ///
+/// Rows that change, and more rows:
 /// - run[o,w] <= k[u,a] + run[producer of u,w] + back[u,w]; k[v,b] <= stay[v,w] + run[p,w] + come[v,w];
 /// - send[v,j] <= k[v,j] + run[p,j]; come[v,w] <= sends before t_b; back[v,w] <= come[v,w], sends before t_a;
-/// - of each direction one copy at most is under way at a moment, and part of it counts in the window after that;
-/// - what comes back after t_j has been sent before: its copies fit into the time until then.
+/// - in each direction at most one copy is in flight at a moment; its rest counts in the window after the moment;
+/// - a value that comes back after t_j was sent before: the copies of these values to the host fit into the time until t_j.
 class multi_cut_model {
  public:
-  static constexpr std::size_t most_operations = 20'000;  ///< needed ones; for more, the models take gigabytes
+  static constexpr std::size_t most_operations = 20'000;  ///< needed operations; for more, models take gigabytes
 
-  /// @param p           the problem, plain; must outlive the form
-  /// @param budget      bytes, >= what `bounds_without_search` gives
-  /// @param moments     needed operations in the order of their first runs, none before one that it depends on
-  /// @param o           what is left out
-  /// @param longest_row sums of more terms are split into partial sums
+  /// @param p           the problem, plain; must outlive the model
+  /// @param budget      bytes, >= the budget of `bounds_without_search`
+  /// @param moments     needed operations in the order of their first runs; none before an operation that it depends on
+  /// @param o           simplifications
+  /// @param longest_row longer sums are split into partial sums
   /// @param stop        polled while the model is built
-  /// @throws interrupted if `stop` says so
+  /// @throws interrupted if `stop` returns true
   /// Complexity: O(moments (values + operations + edges)) columns and rows of few entries.
   multi_cut_model(const problem& p, bytes_t budget, std::vector<operation_id> moments, const multi_cut_options& o = {},
                   std::size_t longest_row = std::numeric_limits<std::size_t>::max(), std::function<bool()> stop = {})
@@ -116,7 +119,7 @@ class multi_cut_model {
     const auto room = static_cast<double>(budget - p.held_bytes());
     if (room > 0) byte_ = room / room_units;
     second_ = milp::unit_of(p.total_seconds(), 10000);
-    room_ = room / byte_ * (1 + 1e-6);  // backends may be off by that
+    room_ = room / byte_ * (1 + 1e-6);  // tolerance of backends
     index();
     make_columns();
     if (p.copies()) make_copies();
@@ -126,7 +129,7 @@ class multi_cut_model {
   }
 
   const milp::model& model() const { return model_; }
-  /// The model without integrality: its optimum is a bound as well.
+  /// The linear relaxation. Its optimum is a lower bound as well.
   milp::model relaxation() const {
     auto m = model_;
     m.integer.assign(m.integer.size(), false);
@@ -136,12 +139,13 @@ class multi_cut_model {
   double unit() const { return second_; }
   const std::vector<operation_id>& moments() const { return moments_; }
 
-  /// Is `v` too small to count?
+  /// Has the model no columns for `v`, because it is too small, held or not needed?
   bool negligible(value_id v) const { return !modelled_[v]; }
-  /// How much of `v`, which is not negligible, is live before the first run of moment `j`, counted from 0, in the solution `x`.
+  /// The part of `v` that is live just before the first run of moment `j`, counted from 0, in the solution `x`.
+  /// @pre `v` is not negligible
   double retained(const Eigen::VectorXd& x, std::size_t j, value_id v) const { return k_[j + 1][v].at(x); }
-  /// Room that is left before the first run of moment `j`, counted from 0, in the solution `x`; relative to the room beside held
-  /// values.
+  /// The free memory just before the first run of moment `j`, counted from 0, in the solution `x`.
+  /// @return a part of the budget without held bytes
   /// Complexity: O(values).
   double slack(const Eigen::VectorXd& x, std::size_t j) const {
     double sum = own_bytes(moments_[j]);
@@ -149,11 +153,11 @@ class multi_cut_model {
     return 1 - sum / room_;
   }
 
-  /// How far the solution `x` seems to be over the budget before the first run of `o`: tells where another moment would help.
+  /// Estimates how far the solution `x` is over the budget before the first run of `o`. Another moment helps where this is large.
   /// @param x      a solution
-  /// @param o      a needed operation; it runs as early as it can
-  /// @param beside it is on no path through the moments: what is made again for it and stays counts, too
-  /// @return bytes over the budget, relative to it; negative if it fits. An estimate
+  /// @param o      a needed operation, assumed to run as early as it can
+  /// @param beside `o` is on no path through the moments: values that are made again for it and stay count, too
+  /// @return excess bytes, as a part of the budget without held bytes; negative if there is room
   /// Complexity: O(values + edges).
   double strain(const Eigen::VectorXd& x, operation_id o, bool beside = false) const {
     const auto& ops = p_.operations();
@@ -189,28 +193,28 @@ class multi_cut_model {
     std::size_t a, b;
     std::vector<expression> run;   // per operation
     std::vector<expression> stay;  // per value
-    std::vector<expression> come;  // per value: a copy of it to the device begins
-    std::vector<expression> back;  // per value: and one to the host has begun before
+    std::vector<expression> come;  // per value: a copy to the device begins
+    std::vector<expression> back;  // per value: such a copy begins, and the first copy to the host began before the window
   };
 
-  using copies_per_window = std::vector<std::vector<expression>>;  // per short window and value: one begins
+  using copies_per_window = std::vector<std::vector<expression>>;  // per short window and value: a copy begins
 
-  static constexpr double light_in_long = 0.2;  // as `light`, in long windows: the rows of large operations do
-  static constexpr double room_units = 1000;    // what held values leave of the budget, in the units of the rows
+  static constexpr double light_in_long = 0.2;  // replaces `light` in long windows, where rows of large operations suffice
+  static constexpr double room_units = 1000;    // the budget without held bytes, in the units of the rows
 
   template <class List>
   static bool contains(const List& ascending, index_t i) {
     return std::binary_search(ascending.begin(), ascending.end(), i);
   }
   double size(value_id v) const { return static_cast<double>(p_.values()[v].bytes) / byte_; }
-  /// Outputs and workspace of `o`.
+  /// Outputs and workspace of `o`, in the units of the rows.
   double own_bytes(operation_id o) const {
     const auto& op = p_.operations()[o];
     double sum = static_cast<double>(op.workspace) / byte_;
     for (auto v : op.outputs) sum += size(v);
     return sum;
   }
-  /// Is `v` on the device when a window [a, b) starts, whatever was live before?
+  /// Is `v` on the device at the start of a window [a, b), whatever was live before: a source if a = 0, an output of tau_a?
   bool appears(value_id v, std::size_t a) const { return p_.is_source(v) ? a == 0 : a > 0 && moment_of_[p_.producer(v)] == a; }
 
   void index() {
@@ -249,7 +253,9 @@ class multi_cut_model {
     }
   }
 
-  /// Finds what can be of use: running o in the window [j, j + 1), v at moment j. Anything else is the constant 0.
+  /// Finds the columns that may be of use; all others are the constant 0.
+  /// @param useful per short window j and operation: may a run in [j, j + 1) help?
+  /// @param wanted per moment j and value: may it help to have the value live at t_j?
   void find_uses(std::vector<std::vector<bool>>& useful, std::vector<std::vector<bool>>& wanted) const {
     const auto& ops = p_.operations();
     const auto end = moments_.size() + 1;
@@ -278,7 +284,7 @@ class multi_cut_model {
     }
   }
 
-  /// Is there no room for `v` while `o`, which neither reads nor makes it, runs?
+  /// Is there no room for `v` while `o` runs? False if `o` reads or makes `v`.
   bool excludes(operation_id o, value_id v) const {
     return size(v) > left_[o] && !contains(p_.operations()[o].inputs, v) && p_.producer(v) != o;
   }
@@ -344,7 +350,7 @@ class multi_cut_model {
     return w;
   }
 
-  /// In how many of the windows [a, a + 1) .. [b - 1, b) `o` runs, its first run at a moment not counted.
+  /// The number of the windows [a, a + 1) .. [b - 1, b) in which `o` runs. Its first run at a moment does not count.
   expression runs(operation_id o, std::size_t a, std::size_t b) const {
     expression sum;
     for (auto j = a; j < b; ++j) sum.add(windows_[j].run[o]);
@@ -370,12 +376,12 @@ class multi_cut_model {
     }
   }
 
-  /// Could `v` have been made before `t_a`, and may it be copied?
+  /// May `v` be copied, and could it have been made before t_a?
   bool may_move(value_id v, std::size_t a) const {
     return modelled_[v] && p_.values()[v].movable && (p_.is_source(v) ? a > 0 : first_[p_.producer(v)] < a);
   }
   expression made(const window& w, value_id v) const { return p_.is_source(v) ? expression{} : w.run[p_.producer(v)]; }
-  /// How often a copy of `v` begins in the windows [a, a + 1) .. [b - 1, b).
+  /// The number of copies of `v` that begin in the windows [a, a + 1) .. [b - 1, b).
   expression begun(const copies_per_window& copies, value_id v, std::size_t a, std::size_t b) {
     expression sum;
     for (auto j = a; j < b; ++j) sum.add(copies[j][v]);
@@ -412,7 +418,7 @@ class multi_cut_model {
     add_computations(seconds);
     add_copies(seconds, send, p_.copies()->to_host);
     add_copies(seconds, come, p_.copies()->to_device);
-    for (const auto& w : windows_) {  // what is absent at t_a and comes back has been sent by then
+    for (const auto& w : windows_) {  // copies to the host of values that are absent at t_a and come back lie before t_a
       if (w.b != end || w.a == 0) continue;
       expression before, sent;
       for (std::size_t j = 0; j < w.a; ++j) before.add(seconds[j]);
@@ -420,11 +426,11 @@ class multi_cut_model {
       builder_.at_least(before - builder_.split(std::move(sent), longest_row_), 0);
     }
   }
-  /// Of a copy, in units of the objective.
+  /// Seconds of a copy of `v`, in units of the objective.
   double copying(value_id v, double rate) const {
     return milp::in_units(p_.copies()->latency + static_cast<double>(p_.values()[v].bytes) / rate, second_);
   }
-  /// Each short window takes as long as its computations.
+  /// Each short window takes at least as long as its computations.
   void add_computations(const std::vector<expression>& seconds) {
     std::vector<expression> computed(seconds.size());
     for (auto o : needed_) {
@@ -432,7 +438,7 @@ class multi_cut_model {
       if (moment_of_[o] > 0) computed[moment_of_[o]].constant += c;
       if (works_[o]) {
         for (std::size_t j = 0; j < seconds.size(); ++j) computed[j].add(windows_[j].run[o], c);
-      } else if (moment_of_[o] == 0 && c > 0) {  // once, in one of the windows
+      } else if (moment_of_[o] == 0 && c > 0) {  // runs once, in one of the windows
         expression once;
         for (auto j = first_[o]; j < last_[o]; ++j) {
           const auto here = first_[o] + 1 == last_[o] ? expression{{}, 1} : builder_.column(0, 0, 1);
@@ -445,8 +451,8 @@ class multi_cut_model {
     for (std::size_t j = 0; j < seconds.size(); ++j)
       builder_.at_least(seconds[j] - builder_.split(std::move(computed[j]), longest_row_), 0);
   }
-  /// And as long as the copies of one direction that begin in it, but for what is left of the last, and what was left of the one
-  /// under way when it began.
+  /// Each short window takes at least as long as its copies of one direction: the copies that begin in the window, plus the rest
+  /// of the copy in flight at its begin, minus the rest of the copy in flight at its end.
   void add_copies(const std::vector<expression>& seconds, const copies_per_window& copies, double rate) {
     std::vector<expression> left(seconds.size() + 1);
     for (std::size_t j = 1; j < seconds.size(); ++j) {
@@ -507,7 +513,7 @@ class multi_cut_model {
           row.add(w.stay[u], -size(u));
           continue;
         }
-        const auto both = builder_.column(0, 0, 1);  // an operand that stays counts once
+        const auto both = builder_.column(0, 0, 1);  // an operand that stays through w counts once
         builder_.at_most(both, run);
         builder_.at_most(both, w.stay[u]);
         row.add(both, -size(u));
@@ -522,15 +528,15 @@ class multi_cut_model {
   std::size_t longest_row_;
   std::function<bool()> stop_;
   std::vector<operation_id> needed_;    // operations that targets depend on
-  std::vector<std::size_t> moment_of_;  // per operation: j if it is tau_j, else 0
-  std::vector<std::size_t> first_;      // per operation: it cannot run in a window [j, j + 1) with smaller j
+  std::vector<std::size_t> moment_of_;  // per operation: j if the operation is tau_j, else 0
+  std::vector<std::size_t> first_;      // per operation: the first short window in which it can run
   std::vector<std::size_t> last_;       // per operation: the moment before which it must have run
-  std::vector<bool> modelled_, works_;  // values of some size; operations that make one
-  std::vector<double> left_;            // per operation: room beside it and its operands while it runs
+  std::vector<bool> modelled_, works_;  // values that are not negligible; operations that make such a value
+  std::vector<double> left_;            // per operation: room left while it runs beside its operands, outputs and workspace
   double byte_ = 1, second_ = 1, room_ = 0, base_seconds_ = 0;
   milp::builder builder_;
   std::vector<std::vector<expression>> k_;  // per moment and value
-  std::vector<window> windows_;             // [j, j + 1) at j, then the long ones
+  std::vector<window> windows_;             // the short window [j, j + 1) at position j, then the long windows
   milp::model model_;
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What a schedule retains across a moment: minimum cuts. Needs Boost.Graph.
-/// One network and what is read from its cuts: longer than 400 lines.
+/// Minimum cuts that tell which values a schedule retains across a moment. Needs Boost.Graph.
+/// One class, because all members read the cuts of one network: longer than 400 lines.
 #pragma once
 
 #include <algorithm>
@@ -19,60 +19,60 @@
 
 namespace remat::bound {
 
-/// What happens between two moments, begin and end: a step of a schedule that is executed again and again, say.
+/// A span of time with a begin and an end, in which a bound counts seconds: for example one step of a schedule that repeats.
 struct step_span {
-  double to_host = 0, to_device = 0;  ///< copies that are made in any case, s
-  std::vector<double> first;          ///< by operation: its runs begin at least so long after the begin, s; below 0: or before it
-  std::vector<bool> moments;          ///< by operation: it computes where time is counted, and begins after the begin
-  std::vector<bool> goes;             ///< by value: its copies to the host begin after the begin
-  std::vector<bool> comes;            ///< by value: its copies to the device end before the end
-  std::vector<bool> leaves;           ///< by value: where it ends on the host, its copy there ends before the end
+  double to_host = 0, to_device = 0;  ///< copies that every schedule makes, s
+  std::vector<double> first;  ///< by operation: least seconds from the begin to its runs; below 0: it may run before the begin
+  std::vector<bool> moments;  ///< by operation: may be `tau`; it runs on the device and not before the begin
+  std::vector<bool> goes;     ///< by value: its copies to the host begin after the begin
+  std::vector<bool> comes;    ///< by value: its copies to the device end before the end
+  std::vector<bool> leaves;   ///< by value: if it ends on the host, its copy to the host ends before the end
 };
 
-/// What a schedule has to keep or to compute again at the moment before an operation `tau` runs for the first time.
+/// The values that a schedule keeps, and the operations that it runs again, at the moment before operation `tau` first runs.
 ///
-/// The ancestors of `tau` have run, its descendants have not, the other needed operations may have. Every value that `tau` or a
-/// descendant reads, or that is a target, is on the device then (*retained*) or made later. With r_o = 1 if o runs later, and
-/// x_v = 1 if v is needed later, the least sum of seconds(o) r_o over the ancestors plus lambda bytes(v) x_v (1 - r_producer(v))
-/// over the values is a minimum cut. So it is where a value may also be absent, having been copied to the host before, and be
-/// copied back later, at a price.
+/// The ancestors of `tau` have run. Its descendants have not. Other needed operations are *free*: they may have run or not. Each
+/// target, and each value that `tau` or a descendant reads, is on the device (*retained*) or is made later. Let r_o = 1 if o runs
+/// later, and x_v = 1 if v is needed later. The least sum of seconds(o) r_o over the ancestors, plus lambda bytes(v) x_v
+/// (1 - r_producer(v)) over the values, is a minimum cut. With copies it is a minimum cut, too: a value may also be absent, if it
+/// was copied to the host before and is copied back later, at a price.
 class retention_cut {
  public:
-  /// A choice of r and x.
+  /// One choice of r and x, and its sums.
   struct choice {
     double seconds = 0;          ///< of the ancestors that run again
-    bytes_t bytes = 0;           ///< of the values retained, operands of `tau` excepted
-    std::vector<bool> retained;  ///< per value: of those retained, the ones that the order of the problem makes before `tau`
-    // Of `exchange` only:
-    double later = 0;                   ///< seconds of the operations that are neither ancestors nor descendants and run later
-    double before = 0;                  ///< the part of `later` that would otherwise run before `tau`
-    double to_host = 0, to_device = 0;  ///< seconds of the copies of the values moved, before `tau` and after it
-    double sent = 0, again = 0;         ///< seconds of their copies that not every schedule makes anyway
-    /// Of a minimum: how far below it the least may be, as capacities are whole units, s (of `retain_least` 0: bytes are whole).
+    bytes_t bytes = 0;           ///< of the retained values, without operands of `tau`
+    std::vector<bool> retained;  ///< per value: retained, and made before `tau` in the order of the problem
+    // From here to `again`: set by `exchange` only.
+    double later = 0;                   ///< seconds of the free operations that run later
+    double before = 0;                  ///< the part of `later` that counts in `seconds().before`
+    double to_host = 0, to_device = 0;  ///< seconds of the copies of the moved values, before `tau` and after it
+    double sent = 0, again = 0;         ///< seconds of copies of these that not every schedule makes: to the host, to the device
+    /// Rounding of a minimum, s: the true minimum may be lower by this. 0 for `retain_least`, whose bytes are whole units.
     double error = 0;
   };
 
-  /// The weights of the terms that `exchange` adds up, each >= 0.
+  /// The weights of the rows that `exchange` adds up, each >= 0.
   struct prices {
-    double byte = 0;       ///< a byte retained, s
-    double to_host = 0;    ///< a second of copies before `tau`, and how much less than 1 one of computations, in [0, 1]
-    double to_device = 0;  ///< the same after `tau`, in [0, 1]
-    double read = 0;       ///< how much less one of computations before `tau` counts on top, in [0, 1]
-    double leave = 0;      ///< how much less one of computations after `tau` counts on top, in [0, 1]
-    double in = 0;         ///< a second of the copies in `again`, and how much less one of any computation counts, in [0, 1]
-    double out = 0;        ///< the same of `sent`
+    double byte = 0;       ///< per retained byte, s
+    double to_host = 0;    ///< per second of copies before `tau`; lowers the weight of computations before `tau`; in [0, 1]
+    double to_device = 0;  ///< per second of copies after `tau`; lowers the weight of computations after `tau`; in [0, 1]
+    double read = 0;       ///< per second of `read_before()`; lowers the weight of computations before `tau`; in [0, 1]
+    double leave = 0;      ///< per second of `leave_after()`; lowers the weight of computations after `tau`; in [0, 1]
+    double in = 0;         ///< per second of `choice::again`; lowers the weight of all computations; in [0, 1]
+    double out = 0;        ///< per second of `choice::sent`; lowers the weight of all computations; in [0, 1]
   };
 
-  /// Seconds of the first runs of operations: those that end before `tau`, of them and of the ones that may run on either side
-  /// of it those that begin in time, and those from `tau` on.
+  /// Seconds of the first runs of operations. `before`: ancestors and free operations that cannot begin before `head()`.
+  /// `descendants`: `tau` and its descendants.
   struct seconds_of {
     double before = 0, descendants = 0;
   };
 
-  /// @param p      the problem
+  /// @param p      the problem; must outlive this
   /// @param needed the operations that some target depends on, ascending
-  /// @param tau    one of them
-  /// @param within null: everything happens between begin and end
+  /// @param tau    a needed operation
+  /// @param within the span in which time counts; must outlive this. Null: the whole schedule lies within the span
   /// @param stop   polled within cuts, which then throw `interrupted`
   /// Complexity: O(values + edges).
   retention_cut(const problem& p, const std::vector<operation_id>& needed, operation_id tau, const step_span* within = nullptr,
@@ -126,12 +126,12 @@ class retention_cut {
   }
 
   operation_id tau() const { return tau_; }
-  /// Bytes that a schedule without recomputation has on the device while `tau` runs, values that may be made later included.
+  /// Bytes on the device while `tau` runs if nothing is recomputed. Includes values that may also be made later.
   bytes_t demand() const { return retain_all().bytes - room_; }
-  /// Bytes for retained values under a budget of 0: minus what is on the device anyway while `tau` runs.
+  /// Room for retained values under a budget of 0, bytes: minus held values, and operands, outputs and workspace of `tau`.
   bytes_t room() const { return room_; }
 
-  /// Nothing computed again.
+  /// The choice that computes nothing again.
   choice retain_all() const {
     choice c;
     c.retained.assign(p_.values().size(), false);
@@ -139,42 +139,45 @@ class retention_cut {
       if (needed_later_[v]) retain(v, c);
     return c;
   }
-  /// From now on, only `retain_all` retains values of more than `largest` bytes that can be made again: they do not fit beside
-  /// `tau` where that leaves so much.
-  /// @return is there one?
+  /// From now on, a value of more than `largest` bytes is retained only if it cannot be made again (except by `retain_all`).
+  /// For budgets that leave `largest` bytes beside `tau`: a larger value does not fit.
+  /// @param largest bytes
+  /// @return true if there is a larger value that can be made again
   bool retain_none_above(bytes_t largest) {
     largest_ = largest;
     for (value_id v = 0; v < p_.values().size(); ++v)
       if (stored(v) && is_too_large(v)) return true;
     return false;
   }
-  /// The fewest seconds, at any number of bytes. @throws interrupted
+  /// The choice of the fewest seconds, whatever its bytes.
+  /// @throws interrupted
   choice fewest_seconds() { return cut({}, unit()); }
-  /// The fewest bytes retained, at any cost.
+  /// The choice of the fewest retained bytes, whatever its seconds.
   /// @throws interrupted
   choice retain_least() {
     auto c = cut({.again = 0, .move = {.byte = 1}}, 1);
     c.error = 0;
     return c;
   }
-  /// The least of seconds + lambda bytes.
+  /// The choice that minimises seconds + lambda bytes.
   /// @param lambda s per byte, > 0
+  /// @return minimal up to `choice::error`
   /// @throws interrupted
   /// Complexity: a maximum flow on O(values + operations) vertices.
   choice minimum(double lambda) { return cut({.move = {.byte = lambda}}, unit()); }
   const seconds_of& seconds() const { return seconds_; }
-  /// From the begin to the first of the operations that count in `seconds().before`, s; `tau` does not begin before either.
+  /// The least seconds from the begin to the operations that count in `seconds().before`. `tau` does not begin earlier, either.
   double head() const { return head_; }
-  /// The same for the copies that count in `choice::to_host`.
+  /// The least seconds from the begin to the copies that count in `choice::to_host`.
   double sent_after() const { return sent_after_; }
-  /// Seconds of the copies of the sources that start on the host and that `tau` or its ancestors read.
+  /// Seconds to copy, once each, the sources that start on the host and that `tau` or its ancestors read.
   double read_before() const {
     double sum = 0;
     for (value_id v = 0; v < read_before_.size(); ++v)
       if (read_before_[v]) sum += copy_seconds(v, p_.copies()->to_device);
     return sum;
   }
-  /// Every value that is needed later moved.
+  /// The choice that moves every value that is needed later.
   choice move_all() const {
     choice c;
     c.retained.assign(p_.values().size(), false);
@@ -182,11 +185,11 @@ class retention_cut {
       if (needed_later_[v]) move(v, c);
     return c;
   }
-  /// Seconds from `tau` on until what it and its descendants make that ends on the host has been sent before the end: one copy
-  /// after the other, none before its value can be there.
+  /// The least seconds from the begin of `tau` until the values that `tau` and its descendants make have been sent. Only values
+  /// that end on the host and leave before the end count. One copy follows another. No copy begins before its value can exist.
   double leave_after() const {
     std::vector<double> made(p_.values().size(), 0);
-    std::vector<std::pair<double, double>> copies;  // when, and how long
+    std::vector<std::pair<double, double>> copies;  // earliest begin, duration
     for (operation_id o = tau_; o < role_.size(); ++o) {
       if (role_[o] != role::descendant) continue;
       double begin = 0;
@@ -203,14 +206,14 @@ class retention_cut {
     return end;
   }
   /// The choice of least weighted cost, for problems that allow copies. The cost is the sum of
-  /// - (1 - to_device - leave - in - out) * seconds of the ancestors of `tau` that run again, and of other operations that run
+  /// - (1 - to_device - leave - in - out) * seconds of the ancestors of `tau` that run again, and of the free operations that run
   ///   after `tau`;
-  /// - (1 - to_host - read - in - out) * seconds of other operations that begin in time and run before `tau`;
+  /// - (1 - to_host - read - in - out) * seconds of the free operations of `seconds().before` that run before `tau`;
   /// - byte * bytes retained;
   /// - to_host * `choice::to_host` + to_device * `choice::to_device` + in * `choice::again` + out * `choice::sent`.
   ///
   /// A source that starts on the host is not sent there. A value that only ends on the host does not come back.
-  /// @return minimal up to `error`
+  /// @return minimal up to `choice::error`
   /// @throws interrupted
   /// Complexity: that of `minimum`.
   choice exchange(const prices& at) {
@@ -218,28 +221,28 @@ class retention_cut {
         {.again = 1 - at.to_device - at.leave - at.in - at.out, .before = 1 - at.to_host - at.read - at.in - at.out, .move = at},
         unit());
   }
-  /// The lambda for which `rich` and `lean` cost the same.
+  /// The lambda at which `rich` and `lean` cost the same, s per byte.
   static double multiplier(const choice& rich, const choice& lean) {
     return (lean.seconds - rich.seconds) / static_cast<double>(rich.bytes - lean.bytes);
   }
-  /// The choices between which the minimum changes while lambda grows, most bytes first.
-  /// @param most of them, >= 2; where there are more, those that divide the widest ranges of bytes
-  /// @return as far as they were found before a cut was interrupted; `retain_all()` at least
+  /// The choices that are minimal for some lambda, most bytes first.
+  /// @param most the largest number of choices, >= 2; if there are more, the widest ranges of bytes are divided first
+  /// @return at least `retain_all()`; if a cut is interrupted, the choices found before it
   /// Complexity: at most 2 `most` calls of `minimum`.
   std::vector<choice> breakpoints(std::size_t most) {
     std::vector<choice> found = {retain_all()};
     try {
       divide(found, most);
-    } catch (const interrupted&) {  // those that were found
+    } catch (const interrupted&) {  // keeps the choices found so far
     }
     return found;
   }
 
  private:
-  /// Adds the least and then what lies between.
+  /// Adds `retain_least()` to `found`, and then choices between neighbours.
   void divide(std::vector<choice>& found, std::size_t most) {
     found.push_back(retain_least());
-    std::vector<bytes_t> ranges = {found[0].bytes - found[1].bytes};  // between each two; 0 where there is no other
+    std::vector<bytes_t> ranges = {found[0].bytes - found[1].bytes};  // of bytes between neighbours; 0 if no choice lies between
     while (found.size() < most) {
       const auto widest = std::max_element(ranges.begin(), ranges.end());
       const auto at = widest - ranges.begin() + 1;
@@ -259,20 +262,20 @@ class retention_cut {
 
   enum class role : unsigned char { unneeded, ancestor, descendant, free };
   using network = cut_network;
-  /// Of the capacities.
+  /// Weights from which the capacities follow.
   struct weights {
-    double again = 1;                   ///< of a second of operations that run later, those that `tau` needs for one more time
-    std::optional<double> before = {};  ///< of a second of the others that do not; none: nothing is moved, and they cost nothing
+    double again = 1;                   ///< of a second of ancestors that run again, and of free operations that run after `tau`
+    std::optional<double> before = {};  ///< of a second of free operations before `tau`; none: no copies, free operations cost 0
     prices move = {};                   ///< of bytes and copies
   };
   static constexpr tier_id host = 1;
 
-  /// Units of capacity, s: 1e13 are all costs together, as far as there are such small numbers.
+  /// The unit of capacities, s: 1e-13 of the costs of all operations, or the smallest positive number if that is larger.
   double unit() const {
     return p_.total_seconds() > 0 ? std::max(p_.total_seconds() / 1e13, std::numeric_limits<double>::denorm_min()) : 1;
   }
 
-  /// Can `v` be on the device before `tau` runs, other than for free?
+  /// Can `v` be retained, so that it takes bytes beside the operands of `tau`?
   bool stored(value_id v) const {
     if (operand_[v]) return false;
     if (p_.is_source(v)) return !p_.values()[v].held;
@@ -295,7 +298,8 @@ class retention_cut {
   bool goes(value_id v) const {
     return !within_ || (!p_.is_source(v) && begins(p_.producer(v))) || (sent_after_ == 0 && within_->goes[v]);
   }
-  /// How late those ancestors begin with which most time has passed before `tau`.
+  /// Sets `head_` to the h with most time before `tau`: h + seconds of the ancestors that cannot begin before h. Sets
+  /// `sent_after_` to `head_`, or to 0 if the copies that may be made before `head_` take longer than `head_`.
   void look_before(const std::vector<operation_id>& needed) {
     std::vector<std::pair<double, double>> runs = {{within_->first[tau_], 0}};
     for (auto o : needed)
@@ -321,7 +325,7 @@ class retention_cut {
     if (!within_ || within_->comes[v]) c.to_device += in;
     if (!starts_away(v) || read_before_[v]) c.again += in;
   }
-  /// What it costs that `v` is needed later and not made again; and whether it is moved then.
+  /// The cost of needing `v` later without making it again; and whether the cheapest way is to move it.
   std::pair<double, bool> price(value_id v, const weights& w) const {
     const double keep =
         is_too_large(v) ? std::numeric_limits<double>::infinity() : w.move.byte * static_cast<double>(p_.values()[v].bytes);
@@ -332,8 +336,8 @@ class retention_cut {
     return {std::min(keep, go), go < keep};
   }
 
-  /// x_v is a vertex of its own only where it is not known (needed later in any case: the source) and not that of a single
-  /// reader.
+  /// Builds the network. If `v` is needed later in any case, x_v is the source of the network. If `v` has a producer and a single
+  /// reader o, x_v is the vertex of r_o. Otherwise x_v has a vertex of its own.
   void build() {
     const auto& ops = p_.operations();
     const auto runs = [&](operation_id o) { return role_[o] == role::ancestor || role_[o] == role::free; };
@@ -359,11 +363,12 @@ class retention_cut {
     }
   }
 
-  /// What it costs per second that an operation that may run on either side of `tau` runs after it; below 0: before it.
+  /// The cost per second of running the free operation `o` after `tau` instead of before it; negative if after is cheaper.
   double later(const weights& w, operation_id o) const { return w.before ? w.again - (begins(o) ? *w.before : 0) : 0; }
 
-  /// Capacities are rounded down to units, s, or to larger ones where their sum would exceed what the network takes: the cut
-  /// found is minimal up to one of them per edge.
+  /// Cuts the network. Capacities are rounded down to whole units. Units are larger than `unit` if the sum of capacities would
+  /// exceed the limit of the network. The cut is minimal up to one unit per edge.
+  /// @param unit s
   choice cut(const weights& w, double unit) {
     if (runs_.empty()) build();
     capacities_.clear();
@@ -388,12 +393,12 @@ class retention_cut {
         give(x.edge, seconds);
     unit = std::max(unit, sum / static_cast<double>(network::most / 2));
     for (const auto& [e, seconds] : capacities_) {
-      const double units = seconds / unit;  // not a number where all together are beyond the range of doubles: `error` is, too
+      const double units = seconds / unit;  // NaN if the sum exceeds the range of doubles; then `error` is not finite, either
       network_.set_capacity(e, units <= static_cast<double>(network::most) ? static_cast<std::int64_t>(units) : 0);
     }
     network_.cut();
     choice best;
-    // Beside the units, each of the sums of doubles that a bound is made of is off by a rounding per term.
+    // Each sum of doubles in a bound is off by one rounding per term, in addition to the units.
     best.error = static_cast<double>(capacities_.size()) * (unit + 4 * std::numeric_limits<double>::epsilon() * sum);
     best.retained.assign(p_.values().size(), false);
     const auto again = [&](operation_id o) { return runs_[o] != 0 && network_.reached(runs_[o]); };
