@@ -17,7 +17,7 @@ namespace remat::chain {
 
 namespace detail {
 
-/// C(s + r, s), or `limit` if that is less.
+/// C(s + r, s), capped at `limit`.
 inline std::uint64_t binomial(std::uint64_t s, std::uint64_t r, std::uint64_t limit) {
   if (s < r) std::swap(s, r);
   std::uint64_t c = 1;
@@ -25,7 +25,7 @@ inline std::uint64_t binomial(std::uint64_t s, std::uint64_t r, std::uint64_t li
   return std::min(c, limit);
 }
 
-/// The least r with C(s + r, s) >= steps: how often a step is repeated at most.
+/// The least r with C(slots + r, slots) >= steps. No step runs more than r times besides its run inside its backward step.
 inline std::uint64_t repetitions(std::uint64_t steps, std::uint64_t slots) {
   std::uint64_t r = 0;
   for (std::uint64_t c = 1; c < steps; c = c * (slots + r) / r) ++r;
@@ -40,14 +40,14 @@ inline void check_revolve(std::uint64_t steps, std::uint64_t slots) {
 
 }  // namespace detail
 
-/// The least number of forward steps with which a chain is reversed, those inside its backward steps excepted:
+/// The least number of forward steps that reverse a chain. The forward step inside each backward step does not count.
 ///
 ///     t(l, s) = r l - C(s + r, s + 1),  r = min { r : C(s + r, s) >= l }
 ///
 /// @param steps l, in [1, 2^31]
-/// @param slots s >= 1: states that fit, the initial one included
+/// @param slots s >= 1: number of states that fit, including the initial one
 /// @return t(l, s)
-/// @throws bad_option if one is out of range
+/// @throws bad_option if `steps` or `slots` is out of range
 /// Complexity: O(r), at most O(sqrt(l)).
 ///
 /// Reference: Griewank, Walther, "Algorithm 799: revolve", ACM TOMS 26 (2000).
@@ -57,20 +57,21 @@ inline void check_revolve(std::uint64_t steps, std::uint64_t slots) {
 inline std::uint64_t revolve_forwards(std::uint64_t steps, std::uint64_t slots) {
   detail::check_revolve(steps, slots);
   if (slots == 1) return steps * (steps - 1) / 2;  // r would be as large as the chain
-  slots = std::min(slots, steps);                  // more are of no use
+  slots = std::min(slots, steps);                  // more slots are of no use
   const auto r = detail::repetitions(steps, slots);
-  std::uint64_t c = 1;  // C(slots + r, slots), in factors that leave no remainder
+  std::uint64_t c = 1;  // C(slots + r, slots); every partial product is divisible
   for (std::uint64_t i = 1; i <= r; ++i) c = c * (slots + i) / i;
   return r * steps - c * r / (slots + 1);
 }
 
-/// A schedule that reverses a chain of equal links with `revolve_forwards(links, slots)` checkpoint steps: link i is run
-/// without saving (`checkpoint`, from the state before it to the state after it), or saving everything (`forward`), which its
-/// `backward` follows at once. A state is to be kept until its last use before it is made again.
-/// @param links in [1, 2^31]
-/// @param slots >= 1: states that fit, the initial one included
-/// @throws bad_option if one is out of range
-/// Complexity: O(slots) space and O(1) per step, besides the result.
+/// A schedule that reverses a chain of equal links with `revolve_forwards(links, slots)` checkpoint steps. A `checkpoint` step
+/// runs link i without saving, from the state before it to the state after it. A `forward` step runs link i and saves everything
+/// for its `backward`, which follows at once. The caller keeps each state until its last use before it is made again.
+/// @param links number of links, in [1, 2^31]
+/// @param slots >= 1: number of states that fit, including the initial one
+/// @return the steps
+/// @throws bad_option if `links` or `slots` is out of range
+/// Complexity: O(slots) space and O(1) time per step, besides the result.
 inline std::vector<chain_step> revolve_schedule(std::uint64_t links, std::uint64_t slots) {
   detail::check_revolve(links, slots);
   struct piece {

@@ -19,34 +19,34 @@
 
 namespace remat::chain {
 
-/// What `fastest_persistent` found.
+/// Result of `fastest_persistent`.
 struct chain_answer {
-  std::vector<chain_step> steps;                             ///< of the fastest schedule found; empty if there is none
-  double seconds = std::numeric_limits<double>::infinity();  ///< its time, s; infinity if there is none
-  double bound = 0;  ///< no persistent schedule within the budget takes less, s; infinity: none fits
+  std::vector<chain_step> steps;                             ///< of the fastest schedule found; empty if none was found
+  double seconds = std::numeric_limits<double>::infinity();  ///< time of this schedule, s; infinity if none was found
+  double bound = 0;  ///< lower bound on the time of persistent schedules within the budget, s; infinity: none fits
 
   bool found() const { return seconds < std::numeric_limits<double>::infinity(); }
-  /// True if it is proven that no persistent schedule is faster, or that none fits.
+  /// True if `steps` is proven to be the fastest persistent schedule, or no persistent schedule fits.
   bool exact() const { return bound >= seconds; }
 };
 
 /// How `fastest_persistent` searches.
 struct fastest_persistent_options {
-  std::size_t most_labels = 1 << 24;  ///< kept at a time, some 40 bytes each, >= 1; 256 times as many are looked at
-  std::size_t most_nested = 64;       ///< how often, at most, a part of a recomputed part is recomputed again
-  std::function<bool()> stop = {};    ///< polled; true ends the search with what there is
+  std::size_t most_labels = 1 << 24;  ///< labels in memory, about 40 bytes each, >= 1; the search ends after 256 times as many
+  std::size_t most_nested = 64;       ///< depth of recomputed parts inside recomputed parts
+  std::function<bool()> stop = {};    ///< polled; true ends the search with the best answer so far
 };
 
 namespace detail {
 
 /// The search behind `fastest_persistent`.
 ///
-/// For a fixed last link j, the schedules of links i to j are paths in the recurrence of `persistent_table`: at link a with m
-/// bytes left, either run it now with option k and go on at a + 1 with m - saved_k, or split at s: forwards of a..s-1 and the
-/// schedule of (a, s - 1, m - K(s..j)), and go on at s with m - x_s. That is a shortest path with a resource, found with labels
-/// (m, overhead) at each link. A label is dropped if another one is no worse in both, or if its overhead and a lower bound on the
-/// rest (`price_bounds`) together reach the best complete path. The recomputed part of a split has no overhead if it has `ample`
-/// memory; otherwise it is a search of its own.
+/// For a fixed last link j, the schedules of links i to j are paths in the recurrence of `persistent_table`. A path at link a
+/// with m bytes left has two kinds of steps. It runs link a now with option k, and goes on at a + 1 with m - saved_k. Or it
+/// splits at s: it runs the forwards of links a to s - 1 and, later, the schedule of (a, s - 1, m - K(s..j)), and goes on at s
+/// with m - x_s. This is a shortest path problem with a resource. Labels (m, overhead) at each link solve it. A label is dropped
+/// in two cases: another label is no worse in both; or its overhead and a lower bound on the rest (`price_bounds`) reach the best
+/// complete path. The recomputed part of a split has no overhead with `ample` memory; otherwise it is a search of its own.
 class fastest_persistent_search {
  public:
   fastest_persistent_search(const heterogeneous_chain& c, bytes_t budget, const fastest_persistent_options& o)
@@ -71,47 +71,48 @@ class fastest_persistent_search {
   using id = std::uint32_t;
   static constexpr id none_ = std::numeric_limits<id>::max();
   static constexpr double never = std::numeric_limits<double>::infinity();
-  static constexpr std::size_t narrowest = 8;  // labels per link in the first pass, which is always finished
+  static constexpr std::size_t narrowest = 8;  // labels per link in the first pass, which always ends by itself
 
-  /// Links i to j with m bytes besides x_i and the gradient after them.
+  /// Links i to j with m bytes besides x_i, including the gradient of x_(j+1).
   struct part {
     std::size_t i, j;
     bytes_t m;
   };
-  /// The answer to a part.
+  /// The answer for a part.
   struct found {
     double overhead = never;  ///< of the plan, s
-    double bound = 0;         ///< no schedule has less overhead
+    double bound = 0;         ///< lower bound on the overhead of every schedule of the part, s
     id plan = none_;
   };
-  /// A step along a path: run `link` now, or split.
+  /// A step along a path: run `link` now, or split at `to`.
   struct move {
-    id link, option, to;  ///< option: `none_` for a split at `to`
-    id inner;             ///< plan of the recomputed part of a split; `none_`: each link's fastest option
+    id link, option, to;  ///< option: `none_` for a split; to: the next link on the path
+    id inner;             ///< plan of the recomputed part of a split; `none_`: the fastest option of each link
   };
   struct plan {
     std::vector<move> moves;
-    bytes_t least;  ///< bytes with which it works
+    bytes_t least;  ///< least bytes with which the plan works
   };
   struct label {
     bytes_t m;
     double overhead;
-    id parent, link, option, inner;  ///< how it was reached: from which label at which link
+    id parent, link, option, inner;  ///< the last step, and the label before it
   };
   /// The state of one search.
   struct search {
     part whole;
-    double cutoff;                       ///< only less overhead is of interest
+    double cutoff;                       ///< paths of this overhead or more are of no interest, s
     std::size_t depth;                   ///< of nesting
     std::vector<std::vector<label>> at;  ///< labels at link i + k that have not been expanded
-    std::vector<label> expanded;         ///< those that have
-    double lost = never;                 ///< lower bound on all that was given up for want of room
-    label last{};                        ///< of the best complete path
+    std::vector<label> expanded;         ///< labels that have been expanded
+    double lost = never;                 ///< lower bound on the overhead of the paths that the beam has cut off, s
+    label last{};                        ///< end of the best complete path
   };
   bool poll() { return stopped_ = stopped_ || (options_.stop && options_.stop()); }
 
-  /// Searches with wider and wider beams until one has lost nothing. Narrow passes without nested searches find good schedules,
-  /// which make the wide ones short; they pretend to know a schedule that is nearly as good as the bound.
+  /// Searches with wider and wider beams until a beam cuts off nothing. The first passes are narrow and have no nested searches.
+  /// They find good schedules, which make the wide passes short. To be short themselves, they assume a cutoff just above the
+  /// bound.
   void widen(found& best, double& bound) {
     const part whole{0, chain_.size() - 1, most_};
     double pretended = std::max(0.02 * std::max(bound, 0.01 * chain_.all_forwards()), std::numeric_limits<double>::min());
@@ -133,6 +134,8 @@ class fastest_persistent_search {
   }
 
   /// The least overhead of a part, if it is below `cutoff`.
+  /// @param cutoff s
+  /// @param depth  of nesting
   found solve(const part& whole, double cutoff, std::size_t depth) {
     search x{whole, cutoff, depth, {}, {}};
     x.at.resize(whole.j - whole.i + 1);
@@ -155,7 +158,7 @@ class fastest_persistent_search {
   void offer(search& x, std::size_t a, const label& l) {
     if (l.overhead + bounds_.least(a, x.whole.j, l.m) < x.cutoff) x.at[a - x.whole.i].push_back(l);
   }
-  /// Moves the labels at link a that are worth it to `expanded`, m descending and overhead ascending.
+  /// Moves the labels at link a that the beam keeps to `expanded`, m descending and overhead ascending.
   void select(search& x, std::size_t a) {
     auto here = std::move(x.at[a - x.whole.i]);
     std::sort(here.begin(), here.end(),
@@ -176,7 +179,7 @@ class fastest_persistent_search {
       limit = sorted[width_];
     }
     for (std::size_t k = 0; k < count; ++k) {
-      const bool spread = k % (count / width_ + 1) == 0;  // some with much memory left, though they look slow
+      const bool spread = k % (count / width_ + 1) == 0;  // keeps some labels with much memory left, though they look slow
       if (total[k] < limit || spread)
         x.expanded.push_back(here[k]);
       else
@@ -241,7 +244,8 @@ class fastest_persistent_search {
     });
   }
 
-  /// The answer to the recomputed part of a split, from memory where possible.
+  /// The answer for the recomputed part of a split: a known answer if it suffices, else a new search.
+  /// @param room overhead from which on the part is of no interest, s
   found inner_part(const part& x, double room, std::size_t depth) {
     found best;
     best.bound = x.m < 0 ? never : bounds_.least(x.i, x.j, x.m);
@@ -261,11 +265,11 @@ class fastest_persistent_search {
     known_[{x.i, x.j}].push_back({x.m, now});
     return best;
   }
-  /// The best path of a search as a plan.
+  /// Stores the best path of a search as a plan.
   id remember(const search& x) {
     plan p;
     auto to = static_cast<id>(x.whole.j + 1);
-    bytes_t least = 0;  // what the label at hand must have
+    bytes_t least = 0;  // bytes of the label in question
     for (auto l = x.last; l.link != none_; l = x.expanded[l.parent]) {
       p.moves.push_back({l.link, l.option, to, l.inner});
       if (l.option != none_) {
@@ -286,7 +290,7 @@ class fastest_persistent_search {
     plans_.push_back(std::move(p));
     return static_cast<id>(plans_.size() - 1);
   }
-  /// Appends the steps of a plan; as deep as plans are nested.
+  /// Appends the steps of a plan. Recursive, as deep as the plans are nested.
   void emit(id which, std::vector<chain_step>& list) const {
     using enum chain_step::kind;
     const auto& moves = plans_[which].moves;
@@ -322,16 +326,16 @@ class fastest_persistent_search {
 
 }  // namespace detail
 
-/// The fastest persistent schedule of a chain within a budget, exact in bytes: see `persistent_table` for the recurrence. For one
-/// budget it needs no table, takes any number of links, and says how far its answer is from the best possible.
+/// The fastest persistent schedule of a chain within a budget, exact in bytes. See `persistent_table` for the recurrence. This
+/// search is for one budget, needs no table, takes any number of links, and proves a bound.
 ///
-/// Wider and wider beams are searched until one has lost nothing; chains of 1 000 links take seconds, of 10 000 links a minute to
-/// within a small gap.
+/// It searches with wider and wider beams until a beam cuts off nothing. Chains of 1 000 links take seconds. Chains of 10 000
+/// links take a minute to reach a small gap.
 ///
 /// @param c      the chain; sizes and times >= 0
-/// @param budget bytes, x_0 included
+/// @param budget bytes, including x_0
 /// @param o      options
-/// @return the schedule, its time and a bound on the time of all persistent ones
+/// @return the schedule, its time, and a bound on the time of all persistent schedules
 /// @throws bad_option if a link has no option, or `most_labels` is 0
 /// Complexity: O(L^2) for the bounds of L links; the search is exponential at worst, and limited by `most_labels` and `stop`.
 ///

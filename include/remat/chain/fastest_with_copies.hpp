@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The dynamic program over chains that combines recomputation with copies to the host: what pofo is made of.
+/// The dynamic program over chains that combines recomputation with copies to the host: the core of pofo.
 #pragma once
 
 #include <algorithm>
@@ -18,20 +18,20 @@
 
 namespace remat::chain {
 
-/// What `fastest_with_copies` found.
+/// Result of `fastest_with_copies`.
 struct copied_chain {
   std::vector<chain_step> steps;                             ///< empty if nothing was found
-  std::vector<bool> moved;                                   ///< per link: does its input go to the host and come back?
-  double seconds = std::numeric_limits<double>::infinity();  ///< as the recurrence counts, s; infinity: nothing was found
-  bool exact = false;                                        ///< by that count no schedule of the class is faster
+  std::vector<bool> moved;                                   ///< per link: is its input copied to the host and back?
+  double seconds = std::numeric_limits<double>::infinity();  ///< time by the recurrence, s; infinity if nothing was found
+  bool exact = false;                                        ///< no schedule of the class is faster by the recurrence
 
   bool found() const { return seconds < std::numeric_limits<double>::infinity(); }
 };
 
 /// How `fastest_with_copies` searches.
 struct fastest_with_copies_options {
-  std::size_t most_labels = 20'000;  ///< kept per link, >= 1; if there are more, the answer is not exact
-  std::function<bool()> stop = {};   ///< polled; true ends the search with what there is
+  std::size_t most_labels = 20'000;  ///< labels per link, >= 1; if more are needed, the answer is not exact
+  std::function<bool()> stop = {};   ///< polled; true ends the search with the best answer so far
 };
 
 namespace detail {
@@ -64,19 +64,19 @@ class copied_chain_search {
   static constexpr double never = std::numeric_limits<double>::infinity();
   static constexpr auto nothing = std::numeric_limits<std::uint32_t>::max();
 
-  /// What is done with the links from `link` on: run in `option`, or, if that is `nothing`, links up to `to` - 1 computed again
-  /// with `memory`.
+  /// A decision on the links from `link` on. Link `link` runs in `option`; or, if `option` is `nothing`, links `link` to `to` - 1
+  /// run without saving, and are recomputed in the backward with `memory` bytes.
   struct choice {
     std::uint32_t link, option, to;
     bool moved;
     bytes_t memory;
   };
-  /// The forward has come to a link, the backward has still to come from it.
+  /// A state in which the forward has reached a link, and the backward will come back to it.
   struct label {
-    bytes_t kept;        ///< inputs that stay on the device
-    double out, in;      ///< bytes that have not left yet; that have to be back when the backward is here, of inputs before
-    double seconds;      ///< of all that is decided
-    std::uint32_t kind;  ///< 1 + option of the link before, whose saved values are the input; 0: x_i alone
+    bytes_t kept;        ///< bytes of inputs that stay on the device
+    double out, in;      ///< bytes yet to leave; bytes of earlier inputs that must be back when the backward reaches this link
+    double seconds;      ///< of all decisions so far, forward and backward
+    std::uint32_t kind;  ///< 1 + option of the link before, if its saved values are the input; 0 if the input is x_i alone
     std::uint32_t parent;
     choice how;
   };
@@ -86,13 +86,14 @@ class copied_chain_search {
   bytes_t input(std::size_t i, const label& x) const {
     return x.kind == 0 ? chain_.input(i) : chain_.link(i - 1).options[x.kind - 1].saved;
   }
-  /// Seconds until no more than `room` of `bytes` are left; `never` if that is impossible.
+  /// Seconds to copy all but `room` of `bytes`; `never` if `room` is negative.
   static double wait(double bytes, bytes_t room, double rate) {
     if (room < 0) return never;
     return std::max(0.0, (bytes - static_cast<double>(room)) / rate);
   }
 
-  /// @return false if it was stopped
+  /// Searches with up to `width` labels per link.
+  /// @return false if the search was stopped
   bool pass(std::size_t width, copied_chain& best) {
     width_ = width;
     exact_ = table_.exact();
@@ -161,7 +162,7 @@ class copied_chain_search {
       if (!moved || bytes > 0) recompute(i, at, moved, best);
   }
 
-  /// Links i to s - 1 run without saving anything, for each s, and again in the backward.
+  /// For each s, runs links i to s - 1 without saving, and recomputes them in the backward.
   void recompute(std::size_t i, std::uint32_t at, bool moved, const copied_chain& best) {
     const auto x = all_[at];
     const auto bytes = input(i, x);
@@ -170,7 +171,7 @@ class copied_chain_search {
     for (auto s = i + 1; s < size(); ++s) {
       const auto& l = chain_.link(s - 1);
       const auto need = (s - 1 > i ? chain_.input(s - 1) : 0) + chain_.input(s) + l.checkpoint_transient;
-      const bool leaving = moved && s - 1 > i;  // what has left of the input takes no room any more
+      const bool leaving = moved && s - 1 > i;  // the part of the input that has left takes no room
       const auto room = budget_ - x.kept - (leaving ? 0 : bytes) - need;
       if (room < 0) return;
       before = std::max(before, (x.out + (leaving ? go : 0) - static_cast<double>(room)) / up_ - forward);
@@ -190,8 +191,10 @@ class copied_chain_search {
           best);
     }
   }
-  /// The seconds of links i to j in the backward, the wait for what has to be back behind them included, and the memory that
-  /// they get of `free`; what they do not get is there for `in` bytes that arrive.
+  /// The fastest recomputation of links i to j in the backward.
+  /// @param free bytes for the recomputation and for copies that arrive meanwhile
+  /// @param in   bytes that must be back afterwards
+  /// @return seconds, including the wait for the copies; and the bytes of `free` for the recomputation
   std::pair<double, bytes_t> fastest_again(std::size_t i, std::size_t j, bytes_t free, double in) {
     auto& front = fronts_[j * (j + 1) / 2 + i];
     if (front.empty()) {
@@ -202,15 +205,17 @@ class copied_chain_search {
     auto point = std::upper_bound(front.begin(), front.end(), free, [](bytes_t b, const auto& f) { return b < f.first; });
     while (point != front.begin()) {
       --point;
-      if (point->second >= best.first) break;  // less memory is slower still
+      if (point->second >= best.first) break;  // with less memory it is slower still
       const auto [memory, seconds] = *point;
       best = std::min(best, {seconds + wait(in, free - memory, down_), memory});
     }
     return best;
   }
 
-  /// Takes out labels that another is as good as: with no more bytes kept, and no later even if it waits until it has no more to
-  /// copy. Of more than `width_`, those that are slowest among labels that keep about as much. @return false if it did the latter
+  /// Removes dominated labels. A label dominates another label of its kind if it keeps no more bytes and is no later, even if it
+  /// waits until it has no more bytes to copy than the other label. If more than `width_` labels remain, only the fastest labels
+  /// in each range of kept bytes stay.
+  /// @return false if labels were removed that are not dominated
   bool thin(std::vector<label>& labels) const {
     std::sort(labels.begin(), labels.end(), [&](const label& a, const label& b) { return finish(a) < finish(b); });
     std::vector<label> kept;
@@ -232,7 +237,7 @@ class copied_chain_search {
     return false;
   }
 
-  /// The schedule that ends with a label.
+  /// The schedule whose last label is `at`.
   copied_chain read(std::uint32_t at) const {
     std::vector<choice> choices;
     for (; all_[at].parent != nothing; at = all_[at].parent) choices.push_back(all_[at].how);
@@ -260,9 +265,9 @@ class copied_chain_search {
   double up_, down_;
   const persistent_table& table_;
   fastest_with_copies_options options_;
-  std::vector<double> rest_;  // no less for the links from i on, s
+  std::vector<double> rest_;  // lower bound on the seconds of the links from i on
   std::vector<std::vector<std::pair<bytes_t, double>>> fronts_;
-  std::vector<label> all_;  // those that were expanded, and the last
+  std::vector<label> all_;  // labels that were expanded, and the last label
   std::vector<std::vector<label>> open_;
   std::size_t width_ = 1;  // labels per link
   bool exact_ = true, stopped_ = false;
@@ -270,35 +275,38 @@ class copied_chain_search {
 
 }  // namespace detail
 
-/// The fastest schedule of a chain that combines recomputation with copies to the host, within one budget.
+/// The fastest schedule, within one budget, of a chain that combines recomputation with copies to the host.
 ///
-/// The forward of each link is run once and either saves what its backward reads, or is one of a run of links that save nothing
-/// and are computed again, by a persistent schedule, when the backward comes to them. The input of each link that saves, and of
-/// each run, is kept on the device or moved: sent after it was made, back before the backward that reads it. In a state (link i,
-/// its input, A, f, b), A bytes stay, f are still to leave when the forward is at i, and b have to be back when the backward is.
-/// To save and run on is
+/// The forward of each link runs once. Either it saves the values that its backward reads. Or the link belongs to a run of links
+/// that save nothing; a persistent schedule recomputes them when the backward reaches them. The input of a link that saves, and
+/// of a run, is kept on the device or moved: sent after it is made, and back before the backward that reads it. A state is
+/// (i, A, f, b): A bytes of inputs stay, f bytes have yet to leave when the forward is at link i, and b bytes must be back when
+/// the backward is at link i. If link i saves, the recurrence is
 ///
-///     OC(i, A, f, b) = forward + backward + e_f + e_b + min( kept:  OC(i + 1, A + x, (f - up (forward + e_f))+, (b - down
-///     (backward + e_b))+),
-///                                                            moved: OC(i + 1, A, (f + x - up (forward + e_f))+, (b - down
-///                                                            (backward + e_b))+ + x) )
+///     OC(i, A, f, b) = forward + backward + e_f + e_b + min(kept, moved)
+///     kept  = OC(i + 1, A + x, (f - up (forward + e_f))+, (b - down (backward + e_b))+)
+///     moved = OC(i + 1, A, (f + x - up (forward + e_f))+, (b - down (backward + e_b))+ + x)
 ///
-/// with e_f = (f + A + x + bytes of the forward - budget)+ / up, the wait until its room is free, and e_b likewise; x = bytes of
-/// the input. A run of links is alike, with the forwards without saving and the time of a `persistent_table`. At the end what is
-/// still to copy is waited for: f / up + b / down. So copies are counted as streams of bytes, each of which makes room when it
-/// has left, and latencies are not; `evaluate` says what a schedule takes.
+/// x is the bytes of the input; up and down are the rates of the copies. e_f = (f + A + x + bytes of the forward - budget)+ / up
+/// is the wait until the forward has room; e_b is the wait of the backward, likewise. A run of links has the same terms, with
+/// forwards without saving, and the time of a `persistent_table`. The remaining copies take f / up + b / down at the end.
 ///
-/// Ours: exact in bytes, with labels in place of a table in units of A, f and b (a label that is no later when it has waited for
-/// its copies dominates); what a run of links may take of the free memory is chosen, the rest of it is for what arrives
-/// meanwhile; and of an input that leaves, what has left makes room for the links behind the first of a run.
+/// So the recurrence counts copies as streams of bytes: each byte makes room once it has left, and latencies are left out.
+/// `evaluate` gives the time of the schedule.
+///
+/// Differences from the paper: The search is exact in bytes. It has labels instead of a table in units of A, f and b; a label
+/// dominates another if it is no later after waiting for its copies. It chooses how much of the free memory a run of links gets;
+/// the rest is for copies that arrive meanwhile. When the input of a run leaves, the part that has left makes room for the links
+/// behind the first of the run.
 ///
 /// @param c      the chain
-/// @param budget bytes, x_0 included
+/// @param budget bytes, including x_0
 /// @param rates  of copies; the latency is not used
 /// @param table  of `c`, for at least `budget` + x_0 bytes
 /// @param o      how to search
+/// @return the best schedule found; none if `table` is incomplete
 /// @throws bad_option if a link has no option, or `o.most_labels` is 0
-/// Complexity: O(L^2 labels) for L links; the labels per link grow with what differs among the links.
+/// Complexity: O(L^2 labels) for L links. The number of labels per link grows with the variety of the links.
 ///
 /// Reference: Beaumont, Eyraud-Dubois, Shilova, "Efficient Combination of Rematerialization and Offloading for Training DNNs",
 /// NeurIPS 2021 (POFO).

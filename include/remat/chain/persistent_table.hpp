@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The dynamic program over chains with several ways to run each link: the top level of rotor and rockmate.
+/// The dynamic program over chains with several options per link: the top level of rotor and rockmate.
 #pragma once
 
 #include <algorithm>
@@ -19,10 +19,10 @@
 
 namespace remat::chain {
 
-/// The fastest persistent schedules of a chain for every budget at once. Persistent: what is stored stays until the backward that
-/// reads it.
+/// The fastest persistent schedules of a chain, for every budget at once. A schedule is persistent if each saved value stays
+/// until the backward that reads it.
 ///
-/// With m bytes besides x_i, links i to j and the gradient g_(j+1) take
+/// Let Opt(i, j, m) be the least seconds of links i to j with m bytes besides x_i. The m bytes include the gradient g_(j+1).
 ///
 ///     Opt(i, j, m) = min( later, now )
 ///     now   = min over k: forward_k + backward_k + Opt(i + 1, j, m - saved_k)
@@ -30,11 +30,12 @@ namespace remat::chain {
 ///     later = min over i < s <= j: sum of checkpoint_seconds of i..s-1 + Opt(s, j, m - x_s) + Opt(i, s-1, m - K(s..j))
 ///             if m >= g_(j+1) + (t > i ? x_t : 0) + x_(t+1) + checkpoint_transient_t for all t in i..s-1
 ///
-/// with K(a..b) the sum of `kept`. Memory is counted in units: the greatest common divisor of all sizes, or a multiple of it with
-/// sizes rounded up, so that what comes out fits in any case. Each Opt(i, j, .) is stored from the least m that will do to the
-/// least m beyond which more does not help. `fastest_persistent` is exact in bytes for one budget and for chains of any length.
+/// k is an option of link i, and K(a..b) the sum of `kept` of links a to b. Memory is counted in units: the greatest common
+/// divisor of all sizes, or a multiple of it. With a multiple, sizes are rounded up, so every schedule found fits. Each
+/// Opt(i, j, .) is stored from the least m with a schedule to the least m beyond which more memory does not help.
+/// `fastest_persistent` is exact in bytes for one budget, and takes chains of any length.
 ///
-/// With `inputs_only`, `now` is for i = j alone: heterogeneous revolve, in which everything inside a link is made right before
+/// With `inputs_only`, `now` exists for i = j only. This is heterogeneous revolve: all values inside a link are made right before
 /// its backward.
 ///
 /// Complexity: O(L^2 (L + options) U) time at most and O(L^2 U) space, 8 bytes each, for L links and U units.
@@ -48,15 +49,16 @@ class persistent_table {
   static constexpr bytes_t most_units = 1 << 20;
 
   struct options {
-    std::size_t slots = 0;            ///< most units the budget is cut into; 0: exact, however many there are
+    std::size_t slots = 0;            ///< most units of the budget; 0: exact, with as many units as necessary
     std::function<bool()> stop = {};  ///< polled; true leaves the table incomplete
-    bool inputs_only = false;  ///< save nothing but inputs of links: a link is run now if it is the last to be done (`revolve`)
+    bool inputs_only = false;         ///< save only inputs of links: a link runs now only if it is the last of its part (revolve)
   };
 
   /// @param c      the chain
-  /// @param budget bytes, x_0 included; all smaller budgets are answered as well
+  /// @param budget bytes, including x_0; the table answers all smaller budgets as well
   /// @param o      options
-  /// @throws bad_option if the chain has more than `most_links` links, a link has no option, or there are more than `most_units`
+  /// @throws bad_option if the chain has more than `most_links` links, a link has no option, or the budget has more than
+  ///         `most_units` units
   persistent_table(const heterogeneous_chain& c, bytes_t budget, const options& o)
       : chain_(c), inputs_only_(o.inputs_only), budget_(budget) {
     const auto n = chain_.size();
@@ -84,13 +86,13 @@ class persistent_table {
 
   persistent_table(const heterogeneous_chain& c, bytes_t budget) : persistent_table(c, budget, options{}) {}
 
-  /// False if `stop` ended the construction; nothing is known then.
+  /// False if `stop` ended the construction; the table then answers nothing.
   bool complete() const { return complete_; }
-  /// True if no size had to be rounded: then no persistent schedule is faster than what `seconds` says.
+  /// True if no size was rounded. Then no persistent schedule is faster than `seconds`.
   bool exact() const { return exact_; }
 
-  /// The least time within `budget`, s, or nothing if no persistent schedule fits.
-  /// @param budget bytes, at most that of the construction (more are not used)
+  /// The least time within a budget, s; nothing if no persistent schedule fits, or the table is incomplete.
+  /// @param budget bytes; at most the budget of the construction is used
   std::optional<double> seconds(bytes_t budget) const {
     if (chain_.size() == 0) return 0.0;
     if (!complete_) return std::nullopt;
@@ -98,7 +100,8 @@ class persistent_table {
     return s == never ? std::nullopt : std::optional<double>(s);
   }
 
-  /// The budgets at which the least time changes, ascending, with the time from there on.
+  /// The least time as a step function of the budget.
+  /// @return ascending: a budget, bytes, and the least time from this budget up to the next, s
   std::vector<std::pair<bytes_t, double>> front() const {
     if (chain_.size() == 0) return {};
     auto points = front(0, chain_.size() - 1);
@@ -106,8 +109,8 @@ class persistent_table {
     return points;
   }
 
-  /// The memory at which the least time of links i to j changes, ascending, with the time from there on: bytes besides x_i, what
-  /// the gradient of x_(j+1) takes included.
+  /// The least time of links i to j as a step function of the memory, in bytes besides x_i, including the gradient of x_(j+1).
+  /// @return ascending: a memory, bytes, and the least time from this memory up to the next, s
   std::vector<std::pair<bytes_t, double>> front(std::size_t i, std::size_t j) const {
     std::vector<std::pair<bytes_t, double>> points;
     if (!complete_) return points;
@@ -121,20 +124,21 @@ class persistent_table {
   }
 
   /// A schedule that takes `seconds(budget)`.
-  /// @throws bad_option if there is none
+  /// @throws bad_option if no persistent schedule fits
   /// Complexity: O(L) per step and split.
   std::vector<chain_step> steps(bytes_t budget) const {
     if (!seconds(budget)) throw bad_option("chain: no persistent schedule within " + std::to_string(budget) + " bytes");
     if (chain_.size() == 0) return {};
     return steps(0, chain_.size() - 1, std::min(budget, budget_) - chain_.input(0));
   }
-  /// The steps of links i to j with so many bytes besides x_i: one of `front(i, j)` at least.
+  /// The steps of links `first` to `last`.
+  /// @param bytes besides the input of link `first`; at least the smallest memory of `front(first, last)`
   std::vector<chain_step> steps(std::size_t first, std::size_t last, bytes_t bytes) const {
     std::vector<chain_step> list;
     struct task {
       std::size_t i, j;
       bytes_t m;
-      std::optional<chain_step> step;  // to be emitted instead
+      std::optional<chain_step> step;  // if set, the task is to emit this step
     };
     std::vector<task> stack = {{first, last, floor_units(bytes), {}}};
     while (!stack.empty()) {
@@ -174,7 +178,7 @@ class persistent_table {
   }
 
  private:
-  /// A function of memory: `never` before `from`, constant after the last one of `seconds`, nowhere ascending.
+  /// A non-increasing function of memory: `never` before `from`, constant after the last entry of `seconds`.
   struct curve {
     bytes_t from = 0;  // units
     std::vector<double> seconds;
@@ -207,10 +211,10 @@ class persistent_table {
     if (c.seconds.empty() || m < c.from) return never;
     return c.seconds[std::min(static_cast<std::size_t>(m - c.from), c.seconds.size() - 1)];
   }
-  /// The options with which link i may be run now.
+  /// The number of options with which link i may run now.
   std::size_t ways(std::size_t i, std::size_t j) const { return inputs_only_ && i < j ? 0 : chain_.link(i).options.size(); }
 
-  /// Computes Opt(i, j, .) in `best_`, which never ascends, and stores the part of it that changes.
+  /// Computes Opt(i, j, .) in `best_`, which is non-increasing, and stores its part between the first finite and the last change.
   void fill(std::size_t i, std::size_t j) {
     const curve nothing = {0, {0.0}};
     for (std::size_t k = 0; k < ways(i, j); ++k) {
@@ -234,7 +238,7 @@ class persistent_table {
     if (f.seconds.empty() || g.seconds.empty()) return;
     const auto from = std::max({least, f.from + f_shift, g.from + g_shift});
     if (from > most_) return;
-    // Where it is as low already as the sum will ever be, nothing is to be done.
+    // Beyond `to`, `best_` is already as low as the sum can be.
     const double lowest = seconds + (f.seconds.back() + g.seconds.back());
     const auto to = std::partition_point(best_.begin() + from, best_.end(), [&](double s) { return s > lowest; }) - best_.begin();
     const auto f_end = f.from + f_shift + static_cast<bytes_t>(f.seconds.size()) - 1;  // constant from there on
@@ -256,7 +260,7 @@ class persistent_table {
     }
     if (m < to) std::fill(best_.begin() + m, best_.begin() + to, lowest);
   }
-  // The loops that take the time: in pieces that compilers turn into vector instructions; a piece that cannot matter is left out.
+  // The inner loops, in pieces that compilers vectorise. A piece that cannot lower `best` is skipped.
   static constexpr bytes_t piece = 16;
   template <class Sum>
   static void lower(double* best, bytes_t count, const Sum& sum) {
@@ -275,7 +279,7 @@ class persistent_table {
   bool inputs_only_;
   bytes_t budget_, unit_ = 1, most_ = 0;
   std::vector<curve> table_;
-  std::vector<double> best_;  // of the curve that is being computed
+  std::vector<double> best_;  // curve in computation
   bool complete_ = false, exact_ = true;
 };
 

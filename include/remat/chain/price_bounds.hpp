@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Bounds for `fastest_persistent`: the seconds that a part of a chain takes at least beyond its fastest options, by its bytes.
+/// Bounds for `fastest_persistent`: the least seconds that a part of a chain takes beyond its fastest options, given its bytes.
 #pragma once
 
 #include <algorithm>
@@ -17,17 +17,17 @@
 
 namespace remat::chain::detail {
 
-/// A chain measured in overheads: seconds beyond those of each link's fastest option.
+/// A chain with times as overheads: the seconds beyond the fastest option of each link.
 class overheads : public recurrence {
  public:
-  /// A split of (i, j) and what depends on i and s only.
+  /// A split of links i to j at s, with terms that depend on i and s only.
   struct split {
     std::size_t s;
-    double forward;  ///< s, of the checkpoint forwards
-    bytes_t need;    ///< bytes they need
-    bytes_t ample;   ///< bytes with which (i, s - 1) has no overhead
-    double worth;    ///< s that (i, s - 1) costs at least for each byte less
-    /// (i, s - 1) has at least so much overhead with m bytes.
+    double forward;  ///< seconds of the checkpoint forwards of links i to s - 1
+    bytes_t need;    ///< bytes that these forwards need
+    bytes_t ample;   ///< bytes with which links i to s - 1 have no overhead
+    double worth;    ///< least overhead of links i to s - 1 per byte below `ample`, s
+    /// A lower bound on the overhead of links i to s - 1 with m bytes, s.
     double missing(bytes_t m) const { return m >= ample ? 0 : worth * static_cast<double>(ample - m); }
   };
 
@@ -42,7 +42,7 @@ class overheads : public recurrence {
       saved_[i + 1] = saved_[i] + f->saved;
       ideal_ += f->forward + f->backward;
       all_forwards_ += l.checkpoint_seconds;
-      // The least seconds per byte that is gained at this link, whether by another option or by a recomputation.
+      // The least seconds per byte saved at this link, by another option or by recomputation.
       worth_.push_back(ratio(l.checkpoint_seconds, f->saved + f->forward_transient));
       for (const auto& k : l.options) {
         const auto transient =
@@ -52,7 +52,7 @@ class overheads : public recurrence {
     }
   }
 
-  /// Seconds of the fastest options, of all checkpoint forwards; bytes that the fastest options save.
+  /// Seconds of the fastest options; seconds of all checkpoint forwards; bytes that the fastest options save.
   double ideal() const { return ideal_; }
   double all_forwards() const { return all_forwards_; }
   bytes_t saved() const { return saved_.back(); }
@@ -61,7 +61,7 @@ class overheads : public recurrence {
     const auto& f = link(i).options[fastest_[i]];
     return (o.forward + o.backward) - (f.forward + f.backward);
   }
-  /// Calls `visit(split)` for each split of (i, j), ascending, until it answers false.
+  /// Calls `visit(split)` for each split of links i to j, ascending, until it returns false.
   template <class Visit>
   void splits(std::size_t i, std::size_t j, Visit&& visit) const {
     split x{i, 0, 0, 0, never};
@@ -84,11 +84,11 @@ class overheads : public recurrence {
   std::vector<double> worth_;
 };
 
-/// Lower bounds on overheads, Lagrangian: with a price of lambda seconds per byte, D_lambda(i, j) is the least of the overhead
-/// and the price of all bytes taken by a path from i to the last link j, so that D_lambda(i, j) - lambda m bounds the overhead
-/// from (i, m) on. Recomputed parts enter it with `split::missing`.
-/// Complexity: O(L (L + options)) for each last link j that is asked for, L = j + 1; bounds are kept. `choose` takes three times
-/// as long as the last link of the chain.
+/// Lower bounds on overheads by Lagrangian relaxation. Each byte gets a price of lambda seconds. D_lambda(i, j) is the least sum
+/// of overhead and priced bytes over all paths from link i to the last link j. So D_lambda(i, j) - lambda m is a lower bound on
+/// the overhead of links i to j with m bytes. Recomputed parts enter with `split::missing`. The bounds hold for any prices.
+/// Complexity: O(L (L + options)) for each last link j that is asked for, L = j + 1; bounds are cached. `choose` takes three
+/// times as long as the last link of the chain.
 class price_bounds {
  public:
   static constexpr std::size_t prices = 32;
@@ -97,7 +97,7 @@ class price_bounds {
   price_bounds(const overheads& c, bytes_t most) : chain_(c), most_(most), bounds_(c.size()) {}
 
   double price(std::size_t k) const { return price_[k]; }
-  /// D(i, j) for all prices.
+  /// D(i, j) for all prices, s.
   const priced& at(std::size_t i, std::size_t j) {
     auto& d = bounds_[j];  // D(j, j), D(j - 1, j), ...
     while (d.size() <= j - i) {
@@ -119,14 +119,16 @@ class price_bounds {
     }
     return d[j - i];
   }
-  /// Links i to j have at least so much overhead with m bytes.
+  /// A lower bound on the overhead of links i to j with m bytes, s.
   double least(std::size_t i, std::size_t j, bytes_t m) {
     const auto& d = at(i, j);
     double best = 0;
     for (std::size_t k = 0; k < prices; ++k) best = std::max(best, d[k] - price_[k] * static_cast<double>(m));
     return best;
   }
-  /// Chooses prices around the one that gives the whole chain its highest bound; all are 0 if it is stopped.
+  /// Chooses prices around the price at which the bound of the whole chain is highest. Prices are 0 if the chain has no
+  /// overheads.
+  /// @param stop true ends the choice early, with prices that may give weaker bounds
   void choose(const std::function<bool()>& stop) {
     const auto last = chain_.size() - 1;
     double usual = chain_.all_forwards();
@@ -150,7 +152,7 @@ class price_bounds {
       low = price_[best > 0 ? best - 1 : 0];
       high = price_[std::min(best + 1, prices - 1)];
     }
-    for (std::size_t k = 0; k < prices; ++k)  // dense in the middle
+    for (std::size_t k = 0; k < prices; ++k)  // dense in the middle of the range
       price_[k] = (low + high) / 2 * std::exp(6 * std::pow(2 * static_cast<double>(k) / (prices - 1) - 1, 3));
     bounds_[last].clear();
   }
