@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The MILP of staged rematerialization schedules as Checkmate published it, for comparison with `strong_form`. Needs Eigen.
+/// Checkmate's published MILP of staged rematerialization schedules, for comparison with `strong_form`. Needs Eigen.
 #pragma once
 
 #include <cstddef>
@@ -13,30 +13,30 @@
 
 namespace remat::staged {
 
-/// Checkmate's MILP: the same schedules as an unrestricted `strong_form`, and the same optimum, with a far weaker relaxation.
+/// Checkmate's MILP. It has the schedules and the optimum of an unrestricted `strong_form`, but a far weaker relaxation.
 ///
 /// Columns, for stage t, operation k, value v: R[t,k] and S[t,v] as in `staged_model`; FREE[t,v,k] in {0,1}: stage t frees v
 /// right after k, which reads or yields v; U[t,k]: memory while k is computed. Rows:
 /// - S[t+1,v] <= S[t,v] + R[t,producer(v)]; R[t,k] <= R[t,producer(v)] + S[t,v] for every input v of k;
-/// - FREE[t,v,k] = 1 exactly if nothing forbids it, where h = (1 - R[t,k]) + S[t+1,v] + sum of R[t,j] over the readers j > k
-///   counts what does: 1 - FREE <= h <= kappa (1 - FREE), kappa = the largest h;
-/// - U[t,k+1] = U[t,k] + bytes of what k + 1 yields, if computed - bytes of what is freed after k.
+/// - FREE[t,v,k] = 1 exactly if h = 0, with h = (1 - R[t,k]) + S[t+1,v] + sum of R[t,j] over the readers j > k of v:
+///   1 - FREE <= h <= kappa (1 - FREE), kappa = the largest h;
+/// - U[t,k+1] = U[t,k] + bytes of the outputs of k + 1, if computed - bytes of the values freed after k.
 ///
-/// The published form is that of operations with one output and no workspace, and lets a value be freed after its readers only.
-/// Here S and FREE are per value, R per operation; a value may also be freed after its producer, which may have been computed for
-/// another output's sake; workspace is added to U[t,k] where the budget bounds it; values that are targets, or that cannot be
-/// rebuilt, start or end on the device. Columns that stages fix (R above the diagonal, for instance) are not made.
+/// In the paper, operations have one output and no workspace, and a value is freed after a reader. Here S and FREE are per value,
+/// and R per operation. A value may also be freed after its producer, which may run for the sake of another output. Workspace is
+/// added to U[t,k] where the budget bounds it. Targets are on the device at the end, and values that cannot be recomputed at the
+/// start. Columns that the stages fix, such as R above the diagonal, are constants.
 ///
 /// Reference: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020.
 class published_form : public staged_model {
  public:
-  static constexpr bool restricts = false;  ///< of `staging`, only `order` and `extra_stages` are taken
+  static constexpr bool restricts = false;  ///< of `staging`, it takes only members that are no restrictions
 
   /// @param p      the problem; must outlive the form
-  /// @param budget bytes, >= what `bounds_without_search` gives
-  /// @param rules  the order and the extra stages
+  /// @param budget bytes, >= the budget of `bounds_without_search`
+  /// @param rules  members that are no restrictions, such as the order and the extra stages
   /// @param stop   polled while the model is built; true leaves it incomplete
-  /// @throws bad_option for a restriction
+  /// @throws bad_option if `rules` has a restriction (R1 to R4), or as `stages` does
   /// Complexity: O(stages (operations + edges)) columns, rows and entries.
   published_form(const problem& p, bytes_t budget, const staging& rules = {},
                  std::size_t = std::numeric_limits<std::size_t>::max(), const std::function<bool()>& stop = {})
@@ -53,12 +53,12 @@ class published_form : public staged_model {
   }
 
  private:
-  /// @throws bad_option for a restriction
+  /// @throws bad_option if `rules` has a restriction, or as `stages` does
   static stages plain(const problem& p, bytes_t budget, const staging& rules) {
     if (rules.backward_once || rules.forward_in_one_stage || rules.recompute_where_used || rules.small_values > 0)
       throw bad_option("staging: the published form has no restrictions");
     stages s(p, budget, rules);
-    s.stays.assign(p.values().size(), false);  // nothing is special about values without bytes
+    s.stays.assign(p.values().size(), false);  // values without bytes are treated like others
     return s;
   }
 
@@ -112,7 +112,7 @@ class published_form : public staged_model {
     }
   }
 
-  /// Makes FREE[t,v,k] and takes what it frees from `memory`.
+  /// Makes FREE[t,v,k], and subtracts the bytes that it frees from `memory`.
   void release(std::size_t t, value_id v, std::size_t k, expression& memory) {
     if (R(t, k).is_zero()) return;
     auto hindrances = expression{{}, 1} - R(t, k) + S(t + 1, v);

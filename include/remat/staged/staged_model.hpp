@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What the MILPs of staged rematerialization schedules have in common. Needs Eigen.
+/// The common part of the MILPs of staged rematerialization schedules. Needs Eigen.
 #pragma once
 
 #include <algorithm>
@@ -17,11 +17,11 @@
 
 namespace remat::staged {
 
-/// A MILP whose solutions are the staged schedules of a problem within a budget. Which columns and rows it has besides is for the
-/// form that derives from it: `strong_form`, `published_form`.
+/// A MILP whose solutions are the staged schedules of a problem within a budget. The derived forms `strong_form` and
+/// `published_form` add the other columns and the rows.
 ///
-/// R[s,i] says that stage s computes operation i, S[s,v] that value v is on the device when stage s starts; both are 0/1 columns,
-/// complements of such or constants.
+/// R[s,i] = 1 if stage s computes operation i. S[s,v] = 1 if value v is on the device when stage s starts. Each of them is a 0/1
+/// column, the complement of such columns, or a constant.
 ///
 /// Reference: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020.
 class staged_model {
@@ -32,8 +32,8 @@ class staged_model {
   /// Seconds per unit of the objective.
   double unit() const { return stages_.second; }
 
-  /// Changes the budget: only bounds of rows change, so a model serves many budgets.
-  /// @param budget bytes, not below the one that the model was built for
+  /// Changes the budget. Only bounds of rows change, so one model serves many budgets.
+  /// @param budget bytes, at least the budget of the construction
   /// Complexity: O(stages operations).
   void set_budget(bytes_t budget) {
     const double room = stages_.room(budget);
@@ -41,9 +41,9 @@ class staged_model {
     room_ = room;
   }
 
-  /// The schedule behind a solution: keeps what S says, recomputes what that asks for.
-  /// @param x    per column of `model`; of the LP relaxation, for instance
-  /// @param kept values whose S is at least this are kept
+  /// The schedule behind a solution: keeps the values that S selects, and recomputes the operations that this requires.
+  /// @param x    per column of `model`; may be a solution of the LP relaxation
+  /// @param kept a value is kept where its S is at least this
   /// Complexity: O(stages (operations + edges)).
   schedule extract(const Eigen::VectorXd& x, double kept = 0.5) const {
     const auto is_kept = [&](const expression& e) { return e.at(x) >= kept; };
@@ -67,8 +67,9 @@ class staged_model {
     return with_drops(*stages_.p, order);
   }
 
-  /// The solution behind a schedule, or nothing if the schedule is not staged in the sense of the rules.
+  /// The solution behind a schedule.
   /// @param s a valid schedule without copies
+  /// @return nothing if the schedule is not staged, or breaks a restriction
   std::optional<Eigen::VectorXd> encode(const schedule& s) const {
     const auto order = compute_order(s);
     Eigen::VectorXd x = Eigen::VectorXd::Zero(model_.columns());
@@ -80,7 +81,7 @@ class staged_model {
       const auto [first, last] = stages_.blocks[stage];
       starts.push_back(at);
       const bool end = first == stages_.needed.size();
-      if (first == last && !end) continue;  // the next stage takes what an empty one could
+      if (first == last && !end) continue;  // an empty stage stays empty: the next stage can run the same operations
       for (std::size_t next = 0; next < last; ++next, ++at) {
         if (at == order.size()) {
           if (end) break;
@@ -124,20 +125,20 @@ class staged_model {
   expression& R(std::size_t s, std::size_t i) { return R_[s][i]; }
   expression& S(std::size_t s, value_id v) { return S_[s][v]; }
 
-  /// Adds the row `memory <= budget`, unless nothing exceeds that.
+  /// Adds the row `memory <= budget`, unless the bounds of the columns imply it.
   void within_budget(const expression& memory) {
     if (builder_.most(memory) <= room_) return;
     memory_rows_.push_back(builder_.rows());
     builder_.at_most(memory, room_);
   }
-  /// The next column that is made follows from others: it is the largest of `parts`, for `encode`.
+  /// Notes for `encode` that the next column to be made equals the largest of `parts`.
   void next_is_largest_of(std::vector<expression> parts) { derived_.push_back({builder_.columns(), std::move(parts)}); }
-  /// A column for the value of `sum`.
+  /// Makes a column that equals `sum`.
   expression running_sum(const expression& sum) {
     next_is_largest_of({sum});
     return builder_.running_sum(sum);
   }
-  /// Ends the construction.
+  /// Builds the model and ends the construction.
   void build() {
     model_ = builder_.build(stages_.base_seconds / stages_.second);
     complete_ = true;
@@ -150,7 +151,8 @@ class staged_model {
   };
 
   const expression& S(std::size_t s, value_id v) const { return S_[s][v]; }
-  /// Gives a 0/1 quantity its value; false if it is another quantity's complement, or a constant, of the other value.
+  /// Gives a 0/1 quantity its value in `x`.
+  /// @return false if the quantity is a constant, or the complement of other columns, with the other value
   static bool set(Eigen::VectorXd& x, const expression& e, bool value) {
     if (!e.is_constant() && e.constant == 0) x[e.terms.front().first] = value;
     return (e.at(x) > 0.5) == value;
@@ -160,7 +162,7 @@ class staged_model {
   double room_;  // the budget in units of the memory rows
   milp::builder builder_;
   std::vector<std::vector<expression>> R_, S_;  // per stage
-  std::vector<derived> derived_;                // in an order in which each follows from those before it
+  std::vector<derived> derived_;                // each follows from the columns before it
   std::vector<int> memory_rows_;
   milp::model model_;
   bool complete_ = false;

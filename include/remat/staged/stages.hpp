@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The stages that a problem is cut into, and what every MILP over them needs to know. Needs Eigen.
+/// The stages of a problem, and the data that every MILP over them needs. Needs Eigen.
 #pragma once
 
 #include <algorithm>
@@ -19,31 +19,32 @@
 
 namespace remat::staged {
 
-/// The operations that targets depend on, cut into blocks: single operations, unless R2 or R3 merges some. Stage s first
-/// recomputes any operations of earlier blocks, ascending, each at most once, and then computes its block. This restricts the
-/// order only; what is kept is free.
+/// The operations that targets depend on, cut into blocks. A block is a single operation, unless R2 or R3 merges several. Stage s
+/// first recomputes any operations of earlier blocks, ascending, each at most once. Then it computes its block. This restricts
+/// only the order; a schedule may keep any values.
 ///
-/// Non-held sources are values that cannot be rebuilt; held ones only lower the budget. Sizes are divided by their greatest
-/// common divisor, so rounding is exact.
+/// A source that is not held is a value that cannot be recomputed. Held values only lower the budget. Sizes are divided by their
+/// greatest common divisor, so rounding is exact.
 struct stages {
   const problem* p;                                         ///< must outlive this
-  staging rules;                                            ///< what is asked for
-  std::vector<operation_id> needed;                         ///< operations that targets depend on; the others count places in it
-  std::vector<bool> repeatable;                             ///< per needed operation
-  std::vector<std::pair<std::size_t, std::size_t>> blocks;  ///< needed operations [first, last) of each stage's block
-  std::vector<std::size_t> producer;                        ///< of a value, among the needed operations, or `nothing`
-  std::vector<std::vector<std::size_t>> uses;               ///< of a value, among the needed operations
-  std::vector<bool> modelled;                               ///< values that come and go
-  std::vector<bool> stays;                                  ///< values that are not dropped before their last possible use
-  double base_seconds = 0;                                  ///< of one run of everything
-  double second = 1, byte = 1;                              ///< units of the objective, in s, and of memory rows, in bytes
+  staging rules;                                            ///< restrictions and extensions of the class of schedules
+  std::vector<operation_id> needed;                         ///< operations that targets depend on; other members use places in it
+  std::vector<bool> repeatable;                             ///< per needed operation: may run again
+  std::vector<std::pair<std::size_t, std::size_t>> blocks;  ///< per stage: its block, needed operations [first, last)
+  std::vector<std::size_t> producer;                        ///< per value: its producer among the needed operations, or `nothing`
+  std::vector<std::vector<std::size_t>> uses;               ///< per value: its readers among the needed operations
+  std::vector<bool> modelled;                               ///< per value: is on the device only part of the time
+  std::vector<bool> stays;                                  ///< per value: is not dropped before its last possible use
+  double base_seconds = 0;                                  ///< of one run of all needed operations
+  double second = 1, byte = 1;                              ///< units of the objective, s, and of memory rows, bytes
 
   static constexpr auto nothing = static_cast<std::size_t>(-1);
 
   /// @param problem must outlive this
-  /// @param budget  bytes; the smallest one that is asked for
+  /// @param budget  bytes; the smallest budget that a model will have
   /// @param r       the restrictions
-  /// @throws bad_option if `r.backward_start` is no operation, `r.small_values` out of range or `r.order` no topological order
+  /// @throws bad_option if `r.backward_start` is no operation, `r.small_values` is out of range, or `r.order` is no topological
+  ///         order of the needed operations
   /// Complexity: O(values + edges).
   stages(const problem& problem, bytes_t budget, const staging& r) : p(&problem), rules(r), needed(needed_operations(problem)) {
     if (rules.backward_start && *rules.backward_start > p->operations().size())
@@ -62,7 +63,7 @@ struct stages {
   const operation& at(std::size_t i) const { return p->operations()[needed[i]]; }
   /// The bytes of `v`, in units of the memory rows.
   double size(value_id v) const { return static_cast<double>(p->values()[v].bytes) / byte; }
-  /// The budget less what is always there, in units of the memory rows.
+  /// The budget without the bytes that are always on the device, in units of the memory rows, rounded down.
   double room(bytes_t budget) const {
     const bytes_t whole = (budget - always_there_) / divisor_;
     return static_cast<double>(whole) / unit_;
@@ -112,7 +113,7 @@ struct stages {
     needed = std::move(order);
   }
 
-  /// Chooses the values that stay: those without bytes, for which that is no restriction, and those that R4 adds.
+  /// Chooses the values that stay: values without bytes, which restricts nothing, and the values that R4 adds.
   void hold_small_values(bytes_t budget) {
     stays.assign(p->values().size(), false);
     std::vector<value_id> smallest;
@@ -151,7 +152,8 @@ struct stages {
     if (rules.last_stage && !blocks.empty()) blocks.emplace_back(needed.size(), needed.size());
   }
 
-  /// Under R3, nothing is recomputed in the stage of an operation that reads nothing repeatable: it needs no stage of its own.
+  /// May operation `i` join the block before it? Under R3, nothing is recomputed in its stage if it reads nothing repeatable,
+  /// except outputs of the operation before it.
   bool joins(std::size_t i) const {
     const auto& inputs = at(i).inputs;
     return rules.recompute_where_used && std::none_of(inputs.begin(), inputs.end(), [&](auto v) {
@@ -175,7 +177,7 @@ struct stages {
     second = milp::unit_of(largest, 1000);
   }
 
-  static constexpr double largest_room = 1 << 20;  ///< rows keep one unit of memory well above the tolerances of a backend
+  static constexpr double largest_room = 1 << 20;  ///< so that one unit of memory is well above the tolerances of a backend
 
   bytes_t always_there_ = 0, divisor_ = 1;
   double unit_ = 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Which staged schedules a model admits.
+/// The class of staged schedules that a model admits.
 #pragma once
 
 #include <cstddef>
@@ -14,31 +14,30 @@
 
 namespace remat::staged {
 
-/// Which staged schedules a model admits.
+/// The class of staged schedules that a model admits: restrictions R1 to R4, and extensions.
 struct staging {
   /// R1: operations from `backward_start` on are computed once.
   bool backward_once = false;
   /// R2: the operations before `backward_start` form one stage.
   bool forward_in_one_stage = false;
-  /// R3: a value is recomputed only in a stage that uses it (or in the last one, if it is a target); an operation that reads
-  /// nothing repeatable but what the operation before it yields joins the stage before it.
+  /// R3: a value is recomputed only in a stage that uses it, or in the last stage if it is a target. An operation joins the stage
+  /// before it if it reads nothing repeatable, except outputs of the operation before it.
   bool recompute_where_used = false;
-  /// First operation of the backward; nothing: that of the problem, or the one at which the store-all schedule has its peak. Only
-  /// R1 and R2 read it.
+  /// First operation of the backward; only R1 and R2 read it. If empty: `problem::backward_start`, else the operation at which
+  /// store-all has its peak.
   std::optional<operation_id> backward_start = {};
-  /// Empty stages before every stage but the first; they enlarge the class of schedules.
+  /// Number of empty stages before each stage but the first. Enlarges the class of schedules.
   unsigned extra_stages = 0;
-  /// R4: the smallest values, which together take at most this share of the budget (less held bytes), stay from their computation
-  /// until their last possible use; in [0, 1).
+  /// R4: the smallest values stay from their computation until their last possible use. Together they take at most this share of
+  /// the budget without bytes that are always on the device, in [0, 1).
   double small_values = 0;
-  /// The operations in the order of their first computation, a topological one; empty: the order of the problem.
+  /// The operations in the order of their first computation, topological. If empty: the order of the problem.
   std::vector<operation_id> order = {};
-  /// One more stage at the end, without an operation of its own: for targets that are dropped and computed again. It enlarges the
-  /// class of schedules.
+  /// One more stage at the end, without a block: for targets that are dropped and recomputed. Enlarges the class of schedules.
   bool last_stage = false;
 };
 
-/// The operations of `p` in the order in which `s` first computes them, as `staging::order` takes it; those that it does not
+/// The operations of `p` in the order in which `s` first computes them, for `staging::order`. Operations that `s` does not
 /// compute come last.
 /// Complexity: O(operations + steps).
 inline std::vector<operation_id> first_computations(const problem& p, const schedule& s) {
@@ -53,12 +52,14 @@ inline std::vector<operation_id> first_computations(const problem& p, const sche
   return order;
 }
 
-/// Refuses a problem whose models would take gigabytes, and longer to write down than most searches may last.
-/// @param method its name
-/// @throws too_large if needed operations times (values + uses) are more than `most_cells`
+/// Refuses a problem that is too large for a model over stages. Such models take gigabytes, and building them takes longer than
+/// most searches may last.
+/// @param method name of the method, for the message
+/// @param p      the problem
+/// @throws too_large if needed operations times (values + uses) exceed `most_cells`
 /// Complexity: O(values + edges).
 inline void require_size(const std::string& method, const problem& p) {
-  constexpr std::size_t most_cells = 16'000'000;  // some 60 bytes each
+  constexpr std::size_t most_cells = 16'000'000;  // about 60 bytes each
   const auto needed = needed_operations(p);
   std::size_t cells = p.values().size();
   for (auto o : needed) cells += p.operations()[o].inputs.size();
@@ -68,7 +69,7 @@ inline void require_size(const std::string& method, const problem& p) {
                     " at most; use min_cut, hierarchical or automatic");
 }
 
-/// The schedules that `r` admits, in words.
+/// Describes the schedules that `r` admits.
 inline std::string to_string(const staging& r) {
   std::string text = "staged schedules";
   if (r.extra_stages > 0) text += " with " + std::to_string(r.extra_stages) + " extra stages each";

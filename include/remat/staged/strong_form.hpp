@@ -18,54 +18,54 @@ namespace remat::staged {
 /// The MILP whose solutions are the staged schedules of a problem within a budget.
 ///
 /// Columns, for stage s, operation i, value v, besides R[s,i] and S[s,v] of `staged_model`:
-/// - L[s,v,q] in [0,1], continuous: v is still there after the first q of its users u_1 < .. < u_r in stage s. It is constant 1
-/// up
-///   to the last user in the block. L[s,v,r] stands for S[s+1,v], and L[s,v,0] for R[s,producer] + S[s,v] unless the producer
-///   has other outputs, for whose sake alone it may be recomputed.
+/// - L[s,v,q] in [0,1], continuous: v is still there after the first q of its users u_1 < .. < u_r in stage s. It is 1 up to the
+///   last user in the block. L[s,v,r] stands for S[s+1,v]. L[s,v,0] stands for R[s,producer] + S[s,v], unless the producer has
+///   other outputs and may be recomputed for their sake alone.
 ///
 /// Rows:
-/// - R[s,i] + S[s,v] <= 1 for each output v of i: recomputing what is held is never useful;
+/// - R[s,i] + S[s,v] <= 1 for each output v of i: recomputing a value that is on the device is never useful;
 /// - L[s,v,0] <= R[s,producer] + S[s,v], R[s,u_q] <= L[s,v,q-1] and L[s,v,q] <= L[s,v,q-1];
 /// - no waste: S[s,v] <= sum_q R[s,u_q] + S[s+1,v]; R[s,i] <= the same, summed over the outputs of i;
-/// - memory at each step k: its outputs and workspace, if computed, and every L or S that holds there <= budget.
+/// - memory at each step k: its outputs and workspace, if computed, and each L or S that holds at k <= budget.
 ///
-/// Where the block uses v, S[s,v] is 1 - R[s,producer] and no column. Columns that are constant in every solution are not made
-/// either: R of an operation that nothing in this stage or later can need, S and L of a value that is not needed any more or
-/// cannot be rebuilt while it is needed, or stays anyway (R4; values without bytes).
+/// If the block reads v, S[s,v] is 1 - R[s,producer] and not a column. Quantities that are constant in every solution are no
+/// columns, either: R of an operation that nothing in this stage or later can need; S and L of a value that is not needed any
+/// more, that cannot be recomputed while it is needed, or that stays anyway (R4; values without bytes).
 ///
-/// With copies, for each value v that may move, in POET's terms:
-/// - M_in[s,v] in {0,1}: v comes back when stage s begins; R[s,producer] + S[s,v] + M_in[s,v] <= 1, and this sum is what
-///   R + S is above;
+/// With copies there are more columns for each value v that may move, in POET's terms:
+/// - M_in[s,v] in {0,1}: v comes back when stage s begins. R[s,producer] + S[s,v] + M_in[s,v] takes the place of R + S in the
+///   rows above, and is <= 1;
 /// - out[s,v] and in[s,v] in [0,1]: the parts of the copies of v to the host and to the device that lie in stage s;
-/// - W[s] >= 0: what stage s takes beyond its block, s; the objective is the sum of these, instead of that of R.
+/// - W[s] >= 0: the seconds of stage s beyond its block. The objective is the sum of W instead of that of R.
 ///
-/// Rows, with O, I the sums of out and in up to stage s, and M that of M_in:
-/// - what leaves or comes is there: out, in <= R[s,producer] + S[s,v] + M_in[s,v], without R for in; M_in[s,v] <= O[s-1,v] <= 1;
-/// - 0 <= M - I <= S[s+1,v], <= 1 - R[s,u] for each user u that is recomputed, <= 0 if the block reads v or v is a target and s
-///   the last stage: what comes has come before it is read or dropped;
-/// - W[s] + seconds of the block >= those of the parts of copies, in either direction; where the block is one operation, W[s] >=
-///   seconds of R + w and >= those of what comes in for the block + w, with w those of what leaves of the block's own outputs.
+/// There are more rows, too. O, I and M are the sums of out, in and M_in up to stage s:
+/// - a value in a copy is there: out <= R[s,producer] + S[s,v] + M_in[s,v]; in <= S[s,v] + M_in[s,v]; M_in[s,v] <= O[s-1,v] <= 1;
+/// - a copy to the device ends before its value is read or dropped: 0 <= M - I <= S[s+1,v]; M - I <= 1 - R[s,u] for each user u
+///   that is recomputed; M - I <= 0 if the block reads v, or if v is a target and s the last stage;
+/// - W[s] + seconds of the block >= seconds of the parts of copies, in each direction;
+/// - W[s] >= seconds of R + w. If the block is one operation, w = seconds of the parts of copies of its outputs to the host, and
+///   W[s] >= seconds of the parts of copies of its inputs to the device + w. Otherwise w = 0.
 ///
-/// They are satisfied, with W as `evaluate` counts, by every staged schedule in which copies to the device come first in their
-/// stage, between two computations of a stage nothing is dropped but what the first of them reads or makes, and sources that are
-/// targets stay; a stage lasts until the next one's first copy or computation begins. So the optimum is a lower bound on all of
-/// those. It may be below the fastest: copies in parts can do what whole ones cannot.
+/// Take a staged schedule with three properties. Copies to the device come first in their stage. Between two computations of a
+/// stage, only values that the first of them reads or makes are dropped. Sources that are targets stay. Let a stage last until
+/// the first copy or computation of the next stage begins. Then the schedule satisfies the rows, with W as `evaluate` counts. So
+/// the optimum is a lower bound on the time of these schedules. It may be below the fastest of them: copies in parts can do more
+/// than whole copies.
 ///
 /// Reference: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020 (stages, R,
 /// S); the interval columns replace its indicator of freed values. Patil et al., "POET: Training Neural Networks on Tiny Devices
 /// with Integrated Rematerialization and Paging", ICML 2022 (M_in; M_out and S_sd are out and O; its paging takes no time).
 class strong_form : public staged_model {
  public:
-  static constexpr bool restricts = true;  ///< takes all of `staging`
+  static constexpr bool restricts = true;  ///< takes all members of `staging`
 
   /// @param p      the problem; must outlive the form
-  /// @param budget bytes, >= what `bounds_without_search` gives
-  /// @param rules  the restrictions
+  /// @param budget bytes, >= the budget of `bounds_without_search`
+  /// @param rules  the restrictions and extensions
   /// @param longest_row memory rows with more entries are split by a running sum
   /// @param stop   polled while the model is built, which takes long for thousands of operations; true leaves it incomplete
-  /// @param copies values are copied to the host and back
-  /// @throws bad_option if `rules.turn` is no operation, `rules.small_values` out of range or `rules.order` no topological order,
-  ///         or for copies that the problem does not allow
+  /// @param copies true: values may be copied to the host and back
+  /// @throws bad_option as `stages` does, or if `copies` is true and the problem allows no copies
   /// Complexity: O(stages (operations + edges)) columns and rows; memory rows have O(values) entries each, unless split.
   strong_form(const problem& p, bytes_t budget, const staging& rules = {},
               std::size_t longest_row = std::numeric_limits<std::size_t>::max(), const std::function<bool()>& stop = {},
@@ -88,7 +88,9 @@ class strong_form : public staged_model {
     build();
   }
 
-  /// What a solution with copies computes, in order, and the values that it brings back. Copies are for others to lay over it.
+  /// The schedule behind a solution with copies, without the copies themselves. The caller lays copies over it.
+  /// @param x per column of `model`
+  /// @return the order of computations; and per value: is it brought back?
   /// Complexity: O(stages (operations + values)).
   std::pair<std::vector<operation_id>, std::vector<bool>> extract_copied(const Eigen::VectorXd& x) const {
     std::pair<std::vector<operation_id>, std::vector<bool>> answer;
@@ -109,14 +111,14 @@ class strong_form : public staged_model {
     const auto& x = frame().p->values()[v];
     return copies_ && frame().modelled[v] && !frame().stays[v] && x.movable && x.bytes > 0;
   }
-  /// Is `v` on the device after the copies at the beginning of stage `s`?
+  /// Is `v` on the device after the copies at the beginning of stage `s`, before any computation?
   expression here(std::size_t s, value_id v) { return moves(v) ? S(s, v) + M_in_[s][v] : S(s, v); }
 
-  /// False if `stop` ended it.
+  /// @return false if `stop` ended it
   bool make_columns(const std::function<bool()>& stop) {
     const auto n = frame().needed.size();
     const auto count = frame().size();
-    std::vector<std::vector<bool>> useful(count + 1, std::vector<bool>(n, false));  // recomputing i in stage s serves something
+    std::vector<std::vector<bool>> useful(count + 1, std::vector<bool>(n, false));  // may recomputing i in stage s help?
     for (std::size_t s = 0; s < count; ++s)
       for (std::size_t i = frame().blocks[s].first; i-- > 0;)
         for (auto v : frame().at(i).outputs) {
@@ -129,7 +131,7 @@ class strong_form : public staged_model {
           if (frame().repeatable[i] && (serves || std::any_of(frame().uses[v].begin(), frame().uses[v].end(), is_useful)))
             useful[s][i] = true;
         }
-    auto later = useful;  // .. in stage s or a later one
+    auto later = useful;  // the same for stage s or a later one
     for (std::size_t s = count; s-- > 0;)
       for (std::size_t i = 0; i < frame().blocks[s].first; ++i) later[s][i] = later[s][i] || later[s + 1][i];
 
@@ -172,12 +174,12 @@ class strong_form : public staged_model {
   void make_rows(std::size_t s) {
     const auto [first, last] = frame().blocks[s];
     const auto run = [&](std::size_t i) -> const expression& { return R(s, i); };
-    std::vector<expression> live(frame().p->values().size());                 // level of each value before the current step
-    std::vector<std::vector<expression>> levels(frame().p->values().size());  // before each user of the stage, and after the last
+    std::vector<expression> live(frame().p->values().size());  // per value: part that is live before the current step
+    std::vector<std::vector<expression>> levels(frame().p->values().size());  // per value: L before each user, after the last
     std::vector<std::vector<std::size_t>> users(frame().p->values().size());
 
-    std::vector<expression> purpose(last);   // of recomputing each operation
-    std::vector<bool> certain(last, false);  // is there one in any case?
+    std::vector<expression> purpose(last);   // per operation: uses of its outputs that justify recomputing it
+    std::vector<bool> certain(last, false);  // per operation: is there such a use in any case?
     for (value_id v = 0; v < frame().p->values().size(); ++v) {
       const auto i = frame().producer[v];
       if (!frame().modelled[v] || (i != stages::nothing && i >= last)) continue;
@@ -187,7 +189,7 @@ class strong_form : public staged_model {
       const auto before = i == stages::nothing || (frame().stays[v] && i < first) ? here(s, v) : run(i) + here(s, v);
       auto& level = levels[v];
       const auto others = [&](auto u) { return u != v && !frame().stays[u]; };
-      const bool byproduct =  // may be recomputed without being used
+      const bool byproduct =  // may be recomputed for another output, without being used
           i != stages::nothing && !run(i).is_constant() &&
           std::any_of(frame().at(i).outputs.begin(), frame().at(i).outputs.end(), others);
       if (!byproduct && !users[v].empty()) level.push_back(before);
@@ -228,7 +230,7 @@ class strong_form : public staged_model {
     if (copies_) make_copy_rows(s);
   }
 
-  /// Copies in stage `s`, and what it takes.
+  /// The copies in stage `s`, and the seconds of the stage.
   void make_copy_rows(std::size_t s) {
     const auto [first, last] = frame().blocks[s];
     const auto& rates = *frame().p->copies();
@@ -276,10 +278,10 @@ class strong_form : public staged_model {
     rows().at_most(awaited + own, beyond);
   }
 
-  /// @param live   level of each value when the stage starts
-  /// @param levels of each value: before its first user, .., after its last
+  /// @param live   per value: the part that is live when the stage starts
+  /// @param levels per value: L before its first user, .., after its last user
   void make_memory_rows(std::size_t s, std::vector<expression>& live, const std::vector<std::vector<expression>>& levels) {
-    expression row;  // what is live before the current step
+    expression row;  // bytes that are live before the current step
     std::vector<std::size_t> used(live.size(), 0);
     for (value_id v = 0; v < live.size(); ++v)
       if (frame().modelled[v] && !levels[v].empty()) row.add(live[v], frame().size(v));
@@ -302,7 +304,7 @@ class strong_form : public staged_model {
   std::size_t longest_row_;
   bool copies_;
   std::vector<std::vector<expression>> M_in_;  // per stage
-  std::vector<expression> pending_, sent_;     // of each value, up to the stage at hand: M - I, O
+  std::vector<expression> pending_, sent_;     // per value, sums up to the current stage: M - I, O
 };
 
 }  // namespace remat::staged
