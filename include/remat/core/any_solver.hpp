@@ -16,30 +16,30 @@
 
 namespace remat {
 
-/// Any solver, by value, with all that the library may use of it. Copies share the solver, which is const.
-/// Complexity: one virtual call more than the solver's.
+/// Type erasure of a solver, with its `sweep`, `with_start` and `plans_tiers`. Copies share one solver, which is const.
+/// Complexity: that of the solver, and one virtual call.
 /// @code
 /// std::map<std::string, remat::any_solver> methods = {{"none", remat::store_all()}, {"cuts", remat::min_cut()}};
 /// const auto r = remat::solve(p, budget, methods.at(name), {.seconds = 10});
 /// @endcode
 class any_solver {
  public:
-  /// @param s the solver; not implicit only for itself
+  /// @param s any other solver
   template <class S>
   requires(!std::same_as<std::remove_cvref_t<S>, any_solver> && solver<S>) any_solver(S s)  // NOLINT: every solver is one
       : self_(std::make_shared<const model<S>>(std::move(s))) {}
 
   std::string name() const { return self_->name(); }
-  /// Does it plan for problems that are not plain?
+  /// True if the solver plans for problems that are not plain.
   bool plans_tiers() const { return self_->plans_tiers(); }
   /// @throws what the solver throws
   result solve(const problem& p, bytes_t budget, monitor& m) const { return self_->solve(p, budget, m); }
-  /// That of the solver, or nothing where it shares no work between budgets.
+  /// The results of the solver's `sweep`, or nothing if the solver shares no work between budgets.
   /// @throws what the solver throws
   std::vector<result> sweep(const problem& p, std::span<const bytes_t> budgets, monitor& m) const {
     return self_->sweep(p, budgets, m);
   }
-  /// The same solver with `x` to begin with; without, if the one inside begins with nothing.
+  /// The same solver with `x` as its start; without a start if the solver is not `warm_startable`.
   any_solver with_start(const schedule& x) const {
     auto started = self_->with_start(x);
     return started ? any_solver(std::move(started)) : *this;

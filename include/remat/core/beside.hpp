@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Work on another thread, where the system has one.
+/// Work on another thread, if the system has a free one.
 #pragma once
 
 #include <future>
@@ -10,10 +10,10 @@
 
 namespace remat {
 
-/// Starts `work` on a thread of its own.
+/// Calls `work` on a new thread.
 /// @tparam F callable without arguments
-/// @param work what it refers to outlives the future
-/// @return what `work` will return or throw; not `valid()` if the system has no thread left: then `work` has not been called
+/// @param work the call; objects that it refers to must outlive the future
+/// @return the future result or exception of `work`; not `valid()` if the system has no thread left, and `work` is not called
 /// Complexity: that of starting a thread.
 template <class F>
 std::future<std::invoke_result_t<F>> beside(F&& work) {

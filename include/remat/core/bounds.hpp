@@ -12,8 +12,8 @@ namespace remat {
 
 /// Lower bounds that hold for every schedule of `p` and need no search.
 struct trivial_bounds {
-  double seconds = 0;  ///< sum of the costs of the operations on the device that targets depend on, s
-  bytes_t budget = 0;  ///< largest of: sources; held + targets; held + inputs + outputs + workspace of such an operation
+  double seconds = 0;  ///< time of all operations on the device that targets depend on, s
+  bytes_t budget = 0;  ///< largest of: sources; held + targets; held + inputs + `new_bytes` of such an operation; bytes
 };
 
 /// Computes `trivial_bounds`.

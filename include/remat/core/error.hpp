@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The exceptions of the library. Misuse throws one of these and names the culprit; outcomes of a search (infeasible,
-/// time limit) are never exceptions but a `remat::status`.
+/// The exceptions of the library. Misuse throws one of them, with a message that names the culprit. The outcome of a search
+/// (infeasible, time limit) is a `remat::status`, never an exception.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ struct not_a_dag : bad_problem {
   using bad_problem::bad_problem;
 };
 
-/// A document is not what it should be (truncated, wrong format or version, wrong type); `what()` names the member.
+/// A document is truncated, or has a wrong format, version or type; `what()` names the member.
 struct bad_document : error {
   using error::error;
 };
@@ -41,12 +41,13 @@ struct bad_option : error {
   using error::error;
 };
 
-/// A problem is too large for a method; `what()` names the method, the operations and the limit. Thrown before memory is taken.
+/// A problem is too large for a method; `what()` names the method, the operations and the limit. The method throws before it
+/// allocates memory.
 struct too_large : error {
   using error::error;
 };
 
-/// A component that was asked for is not there (no MILP library, say); `what()` says what to install.
+/// A requested component is missing, such as a MILP library; `what()` says what to install.
 struct not_available : error {
   using error::error;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The judge: executes a schedule on paper. Shares no code with any solver.
+/// The judge: simulates a schedule. Shares no code with any solver.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace remat {
 
 namespace detail {
 
-/// `evaluate` for a problem and a schedule that are plain.
+/// `evaluate` for a plain problem and a plain schedule.
 inline evaluation evaluate_device_and_host(const problem& p, const schedule& s) {
   const auto& values = p.values();
   const auto& ops = p.operations();
@@ -109,21 +109,21 @@ inline evaluation evaluate_device_and_host(const problem& p, const schedule& s) 
 
 }  // namespace detail
 
-/// Executes `s` step by step and measures it.
+/// Simulates `s` step by step, and measures its memory and time.
 ///
 /// The device holds a set of values, at first the sources.
-/// - `compute o`: every input of `o` is on the device. Memory = bytes on the device + bytes of *all* outputs of `o`, also of
-///   those on the device already, + workspace. Afterwards every output is on the device (once).
+/// - `compute o`: every input of `o` is on the device. Memory = bytes on the device + bytes of *all* outputs of `o` (even if they
+///   are on the device already) + workspace. Afterwards every output is on the device (once).
 /// - `drop v`: `v` is on the device and not held; its bytes are free afterwards.
 /// - `offload v`: a copy to the host starts. It frees nothing: a later `drop v` waits for the copy to end.
 /// - `prefetch v`: a host copy of `v` exists or is under way and `v` is not on the device; its bytes count from here on.
 ///
-/// Computes follow one another; so do copies in either direction, each lasting latency + bytes / rate. A copy starts no earlier
-/// than the computes before it in the list have ended; a compute waits for its prefetched inputs; a prefetch waits for its
-/// offload. At the end all targets are on the device.
+/// Computations run one after the other, and so do the copies in each direction. A copy takes latency + bytes / rate. It starts
+/// once the computations before it in the list have ended. A computation waits for its prefetched inputs. A prefetch waits for
+/// the offload of its value. At the end all targets are on the device.
 ///
-/// That is for schedules and problems that are `plain`. Of the others, `detail::evaluate_tiers` has the rules: they are the same
-/// for those, but that a value is not sent again to a tier where it is.
+/// These are the rules for plain problems and schedules. `detail::evaluate_tiers` has the rules for all others. They agree on
+/// plain ones, except that a value may not be copied again to a tier that has it.
 ///
 /// @param p the problem
 /// @param s the schedule
@@ -138,7 +138,7 @@ inline evaluation evaluate(const problem& p, const schedule& s) {
   return p.plain() && s.plain() ? detail::evaluate_device_and_host(p, s) : detail::evaluate_tiers(p, s);
 }
 
-/// As `evaluate`, for those who know offloads and prefetches but no tiers.
+/// As `evaluate`, for callers that support offloads and prefetches but no tiers.
 /// @throws bad_problem if `p` is not plain, naming the member; bad_schedule if `s` is not plain, or as `evaluate`
 inline evaluation evaluate_plain(const problem& p, const schedule& s) {
   if (!p.plain()) throw bad_problem(p.beyond_plain() + ": beyond version 1 of the format, and not supported here");
@@ -150,7 +150,7 @@ inline evaluation evaluate_plain(const problem& p, const schedule& s) {
 }
 
 /// The schedule that executes every operation once, in the order of the problem, and drops values as early as possible.
-/// @return its steps; `measure_store_all(p)` has the peak that `N%` budgets refer to
+/// @return the schedule; `measure_store_all(p)` has the peak that `N%` budgets refer to
 /// Complexity: O(values + edges).
 inline schedule store_all_schedule(const problem& p) {
   std::vector<operation_id> order(p.operations().size());
@@ -158,14 +158,14 @@ inline schedule store_all_schedule(const problem& p) {
   return with_drops(p, order);
 }
 
-/// What store-all needs, to compare with.
+/// Peak and time of store-all, for comparison.
 struct store_all_needs {
-  bytes_t peak = 0;    ///< what `N%` budgets refer to, bytes
-  double seconds = 0;  ///< s
+  bytes_t peak = 0;    ///< peak that `N%` budgets refer to, bytes
+  double seconds = 0;  ///< time, s
 };
 
-/// Measures `store_all_schedule`; of a problem that is not plain, what it would be with all values on the device, and with
-/// nothing to wait for. Complexity: O(values + edges).
+/// Measures `store_all_schedule`. For a problem that is not plain, assumes that all values are on the device and that no
+/// computation waits. Complexity: O(values + edges).
 inline store_all_needs measure_store_all(const problem& p) {
   const auto s = store_all_schedule(p);
   if (p.plain()) {

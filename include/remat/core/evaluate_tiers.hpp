@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The judge of schedules for several tiers. `evaluate` calls it.
+/// The rules of schedules for several tiers. `evaluate` calls `evaluate_tiers`.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 
 namespace remat::detail {
 
-/// A cell per value and tier.
+/// A table with one cell per value and tier.
 template <class T>
 class tier_table {
  public:
@@ -31,14 +31,14 @@ class tier_table {
   std::vector<T> cells_;
 };
 
-/// A step with its tiers: those of an offload are the device and the host, those of a prefetch the other way round.
+/// The step with explicit tiers: an offload becomes a copy from the device to the host, a prefetch a copy back.
 inline step with_tiers(const problem& p, const step& s) {
   if (s.what == action::offload) return {action::copy, s.which, device_tier, p.host()};
   if (s.what == action::prefetch) return {action::copy, s.which, p.host(), device_tier};
   return s;
 }
 
-/// Per link: the number of its stream, which is that of the first link of the stream.
+/// For each link, the number of its stream: the index of the first link on the same stream.
 inline std::vector<std::size_t> streams_of(const problem& p) {
   std::vector<std::size_t> streams;
   for (const auto& l : p.links()) {
@@ -48,7 +48,7 @@ inline std::vector<std::size_t> streams_of(const problem& p) {
   return streams;
 }
 
-/// What is where: follows a schedule without its times, and breaks off at the first rule that it breaks.
+/// Contents of all tiers: follows a schedule without its times, and throws at the first violation of a rule.
 class tier_contents {
  public:
   tier_contents(const problem& p, const schedule& s)
@@ -56,7 +56,8 @@ class tier_contents {
     e_.peaks = live_;
   }
 
-  /// @return memory and counts
+  /// @return memory and counts; no times
+  /// @throws bad_schedule at the first violation
   evaluation run() {
     start();
     for (; at_ < s_.steps.size(); ++at_) {
@@ -75,7 +76,7 @@ class tier_contents {
     return std::move(e_);
   }
 
-  /// Where each source starts, after `run`; `any_tier` for the other values.
+  /// The start tier of each source, after `run`; `any_tier` for the other values.
   const std::vector<tier_id>& homes() const { return homes_; }
 
  private:
@@ -158,7 +159,7 @@ class tier_contents {
     take(v, from);
   }
 
-  /// Targets where they end, and of cyclic schedules the state in which they began.
+  /// Checks the end: targets are on their final tiers, and a cyclic schedule is back in its initial state.
   void end() {
     const auto wrong = [&](const std::string& why) { throw bad_schedule(s_.steps.size(), why); };
     const auto value = [](value_id v) { return "value " + std::to_string(v); };
@@ -170,7 +171,7 @@ class tier_contents {
       if (!somewhere) wrong("target " + std::to_string(v) + " is on no tier at the end");
     }
     if (p_.next().empty()) return;
-    auto expected = homes_;  // of what is to be there: a target that is carried in the place of its source
+    auto expected = homes_;  // a carried target ends in the place of its source
     for (const auto& [target, source] : p_.next()) expected[target] = std::exchange(expected[source], any_tier);
     for (value_id v = 0; v < expected.size(); ++v)
       for (tier_id t = 0; t < live_.size(); ++t) {
@@ -206,17 +207,18 @@ class tier_contents {
   std::vector<tier_id> homes_;
   tier_table<unsigned char> on_;
   std::vector<bytes_t> live_;
-  bytes_t device_ = no_bytes;  // while the step runs, if it is more than after it
+  bytes_t device_ = no_bytes;  // peak on the device within the current step, or `no_bytes`
   std::vector<bool> has_run_;
 };
 
-/// When it happens: follows a valid schedule, again and again if it is cyclic.
+/// Times of a valid schedule. A cyclic schedule is executed again and again.
 ///
-/// The device is where time is told: `now` is the end of its last computation or wait. Per value and tier, `ready` is when it is
-/// complete there, and `busy` until when something else than the device's computations reads it there. Each stream, and each
-/// other tier's computations, follow one another. `floor` is from when on the room exists, on another tier, that steps earlier in
-/// the list have freed: nothing that takes room there begins before. So no tier ever needs more than in the order of the list,
-/// however late a copy is.
+/// - `now`: the clock of the device, which is the end of its last computation or wait.
+/// - `ready`, per value and tier: when the value is complete on the tier.
+/// - `busy`, per value and tier: end of its last read, by a copy or by a computation that does not run on the device.
+/// - `tier_free`, `stream_free`: end of the last computation of another tier, and of the last copy of a stream.
+/// - `floor`, per tier beyond the device: when the room exists that earlier steps of the list have freed. A step that takes room
+///   there starts no earlier. So no tier needs more memory than in the order of the list, however late a copy is.
 class tier_clocks {
  public:
   tier_clocks(const problem& p, const schedule& s, const std::vector<tier_id>& homes)
@@ -235,7 +237,7 @@ class tier_clocks {
     for (const auto& c : p.next()) carried_[c.target] = true;
   }
 
-  /// Adds the times of one execution to `e`, or of the last one until the state repeats.
+  /// Adds the times of one execution to `e`; for a cyclic schedule, of the execution after which the state repeats.
   void run(evaluation& e) {
     if (p_.next().empty()) {
       execute(e);
@@ -296,7 +298,7 @@ class tier_clocks {
       frees = frees || ready_(v, t) != absent;
       ready_(v, t) = end;
     }
-    if (t != device_tier && frees) floor_[t] = std::max(floor_[t], end);  // the workspace, and what was there
+    if (t != device_tier && frees) floor_[t] = std::max(floor_[t], end);  // when the workspace and the replaced outputs are free
     return end;
   }
 
@@ -322,7 +324,7 @@ class tier_clocks {
     busy_(v, t) = 0;
   }
 
-  /// When `v` is where it must end.
+  /// When `v` is complete on its final tier.
   double arrival(value_id v) {
     if (const auto t = p_.values()[v].ends; t != any_tier) return ready_(v, t);
     double first = std::numeric_limits<double>::infinity();
@@ -331,7 +333,7 @@ class tier_clocks {
     return first;
   }
 
-  /// The end of a step of a cyclic schedule: targets are sources from here on, those that are not carried leave as if dropped.
+  /// Ends one execution of a cyclic schedule: carried targets become sources, other targets are dropped unless they are sources.
   void pass_on() {
     for (auto v : p_.targets())
       for (tier_id t = 0; t < floor_.size(); ++t)
@@ -343,7 +345,7 @@ class tier_clocks {
     }
   }
 
-  /// How far each clock is ahead of `now`: nothing that began later depends on more.
+  /// How far each clock is ahead of `now`, s. Later steps depend on nothing else.
   std::vector<double> ahead() const {
     std::vector<double> all;
     for (const auto* clocks : {&ready_.cells(), &busy_.cells(), &floor_, &tier_free_, &stream_free_})
@@ -359,27 +361,28 @@ class tier_clocks {
   std::vector<bool> carried_;
   tier_table<double> ready_, busy_;
   std::vector<double> floor_, tier_free_, stream_free_;
-  std::vector<std::size_t> streams_;  // by link
+  std::vector<std::size_t> streams_;  // of each link
   double now_ = 0, began_ = 0;
 };
 
 /// Executes a schedule of any problem.
 ///
-/// For each tier there is a set of values on it; a value may be on several, and a copy stays good until it is dropped there.
-/// - `compute o`: every input of `o` is on the tier of `o`, where its outputs are afterwards. Its memory counts there: what is
-///   there + bytes of all outputs but those in the place of an input + workspace.
-/// - `copy v`: `v` may be copied, is on one tier and not on the other, and there is a link. It counts on the other from here on.
-/// - `drop v`: `v` is there, and not held there; its bytes are free afterwards.
-/// At the end, each target is where it must end. If there are targets that are sources of the next step, everything is then where
-/// it was at first, such targets in the place of their sources; targets that are not carried leave.
+/// Each tier holds a set of values. A value may be on several tiers; a copy stays valid until it is dropped there.
+/// - `compute o`: every input of `o` is on the tier of `o`; afterwards, every output is there. Memory on that tier = bytes on
+///   it + bytes of all outputs that overwrite no input + workspace.
+/// - `copy v`: `v` is movable, is on the first tier and not on the second, and a link joins them. Its bytes count on the second
+///   tier from here on.
+/// - `drop v`: `v` is on the tier and not held there; its bytes are free afterwards.
+/// At the end, each target is on its final tier. If targets become sources of the next step, the schedule is cyclic: it ends in
+/// its initial state, with these targets in the place of their sources. Targets that are neither carried nor sources leave.
 ///
-/// Of the time, `tier_clocks` has the rules. A cyclic schedule is executed until its state repeats, that is, until every clock is
-/// as far ahead of the device's as one execution before; the time of that execution is the period. The system is linear over
-/// maximum and plus, so this stays. Where that takes more than 16 executions, it is by how much each of the last 12 puts off the
-/// end of all work, on average.
-/// @return as `evaluate`; of a cyclic schedule, copies and times are those of the last execution, from its begin on
-/// @throws bad_schedule as `evaluate`; also for a tier over its budget, and a state at the end that is not that at the beginning
-/// Complexity: O(tiers values + edges executed), of cyclic schedules times the number of executions.
+/// `tier_clocks` has the rules for times. A cyclic schedule is executed until its state repeats: every clock is as far ahead of
+/// the device's clock as one execution before. The time of that execution is the period. The system is linear over (max, plus),
+/// so the state repeats from there on. After 16 executions without repetition, the period is the average delay of the end of all
+/// work per execution, over the last 12 executions.
+/// @return as `evaluate`; for a cyclic schedule, times and copies are those of the last execution, relative to its beginning
+/// @throws bad_schedule as `evaluate`; also for a tier over its budget, or if a cyclic schedule does not end in its initial state
+/// Complexity: O(tiers values + edges executed), for a cyclic schedule times the number of executions.
 inline evaluation evaluate_tiers(const problem& p, const schedule& s) {
   tier_contents contents(p, s);
   auto e = contents.run();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The best schedule so far.
+/// The best schedule found so far.
 #pragma once
 
 #include <limits>
@@ -28,8 +28,8 @@ class incumbent {
   /// Empty unless `found()`.
   const remat::schedule& schedule() const { return schedule_; }
   double seconds() const { return seconds_; }
-  /// Takes `order` if it fits and is faster; `evaluate` has the last word.
-  /// @return true if it was taken
+  /// Takes `order` if it fits the budget and is faster than the present one; `evaluate` must confirm it.
+  /// @return true if `order` was taken
   /// Complexity: O(values + edges executed).
   bool offer(const std::vector<operation_id>& order) {
     const auto needs = measure_order(p_, order);
@@ -45,13 +45,13 @@ class incumbent {
     seconds_ = needs.seconds;
     return found_ = true;
   }
-  /// Tells the observers of `m`, with the schedule.
+  /// Reports the incumbent and its schedule to the observers of `m`.
   /// @param stage what the solver is doing
   /// @param bound proven lower bound on the time, s
   void report(monitor& m, std::string stage, double bound = 0) const {
     m.report({.stage = std::move(stage), .best = seconds_, .bound = bound, .schedule = found_ ? &schedule_ : nullptr});
   }
-  /// The schedule, if there is one.
+  /// Copies the schedule into `r`, if there is one.
   void put_into(result& r) const {
     if (!found_) return;
     r.status = status::feasible;

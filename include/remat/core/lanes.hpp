@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What the device, other tiers and links do over time of a schedule.
+/// Activity of the device, the other tiers and the links over the time of a schedule.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace remat {
 
-/// One thing after the other: the computations of a tier, or the copies of a stream.
+/// Activities that follow one another: the computations of a tier, or the copies of a stream.
 struct lane {
   enum class work { computed, recomputed, copied, waited };
   struct span {
@@ -24,7 +24,7 @@ struct lane {
     work what = work::computed;
   };
   std::string label;
-  std::vector<span> spans;  ///< none takes no time; of a cyclic schedule those of one period, cut at its end. What nobody waits
+  std::vector<span> spans;  ///< each takes time; for a cyclic schedule: of one period, cut at its end. A copy that no step waits
                             ///< for may end after the schedule
 };
 
@@ -33,10 +33,10 @@ struct tier_memory {
   std::string label;
   std::optional<bytes_t> budget;
   bytes_t peak = 0;
-  std::vector<std::pair<double, bytes_t>> points;  ///< time in s, ascending, and bytes from then on
+  std::vector<std::pair<double, bytes_t>> points;  ///< (time in s, ascending; bytes from then on)
 };
 
-/// Follows computations and copies. The device waits where it does not compute.
+/// Computes the activity over time. The device waits whenever it does not compute.
 /// @param p the problem
 /// @param s a valid schedule of it
 /// @return the device first, then the other tiers that compute, then the streams in the order of the links
@@ -48,7 +48,7 @@ struct tier_memory {
 inline std::vector<lane> trace_lanes(const problem& p, const schedule& s) {
   const auto e = evaluate(p, s);
   std::vector<lane> lanes;
-  std::size_t streams = 0;  // where they begin: one may be called like a tier
+  std::size_t streams = 0;  // index of the first stream, because a stream may have the name of a tier
   const auto find = [&](const std::string& label, std::size_t from) -> lane& {
     const auto found = std::find_if(lanes.begin() + static_cast<std::ptrdiff_t>(from), lanes.end(),
                                     [&](const lane& l) { return l.label == label; });
@@ -65,7 +65,7 @@ inline std::vector<lane> trace_lanes(const problem& p, const schedule& s) {
 
   const auto add = [&](lane& to, double begin, double end, lane::work what) {
     while (!p.next().empty() && e.seconds > 0 && begin >= e.seconds) begin -= e.seconds, end -= e.seconds;
-    if (!p.next().empty() && end > e.seconds) {  // goes on in the next step
+    if (!p.next().empty() && end > e.seconds) {  // continues in the next step
       to.spans.push_back({0, std::min(end - e.seconds, begin), what});
       end = e.seconds;
     }
@@ -97,11 +97,11 @@ inline std::vector<lane> trace_lanes(const problem& p, const schedule& s) {
   return lanes;
 }
 
-/// Follows the memory of the tiers beyond the device: in the order of the schedule, at the clock of the device, from which on
-/// what is asked for counts.
+/// Computes the memory of the tiers beyond the device over time. The order is that of the schedule, the clock that of the device:
+/// the bytes of a copy count from the time at which the step issues it.
 /// @param p the problem
 /// @param s a valid schedule of it
-/// @return the tiers that hold anything
+/// @return one entry for each tier beyond the device that holds anything
 /// @throws bad_schedule if `s` is not valid
 /// Complexity: that of `evaluate`.
 inline std::vector<tier_memory> trace_tiers(const problem& p, const schedule& s) {
@@ -124,7 +124,7 @@ inline std::vector<tier_memory> trace_tiers(const problem& p, const schedule& s)
     if (x.what == action::compute) {
       const auto& o = p.operations()[x.operation()];
       if (o.on == device_tier) now = e.ends[at];
-      bytes_t beside = o.workspace;  // outputs that were there already are made beside themselves
+      bytes_t beside = o.workspace;  // an output that is already there needs its bytes twice
       for (auto v : o.outputs) beside += there[o.on][v] ? p.values()[v].bytes : 0;
       for (const auto& w : o.overwrites) put(w.input, o.on, false);
       for (auto v : o.outputs) put(v, o.on, true);

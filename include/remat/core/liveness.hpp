@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What orders of computations want on the device, and what they need if every value is dropped as early as possible.
+/// Liveness of values along an order of computations, and the memory of the order if every value is dropped as early as possible.
 #pragma once
 
 #include <algorithm>
@@ -12,35 +12,35 @@
 
 namespace remat {
 
-/// The values that an order of computations wants on the device, followed from its end backwards: those read, or targets at the
-/// end, before they are computed again.
+/// Backward liveness analysis of an order of computations. A value is wanted on the device (live) if a later computation reads it
+/// before it is computed again. At the end the targets are wanted. Held values always are.
 /// @code
 /// remat::liveness after(p);
 /// for (auto k = order.size(); k-- > 0;) memory[k] = after.step_back(order[k]);
 /// @endcode
 class liveness {
  public:
-  /// At the end of the order. Complexity: O(values).
+  /// Starts at the end of the order. Complexity: O(values).
   explicit liveness(const problem& p) : p_(p), wanted_(p.values().size(), 0) {
     for (value_id v = 0; v < wanted_.size(); ++v)
       if (p.values()[v].held) want(v);
     for (auto v : p.targets()) want(v);
   }
 
-  /// Is `v` wanted now? What is held always is.
+  /// True if `v` is wanted at the current position.
   bool wanted(value_id v) const { return wanted_[v] != 0; }
-  /// Does anybody want what `o` makes?
+  /// True if an output of `o` is wanted at the current position.
   bool useful(operation_id o) const {
     const auto& outputs = p_.operations()[o].outputs;
     return std::any_of(outputs.begin(), outputs.end(), [&](value_id v) { return wanted_[v] != 0; });
   }
-  /// Goes to before `o`, the computation that comes before now.
-  /// @return bytes while `o` is computed
+  /// Moves back over `o`, the computation right before the current position.
+  /// @return bytes on the device while `o` is computed: wanted values, all outputs of `o`, workspace
   bytes_t step_back(operation_id o) {
     const auto& op = p_.operations()[o];
     const auto* const values = p_.values().data();
     auto* const wanted = wanted_.data();
-    auto live = live_, written = op.workspace;  // not members, which the compiler would store each time
+    auto live = live_, written = op.workspace;  // local copies: the compiler would store members at each change
     for (auto v : op.outputs) {
       written += values[v].bytes;
       if (wanted[v]) live -= values[v].bytes;
@@ -62,17 +62,17 @@ class liveness {
 
   const problem& p_;
   std::vector<unsigned char> wanted_;
-  bytes_t live_ = 0;  // of the values wanted
+  bytes_t live_ = 0;  // of the wanted values
 };
 
-/// What an order of computations needs if every value is dropped as early as possible (as by `with_drops`).
+/// Memory and time of an order of computations if every value is dropped as early as possible (see `with_drops`).
 struct order_needs {
-  bytes_t peak = 0;             ///< bytes
+  bytes_t peak = 0;             ///< largest memory at any position, or before the first, bytes
   double seconds = 0;           ///< sum of the costs, s
   std::vector<bytes_t> memory;  ///< bytes while position i is computed
 };
 
-/// Measures a valid order in one backward pass.
+/// Measures an order in one backward pass. The order must be valid; this is not checked.
 /// Complexity: O(values + edges executed).
 inline order_needs measure_order(const problem& p, std::span<const operation_id> order) {
   order_needs n;
@@ -87,7 +87,7 @@ inline order_needs measure_order(const problem& p, std::span<const operation_id>
   return n;
 }
 
-/// The order without the computations whose outputs nobody reads before they are computed again.
+/// Removes each computation with unused outputs: neither read before they are computed again, nor targets at the end.
 /// Complexity: O(values + edges executed).
 inline std::vector<operation_id> prune_order(const problem& p, std::span<const operation_id> order) {
   std::vector<operation_id> kept;

@@ -19,14 +19,14 @@
 
 namespace remat {
 
-/// What a search may use.
+/// Limits of a search.
 struct limits {
   double seconds = 60;     ///< wall-clock time, s, >= 0; infinity for none
   unsigned threads = 1;    ///< worker threads a component may start, in [1, most_threads]
-  std::uint64_t seed = 0;  ///< of every random choice; equal seeds give equal results where no limit cuts a search off
+  std::uint64_t seed = 0;  ///< seed of all random choices; equal seeds give equal results unless a limit stops the search
   double gap = 1e-4;       ///< relative gap (time - bound) / time below which a schedule counts as optimal, in [0, 1)
 
-  static constexpr unsigned most_threads = 1024;  ///< more are a mistake: systems run out of them, and libraries hang
+  static constexpr unsigned most_threads = 1024;  ///< systems run out of threads above it, and libraries hang
 
   /// @throws bad_option naming the member that is out of range
   void validate() const {
@@ -40,15 +40,15 @@ struct limits {
 /// A snapshot of a search, given to observers.
 struct progress {
   std::string stage;                                      ///< what the solver is doing, such as "block 3 of 8"
-  double elapsed = 0;                                     ///< s since the search began
+  double elapsed = 0;                                     ///< time since the search began, s
   double best = std::numeric_limits<double>::infinity();  ///< time of the best schedule so far, s; infinity before the first
   double bound = 0;                                       ///< proven lower bound on the time, s
-  const remat::schedule* schedule = nullptr;              ///< of the time `best`, during the call; null where none is told
-  bytes_t peak = 0;                                       ///< of `schedule`
-  double idle = 0;                                        ///< s since the search last reported a smaller `best`
+  const remat::schedule* schedule = nullptr;              ///< schedule of time `best`, valid during the call; may be null
+  bytes_t peak = 0;                                       ///< peak of `schedule`, bytes
+  double idle = 0;                                        ///< time since the search last reported a smaller `best`, s
 };
 
-/// What an observer answers; an observer that returns nothing means `go_on`.
+/// Answer of an observer. An observer without a return value means `go_on`.
 enum class control { go_on, stop };
 
 /// Anything callable with a `progress`, returning nothing or a `control`.
@@ -60,19 +60,19 @@ template <class O>
 concept observer = std::invocable<O&, const progress&> &&(std::is_void_v<std::invoke_result_t<O&, const progress&>> ||
                                                           std::same_as<std::invoke_result_t<O&, const progress&>, control>);
 
-/// What a solver polls and reports to while it works. One per call of `solve`; observers run on the thread that reports, and one
-/// thread reports at a time.
-/// Complexity: O(1) per call, and what the observers take.
+/// Connects a search to its caller: the solver polls the limits, and reports its progress to observers. Each call of `solve` has
+/// one monitor. Observers run on the thread that reports; only one thread may report at a time.
+/// Complexity: O(1) per call, and the time of the observers.
 class monitor {
  public:
   monitor() : monitor(remat::limits{}) {}
   explicit monitor(const remat::limits& l, std::function<control(const progress&)> notify = {})
       : limits_(l), notify_(std::move(notify)) {}
 
-  /// For a component of a solver: a part of the time that is left. It stops when `whole` does.
-  /// @param whole  must outlive this
-  /// @param share  in [0, 1]
-  /// @param notify is told what the component reports; by default `whole` reports it
+  /// Monitor for a component of a solver, with a share of the remaining time. It stops when `whole` stops.
+  /// @param whole  monitor of the whole search; must outlive this monitor
+  /// @param share  share of the remaining time, in [0, 1]
+  /// @param notify observer of the component; by default, the reports go to `whole`
   monitor(monitor& whole, double share, std::function<control(const progress&)> notify = {})
       : limits_(whole.limits_), notify_(std::move(notify)), whole_(&whole) {
     limits_.seconds = whole.remaining() * share;
@@ -87,15 +87,15 @@ class monitor {
   double elapsed() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
   /// Seconds left, >= 0; infinity without a time limit.
   double remaining() const { return std::max(0.0, limits_.seconds - elapsed()); }
-  /// True once time is up or an observer asked to stop. Solvers return their best schedule within a second of it.
+  /// True once the time is up or an observer asked to stop. Solvers then return their best schedule within a second.
   bool stopped() const { return stop_requested() || remaining() <= 0; }
   /// True if an observer, or `request_stop`, asked to stop.
   bool stop_requested() const { return stopped_ || (whole_ && whole_->stop_requested()); }
   /// Asks the solver to stop; from any thread.
   void request_stop() { stopped_ = true; }
-  /// From now on the search is for something else, such as another budget: what it reported before is no longer its best.
+  /// Begins a new search, such as for another budget: the best time reported so far no longer counts.
   void restart() { best_ = std::numeric_limits<double>::infinity(), improved_ = elapsed(); }
-  /// Tells the observers; a solver calls it at each improvement and at most some ten times a second otherwise.
+  /// Calls the observers. A solver reports each improvement, and otherwise at most some ten times a second.
   void report(progress p) {
     p.elapsed = elapsed();
     if (p.best < best_) best_ = p.best, improved_ = p.elapsed;
@@ -112,9 +112,10 @@ class monitor {
   const monitor* whole_ = nullptr;
 };
 
-/// An observer for a search that is part of another: hands its reports on to `m`, and stops it when an observer of `m` asks to.
-/// @param m      must outlive the observer
-/// @param prefix stands before the stage of each report
+/// An observer for a search inside another search: forwards the reports of the inner search to `m`, the monitor of the outer one,
+/// and stops the inner search when an observer of `m` asks to stop.
+/// @param m      monitor of the outer search; must outlive the observer
+/// @param prefix text before the stage of each report
 inline auto report_to(monitor& m, std::string prefix = "") {
   return [&m, prefix = std::move(prefix)](progress now) {
     now.stage = prefix + now.stage;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Time against budget, as one call.
+/// The curve of time against budget, in one call.
 #pragma once
 
 #include <algorithm>
@@ -20,9 +20,9 @@ namespace remat {
 
 /// A solver that shares work between budgets.
 ///
-/// `s.sweep(p, budgets, m)` is `const`, re-entrant and polls `m.stopped()`. The budgets differ, fall, and are not below
-/// `bounds_without_search(p).budget`. It returns what `s.solve` would, a result per budget in the same order; or none at all if
-/// there is no work to share, and then each budget is solved by itself.
+/// `s.sweep(p, budgets, m)` is `const`, re-entrant and polls `m.stopped()`. The budgets are distinct, in descending order, and at
+/// least `bounds_without_search(p).budget`. `sweep` returns one result per budget, in the same order, as `s.solve` would. Without
+/// work to share it returns an empty list; then each budget is solved by itself.
 /// @code
 /// static_assert(!remat::sweeping_solver<remat::store_all>);
 /// @endcode
@@ -36,17 +36,17 @@ template <class O>
 concept point_observer = std::invocable<O&, const result&> &&
     (std::is_void_v<std::invoke_result_t<O&, const result&>> || std::same_as<std::invoke_result_t<O&, const result&>, control>);
 
-/// Anything that may watch a curve come about.
+/// An observer of a curve: of the progress of its searches, or of its points.
 template <class O>
 concept curve_observer = observer<O> || point_observer<O>;
 
-/// So many budgets, such as `evenly{20}`, at equal distances, from the smallest that is found to do to the one for which nothing
-/// is recomputed.
+/// A number of budgets at equal distances, such as `evenly{20}`: from the smallest budget for which a schedule is found to the
+/// peak of store-all.
 enum class evenly : std::size_t {};
 
 namespace detail {
 
-/// Gives `to` what is proven for the larger budget of `from`.
+/// Transfers the bounds of `from`, which has a larger budget, to `to`.
 inline void inherit(result& to, const result& from, double gap) {
   to.bound = std::max(to.bound, from.bound);
   to.budget_bound = std::max(to.budget_bound, from.budget_bound);
@@ -57,7 +57,9 @@ inline void inherit(result& to, const result& from, double gap) {
     to.status = status::infeasible, to.reason.clear();
 }
 
-/// Makes a curve, by falling budget, consistent: a schedule counts wherever it fits, a bound for every smaller budget.
+/// Makes a curve (by falling budget) consistent: a schedule counts for every budget that it fits, a bound on the time for every
+/// smaller budget, a bound on the budget for all.
+/// @throws broken_contract if a bound contradicts a schedule
 inline void join_points(std::vector<result>& curve, const std::vector<result>& known, double gap) {
   auto all = known;
   all.insert(all.end(), curve.begin(), curve.end());
@@ -79,9 +81,10 @@ inline void join_points(std::vector<result>& curve, const std::vector<result>& k
   }
 }
 
-/// The curve for `budgets`, which fall.
-/// @param known results for other budgets
-/// @param tell  told of each point
+/// Computes the points of a curve.
+/// @param budgets in descending order, bytes
+/// @param known   results for other budgets
+/// @param tell    called with each point; may stop the search
 template <solver S>
 std::vector<result> trace_curve(const problem& p, const std::vector<bytes_t>& budgets, const S& s, monitor& m,
                                 const std::vector<result>& known, const std::function<control(const result&)>& tell) {
@@ -104,7 +107,7 @@ std::vector<result> trace_curve(const problem& p, const std::vector<bytes_t>& bu
   if constexpr (sweeping_solver<S>) {
     const auto end = std::find_if(budgets.begin(), budgets.end(), [&](bytes_t b) { return b < least; });
     std::vector<bytes_t> possible;
-    std::vector<std::size_t> place;  // in `possible`, of each budget: more than any schedule can use is one
+    std::vector<std::size_t> place;  // of each budget in `possible`; all budgets above `max_peak` share one
     for (auto budget = budgets.begin(); budget != end; ++budget) {
       if (const auto most = usable(*budget); possible.empty() || possible.back() != most) possible.push_back(most);
       place.push_back(possible.size() - 1);
@@ -117,7 +120,7 @@ std::vector<result> trace_curve(const problem& p, const std::vector<bytes_t>& bu
     for (std::size_t i = 0; i < place.size() && !answers.empty(); ++i) add(budgets[i], answers[place[i]]);
   }
   for (auto i = curve.size(); i < budgets.size(); ++i) {
-    result r;  // what is known already
+    result r;  // first, from the known results
     r.status = status::time_limit;
     r.budget = budgets[i];
     r.budget_bound = least;
@@ -141,19 +144,19 @@ std::vector<result> trace_curve(const problem& p, const std::vector<bytes_t>& bu
 
 /// Looks for the fastest schedule within each of several budgets: time against memory.
 ///
-/// The points help each other: a schedule counts for every budget that it fits, a bound on the time for every smaller budget, a
-/// bound on the budget for all. So the curve is monotone: more budget is never slower. A solver with `sweep` shares its own work
-/// too.
+/// Points share their results: a schedule counts for every budget that it fits, a bound on the time for every smaller budget, a
+/// bound on the budget for all. So the curve is monotone: a larger budget is never slower. A solver with `sweep` also shares its
+/// own work between budgets.
 /// @tparam S         the method
-/// @tparam O         observers of progress, as of `solve`, or of points: callables on `const result&`
+/// @tparam O         observers of progress, as in `solve`, or of points: callables on `const result&`
 /// @param p          the problem
 /// @param budgets    bytes for everything on the device, >= 0, in any order
 /// @param s          the method
-/// @param l          limits of the whole curve; where budgets are solved one by one, the time left is shared equally
-/// @param observers  each sees the points as they are found, by falling budget (smaller budgets may better them still), or the
-///                   reports of the solver; any may return `control::stop`
-/// @return a result per distinct budget, by falling budget, judged as by `solve`; `elapsed` is the time since the call.
-///         Infeasible points say so, and have their `budget_bound`
+/// @param l          limits of the whole curve; budgets that are solved one by one share the remaining time equally
+/// @param observers  called with the reports of the solver, or with each point once it is found, by falling budget (a smaller
+///                   budget may still improve it); any may return `control::stop`
+/// @return a result per distinct budget, by falling budget, judged as by `solve`; `elapsed` is the time since the call, s.
+///         An infeasible point has the status `infeasible` and its `budget_bound`
 /// @throws bad_option for a negative budget or limits out of range; what the solver throws; `broken_contract` if a schedule is
 ///         invalid or over its budget, or a bound is contradicted
 /// Complexity: that of the solver, per budget or of its sweep, + O((values + edges executed) points).
@@ -172,9 +175,9 @@ std::vector<result> pareto_curve(const problem& p, std::vector<bytes_t> budgets,
   return detail::trace_curve(p, budgets, s, m, {}, [&](const result& r) { return detail::tell(r, observers...); });
 }
 
-/// As above, for budgets at equal distances. A quarter of the time is for the search of the smallest; where the problem is not
-/// plain, it is that of `bounds_without_search`.
-/// @throws bad_option for no points
+/// As above, for budgets at equal distances. The search for the smallest budget takes a quarter of the time. If it finds nothing,
+/// or the solver does not plan for the tiers of the problem, the smallest budget is that of `bounds_without_search`.
+/// @throws bad_option for zero points, and as above
 /// @code
 /// const auto curve = remat::pareto_curve(p, remat::evenly{20}, remat::min_cut{}, {.seconds = 60});
 /// @endcode

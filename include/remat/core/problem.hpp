@@ -17,30 +17,30 @@
 
 namespace remat {
 
-/// A tensor, or any other thing that occupies memory.
+/// A tensor, or another object that occupies memory.
 struct value {
   std::string name;
   bytes_t bytes = 0;
-  bool held = false;    ///< a source that is never dropped (parameter, input the caller keeps) from the tier where it starts
-  bool movable = true;  ///< may be copied to other tiers, where the problem allows copies
-  tier_id starts = device_tier;  ///< where a source is at first; `any_tier`: the schedule says where
-  tier_id ends = device_tier;    ///< where a target must be at the end; `any_tier`: anywhere
+  bool held = false;             ///< source that is never dropped from its start tier (parameter, input that the caller keeps)
+  bool movable = true;           ///< may be copied to other tiers, if the problem allows copies
+  tier_id starts = device_tier;  ///< start tier of a source; `any_tier`: the schedule chooses
+  tier_id ends = device_tier;    ///< final tier of a target; `any_tier`: any will do
 };
 
-/// Something that takes values and yields values.
+/// A computation that reads values and writes values.
 struct operation {
   std::string name;
   std::vector<value_id> inputs;            ///< values read; no duplicates after validation
-  std::vector<value_id> outputs;           ///< values written, all of them at once
-  double seconds = 0;                      ///< cost of one execution, s
+  std::vector<value_id> outputs;           ///< values written; each execution writes all of them
+  double seconds = 0;                      ///< time of one execution, s
   bytes_t workspace = 0;                   ///< bytes needed while it runs, besides inputs and outputs
   bool once = false;                       ///< may be computed once only
   std::string kind = {};                   ///< free text, such as the ATen operator
-  tier_id on = device_tier;                ///< where it runs: its inputs, outputs and workspace are there
-  std::vector<overwrite> overwrites = {};  ///< outputs in the places of inputs, which are gone then; it may be computed once only
+  tier_id on = device_tier;                ///< tier on which it runs, with its inputs, outputs and workspace
+  std::vector<overwrite> overwrites = {};  ///< outputs written over inputs, which are lost; the operation may run once only
 };
 
-/// Copies between device and host, where the problem allows them.
+/// Rates of the copies between device and host.
 struct copy_rates {
   double to_host = 0;    ///< bytes / s
   double to_device = 0;  ///< bytes / s
@@ -60,13 +60,13 @@ class problem {
   /// @param values     V values
   /// @param operations E operations in topological order; duplicate inputs are merged
   /// @param targets    values that must be on the device at the end; duplicates are merged
-  /// @param copies     rates of the copy streams, or nothing where no copies are allowed
-  /// @param backward   position of the first operation of the backward, where the problem is a training step whose maker knows
-  /// @param system     tiers and links, besides those of `copies`, which are between the device and the tier called "host"
-  /// @param next       targets that are sources of the next step; any make schedules cyclic
+  /// @param copies     rates of the copies between device and host; nothing: no such copies
+  /// @param backward   first operation of the backward, if the problem is a training step and the caller knows the operation
+  /// @param system     tiers, and links other than those of `copies`; `copies` links the device and the tier named "host"
+  /// @param next       targets that become sources of the next step; if there are any, schedules are cyclic
   /// @throws bad_problem for an index out of range, two producers of one value, an order that is not topological, a negative
-  ///         or non-finite number, a size above `max_bytes` (single or in total), a held value with a producer, and whatever else
-  ///         no schedule could make sense of; it names the member
+  ///         or non-finite number, a size above `max_bytes` (single or in total), a held value with a producer, and other
+  ///         members that contradict each other; the message names the member
   /// Complexity: O(V + edges).
   problem(std::string name, std::vector<value> values, std::vector<operation> operations, std::vector<value_id> targets,
           std::optional<copy_rates> copies = std::nullopt, std::optional<operation_id> backward = std::nullopt,
@@ -84,9 +84,9 @@ class problem {
     validate_system();
   }
 
-  /// The same problem with other costs, such as those measured since.
+  /// The same problem with other costs, such as new measurements.
   /// @param seconds   of each operation, s; E numbers
-  /// @param workspace of each operation, bytes; E numbers, or none for what it is
+  /// @param workspace of each operation, bytes; E numbers, or none to keep the present workspace
   /// @throws bad_option for another number of costs; bad_problem for a cost out of range
   /// Complexity: O(V + edges).
   problem with_costs(std::span<const double> seconds, std::span<const bytes_t> workspace = {}) const {
@@ -106,8 +106,8 @@ class problem {
   }
 
   /// The same problem with other rates of copies between the device and the host, or without these copies.
-  /// @param copies rates, or nothing where no such copies are allowed; other links stay
-  /// @throws bad_problem for a rate out of range, or for rates where another link is between the two or there is no host
+  /// @param copies rates, or nothing for no such copies; other links stay
+  /// @throws bad_problem for a rate out of range, and for rates if another link joins device and host or there is no host
   /// Complexity: O(V + edges).
   /// @code
   /// const auto slower = p.with_copies(remat::copy_rates{.to_host = 10e9, .to_device = 10e9});
@@ -121,27 +121,27 @@ class problem {
   const std::vector<operation>& operations() const { return operations_; }
   const std::vector<value_id>& targets() const { return targets_; }  ///< sorted, without duplicates
   const std::optional<copy_rates>& copies() const { return copies_; }
-  /// The first operation of the backward: those before it are the forward and the loss. Nothing if the problem does not say; then
-  /// solvers that need to know guess.
+  /// The first operation of the backward. The operations before it are the forward and the loss. Nothing if unknown; solvers that
+  /// need this position then guess.
   std::optional<operation_id> backward_start() const { return backward_start_; }
 
-  /// The device, and where else values can be.
+  /// All tiers, the device first.
   const std::vector<tier>& tiers() const { return system_.tiers; }
-  /// The tier of offloads and prefetches, called "host"; `any_tier` if there is none.
+  /// The host of offloads and prefetches: the tier named "host", or `any_tier` if there is none.
   tier_id host() const { return host_; }
-  /// All links, first the two of `copies` if there are any: streams "up" and "down".
+  /// All links. The two links of `copies`, if any, come first; their streams are "up" (to the host) and "down".
   std::span<const copy_link> links() const { return system_.links; }
   std::span<const copy_link> links_beyond_copies() const { return links().subspan(copies_ ? 2 : 0); }
   /// The link from `from` to `to`, or a null pointer if there is none.
   const copy_link* link(tier_id from, tier_id to) const { return system_.find(from, to); }
-  /// What may be on tier `t` beyond the device, bytes: its budget, as far as a schedule can use it.
+  /// Bytes that a schedule can use on tier `t`, which is not the device: its budget, at most `max_peak`.
   bytes_t capacity(tier_id t) const { return usable(tiers()[t].budget.value_or(max_peak)); }
-  /// The targets that are sources of the next step, as given.
+  /// The targets that become sources of the next step, as given.
   const std::vector<carry>& next() const { return next_; }
-  /// Is there no more than a device and a host without limit, with copies between the two, and does all start, run and end on
-  /// the device, nothing in the place of another? This is what version 1 of the format has, and what most solvers take.
+  /// True if version 1 of the exchange format has this problem, as most solvers require: a device and a host without limit,
+  /// copies between these two only, everything starts, runs and ends on the device, no output overwrites an input, no `next`.
   bool plain() const { return beyond_plain_.empty(); }
-  /// What is there besides, such as "operations[3].on"; empty if the problem is plain.
+  /// The first member that makes the problem not plain, such as "operations[3].on"; empty if the problem is plain.
   const std::string& beyond_plain() const { return beyond_plain_; }
 
   /// The operation that yields `v`, or `none` if `v` is a source.
@@ -151,7 +151,7 @@ class problem {
   bool is_source(value_id v) const { return producer_[v] == none; }
   bool is_target(value_id v) const { return target_[v]; }
 
-  /// Bytes that `o` takes while it runs, beside its inputs: its workspace, and its outputs that are in no input's place.
+  /// Bytes that `o` needs beside its inputs while it runs: its workspace, and its outputs that overwrite no input.
   bytes_t new_bytes(operation_id o) const {
     const auto& op = operations_[o];
     auto sum = op.workspace;
@@ -160,15 +160,15 @@ class problem {
     return sum;
   }
 
-  /// Bytes of all sources that start on the device: what is there before the first step, besides those that start anywhere.
+  /// Bytes of all sources that start on the device. Sources that may start on any tier are not included.
   bytes_t source_bytes() const { return source_bytes_; }
-  /// Bytes of the held ones among them: what is on the device at every step of every schedule.
+  /// Bytes of the held sources that start on the device. They are there at every step of every schedule.
   bytes_t held_bytes() const { return held_bytes_; }
   /// Sum of the costs of all operations, s: the time of the store-all schedule.
   double total_seconds() const { return total_seconds_; }
 
  private:
-  /// The tiers and links as given.
+  /// The tiers, and the links other than those of `copies`.
   memory_system own_system() const {
     const auto links = links_beyond_copies();
     return {system_.tiers, {links.begin(), links.end()}};
@@ -248,7 +248,7 @@ class problem {
       }
   }
 
-  /// What version 1 of the format does not have.
+  /// Validates the members that version 1 of the exchange format does not have.
   void validate_system() {
     system_.validate();
     const auto& tiers = system_.tiers;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Bytes along an order: ranges are raised and lowered, and the most in a range is asked for.
+/// Bytes at each position of an order, with range addition and range maximum.
 #pragma once
 
 #include <algorithm>
@@ -38,15 +38,15 @@ class range_peak {
     while (node >>= 1) bytes += added_[node];
     return bytes;
   }
-  /// The most in [from, to), far below 0 if that is empty. Complexity: O(log(positions)).
+  /// The maximum over the positions [from, to), bytes; far below 0 for an empty range. Complexity: O(log(positions)).
   bytes_t most(std::size_t from, std::size_t to) const { return most(1, 0, leaves_, from, to); }
-  /// The first position of the most. Complexity: O(log(positions)).
+  /// The first position of the maximum. Complexity: O(log(positions)).
   std::size_t where_most() const {
     std::size_t node = 1;
     while (node < leaves_) node = most_[2 * node + 1] > most_[2 * node] ? 2 * node + 1 : 2 * node;
     return node - leaves_;
   }
-  /// Adds to the positions [from, to). Complexity: O(log(positions)).
+  /// Adds `bytes` to the positions [from, to). Complexity: O(log(positions)).
   void add(std::size_t from, std::size_t to, bytes_t bytes) {
     if (from >= to) return;
     auto low = from + leaves_, high = to + leaves_;
@@ -74,8 +74,8 @@ class range_peak {
   }
 
   std::size_t leaves_;
-  std::vector<bytes_t> most_;   // of the positions below a node, without what is added to the nodes above it
-  std::vector<bytes_t> added_;  // to all positions below a node
+  std::vector<bytes_t> most_;   // maximum over the positions below a node, without additions to the nodes above it
+  std::vector<bytes_t> added_;  // addition to all positions below a node
 };
 
 }  // namespace remat

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Problems with links that are slower than they should be.
+/// Problems with slower links, for plans with slack.
 #pragma once
 
 #include <string>
@@ -11,11 +11,11 @@
 
 namespace remat {
 
-/// The same problem with each link at a share of its rate. A plan that keeps a link busy all the time pays dearly where the link
-/// is slower than its rate says; one made for less has time to spare. Its schedules are schedules of `p`, where they take what
-/// `evaluate(p, s)` says.
+/// The same problem with each link at a share of its rate. If a real link is slower than its rate, a plan that keeps this link
+/// always busy becomes much slower. A plan for lower rates has slack. Its schedule `s` is valid for `p`, too; `evaluate(p, s)`
+/// gives its time there.
 /// @param p     the problem
-/// @param share of every rate, in (0, 1]
+/// @param share share of every rate that remains, in (0, 1]
 /// @throws bad_option for a share out of range
 /// Complexity: O(V + edges).
 /// @code

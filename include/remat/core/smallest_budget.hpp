@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// How little memory is enough.
+/// Search for the smallest budget.
 #pragma once
 
 #include <algorithm>
@@ -10,21 +10,21 @@
 
 namespace remat {
 
-/// Looks by bisection, then in small steps, for the smallest budget for which a solver finds a schedule. A solver that can begin
-/// with a schedule is given the last.
+/// Looks for the smallest budget for which a solver finds a schedule, by bisection. A `warm_startable` solver begins each search
+/// with the last schedule found, and then lowers the budget further in small steps.
 ///
-/// The answer is an upper bound on the smallest feasible budget: a solver that is not exact may miss schedules, and does not have
-/// to find one for every budget above the first.
+/// The answer is an upper bound on the smallest feasible budget. A solver that is not exact may miss schedules; it may also fail
+/// for a budget above the answer.
 /// @tparam S        the method
 /// @tparam O        observers, as of `solve`
 /// @param p         the problem
 /// @param s         the method
 /// @param l         limits of the whole search; each of its solves gets a share of the time
-/// @param tolerance the search ends when a smaller budget than `(1 - tolerance)` times the best would be needed, in (0, 1)
+/// @param tolerance relative precision of the budget, at which bisection and small steps end; in (0, 1)
 /// @param observers callables on `const progress&`; any may return `control::stop`
-/// @return the schedule of the smallest peak found, at worst that of store-all; `budget` and `smallest_budget` are its peak,
-///         `budget_bound` is proven. Of a problem that is not plain, for which the solver finds no schedule even within the bytes
-///         of store-all: that answer
+/// @return the schedule with the smallest peak found, at worst store-all; `budget` and `smallest_budget` are its peak,
+///         `budget_bound` is proven. If the problem is not plain, and the solver finds no schedule even within the peak of
+///         store-all: the answer for that budget
 /// @throws bad_option for limits or a tolerance out of range; broken_contract for a bound that a known schedule contradicts; and
 ///         what the solver throws
 /// Complexity: O(log(1 / tolerance)) calls of the solver.
@@ -64,9 +64,9 @@ result smallest_budget(const problem& p, const S& s, const limits& l = {}, doubl
   const auto part = [&](double x) { return static_cast<bytes_t>(x * static_cast<double>(best.peak)); };
   for (auto low = proven; !m.stopped() && best.peak - low >= std::max<bytes_t>(1, part(tolerance));) {
     const auto budget = low + (best.peak - low) / 2;
-    if (!look(budget)) low = std::max(budget + 1, proven);  // nothing is found below `low`
+    if (!look(budget)) low = std::max(budget + 1, proven);  // no schedule was found below `low`
   }
-  if constexpr (warm_startable<S>)  // what is not found from far may be found from near
+  if constexpr (warm_startable<S>)  // a nearby start may succeed where a distant start failed
     for (double step = 0.02; step >= tolerance && best.peak > proven && !m.stopped();)
       if (!look(std::max(proven, part(1 - step)))) step /= 2;
   best.status = status::feasible;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The one call: a graph, its costs, a budget and a solver in; a judged schedule out.
+/// The main call: solves a problem within a budget by a given method, and judges the schedule.
 #pragma once
 
 #include <array>
@@ -21,8 +21,8 @@ namespace remat {
 
 namespace detail {
 
-/// Tells each observer that takes an `Event`, in the order given.
-/// @return stop if any of them says so
+/// Calls each observer that accepts an `Event`, in the order given.
+/// @return stop if any observer returns stop
 template <class Event, class... O>
 control tell(const Event& event, O&... observers) {
   auto answer = control::go_on;
@@ -38,8 +38,8 @@ control tell(const Event& event, O&... observers) {
   return answer;
 }
 
-/// Makes the schedule of a report what it is said to be: an observer sees no other.
-/// @throws broken_contract if it is invalid or over the budget
+/// Evaluates the schedule of a report, and fills in its time and peak: observers see checked schedules only.
+/// @throws broken_contract if the schedule is invalid or over the budget
 inline progress judged(const problem& p, bytes_t budget, const std::string& solver, progress now) {
   if (!now.schedule) return now;
   try {
@@ -56,7 +56,7 @@ inline progress judged(const problem& p, bytes_t budget, const std::string& solv
   }
 }
 
-/// The answer for a problem beyond what the solver called `solver` understands.
+/// The result for a problem that the solver named `solver` does not support.
 inline result beyond_solver(const problem& p, const std::string& solver) {
   result r;
   r.status = status::not_applicable;
@@ -64,9 +64,10 @@ inline result beyond_solver(const problem& p, const std::string& solver) {
   return r;
 }
 
-/// Holds the bounds of `proven` against a schedule. Sums of seconds are rounded, so bounds may be above by a part of 1e-9.
-/// @param known a result with a schedule
-/// @throws broken_contract if no such schedule should exist
+/// Checks the bounds of `proven` against a schedule. Sums of seconds are rounded: a bound may exceed the time by a relative 1e-9.
+/// @param proven a result with bounds
+/// @param known  a result with a schedule
+/// @throws broken_contract if a bound contradicts the schedule
 inline void require_agreement(const result& proven, const result& known) {
   if (known.peak < proven.budget_bound)
     throw broken_contract(proven.solver + ": proves that every budget is at least " + std::to_string(proven.budget_bound) +
@@ -87,7 +88,7 @@ inline void require_budget(bytes_t budget) {
 
 }  // namespace detail
 
-/// A given schedule as a result: feasible, with its peak and times.
+/// Turns a given schedule into a result: feasible, with its peaks and time from `evaluate`.
 /// @throws bad_schedule if it is invalid
 /// Complexity: that of `evaluate`.
 inline result as_result(const problem& p, const schedule& s) {
@@ -102,14 +103,14 @@ inline result as_result(const problem& p, const schedule& s) {
   return r;
 }
 
-/// Judges what a solver answered: nothing it says of its schedule is believed, and its bounds are held against it.
+/// Judges the answer of a solver: evaluates its schedule anew, and checks its bounds against the schedule.
 /// @param p      the problem
-/// @param budget what was asked for, bytes
+/// @param budget budget of the search, bytes
 /// @param solver name of the solver
-/// @param m      what the solver worked with: `limits.gap` tells which schedule counts as optimal
+/// @param m      monitor of the search; `limits.gap` decides whether the schedule counts as optimal
 /// @param r      the answer
-/// @return the answer with peak and time from `evaluate`, its bounds joined with those that need no search, and its time; a
-///         solver that was stopped and says `not_found`, without a reason, did not come to its end: that is `time_limit`
+/// @return the answer with peak and time from `evaluate`, bounds at least those of `bounds_without_search`, and elapsed time.
+///         `not_found` without a reason becomes `time_limit` if the solver was stopped, because it did not end by itself
 /// @throws broken_contract if the schedule is invalid or over the budget, or contradicts a bound
 /// Complexity: O(values + edges executed).
 inline result judge(const problem& p, bytes_t budget, const std::string& solver, const monitor& m, result r) {
@@ -152,8 +153,8 @@ inline result judge(const problem& p, bytes_t budget, const std::string& solver,
 /// @param s          the method
 /// @param l          limits of the search
 /// @param observers  callables on `const progress&`; any may return `control::stop`
-/// @return the schedule and what is known of it; every number of the schedule comes from `evaluate`;
-///         `not_applicable` for a problem that the solver does not understand
+/// @return the schedule with its costs and bounds; all costs come from `evaluate`; `not_applicable` for a problem that the solver
+///         does not support
 /// @throws bad_option for a negative budget or limits out of range; what the solver throws; `broken_contract` if its schedule is
 ///         invalid or over the budget, or contradicts its bounds
 /// Complexity: that of the solver, + O(values + edges executed) for the evaluation.
@@ -179,13 +180,14 @@ result solve(const problem& p, bytes_t budget, const S& s, const limits& l = {},
   return judge(p, budget, s.name(), m, std::move(answer));
 }
 
-/// One budget of a sweep, for solvers that share work between budgets: completed and judged as by `solve`.
+/// Solves one budget of a sweep, for solvers that share work between budgets. The result is completed and judged as by `solve`.
 /// @param p      the problem
-/// @param budget of this slice, bytes
-/// @param name   of the solver
-/// @param m      limits and observers of the whole sweep
-/// @param left   slices that are left, this one included: it may take its share of the time that is left
-/// @param search what the solver does for this budget
+/// @param budget budget of this slice, bytes
+/// @param name   name of the solver
+/// @param m      monitor of the whole sweep
+/// @param left   number of slices left, this one included; `search` gets 1 / `left` of the remaining time
+/// @param search search of the solver for this budget
+/// @return the judged result
 /// @throws as `solve`
 template <std::invocable<monitor&> Search>
 result budget_slice(const problem& p, bytes_t budget, const std::string& name, monitor& m, double left, const Search& search) {
@@ -200,15 +202,15 @@ result budget_slice(const problem& p, bytes_t budget, const std::string& name, m
   return judge(p, budget, name, part, std::move(answer));
 }
 
-/// A schedule that is known, to begin with.
+/// A known schedule with which a search begins. The schedule must outlive this object.
 struct start_from {
   explicit start_from(const remat::schedule& s) : schedule(s) {}
   const remat::schedule& schedule;
 };
 
-/// As above, from a schedule that is known, such as the last answer for other costs or another budget. Solvers that can begin
-/// with it do (`warm_startable`), and no answer is slower than it where it fits the budget.
-/// @param start a valid schedule of `p`, of any memory need
+/// As above, from a known schedule, such as the last answer for other costs or another budget. A `warm_startable` solver begins
+/// with it. If the known schedule fits the budget, the answer is not slower.
+/// @param start a valid schedule of `p`, of any peak
 /// @throws bad_schedule if `start` is not valid for `p`
 /// @code
 /// const auto later = remat::solve(p.with_costs(times), budget, method, remat::start_from(plan.schedule), {.seconds = 5});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What a solver is.
+/// The concept of a solver.
 #pragma once
 
 #include <concepts>
@@ -15,11 +15,12 @@ namespace remat {
 
 /// A method that looks for the fastest schedule within a budget.
 ///
-/// `s.solve(p, budget, m)` is `const`, re-entrant and polls `m.stopped()`. It returns a `result` with `status`, `schedule`, and,
-/// where it proves one, `bound` and `budget_bound`; `solve` fills in and checks the rest. `infeasible` is returned only if proven
-/// for every schedule, not just for those the method searches; a method that came to its end without a schedule leaves the status
-/// `not_found`, which `solve` turns into `time_limit` where time was up, and one that is for other problems says
-/// `not_applicable`, with a `reason`.
+/// `s.solve(p, budget, m)` is `const`, re-entrant and polls `m.stopped()`. It returns a `result` with `status`, `schedule` and
+/// the bounds that it proves (`bound`, `budget_bound`). `remat::solve` checks the result and fills in the rest. The
+/// statuses without a schedule are:
+/// - `infeasible`: proven for every schedule, not only for the schedules that the method searches;
+/// - `not_found`: the method ended; `remat::solve` turns this into `time_limit` if the time was up;
+/// - `not_applicable`: the method does not support this kind of problem, and `reason` says why.
 /// @code
 /// static_assert(remat::solver<remat::store_all>);
 /// static_assert(!remat::solver<int>);
@@ -30,8 +31,8 @@ concept solver = requires(const S& s, const problem& p, bytes_t budget, monitor&
   { s.solve(p, budget, m) } -> std::same_as<result>;
 };
 
-/// A solver that can begin with a schedule: `s.with_start(x)` is the same solver, told of `x`, which may need more than the
-/// budget.
+/// A solver that can begin with a known schedule: `s.with_start(x)` returns the same solver with `x` as its start. `x` may exceed
+/// the budget.
 /// @code
 /// static_assert(remat::warm_startable<remat::improved<remat::store_all>> && !remat::warm_startable<remat::store_all>);
 /// @endcode
@@ -40,8 +41,8 @@ concept warm_startable = solver<S> && requires(const S& s, const schedule& x) {
   { s.with_start(x) } -> std::same_as<S>;
 };
 
-/// Does `s` take problems and schedules that are not plain, and plan for their tiers? It does if it has a member
-/// `s.plans_tiers()` that says so; to others `solve` does not give any.
+/// True if `s` takes problems and schedules that are not plain, and plans for their tiers: it has a member `s.plans_tiers()` that
+/// returns true. `solve` gives only plain problems to other solvers.
 template <solver S>
 bool plans_tiers(const S& s) {
   if constexpr (requires { s.plans_tiers(); })

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Where values can be: tiers of memory, and the links between them.
+/// Tiers of memory, and the links between them.
 #pragma once
 
 #include <algorithm>
@@ -16,29 +16,29 @@
 
 namespace remat {
 
-/// A place for values, such as the memory of the device, that of the host, or a disk.
+/// A place for values, such as the memory of the device, the memory of the host, or a disk.
 struct tier {
   std::string name;
-  std::optional<bytes_t> budget = {};  ///< bytes; nothing: no limit. That of the device is an argument of `solve`
+  std::optional<bytes_t> budget = {};  ///< bytes; nothing: no limit. The budget of the device is an argument of `solve`
 };
 
 using tier_id = id<tier, std::uint8_t>;       ///< a tier of a problem
-inline constexpr tier_id device_tier = 0;     ///< the first tier: where operations run unless they say otherwise
-inline constexpr tier_id any_tier = 0xff;     ///< no tier in particular
-inline constexpr std::size_t max_tiers = 64;  ///< that a problem may have
+inline constexpr tier_id device_tier = 0;     ///< the first tier, on which operations run by default
+inline constexpr tier_id any_tier = 0xff;     ///< any tier, or no tier
+inline constexpr std::size_t max_tiers = 64;  ///< largest number of tiers of a problem
 
 /// A channel for copies from one tier to another. Links with the same stream share one queue.
 struct copy_link {
   tier_id from, to;
   double rate = 0;          ///< bytes / s
   double latency = 0;       ///< s per copy
-  std::string stream = {};  ///< empty: a stream of its own, called after its ends
+  std::string stream = {};  ///< name of the queue; empty: a queue of its own, named after both tiers
 };
 
 /// The tiers of a problem, the device first, and the links between them.
 /// Complexity: `find` is linear in the tiers or links, `validate` O((tiers + links) log(tiers + links)).
 struct memory_system {
-  std::vector<tier> tiers = {};  ///< none: a device and a host, without limit
+  std::vector<tier> tiers = {};  ///< empty: a device and a host, without limit
   std::vector<copy_link> links = {};
 
   /// The tier called `name`, or `any_tier` if there is none.
@@ -52,9 +52,9 @@ struct memory_system {
     return at == links.end() ? nullptr : &*at;
   }
 
-  /// Fills in defaults.
-  /// @throws bad_problem naming the tier or link: two of one name or between the same tiers, a name that is empty or "any", a
-  ///         budget or rate out of range, an index out of range, more than `max_tiers`
+  /// Validates tiers and links, and fills in defaults.
+  /// @throws bad_problem naming the tier or link: two tiers of one name, two links between the same tiers, a link from a
+  ///         tier to itself, a name that is empty or "any", a number out of range, a budget of the device, more than `max_tiers`
   void validate() {
     if (tiers.empty()) tiers = {{"device"}, {"host"}};
     if (tiers.size() > max_tiers) throw bad_problem("tiers: more than " + std::to_string(max_tiers));
@@ -82,13 +82,13 @@ struct memory_system {
   }
 };
 
-/// An output that takes the place of an input in memory.
+/// An output that is written over an input, in place.
 struct overwrite {
   value_id output, input;
   friend bool operator==(const overwrite&, const overwrite&) = default;
 };
 
-/// A target that is a source of the next step.
+/// A target that becomes a source of the next step.
 struct carry {
   value_id target, source;
   friend bool operator==(const carry&, const carry&) = default;

@@ -11,10 +11,11 @@
 
 namespace remat {
 
-/// Kahn's algorithm: of the vertices that are ready, the one with the least key comes first, and of equal keys the first one.
-/// @tparam Key    callable with a vertex; its results can be compared
-/// @param  inputs of each vertex; one that is listed twice does no harm
-/// @return all vertices, or only those that no cycle holds back
+/// Kahn's algorithm. Of the vertices that are ready, the one with the smallest key comes first, then the smallest vertex.
+/// @tparam Key    callable on a vertex, with comparable results
+/// @param  inputs predecessors of each vertex; duplicates do no harm
+/// @param  key    priority of each vertex, smallest first
+/// @return all vertices in topological order, without those on a cycle or behind one
 /// Complexity: O(V log V + E).
 template <class Key>
 std::vector<std::size_t> topological_order(const std::vector<std::vector<std::size_t>>& inputs, const Key& key) {

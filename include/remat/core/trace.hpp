@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Memory of the device over time of a schedule.
+/// Memory of the device over the time of a schedule.
 #pragma once
 
 #include <vector>
@@ -14,10 +14,10 @@ namespace remat {
 /// Memory over time: pieces of constant memory, in order, without gaps.
 struct memory_timeline {
   struct piece {
-    double begin = 0, end = 0;      ///< s; equal for what takes no time
-    bytes_t bytes = 0;              ///< on the device, outputs and workspace included
-    bool recomputed = false;        ///< an operation that had run before
-    operation_id operation = none;  ///< that runs; `none`: a wait or an arrival
+    double begin = 0, end = 0;      ///< s; equal for a piece that takes no time
+    bytes_t bytes = 0;              ///< bytes on the device, outputs and workspace included
+    bool recomputed = false;        ///< true if `operation` had run before
+    operation_id operation = none;  ///< running operation; `none`: a wait, or a copy to the device
   };
   std::vector<piece> pieces;
   double seconds = 0;  ///< makespan
@@ -25,10 +25,12 @@ struct memory_timeline {
   bytes_t peak = 0;
 };
 
-/// Follows a schedule.
+/// Computes the memory of the device over time.
 /// @param p the problem
 /// @param s a valid schedule of it
-/// @return a piece per compute step on the device, and per wait; of a cyclic schedule, for one period
+/// @return a piece per compute step on the device, per wait, and (without duration) per copy to the device; for a cyclic
+/// schedule,
+///         the pieces of one period
 /// @throws bad_schedule if `s` is not valid
 /// Complexity: that of `evaluate`.
 inline memory_timeline trace_memory(const problem& p, const schedule& s) {
@@ -45,7 +47,7 @@ inline memory_timeline trace_memory(const problem& p, const schedule& s) {
   }
   double now = 0;
   const auto wait_until = [&](double then) {
-    if (then <= now + 1e-9 * e.seconds) return;  // rounding is no wait
+    if (then <= now + 1e-9 * e.seconds) return;  // a rounding error is no wait
     t.pieces.push_back({now, then, live, false, none});
     now = then;
   };

@@ -18,10 +18,10 @@ using index_t = std::uint32_t;
 /// "No such value / operation / part".
 inline constexpr index_t none = std::numeric_limits<index_t>::max();
 
-/// The position of one kind of thing in its list. It converts from and to integers, but not to the position of another kind.
-/// (clang 14 takes `std::vector<operation_id>{5}` in a template for five elements: write `std::vector{operation_id(5)}` there.)
-/// @tparam Kind  what it is the position of
-/// @tparam Index an unsigned integer that is large enough for it
+/// The position of an element of type `Kind` in its list. It converts from and to integers, but not to positions of other kinds.
+/// (In a template, clang 14 reads `std::vector<operation_id>{5}` as five elements: write `std::vector{operation_id(5)}`.)
+/// @tparam Kind  type of the element; may be incomplete
+/// @tparam Index unsigned integer type that stores the position
 /// @code
 /// static_assert(!std::is_convertible_v<remat::value_id, remat::operation_id>);
 /// @endcode
@@ -39,7 +39,7 @@ class id {
   Index at_ = 0;
 };
 
-/// Positions of different kinds are not compared.
+/// Positions of different kinds cannot be compared.
 template <class A, class I, class B, class J>
 requires(!std::same_as<A, B>) bool operator==(id<A, I>, id<B, J>) = delete;
 
@@ -53,14 +53,14 @@ using operation_id = id<operation>;   ///< an operation of a problem
 using value_id = id<value>;           ///< a value of a problem
 using part_id = id<structure::part>;  ///< a part of a partition
 
-/// Largest size a problem accepts, single or in total: integers up to 2^53 survive a trip through JSON and `double`. A budget may
-/// be any number of 64 bits.
+/// Largest size that a problem accepts, in bytes: for all values together, and for each workspace. JSON and `double` hold
+/// integers up to 2^53 exactly. A budget may be any 64-bit number.
 inline constexpr bytes_t max_bytes = bytes_t{1} << 53;
 
-/// No schedule has a larger peak: all values, and one workspace.
+/// Largest peak of a schedule that computes no value while it is on the device, bytes: all values, and one workspace.
 inline constexpr bytes_t max_peak = 2 * max_bytes;
 
-/// The part of a budget that a schedule can use: sizes may be added to it.
+/// The budget, at most `max_peak`, bytes. Adding sizes to the result does not overflow.
 constexpr bytes_t usable(bytes_t budget) { return budget < max_peak ? budget : max_peak; }
 
 }  // namespace remat
