@@ -17,22 +17,22 @@ namespace remat {
 
 namespace detail {
 
-/// `vertices(g)` of Boost, for where a member of that name hides it.
+/// Calls `vertices(g)` of Boost where a member of the same name hides it.
 template <class G>
 auto boost_vertices(const G& g) {
   return vertices(g);
 }
 
-/// Whether `get(boost::vertex_index, g)` is there; asking it directly is a hard error in Boost where it is not.
+/// True if `get(boost::vertex_index, g)` exists. If it does not, Boost turns a direct test into a hard error.
 template <class G>
 concept numbers_vertices = std::integral<typename boost::graph_traits<G>::vertex_descriptor> ||
     boost::lookup_one_property<typename boost::vertex_property_type<G>::type, boost::vertex_index_t>::found;
 
 }  // namespace detail
 
-/// A directed Boost graph that lists its vertices (VertexListGraph), lists the out-edges of each (IncidenceGraph; a
-/// BidirectionalGraph is one), and numbers them (`boost::vertex_index`): graphs with `boost::listS` vertices need such a
-/// property. An edge runs from an operation to one that reads its result.
+/// A directed Boost graph that lists its vertices (VertexListGraph) and the out-edges of each vertex (IncidenceGraph, such as a
+/// BidirectionalGraph), and that numbers its vertices (`boost::vertex_index`). Graphs with `boost::listS` vertices need a
+/// property of that name. An edge runs from an operation to a reader of its result.
 /// @code
 /// using graph = boost::adjacency_list<boost::vecS, boost::vecS, boost::directedS, op>;
 /// static_assert(remat::boost_graph<graph> && remat::dag<graph>);
@@ -49,8 +49,8 @@ concept boost_graph = requires {
   { target(e, g) } -> std::convertible_to<typename boost::graph_traits<G>::vertex_descriptor>;
 };
 
-/// Every `boost_graph` is a `dag`. Costs come from property maps, see `table`.
-/// Complexity: `inputs` come from the out-edges, which `freeze` reads once: O(V + E).
+/// Makes every `boost_graph` a `dag`. Costs come from property maps, see `table`.
+/// Complexity: O(V + E) for all vertices; `freeze` reads the out-edges of each vertex once.
 /// @code
 /// auto r = remat::solve(g, remat::table{remat::seconds_of(get(&op::seconds, g)), remat::bytes_of(get(&op::bytes, g))},
 ///                       1 << 30, remat::rotor{});

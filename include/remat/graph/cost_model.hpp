@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What the library asks of a cost model.
+/// The concept of a cost model.
 #pragma once
 
 #include <concepts>
@@ -24,19 +24,19 @@ concept size_or_sizes = std::convertible_to<T, bytes_t> || range_of<T, bytes_t>;
 /// | `c.seconds(v)` | time of one execution of `v`, s, finite, >= 0                                                         |
 /// | `c.bytes(v)`   | size of its result, bytes, >= 0; or a range of sizes, for an operation with several results           |
 ///
-/// Read where they are there:
+/// Optional:
 ///
-/// | expression       | gives                                                             | otherwise                          |
-/// |------------------|-------------------------------------------------------------------|------------------------------------|
-/// | `c.workspace(v)` | bytes needed while it runs                                        | 0                                  |
-/// | `c.once(v)`      | whether it may run once only                                      | false                              |
-/// | `c.held(v)`      | whether `v` is no operation but a source that is never dropped    | false                              |
-/// | `c.source(v)`    | whether `v` is no operation but there at the start, to be dropped | false                              |
-/// | `c.backward(v)`  | whether `v` belongs to the backward of a training step            | the problem does not say           |
-/// | `c.target(v)`    | whether its results must be there at the end                      | true if nothing reads `v`          |
-/// | `c.reads(u, v)`  | range of the numbers of the results of `u` that its reader `v` reads | all                             |
-/// | `c.name(v)`      | label, for messages too                                           | "vertex" and its index             |
-/// | `c.kind(v)`      | free text, such as the ATen operator                              | ""                                 |
+/// | expression       | gives                                                            | without it                          |
+/// |------------------|------------------------------------------------------------------|-------------------------------------|
+/// | `c.workspace(v)` | bytes needed while `v` runs, besides inputs and results          | 0                                   |
+/// | `c.once(v)`      | whether `v` may run once only                                    | false                               |
+/// | `c.held(v)`      | whether `v` is a source that is never dropped, not an operation  | false                               |
+/// | `c.source(v)`    | whether `v` is a source that may be dropped, not an operation    | false                               |
+/// | `c.backward(v)`  | whether `v` belongs to the backward of a training step           | the problem does not say            |
+/// | `c.target(v)`    | whether the results of `v` must exist at the end                 | true for operations without readers |
+/// | `c.reads(u, v)`  | range of numbers: the results of `u` that its reader `v` reads   | all results of `u`                  |
+/// | `c.name(v)`      | label, also used in messages                                     | "vertex" and the index of `v`       |
+/// | `c.kind(v)`      | free text, such as the ATen operator                             | ""                                  |
 /// @code
 /// struct measured { double seconds(int v) const; std::int64_t bytes(int v) const; };
 /// struct timed { double seconds(int v) const; };
@@ -49,7 +49,7 @@ concept cost_model = dag<G> && requires(const C& c, const vertex_t<G>& v) {
   { c.bytes(v) } -> detail::size_or_sizes;
 };
 
-/// What a cost model may have besides `seconds` and `bytes`, see `cost_model`.
+/// The optional members of a `cost_model`.
 enum class cost_member { workspace, once, held, source, backward, target, reads, name, kind };
 
 namespace detail {
@@ -87,8 +87,8 @@ consteval bool has_cost() {
 
 }  // namespace detail
 
-/// A cost model whose members M are read too. What is misspelt or takes another vertex is no such member, and would be ignored:
-/// say next to the model what it is to have. (Columns of a `table` cannot be misspelt.)
+/// A cost model that has the optional members `M`. A member that is misspelt, or that takes another vertex type, would be ignored
+/// without a message: assert next to the model which members it has. (Columns of a `table` cannot be misspelt.)
 /// @code
 /// static_assert(remat::gives<measured, network, remat::cost_member::workspace, remat::cost_member::held>);
 /// @endcode

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What the library asks of a graph.
+/// The concept of a graph.
 #pragma once
 
 #include <concepts>
@@ -19,7 +19,7 @@ namespace remat {
 ///   static std::size_t index(const network&, int v) { return v; }                         // one to one onto 0 .. n - 1
 /// };
 /// @endcode
-/// A graph that knows the readers of a vertex rather than its operands gives `outputs(g, v)` in place of `inputs(g, v)`.
+/// A graph that knows the readers of a vertex instead of its operands has `outputs(g, v)` instead of `inputs(g, v)`.
 template <class G>
 struct dag_traits;
 
@@ -43,17 +43,17 @@ concept has_outputs = requires(const G& g, const vertex_t<G>& v) {
 
 }  // namespace detail
 
-/// A directed graph whose vertices are operations and whose edges run from an operation to those that read its results.
+/// A directed graph whose vertices are operations and whose edges run from an operation to the readers of its results.
 ///
-/// Every range is read once per call and may be single-pass. Whether the graph has no cycle and `index` is one to one is checked
-/// by `freeze`, which throws. Vertices that are read but not listed are errors too.
+/// Every range is read once per call and may be single-pass. `freeze` throws if the graph has a cycle, if `index` is not one to
+/// one, or if an operation reads a vertex that is not listed.
 ///
 /// | expression                       | gives                                                     |
 /// |----------------------------------|-----------------------------------------------------------|
 /// | `dag_traits<G>::vertices(g)`     | input range of all vertices                               |
 /// | `dag_traits<G>::inputs(g, v)`    | input range of the vertices that `v` reads, or            |
 /// | `dag_traits<G>::outputs(g, v)`   | input range of the vertices that read `v`                 |
-/// | `dag_traits<G>::index(g, v)`     | its number, 0 <= number < count of vertices, O(1)         |
+/// | `dag_traits<G>::index(g, v)`     | number of `v`, 0 <= number < count of vertices, in O(1)   |
 /// @code
 /// static_assert(remat::dag<network>);             // with the traits above
 /// static_assert(!remat::dag<std::vector<int>>);   // no dag_traits

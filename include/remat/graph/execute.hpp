@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// From a schedule back to the graph: what to run and what to free, in terms of its vertices.
+/// Runs a schedule in terms of the vertices of a graph.
 #pragma once
 
 #include <cstddef>
@@ -13,14 +13,14 @@
 
 namespace remat {
 
-/// Something that runs the steps of a schedule.
+/// A visitor that runs the steps of a schedule.
 ///
-/// | expression         | to be done                                                                                |
+/// | expression         | task                                                                                      |
 /// |--------------------|-------------------------------------------------------------------------------------------|
-/// | `x.compute(v)`     | run `v`; its inputs are there; buffers for all its results are needed                     |
+/// | `x.compute(v)`     | run `v`, whose inputs are on the device; make buffers for all its results                 |
 /// | `x.drop(v, k)`     | free the buffer of result `k` of `v`                                                      |
-/// | `x.offload(v, k)`  | begin to copy it to the host (only for problems that allow copies)                        |
-/// | `x.prefetch(v, k)` | make a buffer for it and begin to copy it back (only for problems that allow copies)      |
+/// | `x.offload(v, k)`  | begin to copy result `k` to the host (only for problems that allow copies)                |
+/// | `x.prefetch(v, k)` | make a buffer for result `k`, begin to copy it back (only for problems that allow copies) |
 /// @code
 /// struct device { void compute(int v); void drop(int v, std::size_t result); };
 /// static_assert(remat::schedule_visitor<device, network>);
@@ -32,24 +32,24 @@ concept schedule_visitor = requires(X& x, const vertex_t<G>& v, std::size_t k) {
   x.drop(v, k);
 };
 
-/// A `schedule_visitor` that copies.
+/// A `schedule_visitor` that can offload and prefetch.
 template <class X, class G>
 concept copying_visitor = schedule_visitor<X, G> && requires(X& x, const vertex_t<G>& v, std::size_t k) {
   x.offload(v, k);
   x.prefetch(v, k);
 };
 
-/// Runs a schedule: tells `x` what to do, step by step, in terms of the graph. A `compute` writes all results of its
-/// vertex anew, those that are there too.
+/// Runs a schedule: calls `x` for each step, with vertices of the graph. A `compute` writes all results of its vertex anew, even
+/// results that exist.
 ///
-/// Nothing is run unless all of it can be: the schedule is judged by `evaluate` first.
+/// `evaluate` judges the schedule first, so either no step runs or all steps can run.
 /// @tparam G a graph
-/// @tparam X what runs it
+/// @tparam X the visitor
 /// @param f the frozen graph, or the `graph_result` of `solve`
 /// @param s a schedule of `f.problem`
-/// @param x is told of each step
-/// @throws bad_schedule naming the step, before anything is run: one that breaks a rule, or a copy where `x` cannot copy; what
-///         `x` throws
+/// @param x the visitor, called once per step
+/// @throws bad_schedule naming a step that breaks a rule, or a copy if `x` cannot copy; both before any step runs. Also what `x`
+///         throws
 /// Complexity: O(values + edges executed), besides the calls.
 /// @code
 /// const auto r = remat::solve(net, measured{&net}, budget, remat::min_cut());

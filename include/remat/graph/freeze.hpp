@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// From any graph and cost model to the `problem` that solvers take.
+/// Turns any graph with a cost model into the `problem` that solvers take.
 #pragma once
 
 #include <algorithm>
@@ -20,37 +20,37 @@
 
 namespace remat {
 
-/// What a graph and its costs do not say.
+/// Parts of a problem that a graph and its costs do not contain.
 struct freeze_options {
-  std::string name = {};                  ///< of the problem
-  std::optional<copy_rates> copies = {};  ///< rates of the copy streams; nothing: no copies
+  std::string name = {};                  ///< name of the problem
+  std::optional<copy_rates> copies = {};  ///< rates of the copies between device and host; nothing: no copies
 };
 
-/// A problem, where its parts come from and what became of the vertices. Converts to the problem.
+/// A frozen graph: its problem, and the map between vertices and operations or values. Converts to the problem.
 /// @tparam G a `dag`
 template <class G>
 struct frozen {
   /// A result of a vertex.
   struct origin {
     vertex_t<G> vertex;
-    std::size_t result;  ///< which of its results
+    std::size_t result;  ///< number of the result
   };
-  /// What became of a vertex.
+  /// The operation and the values of a vertex.
   struct part {
     operation_id operation = none;  ///< `none` for a source
-    value_id first = none;          ///< value of its first result; the others follow
+    value_id first = none;          ///< value of the first result; the values of the other results follow
     std::size_t results = 0;
   };
 
   remat::problem problem;
   std::vector<vertex_t<G>> operations;  ///< vertex of each operation
-  std::vector<origin> values;           ///< vertex of each value, and which of its results it is
-  std::vector<part> parts;              ///< of each vertex, by its index
+  std::vector<origin> values;           ///< vertex and number of the result, for each value
+  std::vector<part> parts;              ///< operation and values of each vertex, by its index
 
-  /// The operation of `v`, `none` for a source.
+  /// The operation of `v`; `none` for a source.
   operation_id operation_of(const G& g, const vertex_t<G>& v) const { return parts.at(dag_traits<G>::index(g, v)).operation; }
   /// The value of a result of `v`.
-  /// @throws bad_option if it has no such result
+  /// @throws bad_option if `v` has no result of that number
   value_id value_of(const G& g, const vertex_t<G>& v, std::size_t result = 0) const {
     const auto& x = parts.at(dag_traits<G>::index(g, v));
     if (result >= x.results)
@@ -62,7 +62,9 @@ struct frozen {
 
 namespace detail {
 
-/// A cycle of a graph whose topological order is incomplete: in the direction of the edges, from its first vertex. O(V + E).
+/// Finds a cycle of a graph whose topological order is incomplete.
+/// @return its vertices in the direction of the edges, the smallest first
+/// Complexity: O(V + E).
 inline std::vector<std::size_t> find_cycle(const std::vector<std::vector<std::size_t>>& inputs,
                                            const std::vector<std::size_t>& order) {
   std::vector<bool> ordered(inputs.size(), false);
@@ -70,7 +72,7 @@ inline std::vector<std::size_t> find_cycle(const std::vector<std::vector<std::si
   std::vector<std::size_t> path;
   std::vector<bool> on_path(inputs.size(), false);
   auto v = static_cast<std::size_t>(std::find(ordered.begin(), ordered.end(), false) - ordered.begin());
-  while (!on_path[v]) {  // backwards; what is not ordered has an input that is not
+  while (!on_path[v]) {  // go backwards: every unordered vertex has an unordered input
     on_path[v] = true;
     path.push_back(v);
     v = *std::find_if(inputs[v].begin(), inputs[v].end(), [&](std::size_t u) { return !ordered[u]; });
@@ -81,7 +83,7 @@ inline std::vector<std::size_t> find_cycle(const std::vector<std::vector<std::si
   return path;
 }
 
-/// A size from a cost model. @throws bad_problem naming `what` unless 0 <= x <= 2^53
+/// Converts a size from a cost model. @throws bad_problem naming `what` unless 0 <= x <= 2^53
 template <class T>
 bytes_t checked_bytes(const T& x, const std::string& what) {
   if constexpr (std::is_arithmetic_v<T>) {
@@ -101,19 +103,19 @@ bytes_t checked_bytes(const T& x, const std::string& what) {
 
 /// Freezes a graph and its costs into a problem.
 ///
-/// A vertex becomes an operation and its result a value (several, if `bytes(v)` is a range), both with the name of the vertex; a
-/// vertex that the cost model holds, or calls a source, becomes a source. Operations keep the order in which the graph lists its
-/// vertices as far as their inputs permit; where the cost model tells the backward, the forward comes first.
+/// A vertex becomes an operation, and its result a value (several values, if `bytes(v)` is a range). Both have the name of the
+/// vertex. A vertex for which `held(v)` or `source(v)` is true becomes a source. Operations keep the order in which the graph
+/// lists its vertices, as far as their inputs permit. If the cost model has `backward(v)`, the forward comes first.
 ///
 /// @tparam G a graph
 /// @tparam C its costs
 /// @param g the graph, V vertices, E edges
 /// @param c the costs
 /// @param o name of the problem, rates of copies
-/// @return the problem, with the vertex behind each operation and value
+/// @return the problem, with the vertex of each operation and value
 /// @throws not_a_dag with the vertices of a cycle in order; bad_problem naming the vertex: an index out of range or taken, an
-///         input or reader that the graph does not list, a cost that is negative or not finite, a source with inputs, a result
-///         read that its producer does not yield, a forward vertex that needs the backward
+///         input or reader that the graph does not list, a cost that is negative or not finite, a source with inputs, a read of
+///         a result that the producer does not have, a forward vertex that reads the backward
 /// Complexity: O(V log V + E).
 /// @code
 /// auto f = remat::freeze(net, measured{&net});
@@ -136,7 +138,7 @@ frozen<G> freeze(const G& g, const C& c, const freeze_options& o = {}) {
   if constexpr (gives<C, G, cost_member::backward>)
     std::stable_partition(vertices.begin(), vertices.end(), [&](const vertex& v) { return !c.backward(v); });
   const auto n = vertices.size();
-  std::vector<std::size_t> position(n, n);  // in `vertices`, by index
+  std::vector<std::size_t> position(n, n);  // position in `vertices`, by index
   for (std::size_t at = 0; at < n; ++at) {
     const std::size_t i = traits::index(g, vertices[at]);
     if (i >= n)

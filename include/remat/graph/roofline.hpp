@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Times from a roofline, for devices that are not there to be measured.
+/// Times from a roofline, for devices that are not available for measurements.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace remat {
 
-/// A device, by its peaks.
+/// A device, described by its peak rates.
 ///
 /// Reference: Williams, Waterman, Patterson, "Roofline: An Insightful Visual Performance Model", CACM 52(4), 2009.
 struct roofline {
@@ -41,7 +41,7 @@ struct roofline {
   }
 };
 
-/// A column of seconds for a `table`, from columns of flops and of bytes moved per operation.
+/// A column of seconds for a `table`, computed from a column of flops and a column of bytes moved per operation.
 /// @code
 /// constexpr remat::roofline gpu{.flops_per_second = 300e12, .bytes_per_second = 2e12, .overhead = 5e-6};
 /// remat::table cost{remat::roofline_of(gpu, flops, moved), remat::bytes_of(sizes)};
@@ -51,7 +51,7 @@ struct roofline_of {
   roofline device;
   Flops flops;
   Moved moved;
-  /// @throws bad_option for a device out of range
+  /// @throws bad_option if a member of the device is out of range
   roofline_of(roofline d, Flops f, Moved m) : device(d), flops(std::move(f)), moved(std::move(m)) { device.validate(); }
   template <class V>
   double seconds(const V& v) const {

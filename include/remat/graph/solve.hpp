@@ -10,7 +10,7 @@
 
 namespace remat {
 
-/// A result, with the problem that the graph became and the vertices behind the indices of the schedule.
+/// The result for a graph, with its frozen problem and the vertex of each operation and value.
 /// @tparam G a `dag`
 template <class G>
 struct graph_result : result, frozen<G> {};
@@ -22,12 +22,12 @@ struct graph_result : result, frozen<G> {};
 /// @tparam O         observers
 /// @param g          the graph
 /// @param c          the costs
-/// @param o          what the graph does not say: name of the problem, rates of copies
+/// @param o          name of the problem, rates of copies
 /// @param budget     bytes for everything on the device, held sources included; >= 0
 /// @param s          the method
 /// @param l          limits of the search
 /// @param observers  callables on `const progress&`; any may return `control::stop`
-/// @return the schedule, what is known of it, the problem and the vertices that its steps are about
+/// @return the schedule with its costs and bounds, the problem, and the vertex of each operation and value
 /// @throws what `freeze` and `solve` throw
 /// Complexity: that of `freeze` and of the solver.
 /// @code
@@ -41,6 +41,7 @@ graph_result<G> solve(const G& g, const C& c, const freeze_options& o, bytes_t b
   static_cast<result&>(r) = solve(r.problem, budget, s, l, std::forward<O>(observers)...);
   return r;
 }
+/// As above, with default options.
 template <dag G, cost_model<G> C, solver S, observer... O>
 graph_result<G> solve(const G& g, const C& c, bytes_t budget, const S& s, const limits& l = {}, O&&... observers) {
   return solve(g, c, freeze_options{}, budget, s, l, std::forward<O>(observers)...);

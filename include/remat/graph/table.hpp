@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Cost models put together from columns: containers, functions or property maps.
+/// Cost models made of columns: containers, functions or property maps.
 #pragma once
 
 #include <concepts>
@@ -14,7 +14,8 @@ namespace remat {
 
 namespace detail {
 
-/// What `column` has for `v`: `column(v)`, `column.at(v)` or, for property maps, `get(column, v)`.
+/// The entry of `column` for `v`: `column(v)`, `column.at(v)` or, for property maps, `get(column, v)`.
+/// @throws bad_problem naming `what` if a container has no entry for `v`
 template <class Column, class V>
 auto look_up(const Column& column, const V& v, const char* what) {
   if constexpr (std::invocable<const Column&, const V&>) {
@@ -35,8 +36,8 @@ auto look_up(const Column& column, const V& v, const char* what) {
 
 }  // namespace detail
 
-/// A column of a `table`, held by value: anything that has an entry for a vertex `v`: a callable (`column(v)`), a container
-/// (`column.at(v)`, so a vector whose positions are the vertices, or a map) or a Boost property map (`get(column, v)`).
+/// A column of a `table`, for `seconds(v)`. The column is held by value. It is a callable (`column(v)`), a container
+/// (`column.at(v)`: a vector indexed by vertices, or a map) or a Boost property map (`get(column, v)`).
 template <class Column>
 struct seconds_of {
   Column column;
