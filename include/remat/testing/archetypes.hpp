@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The least that each concept of the library asks for, and nothing more. Code that compiles with these asks for no more either.
+/// Archetypes: for each concept, a type with the required members only. A template that compiles with them requires no more than
+/// the concept.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +27,7 @@ class vertex_archetype {
   std::size_t index_;
 };
 
-/// The vertices `first .. last - 1`, to be read once: an input range and nothing better.
+/// The vertices `first .. last - 1` as a single-pass range: an input range, and no forward range.
 class vertex_range_archetype {
  public:
   struct sentinel {
@@ -59,7 +60,7 @@ class vertex_range_archetype {
   std::size_t first_, last_;
 };
 
-/// A graph that is not copied, with three vertices in a row.
+/// A graph that cannot be copied: a chain of three vertices.
 struct dag_archetype {
   dag_archetype() = default;
   dag_archetype(const dag_archetype&) = delete;
@@ -80,7 +81,7 @@ struct remat::dag_traits<remat::testing::dag_archetype> {
 
 namespace remat::testing {
 
-/// Costs that are not numbers, only convertible to them.
+/// Costs that convert to numbers, but are no numbers.
 struct cost_model_archetype {
   struct seconds_archetype {
     operator double() const { return 1; }
@@ -94,7 +95,7 @@ struct cost_model_archetype {
   bytes_archetype bytes(const vertex_archetype&) const { return {}; }
 };
 
-/// A solver that finds nothing.
+/// A solver that cannot be copied and finds nothing.
 struct solver_archetype {
   solver_archetype() = default;
   solver_archetype(const solver_archetype&) = delete;
@@ -102,7 +103,7 @@ struct solver_archetype {
   result solve(const problem&, bytes_t, monitor&) const { return {}; }
 };
 
-/// An observer that is not copied.
+/// An observer that cannot be copied.
 struct observer_archetype {
   observer_archetype() = default;
   observer_archetype(const observer_archetype&) = delete;

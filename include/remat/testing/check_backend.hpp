@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Conformance suite for MILP backends: run it on your own before handing it to `checkmate`. Needs Eigen.
+/// Conformance suite for MILP backends: run it on your backend before you give it to `checkmate`. Needs Eigen.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace remat::testing {
 
 namespace detail {
 
-/// max sum of values, weights within a limit, each thing at most once; small enough to enumerate.
+/// A 0-1 knapsack: maximises the sum of values within a limit on the sum of weights. Small enough to enumerate.
 struct knapsack {
   std::vector<int> value, weight;
   int limit = 0;
@@ -40,7 +40,8 @@ struct knapsack {
     b.at_most(load, limit);
     return b.build();
   }
-  /// The same, with the load as a chain of running sums in other units.
+  /// The same model, with the load as a chain of running sums.
+  /// @param unit factor of all weights
   milp::model chained(double unit) const {
     milp::builder b;
     milp::expression load;
@@ -51,7 +52,7 @@ struct knapsack {
     }
     return b.build();
   }
-  /// The best if things may be cut: the most valuable per weight first.
+  /// Optimum of the linear relaxation: things by falling value per weight, the last one in part.
   double best_of_parts() const {
     std::vector<std::size_t> order(value.size());
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -76,7 +77,8 @@ struct knapsack {
   }
 };
 
-/// A model that no backend solves within milliseconds: split things so that the two halves weigh the same, which parity forbids.
+/// A model that no backend solves within milliseconds: choose things of a given total weight. Parity forbids an exact choice,
+/// since all weights are even and the total is odd.
 inline milp::model long_search(int things = 60) {
   std::mt19937_64 g(3);
   milp::builder b;
@@ -94,12 +96,12 @@ inline milp::model long_search(int things = 60) {
 
 }  // namespace detail
 
-/// Puts a backend through models with known answers: optimal, infeasible, unbounded, limits, cutoff, starts good and bad, linear
-/// relaxations, empty ones, equality rows, free columns, integers beyond 0 and 1, coefficients far apart, `poll` that stops and
-/// that throws, several threads at once.
+/// Runs a backend on models with known answers: optimal, infeasible and unbounded models, limits, cutoff, good and bad starts,
+/// linear relaxations, empty models, equality rows, free columns, integers beyond 0 and 1, coefficients of very different size, a
+/// `poll` that stops or throws, several threads at once.
 /// @tparam B the backend
 /// @param b  the backend
-/// @return what went wrong, a line each; empty if the backend conforms
+/// @return one line per failure; empty if the backend conforms
 /// Complexity: some hundred small models; seconds.
 /// @code
 /// for (const auto& failure : remat::testing::check_backend(my_backend{})) std::cerr << failure << '\n';

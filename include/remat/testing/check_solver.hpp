@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Conformance suite for solvers: run it on your own before you trust its schedules.
+/// Conformance suite for solvers: run it on your solver before you trust its schedules.
 #pragma once
 
 #include <cmath>
@@ -22,19 +22,20 @@
 
 namespace remat::testing {
 
-/// What `check_solver` asks of a solver.
+/// Options of `check_solver`.
 struct solver_suite {
   std::size_t rounds = 500;  ///< random problems, each with three budgets
-  std::uint64_t seed = 1;    ///< of the random problems
-  bool exact = false;        ///< finds the optimum of every problem; otherwise it may be slower or find nothing
-  bool once = true;          ///< some problems have once-only operations and sources that are not held
-  bool copies = true;        ///< some problems allow copies to the host, whether the solver uses them or not; `exact` is without
-  double patience = 5;       ///< longest time it may take to notice that there is none left, s; generous, as machines are busy
+  std::uint64_t seed = 1;    ///< seed of the random problems
+  bool exact = false;        ///< require the optimum of every problem without copies; otherwise any valid answer will do
+  bool once = true;          ///< include problems with once-only operations and sources that are not held
+  bool copies = true;        ///< include problems that allow copies to the host, whether the solver uses copies or not
+  double patience = 5;       ///< longest time in which the solver must notice a limit or a stop, s; generous for busy machines
 };
 
 namespace detail {
 
-/// A chain and its backward, with three values live between them.
+/// A chain of three operations and its backward, with three values live in the middle.
+/// @param seconds time of each operation, s
 inline problem extreme(std::string name, double seconds, const std::optional<copy_rates>& copies) {
   std::vector<value> values;
   for (const auto* v : {"a", "b", "c", "d", "e", "f"}) values.push_back({v, 3});
@@ -45,7 +46,7 @@ inline problem extreme(std::string name, double seconds, const std::optional<cop
                  {op({}, 0), op({0}, 1), op({1}, 2), op({2}, 3), op({1, 3}, 4), op({0, 4}, 5)}, {5}, copies);
 }
 
-/// Small problems at the edges of what is valid, each with a name.
+/// Small named problems at the limits of validity.
 inline std::vector<problem> edge_problems() {
   const std::vector<value> two = {{"a", 3}, {"b", 2}};
   const auto op = [](std::vector<value_id> inputs, std::vector<value_id> outputs, double seconds, bytes_t workspace = 0,
@@ -76,14 +77,17 @@ inline std::vector<problem> edge_problems() {
 
 }  // namespace detail
 
-/// Puts a solver through problems whose optimum is known: valid schedules within the budget, never faster than the optimum;
-/// claims (optimal, infeasible, time_limit, bounds) that are true; store-all's time where store-all fits; equal answers to equal
-/// calls, from two threads at once as well; limits and observers obeyed. For solvers that end by themselves: the small problems
-/// are solved without a time limit.
+/// Runs a solver on problems with a known optimum, and checks that
+/// - schedules are valid, within the budget and not faster than the optimum;
+/// - claims (`optimal`, `infeasible`, `time_limit`, bounds) are true;
+/// - schedules are no slower than store-all, if store-all fits;
+/// - equal calls give equal answers, also from two threads at once;
+/// - the solver obeys limits and observers.
+/// The small problems have no time limit, so the solver must end by itself.
 /// @tparam S the solver
 /// @param s  the solver
-/// @param o  what is asked
-/// @return what went wrong, a line each; empty if the solver conforms
+/// @param o  options
+/// @return one line per failure; empty if the solver conforms
 /// Complexity: 3 `rounds` calls of the solver and of an exhaustive search, on at most a dozen operations each.
 /// @code
 /// for (const auto& failure : remat::testing::check_solver(my_solver{})) std::cerr << failure << '\n';

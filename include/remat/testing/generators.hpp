@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Problems for tests and benchmarks: random ones and the standard training graphs. Equal generators give equal problems on every
-/// platform (no standard distribution is used).
+/// Problems for tests and benchmarks: random problems and standard training graphs. Equal random generators give equal problems
+/// on every platform, because no distribution of the standard library is used.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace remat::testing {
 
-/// An integer in [low, high], uniform up to the bias of the remainder.
+/// An integer in [low, high], uniform except for the modulo bias.
 inline std::int64_t uniform(std::mt19937_64& g, std::int64_t low, std::int64_t high) {
   return low + static_cast<std::int64_t>(g() % static_cast<std::uint64_t>(high - low + 1));
 }
@@ -22,24 +22,24 @@ inline std::int64_t uniform(std::mt19937_64& g, std::int64_t low, std::int64_t h
 /// True with probability `percent` / 100.
 inline bool chance(std::mt19937_64& g, int percent) { return uniform(g, 0, 99) < percent; }
 
-/// What a random problem contains.
+/// Sizes and probabilities of a random problem.
 struct random_options {
   std::size_t operations = 7;  ///< number of operations, >= 1
   std::size_t sources = 2;     ///< number of values without a producer, >= 1
-  std::size_t outputs = 2;     ///< most outputs of an operation, >= 1
-  std::size_t inputs = 3;      ///< most inputs of an operation, >= 1
-  std::int64_t bytes = 9;      ///< sizes are in [1, bytes]
-  std::int64_t seconds = 9;    ///< costs are whole numbers in [1, seconds]
-  std::int64_t workspace = 3;  ///< workspaces are in [0, workspace]
+  std::size_t outputs = 2;     ///< largest number of outputs of an operation, >= 1
+  std::size_t inputs = 3;      ///< largest number of inputs of an operation, >= 1
+  std::int64_t bytes = 9;      ///< sizes are in [1, bytes], bytes
+  std::int64_t seconds = 9;    ///< times are whole numbers in [1, seconds], s
+  std::int64_t workspace = 3;  ///< workspaces are in [0, workspace], bytes
   int held = 50;               ///< per cent of the sources that are held
   int once = 0;                ///< per cent of the operations that are once-only
   int density = 50;            ///< per cent chance that an operation takes one more input
-  int target = 15;             ///< per cent of the values, besides the last operation's outputs, that are targets
+  int target = 15;             ///< per cent of the values that are targets, besides the outputs of the last operation
 };
 
 /// A random problem.
 /// @param g the source of randomness
-/// @param o what it contains
+/// @param o sizes and probabilities
 /// Complexity: O(operations (inputs + outputs)).
 /// @code
 /// std::mt19937_64 g(1);
@@ -74,23 +74,23 @@ inline problem random_problem(std::mt19937_64& g, const random_options& o = {}) 
   return problem("random", std::move(values), std::move(operations), std::move(targets));
 }
 
-/// One layer of a training chain: the forward reads the activation before it; the backward reads the gradient after it, the
-/// activation before it and what the forward saved, and yields the gradient before it and that of the parameters.
+/// One layer of a training chain. The forward reads the input activation. The backward reads the gradient of the output, the
+/// input activation and the saved value. It yields the gradients of the input and of the parameters.
 struct layer {
   bytes_t activation = 1;          ///< bytes of the output, and of its gradient
   double forward = 1;              ///< s
   double backward = 1;             ///< s
-  bytes_t saved = 0;               ///< bytes of a second output, read by the backward only; none if 0
+  bytes_t saved = 0;               ///< bytes of the saved value, read by the backward only; none if 0
   bytes_t parameter = 0;           ///< bytes of the parameter gradient, a target; none if 0
   bytes_t forward_workspace = 0;   ///< bytes
   bytes_t backward_workspace = 0;  ///< bytes
   bool once = false;               ///< the forward runs once only
 };
 
-/// A training chain: forward of all layers, loss, backward of all layers; the gradient of the input is a target.
+/// A training chain: forward of all layers, loss, backward of all layers. Targets are the gradients of input and parameters.
 /// @param layers the layers, first to last
 /// @param input  bytes of the input, which is held
-/// @param loss   cost of the loss, s; it reads the last activation and yields its gradient
+/// @param loss   time of the loss, s; the loss reads the last activation and yields its gradient
 /// Complexity: O(layers).
 inline problem training_chain(const std::vector<layer>& layers, bytes_t input = 0, double loss = 1) {
   std::vector<value> values = {{"x0", input, true}};
@@ -127,8 +127,8 @@ inline problem training_chain(const std::vector<layer>& layers, bytes_t input = 
   return problem("chain", std::move(values), std::move(operations), std::move(targets));
 }
 
-/// The graph of Checkmate's `gen_linear_graph`: n forward nodes, a loss and n backward nodes, of one byte and one second each;
-/// backward i reads forward node i and the node before it. 2 n + 1 nodes.
+/// A training chain of 2 n + 1 nodes of one byte and one second each: n forward nodes, a loss and n backward nodes. Backward node
+/// i reads forward node i and the node before itself. Reference: `gen_linear_graph` of Checkmate.
 inline problem unit_training_chain(std::size_t n) {
   std::vector<value> values;
   std::vector<operation> operations;
@@ -163,9 +163,9 @@ inline problem random_training_chain(std::mt19937_64& g, std::size_t n) {
 }
 
 /// The forward and backward of a stack of pre-norm transformer layers: attention and feed-forward parts with residual
-/// connections, dropout (two outputs), a mask that every layer reads, and a gradient per weight.
+/// connections, dropout (with two outputs), a mask that every layer reads, and a gradient for each weight.
 /// @param layers number of layers, >= 1
-/// @param tokens sequence length; scores take tokens^2 bytes, activations tokens * width
+/// @param tokens sequence length; scores take tokens^2 bytes, activations tokens * width bytes
 /// @param width  model width
 /// Complexity: O(layers).
 inline problem transformer_training_graph(std::size_t layers, bytes_t tokens = 64, bytes_t width = 32) {

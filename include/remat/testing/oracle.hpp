@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The optimum of tiny problems by exhaustive search. Shares no code with any solver.
+/// Exhaustive search for the optimum of tiny problems. Shares no code with any solver.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,9 @@
 
 namespace remat::testing {
 
-/// The least time of any schedule of `p` within `budget`, copies excepted: Dijkstra's algorithm on the states (set of values on
-/// the device, set of once-only operations that have run).
-/// @param p      a problem with at most 40 values and at most 24 once-only operations; beyond some 18 values it gets slow
+/// The shortest time of a schedule of `p` within `budget`, without copies. Dijkstra's algorithm on states: the set of values on
+/// the device, and the set of once-only operations that have run.
+/// @param p      a problem with at most 40 values and at most 24 once-only operations; slow beyond some 18 values
 /// @param budget bytes
 /// @return the optimum, s, or nothing if no schedule fits
 /// @throws bad_option if the problem is too large

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The optimum of tiny problems on several tiers by exhaustive search. Shares no code with any solver.
+/// Exhaustive search for the optimum of tiny problems on several tiers. Shares no code with any solver.
 #pragma once
 
 #include <algorithm>
@@ -22,27 +22,27 @@
 
 namespace remat::testing {
 
-/// What `exhaustive_optimum_on_tiers` found.
+/// Result of `exhaustive_optimum_on_tiers`.
 struct tier_optimum {
-  double seconds = std::numeric_limits<double>::infinity();  ///< of `best`; infinity: no schedule fits
+  double seconds = std::numeric_limits<double>::infinity();  ///< time or period of `best`, s; infinity: no schedule fits
   remat::schedule best = {};
 };
 
 namespace detail {
 
-/// What is where at some step of a schedule, and how far its clocks are ahead of that of the device.
+/// State after some steps of a schedule: the values on each tier, and how far each clock is ahead of the clock of the device.
 struct tier_label {
-  std::uint64_t on = 0;        ///< by value and tier
-  std::uint32_t run = 0;       ///< operations that have run
-  double now = 0;              ///< of the device, s; in the k-th step of a cyclic schedule, less k periods
-  std::vector<double> clocks;  ///< ahead of it, s: of each value on each tier, ready and busy; floors; tiers; streams
-  const tier_label* before = nullptr;
-  std::vector<step> steps = {};  ///< since `before`
-  std::size_t length = 0;        ///< steps
-  bool first = false;            ///< of a step of a cyclic schedule
-  bool beaten = false;           ///< another is as early in everything
+  std::uint64_t on = 0;                ///< bit set of (value, tier)
+  std::uint32_t run = 0;               ///< bit set of operations that have run
+  double now = 0;                      ///< clock of the device, s; in the k-th step of a cyclic schedule, minus k periods
+  std::vector<double> clocks;          ///< ahead of `now`, s: ready and busy per value and tier; floors; tiers; streams
+  const tier_label* before = nullptr;  ///< predecessor
+  std::vector<step> steps = {};        ///< steps since `before`
+  std::size_t length = 0;              ///< number of steps so far
+  bool first = false;                  ///< true at the beginning of a step
+  bool beaten = false;                 ///< true if another label dominates this label
 
-  /// Whatever follows on this can follow on `x` as early.
+  /// True if `x`, with equal `on` and `run`, dominates this label: every continuation is possible from `x`, as early.
   bool is_beaten_by(const tier_label& x, double slack) const {
     if (x.now > now + slack) return false;
     for (std::size_t i = 0; i < clocks.size(); ++i)
@@ -51,9 +51,9 @@ struct tier_label {
   }
 };
 
-/// All schedules, step by step, without those that are beaten. A step of a cyclic schedule is followed by the next, its clocks
-/// put back by a period: where a step ends with all clocks no later than it began, and one of them earlier, it can be repeated in
-/// less than that.
+/// Enumerates all schedules, step by step, without dominated labels. After each step of a cyclic schedule the next step follows,
+/// with all clocks put back by the best period known. If a step ends with no clock later than at its beginning, and the clock of
+/// the device earlier, the step repeats within a shorter period.
 class tier_search {
  public:
   tier_search(const problem& p, bytes_t budget, std::size_t most)
@@ -94,7 +94,7 @@ class tier_search {
     return left;
   }
   bool held(value_id v, tier_id t) const { return p_.values()[v].held && homes_[v] == t; }
-  /// The values that may still be read, or are there at the end.
+  /// Bit set of the values that may still be read, or that must exist at the end.
   std::uint64_t wanted(const tier_label& s) const {
     std::uint64_t all = 0;
     const auto has = [&](value_id v) { return (all >> v & 1) != 0; };
@@ -125,7 +125,7 @@ class tier_search {
     for (auto& x : s.clocks) x = std::max(0.0, x - seconds);
   }
 
-  /// Each way to place the sources from `v` on. @return false if it is given up
+  /// Tries each placement of the sources from `v` on. @return false if the search gives up
   bool begin(value_id v) {
     while (v < values_ && !p_.is_source(v)) ++v;
     if (v == values_) return search();
@@ -136,7 +136,8 @@ class tier_search {
     }
     return true;
   }
-  /// With all sources placed. Each schedule of a shorter period that is found is followed by a search for a shorter one.
+  /// Searches with all sources placed. For a cyclic problem, starts again after each better period found.
+  /// @return false if the search gives up
   bool search() {
     expected_ = homes_;
     for (const auto& [target, source] : p_.next()) expected_[target] = std::exchange(expected_[source], any_tier);
@@ -168,7 +169,7 @@ class tier_search {
     } while (improved_ && cyclic_);
     return !alternates_;
   }
-  /// Does it take longer than the best if nothing is waited for?
+  /// True if no continuation can beat the best schedule even without waits, or if a clock of a cyclic schedule is too far ahead.
   bool hopeless(const tier_label& s) const {
     double least = s.now;
     for (auto o : needed_)
@@ -178,7 +179,7 @@ class tier_search {
   }
   void reach(tier_label s) {
     const auto all = s.first ? ~std::uint64_t{0} : wanted(s);
-    for (value_id v = 0; v < values_; ++v)  // what is of no use and not in use goes at once
+    for (value_id v = 0; v < values_; ++v)  // drop values at once that are neither wanted nor in use
       for (tier_id t = 0; t < tiers_ && (all >> v & 1) == 0; ++t)
         if (on(s, v, t) && s.clocks[cell(v, t)] <= 0 && s.clocks[busy(v, t)] <= 0 && !held(v, t)) drop(s, v, t);
     auto& others = least_[s.on ^ std::uint64_t{s.run} * 0x9e3779b97f4a7c15u];
@@ -220,8 +221,8 @@ class tier_search {
     }
     if (s.now + last < optimum_.seconds - slack) optimum_ = {s.now + last, steps_to(&s)};
   }
-  /// What is left is dropped, and the next step begins.
-  /// @return false if it is not at its end
+  /// Ends a step of a cyclic schedule: drops the values that remain, and begins the next step.
+  /// @return false if the step is not at its end
   bool end_step(const tier_label& s) {
     for (auto v : p_.targets()) {
       bool there = false;
@@ -253,7 +254,8 @@ class tier_search {
     reach(std::move(next));
     return true;
   }
-  /// A step of `last`, or one of those before it, can be repeated in less than the best period.
+  /// Finds a step on the path to `last` that repeats within less than the best period. If only several steps in turn do, the
+  /// search gives up.
   void shorten(const tier_label& last) {
     for (const auto* x = &last; x->before; x = x->before) {
       if (!x->first) continue;
@@ -266,7 +268,7 @@ class tier_search {
     }
     alternates_ = true;
   }
-  /// Drops come right before what they make room for: earlier ones allow no more.
+  /// Continues with each computation and copy. Drops come right before the step that needs room: earlier drops allow no more.
   void expand(const tier_label& s) {
     const auto all = wanted(s);
     for (auto o : needed_) {
@@ -294,7 +296,8 @@ class tier_search {
         });
       }
   }
-  /// Each least set of values to drop, none of those below `first` nor of `used`.
+  /// Calls `then` for each way to have `more` bytes free on tier `t`: drops values in ascending order, from `first` on and none
+  /// of `used`, until there is room.
   template <class Then>
   void make_room(tier_label s, tier_id t, bytes_t more, const std::vector<value_id>& used, value_id first, const Then& then) {
     if (room(s, t) >= more) return then(std::move(s));
@@ -357,8 +360,8 @@ class tier_search {
   const std::size_t most_, tiers_, values_;
   const bool cyclic_;
   const std::vector<operation_id> needed_ = needed_operations(p_);
-  std::vector<std::size_t> streams_;  // by link
-  double most_ahead_ = 0;             // s: all operations and copies, one after the other
+  std::vector<std::size_t> streams_;  // of each link
+  double most_ahead_ = 0;             // time of all operations and copies, one after the other, s
   std::vector<tier_id> homes_, expected_;
   bool improved_ = false, alternates_ = false;
   std::deque<tier_label> labels_;
@@ -369,15 +372,16 @@ class tier_search {
 
 }  // namespace detail
 
-/// The least time of any schedule of `p`, of cyclic ones the least period, within the budgets of all tiers.
-/// @param p      some five operations; more get slow
-/// @param budget bytes, of the device
-/// @param most   states; beyond that the search gives up, as where schedules of two steps in turn would be faster than any of one
-/// @return a fastest schedule and its time; nothing if it was given up
+/// The shortest time of a schedule of `p` within the budgets of all tiers; for a cyclic problem, the shortest period.
+/// @param p      a problem of some five operations; slow for more
+/// @param budget budget of the device, bytes
+/// @param most   number of states beyond which the search gives up
+/// @return a fastest schedule and its time; nothing if the search gave up, also because several steps in turn would be faster
+///         than any repeated step
 /// @throws bad_option for more than 64 places (values times tiers) or 32 operations
-/// Complexity: O(states (values links + operations)), each state against those with the same values in the same places; for
-/// cyclic problems, once for each improvement. Reference: Baccelli et al., "Synchronization and Linearity", Wiley, 1992,
-/// section 3.2: what repeats takes the least period for which its clocks come to no later.
+/// Complexity: O(states (values links + operations)), and each state is compared with those that have the same values on the same
+/// tiers; for cyclic problems, once per improvement. Reference: Baccelli et al., "Synchronization and Linearity", Wiley, 1992,
+/// section 3.2: the period of a repeated step is the shortest one for which no clock gets later.
 /// @code
 /// auto best = remat::testing::exhaustive_optimum_on_tiers(p, 12);
 /// @endcode
