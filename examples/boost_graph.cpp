@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Boost graph as it is, with its property maps as costs. The graph is a residual block with its gradient.
+// Plans a Boost graph without conversion; its property maps are the costs. The graph is a residual block with its gradient.
 #include <iostream>
 #include <string>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Trains what Python exported, inside a budget and without Python, and writes the weights back. `exported.py` beside this file
-/// is the other side.
+/// Trains a model that Python exported, inside a budget and without Python, and writes the weights back. `exported.py` exports
+/// the model and reads the weights.
 ///
 ///     exported PROGRAM.pt2 [BUDGET]
 #include <torch/optim/sgd.h>
@@ -22,7 +22,7 @@ int main(int argc, char** argv) try {
   remat::pytorch::session session(program, {.budget = argc > 2 ? argv[2] : "50%"});
   torch::optim::SGD optimizer(remat::pytorch::tensors_of(program->parameters()), 0.1);
 
-  const auto text = at::arange(8).unsqueeze(1) + at::arange(33) * 3;  // what a batch looks like is known to both sides
+  const auto text = at::arange(8).unsqueeze(1) + at::arange(33) * 3;  // the batch of exported.py
   const auto ids = text.slice(1, 0, -1).remainder(40), next = text.slice(1, 1).remainder(40);
   for (int step = 0; step < 60; ++step) {
     optimizer.zero_grad();

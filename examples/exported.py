@@ -12,7 +12,7 @@ from torch import nn
 
 
 class Reader(nn.Module):
-    """Predicts the next of 40 tokens; gives the loss."""
+    """Predicts the next token (of 40 tokens). The forward returns the loss."""
 
     def __init__(self):
         super().__init__()
@@ -29,7 +29,7 @@ class Reader(nn.Module):
 
 
 torch.manual_seed(0)
-model = Reader().train()  # before the export: whether dropout drops is written into the file
+model = Reader().train()  # before the export, because the file records whether dropout is active
 ids = torch.arange(8)[:, None] + torch.arange(33) * 3
 ids, next_ids = ids[:, :-1] % 40, ids[:, 1:] % 40
 with tempfile.TemporaryDirectory() as folder:

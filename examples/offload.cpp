@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Trains a GPT-2-like model whose weights, gradients, states of AdamW and activations go to a disk and come back in time.
+/// Trains a GPT-2-like model. Its weights, gradients, AdamW states and activations go to a disk, and come back before their use.
 ///
 ///     offload [FOLDER [BUDGET]]
 #include <torch/torch.h>

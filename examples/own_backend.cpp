@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A MILP backend of one's own: branch and bound over a dense simplex method, for models of some dozens of columns. The
-// conformance suite of the library says whether it is right; `checkmate` then plans with it.
+// Your own MILP backend: branch and bound over a dense simplex method, for models of some dozens of columns. The conformance
+// suite of the library checks it; then `checkmate` plans with it.
 #include <chrono>
 #include <cmath>
 #include <iostream>
@@ -20,10 +20,10 @@
 using remat::milp::infinity;
 using remat::milp::status;
 
-/// min c y, subject to a y <= b and y >= 0, in two phases with Bland's rule.
+/// Two-phase simplex method with Bland's rule: minimises c y, subject to a y <= b and y >= 0.
 class simplex {
  public:
-  /// The last two columns of the tableau are an artificial variable and `b`; the last two rows the objectives of the phases.
+  /// The last two columns of the tableau are an artificial variable and `b`. The last two rows are the objectives.
   simplex(const Eigen::MatrixXd& a, const Eigen::VectorXd& b, const Eigen::VectorXd& c) : n(c.size()), m(b.size()) {
     t = Eigen::MatrixXd::Zero(m + 2, n + 2);
     t.topLeftCorner(m, n) = a, t.col(n).head(m).setConstant(-1), t.col(n + 1).head(m) = b;
@@ -85,7 +85,7 @@ class simplex {
   static constexpr double tiny = 1e-9;
   Eigen::Index n, m;
   Eigen::MatrixXd t;
-  std::vector<int> inside, outside;  ///< variables of the rows and of the columns
+  std::vector<int> inside, outside;  ///< basic variables (rows), nonbasic variables (columns)
 };
 
 class branch_and_bound {
@@ -151,12 +151,12 @@ class branch_and_bound {
  private:
   static bool integer(const remat::milp::model& m, Eigen::Index j) { return m.integer[static_cast<std::size_t>(j)]; }
 
-  /// The linear relaxation: x = origin + change y with y >= 0.
+  /// Solves the linear relaxation, with x = origin + change y and y >= 0.
   static std::pair<status, Eigen::VectorXd> relax(const remat::milp::model& m, const Eigen::VectorXd& lower,
                                                   const Eigen::VectorXd& upper) {
     const auto n = m.columns();
     Eigen::VectorXd origin = Eigen::VectorXd::Zero(n);
-    Eigen::MatrixXd change = Eigen::MatrixXd::Zero(n, 2 * n);  // the second half for columns without bounds
+    Eigen::MatrixXd change = Eigen::MatrixXd::Zero(n, 2 * n);  // second half: negative parts of columns without bounds
     for (Eigen::Index j = 0; j < n; ++j) {
       const bool has_lower = lower[j] > -infinity, has_upper = upper[j] < infinity;
       origin[j] = has_lower ? lower[j] : has_upper ? upper[j] : 0;

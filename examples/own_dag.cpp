@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A graph type and a cost model of one's own, from neither of which the library asks for a base class.
+// Your own graph type and cost model. The library requires no base class.
 #include <cstdint>
 #include <iostream>
 #include <string>
@@ -26,7 +26,7 @@ struct network {
   }
 };
 
-// How the library reads the graph ...
+// Traits: how the library reads the graph.
 template <>
 struct remat::dag_traits<network> {
   using vertex = int;
@@ -35,7 +35,7 @@ struct remat::dag_traits<network> {
   static std::size_t index(const network&, int v) { return static_cast<std::size_t>(v); }
 };
 
-// ... and what the operations cost.
+// Cost model: time and bytes of each operation.
 struct measured {
   const network& n;
   const layer& at(int v) const { return n.layers[static_cast<std::size_t>(v)]; }
@@ -43,9 +43,9 @@ struct measured {
   std::int64_t bytes(int v) const { return at(v).bytes; }
   const std::string& name(int v) const { return at(v).name; }
 };
-static_assert(remat::gives<measured, network, remat::cost_member::name>);  // a misspelt member would not be read
+static_assert(remat::gives<measured, network, remat::cost_member::name>);  // a misspelt member would be ignored
 
-// What is done with a schedule; own_framework.cpp does more.
+// Visitor: prints each step of a schedule. The visitor of own_framework.cpp runs the steps.
 struct printer {
   const network& n;
   void compute(int v) { std::cout << n.layers[static_cast<std::size_t>(v)].name << " "; }

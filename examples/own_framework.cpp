@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A framework of one's own, from tensors to gradients, that trains in half its memory: docs/own-framework.md walks through it.
+// Your own framework, from tensors to gradients, trains in half of its memory. docs/own-framework.md walks through this program.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -17,7 +17,7 @@
 #include <remat/io/bytes.hpp>
 #include <remat/solver/min_cut.hpp>
 
-// 1. Tensors, whose memory is counted.
+// 1. Tensors. Their allocator counts bytes.
 template <class T>
 struct counted : std::allocator<T> {
   static inline std::int64_t now = 0, peak = 0;
@@ -43,7 +43,7 @@ struct tensor {
 };
 using tensors = std::vector<tensor>;
 
-// 2. Operations and their graph. `activate` has two results: the values and their slopes, for the backward.
+// 2. Operations and their graph. `activate` has two results: the values, and their slopes for the backward.
 enum class kind { given, matmul, activate, loss, loss_gradient, activate_gradient };
 struct operand {
   int vertex;
@@ -54,8 +54,8 @@ struct node {
   kind what;
   std::string name;
   std::vector<operand> operands;
-  std::vector<std::pair<std::size_t, std::size_t>> shapes;  // of the results
-  tensor content = {};                                      // of what is given
+  std::vector<std::pair<std::size_t, std::size_t>> shapes;  // of each result
+  tensor content = {};                                      // data of a given tensor
   bool backward = false;
 };
 struct network {
@@ -67,7 +67,7 @@ struct network {
   const node& at(int v) const { return nodes[static_cast<std::size_t>(v)]; }
 };
 
-// 3. How to run an operation: its operands in, its results out.
+// 3. How to run an operation: takes its operands, returns its results.
 tensors run(const node& n, const std::vector<const tensor*>& in) {
   tensors out;
   for (const auto& [rows, columns] : n.shapes) out.emplace_back(rows, columns);
@@ -142,7 +142,7 @@ network training_step(int layers, std::size_t batch, std::size_t width) {
   return n;
 }
 
-// 4. What the planner is told: who reads what ...
+// 4. The graph for the planner: which vertex reads which vertices.
 template <>
 struct remat::dag_traits<network> {
   using vertex = int;
@@ -151,7 +151,7 @@ struct remat::dag_traits<network> {
   static std::size_t index(const network&, int v) { return static_cast<std::size_t>(v); }
 };
 
-// ... and what it costs. A framework would measure; here time is the number of multiplications.
+// The costs for the planner. A framework would measure times; here they are estimates from the shapes.
 struct costs {
   const network& n;
   std::vector<std::int64_t> bytes(int v) const {
@@ -166,7 +166,7 @@ struct costs {
   bool held(int v) const { return n.at(v).what == kind::given; }
   bool backward(int v) const { return n.at(v).backward; }
   const std::string& name(int v) const { return n.at(v).name; }
-  std::vector<std::size_t> reads(int u, int v) const {  // which results of u
+  std::vector<std::size_t> reads(int u, int v) const {  // numbers of the results of u
     std::vector<std::size_t> results;
     for (const auto& x : n.at(v).operands)
       if (x.vertex == u) results.push_back(x.result);
@@ -176,7 +176,7 @@ struct costs {
 using member = remat::cost_member;
 static_assert(remat::gives<costs, network, member::held, member::backward, member::name, member::reads>);
 
-// 5. What runs a schedule: a buffer per result.
+// 5. The visitor that runs a schedule, with a buffer for each result.
 struct device {
   const network& n;
   std::vector<tensors> buffers;
@@ -195,7 +195,7 @@ struct device {
 
 int main() {
   const auto n = training_step(12, 128, 24);
-  const auto given = memory::now;  // the contents in the graph, which every device copies
+  const auto given = memory::now;  // given tensors in the graph; each device copies them
 
   device plain(n);
   for (int v = 0; v < static_cast<int>(n.nodes.size()); ++v)

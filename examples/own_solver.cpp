@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A solver of one's own: it forgets what is quick to compute again, more and more of it, until the rest fits. The conformance
-// suite of the library then says whether its answers can be trusted.
+// Your own solver. It forgets the outputs of operations that are quick to compute again, one operation after the other, until the
+// rest fits. The conformance suite of the library then checks its answers.
 #include <algorithm>
 #include <iostream>
 #include <string>
@@ -20,7 +20,7 @@ class forgetful {
 
   remat::result solve(const remat::problem& p, remat::bytes_t budget, remat::monitor& m) const {
     const auto order = remat::needed_operations(p);
-    auto again = order;  // what may be computed again, the least seconds per byte first
+    auto again = order;  // operations that may run again, fewest seconds per byte first
     std::erase_if(again, [&](auto o) { return p.operations()[o].once; });
     const auto rate = [&](auto o) {
       double bytes = 1;
@@ -44,7 +44,7 @@ class forgetful {
   }
 
  private:
-  /// Computes what is forgotten anew before every operation that reads it.
+  /// Computes forgotten values anew before every operation that reads them.
   static std::vector<remat::operation_id> play(const remat::problem& p, const std::vector<remat::operation_id>& order,
                                                const std::vector<bool>& forgotten) {
     std::vector<remat::operation_id> played;
@@ -57,7 +57,7 @@ class forgetful {
       std::sort(now.begin(), now.end());
       played.insert(played.end(), now.begin(), now.end());
     }
-    return remat::prune_order(p, played);  // without what is computed again before anybody reads it
+    return remat::prune_order(p, played);  // without computations whose outputs nothing reads
   }
 };
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a GPT under a limit of memory that the kernel keeps (a memory cgroup, which takes root), in eager mode and with remat, whose
-activations, gradients, weights and optimizer states spill to a disk. Whoever takes more is killed.
+"""Trains a GPT under a memory limit that the kernel enforces (a memory cgroup, which needs root): in eager mode, and with remat, which
+moves activations, gradients, weights and optimizer states to a disk. The kernel kills a process that exceeds the limit.
 
 usage: beyond.py --disk FOLDER [--limit BYTES] [--width N] [--frozen]
-without a limit: looks for the smallest with which each of them trains
+without --limit: looks for the smallest limit with which each variant trains
 """
 import argparse
 import json
@@ -18,12 +18,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "quickst
 
 CONFIG = {"vocabulary": 256, "length": 256, "width": 512, "heads": 8, "layers": 8, "dropout": 0.1}
 BATCH, STEPS = 8, 3
-PATIENCE = 600  # seconds: who takes longer spends them on reading the same pages again and again
+PATIENCE = 600  # seconds; a process that takes longer reads the same pages again and again
 WORKS = ("import torch", "eager", "remat", "remat, weights planned")
 
 
 def run(work, limit, disk, width, frozen):
-    """One of the contestants, in a process of its own: prints losses and times."""
+    """Trains one variant, in a process of its own, and prints losses and times."""
     import torch
 
     torch.set_num_threads(1)
@@ -34,7 +34,7 @@ def run(work, limit, disk, width, frozen):
     base = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("RssAnon"))
     torch.manual_seed(0)
     model = GPT(**{**CONFIG, "width": width})
-    if frozen:  # as where adapters are trained: here, whatever is small
+    if frozen:  # as with adapters: train small parameters only
         for p in model.parameters():
             p.requires_grad_(p.numel() < 1 << 18)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -43,7 +43,7 @@ def run(work, limit, disk, width, frozen):
     else:
         import remat
 
-        # Beside the step: this package, what measuring leaves, and pages of weights, gradients and states that are in use or being written.
+        # 64 MiB beside the step: this package, leftovers of profiling, pages of weights, gradients and states in use or in flight.
         remat.wrap(model, offload=remat.Offload("all", weights="planned" if work.endswith("planned") else "paged"), disk=disk, cache=False,
                    planner=remat.Planner(activation_budget=max(1, limit - base - (64 << 20)), time_limit=5))
         optimizer = remat.optimizer(trained, torch.optim.AdamW, model=model, lr=1e-3)
@@ -76,7 +76,7 @@ class Group:
         self.folder.mkdir()
 
     def call(self, command, limit):
-        """What the command printed, or None if it was killed, takes too long, or remat has no plan for so little."""
+        """Runs a command under the limit, and returns its JSON; None if it was killed, took too long, or remat has no plan for the limit."""
         maximum, with_swap = (self.folder / n for n in self.names)
         if self.names[0] == "memory.max":
             maximum.write_text(str(limit))
@@ -141,7 +141,7 @@ if __name__ == "__main__":
     else:
         try:
             run(options.run, options.limit, options.disk, options.width, options.frozen)
-        except Exception as e:  # of remat: no plan for so little
+        except Exception as e:  # remat has no plan for the limit
             if type(e).__name__ not in ("OverBudget", "ValueError"):
                 raise
             print(e, file=sys.stderr)

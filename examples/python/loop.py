@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training loop of one's own, inside a budget."""
+"""Your own training loop, inside a budget."""
 import torch
 
 import remat

@@ -26,7 +26,7 @@ for method in (PureRockmate, Hiremate):
         y = rk_resnet(data)
         loss = loss_function(y, target)
         loss.backward()
-        optimizer.step()  # the parameters of resnet
+        optimizer.step()  # updates the parameters of resnet
     print(f"{method.__name__}: loss {loss.item():.4f}, {rk_resnet.op_sched.peak_mem / 1024**2:.0f} MiB of activations")
 
 resnet = make()  # need not fit on the device

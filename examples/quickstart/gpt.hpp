@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// A GPT-2-like language model, written as anybody would write it: plain `torch::nn`, nothing of remat in it.
+/// A GPT-2-like language model in plain `torch::nn`. The model knows nothing of remat.
 #pragma once
 
 #include <torch/torch.h>

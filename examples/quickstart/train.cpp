@@ -77,9 +77,9 @@ struct measurement {
   remat::bytes_t peak = 0;
   remat::memory_series memory;  ///< bytes over the last step
 
-  /// @param step    forward and backward, the loss is returned
-  /// @param foreign bytes that are alive and not the model's
-  /// @param record  fill `memory`; not done at every step as it takes a little time
+  /// @param step    runs forward and backward, returns the loss
+  /// @param foreign live bytes that do not belong to the model
+  /// @param record  true to fill `memory`, which takes a little time
   template <class Step>
   torch::Tensor run(const Step& step, remat::bytes_t foreign, bool record) {
     using clock = std::chrono::steady_clock;
@@ -154,7 +154,7 @@ int run(const arguments& a) {
           },
           others + static_cast<remat::bytes_t>(sample.first.nbytes() + sample.second.nbytes()), last);
     };
-    if (step % 2 == 0) {  // in turn, so that neither always finds the caches warm
+    if (step % 2 == 0) {  // alternate, so that neither model always finds warm caches
       plain_step();
       planned_step();
     } else {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Trains a GPT-2-like model of torch.nn in half of its activation memory, next to the plain model, and compares them bit by bit. It
-runs on a GPU if steps can run on one. Writes the figures to FOLDER/result.json, and time against budget as a picture to
+runs on a GPU if steps can run there. It writes the figures to FOLDER/result.json, and a plot of time against budget to
 FOLDER/curve.svg.
 
 usage: train.py TEXT FOLDER [--budget BUDGET] [--steps STEPS]
@@ -59,14 +59,14 @@ def on_cpu():
 
 
 def clock():
-    """Seconds, when the device has done all that it was given."""
+    """Waits for all work of the device, then returns the time in seconds."""
     if not on_cpu():
         torch.accelerator.synchronize(DEVICE)
     return time.perf_counter()
 
 
 def generator():
-    """The state of the generator that dropout draws from."""
+    """The state of the random generator that dropout uses."""
     return torch.get_rng_state() if on_cpu() else torch.get_device_module(DEVICE).get_rng_state(DEVICE)
 
 
@@ -78,13 +78,14 @@ def batch(text):
 
 
 def train(model, text, steps, session):
-    """Losses, state of the generator, seconds of the fastest step of the second half, and bytes that these steps take for a while."""
+    """Trains the model. Returns the losses and the state of the generator. Of the second half of the steps, also returns the seconds of
+    the fastest forward and backward, and the bytes by which the peak exceeds the memory before."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     torch.manual_seed(1)
     losses, times = [], []
     for step in range(steps):
         if step == steps // 2:
-            session.release()  # what is measured is the whole process
+            session.release()  # memory() counts the whole process, so free idle arenas first
             session.reset_peak()
             held = session.memory()["peak"]
         ids, labels = batch(text)
