@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The commands of the program: what they are told, what they answer.
+/// The commands of the program, their arguments and exit statuses.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace cli {
 /// Exit statuses.
 enum exit_status { success = 0, not_valid = 1, bad_input = 2, infeasible = 3, none_found = 4 };
 
-/// What the command line says; each command reads its part.
+/// The options of the command line. Each command reads its own options.
 struct arguments {
   std::string problem, schedule, budget, start, output, svg, trace, memory;
   std::string allocations, capacity;  ///< of `layout`

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command that gives offsets to allocations.
+// The command `layout`: gives every allocation an offset.
 #include <iostream>
 #include <string>
 

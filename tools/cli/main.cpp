@@ -18,14 +18,16 @@
 
 namespace {
 
-/// Empty for a seed. CLI11 takes -1 and what is above 2^64 for numbers as well.
+/// Checks a seed, because CLI11 also accepts -1 and numbers above 2^64.
+/// @return an error message; empty if `text` is a seed
 std::string refuse_seed(const std::string& text) {
   std::uint64_t seed = 0;
   const auto [rest, failed] = std::from_chars(text.data(), text.data() + text.size(), seed);
   return failed == std::errc{} && rest == text.data() + text.size() ? "" : "must be an integer from 0 to 2^64 - 1, got " + text;
 }
 
-/// Empty for a name: an empty one is a variable of a shell that is not set, and nothing would be written.
+/// Checks the name of a file. An empty name usually comes from an unset variable of the shell; nothing would be written.
+/// @return an error message; empty if `text` is a name
 std::string refuse_file(const std::string& text) { return text.empty() ? "is no name of a file: \"\"" : ""; }
 
 }  // namespace

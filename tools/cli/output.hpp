@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What the commands print.
+/// Output of the commands.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,7 @@ inline std::string percent(double fraction) {
 
 inline std::string exact(remat::bytes_t b) { return remat::format_bytes(b) + " (" + std::to_string(b) + " bytes)"; }
 
-/// What is known of a result, without its schedule.
+/// A result as JSON, without its schedule.
 inline json summary(const remat::result& r) {
   json out = {{"status", remat::to_string(r.status)}, {"solver", r.solver}, {"budget", r.budget},
               {"budget_bound", r.budget_bound},       {"bound", r.bound},   {"elapsed", r.elapsed}};
@@ -46,7 +46,7 @@ inline json summary(const remat::result& r) {
   return out;
 }
 
-/// Rows of text in columns; all but the first column at the right.
+/// A table of text. The first column is left-aligned, all others are right-aligned.
 class table {
  public:
   explicit table(std::vector<std::string> heads) { add(std::move(heads)); }
@@ -69,7 +69,7 @@ class table {
   }
 
  private:
-  /// Characters of a UTF-8 text.
+  /// Number of characters of a UTF-8 text.
   static std::size_t length(const std::string& text) {
     std::size_t n = 0;
     for (unsigned char c : text) n += (c & 0xc0) != 0x80;
@@ -78,13 +78,13 @@ class table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-/// Throws if a file that the command line names cannot be written, before any work is done.
+/// Throws if an output file of the command line cannot be written. Called before any work begins.
 inline void require_outputs(const arguments& a) {
   for (const auto* path : {&a.output, &a.svg, &a.trace, &a.memory})
     if (!path->empty()) remat::require_writable(*path);
 }
 
-/// Draws a schedule where the command line asks for it.
+/// Writes the trace, memory snapshot and pictures of a schedule that the command line asks for.
 inline void draw(const arguments& a, const remat::problem_document& document, const remat::schedule& s,
                  std::optional<remat::bytes_t> budget) {
   const auto& p = document.problem;

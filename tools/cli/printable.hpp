@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Names from files on terminals.
+/// Safe output of names from files on terminals.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@
 
 namespace cli {
 
-/// Text in which control characters but newlines are written as in JSON, such as \u001b: a name in a file must not be able to
-/// move the cursor of a terminal or to rewrite what is shown.
+/// Escapes control characters except newlines as in JSON, such as \u001b. A name in a file must not be able to move the cursor of
+/// a terminal, or to overwrite its text.
 inline std::string printable(std::string_view text) {
   std::string out;
   const auto escape = [&](unsigned char c) {
@@ -33,7 +33,7 @@ inline std::string printable(std::string_view text) {
   return out;
 }
 
-/// While it lives, what goes to a stream is `printable`.
+/// Makes all output of a stream `printable` as long as this object lives.
 class printable_stream : private std::streambuf {
  public:
   explicit printable_stream(std::ostream& out) : out_(out), below_(out.rdbuf(this)) {}

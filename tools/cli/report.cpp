@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command that reports: one page about a plan.
+// The command `report`: writes a page about a plan.
 #include <optional>
 
 #include <remat/io/plan_document.hpp>

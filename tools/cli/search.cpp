@@ -29,10 +29,10 @@ exit_status status_of(const std::vector<remat::result>& results) {
   return any([](const remat::result& r) { return r.status == remat::status::infeasible; }) ? infeasible : none_found;
 }
 
-/// Time beyond that of store-all.
+/// Additional time relative to store-all, in per cent.
 std::string extra(double seconds, double base) { return base > 0 ? "+" + percent(seconds / base - 1) : "-"; }
 
-/// Numbers with all their digits, one row per point.
+/// Curves as CSV: one row per point, numbers with all digits.
 std::string csv(const std::vector<remat::labelled_curve>& curves) {
   std::string out = "solver,budget,status,seconds,bound,gap,peak,recomputed,budget_bound,elapsed\n";
   for (const auto& c : curves)
@@ -46,7 +46,8 @@ std::string csv(const std::vector<remat::labelled_curve>& curves) {
   return out;
 }
 
-/// @throws bad_option naming a text that is not `name=value`, or a name that is there twice
+/// Parses options of a solver.
+/// @throws bad_option naming a text that is not `name=value`, or a name that is given twice
 remat::registry::option_values options_of(const std::vector<std::string>& texts) {
   remat::registry::option_values given;
   for (const auto& text : texts) {
@@ -80,7 +81,7 @@ int solve(const arguments& a) {
     else
       r = remat::solve(p, budget, solver, remat::start_from(remat::read_schedule(a.start, p).result.schedule), a.limits,
                        w.observer(), save);
-    if (!r.found() && !interrupted) {  // say what would do
+    if (!r.found() && !interrupted) {  // tell which budget is enough
       auto share = a.limits;
       share.seconds = std::min(10.0, std::max(0.0, share.seconds - r.elapsed));
       const auto method = remat::registry::find(p.plain() ? "min_cut" : "offmate").make(a.backend);
@@ -205,7 +206,7 @@ int compare(const arguments& a) {
       }
     }
   }
-  double bound = 0;  // what one solver proves holds for all
+  double bound = 0;  // best bound of all solvers; each bound holds for every solver
   std::vector<remat::result> all;
   for (const auto& x : rows) bound = std::max(bound, x.result.bound), all.push_back(x.result);
   if (a.as_json) {

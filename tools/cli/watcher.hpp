@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// How commands watch their searches.
+/// Progress and interruption of searches.
 #pragma once
 
 #include <unistd.h>
@@ -17,7 +17,7 @@ namespace cli {
 
 inline std::atomic<bool> interrupted = false;
 
-/// Shows progress on terminals, and stops searches when the user interrupts the program; lives as long as the searches.
+/// Shows progress on terminals, and stops searches when the user interrupts the program. Must outlive the searches.
 class watcher {
  public:
   watcher() {
@@ -27,7 +27,8 @@ class watcher {
   watcher& operator=(const watcher&) = delete;
   ~watcher() { std::signal(SIGINT, SIG_DFL); }
 
-  /// An observer; `of` stands before what it shows.
+  /// An observer that shows progress.
+  /// @param of label before the progress; may be empty
   auto observer(const std::string& of = "") {
     line_.reset();
     if (isatty(STDERR_FILENO) != 0) line_.emplace(of.empty() ? "" : of + ": ");
