@@ -370,8 +370,8 @@ class tier_clocks {
 /// Each tier holds a set of values. A value may be on several tiers; a copy stays valid until it is dropped there.
 /// - `compute o`: every input of `o` is on the tier of `o`; afterwards, every output is there. Memory on that tier = bytes on
 ///   it + bytes of all outputs that overwrite no input + workspace.
-/// - `copy v`: `v` is movable, is on the first tier and not on the second, and a link joins them. Its bytes count on the second
-///   tier from here on.
+/// - `copy v` from `a` to `b`: `v` is movable, is on `a` and not on `b`, and a link runs from `a` to `b`. Its bytes count on `b`
+///   from here on.
 /// - `drop v`: `v` is on the tier and not held there; its bytes are free afterwards.
 /// At the end, each target is on its final tier. If targets become sources of the next step, the schedule is cyclic: it ends in
 /// its initial state, with these targets in the place of their sources. Targets that are neither carried nor sources leave.

@@ -68,7 +68,7 @@ class liveness {
 /// Memory and time of an order of computations if every value is dropped as early as possible (see `with_drops`).
 struct order_needs {
   bytes_t peak = 0;             ///< largest memory at any position, or before the first, bytes
-  double seconds = 0;           ///< sum of the costs, s
+  double seconds = 0;           ///< sum of the times, s
   std::vector<bytes_t> memory;  ///< bytes while position i is computed
 };
 

@@ -26,7 +26,7 @@ struct limits {
   std::uint64_t seed = 0;  ///< seed of all random choices; equal seeds give equal results unless a limit stops the search
   double gap = 1e-4;       ///< relative gap (time - bound) / time below which a schedule counts as optimal, in [0, 1)
 
-  static constexpr unsigned most_threads = 1024;  ///< systems run out of threads above it, and libraries hang
+  static constexpr unsigned most_threads = 1024;  ///< with more, systems run out of threads and libraries hang
 
   /// @throws bad_option naming the member that is out of range
   void validate() const {

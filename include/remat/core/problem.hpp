@@ -59,7 +59,7 @@ class problem {
   /// @param name       label, copied into schedules
   /// @param values     V values
   /// @param operations E operations in topological order; duplicate inputs are merged
-  /// @param targets    values that must be on the device at the end; duplicates are merged
+  /// @param targets    values that must be on their final tier at the end; duplicates are merged
   /// @param copies     rates of the copies between device and host; nothing: no such copies
   /// @param backward   first operation of the backward, if the problem is a training step and the caller knows the operation
   /// @param system     tiers, and links other than those of `copies`; `copies` links the device and the tier named "host"

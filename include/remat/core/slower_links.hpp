@@ -15,7 +15,7 @@ namespace remat {
 /// always busy becomes much slower. A plan for lower rates has slack. Its schedule `s` is valid for `p`, too; `evaluate(p, s)`
 /// gives its time there.
 /// @param p     the problem
-/// @param share share of every rate that remains, in (0, 1]
+/// @param share fraction of every rate, in (0, 1]
 /// @throws bad_option for a share out of range
 /// Complexity: O(V + edges).
 /// @code

@@ -27,7 +27,7 @@ namespace remat {
 ///         store-all: the answer for that budget
 /// @throws bad_option for limits or a tolerance out of range; broken_contract for a bound that a known schedule contradicts; and
 ///         what the solver throws
-/// Complexity: O(log(1 / tolerance)) calls of the solver.
+/// Complexity: O(log(1 / tolerance)) calls of the solver, and one call for each small step that succeeds.
 /// @code
 /// const auto least = remat::smallest_budget(p, remat::rotor{}, {.seconds = 10});
 /// std::cout << "between " << least.budget_bound << " and " << least.peak << " bytes\n";

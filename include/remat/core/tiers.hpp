@@ -36,7 +36,7 @@ struct copy_link {
 };
 
 /// The tiers of a problem, the device first, and the links between them.
-/// Complexity: `find` is linear in the tiers or links, `validate` O((tiers + links) log(tiers + links)).
+/// Complexity: `find` is linear in the tiers or in the links, `validate` is quadratic.
 struct memory_system {
   std::vector<tier> tiers = {};  ///< empty: a device and a host, without limit
   std::vector<copy_link> links = {};

@@ -11,7 +11,7 @@
 
 namespace remat {
 
-/// Kahn's algorithm. Of the vertices that are ready, the one with the smallest key comes first, then the smallest vertex.
+/// Kahn's algorithm. Of the vertices that are ready, the one with the smallest key comes first; ties go to the smaller vertex.
 /// @tparam Key    callable on a vertex, with comparable results
 /// @param  inputs predecessors of each vertex; duplicates do no harm
 /// @param  key    priority of each vertex, smallest first
