@@ -96,8 +96,8 @@ inline std::vector<operation_id> needed_operations(const problem& p) {
   return list;
 }
 
-/// Adds drops to an order of computations. Each value that is not held is dropped as early as possible: right after its last use
-/// before it is computed again, and, unless it is a target, after its last use of all. No other drops need less memory.
+/// Adds drops to an order of computations. Each value that is not held leaves as early as possible: right after its last use
+/// before it is computed again, and, unless it is a target, after its last use. No other drops need less memory at any step.
 /// @param p     the problem
 /// @param order operations in the order of their execution, any number of times each
 /// @return a schedule that computes `order`; `evaluate` tells whether it is valid
