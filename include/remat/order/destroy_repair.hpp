@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Destroy and repair on orders of computations: recomputations are taken out of an order, and values are dropped and computed
-/// again elsewhere until it fits the budget. What `local_search` repeats.
+/// Destroy and repair on orders of computations, the moves of `local_search`. The destroy move removes recomputations. The
+/// repair drops values and recomputes them later until the order fits the budget.
 #pragma once
 
 #include <algorithm>
@@ -19,9 +19,9 @@
 
 namespace remat::order {
 
-/// Changes of an order of computations that make it fit a budget, or faster within it.
+/// An order of computations with moves that make it fit a budget, or make it faster within the budget.
 ///
-/// Equal seeds and calls give equal orders. The object keeps its buffers between calls; one per thread.
+/// Equal seeds and equal calls give equal orders. The object reuses its buffers between calls; use one object per thread.
 /// @code
 /// remat::order::destroy_repair n(p, budget, 1);
 /// n.load(remat::needed_operations(p));
@@ -29,9 +29,9 @@ namespace remat::order {
 /// @endcode
 class destroy_repair {
  public:
-  /// @param p      the problem; must outlive this
+  /// @param p      the problem; must outlive this object
   /// @param budget bytes
-  /// @param seed   of every random choice
+  /// @param seed   seed of all random choices
   destroy_repair(const problem& p, bytes_t budget, std::uint64_t seed)
       : p_(p), budget_(budget), random_(seed), sequence_(p), values_(p.values().size()), operations_(p.operations().size()) {
     for (value_id v = 0; v < p.values().size(); ++v)
@@ -42,20 +42,20 @@ class destroy_repair {
   double seconds() const { return sequence_.seconds(); }
   /// Starts from a valid order. Complexity: O(values + edges executed).
   void load(const std::vector<operation_id>& order) { sequence_.load(order); }
-  /// Bytes needed, if every value is dropped as early as possible.
+  /// Peak if every value is dropped as early as possible, bytes.
   bytes_t peak() const { return sequence_.peak(); }
   bool fits() const { return peak() <= budget_; }
-  /// Works for another budget from now on, bytes.
+  /// Sets another budget, bytes.
   void set_budget(bytes_t budget) {
     budget_ = budget;
     for (auto& x : operations_) x.witness = 0;
   }
-  /// Keeps what changed since the last `load`, `commit` or `roll_back`.
+  /// Accepts all changes since the last `load`, `commit` or `roll_back`.
   void commit() { sequence_.commit(); }
-  /// Takes it back.
+  /// Undoes all changes since the last `load` or `commit`.
   void roll_back() { sequence_.roll_back(); }
 
-  /// Takes out some recomputations: those in a window, those of related operations or a few anywhere.
+  /// Destroy: removes some random recomputations. They are neighbours in the order, neighbours in the problem, or anywhere.
   void ruin() {
     const auto centre = some_recomputation();
     if (centre == none) return;
@@ -88,7 +88,7 @@ class destroy_repair {
       if (stands(s) && !sequence_.is_first(s)) sequence_.remove(s);
   }
 
-  /// Moves a computation to another place nearby where it is valid: the memory changes, the time does not.
+  /// Moves a random computation to another valid place nearby. The memory changes, the time does not.
   void shift() {
     const auto s = sequence_.at(pick(sequence_.slots()));
     if (s == sequence::nothing || s <= sequence::end) return;
@@ -115,12 +115,12 @@ class destroy_repair {
     sequence_.move(s, places_[pick(places_.size())]);
   }
 
-  /// Drops values across the steps that need too much, and computes them again before their next use, until the order fits.
-  /// @param spread scores are multiplied by a random factor in [1, 1 + spread] per value
-  /// @param most   the order must not take longer, s
+  /// Repair: drops values across the steps over the budget, and recomputes them before their next use, until the order fits.
+  /// @param spread the score of each value is multiplied by a random factor in [1, 1 + spread]
+  /// @param most   largest time of the order, s
   /// @param stop   polled now and then; true gives up
-  /// @return false if that failed; the order is valid, but does not fit
-  /// Complexity: O(drops (values + closures of what is on the device)).
+  /// @return true if the order fits the budget; false if the repair gave up (the order is valid, but still exceeds the budget)
+  /// Complexity: O(drops (values + recomputation closures of the live values)).
   bool repair(double spread = 0, double most = std::numeric_limits<double>::infinity(), const std::function<bool()>& stop = {}) {
     for (auto& x : values_) x.noise = spread > 0 ? 1 + spread * unit() : 1;
     const auto longest = 12 * operations_.size();
@@ -131,9 +131,11 @@ class destroy_repair {
     return true;
   }
 
-  /// Makes `v` again just before a position of the order.
-  /// @param deep makes its operands again too where they are not there; otherwise they are retained for it
-  /// @return false if it cannot be made again there
+  /// Recomputes `v` just before a position of the order.
+  /// @param v        a value
+  /// @param position number of steps before the recomputation
+  /// @param deep     true: recomputes missing operands, too; false: retains them until then
+  /// @return false if `v` cannot be recomputed there
   bool make_again(value_id v, std::size_t position, bool deep) {
     slot k = sequence_.where(sequence::start);
     for (auto left = position + 1; left > 0 && sequence_.at(k) != sequence::end;) left -= sequence_.at(++k) != sequence::nothing;
@@ -147,9 +149,10 @@ class destroy_repair {
     return true;
   }
 
-  /// Takes out recomputations whose results can be retained, most seconds per byte and step first, until none is left.
-  /// @param thorough also those that make their own room, as what they alone read goes with them
-  /// @param stop     polled now and then; true ends it: what is left fits all the same
+  /// Removes recomputations whose outputs can be retained instead, until no more fits. The largest ratio of seconds to bytes
+  /// times slots comes first.
+  /// @param thorough true: also tries recomputations whose removal frees enough operands to make room
+  /// @param stop     polled now and then; true ends the call early; the order still fits
   void retain(bool thorough = false, const std::function<bool()>& stop = {}) {
     struct recomputation {
       double worth;
@@ -197,25 +200,25 @@ class destroy_repair {
   using step = sequence::step;
   using slot = sequence::slot;
 
-  static constexpr std::size_t most_operations = 200;  ///< looked at to compute a value again
+  static constexpr std::size_t most_operations = 200;  ///< limit on the operations that recompute one value
 
-  /// A value that can be dropped across the worst step.
+  /// A value that can be dropped across the step that needs the most bytes.
   struct candidate {
-    double least;  ///< its score is at least that
-    double gain;   ///< bytes times steps of excess that go
+    double least;  ///< lower bound on the score
+    double gain;   ///< excess that the drop removes, bytes times steps
     value_id v;
-    step next;  ///< its next use
+    step next;  ///< next use of `v`
   };
   struct value_state {
-    double noise = 1, excess = 0;  ///< the excess that retaining it adds, as far as `summed`
+    double noise = 1, excess = 0;  ///< `excess`: excess that retaining the value adds, up to slot `summed`
     slot summed = 0;
     std::uint64_t counted = 0, looked = 0;  ///< stamps
     bool kept = false, missing = false;
   };
   struct operation_state {
-    std::uint64_t mark = 0;  ///< stamp
+    std::uint64_t mark = 0;
     double estimate = 0;
-    slot witness = 0;  ///< where what it makes did not fit when it was last tried to retain that
+    slot witness = 0;  ///< slot where the outputs did not fit at the last attempt to retain them
   };
 
   std::size_t pick(std::size_t n) { return static_cast<std::size_t>(random_() % n); }
@@ -233,7 +236,7 @@ class destroy_repair {
     return none;
   }
 
-  /// What is retained instead of the recomputation s: bytes, and from which slot on.
+  /// Bytes to retain instead of the recomputation s, and the first slot where they are retained.
   std::pair<bytes_t, slot> retention(step s) const {
     bytes_t bytes = 0;
     const auto k = sequence_.where(s);
@@ -247,7 +250,7 @@ class destroy_repair {
     return {bytes, from};
   }
 
-  /// Is `u` not there before slot k? Remembered, as what `excess_of` sums, until `query_` changes.
+  /// True if `u` is not on the device before slot k. The answer, and the sum of `excess_of`, are cached until `query_` changes.
   bool missing(value_id u, slot k) {
     auto& x = values_[u];
     if (x.looked != query_) {
@@ -259,8 +262,8 @@ class destroy_repair {
     }
     return x.missing;
   }
-  /// What retaining `u`, which is `missing`, since its last use before slot k adds to the excess; summed no further than to
-  /// `most` or `gain_`.
+  /// Excess that retaining `u` adds from its last use up to slot k, bytes times steps. `u` is `missing`. The sum ends early at
+  /// `most` or at `gain_`.
   double excess_of(value_id u, slot k, double most = std::numeric_limits<double>::infinity()) {
     auto& x = values_[u];
     if (const auto left = std::min(most, gain_) - x.excess; left > 0)
@@ -268,9 +271,9 @@ class destroy_repair {
     return x.excess;
   }
 
-  /// What is computed again before slot k to have `v` there. Missing inputs are computed too, or retained since their last use
-  /// where that is cheaper at `price` seconds per byte and step of excess, or where some `most_operations` are computed already.
-  /// @return seconds, and the excess that retention adds
+  /// Finds the operations that recompute `v` before slot k. A missing input is recomputed, or retained since its last use. It is
+  /// retained if that is cheaper at `price` (seconds per byte of excess and step), or if `list` has `most_operations` already.
+  /// @return seconds of the recomputations, and the excess that the retained inputs add
   std::pair<double, double> closure(value_id v, slot k, double price, std::vector<operation_id>& list) {
     const double never = std::numeric_limits<double>::infinity();
     const auto& ops = p_.operations();
@@ -288,7 +291,7 @@ class destroy_repair {
         list.push_back(maker);
       }
     std::sort(list.begin(), list.end());
-    for (auto o : list) {  // least seconds to have its outputs, shared work counted more than once
+    for (auto o : list) {  // cost of the outputs; shared work may count more than once
       double sum = ops[o].seconds;
       for (auto u : sequence_.inputs(o)) {
         if (!missing(u, k)) continue;
@@ -321,10 +324,11 @@ class destroy_repair {
     return {cost, excess};
   }
 
-  /// Drops the value whose loss across the step of the largest excess costs least per byte and step of excess.
+  /// Drops the value that costs the fewest seconds per byte and step of excess removed, among the values live at the step that
+  /// needs the most bytes.
   bool drop_one() {
     sequence_.memory().find_over(budget_, over_);
-    if (over_.empty()) return false;  // the sources alone exceed it
+    if (over_.empty()) return false;  // the sources alone exceed the budget
     auto worst = over_[0];
     sums_.assign(1, 0);
     for (auto k : over_) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// An order of computations made to fit a budget by evictions.
+/// Makes an order of computations fit a budget by dropping and recomputing values.
 #pragma once
 
 #include <algorithm>
@@ -20,15 +20,17 @@
 
 namespace remat::order {
 
-/// Plays an order within a budget: before a computation that would not fit, values are evicted, those first that are large, cheap
-/// to make again and not needed for long; what is missing when it is needed is computed again. Dynamic tensor rematerialization
-/// with the future known (Kirisame et al., ICLR 2021, score h_DTR).
+/// Replays an order within a budget. Before a computation that would not fit, values are dropped. Values that are large, cheap to
+/// recompute and not needed for long go first. A dropped value is recomputed before its next use. This is dynamic tensor
+/// rematerialization with a known future.
+///
+/// Reference: Kirisame et al., "Dynamic tensor rematerialization", ICLR 2021 (score h_DTR).
 class eviction {
  public:
   struct options {
     double distance = 1;           ///< exponent of the distance to the next use, >= 0
-    std::size_t repetitions = 12;  ///< gives up once the order is this many times as long
-    std::size_t work = 30000000;   ///< gives up after that many looks at values and operations
+    std::size_t repetitions = 12;  ///< gives up if the new order is this many times as long as the given one
+    std::size_t work = 30000000;   ///< gives up after that many visits of values and operations
   };
 
   /// Complexity: O((values + edges) log(values)).
@@ -38,7 +40,7 @@ class eviction {
       for (auto v : p.operations()[order[k]].inputs) uses_[v].push_back(k);
       for (auto v : p.operations()[order[k]].outputs) made_[v].push_back(k);
     }
-    for (auto v : p.targets()) uses_[v].push_back(order.size() + 1);  // after what is computed at the end
+    for (auto v : p.targets()) uses_[v].push_back(order.size() + 1);  // after all recomputations of targets
     for (value_id v = 0; v < p.values().size(); ++v) lossy_ = lossy_ || (p.is_source(v) && !p.values()[v].held);
     for (const auto& op : p.operations()) lossy_ = lossy_ || op.once;
     std::map<int, std::size_t> places;
@@ -53,18 +55,18 @@ class eviction {
   }
 
   /// @param budget bytes
-  /// @param o      the score
-  /// @param stop   polled within searches for what to evict, too; true gives up
-  /// @return an order whose memory need is within the budget, or nothing
-  /// Complexity: O(evictions * kinds + edges executed * log(values)) and the closures of what is evicted or nearly is; a kind are
-  /// values that differ by less than a fifth in bytes per second of computation.
+  /// @param o      exponent of the score, and limits
+  /// @param stop   polled now and then, also within searches; true gives up
+  /// @return an order that fits the budget, or nothing
+  /// Complexity: O(evictions * kinds + edges executed * log(values)), and the recomputation closures of the candidates. A kind
+  /// is a class of values that differ by less than a fifth in bytes per second of computation.
   std::optional<std::vector<operation_id>> run(bytes_t budget, const options& o, const std::function<bool()>& stop = {}) {
     start(budget, o);
     stop_ = stop;
     for (now_ = 0; now_ < order_.size(); ++now_) {
       if (now_ % 64 == 0 && stop_ && stop_()) return std::nullopt;
       for (auto v : p_.operations()[order_[now_]].inputs)
-        if (on_device_[v]) unlist(v), list(v);  // its next use is another now
+        if (on_device_[v]) unlist(v), list(v);  // the next use has changed
       const auto& outputs = p_.operations()[order_[now_]].outputs;
       const bool useless = std::all_of(outputs.begin(), outputs.end(), [&](value_id v) { return on_device_[v] || !alive(v); });
       if (useless) {
@@ -82,7 +84,7 @@ class eviction {
         continue;
       }
       if (p_.is_source(targets[i]) || !compute(p_.producer(targets[i]))) return std::nullopt;
-      i = 0;  // that may have evicted others
+      i = 0;  // `compute` may have dropped earlier targets
     }
     return prune_order(p_, result_);
   }
@@ -111,7 +113,7 @@ class eviction {
       if (p_.is_source(v) && (p_.values()[v].held || !uses_[v].empty())) put(v);
   }
 
-  /// Bytes per second of its computation.
+  /// Bytes per second of recomputation.
   double rate(value_id v) const {
     return static_cast<double>(p_.values()[v].bytes) / (p_.operations()[p_.producer(v)].seconds + 1e-30);
   }
@@ -133,13 +135,13 @@ class eviction {
     unlist(v);
   }
 
-  /// Position of the next use of `v` after the current one; more than the length of the order + 1 if there is none.
+  /// Position of the next use of `v` after the current position; beyond the length of the order + 1 if there is none.
   std::size_t next_use(value_id v) {
     auto& at = use_at_[v];
     while (at < uses_[v].size() && uses_[v][at] <= now_) ++at;
     return at < uses_[v].size() ? uses_[v][at] : order_.size() + 2;
   }
-  /// Is `v`, as it is now, read after the current position?
+  /// True if `v` is read after the current position before the order computes it again.
   bool alive(value_id v) {
     const auto use = next_use(v);
     if (use > order_.size() + 1) return false;
@@ -148,8 +150,8 @@ class eviction {
     return at == made_[v].size() || made_[v][at] >= use;
   }
 
-  /// The operations to compute for `v`, given what is on the device.
-  /// @return their seconds; `never` if that cannot be done any more or takes more than `most`
+  /// Finds the operations that recompute `v` from the values on the device.
+  /// @return their seconds; `never` if `v` is lost, or if they take more than `most`
   double closure(value_id v, std::vector<operation_id>& ops, double most = never) {
     ops.clear();
     if (p_.is_source(v)) return never;
@@ -175,7 +177,7 @@ class eviction {
     return sum;
   }
 
-  /// Drops those of `values` that are read no more.
+  /// Drops those of `values` that are not read again.
   void release(const std::vector<value_id>& values) {
     for (auto v : values) {
       if (!on_device_[v] || locks_[v] > 0 || p_.values()[v].held || alive(v)) continue;
@@ -186,7 +188,7 @@ class eviction {
       take(v);
     }
   }
-  /// Would the loss of `v` make a value that is missing and still needed impossible to compute?
+  /// True if a missing value that is still needed could not be recomputed without `v`.
   bool last_resort(value_id v) {
     on_device_[v] = false;
     std::erase_if(missing_, [&](value_id w) { return on_device_[w] || !alive(w); });
@@ -195,7 +197,7 @@ class eviction {
     return needed;
   }
 
-  /// Computes `o` and before it what it lacks.
+  /// Recomputes the missing inputs of `o`, then computes `o`.
   bool compute(operation_id o) {
     if (p_.operations()[o].once && has_run_[o]) return false;
     std::vector<operation_id> list = {o}, more;
@@ -232,7 +234,7 @@ class eviction {
           const auto v = at->second;
           ++work_;
           const auto distance = std::pow(static_cast<double>(at->first - now_), options_.distance);
-          if (most_[kind] * distance <= highest) break;                  // nor are those used earlier better
+          if (most_[kind] * distance <= highest) break;                  // values with an earlier use score less
           if (locks_[v] > 0 || rate(v) * distance <= highest) continue;  // missing operands only add to the cost
           const auto gain = static_cast<double>(p_.values()[v].bytes) * distance;
           on_device_[v] = false;
@@ -251,10 +253,10 @@ class eviction {
   const problem& p_;
   std::span<const operation_id> order_;
   std::vector<std::vector<std::size_t>> uses_, made_;               // positions in the order, per value
-  bool lossy_ = false;                                              // are there values that cannot be made again?
-  std::vector<index_t> kind_;                                       // per value; none: never evicted
+  bool lossy_ = false;                                              // true if some values cannot be recomputed once dropped
+  std::vector<index_t> kind_;                                       // per value; none: never dropped
   std::vector<double> most_;                                        // per kind: the largest `rate`
-  std::vector<std::set<std::pair<std::size_t, value_id>>> by_use_;  // per kind: next use and value, of those on the device
+  std::vector<std::set<std::pair<std::size_t, value_id>>> by_use_;  // per kind: next use and value, for the values on the device
   bytes_t budget_ = 0, live_ = 0;
   options options_;
   std::size_t now_ = 0, work_ = 0;

@@ -18,11 +18,12 @@
 
 namespace remat::order {
 
-/// When `local_search` ends, and what it works on.
+/// Stopping rule and slack of `local_search`.
 struct local_search_options {
-  std::size_t patience = 20000;  ///< rounds without an improvement after which it ends, >= 1
-  std::uint64_t stream = 0;      ///< searches with the same seed and another stream make other choices
-  /// Orders up to this part slower than the best are worked on too, >= 0; above 400 operations in proportion less.
+  std::size_t patience = 20000;  ///< rounds without an improvement after which the search ends, >= 1
+  std::uint64_t stream = 0;      ///< searches with equal seeds and different streams make different choices
+  /// The search continues from orders slower than the best by up to this fraction, >= 0. For orders of more than 400
+  /// computations it shrinks in proportion.
   double slack = 0.003;
 
   /// @throws bad_option naming the member that is out of range
@@ -33,28 +34,28 @@ struct local_search_options {
   }
 };
 
-/// Patience that costs much the same in problems of any size: `rounds` / operations, at least 20, at most 20 per operation.
+/// Patience that costs about the same for problems of any size: `rounds` / operations, at least 20, at most 20 per operation.
 inline std::size_t patience_for(const problem& p, std::size_t rounds) {
   const auto operations = std::max<std::size_t>(1, p.operations().size());
   return std::clamp<std::size_t>(rounds / operations, 20, 20 * operations);
 }
 
-/// Makes a known order faster, or one that does not fit the budget fit.
+/// Makes an order faster, or makes an order fit the budget.
 ///
-/// Each round takes some recomputations out of an order (those in a window, those of neighbouring operations, or any), moves some
-/// computations, drops values across the positions that need too much where that costs least, and retains what then can be; the
-/// `destroy_repair` does that. An order is worked on further if it is faster than the last, or nearly as fast as the best
-/// (record-to-record travel). Equal seeds give equal results where no limit cuts the search off.
+/// Each round destroys and repairs an order (`destroy_repair`). It removes some recomputations and moves some computations. It
+/// drops values where the order exceeds the budget and the drops cost least. Then it retains values where there is room. The
+/// search continues from the new order if that is faster than the last order, or nearly as fast as the best (record-to-record
+/// travel). Equal seeds give equal results unless a limit cuts the search off.
 ///
 /// @param p     the problem
-/// @param order a valid order of computations, of any memory need; it is made to fit where it does not
-/// @param best  the fastest known, which is improved
-/// @param m     seed, limits and stop; is told of each improvement
-/// @param o     when to end
-/// @param bound a lower bound on the time of every schedule, s: reported, and the search ends when it is met
+/// @param order a valid order of computations, which may exceed the budget
+/// @param best  fastest order so far; receives improvements
+/// @param m     seed, limits and stop; each improvement is reported to it
+/// @param o     stopping rule and slack
+/// @param bound a lower bound on the time of every schedule, s; it is reported, and the search ends when `best` meets it
 /// @throws bad_option for options out of range
-/// Complexity: O(values + closures of what is dropped) for each of the few drops of a round; thousands of rounds per second for
-/// some 150 operations, some hundreds for thousands.
+/// Complexity: O(values + recomputation closures of the dropped values) for each of the few drops of a round. That is thousands
+/// of rounds per second for 150 operations, and hundreds for thousands of operations.
 ///
 /// Reference: Shaw, "Using constraint programming and local search methods to solve vehicle routing problems", CP 1998 (large
 /// neighbourhoods); Dueck, "New optimization heuristics", J. Comput. Phys. 104, 1993 (record-to-record travel).
@@ -66,7 +67,7 @@ inline void local_search(const problem& p, std::vector<operation_id> order, incu
   const auto done = [&] { return best.found() && best.seconds() * (1 - m.limits().gap) <= bound; };
   std::mt19937_64 random(m.limits().seed + (o.stream << 32));
   destroy_repair n(p, best.budget(), random());
-  std::vector<operation_id> faster;  // than the best, not offered yet
+  std::vector<operation_id> faster;  // faster than the best, not offered yet
   const auto offer = [&] {
     if (!faster.empty() && best.offer(faster)) best.report(m, "improvement", bound);
     faster.clear();
@@ -75,7 +76,7 @@ inline void local_search(const problem& p, std::vector<operation_id> order, incu
   n.repair(0, never, stop);
   auto current = order;
   auto least = n.peak();
-  for (std::size_t idle = 0; !best.found() && !n.fits() && idle < o.patience && !stop(); ++idle) {  // first make one fit
+  for (std::size_t idle = 0; !best.found() && !n.fits() && idle < o.patience && !stop(); ++idle) {  // first make an order fit
     n.load(idle % 2 == 0 ? order : current);
     for (auto shifts = random() % 8; shifts > 0; --shifts) n.shift();
     n.ruin();
@@ -90,7 +91,7 @@ inline void local_search(const problem& p, std::vector<operation_id> order, incu
   }
   if (!best.found()) return;
   n.load(best.order());
-  double seconds = n.seconds(), lowest = seconds;  // of what is worked on, and of the fastest seen
+  double seconds = n.seconds(), lowest = seconds;  // of the current order, and of the fastest one seen
   const double slack = o.slack * std::min(1.0, 400.0 / static_cast<double>(order.size() + 1));
   for (std::size_t idle = 0, rounds = 1; idle < o.patience && !done() && !stop(); ++idle, ++rounds) {
     if (random() % 2000 == 0) {

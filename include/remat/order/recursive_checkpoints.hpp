@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Checkpoints at the middle of the forward, at the middle of what is left, and so on.
+/// Recursive checkpoints: at the middle of the forward, at the middle of the second half, and so on.
 #pragma once
 
 #include <algorithm>
@@ -14,19 +14,19 @@
 
 namespace remat::order {
 
-/// An order that keeps, of the forward, what crosses its middle, what crosses the middle of the second half, and so on down to a
-/// last run of `leaf` operations, which is kept whole. What the backward lacks is computed again from the last checkpoint, with
-/// checkpoints at its own middles. So O(log(operations)) sets of crossing values are on the device at a time, and an operation
-/// runs O(log(operations)) times.
+/// Makes an order by recursive bisection. It keeps the values that cross the middle of the forward, then those that cross the
+/// middle of the second half, and so on. The last `leaf` operations of the forward are kept whole. The backward recomputes from
+/// the last checkpoint, with checkpoints at the middles of the recomputed run.
 ///
-/// For graphs of any shape; good where few values cross most positions of the forward.
+/// So O(log(operations)) sets of crossing values are on the device at a time, and an operation runs O(log(operations)) times.
+/// The method takes graphs of any shape. It is good if few values cross most positions of the forward.
 /// @param p      the problem
 /// @param needed `needed_operations(p)`
 /// @param turn   position in `needed` of the first operation of the backward
 /// @param leaf   operations that are kept whole, >= 1
 /// @param most   gives up after that many computations
 /// @param stop   polled now and then; true gives up
-/// @return the order, or nothing
+/// @return the order, or nothing if it gave up or a once-only operation would have to run again
 /// Complexity: O(operations log(operations / leaf)) computations and their edges.
 ///
 /// Reference: Chen, Xu, Zhang, Guestrin, "Training deep nets with sublinear memory cost", arXiv:1604.06174 (2016), section 4.4.
@@ -41,7 +41,7 @@ inline std::optional<std::vector<operation_id>> recursive_checkpoints(const prob
     return at != readers.end() && *at <= last;
   };
   player now(p);
-  // Forgets what `run`, operations of the forward, made, but its last `leaf` and what crosses its middles.
+  // Forgets the outputs of `run` (operations of the forward), except those of its last `leaf` and those that cross its middles.
   const auto keep_middles = [&](const std::vector<operation_id>& run) {
     const auto whole = run.size() - std::min(leaf, run.size());
     auto middle = whole / 2;  // run[middle] is the first operation after the next checkpoint

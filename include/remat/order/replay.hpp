@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Orders of computations that retain given values and make the rest again.
+/// Orders of computations that retain given values and recompute the others.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace remat::order {
 
-/// An order in the making: what has run, and what is there.
+/// An order under construction: the operations run so far, and the values on the device.
 class player {
  public:
   explicit player(const problem& p)
@@ -25,10 +25,10 @@ class player {
 
   bool there(value_id v) const { return there_[v]; }
   bool has_run(operation_id o) const { return has_run_[o]; }
-  /// What has run so far.
+  /// The operations run so far.
   const std::vector<operation_id>& order() const { return order_; }
 
-  /// What makes those of `wanted` that are not there, and what that lacks in turn, in the order of the problem.
+  /// The operations that compute the missing ones of `wanted`, and their missing inputs in turn, in the order of the problem.
   /// Complexity: O(k log k + edges) for k operations and their operands.
   std::vector<operation_id> missing(std::span<const value_id> wanted) {
     std::vector<operation_id> found;
@@ -44,17 +44,17 @@ class player {
     for (auto o : found) marked_[o] = false;
     return found;
   }
-  /// Runs what makes `wanted`. @return false if a once-only operation would have to run again
+  /// Runs the operations of `missing(wanted)`. @return false if a once-only operation would have to run again
   bool make(std::span<const value_id> wanted) {
     const auto list = missing(wanted);
     return std::all_of(list.begin(), list.end(), [&](operation_id o) { return add(o); });
   }
-  /// Runs `o`, and before it what it lacks. @return likewise
+  /// Recomputes the missing inputs of `o`, then runs `o`. @return false if a once-only operation would have to run again
   bool run(operation_id o) { return make(p_.operations()[o].inputs) && add(o); }
-  /// Forgets `v`, unless it is a source.
+  /// Drops `v`, unless it is a source.
   void forget(value_id v) { there_[v] = p_.is_source(v); }
-  /// The order, targets and all, without what nobody reads.
-  /// @return nothing if a once-only operation would have to run again
+  /// Recomputes missing targets, then removes computations whose outputs nobody reads.
+  /// @return the order, or nothing if a once-only operation would have to run again
   std::optional<std::vector<operation_id>> finish() {
     if (!make(p_.targets())) return std::nullopt;
     return prune_order(p_, order_);
@@ -75,13 +75,14 @@ class player {
   std::vector<operation_id> order_;
 };
 
-/// Computes what is needed up to each of several moments, forgets there what is not to be retained, goes on and computes what is
-/// missing when it is needed.
+/// Makes an order from the values to retain at each of several moments. Up to a moment it computes the needed operations. There
+/// it drops the values that are not retained. It recomputes a dropped value when the value is needed.
 /// @param p        the problem
-/// @param moments  needed operations in the order of their first runs, none before one that it depends on
-/// @param retained per moment and value: on the device just before the moment runs first; its operands and sources are in any
-/// case
-/// @param free     per value: kept once made, and made as soon as that takes nothing else; empty: none is
+/// @param moments  needed operations in the order of their first runs, none before an operation that it depends on
+/// @param retained per moment and value: true if the value is on the device just before the first run of the moment. Operands of
+/// the moment and sources are there in any case.
+/// @param free     per value: true if the value is kept once computed, and computed as soon as its operation lacks no input;
+/// empty: no value is free
 /// @return the order, or nothing if a once-only operation would have to run again
 /// Complexity: O(moments (values + edges) + edges executed).
 inline std::optional<std::vector<operation_id>> replay(const problem& p, const std::vector<operation_id>& moments,
@@ -90,7 +91,8 @@ inline std::optional<std::vector<operation_id>> replay(const problem& p, const s
   const auto& ops = p.operations();
   const auto needed = free.empty() ? std::vector<operation_id>() : needed_operations(p);
   player now(p);
-  // Adds to the ascending `list`, all of which will run, what then is free.
+  // Adds to the ascending `list` the operations before `end` that have not run, whose outputs are all free, and whose inputs are
+  // on the device or made by operations of the list.
   const auto add_free = [&](std::vector<operation_id> list, operation_id end) {
     if (free.empty()) return list;
     std::vector<bool> listed(ops.size(), false);
@@ -110,8 +112,8 @@ inline std::optional<std::vector<operation_id>> replay(const problem& p, const s
     std::vector<value_id> wanted = end ? p.targets() : ops[moments[j]].inputs;
     for (value_id v = 0; !end && v < p.values().size(); ++v)
       if (retained[j][v] && (free.empty() || !free[v])) wanted.push_back(v);
-    // First runs in the order of the problem, each preceded by what it lacks, those from before the last moment where they are
-    // lacked; then what is to be retained and was lost.
+    // First runs come in the order of the problem, each preceded by its missing inputs. Operations before the last moment run
+    // only where an input is missing. Lost values that have to be retained come last.
     for (auto o : add_free(now.missing(wanted), end ? operation_id(none) : moments[j]))
       if (!now.has_run(o) && (j == 0 || o > moments[j - 1]) && !now.run(o)) return std::nullopt;
     if (!now.make(wanted)) return std::nullopt;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Room that is left, used.
+/// Fills the room left in a budget with retained values.
 #pragma once
 
 #include <functional>
@@ -11,8 +11,12 @@
 
 namespace remat::order {
 
-/// A valid order, in any case within the budget, without the recomputations whose results can be retained.
-/// @param stop polled now and then; true returns what is retained by then
+/// Removes the recomputations of an order whose outputs can be retained within the budget.
+/// @param p      the problem
+/// @param order  a valid order that fits the budget
+/// @param budget bytes
+/// @param stop   polled now and then; true ends the call early
+/// @return a valid order that fits the budget
 /// Complexity: O(values + edges executed), and a few passes over the recomputations.
 inline std::vector<operation_id> retain_more(const problem& p, const std::vector<operation_id>& order, bytes_t budget,
                                              const std::function<bool()>& stop = {}) {

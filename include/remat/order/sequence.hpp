@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// An order of computations whose memory is kept up to date while it changes.
+/// An order of computations that updates its memory incrementally.
 #pragma once
 
 #include <algorithm>
@@ -18,15 +18,15 @@
 
 namespace remat::order {
 
-/// An order of computations under change: steps are inserted and removed, and the memory at every step follows. What changed
-/// since the last `commit` can be taken back.
+/// An order of computations that changes step by step. Inserting, removing or moving a step updates the memory at every step.
+/// Changes since the last `commit` can be undone.
 ///
-/// Any order in which every operation comes after the first computation of its operands is valid: what is not computed again is
-/// retained. A value is on the device from a computation to its last use before the next one, as with `with_drops`.
+/// An order is valid if every operation comes after the first computation of each of its operands. A value is retained unless it
+/// is computed again. It is on the device from a computation to its last use before the next computation, as with `with_drops`.
 ///
-/// Steps have numbers that stay, and stand in *slots*, some of which are empty, so that an insertion moves few others. A value is
-/// an ascending list of *events*, the steps that make or use it; two steps stand for what is before and after all others, and
-/// make the sources and use the targets.
+/// A step has a permanent number and stands in a *slot*. Some slots are empty, so that an insertion moves few steps. Each value
+/// has an ascending list of *events*, the steps that make or use the value. The step `start` makes the sources, the step `end`
+/// uses the targets.
 ///
 /// Complexity: inserting or removing a step takes O(operands (events of the value + block + slots / block)).
 class sequence {
@@ -34,16 +34,17 @@ class sequence {
   using step = std::uint32_t;
   using slot = std::size_t;
   static constexpr step nothing = std::numeric_limits<step>::max();
-  static constexpr step start = 0, end = 1;  ///< before and after all others
+  static constexpr step start = 0, end = 1;  ///< steps before and after all others
 
-  /// @param p must outlive this
+  /// @param p the problem; must outlive this object
   explicit sequence(const problem& p) : p_(p), events_(p.values().size()), inputs_(p.operations().size()) {
     for (operation_id o = 0; o < inputs_.size(); ++o)
       for (auto v : p.operations()[o].inputs)
         if (!p.values()[v].held) inputs_[o].push_back(v);
   }
 
-  /// Starts from a valid order; computations that nobody reads are left out. Complexity: O(values + edges executed + slots).
+  /// Starts from a valid order; leaves out computations whose outputs nobody reads.
+  /// Complexity: O(values + edges executed + slots).
   void load(std::span<const operation_id> order) {
     const auto kept = prune_order(p_, order);
     operation_.assign(2, none);
@@ -64,20 +65,20 @@ class sequence {
       if (s != nothing && s > end) list.push_back(operation_[s]);
     return list;
   }
-  double seconds() const { return seconds_; }  ///< of all steps, s; rounding errors of the changes add up
+  double seconds() const { return seconds_; }  ///< of all steps, s; rounding errors accumulate over changes
   /// Number of steps. Complexity: O(1).
   std::size_t size() const { return operation_.size() - 2 - free_.size() - removed_; }
-  /// Bytes needed, if every value is dropped as early as possible.
+  /// Peak if every value is dropped as early as possible, bytes.
   bytes_t peak() const { return std::max(p_.source_bytes(), memory_.peak()); }
 
   std::size_t slots() const { return at_.size(); }
-  step at(slot k) const { return at_[k]; }  ///< `nothing` where it is empty
+  step at(slot k) const { return at_[k]; }  ///< `nothing` if the slot is empty
   slot where(step s) const { return slot_[s]; }
   operation_id operation(step s) const { return operation_[s]; }
-  /// Bytes at each slot.
+  /// Memory at each slot, bytes.
   const slot_memory& memory() const { return memory_; }
 
-  /// The steps that make or use a value that is not held, ascending.
+  /// The steps that make or use `v`, ascending; empty if `v` is held.
   const std::vector<step>& events(value_id v) const { return events_[v]; }
   bool makes(step s, value_id v) const { return s == start || (s != end && operation_[s] == p_.producer(v)); }
   /// The first event of `v` at slot k or later: an index into `events(v)`.
@@ -90,14 +91,14 @@ class sequence {
     }
     return low;
   }
-  /// Does event i of `v` exist and use what the event before it made or used?
+  /// True if event i of `v` exists and uses the value that the previous event made or used.
   bool uses(value_id v, std::size_t i) const { return i < events_[v].size() && !makes(events_[v][i], v); }
-  /// Is this the first computation of its operation?
+  /// True if `s` is the first computation of its operation.
   bool is_first(step s) const { return events_[p_.operations()[operation_[s]].outputs[0]].front() == s; }
   /// Operands that are not held.
   const std::vector<value_id>& inputs(operation_id o) const { return inputs_[o]; }
 
-  /// Computes `o` just before `next`, and removes what nobody reads then. `o` has been computed before.
+  /// Computes `o`, which has been computed before, again just before `next`. Then removes the computations that became useless.
   void insert(operation_id o, step next) {
     step s;
     if (free_.empty()) {
@@ -115,28 +116,28 @@ class sequence {
     suspect(p_.operations()[o].outputs, s);
     prune();
   }
-  /// Takes out a step that is not the first of its operation, and what nobody reads then.
+  /// Removes a step that is not the first of its operation, and the computations that became useless.
   void remove(step s) {
     take_out(s);
     prune();
   }
-  /// Puts a step just before `next`, where it must be valid.
+  /// Moves a step to just before `next`, where it must be valid.
   void move(step s, step next) {
     const auto before = after(s);
     lift(s);
     place(s, next);
     changes_.push_back({s, before, change::moved});
   }
-  /// Keeps all changes.
+  /// Accepts all changes.
   void commit() {
     for (const auto& c : changes_)
       if (c.what == change::removed) free_.push_back(c.s);
     changes_.clear();
     removed_ = 0;
   }
-  /// The number of changes since the last `commit` or `load`, for `roll_back`.
+  /// The number of changes since the last `commit` or `load`, an argument of `roll_back`.
   std::size_t changes() const { return changes_.size(); }
-  /// Takes back all changes but the first `kept` since the last `commit` or `load`.
+  /// Undoes all changes since the last `commit` or `load` except the first `kept`.
   void roll_back(std::size_t kept = 0) {
     for (; changes_.size() > kept; changes_.pop_back()) {
       const auto [s, next, what] = changes_.back();
@@ -151,13 +152,13 @@ class sequence {
   static constexpr std::size_t block = slot_memory::block;
   static constexpr bytes_t empty = slot_memory::empty;
   struct change {
-    step s, next;  ///< a step, and before which it stood
+    step s, next;  ///< a step, and the step that it stood before
     enum { inserted, removed, moved } what;
   };
 
   double cost(step s) const { return p_.operations()[operation_[s]].seconds; }
 
-  /// Puts the steps, ascending, into new slots, each after an empty one.
+  /// Puts the ascending steps into new slots, with an empty slot before each.
   void spread(const std::vector<step>& steps) {
     const auto count = (2 * steps.size() + 2 + block) / block * block;
     at_.assign(count, nothing);
@@ -193,9 +194,9 @@ class sequence {
     memory_.load(std::move(memory));
   }
 
-  /// What the bytes of `v` are on the device for longer with a step at slot k, or, with `bytes` below 0, no longer without it.
-  /// @param e    the first event of `v` behind slot k; the step is none
-  /// @param made does the step make `v`? otherwise it reads it
+  /// Adds `bytes` to the slots where `v` is live because of a step at slot k. Negative `bytes` undo this.
+  /// @param e    first event of `v` behind slot k, without the step itself
+  /// @param made true if the step makes `v`; false if it reads `v`
   void extend(value_id v, std::size_t e, slot k, bool made, bytes_t bytes) {
     const bool used = uses(v, e);
     if (!made) {
@@ -208,13 +209,13 @@ class sequence {
       memory_.add(bytes, k, slot_[events_[v][0]]);
     }
   }
-  /// Calls `visit(value, whether it is made)` for what a step reads, but held values, and makes.
+  /// Calls `visit(value, made)` for the inputs of a step that are not held (made = false) and for its outputs (made = true).
   template <class Visit>
   void each_value(step s, const Visit& visit) const {
     for (auto v : inputs_[operation_[s]]) visit(v, false);
     for (auto v : p_.operations()[operation_[s]].outputs) visit(v, true);
   }
-  /// Puts a step that stands nowhere into a slot just before `next`.
+  /// Puts a step that has no slot into a slot just before `next`.
   void place(step s, step next) {
     const auto k = slot_[s] = make_room(next);
     at_[k] = s;
@@ -241,11 +242,11 @@ class sequence {
     auto k = slot_[s] + 1;
     while (at_[k] == nothing) {
       const bool bare = k % block == 0 && k + block <= slot_[end] && memory_.is_bare(k);
-      k += bare ? block : 1;  // holes may be long
+      k += bare ? block : 1;  // runs of empty slots may be long
     }
     return at_[k];
   }
-  /// Takes out a step. Those that made what it reads may be of no use then.
+  /// Removes a step. The steps that made its inputs may become useless.
   void take_out(step s) {
     changes_.push_back({s, after(s), change::removed});
     seconds_ -= cost(s);
@@ -253,12 +254,13 @@ class sequence {
     lift(s);
     suspect(inputs_[operation_[s]], s);
   }
-  /// Whoever made or used `values` last before `s` may be of no use now. The first value's comes first of them.
+  /// Marks the last steps before `s` that made or used `values` as suspects: they may be useless. `prune` looks at the first
+  /// value first.
   void suspect(const std::vector<value_id>& values, step s) {
     for (auto v = values.rbegin(); v != values.rend(); ++v)
       if (const auto e = event_from(*v, slot_[s]); e > 0) suspects_.push_back(events_[*v][e - 1]);
   }
-  /// Takes out those suspects whose results nobody reads, and what then nobody reads.
+  /// Removes the suspects whose outputs nobody reads, and steps that become useless by that.
   void prune() {
     while (!suspects_.empty()) {
       const auto s = suspects_.back();
@@ -269,7 +271,7 @@ class sequence {
         take_out(s);
     }
   }
-  /// An empty slot just before `next`; those before it move if there is none.
+  /// An empty slot just before `next`. Steps before it move if there is none.
   slot make_room(step next) {
     const auto k = slot_[next];
     if (at_[k - 1] == nothing) {
@@ -291,19 +293,21 @@ class sequence {
     for (; hole + 1 < k; ++hole) shift_down(hole + 1);
     return k - 1;
   }
-  /// Spreads the steps of a part of the slots, with an empty slot just before slot k, where a step stands. Larger parts
-  /// have to be emptier: so an insertion moves O(log(slots)^2) steps on average, even if all are at one place.
-  /// @param width of the part, which slot k - 1 is in: slots, a power of two, fewer than there are
+  /// Spreads the steps of a part of the slots, and leaves an empty slot just before slot k, where a step stands. The larger the
+  /// part, the emptier it has to be. So an insertion moves O(log(slots)^2) steps on average, even if all insertions are at one
+  /// place.
+  /// @param width slots of the part, which contains slot k - 1: a power of two below the number of slots
+  /// @param k     a slot with a step
   /// @return the empty slot; 0 if the part is too full
   slot spread_part(std::size_t width, slot k) {
     const auto begin = std::min((k - 1) / width * width, at_.size() - width);
     const auto first = std::max<slot>(1, begin), stop = std::min(slot_[end], begin + width);
     struct moved {
       step s;
-      bytes_t memory, after;  ///< at its slot, and in an empty one behind it
+      bytes_t memory, after;  ///< bytes at the slot of the step, and at an empty slot behind it
     };
     std::vector<moved> steps;
-    std::size_t before = 0;  // of them, those before slot k
+    std::size_t before = 0;  // number of `steps` before slot k
     for (auto j = first; j < stop; ++j)
       if (at_[j] != nothing) before += j < k, steps.push_back({at_[j], memory_.at(j), memory_.at(j) - ends_after(j) - empty});
     const auto share = static_cast<double>(steps.size() + 1) / static_cast<double>(stop - first);
@@ -320,7 +324,7 @@ class sequence {
     memory_.settle(first, stop);
     return target(before);
   }
-  /// Bytes at slot k that are not on the device after it.
+  /// Bytes at slot k that are freed after its step.
   bytes_t ends_after(slot k) const {
     bytes_t ends = p_.operations()[operation_[at_[k]]].workspace;
     each_value(at_[k], [&](value_id v, bool) {
@@ -347,9 +351,9 @@ class sequence {
   std::vector<step> at_;                       // per slot
   slot_memory memory_;
   std::vector<step> free_;
-  std::vector<step> suspects_;  // of being of no use; empty between calls
+  std::vector<step> suspects_;  // possibly useless; empty between calls
   std::vector<change> changes_;
-  std::size_t removed_ = 0;  // steps that stand nowhere, but may come back
+  std::size_t removed_ = 0;  // steps without a slot that `roll_back` may restore
   double seconds_ = 0;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Bytes at the slots of an order of computations that changes.
+/// Memory at each slot of an order of computations that changes.
 #pragma once
 
 #include <algorithm>
@@ -12,16 +12,16 @@
 
 namespace remat::order {
 
-/// Bytes at every slot. They are added to ranges of slots, in blocks of which each knows its maximum. A slot without a step has
-/// less than 0.
+/// Bytes at every slot, with additions to ranges of slots. Slots form blocks, and each block knows its maximum. A slot without a
+/// step has a negative number of bytes.
 /// Complexity: O(block + slots / block) for a range, O(1) for a slot.
 class slot_memory {
  public:
   using slot = std::size_t;
   static constexpr std::size_t block = 64;
-  static constexpr bytes_t empty = bytes_t{1} << 60;  ///< taken from the bytes of a slot without a step
+  static constexpr bytes_t empty = bytes_t{1} << 60;  ///< subtracted from the bytes of a slot without a step
 
-  /// @param bytes of each slot; whole blocks. Complexity: O(slots).
+  /// @param bytes of each slot, for whole blocks. Complexity: O(slots).
   void load(std::vector<bytes_t> bytes) {
     bytes_ = std::move(bytes);
     added_.assign(bytes_.size() / block, 0);
@@ -31,15 +31,15 @@ class slot_memory {
   }
 
   bytes_t at(slot k) const { return bytes_[k] + added_[k / block]; }
-  /// The most at any slot; 0 if no step needs more.
+  /// The maximum over all slots; 0 if no step needs more.
   bytes_t peak() const {
     bytes_t most = 0;
     for (std::size_t b = 0; b < most_.size(); ++b) most = std::max(most, most_of(b));
     return most;
   }
-  /// Does no slot of the block that begins at slot k have a step?
+  /// True if no slot in the block that begins at slot k has a step.
   bool is_bare(slot k) const { return most_of(k / block) < -empty / 2; }
-  /// Slots that need more than `budget`, ascending. Complexity: O(slots / block + blocks that hold some).
+  /// Finds the slots that need more than `budget`, ascending. Complexity: O(slots / block + blocks with such slots).
   void find_over(bytes_t budget, std::vector<slot>& list) const {
     list.clear();
     for (std::size_t b = 0; b < most_.size(); ++b)
@@ -58,8 +58,9 @@ class slot_memory {
     }
     return to;
   }
-  /// By how much `bytes` more in [from, to) raise the excess over `budget`, summed over steps; ends soon after `most`.
-  /// @param from becomes the slot up to which the sum goes
+  /// How much `bytes` more in [from, to) would raise the excess over `budget`, summed over steps. Ends soon after the sum
+  /// exceeds `most`.
+  /// @param from first slot; on return the end of the slots that are summed
   double raise(bytes_t bytes, slot& from, slot to, bytes_t budget, double most) const {
     double sum = 0;
     while (from < to && sum < most) {
@@ -92,16 +93,16 @@ class slot_memory {
       }
     }
   }
-  /// Sets the bytes of a slot. A call of `settle` has to follow.
+  /// Sets the bytes of a slot. The maxima are wrong until a call of `settle`.
   void set(slot k, bytes_t bytes) { bytes_[k] = bytes - added_[k / block]; }
-  /// Finds the maxima of the blocks of [from, to) anew.
+  /// Computes the maxima of the blocks of [from, to).
   void settle(slot from, slot to) {
     for (auto b = from / block; b * block < to; ++b) find_most(b);
   }
 
  private:
   struct rank {
-    bytes_t bytes, sum;  ///< of a step; of it and those that need more
+    bytes_t bytes, sum;  ///< of a step; of this step and all steps that need more
   };
 
   bytes_t most_of(std::size_t b) const { return most_[b] + added_[b]; }
@@ -110,8 +111,8 @@ class slot_memory {
                                  bytes_.begin() + static_cast<std::ptrdiff_t>((b + 1) * block));
     ranked_[b].clear();
   }
-  /// What exceeds `level` in a block, summed over its steps, without what is added to it. Complexity: O(log(block)), and a sort
-  /// when the block has changed.
+  /// Sum over the steps of a block of the bytes above `level`, without `added_`. Complexity: O(log(block)), plus a sort if the
+  /// block has changed.
   bytes_t excess(std::size_t b, bytes_t level) const {
     auto& list = ranked_[b];
     if (list.empty()) {
@@ -125,9 +126,9 @@ class slot_memory {
     return rest == list.begin() ? 0 : (rest - 1)->sum - (rest - list.begin()) * level;
   }
 
-  std::vector<bytes_t> bytes_;                     // per slot, without what is added to its block
-  std::vector<bytes_t> added_, most_;              // per block: to all its slots; the most of `bytes_`
-  mutable std::vector<std::vector<rank>> ranked_;  // per block: its steps, most bytes first, once asked for since it changed
+  std::vector<bytes_t> bytes_;                     // per slot, without `added_`
+  std::vector<bytes_t> added_, most_;              // per block: bytes added to all its slots; maximum of `bytes_`
+  mutable std::vector<std::vector<rank>> ranked_;  // per block: its steps, most bytes first; empty until needed
 };
 
 }  // namespace remat::order

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The fastest order of a small problem, or a proof that there is none.
+/// Finds the fastest order of a small problem, or proves that no order fits.
 #pragma once
 
 #include <array>
@@ -22,11 +22,11 @@
 
 namespace remat::order {
 
-/// A search through the orders of a small problem, from the end backwards. Its states are the sets of values that are wanted, as
-/// `liveness` follows them, so no drop is ever decided. What a set depends on has to run at least once more: these seconds
-/// estimate what is left (A*).
+/// A* search through the orders of a small problem, from the end backwards. A state is a set of values that must be on the
+/// device (see `liveness`), so the search never decides drops. Every operation that the set depends on has to run at least once
+/// more. The sum of their seconds is the lower bound on the remaining time.
 ///
-/// It decides nearly all random problems of 40 operations and chains of 24 within some hundredths of a second.
+/// The search decides nearly all random problems of 40 operations and chains of 24 within some hundredths of a second.
 ///
 /// Reference: Hart, Nilsson, Raphael, "A formal basis for the heuristic determination of minimum cost paths", IEEE Transactions
 /// on Systems Science and Cybernetics 4, 1968; Pohl, "Heuristic search viewed as path finding in a graph", Artificial
@@ -39,27 +39,27 @@ namespace remat::order {
 /// @endcode
 class small_search {
  public:
-  static constexpr std::size_t most = 64;  ///< operations that are needed, and values that may be wanted and are not held
+  static constexpr std::size_t most = 64;  ///< limit on needed operations, and on values that are used and not held
 
-  /// What is known in the end.
+  /// Result of a search.
   struct answer {
-    std::optional<std::vector<operation_id>> order;  ///< within the budget
-    bool ended = false;                              ///< it did not give up
-    double bound = 0;  ///< no order within the budget is faster, s, less what sums round; infinity if there is none
+    std::optional<std::vector<operation_id>> order;  ///< fits the budget
+    bool ended = false;                              ///< true if the search did not give up
+    double bound = 0;  ///< no order within the budget is faster, s, up to rounding; infinity if no order fits
   };
 
-  /// Is `p` small enough, and plain? Complexity: O(values + edges).
+  /// True if `p` is plain and small enough. Complexity: O(values + edges).
   static bool takes(const problem& p) {
     const index at(p);
     return p.plain() && at.operations.size() <= most && at.count <= most;
   }
 
-  /// @param p      which it `takes`
+  /// @param p      a problem that `takes` accepts
   /// @param budget bytes
   /// Complexity: O(values + edges), and some thousands of table entries.
   small_search(const problem& p, bytes_t budget) : room_(budget - p.held_bytes()), begin_(p.source_bytes() - p.held_bytes()) {
     const index at(p);
-    std::vector<set> needs(p.values().size(), 0);  // operations, per value
+    std::vector<set> needs(p.values().size(), 0);  // per value: operations that it depends on
     std::array<bytes_t, most> bytes{};
     std::array<set, most> needed{};
     for (auto o : at.operations) {
@@ -86,15 +86,16 @@ class small_search {
   }
 
   /// The fastest order.
-  /// @param below only orders that take less count, s; if there is none, that is the bound
-  /// @param sets  gives up after so many sets of values, some 100 bytes each
+  /// @param below limit on the time, s: slower orders do not count; if there is no faster one, this is the bound
+  /// @param sets  gives up after that many sets of values, of about 100 bytes each
   /// @param stop  polled now and then; true gives up
   /// Complexity: O(sets * operations).
   answer fastest(double below = never, std::size_t sets = std::numeric_limits<index_t>::max(),
                  const std::function<bool()>& stop = {}) {
     return search(below, sets, 1, stop);
   }
-  /// Any order, looked for where little is left: far sooner than the fastest. The bound is 0 or infinity. Otherwise as `fastest`.
+  /// Finds any order, far sooner than `fastest`: states with little remaining time come first. The bound is 0 or infinity.
+  /// Otherwise as `fastest`.
   answer any(std::size_t sets = std::numeric_limits<index_t>::max(), const std::function<bool()>& stop = {}) {
     return search(never, sets, 5, stop);
   }
@@ -104,7 +105,7 @@ class small_search {
   static constexpr double never = std::numeric_limits<double>::infinity();
   static constexpr set bit(std::size_t i) { return set{1} << i; }
 
-  /// The operations and values that matter.
+  /// The needed operations, and the values that they or the targets use.
   struct index {
     explicit index(const problem& p) : operations(needed_operations(p)), places(p.values().size(), none) {
       const auto add = [&](value_id v) {
@@ -117,10 +118,10 @@ class small_search {
     set set_of(value_id v) const { return places[v] < most ? bit(places[v]) : 0; }
 
     std::vector<operation_id> operations;
-    std::vector<index_t> places;  // of values; `none`: held, or nobody wants it
+    std::vector<index_t> places;  // per value; `none`: held, or never used
     index_t count = 0;
   };
-  /// Sums over sets, or unions, eight bits at a time.
+  /// Sums over sets, or unions of sets, by table look-up of eight bits at a time.
   template <class T>
   class table {
    public:
@@ -145,14 +146,14 @@ class small_search {
     }
     std::array<std::array<T, 256>, most / 8> sums_{};
   };
-  /// An operation. `once` is its bit if it runs once only, `room` its workspace and the outputs that nobody wants, bytes.
+  /// An operation. `once` is its bit if it is once-only, otherwise 0. `room` is its workspace and its unused outputs, bytes.
   struct run {
     operation_id operation;
     set inputs, outputs, once;
     double seconds;
     bytes_t room;
   };
-  /// The values wanted, and the once-only operations that run from here on.
+  /// The values that must be on the device, and the once-only operations that run after this point.
   struct state {
     set wanted, ran;
     friend bool operator==(const state&, const state&) = default;
@@ -165,8 +166,8 @@ class small_search {
   };
   struct node {
     state at;
-    double seconds;     // from here to the end
-    index_t next, run;  // the node after this, and what runs between the two
+    double seconds;     // from here to the end, s
+    index_t next, run;  // the next node of the path, and the operation between the two
     bool closed = false;
   };
   struct entry {
@@ -195,7 +196,7 @@ class small_search {
         n = {s, seconds, next, by};
       open.push({seconds + weight * left, left, place->second});
     };
-    const auto proven = [&](double seconds) {  // a path has no more terms than there are nodes
+    const auto proven = [&](double seconds) {  // rounding: a path has at most as many terms as there are nodes
       const auto terms = static_cast<double>(nodes.size() + 2 * most);
       return weight > 1 ? 0 : seconds * (1 - terms * std::numeric_limits<double>::epsilon());
     };
@@ -222,11 +223,11 @@ class small_search {
     return {std::nullopt, true, below < never ? proven(below) : never};
   }
 
-  bytes_t room_, begin_;  // beside what is held: of the budget, and of the sources
+  bytes_t room_, begin_;  // without held values: the budget, and the bytes of the sources
   std::vector<run> runs_;
   set sources_ = 0, targets_ = 0;
   table<bytes_t> bytes_;   // of values
-  table<set> needs_;       // the operations that values depend on
+  table<set> needs_;       // operations that values depend on
   table<double> seconds_;  // of operations
 };
 
