@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The whole problem with its parts condensed.
+/// The whole problem with each part condensed to two operations.
 #pragma once
 
 #include <algorithm>
@@ -16,18 +16,23 @@
 
 namespace remat::hierarchy {
 
-/// A half of a part in one of its options, or an operation that is in no part: what the level above runs as one.
+/// One operation of the condensed problem: a half of a part in one of its options, or an operation that is in no part.
 struct condensed_run {
-  part_id part;                          ///< or `none`
-  bool backward;                         ///< the half
-  std::vector<operation_id> operations;  ///< of the whole problem, in their order
-  std::vector<value_id> reads;           ///< values from outside, and those of `part_option::kept`
+  part_id part;                          ///< the part, or `none`
+  bool backward;                         ///< which half of the part
+  std::vector<operation_id> operations;  ///< of the whole problem, in the order of their runs
+  std::vector<value_id> reads;           ///< values from outside the part; for a backward also `part_option::kept`
   std::vector<value_id> makes;           ///< values that leave the part
   double seconds = 0;
   bytes_t workspace = 0;
-  bool once = false;  ///< one of the operations is
+  bool once = false;  ///< true if one of the operations is once-only
 
-  /// @param o the option, or nothing for an operation in no part
+  /// @param p           the whole problem
+  /// @param index       index of the partition
+  /// @param of          the part, or `none`
+  /// @param is_backward which half of the part
+  /// @param list        the operations, in the order of their runs
+  /// @param o           the option, or nothing for an operation in no part
   /// Complexity: O(edges log edges).
   condensed_run(const problem& p, const part_index& index, part_id of, bool is_backward, std::vector<operation_id> list,
                 const part_option* o)
@@ -59,18 +64,18 @@ struct condensed_run {
   }
 };
 
-/// A problem in which every part is one operation for its forward and one for its backward, in chosen options.
+/// A problem in which every part has one operation for its forward and one for its backward, each in a chosen option.
 ///
-/// The forward operation reads what its order reads from outside and yields what leaves it and, as one value, what is saved for
-/// the backward. So any schedule of the condensed problem expands to one of the whole problem, by putting the orders in the place
-/// of the operations; its peak is no larger, because what a part holds besides is in the workspace of its operations, and its
-/// time no longer.
+/// The forward operation reads the values that its order reads from outside. It yields the values that leave the part and, as
+/// one value, the bytes that it saves for the backward. So any schedule of the condensed problem expands to a schedule of the
+/// whole problem: the orders replace the operations. The expanded schedule takes no more time. Its peak is no larger,
+/// because the other memory of a part is in the workspace of its operations.
 class condensed_problem {
  public:
-  /// @param p     the whole problem
-  /// @param index of the partition
+  /// @param p      the whole problem
+  /// @param index  index of the partition
   /// @param chosen an option for each part
-  /// Complexity: O(values + edges log edges, those of recomputations in the options included).
+  /// Complexity: O(values + edges log edges), where the edges include the recomputations in the options.
   condensed_problem(const problem& p, const part_index& index, const std::vector<const part_option*>& chosen) {
     std::vector<operation_id> maker(p.values().size(), none);  // the run that yields a value
     const auto add = [&](condensed_run x) {
@@ -87,14 +92,14 @@ class condensed_problem {
     build(p, chosen, maker);
   }
 
-  /// Is there an order of the parts? Without one, `stuck()` says why.
+  /// True if the parts have an order. Otherwise `stuck()` says why not.
   bool possible() const { return stuck_.empty(); }
   const std::string& stuck() const { return stuck_; }
   const problem& condensed() const { return condensed_; }
-  /// What is behind the operations of `condensed()`.
+  /// The run behind each operation of `condensed()`.
   const std::vector<condensed_run>& runs() const { return runs_; }
 
-  /// The operations of the whole problem behind an order of the condensed one.
+  /// Expands an order of the condensed problem to an order of the whole problem.
   /// Complexity: O(values + edges executed).
   std::vector<operation_id> expand(const problem& p, const std::vector<operation_id>& order) const {
     std::vector<operation_id> all;
@@ -105,10 +110,10 @@ class condensed_problem {
  private:
   void build(const problem& p, const std::vector<const part_option*>& chosen, const std::vector<operation_id>& maker) {
     const auto& units = runs_;
-    // A topological order of the runs that follows the problem's.
+    // A topological order of the runs that stays close to the order of the problem.
     std::vector<std::vector<std::size_t>> inputs(units.size());
     std::vector<operation_id> forward_of(chosen.size(), none);
-    const auto at = [&](std::size_t u) {  // in the problem's order; backwards may begin with operations of the forward
+    const auto at = [&](std::size_t u) {  // position of a run: a backward may begin with recomputations of its forward
       const auto [first, last] = std::minmax_element(units[u].operations.begin(), units[u].operations.end());
       return units[u].backward ? *last : *first;
     };

@@ -20,27 +20,31 @@
 
 namespace remat::hierarchy {
 
-/// Which half of which part, in which option, runs when, as a MILP over one level of a hierarchy: a graph whose nodes are halves
-/// of parts, with an option to be chosen each time they run, and single operations.
+/// A MILP over one level of a hierarchy. It decides which half of which part runs when, and in which option. The nodes of its
+/// graph are halves of parts and single operations. The option of a half may differ each time it runs.
 ///
-/// With nodes 0 ... T-1 in a topological order, phase t runs some of the nodes 0 ... t in order, and node t for the first time:
+/// With nodes 0 ... T-1 in a topological order, phase t runs node t for the first time, after some of the nodes 0 ... t-1 in
+/// order:
 ///
-///     R[t,k,o]  node k runs in phase t, in option o; the forward of a part has one option more, which saves nothing
+///     R[t,k,o]  node k runs in phase t in option o; the forward of a part has one more option, which saves nothing
 ///     S[t,v]    value v, which leaves its node, is on the device before phase t
-///     Sp[t,j,o] what option o of part j saves ("phantoms") is there before phase t
+///     Sp[t,j,o] the values that option o of part j saves ("phantom") are on the device before phase t
 ///
 ///     minimise sum of seconds[k,o] R[t,k,o]   subject to   sum_o R[t,t,o] = 1,   sum_o R[t,k,o] <= 1
-///     S[t+1,v]      <= min(1, S[t,v] + sum_o R[t,maker of v,o])               at the end: targets are there
+///     S[t+1,v]      <= min(1, S[t,v] + sum_o R[t,maker of v,o])               at the end: targets are on the device
 ///     Sp[t+1,j,o]   <= Sp[t,j,o]  + R[t,forward of j,o],     sum_o of the right side <= 1
 ///     R[t,k,o]      <= S[t,v]     + sum_o' R[t,maker of v,o']                 for each v that k reads *in option o*
 ///     R[t,backward of j,o] <= Sp[t,j,o] + R[t,forward of j,o]
-///     bytes of the values and phantoms that are there while k runs + sum_o workspace[k,o] R[t,k,o] <= budget   for all k <= t
+///     bytes of the values and phantoms on the device while k runs + sum_o workspace[k,o] R[t,k,o] <= budget   for all k <= t
 ///
-/// A value is there while k runs in phase t if it is before the phase and its maker comes later, or if it is made or was there
-/// and has a use to come: with uses u_1 < u_2 < ... in the phase, levels min(1, S + R) >= g_1 >= g_2 ... >= S[t+1], R[t,u_i] <=
-/// g_(i-1), which relax better than the published rows that delete exactly when useless, and have the same integer points but
-/// one: what is saved may be dropped before its backward runs. Dependencies are those of the option, where the published program
-/// joins those of all options of a node. Where every part is a single operation, these are the staged schedules of Checkmate.
+/// A value is on the device while k runs in phase t in two cases. Either it is there before the phase and its maker comes later;
+/// or it has been made or was there, and a use follows. For uses u_1 < u_2 < ... in the phase, the rows have levels min(1, S +
+/// R) >= g_1 >= g_2 ... >= S[t+1] and R[t,u_i] <= g_(i-1). The published rows delete a value exactly when it becomes useless.
+/// Ours have a tighter relaxation and the same integer points, with one exception: a phantom may be dropped before its backward
+/// runs.
+///
+/// A node depends on the values that its option reads, where the published program joins the dependencies of all options. If
+/// every part is a single operation, the integer points are the staged schedules of Checkmate.
 ///
 /// Complexity: O(T^2 (values + options)) columns and rows.
 ///
@@ -48,8 +52,8 @@ namespace remat::hierarchy {
 /// Re-materialization of Neural Networks", 2024, section 4.
 class hilp_model {
  public:
-  /// @param l       the level; must outlive this
-  /// @param options most options of a part, >= 1: the fastest, and then those whose bytes carried differ most
+  /// @param l       the level; must outlive this object
+  /// @param options largest number of options of a part, >= 1: the fastest, then the options that differ most in bytes carried
   hilp_model(const level& l, std::size_t options) : l_(l) {
     std::vector<const part_option*> plain;
     for (const auto& part : l.options) plain.push_back(fastest(part.list));
@@ -57,12 +61,12 @@ class hilp_model {
     if (base.possible()) collect(base, options);
   }
 
-  /// Halves of parts and single operations; 0 if the parts have no order.
+  /// Number of halves of parts and single operations; 0 if the parts have no order.
   std::size_t nodes() const { return nodes_.size(); }
   /// Seconds per unit of the objective.
   double unit() const { return second_; }
 
-  /// The program for the budget of the level. Complexity: O(nodes^2 (values + options)).
+  /// The MILP for the budget of the level. Complexity: O(nodes^2 (values + options)).
   milp::model build() {
     scale();
     b_ = {};
@@ -75,7 +79,7 @@ class hilp_model {
     return b_.build();
   }
 
-  /// The operations behind a solution of the model.
+  /// The operations that a solution of the MILP runs, in order.
   std::vector<operation_id> order(const Eigen::VectorXd& x) const {
     std::vector<operation_id> all;
     for (const auto& phase : run_)
@@ -90,7 +94,7 @@ class hilp_model {
   }
 
  private:
-  /// A way to run a node, and what of it has to be saved: an index into `part_state::saved`, or none.
+  /// A way to run a node, and the phantom that it makes or reads: an index into `part_state::saved`, or none.
   struct variant {
     condensed_run run;
     index_t phantom;
@@ -99,16 +103,16 @@ class hilp_model {
     bool backward;
     bool once;
     std::vector<variant> options;
-    std::size_t values;  ///< that leave it
+    std::size_t values;  ///< number of values that leave the node
   };
   struct value_state {
     value_id value;
     index_t maker;                        ///< the node, or none for a source
-    std::vector<std::size_t> users = {};  ///< nodes that read it in some option, ascending
+    std::vector<std::size_t> users = {};  ///< nodes that read the value in some option, ascending
   };
   struct part_state {
-    std::size_t forward = 0, backward = 0;  ///< nodes; equal where there is one half only
-    std::vector<bytes_t> saved = {};        ///< by the options that save
+    std::size_t forward = 0, backward = 0;  ///< nodes; equal if the part has one half only
+    std::vector<bytes_t> saved = {};        ///< bytes of each phantom
   };
 
   static const part_option* fastest(const std::vector<part_option>& list) {
@@ -118,7 +122,8 @@ class hilp_model {
   }
   static milp::expression constant(double value) { return {{}, value}; }
 
-  /// At most `most` options: the fastest, then those farthest from the others in bytes carried; none that another beats in all.
+  /// At most `most` options: the fastest, then the farthest from the others in bytes carried. Options that another option
+  /// dominates are left out.
   static std::vector<const part_option*> choose(const std::vector<part_option>& list, std::size_t most) {
     std::vector<const part_option*> rest, chosen = {fastest(list)};
     const auto beats = [](const part_option& a, const part_option& b) {
@@ -148,7 +153,7 @@ class hilp_model {
     return chosen;
   }
 
-  /// Nodes with their options, values with their uses. An option that does not fit the order of the others is left out.
+  /// Collects nodes with their options, and values with their uses. Leaves out options that contradict the order of the nodes.
   void collect(const condensed_problem& base, std::size_t options) {
     const auto& p = l_.p;
     std::vector<index_t> part_of(l_.parts.size(), none);
@@ -213,7 +218,7 @@ class hilp_model {
       }
     }
     const auto& c = l_.options[i].checkpoint;
-    if (!nodes_[part.forward].backward) {  // empty where nobody else reads the forward: it need not run
+    if (!nodes_[part.forward].backward) {  // `c.forward` is empty if no other part reads the outputs: it need not run
       condensed_run run(l_.p, l_.index, i, false, c.forward, &c);
       if (fits(run, part.forward, run.makes)) nodes_[part.forward].options.push_back({std::move(run), none});
     }
@@ -241,7 +246,7 @@ class hilp_model {
   /// In units of the memory rows, rounded up.
   double units(bytes_t bytes) const { return static_cast<double>((bytes + byte_ - 1) / byte_); }
 
-  /// Adds the columns and rows of phase t. @param there, phantom before the phase; then after it
+  /// Adds the columns and rows of phase t. @param there, phantom in: before the phase; out: after it
   void phase(std::size_t t, std::vector<milp::expression>& there, std::vector<std::vector<milp::expression>>& phantom) {
     const bool last = t + 1 == nodes_.size();
     auto& run = run_[t];
@@ -263,7 +268,7 @@ class hilp_model {
       if (v.maker != none && v.maker > t) continue;
       const auto size = units(bytes(v));
       const bool target = l_.p.is_target(v.value);
-      // Is it of use after this phase? A use by a node that runs once is, if that is still to come.
+      // True if the value is of use after this phase. A once-only node counts only if its run is still to come.
       const bool useful = target || std::any_of(v.users.begin(), v.users.end(),
                                                 [&](std::size_t u) { return u > t || (!last && !nodes_[u].once); });
       const auto after = last ? constant(target ? 1 : 0) : useful ? b_.binary(0) : constant(0);
@@ -272,7 +277,7 @@ class hilp_model {
         if (v.maker == t || nodes_[v.maker].values == 1) {
           level.add(runs[v.maker]);
           if (v.maker < t) b_.at_most(level, 1);
-        } else {  // what is there may be made once more, beside what is not, and what is not wanted goes at once
+        } else {  // several outputs: the node may run again for a missing output; an output not needed is dropped at once
           const auto either = b_.column(0, 0, 1);
           b_.at_most(either - level - runs[v.maker], 0);
           b_.at_most(level - either, 0);
@@ -337,7 +342,7 @@ class hilp_model {
   std::vector<node> nodes_;
   std::vector<value_state> values_;
   std::vector<part_state> parts_;
-  std::vector<index_t> place_;  // of a value in `values_`
+  std::vector<index_t> place_;  // per value: its place in `values_`, or none
   bytes_t byte_ = 1;
   double second_ = 1, room_ = 0;
   milp::builder b_;

@@ -17,9 +17,9 @@
 
 namespace remat {
 
-/// The top level of Rockmate: the parts are the links of a chain (`part_chain`), and the dynamic program of rotor chooses an
-/// option of each, or recomputes it (`persistent_table`). The chain counts memory with caution, so schedules for other budgets of
-/// the table are measured as well, and the fastest that fits is taken.
+/// The top level of Rockmate. The parts are the links of a chain (`part_chain`). The dynamic program of rotor
+/// (`persistent_table`) chooses an option for each part, or recomputes the part. The chain overestimates memory, so schedules
+/// for other budgets of the table are measured, too. The fastest schedule that fits is taken.
 ///
 /// Complexity: that of `persistent_table`.
 ///
@@ -28,10 +28,10 @@ namespace remat {
 class join_by_chain {
  public:
   struct options {
-    std::size_t slots = 1000;           ///< of `persistent_table`, >= 1
-    std::size_t budgets = 48;           ///< of the table that are looked at, >= 1; they end at a third of the largest
-    std::size_t budgets_of_parts = 12;  ///< likewise, where a part is joined of its own parts
-    bool evictions = false;             ///< ours: what does not fit is played with `eviction`
+    std::size_t slots = 1000;           ///< slots of `persistent_table`, >= 1
+    std::size_t budgets = 48;           ///< smaller budgets of the table to try, >= 1, down to a third of the largest budget
+    std::size_t budgets_of_parts = 12;  ///< the same for a part that is joined from its own parts, >= 1
+    bool evictions = false;             ///< `eviction` repairs orders that do not fit; not in the paper
   };
 
   join_by_chain() : join_by_chain(options{}) {}
@@ -67,7 +67,7 @@ class join_by_chain {
       else if (needs.seconds < l.seconds())
         over.push_back(std::move(order));
     }
-    constexpr std::size_t played = 4;  // of those that do not fit, the leanest
+    constexpr std::size_t played = 4;  // number of orders to repair: those with the smallest budgets
     if (!options_.evictions) return;
     for (std::size_t i = over.size(); i-- > 0 && i + played >= over.size() && !stop();)
       for (const double distance : {1.0, 0.5, 2.0})

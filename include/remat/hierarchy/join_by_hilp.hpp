@@ -13,7 +13,7 @@
 
 namespace remat {
 
-/// The joiner of HiRemate: `hilp_model`, solved by a MILP backend. The parts need not be a chain.
+/// The joiner of HiRemate: a MILP backend solves `hilp_model`. The parts need not be a chain.
 ///
 /// @tparam B the MILP backend
 ///
@@ -25,8 +25,8 @@ template <milp::backend B>
 class join_by_hilp {
  public:
   struct options {
-    std::size_t choices = 4;  ///< most options of a part, >= 1
-    std::size_t nodes = 100;  ///< more halves of parts and single operations are not joined
+    std::size_t choices = 4;  ///< largest number of options of a part, >= 1
+    std::size_t nodes = 100;  ///< larger levels are not joined: halves of parts, and single operations
   };
 
   join_by_hilp() : join_by_hilp(options{}) {}
@@ -37,7 +37,7 @@ class join_by_hilp {
 
   std::string name() const { return "hilp/" + std::string(backend_.name()); }
 
-  /// @throws what the backend throws
+  /// @throws any exception of the backend
   void join(hierarchy::level& l, monitor& m) const {
     hierarchy::hilp_model form(l, options_.choices);
     if (form.nodes() == 0 || form.nodes() > options_.nodes || m.stopped()) return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Joins parts by a solver for the graph of the parts.
+/// Joins parts by solving the condensed graph of the parts.
 #pragma once
 
 #include <algorithm>
@@ -17,23 +17,26 @@
 
 namespace remat {
 
-/// A multiplier, seconds per byte, goes through all parts at once: of the options on the convex hull of seconds against bytes
-/// saved, one part after another takes its next leaner one. For some of these selections the graph with its parts condensed to an
-/// operation per half (`condensed_problem`) is given to Outer, which may compute whole halves again; what comes back is a
-/// schedule of the whole, because the parts' memory is accounted for. The parts need not be a chain.
+/// Joins parts by a solver for the condensed graph. The joiner varies one multiplier, seconds per byte, for all parts at once.
+/// Each part offers the options on the convex hull of seconds against bytes carried. As the multiplier grows, one part after
+/// another takes its next leaner option.
+///
+/// For some of these selections, the joiner condenses each half of a part to one operation (`condensed_problem`). Outer solves
+/// that graph and may recompute whole halves. The result is a schedule of the whole problem, because the condensed graph
+/// accounts for the memory of the parts. The parts need not be a chain.
 ///
 /// @tparam Outer the solver of the condensed graph
 ///
-/// Complexity: at most `peaks` * 2 (`selections` + 1) calls of Outer, on a graph of two operations per part.
+/// Complexity: at most 2 (`peaks` + 1) (`selections` + 1) calls of Outer, on a graph of two operations per part.
 template <solver Outer>
 class join_by_outer {
  public:
   struct options {
-    std::size_t peaks = 3;                ///< bounds on the peaks of options that are tried, >= 1; one only for parts of parts
-    std::size_t selections = 6;           ///< tried on either side of the richest that fits, >= 1
-    std::size_t selections_of_parts = 2;  ///< likewise, where a part is joined of its own parts, >= 1
-    double share = 0.1;                   ///< of the time left, for a call of Outer, in (0, 1]
-    bool evictions = false;               ///< selections that do not fit are played with `eviction` as well
+    std::size_t peaks = 3;       ///< steps from the largest to the smallest bound on option needs, >= 1; 1 for parts of parts
+    std::size_t selections = 6;  ///< selections to try on either side of the richest one that fits, >= 1
+    std::size_t selections_of_parts = 2;  ///< the same for a part that is joined from its own parts, >= 1
+    double share = 0.1;                   ///< fraction of the remaining time for a call of Outer, in (0, 1]
+    bool evictions = false;               ///< `eviction` also repairs the selections that do not fit
   };
 
   explicit join_by_outer(Outer outer = Outer()) : join_by_outer(std::move(outer), options{}) {}
@@ -46,7 +49,7 @@ class join_by_outer {
 
   std::string name() const { return outer_.name(); }
 
-  /// @throws what Outer throws
+  /// @throws any exception of Outer
   void join(hierarchy::level& l, monitor& m) const {
     bytes_t least = 0, most = 0;
     for (const auto& part : l.options) {
@@ -70,8 +73,8 @@ class join_by_outer {
  private:
   using hull = std::vector<const hierarchy::part_option*>;
 
-  /// Those options on the convex hull of seconds against bytes carried that need no more than `most` bytes while they run; if all
-  /// need more, the one that needs the least. Most bytes carried first.
+  /// The options on the convex hull of seconds against bytes carried that need at most `most` bytes while they run. If all need
+  /// more, the option that needs the least. Most bytes carried first.
   static hull hull_of(const std::vector<hierarchy::part_option>& options, bytes_t most) {
     hull line;
     const auto slope = [](const hierarchy::part_option& a, const hierarchy::part_option& x) {
@@ -91,7 +94,7 @@ class join_by_outer {
   }
 
   void select(hierarchy::level& l, const std::vector<hull>& hulls, monitor& m) const {
-    // One part after another takes its next leaner option, those first that lose the fewest seconds per byte.
+    // Each exchange replaces the option of a part by its next leaner one. The fewest seconds per byte come first.
     struct exchange {
       double price;
       std::size_t part;
@@ -111,7 +114,7 @@ class join_by_outer {
       return hierarchy::condensed_problem(l.p, l.index, chosen);
     };
     const auto stop = [&] { return m.stopped(); };
-    // Each part run once: the richest selection that fits.
+    // Find the richest selection that fits if each part runs once.
     const auto fits = [&](std::size_t count) {
       const auto c = condense(count);
       if (!c.possible()) return false;
@@ -128,7 +131,7 @@ class join_by_outer {
       else
         low = middle + 1;
     }
-    // Parts computed again, by Outer on the condensed graph, or operations, by evictions.
+    // Let Outer recompute parts in the condensed graph, and evictions recompute single operations.
     std::vector<std::size_t> counts;
     const auto steps = l.whole ? options_.selections : options_.selections_of_parts;
     for (std::size_t k = 0; k <= steps; ++k) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// A graph in parts whose options are known: what is joined to a schedule, and what joins it.
+/// One level of a hierarchy: a graph in parts with known options, and the concept of a joiner.
 #pragma once
 
 #include <concepts>
@@ -17,16 +17,16 @@
 
 namespace remat::hierarchy {
 
-/// A problem in parts, and the schedules of it that were found.
+/// A problem in parts with their options, and the schedules found for it.
 class level {
  public:
   /// @param problem    the problem
-  /// @param numbering  of its parts
+  /// @param numbering  index of the parts
   /// @param list       the parts, disjoint
   /// @param choices    the options of each part
   /// @param best       receives the fastest schedule that fits
-  /// @param asked_for  true for the problem that the caller of the solver gave; false for a part of it
-  /// @param found      is told when a schedule is the fastest so far
+  /// @param asked_for  true for the problem of the caller; false for a part of that problem
+  /// @param found      called when a schedule is the fastest so far
   level(const remat::problem& problem, const part_index& numbering, const structure::partition& list,
         const std::vector<part_options>& choices, incumbent& best, bool asked_for, std::function<void()> found = {})
       : p(problem), index(numbering), parts(list), options(choices), whole(asked_for), best_(best), found_(std::move(found)) {}
@@ -38,9 +38,9 @@ class level {
   const bool whole;
 
   bytes_t budget() const { return best_.budget(); }
-  /// Of the fastest schedule so far; infinity before the first.
+  /// Time of the fastest schedule so far, s; infinity before the first.
   double seconds() const { return best_.seconds(); }
-  /// Takes an order of `p`.
+  /// Offers an order of `p`.
   /// @return true if it fits and is the fastest so far
   /// Complexity: O(values + edges executed).
   bool take(std::vector<operation_id> order) {
@@ -50,7 +50,7 @@ class level {
     if (needs.peak <= budget()) fitting_.emplace_back(needs.seconds, std::move(order));
     return better;
   }
-  /// Orders that fit, with their seconds.
+  /// Orders that fit the budget, each with its seconds.
   std::vector<std::pair<double, std::vector<operation_id>>>& fitting() { return fitting_; }
 
  private:
@@ -59,8 +59,8 @@ class level {
   std::vector<std::pair<double, std::vector<operation_id>>> fitting_;
 };
 
-/// A method that makes schedules of the options of parts: `j.join(l, m)` is `const`, re-entrant, polls `m.stopped()` and gives
-/// what it finds to `l.take`.
+/// A method that joins the options of parts to schedules. `j.join(l, m)` is `const` and re-entrant, polls `m.stopped()`, and
+/// offers its orders to `l.take`.
 /// @code
 /// static_assert(remat::hierarchy::joiner<remat::join_by_chain>);
 /// @endcode

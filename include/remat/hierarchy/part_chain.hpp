@@ -17,17 +17,17 @@
 
 namespace remat::hierarchy {
 
-/// Nested parts with their options, seen as a `chain`: part i reads what part i - 1 made. Values that are read a little further
-/// away pass through the links between; those that are read far away (skip connections, masks) count as if they were there
-/// throughout. So the chain is a model of the problem, exact where it is a chain; what its schedules really need is for
-/// `measure_order` to say.
+/// Nested parts with their options, modelled as a `chain`: part i reads the outputs of part i - 1. A value that is read a few
+/// parts away passes through the links between. A value that is read farther away (skip connection, mask) counts as on the
+/// device throughout. So the model is exact if the problem is a chain. Otherwise `measure_order` tells the true memory of a
+/// schedule.
 class part_chain {
  public:
-  /// @param p     the problem
-  /// @param index of the parts
-  /// @param parts nested, as from `find_partition`
-  /// @param options of each part; must outlive this
-  /// Complexity: O(values + edges, those of recomputations in the options included).
+  /// @param p       the problem
+  /// @param index   index of the parts
+  /// @param parts   nested parts, as from `find_partition`
+  /// @param options options of each part; must outlive this object
+  /// Complexity: O(values + edges), where the edges include the recomputations in the options.
   part_chain(const problem& p, const part_index& index, const structure::partition& parts,
              const std::vector<part_options>& options)
       : p_(p), options_(options) {
@@ -37,8 +37,8 @@ class part_chain {
     std::vector<bool> backward(p.operations().size(), false);
     for (const auto& piece : parts)
       for (auto o : piece.backward) backward[o] = true;
-    std::vector<bytes_t> passing(n, 0);  // of a link's input: what is in that of the next as well
-    std::vector<bytes_t> handed(n, 0);   // made by the forward, for others near by
+    std::vector<bytes_t> passing(n, 0);  // per link: bytes of its input that are also in the input of the next link
+    std::vector<bytes_t> handed(n, 0);   // per link: bytes that its forward makes for parts near by
     std::vector<bool> near(p.values().size(), false);
     for (value_id v = 0; v < p.values().size(); ++v) {
       if (p.is_source(v) || !index.leaves(v)) continue;
@@ -69,7 +69,7 @@ class part_chain {
       const auto out = (i + 1 < n ? chain_.links[i + 1].input : 0) - passing[i];
       for (const auto& w : options[i].list) {
         const double forward = seconds(w.forward);
-        auto unread = handed[i];  // by the backward: the chain counts it as saved
+        auto unread = handed[i];  // not read by the backward, although the chain counts it as saved
         for (auto v : w.kept)
           if (near[v]) unread -= p.values()[v].bytes;
         l.options.push_back({w.saved + out, forward, w.seconds - forward, w.forward_workspace,
@@ -81,10 +81,10 @@ class part_chain {
   }
 
   const chain::heterogeneous_chain& model() const { return chain_; }
-  /// Bytes on the device throughout, which the chain does not count.
+  /// Bytes that count as on the device throughout, outside the chain.
   bytes_t aside() const { return aside_; }
 
-  /// The operations behind the steps of a schedule of the chain, and those in no part where they are needed.
+  /// The operations behind the steps of a schedule of the chain, with the needed operations in no part.
   /// Complexity: O((values + edges executed) log).
   std::vector<operation_id> order(const std::vector<chain::chain_step>& steps) const {
     using kind = chain::chain_step::kind;
@@ -96,7 +96,7 @@ class part_chain {
                                                : o.list[s.option].backward)
         now.run(x);
     }
-    return *now.finish();  // nothing was forgotten
+    return *now.finish();  // there is an order, because nothing was dropped
   }
 
  private:
@@ -111,10 +111,11 @@ class part_chain {
   bytes_t aside_ = 0;
 };
 
-/// The parts of a problem, each saved as a whole or not at all, as a chain. Once-only operations stand alone.
+/// The parts of a problem as a chain in which each part is saved as a whole or not at all. Once-only operations stand alone.
 class saved_parts {
  public:
-  /// @param parts nested, as from `find_partition`
+  /// @param p     the problem
+  /// @param parts nested parts, as from `find_partition`
   /// Complexity: O((values + edges) log).
   saved_parts(const problem& p, structure::partition parts)
       : parts_(structure::without_once(p, std::move(parts))),
@@ -130,7 +131,7 @@ class saved_parts {
   std::size_t size() const { return parts_.size(); }
   const part_chain& chain() const { return chain_; }
   const part_index& index() const { return index_; }
-  /// Seconds of the operations in no part.
+  /// Sum over the operations in no part, s.
   double alone() const { return alone_; }
 
  private:

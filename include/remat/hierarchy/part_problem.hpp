@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// A part of a problem as a problem of its own, and the whole with its parts condensed: the ground of hierarchical planning.
+/// A part of a problem as a problem of its own, with the costs of its options: the basis of hierarchical planning.
 #pragma once
 
 #include <algorithm>
@@ -17,26 +17,26 @@
 
 namespace remat::hierarchy {
 
-/// An option: a way to run a part, in operations and values of the whole problem.
+/// A way to run a part, in operations and values of the whole problem.
 struct part_option {
-  std::vector<operation_id> forward, backward;  ///< orders of computations; `backward` may compute the forward's operations again
-  std::vector<value_id> kept;                   ///< values the forward makes for others too, which `backward` reads
-  double seconds = 0;                           ///< of both
-  bytes_t saved = 0;                            ///< made by `forward` for `backward` only
-  bytes_t forward_workspace = 0;                ///< needed besides what comes in, what goes out, and `saved`
-  bytes_t backward_workspace = 0;               ///< likewise
-  bytes_t backward_transient = 0;  ///< needed besides `carried` and what comes in; below 0: some of that is not needed
+  std::vector<operation_id> forward, backward;  ///< orders of computations; `backward` may recompute operations of `forward`
+  std::vector<value_id> kept;                   ///< values that leave `forward` and that `backward` reads
+  double seconds = 0;                           ///< of both halves
+  bytes_t saved = 0;                            ///< values made by `forward` for `backward` only
+  bytes_t forward_workspace = 0;                ///< bytes besides inputs, outputs and `saved`
+  bytes_t backward_workspace = 0;               ///< bytes besides inputs, outputs and `carried`
+  bytes_t backward_transient = 0;  ///< bytes besides `carried` and inputs; below 0 if some of these bytes are not needed
   bytes_t carried = 0;             ///< `saved` and the bytes of `kept`
   bytes_t needs() const { return carried + std::max(forward_workspace, backward_workspace); }
 };
 
-/// What a part offers.
+/// The options of a part.
 struct part_options {
   std::vector<part_option> list;  ///< at least one
   part_option checkpoint;         ///< the forward that saves nothing; no backward
 };
 
-/// Which part every operation belongs to, and which values leave their part.
+/// The part of every operation, and the values that leave their part.
 class part_index {
  public:
   /// @throws bad_option naming the part and the operation if an operation does not exist or is listed twice
@@ -61,7 +61,7 @@ class part_index {
 
   /// The part of an operation, or `none`.
   part_id part(operation_id o) const { return part_[o]; }
-  /// Does another part, or the end, need `v`?
+  /// True if another part reads `v`, or `v` is a target.
   bool leaves(value_id v) const { return leaves_[v]; }
 
  private:
@@ -69,13 +69,13 @@ class part_index {
   std::vector<bool> leaves_;
 };
 
-/// A part as a problem of its own. Between forward and backward stands the *boundary*, a once-only operation that reads what
-/// leaves the forward and yields what arrives for the backward; bytes asked for at the boundary bound what is saved. Values from
-/// outside that are there before the forward occupy nothing: the whole problem counts them.
+/// A part as a problem of its own. Between forward and backward stands the *boundary*, a once-only operation. It reads the
+/// values that leave the forward and yields the values that arrive for the backward. A workspace of the boundary bounds the
+/// bytes saved. Values from outside that exist before the forward have no size here: the whole problem counts them.
 class part_problem {
  public:
   /// @param p     the whole problem
-  /// @param index of the partition
+  /// @param index index of the partition
   /// @param piece the part, not empty
   part_problem(const problem& p, const part_index& index, const structure::part& piece)
       : p_(&p), index_(&index), which_(index.part(piece.forward.empty() ? piece.backward.at(0) : piece.forward[0])) {
@@ -113,7 +113,7 @@ class part_problem {
           leaving_ += p.values()[v].bytes;
         }
     first_ = piece.backward.empty() ? operation_id() : piece.backward.front();
-    // What backward reads from outside may depend on the forward, unless it was made before.
+    // A value that the backward reads from outside may depend on the forward, unless it was made before the forward.
     const auto first = piece.forward.empty() ? operation_id() : piece.forward.front();
     for (auto o : piece.backward)
       for (auto v : p.operations()[o].inputs)
@@ -135,45 +135,45 @@ class part_problem {
     bare_ = with_boundary(0);
   }
 
-  /// The problem with `workspace` bytes needed at the boundary.
+  /// The problem with `workspace` bytes at the boundary.
   problem with_boundary(bytes_t workspace) const {
     auto ops = operations_;
     ops[boundary_].workspace = workspace;
     return problem("part", values_, std::move(ops), targets_);
   }
   const problem& bare() const { return bare_; }
-  /// The boundary, an operation of `bare()`.
+  /// The boundary: an operation of `bare()`.
   operation_id boundary() const { return boundary_; }
-  /// Bytes on the device at the boundary in any case: what leaves and what arrives.
+  /// Bytes that are on the device at the boundary in any case: values that leave or arrive.
   bytes_t crossing() const { return leaving_ + arriving_; }
 
   /// Measures an order of `bare()`.
   ///
-  /// With M(k) the bytes on the device while the k-th computation runs, counting what is made here only, `left` those of what
-  /// leaves the forward, `arriving` those of what comes back, `results` those of what the backward leaves, and `longer(k)` those
-  /// of what others still read though the part itself is done with it,
+  /// Let M(k) be the bytes on the device while the k-th computation runs, counting only values made in this part. `left` are the
+  /// bytes that leave the forward, `arriving` those that arrive for the backward, `results` those that leave the backward.
+  /// `longer(k)` are the bytes that other parts still read after the last use in this part. Then
   ///
-  ///     saved              = bytes made before the boundary, read after it, and of no use to others
-  ///     carried            = saved + bytes read after it that leave the forward, too
+  ///     saved              = bytes made before the boundary, read after it, that do not leave the part
+  ///     carried            = saved + bytes that leave the forward and are read after the boundary, too
   ///     forward workspace  = max over k before the boundary of M(k) - left - saved
   ///     backward workspace = max over k after it of M(k) + longer(k) - arriving - carried - results
   ///
-  /// so that whoever counts inputs, outputs and `saved` of both halves as they come and go, and the workspaces while the halves
-  /// run, counts no less than there is.
+  /// A caller counts the inputs, outputs and `saved` of both halves while they exist, and the workspaces while the halves run.
+  /// This count never falls below the true memory.
   ///
-  /// Example: a forward x -> a -> b -> c of 10, 30 and 5 bytes, of which c leaves; a backward that reads a and the gradient of c,
-  /// 5 bytes, and yields one of 10. In the order as listed M = 10, 40, 45 before the boundary, `saved` = 10 (a) and `left` = 5:
-  /// the forward workspace is 45 - 5 - 10 = 30, the room of b. After it M = 10 + 5 + 10, and the backward workspace is 25 - 5 -
-  /// 10 - 10 = 0. If a is made again instead, M = 10, 40, 35 before the boundary, `saved` = 0, and the workspaces are 40 - 5 and
-  /// 25 - 5 - 10.
-  /// @param order computations, from those before the boundary to those after it
+  /// Example: a forward x -> a -> b -> c of 10, 30 and 5 bytes, of which c leaves; a backward that reads a and the gradient of
+  /// c, 5 bytes, and yields a value of 10. In the order as listed M = 10, 40, 45 before the boundary, `saved` = 10 (a) and
+  /// `left` = 5. The forward workspace is 45 - 5 - 10 = 30, the size of b. After the boundary M = 10 + 5 + 10, and the backward
+  /// workspace is 25 - 5 - 10 - 10 = 0. If a is recomputed instead, M = 10, 40, 35 before the boundary, `saved` = 0, and the
+  /// workspaces are 40 - 5 and 25 - 5 - 10.
+  /// @param order computations of `bare()`, first those before the boundary, then those after it
   /// @return the option, in operations of the whole problem
   /// Complexity: O(values + edges executed).
   part_option measure(const std::vector<operation_id>& order) const {
     const auto memory = measure_order(bare_, order).memory;
     const auto boundary = static_cast<std::size_t>(std::find(order.begin(), order.end(), boundary_) - order.begin());
     std::vector<bool> made(values_.size(), false), there(values_.size(), false), crosses(values_.size(), false);
-    std::vector<std::size_t> last(values_.size(), 0);  // where what crossed the boundary is read
+    std::vector<std::size_t> last(values_.size(), 0);  // last read of a value that crossed the boundary
     part_option w;
     bytes_t before = 0, after = 0, left = 0, results = 0, kept = 0;
     for (std::size_t k = 0; k < order.size(); ++k) {
@@ -193,7 +193,7 @@ class part_problem {
         (forward ? made : there)[v] = true;
       }
     }
-    std::vector<bytes_t> longer(order.size() + 1, 0);  // bytes of what others read still, after its last use here
+    std::vector<bytes_t> longer(order.size() + 1, 0);  // bytes that from here on only other parts read
     for (value_id v = 0; v < values_.size(); ++v)
       if (crosses[v] && leaves(v) && stays(global_values_[v])) longer[last[v] + 1] += values_[v].bytes;
     bytes_t more = 0;
@@ -213,7 +213,7 @@ class part_problem {
     return w;
   }
 
-  /// The forward that makes what leaves it and saves nothing.
+  /// The option whose forward makes the values that leave it and saves nothing. It has no backward.
   /// Complexity: O(values + edges).
   part_option checkpoint() const {
     std::vector<bool> wanted(values_.size(), false);
@@ -227,14 +227,14 @@ class part_problem {
     }
     std::reverse(order.begin(), order.end());
     auto w = measure(order);
-    bytes_t results = 0;  // of the backward, which this order does not make: `measure` holds them to be there
+    bytes_t results = 0;  // of the backward: `measure` counts them as live, but this order does not make them
     for (auto v : targets_) results += values_[v].bytes;
     w.forward_workspace = std::max<bytes_t>(0, w.forward_workspace - results);
     return w;
   }
 
  private:
-  /// May anything else read `v` after the backward has begun?
+  /// True if an operation outside this part may read `v` after the backward has begun.
   bool stays(value_id v) const {
     const auto readers = p_->consumers(v);
     return p_->is_target(v) ||
