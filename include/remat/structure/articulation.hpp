@@ -12,14 +12,14 @@
 
 namespace remat::structure {
 
-/// The articulation points of the undirected graph of `ops`: operations whose removal disconnects it. Two operations are
-/// neighbours if one reads a value that the other makes; sources connect nothing.
+/// The articulation points of the undirected graph of `ops`: operations whose removal disconnects the graph. Two operations are
+/// neighbours if one reads a value that the other makes. Sources connect no operations.
 ///
-/// The graph has two extra nodes, one next to the first operation and one next to the last. So every operation is found that all
-/// paths from the first to the last pass.
+/// Two extra nodes (stubs) are next to the first and the last operation. So the result contains every operation that all paths
+/// from the first to the last operation pass.
 /// @param p   the problem
 /// @param ops operations, ascending, such as those of the forward
-/// @return a part of `ops`, ascending
+/// @return a subset of `ops`, ascending
 /// Complexity: O(values + edges).
 ///
 /// Reference: Hopcroft, Tarjan, "Efficient algorithms for graph manipulation", CACM 16 (1973); with the stubs in Jain et al.,
@@ -44,7 +44,7 @@ inline std::vector<operation_id> articulation_points(const problem& p, std::span
   join(source, 0);
   join(n - 1, sink);
 
-  // Depth first, without recursion. A vertex separates a child if nothing below the child reaches above the vertex.
+  // Depth-first search without recursion. A vertex separates a child if no vertex below the child reaches above the vertex.
   std::vector<std::size_t> order(n + 2, 0), low(n + 2, 0), next(n + 2, 0), path;  // order 0: not visited
   std::vector<bool> separates(n + 2, false);
   std::size_t count = 0;
@@ -62,7 +62,7 @@ inline std::vector<operation_id> articulation_points(const problem& p, std::span
         if (order[y] == 0)
           enter(y);
         else
-          low[x] = std::min(low[x], order[y]);  // also the parent's, which changes nothing
+          low[x] = std::min(low[x], order[y]);  // also for the parent, where it changes nothing
         continue;
       }
       path.pop_back();

@@ -13,12 +13,13 @@
 
 namespace remat::structure {
 
-/// The position in `needed` of the first operation of the backward: as said, or as the problem says, or, by guess, the one at
-/// which store-all needs most memory: the forward has made all that it retains, and nothing is freed yet.
+/// The position in `needed` of the first operation of the backward. It is `said`, or the start that the problem names, or a
+/// guess: the operation at which store-all needs the most memory. There the forward has made all activations, and none is freed
+/// yet.
 /// @param p      the problem
 /// @param needed `needed_operations(p)`, not empty
-/// @param said   the operation, where the user knows
-/// @return a position; the last, where the operation named comes after all
+/// @param said   first operation of the backward, if the user knows it
+/// @return a position; the last one if the named operation comes after all of `needed`
 /// Complexity: O(log operations), or O(values + edges) for a guess.
 inline std::size_t backward_start(const problem& p, const std::vector<operation_id>& needed,
                                   std::optional<operation_id> said = std::nullopt) {

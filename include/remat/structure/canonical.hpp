@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Recognises problems that are equal but for the numbering of their values and operations.
+/// Recognises problems that are equal except for the numbering of their values and operations.
 #pragma once
 
 #include <algorithm>
@@ -16,10 +16,11 @@
 
 namespace remat::structure {
 
-/// A problem in words that do not depend on how it is numbered: structure, costs, sizes, what is held, once-only or a target.
+/// A description of a problem that does not depend on its numbering. It covers structure, costs, sizes, and the marks
+/// of held values, targets and once-only operations.
 struct canonical_form {
-  std::vector<operation_id> operations;  ///< of the problem, in canonical topological order
-  std::vector<std::uint64_t> words;      ///< equal words: the k-th operations of both problems correspond
+  std::vector<operation_id> operations;  ///< operations of the problem, in canonical topological order
+  std::vector<std::uint64_t> words;      ///< description; if it is equal for two problems, their k-th operations correspond
   std::size_t hash = 0;                  ///< of `words`
 
   friend bool operator==(const canonical_form& a, const canonical_form& b) { return a.hash == b.hash && a.words == b.words; }
@@ -41,10 +42,10 @@ inline std::uint64_t mixed(std::vector<std::uint64_t> words) {
 
 }  // namespace detail
 
-/// The canonical form of `p`. Operations are told apart by a hash of all that they depend on and all that depends on them; among
-/// those that are alike in both the order of the problem decides. So equal forms mean equal problems always, and equal problems
-/// have equal forms but for rare symmetries that are listed in different orders.
-/// @param p the problem; names and kinds do not count
+/// The canonical form of `p`. A hash tells operations apart by everything that they depend on and that depends on them. Among
+/// operations with equal hashes the order of the problem decides. So equal forms always mean equal problems. Equal problems have
+/// equal forms, except for rare symmetries in different orders.
+/// @param p the problem; names and kinds are ignored
 /// Complexity: O((values + edges) log).
 inline canonical_form canonical(const problem& p) {
   const auto& ops = p.operations();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Parts of any graph: runs of forward operations, each paired with the run of backward operations that reads what it made.
+/// Divides any graph into parts: runs of forward operations, each paired with the backward operations that read its values.
 #pragma once
 
 #include <algorithm>
@@ -29,16 +29,16 @@ struct part {
 /// Disjoint parts of a problem, in the order of their forwards. Operations in no part stand alone.
 using partition = std::vector<part>;
 
-/// What a method for chains says of a graph that cannot be cut.
+/// Message of chain methods for a graph that cannot be cut into blocks.
 inline constexpr const char* no_chain = "the graph has no chain of blocks";
 
-/// How `find_partition` cuts.
+/// Options of `find_partition`.
 struct partition_options {
   std::optional<operation_id> backward_start =
-      {};                     ///< first operation of the backward; by default as the problem says, or what gives the best cuts
-  std::size_t size = 40;      ///< operations that a part should have, >= 1; a cut in a narrow place may be worth others
-  std::size_t most = 64;      ///< most parts, >= 1
-  std::size_t interface = 0;  ///< a chain of blocks: most values that the forward hands from one to the next; 0: any parts
+      {};                 ///< first operation of the backward; by default the one of the problem, or the guess with the best cuts
+  std::size_t size = 40;  ///< operations that a part should have, >= 1; a part may differ from it if a cut nearby is thin
+  std::size_t most = 64;  ///< largest number of parts, >= 1
+  std::size_t interface = 0;  ///< in a chain of blocks: most values that the forward passes from block to block; 0: any parts
 
   /// @throws bad_option naming the member that is out of range
   void validate(const problem& p) const {
@@ -51,22 +51,23 @@ struct partition_options {
 
 namespace detail {
 
-/// A place to cut: positions [forward, backward) are inside, the rest outside.
+/// A cut: positions [forward, backward) are inside, the others are outside.
 struct nested_cut {
   std::size_t forward = 0, backward = 0;
-  bytes_t crossing = -1;  ///< bytes of the values made on one side and read on the other; below 0: no cut here
+  bytes_t crossing = -1;  ///< bytes of values made on one side and read on the other; below 0: no cut here
 };
 
-/// The best partner of every position before `backward_start`: for each q the q' >= backward_start with the fewest bytes between
-/// [q, q') and the rest. Targets do not count where they are made: they stay to the end anyway. Complexity: O(edges log
-/// operations).
+/// The thinnest cut at every position before `backward_start`. For each q it finds the q' >= `backward_start` with the fewest
+/// bytes that cross between [q, q') and the outside. Targets do not count where they are made, because they stay to the end
+/// anyway.
+/// Complexity: O(edges log operations).
 inline std::vector<nested_cut> nested_cuts(const problem& p, const std::vector<operation_id>& needed,
                                            std::size_t backward_start) {
   const auto n = needed.size();
   const auto& values = p.values();
-  std::vector<std::size_t> next(values.size(), n), last(values.size(), 0);  // reads at or after q; n: none
-  range_peak spared(std::vector<bytes_t>(n + 1 - backward_start, 0));       // minus the bytes that cross at q' - backward_start
-  const auto raise = [&](std::size_t from, std::size_t to, bytes_t by) {    // q' in [from, to)
+  std::vector<std::size_t> next(values.size(), n), last(values.size(), 0);  // positions of reads at or after q; n: none
+  range_peak spared(std::vector<bytes_t>(n + 1 - backward_start, 0));       // minus the crossing bytes, at q' - backward_start
+  const auto raise = [&](std::size_t from, std::size_t to, bytes_t by) {    // for q' in [from, to)
     spared.add(std::max(from, backward_start) - backward_start, std::max(to, backward_start) - backward_start, -by);
   };
   for (auto k = n; k-- > 0;)
@@ -76,11 +77,11 @@ inline std::vector<nested_cut> nested_cuts(const problem& p, const std::vector<o
   for (auto q = n; q-- > 0;) {
     const auto& op = p.operations()[needed[q]];
     for (auto v : op.outputs) {
-      if (next[v] < n) raise(next[v] + 1, n + 1, -values[v].bytes);                    // no longer comes in
-      if (last[v] > q && !p.is_target(v)) raise(q + 1, last[v] + 1, values[v].bytes);  // goes out
+      if (next[v] < n) raise(next[v] + 1, n + 1, -values[v].bytes);                    // no longer comes in from outside
+      if (last[v] > q && !p.is_target(v)) raise(q + 1, last[v] + 1, values[v].bytes);  // goes out of the cut
     }
     for (auto v : op.inputs) {
-      if (!values[v].held) raise(q + 1, next[v] < n ? next[v] + 1 : n + 1, values[v].bytes);  // comes in
+      if (!values[v].held) raise(q + 1, next[v] < n ? next[v] + 1 : n + 1, values[v].bytes);  // comes in from outside
       next[v] = q;
     }
     if (q > backward_start) continue;
@@ -90,15 +91,18 @@ inline std::vector<nested_cut> nested_cuts(const problem& p, const std::vector<o
   return cuts;
 }
 
-/// Where a chain of blocks may be cut: the positions q of the forward at which 1 to `interface` values made before q are read by
-/// the forward after it, each with the position of the backward that separates what reads values made before q (these excepted)
-/// from what reads values made after it, if there is one. Values that many places of the forward read (masks, position tables) or
-/// that cannot be made again do not count, nor do those of at most `tiny` bytes among what crosses.
+/// The possible cuts of a chain of blocks. A position q of the forward is a cut if the forward after q reads between 1 and
+/// `interface` values made before q. Its partner is the position of the backward that separates the readers of values made
+/// before q (other than the crossing values) from the readers of values made after q. Without such a position there is no cut at
+/// q.
+///
+/// Some values do not count: values that many places of the forward read (masks, position tables), and values that cannot be
+/// recomputed. Values of at most `tiny` bytes do not count among the crossing values.
 /// Complexity: O(values + edges).
 inline std::vector<nested_cut> chain_cuts(const problem& p, const std::vector<operation_id>& needed, std::size_t backward_start,
                                           std::size_t interface, bytes_t tiny) {
   const auto n = needed.size();
-  struct life {  // positions
+  struct life {  // positions in `needed`
     std::size_t made, last_forward, first_backward, last_backward, forward_reads;
   };
   std::vector<life> lives(p.values().size(), {n, 0, n, 0, 0});
@@ -122,7 +126,7 @@ inline std::vector<nested_cut> chain_cuts(const problem& p, const std::vector<op
     const bool everywhere = l.forward_reads >= 3 && l.last_forward - l.made > backward_start / 3;
     return l.made < backward_start && !everywhere;
   };
-  std::vector<std::vector<value_id>> ends(backward_start + 1);          // values by the position that reads them last
+  std::vector<std::vector<value_id>> ends(backward_start + 1);  // values by the position of their last read in the forward
   std::vector<std::size_t> latest(backward_start + 1, backward_start);  // after all reads of values made there or later
   for (value_id v = 0; v < lives.size(); ++v) {
     if (!counts(v)) continue;
@@ -132,7 +136,7 @@ inline std::vector<nested_cut> chain_cuts(const problem& p, const std::vector<op
   }
   for (auto q = backward_start; q-- > 0;) latest[q] = std::max(latest[q], latest[q + 1]);
   std::vector<nested_cut> cuts(backward_start + 1);
-  std::size_t crossing = 0, earliest = n;  // first read by the backward of a value that is dead in the forward already
+  std::size_t crossing = 0, earliest = n;  // earliest: first read by the backward of a value that is dead in the forward
   bytes_t bytes = 0;
   const auto add = [&](value_id v, bool enters) {
     const auto size = p.values()[v].bytes;
@@ -151,16 +155,17 @@ inline std::vector<nested_cut> chain_cuts(const problem& p, const std::vector<op
   return cuts;
 }
 
-/// Chooses cuts with few bytes in them and about `size` operations between them, by dynamic programming.
-/// @param all  a place per position of the forward
-/// @param n    positions
-/// @param thinnest only places no wider than their neighbours
-/// @param cost receives the value of what is minimised
+/// Chooses cuts with few crossing bytes and about `size` operations between them, by dynamic programming.
+/// @param all      the best cut at each position of the forward
+/// @param n        number of positions
+/// @param size     operations that a part should have
+/// @param thinnest true: only cuts that are no wider than their neighbours
+/// @param cost     receives the minimum of the objective
 /// Complexity: O(cuts size).
 inline std::vector<nested_cut> choose_cuts(const std::vector<nested_cut>& all, std::size_t n, double size, bool thinnest,
                                            double& cost) {
   const auto backward_start = all.size() - 1;
-  const auto around = static_cast<std::size_t>(2 * size) + 2;  // a cut is judged against the mean of what is around it
+  const auto around = static_cast<std::size_t>(2 * size) + 2;  // a cut is compared with the mean of the cuts around it
   std::vector<double> sum(backward_start + 2, 0), count(backward_start + 2, 0);
   for (std::size_t q = 0; q <= backward_start; ++q) {
     const bool cut = all[q].crossing >= 0;
@@ -180,9 +185,9 @@ inline std::vector<nested_cut> choose_cuts(const std::vector<nested_cut>& all, s
     const double bytes = sum[to] - sum[from], cuts = count[to] - count[from];
     states.push_back({all[q], 0.1 + (bytes > 0 ? 2 * static_cast<double>(all[q].crossing) * cuts / bytes : 0), 0, 0});
   }
-  constexpr std::size_t reach = 96;  // candidates looked back; more only where they do not nest or are close together
+  constexpr std::size_t reach = 96;  // candidates to look back at; more only if they do not nest or are close together
   const auto looks = static_cast<double>(states.size()) * std::min(static_cast<double>(states.size()), 4 * size + reach);
-  if (const auto group = static_cast<std::size_t>(looks / 5e7) + 1; group > 1) {  // of so many, in huge graphs, the cheapest
+  if (const auto group = static_cast<std::size_t>(looks / 5e7) + 1; group > 1) {  // huge graphs: the cheapest of each group
     std::vector<state> fewer = {states[0]};
     for (std::size_t from = 1; from < states.size(); from += group)
       fewer.push_back(*std::min_element(states.begin() + static_cast<std::ptrdiff_t>(from),
@@ -210,7 +215,7 @@ inline std::vector<nested_cut> choose_cuts(const std::vector<nested_cut>& all, s
   return chosen;
 }
 
-/// A run of operations without those once-only ones that can be computed before or after all others of the run.
+/// A run without the once-only operations that can run before or after all other operations of the run.
 inline std::vector<operation_id> without_once(const problem& p, std::vector<operation_id> run) {
   const auto has = [&](operation_id o) { return o != none && std::binary_search(run.begin(), run.end(), o); };
   const auto read_here = [&](value_id v) {
@@ -236,23 +241,25 @@ inline std::vector<operation_id> without_once(const problem& p, std::vector<oper
 
 }  // namespace detail
 
-/// Cuts the needed operations of `p`, in their order, into nested parts, at places where few bytes cross.
+/// Cuts the needed operations of `p`, in their order, into nested parts at places where few bytes cross.
 ///
-/// A cut is a position of the forward with its partner in the backward: what lies between them is inside. It crosses those values
-/// that are made on one side and read on the other, and a dynamic program weighs their bytes, against the mean around, with the
-/// sizes of the parts. On a chain these are its cut points, the bytes of one activation and its gradient; a skip connection adds
-/// its bytes to every cut that it spans, so that encoder and decoder levels, dense blocks and branches come apart where they are
-/// thinnest; and where nothing is thin the parts are balanced. Equal layers are cut alike.
+/// A cut is a position of the forward with a partner in the backward. The operations between the two are inside. Values made on
+/// one side and read on the other cross the cut. A dynamic program weighs the crossing bytes, relative to the mean of the cuts
+/// around, against the sizes of the parts.
 ///
-/// Once-only operations that a part does not need in its middle stand alone, so that the rest can be computed again.
+/// On a chain, the cuts are its cut points, which one activation and its gradient cross. A skip connection adds its bytes to
+/// every cut that it spans. So encoder and decoder levels, dense blocks and branches come apart where they are thinnest. If no
+/// place is thin, the parts have balanced sizes. Equal layers are cut alike.
 ///
-/// With `interface`, the parts are the blocks of a chain: cuts are only where few values cross in the forward, and where the
-/// backward can be cut so that it reads, of the forward outside, those only.
+/// A once-only operation stands alone unless it is needed in the middle of a part. So the rest of the part can be recomputed.
 ///
-/// @param p the problem
-/// @param o options
-/// @param stop polled between guesses of where the backward begins; true ends them, after one at least
-/// @return the parts; none where there is nothing to cut
+/// With `interface`, the parts are the blocks of a chain. At a cut, few values cross in the forward. The backward of a block
+/// reads no other values from the forward outside.
+///
+/// @param p    the problem
+/// @param o    options
+/// @param stop polled between guesses of the start of the backward; true ends the search after at least one guess
+/// @return the parts; none if there is no place to cut
 /// @throws bad_option if `backward_start` is no operation, or `size` or `most` is 0
 /// Complexity: O(edges log operations).
 inline partition find_partition(const problem& p, const partition_options& o = {}, const std::function<bool()>& stop = {}) {
@@ -260,7 +267,7 @@ inline partition find_partition(const problem& p, const partition_options& o = {
   const auto needed = needed_operations(p);
   const auto n = needed.size();
   if (n < 2) return {};
-  const bool thinnest = o.interface == 0 && o.size >= 20;  // parts of a few operations may have to be cut anywhere
+  const bool thinnest = o.interface == 0 && o.size >= 20;  // small parts may have to be cut anywhere
   std::vector<detail::nested_cut> all, chosen;
   double least = std::numeric_limits<double>::infinity();
   const auto needs = measure_order(p, needed);
@@ -275,8 +282,7 @@ inline partition find_partition(const problem& p, const partition_options& o = {
   };
   const auto guess = [&] {
     if (o.backward_start || p.backward_start()) return attempt(backward_start(p, needed, o.backward_start));
-    // The forward ends somewhere near the peak; a guess that is off spoils the innermost part only, within which it is sought
-    // again.
+    // The forward ends near the peak. A wrong guess spoils only the innermost part, so the search continues there.
     const auto peak = backward_start(p, needed);
     for (const double f : {1.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1})
       attempt(std::min(n - 1, static_cast<std::size_t>(f * static_cast<double>(peak))));
@@ -290,7 +296,7 @@ inline partition find_partition(const problem& p, const partition_options& o = {
       for (std::size_t k = 0; k < tries; ++k) attempt(from + (to - from) * k / tries);
       if (!(least < before)) break;
     }
-    // Within the innermost part it makes little difference to the cuts: it is where most is on the device.
+    // Within the innermost part the start matters little to the cuts. Prefer the position with the largest memory.
     const auto [from, to] = innermost();
     if (o.interface == 0) least *= 1.1;
     if (from < to) {
@@ -300,12 +306,12 @@ inline partition find_partition(const problem& p, const partition_options& o = {
     }
   };
   guess();
-  if (o.interface > 0 && chosen.empty()) {  // in a long chain, everything is tiny
+  if (o.interface > 0 && chosen.empty()) {  // in a long chain, every value is tiny
     tiny = 0;
     guess();
   }
   auto size = 2 * o.size;
-  while (chosen.size() >= o.most && n / size / 8 > o.most) size *= 2;  // these are still too many
+  while (chosen.size() >= o.most && n / size / 8 > o.most) size *= 2;  // even these sizes leave too many parts
   for (; chosen.size() >= o.most; size *= 2) chosen = detail::choose_cuts(all, n, static_cast<double>(size), thinnest, least);
 
   partition parts;
@@ -323,7 +329,7 @@ inline partition find_partition(const problem& p, const partition_options& o = {
   return parts;
 }
 
-/// The parts without their once-only operations, which then stand alone: what is left can be computed again.
+/// The parts without their once-only operations, which then stand alone. All remaining operations can be recomputed.
 /// Complexity: O(operations).
 inline partition without_once(const problem& p, partition parts) {
   const auto once = [&](operation_id o) { return p.operations()[o].once; };

@@ -15,25 +15,26 @@
 
 namespace remat::structure {
 
-/// Needed operations divided by separators, recursively: the operations of a part's separator keep those of its children apart,
-/// and a child has at most half of the part's. Operations are neighbours if one reads what the other yields.
+/// Recursive division of the needed operations by balanced separators. The separator of a part disconnects its children from
+/// each other. A child has at most half of the operations of its parent. Two operations are neighbours if one reads a value that
+/// the other makes.
 ///
-/// From a tree decomposition by minimum-degree elimination: a separator is a bag in the middle of its tree, and so has at most
-/// width + 1 operations.
+/// The separators come from a tree decomposition by minimum-degree elimination. A separator is a bag in the middle of a tree, so
+/// it has at most width + 1 operations.
 ///
 /// Complexity: O(operations width^2 log(operations)) time, O(operations width) space.
 class separator_tree {
  public:
   struct part {
-    std::vector<operation_id> separator;  ///< operations, ascending; all of the part's if it has no children
+    std::vector<operation_id> separator;  ///< operations, ascending; all operations of the part if it has no children
     std::vector<std::size_t> children;    ///< indices of parts
-    std::size_t operations = 0;           ///< of the separator and of all descendants
+    std::size_t operations = 0;           ///< number of operations in the separator and in all descendants
     std::size_t end = 0;                  ///< part i and its descendants are the parts i to end - 1
   };
 
   /// @param p      the problem
   /// @param needed `needed_operations(p)`
-  /// @param stop   polled; true leaves the tree empty, and so do bags of more than `most_entries` operations in all
+  /// @param stop   polled; true leaves the tree empty. Bags of more than `most_entries` operations in total leave it empty, too.
   separator_tree(const problem& p, const std::vector<operation_id>& needed, const std::function<bool()>& stop = {})
       : home_(p.operations().size(), 0) {
     if (decompose(p, needed, stop)) divide(needed.size());
@@ -41,15 +42,15 @@ class separator_tree {
 
   static constexpr std::size_t most_entries = 20'000'000;
   bool empty() const { return parts_.empty(); }
-  /// The first part is the whole.
+  /// The first part is the root.
   const std::vector<part>& parts() const { return parts_; }
-  /// The part that has `operation`, a needed one, in its separator.
+  /// The part whose separator contains `operation`, a needed operation.
   std::size_t home(operation_id operation) const { return home_[operation]; }
-  /// Whether `operation` belongs to part `which` or to a descendant.
+  /// True if `operation` belongs to part `which` or to a descendant.
   bool within(operation_id operation, std::size_t which) const {
     return which <= home_[operation] && home_[operation] < parts_[which].end;
   }
-  /// The largest bag less one.
+  /// Width of the tree decomposition: size of the largest bag minus 1.
   std::size_t width() const { return width_; }
 
  private:
@@ -58,7 +59,7 @@ class separator_tree {
     std::vector<std::size_t> neighbours;  // bags
   };
 
-  /// Eliminates operations of minimum degree, one after the other.
+  /// Computes the bags: eliminates operations of minimum degree, one after the other. @return false if it gave up
   bool decompose(const problem& p, const std::vector<operation_id>& needed, const std::function<bool()>& stop) {
     const auto n = needed.size();
     operations_ = needed;
@@ -72,7 +73,7 @@ class separator_tree {
           adjacent[place[p.producer(v)]].push_back(i);
         }
     using entry = std::pair<index_t, index_t>;                             // degree, operation
-    std::priority_queue<entry, std::vector<entry>, std::greater<>> queue;  // with entries of degrees that were
+    std::priority_queue<entry, std::vector<entry>, std::greater<>> queue;  // also holds outdated entries
     const auto enqueue = [&](std::size_t x) { queue.emplace(static_cast<index_t>(adjacent[x].size()), static_cast<index_t>(x)); };
     for (std::size_t i = 0; i < n; ++i) {
       std::sort(adjacent[i].begin(), adjacent[i].end());
@@ -81,7 +82,7 @@ class separator_tree {
     }
     bags_.resize(n);
     std::vector<std::size_t> turn(n, n), order, merged;
-    constexpr std::size_t few_of = 16;  // a list this many times as long as another has most of its entries to itself
+    constexpr std::size_t few_of = 16;  // a list this many times as long as another shares few entries with it
     std::size_t entries = 0;
     while (!queue.empty()) {
       if (entries > most_entries || (stop && stop())) return false;
@@ -94,7 +95,7 @@ class separator_tree {
       for (auto y : around) {
         auto& list = adjacent[y];
         const auto before = list.size();
-        if (around.size() * few_of < list.size()) {  // most of a long list stays as it is
+        if (around.size() * few_of < list.size()) {  // few entries of a long list change: insert them
           list.erase(std::lower_bound(list.begin(), list.end(), x));
           for (auto z : around)
             if (const auto at = std::lower_bound(list.begin(), list.end(), z); z != y && (at == list.end() || *at != z))
@@ -112,7 +113,8 @@ class separator_tree {
       around.insert(around.begin(), x);
       bags_[x].operations = std::move(around);
     }
-    // A bag hangs on that of its next operation to be eliminated; trees of graphs in several pieces hang one on the other.
+    // The parent of a bag is the bag of its operation that is eliminated next. A graph of several pieces has several trees,
+    // which are chained.
     for (std::size_t k = 0; k + 1 < n; ++k) {
       auto next = n;
       for (auto y : bags_[order[k]].operations)
@@ -124,10 +126,10 @@ class separator_tree {
     return true;
   }
 
-  /// Takes out the bag in the middle of a tree, and so on with what is left.
+  /// Removes the bag in the middle of a tree, and divides the remaining trees in the same way.
   void divide(std::size_t n) {
     struct task {
-      std::size_t any, above;  // a bag of the tree; the part it belongs under
+      std::size_t any, above;  // a bag of the tree; the parent part of the tree
     };
     std::vector<bool> gone(n, false), placed(n, false);
     std::vector<std::size_t> weight(n, 0), parent(n, n), tree;
@@ -178,7 +180,7 @@ class separator_tree {
         if (!gone[y]) stack.push_back({y, under});
     }
     bags_.clear();
-    for (std::size_t i = parts_.size(); i-- > 0;) {  // a part's descendants follow it
+    for (std::size_t i = parts_.size(); i-- > 0;) {  // the descendants of a part follow the part
       parts_[i].end = std::max(parts_[i].end, i + 1);
       for (auto c : parts_[i].children) parts_[i].end = std::max(parts_[i].end, parts_[c].end);
     }

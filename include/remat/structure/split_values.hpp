@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Large values in parts, each of which is kept, dropped and copied by itself.
+/// Splits large values into parts that a plan keeps, drops and copies separately.
 #pragma once
 
 #include <algorithm>
@@ -13,22 +13,22 @@
 
 namespace remat {
 
-/// A problem whose large values are in parts. Operations make and read all parts of a value together.
+/// A problem with its large values split into parts. Operations make and read all parts of a value together.
 struct split_problem {
   remat::problem problem;
-  std::vector<value_id> whole;  ///< per value of `problem`: the value that it is, or is a part of
+  std::vector<value_id> whole;  ///< per value of `problem`: the original value that it is or is a part of
 };
 
-/// Splits every value that is larger than `most`, but held ones: a plan may then move half of a tensor while the other half
-/// stays.
+/// Splits every value larger than `most`, except held values. So a plan may move half of a tensor while the other half stays.
 ///
-/// For a runtime that can put the parts behind one another in time for an operation, as virtual memory does with pages; where a
-/// tensor has one place from its birth to its death, its bytes are taken as long as any of its parts is there. What one schedule
-/// does to a value, another can do to all of its parts: but for the latency of copies, no budget needs more time in parts, and no
-/// time more bytes.
-/// @param p    any problem with V values
-/// @param most bytes of a part, such as a multiple of a page; the last part of a value has what is left
-/// @throws bad_option if `most` is not positive, or so small that there would be more than 2^24 values
+/// The runtime must be able to make the parts contiguous before an operation, as virtual memory does with pages. If a tensor
+/// keeps one place from birth to death, its bytes stay taken as long as any of its parts is on the device. A schedule can do to
+/// all parts what another schedule does to the whole value. So except for the latency of copies, splitting never needs more time
+/// for a budget or more bytes for a time.
+/// @param p    any problem, with V values
+/// @param most bytes of a part, such as a multiple of a page; the last part of a value has the remaining bytes
+/// @return the problem with the split values
+/// @throws bad_option if `most` is not positive, or so small that the result would have more than 2^24 values
 /// Complexity: O(values and edges of the result).
 /// @code
 /// const auto [parts, whole] = remat::split_values(p, 2 << 20);
@@ -40,7 +40,7 @@ inline split_problem split_values(const problem& p, bytes_t most) {
   const auto stays = [&](const value& v) { return v.held || v.bytes <= most; };
   split_problem result;
   std::vector<value> parts;
-  std::vector<value_id> first;  // per value: its first part
+  std::vector<value_id> first;  // per value: index of its first part
   for (value_id v = 0; v < values.size(); ++v) {
     first.push_back(static_cast<value_id>(parts.size()));
     auto left = values[v].bytes;
