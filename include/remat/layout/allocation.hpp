@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Allocations with known lifetimes, and the load that they put on memory.
+/// Allocations with known live ranges, and the largest sum of live bytes.
 #pragma once
 
 #include <algorithm>
@@ -15,20 +15,21 @@
 
 namespace remat {
 
-/// Bytes that are needed from `birth` until just before `death`, in any unit of time.
+/// Bytes that are live from `birth` until just before `death`. The unit of time is arbitrary.
 struct allocation {
   std::int64_t birth = 0, death = 0;  ///< birth < death; within +- 2^62
   bytes_t bytes = 0;                  ///< >= 0
 };
 
-/// The largest sum of bytes alive at one time. No layout has a smaller arena.
+/// The largest sum of bytes that are live at the same time. No layout has a smaller arena.
 struct peak_load {
   bytes_t bytes = 0;
-  std::int64_t when = 0;  ///< the first instant of that sum
+  std::int64_t when = 0;  ///< first instant with this sum
 };
 
-/// @param list allocations
-/// @return the largest sum, and when it is first reached
+/// Computes the largest sum of live bytes.
+/// @param list n allocations
+/// @return the largest sum in bytes, and the first instant with this sum
 /// Complexity: O(n log n).
 /// @code
 /// remat::peak_load_of(std::vector<remat::allocation>{{0, 2, 100}, {1, 3, 50}});  // 150 bytes at 1
@@ -62,8 +63,8 @@ inline void require_alignment(bytes_t alignment) {
     throw bad_option("layout_options.alignment must be a power of two, got " + std::to_string(alignment));
 }
 
-/// The same allocations with sizes rounded up to the alignment.
-/// @throws bad_problem naming the allocation that is none, or with which the sizes exceed 2^53 bytes
+/// The allocations with sizes rounded up to the alignment.
+/// @throws bad_problem naming an allocation that is invalid or makes the sizes exceed 2^53 bytes
 inline std::vector<allocation> rounded(std::span<const allocation> list, bytes_t alignment) {
   std::vector<allocation> out(list.begin(), list.end());
   bytes_t total = 0;

@@ -13,8 +13,13 @@
 
 namespace remat::detail {
 
-/// Places the allocations one by one, each into the tightest gap that all its placed contemporaries leave.
-/// @return the arena; stops and returns a larger one as soon as it exceeds `limit`
+/// Places the allocations one by one. Each goes into the tightest gap between the placed allocations that are live with it, or
+/// above them all if it fits in no gap.
+/// @param list    n allocations
+/// @param order   positions in `list`
+/// @param limit   stops as soon as the arena exceeds this, bytes
+/// @param offsets receives the offset of each allocation, bytes
+/// @return the arena, bytes; a value above `limit` if it stopped
 /// Complexity: O(n^2).
 inline bytes_t best_fit(std::span<const allocation> list, std::span<const index_t> order, bytes_t limit,
                         std::vector<bytes_t>& offsets) {
@@ -43,7 +48,7 @@ inline bytes_t best_fit(std::span<const allocation> list, std::span<const index_
   return arena;
 }
 
-/// The allocations by bytes, by duration, by bytes x duration, or by birth.
+/// Sorts the allocations by bytes (0), duration (1), bytes x duration (2), all largest first, or by birth (3).
 /// @param key 0 to 3
 inline std::vector<index_t> best_fit_order(std::span<const allocation> list, int key) {
   auto duration = [&](index_t i) { return static_cast<double>(list[i].death - list[i].birth); };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Lifetimes as an interval graph: the maximal sets of allocations that are alive together.
+/// Live ranges as an interval graph: the maximal sets of allocations that are live together.
 #pragma once
 
 #include <algorithm>
@@ -16,24 +16,25 @@
 
 namespace remat::detail {
 
-/// What a search for a layout reads. Offsets and sizes count in units: the greatest common divisor of all sizes.
+/// Input of the layout search. Offsets and sizes are in units: the greatest common divisor of all sizes.
 struct packing_problem {
   struct item {
     bytes_t size = 0;             ///< units
-    index_t first = 0, last = 0;  ///< the cliques that it belongs to
+    index_t first = 0, last = 0;  ///< first and last clique that contain the item
     double duration = 0;
   };
   bytes_t unit = 1;                              ///< bytes
-  std::vector<item> items;                       ///< the allocations that have bytes
-  std::vector<index_t> which;                    ///< per item: its allocation
-  std::vector<std::vector<index_t>> cliques;     ///< maximal cliques in the order of time; each lists its items
-  std::vector<std::vector<index_t>> neighbours;  ///< per item: the items that share an instant with it
+  std::vector<item> items;                       ///< the allocations of more than 0 bytes
+  std::vector<index_t> which;                    ///< per item: position of its allocation
+  std::vector<std::vector<index_t>> cliques;     ///< maximal cliques in the order of time, each with its items
+  std::vector<std::vector<index_t>> neighbours;  ///< per item: the items that are live at the same time as it is
 };
 
-/// @param list       allocations with birth < death
-/// @param most_pairs memory of the search: more pairs of neighbours are too many
-/// @return nothing if there are more pairs than that
-/// Complexity: O(n log n + sizes of all cliques + pairs); the cliques are at most n.
+/// Makes the input of the layout search.
+/// @param list       n allocations with birth < death
+/// @param most_pairs limit on the pairs of neighbours, which bounds the memory of the search
+/// @return the input; nothing if there are more pairs
+/// Complexity: O(n log n + sizes of all cliques + pairs). There are at most n cliques.
 inline std::optional<packing_problem> packing_problem_of(std::span<const allocation> list, std::size_t most_pairs) {
   packing_problem p;
   bytes_t unit = 0;
@@ -46,7 +47,7 @@ inline std::optional<packing_problem> packing_problem_of(std::span<const allocat
   p.unit = unit;
   p.items.resize(p.which.size());
 
-  // Sweep. A clique is maximal where a death follows a birth.
+  // Sweep over time. A clique is maximal where a death follows a birth.
   std::vector<std::pair<std::int64_t, index_t>> births, deaths;
   for (index_t k = 0; k < p.which.size(); ++k) {
     const auto& a = list[p.which[k]];
@@ -80,7 +81,7 @@ inline std::optional<packing_problem> packing_problem_of(std::span<const allocat
   }
   for (index_t c = 0; c < cliques; ++c)
     for (auto k : p.cliques[c]) {
-      if (p.items[k].first != c) continue;  // what is born with this clique meets all the others here for the first time
+      if (p.items[k].first != c) continue;  // an item born with this clique meets all others here for the first time
       for (auto other : p.cliques[c]) {
         if (other == k) continue;
         p.neighbours[k].push_back(other);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Static memory layout: a byte offset for every allocation of a program whose lifetimes are known.
+/// Static memory layout: a byte offset for every allocation of a program with known live ranges.
 #pragma once
 
 #include <algorithm>
@@ -22,52 +22,53 @@
 
 namespace remat {
 
-/// How `lay_out` and `fit_within` work. A caller with a time limit may leave the effort to it.
+/// Effort of `lay_out` and `fit_within`. With a time limit, `tries` and `work` may be `unlimited`.
 struct layout_options {
   static constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
 
-  bytes_t alignment = 64;          ///< of every offset, bytes; a power of two. Sizes are rounded up to it
-  std::size_t tries = 400;         ///< runs of the search behind the heuristics; 0 for none
-  std::size_t work = 500'000'000;  ///< allocations that these runs look at, about: a second or so
-  double seconds = std::numeric_limits<double>::infinity();  ///< of these runs, where no monitor is given
-  std::uint64_t seed = 0;                                    ///< of the search
+  bytes_t alignment = 64;          ///< alignment of every offset, bytes; a power of two. Sizes are rounded up to it
+  std::size_t tries = 400;         ///< runs of the tree search after the heuristics; 0 for none
+  std::size_t work = 500'000'000;  ///< allocations that these runs may visit in total; the default takes about a second
+  double seconds = std::numeric_limits<double>::infinity();  ///< time limit of these runs if no monitor is given, s
+  std::uint64_t seed = 0;                                    ///< seed of the search
 };
 
-/// Where everything lies.
+/// Offsets of all allocations.
 struct layout {
-  std::vector<bytes_t> offsets;  ///< per allocation
+  std::vector<bytes_t> offsets;  ///< per allocation, bytes
   bytes_t arena = 0;             ///< end of the highest allocation: bytes to reserve
-  bytes_t live_peak = 0;         ///< largest sum of (rounded) bytes alive at one time
-  bytes_t bound = 0;             ///< no layout has a smaller arena: `live_peak`, or more where the search has proven more
+  bytes_t live_peak = 0;         ///< largest sum of (rounded) bytes live at one time
+  bytes_t bound = 0;             ///< lower bound on the arena, bytes: `live_peak`, or more if the search has proven more
 };
 
-/// Why a layout fits, or why there is none.
+/// Outcome of `fit_within`.
 enum class fit_status {
-  fits,       ///< it was found
-  overload,   ///< there is none: more bytes are alive at one time
-  exhausted,  ///< there is none: the search has tried all
-  unknown     ///< the effort or the time was spent
+  fits,       ///< a layout was found
+  overload,   ///< no layout fits: more bytes are live at one time
+  exhausted,  ///< no layout fits: the search is complete
+  unknown     ///< the effort or the time ran out
 };
 
-/// The answer of `fit_within`.
+/// Answer of `fit_within`.
 struct fit_result {
   fit_status status = fit_status::unknown;
-  peak_load load;  ///< of the rounded sizes
-  layout best;     ///< if the status is `fits`, one within the capacity; otherwise that of the heuristics
+  peak_load load;  ///< largest sum of live bytes, with rounded sizes
+  layout best;     ///< a layout within the capacity if the status is `fits`; otherwise the layout of the heuristics
 };
 
 namespace detail {
 
-/// A layout under improvement.
+/// The best layout so far, and the searches that improve it.
 class layout_search {
  public:
-  /// Makes the layout of the heuristics.
-  /// @param list  rounded
+  /// Runs the heuristics.
+  /// @param list        allocations with rounded sizes
+  /// @param good_enough no more heuristics once the arena is as small as this, bytes
   layout_search(std::vector<allocation> list, bytes_t good_enough) : list_(std::move(list)), load_(peak_load_of(list_)) {
     best_.live_peak = best_.bound = load_.bytes;
     best_.offsets = skyline_layout(list_);
     for (std::size_t i = 0; i < list_.size(); ++i) best_.arena = std::max(best_.arena, best_.offsets[i] + list_[i].bytes);
-    constexpr std::size_t short_list = 3000;  // whose square takes milliseconds
+    constexpr std::size_t short_list = 3000;  // a quadratic heuristic takes milliseconds
     if (list_.size() > short_list) return;
     auto offsets = best_.offsets;
     for (int key = 0; key < 4 && best_.arena > std::max(load_.bytes, good_enough); ++key) {
@@ -79,7 +80,7 @@ class layout_search {
   const peak_load& load() const { return load_; }
   const layout& best() const { return best_; }
 
-  /// Makes the tree search ready. @return false if the list is too long for it
+  /// Prepares the tree search. @return false if the list is too long for the search
   bool prepare(std::uint64_t seed) {
     constexpr std::size_t most_pairs = std::size_t{1} << 22;
     problem_ = packing_problem_of(list_, most_pairs);
@@ -87,10 +88,10 @@ class layout_search {
     return problem_.has_value();
   }
 
-  /// Bytes between an arena and the next larger one.
+  /// Smallest difference between the arenas of two layouts, bytes.
   bytes_t unit() const { return problem_->unit; }
 
-  /// Looks for a layout within a capacity.
+  /// Searches for a layout within a capacity in bytes.
   packing_search::outcome fit(bytes_t capacity, std::size_t runs, packing_effort& left, const monitor& m) {
     const auto answer = portfolio_->fit(capacity / unit(), runs, left, m);
     if (answer == packing_search::outcome::exhausted) best_.bound = std::max(best_.bound, (capacity / unit() + 1) * unit());
@@ -106,7 +107,8 @@ class layout_search {
     return answer;
   }
 
-  /// Looks for the smallest arena: the bound at first, then by bisection, and so on with longer runs while there is effort.
+  /// Searches for the smallest arena. It tries the lower bound first, then bisects, and repeats this with longer runs while
+  /// there is effort left.
   void improve(packing_effort left, const monitor& m) {
     for (std::size_t runs = 3; best_.bound < best_.arena && !left.spent() && !m.stopped(); runs *= 2) {
       auto target = best_.bound;
@@ -132,20 +134,21 @@ class layout_search {
 
 }  // namespace detail
 
-/// Gives every allocation an offset such that no two that are alive at the same time overlap.
+/// Gives every allocation an offset such that no two allocations overlap that are live at the same time.
 ///
-/// Heuristics give a first layout within milliseconds: a skyline, and for lists of at most 3000 allocations best fit in four
-/// orders. If its arena exceeds the live peak, a tree search looks for a layout of the live peak, and then for the smallest arena
-/// by bisection. It ends when the arena is proven to be the smallest, or the effort or the time is spent. Lists with more than
-/// four million pairs of allocations that are alive together are left to the heuristics.
+/// Heuristics give a first layout within milliseconds: a skyline, and for at most 3000 allocations best fit in four orders. If
+/// its arena exceeds the live peak, a tree search follows. The search tries to reach the live peak, then finds the smallest
+/// arena by bisection. It ends when the arena is proven to be the smallest, or when the effort or the time runs out. There is no
+/// tree search if more than four million pairs of allocations are live together.
 ///
-/// @param list allocations
+/// @param list n allocations
 /// @param o    alignment and effort
 /// @param m    time limit and request to stop
 /// @return offsets, arena, live peak and bound; equal arguments give equal results unless the time ends the search
 /// @throws bad_option if the alignment is no power of two; bad_problem naming an allocation that dies before it is born or has a
 ///         negative size or an instant beyond 2^62, or if the sizes exceed 2^53 bytes
-/// Complexity: O(n log n) without `tries` where n > 3000, O(n^2) below; + `work`. O(n + pairs alive together) memory.
+/// Complexity: O(n log n) without `tries` if n > 3000, O(n^2) for shorter lists; plus `work`. Memory: O(n + pairs live
+/// together).
 /// @code
 /// auto l = remat::lay_out(std::vector<remat::allocation>{{0, 2, 100}, {1, 3, 50}, {2, 4, 100}});
 /// // l.arena == 192: the third takes the place of the first
@@ -158,19 +161,19 @@ inline layout lay_out(std::span<const allocation> list, const layout_options& o,
   return best;
 }
 
-/// The same within `o.seconds`.
+/// The same with a time limit of `o.seconds`.
 inline layout lay_out(std::span<const allocation> list, const layout_options& o = {}) {
   return lay_out(list, o, monitor({.seconds = o.seconds}));
 }
 
-/// Looks for a layout within a capacity, or a proof that there is none.
+/// Searches for a layout within a capacity, or for a proof that there is none.
 ///
 /// @param list     allocations
 /// @param capacity bytes, >= 0
 /// @param o        alignment and effort; give `layout_options::unlimited` tries and work to leave the effort to `m`
 /// @param m        time limit and request to stop
-/// @return the layout, or the proof; equal arguments give equal results unless `m` stops the search
-/// @throws what `lay_out` throws; bad_option if the capacity is negative
+/// @return the layout or the proof; equal arguments give equal results unless `m` stops the search
+/// @throws bad_option and bad_problem as `lay_out`; bad_option if the capacity is negative
 /// Complexity: that of `lay_out`.
 /// @code
 /// remat::monitor m({.seconds = 30});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Short runs of the tree search with strategies in turn, which grow from pass to pass.
+/// Short runs of the tree search with alternating strategies. Runs get longer from pass to pass.
 #pragma once
 
 #include <algorithm>
@@ -16,18 +16,19 @@
 
 namespace remat::detail {
 
-/// What is left of the effort that the caller allows.
+/// Remaining effort: runs, and allocations that they may visit.
 struct packing_effort {
   std::size_t runs, work;
   bool spent() const { return runs == 0 || work == 0; }
 };
 
-/// Runs the search with one strategy after the other. Luck is large: a run that has no layout after some thousand nodes seldom
-/// finds one soon, and another order of the same items often does at once.
+/// Runs the tree search with one strategy after the other. Chance matters: a run without a layout after some thousand nodes
+/// seldom finds one soon, and another order of the same items often does at once.
 /// Complexity: that of `packing_search` per run; the effort limits the sum.
 class packing_portfolio {
  public:
-  /// @param p must outlive this
+  /// @param p    the problem; must outlive this object
+  /// @param seed seed of the random changes to the strategies
   packing_portfolio(const packing_problem& p, std::uint64_t seed) : p_(p), search_(p), random_(seed) {
     double longest = 0, largest = 0;
     bytes_t highest = 0;
@@ -47,10 +48,11 @@ class packing_portfolio {
     }
   }
 
+  /// Runs the tree search for one capacity.
   /// @param capacity units
-  /// @param runs     at most so many
-  /// @param left     what remains of the effort; counted down
-  /// @return exhausted: no layout fits; cut: unknown
+  /// @param runs     limit on the runs of this call
+  /// @param left     remaining effort; counted down
+  /// @return found; exhausted: no layout fits; cut: unknown
   packing_search::outcome fit(bytes_t capacity, std::size_t runs, packing_effort& left, const monitor& m) {
     for (; runs > 0 && !left.spent() && !m.stopped(); --runs) {
       const auto strategy = next();
@@ -64,13 +66,13 @@ class packing_portfolio {
     return packing_search::outcome::cut;
   }
 
-  /// Of an item, units; after `fit` has found a layout.
+  /// Offset of an item after `fit` has found a layout, units.
   bytes_t offset(index_t item) const { return search_.offset(item); }
 
  private:
   enum key { size, duration, area, load_area, load_duration, keys };
   using rule = packing_strategy::rule;
-  static constexpr std::size_t shortest = 1000;  ///< nodes of a run, beyond one per item
+  static constexpr std::size_t shortest = 1000;  ///< nodes of the shortest run, besides one node per item
   static constexpr std::array<std::pair<rule, key>, 11> strategies = {{{rule::lowest_floor, size},
                                                                        {rule::weighted_floor, duration},
                                                                        {rule::lowest_floor, duration},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Tree search for a layout within a capacity: at each node, who lies at the floor of a clique?
+/// Tree search for a layout within a capacity. Each node decides which item lies at the floor of a clique.
 #pragma once
 
 #include <algorithm>
@@ -15,45 +15,49 @@
 
 namespace remat::detail {
 
-/// How one run of the search goes. Every strategy is complete.
+/// Strategy of one run of the search. The search is complete with every strategy.
 struct packing_strategy {
   enum class rule { lowest_floor, weighted_floor, few_branches };
-  rule clique = rule::lowest_floor;  ///< the clique to branch on
-  std::vector<double> keys;          ///< per item: the largest is tried first
-  bool sorted_twins = false;         ///< of adjacent items of equal lifetimes, the one of the larger key must lie below
+  rule clique = rule::lowest_floor;  ///< rule that selects the clique to branch on
+  std::vector<double> keys;          ///< per item; items with the largest key are tried first
+  bool sorted_twins = false;         ///< of adjacent items with equal live ranges, the item with the larger key must lie below
 };
 
-/// Looks for offsets below a capacity.
+/// Searches for offsets below a capacity.
 ///
-/// The search builds layouts from the bottom. It looks for *bottom-justified* layouts only, in which each item lies at 0 or on
-/// the top of a neighbour; a layout that fits can always be pushed down to one. Each item has a lowest offset, which rises as its
-/// neighbours are placed. The floor of a clique is the least of the lowest offsets of its unplaced items. A node selects a clique
-/// and branches on the item that lies at its floor, or on none of them. The branches exclude each other and leave nothing out if
-/// no neighbour of these items fits below the floor, which holds at least for the clique of the lowest floor.
+/// The search builds layouts from the bottom. It considers *bottom-justified* layouts only: each item lies at 0 or on the top of
+/// a neighbour. Every layout that fits can be pushed down to a bottom-justified layout. Each item has a lowest offset, which
+/// rises as its neighbours are placed. The floor of a clique is the least of the lowest offsets of its unplaced items.
+///
+/// A node selects a clique. It branches on the item that lies at the floor of the clique, or on no item lying there. These
+/// branches exclude each other. They are complete if no neighbour of the items at the floor fits below the floor. This holds at
+/// least for the clique with the lowest floor.
 ///
 /// Pruning:
-/// - the unplaced items of a clique, stacked from their lowest offsets, must end below the capacity;
-/// - an item that does not lie at the floor lies on a neighbour that is still unplaced, which raises its lowest offset;
-/// - cliques without a common unplaced item are solved one by one, and if one has no layout, no sibling is tried again;
-/// - of equal items, only one is tried.
+/// - The unplaced items of a clique, stacked from their lowest offsets, must end below the capacity.
+/// - If an item does not lie at the floor, it lies on an unplaced neighbour, which raises its lowest offset.
+/// - Cliques without a common unplaced item are separate components. If a component has no layout, no sibling is tried again.
+/// - Of equal items, only one is tried.
 ///
 /// Dominance, decomposition in time, and portfolios of orders are those of M. D. Moffitt, "MiniMalloc: A Lightweight Memory
-/// Allocator for Hardware-Accelerated Machine Learning", ASPLOS 2023. There a node branches on all items
-/// that could lie next above the whole layout, in a fixed order of offsets; here on those at the floor of one clique.
+/// Allocator for Hardware-Accelerated Machine Learning", ASPLOS 2023. A node of MiniMalloc branches on all items that could lie
+/// next above the whole layout, in a fixed order of offsets. A node here branches on the items at the floor of one clique.
 /// Complexity: exponential in the items; `nodes` and `most_work` limit a run. A node costs O(cliques it changes, times their
 /// items).
 class packing_search {
  public:
   enum class outcome { found, exhausted, cut };
 
-  /// @param p must outlive the search
+  /// @param p the problem; must outlive the search
   explicit packing_search(const packing_problem& p) : state_(p), ranks_(p.items.size()) {}
 
-  /// One run from the start. What failed in earlier runs guides it.
+  /// Runs the search once from the start. The failures of earlier runs guide it.
+  /// @param s         strategy
   /// @param capacity  units
-  /// @param nodes     at which the run is cut
-  /// @param most_work items looked at, at which it is cut as well
-  /// @return exhausted: no layout fits
+  /// @param nodes     limit on the nodes of the run
+  /// @param most_work limit on the items that the run visits
+  /// @param m         time limit and request to stop
+  /// @return found; exhausted: no layout fits; cut: a limit was reached
   outcome run(const packing_strategy& s, bytes_t capacity, std::size_t nodes, std::size_t most_work, const monitor& m) {
     strategy_ = &s;
     rank(s.keys);
@@ -71,7 +75,7 @@ class packing_search {
       f.branches.clear();
       select(f);
       auto at = depth_ - 1;
-      while (!advance(at)) {  // the component has no layout: neither have the siblings that were solved before it
+      while (!advance(at)) {  // the component has no layout, so its siblings need not be tried again
         at = frames_[at].where.parent;
         if (at == root) return outcome::exhausted;
         depth_ = at + 1;
@@ -80,18 +84,18 @@ class packing_search {
     return outcome::found;
   }
 
-  /// Of the latest run, which must have found a layout. @param k an item
+  /// Offset of item k in the layout that the latest run has found, units.
   bytes_t offset(index_t k) const { return state_.items()[k].lowest; }
-  /// Items that the latest run has looked at.
+  /// Items that the latest run has visited.
   std::size_t work() const { return state_.work(); }
   const partial_packing& state() const { return state_; }
 
  private:
   static constexpr bytes_t never = partial_packing::never;
-  /// Cliques first..last, some of whose items are unplaced, and none of which reaches beyond.
+  /// Cliques first to last. Some of their items are unplaced, and no unplaced item reaches beyond these cliques.
   struct component {
     index_t first, last;
-    std::size_t parent;  ///< the frame whose branch made it; `root` for none
+    std::size_t parent;  ///< frame whose branch made the component; `root` for none
   };
   static constexpr std::size_t root = std::numeric_limits<std::size_t>::max();
   struct frame {
@@ -99,9 +103,9 @@ class packing_search {
     index_t clique = 0;
     std::vector<index_t> branches;  ///< items that may lie at the floor
     std::size_t next = 0;
-    bool may_raise = false;  ///< a last branch: none of them lies there
+    bool may_raise = false;  ///< a last branch remains: no item lies at the floor
     partial_packing::mark before{};
-    std::size_t pending = 0;  ///< components that wait
+    std::size_t pending = 0;  ///< number of components that waited when the frame began
   };
 
   void rank(const std::vector<double>& keys) {
@@ -116,7 +120,7 @@ class packing_search {
     pending_.resize(f.pending);
   }
 
-  /// Takes the next branch of a frame that is not refuted at once. @return false if there is none
+  /// Takes the next branch of a frame that no pruning rule refutes. @return false if there is none
   bool advance(std::size_t at) {
     auto& f = frames_[at];
     undo(f);
@@ -138,7 +142,7 @@ class packing_search {
     return false;
   }
 
-  /// Adds the components of a range of cliques; the smallest will be solved first.
+  /// Adds the components of a range of cliques. The smallest one is solved first.
   void split(index_t first, index_t last, std::size_t parent) {
     const auto begin = pending_.size();
     for (auto c = first; c <= last; ++c) {
@@ -152,11 +156,11 @@ class packing_search {
     std::stable_sort(pending_.begin() + static_cast<std::ptrdiff_t>(begin), pending_.end(), longer);
   }
 
-  /// How a clique could be branched on.
+  /// Branches of a clique.
   struct choice {
     std::size_t branches = 0;
     bool may_raise = false;
-    bool complete = true;  ///< the branches leave nothing out
+    bool complete = true;  ///< the branches cover all layouts
   };
 
   choice branches_of(index_t clique) {
@@ -181,8 +185,8 @@ class packing_search {
     return out;
   }
 
-  /// Chooses the clique of a frame. Cliques that the last step changed come first: if one of them leaves no choice, the others
-  /// need not be looked at. Without a branch, the component has no layout.
+  /// Chooses the clique of a frame. Cliques that the last step changed come first, because one of them may leave no choice. A
+  /// clique without branches proves that the component has no layout.
   void select(frame& f) {
     supports_.assign(ranks_.size(), -1);
     auto best = std::numeric_limits<double>::infinity();
@@ -233,7 +237,7 @@ class packing_search {
     }
   }
 
-  /// Would the item lie on one of the same lifetime that should lie on it?
+  /// True if item k would lie on an item of the same live range although it should lie below.
   bool unsorted(index_t k) const {
     if (!strategy_->sorted_twins) return false;
     const auto& q = state_.cliques()[state_.problem().items[k].first];
@@ -249,11 +253,11 @@ class packing_search {
 
   partial_packing state_;
   const packing_strategy* strategy_ = nullptr;
-  std::vector<index_t> ranks_;  ///< per item: place in the order of the strategy
+  std::vector<index_t> ranks_;  ///< per item: place in the order of keys
   std::vector<frame> frames_;
   std::size_t depth_ = 0;
   std::vector<component> pending_;
-  std::vector<bytes_t> supports_;  ///< per item: `lowest_support`, or -1 where it was not asked for
+  std::vector<bytes_t> supports_;  ///< per item: `lowest_support`; -1 if not computed yet
 };
 
 }  // namespace remat::detail

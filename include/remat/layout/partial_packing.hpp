@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// A layout under construction: what lies where, how low the rest could lie, and the way back.
+/// A layout under construction: offsets of the placed items, lower bounds for the others, and undo.
 #pragma once
 
 #include <algorithm>
@@ -13,35 +13,35 @@
 
 namespace remat::detail {
 
-/// Some items have their offsets; each of the others has a lowest offset. Every step can be undone.
-/// Complexity: `place` and `raise` cost O(cliques changed, times their items); going back costs as much.
+/// A partial layout. Placed items have offsets, all other items have lowest offsets. Every step can be undone.
+/// Complexity: `place` and `raise` cost O(cliques changed, times their items). Undoing a step costs as much.
 class partial_packing {
  public:
   static constexpr bytes_t never = std::numeric_limits<bytes_t>::max();
 
   struct item_state {
-    bytes_t lowest = 0;     ///< offset; of an unplaced item the least that is possible
-    bool supported = true;  ///< it could lie there: at 0, or on the top of a placed neighbour
+    bytes_t lowest = 0;     ///< offset of a placed item; lower bound on the offset of an unplaced item
+    bool supported = true;  ///< the item could lie at `lowest`: at 0, or on the top of a placed neighbour
     bool placed = false;
   };
-  /// What a node reads of a clique.
+  /// State of a clique that a node reads.
   struct summary {
     bytes_t floor = never;                           ///< least lowest offset of the unplaced items
-    bytes_t lowest_top = never, second_top = never;  ///< least ends of unplaced items that lie as low as they can
+    bytes_t lowest_top = never, second_top = never;  ///< the two least ends of unplaced items at their lowest offsets
     index_t lowest = none;                           ///< the item of `lowest_top`
   };
   struct clique_state : summary {
-    std::vector<index_t> unplaced;  ///< about by lowest offset; behind the first `count`: the placed, the latest first
+    std::vector<index_t> unplaced;  ///< first `count`: unplaced items, roughly by lowest offset; then placed items, latest first
     std::size_t count = 0;
-    bytes_t load = 0;     ///< sum of all sizes
-    bytes_t remains = 0;  ///< of the unplaced ones
+    bytes_t load = 0;     ///< sum of the sizes of all items
+    bytes_t remains = 0;  ///< sum of the sizes of unplaced items
   };
-  /// Sizes of the trails, to which the state returns.
+  /// Sizes of the trails, for `undo`.
   struct mark {
     std::size_t items, summaries, placed;
   };
 
-  /// @param p must outlive this
+  /// @param p the problem; must outlive this object
   explicit partial_packing(const packing_problem& p) : p_(p), items_(p.items.size()), cliques_(p.cliques.size()) {
     for (index_t c = 0; c < cliques_.size(); ++c)
       for (auto k : p.cliques[c]) cliques_[c].load += p.items[k].size;
@@ -49,9 +49,9 @@ class partial_packing {
     stamps_.assign(cliques_.size(), 0);
   }
 
-  /// Nothing is placed.
+  /// Starts anew with no item placed.
   /// @param capacity units
-  /// @return false if more is alive at one time
+  /// @return false if more units are live at one time
   bool reset(bytes_t capacity) {
     capacity_ = capacity;
     std::fill(items_.begin(), items_.end(), item_state{});
@@ -77,16 +77,16 @@ class partial_packing {
   const std::vector<item_state>& items() const { return items_; }
   const std::vector<clique_state>& cliques() const { return cliques_; }
   bytes_t capacity() const { return capacity_; }
-  /// Unplaced items that a clique shares with the next.
+  /// Number of unplaced items that a clique shares with the next clique.
   index_t crossing(index_t clique) const { return crossing_[clique]; }
-  /// Failures of a clique in this run and, counted less, in earlier ones.
+  /// Failures of a clique in this run; failures in earlier runs count less.
   double weight(index_t clique) const { return weights_[clique]; }
   void blame(index_t clique) { weights_[clique] += 1; }
-  /// Items looked at since `reset`.
+  /// Items visited since `reset`.
   std::size_t work() const { return work_; }
   void count_work(std::size_t items) { work_ += items; }
 
-  /// Cliques that the latest step changed, or some of them.
+  /// Cliques that the latest step changed; some may be missing.
   const std::vector<index_t>& changed() const { return changed_; }
 
   mark now() const { return {item_trail_.size(), summary_trail_.size(), placed_.size()}; }
@@ -107,8 +107,8 @@ class partial_packing {
       static_cast<summary&>(cliques_[summary_trail_.back().first]) = summary_trail_.back().second;
   }
 
-  /// Places an item at its lowest offset; its unplaced neighbours lie above.
-  /// @return false if the rest cannot fit
+  /// Places an item at its lowest offset. Its unplaced neighbours then lie above it.
+  /// @return false if the unplaced items cannot fit
   bool place(index_t k) {
     const auto& x = p_.items[k];
     const auto top = items_[k].lowest + x.size;
@@ -134,8 +134,8 @@ class partial_packing {
     return update_changed();
   }
 
-  /// No item lies at the floor of the clique: each of them lies on a neighbour that is still to be placed.
-  /// @return false if this cannot be
+  /// Decides that no item lies at the floor of the clique: each of these items lies on a neighbour that is still unplaced.
+  /// @return false if this is impossible
   bool raise(index_t clique) {
     begin_changes();
     const auto& q = cliques_[clique];
@@ -151,7 +151,7 @@ class partial_packing {
     return update_changed();
   }
 
-  /// The least offset at which an unplaced neighbour could end.
+  /// The least offset at which an unplaced neighbour of item k could end.
   bytes_t lowest_support(index_t k) const {
     auto least = never;
     for (auto c = p_.items[k].first; c <= p_.items[k].last; ++c)
@@ -191,7 +191,7 @@ class partial_packing {
     return true;
   }
 
-  /// Summarizes a clique. @return false if its unplaced items cannot be stacked within the capacity
+  /// Updates the summary of a clique. @return false if its unplaced items cannot be stacked within the capacity
   bool update(index_t clique) {
     auto& q = cliques_[clique];
     summary_trail_.emplace_back(clique, q);
@@ -217,7 +217,8 @@ class partial_packing {
     return stacks(q, highest);
   }
 
-  /// The order is kept from time to time, so that insertion sort is almost linear.
+  /// True if the unplaced items, stacked from their lowest offsets, end within the capacity. The list stays almost sorted
+  /// between calls, so insertion sort takes almost linear time.
   bool stacks(clique_state& q, bytes_t highest) {
     auto& list = q.unplaced;
     for (std::size_t i = 1; i < q.count; ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// A first layout in O(n log n): the lowest step of the skyline takes the longest allocation that lies within it.
+/// A first layout in O(n log n). The lowest step of the skyline takes the longest allocation that lies within it.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +19,8 @@
 
 namespace remat::detail {
 
-/// The unplaced allocations; finds the longest within a span of time. A segment tree over births: a node knows the earliest
-/// death and the longest duration below it.
+/// The unplaced allocations, searchable for the longest within a span of time. This is a segment tree over births: a node knows
+/// the earliest death and the longest duration below it.
 class longest_within {
  public:
   explicit longest_within(std::span<const allocation> list) : list_(list), by_birth_(list.size()) {
@@ -37,7 +37,7 @@ class longest_within {
     for (auto k = leaves_ - 1; k > 0; --k) join(k);
   }
 
-  /// The longest allocation with `from` <= birth and death <= `to`; the largest of several. `none` if there is none.
+  /// The longest allocation with `from` <= birth and death <= `to`; the largest if there are several, `none` if there is none.
   index_t find(std::int64_t from, std::int64_t to) const {
     const auto at = [&](std::int64_t when) {
       const auto earlier = [&](index_t i, std::int64_t t) { return list_[i].birth < t; };
@@ -57,11 +57,11 @@ class longest_within {
 
  private:
   struct node {
-    std::int64_t death = std::numeric_limits<std::int64_t>::max();  ///< the earliest
-    std::pair<std::int64_t, bytes_t> longest{-1, -1};               ///< duration and bytes
+    std::int64_t death = std::numeric_limits<std::int64_t>::max();  ///< earliest death
+    std::pair<std::int64_t, bytes_t> longest{-1, -1};               ///< longest duration, and its bytes
   };
   struct query {
-    std::size_t first, last;  ///< by birth
+    std::size_t first, last;  ///< range of positions by birth
     std::int64_t to;
     index_t best = none;
     std::pair<std::int64_t, bytes_t> longest{-1, -1};
@@ -92,12 +92,14 @@ class longest_within {
   std::vector<node> nodes_;
 };
 
-/// Places allocations from the bottom: each time the lowest step of the skyline over time takes the longest allocation that lies
-/// within it; a step that none lies within is raised to its lower neighbour. The best-fit heuristic of T. Sekiyama, T. Imai,
-/// H. Imamichi, R. Raymond, "Profile-guided memory optimization for deep neural networks", 2018.
-/// @param list allocations with birth < death
-/// @return an offset for each
-/// Complexity: O(n log n) for nested lifetimes; a search of the tree may take longer where lifetimes cross.
+/// Places allocations from the bottom. Each time, the lowest step of the skyline over time takes the longest allocation that
+/// lies within the step. If there is none, the step is raised to its lower neighbour.
+///
+/// Reference: the best-fit heuristic of T. Sekiyama, T. Imai, H. Imamichi, R. Raymond, "Profile-guided memory optimization for
+/// deep neural networks", 2018.
+/// @param list n allocations with birth < death
+/// @return an offset for each allocation, bytes
+/// Complexity: O(n log n) for nested live ranges; a search of the tree may take longer if live ranges cross.
 inline std::vector<bytes_t> skyline_layout(std::span<const allocation> list) {
   std::vector<bytes_t> offsets(list.size(), 0);
   if (list.empty()) return offsets;
@@ -116,7 +118,7 @@ inline std::vector<bytes_t> skyline_layout(std::span<const allocation> list) {
   const auto add = [&](std::int64_t from, std::int64_t to, bytes_t height) {
     if (from >= to) return;
     auto after = skyline.lower_bound(from);
-    if (after != skyline.end() && after->first == to && after->second.height == height) {  // one step with its equal neighbours
+    if (after != skyline.end() && after->first == to && after->second.height == height) {  // merge equal neighbours
       to = after->second.to;
       by_height.erase({height, after->first});
       after = skyline.erase(after);
