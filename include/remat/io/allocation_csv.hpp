@@ -23,9 +23,9 @@
 
 namespace remat {
 
-/// Allocations with their names.
+/// Allocations with names.
 struct allocation_table {
-  std::vector<std::string> ids;  ///< as long as `list`; no two are equal
+  std::vector<std::string> ids;  ///< one name per allocation, all different
   std::vector<allocation> list;
 };
 
@@ -41,11 +41,11 @@ inline std::vector<std::string_view> csv_fields(std::string_view line) {
   }
 }
 
-/// Reads one text; every complaint names the line.
+/// Reads one CSV text. Every error names the line.
 class allocation_reader {
  public:
   explicit allocation_reader(std::string_view text) : text_(text) {
-    if (constexpr std::string_view mark = "\xEF\xBB\xBF"; text_.substr(0, mark.size()) == mark)  // spreadsheets write it
+    if (constexpr std::string_view mark = "\xEF\xBB\xBF"; text_.substr(0, mark.size()) == mark)  // of spreadsheets
       text_.remove_prefix(mark.size());
   }
 
@@ -77,7 +77,7 @@ class allocation_reader {
 
   [[noreturn]] void fail(const std::string& why) const { throw bad_document("line " + std::to_string(at_) + ": " + why); }
 
-  /// Goes to the next line that is not empty. @return false at the end
+  /// Advances to the next line that is not empty. @return false at the end
   bool next() {
     while (!text_.empty()) {
       const auto end = text_.find('\n');
@@ -122,28 +122,27 @@ class allocation_reader {
 
   std::string_view text_, line_;
   std::size_t at_ = 0, columns_ = 0;
-  std::array<std::size_t, names.size()> places_{};  ///< of the columns
+  std::array<std::size_t, names.size()> places_{};  ///< positions of the columns `names`
   bytes_t total_ = 0;
 };
 
 }  // namespace detail
 
-/// Reads allocations. The first line names the columns id, lower, upper and size, in any order; a column `offset` is ignored, and
-/// so is a byte order mark.
-/// An allocation is alive from its lower until just before its upper instant.
+/// Reads allocations from CSV. The first line names the columns id, lower, upper and size, in any order. A column `offset` and a
+/// byte order mark are ignored. An allocation is live from its lower until just before its upper instant.
 /// @param text the CSV
 /// @return the allocations in the order of the lines
-/// @throws bad_document naming the line and the field: a missing, unknown or doubled column; a wrong number of fields; a field
-///         that is not an integer; an instant beyond 2^62; an id that is there twice; an upper that is not above the lower; a
-///         negative size; sizes beyond 2^53 bytes
+/// @throws bad_document naming the line and the field: a missing, unknown or repeated column; a wrong number of fields; a field
+///         that is not an integer; an instant beyond 2^62; a repeated id; an upper that is not above the lower; a negative size;
+///         sizes beyond 2^53 bytes in total
 /// Complexity: O(length).
 /// @code
 /// auto t = remat::parse_allocations("id,lower,upper,size\nx,0,2,100\n");
 /// @endcode
 inline allocation_table parse_allocations(std::string_view text) { return detail::allocation_reader(text).read(); }
 
-/// Reads a file of at most 1 GiB.
-/// @throws bad_document naming the file as well
+/// Reads allocations from a CSV file of at most 1 GiB.
+/// @throws bad_document as `parse_allocations`, with the name of the file; also if the file cannot be read
 inline allocation_table read_allocations(const std::filesystem::path& path) {
   const auto text = read_file(path, std::size_t{1} << 30);
   try {
@@ -153,8 +152,10 @@ inline allocation_table read_allocations(const std::filesystem::path& path) {
   }
 }
 
-/// Writes allocations with their offsets: columns id, lower, upper, size, offset.
-/// @param offsets bytes, one per allocation
+/// Writes allocations and their offsets as CSV, with columns id, lower, upper, size, offset.
+/// @param out     the stream
+/// @param t       allocations with names
+/// @param offsets one per allocation, bytes
 inline void write_allocations(std::ostream& out, const allocation_table& t, std::span<const bytes_t> offsets) {
   out << "id,lower,upper,size,offset\n";
   for (std::size_t i = 0; i < t.list.size(); ++i)

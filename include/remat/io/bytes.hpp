@@ -21,11 +21,12 @@
 
 namespace remat {
 
-/// Reads a size such as `1234`, `300MB` or `1.5 GiB`. Units: B, kB, MB, GB, TB, PB, EB (powers of 1000) and KiB to EiB (powers of
-/// 1024), in any case; no unit means bytes. Whole numbers are read exactly. A fraction of a byte is cut off.
+/// Reads a size such as `1234`, `300MB` or `1.5 GiB`. Units are B, kB, MB, GB, TB, PB, EB (powers of 1000) and KiB to EiB
+/// (powers of 1024), in upper or lower case. Without a unit the number means bytes. Whole numbers are read exactly. A fraction
+/// of a byte is cut off.
 /// @param text the size
 /// @return bytes, from 0 to 2^63 - 1
-/// @throws bad_option naming the text, for anything else
+/// @throws bad_option naming the text, if it is not a size or exceeds the range
 inline bytes_t parse_bytes(std::string_view text) {
   const auto fail = [&](const char* why) { throw bad_option("\"" + std::string(text) + "\" is not a size: " + why); };
   static constexpr std::pair<std::string_view, bytes_t> units[] = {
@@ -77,7 +78,7 @@ inline std::string format_bytes(bytes_t bytes) {
   return text;
 }
 
-/// Writes a duration with up to four significant digits, such as `2.056 ms`.
+/// Writes a duration in seconds with up to four significant digits, such as `2.056 ms`.
 inline std::string format_seconds(double seconds) {
   static constexpr std::pair<double, const char*> units[] = {{1, "s"}, {1e-3, "ms"}, {1e-6, "µs"}};
   char text[32];
@@ -92,13 +93,13 @@ inline std::string format_seconds(double seconds) {
 
 /// Reads a budget: a size as in `parse_bytes`, or `N%`.
 ///
-/// `N%` is the held sources plus N % of what store-all needs beyond them: `60%` = held + 0.6 (store-all peak - held). 100% fits
-/// store-all exactly, 0% is never enough unless there is nothing to keep. On several tiers it is N % of all bytes of a step
-/// (`measure_store_all`).
+/// `N%` means the bytes of held sources plus N % of what store-all needs beyond them: `60%` = held + 0.6 (store-all peak -
+/// held). `100%` fits store-all exactly. `0%` is never enough, unless no value has to be kept. With several tiers,
+/// store-all is measured as if all values were on the device (`measure_store_all`).
 /// @param text the budget
-/// @param p    the problem it is for
-/// @return bytes, held sources included
-/// @throws bad_option naming the text
+/// @param p    the problem of the budget
+/// @return bytes, including held sources
+/// @throws bad_option naming the text, if it is not a budget or exceeds 2^63 - 1 bytes
 /// Complexity: O(values + edges) for a percentage.
 /// @code
 /// remat::solve(p, remat::parse_budget("60%", p), remat::rotor{});

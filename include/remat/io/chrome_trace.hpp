@@ -20,14 +20,14 @@
 
 namespace remat {
 
-/// Draws a schedule on lanes (computations, copies to the host, copies to the device; on more tiers, computations on each and
-/// each stream of copies). The memory of each tier is a counter track. An arrow leads from each copy to its first use: the
-/// computation, or the further copy, that reads the value where the copy put it.
+/// Draws a schedule as a trace with lanes. A plain problem has up to three lanes: computations, copies to the host, copies to the
+/// device. A problem with more tiers has a lane for the computations on each tier and a lane for each stream of copies. The
+/// memory of each tier is a counter track. An arrow leads from each copy to its first use, which is the computation or the next
+/// copy that reads the copied value.
 /// @param p the problem
-/// @param s a valid schedule of it
-/// @return a document in the Trace Event Format, in microseconds; computations beyond the first of an operation are in the
-/// category
-///         `recomputed`
+/// @param s a valid schedule of the problem
+/// @return a document in the Trace Event Format, in microseconds. The first run of an operation has the category `computed`,
+///         later runs have the category `recomputed`.
 /// @throws bad_schedule if `s` is not valid; bad_document if a name is not valid UTF-8
 /// Complexity: O(values + edges executed).
 ///
@@ -54,7 +54,7 @@ inline std::string chrome_trace(const problem& p, const schedule& s) {
     add("X", name, begin, {{"tid", on}, {"dur", (end - begin) * 1e6}, {"cat", category}, {"args", std::move(about)}});
   };
   add("M", "process_name", 0, {{"args", {{"name", p.name()}}}});
-  std::vector<std::string> lanes;  // numbered from 1 on, in the order in which they are first asked for
+  std::vector<std::string> lanes;  // numbered from 1, in the order of first use
   const auto lane = [&](const std::string& name) {
     const auto found = static_cast<std::size_t>(std::find(lanes.begin(), lanes.end(), name) - lanes.begin()) + 1;
     if (found <= lanes.size()) return found;
@@ -81,9 +81,9 @@ inline std::string chrome_trace(const problem& p, const schedule& s) {
 
   struct arrow {
     std::size_t lane;
-    double at;  ///< middle of the copy: an arrow starts inside a span
+    double at;  ///< middle of the copy, s: an arrow starts inside a span
   };
-  std::map<std::pair<value_id, tier_id>, arrow> unused;  // copies whose value nothing has read yet
+  std::map<std::pair<value_id, tier_id>, arrow> unused;  // copies whose value has not been read yet
   std::size_t arrows = 0;
   const auto lead_to = [&](value_id v, tier_id t, std::size_t on, double at) {
     const auto found = unused.find({v, t});

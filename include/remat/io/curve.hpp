@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Time against budget, as text for a terminal and as SVG.
+/// Draws time against budget, as text for a terminal and as SVG.
 #pragma once
 
 #include <algorithm>
@@ -23,23 +23,23 @@ namespace remat {
 /// The curve of one solver.
 struct labelled_curve {
   std::string label;
-  std::vector<result> points;  ///< for any budgets, such as those of `pareto_curve`
+  std::vector<result> points;  ///< results for any budgets, such as those of `pareto_curve`
 };
 
-/// What the curves are drawn against.
+/// Title, base and mark of a picture of curves.
 struct curve_style {
   std::string title = {};
-  double base = 0;                                      ///< time that counts as 0 % extra, s: that of store-all
-  std::optional<std::pair<bytes_t, double>> mark = {};  ///< a plan to point out in SVG: its peak, and its time in s
+  double base = 0;                                      ///< time that counts as 0 % extra, s; usually that of store-all
+  std::optional<std::pair<bytes_t, double>> mark = {};  ///< a plan to mark in the SVG: its peak in bytes, and its time in s
 };
 
 namespace detail {
 
-/// A line that only turns at right angles: what holds from each budget on, up to the next.
+/// A step function of the budget: each corner gives the height from its budget up to the next corner.
 struct staircase {
-  std::vector<std::pair<double, double>> corners;  ///< budget in bytes, ascending, and extra time as a share of the base
+  std::vector<std::pair<double, double>> corners;  ///< budget in bytes, ascending; extra time as a fraction of the base
 
-  /// The height at a budget; NaN before the first corner.
+  /// The height at a budget in bytes; NaN before the first corner.
   double at(double budget) const {
     const auto after =
         std::upper_bound(corners.begin(), corners.end(), budget, [](double b, const auto& corner) { return b < corner.first; });
@@ -47,13 +47,13 @@ struct staircase {
   }
 };
 
-/// Curves made ready to be drawn.
+/// Curves and axes, ready to draw.
 struct curve_plane {
-  std::vector<staircase> found;  ///< of each curve, from the smallest peak on
-  staircase bound;               ///< what every curve proves, together
-  double first = 0, last = 0;    ///< budgets at the sides
-  double most = 0;               ///< extra time at the top
-  double impossible = 0;         ///< proven: every budget is at least this
+  std::vector<staircase> found;  ///< per curve, from its smallest peak on
+  staircase bound;               ///< the proven bounds of all curves, joined
+  double first = 0, last = 0;    ///< budgets at the left and right sides, bytes
+  double most = 0;               ///< extra time at the top, as a fraction of the base
+  double impossible = 0;         ///< proven lower bound on every feasible budget, bytes
 
   curve_plane(const std::vector<labelled_curve>& curves, double base) {
     const auto extra = [&](double seconds) { return base > 0 ? std::clamp(seconds / base - 1, 0.0, 1e300) : 0; };
@@ -77,7 +77,7 @@ struct curve_plane {
         if (found.back().corners.empty() || time < found.back().corners.back().second)
           found.back().corners.emplace_back(peak, time);
     }
-    // A bound holds for its budget and below: the largest of those at this budget and above.
+    // A bound holds for its budget and every smaller one. So the bound at a budget is the largest one at this budget or above.
     std::sort(bounds.begin(), bounds.end());
     for (std::size_t i = bounds.size(); i-- > 1;) bounds[i - 1].second = std::max(bounds[i - 1].second, bounds[i].second);
     double from = impossible;
@@ -98,12 +98,13 @@ inline std::string percent_text(double share) { return printed("%.3g %%", 100 * 
 
 }  // namespace detail
 
-/// Draws curves with characters (UTF-8): extra time upwards, budgets to the right, a sign per curve, dots for the proven bound.
+/// Draws curves with characters (UTF-8): extra time upwards, budgets to the right, one sign per curve, dots for the proven
+/// bound.
 /// @param curves the curves
 /// @param style  title and base
 /// @param width  characters per line, >= 40
 /// @param height rows, >= 4
-/// @return lines of at most `width` characters, but for the legend, each ended
+/// @return lines of at most `width` characters, except for the legend, each ended by a newline
 /// @throws bad_option if `width` or `height` is out of range
 /// Complexity: O(points log points + width height).
 /// @code
@@ -146,11 +147,11 @@ inline std::string curve_text(const std::vector<labelled_curve>& curves, const c
   return out + " · bound\n";
 }
 
-/// Draws curves as a self-contained SVG picture: extra time upwards, budgets to the right, the proven bound, and the budgets that
-/// are proven to be too small.
+/// Draws curves as a self-contained SVG picture: extra time upwards, budgets to the right, the proven bound, and the range of
+/// budgets that are proven to be too small.
 /// @param curves the curves
-/// @param style  title and base
-/// @return the document
+/// @param style  title, base and mark
+/// @return the SVG document
 /// Complexity: O(points log points).
 inline std::string curve_svg(const std::vector<labelled_curve>& curves, const curve_style& style) {
   using plot = detail::svg_plot;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What the readers and writers of JSON documents have in common: bounds, places in messages, typed access. Needs nlohmann/json.
+/// Common parts of the readers and writers of JSON documents: limits, places in messages, typed access. Needs nlohmann/json.
 #pragma once
 
 #include <algorithm>
@@ -24,14 +24,14 @@
 
 namespace remat {
 
-/// Bounds on what a reader accepts.
+/// Limits on the documents that a reader accepts.
 struct document_limits {
-  std::size_t bytes = std::size_t{256} << 20;  ///< length of the text
-  std::size_t depth = 64;                      ///< nesting of arrays and objects
+  std::size_t bytes = std::size_t{256} << 20;  ///< bytes of the text
+  std::size_t depth = 64;                      ///< nesting depth of arrays and objects
   std::size_t members = 1024;                  ///< members of one object
 };
 
-/// For nlohmann-json. @tparam Json a basic_json
+/// Writes an id as a number; nlohmann-json calls this. @tparam Json a basic_json
 template <class Json, class Kind, class Index>
 void to_json(Json& j, const id<Kind, Index>& i) {
   j = static_cast<index_t>(i);
@@ -41,7 +41,7 @@ namespace detail {
 
 using json = nlohmann::ordered_json;
 
-/// Follows a parser through a document: knows where it stands and enforces the limits.
+/// A SAX handler that knows the place of the parser in the document and enforces the limits.
 class parse_guard : public nlohmann::json_sax<json> {
  public:
   explicit parse_guard(const document_limits& l) : limits_(l) {}
@@ -69,7 +69,7 @@ class parse_guard : public nlohmann::json_sax<json> {
     fail("not JSON, " + what.substr(what.find("] ") + 2));
   }
 
-  /// The place of the parser, such as `operations[3].inputs[0]`; control characters are shown as `?`.
+  /// The place of the parser, such as `operations[3].inputs[0]`. Control characters appear as `?`.
   std::string where() const {
     std::string path;
     for (const auto& x : open_)
@@ -105,7 +105,8 @@ class parse_guard : public nlohmann::json_sax<json> {
   std::vector<frame> open_;
 };
 
-/// Reads twice: a parser that is told of every element while it builds the document looks at all those before, too.
+/// Parses a text within limits, in two passes: first the checks, then the document. A single pass with
+/// a callback would take quadratic time, because it visits all earlier elements at each element.
 /// Complexity: O(bytes of the text).
 inline json parse(const std::string& text, const document_limits& l) {
   parse_guard guard(l);
@@ -113,7 +114,7 @@ inline json parse(const std::string& text, const document_limits& l) {
   return json::parse(text);
 }
 
-/// An object of a document and its place there; typed access to its members.
+/// Typed access to the members of an object. Errors name the place of the object in the document.
 class members {
  public:
   members(const json& object, std::string place) : object_(object), place_(std::move(place)) {
@@ -175,16 +176,16 @@ class members {
     }
     return all;
   }
-  /// What is left without the members named.
+  /// The object without the members in `known`.
   json except(std::initializer_list<std::string_view> known) const {
     json rest = json::object();
     for (const auto& [key, x] : object_.items())
       if (std::find(known.begin(), known.end(), key) == known.end()) rest[key] = x;
     return rest;
   }
-  /// The version of a document of `format`.
-  /// @param newest version that is known, 1 or 2
-  /// @throws bad_document for another format or version
+  /// Checks the format of a document and returns its version.
+  /// @param newest the newest known version, 1 or 2
+  /// @throws bad_document for another format or an unknown version
   std::int64_t version(const char* format, std::int64_t newest) const {
     if (text("format", "") != format) fail("format", std::string("not \"") + format + "\"");
     const auto v = integer("version");
@@ -207,7 +208,7 @@ class members {
 
 inline std::string at_index(const char* list, std::size_t i) { return std::string(list) + "[" + std::to_string(i) + "]"; }
 
-/// Text of a document: one line per member, and per element of its arrays.
+/// Text of a document: one line per member, and one line per element of its arrays.
 inline std::string dump(const json& document) {
   std::string text = "{";
   const char* comma = "\n";
@@ -232,7 +233,7 @@ inline std::string dump(const json& document) {
   return text + "\n}\n";
 }
 
-/// Reads `path` with `read`, and names the file in what that throws.
+/// Reads the file `path` with `read`. Exceptions of `read` get the name of the file.
 template <class Read>
 auto read_named(const std::filesystem::path& path, const document_limits& l, Read read) {
   std::istringstream in(read_file(path, l.bytes));

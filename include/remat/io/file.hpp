@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Whole files in and out: bounded reading, atomic writing.
+/// Reads and writes whole files: reads with a limit, writes atomically.
 #pragma once
 
 #include <cerrno>
@@ -21,8 +21,8 @@
 namespace remat {
 
 /// Reads the rest of a stream.
-/// @param in        the stream
-/// @param limit largest accepted length
+/// @param in    the stream
+/// @param limit largest accepted length, bytes
 /// @return the text
 /// @throws bad_document if the stream is broken or longer than `limit`
 /// Complexity: O(bytes).
@@ -38,7 +38,9 @@ inline std::string read_text(std::istream& in, std::size_t limit) {
 }
 
 /// Reads a file.
-/// @throws bad_document naming the file, with the reason why it cannot be read
+/// @param path  the file
+/// @param limit largest accepted length, bytes
+/// @throws bad_document naming the file and the reason: it cannot be read, is a directory, or is longer than `limit`
 inline std::string read_file(const std::filesystem::path& path, std::size_t limit) {
   if (std::error_code ignored; std::filesystem::is_directory(path, ignored))
     throw bad_document(path.string() + ": is a directory");
@@ -51,8 +53,8 @@ inline std::string read_file(const std::filesystem::path& path, std::size_t limi
   }
 }
 
-/// Whether `write_file` could write there now: asked before the work whose result is to be written.
-/// @throws error naming the file, with the reason why it cannot be written
+/// Checks that `write_file` could write to `path` now. Callers ask before the work whose result the file will hold.
+/// @throws error naming the file and the reason, if it cannot be written
 inline void require_writable(const std::filesystem::path& path) {
   namespace fs = std::filesystem;
   std::error_code failed;
@@ -67,13 +69,13 @@ inline void require_writable(const std::filesystem::path& path) {
   if (!made) throw error("cannot write " + path.string() + ": " + why);
 }
 
-/// Writes a file as a whole: readers see the old content or the new one, and a failure leaves the old one.
+/// Writes a file atomically: readers see the old content or the new content, and a failure leaves the old file.
 ///
-/// The content goes to a new file in the same directory, which then takes the place of `path`. What is not a regular file (a
-/// pipe, a terminal) is written to directly.
-/// @param path where to
-/// @param put  called with the stream; what it throws leaves the old file
-/// @throws error naming the file, with the reason why it cannot be written
+/// The content goes to a new file in the same directory, which then replaces `path`. A path that is not a regular file (a pipe,
+/// a terminal) is written directly.
+/// @param path the file
+/// @param put  called with the stream; an exception of `put` leaves the old file
+/// @throws error naming the file and the reason, if it cannot be written; any exception of `put`
 /// Complexity: O(bytes).
 template <std::invocable<std::ostream&> Put>
 void write_file(const std::filesystem::path& path, const Put& put) {
@@ -108,7 +110,7 @@ void write_file(const std::filesystem::path& path, const Put& put) {
   }
 }
 
-/// The same for a text.
+/// Writes a text to a file atomically. @throws error as above
 inline void write_file(const std::filesystem::path& path, std::string_view text) {
   write_file(path, [&](std::ostream& out) { out << text; });
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Observers that show, log and save what a search finds. Needs nlohmann/json; not part of the umbrella header.
+/// Observers that show, log and save the progress of a search. Needs nlohmann/json; not part of the umbrella header.
 #pragma once
 
 #include <algorithm>
@@ -19,14 +19,15 @@
 
 namespace remat {
 
-/// Shows a search in one line that is rewritten: for terminals. The line is gone when the observer is.
+/// Shows the progress of a search in one terminal line, which it rewrites. The destructor erases the line.
 /// Complexity: O(1) per report.
 /// @code
 /// auto r = remat::solve(p, budget, remat::min_cut(), {}, remat::progress_line());
 /// @endcode
 class progress_line {
  public:
-  /// @param prefix stands before what is shown
+  /// @param prefix text at the start of the line
+  /// @param out    the stream; must outlive the observer
   explicit progress_line(std::string prefix = "", std::ostream& out = std::cerr) : prefix_(std::move(prefix)), out_(out) {}
   progress_line(const progress_line&) = delete;
   progress_line& operator=(const progress_line&) = delete;
@@ -62,7 +63,7 @@ class progress_line {
 /// Writes a line of CSV whenever the best schedule or the bound changes.
 class progress_log {
  public:
-  /// @param out must outlive the observer
+  /// @param out the stream; must outlive the observer
   explicit progress_log(std::ostream& out) : out_(out) { out_ << "elapsed,best,bound,peak,stage\n"; }
 
   void operator()(const progress& now) {
@@ -82,17 +83,19 @@ class progress_log {
   double best_ = infinity, bound_ = -1;
 };
 
-/// Keeps the best schedule so far in a file, which is replaced as a whole: what a search has found is not lost with it.
+/// Saves the best schedule so far to a file, which each write replaces atomically. So the schedule survives if the search is
+/// killed.
 /// Complexity: O(steps) per write.
 /// @code
 /// auto r = remat::solve(p, budget, remat::min_cut(), {.seconds = 3600}, remat::best_to_file("plan.json", p, budget));
 /// @endcode
 class best_to_file {
  public:
-  /// @param path   a remat-schedule
+  /// @param path   the file, a remat-schedule
   /// @param p      the problem; must outlive the observer
-  /// @param budget what is asked for, bytes
-  /// @param every  seconds between two writes, at least; what is found in between is written when something better is reported
+  /// @param budget budget of the search, bytes
+  /// @param every  least time between two writes, s; an improvement within this time is skipped, and only a later improvement is
+  /// written
   best_to_file(std::filesystem::path path, const problem& p, bytes_t budget, double every = 0)
       : path_(std::move(path)), p_(p), budget_(budget), every_(every) {}
 

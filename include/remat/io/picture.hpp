@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What the pictures of the library have in common: units, ticks, and an SVG with two axes and a legend.
+/// Common parts of the pictures: units, ticks, and an SVG plot with two axes and a legend.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ inline std::string printed(const char* format, double number) {
   return text;
 }
 
-/// A unit and how much of the base unit it is.
+/// A unit, and its size in base units.
 struct scale {
   const char* unit;
   double factor;
@@ -34,7 +34,7 @@ inline scale seconds_scale(double largest) {
   return *std::find_if(all.begin(), all.end() - 1, [&](const scale& x) { return largest >= x.factor; });
 }
 
-/// The largest of 1, 2, 5 times a power of ten that gives at least `count` ticks up to `largest`.
+/// Step between ticks: the largest of 1, 2, 5 times a power of ten that gives at least `count` ticks up to `largest`.
 inline double tick_step(double largest, int count) {
   const double power = std::pow(10, std::floor(std::log10(largest / count)));
   const double rest = largest / count / power;
@@ -56,41 +56,41 @@ inline std::string escaped(std::string_view text) {
   return out;
 }
 
-/// At most `bytes` bytes of a text (UTF-8), no part of a character.
+/// At most `bytes` bytes of a UTF-8 text, without a partial character at the end.
 inline std::string shortened(const std::string& text, std::size_t bytes) {
   if (text.size() <= bytes) return text;
   while (bytes > 0 && (static_cast<unsigned char>(text[bytes]) & 0xc0) == 0x80) --bytes;
   return text.substr(0, bytes);
 }
 
-/// Ten characters, the text at their end.
+/// The label, right-aligned in ten characters.
 inline std::string padded(const std::string& label) {
   return std::string(10 - std::min<std::size_t>(10, label.size()), ' ') + label;
 }
 
-/// The last line of a picture in text: what the ends of the horizontal axis stand for, in `width` characters.
+/// The last line of a picture in text: labels for both ends of the horizontal axis, in `width` characters.
 inline std::string axis_ends(const std::string& first, const std::string& last, std::size_t width) {
   const auto shown = first.size() + last.size() - (last.find("µ") != std::string::npos ? 1 : 0);
   return padded("") + "  " + first + std::string(width - std::min(width, shown), ' ') + last + "\n";
 }
 
-/// Colours of lines, in turn.
+/// Colour of line i; the colours repeat.
 inline const char* line_colour(std::size_t i) {
   static constexpr std::array<const char*, 6> colours = {"#222222", "#2a9d5c", "#8e44ad", "#b8860b", "#4e79a7", "#d1495b"};
   return colours[i % colours.size()];
 }
 
-/// An SVG picture under construction: a plane between axes, the vertical one from 0, and a legend above it.
+/// An SVG picture under construction: a plot area with two axes and a legend above it. The vertical axis starts at 0.
 /// Complexity: O(bytes of the document).
 class svg_plot {
  public:
   static constexpr double left = 84, right = 944, top = 64, bottom = 368, under = 440;
 
-  /// @param title  above the legend
-  /// @param first  least on the horizontal axis
-  /// @param last   most on the horizontal axis, > first
-  /// @param most   most on the vertical axis, > 0
-  /// @param below  room under the plane and its axis, from `under` on
+  /// @param title  title above the legend
+  /// @param first  smallest number on the horizontal axis
+  /// @param last   largest number on the horizontal axis, > first
+  /// @param most   largest number on the vertical axis, > 0
+  /// @param below  height of the room below the axis, from `under` on
   svg_plot(const std::string& title, double first, double last, double most, double below = 0)
       : first_(first), last_(last), most_(most) {
     const auto height = number(under + below);
@@ -123,9 +123,9 @@ class svg_plot {
     out_ += "<circle cx=\"" + number(x) + "\" cy=\"" + number(y) + "\" r=\"6\" fill=\"" + colour + "\"/>\n";
   }
 
-  static constexpr int most_ticks = 20;  ///< also where a step is too small to be added to the numbers of the axis
+  static constexpr int most_ticks = 20;  ///< also ends the loop if a step is too small to change the numbers of the axis
 
-  /// Ticks and grid of the vertical axis.
+  /// Draws ticks and grid of the vertical axis.
   void vertical(const scale& s) {
     const auto step = tick_step(most_ / s.factor, 4);
     for (int k = 0; k < most_ticks && k * step * s.factor <= most_; ++k) {
@@ -135,9 +135,9 @@ class svg_plot {
       text(left - 8, y + 4, "text-anchor=\"end\"", printed("%.4g ", tick) + s.unit);
     }
   }
-  /// Ticks of the horizontal axis, and what it is about.
+  /// Draws ticks and label of the horizontal axis.
   void horizontal(const scale& s, const std::string& label) {
-    const auto step = tick_step((last_ - first_) / s.factor, 6);  // + 0.0: no "-0"
+    const auto step = tick_step((last_ - first_) / s.factor, 6);  // + 0.0 avoids "-0"
     const double least = std::ceil(first_ / s.factor / step - 1e-9) * step + 0.0;
     for (int k = 0; k < most_ticks && (least + k * step) * s.factor <= last_ + 1e-9 * (last_ - first_); ++k) {
       const double tick = least + k * step;
@@ -147,13 +147,13 @@ class svg_plot {
     }
     text((left + right) / 2, bottom + 38, "text-anchor=\"middle\"", label);
   }
-  /// The two axes.
+  /// Draws the two axes.
   void frame() {
     line(left, bottom, right, bottom, "stroke=\"#333333\"");
     line(left, top, left, bottom, "stroke=\"#333333\"");
   }
 
-  /// Adds to the legend, which takes as many rows as it needs.
+  /// Adds an entry to the legend, which takes as many rows as it needs.
   void legend_box(const std::string& colour, const std::string& label) {
     legend("<rect y=\"-5\" width=\"16\" height=\"10\" fill=\"" + colour + "\"/>", label);
   }
@@ -161,7 +161,7 @@ class svg_plot {
     legend("<line x1=\"0\" y1=\"0\" x2=\"16\" y2=\"0\" stroke-width=\"2\" " + attributes + "/>", label);
   }
 
-  /// The document.
+  /// The SVG document.
   std::string document() const { return out_ + "</svg>\n"; }
 
  private:

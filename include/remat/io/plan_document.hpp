@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Plan files: a remat-schedule that holds its remat-problem, so that one file is enough to check or report a plan. Needs
-/// nlohmann/json; not part of the umbrella header.
+/// Plan files: a remat-schedule that contains its remat-problem, so that one file is enough to check a plan or to report it.
+/// Needs nlohmann/json; not part of the umbrella header.
 #pragma once
 
 #include <filesystem>
@@ -22,18 +22,18 @@
 
 namespace remat {
 
-/// A plan as read, with the problem that it is for.
+/// A plan as read, with its problem.
 struct plan_document {
   problem_document problem;  ///< as read
-  remat::result result;      ///< as the document claims; `evaluate` has the truth
+  remat::result result;      ///< claims of the document; call `evaluate` to check them
 };
 
 /// Reads a plan.
 /// @param in a remat-schedule; its member `problem_document` is the problem
-/// @param p  the problem, where the document does not hold it; takes precedence
-/// @param l  bounds on what is accepted
-/// @throws bad_document if the text is no remat-schedule, or neither the document nor the caller has the problem; what
-///         `read_problem_document` and `read_schedule` throw
+/// @param p  the problem, if the document does not contain it; takes precedence over the document
+/// @param l  limits on the document
+/// @throws bad_document if the text is no remat-schedule, or if neither the document nor the caller gives the problem; any
+///         exception of `read_problem_document` and `read_schedule`
 /// Complexity: O(length of the text).
 inline plan_document read_plan(std::istream& in, const std::optional<problem_document>& p = std::nullopt,
                                const document_limits& l = {}) {
@@ -57,14 +57,17 @@ inline plan_document read_plan(std::istream& in, const std::optional<problem_doc
   return d;
 }
 
-/// As above, from a file; messages begin with its name.
+/// As above, from a file. Messages begin with the name of the file.
 inline plan_document read_plan(const std::filesystem::path& path, const std::optional<problem_document>& p = std::nullopt,
                                const document_limits& l = {}) {
   return detail::read_named(path, l, [&](std::istream& in, const document_limits& bounds) { return read_plan(in, p, bounds); });
 }
 
 /// Writes a plan with its problem.
-/// @param unknown members of the problem to write besides, from `read_problem_document`
+/// @param out     the stream
+/// @param r       result of a solver
+/// @param p       the problem
+/// @param unknown more members of the problem, from `read_problem_document`
 /// @throws bad_document if a name is not valid UTF-8
 inline void write_plan(std::ostream& out, const result& r, const problem& p, const unknown_problem_members& unknown = {}) {
   std::ostringstream text;
@@ -72,7 +75,7 @@ inline void write_plan(std::ostream& out, const result& r, const problem& p, con
   write_schedule(out, r, p, {{"problem_document", nlohmann::ordered_json::parse(text.str())}});
 }
 
-/// As above, to a file, which is replaced as a whole or not at all.
+/// As above, to a file, which is replaced atomically.
 /// @throws error if the file cannot be written
 inline void write_plan(const std::filesystem::path& path, const result& r, const problem& p,
                        const unknown_problem_members& unknown = {}) {

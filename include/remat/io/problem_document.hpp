@@ -30,7 +30,7 @@ struct unknown_problem_members {
   std::vector<nlohmann::ordered_json> values;      ///< by index of the value; may be shorter
   std::vector<nlohmann::ordered_json> operations;  ///< by index of the operation; may be shorter
   std::vector<nlohmann::ordered_json> tiers;       ///< by index of the tier; may be shorter
-  std::vector<nlohmann::ordered_json> links;       ///< by index of the link, those of `offload` left out; may be shorter
+  std::vector<nlohmann::ordered_json> links;       ///< by index of the link, without the links of `offload`; may be shorter
 };
 
 /// A remat-problem as read.
@@ -39,15 +39,15 @@ struct problem_document {
   unknown_problem_members unknown;
 };
 
-/// Where operations come from, as a document may say: the optional members `module` and `source` of an operation. Planning does
-/// not need them; reports group by them.
+/// The origin of operations: the optional members `module` and `source` of an operation in a document. Planning does not need
+/// them. Reports group operations by them.
 struct operation_labels {
   std::vector<std::string> modules;  ///< path of the module that calls the operation, such as "layers.3.mlp", or empty
-  std::vector<std::string> sources;  ///< line of the user's code that calls it, such as "model.py:41", or empty
+  std::vector<std::string> sources;  ///< line of the user's code that calls the operation, such as "model.py:41", or empty
 };
 
 /// The labels of a document, one per operation.
-/// @throws bad_document naming a label that is not a text
+/// @throws bad_document naming a label that is not a string
 inline operation_labels labels_of(const problem_document& d) {
   operation_labels labels;
   for (std::size_t o = 0; o < d.unknown.operations.size(); ++o) {
@@ -61,8 +61,9 @@ inline operation_labels labels_of(const problem_document& d) {
 
 namespace detail {
 
-/// The tier that a member names.
-/// @param any what "any" stands for, if it may stand there
+/// The tier that member `key` names.
+/// @param otherwise the tier if there is no such member
+/// @param any       true if the name "any" is allowed; it gives `any_tier`
 inline tier_id tier_of(const members& m, const char* key, const memory_system& system, tier_id otherwise, bool any = false) {
   if (!m.has(key)) return otherwise;
   const auto name = m.text(key, "");
@@ -97,13 +98,13 @@ inline memory_system read_system(const members& document, unknown_problem_member
 
 }  // namespace detail
 
-/// Reads a remat-problem and keeps the members that the library does not know; in a document of version 1, those of version 2 are
-/// among them.
+/// Reads a remat-problem, and keeps the members that the library does not know. In a document of version 1, the members of
+/// version 2 count as unknown.
 /// @param in the text
-/// @param l  bounds on what is accepted
+/// @param l  limits on the document
 /// @return the problem and its unknown members
-/// @throws bad_document for a text that is not a remat-problem: truncated, another format or version, a missing, repeated or
-///         mistyped member, an integer beyond 64 bits, a bound exceeded; bad_problem for a document whose problem is not valid
+/// @throws bad_document if the text is not a remat-problem: truncated, another format or version, a missing, repeated or
+///         mistyped member, an integer beyond 64 bits, a limit exceeded; bad_problem if the problem of the document is not valid
 /// Complexity: O(length of the text).
 inline problem_document read_problem_document(std::istream& in, const document_limits& l = {}) {
   const auto root = detail::parse(read_text(in, l.bytes), l);
@@ -173,13 +174,13 @@ inline problem_document read_problem_document(std::istream& in, const document_l
   return d;
 }
 
-/// As above, from a file; messages begin with its name.
+/// As above, from a file. Messages begin with the name of the file.
 inline problem_document read_problem_document(const std::filesystem::path& path, const document_limits& l = {}) {
   return detail::read_named(path, l,
                             [](std::istream& in, const document_limits& bounds) { return read_problem_document(in, bounds); });
 }
 
-/// Reads a remat-problem. Everything as in `read_problem_document`.
+/// Reads a remat-problem without its unknown members. Otherwise as `read_problem_document`.
 /// @code
 /// const remat::problem p = remat::read_problem("resnet18.json");
 /// @endcode
@@ -188,10 +189,10 @@ inline problem read_problem(const std::filesystem::path& path, const document_li
   return read_problem_document(path, l).problem;
 }
 
-/// Writes a remat-problem: version 1 if the problem is plain, else version 2.
-/// @param out     where to
+/// Writes a remat-problem: version 1 if the problem is plain, otherwise version 2.
+/// @param out     the stream
 /// @param p       the problem
-/// @param unknown members to write besides those of `p`, from `read_problem_document`
+/// @param unknown more members to write, from `read_problem_document`
 /// @throws bad_document if a name is not valid UTF-8
 inline void write_problem(std::ostream& out, const problem& p, const unknown_problem_members& unknown = {}) {
   using detail::json;
@@ -251,7 +252,7 @@ inline void write_problem(std::ostream& out, const problem& p, const unknown_pro
   out << detail::dump(document);
 }
 
-/// As above, to a file, which is replaced as a whole or not at all.
+/// As above, to a file, which is replaced atomically.
 /// @throws error if the file cannot be written
 inline void write_problem(const std::filesystem::path& path, const problem& p, const unknown_problem_members& unknown = {}) {
   write_file(path, [&](std::ostream& out) { write_problem(out, p, unknown); });

@@ -25,21 +25,21 @@
 
 namespace remat {
 
-/// A remat-schedule as read. The numbers in `result` are claims of whoever wrote it; `evaluate` has the truth.
+/// A remat-schedule as read. The numbers in `result` are claims of its writer; call `evaluate` to check them.
 struct schedule_document {
-  std::string problem;  ///< name of the problem it was made for
+  std::string problem;  ///< name of its problem
   remat::result result;
   nlohmann::ordered_json unknown = nlohmann::ordered_json::object();
 };
 
 namespace detail {
 
-/// Reads the steps of a remat-schedule, one after the other.
+/// Reads the steps of a remat-schedule one by one.
 class step_reader {
  public:
   step_reader(const memory_system& system, bool second) : system_(system), second_(second) {}
 
-  /// @throws bad_document for what is no step, bad_schedule for one that no problem has
+  /// @throws bad_document for an entry that is not a step; bad_schedule for a step that is valid for no problem
   step read(const json& x, std::size_t at) {
     at_ = at;
     const bool shaped = x.is_array() && x.size() >= 2 && x[0].is_string() && x[1].is_number_integer() &&
@@ -151,24 +151,24 @@ inline void write_schedule(std::ostream& out, const result& r, std::string_view 
 
 }  // namespace detail
 
-/// Reads a remat-schedule for a problem. Only `steps` is required besides format and version.
+/// Reads a remat-schedule for a problem. Besides format and version, only `steps` is required.
 /// @param in the text
-/// @param p  the problem, whose tiers it names
-/// @param l  bounds on what is accepted
-/// @return what the document says; whether the schedule is valid for the problem is for `evaluate` to tell
-/// @throws bad_document as `read_problem_document`; bad_schedule for a step that no problem has: an unknown action or tier, an
-///         index that is negative or beyond 2^32
+/// @param p  the problem, which defines the tiers
+/// @param l  limits on the document
+/// @return the content of the document; call `evaluate` to check that the schedule is valid for the problem
+/// @throws bad_document as `read_problem_document`; bad_schedule for a step that is valid for no problem: an unknown action or
+///         tier, an index that is negative or above 2^32 - 2
 /// Complexity: O(length of the text).
 inline schedule_document read_schedule(std::istream& in, const problem& p, const document_limits& l = {}) {
   return detail::read_schedule(in, {p.tiers(), {}}, l);
 }
 
-/// As above, for a problem whose tiers are a device and a host, or that is not at hand: other tiers are refused.
+/// As above without a problem: the tiers are a device and a host, and other tiers are errors.
 inline schedule_document read_schedule(std::istream& in, const document_limits& l = {}) {
   return detail::read_schedule(in, {}, l);
 }
 
-/// As above, from a file; messages begin with its name.
+/// As above, from a file. Messages begin with the name of the file.
 inline schedule_document read_schedule(const std::filesystem::path& path, const problem& p, const document_limits& l = {}) {
   return detail::read_named(path, l,
                             [&](std::istream& in, const document_limits& bounds) { return read_schedule(in, p, bounds); });
@@ -177,25 +177,25 @@ inline schedule_document read_schedule(const std::filesystem::path& path, const 
   return detail::read_named(path, l, [](std::istream& in, const document_limits& bounds) { return read_schedule(in, bounds); });
 }
 
-/// Writes a remat-schedule: version 1 if it and its problem are plain, else version 2.
-/// @param out     where to
-/// @param r       what a solver returned
-/// @param p       the problem it was made for
-/// @param unknown members to write besides, from `read_schedule`
+/// Writes a remat-schedule: version 1 if the schedule and its problem are plain, otherwise version 2.
+/// @param out     the stream
+/// @param r       result of a solver
+/// @param p       its problem
+/// @param unknown more members to write, from `read_schedule`
 /// @throws bad_document if a name is not valid UTF-8, or the schedule names a tier that the problem does not have
 inline void write_schedule(std::ostream& out, const result& r, const problem& p,
                            const nlohmann::ordered_json& unknown = nlohmann::ordered_json::object()) {
   detail::write_schedule(out, r, p.name(), {p.tiers(), {}}, p.plain(), unknown);
 }
 
-/// As above, for a problem of that name whose tiers are a device and a host.
+/// As above, for a problem named `problem` whose tiers are a device and a host.
 inline void write_schedule(std::ostream& out, const result& r, std::string_view problem,
                            const nlohmann::ordered_json& unknown = nlohmann::ordered_json::object()) {
   detail::write_schedule(out, r, problem, {}, true, unknown);
 }
 
-/// As above, to a file, which is replaced as a whole or not at all.
-/// @param problem the problem it was made for, or its name
+/// As above, to a file, which is replaced atomically.
+/// @param problem the problem, or its name
 /// @throws error if the file cannot be written
 template <class Problem>
 void write_schedule(const std::filesystem::path& path, const result& r, const Problem& problem,

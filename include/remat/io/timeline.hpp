@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Memory over time of a schedule, and what runs meanwhile, as text for a terminal and as SVG.
+/// Draws memory and activity over time of a schedule, as text for a terminal and as SVG.
 #pragma once
 
 #include <algorithm>
@@ -22,13 +22,13 @@
 
 namespace remat {
 
-/// A line to draw over a timeline, such as measured memory.
+/// A line to draw over a timeline, such as the measured memory.
 struct memory_series {
   std::string label;
   std::vector<std::pair<double, bytes_t>> points;  ///< time in s, ascending, and bytes from then on
 };
 
-/// A timeline as a line, to be drawn over another one.
+/// Converts a timeline to a line that can be drawn over another timeline.
 inline memory_series as_series(const memory_timeline& t, std::string label) {
   memory_series s{std::move(label), {}};
   for (const auto& x : t.pieces) s.points.emplace_back(x.begin, x.bytes);
@@ -36,21 +36,21 @@ inline memory_series as_series(const memory_timeline& t, std::string label) {
   return s;
 }
 
-/// What to draw besides the timeline.
+/// Parts of a picture besides the timeline itself.
 struct timeline_style {
   std::string title = {};
-  std::optional<bytes_t> budget = {};        ///< drawn as a line
-  std::vector<memory_series> overlays = {};  ///< lines over the area, SVG only
-  std::vector<lane> lanes = {};              ///< below it, see `trace_lanes`
-  std::vector<tier_memory> tiers = {};       ///< below these, see `trace_tiers`
+  std::optional<bytes_t> budget = {};        ///< bytes, drawn as a line
+  std::vector<memory_series> overlays = {};  ///< lines over the memory area, SVG only
+  std::vector<lane> lanes = {};              ///< rows below the memory area, see `trace_lanes`
+  std::vector<tier_memory> tiers = {};       ///< rows below the lanes, see `trace_tiers`
 };
 
 namespace detail {
 
-/// A timeline cut into columns of equal duration.
+/// A column of a timeline that is cut into columns of equal duration.
 struct column {
-  bytes_t bytes = 0;      ///< largest in the column
-  double recomputed = 0;  ///< share of the time spent on recomputation
+  bytes_t bytes = 0;      ///< largest memory in the column
+  double recomputed = 0;  ///< fraction of the time spent on recomputation
 };
 
 inline std::vector<column> cut(const memory_timeline& t, std::size_t count, double span) {
@@ -68,13 +68,13 @@ inline std::vector<column> cut(const memory_timeline& t, std::size_t count, doub
   return columns;
 }
 
-/// What a lane does most in each of `count` columns; nothing: it is idle for four fifths of it.
+/// The main work of a lane in each of `count` columns. A column is empty if the lane works for less than a fifth of it.
 inline std::vector<std::optional<lane::work>> cut(const lane& l, std::size_t count, double span) {
   constexpr std::size_t works = 4;
   std::vector<std::array<double, works>> shares(count, std::array<double, works>{});
   const double width = span / static_cast<double>(count);
   for (const auto& x : l.spans) {
-    if (x.begin >= span) continue;  // a copy that nobody waits for
+    if (x.begin >= span) continue;  // a copy that no step waits for
     for (auto c = std::min(static_cast<std::size_t>(x.begin / width), count - 1); c < count; ++c) {
       const double begin = static_cast<double>(c) * width;
       if (begin >= x.end) break;
@@ -90,7 +90,7 @@ inline std::vector<std::optional<lane::work>> cut(const lane& l, std::size_t cou
   return columns;
 }
 
-/// Largest memory of a tier in each of `count` columns.
+/// Largest memory of a tier in each of `count` columns, bytes.
 inline std::vector<bytes_t> cut(const tier_memory& t, std::size_t count, double span) {
   std::vector<bytes_t> columns(count, 0);
   for (std::size_t i = 0; i < t.points.size(); ++i) {
@@ -107,10 +107,10 @@ inline std::string label_of(const tier_memory& t) {
   return t.label + ": " + format_bytes(t.peak) + (t.budget ? " of " + format_bytes(*t.budget) : "");
 }
 
-/// Can an axis of that length be divided into columns?
+/// True if the duration is large enough to be divided into columns.
 inline bool has_duration(const memory_timeline& t) { return t.seconds >= std::numeric_limits<double>::min() * 1e6; }
 
-/// The time axis of a timeline whose operations take no time: its pieces, a second each.
+/// Gives a timeline without duration a time axis: each piece takes one second.
 inline memory_timeline with_duration(memory_timeline t) {
   if (has_duration(t)) return t;
   for (std::size_t i = 0; i < t.pieces.size(); ++i) {
@@ -123,13 +123,13 @@ inline memory_timeline with_duration(memory_timeline t) {
 
 }  // namespace detail
 
-/// Draws a timeline with block characters (UTF-8). The row below the axis shows the share of recomputation by shades; then each
-/// lane has a row (`█` computes, `▓` again, `━` copies, `·` waits), and so has the memory of each other tier.
+/// Draws a timeline with block characters (UTF-8). The row below the axis shows the fraction of recomputation by shades. Each
+/// lane has a row (`█` computes, `▓` recomputes, `━` copies, `·` waits). The memory of each other tier has a row, too.
 /// @param timeline memory over time
-/// @param style    title and budget
+/// @param style    title, budget, lanes and tiers
 /// @param width    characters per line, >= 40
 /// @param height   rows of the memory axis, >= 4
-/// @return lines of at most `width` characters, each ended; names of lanes are cut to ten
+/// @return lines of at most `width` characters, each ended by a newline; names of lanes are cut to ten bytes
 /// @throws bad_option if `width` or `height` is out of range
 /// Complexity: O(pieces + width height).
 /// @code
@@ -190,11 +190,11 @@ inline std::string timeline_text(const memory_timeline& timeline, const timeline
 }
 
 /// Draws a timeline as a self-contained SVG picture: memory as an area, recomputation in another colour, held sources, the
-/// budget, the peak, and measured series as lines.
+/// budget, the peak, and overlays as lines.
 /// @param timeline memory over time
-/// @param style    title, budget and lines
-/// @return the document
-/// Complexity: O(pieces + points of the overlays); at most some 1600 points per line are written.
+/// @param style    title, budget, overlays, lanes and tiers
+/// @return the SVG document
+/// Complexity: O(pieces + points of the overlays). Each line has at most about 1600 points.
 inline std::string timeline_svg(const memory_timeline& timeline, const timeline_style& style) {
   using plot = detail::svg_plot;
   const auto t = detail::with_duration(timeline);
@@ -214,7 +214,7 @@ inline std::string timeline_svg(const memory_timeline& timeline, const timeline_
   const auto time = detail::has_duration(timeline) ? detail::seconds_scale(span) : detail::scale{"", 1};
   out.horizontal(time, detail::has_duration(timeline) ? std::string("time [") + time.unit + "]" : "operations");
 
-  // Area, by colour, as runs of columns of equal height.
+  // The area of each colour: runs of columns of equal height.
   const auto columns = detail::cut(t, 1600, span);
   const auto filled = static_cast<std::size_t>(std::ceil(t.seconds / span * 1600 - 1e-9));
   const auto column_x = [&](std::size_t c) {
