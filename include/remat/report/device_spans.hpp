@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What a schedule does with each value: when it is on the device, and whether it is kept, recomputed or moved.
+/// When a schedule has each value on the device, and whether it keeps, recomputes or moves the value.
 #pragma once
 
 #include <array>
@@ -29,24 +29,27 @@ enum class fate : std::uint8_t {
 inline constexpr std::array<std::string_view, 5> fate_names = {"held", "kept", "recomputed", "moved", "temporary"};
 inline constexpr std::string_view to_string(fate f) { return fate_names[static_cast<std::size_t>(f)]; }
 
-/// A stay of a value, or of the workspace of an operation, on the device. Times are events: an event allocates or frees.
+/// One stay of a value, or of the workspace of an operation, on the device. Times are numbers of events. Each event allocates or
+/// frees.
 struct device_span {
   static constexpr std::int64_t to_the_end = -1;
   value_id value = none;            ///< `none`: a workspace
-  operation_id maker = none;        ///< the operation that allocates it; `none`: a copy, or there from the start
+  operation_id maker = none;        ///< the operation that allocates the bytes; `none`: a copy, or there from the start
   bytes_t bytes = 0;                ///< > 0
-  std::int64_t birth = 0;           ///< number of the event that allocates it
-  std::int64_t death = to_the_end;  ///< number of the event that frees it
+  std::int64_t birth = 0;           ///< number of the event that allocates the bytes
+  std::int64_t death = to_the_end;  ///< number of the event that frees the bytes
 };
 
-/// Allocations and frees of the device in the order of a schedule, as `evaluate` counts them: the sum of what is alive after each
-/// event has the peak of the schedule as its maximum.
+/// The spans of a schedule in the order of their allocations. They count memory as `evaluate` does: the largest sum of live
+/// bytes after any event is the peak of the schedule.
+/// @param p the problem
+/// @param s a valid schedule of the problem
 /// @throws bad_schedule if `s` is not valid
 /// Complexity: that of `evaluate`.
 inline std::vector<device_span> device_spans(const problem& p, const schedule& s) {
   evaluate(p, s);
   std::vector<device_span> spans;
-  std::vector<std::size_t> open(p.values().size(), SIZE_MAX);  // index of the span of a value that is on the device
+  std::vector<std::size_t> open(p.values().size(), SIZE_MAX);  // per value: index of its span, or SIZE_MAX
   std::int64_t event = 0;
   const auto allocate = [&](value_id v, operation_id maker, bytes_t bytes) {
     if (bytes == 0) return SIZE_MAX;
@@ -69,7 +72,7 @@ inline std::vector<device_span> device_spans(const problem& p, const schedule& s
       if (x.from == device_tier) release(open[x.value()]);
     } else if (const auto& op = p.operations()[x.operation()]; op.on == device_tier) {
       for (const auto& w : op.overwrites) release(open[w.input]);
-      std::vector<std::size_t> replaced;  // the workspace, and outputs that were there already: made beside themselves
+      std::vector<std::size_t> replaced;  // the workspace, and old outputs: an operation makes new ones beside them
       for (auto v : op.outputs) {
         replaced.push_back(open[v]);
         open[v] = allocate(v, x.operation(), p.values()[v].bytes);
@@ -81,9 +84,9 @@ inline std::vector<device_span> device_spans(const problem& p, const schedule& s
   return spans;
 }
 
-/// What happens to each value.
+/// The fate of each value.
 /// @param p the problem
-/// @param s a valid schedule of it
+/// @param s a valid schedule of the problem
 /// Complexity: O(values + edges + steps).
 inline std::vector<fate> fates(const problem& p, const schedule& s) {
   std::vector<fate> all(p.values().size(), fate::temporary);

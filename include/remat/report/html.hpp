@@ -95,7 +95,7 @@ class report_page {
          "no plan within this budget takes less than " + format_seconds(bound));
     out_ += "</dl>\n";
   }
-  /// The best bound that the plan or the curve proves for the budget of the plan.
+  /// The largest bound on the time that the plan or the curve proves for the budget of the plan, s.
   double best_bound() const {
     auto bound = r_.plan.bound;
     for (const auto& x : r_.curve)
@@ -131,7 +131,7 @@ class report_page {
     out_ += "<figure><div class=\"wide\" id=\"" + id + "\" tabindex=\"0\" role=\"img\" aria-label=\"" + label + "\">\n" + svg +
             "</div></figure>\n";
   }
-  /// Cells of a row; the text of the first may break.
+  /// Writes a row of cells. The text of the first cell may break.
   void row(const std::vector<std::string>& cells) {
     out_ += "<tr>";
     for (const auto& cell : cells) out_ += (&cell == cells.data() ? "<td class=\"name\">" : "<td>") + escaped(cell) + "</td>";
@@ -155,7 +155,8 @@ class report_page {
     pieces(timeline, span);
     out_ += "<script>" + std::string(report_script) + "</script>\n";
   }
-  /// What runs when, for the script: of at most so many pieces, those with most memory.
+  /// Writes the pieces of the timeline as data for the script. A long timeline is reduced to at most 2000 groups, each shown
+  /// by its piece with the most memory.
   void pieces(const memory_timeline& given, double span) {
     constexpr std::size_t most = 2000;
     const auto timeline = with_duration(given);
@@ -185,17 +186,17 @@ class report_page {
            (module.empty() ? "" : " in " + module);
   }
 
-  /// Bytes by fate, and extra time, of the values that operations of one module, and one line of its code, make in the forward.
+  /// Values that operations of one module and one source line make in the forward: bytes by fate, and extra time.
   struct share {
     std::array<bytes_t, fate_names.size()> bytes = {};
-    double seconds = 0;  ///< of recomputations
+    double seconds = 0;  ///< of recomputations, s
     std::size_t first = 0;
     bytes_t of(fate f) const { return bytes[static_cast<std::size_t>(f)]; }
     bytes_t total() const { return of(fate::kept) + of(fate::recomputed) + of(fate::moved); }
   };
   void by_module() {
     const bool named = std::any_of(modules_.begin(), modules_.end(), [](const auto& m) { return !m.empty(); });
-    std::map<std::pair<std::string, std::string>, share> shares;  // by module, or operator, and line
+    std::map<std::pair<std::string, std::string>, share> shares;  // by module (or operator) and source line
     const auto of = [&](operation_id o) -> share& {
       const auto& op = p_.operations()[o];
       const auto name = !named ? (op.kind.empty() ? op.name : op.kind) : modules_[o].empty() ? "(whole model)" : modules_[o];
@@ -234,7 +235,7 @@ class report_page {
     }
     out_ += rows.size() > rows_shown ? "</table></div></details>\n" : "</table></div>\n";
   }
-  /// @param source null: there is no column for it
+  /// @param source null if the table has no column for sources
   void module_row(const std::string& name, const std::string* source, const share& x, bytes_t most) {
     out_ += "<tr><td class=\"name\">" + escaped(name) + "</td>";
     if (source != nullptr) out_ += "<td class=\"name text\">" + escaped(*source) + "</td>";
@@ -284,11 +285,11 @@ class report_page {
 
 }  // namespace detail
 
-/// Draws a report as one HTML page: the curve of time against budget with this plan marked, memory over time with lanes of
-/// computations and copies, what each module keeps, recomputes and moves, and the largest tensors. The page loads nothing from
-/// elsewhere and follows the reader's light or dark theme. Names are escaped.
-/// @param r a plan and what it is compared with
-/// @return the document
+/// Draws a report as one HTML page. The page shows time against budget with this plan marked, memory over time with lanes of
+/// computations and copies, the bytes that each module keeps, recomputes and moves, and the largest tensors. The page needs no
+/// external resources and follows the light or dark theme of the reader. Names are escaped.
+/// @param r a plan and the results to compare it with
+/// @return the HTML document
 /// @throws bad_schedule if the plan is not valid
 /// Complexity: that of `evaluate`, and O(pieces + values log values).
 inline std::string html_report(const plan_report& r) { return detail::report_page(r).write(); }

@@ -21,15 +21,15 @@
 
 namespace remat {
 
-/// Writes the memory of the device as a snapshot of PyTorch's allocator: a pickle for pytorch.org/memory_viz and for
+/// Converts the planned memory of the device to a snapshot of PyTorch's allocator: a pickle for pytorch.org/memory_viz and for
 /// `torch.cuda._memory_viz`.
 ///
-/// The snapshot has one device with one segment, which holds everything at the addresses of `lay_out`. Each value and each
-/// workspace is an allocation; its category says whether the value is held, kept, recomputed, moved or temporary. A frame has the
-/// module path as its file and the operation as its function.
-/// @param p the problem
-/// @param s a valid schedule of it
-/// @param labels modules of the operations, where they are known
+/// The snapshot has one device with one segment. All allocations lie in this segment, at the offsets of `lay_out`. Each value
+/// and each workspace is an allocation. The category of a value is its fate: held, kept, recomputed, moved or temporary. A frame
+/// has the module path as its file and the operation as its function.
+/// @param p      the problem
+/// @param s      a valid schedule of the problem
+/// @param labels modules of the operations, as far as known
 /// @return the bytes of the pickle; the largest sum of live allocations is the peak of the schedule
 /// @throws bad_schedule if `s` is not valid
 /// Complexity: that of `lay_out`.
@@ -38,7 +38,7 @@ namespace remat {
 /// @endcode
 inline std::string memory_snapshot(const problem& p, const schedule& s, const operation_labels& labels = {}) {
   using json = nlohmann::ordered_json;
-  constexpr std::int64_t base = std::int64_t{1} << 40;  // an address that no null check mistakes
+  constexpr std::int64_t base = std::int64_t{1} << 40;  // an address that no check takes for null
   const auto spans = device_spans(p, s);
   const auto what = fates(p, s);
   const auto modules = module_paths(p, labels);
@@ -60,7 +60,7 @@ inline std::string memory_snapshot(const problem& p, const schedule& s, const op
                    {"name", p.operations()[maker].name}});
     return all;
   };
-  // The viewer colours by category, and needs one that is called "unknown": workspaces.
+  // The viewer colours by category. It needs a category called "unknown", which workspaces get.
   const auto entry = [&](const char* action, std::size_t i) {
     const auto& x = spans[i];
     return json{{"action", action},    {"addr", base + places.offsets[i]},
@@ -80,7 +80,7 @@ inline std::string memory_snapshot(const problem& p, const schedule& s, const op
       {{"action", "segment_alloc"}, {"addr", base}, {"size", places.arena}, {"stream", 0}, {"frames", json::array()}});
   for (auto& [when, x] : trace) entries.push_back(std::move(x));
 
-  // The blocks at the end tile the segment.
+  // The blocks at the end of the schedule tile the segment.
   std::vector<std::size_t> left;
   for (std::size_t i = 0; i < spans.size(); ++i)
     if (spans[i].death == device_span::to_the_end) left.push_back(i);

@@ -19,7 +19,7 @@ namespace remat {
 
 namespace detail {
 
-/// The path that two modules share, such as "layers.3" of "layers.3.mlp" and "layers.3.norm".
+/// The longest path that contains both modules, such as "layers.3" for "layers.3.mlp" and "layers.3.norm".
 inline std::string common_parent(const std::string& a, const std::string& b) {
   std::size_t end = 0;
   for (std::size_t i = 0; i <= std::min(a.size(), b.size()); ++i) {
@@ -32,11 +32,11 @@ inline std::string common_parent(const std::string& a, const std::string& b) {
 
 }  // namespace detail
 
-/// The path of the module of each operation, or an empty text.
+/// The module path of each operation; empty if unknown.
 ///
-/// It is what the labels say. An operation without a module belongs to the owner of the parameter that it
-/// reads: the name of the held source up to its last dot. An operation that reads no parameter belongs to the module that
-/// contains both its neighbours with a module.
+/// The labels come first. An operation without a label belongs to the owner of the parameter that it reads: the name of the held
+/// source up to its last dot. An operation that reads no parameter belongs to the innermost module that contains the previous
+/// and the next operation with a module.
 /// Complexity: O(edges + length of the names).
 inline std::vector<std::string> module_paths(const problem& p, const operation_labels& labels = {}) {
   const auto& ops = p.operations();
@@ -62,9 +62,11 @@ inline std::vector<std::string> module_paths(const problem& p, const operation_l
   return paths;
 }
 
-/// Labels for a document of the problem: the module of each operation, and where it is defined.
-/// @param sources by path of a module; a module that is not there has the source of the nearest one around it
-/// @param lines   per operation, where they are known: the line that calls it, which comes before the source of its module
+/// Labels for a document of the problem: the module of each operation, and its source line.
+/// @param p       the problem
+/// @param sources source line by module path; a module without an entry takes that of the nearest enclosing module
+/// @param lines   per operation, as far as known: the line that calls it, which takes precedence over `sources`
+/// @return members to pass to `write_problem`
 /// Complexity: O(edges + length of the names).
 inline unknown_problem_members labelled(const problem& p, const std::map<std::string, std::string>& sources,
                                         const std::vector<std::string>& lines = {}) {

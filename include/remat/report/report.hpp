@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What a report on a plan needs to know: the searches behind it. Needs nlohmann/json.
+/// The data of a report on a plan, and the searches for it. Needs nlohmann/json.
 #pragma once
 
 #include <algorithm>
@@ -20,18 +20,19 @@
 
 namespace remat {
 
-/// A plan with what it is compared with.
+/// A plan, and the results that a report compares it with.
 struct plan_report {
   remat::problem problem;
   operation_labels labels;
-  remat::result plan;          ///< with the peak, time and recomputations that `evaluate` finds
-  store_all_needs store_all;   ///< what the step needs without a budget
-  std::vector<result> curve;   ///< time against budget
-  bytes_t more_bytes = 0;      ///< the step of memory that `more` has beyond the budget
-  std::optional<result> more;  ///< a plan with more memory; nothing if this plan takes no extra time
+  remat::result plan;          ///< the plan, with peak, time and recomputations as `evaluate` finds them
+  store_all_needs store_all;   ///< needs of the step without a budget
+  std::vector<result> curve;   ///< time against budget, one result per budget
+  bytes_t more_bytes = 0;      ///< additional bytes of the budget of `more`
+  std::optional<result> more;  ///< a plan with a larger budget; nothing if this plan takes no extra time
 };
 
-/// A gibibyte, or for small problems the power of two that is about an eighth of what store-all needs beyond held sources.
+/// Bytes by which a report enlarges the budget: 1 GiB. For small problems, a power of two that is about an eighth of what
+/// store-all needs beyond held sources.
 inline bytes_t report_step(const problem& p, const store_all_needs& needs) {
   const auto eighth = static_cast<std::uint64_t>(std::max<bytes_t>(8, needs.peak - p.held_bytes())) / 8;
   return static_cast<bytes_t>(std::min(std::uint64_t{1} << 30, std::bit_floor(eighth)));
@@ -41,9 +42,10 @@ inline bytes_t report_step(const problem& p, const store_all_needs& needs) {
 /// @param d         the plan with its problem
 /// @param s         the method that plans for other budgets
 /// @param l         limits of all searches together
-/// @param points    of the curve, >= 1
-/// @param observers as of `solve`
-/// @throws bad_schedule if the plan has no steps or is not valid, and what the searches throw
+/// @param points    number of points of the curve, >= 1
+/// @param observers as for `solve`
+/// @return the plan as evaluated, the curve, and a plan for a larger budget
+/// @throws bad_schedule if the plan has no steps or is not valid; any exception of the searches
 /// Complexity: that of the searches.
 /// @code
 /// const auto d = remat::read_plan("plan.json");
@@ -63,7 +65,7 @@ plan_report compare_plan(const plan_document& d, const S& s, const limits& l = {
   auto share = l;
   share.seconds = l.seconds * 3 / 4;
   r.curve = pareto_curve(p, evenly{points}, s, share, observers...);
-  if (!r.plan.found()) r.plan.status = status::feasible;  // it has steps, which are valid
+  if (!r.plan.found()) r.plan.status = status::feasible;  // its steps are valid
   for (auto& point : r.curve) detail::adopt(point, r.plan, l.gap);
   if (r.plan.seconds <= r.store_all.seconds * (1 + 1e-9)) return r;
   r.more_bytes = report_step(p, r.store_all);

@@ -7,7 +7,8 @@
 
 namespace remat::detail {
 
-/// Colours follow the system's light or dark theme. The pictures carry their colours as attributes, which these rules override.
+/// Style sheet. Colours follow the light or dark theme of the system. Pictures carry their colours as attributes, which these
+/// rules override.
 inline constexpr std::string_view report_style = R"css(
 :root{color-scheme:light dark;--page:#fff;--card:#f5f7f9;--ink:#1d2733;--soft:#5b6775;--line:#dde3e9;--shade:#e8ebef;
 --kept:#4e79a7;--again:#f28e2b;--moved:#59a14f;--held:#1f3a5f;--limit:#d62728;--mark:#d1495b;--far:#b6c7dc}
@@ -62,7 +63,7 @@ summary{cursor:pointer;margin:.5rem 0}
 @media print{details>*{display:block}}
 )css";
 
-/// Tells what runs under the pointer, or at the cursor that the arrow keys move.
+/// Script that shows the operation under the pointer, or at the cursor that the arrow keys move.
 inline constexpr std::string_view report_script = R"js(
 (() => {
   const data = JSON.parse(document.getElementById('pieces').textContent);
