@@ -246,7 +246,11 @@ void recorder::run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_
         trace_.storages[s].name = name;
         raw_[s] = makes_raw(op);
         if (contents_[s] == contents::hollow) let_go(storage_of(t));
-        if (contents_[s] == contents::kept) hide(storage_of(t));
+        if (contents_[s] == contents::kept) {
+          hide(storage_of(t));
+          kept_.push_back(s);
+          kept_bytes_ += trace_.storages[s].bytes;
+        }
         told_[s] = told && !c.draws && contents_[s] != contents::hollow;
         of_forward_[s] = trace_.backward == 0 ||
                          (!c.draws && std::all_of(c.operands.begin(), c.operands.end(),
@@ -255,6 +259,7 @@ void recorder::run(c10::OperatorHandle op, ::torch::jit::Stack& stack, repeated_
       c.results.push_back({static_cast<int>(i), element, view_of(t), false, id_of(t)});
     });
   for (auto* s : touched) settle(s, constant && !c.draws, told && !c.draws);
+  if (log_ != nullptr) limit_kept();
   c.constant = constant && !c.draws && std::all_of(c.results.begin(), c.results.end(), [&](const auto& r) {
                  return contents_[r.view.value] == contents::constant;
                });
@@ -288,6 +293,18 @@ void recorder::let_numbers_vary() {
 void recorder::keep_numbers() {
   for (auto& c : trace_.calls)
     std::erase_if(c.numbers, [&](int at) { return !is_momentum(c.op.schema(), static_cast<std::size_t>(at)); });
+}
+
+void recorder::limit_kept() {
+  for (; kept_bytes_ > static_cast<bytes_t>(value_limit()); kept_.pop_front()) {
+    const auto s = kept_.front();
+    kept_bytes_ -= trace_.storages[s].bytes;
+    const auto there = alive_[s].lock();
+    if (!there || contents_[s] != contents::kept) continue;
+    contents_[s] = contents::hollow;
+    told_[s] = false;
+    let_go(there.get());
+  }
 }
 
 void recorder::give_back_kept() const {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -314,6 +315,9 @@ class recorder {
     const auto whole = bytes_of(t);
     saved_.insert({storage_of(t), {whole, whole.clone()}});
   }
+  /// Releases the oldest kept values until the rest takes at most `value_limit()` bytes. A question about a released value is
+  /// answered by calls that run ahead of the plan.
+  void limit_kept();
   /// After a call touched a storage of the step: constants stay only if small and written from constants.
   void settle(c10::StorageImpl* s, bool constant, bool told);
   void let_go(c10::StorageImpl* s) const {
@@ -327,7 +331,9 @@ class recorder {
   std::unordered_map<c10::StorageImpl*, index_t> index_;
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> alive_;  ///< keeps addresses from being used again, not the memory
   std::vector<contents> contents_;
-  std::vector<bool> told_;  ///< the values are those of the real step: inputs, buffers and what is computed from these alone
+  std::deque<index_t> kept_;  ///< storages of kept results, the oldest first
+  bytes_t kept_bytes_ = 0;    ///< their size
+  std::vector<bool> told_;    ///< the values are those of the real step: inputs, buffers and what is computed from these alone
   std::vector<bool> of_forward_;         ///< there, with these values, when the forward ends, or computed from such alone
   std::vector<std::size_t> calculable_;  ///< calls whose operands are all told
   std::vector<question> asked_;
