@@ -23,7 +23,7 @@ constexpr std::array table = std::to_array<method>({
     {"offmate", "recomputation and copies to the host together, with a lower bound", make_offmate},
     {"offload_only", "copies to the host and no recomputation, with a lower bound", make_offload_only},
     {"pofo", "recomputation and copies to the host of a chain of blocks, by dynamic programming", make_pofo},
-    {"improved", "min_cut, and then a search of neighbourhoods until the time is up", make_improved},
+    {"improved", "min_cut, and then a search of neighbourhoods until it finds nothing better or the time is up", make_improved},
     {"moments", "a MILP over several moments at once: a strong bound, and schedules from it", make_moments},
     {"checkmate", "optimal staged schedules by a MILP (ours, with the optimum of the published one)", make_checkmate},
     {"checkmate-fast", "the same with the forward in one stage and the backward computed once", make_checkmate_fast},

@@ -81,14 +81,15 @@ class copy_incumbent {
       if (p_.is_source(v) && p_.values()[v].starts == any_tier) s.starts.push_back({v, device_tier});
     try {
       const auto e = evaluate(p_, s);
+      const std::lock_guard guard(lock_);
       if (e.peak > budget_ || !(e.seconds < seconds_)) return false;
       seconds_ = e.seconds;
+      order_ = {order};
+      schedule_ = std::move(s);
+      return true;
     } catch (const bad_schedule&) {  // a value has to leave the device, or an operation runs again that may run only once
       return false;
     }
-    order_ = {order};
-    schedule_ = std::move(s);
-    return true;
   }
   /// Lays copies over the best order within shares of the budget. A schedule within a share leaves memory free, so its copies can
   /// start earlier, while the links are idle. If a share gives the fastest schedule, `offer` uses that share from then on. Does

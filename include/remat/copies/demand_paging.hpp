@@ -52,8 +52,8 @@ class demand_paging {
     for (tier_id t = 0; t < live_.size(); ++t) budget_.push_back(t == device_tier ? budget : p.capacity(t));
     for (std::size_t i = 0; i < order.size(); ++i) {
       const auto& op = p.operations()[order[i]];
-      for (auto v : op.inputs) uses_[v].push_back({i, true, op.on == device_tier});
-      for (auto v : op.outputs) uses_[v].push_back({i, false, false});
+      for (auto v : op.inputs) uses_[v].push_back({i, true});
+      for (auto v : op.outputs) uses_[v].push_back({i, false});
     }
     begin(near);
   }
@@ -78,8 +78,7 @@ class demand_paging {
   using mask = std::uint64_t;  // a set of tiers
   struct use {
     std::size_t position;
-    bool read;    // true: an operation reads the value; false: it makes the value
-    bool device;  // the operation runs on the device
+    bool read;  // true: an operation reads the value; false: it makes the value
   };
 
   /// A value on a tier. The greatest candidate is evicted first. Its rank has three parts:

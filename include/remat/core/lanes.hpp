@@ -66,7 +66,7 @@ inline std::vector<lane> trace_lanes(const problem& p, const schedule& s) {
   const auto add = [&](lane& to, double begin, double end, lane::work what) {
     while (!p.next().empty() && e.seconds > 0 && begin >= e.seconds) begin -= e.seconds, end -= e.seconds;
     if (!p.next().empty() && end > e.seconds) {  // continues in the next step
-      to.spans.push_back({0, std::min(end - e.seconds, begin), what});
+      if (begin > 0) to.spans.push_back({0, std::min(end - e.seconds, begin), what});
       end = e.seconds;
     }
     if (end > begin) to.spans.push_back({begin, end, what});

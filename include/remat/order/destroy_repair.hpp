@@ -199,7 +199,6 @@ class destroy_repair {
  private:
   using step = sequence::step;
   using slot = sequence::slot;
-
   static constexpr std::size_t most_operations = 200;  ///< limit on the operations that recompute one value
 
   /// A value that can be dropped across the step that needs the most bytes.

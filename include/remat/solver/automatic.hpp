@@ -64,7 +64,7 @@ struct automatic_milp;
 /// Complexity: that of `min_cut`; the other methods use the time that is left.
 /// @code
 /// auto r = remat::solve(p, budget, remat::automatic<>{}, {.seconds = 10, .gap = 0.01});
-/// if (r.found()) std::cout << r.seconds << " s, at most " << 100 * r.gap() << " % above the optimum\n";
+/// if (r.found()) std::cout << r.seconds << " s, within " << 100 * r.gap() << " % of the optimum\n";
 /// @endcode
 template <class B = no_backend>
 class automatic {

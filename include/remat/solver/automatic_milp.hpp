@@ -28,7 +28,7 @@ namespace remat {
 /// @code
 /// remat::automatic<remat::highs::backend> method;
 /// auto r = remat::solve(p, budget, method, {.seconds = 10, .gap = 0.01});
-/// if (r.found()) std::cout << r.seconds << " s, at most " << 100 * r.gap() << " % above the optimum\n";
+/// if (r.found()) std::cout << r.seconds << " s, within " << 100 * r.gap() << " % of the optimum\n";
 /// @endcode
 template <class B>
 requires milp::backend<B>

@@ -43,7 +43,7 @@ namespace remat {
 /// `local_search` that falls with the number of operations.
 /// @code
 /// auto r = remat::solve(p, budget, remat::min_cut{}, {.seconds = 10});
-/// if (r.found()) std::cout << r.seconds << " s, at most " << 100 * r.gap() << " % above the optimum\n";
+/// if (r.found()) std::cout << r.seconds << " s, within " << 100 * r.gap() << " % of the optimum\n";
 /// @endcode
 class min_cut {
  public:

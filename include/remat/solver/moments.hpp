@@ -34,7 +34,7 @@ namespace remat {
 /// Complexity: that of `multi_cut_bound`, and some evictions for each of its solutions.
 /// @code
 /// auto r = remat::solve(p, budget, remat::moments<remat::highs::backend>{}, {.seconds = 10});
-/// if (r.found()) std::cout << r.seconds << " s, at most " << 100 * r.gap() << " % above the optimum\n";
+/// if (r.found()) std::cout << r.seconds << " s, within " << 100 * r.gap() << " % of the optimum\n";
 /// @endcode
 template <milp::backend B>
 class moments {
