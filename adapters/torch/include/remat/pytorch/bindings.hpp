@@ -16,64 +16,67 @@
 
 namespace remat::pytorch {
 
-/// The tensors do not fit the slots of a program; `what()` names the slot.
+/// A tensor does not fit its slot in a program; `what()` names the slot.
 struct bad_binding : error {
   using error::error;
 };
 
-/// Counts the writes to a tensor that must stay as it is.
+/// Version counter of a tensor that nobody may write between forward and backward.
 struct watched {
   c10::VariableVersion counter;
-  int64_t version;  ///< that it must have
-  index_t slot;     ///< `none`: an output
-  std::size_t output = 0;
+  int64_t version;         ///< version that the counter must still have
+  index_t slot;            ///< slot of the tensor; `none`: the tensor is an output
+  std::size_t output = 0;  ///< position of the output, if `slot` is `none`
 };
 
-/// Tensors in the slots of a program: those of one module, and for the time of a step its inputs and incoming gradients.
+/// Tensors in the slots of a program: the tensors of one module, and during a step its inputs and incoming gradients.
 class bindings {
  public:
   /// @param step      the program
   /// @param announced parameters, then buffers of a module like the captured one, in the order given to `capture`
-  /// @param found     tensors that the module has in other places, as many as the program has slots for
-  /// @throws bad_binding if one is missing, of another type or device, or shares memory otherwise than captured
+  /// @param found     tensors that the module has in other places, one per slot of `role::found`
+  /// @throws bad_binding if a tensor is missing, has another type, layout or device than captured, or shares memory differently
   bindings(std::shared_ptr<const program> step, const std::vector<at::Tensor>& announced,
            const std::vector<at::Tensor>& found = {});
 
-  /// Those of the same module, which has other parameters or buffers by now.
+  /// Bindings of the same module after its parameters or buffers were replaced.
   /// @param announced as for the constructor
-  /// @throws bad_binding
+  /// @return a copy of these bindings with the new parameters and buffers
+  /// @throws bad_binding as the constructor
   bindings with(const std::vector<at::Tensor>& announced) const;
 
-  /// The same tensors for a program whose slots begin with those of this one, such as `accumulating` gives.
+  /// The same tensors for a program that has the slots of this program and more behind them, as `accumulating` makes it.
   bindings followed_by(std::shared_ptr<const program> step) const;
 
   const program& step() const { return *step_; }
-  /// Undefined for an input or a gradient that is not there.
+  /// The tensor in a slot. Undefined for an input or a gradient that was not set.
   const at::Tensor& operator[](index_t slot) const { return tensors_[slot]; }
-  /// Puts an input or a gradient in its place.
+  /// Puts an input or a gradient into its slot.
   void set(index_t slot, at::Tensor t) { tensors_[slot] = std::move(t); }
-  /// Takes out what belongs to one step.
+  /// Empties the slots that belong to one step: inputs, gradients to add to, gradients of outputs.
   void clear_step();
 
-  /// A tensor that capture found is gone or lies elsewhere: the module has put another one in its place.
+  /// True if the module has replaced a tensor of `role::found`: the tensor is gone, or has another storage or offset.
   bool out_of_date() const;
-  /// Outside values that must not be written from now on, of which a version is known.
+  /// Records the versions of values from outside the program, to notice later writes to them. Constants, undefined tensors and
+  /// inference tensors are left out.
+  /// @param values values that have a slot
   /// @param inputs arguments of the step
   std::vector<watched> watch(const std::vector<index_t>& values, const std::vector<at::Tensor>& inputs) const;
 
  private:
   using weak_tensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-  /// The tensor for a slot in the list that it is a position of.
+  /// The entry of `list` at the position of the slot.
   const at::Tensor& tensor_for(index_t slot, const std::vector<at::Tensor>& list) const;
   void check(index_t slot, std::map<const void*, index_t>& owners) const;
 
   std::shared_ptr<const program> step_;
   std::vector<at::Tensor> tensors_;                    ///< per slot
-  std::vector<std::optional<weak_tensor>> originals_;  ///< per slot: of a found tensor, of which `tensors_` has an alias
+  std::vector<std::optional<weak_tensor>> originals_;  ///< per slot: the module's tensor, where `tensors_` has an alias of it
 };
 
-/// The tensor `t` as a slot describes it, but for what lies in its memory.
+/// Sizes, strides, type, device and flags of `t`, as a slot has them.
 tensor_type type_of(const at::Tensor& t);
 
 }  // namespace remat::pytorch

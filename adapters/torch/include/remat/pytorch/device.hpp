@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What a step runs on: a device, memory on it and elsewhere, and the ways between.
+/// Interfaces for the machine of a step: a device, tiers of memory, and links between them.
 ///
-/// `host_device` is the implementation for the host: kernels run in the calling thread, its memory is the process's, and copies
-/// to and from other memory run on a thread of each link. On an accelerator (CUDA, ROCm, XPU, PrivateUse1) kernels run on
-/// PyTorch's current stream, and copies to and from pinned memory of the host on a stream of each link.
+/// `host_device` is the implementation for the host. Kernels run in the calling thread, and each link copies on its own thread.
+/// On an accelerator (CUDA, ROCm, XPU, PrivateUse1) kernels run on PyTorch's current stream. Each link between the accelerator
+/// and pinned memory of the host has its own stream.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -23,9 +23,12 @@
 
 namespace remat::pytorch {
 
-/// A tier has no room for what was asked of it.
+/// A tier has no room for the requested bytes.
 struct out_of_memory : error {
-  /// @param reason the system's, for people
+  /// @param name   name of the tier
+  /// @param wanted requested bytes
+  /// @param left   bytes still available
+  /// @param reason message of the system, for people
   out_of_memory(const std::string& name, bytes_t wanted, bytes_t left, const std::string& reason = "")
       : error(name + " has no room for " + std::to_string(wanted) + " bytes: " + std::to_string(left) + " are left" +
               (reason.empty() ? "" : "; ") + reason),
@@ -38,40 +41,40 @@ struct out_of_memory : error {
   std::string why;
 };
 
-/// A copy could not be made; `what()` names the bytes and why.
+/// A copy failed; `what()` names the bytes and the cause.
 struct copy_failed : error {
   using error::error;
 };
 
-/// A device does not work any more; `what()` says why.
+/// A device does not work any more; `what()` names the cause.
 struct device_lost : error {
   using error::error;
 };
 
-/// Multiple of every address of an arena on an accelerator, bytes: that of blocks of PyTorch's CUDA allocator. Libraries choose
-/// kernels by the alignment of their operands, so another one may give other bits.
+/// Alignment of addresses in an arena on an accelerator, bytes. It is the alignment of PyTorch's CUDA allocator: libraries choose
+/// kernels by the alignment of their operands, so another alignment may give other bits.
 inline constexpr bytes_t accelerator_alignment = 512;
 
-/// What the allocator of a device takes for a tensor of so many bytes. The host's takes just these.
+/// Bytes that the allocator of a device takes for a tensor of `bytes` bytes. The allocator of the host does not round up.
 inline bytes_t allocated_bytes(c10::Device on, bytes_t bytes) {
   return on.is_cpu() ? bytes : (bytes + accelerator_alignment - 1) / accelerator_alignment * accelerator_alignment;
 }
 
-/// Memory reserved in a tier. Whoever holds a tensor in it holds it as well.
+/// Memory reserved in a tier. A tensor in the region keeps the region alive.
 class region {
  public:
   virtual ~region() = default;
-  /// Its first byte; null if it has no address, as in a file.
+  /// Address of the first byte; null if the region has no address, as in a file.
   virtual char* data() const = 0;
-  /// Whose address that is: the host can follow its own only.
+  /// Device of the address. The host can dereference addresses of the host only.
   virtual c10::Device on() const { return c10::kCPU; }
   virtual bytes_t bytes() const = 0;
-  /// Bytes not given back.
+  /// Bytes not given back by `discard_except`.
   virtual bytes_t resident() const = 0;
-  /// Gives what is outside of `ranges` ({offset, bytes}) back as far as the tier can; its content is lost, and the region can no
-  /// longer hold another step.
+  /// Gives the bytes outside of `ranges` ({offset, bytes}) back to the tier, as far as the tier can. Their content is lost, and
+  /// the region can no longer hold another step.
   virtual void discard_except(std::vector<std::pair<bytes_t, bytes_t>> ranges) = 0;
-  /// Copies bytes [offset, offset + bytes) to memory of the process, and from there.
+  /// Copies bytes [offset, offset + bytes) of the region to memory of the process (`read`), or from there (`write`).
   /// @throws copy_failed
   virtual void read(char* to, bytes_t offset, bytes_t bytes) const;
   virtual void write(const char* from, bytes_t offset, bytes_t bytes);
@@ -83,77 +86,78 @@ struct block {
   bytes_t offset = 0, bytes = 0;
 };
 
-/// Memory of one kind: of a device, of the host, of a file.
+/// One kind of memory: of a device, of the host, of a file.
 class tier {
  public:
   virtual ~tier() = default;
   virtual std::string name() const = 0;
-  /// Bytes that may be reserved at a time; `max_bytes`: nobody says.
+  /// Largest number of bytes reserved at a time; `max_bytes` if unknown.
   virtual bytes_t limit() const = 0;
-  /// Addresses, offsets and sizes of copies are multiples of it, bytes; a power of two.
+  /// Alignment of addresses, offsets and sizes of copies, bytes; a power of two.
   virtual bytes_t alignment() const { return 64; }
-  /// @param bytes >= 0
+  /// Reserves a region.
+  /// @param bytes size, >= 0
   /// @throws out_of_memory
   virtual std::shared_ptr<region> reserve(bytes_t bytes) = 0;
 };
 
-/// A moment that work given to a queue reaches.
+/// A point in the work of a queue, such as a stream.
 class event {
  public:
   virtual ~event() = default;
-  /// The moment has passed.
+  /// True if the queue has done all work before the event.
   virtual bool reached() const = 0;
-  /// Holds the calling thread until then.
-  /// @throws copy_failed if what comes before has failed
+  /// Blocks the calling thread until the event is reached.
+  /// @throws copy_failed if a copy before the event has failed
   virtual void wait() const = 0;
 };
-using ticket = std::shared_ptr<const event>;  ///< null: passed long ago
+using ticket = std::shared_ptr<const event>;  ///< null counts as reached
 
-/// A way for bytes from one tier to another. Copies are made in the order in which they were given.
+/// A directed channel for copies between two tiers. Copies run in the order in which they were issued.
 class link {
  public:
   virtual ~link() = default;
-  /// Copies once all of `after` are reached; returns at once. The blocks are held until it is done; a failure of one of `after`
-  /// is passed on.
-  /// @return the moment at which it is done
+  /// Issues a copy, and returns at once. The copy begins when all of `after` are reached. If one of them fails, the copy fails
+  /// with the same error. The link holds the blocks until the copy is done.
+  /// @return event at the end of the copy
   /// @throws broken_contract if the blocks differ in size or reach beyond their regions, or neither has an address
   virtual ticket copy(const block& to, const block& from, std::vector<ticket> after = {}) = 0;
-  /// Its copies can be captured with the kernels of this device (`device::capture`).
+  /// True if copies of this link can be captured together with the kernels of this device (`device::capture`).
   virtual bool joins_graphs_of(c10::Device) const { return false; }
 };
 
-/// Memory beyond a device, and the ways there and back.
+/// Memory outside a device, with a link in each direction.
 struct far_memory {
-  std::shared_ptr<tier> memory;          ///< null: there is none
-  std::shared_ptr<link> out, in;         ///< to it, from it
-  std::optional<copy_rates> rates = {};  ///< that plans rely on; nothing: `measure_rates`
+  std::shared_ptr<tier> memory;          ///< null: no far memory
+  std::shared_ptr<link> out, in;         ///< to far memory, from far memory
+  std::optional<copy_rates> rates = {};  ///< rates for the planner; nothing: `measure_rates`
 };
 
-/// Where the next allocation is expected to go.
+/// One expected allocation of a plan, and its address.
 struct planned_block {
   bytes_t bytes = 0;
-  int deaths = 0;         ///< planned or other blocks of the script that have died before
-  char* place = nullptr;  ///< in a region, or null: the ordinary allocator
-  bool dies = false;      ///< before the plan ends
+  int deaths = 0;         ///< number of blocks of the script, planned or not, that have died before
+  char* place = nullptr;  ///< address in a region; null: the ordinary allocator chooses
+  bool dies = false;      ///< the block is freed before the plan ends
 };
 
-/// Answers the allocations of the calling thread, while it is active, from a plan.
+/// While active, serves the allocations of the calling thread from a plan.
 ///
-/// An allocation that differs from the plan (in size, in the number of deaths before it, or beyond its end) and all that follow
-/// come from the ordinary allocator: never wrong, but counted as unplanned.
+/// An allocation may differ from the plan: in its size, in the number of deaths before it, or by coming after the last planned
+/// one. From there on the ordinary allocator serves all allocations. Results stay correct, but these count as unplanned.
 class placement {
  public:
   virtual ~placement() = default;
-  /// Allocations do come here.
+  /// True if allocations of the process reach this object.
   virtual bool in_front() const = 0;
-  /// Begins a plan; it takes effect between `start` and `stop`.
+  /// Sets a plan for the time between `start` and `stop`.
   virtual void plan(std::span<const planned_block> blocks) = 0;
   virtual void start() = 0;
   virtual void stop() = 0;
-  /// True once all blocks have been freed that die before the plan ends. Their memory may then be used again.
+  /// True once all blocks that die before the plan ends have been freed. Their memory may then be used again.
   virtual bool finished() const = 0;
   virtual std::size_t unplanned() const = 0;    ///< allocations outside the plan, since construction
-  virtual bytes_t unplanned_bytes() const = 0;  ///< their bytes
+  virtual bytes_t unplanned_bytes() const = 0;  ///< bytes of these allocations
 };
 
 /// A state of a random generator.
@@ -164,128 +168,132 @@ struct random_state {
 /// Bytes of tensors and arenas.
 struct memory_use {
   bytes_t live = 0;
-  bytes_t peak = 0;      ///< the most since `device::reset_peak`
+  bytes_t peak = 0;      ///< peak of `live` since `device::reset_peak`
   bytes_t reserved = 0;  ///< held by PyTorch's caching allocator, unused blocks included; 0 on the host
 };
 
-/// Kernels and copies that were captured.
+/// A captured graph of kernels and copies.
 class replayable {
  public:
   virtual ~replayable() = default;
-  /// Gives them to the current stream. Random numbers go on from where the generator is then.
+  /// Launches the graph on the current stream. Random numbers continue from the current state of the generator.
   virtual void replay() = 0;
   /// Bytes that the graph holds beside the arena.
   virtual bytes_t extra_bytes() const = 0;
 };
 
-/// Where the kernels of a step run.
+/// The processor of a step: runs its kernels, and has a tier of memory.
 class device {
  public:
   virtual ~device() = default;
   virtual c10::Device which() const = 0;
   virtual tier& memory() = 0;
-  /// A plan can choose addresses in its memory. If not, its allocator chooses them (`placing::by_allocator`): the bytes that are
-  /// alive are still those of the plan, but what the allocator reserves for them is not.
+  /// True if a plan can choose addresses in the memory of the device. If false, its allocator chooses them
+  /// (`placing::by_allocator`): live bytes are those of the plan, but the allocator may reserve more.
   virtual bool can_place() const { return true; }
   virtual std::unique_ptr<placement> place() = 0;
-  /// The state of its default generator.
+  /// State of the default generator of the device.
   virtual std::shared_ptr<const random_state> random() const = 0;
+  /// Sets the state of the default generator.
   /// @param state of this device
   virtual void random(const random_state& state) = 0;
-  /// The moment at which all kernels so far are done.
+  /// Event after all kernels launched so far.
   virtual ticket mark() = 0;
-  /// Kernels from now on run after `t`.
+  /// Makes all kernels launched from now on wait for `t`.
   virtual void wait(const ticket& t) = 0;
-  /// The same moment, one that `seconds` can tell from others.
+  /// As `mark`, for an event with a time stamp.
   virtual ticket mark_time() = 0;
-  /// Time of the kernels between two moments of `mark_time`, s; waits for `to`.
+  /// Time of the kernels between two events of `mark_time`, s; waits for `to`.
   virtual double seconds(const ticket& from, const ticket& to) = 0;
-  /// The kernels of a step are about to use `r`, on the current stream of this thread. Libraries set up their workspaces for
+  /// To be called before kernels of a step use `r` on the current stream of this thread. Libraries set up their workspaces for
   /// this thread and stream first, since a workspace must not lie in an arena.
   /// @throws not_available while a graph is captured on that stream
   virtual void enter(region& r) = 0;
   /// Why `capture` cannot work; empty: it can.
   virtual std::string cannot_capture() const { return which().str() + " has no graphs"; }
-  /// Keeps the kernels and copies that `work` gives to the device, instead of running them. `work` runs on a stream of its own.
+  /// Records the kernels and copies that `work` launches as a graph, instead of running them. `work` runs on a stream of its own.
   /// @throws not_available, what `work` throws, c10::Error
   virtual std::unique_ptr<replayable> capture(const std::function<void()>& work);
-  /// Libraries have their workspaces for this thread and for the thread that runs backwards.
+  /// True if libraries have set up their workspaces for this thread and for the thread that runs backwards.
   virtual bool warm() const = 0;
-  /// Sets them up. It waits for the thread that runs backwards, so the caller must hold no lock that a backward may ask for.
+  /// Sets up these workspaces. Waits for the thread that runs backwards, so the caller must hold no lock that a backward takes.
   virtual void warm_up() = 0;
   /// Bytes of these workspaces so far. They stay allocated.
   virtual bytes_t workspaces() const = 0;
-  /// What is taken of its memory: on the host, what the `meter` counts; on an accelerator, the statistics of PyTorch's caching
-  /// allocator, arenas included.
+  /// Memory in use: on the host, the count of the `meter`; on an accelerator, the statistics of PyTorch's caching allocator,
+  /// arenas included.
   virtual memory_use use() const = 0;
-  /// Makes the peak what is alive now; on an accelerator that of PyTorch's statistics.
+  /// Sets the peak to the bytes alive now; on an accelerator in PyTorch's statistics.
   virtual void reset_peak() = 0;
-  /// Bytes that can still be allocated, with what the caching allocator holds unused; `max_bytes` where nobody says.
+  /// Bytes that can still be allocated, unused blocks of the caching allocator included; `max_bytes` if unknown.
   virtual bytes_t free_bytes() const = 0;
-  virtual bytes_t total_bytes() const = 0;  ///< of its memory; `max_bytes` where nobody says
+  virtual bytes_t total_bytes() const = 0;  ///< size of its memory; `max_bytes` if unknown
   /// Gives unused blocks of the caching allocator back to the device.
   virtual void empty_cache() = 0;
-  /// Why nothing runs on the device any more; empty: it works. Waits for its kernels.
+  /// Why the device runs no kernels any more; empty: it works. Waits for its kernels.
   virtual std::string lost() const { return ""; }
 };
 
 /// The host as a device.
 device& host_device();
 
-/// The device that tensors on `which` need: the host, or an accelerator.
+/// The device for tensors on `which`: the host, or an accelerator.
 /// @throws not_available with one sentence that names the cause
 device& device_of(c10::Device which);
 
-/// For use where an exception is handled.
-/// @throws device_lost if nothing runs on `on` any more
+/// Checks, in a handler of another exception, whether the device was lost.
+/// @throws device_lost if `on` runs no kernels any more
 void throw_if_lost(c10::Device on);
 
 /// A device of this machine, and whether steps can run on it.
 struct device_status {
   c10::Device which = c10::kCPU;
-  std::string name;       ///< of the card
-  bytes_t total = 0;      ///< of its memory
-  bytes_t available = 0;  ///< free now, for everybody
-  std::string problem;    ///< why it cannot be used; empty: it can
+  std::string name;       ///< name of the card
+  bytes_t total = 0;      ///< size of its memory
+  bytes_t available = 0;  ///< bytes free now, for all processes
+  std::string problem;    ///< why steps cannot use it; empty: they can
 };
 
-/// The host and all accelerators that PyTorch knows. It initialises the accelerators that are usable.
+/// The host and all accelerators that PyTorch knows. Initialises the accelerators that are usable.
 std::vector<device_status> devices();
 
 /// Memory of the host in which at most `limit` bytes are reserved at a time.
 std::shared_ptr<tier> host_memory(std::string name, bytes_t limit = max_bytes);
 
-/// A link between regions of which one at least has an address, on a thread of its own that is there from the first copy on.
-/// What lies on another device goes through 4 MiB of the host.
+/// A link between two regions, at least one of which has an address. Copies run on a thread of the link, which starts with the
+/// first copy. Copies that involve another device go through 4 MiB of the host.
 std::unique_ptr<link> host_link();
 
-/// Memory in files that have no name, are readable by nobody else, and are gone with their regions. The file system sets all
-/// space aside when it is reserved, and copies pass its cache by, where it can do that. A region belongs to the process that
+/// Memory in files without names. Only this process can read them, and a file goes with its region. `reserve` allocates all
+/// space in the file system. Copies bypass the page cache where the file system can do that. A region belongs to the process that
 /// reserved it.
-/// @param folder on the disk that is meant
-/// @param limit  bytes reserved at a time
+/// @param folder a folder on the disk to use
+/// @param limit  largest number of bytes reserved at a time
 /// @throws bad_option if no file can be made there; out_of_memory if the disk is full
 std::shared_ptr<tier> file_memory(const std::string& folder, bytes_t limit = max_bytes);
 
-/// `file_memory` with a link each way.
+/// `file_memory` with a link in each direction.
+/// @param folder, limit as for `file_memory`
+/// @throws as `file_memory`
 /// @code
 /// auto net = remat::pytorch::wrap(gpt, ids, {.budget = "2GiB", .far = remat::pytorch::on_disk("/scratch")});
 /// @endcode
 far_memory on_disk(const std::string& folder, bytes_t limit = max_bytes);
 
-/// Memory of the host with a link each way, for steps on `which`. For an accelerator it is pinned, in one piece of the bytes that
-/// a plan asks for, with a stream each way.
-/// @param limit bytes reserved at a time
+/// Memory of the host with a link in each direction, for steps on `which`. For an accelerator the memory is pinned, in one piece
+/// of the bytes that a plan asks for, and each direction has a stream.
+/// @param which device of the steps
+/// @param limit largest number of bytes reserved at a time
 /// @throws not_available, bad_option
 /// @code
 /// auto net = remat::pytorch::wrap(gpt, ids, {.budget = "2GiB", .far = remat::pytorch::on_host(c10::kCUDA, bytes_t{8} << 30)});
 /// @endcode
 far_memory on_host(c10::Device which = c10::kCPU, bytes_t limit = max_bytes);
 
-/// What `far` can be relied on for: nine tenths of what copies both ways at once reach.
-/// @param d       the device
-/// @param far     not empty
-/// @param sample  bytes copied each way, > 0; less where the limit of `far` asks for it
+/// Measures copy rates for the planner: nine tenths of the rates with copies in both directions at once.
+/// @param d      the device
+/// @param far    far memory with links
+/// @param sample bytes copied in each direction, > 0; less if the limit of `far` is smaller
 /// @throws out_of_memory, copy_failed
 copy_rates measure_rates(device& d, const far_memory& far, bytes_t sample = 8 << 20);
 

@@ -2,8 +2,8 @@
 /// @file
 /// Programs and plans as documents: the formats remat-program and remat-plan, version 1. Needs nlohmann/json.
 ///
-/// Reading trusts nothing: what is read is checked as a whole (`verify`), and what is wrong ends in an exception that names it. A
-/// program is code, however: running one from a stranger runs the operators it names.
+/// Readers do not trust their input. They check the whole program (`verify`), and throw an exception that names the first error.
+/// A program is code, however: running a stranger's program runs the operators it names.
 #pragma once
 
 #include <iosfwd>
@@ -22,37 +22,42 @@ struct cannot_write : error {
   using error::error;
 };
 
-/// What is written of a program.
+/// Optional parts of a written program.
 struct program_parts {
-  bool names = true;     ///< of slots, values and nodes
-  bool contents = true;  ///< bytes of constants and fixed states of the generator; without them it cannot be read again
+  bool names = true;     ///< names of slots, values and nodes
+  bool contents = true;  ///< bytes of constants and fixed generator states; without them the document cannot be read again
 };
 
-/// @param out where to
+/// Writes a program as remat-program.
+/// @param out   receives the text
+/// @param step  the program
+/// @param parts parts to write
 /// @throws cannot_write; bad_document if a name is not valid UTF-8
 /// Complexity: linear in the text.
 void write_program(std::ostream& out, const program& step, const program_parts& parts = {});
 
+/// Reads a remat-program.
 /// @param in the text
-/// @param l  bounds on what is accepted
+/// @param l  limits on the size of the document
 /// @return a program that passes `verify`
-/// @throws bad_document for a text that is no remat-program or names an operator that this PyTorch lacks; bad_program for one
-///         that breaks a rule
+/// @throws bad_document if the text is no remat-program, or names an operator that this PyTorch lacks; bad_program if the program
+///         breaks a rule
 /// Complexity: linear in the text.
 program read_program(std::istream& in, const document_limits& l = {});
 
-/// A program, what its nodes cost, and how it is to run: all that an `execution_plan` is made of.
+/// Everything an `execution_plan` is made of: a program, the profiles of its nodes, and a schedule.
 struct plan_document {
   std::shared_ptr<const program> step;
   program_profile profiles;
   result found;
 };
 
-/// As `write_program`.
+/// Writes a plan as remat-plan.
+/// @throws as `write_program`
 void write_plan(std::ostream& out, const plan_document& plan);
 
-/// As `read_program`. Whether the schedule is valid is for `execution_plan` to tell.
-/// @throws also bad_schedule as `read_schedule`
+/// Reads a remat-plan. The schedule is not checked here; the constructor of `execution_plan` does that.
+/// @throws as `read_program`; bad_schedule as `read_schedule`
 plan_document read_plan(std::istream& in, const document_limits& l = {});
 
 }  // namespace remat::pytorch

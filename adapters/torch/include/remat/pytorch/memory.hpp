@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The memory of tensors: what is alive, what a call allocates, and where planned allocations go.
+/// Memory of host tensors: counting live bytes, recording the allocations of a call, and placing planned allocations.
 ///
-/// `install` puts an allocator in front of the one that PyTorch uses for the host. It counts, and on threads that ask for it
-/// records allocations or answers them from an arena; everything else goes on to the allocator that was there before.
+/// `install` puts an allocator in front of PyTorch's allocator for the host. It counts bytes. On threads that ask for it, it
+/// records allocations or serves them from an arena. All other allocations go to the allocator that was there before.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -27,17 +27,17 @@ namespace remat::pytorch {
 
 /// The allocator of host memory that stands in front of PyTorch's.
 ///
-/// On a thread where a plan or a recording is active it answers from that. Elsewhere it hands out what PyTorch's allocator gives
-/// as it is, unless a `meter` counts. A process may fork at any time.
+/// On a thread with an active plan or recording, that plan or recording handles allocations. Elsewhere PyTorch's blocks are
+/// passed on unchanged, unless a `meter` counts. A process may fork at any time.
 class placing_allocator {
  public:
-  /// Puts it in place; further calls do nothing. Everything that needs it calls it by itself.
+  /// Installs the allocator; further calls do nothing. Every class that needs the allocator calls it.
   static void install();
-  /// No other allocator has been put in front of it since.
+  /// True if no other allocator has been put in front of this one since.
   static bool in_front();
 };
 
-/// Counts the bytes of host tensors in the process while at least one meter exists: blocks allocated since then, and all arenas.
+/// Counts the bytes of host tensors in the process while a meter exists: blocks allocated in this time, and all arenas.
 class meter {
  public:
   meter();
@@ -49,20 +49,21 @@ class meter {
   static void install();
   static bytes_t live();
   static bytes_t peak();
-  /// Makes the peak what is alive now.
+  /// Sets the peak to the bytes alive now.
   static void reset_peak();
-  /// Calls `f` with the live bytes after every change, on the thread that makes it, one at a time; an empty `f` ends that.
-  /// It must not fork.
+  /// Sets an observer of the live bytes, or removes it.
+  /// @param f called with the live bytes after every change, on the thread of the change, one call at a time; must not fork.
+  ///          Empty: no observer
   static void observe(std::function<void(bytes_t)> f);
 };
 
-/// Memory of the host that planned allocations lie in.
+/// A region of host memory for planned allocations.
 class arena final : public region {
  public:
-  /// Address and size of every arena are multiples of it, bytes.
+  /// Alignment of the address and the size of every arena, bytes.
   static constexpr std::size_t alignment = 4096;
 
-  /// @param bytes size, >= 0; counted by the meter
+  /// @param bytes size, >= 0; the meter counts it
   /// @throws out_of_memory if the system has no memory left
   explicit arena(bytes_t bytes);
   ~arena() override;
@@ -81,15 +82,15 @@ class arena final : public region {
   std::size_t reserved_ = 0;
 };
 
-/// An allocation that happened while a `recording` was active.
+/// An allocation during a `recording`.
 struct recorded_block {
   bytes_t bytes = 0;
-  int born = 0;    ///< position among the births and deaths
-  int freed = -1;  ///< the same, or -1: still there at the end
+  int born = 0;    ///< position of the birth among all births and deaths
+  int freed = -1;  ///< position of the death among all births and deaths; -1: alive at the end
   const void* data = nullptr;
 };
 
-/// Writes down the allocations of this thread on a device between `start` and `stop`; other threads are not affected.
+/// Records the allocations of this thread on a device between `start` and `stop`; other threads are not affected.
 class recording {
  public:
   explicit recording(c10::Device on = c10::kCPU) : on_(on) { placing_allocator::install(); }
@@ -137,9 +138,9 @@ class planned_allocations : public placement {
   bytes_t unplanned_bytes() const override { return unplanned_bytes_; }
 
   c10::Device on() const { return on_; }
-  /// Allocations on `s` lie in the arena: those on another stream must not.
+  /// True if allocations on stream `s` may lie in the arena. Allocations on other streams must not.
   virtual bool follows(c10::Stream) const { return true; }
-  std::optional<char*> place(bytes_t bytes);  ///< for the allocator: nothing if unplanned
+  std::optional<char*> place(bytes_t bytes);  ///< for the allocator: address of the next allocation; nothing if unplanned
   void died(const void* data);                ///< for the allocator
 
  private:
@@ -147,9 +148,9 @@ class planned_allocations : public placement {
   std::span<const planned_block> blocks_;
   std::size_t next_ = 0;
   int deaths_ = 0;
-  std::vector<const void*> mortal_;  ///< places given to blocks that are still to die
+  std::vector<const void*> mortal_;  ///< addresses of live blocks that die before the plan ends
   bool strayed_ = false;
-  std::atomic<std::size_t> unplanned_ = 0;  ///< read by other threads, too
+  std::atomic<std::size_t> unplanned_ = 0;  ///< atomic, as other threads read it
   std::atomic<bytes_t> unplanned_bytes_ = 0;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What can be trained inside a budget: all that a front end gives.
+/// Interface of a model that can be trained within a budget. Front ends implement it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +12,7 @@
 
 namespace remat::pytorch {
 
-/// A tensor of a model, by its name.
+/// A tensor of a model with its name.
 struct named_tensor {
   std::string name;
   at::Tensor tensor;
@@ -25,33 +25,35 @@ inline std::vector<at::Tensor> tensors_of(const std::vector<named_tensor>& named
   return list;
 }
 
-/// Tensors to tensors.
+/// A forward: takes and returns lists of tensors.
 using forward_function = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
-/// One way to call a model: a forward with all arguments that are no tensors put in.
+/// One way to call a model: its forward with all arguments bound that are no tensors.
 struct invocation {
   forward_function forward;    ///< runs with or without grad mode; may be kept for the backward of its step
-  std::string signature = {};  ///< of those arguments: two invocations of one signature do the same
-  /// What `forward` leaves beside its tensors; `session::forward` gives that of the call whose capture a step follows.
+  std::string signature = {};  ///< identifies the bound arguments: invocations with equal signatures compute the same
+  /// Results of `forward` beside its tensors. `session::forward` returns the note of the captured call that the step follows.
   std::shared_ptr<void> note = {};
 };
 
-/// Something that can be trained: a C++ module, a Python one, an exported program.
+/// A trainable model: a C++ module, a Python module, an exported program.
 ///
 /// All functions are called on threads of the caller or of autograd, one at a time.
 class model {
  public:
   virtual ~model() = default;
   virtual std::string name() const = 0;
-  /// Parameters, frozen ones too. A tensor that has two names may be there twice.
+  /// Parameters, frozen ones included. A tensor with two names may appear twice.
   virtual std::vector<named_tensor> parameters() = 0;
   /// Tensors that the forward may write and that need no gradient.
   virtual std::vector<named_tensor> buffers() = 0;
-  /// All that the forward depends on besides tensors, settings of PyTorch and the invocation: training flags, attributes.
+  /// A text of everything else that the forward depends on, such as training flags and attributes. Tensors, settings of PyTorch
+  /// and the invocation are left out.
   virtual std::string signature() = 0;
-  /// May parameters, buffers or signature be other ones than when they were asked for last, all three? Every step asks.
+  /// False only if parameters, buffers and signature are all unchanged since they were last asked for. Called in every step.
   virtual bool changed() { return true; }
-  /// Weights that steps fetch from memory of the host are elsewhere, or a buffer is not on the device. Puts them back, if it can.
+  /// Called when weights that steps fetch are not in memory of the host, or a buffer is not on the device. Moves them back if
+  /// possible.
   virtual void put_back() {}
 };
 

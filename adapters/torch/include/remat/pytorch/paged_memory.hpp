@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Memory that lies in files.
+/// Registry of memory-mapped files: memory that counts for no budget.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,27 +13,28 @@
 namespace remat::pytorch {
 namespace paged_memory {
 
-/// Says that bytes from `begin` on are those of a file that is mapped: the system takes such pages out of memory when it needs
-/// room, and so tensors there count for no budget. Thread-safe, as are the others.
-/// @param begin not null
-/// @param bytes > 0
-/// @return a mark of this mapping, for `remove`
+/// Registers a memory-mapped file. The operating system evicts its pages when memory runs short, so tensors there count for no
+/// budget. All functions of this namespace are thread-safe.
+/// @param begin first byte, not null
+/// @param bytes size of the mapping, > 0
+/// @return mark of this mapping, for `remove`
+/// Complexity: O(log(mappings)).
 std::uint64_t add(const void* begin, bytes_t bytes);
 
-/// They are so no longer, unless another mapping has taken the place of the one with that mark.
+/// Removes a mapping, unless a later mapping with another mark begins at the same address.
 void remove(const void* begin, std::uint64_t mark);
 
-/// Is the byte at `address` in such memory?
-/// Complexity: O(log(mappings)); O(1) where there are none.
+/// True if the byte at `address` is in a registered mapping.
+/// Complexity: O(log(mappings)); O(1) if there are none.
 bool holds(const void* address);
-/// Is the storage of `t`?
-/// @param t has one
+/// True if the storage of `t` is in a registered mapping.
+/// @param t a tensor with a storage
 bool holds(const at::Tensor& t);
 
 }  // namespace paged_memory
 
-/// Bytes of the storages of these tensors, but for those that lie in files; a storage that several share counts once. What is
-/// undefined or has no storage takes none. On a device it is what its allocator takes for them.
+/// Bytes of the storages of these tensors, as the allocators of their devices count them. Storages in memory-mapped files are
+/// left out, and a shared storage counts once. Undefined tensors and tensors without storage count nothing.
 bytes_t unpaged_bytes(const std::vector<at::Tensor>& tensors);
 
 }  // namespace remat::pytorch

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Plans that were searched once, kept in files.
+/// A cache of plans on disk.
 #pragma once
 
 #include <filesystem>
@@ -13,30 +13,34 @@
 
 namespace remat::pytorch {
 
-/// A folder of schedules, a file each (remat-schedule), by what they depend on. Several processes may use one.
+/// A folder of schedules, one file (remat-schedule) per key. Several processes may share a folder.
 ///
-/// A cache costs time at worst: a file that is missing, damaged or cannot be written is no error, and what is found is a claim
-/// that the caller judges as it judges a solver's answer.
+/// A cache failure costs time only. A file that is missing, damaged or cannot be written is no error. The caller judges a cached
+/// schedule as it judges a solver's answer.
 class plan_cache {
  public:
-  /// @param folder made when first needed; empty: nothing is kept
-  /// @param limit  bytes of all files together; those used least recently go
+  /// @param folder folder of the files, made when first needed; empty: no cache
+  /// @param limit  largest sum of all files, bytes; beyond it the least recently used files are removed
   explicit plan_cache(std::filesystem::path folder = default_folder(), bytes_t limit = bytes_t{64} << 20)
       : folder_(std::move(folder)), limit_(limit) {}
 
-  /// `$XDG_CACHE_HOME/remat/plans`, else `~/.cache/remat/plans`, else none.
+  /// `$XDG_CACHE_HOME/remat/plans`, else `~/.cache/remat/plans`, else empty.
   static std::filesystem::path default_folder();
 
-  /// What a plan depends on: the program but for names and contents, PyTorch, processor, threads, budget and solver.
+  /// Hash of everything a plan depends on: the program without names and contents, PyTorch, processor, threads, budget, solver,
+  /// limits of the search.
+  /// @param step      the program
   /// @param available budget of the step, bytes
-  /// @param solver    name and options
-  /// @return nothing if nothing is to be kept: no folder, no name, or a program that no document holds
+  /// @param solver    name and options of the solver
+  /// @param l         limits of the search
+  /// @return the key; nothing without a folder, without a name of the solver, or if the program cannot be written as a document
   /// Complexity: linear in the text of the program.
   std::optional<std::string> key(const program& step, bytes_t available, const std::string& solver, const limits& l) const;
 
-  /// The result stored under a key, times and bounds being those of then. It is used now.
+  /// Finds the result stored under a key, with the times and bounds of its search, and marks it as just used.
+  /// @return nothing if there is no valid file
   std::optional<result> find(const std::string& key) const;
-  /// Writes a result as a whole or not at all, and removes others beyond the limit.
+  /// Writes a result completely or not at all. Removes the least recently used files beyond the limit.
   void store(const std::string& key, const result& found) const;
 
  private:

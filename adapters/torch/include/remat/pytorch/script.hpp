@@ -15,10 +15,10 @@ struct Module;
 
 namespace remat::pytorch {
 
-/// A TorchScript module, trained as it would be eagerly.
+/// A TorchScript module that trains as in eager mode.
 ///
-/// TorchScript's own optimisation is off on the calling thread while the module runs: it would replace operators and derivatives,
-/// differently from step to step. Without it the gradients are those of eager mode.
+/// While the module runs, TorchScript's own optimisation is off on the calling thread. It would replace operators and
+/// derivatives, differently from step to step. Without it the gradients equal those of eager mode.
 ///
 /// @code
 /// auto module = torch::jit::load("resnet.pt");
@@ -29,18 +29,19 @@ namespace remat::pytorch {
 /// @endcode
 class script_model final : public model {
  public:
-  /// @param module shared, not copied; what TorchScript optimised in it is forgotten
+  /// @param module the module; shared, not copied. Code that TorchScript has optimised in it is dropped
   explicit script_model(const ::torch::jit::Module& module);
 
   std::string name() const override;
   std::vector<named_tensor> parameters() override;
   std::vector<named_tensor> buffers() override;
-  /// Attributes that are numbers, flags or text, of all modules in it; `training` is one of them.
+  /// Attributes of all submodules that are numbers, flags or text, `training` included.
   std::string signature() override;
 
-  /// A method that takes tensors.
+  /// A method of the module that takes tensors. The invocation throws not_supported if the method returns anything but tensors,
+  /// or tuples, lists or dicts of them, nested or not.
+  /// @param method name of the method
   /// @throws bad_option naming the method, if there is none
-  /// The invocation throws not_supported for a result that is neither a tensor nor a tuple, list or dict of what it returns.
   invocation call(const std::string& method = "forward") const;
 
  private:

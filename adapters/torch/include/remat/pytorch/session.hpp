@@ -29,161 +29,165 @@ struct over_budget : error {
               std::string largest_node)
       : error(what), asked(asked_bytes), smallest(smallest_bytes), bound(bound_bytes), largest(std::move(largest_node)) {}
   bytes_t asked;                    ///< the budget, bytes
-  std::optional<bytes_t> smallest;  ///< smallest budget that is known to do, bytes
-  bytes_t bound;                    ///< proven: no smaller one does, bytes
+  std::optional<bytes_t> smallest;  ///< smallest budget known to suffice, bytes
+  bytes_t bound;                    ///< lower bound on every budget that suffices, bytes
   std::string largest;              ///< operator with the largest working set, and its bytes
 };
 
-/// The inputs are not like those planned for, and `wrap_options::new_shapes` is `error`.
+/// No plan covers these inputs, and `wrap_options::new_shapes` is `error`.
 struct unexpected_inputs : error {
   using error::error;
 };
 
-/// Something that eager mode can do and a wrapped module cannot: a second backward of one forward, a graph of the gradients.
+/// A use that eager mode supports and a wrapped module does not: a second backward of one forward, a graph of the gradients.
 struct not_supported : error {
   using error::error;
 };
 
-/// A planned step gave something else than the plain one (`wrap_options::verify`). The module's buffers and the generator are as
+/// A planned step gave other results than the plain step (`wrap_options::verify`). The module's buffers and the generator are as
 /// the plain step left them.
 struct not_equal : error {
   using error::error;
 };
 
-/// Told how a search goes on; the answer `stop` ends it with what it has.
+/// Receives the progress of a search. If it returns `stop`, the search ends with its best schedule so far.
 using plan_observer = std::function<control(const progress&)>;
 
 /// A method with its options, such as
 /// `[](const auto& p, bytes_t b, const limits& l, const plan_observer& o) { return solve(p, b, rotor{}, l, o); }`.
 using plan_solver = std::function<result(const problem&, bytes_t, const remat::limits&, const plan_observer&)>;
 
-/// `automatic`, with HiGHS or GLPK, whichever there is, or without a MILP library.
+/// `automatic` with HiGHS or GLPK, whichever is available, or without a MILP library.
 plan_solver default_solver();
 
-/// What to do with inputs of other shapes or types than those planned so far, or in another mode.
+/// What to do with inputs of new shapes or types, or in another mode.
 enum class new_shape {
-  nearest,  ///< take over the decisions for another size of the same graph, and look for better ones beside the training
-  plan,     ///< search
-  plain,    ///< run the model itself, in the memory that takes
-  error     ///< `unexpected_inputs`
+  nearest,  ///< take over the decisions for another size of the same graph, and search for better ones beside the training
+  plan,     ///< search before the step
+  plain,    ///< run the model plain, with the memory of a plain step
+  error     ///< throw `unexpected_inputs`
 };
 
 struct wrap_options {
   pytorch::budget budget = "100%";
-  bytes_t most = max_bytes;  ///< that any budget comes to, >= 0
+  bytes_t most = max_bytes;  ///< upper limit of every budget, bytes >= 0
   bytes_t optimizer = 0;     ///< bytes reserved for the states of the optimizer, >= 0
-  /// Hooks that are told of accumulated gradients free each of them, from the first step on. Otherwise that is learned: where all
-  /// parameters have such hooks, and these have freed all gradients once, gradients are given to them while the backward goes on.
+  /// True: hooks on accumulated gradients free every gradient, from the first step on. False: this is learned. If all parameters
+  /// have such hooks, and the hooks have freed all gradients once, later steps give gradients to the hooks during the backward.
   bool gradients_leave = false;
-  remat::limits limits = {.seconds = 20, .gap = 0.005};  ///< of a search for a schedule
-  /// A step waits so long for its plan, if one is found by then that fits. What this leaves of `limits.seconds` is spent beside
-  /// the following steps; they adopt what is found. >= 0, seconds.
+  remat::limits limits = {.seconds = 20, .gap = 0.005};  ///< limits of a search for a schedule
+  /// Longest time that a step waits for its plan, s >= 0, provided that a schedule within the budget is found by then. The rest
+  /// of `limits.seconds` is spent beside the following steps, which adopt better schedules.
   double first_seconds = 1;
   plan_solver solver = default_solver();
-  /// Tells a solver other than the default one, with its options, from others in the cache of plans; empty: they are not kept.
+  /// Identifies the solver and its options in the cache of plans, if `solver` is not the default; empty: plans are not cached.
   std::string solver_name = {};
   profile_options profile = {};
-  /// Not empty: costs are `estimate`s for such a device, and plans are made (`session::prepare`) but not run, nor kept on disk.
+  /// Not empty: costs are `estimate`s for this device. Plans are made (`session::prepare`), but neither run nor cached on disk.
   device_rates device = {};
-  /// Where values may go that are dear to compute again; empty: nowhere. Rates that it does not name are measured when the first
-  /// step is captured.
-  /// A limit below 1 MiB is taken for nowhere then.
+  /// Far memory for values that are expensive to recompute; empty: none. Unset rates are measured when the first step is
+  /// captured; in this case a far memory with a limit below 1 MiB is ignored.
   far_memory far = far_memory();
   /// Without `far`, for steps on an accelerator: bytes of pinned memory of the host for such values. The device is that of the
   /// first step.
   std::optional<bytes_t> host_budget = {};
-  /// Where steps run whose parameters are on the host. Parameters are fetched from there as planned, and their gradients go
-  /// there; buffers and inputs must be on that device. Nothing: where parameters and inputs are.
+  /// Device of the steps of a model with parameters on the host. Plans fetch parameters from the host and send their gradients
+  /// there; buffers and inputs must be on the device. Nothing: steps run where parameters and inputs are.
   std::optional<c10::Device> steps_on = {};
-  /// Parameters and buffers that have their homes beyond the device: steps fetch them before they are used, drop them, and fetch
-  /// them again, as planned, and they count where they are in the arena. Without it what lies on a disk counts nowhere: the
-  /// system has to page it. Where there is room for all of them they are read where they are, and count all the time. Asked when
-  /// a step is captured, of those that are `fetchable`; empty: none is. It needs a solver that plans for tiers.
+  /// Selects parameters and buffers that plans fetch from outside the device, drop, and fetch again. They count while they are in
+  /// the arena. If all of them fit, steps read them where they are, and they count all the time. Without this option, tensors on
+  /// a disk do not count; the operating system pages them. Called for `fetchable` tensors when a step is captured; empty: no
+  /// tensor is fetched. Needs a solver that plans for tiers.
   /// @code
   /// remat::pytorch::move_weights(*gpt, *scratch);
   /// auto net = remat::pytorch::wrap(gpt, ids, {.budget = "512MiB", .fetched = remat::pytorch::worth_fetching});
   /// @endcode
   std::function<bool(const at::Tensor&)> fetched = {};
   /// Captures the kernels of each plan as graphs (`at::accelerator::Graph`) in its second step, and replays them from then on:
-  /// recomputations, copies on streams and random numbers included. Plans count copies of the inputs, and need no other memory.
+  /// recomputations, copies on streams and random numbers included. Plans count copies of the inputs; no other memory is added.
   /// Plans for several shapes share one arena. A plan that cannot be captured warns once, names the cause, and launches its
   /// kernels one by one. For accelerators; on the host a step throws `cannot_capture`.
   bool graph = false;
-  /// Runs the module's own code in every step, on tensors without data, and compares its calls of operators with the recorded
-  /// ones. State that it reads or changes is then that of eager mode. A call that takes another path runs eagerly, and the next
-  /// one is recorded.
-  /// Without it the code is not run after a capture: for forwards that are pure functions of tensors, flags and
-  /// `invocation::signature`. With it, C++ code of the forward must not ask the default generator for its state after a draw: the
-  /// numbers are drawn later.
+  /// True: the code of the module runs in every step on tensors without data, and its operator calls are compared with the
+  /// recorded calls. The state that the code reads or changes is that of eager mode. A call with another path runs eagerly, and
+  /// the next call is recorded. C++ code of the forward must not read the state of the default generator after a draw, because
+  /// the numbers are drawn later.
+  ///
+  /// False: the code does not run after a capture. This is for forwards that are pure functions of tensors, flags and
+  /// `invocation::signature`.
   bool follow = false;
-  /// What cannot be planned is an error; else it runs as it is, and `warn` is told once. With `steps_on` it is an error in any
-  /// case: weights are not where the module would run.
+  /// True: a call that cannot be planned throws. False: it runs plain, and `warn` receives the reason once. With `steps_on` it
+  /// always throws, because the weights are not on the device of the step.
   bool strict = true;
-  plan_cache cache = plan_cache();  ///< of what was found in earlier processes
+  plan_cache cache = plan_cache();  ///< cache of plans of earlier processes
   new_shape new_shapes = new_shape::nearest;
-  std::size_t most_shapes = 64;  ///< kinds of inputs whose plans are kept, >= 1: those that were used last
-  /// So many steps also run plain, in the memory that this takes, and are compared bit by bit: outputs, gradients, buffers, state
-  /// of the generator. The first difference is a `not_equal`.
+  std::size_t most_shapes = 64;  ///< number of kinds of inputs whose plans are kept, >= 1; the least recently used are dropped
+  /// Number of steps that also run plain, with the memory of a plain step, and are compared bit by bit: outputs, gradients,
+  /// buffers, state of the generator. The first difference throws `not_equal`.
   ///
   /// The plain step runs at least twice: the forward twice before the planned forward, and a whole step in the backward. Kernels
   /// with atomic additions may give other bits each time. A tensor that differs between two plain runs is not compared. A warning
   /// then names these tensors, and the operators that gave other results for equal operands.
   std::size_t verify = 0;
-  std::function<void(const std::string&)> log = {};   ///< told what is captured, planned, and why; on any thread
-  std::function<void(const std::string&)> warn = {};  ///< told what the user should look at; empty: `log` is told
-  plan_observer watch = {};                           ///< of searches that a step waits for
+  std::function<void(const std::string&)> log = {};   ///< receives what is captured and planned, and why; on any thread
+  std::function<void(const std::string&)> warn = {};  ///< receives warnings for the user; empty: `log` receives them
+  plan_observer watch = {};                           ///< observes searches that a step waits for
 };
 
-/// Runs a model by plans.
+/// Trains a model by plans.
 ///
-/// The first call with gradients captures, profiles and plans; so does every later one with other shapes, strides, types,
-/// training flags or `requires_grad`, and one that finds less memory free (gradients to accumulate into, another step in
-/// flight). Without grad mode the model itself runs.
+/// The first call with gradients captures, profiles and plans. So does a later call with other shapes, strides, types, training
+/// flags or `requires_grad`. A call that finds less free memory (gradients to accumulate into, another step in flight) is planned
+/// anew. Without grad mode the model runs plain.
 ///
-/// Thread-safe, but a forward looks at the gradients of the parameters, which nobody may write to or replace meanwhile on another
-/// thread. Gradients lie in the arena of their step; those that are still there when the next one begins are moved out of its
-/// way, and count.
+/// Thread-safe, with one exception: a forward reads the gradients of the parameters, so no other thread may write or replace them
+/// meanwhile. Gradients lie in the arena of their step. Gradients that are still held when the next step begins move out of the
+/// arena, and count.
 ///
-/// Several steps may be in flight: forwards before their backwards. They share what only one of them needs at a time. How many
-/// there are is learned in the first round, which may take more than the budget, with a warning; from the second round on it is
-/// planned for as many.
+/// Several steps may be in flight: forwards before their backwards. They share memory that only one step needs at a time. The
+/// session learns the number of steps in flight in the first round, which may exceed the budget, with a warning. From the second
+/// round on it plans for this number.
 class session {
  public:
+  /// @param trained the model
+  /// @param options budget, solver, far memory and more
+  /// @throws bad_option naming an option out of range, or options that exclude each other
   explicit session(std::shared_ptr<model> trained, wrap_options options = {});
-  /// Ends a search beside the steps, and waits for that: not to be called with a lock that `wrap_options::log` takes.
+  /// Ends a search beside the steps, and waits for its end. The caller must not hold a lock that `wrap_options::log` takes.
   ~session();
 
-  /// One forward; with grad mode on, and anything that requires a gradient, by a plan.
-  /// @param call   what to run
-  /// @param inputs its tensors
-  /// @param note   set to the `note` of the call that ran: this one, or the one that was captured
-  /// @return what it returns
-  /// @throws cannot_capture, over_budget, unexpected_inputs, what the forward throws
+  /// Runs one forward. It runs by a plan if grad mode is on and any tensor requires a gradient; otherwise plain.
+  /// @param call   the forward to run
+  /// @param inputs tensors of the forward
+  /// @param note   set to the `note` of the call that ran: this call, or the captured one
+  /// @return the results of the forward
+  /// @throws cannot_capture, over_budget, unexpected_inputs; exceptions of the forward
   std::vector<at::Tensor> forward(const invocation& call, const std::vector<at::Tensor>& inputs,
                                   std::shared_ptr<void>* note = nullptr);
 
-  /// The plan that was used last, or made by `prepare`.
-  /// @throws error before the first
+  /// Memory and time of the plan that was used last, or made by `prepare`.
+  /// @throws error before the first plan
   pytorch::report report() const;
-  /// All plans that are kept, the one used last first.
+  /// Reports of all plans that are kept, the last used first.
   std::vector<pytorch::report> reports() const;
-  /// The problem of that plan, and its schedule. Where weights could be fetched and are not, they are held.
+  /// Problem and schedule of the plan of `report`. Weights that could be fetched but are read where they are count as held.
   const problem& planning_problem() const;
   const schedule& planned_schedule() const;
-  /// Of each operation of that problem: the line of the module's code that calls it, or an empty text (`when_recorded`).
+  /// Per operation of this problem: the line of the module's code that calls it, or an empty text (`when_recorded`).
   std::vector<std::string> planned_lines() const;
 
-  /// Captures, profiles and plans for such inputs without running.
+  /// Captures, profiles and plans for such inputs, without a step.
+  /// @throws cannot_capture, over_budget, unexpected_inputs; exceptions of the forward
   void prepare(const invocation& call, const std::vector<at::Tensor>& inputs);
 
-  /// Another budget from the next step on. Plans for other budgets are kept.
+  /// Sets the budget from the next step on. Plans for other budgets are kept.
   void set_budget(const budget& b);
-  /// Forgets all plans, for a module that has changed in a way that cannot be seen from outside: a member that is no parameter
-  /// and no buffer, another path through its forward. Steps in flight end as they began.
+  /// Drops all plans. For a module that has changed in a way that is invisible from outside: a member that is neither parameter
+  /// nor buffer, another path through its forward. Steps in flight end with their old plans.
   void invalidate();
-  /// Gives back the memory that is kept for the next step, but for gradients in it. Plans stay.
+  /// Gives back the memory that is kept for the next step, except gradients in it. Plans stay.
   void release();
-  /// The same for all sessions of the process but those that are at work on another thread.
+  /// Calls `release` of all sessions of the process, except those at work on another thread.
   static void release_all();
 
  private:

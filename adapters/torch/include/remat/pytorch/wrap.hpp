@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// `wrap`: a C++ module that trains inside a budget of bytes, and otherwise is the module it was.
+/// `wrap`: makes a C++ module train within a budget of bytes, with unchanged results.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -16,7 +16,7 @@
 
 namespace remat::pytorch {
 
-/// How results of a module become a list of tensors and back. Specialise it for your own structs:
+/// Converts the results of a module to a list of tensors and back. Specialise it for your own structs:
 /// `static std::vector<at::Tensor> list(const R&)` and `static R make(std::vector<at::Tensor>)`.
 template <class R>
 struct output_trait;
@@ -64,9 +64,9 @@ class module_model final : public model {
   std::shared_ptr<::torch::nn::Module> module_;
 };
 
-/// A module of type M that runs by plan. Its parameters, buffers, children and their names are those of the module it wraps.
+/// A module of type M that runs by plans. It has the parameters, buffers and children of the wrapped module, under their names.
 /// @tparam M a module with `forward`
-/// @tparam A arguments of forward: `at::Tensor` each
+/// @tparam A types of the arguments of `forward`: `at::Tensor` each
 template <class M, class... A>
 class wrapped : public ::torch::nn::Module {
  public:
@@ -90,11 +90,11 @@ class wrapped : public ::torch::nn::Module {
     ::torch::nn::Module::train(on);
   }
 
-  /// The module itself.
+  /// The wrapped module.
   const std::shared_ptr<M>& module() const { return module_; }
   pytorch::report report() const { return session_.report(); }
   pytorch::session& session() { return session_; }
-  /// Captures, profiles and plans for such inputs without running.
+  /// Captures, profiles and plans for such inputs, without a step.
   void prepare(const A&... inputs) { session_.prepare(call_, {inputs...}); }
 
  private:
@@ -114,15 +114,15 @@ class wrapped : public ::torch::nn::Module {
 
 /// Wraps a module so that its training step fits a budget.
 ///
-/// Outputs, gradients, buffers and the state of the generator are those of the plain module, bit by bit. `backward`, hooks,
-/// `autograd::grad`, accumulation, `no_grad`, `train` and `eval` work as before. The plan is for the outputs that the last loss
-/// used; another loss runs the forward once more. Differences: a second backward of a forward, and a graph of the gradients, are
-/// errors; with `wrap_options::follow` they take the memory of a plain step.
+/// Outputs, gradients, buffers and the state of the generator equal those of the plain module bit by bit. `backward`, hooks,
+/// `autograd::grad`, accumulation, `no_grad`, `train` and `eval` work as before. A plan assumes that the loss uses the same
+/// outputs as in the last step; if it uses others, the forward runs once more. A second backward of a forward, and a graph of the
+/// gradients, are errors; with `wrap_options::follow` they work, with the memory of a plain step.
 ///
 /// @param module  the module; shared, not copied
 /// @param sample  arguments of forward, as in training: sizes, types and `requires_grad` count
 /// @param options the budget, and how to plan
-/// @return a module to use in its place
+/// @return a module to use in place of `module`
 /// @throws over_budget if no schedule fits; bad_option; cannot_capture
 /// Complexity: one training step, seven runs of each distinct operator, the search.
 /// @code
