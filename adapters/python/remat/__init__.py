@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rematerialization: training inside a budget of bytes.
+"""Rematerialization: training within a budget of bytes.
 
 Any PyTorch model, in place:
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ._session import Session
     from ._wrap import is_wrapped, of, unwrap, wrap
 
-#: What needs torch, which is imported when one of these is used.
+#: Names that need torch, and their modules. torch is imported when a name is first used.
 _WITH_TORCH = {"Card": "_cards", "card": "_cards", "cards": "_cards", "Fit": "_fit", "FitPoint": "_fit", "Largest": "_fit", "fit": "_fit", "largest": "_fit", "Offload": "_groups", "Planner": "_groups",
                "Curve": "_plan", "Roofline": "_plan", "Session": "_session", "curve": "_plan", "plan": "_plan", "is_wrapped": "_wrap", "of": "_wrap", "unwrap": "_wrap", "wrap": "_wrap",
                "devices": "_devices", "offloaded": "_optimizer", "optimizer": "_optimizer"}
@@ -50,7 +50,7 @@ def __getattr__(name: str) -> Any:
     try:
         found = getattr(_importlib.import_module("." + _WITH_TORCH[name], __name__), name)
     except ImportError as e:
-        if e.path is None:  # a module that is not there, such as torch
+        if e.path is None:  # a missing module, such as torch
             raise
         import torch
 

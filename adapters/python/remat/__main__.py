@@ -11,19 +11,19 @@ from typing import Any, NoReturn, Sequence
 
 
 class _Parser(argparse.ArgumentParser):
-    """Bad words are a ValueError, one sentence."""
+    """Raises ValueError with one sentence for bad arguments, instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message}; see {self.prog} --help")
 
 
 def _share(text: str) -> float:
-    """Of "10%" or "0.1". Raises ValueError."""
+    """Parses a share: "10%" or "0.1". Raises ValueError."""
     return float(text[:-1]) / 100 if text.endswith("%") else float(text)
 
 
 def _made(target: str) -> Any:
-    """What the function called `target` returns. Raises ValueError if it cannot be found."""
+    """Imports and calls the function `target`. Raises ValueError if it cannot be found, or raises."""
     module, colon, name = target.partition(":")
     if not colon or not module or not name:
         raise ValueError(f"{target!r} does not name a function: write package.module:function")
@@ -43,7 +43,7 @@ def _made(target: str) -> Any:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 if training fits, 3 if it does not, 2 for bad input."""
+    """Runs a command. Returns the exit status: 0 if training fits, 3 if it does not, 2 for bad input."""
     parser = _Parser(prog="python -m remat", description="Will training fit into the memory of a device? The model does not run.")
     commands = parser.add_subparsers(dest="command", required=True)
     fit = commands.add_parser("fit", help="tells what training takes", description="Tells what training takes on a device, and what recomputation would cost.")
@@ -85,7 +85,7 @@ def _fit(given: argparse.Namespace) -> int:
         raise ValueError(f"the model that {given.function!r} returns cannot be planned: {e}") from e
     except (Error, ValueError):
         raise
-    except Exception as e:  # of the model: its arguments do not suit it, say
+    except Exception as e:  # raised by the model, for example because of its arguments
         raise ValueError(f"the model that {given.function!r} returns raises {type(e).__name__}: {e}") from e
     print(found)
     if given.json:

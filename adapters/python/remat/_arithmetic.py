@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arithmetic of PyTorch's optimizers, for a few parameters at a time: which kernel does it, where it is done faster, how it is called."""
+"""The arithmetic of PyTorch's optimizers for a few parameters at a time: choice of kernel, choice of device, and the call itself."""
 
 from __future__ import annotations
 
@@ -16,25 +16,29 @@ from ._errors import Refused
 if TYPE_CHECKING:
     from ._optimizer import _Offloaded
 
-FUSED = frozenset({torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad})  # those with such a kernel for the host
+FUSED = frozenset({torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad})  # optimizers with a fused kernel for the host
 _FOR_COMPILER, _WITHOUT_GRAD = (decorate and decorate(lambda: None).__code__ for decorate in (
     getattr(torch, "_disable_dynamo", None), getattr(sys.modules[torch.optim.Optimizer.__module__], "_use_grad_for_differentiable", None)))
 
 
 def step_alone(optimizer: _Offloaded, group: dict[str, Any], params: list[torch.Tensor], **instead: Any) -> None:
-    """The arithmetic: a step of the class that `optimizer` is derived from, as if there were no other parameters."""
+    """Steps `params` by the class that `optimizer` is derived from, as if the group had no other parameters.
+
+    instead: attributes that replace those of `optimizer`, such as `state`.
+    Raises Refused for a class that keeps data from parameter to parameter.
+    """
     plain = optimizer._plain
     part = {**group, "params": params}
-    if plain is torch.optim.Adafactor and part["eps"][0] is None:  # it takes the first type it comes to, for the whole group
+    if plain is torch.optim.Adafactor and part["eps"][0] is None:  # Adafactor takes the type of the first parameter with a gradient for the whole group
         first = next((p for p in group["params"] if (p.grad is not None if optimizer._overlap is None else p.requires_grad)), params[0])
         part["eps"] = torch.finfo(first.dtype).eps, part["eps"][1]
     if cast(torch.Tensor, params[0].grad).is_sparse and part.get("fused"):
-        part["fused"] = False  # those kernels cannot
+        part["fused"] = False  # fused kernels do not support sparse gradients
     inner = plain.__new__(plain)
     vars(inner).update(vars(optimizer), param_groups=[part], **instead)
     given, told = dict(part), dict(vars(inner))
     step = plain.step
-    bare(cast(Any, step).__wrapped__ if getattr(step, "hooked", False) else step)(inner)  # hooks of the step are for the whole of it
+    bare(cast(Any, step).__wrapped__ if getattr(step, "hooked", False) else step)(inner)  # without the hooks of `step`: they are for the step of all parameters
     for what, was, now in (("its param_groups", given, part), ("itself", told, vars(inner))):
         for key, value in now.items():
             if key not in was or was[key] is not value:
@@ -48,9 +52,9 @@ def step_alone(optimizer: _Offloaded, group: dict[str, Any], params: list[torch.
 
 
 def bare(f: Callable[..., Any]) -> Callable[..., Any]:
-    """The same without what PyTorch puts around it for its compiler, of which the first call would load all: 80 MB.
+    """Returns `f` without the wrapper of PyTorch's compiler, whose first call would load the whole compiler: 80 MB.
 
-    With the compiler loaded it is left as it is.
+    If the compiler is loaded already, returns `f` unchanged.
     """
     code = getattr(f, "__code__", None)
     if code is None or code not in (_FOR_COMPILER, _WITHOUT_GRAD) or "torch._dynamo" in sys.modules:
@@ -61,7 +65,7 @@ def bare(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def may_fuse(params: list[Any], args: tuple[Any, ...], options: dict[str, Any]) -> bool:
-    """Nobody has chosen a kernel, and the fused one can do these parameters."""
+    """True if the user has not chosen a kernel, and the fused kernel supports these parameters."""
     groups = [g for g in params if isinstance(g, dict)]
     if any(key in told for told in (options, *groups) for key in ("fused", "foreach")) or options.get("differentiable") or options.get("capturable"):
         return False
@@ -71,7 +75,7 @@ def may_fuse(params: list[Any], args: tuple[Any, ...], options: dict[str, Any]) 
 
 
 def members(params: list[Any]) -> list[Any]:
-    """The parameters in what an optimizer is made of."""
+    """The parameters in the argument `params` of an optimizer: tensors, named tensors, or groups."""
     groups = [g for g in params if isinstance(g, dict)]
     found = [p for g in groups for p in ([g["params"]] if isinstance(g["params"], torch.Tensor) else g["params"])] if groups else params
     return [p[1] if isinstance(p, tuple) else p for p in found]
@@ -79,16 +83,16 @@ def members(params: list[Any]) -> list[Any]:
 
 def faster(make: Callable[[torch.device | None], Any], device: torch.device, params: list[Any], args: tuple[Any, ...], options: dict[str, Any],
            most: int) -> torch.device | None:
-    """Where a step is faster: on `device`, with the copies there and back, or on the host (None). Steps a parameter on both.
+    """Tells where a step is faster: on `device`, copies there and back included, or on the host (None). Measures a step on both.
 
-    make: gives the class whose arithmetic is done at a place.
-    most: bytes of the parameter and its gradient.
+    make: returns the class whose arithmetic runs at a place.
+    most: largest size of the trial parameter with its gradient, bytes.
     """
     like = max(members(params), key=lambda p: p.numel(), default=None)
     if like is None:
         return None
     count = min(like.numel(), most // (2 * like.element_size()))
-    group = params[0] if isinstance(params[0], dict) else {}  # it may have options that `options` lacks
+    group = params[0] if isinstance(params[0], dict) else {}  # a group may have options that `options` lacks
     times: dict[Any, float] = {}
     for place in (None, device):
         p = torch.zeros(count, dtype=like.dtype, pin_memory=True).requires_grad_()
@@ -97,7 +101,7 @@ def faster(make: Callable[[torch.device | None], Any], device: torch.device, par
         for k in range(3):
             begin = time.perf_counter()
             stepper.step()
-            if k > 0:  # the first makes states
+            if k > 0:  # the first step also makes the states
                 times[place] = min(times.get(place, math.inf), time.perf_counter() - begin)
     fastest: torch.device | None = min(times, key=times.__getitem__)
     return fastest

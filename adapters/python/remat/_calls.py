@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forward of a call as the planner runs it: as the step itself, captured, or once more."""
+"""The forward of a call, as the planner runs it: as the step itself, in a capture, or a second time beside the step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("remat")
 
 
 class Note:
-    """What a call left beside its tensors. Plans keep it, and so it must not lead to the model."""
+    """The result of a call without its tensors. Plans keep a note, so it must not refer to the model."""
 
     __slots__ = ("form",)
 
@@ -32,7 +32,7 @@ class Note:
 
 
 class Attempt:
-    """How a capture goes."""
+    """State of a capture: line of an error, changed attributes, snapshot before the forward, exception."""
 
     __slots__ = ("where", "changed", "before", "raised")
 
@@ -44,8 +44,11 @@ class Attempt:
 
 
 class Step:
-    """The forward of one step, for the planner: called with its own tensors it is the step itself, which happens once; with others it
-    is run again beside the step, and leaves no trace. A trial is a step that does not go on: `undo` puts back what it has changed."""
+    """The forward of one step, as a function for the planner.
+
+    Called with the tensors of the call, it runs the step itself, once. Called with other tensors, it runs the forward again beside the step and restores all
+    attributes. A trial is a step that is only planned: `undo` restores the attributes that it has changed.
+    """
 
     __slots__ = ("_source", "_plain", "_planned_by", "_args", "_kwargs", "_form", "_strict", "_again", "_before", "_result", "inputs", "text", "where", "raised")
 
@@ -54,7 +57,7 @@ class Step:
         self._args: Any = args
         self._kwargs: Any = kwargs
         self._strict = options.on_refuse == "raise"
-        self._again = trial or options.verify > 0 or options.steps_on is not None  # it may run once more, from its beginning
+        self._again = trial or options.verify > 0 or options.steps_on is not None  # the forward may run again from its beginning
         self._before: Snapshot | None = None
         self._result: Any = None
         self._form: Any = None
@@ -62,7 +65,7 @@ class Step:
         self.raised = False
         try:
             self.inputs, self._form, self.text = _tree.flatten((args, kwargs), "arguments", values=False)
-        except Refused:  # something that cannot be built again with other tensors
+        except Refused:  # arguments that cannot be rebuilt with other tensors
             self.inputs, self.text = _tree.tensors_in((args, kwargs)), "opaque"
 
     def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -72,8 +75,8 @@ class Step:
 
     def _run(self) -> list[torch.Tensor]:
         plain, args, kwargs = self._plain, self._args, self._kwargs
-        self._plain = self._args = self._kwargs = None  # a graph may hold this, and the model that graph
-        self.inputs = []  # so may one that the forward writes to
+        self._plain = self._args = self._kwargs = None  # avoids a cycle: a graph may hold this object, and the model may hold the graph
+        self.inputs = []  # a graph may also hold an input that the forward writes to
         model = self._source.model()
         if self._again or (self._strict and _torch.capturing()):
             self._before = Snapshot(model)
@@ -103,23 +106,26 @@ class Step:
             now.restore()
 
     def undo(self) -> None:
-        """Puts attributes back as they were before the step, if that is known."""
+        """Restores the attributes from before the step, if there is a snapshot."""
         if self._before is not None:
             self._before.restore()
 
     def take(self) -> Any:
-        """What the forward returned."""
+        """The result of the forward; can be taken once."""
         result, self._result = self._result, None
         return result
 
 
 def forward_of(source: Source, plain: Any, form: Any, text: str, note: Note, attempt: Attempt) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
-    """The model as a function of tensors."""
+    """The model as a function from tensors to tensors, for a model whose code does not run in later steps.
+
+    The function raises Changed if a capture changes attributes of the model, and Refused for other effects that no plan has.
+    """
 
     def forward(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         model = source.model()
         args, kwargs = _tree.unflatten(form, iter(tensors))
-        if not _torch.capturing():  # beside a planned step, or as nothing is to be planned
+        if not _torch.capturing():  # a run beside a planned step, or a plain run
             outputs, note.form, _ = _tree.flatten(plain(*args, **kwargs), "result")
             return outputs
         attempt.before = before = Snapshot(model)
@@ -150,7 +156,7 @@ def forward_of(source: Source, plain: Any, form: Any, text: str, note: Note, att
 
 
 def line_of(e: BaseException) -> str | None:
-    """Where in the model an exception comes from: the innermost line that is not PyTorch's own."""
+    """The line of the model that raised an exception: the innermost line outside PyTorch and this package."""
     found = None
     for frame in traceback.extract_tb(e.__traceback__):
         module = frame.filename
@@ -168,12 +174,12 @@ class Changed(Exception):
 
     def __init__(self, before: Any):
         super().__init__()
-        self.before = before  # as they were
+        self.before = before  # snapshot from before the forward
 
 
 @contextlib.contextmanager
 def shadows(model: torch.nn.Module, inputs: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Tensors of the host without memory, in the place of those of the model and its inputs that are on meta."""
+    """A context that replaces the tensors of a model on meta by tensors of the host without memory. Yields the inputs, replaced likewise."""
     places: list[tuple[dict[str, Any], str]] = [(store, name) for m in model.modules() for store in (m._parameters, m._buffers, m.__dict__)
               for name, t in store.items() if isinstance(t, torch.Tensor) and t.is_meta]
     originals = [store[name] for store, name in places]
@@ -194,12 +200,12 @@ def shadows(model: torch.nn.Module, inputs: list[torch.Tensor]) -> Iterator[list
 
 
 def without_anomalies() -> Any:
-    """A context without autograd's detection of anomalies, which reads every gradient: a capture would take that for the model's."""
+    """A context without autograd's anomaly detection. It reads every gradient, which a capture would record as a part of the model."""
     return torch.autograd.set_detect_anomaly(False) if torch.is_anomaly_enabled() else contextlib.nullcontext()
 
 
 def prepare(run: Any, step: Step, model: torch.nn.Module, options: Options) -> None:
-    """Plans a step whose forward runs without data, and takes back what that changes."""
+    """Plans a step. Its forward runs without data; the attributes that it changes are restored."""
     estimated = options.device is not None
     final = options.on_refuse == "raise" or estimated or any(t.is_meta for t in model.parameters())
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices that need not be there: their memory and their rates."""
+"""Memory and rates of devices, which need not be present."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Card:
 
     name: str
     memory: int  #: bytes that the driver reports
-    reserved: int  #: bytes that context, kernels and libraries take in a process with PyTorch; nothing of them is planned
+    reserved: int  #: bytes that context, kernels and libraries take in a process with PyTorch, outside every plan
     roofline: Roofline | None  #: rates; None: kernels are measured on the device itself
-    source: str  #: of these numbers
+    source: str  #: origin of these numbers
 
     @property
     def available(self) -> int:
@@ -43,12 +43,12 @@ def _published() -> dict[str, Any]:
 
 
 def cards() -> list[str]:
-    """Names of devices with published numbers, which `fit` and `largest` take as `device`."""
+    """Names of devices with published numbers, for the argument `device` of `fit` and `largest`."""
     return sorted(_published()["devices"])
 
 
 def card(name: str) -> Card:
-    """The published numbers of a device. Raises ValueError with the known names for another one."""
+    """The published numbers of a device. Raises ValueError, which lists the known names, for an unknown name."""
     known = _published()["devices"]
     if name not in known:
         raise ValueError(f"device {name!r} is unknown; known are {', '.join(cards())}. For another one pass a remat.Card")
@@ -62,7 +62,7 @@ def card(name: str) -> Card:
 
 
 def card_for(device: str | Card | Roofline | None, model: torch.nn.Module, inputs: list[torch.Tensor]) -> Card:
-    """What `fit` was told. Raises ValueError or TypeError."""
+    """The card for the argument `device` of `fit`; None means the device at hand. Raises ValueError or TypeError."""
     if isinstance(device, Card):
         return device
     if isinstance(device, str):
@@ -75,12 +75,12 @@ def card_for(device: str | Card | Roofline | None, model: torch.nn.Module, input
         return Card("device with given rates", _memory(there), 0, device, "given")
     if device is not None:
         raise TypeError(f"device must be a name such as 'h100-sxm', a remat.Card or a remat.Roofline, got {device!r}")
-    on_meta = any(t.is_meta for t in tensors)  # nothing can run
+    on_meta = any(t.is_meta for t in tensors)  # the model cannot run, so its kernels cannot be measured
     return Card(str(there), _memory(there), 0, _measured(there, model) if on_meta else None, "measured")
 
 
 def _memory(device: torch.device) -> int:
-    """Bytes that a process can have there."""
+    """Bytes that this process can use on a device."""
     if device.type == "cpu":
         return _torch.host_free()
     free, _ = torch.accelerator.get_memory_info(device)
@@ -88,7 +88,7 @@ def _memory(device: torch.device) -> int:
 
 
 def _measured(device: torch.device, model: torch.nn.Module) -> Roofline:
-    """Rates of products of matrices in the types of the model, and of copies."""
+    """Measures the rates of matrix products in the types of the model, and of copies."""
     rates = {}
     for dtype in {p.dtype for p in model.parameters() if p.is_floating_point()} or {torch.float32}:
         a = torch.ones(1024, 1024, dtype=dtype, device=device)
@@ -99,7 +99,7 @@ def _measured(device: torch.device, model: torch.nn.Module) -> Roofline:
 
 
 def _seconds(job: Any, device: torch.device) -> float:
-    """The least time of a few runs."""
+    """The shortest time of five runs, seconds."""
     times = []
     for _ in range(5):
         begin = time.perf_counter()
@@ -111,9 +111,10 @@ def _seconds(job: Any, device: torch.device) -> float:
 
 
 def optimizer_bytes(optimizer: Any, model: torch.nn.Module) -> int | str | None:
-    """Bytes of the states of `optimizer`: an optimizer, its class, the name of a class of `torch.optim`, or the bytes themselves.
+    """Bytes of the states of an optimizer.
 
-    Raises ValueError, TypeError or Error naming what is none of these.
+    optimizer: an optimizer, its class, the name of a class of `torch.optim`, or the bytes themselves.
+    Raises ValueError, TypeError or Error for anything else.
     """
     from ._states import state_bytes
 
@@ -125,7 +126,7 @@ def optimizer_bytes(optimizer: Any, model: torch.nn.Module) -> int | str | None:
         elif not any(c.isdigit() for c in optimizer):
             raise ValueError(f"optimizer {optimizer!r} is none of torch.optim: {', '.join(sorted(classes))}")
     if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
-        optimizer = optimizer(model.parameters(), lr=1e-3)  # type: ignore[call-arg]  # of all classes but the base
+        optimizer = optimizer(model.parameters(), lr=1e-3)  # type: ignore[call-arg]  # all classes but the base take these arguments
     if isinstance(optimizer, torch.optim.Optimizer):
         return state_bytes(optimizer, model)
     return None if optimizer is None else _options.size("optimizer", optimizer)

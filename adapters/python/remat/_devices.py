@@ -13,8 +13,8 @@ from . import _torch
 def devices() -> list[dict[str, Any]]:
     """Lists the host and all accelerators that PyTorch knows.
 
-    Each entry has `device` (what `torch.device` takes), `name`, `total` and `free` memory in bytes, and `problem`: an empty text if steps can run on the device,
-    else one sentence that says why not.
+    Each entry has `device` (a text for `torch.device`), `name`, `total` and `free` memory in bytes, and `problem`. `problem` is empty if steps can run on the
+    device. Otherwise it is one sentence with the cause.
 
         >>> [d["device"] for d in remat.devices() if not d["problem"]]
         ['cpu']

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does the code of a custom backward do anything else than compute gradients?
+"""Finds side effects of custom backwards: anything that their code does beside computing gradients.
 
-A plan is made from one run of that code without data, before the backward that computes. A counter would count twice then, and a list would
-keep a tensor without data. So the source is read first, with the functions of the same package that it calls. What cannot be read counts as an
-effect.
+A plan is made from a run of this code without data, before the backward that computes. So a counter would count twice, and a list would keep a
+tensor without data. Therefore the source of the backward is analysed first, with the functions of the same package that it calls. Code without
+source counts as an effect.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from typing import Any, Iterator
 import torch
 
 _UNKNOWN = object()
-_NEW = object()  #: what a constructor makes
+_NEW = object()  #: the object that a constructor makes
 _LIBRARY = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 _CONTAINERS = (list, dict, set, collections.deque)
-#: Methods that change containers. Tensors have `add`, too, which does not.
+#: Methods that change containers. The method `add` of tensors has the name of one but changes nothing.
 _CHANGING = {name for kind in _CONTAINERS for name in vars(kind)
              if not name.startswith("_")} - {"copy", "count", "get", "index", "items", "keys", "values", "maxlen"}
 _READING = {*dir(torch.Tensor), *dir(str), "get", "items", "keys", "values", "copy", "saved_tensors", "saved_variables"} - {"backward"}
-#: Functions in C that change something.
+#: Builtin functions with effects.
 _BUILTIN = {"next", "setattr", "delattr", "exec", "eval", "__import__", "input"}
-#: Methods by which modules are read. Others of PyTorch may change them.
+#: Methods of modules that only read. Other methods of PyTorch's modules may change them.
 _OF_MODULES = {"parameters", "named_parameters", "buffers", "named_buffers", "modules", "named_modules", "children", "named_children", "state_dict",
                "get_parameter", "get_buffer", "get_submodule", "forward", "__call__"}
-#: Expressions and functions that make containers, and functions that give what is in others.
+#: Expressions and functions that make containers, and functions that iterate over the items of others.
 _MADE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp, ast.BinOp)
 _MAKING = {"list", "dict", "set", "sorted", "deque", "defaultdict", "OrderedDict"}
 _GIVING = {"enumerate", "filter", "iter", "list", "map", "reversed", "sorted", "tuple", "zip"}
@@ -45,9 +45,9 @@ class _Effect(Exception):
 
 
 def effect_of(context: Any) -> str:
-    """context: of a call of a custom function, which its backward gets.
+    """Describes the side effect of a custom backward; an empty text if it has none.
 
-    Returns what the backward does beside computing gradients, or an empty text.
+    context: the context object that the backward of a custom function receives.
     """
     function = getattr(type(context), "_forward_cls", None)
     if function is None or _package(function) == "torch":
@@ -57,7 +57,7 @@ def effect_of(context: Any) -> str:
         _Reading(_package(function)).call(own, "its backward", [context])
     except _Effect as e:
         return f"the backward of {function.__qualname__} {e}"
-    except Exception as e:  # of an object that does not let itself be looked at
+    except Exception as e:  # raised by an object that cannot be inspected
         return f"the backward of {function.__qualname__} cannot be read ({e!r})"
     return ""
 
@@ -73,7 +73,7 @@ def _file(what: Any) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _functions(file: str) -> dict[int, list[Any]]:
-    """The functions of a file by the lines that they begin at, with their decorators."""
+    """The functions of a file by their first lines, decorators included."""
     found: dict[int, list[Any]] = {}
     for node in ast.walk(ast.parse("".join(linecache.getlines(file)))):
         if isinstance(node, _FUNCTIONS):
@@ -83,7 +83,7 @@ def _functions(file: str) -> dict[int, list[Any]]:
 
 
 def _sources(function: types.FunctionType) -> list[Any]:
-    """The syntax tree of a function. Several if lambdas of one line cannot be told apart."""
+    """The syntax tree of a function; several trees if lambdas on one line cannot be told apart."""
     code = function.__code__
     try:
         nodes = _functions(code.co_filename).get(code.co_firstlineno, [])
@@ -100,14 +100,20 @@ def _sources(function: types.FunctionType) -> list[Any]:
 
 
 class _Reading:
-    """Reads functions, each once. own: the package whose code is read."""
+    """Analyses functions, each once.
+
+    own: the package whose code is analysed.
+    """
 
     def __init__(self, own: str) -> None:
         self._own = own
         self._seen: set[tuple[int, ...]] = set()
 
     def function(self, f: Any, arguments: list[Any]) -> None:
-        """arguments: the first ones, as far as they are known."""
+        """Analyses a function.
+
+        arguments: the first arguments, as far as they are known.
+        """
         while hasattr(f, "__wrapped__") and _file(f).startswith(_LIBRARY):  # such as `once_differentiable`
             f = f.__wrapped__
         if not isinstance(f, types.FunctionType):
@@ -120,7 +126,10 @@ class _Reading:
             _Scope(self, f, node, arguments).read()
 
     def call(self, f: Any, text: str, arguments: list[Any]) -> None:
-        """Somebody calls this object, which the source names so."""
+        """Analyses a call of `f`.
+
+        text: expression of `f` in the source, for messages.
+        """
         if isinstance(f, functools.partial):
             f, arguments = f.func, [*f.args, *arguments]
         if getattr(f, "__func__", f) is torch.Tensor.backward or f is torch.autograd.backward:
@@ -140,7 +149,7 @@ class _Reading:
             self.function(type(f).forward, [f, *arguments])
         elif isinstance(f, type):
             made = inspect.getattr_static(f, "__init__")
-            if not self._trusted(f) and isinstance(made, types.FunctionType) and _file(made) != "<string>":  # of a dataclass
+            if not self._trusted(f) and isinstance(made, types.FunctionType) and _file(made) != "<string>":  # dataclasses generate theirs
                 self.function(made, [_NEW, *arguments])
         elif not self._trusted(type(f)):
             called = inspect.getattr_static(type(f), "__call__", None)
@@ -149,7 +158,7 @@ class _Reading:
             self.function(called, [f, *arguments])
 
     def _trusted(self, what: Any) -> bool:
-        """PyTorch, and what is installed, but the package that the backward is from."""
+        """True for code of PyTorch and of installed packages, except the package of the backward."""
         package = _package(what)
         if package in ("torch", "builtins"):
             return True
@@ -157,7 +166,7 @@ class _Reading:
 
 
 class _Scope(ast.NodeVisitor):
-    """Reads one function."""
+    """Analyses one function."""
 
     def __init__(self, reading: _Reading, f: types.FunctionType, node: Any, arguments: list[Any]) -> None:
         self._reading, self._node = reading, node
@@ -173,7 +182,7 @@ class _Scope(ast.NodeVisitor):
         cells = zip(f.__code__.co_freevars, f.__closure__ or ())
         self._free = {**vars(builtins), **f.__globals__, **{name: c.cell_contents for name, c in cells if _filled(c)}}
         stores = list(_stores(node))
-        #: locals that are containers made here, and those that may be, or hold, containers from elsewhere
+        #: `_made`: locals that are containers made here. `_aliases`: locals that may be, or hold, containers from elsewhere
         self._made = stored - {name for name, value in stores if not _makes(value)}
         self._aliases: set[str] = set()
         while more := {name for name, value in stores if name not in self._aliases and self._from_elsewhere(value)}:
@@ -198,7 +207,7 @@ class _Scope(ast.NodeVisitor):
         return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "getattr"
 
     def _value(self, node: Any) -> Any:
-        """The object that an expression names, if that is known without running code."""
+        """The object that an expression names, if it is known without running code."""
         if isinstance(node, ast.Name):
             return (self._known if node.id in self._locals else self._free).get(node.id, _UNKNOWN)
         if not isinstance(node, (ast.Attribute, ast.Subscript)):
@@ -232,7 +241,7 @@ class _Scope(ast.NodeVisitor):
         return found.__func__ if isinstance(found, staticmethod) else found
 
     def _passed(self, arguments: list[ast.expr]) -> list[Any]:
-        """The values of the first arguments of a call, as far as these are known."""
+        """The values of the first arguments of a call, as far as they are known."""
         values: list[Any] = []
         for a in arguments:
             if not isinstance(a, ast.Starred):
@@ -243,10 +252,13 @@ class _Scope(ast.NodeVisitor):
                 break
         return values
 
-    # --- what changes something ------------------------------------------------------------------------------------------------
+    # --- effects ---------------------------------------------------------------------------------------------------------------
 
     def _is_made(self, of: ast.expr, perhaps: bool) -> bool:
-        """A container was made here. perhaps: it may as well be a tensor, whose method changes nothing."""
+        """True if a container was made in this function.
+
+        perhaps: the object may as well be a tensor, whose method changes nothing.
+        """
         if perhaps:
             return not self._from_elsewhere(of)
         while isinstance(of, (ast.Attribute, ast.Subscript, ast.Call)):
@@ -308,7 +320,7 @@ class _Scope(ast.NodeVisitor):
     visit_YieldFrom = visit_Await = visit_Yield
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        self._value(node)  # looks into properties
+        self._value(node)  # analyses properties
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
@@ -329,7 +341,7 @@ def _makes(value: ast.expr) -> bool:
 
 
 def _stores(function: Any) -> Iterator[tuple[str, ast.expr]]:
-    """Names that a function stores, and what they get, or what that is taken from."""
+    """The assignments of a function: each name, and the expression that it is assigned, iterates over or is unpacked from."""
     for x in ast.walk(function):
         if isinstance(x, ast.Assign):
             pairs = [(t, x.value) for t in x.targets]

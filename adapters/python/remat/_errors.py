@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this package raises."""
+"""Exceptions of this package."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ._core import Error as Error
 class OverBudget(Error, RuntimeError):
     """No schedule is known that fits the budget.
 
-    Its message contains " out of memory.", by which tools that look for a batch size that fits know it.
+    Its message contains " out of memory.": tools that search for a fitting batch size look for this text.
     """
 
-    needed: int | None  #: smallest budget that is known to do, bytes
-    bound: int  #: proven: no smaller one does, bytes
-    largest: str  #: what takes most at the narrowest place
+    needed: int | None  #: smallest budget known to suffice, bytes
+    bound: int  #: lower bound on every budget that suffices, bytes
+    largest: str  #: operator with the largest working set
 
     def __init__(self, message: str, needed: int | None = None, bound: int = 0, largest: str = ""):
         super().__init__(message)
@@ -27,10 +27,10 @@ class OverBudget(Error, RuntimeError):
 
 
 class Refused(Error, RuntimeError):
-    """The model, or this way to call it, cannot be planned: a plan would compute something else than the model."""
+    """The model, or this way to call it, cannot be planned: a plan would not compute the same as the model."""
 
-    operator: str | None  #: of PyTorch, where it is one that is refused
-    source: str | None  #: line of the model's source, "file:line, in function: text", where there is one
+    operator: str | None  #: operator of PyTorch that is refused, if any
+    source: str | None  #: line of the model's source, "file:line, in function: text", if known
     advice: str | None  #: what to do
 
     def __init__(self, message: str, operator: str | None = None, source: str | None = None, advice: str | None = None):
@@ -42,26 +42,26 @@ class Refused(Error, RuntimeError):
 
 
 class NotEqual(Error, RuntimeError):
-    """A planned step gave something else than the plain one (`verify`)."""
+    """A planned step gave other results than the plain step (`verify`)."""
 
 
 class CopyFailed(Error, RuntimeError):
-    """A value could not be copied out of the device's memory or back. Weights are as they were, and the next step may run.
+    """A copy out of the device's memory or back failed. Weights are unchanged, and the next step may run.
 
-    Raised by the step of an optimizer, it says how many parameters have stepped, and no step follows before a checkpoint is loaded.
+    If the step of an optimizer raises it, the message tells how many parameters have stepped. No step is possible until a saved state is loaded.
     """
 
 
 class DeviceLost(Error, RuntimeError):
-    """A device does not work any more. Nothing can run on it in this process; models on the host go on."""
+    """A device does not work any more. This process can run nothing on it; models on the host continue."""
 
 
 class NoSpace(Error, RuntimeError):
-    """A disk, or the `disk_budget`, has no room for weights or states of an optimizer. Weights are as they were."""
+    """A disk, or the `disk_budget`, has no room for weights, gradients or states of an optimizer. Weights are unchanged."""
 
     folder: str
-    needed: int  #: bytes that were asked for
-    available: int  #: bytes that are left
+    needed: int  #: requested bytes
+    available: int  #: bytes left
 
     def __init__(self, reason: str, folder: str, needed: int, available: int):
         super().__init__(f"no room for {needed} bytes on the disk at {folder}, where {available} are left: {reason}")
@@ -72,4 +72,4 @@ class NoSpace(Error, RuntimeError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C came before there was a schedule to go on with."""
+    """Ctrl-C came before the search had found a schedule."""

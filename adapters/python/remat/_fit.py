@@ -20,48 +20,48 @@ from ._report import write_whole
 from ._session import Session
 from ._wrap_options import Options
 
-_EXTRAS = (0.05, 0.10, 0.20)  #: the table shows the memory that these shares of extra time buy
-_SHORT = 1.0  #: seconds of each search
-_MOST = 1e6  #: extra time that may be asked for, as a share
-_KERNELS = 4096  #: bytes that measured kernels may take beyond what is estimated of them
+_EXTRAS = (0.05, 0.10, 0.20)  #: shares of extra time for which the table shows the smallest peak
+_SHORT = 1.0  #: time limit of each search, seconds
+_MOST = 1e6  #: largest value of `extra`, as a share
+_KERNELS = 4096  #: bytes that measured kernels may take beyond their estimate
 
 
 @dataclasses.dataclass(frozen=True)
 class FitPoint:
-    """A plan."""
+    """Peak and time of a plan."""
 
     name: str
-    peak: int  #: bytes on the device, with all that is held
-    extra: float  #: predicted time beyond that of the step without recomputation, as a share
-    recomputed: int  #: operations that run again
+    peak: int  #: bytes on the device, held values included
+    extra: float  #: predicted extra time, as a share of the step without recomputation
+    recomputed: int  #: number of recomputations
 
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """What training takes on a device; `print` shows it as a table. All sizes are bytes."""
+    """Memory and time of training on a device; `print` shows a table. All sizes are bytes."""
 
     model: str
     device: str
-    memory: int  #: of the device
-    reserved: int  #: of it, by context and libraries
-    budget: int  #: for training: the rest, or what was asked for
-    sizes: dict[str, int]  #: parameters, gradients, optimizer, buffers, inputs, and workspace: the largest of a kernel
-    eager_peak: int  #: of the step without remat
+    memory: int  #: memory of the device
+    reserved: int  #: part of the memory that context and libraries take
+    budget: int  #: bytes for training: as asked for, else `memory` less `reserved`
+    sizes: dict[str, int]  #: parameters, gradients, optimizer, buffers, inputs, and the largest workspace of a kernel
+    eager_peak: int  #: peak of the step without remat
     smallest: int  #: smallest budget for which a plan is known
-    smallest_bound: int  #: proven: no smaller one does
-    points: tuple[FitPoint, ...]  #: by rising extra time
-    chosen: FitPoint | None  #: the plan for `budget`; None: none fits
-    allowed: float  #: extra time that was asked for
+    smallest_bound: int  #: lower bound on every budget with a plan
+    points: tuple[FitPoint, ...]  #: plans by rising extra time
+    chosen: FitPoint | None  #: plan for `budget`; None: no plan fits
+    allowed: float  #: extra time that recomputation may cost, as a share
     seconds: float  #: predicted time of the step without recomputation
 
     @property
     def fits(self) -> bool:
-        """Does training fit into the budget, at no more than the allowed extra time?"""
+        """True if training fits into the budget, at no more than the allowed extra time."""
         return self.chosen is not None and self.chosen.extra <= self.allowed
 
     @property
     def verdict(self) -> str:
-        """A sentence."""
+        """The answer as a sentence."""
         where = f"{_core.format_bytes(self.budget)} on {self.device}"
         if self.eager_peak <= self.budget and self.fits:
             return f"The plain step fits into {where}."
@@ -75,11 +75,11 @@ class Fit:
         return f"Training fits into {where} at {cost}: remat.wrap(model, budget={self.budget}{states})."
 
     def json(self) -> str:
-        """The same as a JSON document."""
+        """The fit as a JSON document."""
         return json.dumps({**dataclasses.asdict(self), "fits": self.fits, "verdict": self.verdict}, indent=1)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes `json()` to a file, all or nothing."""
+        """Writes `json()` to a file, completely or not at all."""
         write_whole(path, self.json() + "\n")
 
     def _rows(self) -> list[tuple[str, str]]:
@@ -101,22 +101,22 @@ class Fit:
 
 
 class Largest(int):
-    """The largest value that fits, a number, with what its plan takes."""
+    """The largest value that fits: an integer with the figures of its plan."""
 
-    point: FitPoint  #: the plan of this value
-    budget: int  #: bytes
-    tried: dict[int, FitPoint | None]  #: per value that was looked at; None: no plan fits
+    point: FitPoint  #: plan for this value
+    budget: int  #: bytes for training
+    tried: dict[int, FitPoint | None]  #: plan per value tried; None: no plan fits
 
 
 def fit(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, *, device: str | Card | Roofline | None = None,
         optimizer: torch.optim.Optimizer | type[torch.optim.Optimizer] | int | float | str | None = None, budget: int | float | str | None = None, extra: float = 0.10) -> Fit:
-    """Tells whether a training step fits into the memory of a device, and at what price. The model does not run.
+    """Tells whether a training step fits into the memory of a device, and how much extra time it costs. The model does not run.
 
     model, args, kwargs: as for `wrap`; all may be on `meta`, without any data.
-    device: a name of `cards()`, a `Card`, or a `Roofline` for the rates alone. Default: the device at hand, whose kernels are measured
-        (of a model on `meta`: its rates).
-    optimizer: of the model; or its class, or the name of a class of `torch.optim`, such as "adamw"; or the bytes of its states.
-    budget: bytes for training. Default: the memory of the device less what context and libraries take.
+    device: a name of `cards()`, a `Card`, or a `Roofline` for rates only. Default: the device at hand. Its kernels are measured; for a model
+        on `meta` its rates are measured.
+    optimizer: the optimizer, its class, the name of a class of `torch.optim` such as "adamw", or the bytes of its states.
+    budget: bytes for training. Default: the memory of the device less context and libraries.
     extra: share of time that recomputation may cost.
 
     Complexity: a capture and about twenty searches of at most a second.
@@ -156,14 +156,15 @@ def fit(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str,
 def largest(make_args: Callable[[int], Any], model: torch.nn.Module, *, device: str | Card | Roofline | None = None,
             values: Iterable[int] = range(1, 257), extra: float = 0.10, budget: int | float | str | None = None,
             optimizer: torch.optim.Optimizer | type[torch.optim.Optimizer] | int | float | str | None = None) -> Largest:
-    """Looks for the largest batch, or sequence, that trains within a budget. The model does not run.
+    """Finds the largest batch, or sequence, that trains within a budget. The model does not run.
 
-    make_args: gives the arguments of a step for a value: a tuple, or a dict of keywords, or a tuple and a dict; they may be on `meta`.
-    values: what may be chosen. Of two values, the larger one takes at least as much memory.
-    extra: share of time that recomputation may cost. For the rest see `fit`.
+    make_args: returns the arguments of a step for a value: a tuple, a dict of keywords, or a tuple and a dict. They may be on `meta`.
+    values: the candidates, integers. A larger value must take at least as much memory.
+    extra: share of time that recomputation may cost.
+    device, optimizer, budget: see `fit`.
 
-    Returns the value, a number, with the attributes `point`, `budget` and `tried`.
-    Complexity: a capture and a search for log2 of the number of values.
+    Returns the value, an integer with the attributes `point`, `budget` and `tried`.
+    Complexity: log2 of the number of values, times a capture and a search.
     Raises OverBudget if not even the smallest value fits; otherwise as `fit`.
 
         >>> remat.largest(lambda n: (torch.zeros(n, 2048, dtype=torch.long, device="meta"),), model, device="a100-sxm-80gb", optimizer="adamw")
@@ -187,7 +188,7 @@ def largest(make_args: Callable[[int], Any], model: torch.nn.Module, *, device: 
         tried[value] = point
         return point is not None and point.extra <= extra
 
-    low, high = -1, len(choices)  # the first fits, the second does not
+    low, high = -1, len(choices)  # invariant: `low` fits, `high` does not
     while high - low > 1:
         middle = (low + high) // 2 if low >= 0 or high < len(choices) else 0
         if fits(choices[middle]):
@@ -213,7 +214,7 @@ def _session(model: torch.nn.Module, args: Any, kwargs: Any, device: Any, optimi
 
 
 def _planned(session: Session, model: torch.nn.Module, args: Any, kwargs: Any, limit: int, name: str) -> FitPoint | None:
-    """The plan for a budget, or None."""
+    """The plan for a budget of `limit` bytes; None if no plan fits."""
     session.set_budget(limit)
     try:
         session._prepare(model, args, kwargs)
@@ -224,7 +225,7 @@ def _planned(session: Session, model: torch.nn.Module, args: Any, kwargs: Any, l
 
 
 def _smallest(session: Session, model: torch.nn.Module, args: Any, kwargs: Any, plain: Mapping[str, Any]) -> tuple[int, int]:
-    """The smallest budget with a plan, and what is proven."""
+    """The smallest budget with a plan, and the lower bound on it."""
     session.set_budget(1)
     try:
         session._prepare(model, args, kwargs)
@@ -234,15 +235,18 @@ def _smallest(session: Session, model: torch.nn.Module, args: Any, kwargs: Any, 
 
 
 def _cheapest(share: float, known: list[tuple[int, float]], least: FitPoint, smallest: int, planned: Callable[..., FitPoint | None]) -> FitPoint:
-    """The plan of the smallest peak that costs at most `share` of extra time.
+    """The plan with the smallest peak found that costs at most `share` of extra time.
 
-    known: peaks and extra times of schedules, where the search begins. least: a plan that costs less.
+    known: peaks and extra times of schedules; the search begins between two of them.
+    least: a plan that costs less than `share`.
+    smallest: smallest budget with a plan, bytes.
+    planned: makes a plan for a budget.
     """
     name = f"at most {100 * share:g} % extra time"
     low, over = max(((peak, extra) for peak, extra in known if extra > share and peak < least.peak), default=(smallest, 2 * share))
     high, under = min(((peak, extra) for peak, extra in known if extra <= share and peak < least.peak), default=(least.peak, least.extra))
     best = dataclasses.replace(least, name=name)
-    aim = (over - 0.99 * share) / (over - under)  # as if the curve were a line between the two
+    aim = (over - 0.99 * share) / (over - under)  # linear interpolation between the two points
     for left in range(5, -1, -1):
         limit = low + round((high - low) * min(max(aim, 0.05), 0.95))
         if high - low < 0.005 * high or (left == 0 and best.peak > high):
@@ -257,13 +261,13 @@ def _cheapest(share: float, known: list[tuple[int, float]], least: FitPoint, sma
         else:
             low, over = limit, 2 * share if point is None else point.extra
             aim = 0.5
-            if limit == high:  # a plan takes more than its schedule: its arena has gaps
+            if limit == high:  # the plan exceeds the peak of its schedule, as its arena is fragmented
                 high, under = best.peak, best.extra
     return best
 
 
 def _arguments(made: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """Arguments by position and by name."""
+    """Splits the arguments of a step, in one of the forms of `make_args`, into positional and keyword arguments."""
     if isinstance(made, Mapping):
         return (), made
     if isinstance(made, (tuple, list)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients in files: each is put there as soon as it is complete, and stays an ordinary tensor."""
+"""Gradients in files: each moves there as soon as it is complete, and stays an ordinary tensor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._disk import PLAIN, Disk, Layout, movable
 
 
 class _Home:
-    """Memory in a file that takes the gradient of one parameter after another step."""
+    """Memory in a file for the gradient of one parameter, used again in each step."""
 
     def __init__(self, memory: torch.Tensor):
         self.memory = memory
@@ -24,7 +24,7 @@ class _Home:
         return torch._C._storage_Use_Count(self._storage._cdata)
 
     def free(self) -> bool:
-        """Does nobody hold the gradient that was here?"""
+        """True if nobody holds the last gradient in this memory any more."""
         return self._uses() == self._unused
 
 
@@ -33,15 +33,15 @@ class Gradients:
 
     def __init__(self, disk: Disk):
         self.disk = disk
-        self._homes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # of a parameter: the last one
+        self._homes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # per parameter: the home of its last gradient
         self._hooks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._traffic = _torch.Traffic()
-        self._backward = -1  # the last one
+        self._backward = -1  # task of the last backward
 
     def attach(self, model: torch.nn.Module) -> None:
-        """Takes the gradients of `model` from now on, for which it sets space aside. What is small stays in memory.
+        """Moves the gradients of `model` from now on, and reserves disk space for them. Gradients of less than a page stay in memory.
 
-        Raises NoSpace before anything is changed.
+        Raises NoSpace before anything has changed.
         """
         found = [p for p in model.parameters() if type(p) in PLAIN and p.requires_grad and p.is_leaf and p not in self._hooks
                  and movable(p.detach())]
@@ -52,12 +52,12 @@ class Gradients:
             _overlap.call_last(p)
 
     def detach(self) -> None:
-        """Leaves gradients where they are, and takes no more."""
+        """Moves no more gradients. Gradients in files stay there."""
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
         self._homes.clear()
-        self._traffic = _torch.Traffic()  # when the other has ended
+        self._traffic = _torch.Traffic()  # waits for the end of the old one
 
     def _arrived(self, p: torch.Tensor) -> None:
         grad = p.grad
@@ -75,6 +75,6 @@ class Gradients:
             assert grad is not None
         if self._backward != torch._C._current_graph_task_id():
             self._backward = torch._C._current_graph_task_id()
-            torch.autograd.Variable._execution_engine.queue_callback(self._traffic.drain)  # raises what could not be written
-        # Of a home, what stands for it all the time: it is free for the next gradient although this one is still being written.
+            torch.autograd.Variable._execution_engine.queue_callback(self._traffic.drain)  # raises CopyFailed if a write has failed
+        # Evicts through the tensor of the home, not the gradient: so the home counts as free while this gradient is still being written.
         self._traffic.done([home.memory if home is not None and home.memory.data_ptr() == grad.data_ptr() else grad])

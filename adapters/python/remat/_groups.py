@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of `wrap` that few need, in groups."""
+"""Rarely used options of `wrap`, in two groups."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Planner:
     solver: str = "auto"  #: a name of `solvers()`
     solver_options: Mapping[str, int | float | bool] = dataclasses.field(default_factory=dict, hash=False)
     """Of the solver, such as `{"saved": 2}` for "rockmate": `remat.solver_options("rockmate")` lists them. Another name raises Error."""
-    time_limit: float = 20.0  #: of a search, seconds
+    time_limit: float = 20.0  #: time limit of a search, seconds
     first_limit: float = 1.0
     """Seconds that a step waits for its plan, if one that fits is found by then. The search goes on beside the following steps for the rest of `time_limit`,
     and they adopt what it finds."""
     gap: float = 0.005  #: a search ends at this relative distance to the proven bound
-    seed: int = 0  #: of the search
+    seed: int = 0  #: seed of the search
     follow: bool | None = None
     """True runs the module's own Python in every step, on tensors without data, and compares its operator calls with the recorded ones. State that it reads
     or changes, hooks and exceptions are then those of eager mode. A step that takes another path is recorded from there on, and planned at once.
@@ -43,7 +43,7 @@ class Planner:
 
 @dataclasses.dataclass(frozen=True)
 class Offload:
-    """What leaves the memory of the device: `remat.wrap(model, budget="6 GiB", disk="/scratch", offload=remat.Offload("all", weights="planned"))`."""
+    """Options for data that leaves the memory of the device: `remat.wrap(model, budget="6 GiB", disk="/scratch", offload=remat.Offload("all", weights="planned"))`."""
 
     kind: Literal["none", "activations", "optimizer", "all", "auto"] = "none"  #: as the text `offload` of `wrap`
     _: dataclasses.KW_ONLY
@@ -61,13 +61,14 @@ class Offload:
 
 
 _GROUP = {f.name: (group, word) for group, word in ((Planner, "planner"), (Offload, "offload")) for f in dataclasses.fields(group) if f.name != "kind"}
-_KEPT = ("device",)  # spelled alone by those who follow OffMate
+_KEPT = ("device",)  # options that `wrap` still takes itself, as OffMate does
 
 
 def flattened(offload: Any, planner: Any, older: dict[str, Any]) -> dict[str, Any]:
-    """All options of both groups by name. Those in `older` were given to `wrap` itself, as before 0.3, and warn.
+    """All options of both groups by name.
 
-    Raises TypeError for an option that is none, for one given twice, and for a group of another type.
+    older: options given to `wrap` itself, as before version 0.3; they cause a DeprecationWarning.
+    Raises TypeError for an unknown option, for an option given twice, and for a group of another type.
     """
     if planner is not None and not isinstance(planner, Planner):
         raise TypeError(f"planner must be a remat.Planner, got {planner!r}")

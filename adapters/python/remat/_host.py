@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models in memory of the host whose steps run on another device."""
+"""Models with weights in memory of the host whose steps run on another device."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from . import _torch
 
 
 def place(model: torch.nn.Module, device: torch.device, *, pinned: bool) -> None:
-    """Puts weights into memory of the host, and buffers on `device`. They stay the same objects.
+    """Moves weights to memory of the host, and buffers to `device`. The tensor objects stay the same.
 
-    pinned: the memory is page-locked; else weights of the host stay where they are.
+    pinned: True moves all weights to page-locked memory. False leaves weights that are on the host where they are.
     """
     if pinned or any(p.device.type not in ("cpu", "meta") for p in model.parameters()):
         _torch.pin_weights([p for p in model.parameters() if not p.is_meta], str(device))
@@ -27,30 +27,30 @@ def place(model: torch.nn.Module, device: torch.device, *, pinned: bool) -> None
 
 
 def leave(model: torch.nn.Module) -> None:
-    """Puts buffers where the weights are."""
+    """Moves buffers to the host."""
     for b in model.buffers():
         b.data = b.data.cpu()
 
 
 def all_to_device(values: Any, device: torch.device) -> Any:
-    """The same containers, if their tensors are on the device, or others with those."""
+    """The values with all tensors on the device. Returns `values` itself if they are there already."""
     if all(t.device == device for t in tree_leaves(values) if isinstance(t, torch.Tensor)):
         return values
     return tree_map_only(torch.Tensor, lambda t: t.to(device), values)
 
 
 def to_device(tensors: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """What a step is given may be on the host. Gradients come back through the copy."""
+    """Copies inputs on the host to the device. Gradients flow back through the copy."""
     return [t.to(device) if t.device.type == "cpu" else t for t in tensors]
 
 
 class _Bringing(TorchFunctionMode):
-    """Operators get weights of the host on the device. Autograd keeps which weight it was, not the copy."""
+    """A mode in which operators receive copies of weights on the device. Autograd saves a reference to the weight instead of the copy."""
 
     def __init__(self, device: torch.device):
         super().__init__()
         self._device = device
-        #: copies and what they are of, by memory, for the operator that runs now
+        #: copies and their weights, by storage, for the operator that runs now
         self._brought: dict[int, tuple[torch.Tensor, torch.nn.Parameter]] = {}
         self._saving = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
@@ -85,7 +85,7 @@ class _Bringing(TorchFunctionMode):
         return weight
 
     def _write_back(self) -> None:
-        """Weights that an operator has written are on the host."""
+        """Copies weights that an operator has written back to the host."""
         for there, p in self._brought.values():
             if there is not p and there._version:
                 p.data.copy_(there)
@@ -106,8 +106,8 @@ class _Bringing(TorchFunctionMode):
 
 
 def run_plain(plain: Callable[..., Any], device: torch.device, *args: Any, **kwargs: Any) -> Any:
-    """The forward on the device, with one weight there at a time; so is its backward, whose gradients of weights go to the host."""
-    if _torch.weights_disguised():  # they look as if they were on the device
+    """Runs the forward on the device, with one weight there at a time. Its backward does likewise, and its gradients of weights go to the host."""
+    if _torch.weights_disguised():  # the weights report the device as theirs
         return plain(*args, **kwargs)
     args, kwargs = all_to_device((args, kwargs), device)
     with _Bringing(device):

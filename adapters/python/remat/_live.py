@@ -12,14 +12,14 @@ sessions: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 @atexit.register
 def _end() -> None:
-    """Searches beside the steps end before the interpreter does."""
+    """Ends searches beside the steps before the interpreter ends."""
     for session in list(sessions):
         session.close()
 
 
 def let_go_dropped() -> None:
-    """Models that nothing holds but the methods which `wrap` has put into them go, with their weights and arenas. Otherwise they would
-    stay until Python collects garbage, beside the next model of a search over many."""
+    """Frees models that are referenced only by the methods that `wrap` has put into them, with their weights and arenas. Otherwise these cycles
+    would stay until Python's next garbage collection, beside the next model of a search over many models."""
     probe = object()
     held_here = sys.getrefcount(probe)
     for session in list(sessions):

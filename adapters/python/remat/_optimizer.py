@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers whose states are on a disk, and that step one parameter after another."""
+"""Optimizers with states on a disk, or with steps during the backward. They step a few parameters at a time."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from ._options import folder, number, size
 from ._overlap import Overlap, detach
 from ._wrap import of
 
-PARCEL = 8 << 20  #: bytes of states that are brought into memory at a time, or those of one parameter
+PARCEL = 8 << 20  #: largest size of the states that are fetched together, bytes; a larger parameter is fetched alone
 
 
 def optimizer(params: Iterable[Any], cls: type[torch.optim.Optimizer] = torch.optim.AdamW, *, disk: str | os.PathLike[str] | None = None,
               disk_budget: int | float | str | None = None, step: Literal["after", "overlap"] = "after", accumulate: int = 1,
               where: Literal["auto", "host", "device"] = "auto", model: torch.nn.Module | None = None, **options: Any) -> torch.optim.Optimizer:
-    """An optimizer that keeps its states on a disk, or steps while gradients arrive; otherwise it is a `cls`.
+    """An optimizer of class `cls` that keeps its states on a disk, or steps during the backward.
 
-    params, options: as for `cls`. `fused=True` is added where `cls` has such a kernel for the host and neither `fused` nor
-        `foreach` is told; the results are those of `cls` with the same options, bit by bit.
-    disk: folder on the disk that is to hold the states; default: they stay in memory. Space is taken before the step that makes
-        them, in files without a name that go with the process.
-    disk_budget: bytes that may be taken there, as a number or as text; default: what is free.
-    step: "after" all gradients are there, as ever; or "overlap": each parameter steps as soon as its gradient is there, which is
-        freed, and `step()` ends that. Whatever would need the gradients later (clipping, gradient scaling, closures,
-        DistributedDataParallel) is Refused: in the first step, which keeps the gradients, before any weight changes.
-    accumulate: with "overlap": gradients of so many backwards are added up before a parameter steps.
-    where: the arithmetic of a model whose steps run on a device while its weights are on the host, see `model`. "host": there, with "overlap"
-        beside the rest of the backward; "device": parameters, gradients and states are fetched, some at a time, and go back; "auto" measures
-        both on a few MiB and takes the faster, "host" with "overlap".
-    model: takes disk and disk_budget from what `wrap` was told for this model, with offload="optimizer" or "all"; with "auto" that
-        is decided by `wrap`, and states may stay in memory.
+    params, options: as for `cls`. `fused=True` is added if `cls` has a fused kernel for the host, and neither `fused` nor `foreach` is given.
+        The results equal those of `cls` with the same options bit by bit.
+    disk: folder on the disk for the states. Space is reserved before the step that makes the states, in files without names that go with the
+        process. Default: states stay in memory.
+    disk_budget: largest number of bytes on the disk, as a number or as text. Default: the free bytes.
+    step: "after" steps all parameters in `step()`, as usual. "overlap" steps each parameter during the backward, as soon as its gradient is
+        complete, and frees the gradient; `step()` ends the step. Operations that need the gradients later (clipping, gradient scaling, closures,
+        DistributedDataParallel) are Refused. The first step keeps the gradients, and refuses before any weight changes.
+    accumulate: with "overlap": number of backwards whose gradients add up before a parameter steps.
+    where: place of the arithmetic, for a model with weights on the host whose steps run on a device (see `model`). "host" computes on the host;
+        with "overlap" beside the rest of the backward. "device" fetches parameters, gradients and states, some at a time, and sends them back.
+        "auto" measures both on a few MiB and takes the faster place; with "overlap" it takes "host".
+    model: a model wrapped with offload="optimizer" or "all", whose disk and disk_budget the optimizer takes over. With offload="auto", `wrap`
+        decides whether states go to the disk or stay in memory.
 
-    Raises Refused for a class or an option that cannot be stepped parameter by parameter, Error if no file can be made, NoSpace
-    if the disk is full; a step raises NoSpace before it changes weights, CopyFailed if the disk fails.
+    Raises Refused for a class or an option that cannot step parameter by parameter, Error if no file can be made, NoSpace if the disk is full. A step
+    raises NoSpace before it changes weights, and CopyFailed if the disk fails.
 
         opt = remat.optimizer(model.parameters(), torch.optim.AdamW, disk="/scratch", lr=3e-4)
     """
@@ -70,9 +70,9 @@ def optimizer(params: Iterable[Any], cls: type[torch.optim.Optimizer] = torch.op
 
 def offloaded(cls: type[torch.optim.Optimizer], *, disk: str | os.PathLike[str] | None = None, disk_budget: int | float | str | None = None,
               step: Literal["after", "overlap"] = "after") -> type[torch.optim.Optimizer]:
-    """A subclass of `cls` whose instances are what `optimizer` makes, for code that makes its optimizers itself.
+    """A subclass of `cls` whose instances are like those of `optimizer`. For code that constructs its optimizers itself.
 
-    For arguments and what is raised see `optimizer`; `disk_budget` is for each instance.
+    For arguments and exceptions see `optimizer`. `disk_budget` holds for each instance.
 
         Trainer(..., optimizer_cls_and_kwargs=(remat.offloaded(torch.optim.AdamW, disk="/scratch"), {"lr": 3e-4}))
     """
@@ -112,11 +112,11 @@ class _Parcel(NamedTuple):
 
 
 class _Offloaded(torch.optim.Optimizer):
-    """What is put before a class of optimizers."""
+    """Base class that precedes the class of the user: `type(name, (_Offloaded, cls), ...)`."""
 
-    _plain: type[torch.optim.Optimizer]  # that class
+    _plain: type[torch.optim.Optimizer]  # the class of the user
     _there: torch.device | None
-    _options: tuple[str | None, str | None, str, int, tuple[str, str] | None]  # those of `_checked`
+    _options: tuple[str | None, str | None, str, int, tuple[str, str] | None]  # arguments of `_checked` after `cls`
 
     def __init__(self, params: Iterable[Any], *args: Any, **options: Any):
         self._begin()
@@ -133,23 +133,23 @@ class _Offloaded(torch.optim.Optimizer):
 
     def _begin(self) -> None:
         disk, disk_budget, step, accumulate, there = self._options
-        self._there = None if there is None else torch.device(there[0])  # where the arithmetic is done, if not on the host
+        self._there = None if there is None else torch.device(there[0])  # device of the arithmetic; None: the host
         self._disk = None if disk is None else Disk(disk, disk_budget)
-        self._layouts: dict[tuple[Any, ...], dict[str, Layout]] = {}  # of states of parameters that are alike
-        self._rooms: dict[torch.Tensor, dict[str, torch.Tensor]] = {}  # on the disk, for states that are not made yet
-        self._failure: str | None = None  # of the disk: no step can follow
-        self._freed = 0  # bytes, since the last trim
-        self._bytes = 0, 0  # written and read by the last step
-        self._short = False  # of memory
+        self._layouts: dict[tuple[Any, ...], dict[str, Layout]] = {}  # layouts of the states, for parameters that are alike
+        self._rooms: dict[torch.Tensor, dict[str, torch.Tensor]] = {}  # reserved tensors on the disk, for states that do not exist yet
+        self._failure: str | None = None  # message about a failure of the disk, after which no step is possible
+        self._freed = 0  # bytes freed since the last trim
+        self._bytes = 0, 0  # bytes written and read by the last step
+        self._short = False  # memory is short
         self._overlap = Overlap(self, accumulate) if step == "overlap" else None
 
     # --- as an optimizer -----------------------------------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """A step of all parameters that have gradients.
+        """Steps all parameters that have gradients.
 
-        Raises NoSpace or Refused before it changes weights. Raises CopyFailed if the disk fails: after all parameters have stepped
-        if their states could not be written, or else before some have, which it says; then a checkpoint must be loaded.
+        Raises NoSpace or Refused before it changes weights. Raises CopyFailed if the disk fails: after all parameters have stepped if a state could
+        not be written, else before some have stepped. The message tells which; a saved state must be loaded before the next step.
         """
         if self._overlap is not None:
             return self._overlap.finish(self, closure)
@@ -193,7 +193,7 @@ class _Offloaded(torch.optim.Optimizer):
         bare(super().load_state_dict)(state_dict)
         self._failure = None
 
-    def __setstate__(self, state: dict[str, Any]) -> None:  # of load_state_dict, of copies and of pickles
+    def __setstate__(self, state: dict[str, Any]) -> None:  # called by load_state_dict, for copies and for pickles
         super().__setstate__(state)
         self._layouts.clear()
         self._rooms.clear()
@@ -220,7 +220,7 @@ class _Offloaded(torch.optim.Optimizer):
         todo = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
         self._look_around()
         if self._there is not None:
-            _torch.release_sessions()  # parcels take the room of their arenas
+            _torch.release_sessions()  # parcels use the memory of their arenas
         self._prepare(todo)
         parcels = list(self._parcels(todo))
         if self._disk is None:
@@ -245,7 +245,7 @@ class _Offloaded(torch.optim.Optimizer):
         self._check_traffic(traffic)
 
     def _check_traffic(self, traffic: _torch.Traffic) -> None:
-        """Raises CopyFailed if something could not be written."""
+        """Raises CopyFailed if a state could not be written."""
         try:
             traffic.drain()
         except CopyFailed as e:
@@ -256,7 +256,7 @@ class _Offloaded(torch.optim.Optimizer):
         return CopyFailed(message)
 
     def _prepare(self, todo: list[tuple[dict[str, Any], torch.Tensor]]) -> None:
-        """Sees to it that a step can be made: class, options, room for states. Changes no weights."""
+        """Checks that a step is possible (class, options), and reserves disk space for new states. Changes no weights."""
         if self._failure is not None:
             raise CopyFailed(self._failure)
         wanted = []
@@ -281,9 +281,9 @@ class _Offloaded(torch.optim.Optimizer):
             self._rooms[p] = {key: next(rooms) for key in of}
 
     def _rehearse(self, group: dict[str, Any], p: torch.Tensor, sparse: bool) -> dict[str, Layout]:
-        """Steps a parameter like `p`, to see what the class does. Returns the states that can be on a disk."""
+        """Steps a zero parameter like `p`, to see which states the class makes. Returns the layouts of states that can be on a disk."""
         double = torch.zeros_like(p, requires_grad=True)
-        empty: Any = torch.sparse_coo_tensor  # whose stub does not know that sizes are enough
+        empty: Any = torch.sparse_coo_tensor  # Any: its stub does not know that sizes are enough
         double.grad = empty(size=p.shape, dtype=p.dtype, device=p.device, check_invariants=False) if sparse else torch.zeros_like(p)
         state: dict[Any, Any] = collections.defaultdict(dict)
         with torch.random.fork_rng(devices=[]):
@@ -292,7 +292,7 @@ class _Offloaded(torch.optim.Optimizer):
         return {key: Layout.of(t) for key, t in state[double].items() if movable(t)}
 
     def _apply(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
-        """Steps these parameters; their states are at home afterwards."""
+        """Steps parameters of a group. Their states are on the disk afterwards, if there is one."""
         homes = {p: dict(self.state.get(p, ())) or self._rooms.pop(p, {}) for p in params}
         for sparse in (False, True):
             some = [p for p in params if p.grad.is_sparse == sparse]
@@ -303,7 +303,7 @@ class _Offloaded(torch.optim.Optimizer):
                 self._bring_home(self.state.get(p, {}), homes[p])
 
     def _step_at(self, device: torch.device | None, group: dict[str, Any], params: list[torch.Tensor], state: dict[Any, Any]) -> None:
-        """Steps parameters of the host on a device; None: on the host. They and their states are on the host afterwards."""
+        """Steps parameters of the host on `device`; None means on the host. The parameters and their states are on the host afterwards."""
         if device is None:
             return step_alone(self, group, params, state=state)
         moves: Callable[[Any], bool] = lambda t: isinstance(t, torch.Tensor) and (t.dim() > 0 or bool(group.get("fused")))  # noqa: E731  steps are counted on the host
@@ -328,7 +328,7 @@ class _Offloaded(torch.optim.Optimizer):
     # --- states --------------------------------------------------------------------------------------------------------------
 
     def _settle(self, params: Iterable[Any]) -> None:
-        """Moves their states to the disk, where they are not there yet."""
+        """Moves those states of the parameters to the disk that are not on it yet."""
         if self._disk is None:
             return
         states = [state for p in params if isinstance(state := self.state.get(p), dict)]
@@ -340,7 +340,7 @@ class _Offloaded(torch.optim.Optimizer):
             evict([home])
 
     def _bring_home(self, state: dict[str, Any], homes: dict[str, Any]) -> None:
-        """Moves what a step has made anew to where it was before, or to the room that is reserved for it."""
+        """Moves state tensors that a step has replaced to their old places on the disk, or to the places reserved for them."""
         for key, t in state.items():
             if self._disk.holds(t) or not movable(t):
                 continue
@@ -353,7 +353,7 @@ class _Offloaded(torch.optim.Optimizer):
         self._trim()
 
     def _trim(self) -> None:
-        """Gives back to the system what has been freed: the C library keeps blocks between smaller ones that are in use."""
+        """Returns freed memory to the system. The C library keeps free blocks that lie between smaller blocks in use."""
         if self._freed >= PARCEL:
             self._freed = 0
             _core.trim()
@@ -362,7 +362,7 @@ class _Offloaded(torch.optim.Optimizer):
         return [t for p in params for t in self.state.get(p, {}).values() if self._disk.holds(t)]
 
     def _look_around(self) -> None:
-        """Is memory short: is there no room for the weights once more? Then models give back what they keep for their next steps."""
+        """Checks whether memory is short: the weights would not fit a second time. Then all sessions give back the memory that they keep for their next steps."""
         if self._disk is None:
             return
         here = (p for group in self.param_groups for p in group["params"] if p.device.type == "cpu")
@@ -371,18 +371,18 @@ class _Offloaded(torch.optim.Optimizer):
             _torch.release_sessions()
 
     def _unneeded(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
-        """What no longer has to be in memory once these have stepped, if it is in files: their gradients, and if memory is short
-        they themselves. The system would find them, but last, and could not let go of weights before they are written."""
+        """Tensors in files to evict after a step of these parameters: their gradients, and if memory is short the parameters. The system would evict them
+        late, and it could not drop weights before they are written."""
         found = (t.detach() for p in params for t in ((p.grad, p) if self._short else (p.grad,)) if t is not None)
         return [t for t in found if movable(t) and in_file(t)]
 
     def _parcels(self, todo: list[tuple[dict[str, Any], torch.Tensor]]) -> Iterator[_Parcel]:
-        """Neighbours of one group, as many as may be in memory together."""
+        """Splits the parameters into parcels: neighbours in a group whose states may be in memory together."""
         parcel, size = None, 0
         for group, p in todo:
             states = self.state.get(p) or self._rooms.get(p, {})
             count = sum(t.numel() * t.element_size() for t in states.values() if isinstance(t, torch.Tensor))
-            count += 2 * p.nbytes if self._there is not None else 0  # it goes to the device with its gradient
+            count += 2 * p.nbytes if self._there is not None else 0  # the parameter goes to the device with its gradient
             if parcel is None or parcel.group is not group or size + count > PARCEL:
                 if parcel is not None:
                     yield parcel

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What options may say. Errors name the option."""
+"""Checks of options. Errors name the option."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ._errors import Error
 
 
 def size(name: str, value: Any, parse: Callable[[str], Any] = _core.parse_bytes) -> str:
-    """Bytes as text, of a number or a text.
+    """Converts a size in bytes, given as number or text, to text.
 
-    parse: raises Error if it does not take the text.
+    parse: checks the text; raises Error for a bad one.
     Raises TypeError, ValueError or Error.
     """
     if isinstance(value, bool) or not isinstance(value, (numbers.Real, str)):
@@ -38,7 +38,7 @@ def size(name: str, value: Any, parse: Callable[[str], Any] = _core.parse_bytes)
 
 
 def of_solver(options: Any) -> dict[str, str]:
-    """Options of a solver as texts. Raises TypeError for what is no mapping of names to numbers or bools."""
+    """Converts options of a solver to texts. Raises TypeError unless `options` maps names to numbers or bools."""
     if not isinstance(options, Mapping):
         raise TypeError(f'solver_options must be a mapping such as {{"saved": 2}}, got {options!r}')
     for name, value in options.items():
@@ -48,7 +48,7 @@ def of_solver(options: Any) -> dict[str, str]:
 
 
 def folder(name: str, value: Any) -> str:
-    """A folder that stays the same one whatever the working directory becomes. Raises TypeError or ValueError."""
+    """Converts a folder to an absolute path, which does not depend on the working directory. Raises TypeError or ValueError."""
     try:
         text = os.fsdecode(value)
     except TypeError:
@@ -59,7 +59,7 @@ def folder(name: str, value: Any) -> str:
 
 
 def number(name: str, value: Any, kind: Any = numbers.Real, least: int = 0, most: float = math.inf) -> None:
-    """Raises TypeError or ValueError unless `value` is such a number in this range."""
+    """Raises TypeError or ValueError unless `value` is a number of type `kind` in [least, most]."""
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be {'an integer' if kind is numbers.Integral else 'a number'}, got {value!r}")
     if not value >= least:
@@ -69,7 +69,7 @@ def number(name: str, value: Any, kind: Any = numbers.Real, least: int = 0, most
 
 
 def document(name: str, value: Any) -> str:
-    """One of the exchange formats as JSON. Raises TypeError for what is none."""
+    """Converts a document of an exchange format from a dictionary to JSON. Raises TypeError for anything else."""
     if not isinstance(value, Mapping):
         raise TypeError(f"{name} must be a dictionary, got {type(value).__qualname__}")
     try:
@@ -85,7 +85,7 @@ def function(name: str, value: Any) -> None:
 
 
 def arguments(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Those of a step by position, and by name. Raises TypeError."""
+    """Positional and keyword arguments of a step, as tuple and dict. Raises TypeError."""
     if not isinstance(args, (tuple, list)):
         raise TypeError(f"args must be a tuple of what a step is called with, got {type(args).__qualname__}: a single argument is (x,)")
     if kwargs is not None and not isinstance(kwargs, Mapping):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of parameters while gradients arrive, and what shows that somebody needs these gradients."""
+"""Steps of parameters during the backward, and checks that nobody needs their gradients afterwards."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ._errors import CopyFailed, Refused
 if TYPE_CHECKING:
     from ._optimizer import _Offloaded
 
-_hooks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # of a parameter: it steps for one optimizer
+_hooks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # per parameter: the `Overlap` of its optimizer, and the hooks. A parameter steps for one optimizer
 
 
 def steps_at_once(p: torch.Tensor) -> bool:
-    """Does `p` step as soon as its gradient is there?"""
+    """True if `p` steps as soon as its gradient is complete."""
     overlap = _hooks[p][0]() if p in _hooks else None
     return overlap is not None and overlap._tried
 
 
 def call_last(p: torch.Tensor) -> None:
-    """Registers the hooks that step `p` again, so that they run after all hooks that were registered since."""
+    """Registers the stepping hooks of `p` anew, so that they run after all hooks registered in the meantime."""
     if p in _hooks:
         owner = _hooks[p][0]
         detach(p)
@@ -33,7 +33,7 @@ def call_last(p: torch.Tensor) -> None:
 
 
 class Spent(torch.Tensor):
-    """Stands for a gradient that has been used and freed, until the step ends."""
+    """Placeholder for a gradient that has been used and freed, until the step ends. Refuses all operations."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -41,27 +41,27 @@ class Spent(torch.Tensor):
 
 
 class Overlap:
-    """What happens to the parameters of one optimizer between two calls of its `step()`."""
+    """Steps the parameters of one optimizer between two calls of its `step()`."""
 
     def __init__(self, optimizer: _Offloaded, accumulate: int):
-        """accumulate: backwards whose gradients add up before a parameter steps."""
+        """accumulate: number of backwards whose gradients add up before a parameter steps."""
         self._optimizer = weakref.ref(optimizer)
         self._accumulate = accumulate
-        self._passes: dict[torch.Tensor, int] = {}  # gradients that came since the last step
-        self._tried = False  # a whole step has shown that nobody needs the gradients
-        self._held: dict[torch.Tensor, tuple[torch.Tensor, Any]] = {}  # gradients of a step that is not tried yet, and what they were
+        self._passes: dict[torch.Tensor, int] = {}  # number of gradients per parameter since the last step
+        self._tried = False  # a complete first step has shown that nobody needs the gradients later
+        self._held: dict[torch.Tensor, tuple[torch.Tensor, Any]] = {}  # per parameter, until `_tried`: its gradient and `_print` of it
         self._applied: dict[torch.Tensor, None] = {}  # parameters that have stepped
-        self._lifted: set[torch.Tensor] = set()  # of these: asked for another gradient
-        self._settings: dict[int, tuple[dict[Any, Any], dict[Any, Any]]] = {}  # of groups, when their first gradient came
-        self._order: dict[torch.Tensor, torch.Tensor] = {}  # of the last step: what came next
+        self._lifted: set[torch.Tensor] = set()  # parameters that have stepped and are about to receive another gradient
+        self._settings: dict[int, tuple[dict[Any, Any], dict[Any, Any]]] = {}  # groups, with their options at their first gradient
+        self._order: dict[torch.Tensor, torch.Tensor] = {}  # per parameter: the next one in the order of gradients of the last step
         self._last: torch.Tensor | None = None
         self._groups: dict[torch.Tensor, dict[Any, Any]] = {}
         self._traffic: _torch.Traffic | None = None
-        self.dropped = False  # gradients that no step has used
+        self.dropped = False  # `give_up` has dropped gradients that no step has used
         self._before = 0, 0
 
     def attach(self, optimizer: _Offloaded) -> None:
-        """Has all trainable parameters tell when their gradients come."""
+        """Registers the hooks of all trainable parameters."""
         self._regroup(optimizer)
         me = weakref.ref(self)
         for p in self._groups:
@@ -78,7 +78,7 @@ class Overlap:
             raise _refusal(f"{what} came between backward and step(): call step() first, or load_state_dict() to drop what the backward left")
 
     def give_up(self) -> None:
-        """Drops the gradients since the last step: states are loaded, most likely since something was refused or has failed."""
+        """Drops the gradients since the last step. Called when states are loaded, usually after a refusal or failure."""
         if self._applied or self._held:
             self.dropped = True
             self._clear()
@@ -94,7 +94,7 @@ class Overlap:
 
     def _coming(self, p: torch.Tensor) -> None:
         if p in self._applied and isinstance(p.grad, Spent):
-            self._lifted.add(p)  # nothing can be added to it; what came will be seen when it is there
+            self._lifted.add(p)  # autograd cannot add to the placeholder; `_arrived` refuses the new gradient
             p.grad = None
 
     def _arrived(self, p: torch.Tensor) -> None:
@@ -126,7 +126,7 @@ class Overlap:
         else:
             self._apply_on_disk(optimizer, group, p)
         self._applied[p] = None
-        torch.autograd.graph.increment_version(p)  # fused kernels do not: what still needs the old values of `p` must know
+        torch.autograd.graph.increment_version(p)  # fused kernels do not, and a backward that still needs the old values of `p` must notice
         optimizer._freed += p.grad.numel() * p.grad.element_size()
         p.grad = torch.zeros((), dtype=p.dtype, device=p.device).expand(p.shape).as_subclass(Spent)
         optimizer._trim()
@@ -150,7 +150,7 @@ class Overlap:
         self._last = p
 
     def finish(self, optimizer: _Offloaded, closure: Callable[[], Any] | None) -> None:
-        """Ends a step."""
+        """Ends a step: checks that nobody used or changed the gradients, and steps the remaining parameters."""
         if closure is not None:
             raise _refusal("step(closure) computes the loss when all parameters are as they were")
         if getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None:
@@ -173,19 +173,19 @@ class Overlap:
         traffic, self._traffic = self._traffic, None
         if traffic is not None:
             traffic.wait()
-        optimizer._step_all()  # what has not stepped yet: gradients of the first step, or set by hand
+        optimizer._step_all()  # parameters that have not stepped: all in the first step, or those with a gradient set by hand
         if traffic is not None:
             optimizer._bytes = optimizer._disk.written - self._before[0], optimizer._disk.read - self._before[1]
         if self._held or self._applied:
             self._tried = True
         self._clear()
-        self.attach(optimizer)  # what has become trainable
+        self.attach(optimizer)  # parameters that have become trainable
         if traffic is not None:
             optimizer._check_traffic(traffic)
 
 
 def detach(p: torch.Tensor) -> None:
-    """The parameter steps for no optimizer while gradients arrive."""
+    """Removes the stepping hooks of a parameter."""
     if p in _hooks:
         for hook in _hooks.pop(p)[1]:
             hook.remove()
@@ -204,7 +204,7 @@ def _tell(me: weakref.ref[Any], what: Callable[..., Any], p: torch.Tensor | None
 
 
 def _print(grad: torch.Tensor) -> tuple[int, int]:
-    """Tells contents that somebody has written to; not all that writes tells autograd (`GradScaler.unscale_`)."""
+    """A fingerprint that changes with a write: version and a sum of the bits. The sum finds writes without a new version (`GradScaler.unscale_`)."""
     values = (grad._values() if grad.is_sparse else grad).detach()
     values = torch.view_as_real(values) if values.is_complex() else values
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.itemsize]

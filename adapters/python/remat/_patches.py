@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of PyTorch that are written in Python and need what a step without data has not got: memory, states of generators, kernels of their own."""
+"""Patches of PyTorch functions that need things a step without data lacks: memory, generator states, kernels in Python."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ._errors import Refused
 
 _READS = ("const_data_ptr", "__reduce_ex__", "__deepcopy__")
 _OBSERVES = ("register_hook", "retain_grad")
-_SHARES = ("numpy", "data_ptr", "__array__", "__dlpack__")  # memory that may be written, too
+_SHARES = ("numpy", "data_ptr", "__array__", "__dlpack__")  # methods that expose the memory, so that it may be written, too
 _OF_STORAGES = ("__getitem__", "__setitem__", "copy_", "data_ptr", "fill_", "resize_")
 
 
 def _first(original: Callable[..., Any], tell: Callable[..., Any], told: int = 1) -> Callable[..., Any]:
-    """The same, after `tell`, which gets the first arguments: it has kernels run that have not run yet."""
+    """Wraps `original`: calls `tell` first with the first `told` arguments. `tell` runs pending kernels."""
     @functools.wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
         tell(*args[:told])
@@ -35,7 +35,7 @@ def _first(original: Callable[..., Any], tell: Callable[..., Any], told: int = 1
 
 
 def _tolist(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, of a copy on the host where the tensor is not there: a copy that `tolist` makes by itself has no data yet."""
+    """Wraps `tolist`: in a forward without data, copies the tensor to the host first. A copy made inside `tolist` would have no data yet."""
     @functools.wraps(original)
     def tolist(self: torch.Tensor) -> Any:
         at = self.cpu() if _torch.without_data() else self
@@ -46,7 +46,7 @@ def _tolist(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _observing(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, which may begin to watch the gradient of its tensor."""
+    """Wraps a method that may begin to watch the gradient of its tensor."""
     @functools.wraps(original)
     def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return _torch.observing(self, original, *args, **kwargs)
@@ -60,7 +60,7 @@ def _leave_for_thread() -> None:
 
 
 def _setitem(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The same. Of a single number, PyTorch compares the memory with that of the tensor that it goes to."""
+    """Wraps `__setitem__`: adds a dimension to a value without dimensions. For such values PyTorch compares the addresses of both tensors."""
     @functools.wraps(original)
     def setitem(self: torch.Tensor, index: Any, value: Any) -> None:
         one = _is_plain(self) and _is_plain(value) and value.dim() == 0
@@ -77,8 +77,8 @@ def _leave_for_storage() -> None:
 
 
 def _data() -> property:
-    """`Tensor.data`. A forward without data copies them where nobody can tell that from other memory under the tensor. Else the calls before run
-    on the memory of then."""
+    """The property `Tensor.data`. An assignment puts other memory under a tensor. A forward without data copies the values instead, if the difference
+    is invisible. Otherwise it leaves the plan: pending calls run on the old memory first."""
     descriptor: Any = torch.Tensor.data
 
     def put(self: torch.Tensor, other: torch.Tensor) -> None:
@@ -94,7 +94,7 @@ def _data() -> property:
     class Example:
         data = property(fset=lambda self, other: counts.append(sys.getrefcount(other)))
 
-    def held() -> Any:  # in C++, too, as results of calls are
+    def held() -> Any:  # a tensor that C++ holds as well, like results of calls
         leaf.grad = torch.zeros(())
         return leaf.grad
 
@@ -106,11 +106,11 @@ def _data() -> property:
 
 
 class _Parts(threading.local):
-    """Parts under checkpoints of the forward that this thread runs."""
+    """Parts under `torch.utils.checkpoint` in the forward that this thread runs."""
 
     def __init__(self) -> None:
-        self.done: list[tuple[int, int, bool]] = []  # without data: first call, the call behind the last, whether all runs again
-        self.for_some = False  # its backward is for chosen tensors, which reentrant autograd does not take
+        self.done: list[tuple[int, int, bool]] = []  # parts that ran without data: first call, end of the calls, whether all calls run again
+        self.for_some = False  # the backward is for chosen tensors, which reentrant autograd does not support
 
 
 _parts = _Parts()
@@ -118,8 +118,8 @@ _parts = _Parts()
 
 @contextlib.contextmanager
 def recomputed() -> Iterator[None]:
-    """A forward of a training step runs without data. What parts under checkpoints have written, such as running statistics, is written once more
-    at its end, the last part first: eager mode does so in the backward."""
+    """A context for a forward without data. Eager mode repeats the writes of parts under checkpoints, such as running statistics, in the backward.
+    The context repeats them at its end, the last part first."""
     before, _parts.done = _parts.done, []
     try:
         yield
@@ -131,7 +131,7 @@ def recomputed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def for_some_gradients() -> Iterator[None]:
-    """A forward runs with data, for gradients of chosen tensors."""
+    """A context for a forward with data whose backward is for chosen tensors."""
     before, _parts.for_some = _parts.for_some, True
     try:
         yield
@@ -147,8 +147,8 @@ def _part(since: int, all_runs_again: bool) -> Iterator[None]:
 
 
 def _checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The logic before and after a checkpoint without reentrant autograd. A step without data keeps the part as it is, and decides by itself what
-    is recomputed."""
+    """Wraps the generator of a non-reentrant checkpoint. In a step without data the part runs without checkpointing logic, as the planner decides what
+    to recompute."""
     def kept(since: int) -> Iterator[None]:
         with _part(since, False):
             yield
@@ -185,23 +185,23 @@ def _geometry(t: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _is_same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """One is a view of the other, and as a whole."""
+    """True if both tensors have the same storage and the same geometry."""
     return _is_plain(a) and _is_plain(b) and a.untyped_storage()._cdata == b.untyped_storage()._cdata and _geometry(a) == _geometry(b)
 
 
 def _is_like(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Both are tensors of one type and geometry, over memories of one size."""
+    """True if both tensors have the same type, device and geometry, and storages of equal size."""
     return (_is_plain(a) and _is_plain(b) and not b.requires_grad and a.device == b.device and _geometry(a) == _geometry(b)
             and a.untyped_storage().nbytes() == b.untyped_storage().nbytes())
 
 
 def _is_plain(t: Any) -> bool:
-    """A tensor over a storage, and not one of another class, such as a parameter without a size."""
+    """True for a strided tensor or parameter of PyTorch's own classes. Excludes subclasses such as uninitialized parameters."""
     return type(t) in (torch.Tensor, torch.nn.Parameter) and t.layout == torch.strided
 
 
 def _where() -> str:
-    """Where the model is, by its innermost line."""
+    """The innermost line of the model that is running, as "file:line"."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_MODEL):
         frame = frame.f_back
@@ -212,7 +212,7 @@ _NOT_THE_MODEL = (torch.__path__[0], __file__.rpartition("/")[0])
 
 
 def _higher_order(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, of operators whose arguments are functions. What they do with these is no list of calls."""
+    """Wraps the call of higher-order operators: their arguments are functions, so no plan can hold them."""
     @functools.wraps(original)
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         recorded = self is custom_function_call
@@ -224,7 +224,7 @@ def _higher_order(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compiled(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, which is asked before compiled code runs."""
+    """Wraps the callback that PyTorch calls before compiled code runs."""
     @functools.wraps(original)
     def callback(given: Any) -> Any:
         found = original(given)
@@ -242,7 +242,7 @@ def _watch_compiled() -> None:
 
 
 def _compiler(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.compile`, which imports what is watched."""
+    """Wraps `torch.compile`, which imports the module that `_watch_compiled` patches."""
     @functools.wraps(original)
     def compiler(*args: Any, **kwargs: Any) -> Any:
         compiled = original(*args, **kwargs)
@@ -254,7 +254,7 @@ def _compiler(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _setattr(original: Callable[..., Any], take_forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The same of modules. Trainers give a model another forward that calls no part of the one before."""
+    """Wraps `Module.__setattr__` for `forward`. Some trainers give a model a new forward that does not call the old one."""
     @functools.wraps(original)
     def setattr(self: torch.nn.Module, name: str, value: Any) -> None:
         original(self, name, take_forward(self, value) if name == "forward" else value)
@@ -264,9 +264,10 @@ def _setattr(original: Callable[..., Any], take_forward: Callable[..., Any]) -> 
 
 @functools.cache
 def install(let_go: Callable[..., None], take_forward: Callable[..., Any]) -> None:
-    """Has these parts tell the planner, and has it decide instead of `torch.utils.checkpoint` what is recomputed. Once for the process.
+    """Installs all patches, once per process. From then on the planner, and not `torch.utils.checkpoint`, decides what to recompute in planned steps.
 
-    let_go: called with two tensors that are about to change places. take_forward: of a module and what is to become its forward, gives that
+    let_go: called with two tensors that are about to be swapped.
+    take_forward: called with a module and its new forward; returns the forward to set.
     """
     for names, may_write in ((_READS, False), (_SHARES, True)):
         for name in names:

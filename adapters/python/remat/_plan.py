@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of a model that is not wrapped: what a budget would cost."""
+"""Plans and curves of a model that is not wrapped: the time that a budget would cost."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-    """A device by its peaks, to plan for without it: an operation takes the time of its arithmetic or of its bytes, whichever is longer."""
+    """A model of a device by its peaks, to plan without the device. An operation takes the time of its arithmetic or of its bytes, whichever is longer."""
 
-    flops_per_second: float | Mapping[torch.dtype, float]  #: of all types, or by type, of which the smallest also stands for others
+    flops_per_second: float | Mapping[torch.dtype, float]  #: one rate for all types, or a rate per type; other types have the smallest of these
     bytes_per_second: float
     overhead: float = 0.0  #: seconds per operation
 
@@ -43,10 +43,12 @@ class Roofline:
 def plan(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, *, budget: int | float | str | None = None,
          activation_budget: int | float | str | None = None, solver: str = "auto", solver_options: Mapping[str, int | float | bool] = {},
          time_limit: float = 20.0, gap: float = 0.005, seed: int = 0, device: str | Card | Roofline | None = None) -> Plan:
-    """What a training step of `model` would take and cost inside a budget. The model is captured, not trained, and stays as it is.
+    """Plans a training step of `model` within a budget: peak and time. The model is captured, not trained, and stays unchanged.
 
-    args, kwargs: of a training step. solver, solver_options, time_limit, gap, seed: see `Planner`. For the rest see `wrap`.
-    device: a name of `cards()`, a `Card` or a `Roofline`, whose rates tell times; model and arguments may then be on `meta`, without
+    args, kwargs: arguments of a training step.
+    budget: see `wrap`.
+    activation_budget, solver, solver_options, time_limit, gap, seed: see `Planner`.
+    device: a name of `cards()`, a `Card` or a `Roofline`, whose rates give the times; model and arguments may then be on `meta`, without
         any data. Default: kernels are measured.
     Raises OverBudget if no schedule fits, Refused if the model cannot be captured, Error or ValueError for options.
     """
@@ -58,14 +60,14 @@ def plan(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """Time against budget."""
+    """The time of a step against its budget."""
 
-    points: list[dict[str, Any]]  #: by falling budget: budget, peak (bytes), seconds, bound (seconds, proven), status
-    plain_seconds: float  #: of the step without recomputation
-    picture: str
+    points: list[dict[str, Any]]  #: by falling budget: budget and peak (bytes), seconds, bound (proven lower bound, seconds), status
+    plain_seconds: float  #: time of the step without recomputation
+    picture: str  #: the curve as an SVG document
 
     def svg(self, path: str | pathlib.Path | None = None) -> str:
-        """The curve as an SVG document; also written to `path` if there is one."""
+        """The curve as an SVG document; also written to `path` if given."""
         if path is not None:
             pathlib.Path(path).write_text(self.picture)
         return self.picture
@@ -94,9 +96,12 @@ class Curve:
 def curve(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None, *, points: int = 20, solver: str = "auto",
           solver_options: Mapping[str, int | float | bool] = {}, time_limit: float = 60.0, gap: float = 0.005, seed: int = 0,
           device: str | Card | Roofline | None = None) -> Curve:
-    """The time of a training step against its budget. The model is captured, not trained, and stays as it is.
+    """Plans a training step for several budgets. The model is captured, not trained, and stays unchanged.
 
-    args, kwargs, device: as for `plan`. points: number of budgets. time_limit: of all searches together, seconds.
+    args, kwargs, device: as for `plan`.
+    points: number of budgets.
+    solver, solver_options, gap, seed: see `Planner`.
+    time_limit: time limit of all searches together, seconds.
     Raises Refused if the model cannot be captured, Error or ValueError for options.
     """
     _options.number("points", points, numbers.Integral, 1, MOST_POINTS)
@@ -108,7 +113,7 @@ def curve(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[st
 
 
 def parts_of(device: str | Card | Roofline | None) -> tuple[Any, ...] | None:
-    """The rates of a device as `_torch.Session` takes them; None: kernels are measured. Raises ValueError or TypeError."""
+    """Converts the rates of a device for `_torch.Session`; None: kernels are measured. Raises ValueError or TypeError."""
     from ._cards import Card, card
 
     known = card(device) if isinstance(device, str) else device
@@ -123,13 +128,13 @@ def parts_of(device: str | Card | Roofline | None) -> tuple[Any, ...] | None:
 
 
 def check_model(model: Any) -> None:
-    """Raises TypeError unless it is one."""
+    """Raises TypeError unless `model` is a `torch.nn.Module`."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__qualname__}")
 
 
 def prepared(model: torch.nn.Module, options: Options) -> Session:
-    """A session of a model that stays as it is. Raises Refused if nothing can be measured, TypeError for what is no model."""
+    """A session for a model that is not changed. Raises Refused if the model is on meta and `options` has no device; TypeError for no model."""
     check_model(model)
     if options.device is None and any(t.is_meta for t in (*model.parameters(), *model.buffers())):
         raise Refused("the model is on meta, where nothing can be measured", advice="device=remat.Roofline(...) tells what operations take")

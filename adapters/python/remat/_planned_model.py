@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _members(model: torch.nn.Module, attributes: bool) -> list[tuple[Any, ...]]:
-    """Per dict of parameters, buffers and modules, and of attributes and hooks: itself, and what it holds."""
+    """Lists the dicts of parameters, buffers and modules, each with its keys and values; with `attributes` also those of attributes and hooks."""
     names = ("_parameters", "_buffers", "_modules", *(_snapshot.HOOKS if attributes else ()))
     held = [part.__dict__.get(name) for part in model.modules() for name in names]
     held += [part.__dict__ for part in model.modules() if attributes]
@@ -26,7 +26,7 @@ def _members(model: torch.nn.Module, attributes: bool) -> list[tuple[Any, ...]]:
 
 
 class Source:
-    """The model as the planner sees it."""
+    """Implements `remat::pytorch::model` for a module of Python. Holds the model and its session weakly."""
 
     def __init__(self, model: torch.nn.Module, session: Session):
         self._model = weakref.ref(model)
@@ -39,12 +39,12 @@ class Source:
         return model
 
     def planned_by(self) -> weakref.ref[Any] | None:
-        """The function that plans the forward of the model; None if none does yet."""
+        """The function that plans the forward of the model; None before the first one."""
         session = self._session()
         return None if session is None or session._forward is None else weakref.ref(session._forward)
 
     def plain(self, planned_by: weakref.ref[Any] | None) -> Any:
-        """The forward of the model as it was for a step that this function has planned."""
+        """The original forward for a step that was planned by the function `planned_by`."""
         session, model = self._session(), self.model()
         function = planned_by and planned_by()
         if planned_by and function is None:
@@ -59,22 +59,22 @@ class Source:
 
     def signature(self) -> str:
         model, session = self.model(), self._session()
-        followed = session is not None and session._options.followed()  # calls of the forward are compared
+        followed = session is not None and session._options.followed()  # then each step compares the calls of the forward with the recorded ones
         if session is not None and session._source is self:
             session._members = _members(model, not followed)
             if not followed:
                 session._tell_hooks(model)
             if session._gradients is not None and session._open:
-                session._gradients.attach(model)  # what is trained since
+                session._gradients.attach(model)  # parameters that have become trainable
         return "" if followed else _snapshot.settings(model)
 
     def changed(self) -> bool:
-        """May anything be other than it was when `signature` was last asked for?"""
+        """False only if the dicts of the model are unchanged since the last call of `signature`."""
         session = self._session()
         return session is None or session._source is not self or not _torch.same_dicts(session._members)
 
     def put_back(self) -> None:
-        """Weights and buffers go back to where the options want them."""
+        """Moves weights and buffers back to the places that the options ask for."""
         session = self._session()
         if session is not None:
             session._place_weights(self.model())

@@ -9,7 +9,7 @@ from ._errors import Refused
 
 
 def refuse_unplanned(inputs: list[torch.Tensor]) -> None:
-    """Raises Refused if nothing is planned here and now."""
+    """Raises Refused if these inputs, or the current modes of PyTorch, exclude a plan."""
     for t in inputs:
         if t.layout is not torch.strided or t.is_quantized or t.is_nested:
             raise Refused("an argument is a tensor that is sparse, nested or quantized")
@@ -34,7 +34,7 @@ def refuse_transforms() -> None:
 
 
 def refuse_parts(model: torch.nn.Module) -> None:
-    """Raises Refused if a module is one that no plan can hold."""
+    """Raises Refused if the model has a module that no plan can hold: compiled, sharded or DistributedDataParallel."""
     for name, module in model.named_modules():
         if module is not model and (type(module).__module__.startswith("torch._dynamo") or module._compiled_call_impl is not None):
             raise Refused(f"module {name} inside is compiled: a plan is made of the operators of eager mode",

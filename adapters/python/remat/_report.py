@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans as Python sees them, and pages about them."""
+"""Plans for Python, and reports about them."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Plan(Mapping[str, Any]):
-    """The plan of a training step. Its members are attributes, and items as of a dictionary: `plan.peak` is `plan["peak"]`.
+    """The plan of a training step. Its figures are attributes, and items as in a dictionary: `plan.peak` is `plan["peak"]`.
 
-    Two plans are equal if their items are.
+    Two plans are equal if their items are equal.
     """
 
     status: str  #: "optimal", "feasible", ...
-    inputs: str  #: description of the inputs that it is for
+    inputs: str  #: description of the inputs of the plan
     solver: str
     peak: int  #: bytes, with parameters, gradients and states
     seconds: float  #: predicted time of the operators
-    plain_seconds: float  #: the same without recomputation
-    bound: float  #: proven: no plan within the budget takes fewer seconds
+    plain_seconds: float  #: predicted time without recomputation
+    bound: float  #: lower bound on the seconds of every plan within the budget
     gap: float  #: relative distance between `seconds` and `bound`
     smallest: int  #: smallest budget for which a plan is known, bytes
-    smallest_bound: int  #: proven: no plan fits fewer bytes
-    operations: int  #: computed in a step
-    recomputed: int  #: of these, again
-    moved: int  #: bytes copied off the device and back
+    smallest_bound: int  #: lower bound on every budget with a plan, bytes
+    operations: int  #: computations in a step, recomputations included
+    recomputed: int  #: recomputations in a step
+    moved: int  #: bytes per step copied off the device and back
     waited: float  #: seconds spent waiting for copies so far
-    fallback: bool = False  #: the solver found no plan within the budget: this one is of the search for the smallest budget
-    again: AbstractSet[str] = frozenset()  #: operators that run again
+    fallback: bool = False  #: the solver found no plan within the budget: this plan comes from the search for the smallest budget
+    again: AbstractSet[str] = frozenset()  #: names of the operators that are recomputed
     _step: PlannedStep | None = dataclasses.field(default=None, metadata={"hidden": True})
     _sources: dict[str, str] = dataclasses.field(default_factory=dict, metadata={"hidden": True})  # by module path
 
     @classmethod
     def of(cls, told: Mapping[str, Any], sources: dict[str, str] | None = None) -> Plan:
-        """Of what a session of `_torch` tells."""
+        """Makes a plan from the figures of a session of `_torch`."""
         members = dict(told)
         return cls(_step=members.pop("step", None), _sources=sources or {}, **members)
 
@@ -60,7 +60,7 @@ class Plan(Mapping[str, Any]):
         return len(_ITEMS)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Plan.of, (dict(self),)  # a pickle holds the figures
+        return Plan.of, (dict(self),)  # a pickle holds only the figures
 
     @property
     def extra(self) -> float:
@@ -82,9 +82,9 @@ class Plan(Mapping[str, Any]):
         return f"<p>{html.escape(str(self).partition(chr(10))[0])}</p><table>{cells}</table>"
 
     def document(self) -> str:
-        """The plan with its problem, as a remat-schedule (docs/problem-and-schedule.md).
+        """The plan and its problem, as a remat-schedule (docs/problem-and-schedule.md).
 
-        Raises Error for a plan other than the one used last.
+        Raises Error unless this is the plan used last, `remat.of(model).plan`.
         """
         if self._step is None:
             raise Error("this plan holds only figures: ask for the plan used last, remat.of(model).plan, which also holds its steps")
@@ -103,7 +103,11 @@ class Plan(Mapping[str, Any]):
         write_whole(path, _core.memory_snapshot(self.document(), ""))
 
     def report(self, *, time_limit: float = 10.0, points: int = 12) -> Report:
-        """A page about the plan. time_limit: of the searches for other budgets, seconds. points: budgets of the curve."""
+        """A report on the plan.
+
+        time_limit: time limit of the searches for other budgets, seconds.
+        points: number of budgets of the curve.
+        """
         return Report(str(self), self, "", time_limit, points)
 
 
@@ -122,11 +126,11 @@ def _rows(plan: Plan) -> list[tuple[str, str]]:
     return rows
 
 
-MOST_POINTS = 1 << 20  #: budgets of a curve
+MOST_POINTS = 1 << 20  #: largest number of budgets of a curve
 
 
 class Report(str):
-    """A table as text, and a page that draws it: see `save`."""
+    """A table as text, and a page with pictures: see `save`."""
 
     _plan: str | Plan
     _problem: str
@@ -150,7 +154,7 @@ class Report(str):
         return self._page
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the page: as a whole, or not at all."""
+        """Writes the page to a file, completely or not at all."""
         write_whole(path, self.html())
 
     def _repr_html_(self) -> str:
@@ -164,9 +168,10 @@ def report(plan: Plan | Mapping[str, Any] | str | os.PathLike[str], problem: Map
            points: int = 12) -> Report:
     """A report on a plan.
 
-    plan: of `remat.plan`, a remat-schedule as a dictionary, or the file of one.
-    problem: its remat-problem, unless the plan holds it.
-    Raises Error for a file that is no plan, or has no problem.
+    plan: result of `remat.plan`, a remat-schedule as a dictionary, or a file with a remat-schedule.
+    problem: the remat-problem of the plan, unless the plan holds it.
+    time_limit, points: see `Plan.report`.
+    Raises Error for a file that is no plan, and for a plan without a problem.
     """
     if isinstance(plan, Plan):
         return plan.report(time_limit=time_limit, points=points)

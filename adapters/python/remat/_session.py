@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The session of a wrapped model: how each of its calls is turned into a planned step."""
+"""The session of a wrapped model: turns each of its calls into a planned step."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ from ._snapshot import Snapshot
 from ._sources import sources
 from ._wrap_options import Options
 
-SLOT = "_remat"  #: of the model's `__dict__`, where its session is
+SLOT = "_remat"  #: key of the session in the model's `__dict__`
 log = logging.getLogger("remat")
-_making = threading.RLock()  #: while sessions are made
+_making = threading.RLock()  #: held while a session of `_torch` is made
 
 
 class Session:
-    """Trains one model by plans; `remat.of(model)` gives it."""
+    """Trains one model by plans; `remat.of(model)` returns it."""
 
     def __init__(self, model: torch.nn.Module, options: Options, original: Any = None):
-        self._original = original  # what `forward` would be in the model's `__dict__`, or None
-        self._forward: Any = None  # the function there that plans it
+        self._original = original  # the user's `forward` in the model's `__dict__`, or None
+        self._forward: Any = None  # the function in its place, which plans it
         self._options = options
         self._open = True
-        self._paused: collections.Counter[int] = collections.Counter()  # by thread
+        self._paused: collections.Counter[int] = collections.Counter()  # per thread: depth of `paused` contexts
         self._refused: set[Any] = set()
-        self._unplanned: collections.Counter[Any] = collections.Counter()  # by kind of call: so often in a row
+        self._unplanned: collections.Counter[Any] = collections.Counter()  # per kind of call: number of calls in a row without a plan
         self._warned: set[str] = set()
-        self._looked = False  # for compiled modules
+        self._looked = False  # has searched for modules that no plan can hold
         self._source = Source(model, self)
         self._members: list[tuple[Any, ...]] = []
         self._made: _torch.Session | None = None
-        self._weights: Disk | None = None  # where they are, unless in memory
-        self._gradients: Gradients | None = None  # what puts them into files
+        self._weights: Disk | None = None  # disk of the weights; None: they are in memory
+        self._gradients: Gradients | None = None  # moves gradients into files
         _live.sessions.add(self)
 
     @property
     def _run(self) -> _torch.Session:
-        if self._made is None:  # not with the model: a copy has no parameters yet when its session is copied
+        if self._made is None:  # made late: a copied model has no parameters yet when its session is copied
             with _making:
                 if self._made is None:
                     self._made = self._make()
@@ -67,7 +67,7 @@ class Session:
         o, model = self._options, self._source.model()
         self._place_weights(model)
         paged = o.offload == "all" and o.steps_on is None
-        self._source = Source(model, self)  # one that may still have steps in flight keeps its own
+        self._source = Source(model, self)  # an earlier session of `_torch` with steps in flight keeps its own source
         return _torch.Session(type(model).__name__, self._source, *o.limit(),
                               o.solver_name(), dict(o.solver_options), o.time_limit, o.gap, o.seed, o.verify,
                               o.on_new_shape, o.folder(), _progress, o.device, *o.spill(),
@@ -76,7 +76,7 @@ class Session:
                               o.first_limit)
 
     def _place_weights(self, model: torch.nn.Module) -> None:
-        """Moves weights to where the options want them, and sees to it that gradients go there."""
+        """Moves weights to the places that the options ask for, and directs gradients there."""
         o = self._options
         there = o.steps_on is not None
         if there and self._open:
@@ -95,18 +95,21 @@ class Session:
             if self._gradients is not None:
                 self._gradients.attach(model)
             if _weights.move(model, self._weights):
-                _torch.meter_reset()  # of the peak with weights in memory
+                _torch.meter_reset()  # the old peak includes the weights
 
     # --- calls ---------------------------------------------------------------------------------------------------------------
 
     def _set_forward(self, function: Any, original: Any) -> None:
-        """The model has `function` as its forward, which plans `original`."""
+        """Notes that `function`, which plans `original`, is now the forward of the model."""
         self._forward, self._original = function, original
         if not self._options.followed():
             self.invalidate()
 
     def _plain(self, model: torch.nn.Module, planned_by: Any = None) -> Any:
-        """The forward of the model as it was, where its steps run. planned_by: of an earlier step"""
+        """The original forward of the model, which runs on the device of its steps.
+
+        planned_by: the planning function of an earlier step; None: the current one.
+        """
         original = self._original if planned_by in (None, self._forward) else getattr(planned_by, "__wrapped__", None)
         plain = original if original is not None else types.MethodType(type(model).forward, model)
         there = self._options.steps_on
@@ -138,11 +141,11 @@ class Session:
         return result
 
     def _follow(self, model: torch.nn.Module, plain: Any, args: tuple[Any, ...], kwargs: dict[Any, Any]) -> Any:
-        """A step in which the model's own code runs."""
+        """Runs a step in which the model's own code runs."""
         if self._options.steps_on is not None:
             args, kwargs = _host.all_to_device((args, kwargs), self._options.steps_on)
         try:
-            with torch._C.DisableTorchFunction():  # subclasses and modes see what the model calls, and no more
+            with torch._C.DisableTorchFunction():  # subclasses and modes must not see our own calls
                 step = Step(self._source, plain, args, kwargs, self._options)
                 refuse_unplanned(step.inputs)
                 kind = step.text, tuple((t.shape, t.dtype) for t in step.inputs)
@@ -156,7 +159,7 @@ class Session:
             self._warn_unplanned(why)
             return plain(*args, **kwargs)
         tries = self._unplanned[kind]
-        if tries & (tries + 1) == 0:  # ever more seldom
+        if tries & (tries + 1) == 0:  # exponential backoff: tries after 0, 1, 3, 7, ... calls without a plan
             try:
                 self._run.forward(step, step.text, step.inputs, None)
                 del self._unplanned[kind]
@@ -168,7 +171,7 @@ class Session:
                     raise
                 self._warn_unplanned(why)
             except Exception:
-                if not step.raised:  # by the module, which has done all that eager mode does
+                if not step.raised:  # if the module has raised, its effects so far are those of eager mode, and stay
                     step.undo()
                 raise
         self._unplanned[kind] += 1
@@ -191,7 +194,7 @@ class Session:
                 e.source = attempt.where
                 self._undo(before or attempt.before)
                 raise
-            except Changed as e:  # a first call may fill in what it computes once; what changes again changes in every step
+            except Changed as e:  # a first call may fill in caches; attributes that change a second time change in every step
                 before = before or e.before
                 continue
             except Exception as e:
@@ -199,9 +202,9 @@ class Session:
                 if isinstance(e, Error) or (attempt.raised is None and before is None):
                     raise
                 args, kwargs = _tree.unflatten(form, iter(inputs))
-                result = plain(*args, **kwargs)  # raises the same, after what it does until then
+                result = plain(*args, **kwargs)  # an error of the model itself is raised here, with its effects until then
                 refusal = f"the forward raises {type(e).__name__} when it is captured: {e}"
-                if self._options.on_refuse == "raise" and before is None:  # else it is a first call, that computes what it keeps
+                if self._options.on_refuse == "raise" and before is None:  # with `before`, it is a first call that fills in caches
                     raise Refused(refusal, source=attempt.where) from e
                 log.warning("this call is not planned: %s", refusal)
                 return result
@@ -215,12 +218,12 @@ class Session:
                              "count in the training loop or in a hook of the model, or keep it in a buffer")
 
     def _undo(self, before: Snapshot | None) -> None:
-        """Puts back what a capture has changed."""
+        """Restores the attributes that a capture has changed."""
         if before is not None:
             before.restore()
 
     def _prepare(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> None:
-        """Plans a step, whose forward leaves no trace."""
+        """Plans a step. The attributes that its forward changes are restored."""
         args, kwargs = _options.arguments(args, kwargs)
         refuse_transforms()
         o, plain = self._options, self._plain(model)
@@ -245,7 +248,7 @@ class Session:
 
     @property
     def optimizer_bytes(self) -> int:
-        """What the budget counts for states of the optimizer."""
+        """Bytes of the states of the optimizer that the budget counts."""
         return self._options.optimizer_bytes()
 
     @property
@@ -254,30 +257,33 @@ class Session:
         return [Plan.of(told) for told in self._run.plans()]
 
     def report(self, *, time_limit: float = 10.0, points: int = 12) -> Report:
-        """A table of what the plan used last takes; `report().save("report.html")` writes a page.
+        """A table of the memory and time of the plan used last; `report().save("report.html")` writes a page.
 
-        time_limit, points: of the page, see `Plan.report`.
-        Raises Error before the first.
+        time_limit, points: for the page, see `Plan.report`.
+        Raises Error before the first plan.
         """
         return Report(self._run.report(), self.plan, "", time_limit, points)
 
     def memory(self) -> dict[str, int]:
-        """Bytes: `budget`, `peak` (measured since `reset_peak`, or since weights went to files, on the device of the model, and `host`: on the host), `planned`,
-        `arena`, `held`; `disk`, reserved there for activations,
-        and `to_disk`, `from_disk`, copied in each step; `weights` and `gradients`, reserved there for these; `fetched`, of weights in each
-        step by its plan. What a plan decides, the budget too, is 0 before the first."""
+        """Figures in bytes, by name. Figures of a plan, `budget` included, are 0 before the first plan.
+
+        `budget`, `planned`, `arena` and `held` are figures of the plan used last. `peak` is measured on the device of the model, and `host` is the peak on
+        the host; both since `reset_peak`, or since weights moved to files. `disk`, `weights` and `gradients` are reserved on the disk: for activations, for
+        weights, for gradients. `to_disk` and `from_disk` are copied in each step. `fetched` are the weights that a plan fetches in each step."""
         return {**self._run.memory(), "weights": 0 if self._weights is None else self._weights.reserved,
                 "gradients": 0 if self._gradients is None else self._gradients.disk.reserved}
 
     def reset_peak(self) -> None:
-        """Measures the peak anew from here on."""
+        """Starts a new measurement of the peak."""
         self._run.reset_peak()
 
     def set_budget(self, budget: int | float | str | None = None, *,
                    activation_budget: int | float | str | None = None) -> None:
         """Plans for another budget from the next step on.
 
-        Raises Error or ValueError naming a budget that is none.
+        budget: see `wrap`.
+        activation_budget: see `Planner`.
+        Raises Error or ValueError naming an invalid budget.
         """
         options = dataclasses.replace(self._options, budget=budget, activation_budget=activation_budget).check()
         self._set_options(options)
@@ -294,7 +300,7 @@ class Session:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """A context in which the model runs as it is, when it is called by this thread."""
+        """A context in which the model runs plain when this thread calls it."""
         self._paused[threading.get_ident()] += 1
         try:
             yield
@@ -302,7 +308,7 @@ class Session:
             self._paused[threading.get_ident()] -= 1
 
     def invalidate(self) -> None:
-        """Forgets all plans, for a model that has changed in a way that cannot be seen from outside."""
+        """Drops all plans. For a model that has changed in a way that is invisible from outside."""
         self._refused.clear()
         if self._made is not None:
             self._made.invalidate()
@@ -313,7 +319,7 @@ class Session:
             self._made.release()
 
     def close(self) -> None:
-        """Ends planning; the model stays as it is. `unwrap` also removes what `wrap` put into it."""
+        """Ends planning; the model then runs plain. `unwrap` also removes everything that `wrap` put into it."""
         if self._open and self._options.steps_on is not None:
             _host.leave(self._source.model())
         self._open = False
@@ -331,11 +337,11 @@ class Session:
         return session
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()  # a pickled model is the plain one: plans and memory belong to this process
+        return type(None), ()  # a pickle holds the plain model: plans and memory belong to this process
 
 
 def _progress(text: str, warning: bool = False) -> None:
-    """Tells what the planner does, or what the user should look at."""
+    """Logs what the planner does, or a warning for the user."""
     if warning:
         log.warning("%s", text)
     elif sys.stderr is not None and sys.stderr.isatty() and not log.isEnabledFor(logging.INFO):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a forward may change beside tensors, as it was before it: attributes of modules, generators of Python and numpy."""
+"""Snapshots of the state that a forward may change beside tensors: attributes of modules, generators of Python and numpy."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Iterator
 
 import torch
 
-try:  # now: its first import, in the middle of a forward, would look like a draw
+try:  # imported here, because its first import during a forward would look like a draw
     from numpy import random as numpy_random
 except ImportError:
     numpy_random = None  # type: ignore[assignment]
 
 from ._tree import attributes, constant
 
-#: Of `Module.__dict__`: what PyTorch keeps there, but hooks; and what others keep that does not tell.
+#: Names in `Module.__dict__` that are no attributes of the user: names of PyTorch, hooks included, of this package and of trainers.
 _OTHERS = frozenset(set(torch.nn.Module().__dict__) - {"training"} | {"_remat", "_trainer", "_fabric"})
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CONTAINERS = (list, dict, set, collections.OrderedDict)
@@ -33,18 +33,18 @@ def _own(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def settings(model: torch.nn.Module) -> str:
-    """The modules, their attributes that are told by value, and which have hooks."""
+    """A text of the modules, of their attributes with plain values, and of which modules have hooks."""
     plain = [(name, text) for name, v in _own(model) if (text := constant(v)) is not None]
     return repr((hooked(model), [type(m).__qualname__ for m in model.modules()], plain))
 
 
 def hooked(model: torch.nn.Module) -> str:
-    """Names of the modules inside `model` that have hooks; empty if none has."""
+    """Names of the modules inside `model` that have hooks; an empty text if there are none."""
     return ", ".join(name for name, m in model.named_modules() if m is not model and any(m.__dict__.get(hooks) for hooks in HOOKS))
 
 
 def told(model: torch.nn.Module) -> dict[str, Any]:
-    """Per attribute what tells when it changes, hooks inside included."""
+    """Fingerprints of the attributes of all modules, and of hooks of modules inside the model. A changed fingerprint shows a change."""
     seen: set[int] = set()
     found = {name: _told(value, seen, _DEPTH) for name, value in _own(model)}
     for path, module in model.named_modules():
@@ -54,7 +54,7 @@ def told(model: torch.nn.Module) -> dict[str, Any]:
 
 
 class Snapshot:
-    """Attributes of the modules of a model, and generators."""
+    """The attributes of all modules of a model, and the states of the generators of Python and numpy."""
 
     def __init__(self, model: torch.nn.Module):
         self._held = [(m.__dict__, {k: (v, v.copy() if type(v) in _CONTAINERS else v) for k, v in m.__dict__.items()}) for m in model.modules()]
@@ -63,12 +63,12 @@ class Snapshot:
         self._numpy: Any = numpy_random and numpy_random.get_state()
 
     def drawn(self) -> bool:
-        """Have the generators of Python or numpy moved since?"""
+        """True if the generators of Python or numpy have moved since."""
         now: Any = numpy_random and numpy_random.get_state()
         return random.getstate() != self._python or bool(now and (now[1].tobytes(), *now[2:]) != (self._numpy[1].tobytes(), *self._numpy[2:]))
 
     def restore(self) -> None:
-        """Puts everything back."""
+        """Restores the attributes and the generators."""
         for put, state in self._generators:
             put(state)
         for held, values in self._held:
@@ -85,7 +85,7 @@ class Snapshot:
 
 
 def _generator(value: Any) -> tuple[Any, Any] | None:
-    """How to set the state of a generator of Python or numpy, and that state; None for anything else."""
+    """The setter and the state of a generator of Python or numpy; None for anything else."""
     if isinstance(value, random.Random):
         return value.setstate, value.getstate()
     if type(value).__module__.startswith("numpy.random"):
@@ -96,7 +96,7 @@ def _generator(value: Any) -> tuple[Any, Any] | None:
 
 
 def _told(value: Any, seen: set[int], depth: int) -> Any:
-    """Equal as long as the value is as it was, as far as can be seen."""
+    """Fingerprint of a value: stays equal while the value is unchanged. Changes deeper than `depth` are not seen."""
     if (text := constant(value)) is not None:
         return text
     if isinstance(value, torch.Tensor):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the modules of a model are defined."""
+"""Source lines of the modules of a model."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 
 
 def sources(model: torch.nn.Module) -> dict[str, str]:
-    """By module path: file, line and name of the `forward` that the module runs.
+    """Maps the path of each module to file, line and name of its `forward`.
 
-    Modules of PyTorch itself take the place of the module around them, as the user's code calls them there.
+    A module of PyTorch gets the line of the module around it, as the user's code calls it there.
     """
     found: dict[str, str] = {}
     for path, module in model.named_modules():
@@ -24,7 +24,7 @@ def sources(model: torch.nn.Module) -> dict[str, str]:
 
 
 def _line(cls: type[torch.nn.Module]) -> str:
-    """Of the `forward` of a class; empty for PyTorch's own."""
+    """File, line and name of the `forward` of a class; empty for PyTorch's own classes."""
     forward: Callable[..., Any] = cls.forward
     code = getattr(inspect.unwrap(forward), "__code__", None)
     if code is None or code.co_filename.startswith(torch.__path__[0]):

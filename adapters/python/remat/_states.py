@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory the states of an optimizer take."""
+"""Memory of the states of an optimizer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 
 
 def state_bytes(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> int:
-    """Bytes of the states for parameters of `model`, those that the first step will make included. States on a disk take none.
+    """Bytes of the states for parameters of `model`. Includes states that the first step will make; excludes states on a disk.
 
-    Raises ValueError if the step cannot be tried on tensors without data.
+    Raises ValueError if a trial step on tensors without data fails.
     """
     from ._optimizer import _Offloaded
 
@@ -41,7 +41,7 @@ def _first_states(cls: type[torch.optim.Optimizer], group: dict[str, Any]) -> in
     trial = cls([group])  # type: ignore[call-arg]
     try:
         trial.step()
-    except Exception as e:  # some ask for values, with all states made by then
+    except Exception as e:  # some steps read values and fail, but have made all states by then
         if not all(trial.state.get(p) for p in group["params"]):
             raise ValueError(f"the states of {cls.__name__} cannot be told before its first step ({e}): give optimizer a number of bytes") from e
     return sum(_bytes(state) for state in trial.state.values())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments and results as a list of tensors and a form that holds the rest."""
+"""Splits arguments and results into a list of tensors, and a form that holds everything else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch.utils._pytree as pytree
 
 from ._errors import Refused
 
-#: Told apart by type and text alone.
+#: Types whose values are identified by type and text.
 PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice, torch.dtype, torch.device,
                     torch.layout, torch.memory_format, torch.Size})
 _DEFINED_IN_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
@@ -22,7 +22,7 @@ _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
 class Leaf(NamedTuple):
-    """Something that is no tensor and does not change."""
+    """A constant that is no tensor."""
 
     value: Any
 
@@ -34,19 +34,19 @@ class Node(NamedTuple):
     children: list[Any]
 
 
-#: Of the text of a structure: tensors and containers.
+#: Parts of the text of a structure that stand for tensors and containers.
 _STRUCTURE = frozenset("T{}[]()")
 
 
 class _Tensor:
-    """The place of a tensor."""
+    """Placeholder of a tensor in a form."""
 
 
 TENSOR = _Tensor()
 
 
 def constant(value: Any) -> str | None:
-    """A text that tells `value` from all that act otherwise, or None if there is none."""
+    """A text that identifies a constant: values with equal texts behave alike. None if `value` is no constant."""
     kind: Any = type(value)
     if kind in PLAIN:
         return f"{kind.__name__} {value!r}"
@@ -62,11 +62,12 @@ def constant(value: Any) -> str | None:
 
 
 def flatten(value: Any, what: str, values: bool = True) -> tuple[list[torch.Tensor], Any, str]:
-    """Takes a structure apart.
+    """Splits a structure into tensors and form.
 
-    what: names it in messages, such as "argument x". values: the text also tells what is no tensor.
-    Returns its tensors, its form (see `unflatten`), and a text that is equal for structures that differ in their tensors only.
-    Raises Refused naming the part that is neither a tensor nor told by its value.
+    what: name of the structure in messages, such as "argument x".
+    values: True includes constants in the text; False includes only tensors and containers.
+    Returns the tensors, the form (see `unflatten`), and a text. The text is equal for structures that differ only in their tensors.
+    Raises Refused naming a part that is neither a tensor nor a constant.
     """
     tensors: list[torch.Tensor] = []
     key: list[str] = []
@@ -157,7 +158,7 @@ def _flatten_container(value: Any, kind: Any, what: str, tensors: list[torch.Ten
 
 
 def tensors_in(value: Any, depth: int = 8) -> list[torch.Tensor]:
-    """The tensors that are found in a structure of any kind: in containers, and among attributes. Each once for each place."""
+    """All tensors in a structure of any kind: in containers, and among attributes. A tensor in several places is listed several times."""
     found: list[torch.Tensor] = []
     _find(value, depth, found, set())
     return found
@@ -185,7 +186,7 @@ def _find(value: Any, depth: int, found: list[torch.Tensor], inside: set[int]) -
 
 
 def attributes(value: Any) -> dict[str, Any] | None:
-    """The attributes of an object that is nothing but these, or None."""
+    """The attributes of an object that can be rebuilt from them alone; None for other objects."""
     kind: Any = type(value)
     if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
         return None
@@ -204,7 +205,7 @@ def attributes(value: Any) -> dict[str, Any] | None:
 
 
 def unflatten(form: Any, tensors: Any) -> Any:
-    """The structure of `form` with such tensors (an iterator)."""
+    """Builds the structure of `form` with the tensors of an iterator."""
     if form is TENSOR:
         return next(tensors)
     if type(form) is Leaf:

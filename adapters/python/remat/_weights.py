@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights in files: which the system may take out of memory, and brings back when they are read."""
+"""Weights in memory-mapped files: the operating system evicts their pages and reads them back on demand."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ._disk import PLAIN, Disk, Layout, evict
 
 
 def move(model: torch.nn.Module, disk: Disk) -> bool:
-    """Puts parameters and buffers of `model` into files; they stay the same objects, and share memory as before. Was there any to move?
+    """Moves parameters and buffers of `model` into files. The tensor objects stay the same, and share memory as before.
 
-    Raises NoSpace before anything is moved.
+    Returns True if any tensor has moved. Raises NoSpace before any tensor has moved.
     """
     found = [(storage, tensors) for storage, tensors in storages(model)
              if storage.device.type == "cpu" and storage.nbytes() >= mmap.PAGESIZE and not disk.holds(tensors[0])]
@@ -29,14 +29,14 @@ def move(model: torch.nn.Module, disk: Disk) -> bool:
 
 
 def bring_back(model: torch.nn.Module, disk: Disk) -> None:
-    """Puts them into ordinary memory."""
+    """Moves parameters and buffers of `model` from `disk` to ordinary memory."""
     for storage, tensors in storages(model):
         if disk.holds(tensors[0]):
             _rebase(tensors, storage.clone())
 
 
 def storages(model: torch.nn.Module) -> list[tuple[torch.UntypedStorage, list[torch.Tensor]]]:
-    """Memory of parameters and buffers, each with the tensors in it."""
+    """Storages of parameters and buffers, each with the tensors in it."""
     found: dict[int, tuple[torch.UntypedStorage, list[torch.Tensor]]] = {}
     for t in (*model.parameters(), *model.buffers()):
         if type(t) in PLAIN and t.layout is torch.strided and not t.is_quantized and not t.is_meta:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`wrap` and its counterparts: what is put into a model, and taken out again."""
+"""`wrap` and `unwrap`: put the planned forward into a model, and take it out again."""
 
 from __future__ import annotations
 
@@ -28,32 +28,31 @@ def wrap(model: M, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None 
          offload: Literal["none", "activations", "optimizer", "all", "auto"] | Offload = "none", disk: Any = None,
          host_budget: int | float | str | None = None, optimizer: torch.optim.Optimizer | int | float | str | None = None, cache: Any = True,
          on_refuse: Literal["raise", "warn"] = "warn", planner: Planner | None = None, **older: Any) -> M:
-    """Lets `model` train inside a budget of bytes: outputs, gradients, buffers and generator stay those of the plain model, bit by bit.
+    """Makes `model` train within a budget of bytes. Outputs, gradients, buffers and generator equal those of the plain model bit by bit.
 
     model: any module; it is changed in place and returned. Its class, `state_dict`, attributes and methods stay as they are.
-    args, kwargs: of a training step, to plan at once; without them the first training call plans. The forward runs once on tensors without
-        data, and attributes of modules and random generators are put back. What that cannot plan, the first training call decides.
+    args, kwargs: arguments of a training step, to plan at once. The forward runs once on tensors without data; attributes of modules and random
+        generators are restored. Without arguments, or if the step cannot be planned this way, the first training call decides.
     budget: bytes for everything the step needs, as a number or as text: 8e9, "8 GB", "6 GiB"; or "60%" of the activations of
         a step that recomputes nothing, beyond what is held anyway. Default: no limit.
-    offload: "activations" also moves values to a disk and back where that is faster than computing them again, beside the computations;
-        "optimizer" keeps states there, of `remat.optimizer(..., model=model)`; "all" does both, and puts weights and gradients into
-        files that the system may take out of memory (they count for no budget). "auto" is "none" without a disk, "activations"
-        if weights, gradients and two states of each parameter take at most half of `host_budget`, or else "all". `remat.Offload` says more.
-    disk: folder for that, on a fast disk. Space is taken when a plan is made, in files without a name that go with the process.
-    host_budget: most bytes of the host's memory that any budget comes to, weights and gradients in memory included, as a number or as
-        text; default, if something is offloaded: what the model takes now, and 0.8 of what is free then or left by a memory cgroup.
-        Of a model on a CUDA device: bytes of page-locked memory that activations may go to, in place of a disk.
-    optimizer: of the model, or the bytes of its states: the budget counts them from the first step on. Default: they are not counted.
-    cache: keeps plans on disk, in the usual place or in that folder; False keeps none. Measured times of operators are kept anyway.
-    on_refuse: "warn" runs steps that cannot be planned as they are, and names the cause once; "raise" raises Refused before any number is
-        produced.
+    offload: "activations" also moves values to a disk and back, beside the computations, where that is faster than to recompute them.
+        "optimizer" keeps the states of `remat.optimizer(..., model=model)` on the disk. "all" does both, and moves weights and gradients into
+        memory-mapped files; the operating system pages them, and they count for no budget. "auto" is "none" without a disk. With a disk it is
+        "activations" if weights, gradients and two states of each parameter take at most half of `host_budget`, else "all". See `remat.Offload`.
+    disk: folder for offloaded data, on a fast disk. Space is reserved when a plan is made, in files without names that go with the process.
+    host_budget: upper limit of every budget on the host, in bytes, as a number or as text; weights and gradients in memory count. Default, if
+        anything is offloaded: the bytes that the model takes now, and 0.8 of the memory that is free then, within limits of memory cgroups.
+        For a model on an accelerator: bytes of page-locked memory for activations, in place of a disk.
+    optimizer: the optimizer of the model, or the bytes of its states. The budget counts them from the first step on. Default: not counted.
+    cache: True keeps plans on disk in the usual place; a folder keeps them there; False keeps none. Measured times of operators are always kept.
+    on_refuse: for steps that cannot be planned. "warn" logs the cause once, and runs them plain. "raise" raises Refused before any number is produced.
     planner: how plans are made and checked.
-    device: the same as that of `remat.Offload`: `remat.wrap(model, device="cuda", offload="all", ...)`.
-    Other options of `remat.Planner` and `remat.Offload` may still be given one by one; that goes with version 0.4.
+    device: as `device` of `remat.Offload`: `remat.wrap(model, device="cuda", offload="all", ...)`.
+    Other options of `remat.Planner` and `remat.Offload` may still be given one by one, until version 0.4.
 
-    Without grad mode the model runs as it is. A wrapped model that is wrapped again takes over the new options.
+    Without grad mode the model runs plain. To wrap a wrapped model again replaces its options.
     Raises OverBudget if no schedule fits, Refused if the model cannot be captured, NoSpace if weights or gradients do not fit on the disk, Error or
-    ValueError for options; a step raises CopyFailed if a disk fails.
+    ValueError for options. A step raises CopyFailed if a disk fails.
     """
     groups = flattened(offload, planner, older)
     if isinstance(optimizer, torch.optim.Optimizer) and isinstance(model, torch.nn.Module):
@@ -80,7 +79,7 @@ def wrap(model: M, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None 
         _live.let_go_dropped()
         session = Session(model, options)
         _patches.install(_let_go, _take_forward)
-        session._run  # says at once what is wrong with an option
+        session._run  # made now, to raise errors of options at once
         model.__dict__[SLOT] = session
         model.__dict__["forward"] = _forward_of(model, session, model.__dict__.get("forward"))
         for name, function in _OWN.items():
@@ -91,7 +90,7 @@ def wrap(model: M, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None 
 
 
 def _accelerator(device: str | torch.device) -> torch.device:
-    """Raises ValueError or TypeError unless it is one that steps can run on."""
+    """The accelerator named by `device`, with its index. Raises ValueError, TypeError or Error unless steps can run on it."""
     if not isinstance(device, (str, torch.device)):
         raise TypeError(f'device must be a device such as "cuda", got {device!r}')
     try:
@@ -108,7 +107,7 @@ def _accelerator(device: str | torch.device) -> torch.device:
 
 
 def unwrap(model: M) -> M:
-    """Takes out what `wrap` put into `model`, and returns it. A model that is not wrapped stays as it is."""
+    """Removes everything that `wrap` put into `model`, and returns the model. A model that is not wrapped stays as it is."""
     session = _session(model)
     if session is None:
         return model
@@ -122,14 +121,14 @@ def unwrap(model: M) -> M:
             model.__dict__["forward"] = session._original
         del model.__dict__[SLOT]
     else:
-        return model  # somebody has wrapped our forward in turn: it stays, and runs the model as it is
+        return model  # other code has wrapped our forward: it must stay, and runs the model plain
     for name in _OWN:
         model.__dict__.pop(name, None)
     return model
 
 
 def is_wrapped(model: torch.nn.Module) -> bool:
-    """Does `model` train by plans?"""
+    """True if `model` trains by plans."""
     session = _session(model)
     return session is not None and session._open
 
@@ -150,7 +149,7 @@ def _session(model: Any) -> Session | None:
 
 
 def _let_go(*tensors: torch.Tensor) -> None:
-    """No session holds the tensors of a model that has these: they are about to change places with others. The next step plans anew."""
+    """Called before tensors are swapped with others: sessions of models with these tensors drop their plans. The next step plans anew."""
     for session in list(_live.sessions):
         model = session._source._model()
         if model is not None and session._made is not None and any(t is own for own in (*model.parameters(), *model.buffers()) for t in tensors):
@@ -166,7 +165,7 @@ def _replicate_for_data_parallel(self: torch.nn.Module) -> Any:
 
 
 def _getstate(self: Any) -> Any:
-    """What a pickle or a shallow copy takes over: the plain model. `copy.deepcopy` makes a wrapped copy."""
+    """The state for a pickle or a shallow copy: the plain model. `copy.deepcopy` makes a wrapped copy."""
     cls: Any = type(self)
     state = cls.__getstate__(self) if hasattr(cls, "__getstate__") else dict(self.__dict__)
     if not isinstance(state, dict) or sys._getframe(1).f_code is copy.deepcopy.__code__:
@@ -177,13 +176,14 @@ def _getstate(self: Any) -> Any:
     return state
 
 
-_OWN = {"_replicate_for_data_parallel": _replicate_for_data_parallel, "__getstate__": _getstate}  #: methods of a wrapped model, beside `forward`
+_OWN = {"_replicate_for_data_parallel": _replicate_for_data_parallel, "__getstate__": _getstate}  #: methods that `wrap` puts into a model, beside `forward`
 
 _made: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def _take_forward(model: torch.nn.Module, value: Any) -> Any:
-    """What becomes `forward` of a model that somebody gives another one: of a wrapped model, what plans that. It may call the one before."""
+    """The forward to set when other code assigns `value` to `model.forward`: for a wrapped model, a method that plans `value`. `value` may call the old
+    forward."""
     session = _session(model)
     if session is None or not callable(value):
         return value
@@ -195,18 +195,22 @@ def _take_forward(model: torch.nn.Module, value: Any) -> Any:
 
 
 def _forward_of(model: torch.nn.Module, session: Session, original: Any) -> types.MethodType:
-    """The method of `model` that plans `original`; None is the forward of its class."""
+    """Makes the method of `model` that plans `original`; None means the forward of its class."""
     function = _make_forward(type(model).forward if original is None else original, original)
     session._set_forward(function, original)
     return types.MethodType(function, model)
 
 
 def _make_forward(shown: Any, original: Any) -> Any:
-    """A function that acts as `forward` of a wrapped model. original: what it plans; None for that of the class."""
+    """Makes the function that acts as `forward` of a wrapped model.
+
+    shown: forward whose docstring and signature it takes.
+    original: forward that it plans; None means the forward of the class.
+    """
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         session = self.__dict__.get(SLOT)
-        if session is None or session._forward is not forward:  # called by what came in its place
+        if session is None or session._forward is not forward:  # called by the forward that has replaced it
             return (types.MethodType(type(self).forward, self) if original is None else original)(*args, **kwargs)
         if "torch._dynamo.eval_frame" in sys.modules:
             return _undynamic()(session, self, args, kwargs)
@@ -232,5 +236,5 @@ def _make_forward(shown: Any, original: Any) -> Any:
 
 @functools.cache
 def _undynamic() -> Any:
-    """The call of a session, out of reach of the tracer of torch.compile."""
+    """`Session._call`, hidden from the tracer of torch.compile."""
     return torch.compiler.disable(Session._call)

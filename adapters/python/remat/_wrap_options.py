@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of `wrap`: what they may say, and what they come to for a model."""
+"""The options of `wrap`: their checks, and their resolution for a model."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from . import _core, _options, _torch, _weights
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What `wrap` was told."""
+    """The options given to `wrap`."""
 
     budget: int | float | str | None = None
     activation_budget: int | float | str | None = None
     solver: str = "auto"
-    solver_options: Any = ()  # a mapping; pairs of texts once checked
+    solver_options: Any = ()  # a mapping; pairs of texts after `check`
     time_limit: float = 20.0
     first_limit: float = 1.0
     gap: float = 0.005
@@ -35,19 +35,19 @@ class Options:
     disk: Any = None
     disk_budget: Any = None
     graph: bool = False
-    optimizer: int | float | str | None = None  # bytes of its states
-    steps_on: Any = None  # the device of the steps of a model whose weights are on the host
-    device: Any = None  # a roofline: parts for `_torch.Session`
-    most: int = dataclasses.field(default=-1, compare=False)  # bytes that any budget comes to, see `on_host`; -1: no limit
-    auto: bool = dataclasses.field(default=False, compare=False)  # offload was "auto", and is decided
-    far: int = dataclasses.field(default=-1, compare=False)  # bytes of the host for activations of another device; -1: they stay there
+    optimizer: int | float | str | None = None  # bytes of the states of the optimizer
+    steps_on: Any = None  # device of the steps of a model with weights on the host
+    device: Any = None  # rates of a roofline, as `parts_of` returns them
+    most: int = dataclasses.field(default=-1, compare=False)  # upper limit of every budget, bytes, see `on_host`; -1: no limit
+    auto: bool = dataclasses.field(default=False, compare=False)  # offload was "auto" before `on_host` resolved it
+    far: int = dataclasses.field(default=-1, compare=False)  # bytes of host memory for activations of an accelerator; -1: no such memory
     files: bool = dataclasses.field(default=False, compare=False)  # weights are in files of the disk
 
     def check(self) -> Options:
-        """The same with sizes as text and folders as absolute paths. Raises Error, ValueError or TypeError naming the option that is out of range."""
+        """The checked options, with sizes as text and folders as absolute paths. Raises Error, ValueError or TypeError naming an invalid option."""
         if self.budget is not None and self.activation_budget is not None:
             raise ValueError("give budget or activation_budget, not both")
-        if str(self.on_refuse) == "error":  # as older releases call it
+        if str(self.on_refuse) == "error":  # the name of "raise" in older releases
             return dataclasses.replace(self, on_refuse="raise").check()
         for name, allowed in (("on_new_shape", ("nearest", "plan", "plain", "error")), ("on_refuse", ("raise", "warn")),
                               ("offload", ("none", "activations", "optimizer", "all", "auto")), ("weights", ("paged", "planned"))):
@@ -90,7 +90,7 @@ class Options:
         return "automatic" if self.solver == "auto" else self.solver
 
     def followed(self) -> bool:
-        """Does the model's own code run in every step?"""
+        """True if the model's own code runs in every step."""
         return self.follow is not False and self.device is None
 
     def optimizer_bytes(self) -> int:
@@ -100,9 +100,9 @@ class Options:
         return _core.parse_bytes(str(self.host_budget))
 
     def on_host(self, model: torch.nn.Module) -> Options:
-        """The same for a model: with the limit of the host, and "auto" decided. Activations of an accelerator may go to the host.
+        """The options resolved for a model: with the limit of the host, and "auto" replaced by its choice. Activations of an accelerator may go to the host.
 
-        Raises ValueError if there is nowhere to go.
+        Raises ValueError if offload needs a disk and there is none.
         """
         there: Any = next((p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")), None)
         accelerator = there is not None
@@ -113,7 +113,7 @@ class Options:
         if self.offload == "none" and self.host_budget is None:
             return self
         free = _torch.host_free() * 4 // 5
-        if accelerator:  # whose budgets are of its own memory
+        if accelerator:  # budgets then limit its memory, and not that of the host
             far = -1 if self.disk is not None or self.offload == "none" else free if self.host_budget is None else self.host_bytes()
             return dataclasses.replace(self, offload="activations" if self.offload == "auto" else self.offload, auto=self.offload == "auto", far=far)
         held = sum(storage.nbytes() for storage, _ in _weights.storages(model) if storage.device.type == "cpu")
@@ -125,7 +125,7 @@ class Options:
         return dataclasses.replace(self, offload=offload, auto=self.offload == "auto", most=most)
 
     def _on_host_for(self, model: torch.nn.Module, device: torch.device) -> Options:
-        """The same for steps on `device` with weights of the host."""
+        """The options resolved for steps on `device` with weights on the host."""
         if self.offload != "all":
             raise ValueError(f'device is where steps of a model run whose weights are on the host: it needs offload="all", got "{self.offload}"')
         for name in ("graph", "verify"):
@@ -145,12 +145,12 @@ class Options:
         return dataclasses.replace(self, steps_on=device, far=room, files=files)
 
     def spill(self) -> tuple[str | None, str]:
-        """The folder that activations may go to, and the bytes that may be taken there, empty for all."""
+        """The folder for activations, None for none, and the largest number of bytes there as text, empty for no limit."""
         spills = self.offload in ("activations", "all") and (self.steps_on is None or self.far < 0)
         return self.disk if spills else None, self.disk_budget or ""
 
     def folder(self) -> str | None:
-        """Where plans are kept: None for the usual place, empty for nowhere."""
+        """The folder of the cache of plans: None for the usual place, empty for no cache."""
         return None if self.cache is True else self.cache or ""
 
     def limit(self) -> tuple[str, bool]:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks of trainers that log what wrapped models take. Training needs none of them.
+"""Callbacks for trainers that log the memory of wrapped models. Training works without them.
 
     from remat.integrations import LightningCallback, TrainerCallback
 
     Trainer(model, arguments, train_dataset=data, callbacks=[TrainerCallback()])           # Hugging Face
     lightning.Trainer(callbacks=[LightningCallback()])
 
-Each logs `Session.memory()`, bytes, beside the loss, as "remat/peak", "remat/to_disk" and so on; where several models are wrapped,
-as "remat/NAME/peak" with the names that they have as modules. When training ends the reports go to the logger "remat".
+Each callback logs `Session.memory()`, in bytes, beside the loss, as "remat/peak", "remat/to_disk" and so on. With several wrapped models the names are
+"remat/NAME/peak", where NAME is the module path of the model. When training ends, the reports go to the logger "remat".
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _wrapped(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 
 def _figures(model: torch.nn.Module) -> dict[str, float]:
-    """Bytes, of models that have made a step by a plan."""
+    """The figures to log, in bytes, of models that have a plan."""
     found = _wrapped(model)
     return {f"remat/{name}/{key}" if len(found) > 1 else f"remat/{key}": float(value)
             for name, m in found.items() if of(m).plans for key, value in of(m).memory().items()}
@@ -46,7 +46,7 @@ def _of_trainer() -> type:
     import transformers
 
     class TrainerCallback(transformers.TrainerCallback):
-        """For `transformers.Trainer`: adds to its log history, and to what it prints. What `report_to` names is told before."""
+        """For `transformers.Trainer`: adds figures to its log history and to its printed logs. Services named in `report_to` get the logs before this."""
 
         def on_log(self, args: Any, state: Any, control: Any, model: Any = None, logs: Any = None, **kwargs: Any) -> None:
             figures = _figures(model)
@@ -68,7 +68,7 @@ def _of_lightning() -> type:
         import pytorch_lightning as lightning  # type: ignore[no-redef]
 
     class LightningCallback(lightning.Callback):
-        """For Lightning's `Trainer`: logs by `LightningModule.log_dict`, to all its loggers."""
+        """For Lightning's `Trainer`: logs figures by `LightningModule.log_dict`, to all its loggers."""
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             pl_module.log_dict(_figures(pl_module))
@@ -79,7 +79,7 @@ def _of_lightning() -> type:
     return LightningCallback
 
 
-_MADE = {"TrainerCallback": _of_trainer, "LightningCallback": _of_lightning}  # of packages that are imported when they are asked for
+_MADE = {"TrainerCallback": _of_trainer, "LightningCallback": _of_lightning}  # made on first use, which imports the package of the trainer
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The planner for Python: documents of the exchange formats in and out, as text; `remat/__init__.py` makes them dictionaries.
+/// The module `remat._core`: the planner for Python. Documents of the exchange formats go in and out as text. `remat/_planner.py`
+/// converts them to dictionaries.
 #include <malloc.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -33,7 +34,7 @@ remat::problem problem_of(const std::string& text) {
   return remat::read_problem(in);
 }
 
-/// An observer that ends a search when Python's `observer` answers False; Ctrl-C raises.
+/// An observer that ends a search when Python's `observer` returns False. Ctrl-C raises KeyboardInterrupt.
 auto watched_by(const py::object& observer) {
   return [&observer](const remat::progress& now) {
     py::gil_scoped_acquire hold;
@@ -84,7 +85,7 @@ remat::plan_document plan_of(const std::string& text, const std::string& problem
   return remat::read_plan(in, remat::read_problem_document(problem_text));
 }
 
-/// Peak and seconds of a plan, executed on paper.
+/// Peak (bytes) and time (seconds) of a plan, as `evaluate` computes them.
 std::pair<remat::bytes_t, double> plan_figures(const std::string& plan, const std::string& problem) {
   const auto d = plan_of(plan, problem);
   const auto e = remat::evaluate(d.problem.problem, d.result.schedule);
@@ -109,7 +110,7 @@ py::bytes memory_snapshot(const std::string& plan, const std::string& problem) {
   return remat::memory_snapshot(d.problem.problem, d.result.schedule, remat::labels_of(d.problem));
 }
 
-/// Points of a curve: budget, peak (negative: no schedule), seconds, bound.
+/// Points of a curve: budget (bytes), peak (bytes; negative: no schedule), time (seconds), bound (seconds).
 using curve_points = std::vector<std::tuple<remat::bytes_t, remat::bytes_t, double, double>>;
 
 std::string curve_text(const curve_points& points, double base, const std::string& label) {
@@ -155,7 +156,7 @@ PYBIND11_MODULE(_core, m) {
   m.def("write_file", [](const std::string& path, const py::bytes& content) { remat::write_file(path, std::string(content)); });
   m.attr("__version__") = REMAT_VERSION;
   m.def("parse_bytes", [](const std::string& text) { return remat::parse_bytes(text); });
-  m.def("trim", [] {  // gives memory that has been freed back to the system, where the C library can do that
+  m.def("trim", [] {  // returns freed memory to the system, where the C library supports it
 #ifdef __GLIBC__
     const py::gil_scoped_release free;
     malloc_trim(0);

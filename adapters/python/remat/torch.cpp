@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The module `remat._torch`: what Python's side of a session asks of captures, devices and memory. Its sessions are in
-/// torch_sessions.cpp, its disks in torch_disks.cpp.
+/// The module `remat._torch`: bindings of captures, devices and memory. Sessions are in torch_sessions.cpp, disks in
+/// torch_disks.cpp.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -28,7 +28,8 @@ using remat::python::translated;
 
 namespace {
 
-/// Counts references from objects, and from objects that nothing else refers to, such as functions and what they enclose.
+/// Counts the references that a set of objects holds. Objects that only this set refers to, such as functions and their closures,
+/// join the set.
 struct reference_counts {
   std::map<PyObject*, Py_ssize_t> to;
   void look_into(PyObject* first) {
@@ -50,7 +51,7 @@ struct reference_counts {
   std::vector<PyObject*> within_;
 };
 
-/// Of tensors that Python holds: does anything else hold them than objects of autograd functions?
+/// Per tensor: true if Python holds it beside the objects of autograd functions, see `when_held`.
 std::vector<bool> held_beside(const std::vector<::torch::autograd::Node*>& functions, const std::vector<at::Tensor>& tensors) {
   const py::gil_scoped_acquire gil;
   reference_counts from_functions;
@@ -64,7 +65,7 @@ std::vector<bool> held_beside(const std::vector<::torch::autograd::Node*>& funct
   return found;
 }
 
-/// What the backward of a custom function in Python does beside computing gradients, see _effects.py.
+/// Describes the side effect of a custom backward in Python, see _effects.py and `when_foreign`.
 std::string effect_of(::torch::autograd::Node& node) {
   const py::gil_scoped_acquire gil;
   auto* function = node.pyobj_slot()->load_pyobj();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Disks for Python: tensors in files, and the traffic to and from them.
+/// Bindings of disks: tensors in files, and the traffic to and from them.
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 namespace remat::python {
 namespace {
 
-/// Python names what is fetched by numbers.
+/// Python uses numbers as keys of groups that are fetched together.
 rp::disk_traffic::key traffic_key(std::uintptr_t of) { return reinterpret_cast<rp::disk_traffic::key>(of); }
 
 }  // namespace
@@ -44,7 +44,7 @@ void bind_disks(py::module_& m) {
   py::class_<rp::disk_traffic, std::shared_ptr<rp::disk_traffic>>(m, "Traffic")
       .def(py::init([] {
         return std::shared_ptr<rp::disk_traffic>(new rp::disk_traffic, [](rp::disk_traffic* held) {
-          py::gil_scoped_release free;  // its threads may be about to let go of tensors
+          py::gil_scoped_release free;  // the destructor waits for threads that may need the GIL to release tensors
           delete held;
         });
       }))

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Sessions for Python. Everything runs without the GIL but the model's own Python: its forward, and what it tells of itself.
+/// Bindings of sessions. The GIL is released, except for code of the model (its forward, and the functions of
+/// `remat._planned_model.Source`) and for logs.
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -39,7 +40,7 @@
 namespace remat::python {
 namespace {
 
-/// A module of Python, as `remat._planned_model.Source` tells of it.
+/// A module of Python as a model, through `remat._planned_model.Source`.
 class python_model final : public rp::model {
  public:
   python_model(std::string name, py::object source) : name_(std::move(name)), source_(shared(std::move(source))) {}
@@ -80,7 +81,7 @@ rp::budget budget_of(const std::string& text, bool activations) {
   return rp::budget::activations(remat::parse_bytes(text));
 }
 
-/// As `remat.Roofline` tells it: rates by type, the rate of other types, bytes per second, seconds per call.
+/// Parts of a `remat.Roofline`: operations per second by type and for other types, bytes per second, seconds per call.
 using roofline_parts = std::tuple<std::vector<std::pair<at::ScalarType, double>>, double, double, double>;
 
 rp::device_rates rates_of(const std::optional<roofline_parts>& parts) {
@@ -93,12 +94,13 @@ rp::device_rates rates_of(const std::optional<roofline_parts>& parts) {
   };
 }
 
-/// A plan with its problem, as it was when Python asked for it.
+/// A plan with its problem: a copy from the moment when Python asked for it.
 struct planned_step {
   remat::problem problem;
   remat::result result;
   std::vector<std::string> lines;  ///< per operation, see `session::planned_lines`
-  /// @param sources by path of a module: where it is defined
+  /// The plan as a document.
+  /// @param sources per path of a module: file, line and name of its `forward`
   std::string document(const std::map<std::string, std::string>& sources) const {
     std::ostringstream out;
     remat::write_plan(out, result, problem, remat::labelled(problem, sources, lines));
@@ -118,7 +120,8 @@ class python_session {
             .note = shared(std::move(note))};
   }
 
-  /// Calls `f`; Ctrl-C ends its searches, and it goes on with what they found.
+  /// Calls `f`. Ctrl-C ends its searches, and `f` continues with their best schedules. If there is no schedule, the exception of
+  /// the signal is raised.
   template <class F>
   auto uninterrupted(F f) {
     interrupted_->forget();
@@ -193,7 +196,7 @@ class python_session {
         (*tell)(text, true);
       };
       run_ = {new rp::session(std::move(trained), std::move(o)), [](rp::session* held) {
-                py::gil_scoped_release free;  // its thread may be about to tell something
+                py::gil_scoped_release free;  // the destructor waits for a thread that may need the GIL to log
                 delete held;
               }};
     });
@@ -218,7 +221,7 @@ class python_session {
   }
   py::dict memory() {
     const auto r = translated([&] { return run_->reports().empty() ? rp::report{} : run_->report(); });
-    // Others in the process may have freed since what was there before.
+    // Memory that was in use before may have been freed since, so a difference can be negative.
     const auto beyond = [](remat::bytes_t peak, remat::bytes_t before) { return std::max<remat::bytes_t>(0, peak - before); };
     return py::dict(py::arg("budget") = r.budget, py::arg("peak") = beyond(on_->use().peak, before_),
                     py::arg("planned") = r.total(), py::arg("arena") = r.arena, py::arg("held") = r.held(),
@@ -234,14 +237,14 @@ class python_session {
     std::set<std::string> again;
     for (auto i : remat::compute_order(run_->planned_schedule()))
       if (!once.insert(i).second) {
-        std::istringstream names(operations[i].name);  // one operator, or several
+        std::istringstream names(operations[i].name);  // one operator, or several joined by '+'
         for (std::string name; std::getline(names, name, '+');) again.insert(name);
       }
     plan["again"] = again;
     plan["step"] = translated([&] { return planned(); });
     return plan;
   }
-  /// The plan in the units of its problem, whose budget leaves out what the problem does not hold.
+  /// The plan used last. Its budget is that of the problem: the budget of the report less held bytes outside the problem.
   planned_step planned() {
     const auto r = run_->report();
     planned_step x{run_->planning_problem(), {}, run_->planned_lines()};
@@ -269,7 +272,7 @@ class python_session {
     for (const auto& r : translated([&] { return run_->reports(); })) list.push_back(told(r));
     return list;
   }
-  /// What the plan used last takes, by kind, in bytes.
+  /// Memory of the plan used last by kind, in bytes.
   py::dict parts() {
     const auto r = translated([&] { return run_->report(); });
     return py::dict(py::arg("parameters") = r.parameters, py::arg("buffers") = r.buffers, py::arg("inputs") = r.inputs,
@@ -277,7 +280,8 @@ class python_session {
                     py::arg("workspace") = r.workspace, py::arg("held") = r.held(), py::arg("plain_peak") = r.plain_peak,
                     py::arg("problem_held") = run_->planning_problem().held_bytes());
   }
-  /// Time against budget for the step planned last: points, and a picture.
+  /// Time against budget for the step planned last.
+  /// @return {points, SVG document}
   py::tuple curve(const std::string& solver, const remat::registry::option_values& solver_options, double seconds, double gap,
                   std::uint64_t seed, std::size_t points) {
     std::vector<remat::result> found;
@@ -323,7 +327,7 @@ class python_session {
     std::erase_if(model, [&](const auto& t) { return t.device() != where; });
     return rp::unpaged_bytes(model);
   }
-  /// Looks where the model is. It may move to a device between `wrap` and the first step.
+  /// Finds the device of the model, which may move between `wrap` and the first step.
   void settle_device() {
     auto* on = &rp::host_device();
     if (steps_on_) on = &rp::device_of(*steps_on_);
@@ -338,11 +342,11 @@ class python_session {
   std::shared_ptr<python_model> model_;
   std::optional<c10::Device> steps_on_;
   bool settled_ = false, stepped_ = false;
-  rp::device* on_ = &rp::host_device();          ///< where the model is
-  remat::bytes_t before_ = 0, host_before_ = 0;  ///< bytes there, and on the host, when it was wrapped, less the model
+  rp::device* on_ = &rp::host_device();          ///< device of the model
+  remat::bytes_t before_ = 0, host_before_ = 0;  ///< bytes in use without the model before `wrap`: on `on_`, on the host
 };
 
-/// A function of Python that turns exceptions of PyTorch into those that its own functions raise.
+/// Wraps a member function for Python: translates exceptions of PyTorch as PyTorch's own functions do.
 template <class F>
 struct as_torch;
 template <class R, class... A>
