@@ -273,8 +273,9 @@ std::unique_ptr<link> host_link();
 std::shared_ptr<tier> file_memory(const std::string& folder, bytes_t limit = max_bytes);
 
 /// `file_memory` with a link in each direction.
-/// @param folder, limit as for `file_memory`
-/// @throws as `file_memory`
+/// @param folder as for `file_memory`
+/// @param limit  as for `file_memory`
+/// @throws bad_option, out_of_memory as `file_memory`
 /// @code
 /// auto net = remat::pytorch::wrap(gpt, ids, {.budget = "2GiB", .far = remat::pytorch::on_disk("/scratch")});
 /// @endcode

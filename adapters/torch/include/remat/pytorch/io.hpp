@@ -53,11 +53,11 @@ struct plan_document {
 };
 
 /// Writes a plan as remat-plan.
-/// @throws as `write_program`
+/// @throws cannot_write, bad_document as `write_program`
 void write_plan(std::ostream& out, const plan_document& plan);
 
 /// Reads a remat-plan. The schedule is not checked here; the constructor of `execution_plan` does that.
-/// @throws as `read_program`; bad_schedule as `read_schedule`
+/// @throws bad_document, bad_program as `read_program`; bad_schedule as `read_schedule`
 plan_document read_plan(std::istream& in, const document_limits& l = {});
 
 }  // namespace remat::pytorch
