@@ -27,7 +27,7 @@ std::optional<std::string> plan_cache::key(const program& step, bytes_t availabl
        << l.seconds << ";" << l.gap << ";" << l.seed << ";";
   try {
     write_program(text, step, {.names = false, .contents = false});
-  } catch (const error&) {  // an argument that no document holds
+  } catch (const error&) {  // documents cannot hold every kind of argument
     return std::nullopt;
   }
   return c10::sha1(text.str()).str();
@@ -53,7 +53,7 @@ void plan_cache::store(const std::string& key, const result& found) const {
     std::filesystem::create_directories(folder_);
     write_schedule(file(key), found, key);
     trim();
-  } catch (const std::exception&) {  // searched again next time
+  } catch (const std::exception&) {  // not fatal: the next process searches again
   }
 }
 

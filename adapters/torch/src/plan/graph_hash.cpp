@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What programs that differ in sizes have in common.
+// The part of a program that does not depend on sizes, as a hash.
 #include <functional>
 
 #include "search.hpp"

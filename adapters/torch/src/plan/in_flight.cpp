@@ -11,8 +11,8 @@
 namespace remat::pytorch {
 namespace {
 
-/// The same problem in which `bytes` are needed for something else when the forward ends: a budget of `held + bytes` then bounds
-/// what lives across that moment by `held`.
+/// The same problem with `bytes` of workspace at the end of the forward. A budget of `held + bytes` then bounds the values that
+/// live across the end of the forward by `held` bytes.
 problem with_room_after_forward(const problem& p, std::size_t loss, bytes_t bytes) {
   std::vector<bytes_t> workspace;
   std::vector<double> seconds;
@@ -24,7 +24,7 @@ problem with_room_after_forward(const problem& p, std::size_t loss, bytes_t byte
   return p.with_costs(seconds, workspace);
 }
 
-/// Looks for schedules with a bound on what a step holds from its forward to its backward.
+/// Searches schedules under a bound on the bytes that a step holds from its forward to its backward.
 class bounded_search {
  public:
   bounded_search(const setup& s, const search_options& o, std::size_t steps)
@@ -37,9 +37,9 @@ class bounded_search {
     limits_.seconds = std::max(std::min(0.1, limits_.seconds), limits_.seconds / rounds);
   }
 
-  /// @param held    bytes of a step between forward and backward
-  /// @param working beside these, bytes to compute in
-  /// @return null if none is found
+  /// @param held    bound on the bytes held between forward and backward
+  /// @param working further bytes for computing
+  /// @return null if no schedule is found
   std::shared_ptr<plan> find(bytes_t held, bytes_t working) {
     const auto p = with_room_after_forward(p_, setup_.step->loss, working);
     const auto r = options_.solver(p, p.held_bytes() + held + working, limits_, options_.watch);
@@ -84,7 +84,7 @@ std::shared_ptr<const plan> plan_in_flight(const setup& s, bytes_t available, st
     if (!least || made->run->held_bytes() < least->run->held_bytes()) least = made;
     return need;
   };
-  // What is recomputed needs memory to be recomputed in: none beside that of the plain step, half of what that holds, all of it.
+  // Recomputation needs working memory of its own. Try none beyond the plain step, then half of its held bytes, then all.
   for (int share = 0; share <= 2; ++share) {
     const auto beside = working + held * share / 2;
     auto each = (available - beside) / static_cast<bytes_t>(steps);

@@ -10,14 +10,14 @@
 
 namespace remat::pytorch {
 
-/// Bytes of so many steps in flight by one plan: each holds what its backward needs, one computes.
+/// Bytes of `steps` steps in flight with one plan: each holds the values for its backward, and one computes.
 inline bytes_t bytes_in_flight(const execution_plan& p, std::size_t steps) {
   return static_cast<bytes_t>(steps) * p.held_bytes() + p.needed_bytes() - p.held_bytes();
 }
 
-/// The fastest plan in zones that is found by which so many steps in flight take at most `available` bytes. If none is found, one
-/// that holds as little as possible, and takes more.
-/// @param s     with `all_in_flight`
+/// The fastest plan in zones with which `steps` steps in flight take at most `available` bytes. If the search finds none:
+/// the plan found that holds the least, or else `all_in_flight`. Both exceed `available`.
+/// @param s     with `all_in_flight` set
 /// @param steps >= 1
 std::shared_ptr<const plan> plan_in_flight(const setup& s, bytes_t available, std::size_t steps, const search_options& o);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names in documents of programs.
+// Names of enumerators and types in documents of programs.
 #pragma once
 
 #include <ATen/core/jit_type.h>
@@ -11,13 +11,13 @@
 
 namespace remat::pytorch {
 
-/// Of `role`.
+/// Names of `role`.
 inline constexpr std::array<const char*, 8> role_names = {"internal", "parameter", "buffer",   "found",
                                                           "input",    "constant",  "gradient", "output_grad"};
-/// Of `generator_origin`.
+/// Names of `generator_origin::kind`.
 inline constexpr std::array<const char*, 6> origin_names = {"next", "before", "after", "forward", "backward", "fixed"};
 
-/// Kinds of lists that arguments may be.
+/// Element types of lists in arguments.
 inline const std::vector<std::pair<std::string, c10::TypePtr>>& element_types() {
   static const std::vector<std::pair<std::string, c10::TypePtr>> types = {
       {"tensor", c10::TensorType::get()}, {"tensor?", c10::OptionalType::create(c10::TensorType::get())},

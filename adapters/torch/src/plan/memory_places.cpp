@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What leaves a step, and where its buffers lie.
+// Outputs and gradients of a step, and offsets of its buffers.
 #include "memory_planner.hpp"
 
 #include <c10/util/Exception.h>
@@ -13,7 +13,7 @@
 namespace remat::pytorch {
 namespace {
 
-/// Bytes [first, second) of its storage that a view touches.
+/// Byte range [first, second) of its storage that a view touches.
 std::pair<bytes_t, bytes_t> extent(const byte_view& v) {
   int64_t last = 0;
   for (std::size_t d = 0; d < v.sizes.size(); ++d) {
@@ -31,7 +31,7 @@ void memory_planner::find_gifts() {
   for (std::size_t i = 0; i < schedule_.steps.size(); ++i)
     if (schedule_.steps[i].what == action::compute)
       for (auto v : program_().nodes[schedule_.steps[i].which].inputs) last_read[v] = i;
-  for (auto n = program_().nodes.rbegin(); n != program_().nodes.rend(); ++n)  // what reads a later version reads the place
+  for (auto n = program_().nodes.rbegin(); n != program_().nodes.rend(); ++n)  // a read of a later version reads the same storage
     for (const auto& [old, fresh] : n->overwrites) last_read[old] = std::max(last_read[old], last_read[fresh]);
   std::set<index_t> kept;
   for (const auto* views : {&program_().outputs, &program_().input_grads})
@@ -69,7 +69,7 @@ void memory_planner::give(std::size_t i) {
     auto what = g->second;
     const auto& [b, v] = what.at;
     what.copy = what.copy || b == none || plan_.buffers[b].kept ||
-                plan_.buffers[b].values > held_gifts_[b] + (now_[v] == b ? 1 : 0);  // another value is there
+                plan_.buffers[b].values > held_gifts_[b] + (now_[v] == b ? 1 : 0);  // another value lives in the buffer
     if (what.copy) gift_copies_ = std::max(gift_copies_, rounded(program_().values[v].bytes));
     plan_.steps.back().gifts.push_back(what);
     if (b != none) --held_gifts_[b];
@@ -90,7 +90,7 @@ void memory_planner::leave_forward() {
 location memory_planner::keep(index_t view) {
   const auto l = where(program_().views[view].value);
   if (l.buffer == none || std::exchange(plan_.buffers[l.buffer].kept, true)) return l;
-  ++plan_.buffers[l.buffer].values;  // never written in place, never dead
+  ++plan_.buffers[l.buffer].values;  // an extra reference: the buffer is never reused in place and never dies
   if (plan_.copied.empty()) {
     plan_.buffers[l.buffer].outside = true;
     plan_.outside += rounded(plan_.buffers[l.buffer].bytes);
@@ -140,7 +140,7 @@ void memory_planner::finish() {
       taken.emplace_back(l.buffer, range);
     if (zones_ && !sum && !shared) {
       keep(program_().parameter_grads[k]);
-      plan_.outside += rounded(range.second - range.first);  // the sum of those of other steps, which autograd has
+      plan_.outside += rounded(range.second - range.first);  // memory for autograd's sum with gradients of other steps
     }
     plan_.copy_grad.push_back(shared);
     plan_.parameter_grads.push_back(l);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a schedule does, step by step.
+// Walks through a schedule: buffers, moves, calls.
 #include "memory_planner.hpp"
 
 #include <c10/util/Exception.h>
@@ -15,7 +15,7 @@
 namespace remat::pytorch {
 namespace {
 
-/// Why addresses of a step differ from one time to the next, whatever is copied; empty: they need not.
+/// Why addresses cannot be fixed even with copies of the inputs; empty: they can.
 std::string reason_to_move(const program& p) {
   const auto on = device_of_step(p);
   const auto named = [&](index_t k) {
@@ -171,7 +171,7 @@ location memory_planner::where(index_t v) const {
 }
 
 void memory_planner::send(index_t v, std::size_t i, bytes_t alignment) {
-  if (v >= now_.size() || sent_[v] != none) return;  // computed again, it has the same bytes
+  if (v >= now_.size() || sent_[v] != none) return;  // a recomputed value has the same bytes, so the copy in far memory is valid
   if (const auto g = leaving_gradient_.find(v); g != leaving_gradient_.end()) {
     planned_move m{v, now_[v], program_().values[v].bytes};
     m.gradient = g->second;
@@ -231,7 +231,7 @@ void memory_planner::compute(std::size_t i, index_t n, bool again) {
   for (auto v : node.outputs)
     if (now_[v] != none) wait_for(v, i);
   planned_step s{n, again, std::exchange(pending_, {}), {}, {}, {}, {}};
-  std::map<index_t, location> here;  // outputs, and versions that share their buffer
+  std::map<index_t, location> here;  // outputs, and versions that share their buffers
 
   for (const auto& [old, fresh] : node.overwrites) {
     const auto from = where(old);
@@ -243,7 +243,7 @@ void memory_planner::compute(std::size_t i, index_t n, bool again) {
   for (const auto& block : script.blocks) {
     const bool temporary = block.result == none && block.freed >= 0;
     if (block.result == none && !temporary) {
-      s.blocks.push_back(none);  // kept by the operator
+      s.blocks.push_back(none);  // the operator keeps this block
       continue;
     }
     const auto b = new_buffer(block.bytes, time(i, block.born + 1));
@@ -262,7 +262,7 @@ void memory_planner::compute(std::size_t i, index_t n, bool again) {
     }
     for (const auto& r : c.results) {
       const auto v = program_().views[r.view].value;
-      if (!here.count(v))  // not in the script: an empty tensor, or a script that could not tell
+      if (!here.count(v))  // not in the script: an empty tensor, or the script could not attribute its block
         here[v] = {new_buffer(program_().values[v].bytes, time(i)), v};
       placed.results.push_back(here[v]);
     }
@@ -271,7 +271,7 @@ void memory_planner::compute(std::size_t i, index_t n, bool again) {
   for (auto v : node.outputs)
     if (const auto found = here.find(v); found != here.end()) enter(v, found->second.buffer, time(i + 1));
   for (const auto& [v, l] : here)
-    if (plan_.buffers[l.buffer].values == 0) plan_.buffers[l.buffer].dies = time(i + 1);  // nobody reads it after this
+    if (plan_.buffers[l.buffer].values == 0) plan_.buffers[l.buffer].dies = time(i + 1);  // no later step reads it
   const auto workspace = profiles_.nodes[n]->workspace;
   if (by_allocator_ && script.blocks.empty() && workspace > 0) plan_.buffers[new_buffer(workspace, time(i))].dies = time(i + 1);
   begun_.push_back(time(i));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a schedule to steps with buffers, and to places for these.
+// From a schedule to steps with buffers, and from buffers to offsets.
 #pragma once
 
 #include <map>
@@ -11,10 +11,10 @@
 
 namespace remat::pytorch {
 
-/// Value v is memory of the caller or a constant.
+/// Value `v` is a constant or lies in memory of the caller.
 inline bool from_outside(const program& p, index_t v) { return p.values[v].slot != none; }
 
-/// Goes through a schedule and gives each value that lives a buffer; then places the buffers.
+/// Walks through a schedule, gives each live value a buffer, then places the buffers.
 class memory_planner {
  public:
   memory_planner(std::shared_ptr<const program> step, const schedule& s, const program_profile& profiles);
@@ -22,20 +22,20 @@ class memory_planner {
   std::unique_ptr<execution_plan::data> run(layout_options o, bytes_t in_place, placing how);
 
  private:
-  static constexpr std::int64_t events = std::int64_t{1} << 24;  // room for the events within a step
+  static constexpr std::int64_t events = std::int64_t{1} << 24;  // times within a step; more than its events
   static std::int64_t time(std::size_t i, int event = 0) { return static_cast<std::int64_t>(i) * events + event; }
   const program& program_() const { return *plan_.step; }
 
   void note_origin(const generator_origin& o);
 
-  /// As version 1 of the format has it, without tiers. Drops beyond the device are left out: far memory is laid out by what comes
-  /// back, and the caller's weights stay.
+  /// The schedule in the form of version 1 of the format, without tiers. Drops on other tiers are left out: prefetches determine
+  /// the layout of far memory, and weights of the caller stay.
   static schedule without_tiers(const schedule& s);
 
-  /// The schedule is valid, which includes that what has effects keeps its order, and leaves out none of that.
+  /// @throws bad_schedule if the schedule is invalid, reorders nodes with effects, or leaves out one of them
   void check() const;
 
-  /// What the schedule brings, and is from outside.
+  /// Finds the values from outside that the schedule fetches.
   void find_fetched();
 
   index_t new_buffer(bytes_t bytes, std::int64_t born) {
@@ -46,18 +46,18 @@ class memory_planner {
     if (b != none && --plan_.buffers[b].values == 0) plan_.buffers[b].dies = when;
   }
   void drop(index_t v, std::int64_t when) {
-    if (v < now_.size()) leave(std::exchange(now_[v], none), when);  // the others only order what has effects
+    if (v < now_.size()) leave(std::exchange(now_[v], none), when);  // others are tokens, which only order nodes
   }
   void enter(index_t v, index_t b, std::int64_t when) {
     ++plan_.buffers[b].values;
-    leave(std::exchange(now_[v], b), when);  // computed again while it was there: the new one counts
+    leave(std::exchange(now_[v], b), when);  // if the old copy is still there, the recomputed value replaces it
   }
   location where(index_t v) const;
 
   void send(index_t v, std::size_t i, bytes_t alignment);
   void bring_back(index_t v, std::size_t i, bytes_t alignment);
   index_t begin(planned_move m);
-  /// What follows waits for the moves of a value that go on.
+  /// The following work waits for the unfinished moves of `v`.
   void wait_for(index_t v, std::size_t i);
   static bytes_t aligned(bytes_t bytes, bytes_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
 
@@ -69,19 +69,19 @@ class memory_planner {
 
   void compute(std::size_t i, index_t n, bool again);
 
-  /// When gradients are given: once nothing reads their parameters, and so not always where the schedule has it.
+  /// Sets when each gradient is given: once no later step reads its parameter. This may be later than in the schedule.
   void find_gifts();
-  /// The gradient of parameter k lies where that of another one does.
+  /// The gradient of parameter `k` overlaps the gradient of another parameter.
   bool shares_bytes(index_t k) const;
-  /// Gives what is given behind step i. What the schedule gives there is held until then.
+  /// Gives the gradients that are due after step `i`. A gradient that the schedule gives at `i` but that is due later is held.
   void give(std::size_t i);
 
-  /// The caller gets the outputs.
+  /// Ends the forward: hands the outputs to the caller.
   void leave_forward();
   location keep(index_t view);
-  /// With fixed addresses, what the caller gives lies in the arena from step `i` on.
+  /// With fixed addresses: reserves buffers for copies of the caller's tensors, from step `i` on.
   void copy_given(role from, std::size_t i);
-  /// What an allocator takes for so many bytes.
+  /// Bytes that an allocator takes for a request of `bytes`.
   bytes_t rounded(bytes_t bytes) const { return aligned(bytes, unit_); }
 
   void finish();
@@ -93,29 +93,29 @@ class memory_planner {
     return b.fetched && b.bytes >= 16 * page_bytes ? std::max<bytes_t>(0, page_bytes - o.alignment) : 0;
   }
   void place(const layout_options& o);
-  /// Instead of `place`: what is alive at a time, and when buffers go back to the allocator.
+  /// Replaces `place` where the device's allocator chooses addresses: computes the peak, and when each buffer goes back.
   void leave_to_allocator();
 
   const schedule schedule_;
   const program_profile& profiles_;
-  std::multimap<std::size_t, gift> gifts_;  ///< by the step behind which they are given
-  std::map<index_t, int> held_gifts_;       ///< per buffer: those that lie there
-  bytes_t gift_copies_ = 0;                 ///< of the largest gift that is a copy
+  std::multimap<std::size_t, gift> gifts_;  ///< by the step after which they are given
+  std::map<index_t, int> held_gifts_;       ///< per buffer: number of pending gifts in it
+  bytes_t gift_copies_ = 0;                 ///< bytes of the largest gift that is a copy
   execution_plan::data plan_;
   bool zones_ = false;
   bool by_allocator_ = false;
-  std::int64_t loss_ = 0;                        ///< when the forward ends
-  bytes_t unit_ = 64;                            ///< of allocations outside of the arena, bytes
-  bytes_t elsewhere_ = 0;                        ///< most that other threads allocate during a step
-  std::vector<bool> fetched_;                    ///< per value; empty: none is
-  std::map<index_t, index_t> leaving_gradient_;  ///< by value: the parameter of the host
-  std::vector<index_t> now_;                     ///< per value: its buffer, none if it is not on the device
-  std::vector<index_t> sent_;                    ///< per value: the move that sent it
-  std::vector<index_t> leaving_, coming_;        ///< per value: the move that nobody has waited for
-  std::vector<std::int64_t> begun_;              ///< per step of the plan: when it begins
-  std::vector<move_step> pending_;               ///< before what comes next
-  std::vector<allocation> far_;                  ///< of what is sent, in far memory
-  std::vector<index_t> far_of_;                  ///< the same: the moves
+  std::int64_t loss_ = 0;                        ///< time at which the forward ends
+  bytes_t unit_ = 64;                            ///< granularity of allocations outside of the arena, bytes
+  bytes_t elsewhere_ = 0;                        ///< peak of the bytes that other threads allocate in a step
+  std::vector<bool> fetched_;                    ///< per value: the schedule fetches it; empty: it fetches none
+  std::map<index_t, index_t> leaving_gradient_;  ///< from a gradient's value to its parameter on the host
+  std::vector<index_t> now_;                     ///< per value: its buffer; none: not on the device
+  std::vector<index_t> sent_;                    ///< per value: the move that sent it, or none
+  std::vector<index_t> leaving_, coming_;        ///< per value: its move away or back that no step has waited for yet
+  std::vector<std::int64_t> begun_;              ///< per step of the plan: the time at which it begins
+  std::vector<move_step> pending_;               ///< begins and waits to place before the next step
+  std::vector<allocation> far_;                  ///< live ranges of sent values in far memory
+  std::vector<index_t> far_of_;                  ///< parallel to `far_`: the moves
 };
 
 }  // namespace remat::pytorch

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What is known of a kind of inputs, and planned for it. Private to the adapter.
+/// Knowledge and plans of a session for one kind of inputs. Private to the adapter.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,7 +24,7 @@
 
 namespace remat::pytorch {
 
-/// What was planned for one budget.
+/// A plan for one budget.
 struct plan {
   std::shared_ptr<const execution_plan> run;
   bool zones = false;     ///< for several steps in flight
@@ -32,9 +32,9 @@ struct plan {
   schedule steps;
   result found;
   double plan_seconds = 0;
-  std::string taken_from = {};                   ///< decisions of a plan for these inputs; empty: it has been searched for
-  bool unfinished = false;                       ///< a longer search may find a better one
-  mutable std::atomic<bool> superseded = false;  ///< there is a better one by now
+  std::string taken_from = {};  ///< inputs of the plan whose schedule was reused; empty: the schedule was searched for
+  bool unfinished = false;      ///< a longer search may find a better plan
+  mutable std::atomic<bool> superseded = false;  ///< a better plan exists by now
 };
 
 namespace detail {
@@ -42,68 +42,67 @@ struct recorded_forward;
 struct trace;
 }  // namespace detail
 
-/// The tensors of a module at a time, each once.
+/// All tensors of a module at one time, each once.
 struct module_tensors {
   std::vector<at::Tensor> parameters, buffers;
 };
 
-/// Those of them that a kind of steps uses. A module may have others in the next step (`torch.func.functional_call`).
+/// The tensors of a module that one kind of steps uses. The next step may use others (`torch.func.functional_call`).
 struct bound_tensors {
   std::shared_ptr<const module_tensors> of;
-  std::vector<at::Tensor> trained;  ///< of the parameters, those that an output leads to
+  std::vector<at::Tensor> trained;  ///< parameters that an output depends on
   bindings slots;
 };
 
-/// Everything known of one kind of inputs.
+/// All that is known of one kind of inputs.
 struct setup {
   std::shared_ptr<usage> outputs;
-  std::vector<output_use> uses;                ///< of the outputs, as it was captured for
-  std::shared_ptr<const bound_tensors> bound;  ///< of the module as it was in the last step
-  std::vector<std::size_t> trained;            ///< positions of the trained ones among its parameters
+  std::vector<output_use> uses;                ///< per output: the use that the step was captured for
+  std::shared_ptr<const bound_tensors> bound;  ///< tensors of the module in the last step
+  std::vector<std::size_t> trained;            ///< positions of the trained parameters among all parameters
   std::vector<std::size_t> place;              ///< per parameter of the program: position among the trained ones
-  std::vector<std::size_t> edges;              ///< per trained one, and then per input: how many edges of the forward lead there
-  std::vector<std::size_t> more_of;            ///< per gradient of an input behind those of all: of which it is a summand
+  std::vector<std::size_t> edges;              ///< per trained parameter, then per input: edges of the forward's graph to it
+  std::vector<std::size_t> more_of;            ///< per further gradient of an input (a summand): the input
 
-  std::shared_ptr<const detail::recorded_forward> forward;  ///< to be followed
+  std::shared_ptr<const detail::recorded_forward> forward;  ///< recorded path for following
   std::shared_ptr<const program> step;
   program_profile profiles;
   std::shared_ptr<const questions> asked;
-  std::shared_ptr<void> note;  ///< of the invocation that was captured
+  std::shared_ptr<void> note;  ///< caller's data of the captured invocation
   problem p;
-  problem in_place;        ///< of the store-all plan, where `p` has weights fetched; otherwise `p`
-  far_memory far;          ///< if the problem allows copies
-  std::string inputs;      ///< for people
+  problem in_place;        ///< problem of the store-all plan, with weights read in place; equals `p` if none are fetched
+  far_memory far;          ///< set if the problem allows copies
+  std::string inputs;      ///< description for messages
   std::size_t graph = 0;   ///< hash of the program without sizes
-  layout_options layouts;  ///< no tries where it is large, and steps like it are known: a first one does
+  layout_options layouts;  ///< no tries for a large program if similar steps are known: the first layout has to do
   std::shared_ptr<const plan> store_all;
-  std::shared_ptr<const plan> all_in_flight;  ///< the same in zones, once several steps are in flight
+  std::shared_ptr<const plan> all_in_flight;  ///< the same in zones; set once several steps are in flight
   bytes_t parameter_bytes = 0, buffer_bytes = 0, constants = 0;
-  bytes_t plain_peak = 0;  ///< of the step in eager mode, beyond what is held before it
-  bytes_t copy_bytes = 0;  ///< of what a step writes, while the forward may have to run once more; and results of calls that run
-                           ///< while it is followed
+  bytes_t plain_peak = 0;  ///< of the eager step, beyond the bytes held before it
+  bytes_t copy_bytes = 0;  ///< copies of written tensors for a second forward, and results of calls that run in following
   double capture_seconds = 0;
-  bool warned = false;    ///< that it takes more than the budget
-  bool new_path = false;  ///< its forward has left those that were planned before: a short search has to do at first
-  std::shared_ptr<setup> adding, giving;      ///< the same step for `accumulating` and `giving`, once they are needed
-  std::atomic<bool> given_early = false;      ///< it is the latter
-  std::shared_ptr<const detail::trace> sums;  ///< null: there are no sums of gradients that it could hand out in summands
-  std::shared_ptr<setup> summands;            ///< the same step, which does so, once it is needed
-  bool in_summands = false;                   ///< it is that
-  std::uint64_t last_used = 0;                ///< steps of the session before
-  std::map<bytes_t, std::shared_ptr<const plan>> plans;  ///< by bytes available
-  /// In zones: by bytes available, and steps in flight that these are for.
+  bool warned = false;                    ///< the user was warned that it exceeds the budget
+  bool new_path = false;                  ///< its forward took a path that was not planned before, so the first search is short
+  std::shared_ptr<setup> adding, giving;  ///< the same step as `accumulating` or `giving`, made on demand
+  std::atomic<bool> given_early = false;  ///< it is the `giving` variant
+  std::shared_ptr<const detail::trace> sums;  ///< recording whose sums of gradients can be split into summands; null: none
+  std::shared_ptr<setup> summands;            ///< the same step with gradients as summands, made on demand
+  bool in_summands = false;                   ///< it is the variant with summands
+  std::uint64_t last_used = 0;                ///< number of the session's step in which it was last used
+  std::map<bytes_t, std::shared_ptr<const plan>> plans;  ///< by available bytes
+  /// Plans in zones, by available bytes and number of steps in flight.
   std::map<std::pair<bytes_t, std::size_t>, std::shared_ptr<const plan>> plans_in_flight;
-  std::shared_ptr<const plan> least_in_flight;  ///< of those that took more, the one that holds least
-  mutable std::map<bytes_t, std::shared_ptr<const plan>> plans_without_copies;  ///< the same, while others hold the far memory
-  std::exception_ptr refusal;                                                   ///< of the last search that found no plan
-  std::pair<bytes_t, bytes_t> refused = {};  ///< what it was for: bytes available, and bytes held
+  std::shared_ptr<const plan> least_in_flight;  ///< among plans that exceeded their bytes: the one with the least held bytes
+  mutable std::map<bytes_t, std::shared_ptr<const plan>> plans_without_copies;  ///< while other steps occupy far memory
+  std::exception_ptr refusal;                                                   ///< error of the last search that found no plan
+  std::pair<bytes_t, bytes_t> refused = {};                                     ///< {available, held} bytes of that search
   mutable std::mutex least_mutex;
   mutable std::shared_ptr<const plan> least;  ///< see `leanest`
-  placing places = placing::one;              ///< of its steps, where these do not share memory
-  std::atomic<bool> uncaptured = false;       ///< its kernels cannot be captured
-  std::atomic<bool> broken = false;           ///< an operator did not do as it did when it was measured
+  placing places = placing::one;              ///< of its steps, unless steps in flight share memory
+  std::atomic<bool> uncaptured = false;       ///< its kernels cannot be captured as a graph
+  std::atomic<bool> broken = false;           ///< an operator allocated differently from its profile
 
-  /// The same step with other gradients; null: not needed so far.
+  /// The same step with other treatment of gradients; null: not needed so far.
   std::array<std::shared_ptr<setup>, 3> variants() const { return {adding, giving, summands}; }
 };
 
@@ -112,8 +111,8 @@ struct runner {
   std::shared_ptr<setup> kind;
   std::shared_ptr<const plan> what;
   std::unique_ptr<executor> run;
-  std::shared_ptr<const bound_tensors> bound;  ///< whose tensors it has
-  bytes_t available = 0;                       ///< what the plan was made for
+  std::shared_ptr<const bound_tensors> bound;  ///< the tensors that it uses
+  bytes_t available = 0;                       ///< bytes that the plan was made for
   std::size_t steps = 0;
 };
 

@@ -21,16 +21,16 @@
 namespace remat::pytorch {
 namespace {
 
-/// What tells a schedule of `leanest` in the cache from one of a solver.
+/// Solver name that marks results of `leanest` in the cache.
 constexpr const char* smallest_budget_search = "search for the smallest budget";
 
-/// A `plan_solver` where a solver is asked for. What it does not find is looked for near the start, if that needs little more.
+/// Makes a `plan_solver` a solver. If it fails and `start` exceeds the budget by at most 10 %, lowers that peak.
 struct as_solver {
   const search_options& options;
   std::optional<schedule> start{};
   as_solver with_start(schedule s) const { return {options, std::move(s)}; }
   std::string name() const { return smallest_budget_search; }
-  bool plans_tiers() const { return true; }  // or it says that it does not
+  bool plans_tiers() const { return true; }  // solvers that cannot answer `not_applicable`
   result solve(const problem& p, bytes_t budget, monitor& m) const {
     auto l = m.limits();
     l.seconds = m.remaining();
@@ -45,7 +45,7 @@ struct as_solver {
   }
 };
 
-/// Options that tell whether the observer has stopped a search.
+/// Search options with an observer that remembers whether the user's observer stopped the search.
 class watched_search {
  public:
   explicit watched_search(const search_options& o) : options_(o) {
@@ -65,7 +65,7 @@ class watched_search {
   std::atomic<bool> stopped_ = false;
 };
 
-/// The key of a plan in the cache, if it can have one.
+/// Cache key of a plan; nothing if the plan cannot be cached.
 std::optional<std::string> key_of_plan(const setup& s, bytes_t available, const search_options& o, const limits& l) {
   using function = result (*)(const problem&, bytes_t, const limits&, const plan_observer&);
   const auto* known = o.solver.target<function>();
@@ -77,7 +77,7 @@ std::optional<std::string> key_of_plan(const setup& s, bytes_t available, const 
   return o.cache.key(*s.step, available, solver, l);
 }
 
-/// What a plan needs in the best of all layouts, which none may reach.
+/// A lower bound on the plan's bytes over all layouts; no layout may reach it.
 bytes_t least_needed(const execution_plan& run) { return run.needed_bytes() - run.arena_bytes() + run.live_peak(); }
 
 std::shared_ptr<const execution_plan> with_layout(const setup& s, const schedule& steps, bool zones, std::size_t tries) {
@@ -87,7 +87,7 @@ std::shared_ptr<const execution_plan> with_layout(const setup& s, const schedule
   return std::make_shared<execution_plan>(s.step, steps, s.profiles, o, 0, zones ? placing::zones : s.places);
 }
 
-/// @param room the bytes that it should need at most; 0: as few as possible
+/// @param room target in bytes; 0: as few as possible
 std::shared_ptr<const execution_plan> with_memory(const setup& s, const schedule& steps, bool zones, bytes_t room) {
   auto run = with_layout(s, steps, zones, s.layouts.tries);
   if (s.layouts.tries == 0 && run->needed_bytes() > room && (least_needed(*run) <= room || room == 0))
@@ -99,7 +99,7 @@ bool has_room(const setup& s, const execution_plan& run, bytes_t available) {
   return run.needed_bytes() <= available && (!s.far.memory || run.far_bytes() <= s.far.memory->limit());
 }
 
-/// The same problem with a slower way to far memory, over which less is sent; nothing if `share` of the rate is nothing.
+/// The same problem with a slower link to far memory, so that plans send less. With `share` <= 0, plans send nothing.
 problem with_slower_link(const problem& p, double share) {
   if (share <= 0) return p.plain() ? p.with_copies({}) : without_sends(p);
   auto copies = p.copies();
@@ -114,7 +114,7 @@ schedule fetch_once_schedule(const problem& p) {
   for (value_id v = 0; v < away.size(); ++v) away[v] = p.values()[v].starts != device_tier;
   schedule made;
   for (const auto& x : store_all_schedule(p).steps) {
-    if (x.what == action::drop && away[x.value()]) continue;  // nobody reads it
+    if (x.what == action::drop && away[x.value()]) continue;  // no operation reads it
     if (x.what == action::compute)
       for (auto v : p.operations()[x.operation()].inputs)
         if (away[v]) {
@@ -154,7 +154,7 @@ std::shared_ptr<const plan> take_over(const setup& s, bytes_t available, const s
   const auto homes = [](const value& a, const value& b) { return a.starts == b.starts; };
   const auto &mine = s.p.values(), &theirs = other.p.values();
   if (!std::equal(mine.begin(), mine.end(), theirs.begin(), theirs.end(), homes)) return nullptr;
-  std::vector<std::shared_ptr<const plan>> known;  // the fastest first
+  std::vector<std::shared_ptr<const plan>> known;  // fastest first
   for (const auto& [bytes, plan] : other.plans)
     if (s.p.plain() || plan != other.store_all) known.push_back(plan);
   std::sort(known.begin(), known.end(), [](const auto& a, const auto& b) { return a->found.seconds < b->found.seconds; });
@@ -187,7 +187,7 @@ std::shared_ptr<const plan> glance(const setup& s, bytes_t available, const sear
 
 namespace {
 
-/// A schedule of an earlier process, if it does for this one.
+/// Lays out a cached schedule. Null if it does not fit or is not valid.
 std::shared_ptr<plan> laid_out_again(const setup& s, bytes_t available, const result& earlier) {
   try {
     auto made = lay_out_plan(s, earlier.schedule, available);
@@ -197,23 +197,23 @@ std::shared_ptr<plan> laid_out_again(const setup& s, bytes_t available, const re
     made->fallback = earlier.solver == smallest_budget_search;
     made->found.bound = std::min(earlier.bound, made->found.seconds);
     return made;
-  } catch (const bad_schedule&) {  // of another program by chance, or damaged
+  } catch (const bad_schedule&) {  // damaged, or a hash collision
     return nullptr;
   }
 }
 
-/// The planner's memory model is cautious where operators work in place, and knows nothing of fragmentation; so several
-/// budgets are tried, each corrected by what the layout of the answer took. Null: none of the answers fits.
+/// The planner's memory model overestimates operators that work in place, and does not know fragmentation. So several budgets are
+/// tried, each corrected by the layout of the previous answer. Null if no answer fits.
 std::shared_ptr<plan> search_anew(const setup& s, bytes_t available, const search_options& o) {
   auto best = std::make_shared<plan>();
   const auto begin = clock::now();
   auto within = s.p.held_bytes() + available;
   const auto far = s.far.memory && o.copies ? s.far.memory->limit() : 0;
   bool restricted = !o.copies;
-  auto p = restricted ? with_slower_link(s.p, 0) : s.p;  // with a slower link where there is too little far memory
-  constexpr int rounds = 4, most = 10;                   // the rest only as long as nothing fits
+  auto p = restricted ? with_slower_link(s.p, 0) : s.p;  // slower link if far memory is too small
+  constexpr int rounds = 4, most = 10;                   // after `rounds`, continue only while nothing fits
   auto margin = available / 200;
-  bool rough = false;  // the best was laid out without a search, which is left to the end
+  bool rough = false;  // `best` has a quick layout; the search for a better one comes at the end
   for (int round = 0; round < (best->run ? rounds : most) && within >= 0; ++round) {
     auto l = o.limits;
     l.seconds = std::max(std::min(0.1, l.seconds), (l.seconds - since(begin)) / std::max(1, rounds - round));
@@ -221,7 +221,7 @@ std::shared_ptr<plan> search_anew(const setup& s, bytes_t available, const searc
     if (!r.found()) {
       o.log("no schedule within " + format_bytes(within) + " (" + std::string(to_string(r.status)) + ")");
       if (best->run || within >= s.p.held_bytes() + 2 * available) break;
-      within += available / 4;  // the layout may need less than the model says
+      within += available / 4;  // the layout may need less than the model predicts
       continue;
     }
     auto run = with_layout(s, r.schedule, false, 0);
@@ -244,14 +244,14 @@ std::shared_ptr<plan> search_anew(const setup& s, bytes_t available, const searc
       rough = !close;
       best->steps = r.schedule;
       best->found = r;
-      if (restricted) {  // what was proven with a slower link is not proven
+      if (restricted) {  // bounds for a slower link do not hold for the real one
         best->found = as_result(s.p, r.schedule);
         best->found.solver = r.solver;
       }
     }
     if (excess <= 0 && (-excess < available / 50 || r.recomputed == 0)) break;
     within -= excess;
-    if (excess > 0) {  // what the layout takes beyond the model's peak differs from schedule to schedule
+    if (excess > 0) {  // the gap between layout and model varies between schedules
       within -= margin;
       margin *= 2;
     }
@@ -314,7 +314,7 @@ std::shared_ptr<const plan> search(const setup& s, bytes_t available, bytes_t he
 std::shared_ptr<const plan> leanest(const setup& s, const search_options& o) {
   std::lock_guard lock(s.least_mutex);
   if (s.least) return s.least;
-  constexpr bytes_t smallest = -1;  // in place of the bytes that other plans are for
+  constexpr bytes_t smallest = -1;  // stands for `available` in the key
   const auto key = key_of_plan(s, smallest, o, {});
   const auto bound = bounds_without_search(s.p).budget;
   if (const auto earlier = key ? o.cache.find(*key) : std::nullopt)
@@ -328,7 +328,7 @@ std::shared_ptr<const plan> leanest(const setup& s, const search_options& o) {
     least->found = smallest_budget(p, as_solver{w.options()}, o.limits, 0.01, w.options().watch);
     if (least->found.status == status::not_applicable)
       throw bad_option("the solver cannot plan for weights that are fetched: " + least->found.reason);
-    if (!least->found.found()) {  // it had no time
+    if (!least->found.found()) {  // the search had no time
       least->found = as_result(p, fetch_once_schedule(p));
       least->found.budget_bound = bounds_without_search(p).budget;
     }
@@ -338,13 +338,12 @@ std::shared_ptr<const plan> leanest(const setup& s, const search_options& o) {
     least->run = with_memory(s, least->steps, false, 0);
   };
   find(s.p);
-  if (!has_room(s, *least->run, max_bytes)) find(with_slower_link(s.p, 0));  // too little far memory
+  if (!has_room(s, *least->run, max_bytes)) find(with_slower_link(s.p, 0));  // far memory is too small
   if (w.stopped()) return least;
   if (key) o.cache.store(*key, least->found);
   return s.least = least;
 }
 
-/// @throws over_budget always
 [[noreturn]] void fail_over_budget(const setup& s, const plan& least, bytes_t asked, bytes_t held_bytes, bool early) {
   const auto store_all = s.store_all->run->needed_bytes();
   const auto smallest =

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// From a captured step and a number of bytes to a plan. Private to the adapter.
+/// From a captured step and available bytes to a plan. Private to the adapter.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,7 @@
 
 namespace remat::pytorch {
 
-/// How to search.
+/// Options of a search.
 struct search_options {
   plan_solver solver;
   std::string solver_name;  ///< see `wrap_options`
@@ -21,43 +21,44 @@ struct search_options {
   remat::limits limits;
   plan_observer watch;
   std::function<void(const std::string&)> log;  ///< not empty
-  bool copies = true;                           ///< may go to far memory
-  double first_seconds = limits.seconds;        ///< see `wrap_options`; less than the limit: a plan may be `unfinished`
+  bool copies = true;                           ///< far memory may be used
+  double first_seconds = limits.seconds;        ///< first search, s, see `wrap_options`; if shorter, plans may be `unfinished`
 };
 
-/// A hash of what two programs share that differ in sizes only: nodes, operators, and which values these read, write and make.
+/// A hash of the parts that do not depend on sizes: nodes, operators, and the values that they read, write and make.
 std::size_t graph_hash(const program& step);
 
-/// A given schedule, laid out for `s`.
-/// @param room  bytes that it should need at most: the first layout that does will do where steps like `s` are known
+/// Lays out a given schedule for `s`.
+/// @param room  target in bytes: if steps like `s` are known, the first layout within `room` is taken
 /// @param zones for several steps in flight
-/// @throws bad_schedule if it is none of its problem
+/// @throws bad_schedule if the schedule is not valid for the problem of `s`
 std::shared_ptr<plan> lay_out_plan(const setup& s, const schedule& steps, bytes_t room, bool zones = false);
 
-/// The fastest schedule that the solver finds among those whose layout takes at most `available` bytes, or found in an earlier
-/// process. What was cut off by the observer is not kept for later ones; what `first_seconds` cut off is kept as that.
-/// @param held bytes that are there before the step begins, for messages
-/// @throws over_budget if it finds none
+/// The fastest plan whose layout takes at most `available` bytes, from the cache or from the solver. A search that the observer
+/// stopped is not cached. A search that `first_seconds` cut short is cached under its own key.
+/// @param held bytes held before the step begins, for messages
+/// @throws over_budget if no plan is found
 std::shared_ptr<const plan> search(const setup& s, bytes_t available, bytes_t held, const search_options& o);
 
-/// The decisions of `other`, taken over for `s`: one of its plans, or none if none fits.
+/// Reuses the schedules of `other` for `s`.
+/// @return the fastest plan that fits, or null
 std::shared_ptr<const plan> take_over(const setup& s, bytes_t available, const setup& other);
 
-/// The same problem, of which nothing that operations make is copied.
+/// The same problem without offloads of values that operations make, except those that must end on another tier.
 problem without_sends(const problem& p);
 
-/// Store-all, of which each value that starts elsewhere is fetched once, before its first use, and each that ends elsewhere is
-/// sent there once it is complete. Copies run beside computations.
+/// Store-all with tiers. Each value that starts on another tier is fetched once, before its first use. Each value that ends on
+/// another tier is sent there when complete. Copies run beside computations.
 schedule fetch_once_schedule(const problem& p);
 
-/// What the solver finds in no more than 0.05 s, or none if that does not fit.
+/// A plan from at most 0.05 s of the solver; null if none is found or it does not fit.
 std::shared_ptr<const plan> glance(const setup& s, bytes_t available, const search_options& o);
 
-/// The plan of the smallest budget that bisection finds. It is kept, here and in the cache: a budget that was once called known
-/// to do does, however much time a later search has.
+/// The plan for the smallest budget that bisection finds. It is kept in `s` and in the cache. So a budget that a message called
+/// sufficient stays sufficient, however short a later search is.
 std::shared_ptr<const plan> leanest(const setup& s, const search_options& o);
 
-/// @param early the search has not used all of its time
+/// @param early the search ended before its time limit
 /// @throws over_budget always
 [[noreturn]] void fail_over_budget(const setup& s, const plan& least, bytes_t asked, bytes_t held, bool early = false);
 
