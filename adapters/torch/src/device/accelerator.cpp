@@ -31,7 +31,7 @@
 namespace remat::pytorch {
 namespace {
 
-/// Copies on a stream of its own.
+/// A link with a stream for its copies.
 class stream_link final : public link {
  public:
   explicit stream_link(std::shared_ptr<accelerator_state> s) : shared_(std::move(s)) {}
@@ -47,7 +47,7 @@ class stream_link final : public link {
     const c10::DeviceGuard guard(shared_->on);
     std::lock_guard lock(mutex_);
     const bool captured = shared_->capturing();
-    if (!captured) shared_->drop_finished();  // a capture forbids to ask events
+    if (!captured) shared_->drop_finished();  // events cannot be queried during a capture
     try {
       auto& stream = captured ? stream_of_captures_ : stream_;
       if (!stream) stream = shared_->new_stream(captured);
@@ -57,7 +57,7 @@ class stream_link final : public link {
       if (to.bytes > 0)
         shared_->copy(to.in->data() + to.offset, to.in->on(), from.in->data() + from.offset, from.in->on(), to.bytes, *stream);
       const auto done = std::make_shared<stream_event>(shared_->events, *stream, what);
-      if (captured) return done;  // whoever replays it holds the blocks
+      if (captured) return done;  // the owner of the graph holds the blocks
       std::lock_guard more(shared_->copies_mutex);
       shared_->copies.push_back({this, to.in, from.in, done});
       return done;
@@ -74,11 +74,11 @@ class stream_link final : public link {
   std::shared_ptr<accelerator_state> shared_;
   std::mutex mutex_;
   std::optional<c10::Stream> stream_;              ///< taken at the first copy
-  std::optional<c10::Stream> stream_of_captures_;  ///< apart from that of copies that other threads make meanwhile
+  std::optional<c10::Stream> stream_of_captures_;  ///< separate, so that copies of other threads stay out of the graph
   pid_t process_ = getpid();
 };
 
-/// Allocations of a thread follow a plan, on the stream that was current when it started.
+/// Places the allocations of a thread on the stream that was current at `start`.
 class device_placement final : public planned_allocations {
  public:
   explicit device_placement(std::shared_ptr<accelerator_state> s) : planned_allocations(s->on), shared_(std::move(s)) {}
@@ -94,7 +94,7 @@ class device_placement final : public planned_allocations {
   std::optional<c10::Stream> stream_;
 };
 
-/// A graph of PyTorch.
+/// A captured graph of PyTorch.
 class device_graph final : public replayable {
  public:
   /// Captures on the current stream.
@@ -106,7 +106,7 @@ class device_graph final : public replayable {
     } catch (...) {
       try {
         graph_.capture_end();
-      } catch (const std::exception&) {  // `work` has told why
+      } catch (const std::exception&) {  // the error of `work` is reported
       }
       throw;
     }
@@ -175,16 +175,16 @@ class accelerator final : public device {
     const c10::DeviceGuard guard(shared_->on);
     const auto before = use().live;
     multiply();
-    if (in_backward()) {  // of this thread or of the device's, which must not wait for itself
+    if (in_backward()) {  // inside a backward: a nested one could wait for its own thread
       workspaces_ += std::max<bytes_t>(0, use().live - before);
       return;
     }
     const at::AutoGradMode grad_mode(true);
     const auto x = at::ones({1}, at::TensorOptions().device(shared_->on)).requires_grad_(), y = x * 1;
-    y.register_hook([this](const at::Tensor&) { multiply(); });  // on the thread of backwards
+    y.register_hook([this](const at::Tensor&) { multiply(); });  // runs on the autograd thread of the device
     y.backward();
     warm_backwards().insert(here());
-    constexpr auto alive = static_cast<bytes_t>(3 * accelerator_alignment);  // x, y, the gradient
+    constexpr auto alive = static_cast<bytes_t>(3 * accelerator_alignment);  // bytes of x, y and the gradient
     workspaces_ += std::max<bytes_t>(0, use().live - before - alive);
   }
   bytes_t workspaces() const override { return workspaces_; }
@@ -218,7 +218,7 @@ class accelerator final : public device {
   };
   at::Generator generator() const { return at::globalContext().defaultGenerator(shared_->on); }
 
-  /// Matrix products, for which libraries set up a workspace per thread and stream, the first time on each.
+  /// Runs matrix products once per thread and stream, so that libraries set up their workspaces.
   void multiply() {
     if (!multiplied().insert(here()).second) return;
     const at::NoGradGuard no_grad;
@@ -230,12 +230,12 @@ class accelerator final : public device {
   }
   using spot = std::tuple<c10::DeviceType, c10::DeviceIndex, c10::StreamId>;
   spot here() const { return {shared_->on.type(), shared_->on.index(), shared_->kernels().id()}; }
-  /// Where this thread has multiplied.
+  /// Devices and streams on which this thread has run `multiply`.
   static std::set<spot>& multiplied() {
     thread_local std::set<spot> all;
     return all;
   }
-  /// Where this thread has seen to it that the thread of backwards has.
+  /// Devices and streams for which this thread has warmed up the autograd thread.
   static std::set<spot>& warm_backwards() {
     thread_local std::set<spot> all;
     return all;
@@ -246,7 +246,7 @@ class accelerator final : public device {
   std::shared_ptr<event_pool> timed_;
   std::atomic<bytes_t> workspaces_ = 0;
   std::mutex capture_mutex_;
-  std::optional<c10::Stream> stream_of_captures_;  ///< a default stream cannot be captured
+  std::optional<c10::Stream> stream_of_captures_;  ///< the default stream cannot be captured
   accelerator_tier memory_;
 };
 
@@ -272,7 +272,7 @@ c10::Device with_index(c10::Device which) {
 device& accelerator_device(c10::Device which) {
   const auto on = with_index(which);
   static std::mutex mutex;
-  static auto* const made = new std::map<std::string, std::unique_ptr<accelerator>>;  // its memory may outlive static objects
+  static auto* const made = new std::map<std::string, std::unique_ptr<accelerator>>;  // memory outlives static objects
   std::lock_guard lock(mutex);
   auto& d = (*made)[on.str()];
   if (!d) {

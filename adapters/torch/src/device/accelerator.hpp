@@ -14,20 +14,20 @@ namespace remat::pytorch {
 /// @throws not_available with one sentence that names the cause
 device& accelerator_device(c10::Device which);
 
-/// @throws not_available if plans cannot choose addresses on `on`, from which values would be moved
+/// @throws not_available if plans cannot choose addresses on `on`: values without fixed addresses cannot be moved
 void require_moves(const device& on);
 
-/// Pinned memory of the host, and a stream for each direction.
+/// Far memory in pinned memory of the host, with a stream for each direction.
 /// @param on    an accelerator
 /// @param limit bytes reserved at a time
 /// @throws not_available, bad_option
 far_memory pinned_memory(c10::Device on, bytes_t limit);
 
 /// @param on an accelerator
-/// @throws not_available while the current stream there is captured as somebody else's graph
+/// @throws not_available while the current stream of `on` is being captured into a foreign graph
 void refuse_foreign_capture(c10::Device on);
 
-/// A stream that PyTorch does not know of reads the arena that holds `data`: the next step in the arena waits for it.
+/// Notes that work on stream `s`, unknown to PyTorch, reads the arena that holds `data`. The next step in the arena waits for it.
 void note_use(const void* data, c10::Stream s);
 
 }  // namespace remat::pytorch

@@ -21,7 +21,7 @@ std::atomic<bool> observed{false};
 std::mutex observer_mutex;
 std::function<void(bytes_t)> observer;
 
-/// What is active on a thread.
+/// The recording and the plan that are active on a thread.
 struct activity {
   recording* record;
   planned_allocations* plan;
@@ -64,7 +64,7 @@ class sizes {
 
 class host_allocator final : public c10::Allocator {
  public:
-  /// The one of this process. Never destroyed: tensors die after static objects.
+  /// The allocator of this process. Never destroyed: tensors die after static objects.
   static host_allocator& instance() {
     static auto* const only = new host_allocator(c10::GetCPUAllocator());
     return *only;
@@ -91,7 +91,7 @@ class host_allocator final : public c10::Allocator {
 
   c10::Allocator* base() const { return base_; }
 
-  /// Address ranges of the arenas; blocks in them are not given back.
+  /// Registers the address range of an arena. Blocks in it are not given back to the base allocator.
   void add_arena(const char* data, bytes_t bytes) {
     std::lock_guard lock(arenas_mutex_);
     arenas_.emplace_back(data, data + bytes);
@@ -109,7 +109,7 @@ class host_allocator final : public c10::Allocator {
  private:
   explicit host_allocator(c10::Allocator* base) : base_(base) {
     TORCH_CHECK(base->raw_deleter() != nullptr, "the host allocator in use has no raw_deleter: memory cannot be measured");
-    // A child of a fork has one thread, whatever the others were about.
+    // A forked child has one thread only. A lock that another thread held would stay locked, so `fork` waits for all locks.
     pthread_atfork([] { instance().lock(); }, [] { instance().unlock(); }, [] { instance().unlock(); });
   }
   void lock() {
@@ -130,7 +130,7 @@ class host_allocator final : public c10::Allocator {
     if (data == nullptr) return;
     auto& self = instance();
     const auto bytes = self.sizes_.take(data);
-    if (bytes == 0 && self.in_arena(data)) return release_planned(data);  // through raw_deallocate
+    if (bytes == 0 && self.in_arena(data)) return release_planned(data);  // freed through raw_deallocate
     if (auto* const plan = detail::plan_on(c10::kCPU)) plan->died(data);
     if (auto* const record = detail::recording_on(c10::kCPU)) record->died(data);
     if (bytes > 0) detail::count(-bytes);

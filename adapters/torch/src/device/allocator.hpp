@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What allocators and arenas tell each other. Private to the adapter.
+/// Calls between allocators and arenas. Private to the adapter.
 #pragma once
 
 #include <remat/core/problem.hpp>
@@ -8,18 +8,19 @@
 
 namespace remat::pytorch::detail {
 
-/// What is active on this thread for allocations on a device; null: nothing.
+/// The recording or plan that is active on this thread for allocations on a device; null: none.
 pytorch::recording* recording_on(c10::Device on);
 pytorch::planned_allocations* plan_on(c10::Device on);
-/// A block of an accelerator has died on this thread.
+/// Tells the active plan and recording of this thread that a block of an accelerator was freed.
 void died_on(c10::DeviceType kind, const void* data);
 
-/// Sets who returns idle arenas when PyTorch runs out of memory on a device. @param f says whether it returned something
+/// Sets the function that returns idle arenas when PyTorch runs out of memory on a device.
+/// @param f returns true if it freed memory
 void set_idle_arenas(bool (*f)(c10::Device on));
-/// @return something was returned
+/// Calls that function. @return true if it freed memory
 bool return_idle_arenas(c10::Device on);
 
-/// While it lives, the meter does not count what its thread allocates on the host.
+/// While it lives, the meter does not count host allocations of its thread.
 class uncounted {
  public:
   uncounted();
@@ -31,9 +32,9 @@ class uncounted {
   bool before_;
 };
 
-/// Tells the meter of bytes that come or go.
+/// Adds `change` bytes to the meter.
 void count(bytes_t change);
-/// Blocks between these addresses are not given back to the system.
+/// Registers an arena: blocks between its addresses are not given back to the system.
 void add_arena(const char* data, bytes_t bytes);
 void remove_arena(const char* data);
 bool in_arena(const void* data);

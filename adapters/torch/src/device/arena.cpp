@@ -27,7 +27,7 @@ arena::arena(bytes_t bytes) : bytes_(bytes), counted_(bytes) {
   placing_allocator::install();
   constexpr std::size_t huge = std::size_t{2} << 20;
   const auto size = static_cast<std::size_t>(page_up(std::max<bytes_t>(bytes, 1)));
-  reserved_ = size < huge ? size : size + huge;  // room to begin at a huge page
+  reserved_ = size < huge ? size : size + huge;  // room to align to a huge page
   void* memory = mmap(nullptr, reserved_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw out_of_memory("the host", bytes, 0);
   data_ = static_cast<char*>(memory);

@@ -42,7 +42,7 @@ const front_calls& calls_of_remat() {
   return calls;
 }
 
-/// An allocator of c10 for one kind of device.
+/// Front for a kind of device whose allocator c10 manages.
 class generic_front final : public c10::DeviceAllocator {
  public:
   generic_front(c10::DeviceType kind, c10::DeviceAllocator& own) : kind_(kind), own_(own), front_(own, calls_of_remat()) {}
@@ -68,7 +68,7 @@ class generic_front final : public c10::DeviceAllocator {
   front front_;
 };
 
-/// The front per kind of device. Deleters of c10 are plain functions, so each kind has an instance of one.
+/// The front per kind of device. Deleters of c10 are plain functions, so each kind has its own instance of `release_of`.
 std::array<generic_front*, c10::COMPILE_TIME_MAX_DEVICE_TYPES> fronts{};
 template <std::size_t kind>
 void release_of(void* data) {
@@ -83,7 +83,7 @@ c10::DeleterFnPtr generic_front::raw_deleter() const {
   return deleter_of(static_cast<std::size_t>(kind_), std::make_index_sequence<c10::COMPILE_TIME_MAX_DEVICE_TYPES>());
 }
 
-/// Any accelerator. It can place if c10 lets us replace its allocator, and if what that gives are addresses.
+/// An accelerator without a plug-in. It can place if c10 lets us replace its allocator, and if that allocator returns addresses.
 class generic_backend final : public backend {
  public:
   explicit generic_backend(c10::DeviceType kind) : kind_(kind) {}
@@ -96,7 +96,7 @@ class generic_backend final : public backend {
       throw not_available("the allocator of " + c10::DeviceTypeName(kind_, true) +
                           " is no c10::DeviceAllocator; planned steps need its statistics");
     own_ = found;
-    // Tensors of CUDA (and ROCm) do not ask c10 for their allocator. What MPS gives are handles.
+    // Tensors of CUDA (and ROCm) do not ask c10 for their allocator. The allocator of MPS returns handles.
     if (kind_ == c10::kCUDA || kind_ == c10::kMPS || own_->raw_deleter() == nullptr) return;
     front_ = fronts[static_cast<std::size_t>(kind_)] = new generic_front(kind_, *own_);  // tensors die after static objects
     constexpr std::uint8_t priority = 10;
@@ -116,14 +116,14 @@ class generic_backend final : public backend {
   generic_front* front_ = nullptr;
 };
 
-/// The folder of the library or extension that holds this function.
+/// The folder of the library or extension that contains this function.
 std::filesystem::path own_folder() {
   Dl_info info{};
   if (dladdr(reinterpret_cast<const void*>(&own_folder), &info) == 0 || info.dli_fname == nullptr) return {};
   return std::filesystem::absolute(info.dli_fname).parent_path();
 }
 
-/// Another one for plug-ins than `own_folder`; empty: none is loaded.
+/// Folder of plug-ins in place of `own_folder`; null: not set; an empty string: no plug-in is loaded.
 const char* folder_of_plugins() { return std::getenv("REMAT_PLUGINS"); }
 
 bool has_plugin(c10::DeviceType kind) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What differs from one kind of accelerator to another: its allocator, its pinned memory and its name. Everything else goes
-/// through c10. Private to the adapter; a plug-in such as cuda/plugin.cpp includes it and links nothing of remat.
+/// The parts that differ between kinds of accelerators: the allocator, pinned memory and a name. Everything else goes through
+/// c10. Private to the adapter; a plug-in such as cuda/plugin.cpp includes this file and links nothing of remat.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -17,18 +17,18 @@
 
 namespace remat::pytorch {
 
-/// What remat tells an allocator that stands in front of the backend's own one. All functions concern the calling thread.
+/// Callbacks to remat from the allocator in front of the backend's own one. All of them concern the calling thread.
 struct front_calls {
-  /// An address in an arena for the next allocation, or null: the backend's allocator.
+  /// The address in an arena for the next allocation; null: the backend's allocator serves it.
   void* (*place)(c10::Stream on, std::size_t bytes);
-  /// A plan or a recording is active, so that `born` and `died` have to be told.
+  /// True while a plan or a recording is active. `born` and `died` must be called then.
   bool (*watched)(c10::Device on);
   void (*born)(c10::Device on, const void* data, std::size_t bytes);
   void (*died)(c10::DeviceType on, const void* data);
   bool (*in_arena)(const void* data);
-  /// Work on `s` that PyTorch does not know of reads memory of an arena: `Tensor.record_stream`.
+  /// Reports that work on `s`, unknown to PyTorch, reads memory of an arena (`Tensor.record_stream`).
   void (*used_in)(const void* data, c10::Stream s);
-  /// The device is out of memory. Idle arenas are given back. @return something was
+  /// Called when the device is out of memory; returns idle arenas. @return true if it freed memory
   bool (*make_room)(c10::Device on);
 };
 
@@ -36,11 +36,11 @@ struct front_calls {
 class backend {
  public:
   virtual ~backend() = default;
-  /// remat's allocator can stand in front, so that plans choose addresses.
+  /// True if remat's allocator can stand in front, so that plans choose addresses.
   virtual bool can_place() const { return true; }
   /// Puts remat's allocator in front of the backend's own one, if it can place; further calls do nothing.
   virtual void install(const front_calls& calls) = 0;
-  /// No other allocator has been put in front since, or the backend cannot place.
+  /// True if no other allocator has been put in front since, or if the backend cannot place.
   virtual bool in_front() const = 0;
   /// The backend's own allocator, once `install` has run.
   virtual c10::DeviceAllocator& own() const = 0;
@@ -54,7 +54,7 @@ class backend {
   virtual c10::DataPtr pinned(c10::Device on, std::size_t bytes) const = 0;
 };
 
-/// Bytes of a device that this process may have, and those that it may still reserve; `b` is installed.
+/// {bytes of a device that this process may use, bytes that it may still reserve}; `b` must be installed.
 inline std::pair<std::int64_t, std::int64_t> allowed_memory(const backend& b, c10::Device on) {
   const auto [free, total] = b.own().getMemoryInfo(on.index());
   const double share = b.fraction(on);
@@ -65,15 +65,15 @@ inline std::pair<std::int64_t, std::int64_t> allowed_memory(const backend& b, c1
   return {allowed, std::clamp<std::int64_t>(allowed - reserved, 0, static_cast<std::int64_t>(free))};
 }
 
-/// What the two kinds of fronts share: c10's, for any backend that takes its allocator from `c10::GetAllocator`, and CUDA's.
+/// Common part of the two fronts: c10's, for backends that take their allocator from `c10::GetAllocator`, and CUDA's.
 ///
-/// `allocate` hands out memory in this order: an arena, the backend's allocator, and that again after idle arenas were returned.
+/// `allocate` tries an arena, then the backend's allocator, then returns idle arenas and tries the backend's allocator again.
 class front {
  public:
   front(c10::DeviceAllocator& own, const front_calls& calls) : own_(own), calls_(calls) {}
 
   /// @param on      the current stream
-  /// @param deleter of this front for blocks whose death has to be told
+  /// @param deleter of this front, for blocks whose death must be reported
   c10::DataPtr allocate(c10::Stream on, std::size_t bytes, c10::DeleterFnPtr deleter) {
     if (bytes == 0) return own_.allocate(bytes);
     if (void* const place = calls_.place(on, bytes)) return {place, place, deleter, on.device()};
@@ -82,13 +82,14 @@ class front {
     calls_.born(on.device(), data, bytes);
     return {data, data, deleter, on.device()};
   }
-  /// Blocks that `allocate` did not take from an arena go back to the backend.
+  /// Releases a block. Blocks outside of arenas go back to the backend.
   void release(c10::DeviceType on, void* data) {
     if (data == nullptr) return;
     calls_.died(on, data);
     if (!calls_.in_arena(data)) own_.raw_deallocate(data);
   }
-  /// A backend ignores blocks whose deleter is not its own, and does not know those in arenas.
+  /// A backend ignores blocks whose deleter is not its own, and does not know blocks in arenas. So arenas note the stream
+  /// themselves, and other blocks are passed on with the backend's deleter.
   void record_stream(const c10::DataPtr& p, c10::Stream s, c10::DeleterFnPtr deleter) {
     if (p.get() == nullptr) return;
     if (calls_.in_arena(p.get())) return calls_.used_in(p.get(), s);
@@ -97,7 +98,7 @@ class front {
     own_.recordStream(block, s);
     block.release_context();
   }
-  /// Runs `allocate`, and once more if the device was out of memory and idle arenas could be returned.
+  /// Runs `allocate`. If the device is out of memory and idle arenas could be returned, runs it once more.
   template <class F>
   auto with_room(c10::Device on, F allocate) -> decltype(allocate()) {
     try {
@@ -114,16 +115,15 @@ class front {
   front_calls calls_;
 };
 
-/// The symbol of a plug-in that makes its backend; the process keeps it for ever.
+/// Function of a plug-in that makes its backend. The process never destroys the backend.
 /// @param interface must equal `backend_interface`
-/// @return null for another interface
+/// @return null if `interface` differs
 using make_backend = backend* (*)(int interface);
 inline constexpr int backend_interface = 2;
 inline constexpr const char* backend_symbol = "remat_backend";
 
-/// The backend for a kind of accelerator: that of a plug-in for CUDA, the generic one for all others, and for CUDA where
-/// PyTorch was built for ROCm or REMAT_PLUGINS is empty.
-/// It is not installed yet.
+/// The backend for a kind of accelerator, not installed yet. CUDA has a plug-in. All other kinds use the generic backend, as does
+/// CUDA if PyTorch was built for ROCm or REMAT_PLUGINS is empty.
 /// @throws not_available with one sentence that names the cause
 backend& backend_of(c10::DeviceType kind);
 /// Puts remat's allocator in front of the backend's own one.

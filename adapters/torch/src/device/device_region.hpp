@@ -24,7 +24,7 @@
 
 namespace remat::pytorch {
 
-/// What the regions, the links and the device itself share.
+/// State that the regions, the links and the device share.
 struct accelerator_state {
   accelerator_state(c10::Device d, pytorch::backend& b)
       : on(d), of(b), impl(d.type()), events(std::make_shared<event_pool>(d.type(), c10::EventFlag::PYTORCH_DEFAULT)) {}
@@ -35,13 +35,13 @@ struct accelerator_state {
 
   c10::Stream kernels() const { return impl.getStream(on); }
   bool capturing() const { return impl.isStreamCapturing(kernels()); }
-  /// PyTorch gives out the same few streams in turns. Those of captures are from its other pool: a copy of another thread on such
-  /// a stream would become part of the graph.
+  /// A stream for copies. PyTorch hands out a few streams in turns. Captures take streams of its other pool: a copy of another
+  /// thread on the same stream would become part of the graph.
   c10::Stream new_stream(bool for_captures = false) const { return impl.getStreamFromGlobalPool(on, for_captures); }
 
   /// See `device::lost`.
   std::string lost() const {
-    if (capturing()) return "";  // a capture forbids to wait
+    if (capturing()) return "";  // waiting is forbidden during a capture
     try {
       const c10::DeviceGuard guard(on);
       stream_event(events, kernels(), "").wait();
@@ -51,7 +51,7 @@ struct accelerator_state {
     }
   }
 
-  /// Copies on `stream` between the host and the device, or within it.
+  /// Issues a copy on `stream`, between the host and the device or within the device.
   void copy(void* to, c10::Device to_device, const void* from, c10::Device from_device, bytes_t bytes, c10::Stream stream) const {
     const c10::StreamGuard guard(stream);
     const at::NoGradGuard no_grad;
@@ -72,15 +72,15 @@ struct accelerator_state {
   std::mutex copies_mutex;
   std::vector<copy_in_flight> copies;
 
-  /// Drops the regions of copies that are done.
-  /// @param wait for all copies of `by` first, or of all links if that is null
+  /// Drops the regions of finished copies.
+  /// @param wait first wait for all copies of `by`, or of all links if `by` is null
   void drop_finished(bool wait = false, const link* by = nullptr) {
-    std::vector<copy_in_flight> ended;  // freed without the mutex
+    std::vector<copy_in_flight> ended;  // destroyed after the lock is released
     std::lock_guard lock(copies_mutex);
     for (auto& c : copies) {
       if (wait && (by == nullptr || c.by == by)) try {
           c.done->wait();
-        } catch (const copy_failed&) {  // nobody needs the copy any more
+        } catch (const copy_failed&) {  // the copy is no longer needed
         }
       if (c.done->reached()) ended.push_back(std::move(c));
     }
@@ -93,7 +93,7 @@ inline std::string text_of_lost(c10::Device on, const std::string& why) {
 }
 
 class device_region;
-/// The regions on accelerators by their first address, so that `record_stream` finds the one it means.
+/// Regions on accelerators by first address: `record_stream` finds the region of a block here.
 struct region_index {
   std::mutex mutex;
   std::map<const char*, device_region*> by_address;
@@ -136,7 +136,7 @@ class device_region final : public region {
     }
     detail::remove_arena(data());
     if (pinned_) detail::count(-bytes_);
-    if (process_ != getpid()) memory_.release_context();  // a fork cannot give back what is its parent's
+    if (process_ != getpid()) memory_.release_context();  // a forked child must not free memory of its parent
   }
   device_region(const device_region&) = delete;
   device_region& operator=(const device_region&) = delete;
@@ -151,20 +151,20 @@ class device_region final : public region {
     copy_now(data() + offset, on(), from, c10::kCPU, bytes);
   }
 
-  /// Work on `s` reads it, beside the stream of its step.
+  /// Notes that work on `s` reads the region, beside the stream of its step.
   void used_in(c10::Stream s) {
     if (pinned_) return;
-    shared_->of.own().recordStream(memory_, s);  // in case that the arena itself goes
+    shared_->of.own().recordStream(memory_, s);  // in case the arena itself is freed
     std::lock_guard lock(mutex_);
     if (std::find(others_.begin(), others_.end(), s) == others_.end()) others_.push_back(s);
   }
-  /// Kernels of the stream that it was allocated on may still use the memory as somebody else's: copies wait for this moment.
-  /// Null from the first step on, whose kernels come later on that stream or wait for it.
+  /// Event at the allocation: earlier kernels on the stream may still use the memory for its previous owner, so copies wait for
+  /// it. Null once a step has begun. Its kernels come later on that stream, or wait for the event.
   ticket given() const {
     std::lock_guard lock(mutex_);
     return given_;
   }
-  /// A step begins in it on the current stream.
+  /// Begins a step in the region, on the current stream.
   void enter() {
     if (bytes_ == 0) return;
     const auto now = shared_->kernels();
@@ -175,7 +175,7 @@ class device_region final : public region {
     others_.clear();
     if (std::find(steps_.begin(), steps_.end(), now) != steps_.end()) return;
     steps_.push_back(now);
-    shared_->of.own().recordStream(memory_, now);  // it goes back to the allocator once work on that stream is done, too
+    shared_->of.own().recordStream(memory_, now);  // freed only after the work on this stream
   }
 
  private:
@@ -195,7 +195,7 @@ class device_region final : public region {
       throw out_of_memory(tier, bytes_, left, reason_of(e));
     }
   }
-  /// Copies on a stream of its own, and waits for that.
+  /// Copies on a separate stream, and waits for the copy.
   void copy_now(void* to, c10::Device to_device, const void* from, c10::Device from_device, bytes_t bytes) const {
     if (bytes == 0) return;
     const auto what = "copy of " + std::to_string(bytes) + " bytes on " + shared_->on.str();
@@ -217,8 +217,8 @@ class device_region final : public region {
   c10::DataPtr memory_;
   mutable std::mutex mutex_;
   ticket given_;
-  std::vector<c10::Stream> others_;  ///< that the next step waits for
-  std::vector<c10::Stream> steps_;   ///< that steps have run on
+  std::vector<c10::Stream> others_;  ///< streams that the next step waits for
+  std::vector<c10::Stream> steps_;   ///< streams that steps have run on
   pid_t process_ = getpid();
 };
 

@@ -16,10 +16,10 @@
 namespace remat::pytorch {
 namespace {
 
-/// Beside the caller; or when it is waited for, if the system has no thread left.
+/// Runs on another thread; or on the waiting thread, if the system has no thread left.
 constexpr auto beside_or_later = std::launch::async | std::launch::deferred;
 
-/// Bytes of a page: tensors begin with one.
+/// Page size in bytes. Each tensor begins at a page.
 bytes_t page() {
   static const bytes_t bytes = sysconf(_SC_PAGESIZE);
   return bytes;
@@ -27,10 +27,10 @@ bytes_t page() {
 bytes_t whole_pages(bytes_t bytes) { return (bytes + page() - 1) / page() * page(); }
 bytes_t bytes_of(const at::Tensor& t) { return static_cast<bytes_t>(t.nbytes()); }
 
-/// What the memory of a tensor on a disk belongs to.
+/// Context of the memory of a tensor on a disk.
 struct part_of_file {
   std::shared_ptr<region> file;
-  std::shared_ptr<disk::counts> of;  ///< its disk
+  std::shared_ptr<disk::counts> of;  ///< counts of its disk
 };
 void let_go(void* part) { delete static_cast<part_of_file*>(part); }
 
@@ -43,14 +43,14 @@ const part_of_file* part_of(const at::Tensor& t) {
   return part_of(t.storage());
 }
 
-/// Whole pages of a file.
+/// A run of whole pages of a file.
 struct stretch {
   disk::counts* of;
   mapped_region* file;
   bytes_t offset, bytes;
 };
 
-/// Those of tensors on disks; neighbours are one.
+/// The pages of those tensors that are on disks; adjacent runs are joined.
 std::vector<stretch> stretches(const std::vector<at::Tensor>& tensors) {
   std::vector<std::pair<char*, const at::Tensor*>> found;
   for (const auto& t : tensors)
@@ -69,7 +69,7 @@ std::vector<stretch> stretches(const std::vector<at::Tensor>& tensors) {
   return all;
 }
 
-/// The storage of a tensor.
+/// The storage of a tensor as a region.
 class memory_of_caller final : public region {
  public:
   memory_of_caller(c10::Storage s, bool leaves) : storage_(std::move(s)), leaves_(leaves) {}
@@ -86,7 +86,7 @@ class memory_of_caller final : public region {
     if (part == nullptr) return region::read(to, offset, bytes);
     auto& file = static_cast<mapped_region&>(*part->file);
     const auto begin = data() - file.data() + offset, end = begin + bytes;
-    constexpr bytes_t most = 8 << 20;  // at a time
+    constexpr bytes_t most = 8 << 20;  // bytes per read
     const auto next = [&](bytes_t at) { return std::min(end, at / page() * page() + most); };
     if (!leaves_) file.expect(begin, bytes);
     for (auto at = begin; at < end;) {
@@ -114,7 +114,7 @@ block home_of(const at::Tensor& t, bytes_t offset, bytes_t bytes, bool leaves) {
 std::vector<bool> let_go_of(const std::vector<at::Tensor>& read) {
   std::vector<bool> leave(read.size(), false);
   if (std::none_of(read.begin(), read.end(), on_a_disk)) return leave;
-  auto room = host_free() / 2;  // the other half is for what the steps take
+  auto room = host_free() / 2;  // the other half is for the steps
   for (std::size_t i = 0; i < read.size(); ++i) {
     if (!on_a_disk(read[i])) continue;
     leave[i] = bytes_of(read[i]) > room;
@@ -140,12 +140,12 @@ copy_rates measure_fetches(device& d, link& in, const std::vector<at::Tensor>& w
     const auto offset = t.storage_offset() * static_cast<bytes_t>(t.itemsize());
     return in.copy({here, 0, bytes}, home_of(t, offset, bytes, cold));
   };
-  const auto fetch_all = [&] {  // one after the other, as in a step
+  const auto fetch_all = [&] {  // one after another, as in a step
     std::vector<ticket> done;
     for (const auto& t : sample) done.push_back(fetch(t, bytes_of(t)));
     for (const auto& t : done) t->wait();
   };
-  if (!cold) fetch_all();  // touches the pages
+  if (!cold) fetch_all();  // loads the pages
   fetch(sample[0], 1)->wait();
   auto begin = clock::now();
   fetch(sample[0], 1)->wait();
@@ -252,7 +252,7 @@ std::unique_lock<std::mutex> disk_traffic::begin() {
   std::unique_lock lock(mutex_);
   if (const auto now = getpid(); process_ != now) {
     process_ = now;
-    static_cast<void>(new auto(std::exchange(coming_, {})));  // whose threads are not here: they would be waited for without end
+    static_cast<void>(new auto(std::exchange(coming_, {})));  // leaked: destructors would wait for threads of the parent
     static_cast<void>(new auto(std::exchange(going_, {})));
   }
   return lock;

@@ -22,7 +22,7 @@ namespace {
 
 constexpr bytes_t unit_of_files = 4096;
 
-/// A file without a name, closed at the end.
+/// Owner of a file without a name.
 class nameless_file {
  public:
   nameless_file(const std::string& folder, bool direct) : number_(open_nameless_file(folder, direct)) {}
@@ -51,12 +51,12 @@ class region_of_file final : public region {
   bytes_t resident() const override { return bytes_; }
   void discard_except(std::vector<std::pair<bytes_t, bytes_t>>) override {}
   int number() const { return file_.number(); }
-  /// Reads by another descriptor of the same file.
+  /// Reads through another descriptor of the same file.
   void read_by(int number, char* to, bytes_t offset, bytes_t bytes) const {
     transfer("read", offset, bytes,
              [&](bytes_t done, std::size_t left) { return files_of_system().read(number, to + done, left, offset + done); });
   }
-  /// What says that so many bytes cannot be set aside: the disk is full, or the system's reason.
+  /// The error for `bytes` that cannot be set aside: the disk is full, or the system's reason.
   out_of_memory no_room(int reason, bytes_t bytes) const {
     const bool full = reason == ENOSPC;
     return {name_, bytes, std::min(bytes, full ? free_bytes() : 0), full ? "" : std::strerror(reason)};
@@ -74,10 +74,10 @@ class region_of_file final : public region {
   }
 
  private:
-  /// Calls until all is done; a call may do a part.
+  /// Repeats `call` until all bytes are transferred; one call may transfer only a part.
   template <class Call>
   void transfer(const char* what, bytes_t offset, bytes_t bytes, const Call& call) const {
-    constexpr bytes_t most = 16 << 20;  // a call
+    constexpr bytes_t most = 16 << 20;  // bytes per call
     const auto fail = [&](bytes_t done, const std::string& why) {
       throw copy_failed(name_ + ": " + what + " of " + std::to_string(bytes) + " bytes at " + std::to_string(offset) +
                         " stopped after " + std::to_string(done) + ": " + why);
@@ -103,7 +103,7 @@ class mapped_file final : public mapped_region {
   mapped_file(const std::string& folder, const std::string& name, bytes_t bytes)
       : name_(name), file_(folder, name, bytes, false) {
     if (bytes == 0) return;
-    // Where space could not be set aside at once, blocks are written one by one: a full disk would kill who writes to a page.
+    // Without fallocate, this writes blocks one by one. A page without a block on a full disk would kill its writer.
     if (const int failed = posix_fallocate(file_.number(), 0, bytes)) throw file_.no_room(failed, bytes);
     void* pages = mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file_.number(), 0);
     if (pages == MAP_FAILED) throw out_of_memory(name, bytes, 0, std::string("it cannot be mapped: ") + std::strerror(errno));
@@ -144,12 +144,12 @@ class mapped_file final : public mapped_region {
   }
   void evict(bytes_t offset, bytes_t bytes) override {
     call("write", bytes, [&] { return files_of_system().write_back(file_.number(), offset, bytes); });
-    madvise(pages_ + offset, static_cast<std::size_t>(bytes), MADV_DONTNEED);  // out of this process
-    posix_fadvise(file_.number(), offset, bytes, POSIX_FADV_DONTNEED);         // and out of the system's cache
+    madvise(pages_ + offset, static_cast<std::size_t>(bytes), MADV_DONTNEED);  // drops them from this process
+    posix_fadvise(file_.number(), offset, bytes, POSIX_FADV_DONTNEED);         // and from the page cache
   }
 
  private:
-  /// As `direct_`, unless the file system has no such way.
+  /// Opens `direct_`, if the file system supports reads that bypass the page cache.
   void open_past_cache() {
     const std::unique_ptr<char, void (*)(void*)> memory(static_cast<char*>(std::aligned_alloc(unit_of_files, unit_of_files)),
                                                         std::free);
@@ -169,7 +169,7 @@ class mapped_file final : public mapped_region {
   region_of_file file_;
   char* pages_ = nullptr;
   std::once_flag opened_;
-  int direct_ = -1;  ///< the same file, past the system's cache, or not open: few files are ever read so
+  int direct_ = -1;  ///< descriptor that bypasses the page cache, or -1; opened on demand, as few files need it
   std::uint64_t mark_ = 0;
 };
 
@@ -177,7 +177,7 @@ class memory_in_mapped_files final : public limited_tier {
  public:
   memory_in_mapped_files(std::string folder, bytes_t limit)
       : limited_tier("the disk at " + folder, limit), folder_(std::move(folder)) {
-    static_cast<void>(mapped_file(folder_, name(), unit_of_files));  // a disk that is full says so now
+    static_cast<void>(mapped_file(folder_, name(), unit_of_files));  // fails now if the disk is full
   }
   bytes_t alignment() const override { return unit_of_files; }
 
@@ -196,7 +196,7 @@ class memory_of_files final : public limited_tier {
   std::unique_ptr<region> make(bytes_t bytes) override {
     return std::make_unique<region_of_file>(folder_, name(), bytes, direct_);
   }
-  /// The file system takes copies of whole pages that pass its cache by.
+  /// True if the file system supports copies of whole pages that bypass the page cache.
   bool allows_direct() const {
     const std::unique_ptr<char, void (*)(void*)> memory(static_cast<char*>(std::aligned_alloc(unit_of_files, unit_of_files)),
                                                         std::free);
@@ -222,7 +222,7 @@ int write_dirty(int file, off_t offset, off_t bytes) {
   return done < 0 && (errno == ENOSYS || errno == EINVAL || errno == ESPIPE) ? fdatasync(file) : done;
 }
 
-/// A disk that fails is an error here, and not the signal SIGBUS. A system that cannot do that leaves it to the access itself.
+/// Reports a failing disk as an error, instead of the signal SIGBUS. On a kernel without this call, the access may raise it.
 int populate_pages(void* begin, std::size_t bytes) {
 #ifdef MADV_POPULATE_WRITE
   constexpr int advice = MADV_POPULATE_WRITE;
@@ -250,7 +250,7 @@ int open_nameless_file(const std::string& folder, bool direct) {
   auto number = system.open(folder.c_str(), flags | O_TMPFILE | O_EXCL, 0600);
   if (number < 0 && direct && errno == EINVAL)
     number = system.open(folder.c_str(), (flags & ~O_DIRECT) | O_TMPFILE | O_EXCL, 0600);
-  if (number < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL)) {  // not for this file system
+  if (number < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL)) {  // not supported by this file system
     auto name = folder + "/remat-XXXXXX";
     number = mkostemp(name.data(), flags & (O_CLOEXEC | O_DIRECT));
     if (number < 0 && direct && errno == EINVAL) number = mkostemp(name.data(), O_CLOEXEC);

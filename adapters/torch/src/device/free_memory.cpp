@@ -12,14 +12,14 @@
 namespace remat::pytorch {
 namespace {
 
-/// What a file says; nothing for "max", or without the file.
+/// The number in a file; nothing for "max", or without the file.
 std::optional<bytes_t> number_in(const std::filesystem::path& file) {
   std::ifstream in(file);
   bytes_t number = 0;
   return in >> number ? std::optional(number) : std::nullopt;
 }
 
-/// What stands behind a word, in a file of words and numbers.
+/// The number behind a word, in a file of words and numbers.
 std::optional<bytes_t> number_behind(const std::filesystem::path& file, const std::string& word) {
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);)
@@ -27,13 +27,13 @@ std::optional<bytes_t> number_behind(const std::filesystem::path& file, const st
   return std::nullopt;
 }
 
-/// A cgroup with a limit.
+/// A cgroup with a memory limit.
 struct memory_group {
   bytes_t most;
-  bytes_t taken;  ///< and not easily given back
+  bytes_t taken;  ///< bytes in use that the system cannot easily reclaim
 };
 
-/// Those that this process is in.
+/// The limited cgroups of this process, parents included.
 std::vector<memory_group> memory_groups() {
   std::vector<memory_group> found;
   const std::filesystem::path root = root_of_system();

@@ -45,7 +45,7 @@ class copying_thread final : public link {
  public:
   ~copying_thread() override {
     auto* q = queue_.load();
-    if (q == nullptr || q->process != getpid()) return;  // a fork has no threads but its own
+    if (q == nullptr || q->process != getpid()) return;  // a forked child does not have the thread
     {
       std::lock_guard lock(q->mutex);
       q->ending = true;
@@ -89,7 +89,7 @@ class copying_thread final : public link {
       } catch (...) {
         failed = std::current_exception();
       }
-      to = from = {};  // who waits finds the regions free
+      to = from = {};  // frees the regions before the waiting thread continues
       failed ? done.set_exception(failed) : done.set_value();
     }
 
@@ -114,8 +114,7 @@ class copying_thread final : public link {
     bool ending = false;
     std::thread thread;
 
-    /// @return false, with `next` as it was, if the system has no thread left: the caller may run it, as copies wait for nothing
-    ///     that comes later
+    /// @return false if the system has no thread left; `next` is unchanged. The caller may run it: no copy waits for a later one
     bool push(job& next) {
       std::lock_guard lock(mutex);
       try {
@@ -141,7 +140,7 @@ class copying_thread final : public link {
     }
   };
 
-  /// That of the parent is left as it is in a fork: its thread may have held the mutex.
+  /// A forked child gets a queue of its own. It leaves the parent's alone, because the parent's thread may have held the mutex.
   queue& of_process() {
     auto* q = queue_.load();
     if (q != nullptr && q->process == getpid()) return *q;
@@ -213,7 +212,7 @@ copy_rates measure_rates(device& d, const far_memory& far, bytes_t sample) {
   for (bytes_t k = 0; k < 2 * pieces; ++k) near_by->write(contents.data(), k * piece, piece);
   const auto send = [&](bytes_t at, bytes_t bytes) { return far.out->copy({beyond, at, bytes}, {near_by, at, bytes}); };
   const auto fetch = [&](bytes_t at, bytes_t bytes) { return far.in->copy({near_by, at, bytes}, {beyond, at, bytes}); };
-  for (bytes_t k = 0; k < pieces; ++k) send(k * piece, piece)->wait();  // also wakes the threads and touches the pages
+  for (bytes_t k = 0; k < pieces; ++k) send(k * piece, piece)->wait();  // also starts the threads and touches the pages
   fetch(0, unit)->wait();
   const bool queued = far.in->joins_graphs_of(d.which());  // the next copy of a stream begins without the host
   auto begin = clock::now();
@@ -233,7 +232,7 @@ copy_rates measure_rates(device& d, const far_memory& far, bytes_t sample) {
     if (to_device == 0 && fetched->reached()) to_device = since(begin);
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
-  sent->wait();  // for a failure
+  sent->wait();  // reports a failure
   fetched->wait();
   const double sure = relied_on(d, *far.in);
   return {sure * bytes / to_host, sure * bytes / to_device, latency};
@@ -254,10 +253,10 @@ interference measure_interference(device& d, const far_memory& far, const copy_r
     for (int k = 0; k < runs; ++k) at::bitwise_not_out(to, from);
     return d.seconds(begin, d.mark_time()) / runs;
   };
-  seconds_of_kernel();  // kernels set themselves up
+  seconds_of_kernel();  // warms up
   const auto alone = seconds_of_kernel();
   const auto begun = d.mark();
-  std::vector<ticket> copies;  // longer than the kernels; they read what kernels read, and write where no kernel does
+  std::vector<ticket> copies;  // outlast the kernels; read their input, write where no kernel does
   const auto copy_for = [&](link& by, const block& there, const block& here, double rate) {
     const auto number = 1 + static_cast<int>(2 * runs * alone * rate / static_cast<double>(sample));
     for (int k = 0; k < number; ++k) copies.push_back(by.copy(there, here, {begun}));

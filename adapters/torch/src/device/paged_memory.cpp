@@ -16,12 +16,12 @@ struct mapping {
 };
 struct mappings {
   std::mutex mutex;
-  std::map<const char*, mapping> from;  ///< by where they begin
+  std::map<const char*, mapping> from;  ///< by first address
   std::uint64_t last = 0;
   std::atomic<bool> any = false;
 };
 mappings& of_process() {
-  static auto* all = new mappings;  // tensors may outlive what is destroyed when the process ends
+  static auto* all = new mappings;  // never destroyed: tensors die after static objects
   return *all;
 }
 

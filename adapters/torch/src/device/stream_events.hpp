@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moments in streams of an accelerator.
+// Events in streams of an accelerator.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -18,7 +18,7 @@
 
 namespace remat::pytorch {
 
-/// Events that are used again, so that a step creates none.
+/// A pool of events, so that a step creates none.
 class event_pool {
  public:
   event_pool(c10::DeviceType kind, c10::EventFlag flag) : kind_(kind), flag_(flag) {}
@@ -40,10 +40,10 @@ class event_pool {
   c10::EventFlag flag_;
   std::mutex mutex_;
   std::vector<c10::Event> idle_;
-  pid_t process_ = getpid();  ///< a fork cannot use events of its parent
+  pid_t process_ = getpid();  ///< a forked child cannot use events of its parent
 };
 
-/// A moment in a stream.
+/// A point in the work of a stream.
 class stream_event final : public event {
  public:
   /// @throws copy_failed
@@ -62,7 +62,7 @@ class stream_event final : public event {
   void wait() const override {
     checked([&] { event_.synchronize(); });
   }
-  /// Later work in `stream` runs after this moment.
+  /// Makes later work in `stream` run after this event.
   /// @throws copy_failed
   void block(c10::Stream stream) const {
     checked([&] { event_.block(stream); });
@@ -84,7 +84,7 @@ class stream_event final : public event {
   c10::Event event_;
 };
 
-/// A copy that was not made.
+/// The event of a copy that could not be issued.
 class failure final : public event {
  public:
   explicit failure(std::string what) : what_(std::move(what)) {}
@@ -95,7 +95,7 @@ class failure final : public event {
   std::string what_;
 };
 
-/// Later work in `stream` runs after `t`. Events of another kind of device hold the calling thread.
+/// Makes later work in `stream` run after `t`. An event of another kind of device blocks the calling thread instead.
 inline void continue_after(const ticket& t, c10::Stream stream) {
   if (!t) return;
   if (const auto* e = dynamic_cast<const stream_event*>(t.get()); e != nullptr && e->kind() == stream.device_type())

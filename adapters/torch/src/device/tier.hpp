@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What all tiers and links have in common. Private to the adapter.
+/// Common parts of all tiers and links. Private to the adapter.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace remat::pytorch {
 
-/// A tier that counts what is reserved.
+/// A tier that counts its reserved bytes, up to a limit.
 class limited_tier : public tier {
  public:
   /// @throws bad_option

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The CUDA backend: the only code of remat that includes headers of CUDA. It is a library of its own, built against the headers
-/// inside the torch wheel and loaded when a CUDA device is asked for. It needs no CUDA Toolkit, and loads without a driver.
+/// The CUDA backend: the only code of remat that includes headers of CUDA. It is a separate library, built against the headers
+/// inside the torch wheel, and loaded when a CUDA device is requested. It needs no CUDA Toolkit, and loads without a driver.
 #include <ATen/core/GraphImplInterface.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -136,7 +136,7 @@ class cuda_front final : public caching::CUDAAllocator {
 };
 cuda_front* cuda_front::instance = nullptr;
 
-/// `at::accelerator::Graph` on CUDA, which PyTorch 2.15 leaves out.
+/// Implements `at::accelerator::Graph` for CUDA, where PyTorch 2.15 has no implementation.
 class cuda_graph final : public at::GraphImplInterface {
  public:
   explicit cuda_graph(const at::GraphImplArgs& a) : graph_(a.keep_graph) {}
@@ -164,13 +164,13 @@ class cuda_graph final : public at::GraphImplInterface {
   at::cuda::CUDAGraph graph_;
 };
 
-/// The first line of an error of PyTorch.
+/// The first line of an error message of PyTorch.
 std::string first_line(const c10::Error& e) {
   const std::string text = e.what_without_backtrace();
   return text.substr(0, text.find('\n'));
 }
 
-/// Memory policy of the calling thread: pages of a memory node of the machine, while it exists.
+/// While it exists, new pages of the calling thread come from the memory node next to a device (NUMA).
 class near_device {
  public:
   explicit near_device(DeviceIndex device) {
@@ -195,7 +195,7 @@ class near_device {
   near_device& operator=(const near_device&) = delete;
 
  private:
-  static constexpr unsigned long bits = 1024;  // of nodes: as many as the kernel may have
+  static constexpr unsigned long bits = 1024;  // largest number of memory nodes of a kernel
   int policy_ = MPOL_DEFAULT;                  ///< of the thread, before
   std::array<unsigned long, bits / (8 * sizeof(unsigned long))> nodes_{};
   bool set_ = false;
@@ -230,7 +230,7 @@ class cuda_backend final : public backend {
     return on.str() + " (" + properties.name + ")";
   }
   double fraction(c10::Device on) const override { return cuda_front::instance->own().getMemoryFraction(on.index()); }
-  /// PyTorch's pinned allocator rounds up to powers of two, so this one asks CUDA.
+  /// Asks CUDA directly, because PyTorch's pinned allocator rounds sizes up to powers of two.
   c10::DataPtr pinned(c10::Device on, std::size_t bytes) const override {
     const near_device pages(on.index());
     void* data = nullptr;
