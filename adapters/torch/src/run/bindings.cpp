@@ -9,13 +9,13 @@
 namespace remat::pytorch {
 namespace {
 
-/// A constant in the memory of the program, which lives as long as it.
+/// A constant as a tensor. On the host it lies in the memory of the program, and keeps the program alive.
 at::Tensor constant_in(const std::shared_ptr<const program>& step, index_t k) {
   const auto& s = step->slots[k];
   if (!s.type.device.is_cpu()) return constant_tensor(*step, k);
   const auto& bytes = step->constants[s.position];
   c10::DataPtr memory(
-      const_cast<std::byte*>(bytes.data()), new std::shared_ptr<const program>(step),  // nodes copy what they overwrite
+      const_cast<std::byte*>(bytes.data()), new std::shared_ptr<const program>(step),  // nodes copy it before writing
       [](void* p) { delete static_cast<std::shared_ptr<const program>*>(p); }, c10::kCPU);
   auto t = tensor_of({none, s.type.sizes, s.type.strides, s.offset, s.type.dtype, s.type.conj, s.type.neg},
                      c10::Storage(c10::Storage::use_byte_size_t(), bytes.size(), std::move(memory), nullptr, false));
@@ -37,7 +37,7 @@ bindings::bindings(std::shared_ptr<const program> step, const std::vector<at::Te
                    const std::vector<at::Tensor>& found)
     : step_(std::move(step)), tensors_(step_->slots.size()), originals_(step_->slots.size()) {
   at::NoGradGuard no_grad;
-  std::map<const void*, index_t> owners;  // of storages: their first slots
+  std::map<const void*, index_t> owners;  // first slot of each storage
   for (index_t k = 0; k < tensors_.size(); ++k) {
     const auto& s = step_->slots[k];
     if (of_step(s.from)) continue;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Kernels of planned steps as graphs. Private to the adapter.
+/// Graphs of the kernels of planned steps. Private to the adapter.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -16,10 +16,10 @@
 
 namespace remat::pytorch {
 
-/// The graphs of one executor. Each half of the step runs once by ordinary launches, is captured the next time, and replayed from
-/// then on. If a capture fails, everything runs by ordinary launches from then on.
+/// The graphs of one executor. Each half of the step runs once by ordinary launches. It is captured in the next step, and
+/// replayed from then on. If a capture fails, all kernels are launched one by one from then on.
 ///
-/// A half may consist of several graphs: the host acts between two of them.
+/// A half may consist of several graphs, because the host acts between them.
 class step_graphs {
  public:
   /// @param slots tensors from outside that kernels may read
@@ -28,7 +28,7 @@ class step_graphs {
   /// Half 0 is the forward, half 1 the backward.
   void begin(std::size_t half) { captures_ = why_not_.empty() && std::exchange(warm_[half], true); }
 
-  /// Gives the kernels of `work` to the device. The same `first` stands for the same kernels each time.
+  /// Issues the kernels of `work`: launches, captures or replays them. The same `first` must always mean the same kernels.
   template <class F>
   void run(std::size_t first, const F& work) {
     auto& g = graphs_[first];
@@ -38,10 +38,10 @@ class step_graphs {
     g->replay();
   }
   bool capturing() const { return capturing_; }
-  /// The capture has come to this operator.
+  /// Notes the operator that the capture has reached, for messages.
   void at(const std::string& name) { operator_ = &name; }
 
-  /// Kernels read slot k there. If they read it elsewhere before, everything is captured again.
+  /// Notes that kernels read slot `k` at `address`. If the address has changed, everything is captured again.
   void reads(std::size_t k, const void* address) {
     const auto* const before = std::exchange(read_at_[k], address);
     if (before == nullptr || before == address) return;
@@ -50,7 +50,7 @@ class step_graphs {
     if (++moved_ == most) refuse("the address of a tensor that it reads changes in every step");
   }
 
-  /// Why kernels are launched one by one; empty: they are not, or not for long.
+  /// Why kernels are launched one by one; empty: graphs are used, or will be soon.
   const std::string& why_not() const { return why_not_; }
   void refuse(const std::string& why) {
     if (!why_not_.empty()) return;
@@ -86,11 +86,11 @@ class step_graphs {
   void fail(const std::string& why) { refuse((operator_ != nullptr ? *operator_ + ": " : "") + why.substr(0, why.find('\n'))); }
 
   device& on_;
-  std::vector<std::unique_ptr<replayable>> graphs_;  ///< by their first steps
+  std::vector<std::unique_ptr<replayable>> graphs_;  ///< by first step
   std::vector<const void*> read_at_;                 ///< per slot
-  std::array<bool, 2> warm_{};                       ///< the half has run
+  std::array<bool, 2> warm_{};                       ///< whether the half has run
   bool captures_ = false, capturing_ = false;
-  int moved_ = 0;  ///< times that addresses have changed and nothing was replayed since
+  int moved_ = 0;  ///< address changes since the last replay
   const std::string* operator_ = nullptr;
   std::string why_not_;
 };

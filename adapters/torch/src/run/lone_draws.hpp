@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Draws that are made again, from a generator that other threads draw from, too. Private to the adapter.
+/// Repeated draws from a generator that other threads use, too. Private to the adapter.
 #pragma once
 
 #include <ATen/Context.h>
@@ -17,18 +17,18 @@
 
 namespace remat::pytorch {
 
-/// Makes a draw and its repetition take the same numbers. If another thread has drawn meanwhile, the count of draws shows it, and
-/// the node runs once more.
+/// Makes a recomputed draw take the numbers of its first run, although other threads may draw at the same time. The number of
+/// draws reveals a foreign draw; the node then runs once more.
 class lone_draws {
  public:
   lone_draws(c10::Device on, std::size_t nodes) : on_(on), seen_(nodes) {}
 
-  /// The generator of the host is not counted.
+  /// True if draws can be counted. Draws of the host's generator cannot.
   bool possible() const { return !on_.is_cpu(); }
-  /// The first run of the node was watched.
+  /// True if the first run of the node was watched.
   bool knows(index_t which) const { return seen_[which].start.defined(); }
 
-  /// @param start      puts the generator where the node starts to draw, and keeps that state
+  /// @param start      puts the generator into the state in which the node starts to draw, and saves the state
   /// @param work       runs the node
   /// @param repeatable work may run more than once
   /// @throws not_available if another thread has drawn, and the node cannot run again
@@ -45,8 +45,8 @@ class lone_draws {
     }
     s.alone = s.count;
   }
-  /// Leaves the generator where it was, but for what other threads have drawn.
-  /// @param start puts the generator where the first run started
+  /// Runs the node again. Afterwards the generator is as before, advanced by the draws of other threads.
+  /// @param start puts the generator into the state in which the first run started
   template <class S, class F>
   void again(const node& n, index_t which, const S& start, const F& work, bool repeatable) {
     auto& s = seen_[which];
@@ -61,7 +61,7 @@ class lone_draws {
       work();
       const auto drawn = count(n, s.start);
       if (drawn == s.count) return;
-      if (drawn < s.count) {  // it was in the first run
+      if (drawn < s.count) {  // the foreign draw was in the first run
         s.alone = drawn;
         give_up_unless(false, n);
       }
@@ -74,8 +74,8 @@ class lone_draws {
   static constexpr int most = 100;
   struct seen {
     at::Tensor start;
-    std::uint64_t count = 0;             ///< of the last first run
-    std::optional<std::uint64_t> alone;  ///< fewest that the node has drawn
+    std::uint64_t count = 0;             ///< draws of the last first run
+    std::optional<std::uint64_t> alone;  ///< fewest draws of the node in any run
   };
 
   at::Generator generator() const { return at::globalContext().defaultGenerator(on_); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of values to and from far memory, of weights from where they are, and of gradients to the host.
+// Copies of values to and from far memory, of weights from the caller's memory, and of gradients to the host.
 #include <algorithm>
 
 #include "../base/clock.hpp"
@@ -56,7 +56,7 @@ void executor::state::look_at_homes() {
   if (fetched.empty()) return;
   std::vector<at::Tensor> read;
   for (auto k : fetched) {
-    auto& t = homes_of_weights[k];  // the tensor itself may be in disguise when its memory is read
+    auto& t = homes_of_weights[k];  // kept, because the weight itself may be disguised during the read
     if (!t.defined() || !t.is_alias_of(slots[k])) t = slots[k].detach();
     read.push_back(t);
   }
@@ -67,7 +67,7 @@ void executor::state::look_at_homes() {
 
 void executor::state::wait_for(index_t k) {
   if (graphs && graphs->capturing()) return on.wait(moving[k]);
-  if (!moving[k]) return;  // part of a graph that has been replayed
+  if (!moving[k]) return;  // part of a replayed graph
   const auto begin = clock::now();
   const bool late = !moving[k]->reached();
   try {
@@ -94,7 +94,7 @@ void executor::state::let_moves_end() {
   for (auto& t : moving) {
     try {
       on.wait(t);
-    } catch (...) {  // nobody needs it any more
+    } catch (...) {  // the copy is no longer needed
     }
     t = nullptr;
   }

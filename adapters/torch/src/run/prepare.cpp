@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Argument lists of the calls of a plan, and the tensors that are put in when they are known.
+// Argument lists of the calls of a plan. Tensors from outside are put in when they are known.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/DeviceGuard.h>
 
@@ -35,11 +35,11 @@ executor::state::state(std::shared_ptr<const execution_plan> p, bindings b, devi
   for (std::size_t i = 0; i < data.leaves.size(); ++i) {
     if (data.leaves[i] == none) continue;
     home_offsets[i] = home_bytes;
-    home_bytes += allocated_bytes(on.which(), data.moves[data.leaves[i]].bytes);  // addresses as the device wants them
+    home_bytes += allocated_bytes(on.which(), data.moves[data.leaves[i]].bytes);  // aligned as the device needs
     leaving.push_back(i);
   }
   std::sort(leaving.begin(), leaving.end(), [&](auto x, auto y) { return data.leaves[x] < data.leaves[y]; });
-  if (!leaving.empty())  // in memory that the caller can read, whatever other values go to
+  if (!leaving.empty())  // the caller must be able to read them, wherever other values go
     homes_in = far.out->joins_graphs_of(on.which()) ? far.memory : on_host(on.which()).memory;
   fetches.resize(step.parameters.size());
   for (index_t k = 0; k < data.moves.size(); ++k)
@@ -54,15 +54,15 @@ executor::state::state(std::shared_ptr<const execution_plan> p, bindings b, devi
   before_draw.resize(step.nodes.size());
   after_draw.resize(step.nodes.size());
   result.reserve(16);
-  if (data.working == 0) prepare_all();  // otherwise when it is known where that lies
+  if (data.working == 0) prepare_all();  // otherwise prepared once a piece of working memory is known
   if (o.graphs) use_graphs();
 }
 
 executor::state::~state() {
   if (!graphs || !beyond || !ended) return;
   try {
-    ended->wait();                   // copies of graphs hold no memory
-  } catch (const std::exception&) {  // nobody needs them any more
+    ended->wait();                   // copies in graphs hold no memory
+  } catch (const std::exception&) {  // the copies are no longer needed
   }
 }
 
@@ -211,7 +211,7 @@ void executor::state::unbind(const c10::StorageImpl* s) {
 void executor::state::bind(index_t k) {
   const auto& slot = step.slots[k];
   const auto& t = slots[k];
-  if (!t.defined() || step.values[slot.value].slot != k) return;  // the first slot of a storage stands for all
+  if (!t.defined() || step.values[slot.value].slot != k) return;  // the first slot represents its storage
   const place now{t.storage().unsafeGetStorageImpl(), t.storage().data(), byte_offset(t)};
   if (places[k] == now) return;
   if (graphs) graphs->reads(k, static_cast<const char*>(now.data) + now.offset);

@@ -34,7 +34,7 @@ void executor::state::give(const gift& g, receiver& to) {
   const auto storage = t.storage();
   try {
     to.kept[g.parameter] = hand_over(g.parameter, std::move(t), to);
-  } catch (...) {  // it may be held all the same
+  } catch (...) {  // the receiver may hold it nevertheless
     move_out(g, storage);
     throw;
   }

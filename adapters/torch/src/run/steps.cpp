@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forward and backward of a step: what comes in, what leaves the arena.
+// Forward and backward of a step: incoming tensors, and tensors that leave the arena.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/variable.h>
@@ -56,7 +56,7 @@ std::vector<at::Tensor> executor::state::forward(const std::vector<at::Tensor>& 
 executor::gradients executor::state::backward(const std::vector<at::Tensor>& output_grads, const std::vector<at::Tensor>& sums,
                                               const taker& take) {
   if (!flying) throw broken_contract("remat: backward without a forward");
-  const landing at_exit{*this};  // when the memory in which the step computes has been given back
+  const landing at_exit{*this};  // runs after the working memory is given back
   const c10::DeviceGuard guard(on.which());
   receiver gets{take, c10::impl::tls_local_dispatch_key_set(), std::vector<at::Tensor>(step.parameter_grads.size())};
   held_gifts = 0;
@@ -146,7 +146,7 @@ at::Tensor executor::state::kept(const location& l, index_t view) {
   const auto& v = step.views[view];
   if (l.buffer == none) {
     const auto k = step.values[l.value].slot;
-    if (step.slots[k].from == role::constant)  // a new one each time, as in eager mode: it may be written
+    if (step.slots[k].from == role::constant)  // a new tensor each time, as in eager mode: it may be written
       return tensor_of(v, byte_tensor(step.constants[step.slots[k].position]).to(step.slots[k].type.device).storage());
     const auto& source = slots[k];
     auto t = v.whole ? source.detach() : tensor_of(v, source.storage(), byte_offset(source) - step.slots[k].offset);
@@ -169,7 +169,7 @@ void executor::state::vacate() {
   if (lent_out.empty()) return;
   const c10::DeviceGuard guard(on.which());
   on.enter(*memory);
-  on.wait(ended);  // on whatever stream it was
+  on.wait(ended);  // on any stream
   at::NoGradGuard no_grad;
   at::AutoDispatchBelowADInplaceOrView below;
   for (const auto& weak : std::exchange(lent_out, {}))
