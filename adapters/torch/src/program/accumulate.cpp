@@ -12,7 +12,7 @@
 namespace remat::pytorch {
 namespace {
 
-/// A node that adds gradient `k` of `out` to a slot of its own.
+/// Adds a slot, and makes a node that adds gradient `k` of `out` to it.
 node add_to_gradient(program& out, std::size_t k) {
   const auto& parameter = out.slots[out.parameters[k]];
   const auto& view = out.views[out.parameter_grads[k]];
@@ -40,7 +40,7 @@ node add_to_gradient(program& out, std::size_t k) {
   return n;
 }
 
-/// A node that gives gradient `k` of `out` to the caller.
+/// Makes a node that gives gradient `k` of `out` to the caller.
 node give_gradient(program& out, std::size_t k) {
   const auto& parameter = out.slots[out.parameters[k]];
   const auto token = static_cast<index_t>(out.values.size());
@@ -55,10 +55,10 @@ node give_gradient(program& out, std::size_t k) {
   return n;
 }
 
-/// The program with a node for each gradient, once that is complete.
-/// @param least bytes of the parameter
-/// @param make  the node, for a program and the position of the gradient
-/// @param after per gradient: a node that it comes behind in any case
+/// The program with one more node per gradient, placed after the gradient is complete.
+/// @param least smallest size of a parameter that gets a node, bytes
+/// @param make  makes the node, from the program and the position of the gradient
+/// @param after per gradient: a node that the new node must follow
 template <class Make, class After>
 program with_each_gradient(const program& step, bytes_t least, const Make& make, const After& after) {
   std::vector<index_t> producer(step.values.size(), none);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Programs with fewer or more nodes. Private to the adapter.
+/// Removes nodes from programs, and adds nodes. Private to the adapter.
 #pragma once
 
 #include <set>
@@ -10,15 +10,15 @@
 
 namespace remat::pytorch {
 
-/// Values that the caller gets.
+/// Values that the caller gets: outputs and gradients.
 std::set<index_t> handed_out(const program& step);
 
-/// The program without the nodes that are not wanted, and without values that nobody makes.
-/// @param wanted per node; the loss is, and whatever wanted nodes, targets and origins of draws name
+/// The program without unwanted nodes, and without values that no remaining node makes.
+/// @param wanted per node. True for the loss, and for every node that wanted nodes, targets and origins of draws refer to
 program only(program step, const std::vector<bool>& wanted);
 
-/// Puts nodes behind others.
-/// @param added per node of the program; they draw nothing
+/// Inserts nodes behind nodes of the program.
+/// @param added per node of the program: the nodes to insert behind it. They must not draw
 void insert_behind(program& step, std::vector<std::vector<node>> added);
 
 }  // namespace remat::pytorch

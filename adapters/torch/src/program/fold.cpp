@@ -16,7 +16,8 @@
 namespace remat::pytorch {
 namespace {
 
-/// Storages of the outputs of a node that reads constants only.
+/// Runs a node that reads only constants.
+/// @return storages of its outputs, by value
 std::map<index_t, c10::Storage> made_by(const program& step, const node& n) {
   std::map<index_t, c10::Storage> made;
   const auto tensor = [&](index_t view) {

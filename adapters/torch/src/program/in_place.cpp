@@ -17,7 +17,7 @@
 namespace remat::pytorch {
 namespace {
 
-/// Moves calls to the nodes that make what they overwrite.
+/// Moves a call to the node that makes the operand which the call overwrites.
 class overwriting {
  public:
   explicit overwriting(program step)
@@ -46,7 +46,7 @@ class overwriting {
   }
 
  private:
-  /// What stands for a value now.
+  /// The value that a merged value is part of now.
   index_t value(index_t v) const {
     while (became_[v] != v) v = became_[v];
     return v;
@@ -57,7 +57,7 @@ class overwriting {
            c10::multiply_integers(v.sizes) * static_cast<bytes_t>(c10::elementSize(v.dtype)) == p_.values[v.value].bytes;
   }
 
-  /// The operand that the call of node `i` may overwrite: of several the one that is made last.
+  /// The operand that the call of node `i` may overwrite; among several, the operand that is made last.
   std::optional<operand> overwritten(index_t i) const {
     const auto& n = p_.nodes[i];
     if (n.calls.size() != 1 || n.outputs.size() != 1 || !n.overwrites.empty() || has_effects(p_, n)) return std::nullopt;
@@ -79,7 +79,7 @@ class overwriting {
         continue;
       const bool there = std::all_of(n.inputs.begin(), n.inputs.end(), [&](index_t x) {
         const auto other = producer_[value(x)];
-        const auto& gone = p_.nodes[maker].overwrites;  // when the maker's last call has run
+        const auto& gone = p_.nodes[maker].overwrites;  // no longer exist after the maker's last call
         return (other == none || other <= maker) &&
                std::none_of(gone.begin(), gone.end(), [&](const auto& versions) { return value(versions.first) == value(x); });
       });
@@ -115,10 +115,10 @@ class overwriting {
 
   program p_;
   std::vector<index_t> producer_;     ///< per value
-  std::vector<std::size_t> readers_;  ///< per value: how many
+  std::vector<std::size_t> readers_;  ///< per value: number of readers
   std::vector<bool> wanted_;          ///< per node
-  std::vector<index_t> became_;       ///< per value: itself, or one that holds it later
-  std::set<index_t> apart_;           ///< values that the caller gets
+  std::vector<index_t> became_;       ///< per value: itself, or the value that it was merged into
+  std::set<index_t> apart_;           ///< results of the step, which must stay
 };
 
 }  // namespace

@@ -15,10 +15,10 @@
 namespace remat::pytorch {
 namespace {
 
-/// Numbers what the nodes of a program compute: equal numbers, equal bytes.
+/// Value numbering: values with equal numbers have equal bytes.
 class numbering {
  public:
-  /// @param apart values that are equal to themselves only
+  /// @param apart values that may equal no other value
   numbering(const program& step, const std::set<index_t>& apart)
       : step_(step), apart_(apart), same(step.values.size()), twin(step.nodes.size(), none), before(step.nodes.size()) {
     std::iota(same.begin(), same.end(), index_t{0});
@@ -80,7 +80,7 @@ class numbering {
     const auto [first, fresh] = seen_.emplace(std::move(key), named{i, order});
     if (fresh || i < step_.loss) return;
     const auto& [j, theirs] = first->second;
-    std::vector<std::pair<index_t, index_t>> equal;  // results of the calls; tokens are none
+    std::vector<std::pair<index_t, index_t>> equal;  // pairs of equal results; tokens are not compared
     for (std::size_t k = 0; k < order.size(); ++k)
       if (own.count(order[k])) equal.emplace_back(order[k], theirs[k]);
     if (std::any_of(equal.begin(), equal.end(), [&](const auto& e) { return apart_.count(e.first) || apart_.count(e.second); }))
@@ -91,16 +91,16 @@ class numbering {
 
   const program& step_;
   const std::set<index_t>& apart_;
-  using named = std::pair<index_t, std::vector<index_t>>;  ///< a node, and the values its calls name
+  using named = std::pair<index_t, std::vector<index_t>>;  ///< a node, and the values in its calls
   std::map<std::string, named> seen_;
 
  public:
-  std::vector<index_t> same;  ///< per value: the first that is equal
-  std::vector<index_t> twin;  ///< per node: the earlier one that computes the same; none
-  std::vector<state> before;  ///< per node that draws: from which state
+  std::vector<index_t> same;  ///< per value: the first value that equals it
+  std::vector<index_t> twin;  ///< per node: an earlier node that computes the same, or none
+  std::vector<state> before;  ///< per drawing node: the generator state before it
 };
 
-/// What must run: the nodes that stay, and are needed by targets.
+/// Per node, whether it must run: it stays after merging, and it has effects or a target needs it.
 std::vector<bool> needed(const program& step, std::vector<bool> stays) {
   std::vector<bool> value(step.values.size(), false);
   for (auto v : handed_out(step)) value[v] = true;
@@ -126,7 +126,7 @@ program merged(program step) {
     const auto known = apart.size();
     for (std::size_t i = 0; i < stays.size(); ++i)
       for (const auto& o : step.nodes[i].overwrites) {
-        const auto& inputs = step.nodes[i].inputs;  // such as the equal addend of a sum that is made over the other
+        const auto& inputs = step.nodes[i].inputs;  // for example, the equal addend of a sum that overwrites the other addend
         const bool reads =
             std::any_of(inputs.begin(), inputs.end(), [&](index_t v) { return v != o.first && found.same[v] == o.first; });
         if (stays[i] && (reads || found.same[o.first] != o.first || found.twin[i] != none)) apart.insert({o.first, o.second});
@@ -134,13 +134,13 @@ program merged(program step) {
     if (apart.size() != known) continue;
     if (std::all_of(found.twin.begin(), found.twin.end(), [](auto j) { return j == none; })) return step;
 
-    // Draws are told by the nodes that stay.
+    // States of draws must refer to nodes that stay.
     auto tell = [&](generator_origin& o, const numbering::state& is, bool skipped) {
       if (o.node != none ? !stays[o.node] : o.from == generator_origin::next && skipped) o = {is.first, is.second, {}};
     };
     numbering::state now = {generator_origin::forward, none};
-    bool skipped = false;   // the last draw is made no more
-    std::set<index_t> own;  // views of what a node writes
+    bool skipped = false;   // the last draw was merged
+    std::set<index_t> own;  // views of values that their node writes
     for (index_t i = 0; i < step.nodes.size(); ++i) {
       auto& n = step.nodes[i];
       if (n.random) {

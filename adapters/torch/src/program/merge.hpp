@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What is computed twice. Private to the adapter.
+/// Removal of repeated computations (common subexpressions). Private to the adapter.
 #pragma once
 
 #include <remat/pytorch/program.hpp>
 
 namespace remat::pytorch {
 
-/// The same step without what its backward computes as it has been computed before: a recomputation that the model does by itself
+/// The same step without computations in its backward that repeat earlier ones. So a recomputation by the model itself
 /// (`torch.utils.checkpoint`) becomes the planner's decision.
 ///
-/// Merged are nodes of the same operators, arguments and operands, drawing from the same state of the generator. What a later
-/// node overwrites, and what the caller gets, stays apart.
-/// Complexity: O(n log n) comparisons of texts of the n nodes, as often as overwritten values are found to stay.
+/// Two nodes merge if they have equal operators, arguments and operands, and draw from the same state of the generator. Values
+/// that a later node overwrites, and values that the caller gets, are not merged.
+/// Complexity: O(n log n) comparisons of texts for n nodes, repeated while overwritten values are found that must stay.
 program merged(program step);
 
 }  // namespace remat::pytorch

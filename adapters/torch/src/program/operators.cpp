@@ -38,7 +38,7 @@ const operator_facts& facts(const std::string& name) {
       {"aten::fill_", {.overwrites = true}},
       {"aten::zero_", {.overwrites = true}},
       {"aten::index", {.masks = 1}},
-      {"aten::masked_scatter_backward", {.masks = 1}},  // the size of what it takes meanwhile
+      {"aten::masked_scatter_backward", {.masks = 1}},  // the mask determines the size of an intermediate result
       {"aten::_ctc_loss", {.lengths = true}},
       {"aten::empty_like", {.makes = filled::with_nothing}},
       {"aten::new_empty", {.makes = filled::with_nothing}},
@@ -62,7 +62,7 @@ bool is_view(const c10::OperatorHandle& op) {
   const auto& s = op.schema();
   for (const auto& a : s.arguments())
     if (a.alias_info() && a.alias_info()->isWrite()) return false;
-  return !s.returns().empty() && s.returns()[0].alias_info() && s.name() != "aten::lift_fresh";  // that one marks a constant
+  return !s.returns().empty() && s.returns()[0].alias_info() && s.name() != "aten::lift_fresh";  // lift_fresh marks a constant
 }
 
 bool overwrites(const c10::OperatorHandle& op) {
@@ -122,7 +122,8 @@ std::optional<c10::OperatorHandle> put_positions(const c10::OperatorHandle& op, 
 
 namespace {
 
-/// Element by element, or (softmax) row by row with each read before it is written; by one kernel in all variants.
+/// Operators that work element by element or, as softmax does, row by row, reading before writing. All variants use one
+/// kernel.
 constexpr std::string_view one_by_one =
     " aten::abs aten::add aten::addcdiv aten::addcmul aten::clamp aten::clamp_max aten::clamp_min aten::cos"
     " aten::div aten::elu aten::elu_backward aten::erf aten::exp aten::expm1 aten::gelu aten::gelu_backward"
@@ -144,14 +145,14 @@ bool is_elementwise(const c10::OperatorHandle& op) {
 std::optional<c10::OperatorHandle> in_place_variant(const c10::OperatorHandle& op, int argument, c10::ScalarType dtype) {
   const auto &name = op.schema().name(), &overload = op.schema().overload_name();
   if (one_by_one.find(" " + name + " ") == one_by_one.npos || c10::isComplexType(dtype)) return std::nullopt;
-  // `mul_` by a number swaps the two: the kernel then takes the number for a tensor and rounds it.
+  // `mul_` by a number swaps the operands: the kernel then takes the number for a tensor and rounds it.
   if (name == "aten::mul" && overload == "Scalar" && c10::isReducedFloatingType(dtype)) return std::nullopt;
   auto& dispatcher = c10::Dispatcher::singleton();
   if (argument == 0)
     if (auto found = dispatcher.findSchema({name + "_", overload})) return found;
   for (const auto& out : {overload + "_out", std::string("out"), std::string("grad_input")}) {
     const auto found = dispatcher.findSchema({name, out});
-    // Without a kernel of its own it would be computed elsewhere and copied.
+    // An `out` variant without a kernel of its own computes into other memory and copies.
     if (!found || !found->hasKernelForDispatchKey(c10::DispatchKey::CPU)) continue;
     const auto &wanted = op.schema().arguments(), &given = found->schema().arguments();
     if (given.size() == wanted.size() + 1 && std::equal(wanted.begin(), wanted.end(), given.begin(),

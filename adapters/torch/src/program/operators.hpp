@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What capture must know of operators and their schemas do not tell. Private to the adapter.
+/// Facts about operators that their schemas do not tell. Private to the adapter.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,61 +13,61 @@
 
 namespace remat::pytorch {
 
-/// An operator that reads only the geometry of a tensor, and what the new one is filled with.
+/// How an operator that reads only the geometry of a tensor fills its result; `as_called`: it is no such operator.
 enum class filled { as_called, with_nothing, with_zeros, with_ones, with_argument };
 
 struct operator_facts {
   std::vector<std::string> writes = {};  ///< arguments written although the schema does not say so
-  std::string writes_if = {};            ///< boolean argument that switches that on; empty: always
-  bool statistics = false;               ///< results do not depend on what `writes` held: a recomputation can do without them
-  bool writes_lists = false;             ///< puts other tensors into lists among its arguments
-  bool resizes = false;                  ///< gives a storage another size, or a tensor another storage
-  bool reads_files = false;              ///< nothing a file may ask for
-  bool overwrites = false;               ///< writes the whole of its first argument without reading it
-  std::optional<int> masks = {};         ///< sizes depend on values only if this argument holds masks
-  bool lengths = false;                  ///< sizes depend on lengths, which are numbers but in the overload `Tensor`
+  std::string writes_if = {};            ///< boolean argument that enables these writes; empty: always
+  bool statistics = false;        ///< results do not depend on old contents of `writes`: a recomputation can omit these arguments
+  bool writes_lists = false;      ///< replaces tensors in lists among its arguments
+  bool resizes = false;           ///< changes the size of a storage, or the storage of a tensor
+  bool reads_files = false;       ///< a document must not call it
+  bool overwrites = false;        ///< writes its whole first argument without reading it
+  std::optional<int> masks = {};  ///< argument that may hold masks: only then do sizes depend on values
+  bool lengths = false;           ///< sizes depend on lengths; these are tensors only in the overload `Tensor`
   filled makes = filled::as_called;
-  std::size_t fill_value = 0;  ///< position of that argument
+  std::size_t fill_value = 0;  ///< position of the argument to fill with
 };
 
-/// The one table of them. @param name with namespace, without overload, such as "aten::copy_"
+/// The table of facts. @param name with namespace, without overload, such as "aten::copy_"
 const operator_facts& facts(const std::string& name);
 inline const operator_facts& facts(const c10::OperatorHandle& op) { return facts(op.schema().name()); }
 
-/// One of PyTorch's own.
+/// An operator of PyTorch itself.
 bool is_native(const c10::OperatorHandle& op);
 /// May draw from a generator.
 bool may_draw(const c10::OperatorHandle& op);
-/// Gives a view of its first argument, and does nothing else.
+/// Returns a view of its first argument, and does nothing else.
 bool is_view(const c10::OperatorHandle& op);
-/// Writes all of an argument without reading it: draws into it, an `out` variant, or by the table.
+/// Writes a whole argument without reading it: draws into it, is an `out` variant, or is listed in the table.
 bool overwrites(const c10::OperatorHandle& op);
-/// It takes a mask, or a list of tensors of positions or masks. @return that argument; -1: it takes none
+/// The argument that takes a mask, or a list of positions and masks; -1: none.
 int takes_masks(const c10::OperatorHandle& op);
-/// A tensor that such operators take for a mask.
+/// True if such an operator takes the tensor for a mask.
 inline bool is_mask(const at::Tensor& t) { return t.scalar_type() == at::kBool || t.scalar_type() == at::kByte; }
-/// Where a mask among the arguments of a call is set: per dimension, as the kernels for lists make it; or, where the operator
-/// takes one mask, in the first argument as if that were flat.
+/// Positions of the set elements of a mask in a call. For operators that take lists: one tensor per dimension, as their kernels
+/// make them. For operators that take one mask: positions in the flattened first argument.
 std::vector<at::Tensor> positions_in(const at::Tensor& mask, const c10::OperatorHandle& op,
                                      const std::vector<c10::IValue>& arguments);
-/// The same call with positions in the place of masks.
-/// @param arguments get them
-/// @param lists     per mask; null: the tensor stays
-/// @return its operator; nothing: there is none for these sizes
+/// Replaces masks by positions in a call.
+/// @param arguments changed in place
+/// @param lists     positions per mask; null: the tensor stays
+/// @return the operator to call; nothing: there is none for these sizes
 std::optional<c10::OperatorHandle> put_positions(const c10::OperatorHandle& op, std::vector<c10::IValue>& arguments,
                                                  const std::function<const std::vector<at::Tensor>*(const at::Tensor&)>& lists);
-/// Makes a tensor that nobody has written yet.
+/// Makes a tensor without contents.
 bool makes_raw(const c10::OperatorHandle& op);
-/// The variant of an operator that writes its result over tensor argument `argument`, each element where the operator has read it
-/// before: `add_` or `add.out` of `add`. Its last argument is the `out` one if it has one more. It gives the same bits if operand
-/// and result have the same layout.
+/// The variant of an operator that writes its result over tensor argument `argument`, and reads each element before it writes
+/// there: `add_` or `add.out` for `add`. If it has one more argument, that last argument is `out`. It gives the same bits if
+/// operand and result have the same layout.
 /// @param dtype of operand and result
-/// @return nothing if there is none, or the operator is not known to allow it for that type
+/// @return nothing if there is no variant, or it is not known to be safe for that type
 std::optional<c10::OperatorHandle> in_place_variant(const c10::OperatorHandle& op, int argument, c10::ScalarType dtype);
-/// It computes each element of its one result from the elements at that place.
+/// True if each element of the only result depends on operand elements at the same place only.
 bool is_elementwise(const c10::OperatorHandle& op);
-/// The results depend on the values of operands in more than their own values.
-/// @param is_mask is the tensor in this argument a mask?
+/// True if operand values determine more than the values of the results, such as their sizes.
+/// @param is_mask tells whether the tensor in an argument is a mask
 template <class F>
 bool is_dynamic(const c10::OperatorHandle& op, F is_mask) {
   const auto& known = facts(op);
@@ -76,16 +76,15 @@ bool is_dynamic(const c10::OperatorHandle& op, F is_mask) {
   return op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape);
 }
 
-/// What an operator returns there is no tensor, and no list.
+/// True if the result is neither a tensor nor a list.
 inline bool gives_number(const c10::Argument& result) {
   const auto kind = result.type()->kind();
   return kind != c10::TypeKind::TensorType && kind != c10::TypeKind::ListType;
 }
 
-/// Numbers for operators that refuse zeros: positive, well conditioned where they are a square matrix, one where they are
-/// integers.
+/// Fills a tensor for operators that refuse zeros: positive numbers, a well-conditioned matrix if square, ones if integers.
 void fill_plausibly(const at::Tensor& t);
-/// The operator has given results of another geometry than was known before it ran: from now on only its kernel is asked.
+/// Notes that an operator returned another geometry than predicted. From now on only its kernel tells the geometry.
 void distrust_results(const c10::OperatorHandle& op);
 bool distrusts_results(const c10::OperatorHandle& op);
 

@@ -16,7 +16,7 @@
 namespace remat::pytorch {
 namespace {
 
-constexpr bytes_t worth = 128;  ///< of a mask, below which nothing is gained
+constexpr bytes_t worth = 128;  ///< bytes of the smallest mask that gains from packing
 
 bool is(const call& c, const char* name, const char* overload) {
   return c.op.schema().name() == name && c.op.schema().overload_name() == overload;
@@ -65,7 +65,7 @@ class packing {
     const auto bytes = p_.values[mask.value].bytes;
     if (p_.values[mask.value].device != c10::kCPU || bytes < worth) return false;
     if (!c10::isFloatingType(mask.dtype) || c10::elementSize(mask.dtype) < 2) return false;
-    // Dense: as many bytes from the first to the last element as these take.
+    // Dense: the elements fill the memory from the first to the last element.
     const auto element = static_cast<bytes_t>(c10::elementSize(mask.dtype));
     return mask.offset == 0 && elements(mask) * element == bytes &&
            static_cast<bytes_t>(at::detail::computeStorageNbytes(mask.sizes, mask.strides, c10::elementSize(mask.dtype))) ==
@@ -74,7 +74,7 @@ class packing {
                        [&](const auto& c) { return alike(p_.views[c.operands[0].view], mask); });
   }
   static bytes_t elements(const byte_view& v) { return c10::multiply_integers(v.sizes); }
-  /// The elements lie in the same order.
+  /// True if the elements lie in the same order and have the same type.
   static bool alike(const byte_view& a, const byte_view& b) {
     return a.sizes == b.sizes && a.strides == b.strides && a.dtype == b.dtype && a.conj == b.conj && a.neg == b.neg;
   }
@@ -96,7 +96,7 @@ class packing {
     n.calls = {new_call("remat::draw", {elements(mask), made[1].arguments[1]}, {}, {{0, -1, view}})};
     n.outputs = {bits};
 
-    auto first = none;  // reader of the mask itself
+    auto first = none;  // first reader of the mask itself
     for (auto reader : readers_[mask.value]) {
       auto& r = p_.nodes[reader];
       const auto found = std::count_if(r.calls.begin(), r.calls.end(), [&](auto& c) { return read_bits(c, mask, view, value); });
@@ -120,7 +120,8 @@ class packing {
     return std::count_if(c.operands.begin(), c.operands.end(), [&](const auto& o) { return p_.views[o.view].value == value; });
   }
 
-  /// Makes a product with the mask read its bits, if that is what the call is.
+  /// If the call is a product with the mask, lets it read the bits.
+  /// @return true if it is
   bool read_bits(call& c, const byte_view& mask, index_t bits, const at::Scalar& value) const {
     const bool in_place = is(c, "aten::mul_", "Tensor");
     if ((!in_place && !is(c, "aten::mul", "Tensor")) || c.operands.size() != 2 || reads(c, mask.value) != 1) return false;
@@ -139,8 +140,8 @@ class packing {
 
   program p_;
   std::vector<std::vector<index_t>> readers_;  ///< per value
-  std::vector<std::vector<node>> added_;       ///< behind each node
-  std::set<index_t> apart_;                    ///< values that must be there as they are
+  std::vector<std::vector<node>> added_;       ///< nodes to insert behind each node
+  std::set<index_t> apart_;                    ///< values that must keep their bytes
 };
 
 }  // namespace

@@ -16,7 +16,7 @@ namespace remat::pytorch {
 
 namespace {
 
-/// The call writes this argument, whatever its schema says.
+/// True if the call writes this argument, even if the schema does not say so.
 bool writes_argument(const call& c, int argument) {
   const auto& a = c.op.schema().arguments().at(static_cast<std::size_t>(argument));
   const auto& hidden = facts(c.op).writes;
@@ -37,7 +37,7 @@ std::vector<bool> fetchable(const program& step) {
   }
   for (const auto& w : step.written) can[step.slots[w.slot].value] = false;
   for (const auto& n : step.nodes) {
-    for (auto v : n.outputs) can[v] = false;  // a later version of one
+    for (auto v : n.outputs) can[v] = false;  // later versions of parameters or buffers
     for (const auto& [old, fresh] : n.overwrites) can[old] = false;
     for (const auto& c : n.calls)
       for (const auto& o : c.operands)
@@ -87,8 +87,8 @@ problem to_problem(const program& step, const std::vector<double>& seconds, cons
                           node.name});
   }
   std::vector<value_id> targets(step.tokens.begin(), step.tokens.end());
-  // A value without bytes from each node with effects to the next: solvers may reorder everything else.
-  // Gradients are given in any order, once the backward has begun.
+  // A value without bytes leads from each node with effects to the next. Solvers may reorder all other nodes.
+  // Gradients may be given in any order once the backward has begun.
   index_t begun = none;
   for (std::size_t i = 0, last = n; i < n; ++i) {
     if (!has_effects(step, step.nodes[i])) continue;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What a node does, apart from the values it does it to. Private to the adapter.
+/// A node as text, without the identity of its values. Private to the adapter.
 #pragma once
 
 #include <string>
@@ -10,8 +10,8 @@
 
 namespace remat::pytorch {
 
-/// All that the cost and the results of a node depend on but the contents of its operands, as text.
-/// @param order gets the values the calls name, each once, by first appearance: the text tells them by position in it
+/// Text of all that determines the cost and the results of a node, except the contents of its operands.
+/// @param order gets the values in the calls, each once, by first appearance; the text refers to positions in this list
 std::string signature(const program& step, const node& n, std::vector<index_t>* order = nullptr);
 
 }  // namespace remat::pytorch

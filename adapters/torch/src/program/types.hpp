@@ -8,7 +8,7 @@
 
 namespace remat::pytorch {
 
-/// The argument is of the type in a schema. Tensors of a program are undefined, which `IValue::type` does not bear.
+/// True if the argument has the type of a schema. Accepts the undefined tensors of a program, for which `IValue::type` fails.
 bool fits(const c10::IValue& v, const c10::Type& type);
 
 }  // namespace remat::pytorch

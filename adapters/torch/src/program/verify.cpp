@@ -13,7 +13,7 @@
 namespace remat::pytorch {
 namespace {
 
-/// Bytes from the first to the last element, if that is a number of bytes at all.
+/// Bytes from the first to the last element; nothing if sizes and strides are invalid or too large.
 std::optional<bytes_t> span_of(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, at::ScalarType dtype) {
   if (sizes.size() != strides.size()) return std::nullopt;
   bytes_t last = 0, elements = 1;
@@ -206,7 +206,7 @@ class checker {
       for (const auto& x : v.toListRef()) check_argument(field, x);
   }
 
-  /// @param before nodes that have run by then
+  /// @param before the nodes below this number have run
   void check_origin(const std::string& field, const generator_origin& o, index_t before) const {
     if (o.from < generator_origin::next || o.from > generator_origin::fixed) fail(field + ".from", "is none of the origins");
     const bool of_node = o.from == generator_origin::before || o.from == generator_origin::after;
@@ -325,7 +325,7 @@ bool fits(const c10::IValue& v, const c10::Type& type) {
       const auto list = v.toListRef();
       return std::all_of(list.begin(), list.end(), [&](const auto& x) { return fits(x, element); });
     }
-    default:  // nothing that a document holds
+    default:  // no document holds other types
       return true;
   }
 }
