@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What costs depend on besides the program, and where they are kept. Private to the adapter.
+/// The environment that costs depend on, and the folder of caches. Private to the adapter.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -19,7 +19,7 @@
 
 namespace remat::pytorch {
 
-/// PyTorch, processor and threads; the device where it is another one; a digest of the settings that choose kernels.
+/// PyTorch version, processor, threads, the device if it is not the host, and a digest of settings that choose kernels.
 inline std::string environment(device& on) {
   std::string processor = "unknown processor";
   std::ifstream info("/proc/cpuinfo");

@@ -23,7 +23,7 @@ class call_tensors {
   const byte_view* operand(int at) const { return found(call_.operands, at); }
   const byte_view* result(int at) const { return found(call_.results, at); }
 
-  /// Bytes that the call reads, and those that it writes; of each, a tensor counts once.
+  /// Bytes that the call reads plus bytes that it writes. On each side a tensor counts once.
   double bytes() const {
     std::set<index_t> read, written;
     for (const auto& o : call_.operands) {
@@ -37,7 +37,7 @@ class call_tensors {
     for (const auto* views : {&read, &written})
       for (auto v : *views) {
         const auto& view = step_.views[v];
-        const auto whole = static_cast<double>(step_.values[view.value].bytes);  // less than its elements where it is expanded
+        const auto whole = static_cast<double>(step_.values[view.value].bytes);  // fewer than its elements take if expanded
         sum += std::min(whole, elements(view) * static_cast<double>(c10::elementSize(view.dtype)));
       }
     return sum;
@@ -48,7 +48,7 @@ class call_tensors {
       for (const auto& o : *list) most = std::max(most, elements(step_.views[o.view]));
     return most;
   }
-  /// In which it computes.
+  /// The type in which the call computes.
   at::ScalarType type() const {
     for (const auto* list : {&call_.operands, &call_.results})
       for (const auto& o : *list)
@@ -65,12 +65,12 @@ class call_tensors {
   const call& call_;
 };
 
-/// Of a product of `a` with `b`, whose last dimension is that of the result.
+/// Arithmetic operations of the product of `a` and `b`, where `b` has the last dimension of the result.
 double product(const byte_view* a, const byte_view* b) {
   return a == nullptr || b == nullptr || b->sizes.empty() ? 0 : 2 * elements(*a) * static_cast<double>(b->sizes.back());
 }
 
-/// Of one convolution; backward, of one of its two.
+/// Arithmetic operations of one convolution. A backward has two: one per gradient.
 double convolution(const byte_view* in, const byte_view* weight, const byte_view* out, bool transposed) {
   const auto* fed = transposed ? in : out;
   if (fed == nullptr || weight == nullptr || weight->sizes.empty() || weight->sizes[0] == 0) return 0;

@@ -9,7 +9,7 @@
 namespace remat::pytorch {
 
 nlohmann::json to_json(const node_profile& p);
-/// @param outputs how many the node has
+/// @param outputs number of the node's outputs
 /// @throws bad_document for a cost or a block out of range, nlohmann::json::exception for another shape
 node_profile profile_from(const nlohmann::json& j, std::size_t outputs);
 

@@ -60,12 +60,12 @@ node_profile measure(const program& step, const node& n, double seconds) {
   if (twofold) b.run(true, no_scope);
   p.again = twofold ? record(true) : p.first;
   p.seconds = b.seconds(p.first, seconds, p.elsewhere, p.undisturbed);
-  // Threads may meet in a way they did not here.
+  // Threads may overlap in ways that the measurement did not show.
   p.elsewhere = std::min<bytes_t>(p.elsewhere * at::get_num_threads(), p.elsewhere + node_bench::little);
   return p;
 }
 
-/// Bytes of what a node reads and writes.
+/// Bytes that a node reads and writes, plus 1.
 double touched(const program& step, const node& n) {
   double sum = 1;
   for (const auto* list : {&n.inputs, &n.outputs})
@@ -73,10 +73,10 @@ double touched(const program& step, const node& n) {
   return sum;
 }
 
-/// Do the elements lie alike, whatever the sizes: in the same order, with gaps or repetitions in the same dimensions?
+/// True if the layouts agree up to sizes: the same order of dimensions, with gaps or repetitions in the same dimensions.
 bool lie_alike(const byte_view& a, const byte_view& b) {
   if (a.sizes.size() != b.sizes.size() || a.dtype != b.dtype || a.conj != b.conj || a.neg != b.neg) return false;
-  const auto order = [](const byte_view& v) {  // dimensions by stride, and what they add to those before
+  const auto order = [](const byte_view& v) {  // dimensions by stride; 0: expanded, 1: dense, 2: with a gap
     std::vector<std::pair<std::size_t, int>> list;
     for (std::size_t d = 0; d < v.sizes.size(); ++d)
       if (v.sizes[d] != 1) list.emplace_back(d, 0);
@@ -92,7 +92,7 @@ bool lie_alike(const byte_view& a, const byte_view& b) {
   return order(a) == order(b);
 }
 
-/// Kernels copy operands that lie otherwise, which takes memory.
+/// Kernels copy operands of another layout, which takes memory. So scripts are only reused for operands of the same layout.
 bool operands_lie_alike(const program& step, const node& n, const program& other, const node& like) {
   return std::equal(n.calls.begin(), n.calls.end(), like.calls.begin(), like.calls.end(), [&](const call& x, const call& y) {
     return std::equal(x.operands.begin(), x.operands.end(), y.operands.begin(), y.operands.end(),
@@ -100,8 +100,8 @@ bool operands_lie_alike(const program& step, const node& n, const program& other
   });
 }
 
-/// The same allocations with other results, where the kernels allocate nothing but these.
-/// @return nothing if they allocate more, or not always the same
+/// The script for other sizes, if the kernels allocate only their results.
+/// @return nothing if they allocate more, or not the same in each run
 std::optional<allocation_script> resized(const allocation_script& s, const program& step, const node& n, const program& other,
                                          const node& like) {
   if (!s.stable || !operands_lie_alike(step, n, other, like)) return std::nullopt;
@@ -114,7 +114,7 @@ std::optional<allocation_script> resized(const allocation_script& s, const progr
   return found;
 }
 
-/// Times scaled by `growth`, and allocations from a run where they are not known.
+/// Scales the times by the bytes that the nodes touch. Takes allocations from a run if the script cannot be scaled.
 node_profile profile_like(const program& step, const node& n, const program& other, const node& of, const node_profile& like) {
   node_profile p;
   if (n.calls.empty()) return p;
@@ -143,7 +143,7 @@ node_profile profile_like(const program& step, const node& n, const program& oth
   return p;
 }
 
-/// Nodes whose costs are known, by what they do, whatever the sizes and numbers.
+/// Nodes with known costs, by operators and types, regardless of sizes and numbers.
 class known_nodes {
  public:
   explicit known_nodes(const std::vector<profiled_program>& programs) {
@@ -153,7 +153,7 @@ class known_nodes {
         if (const auto& n = p.step->nodes[i]; met.insert(p.costs->nodes[i].get()).second)
           nodes_[kind_of(*p.step, n)].push_back({p.step, &n, p.costs->nodes[i].get(), touched(*p.step, n)});
   }
-  /// From the one next in size; nothing if there is none.
+  /// Profile from the known node next in size; nothing if there is none.
   std::optional<node_profile> profile_of(const program& step, const node& n) const {
     const auto found = nodes_.find(kind_of(step, n));
     if (found == nodes_.end()) return std::nullopt;
@@ -187,12 +187,12 @@ class known_nodes {
   std::unordered_map<std::string, std::vector<entry>> nodes_;
 };
 
-/// A file that keeps what was measured. It is read and written as a whole: where it is large, not for a few entries.
+/// A file of measured costs. It is read and written as a whole; a large file is left alone for a few entries.
 class cache_file {
  public:
   explicit cache_file(std::filesystem::path path) : path_(std::move(path)) {}
 
-  /// Reads it, if that is worth while.
+  /// Reads the file, if worth the time.
   void open() {
     read_ = is_worth_while();
     if (read_) document_ = contents();
@@ -200,14 +200,14 @@ class cache_file {
   std::shared_ptr<const node_profile> find(const std::string& machine, const std::string& key, std::size_t outputs) {
     if (read_) try {
         return std::make_shared<node_profile>(profile_from(document_["machines"][machine].at(key), outputs));
-      } catch (const std::exception&) {  // not there, or damaged
+      } catch (const std::exception&) {  // missing or damaged
       }
     return nullptr;
   }
   void add(const std::string& machine, const std::string& key, std::shared_ptr<const node_profile> entry) {
     unwritten_[{machine, key}] = std::move(entry);
   }
-  /// Writes what has been added, if that is worth while, and forgets what it has read.
+  /// Writes the added entries, if worth the time, and forgets those it has read.
   void close() {
     if (!unwritten_.empty() && is_worth_while()) try {
         if (!read_) document_ = contents();
@@ -224,7 +224,7 @@ class cache_file {
   void forget() { unwritten_.clear(); }
 
  private:
-  static constexpr std::size_t most = 16 << 20;  ///< bytes; then it begins anew
+  static constexpr std::size_t most = 16 << 20;  ///< bytes; a larger file is started anew
 
   bool is_worth_while() const {
     constexpr std::size_t small = 256 << 10, per_entry = 4096;  // bytes
@@ -237,7 +237,7 @@ class cache_file {
       auto document = nlohmann::json::parse(read_file(path_, most));
       if (document.at("format") == "remat-torch-profile" && document.at("version") == 3 && document.at("machines").is_object())
         return document;
-    } catch (const std::exception&) {  // missing, damaged or too large: measured anew
+    } catch (const std::exception&) {  // missing, damaged or too large: measure again
     }
     return {{"format", "remat-torch-profile"}, {"version", 3}, {"machines", nlohmann::json::object()}};
   }
@@ -279,8 +279,8 @@ void forget_profiles() {
 
 namespace {
 
-/// Operators run below autograd and autocast while it is there, one program at a time. Where some of them draw, the default
-/// generators are as before after it: what another thread draws meanwhile is drawn again.
+/// While it exists, operators run below autograd and autocast, one program at a time. If some of them draw, the destructor
+/// restores the default generators. Draws of other threads in the meantime are then repeated.
 class measuring {
  public:
   measuring(device& on, const program& step) : on_(on), guard_(on.which()) {
@@ -303,7 +303,7 @@ class measuring {
   device& on_;
   c10::DeviceGuard guard_;
   std::shared_ptr<const random_state> generator_;
-  std::optional<generator_state> host_;  ///< operators on numbers draw there
+  std::optional<generator_state> host_;  ///< operators on numbers draw from the host's generator
 };
 
 }  // namespace
@@ -316,7 +316,7 @@ program_profile profile(const program& step, const profile_options& o, const std
   auto& here = known[machine];
   auto* file = o.cache.empty() ? nullptr : &files.try_emplace(o.cache, o.cache).first->second;
   bool open = false;
-  std::optional<known_nodes> others;  // once they are needed
+  std::optional<known_nodes> others;  // made when needed
 
   program_profile result;
   std::map<std::string, std::shared_ptr<const node_profile>> used;

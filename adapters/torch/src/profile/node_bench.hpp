@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A node of a program on operands of its own: how long it takes, and what it allocates.
+// A bench for one node of a program, on scratch operands: its time and its allocations.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -25,10 +25,10 @@
 
 namespace remat::pytorch {
 
-/// Runs a node on operands of its own.
+/// Runs a node on scratch operands.
 class node_bench {
  public:
-  /// What other threads may allocate for work that is not of the node, bytes.
+  /// Bytes of allocations by other threads that may belong to other work.
   static constexpr bytes_t little = bytes_t{64} << 10;
 
   node_bench(const program& step, const node& n) : step_(step), node_(n), on_(device_of(device_of_step(step))) {
@@ -39,7 +39,7 @@ class node_bench {
     keep_written();
   }
 
-  /// Other numbers, for operators that refuse the first.
+  /// Fills the operands with other numbers, for operators that refuse the first ones.
   void make_plausible() {
     for (const auto& c : node_.calls)
       for (const auto& o : c.operands) {
@@ -51,8 +51,8 @@ class node_bench {
     keep_written();
   }
 
-  /// A first run, in which kernels set themselves up, on numbers that they take.
-  /// @throws cannot_capture if they take none
+  /// Runs the node once so that kernels initialise. If it refuses the numbers, tries `make_plausible`.
+  /// @throws cannot_capture if the node refuses these numbers, too
   void warm_up(const std::function<void()>& run) {
     try {
       run();
@@ -68,13 +68,13 @@ class node_bench {
     }
   }
 
-  /// Operands as they were, where a run has written them: numbers that drift to infinity or denormals take other times.
+  /// Restores operands that a run has written: numbers that drift to infinity or to denormals would change the time.
   void refresh() {
     for (auto& [to, from] : written_) to.copy_(from);
   }
 
-  /// One run, with `scope` (a recording, planned allocations) active during the calls.
-  /// @return s
+  /// Runs the node once, with `scope` (a recording or planned allocations) active during the calls.
+  /// @return time of the calls, s
   template <class Scope>
   double run(bool again, Scope* scope) {
     clear();
@@ -96,10 +96,10 @@ class node_bench {
     return seconds;
   }
 
-  /// Shortest of some runs whose allocations lie in an arena, as they will when the program is executed.
-  /// @param elsewhere gets what other threads allocated: half of the runs need no more, or it is little, as other work of the
-  ///                  process may be among it
-  /// @param undisturbed was the shortest?
+  /// Shortest time of several runs with allocations in an arena, as in an executed plan.
+  /// @param elsewhere gets the bytes that other threads allocated. Half of the runs need no more. Larger figures count only up to
+  ///                  `little`, since other work of the process may be among them
+  /// @param undisturbed gets whether the shortest run was undisturbed
   double seconds(const allocation_script& s, double limit, bytes_t& elsewhere, bool& undisturbed) {
     clear();
     std::vector<allocation> list;
@@ -140,8 +140,8 @@ class node_bench {
     return shortest;
   }
 
-  /// Shortest of some batches, timed by the device. A batch has several runs, so that the time in which the host starts a kernel
-  /// is hidden behind the kernel before it, as in a step.
+  /// Shortest of several batches, timed by the device. A batch has several runs, so that the launch of a kernel is hidden behind
+  /// the previous kernel, as in a step.
   double seconds_on_device(placement& planned, const std::vector<planned_block>& plan) {
     constexpr int batches = 3, runs = 5;
     double shortest = std::numeric_limits<double>::infinity();
@@ -165,7 +165,7 @@ class node_bench {
     if (!told) on_.reset_peak();
     run(again, &record);
     allocation_script s;
-    if (!told) {  // allocations are not told: the peak that the allocator counts has to do
+    if (!told) {  // the allocator does not report allocations, so its peak has to do
       const auto use = on_.use();
       if (workspace != nullptr) *workspace = std::max<bytes_t>(0, use.peak - use.live);
       return s;
@@ -200,7 +200,7 @@ class node_bench {
       take_results(c, stack);
     }
   }
-  /// @throws cannot_capture if they do not lie as they were recorded
+  /// @throws cannot_capture if the results have another geometry than recorded
   void take_results(const call& c, const ::torch::jit::Stack& stack) {
     for (const auto& r : c.results) {
       const auto& view = step_.views[r.view];
@@ -243,7 +243,7 @@ class node_bench {
       tensor_of({none, {elements}, {1}, 0, view.dtype}, scratch).uniform_(0, 1, generator_on(scratch.device()));
     storage_.emplace(value, scratch);
   }
-  /// One of its own: others may draw from the default one meanwhile.
+  /// A generator of the bench, since other threads may draw from the default one.
   at::Generator generator_on(c10::Device d) {
     auto& own = generators_[d.type()];
     if (own.defined()) return own;
@@ -263,7 +263,7 @@ class node_bench {
   std::vector<index_t> made_;
   std::map<index_t, c10::Storage> storage_;
   std::map<c10::DeviceType, at::Generator> generators_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> written_;  ///< {operand that the node overwrites, as bytes; what it was}
+  std::vector<std::pair<at::Tensor, at::Tensor>> written_;  ///< {overwritten operand, its first contents}, as bytes
   bool undisturbed_ = true;
 };
 
