@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Who is told that a gradient has been accumulated. Private to the adapter.
+/// Hooks that receive accumulated gradients. Private to the adapter.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,22 +12,23 @@
 
 namespace remat::pytorch {
 
-/// Does something with complete gradients.
+/// Receiver of complete gradients.
 class gradient_taker {
  public:
   virtual ~gradient_taker() = default;
-  /// @param p has a gradient
+  /// @param p parameter whose gradient is complete
   virtual void arrived(const at::Tensor& p) = 0;
 };
 
 /// Steps parameters within the backward.
 class early_stepper : public gradient_taker {
  public:
-  /// Is a gradient used and freed as soon as it is there?
+  /// True if each gradient is used and freed as soon as it arrives.
   virtual bool at_once() const = 0;
 };
 
-/// The hook of a parameter, behind those that it had: its gradient is moved, unless it is used at once, and then used.
+/// The hook of a parameter, called after the hooks that it had. First it moves the gradient, unless the gradient is used at once.
+/// Then it steps the parameter.
 struct arrival final : ::torch::autograd::PostAccumulateGradHook {
   explicit arrival(std::unique_ptr<::torch::autograd::PostAccumulateGradHook> b) : before(std::move(b)) {}
 
@@ -39,11 +40,11 @@ struct arrival final : ::torch::autograd::PostAccumulateGradHook {
     if (stepper) stepper->arrived(p);
   }
 
-  /// That of `p`, or none.
+  /// The hook of `p`, or null.
   static arrival* find(const at::Tensor& p) {
     return dynamic_cast<arrival*>(::torch::autograd::impl::post_acc_grad_hooks(p).get());
   }
-  /// That of `p`, which has one from now on.
+  /// The hook of `p`, made if missing.
   static arrival& of(const at::Tensor& p) {
     if (auto* const found = find(p)) return *found;
     auto& hook = ::torch::autograd::impl::post_acc_grad_hooks(p);
@@ -52,7 +53,7 @@ struct arrival final : ::torch::autograd::PostAccumulateGradHook {
     hook = std::move(made);
     return result;
   }
-  /// Removes it if nobody is there to be told.
+  /// Removes the hook if it has no receiver left.
   static void tidy(const at::Tensor& p) {
     auto* const found = find(p);
     if (found == nullptr || !found->moves.expired() || !found->steps.expired()) return;

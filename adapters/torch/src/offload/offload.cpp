@@ -19,7 +19,7 @@ namespace autograd = ::torch::autograd;
 
 namespace {
 
-/// Memory of parameters and buffers, each with the tensors in it, in order.
+/// Storages of parameters and buffers, in order: for each storage, the tensors in it.
 std::vector<std::vector<at::Tensor>> sharing(const ::torch::nn::Module& module) {
   std::vector<std::vector<at::Tensor>> found;
   std::map<const void*, std::size_t> place;
@@ -34,7 +34,7 @@ std::vector<std::vector<at::Tensor>> sharing(const ::torch::nn::Module& module) 
   return found;
 }
 
-/// All bytes of the memory that `t` is in.
+/// The whole storage of `t`, as bytes.
 at::Tensor bytes_around(const at::Tensor& t) {
   const auto& memory = t.storage();
   return at::empty({0}, at::TensorOptions(t.device()).dtype(at::kByte))
@@ -94,7 +94,7 @@ void pin_weights(const std::vector<at::Tensor>& weights, c10::Device near) {
   }
 }
 
-/// Moves gradients of parameters, after they have been accumulated.
+/// Moves gradients of parameters to a disk, after their accumulation.
 class gradients_on_disk::taker final : public gradient_taker, public std::enable_shared_from_this<taker> {
  public:
   explicit taker(std::shared_ptr<disk> to) : disk_(std::move(to)) {}
@@ -134,7 +134,8 @@ class gradients_on_disk::taker final : public gradient_taker, public std::enable
       backward_ = now;
       autograd::Engine::get_default_engine().queue_callback([me = shared_from_this()] { me->traffic_.drain(); });
     }
-    // Of a home, what stands for it all the time: it is free for the next gradient although this one is still being written.
+    // If the gradient lies in its home, pass the home. A second handle of this tensor does not raise the use count of the
+    // storage, so the home is free for the next gradient while this gradient is still being written.
     traffic_.done({home.defined() && home.is_alias_of(p.grad()) ? home : grad});
   }
 
@@ -142,9 +143,9 @@ class gradients_on_disk::taker final : public gradient_taker, public std::enable
   std::shared_ptr<disk> disk_;
   disk_traffic traffic_;
   std::vector<at::Tensor> of_;
-  std::map<const void*, at::Tensor> homes_;  ///< of a parameter: what takes its next gradient, if nobody holds that of before
-  int backward_ = -1;                        ///< the last one
-  std::mutex mutex_;                         ///< backwards may be on several threads
+  std::map<const void*, at::Tensor> homes_;  ///< per parameter: place of its next gradient, unless the last is held
+  int backward_ = -1;                        ///< id of the last backward
+  std::mutex mutex_;                         ///< backwards may run on several threads
 };
 
 gradients_on_disk::gradients_on_disk(const ::torch::nn::Module& module, std::shared_ptr<disk> to)

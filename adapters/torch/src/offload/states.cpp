@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Optimizers whose states are on a disk, as users see them.
+// Optimizers with states on a disk: the public classes.
 #include <ATen/ATen.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
@@ -19,7 +19,7 @@ states_on_disk::states_on_disk(std::shared_ptr<disk> to, stepping when, optimize
   if (!to && when == stepping::after) throw bad_option("offloaded: there is no disk");
   for (const auto& group : whose.all)
     for (const auto& p : group.params())
-      if (auto* const hook = arrival::find(p)) {  // it steps for one optimizer
+      if (auto* const hook = arrival::find(p)) {  // a parameter steps for one optimizer only
         hook->steps.reset();
         arrival::tidy(p);
       }

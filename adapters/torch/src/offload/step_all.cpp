@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps all parameters after each other; the states of a few are in memory at a time.
+// Steps all parameters one after another. The states of a few parameters are in memory at a time.
 #include <ATen/ATen.h>
 
 #include <remat/pytorch/free_memory.hpp>
@@ -54,7 +54,7 @@ void states_on_disk::stepper::drain(disk_traffic& traffic) {
   }
 }
 
-/// Is memory short: is there no room for the weights once more? Then sessions give back what they keep for their next steps.
+/// Finds out whether memory is short (no room for a second copy of the weights). If so, sessions give back idle memory.
 void states_on_disk::stepper::look_around() {
   if (!disk_) return;
   bytes_t weights = 0;
@@ -65,7 +65,7 @@ void states_on_disk::stepper::look_around() {
   if (short_) session::release_all();
 }
 
-/// Neighbours of one group, as many as may be in memory together.
+/// The next parameters of one group, as many as may be in memory together.
 states_on_disk::stepper::some states_on_disk::stepper::parcel(some rest) const {
   constexpr bytes_t most = 8 << 20;
   bytes_t bytes = 0;
@@ -77,7 +77,7 @@ states_on_disk::stepper::some states_on_disk::stepper::parcel(some rest) const {
   return rest.first(end);
 }
 
-/// Where the states of a parameter are, or are to be.
+/// Places of the states of a parameter: the existing states, or the space reserved for them.
 std::vector<at::Tensor> states_on_disk::stepper::homes(const todo& t) const {
   if (const auto state = whose_.of.find(t.key()); state != whose_.of.end()) return whose_.tensors(*state->second);
   const auto room = rooms_.find(t.key());
@@ -95,8 +95,8 @@ std::vector<at::Tensor> states_on_disk::stepper::held(some of) const {
   return found;
 }
 
-/// What need not be in memory once these have stepped: states, gradients, and if memory is short the parameters, which the system
-/// could not let go of before they are written.
+/// Tensors that need not be in memory once these parameters have stepped: states and gradients. If memory is short, the
+/// parameters, too, because the system cannot evict them before they are written.
 std::vector<at::Tensor> states_on_disk::stepper::unneeded(some of) const {
   auto found = held(of);
   for (const auto& t : of) {
@@ -107,7 +107,7 @@ std::vector<at::Tensor> states_on_disk::stepper::unneeded(some of) const {
   return found;
 }
 
-/// Steps them; their states are at home afterwards.
+/// Steps these parameters, and moves new states to their places.
 void states_on_disk::stepper::apply(some to) {
   std::vector<at::Tensor> params;
   std::vector<std::vector<at::Tensor>> places;
@@ -119,7 +119,7 @@ void states_on_disk::stepper::apply(some to) {
   for (std::size_t i = 0; i < to.size(); ++i) bring_home(to[i], places[i]);
 }
 
-/// Moves what a step has made anew to where it was before, or to the room that is set aside for it.
+/// Moves states that a step has made anew to their previous places, or to the space reserved for them.
 void states_on_disk::stepper::bring_home(const todo& t, const std::vector<at::Tensor>& places) {
   const auto state = whose_.of.find(t.key());
   if (!disk_ || state == whose_.of.end()) return;
@@ -135,7 +135,7 @@ void states_on_disk::stepper::bring_home(const todo& t, const std::vector<at::Te
   }
 }
 
-/// Sees to it that all states are on the disk or have room there.
+/// Ensures that all states are on the disk or have space there.
 void states_on_disk::stepper::settle(some all) {
   if (!disk_) return;
   std::vector<at::Tensor> elsewhere, wanted;
@@ -164,8 +164,8 @@ void states_on_disk::stepper::settle(some all) {
   }
 }
 
-/// Steps a parameter like this one, to see what the class does.
-/// @return tensors without memory, like the states that can be on a disk; undefined ones for others
+/// Steps a parameter like this one, to see which states the optimizer makes.
+/// @return tensors without memory for the states that a disk can hold; undefined tensors for other states
 std::vector<at::Tensor> states_on_disk::stepper::rehearse(const todo& t) const {
   auto twin = at::zeros_like(t.p.detach());
   twin.requires_grad_();

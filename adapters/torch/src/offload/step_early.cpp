@@ -14,14 +14,14 @@
 namespace remat::pytorch {
 namespace {
 
-/// The one key of tensors that PyTorch gives neither kernels nor a fallback, whatever the device.
+/// The only dispatch key of tensors for which PyTorch has neither kernels nor a fallback on any device.
 constexpr auto spent_key = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
 void refuse_to_read(const c10::OperatorHandle& op, ::torch::jit::Stack* /*arguments*/) {
   throw refusal_to_overlap(op.schema().name() + " uses a gradient that is freed already, as clipping and accumulation do");
 }
 
-/// Stands for a gradient that has been taken until the step ends: all operators refuse it.
+/// Placeholder for a gradient that has been taken, until the step ends. All operators refuse it.
 at::Tensor spent(const at::Tensor& p) {
   static const auto library = [] {
     if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(spent_key))
@@ -35,7 +35,7 @@ at::Tensor spent(const at::Tensor& p) {
   return made;
 }
 
-/// Do these options make the same steps?
+/// True if these options make the same steps.
 template <class... Kinds>
 bool same_settings(const optim::OptimizerOptions& a, const optim::OptimizerOptions& b) {
   const auto as = [&]<class Kind>() {
@@ -74,7 +74,7 @@ void states_on_disk::stepper::arrived(const at::Tensor& p) {
   const auto group = group_of_.find(key);
   if (group == group_of_.end() || !p.grad().defined()) return;
   if (const auto found = taken_.find(key); found != taken_.end()) {
-    if (p.grad().is_same(found->second.stand_in)) return;  // told twice: somebody has put a hook of his around ours
+    if (p.grad().is_same(found->second.stand_in)) return;  // called twice: another hook wraps ours
     throw refusal_to_overlap(
         "a second gradient of a parameter came before step(): gradients are accumulated, or the backward is run twice");
   }
@@ -115,7 +115,7 @@ void states_on_disk::stepper::step_now(const todo& t) {
     if (last_.defined()) next_[last_.unsafeGetTensorImpl()] = t.p;
     last_ = t.p;
   }
-  t.p.unsafeGetTensorImpl()->bump_version();  // not all classes do: what still needs the old values must know
+  t.p.unsafeGetTensorImpl()->bump_version();  // not all optimizers do; readers of old values must notice
 }
 
 void states_on_disk::stepper::finish() {
@@ -128,7 +128,7 @@ void states_on_disk::stepper::finish() {
     if (group >= whose_.all.size() || !unchanged_settings(whose_.all[group].options(), *were))
       throw refusal_to_overlap("options of a parameter group were changed between backward and step()",
                                "change them after step()");
-  if (!tried_) {  // all space is taken before a weight changes
+  if (!tried_) {  // reserve all space before a weight changes
     std::vector<todo> all;
     for (const auto& group : whose_.all)
       for (const auto& p : group.params())
@@ -138,10 +138,10 @@ void states_on_disk::stepper::finish() {
   for (const auto& [key, t] : taken_) t.p.mutable_grad() = t.gradient;
   const auto traffic = std::exchange(traffic_, nullptr);
   if (traffic) traffic->wait();
-  step_all();  // what has not stepped yet: gradients of the first step, or set by hand
+  step_all();  // the rest: gradients of the first step, or set by hand
   tried_ = tried_ || !taken_.empty();
   clear();
-  attach();  // what has become trainable
+  attach();  // parameters that have become trainable
   if (traffic) drain(*traffic);
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Steps the parameters of an optimizer while their states come from the disk and go back: all of them after each other
-/// (step_all.cpp), or each within the backward (step_early.cpp). Private to the adapter.
+/// Steps the parameters of an optimizer while their states come from the disk and go back: one after another (step_all.cpp), or
+/// each within the backward (step_early.cpp). Private to the adapter.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,7 +25,7 @@ namespace remat::pytorch {
 
 namespace optim = ::torch::optim;
 
-/// For what parameters that step within the backward cannot do.
+/// Error for uses that stepping within the backward rules out.
 inline not_supported refusal_to_overlap(const std::string& reason, const std::string& advice = "use stepping::after") {
   return not_supported(reason + ": with stepping::overlap parameters step as soon as their gradients are there; " + advice);
 }
@@ -39,17 +39,17 @@ class states_on_disk::stepper final : public early_stepper, public std::enable_s
 
   // --- all parameters after each other -----------------------------------------------------------------------------------------
 
-  /// A step of all that have gradients.
+  /// Steps all parameters that have gradients.
   void step_all();
   void loaded();
 
   // --- within the backward -----------------------------------------------------------------------------------------------------
 
-  /// Has all trainable parameters tell of their gradients.
+  /// Installs hooks on all trainable parameters.
   void attach();
   void arrived(const at::Tensor& p) override;
   bool at_once() const override { return tried_; }
-  /// Ends a step.
+  /// Ends a step: checks the gradients, and steps the remaining parameters.
   void finish();
   /// @throws not_supported between a backward and its step
   void check_idle(const std::string& what) const {
@@ -57,7 +57,7 @@ class states_on_disk::stepper final : public early_stepper, public std::enable_s
   }
 
  private:
-  /// A parameter that steps.
+  /// A parameter to step.
   struct todo {
     at::Tensor p;
     const optim::OptimizerParamGroup* of;
@@ -87,22 +87,22 @@ class states_on_disk::stepper final : public early_stepper, public std::enable_s
 
   std::shared_ptr<disk> disk_;  ///< null: states stay in memory
   optimizer whose_;
-  std::map<const void*, std::vector<at::Tensor>> rooms_;  ///< by parameter, for states that are not made yet
-  std::optional<std::string> failure_;                    ///< no step can follow
-  bool short_ = false;                                    ///< of memory
+  std::map<const void*, std::vector<at::Tensor>> rooms_;  ///< per parameter: space for states that do not exist yet
+  std::optional<std::string> failure_;                    ///< set by a failure: no step can follow
+  bool short_ = false;                                    ///< memory is short
 
-  /// A gradient that is no longer its parameter's.
+  /// A gradient that was taken from its parameter.
   struct taken {
     at::Tensor p, stand_in;
-    at::Tensor gradient;  ///< of a step that is not tried yet; otherwise it has been used
+    at::Tensor gradient;  ///< kept until the first step is complete; afterwards undefined, because it has been used
   };
-  std::mutex mutex_;      ///< hooks may be on several threads
-  bool tried_ = false;    ///< a whole step has shown that nobody needs the gradients
-  bool dropped_ = false;  ///< gradients that no step has used
+  std::mutex mutex_;      ///< hooks may run on several threads
+  bool tried_ = false;    ///< a whole step has shown that no other code needs the gradients
+  bool dropped_ = false;  ///< gradients were dropped before a step used them
   std::map<const void*, taken> taken_;
-  std::map<const void*, std::size_t> group_of_;                               ///< of a parameter, when the first gradient came
-  std::map<std::size_t, std::unique_ptr<optim::OptimizerOptions>> settings_;  ///< of groups, when their first gradient came
-  std::map<const void*, at::Tensor> next_;                                    ///< in the last step: what came behind it
+  std::map<const void*, std::size_t> group_of_;  ///< per parameter: its group when the first gradient arrived
+  std::map<std::size_t, std::unique_ptr<optim::OptimizerOptions>> settings_;  ///< per group: its options at its first gradient
+  std::map<const void*, at::Tensor> next_;                                    ///< per parameter: its successor in the last step
   at::Tensor last_;
   std::unique_ptr<disk_traffic> traffic_;
   std::vector<at::Tensor> told_;
