@@ -13,20 +13,20 @@ namespace {
 
 constexpr int64_t schema_major = 8;
 
-/// What PyTorch says of `act`, as a fault of the document.
+/// Runs `act`, and reports errors of PyTorch as faults of the document.
 template <class Act>
 auto reading(const std::string& place, const Act& act) {
   try {
     return act();
   } catch (const c10::Error& why) {
     throw bad_document(place + ": " + why.what_without_backtrace());
-  } catch (const std::logic_error& why) {  // a number in a record of PyTorch's own
+  } catch (const std::logic_error& why) {  // a bad number in a record of PyTorch
     throw bad_document(place + ": " + why.what());
   }
 }
 
 /// Bytes from the beginning of the storage to the end of the tensor.
-/// @throws bad_document if that is no number
+/// @throws bad_document if the sizes are invalid or too large
 std::size_t extent(const stored_tensor& t, const field& f) {
   if (t.sizes.size() != t.strides.size()) f.fail("as many strides as sizes are needed");
   int64_t last = t.offset, elements = 1;

@@ -17,7 +17,7 @@
 namespace remat::pytorch::exported {
 namespace {
 
-constexpr int deepest = 32;  ///< regions inside regions
+constexpr int deepest = 32;  ///< largest nesting of regions
 constexpr std::string_view operators = "torch.ops.", regions = "torch.ops.higher_order.";
 
 class compiler {
@@ -47,7 +47,7 @@ class compiler {
     int depth;
   };
 
-  /// The name in an argument that is a value of the graph.
+  /// Name of the graph's value in an argument; nothing for other arguments.
   static std::optional<std::string> slot_name(const std::string& choice, const field& v) {
     if (choice == "as_tensor") return v.at("name").text();
     if (choice == "as_sym_int" || choice == "as_sym_float" || choice == "as_sym_bool")
@@ -88,7 +88,7 @@ class compiler {
     return plain(*std::move(v));
   }
 
-  /// A number or a value of the graph.
+  /// A number, or a value of the graph.
   static operand symbol(const scope& s, const field& f, const at::TypePtr& type) {
     const auto [choice, v] = f.choice();
     if (choice == "as_name") return from_slot(s, v, type);
@@ -98,7 +98,7 @@ class compiler {
     f.fail("'" + choice + "' is no number");
   }
 
-  /// A tensor or none.
+  /// A tensor, or none.
   static operand perhaps_tensor(const scope& s, const field& f, const at::TypePtr& type, bool optional) {
     const auto [choice, v] = f.choice();
     if (choice == "as_tensor") return from_slot(s, v.at("name"), type);
@@ -107,7 +107,7 @@ class compiler {
     return {};
   }
 
-  /// The elements of a list, each made by `make`.
+  /// A list with elements from `make`.
   template <class Make>
   static operand list(const field& f, const at::TypePtr& type, const Make& make) {
     if (!type || type->kind() != at::TypeKind::ListType)
@@ -122,7 +122,7 @@ class compiler {
     return plain(std::move(constant));
   }
 
-  /// @param type of the schema; nullptr: any
+  /// @param declared type in the schema; nullptr: any
   operand argument(const scope& s, const field& f, const at::TypePtr& declared, const std::string& name) {
     const auto [type, optional] = required(declared);
     const auto [choice, v] = f.choice();
@@ -262,7 +262,7 @@ class compiler {
   void region(scope& s, node& n, const field& f) {
     const auto kind = n.target.substr(regions.size());
     const bool grad = kind == "wrap_with_set_grad_enabled", autocast = kind == "wrap_with_autocast";
-    const std::size_t before = grad ? 1 : 4;  // arguments in front of the graph
+    const std::size_t before = grad ? 1 : 4;  // number of arguments before the graph
     if (!grad && !autocast) {
       refuse(n.target + ": a higher-order operator");
       results(s, n, f.at("outputs"));
@@ -319,7 +319,7 @@ class compiler {
     }
   }
 
-  /// A list of tensors counts as so many results.
+  /// Replaces each list of tensors by its elements.
   static void flatten(std::vector<result_slots>& results) {
     std::vector<result_slots> flat;
     for (const auto& r : results) {
@@ -350,7 +350,7 @@ class compiler {
   }
 
   static void note_last_uses(graph& g) {
-    std::vector<int> last(g.slots.size(), -1);  // the node after which a slot is not needed; -1: it is never used
+    std::vector<int> last(g.slots.size(), -1);  // node after which a slot is free; -1: never used
     const auto visit = [&](const operand& o, int at, const auto& self) -> void {
       if (o.slot >= 0) last[static_cast<std::size_t>(o.slot)] = at;
       for (const auto& x : o.items) self(x, at, self);

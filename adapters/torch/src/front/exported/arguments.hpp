@@ -16,27 +16,27 @@
 
 namespace remat::pytorch::exported {
 
-/// What a slot holds.
+/// Type of the value in a slot.
 enum class slot_kind : char { tensor, integer, real, boolean };
 
-/// How the value of a slot is passed on.
+/// How the value of a slot becomes an argument.
 enum class passing : char { as_is, as_double, as_number_tensor };
 
-/// A literal, a slot, or a list with slots in it.
+/// A literal, a slot, or a list that contains slots.
 struct operand {
   at::IValue literal;
   int slot = -1;
   passing how = passing::as_is;
-  at::TypePtr element = nullptr;  ///< of a list
+  at::TypePtr element = nullptr;  ///< element type, for a list
   std::vector<operand> items = {};
 };
 
-/// Python's arithmetic on sizes: int64_t, double or bool to one of these.
+/// Python's arithmetic on sizes: takes int64_t, double or bool, and returns one of these.
 struct function_of_sizes {
   std::size_t arguments;
   at::IValue (*run)(const std::vector<at::IValue>&);
 };
-/// `target`, if it is such a function; else nullptr.
+/// The function `target`, or nullptr if there is none.
 const function_of_sizes* find_symbolic(const std::string& target);
 
 struct graph;
@@ -59,18 +59,18 @@ struct autocast_region {
   std::unique_ptr<graph> body;
 };
 
-/// Where a result goes: one slot or none, or those of a list of tensors.
+/// Destination of a result: one slot or none, or a slot per tensor of a list.
 struct result_slots {
   bool list = false;
-  std::vector<int> slots;  ///< -1: nowhere
+  std::vector<int> slots;  ///< -1: dropped
 };
 
 struct node {
-  std::string name, target, source;  ///< the last: where the user wrote it
+  std::string name, target, source;  ///< `source`: line of the user's code
   std::variant<std::monostate, operator_call, symbolic_call, grad_region, autocast_region> what;
   std::vector<operand> operands;
   std::vector<result_slots> results;
-  std::vector<int> last_used;  ///< slots that nothing reads after this node
+  std::vector<int> last_used;  ///< slots that no later node reads
 };
 
 struct graph {
@@ -80,16 +80,16 @@ struct graph {
   std::vector<node> nodes;
   std::vector<operand> outputs;
 
-  /// What an operand gives, if it is no literal.
+  /// Type of the value of an operand; nothing if the operand has no slot.
   std::optional<slot_kind> kind(const operand& o) const {
     return o.slot < 0 ? std::nullopt : std::optional(slots[static_cast<std::size_t>(o.slot)]);
   }
 };
 
 /// @param device        replaces every device in the program
-/// @param unsupported   gets a line for everything that cannot be run; the graph must not be run if there is one
-/// @param in_eval_mode  gets a line for everything that was exported for evaluation
-/// @throws bad_document for what no export writes
+/// @param unsupported   gets a line per part that cannot be run; a graph with such parts must not be run
+/// @param in_eval_mode  gets a line per operator that was exported in eval mode
+/// @throws bad_document for content that no export writes
 graph compile(const field& f, std::optional<at::Device> device, std::vector<std::string>& unsupported,
               std::vector<std::string>& in_eval_mode);
 

@@ -20,12 +20,12 @@ namespace {
 
 using exported::field;
 
-constexpr int deepest_tree = 256;  ///< containers inside containers
+constexpr int deepest_tree = 256;  ///< largest nesting of containers
 
-/// A size of an input: a number, or a symbol that may stand for several.
+/// A size of an input: a number, or a symbol for several numbers.
 struct expected_size {
   std::optional<int64_t> number;
-  std::string symbol;  ///< empty: any size, as it follows from others
+  std::string symbol;  ///< empty: any size, since it follows from other sizes
 };
 
 struct expected_input {
@@ -39,20 +39,20 @@ struct range {
   std::optional<int64_t> least, largest;
 };
 
-/// What an input of the graph is: a tensor of the program, one of the caller, or a constant that nobody reads.
+/// Source of an input of the graph: a tensor of the program, a tensor of the caller, or a constant that no node reads.
 struct graph_input {
   at::Tensor held;
   std::optional<std::size_t> given;
-  bool replaced = false;  ///< the program gives its new content as an output
+  bool replaced = false;  ///< an output of the graph holds its new content
 };
 
-/// What an output of the graph is: a tensor for the caller, new content of an input of the graph, or nothing of interest.
+/// Use of an output of the graph: a tensor for the caller, new content of an input of the graph, or none.
 struct graph_output {
   std::optional<std::size_t> input;
   bool returned = false;
 };
 
-/// `Symbol('s0', positive=True, integer=True)` gives `s0`.
+/// The symbol of an expression: `Symbol('s0', positive=True, integer=True)` gives `s0`. Empty for other expressions.
 std::string lone_symbol(const std::string& expression) {
   constexpr std::string_view begin = "Symbol('";
   if (!expression.starts_with(begin)) return {};
@@ -61,7 +61,7 @@ std::string lone_symbol(const std::string& expression) {
   return expression.substr(begin.size(), quote - begin.size());
 }
 
-/// The keys of a container of `count` elements, if it has keys.
+/// The keys of a container of `count` elements, or their positions if it has no keys.
 std::vector<std::string> keys_of(const field& node, std::size_t count) {
   const auto context = node.at("context");
   std::vector<std::string> keys;
@@ -76,7 +76,7 @@ std::vector<std::string> keys_of(const field& node, std::size_t count) {
   return keys;
 }
 
-/// Appends the path to each leaf of a tree of containers.
+/// Appends the path of each leaf in a tree of containers.
 void list_leaves(const field& node, const std::string& path, int depth, std::vector<std::string>& leaves) {
   if (depth > deepest_tree) node.fail("nested deeper than " + std::to_string(deepest_tree));
   if (node.at("type").is_null()) {
@@ -89,7 +89,7 @@ void list_leaves(const field& node, const std::string& path, int depth, std::vec
     list_leaves(children[i], path.empty() ? keys[i] : path + "." + keys[i], depth + 1, leaves);
 }
 
-/// Names of what the Python module returned, as far as the archive tells.
+/// Names of the results of the Python module, as far as the archive tells.
 std::optional<std::vector<std::string>> returned_names(const field& module) {
   const auto calls = module.at("module_call_graph").elements();
   if (calls.empty()) return std::nullopt;
@@ -109,7 +109,7 @@ std::optional<std::vector<std::string>> returned_names(const field& module) {
   return leaves;
 }
 
-/// A list of faults as one text.
+/// A heading and a list of faults as one text.
 std::string joined(const std::string& head, const std::vector<std::string>& lines) {
   auto text = head;
   for (const auto& l : lines) text += "\n  " + l;
@@ -236,7 +236,7 @@ struct exported_program::state {
       all.fail(std::to_string(returned) + " outputs for the caller; out_spec has " + std::to_string(names->size()) + " leaves");
   }
 
-  /// The input of the graph that an output is the new content of.
+  /// Position of the graph's input whose new content an output is.
   std::size_t mutated(const field& wanted, const std::string& kind, const field& module) const {
     const auto specs = module.at("signature").at("input_specs").elements();
     for (std::size_t i = 0; i < specs.size(); ++i) {
@@ -261,7 +261,7 @@ struct exported_program::state {
     if (given.size() != expected.size())
       throw bad_input("program '" + name + "' takes " + std::to_string(expected.size()) + " tensors, got " +
                       std::to_string(given.size()));
-    std::map<std::string, std::pair<int64_t, std::string>> symbols;  // value, and where it was seen first
+    std::map<std::string, std::pair<int64_t, std::string>> symbols;  // value, and place of its first appearance
     for (std::size_t i = 0; i < given.size(); ++i) {
       const auto& e = expected[i];
       const auto& t = given[i];
@@ -301,7 +301,7 @@ struct exported_program::state {
     std::vector<at::IValue> values;
     for (const auto& in : inputs) {
       const auto t = tensor_of(in);
-      // A program without in-place operators may save the old content for its backward; what is written is the original.
+      // The program has no in-place operators, so it may save the old content for its backward. Results go to the original.
       values.push_back(!t.defined() ? at::IValue() : in.replaced ? t.clone() : t);
     }
     const auto results = exported::run(program, std::move(values));

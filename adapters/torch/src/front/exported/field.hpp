@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// A value of a JSON document that knows where it stands: whatever is wrong names the record and the field.
+/// A value of a JSON document that knows its place, so that every error names the record and the field.
 #pragma once
 
 #include <cmath>
@@ -17,7 +17,7 @@
 
 namespace remat::pytorch::exported {
 
-/// Refers to the document, which has to live on.
+/// Refers to the document, which must outlive it.
 class field {
  public:
   using json = nlohmann::json;
@@ -51,7 +51,7 @@ class field {
     for (const auto& [key, x] : value_->items()) all.emplace_back(key, field(x, place_ + "." + key));
     return all;
   }
-  /// The member of an object that has one: how the schema writes a choice.
+  /// The only member of an object. The schema writes a choice as such an object.
   std::pair<std::string, field> choice() const {
     auto all = members();
     if (all.size() != 1) fail("not an object of one member");
@@ -64,7 +64,7 @@ class field {
       fail("beyond 2^63");
     return value_->get<int64_t>();
   }
-  /// The schema writes numbers that are not finite as text.
+  /// A number. The schema writes infinities and NaN as text.
   double number() const {
     if (value_->is_number()) return value_->get<double>();
     if (is_text()) {

@@ -14,7 +14,7 @@
 namespace remat::pytorch::exported {
 namespace {
 
-/// What `torch.autocast` does as a context manager.
+/// Has the effect of the context manager `torch.autocast`.
 class autocast_guard {
  public:
   explicit autocast_guard(const autocast_region& r)

@@ -18,12 +18,12 @@ namespace {
 
 using caffe2::serialize::PyTorchStreamWriter;
 
-/// Writes a ZIP archive as a whole.
-/// @param version of the file format, which decides where PyTorch puts its own records
+/// Writes a ZIP archive. Readers see the old file or the whole new one.
+/// @param version of the file format; it decides where PyTorch puts its own records
 template <class Put>
 void write_archive(const std::string& path, uint64_t version, const Put& put) {
   write_file(path, [&](std::ostream& out) {
-    // Told of no failure, since its destructor writes, too; the stream remembers it.
+    // Always reports success, because the writer's destructor writes, too. The stream remembers a failure.
     PyTorchStreamWriter writer([&](const void* data, std::size_t size) {
       out.write(static_cast<const char*>(data), static_cast<std::streamsize>(size));
       return size;
@@ -34,7 +34,7 @@ void write_archive(const std::string& path, uint64_t version, const Put& put) {
   });
 }
 
-/// The storage that was read, with the tensors in it as they are now.
+/// The bytes of a storage as it was read, with the current content of the tensors in it.
 at::Tensor bytes_now(const std::vector<const exported::stored_tensor*>& tensors, at::DataPtr was, std::size_t size) {
   const c10::NoGradGuard no_grad;
   const at::Storage storage(at::Storage::use_byte_size_t{}, static_cast<int64_t>(size), std::move(was), nullptr, false);
@@ -92,7 +92,7 @@ void exported::save(const std::string& path, const archive& from) {
   std::map<std::string, std::vector<const stored_tensor*>> changed;
   for (const auto* list : {&from.weights(), &from.constants()})
     for (const auto& t : *list) changed[t.record].push_back(&t);
-  // .data/version, in place of version, since format 6
+  // Since format 6, the record .data/version replaces version.
   write_archive(path, 6, [&](PyTorchStreamWriter& writer) {
     for (const auto& record : from.records()) {
       if (record == ".data/version" || record == ".data/serialization_id" || record == "version") continue;  // the writer's own
@@ -124,7 +124,7 @@ void save_state_dict(const std::string& path, const std::vector<named_tensor>& t
         if (fresh) storages.push_back(t);
         return at->second;
       },
-      /*tag_aggregates=*/false);  // tags are what weights_only refuses
+      /*tag_aggregates=*/false);  // weights_only refuses tags
   pickler.protocol();
   pickler.pushIValue(dict);
   pickler.stop();

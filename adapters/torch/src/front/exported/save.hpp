@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Weights back into an archive.
+/// Saves weights into an archive.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace remat::pytorch::exported {
 
-/// Copies the archive with its tensors as they are now.
+/// Copies the archive, with the current content of its tensors.
 void save(const std::string& path, const archive& from);
 
 }  // namespace remat::pytorch::exported

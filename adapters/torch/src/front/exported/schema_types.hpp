@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What the type that a schema declares makes of a literal, of a slot and of a list.
+/// Conversions of literals, slots and lists to the types that a schema declares.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -13,24 +13,24 @@
 
 namespace remat::pytorch::exported {
 
-/// The type without `Optional`, and whether it was there.
+/// The type without `Optional`, and whether it was optional.
 std::pair<at::TypePtr, bool> required(at::TypePtr t);
 
-/// A literal of the archive, and which of PyTorch's enumerations it is of, if any.
+/// A literal of the archive, and its enumeration in PyTorch, if it has one.
 struct literal_value {
   at::IValue value;
   at::TypeKind enumeration = at::TypeKind::AnyType;
 };
 
-/// As an argument of the type of the schema; nothing if it cannot be one.
-/// @param type nullptr: any
+/// The literal as an argument of type `type`; nothing if it cannot be converted.
+/// @param type nullptr: any type
 std::optional<at::IValue> converted(const literal_value& l, const at::TypePtr& type);
 
-/// How a slot becomes an argument of the type; nothing if it cannot.
-/// @param type nullptr: any
+/// How a slot becomes an argument of type `type`; nothing if it cannot.
+/// @param type nullptr: any type
 std::optional<passing> passed(slot_kind k, const at::TypePtr& type);
 
-/// Types of lists as kernels take them: sizes as plain integers, numbers without type where only values count.
+/// Element type of a list as kernels take it: symbolic integers, floats and booleans become plain ones.
 at::TypePtr list_element(const at::TypePtr& element);
 
 }  // namespace remat::pytorch::exported

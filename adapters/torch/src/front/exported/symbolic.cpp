@@ -54,7 +54,7 @@ int64_t power(int64_t base, int64_t exponent) {
   }
   return r;
 }
-/// @throws bad_input for what no integer is equal to
+/// @throws bad_input if the number is beyond 64 bits
 int64_t truncated(double x) {
   require_range(x > -0x1p63 && x < 0x1p63);
   return static_cast<int64_t>(x);

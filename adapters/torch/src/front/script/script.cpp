@@ -13,7 +13,7 @@
 namespace remat::pytorch {
 namespace {
 
-/// Appends the tensors in what a method returned.
+/// Appends the tensors in the result of a method.
 void list_tensors(const at::IValue& v, const std::string& method, std::vector<at::Tensor>& to) {
   if (v.isTensor()) {
     to.push_back(v.toTensor());
@@ -62,7 +62,7 @@ invocation script_model::call(const std::string& method) const {
   const auto found = module_->find_method(method);
   if (!found) throw bad_option("the TorchScript module '" + name() + "' has no method '" + method + "'");
   return {[keep = module_, m = *found](const std::vector<at::Tensor>& inputs) {
-            const ::torch::jit::GraphOptimizerEnabledGuard plain(false);  // counts for this thread only
+            const ::torch::jit::GraphOptimizerEnabledGuard plain(false);  // affects this thread only
             std::vector<at::Tensor> outputs;
             list_tensors(m(std::vector<at::IValue>(inputs.begin(), inputs.end())), m.name(), outputs);
             return outputs;
