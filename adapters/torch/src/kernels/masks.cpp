@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Operators for masks of dropout that are kept as bits (`program/pack.cpp`), bit by bit equal to those they stand for.
+/// Operators for masks of dropout that are kept as bits (`program/pack.cpp`). Results equal the original operators bit by bit.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
@@ -21,13 +21,13 @@
 
 namespace {
 
-/// The words that `at::mt19937` would give, a block at a time, which compilers turn into vector instructions. Matsumoto and
-/// Nishimura, Mersenne twister, ACM Transactions on Modeling and Computer Simulation 8 (1998), section 2.
+/// Makes the words of `at::mt19937` a block at a time, so that compilers can use vector instructions.
+/// Reference: Matsumoto and Nishimura, Mersenne twister, ACM Trans. Modeling and Computer Simulation 8 (1998), section 2.
 class words {
  public:
   explicit words(const at::mt19937& engine) : data_(engine.data()) {}
 
-  /// @return at least 1 and at most `most` words, which stay until the next call
+  /// @return at least 1 and at most `most` words, valid until the next call
   std::pair<const uint32_t*, std::size_t> next(std::size_t most) {
     if (data_.left_ == 1) {
       refill();
@@ -69,13 +69,13 @@ class words {
   std::array<uint32_t, at::MERSENNE_STATE_N> block_;
 };
 
-/// Draws as `bernoulli_` does from a generator that is locked: from two words each, high one first, 53 bits below `p`.
+/// Draws as `bernoulli_` does, from a locked generator: two words per draw, the high word first; 53 bits are compared with `p`.
 void draw_bits(at::CPUGeneratorImpl& generator, int64_t elements, double p, uint8_t* bits) {
   const auto limit = static_cast<uint64_t>(std::ceil(std::ldexp(p, 53)));
   constexpr uint64_t mask = (uint64_t{1} << 53) - 1;
   words source(generator.engine());
   uint32_t high = 0;
-  bool half = false;  // of a draw, in `high`
+  bool half = false;  // one word of a draw is left, in `high`
   unsigned byte = 0;
   for (int64_t i = 0; i < elements;) {
     auto [w, n] = source.next(static_cast<std::size_t>(2 * (elements - i)) - (half ? 1 : 0));
@@ -119,7 +119,7 @@ bool remat::pytorch::draws_masks_alike() {
 
 namespace {
 
-/// Bits of as many draws as `bernoulli_(p)` makes, in the order of a dense tensor's memory.
+/// Draws one bit per element as `bernoulli_(p)` does, in the memory order of a dense tensor.
 at::Tensor draw(int64_t elements, double p) {
   TORCH_CHECK(elements >= 0, "remat::draw: elements must be >= 0, got ", elements);
   TORCH_CHECK(p >= 0 && p <= 1, "remat::draw: p must be in [0, 1], got ", p);
@@ -131,7 +131,7 @@ at::Tensor draw(int64_t elements, double p) {
   return bits;
 }
 
-/// Calls `f(k, row)` for bytes `k` of `bits` in several threads; `row` holds `value` where the byte has a bit, else zero.
+/// Calls `f(k, row)` for all bytes `k` of `bits`, on several threads. `row[j]` is `value` if bit j of the byte is set, else zero.
 template <class T, class F>
 void for_each_byte(const at::Tensor& bits, T value, const F& f) {
   const auto* from = bits.const_data_ptr<uint8_t>();
@@ -167,14 +167,14 @@ void apply(const at::Tensor& to, const at::Tensor& from, const at::Tensor& bits,
   });
 }
 
-/// What `empty_like(self).bernoulli_(p).div_(q)` leaves.
+/// Writes the result of `empty_like(self).bernoulli_(p).div_(q)` into `self`.
 at::Tensor& unpack_(at::Tensor& self, const at::Tensor& bits, const at::Scalar& value) {
   check(self, bits);
   apply(self, self, bits, value, [](auto, auto factor) { return factor; });
   return self;
 }
 
-/// `self * mask`.
+/// `self * mask`, in place.
 at::Tensor& masked_(at::Tensor& self, const at::Tensor& bits, const at::Scalar& value) {
   check(self, bits);
   apply(self, self, bits, value, [](auto x, auto factor) { return x * factor; });

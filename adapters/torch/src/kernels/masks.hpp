@@ -5,9 +5,9 @@
 
 namespace remat::pytorch {
 
-/// `remat::draw` gives what `bernoulli_` of the installed PyTorch draws into dense memory of any strides and type. Some builds
-/// draw otherwise on some processors (with MKL on Intel's: in logical order, from another engine); there it throws.
-/// Tried once in a process, with generators of its own.
+/// True if `remat::draw` draws like `bernoulli_` of the installed PyTorch, for dense memory of any strides and type. Some builds
+/// draw in another way on some processors (with MKL on Intel's: in logical order, from another engine). There `remat::draw`
+/// throws. Tested once per process, with generators of its own.
 bool draws_masks_alike();
 
 }  // namespace remat::pytorch
