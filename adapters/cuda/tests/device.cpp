@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// With a device, its figures have to make sense; without one, the error has to say so.
+// With a device, its figures must make sense. Without a device, the error must say so.
 #include <catch2/catch.hpp>
 
 #include <remat/cuda/device.hpp>

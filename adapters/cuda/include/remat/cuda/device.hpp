@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What planning has to know of a CUDA device: how much memory it has, and how fast copies to and from the host are.
+/// Facts about a CUDA device that planning needs: the size of its memory, and the rates of copies to and from the host.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -48,16 +48,16 @@ inline event make_event() {
 
 }  // namespace detail
 
-/// A CUDA device, as it is now.
+/// A CUDA device, with its free memory at the time of the call.
 struct device {
   int index = 0;
   std::string name;
-  bytes_t total = 0;  ///< bytes of memory
-  bytes_t free = 0;   ///< of these, not taken by anybody
+  bytes_t total = 0;  ///< size of its memory, bytes
+  bytes_t free = 0;   ///< memory that no process uses, bytes
 };
 
-/// Lists the devices that can be used.
-/// @throws not_available without a driver or a device; the message is that of the CUDA runtime
+/// Lists the usable devices.
+/// @throws not_available without a driver or a device, with the message of the CUDA runtime; error if a call of CUDA fails
 inline std::vector<device> devices() {
   int count = 0;
   detail::check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
@@ -76,15 +76,15 @@ inline std::vector<device> devices() {
   return all;
 }
 
-/// How to measure copies.
+/// Options of `measure_copies`.
 struct copy_options {
-  bytes_t bytes = bytes_t{64} << 20;  ///< of a large copy, >= 1; also taken on the device and, pinned, on the host
-  int repetitions = 5;                ///< >= 1; the fastest counts
+  bytes_t bytes = bytes_t{64} << 20;  ///< size of a large copy, >= 1; also taken on the device and, pinned, on the host
+  int repetitions = 5;                ///< number of runs, >= 1; the fastest counts
 };
 
-/// Measures the copy rates of the current device from and to pinned memory, for `problem::copies`.
-/// @return bytes / s in either direction and the latency of a small copy, s
-/// @throws bad_option for options out of range, not_available without a device
+/// Measures the rates of copies between the current device and pinned memory of the host, for `problem::copies`.
+/// @return bytes / s in each direction, and the latency of a small copy, s
+/// @throws bad_option for options out of range; not_available without a device; error if a call of CUDA fails
 inline copy_rates measure_copies(const copy_options& o = {}) {
   if (o.bytes < 1) throw bad_option("copy_options.bytes must be >= 1, got " + std::to_string(o.bytes));
   if (o.repetitions < 1) throw bad_option("copy_options.repetitions must be >= 1, got " + std::to_string(o.repetitions));
@@ -101,7 +101,7 @@ inline copy_rates measure_copies(const copy_options& o = {}) {
 
   const auto seconds = [&](std::size_t size, cudaMemcpyKind kind) {
     float best = 0;
-    for (int i = 0; i <= o.repetitions; ++i) {  // the first warms up
+    for (int i = 0; i <= o.repetitions; ++i) {  // the first run warms up
       const bool up = kind == cudaMemcpyHostToDevice;
       detail::check(cudaEventRecord(begin.get(), s), "cudaEventRecord");
       detail::check(cudaMemcpyAsync(up ? on_device.get() : on_host.get(), up ? on_host.get() : on_device.get(), size, kind, s),
